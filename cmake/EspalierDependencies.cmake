@@ -1,0 +1,16 @@
+# Every library that Espalier uses, in one place. Debian 12's versions are the oldest accepted;
+# tools/setup names their packages.
+find_package(Threads REQUIRED)
+find_package(Boost 1.74 REQUIRED COMPONENTS json)  # JSON; Asio and Beast are header-only
+find_package(OpenSSL REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(tl-expected REQUIRED)   # std::expected for C++20
+find_package(prometheus-cpp REQUIRED)
+find_package(GTest REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_package(tomlplusplus REQUIRED)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)

@@ -1,0 +1,35 @@
+# Compiler settings that hold for every target of the project.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(ESPALIER_SANITIZE "" CACHE STRING "sanitizers, as in -fsanitize= (address,undefined or thread)")
+option(ESPALIER_WERROR "warnings are errors" ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+  set(CMAKE_C_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+endif()
+
+# Binaries land in the build folder itself: build/release/espalier, build/release/base_test.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
+
+add_library(espalier_options INTERFACE)
+target_compile_options(espalier_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow=local
+  -Wno-missing-field-initializers)
+if(ESPALIER_WERROR)
+  target_compile_options(espalier_options INTERFACE -Werror)
+endif()
+target_include_directories(espalier_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
+# BOOST_JSON and Asio are used as libraries or header-only with their deprecated parts off.
+target_compile_definitions(espalier_options INTERFACE BOOST_ASIO_NO_DEPRECATED)
+if(ESPALIER_SANITIZE)
+  target_compile_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE}
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE})
+endif()

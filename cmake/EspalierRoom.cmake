@@ -1,0 +1,30 @@
+# espalier_room(NAME SOURCES a.cc ... DEPS other_room ... LIBS third::party ...)
+#   the static library espalier_NAME of the room src/NAME. DEPS are rooms, by name.
+function(espalier_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
+  list(TRANSFORM ARG_DEPS PREPEND espalier_)
+  if(ARG_SOURCES)
+    add_library(espalier_${name} STATIC ${ARG_SOURCES})
+    target_link_libraries(espalier_${name} PUBLIC espalier_options ${ARG_DEPS} ${ARG_LIBS})
+  else()
+    add_library(espalier_${name} INTERFACE)
+    target_link_libraries(espalier_${name} INTERFACE espalier_options ${ARG_DEPS} ${ARG_LIBS})
+  endif()
+endfunction()
+
+# espalier_test(NAME SOURCES a_test.cc ... DEPS room ... LIBS third::party ...)
+#   one test binary (NAME_test) for a room, its cases listed one by one in ctest. Tests run in the
+#   source folder, so fixtures are found by paths relative to the repository's root.
+function(espalier_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LIBS" ${ARGN})
+  list(TRANSFORM ARG_DEPS PREPEND espalier_)
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name}_test ${ARG_SOURCES})
+  target_link_libraries(${name}_test PRIVATE espalier_options ${ARG_DEPS} ${ARG_LIBS}
+    GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name}_test WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}"
+    DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+include(GoogleTest)

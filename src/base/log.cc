@@ -1,0 +1,55 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <memory>
+
+namespace espalier {
+namespace {
+
+std::atomic<LogLevel> log_level_min{LogLevel::kInfo};
+
+spdlog::logger& logger() {
+  // Never destroyed: threads may log while the process ends.
+  static spdlog::logger* const instance = [] {
+    auto* made =
+        new spdlog::logger("espalier", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %v");
+    made->set_level(spdlog::level::trace);
+    return made;
+  }();
+  return *instance;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kOff: return spdlog::level::off;
+  }
+  return spdlog::level::info;
+}
+
+}  // namespace
+
+Result<LogLevel> parse_log_level(std::string_view name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "info") return LogLevel::kInfo;
+  if (name == "warning" || name == "warn") return LogLevel::kWarning;
+  if (name == "error" || name == "critical") return LogLevel::kError;
+  if (name == "off") return LogLevel::kOff;
+  return fail(invalid_argument(
+      "log level '{}' is unknown; use debug, info, warning, error or off", name));
+}
+
+void set_log_level(LogLevel level) { log_level_min.store(level, std::memory_order_relaxed); }
+
+bool log_enabled(LogLevel level) { return level >= log_level_min.load(std::memory_order_relaxed); }
+
+void log_line(LogLevel level, std::string_view line) { logger().log(to_spdlog(level), line); }
+
+}  // namespace espalier
