@@ -1,0 +1,133 @@
+// The engine: what the server is built on and what a program can link. Text or ids in, events out.
+//
+//   ESP_ASSIGN_OR_RETURN(auto engine, Engine::create(config));
+//   ESP_ASSIGN_OR_RETURN(auto answer, engine->generate({.text = "Once", .sampling = {...}}));
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+#include "models/model.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace espalier {
+
+class Executor;
+
+// Settings of one engine. 0 (or empty) means: chosen from the model and the machine. resolve()
+// makes the effective ones, which server_info shows.
+struct EngineConfig {
+  std::filesystem::path model_path;
+  std::filesystem::path tokenizer_path;  // empty: model_path
+  std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
+  LoadFormat load_format = LoadFormat::kAuto;
+  bool skip_tokenizer_init = false;  // ids in, ids out
+
+  int32_t context_length = 0;      // tokens
+  double mem_fraction_static = 0;  // of the memory that is free at start, for weights and KV
+  int32_t max_total_tokens = 0;    // KV pool, tokens
+  int32_t max_running_requests = 0;
+  int32_t max_queued_requests = 0;   // beyond: kResourceExhausted
+  int32_t chunked_prefill_size = 0;  // tokens of prefill in one step
+  int32_t max_prefill_tokens = 0;
+  int32_t page_size = 1;                // tokens
+  std::string schedule_policy = "lpm";  // lpm or fcfs (the others come with the scheduler's issue)
+  double schedule_conservativeness = 1.0;
+  bool disable_radix_cache = false;
+  bool disable_overlap_schedule = false;
+  uint64_t random_seed = 0;
+  int32_t num_threads = 0;  // compute threads
+  int32_t tokenizer_threads = 0;
+  std::string sampling_defaults =
+      "model";  // "model": generation_config.json overlays; "openai": not
+};
+
+// A snapshot of what the engine is doing. Counters only grow.
+struct EngineStats {
+  int32_t num_running = 0, num_waiting = 0;
+  int64_t num_requests_total = 0, num_finished_total = 0, num_aborted_total = 0;
+  int64_t num_retractions_total = 0;
+  int64_t prompt_tokens_total = 0;
+  int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
+  int64_t generation_tokens_total = 0;
+  int64_t num_steps_total = 0;
+  int64_t num_lanes_total = 0;  // average batch = lanes / steps
+  double forward_seconds_total = 0;
+  double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
+  int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
+  int64_t weight_bytes = 0, kv_bytes = 0;
+  double gen_throughput = 0;  // output tokens a second over the last few seconds
+
+  double cache_hit_rate() const {
+    return prompt_tokens_total == 0 ? 0.0
+                                    : static_cast<double>(cached_tokens_total) /
+                                          static_cast<double>(prompt_tokens_total);
+  }
+};
+
+// The whole answer of one sample, gathered from its events.
+struct GenerateResult {
+  std::string rid;
+  std::string text;
+  std::vector<TokenId> output_ids;
+  FinishReason finish;
+  std::vector<TokenLogprobs> input_logprobs, output_logprobs;
+  RequestStats stats;
+};
+
+// Thread-safe. Destroying it aborts what runs and joins its threads.
+class Engine {
+ public:
+  // Loads, sizes the pool, starts the threads.
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
+
+  // The parts given by the caller: tests put a null executor or a scripted tokenizer here.
+  // `info` describes what the executor runs. `tokenizer` may be null (skip_tokenizer_init).
+  struct Parts {
+    std::unique_ptr<Tokenizer> tokenizer;
+    std::unique_ptr<Executor> executor;
+    ModelInfo info;
+    GenerationDefaults defaults;
+  };
+  static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, Parts parts);
+  virtual ~Engine();
+
+  // Validates and enqueues. The sink gets the events; after a failure here it gets none. With n > 1
+  // each sample has its own events (TokenEvent::index) and its own terminal one. Returns the rid.
+  // Tokenising happens on the tokenizer threads; what fails there ends in a terminal kError event,
+  // and so does a prompt that is too long.
+  virtual Result<std::string> submit(GenerateRequest request, EventSink sink) = 0;
+
+  // Requests whose rid begins with `rid` (all of them when abort_all). Their samples end with
+  // kAbort once the step in flight is done. Unknown ids are no error.
+  virtual void abort(std::string_view rid, bool abort_all = false) = 0;
+
+  // Waits for every sample. The first failure wins; samples in order of index.
+  Result<std::vector<GenerateResult>> generate_all(GenerateRequest request);
+  Result<GenerateResult> generate(GenerateRequest request);  // the first sample
+
+  // Drops all that is cached. kFailedPrecondition while requests run or wait.
+  virtual Status flush_cache() = 0;
+  // Refuses new requests with kUnavailable and waits until none is left or `timeout` has passed
+  // (then the rest is aborted).
+  virtual void drain(Duration timeout) = 0;
+
+  virtual EngineStats stats() const = 0;
+  virtual const ModelInfo& model_info() const = 0;
+  virtual const EngineConfig& config() const = 0;  // effective
+  virtual const Tokenizer* tokenizer() const = 0;
+  // Longest prompt in tokens, and the context that prompt and output share.
+  virtual int32_t max_input_len() const = 0;
+  virtual int32_t context_length() const = 0;
+
+ protected:
+  Engine() = default;
+};
+
+}  // namespace espalier

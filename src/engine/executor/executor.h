@@ -1,0 +1,40 @@
+// Runs steps. The scheduler's thread launches and waits; what happens between is the executor's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "seams/forward_batch.h"
+#include "seams/step_result.h"
+
+namespace espalier {
+
+// Packed token masks for the lanes of one step that have has_mask, in lane order:
+// [num_masked_lanes, words_per_mask]; bit t % 32 of word t / 32 set means that token t may come.
+struct MaskView {
+  std::span<const uint32_t> words;
+  int32_t words_per_mask = 0;
+};
+
+// One thread calls everything. Steps run in the order of their launch; step N+1 may be launched
+// before N is waited for (its kTokenFromSlot tokens come from N), so at most two are in flight.
+class Executor {
+ public:
+  static constexpr int kMaxInFlight = 2;
+  virtual ~Executor() = default;
+
+  // Starts `batch` behind what is in flight and returns at once. `batch` stays unchanged and alive
+  // until its wait() has returned. REQUIRES: fewer than kMaxInFlight steps in flight.
+  virtual void launch(const ForwardBatch& batch) = 0;
+
+  // The masks of a launched step; REQUIRED once, before its wait(), if any of its lanes has_mask.
+  // The words are copied. The step's forward runs meanwhile; its sampling waits for them.
+  virtual void provide_masks(uint64_t step, const MaskView& masks) = 0;
+
+  // Waits for the oldest step in flight and returns its results, valid until the next wait().
+  // REQUIRES: `step` is the oldest in flight.
+  virtual const StepResult& wait(uint64_t step) = 0;
+};
+
+}  // namespace espalier

@@ -1,0 +1,98 @@
+// A model that runs: weights in memory and a forward pass over a ForwardBatch.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "seams/forward_batch.h"
+#include "seams/kv_view.h"
+
+namespace espalier {
+
+class WorkPool;
+
+// What the engine must know of a model to size its memory and check its inputs.
+struct ModelInfo {
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string model_type;    // "llama"
+  int32_t vocab_size = 0;    // width of the logits
+  int32_t context_length = 0;
+  int32_t num_layers = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int64_t num_parameters = 0;
+  int64_t weight_bytes = 0;      // as loaded
+  std::vector<TokenId> eos_ids;  // from generation_config.json, else config.json
+
+  // Of all layers together.
+  int64_t kv_bytes_per_token(KvType type) const {
+    return 2ll * num_layers * num_kv_heads * head_dim * (type == KvType::kFloat32 ? 4 : 2);
+  }
+};
+
+// generation_config.json's sampling defaults; a field that is absent there is absent here.
+struct GenerationDefaults {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int32_t> top_k, max_new_tokens;
+};
+
+enum class LoadFormat {
+  kAuto,   // safetensors of the folder
+  kDummy,  // weights drawn from a seed for any config.json
+};
+
+struct ModelLoadOptions {
+  std::filesystem::path path;  // a folder with config.json
+  LoadFormat format = LoadFormat::kAuto;
+  uint64_t seed = 0;           // of dummy weights
+  std::string dtype = "auto";  // auto (the checkpoint's), float32, bfloat16
+  int32_t context_length = 0;  // 0: the model's own
+  WorkPool* pool = nullptr;    // borrowed; outlives the model
+};
+
+// A forward pass leaves its result here. Rows are in the batch's order.
+struct ForwardOutput {
+  // [num_rows, vocab_size] float32: first for every lane with `sample` its last query token, in
+  // lane order. Owned by the model; valid until the next forward.
+  std::span<const float> sample_logits;
+};
+
+// Called during forward for prompt positions whose log-probabilities are wanted, a few rows at a
+// time so that no more than a block of logits is ever held.
+//   lane: index in the batch; target: index into its input_logprob_targets; logits: [vocab_size].
+using InputLogitsSink =
+    std::function<void(int32_t lane, int32_t target, std::span<const float> logits)>;
+
+// Not thread-safe: one forward at a time, from one thread (it uses the pool's threads inside).
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+
+  // Sizes all scratch for batches of at most this; afterwards forward allocates nothing that grows.
+  virtual Status reserve(int32_t max_tokens, int32_t max_lanes) = 0;
+
+  // Runs `batch`, writing its tokens' keys and values into the pages named by the batch.
+  // `token_ids` is batch.token_ids with every kTokenFromSlot already resolved, [num_tokens]. A
+  // lane's result does not depend on the other lanes: the same tokens with the same prefix give the
+  // same bits, whatever the batch, the chunking and the number of threads.
+  virtual ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                const KvView& kv, const InputLogitsSink& input_logits) = 0;
+};
+
+// Reads config.json and loads the weights. Fails by name: an architecture that is not known (with
+// the list of those that are), a tensor that is missing, has the wrong shape, or is left over.
+Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options);
+
+// config.json and generation_config.json alone, no weights.
+Result<ModelInfo> read_model_info(const std::filesystem::path& folder);
+Result<GenerationDefaults> read_generation_defaults(const std::filesystem::path& folder);
+
+}  // namespace espalier

@@ -1,0 +1,74 @@
+// One step of work for an executor: the one kind of batch there is. Prefill, chunk, decode and
+// forced tokens are lanes that differ in their numbers only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "seams/kv_view.h"
+#include "seams/sampling.h"
+
+namespace espalier {
+
+// Index of a running request's place in the executor's per-request tables: its last sampled token
+// (which the host may not know yet), its output counts for penalties. Assigned by the scheduler,
+// reused only after the last step that names it is done.
+using SlotId = int32_t;
+
+// In token_ids: take the token that this lane's slot sampled last, in a step launched before.
+inline constexpr TokenId kTokenFromSlot = -1;
+
+// One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
+struct Lane {
+  SlotId slot = -1;
+  int32_t num_query_tokens = 0;  // at least 1
+  int32_t prefix_len = 0;        // tokens whose keys and values are in the pages already
+  int32_t query_begin = 0;       // this lane's first entry in token_ids and positions
+  int32_t page_begin = 0;        // its first entry in page_tables
+  int32_t num_pages = 0;         // ceil((prefix_len + num_query_tokens) / page_size)
+
+  // Whether the last query token's logits are sampled into the slot. False for a chunk that is not
+  // the prompt's last, and for prefill only (max_new_tokens 0).
+  bool sample = false;
+  bool has_mask = false;     // a grammar mask comes through Executor::provide_masks
+  int32_t output_index = 0;  // which output token of its request this draws: the seed's counter
+
+  // Log-probabilities of this lane's prompt tokens: for query tokens [input_logprob_begin,
+  // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the
+  // NEXT prompt token) is wanted. -1: none. The prompt's last token has no target.
+  int32_t input_logprob_begin = -1;
+  std::vector<TokenId> input_logprob_targets;
+};
+
+// Sets a slot up for a request before its first lane (and again after a retraction).
+struct SlotInit {
+  SlotId slot = -1;
+  std::shared_ptr<const SamplingSpec> sampling;  // shared with the request, which may end first
+  // Only where the sampling has penalties, else empty: the prompt (for the repetition penalty) and
+  // the output so far (for all of them).
+  std::vector<TokenId> prompt_ids;
+  std::vector<TokenId> output_ids;
+};
+
+// Made by the scheduler, read by the executor; lives until its step has been waited for. Vectors
+// keep their capacity from step to step.
+struct ForwardBatch {
+  uint64_t step = 0;                 // 1, 2, 3 ...: the epoch by which pages are reclaimed
+  std::vector<SlotInit> slot_inits;  // applied before the lanes
+  std::vector<Lane> lanes;
+  std::vector<TokenId> token_ids;   // [num_tokens], lane after lane; or kTokenFromSlot
+  std::vector<int32_t> positions;   // [num_tokens]
+  std::vector<PageId> page_tables;  // lane after lane, lane.num_pages each
+
+  int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
+  void clear() {
+    slot_inits.clear();
+    lanes.clear();
+    token_ids.clear();
+    positions.clear();
+    page_tables.clear();
+  }
+};
+
+}  // namespace espalier

@@ -1,0 +1,26 @@
+// What comes back from an executor for one step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "seams/sampling.h"
+
+namespace espalier {
+
+// For the lane of the same index in the ForwardBatch.
+struct LaneResult {
+  Status status;           // a lane that failed (logits not finite, no token allowed) fails alone
+  TokenId token = -1;      // the sampled token; -1 where the lane does not sample
+  TokenLogprobs logprobs;  // of `token`, where its sampling asks
+  std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
+};
+
+struct StepResult {
+  uint64_t step = 0;
+  std::vector<LaneResult> lanes;
+  double forward_seconds = 0;  // measured by the executor, launch to done
+};
+
+}  // namespace espalier

@@ -1,0 +1,48 @@
+// What the engine tells its caller about a request. Every accepted request ends in exactly one
+// terminal event: finish is set in that one and in no other.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "seams/sampling.h"
+
+namespace espalier {
+
+struct FinishReason {
+  enum class Type { kStop, kLength, kAbort, kError };
+  Type type = Type::kStop;
+  // kStop: the stop token's id, or the stop string or stop regex (its pattern) that matched.
+  std::variant<std::monostate, TokenId, std::string> matched;
+  Status status;  // kAbort, kError: why
+};
+
+// Timings and counts of one request; complete in the terminal event, so far in the others.
+struct RequestStats {
+  int32_t prompt_tokens = 0;
+  int32_t completion_tokens = 0;
+  int32_t cached_tokens = 0;  // prompt tokens whose keys and values came from the cache
+  int32_t num_retractions = 0;
+  TimePoint arrived{};    // accepted by the engine
+  TimePoint scheduled{};  // first chosen for a step
+  TimePoint first_token{};
+  TimePoint finished{};
+};
+
+struct TokenEvent {
+  int32_t index = 0;         // which of the request's n samples, 0-based
+  std::string text;          // new text: complete characters only, nothing that a stop string
+                             // could still claim; empty while text is held back
+  std::vector<TokenId> ids;  // new output tokens
+  std::vector<TokenLogprobs> logprobs;        // of `ids`, where asked for
+  std::vector<TokenLogprobs> input_logprobs;  // once, with the first event after prefill
+  std::optional<FinishReason> finish;
+  RequestStats stats;
+};
+
+}  // namespace espalier

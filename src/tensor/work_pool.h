@@ -1,0 +1,50 @@
+// The threads that compute. One a core, pinned; between operations they spin for at most 50
+// microseconds and then park, so an idle process uses no processor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace espalier {
+
+// run() is called from one thread at a time (the executor's), which works as thread 0.
+class WorkPool {
+ public:
+  // num_threads: 0 takes one for each usable core. Never fails: a processor that cannot be pinned
+  // floats.
+  explicit WorkPool(int num_threads = 0);
+  ~WorkPool();
+  WorkPool(const WorkPool&) = delete;
+  WorkPool& operator=(const WorkPool&) = delete;
+
+  int num_threads() const;
+
+  // Calls fn(thread) once on each thread, [0, num_threads), and returns when all have.
+  // Allocates nothing; fn is borrowed for the call.
+  template <typename Fn>
+  void run(const Fn& fn) {
+    run_raw([](const void* f, int thread) { (*static_cast<const Fn*>(f))(thread); }, &fn);
+  }
+
+  // Calls fn(begin, end) over [0, count) in pieces of at most `grain`, taken by whichever thread is
+  // free: for work of uneven cost. Which thread takes which piece is not fixed; results must not
+  // depend on it.
+  template <typename Fn>
+  void parallel_for(int64_t count, int64_t grain, const Fn& fn) {
+    parallel_for_raw(
+        count, grain,
+        [](const void* f, int64_t begin, int64_t end) { (*static_cast<const Fn*>(f))(begin, end); },
+        &fn);
+  }
+
+ private:
+  using RawFn = void (*)(const void*, int);
+  using RawRangeFn = void (*)(const void*, int64_t, int64_t);
+  void run_raw(RawFn fn, const void* data);
+  void parallel_for_raw(int64_t count, int64_t grain, RawRangeFn fn, const void* data);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier

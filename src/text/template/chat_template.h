@@ -1,0 +1,43 @@
+// Chat templates: Jinja, as Hugging Face's apply_chat_template renders it.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace espalier {
+
+// A compiled template. Immutable; thread-safe.
+class ChatTemplate {
+ public:
+  // Compiles `source`. kInvalidArgument names the line and the construct that is not understood.
+  static Result<ChatTemplate> compile(std::string_view source);
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+  ~ChatTemplate();
+
+  // Renders with `variables` (an object: messages, tools, add_generation_prompt, bos_token,
+  // eos_token and whatever chat_template_kwargs brings). trim_blocks and lstrip_blocks are on, as
+  // in Hugging Face. raise_exception in the template is kInvalidArgument with its message. Bounded:
+  // kResourceExhausted after 10 million steps or 64 MiB of output.
+  Result<std::string> render(const boost::json::object& variables) const;
+
+ private:
+  struct Impl;
+  explicit ChatTemplate(std::unique_ptr<const Impl> impl);
+  std::unique_ptr<const Impl> impl_;
+};
+
+// The chat_template of a model folder: chat_template.jinja, else tokenizer_config.json's
+// (the one named "default" where it is a list). kNotFound when there is none.
+struct ChatTemplateSource {
+  std::string source;
+  std::string bos_token, eos_token;  // "" when there is none
+};
+Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folder);
+
+}  // namespace espalier
