@@ -1,0 +1,119 @@
+// Chooses what runs. Plain and deterministic: no thread, no device, no text, no clock of its own. The
+// engine's loop drives it:
+//
+//   scheduler.next(batch N+1)   while step N runs (its tokens are kTokenFromSlot)
+//   executor.launch(N+1); executor.wait(N)
+//   scheduler.commit(batch N, result N, outputs)
+//
+// A sequence that turns out to have ended at N has one lane in N+1 that is thrown away; its pages
+// and slot are given back when N+1 has been committed (reclaimed by step, never while a launched step
+// may still read them).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "seams/forward_batch.h"
+#include "seams/step_result.h"
+#include "seams/token_event.h"
+
+namespace espalier {
+
+class PrefixCache;
+
+using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
+
+// One sample to be generated, as the scheduler takes it over. Immutable afterwards.
+struct SequenceSpec {
+  SequenceId id = 0;
+  std::vector<TokenId> prompt_ids;  // at least one
+  std::shared_ptr<const SamplingSpec> sampling;
+  int32_t max_new_tokens = 0;       // prompt + max_new_tokens <= context; 0: prefill only
+  std::vector<TokenId> stop_ids;    // sorted; end-of-sequence ids included unless ignored
+  int32_t logprob_start_len = -1;   // prompt positions from here get log-probabilities; -1: none
+  std::string cache_namespace;      // sequences of different namespaces share nothing
+  int32_t priority = 0;
+  TimePoint arrived{};
+};
+
+// What the scheduler tells the engine during commit and abort; all calls come from inside them.
+class SequenceObserver {
+ public:
+  virtual ~SequenceObserver() = default;
+
+  // Log-probabilities of prompt tokens [first, first + logprobs.size()), as their chunks are done.
+  // Position 0 has none of its own (nothing stands before it) and is not reported.
+  virtual void on_input_logprobs(SequenceId id, int32_t first,
+                                 std::vector<TokenLogprobs>&& logprobs) = 0;
+
+  // A new output token. What it returns (a stop string that matched) ends the sequence, unless the
+  // length ends it with the same token: that comes first.
+  virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
+                                               TokenLogprobs&& logprobs) = 0;
+
+  // The end; exactly once for every sequence that was added, and nothing comes after it.
+  virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
+};
+
+struct SchedulerConfig {
+  int32_t max_running = 0;            // sequences at once = slots
+  int32_t max_waiting = 0;
+  int32_t chunked_prefill_size = 0;   // prompt tokens in one step, over all lanes
+  int32_t context_length = 0;
+  bool lpm = true;                    // longest prefix match first; else first come, first served
+  double conservativeness = 1.0;
+  double new_token_ratio_init = 0.7;  // of max_new_tokens still to come, reserved at admission
+  double new_token_ratio_min = 0.1;
+  int32_t new_token_ratio_decay_steps = 600;
+};
+
+struct SchedulerStats {
+  int32_t num_running = 0, num_waiting = 0;
+  int64_t num_retractions = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
+  int64_t generated_tokens = 0, steps = 0, lanes = 0;
+};
+
+// Not thread-safe. `cache`, `clock` and `observer` outlive it.
+class Scheduler {
+ public:
+  Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
+            SequenceObserver& observer);
+  ~Scheduler();
+
+  // kResourceExhausted when max_waiting are waiting; kInvalidArgument when the prompt cannot ever
+  // fit the pool or the context. After a failure the observer hears nothing.
+  Status add(SequenceSpec spec);
+
+  // Ends a sequence: at once when it waits, else when the last step launched with it is committed
+  // (it gets no further lanes and no further on_token). Unknown ids are ignored.
+  void abort(SequenceId id, FinishReason reason);
+
+  // Fills `batch` with the next step (clear()ed first, `step` set) and true; false when there is
+  // nothing to run now. At most Executor::kMaxInFlight batches may be uncommitted. Decode lanes come
+  // first, then prompt chunks within chunked_prefill_size.
+  bool next(ForwardBatch& batch);
+
+  // Takes the results of the oldest uncommitted batch: stops, inserts into the tree, releases, and
+  // tells the observer.
+  void commit(const ForwardBatch& batch, const StepResult& result);
+
+  bool idle() const;  // nothing waits, runs or is uncommitted
+  SchedulerStats stats() const;
+
+  // Aborts (with ESP_CHECK) unless every page is free, owned by one sequence or by one tree node,
+  // counts agree, and each slot has at most one owner.
+  void check_invariants() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier
