@@ -104,9 +104,10 @@ class Engine {
   // and so does a prompt that is too long.
   virtual Result<std::string> submit(GenerateRequest request, EventSink sink) = 0;
 
-  // Requests whose rid begins with `rid` (all of them when abort_all). Their samples end with
-  // kAbort once the step in flight is done. Unknown ids are no error.
-  virtual void abort(std::string_view rid, bool abort_all = false) = 0;
+  // Ends requests; their samples end with kAbort once the step in flight is done. Unknown ids are no
+  // error. kExact is for a client that left (its "a" must not end another's "ab").
+  enum class AbortScope { kExact, kPrefix, kAll };
+  virtual void abort(std::string_view rid, AbortScope scope) = 0;
 
   // Waits for every sample. The first failure wins; samples in order of index.
   Result<std::vector<GenerateResult>> generate_all(GenerateRequest request);
