@@ -1,0 +1,60 @@
+// A small blocking HTTP/1.1 client: for `espalier bench serving`, `espalier chat` and tests.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "net/http.h"
+
+namespace espalier::net {
+
+struct HttpClientConfig {
+  Duration connect_timeout = std::chrono::seconds(10);
+  Duration read_timeout = std::chrono::minutes(10);  // without a byte
+  size_t max_body_bytes = 1ull << 30;
+  Headers headers;  // sent with each request
+};
+
+// "http://host:port/prefix". https is refused by name.
+struct Url {
+  std::string host;
+  int port = 80;
+  std::string path;  // "" or "/prefix"
+  static Result<Url> parse(std::string_view text);
+};
+
+// One connection, kept alive and reopened when the server closed it between requests. Not
+// thread-safe.
+class HttpClient {
+ public:
+  // Connects with the first request. Paths of requests are appended to the URL's.
+  static Result<HttpClient> create(std::string_view base_url, HttpClientConfig config = {});
+  HttpClient(HttpClient&&) noexcept;
+  HttpClient& operator=(HttpClient&&) noexcept;
+  ~HttpClient();
+
+  // Any HTTP status is a success here. kUnavailable: no connection, or it broke; kDeadlineExceeded:
+  // a timeout; kDataLoss: an answer that is not HTTP.
+  Result<HttpResponse> request(std::string_view method, std::string_view path,
+                               std::string_view body = {}, const Headers& headers = {});
+  Result<HttpResponse> get(std::string_view path) { return request("GET", path); }
+  Result<HttpResponse> post(std::string_view path, std::string_view json_body);
+
+  // Sends and hands over each event's data as it arrives ("[DONE]" included); false from the
+  // callback closes the connection and ends the call. The answer's body is empty, unless it was no
+  // event stream (an error): then it is whole and the callback was not called.
+  using EventCallback = std::function<bool(std::string_view data)>;
+  Result<HttpResponse> post_stream(std::string_view path, std::string_view json_body,
+                                   const EventCallback& on_event, const Headers& headers = {});
+
+  void close();  // the next request connects anew
+
+ private:
+  struct Impl;
+  explicit HttpClient(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier::net

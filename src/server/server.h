@@ -1,0 +1,80 @@
+// The HTTP face of an engine: native, OpenAI and admin routes over one Engine.
+//
+//   ESP_ASSIGN_OR_RETURN(auto server, Server::create(config, *engine));
+//   ESP_RETURN_IF_ERROR(server->start());   // port() answers from here on
+//   ... server->stop(std::chrono::seconds(30));
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace espalier {
+
+class Engine;
+
+// Settings of one server; SGLang's flag of the same meaning stands behind each that has one.
+struct ServerConfig {
+  std::string host = "127.0.0.1";          // --host
+  int port = 30000;                        // --port; 0: any free one
+  std::string api_key;                     // --api-key; empty: open
+  std::string admin_api_key;               // --admin-api-key; empty: api_key
+  std::string served_model_name;           // --served-model-name; empty: the model path's last part
+  std::string weight_version = "default";  // --weight-version
+
+  // --chat-template: a file's path, or the template's own text (recognised by "{{" or "{%"). Empty:
+  // the model folder's own. Without any, /v1/chat/completions answers 400 and says so.
+  std::string chat_template;
+
+  bool enable_metrics =
+      false;  // --enable-metrics: adds timings to meta_info; /metrics is always on
+  bool enable_cache_report = false;           // --enable-cache-report: usage.prompt_tokens_details
+  bool incremental_streaming_output = false;  // --incremental-streaming-output: deltas in /generate
+  int32_t stream_interval = 1;                // --stream-interval: tokens between two stream events
+  bool log_requests = false;                  // --log-requests: one line at each request's end
+
+  int io_threads = 1;
+  int worker_threads = 1;  // large bodies and long texts are handled here, away from the sockets
+  size_t max_body_bytes = 64ull << 20;
+  int max_connections = 4096;
+  // Of one connection, not yet taken by its client; a stream beyond it is dropped.
+  size_t max_pending_output_bytes = 8ull << 20;
+  Duration header_timeout =
+      std::chrono::seconds(30);  // from a request's first byte to its last header
+  Duration idle_timeout =
+      std::chrono::seconds(120);  // between requests, and between a body's bytes
+  Duration write_timeout = std::chrono::seconds(60);   // without progress
+  Duration health_timeout = std::chrono::seconds(20);  // of /health_generate's one token
+
+  // What the caller wants to see in /server_info besides these and the engine's settings.
+  std::vector<std::pair<std::string, std::string>> extra_info;
+};
+
+// Thread-safe. The engine outlives the server.
+class Server {
+ public:
+  // Checks the settings and compiles the chat template.
+  static Result<std::unique_ptr<Server>> create(ServerConfig config, Engine& engine);
+  ~Server();  // stop(0) when it still runs
+
+  // Binds and serves. A port that is taken fails with kFailedPrecondition and names it.
+  Status start();
+  int port() const;  // the bound one; 0 before start()
+
+  // Refuses new work (503), waits until every answer is out or `timeout` has passed, aborts what is
+  // left and closes. Afterwards nothing of the server runs any more. A second call does nothing.
+  void stop(Duration timeout);
+
+ private:
+  struct Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier
