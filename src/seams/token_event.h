@@ -40,7 +40,9 @@ struct TokenEvent {
                              // could still claim; empty while text is held back
   std::vector<TokenId> ids;  // new output tokens
   std::vector<TokenLogprobs> logprobs;        // of `ids`, where asked for
-  std::vector<TokenLogprobs> input_logprobs;  // once, with the first event after prefill
+  // Once, with the first event after prefill: of the prompt positions from logprob_start_len on,
+  // without position 0, which has none (nothing stands before it).
+  std::vector<TokenLogprobs> input_logprobs;
   std::optional<FinishReason> finish;
   RequestStats stats;
 };

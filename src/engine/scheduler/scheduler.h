@@ -53,9 +53,11 @@ class SequenceObserver {
                                  std::vector<TokenLogprobs>&& logprobs) = 0;
 
   // A new output token. What it returns (a stop string that matched) ends the sequence, unless the
-  // length ends it with the same token: that comes first.
+  // length ends it with the same token: that comes first. `stats` are so far, this token counted;
+  // `finished` is not set.
   virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
-                                               TokenLogprobs&& logprobs) = 0;
+                                               TokenLogprobs&& logprobs,
+                                               const RequestStats& stats) = 0;
 
   // The end; exactly once for every sequence that was added, and nothing comes after it.
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
