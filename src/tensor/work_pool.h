@@ -20,6 +20,10 @@ class WorkPool {
 
   int num_threads() const;
 
+  // Binds the calling thread to the processor of thread 0, so that it never shares one with a
+  // worker; for a thread that does little else than run(). False where the system refuses.
+  bool bind_caller();
+
   // Calls fn(thread) once on each thread, [0, num_threads), and returns when all have.
   // Allocates nothing; fn is borrowed for the call.
   template <typename Fn>
