@@ -2,6 +2,8 @@
 // string could still claim.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,36 +14,45 @@ namespace espalier {
 
 // Turns a stream of tokens into a stream of text. The concatenation of all that push() and flush()
 // return equals Tokenizer::decode of all the tokens. Bytes that do not end a UTF-8 character yet
-// are held back; bytes that cannot become one are replaced by U+FFFD, as decode does. Amortised
-// O(bytes); keeps at most a few bytes of state. Not thread-safe; one for each sequence.
+// are held back; bytes that cannot become one are replaced by U+FFFD, as decode does. (A vocabulary
+// with byte fallback decodes a run of byte tokens as a whole: the run is held back until it ends.)
+// Amortised O(bytes). Not thread-safe; one for each sequence.
 class Detokenizer {
  public:
   // `tokenizer` outlives the object.
-  Detokenizer(const Tokenizer& tokenizer, DecodeOptions options);
+  Detokenizer(const Tokenizer& tokenizer, DecodeOptions options)
+      : stream_(tokenizer.decode_stream(options)) {}
 
-  std::string push(TokenId id);
-  std::string flush();  // what is still held back, incomplete characters as U+FFFD
+  std::string push(TokenId id) {
+    std::string text;
+    stream_->push(id, text);
+    return text;
+  }
+  // What is still held back, incomplete characters as U+FFFD. Nothing may be pushed after it.
+  std::string flush() {
+    std::string text;
+    stream_->flush(text);
+    return text;
+  }
 
  private:
-  const Tokenizer* tokenizer_;
-  DecodeOptions options_;
-  std::string pending_;  // an incomplete character: fewer than four bytes
-  bool previous_was_added_ = false;
+  std::unique_ptr<DecodeStream> stream_;
 };
 
 // Finds stop strings and stop expressions in a stream of text, wherever tokens cut it.
 // Not thread-safe; one for each sequence that has stops.
 class StopMatcher {
  public:
-  // Each stop string at most 4,096 bytes, not empty; each regex (PCRE2 syntax, UTF-8) must compile:
-  // kInvalidArgument names the one that does not. A regex is searched in the last
-  // kRegexWindow characters of the output.
+  // Each stop string at most kStopBytesMax bytes; empty ones are ignored. Each regex (PCRE2 syntax,
+  // UTF-8) must compile: kInvalidArgument names the one that does not. A regex is searched in the
+  // last kRegexWindow characters of the output.
   static Result<StopMatcher> create(std::vector<std::string> stops,
                                     std::vector<std::string> stop_regexes);
   StopMatcher(StopMatcher&&) noexcept;
   StopMatcher& operator=(StopMatcher&&) noexcept;
   ~StopMatcher();
 
+  static constexpr size_t kStopBytesMax = 4096;
   static constexpr size_t kRegexWindow = 1024;
 
   struct Output {
@@ -50,9 +61,10 @@ class StopMatcher {
                                          // stream has ended
     std::string matched_text;            // the text that it matched (for no_stop_trim)
   };
-  // Adds text; returns what can be shown now. A tail that could begin a stop string is held back;
-  // with a regex nothing more than the window's tail is held back (an expression may match text
-  // that was shown already: the part after the match's start that is still held is cut).
+  // Adds text (valid UTF-8, whole characters); returns what can be shown now. A tail that could
+  // begin a stop string is held back; with a regex nothing more than the window's tail is held back
+  // (an expression may match text that was shown already: the part after the match's start that is
+  // still held is cut).
   // The earliest match wins, the longest stop string among those that start there.
   Output push(std::string_view text);
   std::string flush();  // the tail that was held back, when generation ends otherwise

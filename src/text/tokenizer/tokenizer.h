@@ -21,7 +21,19 @@ struct EncodeOptions {
 
 struct DecodeOptions {
   bool skip_special_tokens = true;
-  bool spaces_between_special_tokens = true;  // as Hugging Face: only between adjacent added tokens
+  // Accepted and without effect on every vocabulary here, as in Hugging Face's fast tokenizers.
+  bool spaces_between_special_tokens = true;
+};
+
+// One running decode: ids in, text out as soon as it is certain. What push() and flush() append is
+// whole characters, and its concatenation is Tokenizer::decode of all the ids. Amortised O(bytes).
+// Not thread-safe; the tokenizer that made it outlives it.
+class DecodeStream {
+ public:
+  virtual ~DecodeStream() = default;
+  virtual void push(TokenId id, std::string& out) = 0;
+  // The end of the ids: what was held back, incomplete characters as U+FFFD. Nothing may follow.
+  virtual void flush(std::string& out) = 0;
 };
 
 // Immutable after loading; every method is thread-safe.
@@ -29,28 +41,27 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Token ids of `text`. Invalid UTF-8 is encoded byte for byte where the vocabulary has bytes,
-  // else as U+FFFD. Never fails: whatever text there is has tokens. Cost is linear in the text.
+  // Token ids of `text`. Invalid UTF-8 is encoded byte for byte where the vocabulary has bytes (a
+  // byte-level one that does not normalise), else as U+FFFD. Never fails: whatever text there is
+  // has tokens (or none, where the vocabulary has no unknown token). Cost is linear in the text.
   virtual std::vector<TokenId> encode(std::string_view text,
                                       const EncodeOptions& options = {}) const = 0;
 
   // The text of `ids`, as the reference's decode gives it (incomplete UTF-8 as U+FFFD). Ids outside
   // the vocabulary decode to nothing.
-  virtual std::string decode(const std::vector<TokenId>& ids,
-                             const DecodeOptions& options = {}) const = 0;
+  std::string decode(const std::vector<TokenId>& ids, const DecodeOptions& options = {}) const;
+
+  virtual std::unique_ptr<DecodeStream> decode_stream(const DecodeOptions& options) const = 0;
 
   // Bytes of each token, special and end-of-sequence ids. Lives as long as the tokenizer.
   virtual const VocabView& vocab() const = 0;
-  virtual int32_t vocab_size() const = 0;  // ids are in [0, vocab_size), added tokens included
-
-  // The bytes that one token adds to a running text; empty for special tokens when skipped. Used by
-  // the incremental detokenizer; `first` says that nothing was decoded before (metaspace
-  // vocabularies drop the leading space there).
-  virtual std::string_view piece(TokenId id, bool skip_special) const = 0;
-  virtual bool is_special(TokenId id) const = 0;
+  // Ids are in [0, vocab_size), added tokens included; some may be unused.
+  int32_t vocab_size() const { return vocab().vocab_size(); }
+  bool is_special(TokenId id) const;
 
   virtual std::optional<TokenId> token_to_id(std::string_view token) const = 0;
-  virtual std::string id_to_token(TokenId id) const = 0;  // "<|eot|>", "Ġthe"; "" when unknown
+  // As the vocabulary spells it: "<|eot|>", "Ġthe"; "" when unknown.
+  virtual std::string id_to_token(TokenId id) const = 0;
 
   virtual std::optional<TokenId> bos_id() const = 0;
 };
