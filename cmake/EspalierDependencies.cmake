@@ -14,3 +14,4 @@ pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_package(tomlplusplus REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tests and benchmarks only

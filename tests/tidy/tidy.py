@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Keeps the house tidy: each check reads the tree and returns its findings, one line each.
+
+    tests/tidy/tidy.py [--root DIR] [--build DIR] [CHECK ...]
+
+Exit status 1 when there is a finding. tidy_test.py shows that each check can fail.
+"""
+import argparse
+import json
+import os
+import re
+import sys
+
+SOURCE = (".cc", ".cu")
+HEADER = (".h", ".cuh")
+CODE_FOLDERS = ("src", "bench", "tests")
+SKIPPED_FOLDERS = {"build", ".git", ".venv", ".cache", "__pycache__", "share", "results", "data",
+                   "testdata", "golden", "goldens", "fixtures"}
+MAX_LINES = 800
+
+
+class Tree:
+    """The files of a checkout, read once."""
+
+    def __init__(self, root, build=None):
+        self.root = root
+        self.build = build
+        self.files = []
+        for folder, names, files in os.walk(root):
+            names[:] = sorted(n for n in names if n not in SKIPPED_FOLDERS)
+            for name in sorted(files):
+                self.files.append(os.path.relpath(os.path.join(folder, name), root))
+        self._text = {}
+
+    def text(self, path):
+        if path not in self._text:
+            with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as f:
+                self._text[path] = f.read()
+        return self._text[path]
+
+    def code(self):
+        return [f for f in self.files
+                if f.endswith(SOURCE + HEADER) and f.split(os.sep)[0] in CODE_FOLDERS]
+
+    def scripts(self):
+        return [f for f in self.files if f.endswith((".py", ".sh")) or
+                ("." not in os.path.basename(f) and self.text(f).startswith("#!"))]
+
+    def includes(self, path):
+        """(line, resolved path) of each quoted include that names a file of the tree."""
+        known = set(self.files)
+        for number, line in enumerate(self.text(path).splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if not match:
+                continue
+            for base in ("src", os.path.dirname(path), "."):
+                resolved = os.path.normpath(os.path.join(base, match.group(1)))
+                if resolved in known:
+                    yield number, resolved
+                    break
+
+
+def room_of(path):
+    parts = path.split(os.sep)
+    return parts[1] if len(parts) > 2 and parts[0] == "src" else None
+
+
+def read_rooms(tree):
+    rooms = {}
+    for line in tree.text("tests/tidy/rooms.txt").splitlines():
+        if line and not line.startswith("#"):
+            room, _, allowed = line.partition(":")
+            rooms[room.strip()] = set(allowed.split())
+    return rooms
+
+
+def layering(tree):
+    """A file includes a room, or a room links one, that its row in rooms.txt does not name."""
+    rooms = read_rooms(tree)
+    findings = []
+    for path in tree.code():
+        room = room_of(path)
+        if room is None:
+            continue
+        if room not in rooms:
+            findings.append(f"{path}: the room {room} has no row in tests/tidy/rooms.txt")
+            continue
+        for number, target in tree.includes(path):
+            other = room_of(target)
+            if other and other != room and not rooms[room] & {other, "*"}:
+                findings.append(f"{path}:{number}: {room} may not include {other} ({target})")
+    for path in tree.files:
+        room = room_of(path)
+        if os.path.basename(path) != "CMakeLists.txt" or room not in rooms:
+            continue
+        for call in re.findall(r"espalier_(?:room|test)\(([^)]*)\)", tree.text(path)):
+            match = re.search(r"\bDEPS\s+((?:[a-z_]+\s*)+)", call)
+            for other in match.group(1).split() if match else []:
+                if other != room and other in rooms and not rooms[room] & {other, "*"}:
+                    findings.append(f"{path}: {room} may not link {other}")
+    return findings
+
+
+def table(tree):
+    """The table of rooms in ARCHITECTURE.md differs from rooms.txt."""
+    rooms = read_rooms(tree)
+    shown = {}
+    for line in tree.text("ARCHITECTURE.md").splitlines():
+        match = re.match(r"\| `(\w+)/` \|.*\| ([^|]*) \|$", line)
+        if match:
+            words = re.findall(r"[a-z]+", match.group(2))
+            shown[match.group(1)] = {"*"} if words == ["any"] else set(words) - {"nothing"}
+    findings = []
+    for room in sorted(set(rooms) | set(shown)):
+        if rooms.get(room) != shown.get(room):
+            findings.append(f"ARCHITECTURE.md says {room}: {sorted(shown.get(room, ['(no row)']))}, "
+                            f"rooms.txt says {sorted(rooms.get(room, ['(no row)']))}")
+    return findings
+
+
+def cycles(tree):
+    """Headers that include each other in a circle, or rooms that do."""
+    files = {path: [t for _, t in tree.includes(path)] for path in tree.code()}
+    rooms = {}
+    for path, targets in files.items():
+        if room_of(path):
+            others = {room_of(t) for t in targets} - {None, room_of(path)}
+            rooms.setdefault(room_of(path), set()).update(others)
+    findings = []
+    for what, graph in (("files", files), ("rooms", rooms)):
+        findings += [f"{what} include each other: {' -> '.join(c)}" for c in find_cycles(graph)]
+    return findings
+
+
+def find_cycles(graph):
+    done, found = set(), []
+
+    def visit(node, trail):
+        if node in trail:
+            found.append(trail[trail.index(node):] + [node])
+            return
+        if node in done:
+            return
+        for target in sorted(graph.get(node, ())):
+            visit(target, trail + [node])
+        done.add(node)
+
+    for node in sorted(graph):
+        visit(node, [])
+    return found
+
+
+def dead_files(tree):
+    """A source that no target builds, or a header that nothing includes."""
+    built = set()
+    if tree.build:
+        with open(os.path.join(tree.build, "compile_commands.json"), encoding="utf-8") as f:
+            for command in json.load(f):
+                full = os.path.join(command["directory"], command["file"])
+                built.add(os.path.relpath(os.path.realpath(full), os.path.realpath(tree.root)))
+    lists = [f for f in tree.files if os.path.basename(f) == "CMakeLists.txt" or
+             f.endswith(".cmake")]
+    included = {target for path in tree.code() for _, target in tree.includes(path)}
+    findings = []
+    for path in tree.code():
+        if path.endswith(SOURCE):
+            named = any(os.path.relpath(path, os.path.dirname(c) or ".") in
+                        re.split(r"[\s()\"]+", tree.text(c)) for c in lists)
+            if path not in built and not named and path not in included:
+                findings.append(f"{path}: no target builds it")
+        elif path not in included:
+            findings.append(f"{path}: nothing includes it")
+    return findings
+
+
+# Code behind a comment marker. A comment's example is indented by three spaces or more, and an
+# argument's name in a call (/*stream=*/) is no line comment, so neither is taken for code.
+CPP_CODE = re.compile(
+    r"^\s*// {0,2}(?=\S)(?:"
+    r"#\s*(?:include|define|if|endif|else)\b"
+    r"|(?:if|for|while|switch) \(.*\) ?(?:\{|.*;)$"
+    r"|(?:return|break|continue|throw|delete|goto|using|namespace|typedef)\b[^.]*;$"
+    r"|\}(?: else.*)?;?$"
+    r"|[\w:<>&*\[\]. ]+ [-+*/|&^]?= [^.]*;$"
+    r"|[\w:.>-]*\w\([^()]*(?:\([^()]*\)[^()]*)*\);$"
+    r"|[\w:<>&* ]+\([^()]*\)(?: const)? \{$"
+    r")")
+PYTHON_CODE = re.compile(
+    r"^\s*# ?(?:import \w+$|from [\w.]+ import |def \w+\(|class \w+.*:$|return\b.*[)\]]$"
+    r"|(?:if|for|while|with) .*:$|print\(|\w+(?:\.\w+)*\(.*\)$|[\w.\[\]]+ = .*[)\]\"']$)")
+
+
+def commented_code(tree):
+    """Code that was commented out instead of removed."""
+    findings = []
+    for path in tree.code():
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            if CPP_CODE.match(line) or re.match(r"\s*#\s*if 0\b", line):
+                findings.append(f"{path}:{number}: commented-out code: {line.strip()}")
+    for path in tree.scripts():
+        if "python" not in tree.text(path).splitlines()[0] and not path.endswith(".py"):
+            continue
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            if PYTHON_CODE.match(line):
+                findings.append(f"{path}:{number}: commented-out code: {line.strip()}")
+    return findings
+
+
+def file_length(tree):
+    """A source, header or script of more than MAX_LINES lines."""
+    findings = []
+    for path in sorted(set(tree.code() + tree.scripts())):
+        lines = tree.text(path).count("\n")
+        if lines > MAX_LINES:
+            findings.append(f"{path}: {lines} lines; split it ({MAX_LINES} at most)")
+    return findings
+
+
+# Spelled so that this file does not find itself.
+FORBIDDEN = [
+    (re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work; do it or open an issue"),
+    (re.compile(r"(?<![\w.~/-])/(?:wo" r"rk|ro" r"ot|ho" r"me/\w+|Us" r"ers/\w+)/"), "a path of one machine"),
+]
+
+
+def forbidden_words(tree):
+    """Marks of unfinished work, and paths that exist on one machine only."""
+    documents = [f for f in tree.files if f.endswith((".md", ".txt", ".cmake"))]
+    findings = []
+    for path in sorted(set(tree.code() + tree.scripts() + documents)):
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            for pattern, why in FORBIDDEN:
+                if pattern.search(line):
+                    findings.append(f"{path}:{number}: {why}: {line.strip()[:100]}")
+    return findings
+
+
+def dependencies(tree):
+    """A library that CMake looks for and tools/setup does not install."""
+    packages = {"Threads": "g++", "Boost": "libboost1.81-dev", "OpenSSL": "libssl-dev",
+                "fmt": "libfmt-dev", "spdlog": "libspdlog-dev", "CLI11": "libcli11-dev",
+                "tl-expected": "libexpected-dev", "prometheus-cpp": "prometheus-cpp-dev",
+                "GTest": "libgtest-dev", "PkgConfig": "pkg-config", "Python3": "python3",
+                "utf8proc": "libutf8proc-dev", "pcre2": "libpcre2-dev",
+                "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
+                "numa.h": "libnuma-dev"}
+    setup = tree.text("tools/setup")
+    text = re.sub(r"#.*", "", tree.text("cmake/EspalierDependencies.cmake"))
+    wanted = re.findall(r"find_package\((\S+)", text) + re.findall(r"pkg_check_modules\((\S+)", text)
+    wanted += re.findall(r"find_path\(\S+ (\S+)", text)
+    findings = []
+    for name in wanted:
+        package = packages.get(name)
+        if package is None:
+            findings.append(f"cmake/EspalierDependencies.cmake: name the package of {name} in "
+                            "tests/tidy/tidy.py and install it in tools/setup")
+        elif not re.search(rf"(?<![\w-]){re.escape(package)}(?![\w-])", setup):
+            findings.append(f"tools/setup does not install {package}, which {name} needs")
+    return findings
+
+
+CHECKS = {c.__name__: c for c in (layering, table, cycles, dead_files, commented_code, file_length,
+                                  forbidden_words, dependencies)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", default=os.path.join(os.path.dirname(__file__), "..", ".."))
+    parser.add_argument("--build", help="build folder, whose compile_commands.json is read")
+    parser.add_argument("checks", nargs="*", metavar="CHECK",
+                        help=f"of: {', '.join(CHECKS)} (default: all)")
+    args = parser.parse_args()
+    unknown = [c for c in args.checks if c not in CHECKS]
+    if unknown:
+        parser.error(f"no check is named {unknown[0]}")
+    tree = Tree(args.root, args.build)
+    findings = [f"{name}: {finding}" for name in args.checks or CHECKS
+                for finding in CHECKS[name](tree)]
+    print("\n".join(findings) or "tidy")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
