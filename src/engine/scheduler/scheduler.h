@@ -1,13 +1,13 @@
-// Chooses what runs. Plain and deterministic: no thread, no device, no text, no clock of its own. The
-// engine's loop drives it:
+// Chooses what runs. Plain and deterministic: no thread, no device, no text, no clock of its own.
+// The engine's loop drives it:
 //
 //   scheduler.next(batch N+1)   while step N runs (its tokens are kTokenFromSlot)
 //   executor.launch(N+1); executor.wait(N)
 //   scheduler.commit(batch N, result N, outputs)
 //
 // A sequence that turns out to have ended at N has one lane in N+1 that is thrown away; its pages
-// and slot are given back when N+1 has been committed (reclaimed by step, never while a launched step
-// may still read them).
+// and slot are given back when N+1 has been committed (reclaimed by step, never while a launched
+// step may still read them).
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -34,15 +35,16 @@ struct SequenceSpec {
   SequenceId id = 0;
   std::vector<TokenId> prompt_ids;  // at least one
   std::shared_ptr<const SamplingSpec> sampling;
-  int32_t max_new_tokens = 0;       // prompt + max_new_tokens <= context; 0: prefill only
-  std::vector<TokenId> stop_ids;    // sorted; end-of-sequence ids included unless ignored
-  int32_t logprob_start_len = -1;   // prompt positions from here get log-probabilities; -1: none
-  std::string cache_namespace;      // sequences of different namespaces share nothing
+  int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
+  std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
+  int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
+  std::string cache_namespace;     // sequences of different namespaces share nothing
   int32_t priority = 0;
   TimePoint arrived{};
 };
 
-// What the scheduler tells the engine during commit and abort; all calls come from inside them.
+// What the scheduler tells the engine during commit and abort; all calls come from inside them, and
+// must not call the scheduler back.
 class SequenceObserver {
  public:
   virtual ~SequenceObserver() = default;
@@ -52,9 +54,9 @@ class SequenceObserver {
   virtual void on_input_logprobs(SequenceId id, int32_t first,
                                  std::vector<TokenLogprobs>&& logprobs) = 0;
 
-  // A new output token. What it returns (a stop string that matched) ends the sequence, unless the
-  // length ends it with the same token: that comes first. `stats` are so far, this token counted;
-  // `finished` is not set.
+  // A new output token, stop tokens included. What it returns (a stop string that matched) ends the
+  // sequence, unless the length ends it with the same token: that comes first. `stats` are so far,
+  // this token counted; `finished` is not set.
   virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
@@ -63,21 +65,44 @@ class SequenceObserver {
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
 };
 
+// In which order waiting sequences are admitted.
+enum class SchedulePolicy : uint8_t {
+  kLpm,   // longest cached prefix first
+  kFcfs,  // first come, first served
+};
+
+// "lpm" or "fcfs"; else kInvalidArgument with the list.
+Result<SchedulePolicy> parse_schedule_policy(std::string_view name);
+std::string_view schedule_policy_name(SchedulePolicy policy);
+
 struct SchedulerConfig {
-  int32_t max_running = 0;            // sequences at once = slots
-  int32_t max_waiting = 0;
-  int32_t chunked_prefill_size = 0;   // prompt tokens in one step, over all lanes
-  int32_t context_length = 0;
-  bool lpm = true;                    // longest prefix match first; else first come, first served
+  int32_t max_running = 0;           // sequences at once = slots
+  int32_t max_waiting = 0;           // retracted ones come on top
+  int32_t chunked_prefill_size = 0;  // prompt tokens in one step, over all lanes; 0: no limit
+  int32_t context_length = 0;        // prompt and output together
+  SchedulePolicy policy = SchedulePolicy::kLpm;
+
+  // lpm ranks the first so many in order of arrival by their matches; those behind keep that order.
+  int32_t lpm_window = 128;
+  // lpm lets at most so many later arrivals go before a waiting sequence; then it goes first.
+  int32_t lpm_max_overtakes = 1024;
+  // A waiting sequence lets another one compute their common prefix first when that saves it so
+  // many tokens, or half of what it would have to compute.
+  int32_t deferral_min_tokens = 32;
+
+  // Of the output still to come, this share is reserved at admission: starts at init, goes to min
+  // over so many steps, and is raised by a retraction. Both are scaled by conservativeness.
   double conservativeness = 1.0;
-  double new_token_ratio_init = 0.7;  // of max_new_tokens still to come, reserved at admission
+  double new_token_ratio_init = 0.7;
   double new_token_ratio_min = 0.1;
   int32_t new_token_ratio_decay_steps = 600;
+  int32_t new_token_clip = 4096;  // an output still to come counts as at most so many tokens
 };
 
 struct SchedulerStats {
   int32_t num_running = 0, num_waiting = 0;
   int64_t num_retractions = 0;
+  double new_token_ratio = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, lanes = 0;
 };
@@ -89,16 +114,21 @@ class Scheduler {
             SequenceObserver& observer);
   ~Scheduler();
 
-  // kResourceExhausted when max_waiting are waiting; kInvalidArgument when the prompt cannot ever
-  // fit the pool or the context. After a failure the observer hears nothing.
+  // kResourceExhausted when max_waiting are waiting; kInvalidArgument when the prompt is empty or
+  // it and its output cannot ever fit the pool or the context. After a failure the observer hears
+  // nothing.
   Status add(SequenceSpec spec);
+
+  // The largest prompt_ids.size() + max_new_tokens that add() takes.
+  int32_t max_sequence_tokens() const;
 
   // Ends a sequence: at once when it waits, else when the last step launched with it is committed
   // (it gets no further lanes and no further on_token). Unknown ids are ignored.
   void abort(SequenceId id, FinishReason reason);
 
   // Fills `batch` with the next step (clear()ed first, `step` set) and true; false when there is
-  // nothing to run now. At most Executor::kMaxInFlight batches may be uncommitted. Decode lanes come
+  // nothing to run now: then commit what is uncommitted before calling again (with nothing
+  // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode lanes come
   // first, then prompt chunks within chunked_prefill_size.
   bool next(ForwardBatch& batch);
 
