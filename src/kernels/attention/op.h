@@ -1,0 +1,50 @@
+// Attention of a step's query tokens over the pages of their lanes: prefill, chunk and decode are
+// the same operation.
+//
+// Exactness: the result of a query (one token, one head) depends on that query, on its position and
+// on the keys and values at positions up to its own; not on the batch, the chunking, the page size
+// or the number of threads. Keys are taken in blocks of kAttentionBlock absolute positions; long
+// contexts are split among threads at multiples of kAttentionSplit, and the parts are combined from
+// the first to the last.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/backend.h"
+#include "seams/forward_batch.h"
+#include "seams/kv_view.h"
+
+namespace espalier::kernels {
+
+inline constexpr int32_t kAttentionBlock = 64;
+inline constexpr int32_t kAttentionSplit = 1024;
+
+struct AttentionArgs {
+  // [tokens, heads, head_dim] float32, heads adjacent, tokens stride elements apart, in the order
+  // of the batch. Query head h reads key/value head h / (heads / kv_heads).
+  const float* q = nullptr;
+  int64_t q_stride = 0;
+  float* out = nullptr;  // the same shape; not q itself
+  int64_t out_stride = 0;
+  int32_t heads = 0;  // a multiple of kv->num_kv_heads
+
+  std::span<const Lane> lanes;
+  std::span<const PageId> page_tables;  // the batch's; Lane::page_begin indexes it
+  const KvView* kv = nullptr;           // head_dim at most 512
+  int32_t layer = 0;
+
+  float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)
+  int32_t sliding_window = 0;  // a query at p sees positions (p - sliding_window, p]; 0: all
+  float softcap = 0.0f;        // scores become softcap * tanh(score / softcap); 0: none
+};
+
+// out = softmax(scale * q k^T, causal) v for each lane by itself. The new tokens' keys and values
+// are already in the pages (kv_append). Sinks and tree masks are later options.
+void attention(CpuBackend& backend, const AttentionArgs& args);
+
+namespace reference {
+void attention(const AttentionArgs& args);
+}  // namespace reference
+
+}  // namespace espalier::kernels

@@ -1,0 +1,68 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/attention/op.h"
+#include "tensor/dtype.h"
+
+namespace espalier::kernels::reference {
+namespace {
+
+double element(const KvView& kv, const void* plane, PageId page, int64_t row, int64_t head,
+               int64_t i) {
+  const int64_t index = page * kv.page_stride + row * kv.token_stride + head * kv.head_stride + i;
+  return kv.type == KvType::kFloat32 ? static_cast<const float*>(plane)[index]
+                                     : to_float(static_cast<const BFloat16*>(plane)[index]);
+}
+
+// One query over positions [first, last].
+void attend(const AttentionArgs& args, const Lane& lane, int64_t kv_head, int64_t first,
+            int64_t last, const float* q, float* out) {
+  const KvView& kv = *args.kv;
+  const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
+  const auto page_of = [&](int64_t position) {
+    return args.page_tables[static_cast<size_t>(lane.page_begin + position / kv.page_size)];
+  };
+  std::vector<double> weights;
+  for (int64_t position = first; position <= last; ++position) {
+    double score = 0;
+    for (int64_t i = 0; i < kv.head_dim; ++i) {
+      score += q[i] * element(kv, layer.k, page_of(position), position % kv.page_size, kv_head, i);
+    }
+    score *= args.scale;
+    if (args.softcap > 0) score = args.softcap * std::tanh(score / args.softcap);
+    weights.push_back(score);
+  }
+  const double largest = *std::max_element(weights.begin(), weights.end());
+  double sum = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - largest);
+  for (int64_t i = 0; i < kv.head_dim; ++i) {
+    double value = 0;
+    for (int64_t position = first; position <= last; ++position) {
+      value += weights[static_cast<size_t>(position - first)] *
+               element(kv, layer.v, page_of(position), position % kv.page_size, kv_head, i);
+    }
+    out[i] = static_cast<float>(value / sum);
+  }
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args) {
+  const KvView& kv = *args.kv;
+  const int64_t group = args.heads / kv.num_kv_heads;
+  for (const Lane& lane : args.lanes) {
+    for (int64_t i = 0; i < lane.num_query_tokens; ++i) {
+      const int64_t last = lane.prefix_len + i;
+      const int64_t first =
+          args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
+      for (int64_t head = 0; head < args.heads; ++head) {
+        attend(args, lane, head / group, first, last,
+               args.q + (lane.query_begin + i) * args.q_stride + head * kv.head_dim,
+               args.out + (lane.query_begin + i) * args.out_stride + head * kv.head_dim);
+      }
+    }
+  }
+}
+
+}  // namespace espalier::kernels::reference

@@ -1,0 +1,25 @@
+// Rows of a table by index, as float32.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/backend.h"
+#include "tensor/dtype.h"
+
+namespace espalier::kernels {
+
+struct GatherArgs {
+  const void* table = nullptr;  // [num_rows, dim], rows adjacent
+  DType type = DType::kBFloat16;
+  int64_t dim = 0;
+  std::span<const int32_t> ids;  // each in [0, num_rows)
+  float* out = nullptr;          // [ids.size(), dim], rows out_stride elements apart
+  int64_t out_stride = 0;
+};
+
+// out[i] = table[ids[i]], exactly. For a table that lives in a PackedMatrix (a tied output head)
+// use gather_packed_rows of kernels/linear.
+void gather_rows(CpuBackend& backend, const GatherArgs& args);
+
+}  // namespace espalier::kernels

@@ -1,0 +1,28 @@
+// Reductions over one row of logits. Each runs on the calling thread, so rows can be shared out
+// among threads by the caller; a NaN anywhere makes the result of log_sum_exp NaN.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/backend.h"
+
+namespace espalier::kernels {
+
+// The index of the largest logit, the smallest among equals. -1 where no logit is above minus
+// infinity (all masked, or NaN).
+int32_t argmax(const CpuBackend& backend, std::span<const float> logits);
+
+// log(sum(exp(logits))), so that a token's log-probability is logits[token] - log_sum_exp(logits).
+// Minus infinity where all are.
+float log_sum_exp(const CpuBackend& backend, std::span<const float> logits);
+
+// The k largest, best first, the smaller index first among equals; fewer where fewer are above
+// minus infinity. NaNs are left out. `out` is of at least min(k, logits.size()); returns how many.
+int32_t top_k(const CpuBackend& backend, std::span<const float> logits, int32_t k, int32_t* out);
+
+namespace reference {
+double log_sum_exp(std::span<const float> logits);
+}  // namespace reference
+
+}  // namespace espalier::kernels

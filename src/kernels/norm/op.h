@@ -1,0 +1,32 @@
+// Root-mean-square normalisation (Zhang and Sennrich 2019), as Llama and Qwen use it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/backend.h"
+
+namespace espalier::kernels {
+
+struct RmsNormArgs {
+  // x: [rows, groups, dim], groups adjacent, rows x_stride elements apart. groups is 1 for a norm
+  // over the hidden size; for a norm per head (qk-norm) it is the number of heads.
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  float* y = nullptr;  // the same shape; y == x (with equal strides) works in place
+  int64_t y_stride = 0;
+  int64_t rows = 0;
+  int64_t groups = 1;
+  int64_t dim = 0;
+  const float* weight = nullptr;  // [dim], shared by all groups
+  float epsilon = 1e-6f;
+};
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight, for each row and group by itself. A row's result does
+// not depend on the others.
+void rms_norm(CpuBackend& backend, const RmsNormArgs& args);
+
+namespace reference {
+void rms_norm(const RmsNormArgs& args);
+}  // namespace reference
+
+}  // namespace espalier::kernels
