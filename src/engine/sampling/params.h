@@ -1,0 +1,56 @@
+// From what a request states to what the sampler, the scheduler and the output need: validation,
+// defaults and derivation of seeds. Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+#include "models/model.h"
+#include "seams/sampling.h"
+
+namespace espalier {
+
+// What parameters are checked and resolved against.
+struct SamplingContext {
+  int32_t vocab_size = 0;        // width of the logits
+  std::vector<TokenId> eos_ids;  // any order
+  GenerationDefaults defaults;   // overlaid where a request is silent; empty for "openai"
+};
+
+// A request's parameters with nothing left open but the prompt's length.
+struct ResolvedSampling {
+  SamplingSpec spec;              // of every sample; its seed is set by sample_seed()
+  std::vector<TokenId> stop_ids;  // sorted; end-of-sequence ids included unless ignored
+  int32_t max_new_tokens = 0;
+  enum class Length {
+    kExplicit,  // as asked; does it not fit, that is an error
+    kDefault,   // nobody asked: cut to what fits
+    kToContext
+  } length = Length::kDefault;
+};
+
+inline constexpr int32_t kDefaultMaxNewTokens = 128;
+inline constexpr float kGreedyTemperature = 1e-6f;  // below: greedy
+inline constexpr int32_t kMaxSamples = 1024;        // of one request
+
+// kInvalidArgument names the field, its value and what is allowed; kUnimplemented names a grammar
+// field. stop and stop_regex are checked by StopMatcher::create.
+Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
+                                          const SamplingContext& context);
+
+// The number of tokens that a prompt may be followed by. `limit`: tokens that prompt and output
+// share. kInvalidArgument with both numbers when the prompt, or the prompt with what was asked for,
+// is longer.
+Result<int32_t> resolve_max_new_tokens(const ResolvedSampling& sampling, int32_t prompt_tokens,
+                                       int32_t limit);
+
+// Sample `index` of a request whose seed is `seed`: unrelated streams, sample 0 included.
+uint64_t sample_seed(uint64_t seed, int32_t index);
+
+// Drops defaults that no request could state (a top_k of 0 means "no limit" there), so that a
+// checkpoint's odd file cannot make every request fail.
+GenerationDefaults usable_defaults(GenerationDefaults defaults);
+
+}  // namespace espalier

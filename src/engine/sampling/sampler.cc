@@ -1,0 +1,265 @@
+#include "engine/sampling/sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/check.h"
+#include "base/rng.h"
+
+namespace espalier {
+namespace {
+
+constexpr float kBanned = -std::numeric_limits<float>::infinity();
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+// Candidates that are looked at first when only top_p bounds them: usually more than it keeps.
+constexpr size_t kFirstCandidates = 256;
+
+float clamp_finite(float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); }
+
+bool bans_apply(const SampleInput& in) {
+  return in.output_index < in.spec->min_new_tokens && !in.spec->banned_before_min.empty();
+}
+
+bool needs_adjusting(const SampleInput& in) {
+  return in.spec->has_penalties() || !in.spec->logit_bias.empty() || !in.mask.empty() ||
+         bans_apply(in);
+}
+
+float penalised(float x, const TokenCounts::Entry& seen, const SamplingSpec& spec) {
+  if (seen.output_count > 0) {
+    x -= spec.frequency_penalty * static_cast<float>(seen.output_count);
+    x -= spec.presence_penalty;
+  }
+  x = x > 0 ? x / spec.repetition_penalty : x * spec.repetition_penalty;
+  return clamp_finite(x);
+}
+
+Status not_finite() {
+  return error(StatusCode::kInternal,
+               "the model gave logits that are not finite; its weights may be damaged or overflow "
+               "in this dtype (try float32)");
+}
+
+}  // namespace
+
+Sampler::Sampler(int32_t vocab_size) {
+  const auto n = static_cast<size_t>(vocab_size);
+  const auto blocks = static_cast<size_t>(row_blocks(vocab_size));
+  row_.resize(n);
+  weights_.resize(n);
+  candidates_.reserve(n);
+  block_max_.resize(blocks);
+  block_sum_.resize(blocks);
+  order_scratch_.resize(blocks);
+}
+
+Result<TokenId> Sampler::sample(const SampleInput& in) {
+  ESP_DCHECK(in.logits.size() == row_.size());
+  RowMax best = row_max(in.logits, block_max_);
+  if (!best.finite) return fail(not_finite());
+  std::span<const float> row = in.logits;
+  if (needs_adjusting(in)) {
+    adjust(in);
+    row = row_;
+    best = row_max(row, block_max_);
+    if (best.max == kBanned)
+      return fail(invalid_argument(
+          "no token may come: the grammar and min_new_tokens ({}) together exclude every one",
+          in.spec->min_new_tokens));
+  }
+  if (in.spec->greedy() || in.spec->top_k == 1) return best.index;
+  return draw(best, row, in);
+}
+
+void Sampler::adjust(const SampleInput& in) {
+  const SamplingSpec& spec = *in.spec;
+  std::copy(in.logits.begin(), in.logits.end(), row_.begin());
+  if (spec.has_penalties())
+    for (const TokenCounts::Entry& seen : in.counts->entries()) {
+      float& x = row_[static_cast<size_t>(seen.id)];
+      x = penalised(x, seen, spec);
+    }
+  for (const auto& [id, bias] : spec.logit_bias) {
+    float& x = row_[static_cast<size_t>(id)];
+    x = clamp_finite(x + bias);
+  }
+  if (!in.mask.empty()) apply_mask(in.mask);
+  if (bans_apply(in))
+    for (TokenId id : spec.banned_before_min) row_[static_cast<size_t>(id)] = kBanned;
+}
+
+void Sampler::apply_mask(std::span<const uint32_t> mask) {
+  for (size_t begin = 0, word = 0; begin < row_.size(); begin += 32, ++word) {
+    const uint32_t bits = word < mask.size() ? mask[word] : 0;
+    if (bits == ~0u) continue;
+    const size_t count = std::min<size_t>(32, row_.size() - begin);
+    for (size_t i = 0; i < count; ++i)
+      if (!(bits >> i & 1)) row_[begin + i] = kBanned;
+  }
+}
+
+TokenId Sampler::draw(const RowMax& best, std::span<const float> row, const SampleInput& in) {
+  const SamplingSpec& spec = *in.spec;
+  const double total =
+      row_softmax_weights(row, best.max, spec.temperature, weights_, block_sum_, block_max_);
+  const double u = hash_uniform(spec.seed, static_cast<uint64_t>(in.output_index));
+  const bool filtered = spec.top_k > 0 || spec.top_p < 1 || spec.min_p > 0;
+  return filtered ? draw_kept(u, filter(spec, total)) : draw_all(u, total);
+}
+
+// The last candidate, in before()'s order, that the filters keep. The largest weight is 1, so min_p
+// is a bound on weights.
+Sampler::Candidate Sampler::filter(const SamplingSpec& spec, double total) {
+  const size_t n = weights_.size();
+  const size_t limit = spec.top_k > 0 ? std::min(n, static_cast<size_t>(spec.top_k)) : n;
+  const double mass_limit = spec.top_p < 1 ? spec.top_p * total : kNoLimit;
+  const float min_weight = std::max(spec.min_p, FLT_TRUE_MIN);  // 0 weighs nothing: never kept
+  if (limit == n && mass_limit == kNoLimit)
+    return {.value = min_weight, .id = std::numeric_limits<int32_t>::max()};
+  gather_top(weights_, std::min(limit, kFirstCandidates));
+  size_t kept = keep_first(limit, mass_limit, min_weight);
+  if (kept == candidates_.size() && kept < limit) {  // more may pass: look at all
+    // Entries below t weigh at most n * t together, so with n * t = (1 - top_p) * total the mass of
+    // those above reaches top_p; half of that leaves room for rounding.
+    const double t = limit < n ? 0 : 0.5 * (1 - spec.top_p) * total / static_cast<double>(n);
+    gather_at_least(weights_, std::max(min_weight, static_cast<float>(t)));
+    kept = keep_first(limit, mass_limit, min_weight);
+  }
+  const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(kept);
+  return *std::max_element(candidates_.begin(), end, before);
+}
+
+// Reorders candidates_ so that those kept come first and returns how many: of rank below `limit`,
+// with a mass before them of at most `mass_limit`, of at least `min_value`. A quickselect that
+// carries the mass: each round decides one pivot, and so one side of it. Expected linear.
+size_t Sampler::keep_first(size_t limit, double mass_limit, float min_value) {
+  size_t low = 0, high = candidates_.size();
+  double mass = 0;  // of [0, low), which is kept; [high, end) is not
+  const auto at = [&](size_t i) { return candidates_.begin() + static_cast<std::ptrdiff_t>(i); };
+  const auto kept = [&](size_t rank, double mass_before, const Candidate& c) {
+    return rank < limit && mass_before <= mass_limit && c.value >= min_value;
+  };
+  while (high - low > 32) {
+    const size_t middle = low + (high - low) / 2;
+    Candidate a = candidates_[low], b = candidates_[middle], c = candidates_[high - 1];
+    if (before(b, a)) std::swap(a, b);
+    const Candidate pivot = before(c, b) ? (before(c, a) ? a : c) : b;
+    double left_mass = 0;
+    const auto split = std::partition(at(low), at(high), [&](const Candidate& x) {
+      const bool left = before(x, pivot);
+      if (left) left_mass += x.value;
+      return left;
+    });
+    const auto rank = static_cast<size_t>(split - candidates_.begin());
+    if (!kept(rank, mass + left_mass, pivot)) {
+      high = rank;
+      continue;
+    }
+    std::iter_swap(
+        split, std::find_if(split, at(high), [&](const Candidate& x) { return x.id == pivot.id; }));
+    low = rank + 1;
+    mass += left_mass + pivot.value;
+  }
+  std::sort(at(low), at(high), before);
+  while (low < high && kept(low, mass, candidates_[low])) mass += candidates_[low++].value;
+  return low;
+}
+
+TokenId Sampler::draw_all(double u, double total) const {
+  const double target = u * total;
+  double mass = 0;
+  size_t block = 0;
+  while (block + 1 < block_sum_.size() && mass + block_sum_[block] < target)
+    mass += block_sum_[block++];
+  while (block_max_[block] == 0) --block;  // rounding left the target behind the last mass
+  const size_t begin = block * kRowBlock, end = std::min(begin + kRowBlock, weights_.size());
+  size_t last = begin;
+  for (size_t i = begin; i < end; ++i) {
+    if (weights_[i] == 0) continue;
+    last = i;
+    mass += weights_[i];
+    if (mass >= target) break;
+  }
+  return static_cast<TokenId>(last);
+}
+
+TokenId Sampler::draw_kept(double u, const Candidate& last) const {
+  // Calls visit(id, weight) for what is kept, in order of ids, until it returns true.
+  const auto scan = [&](auto&& visit) {
+    for (size_t block = 0; block < block_max_.size(); ++block) {
+      if (block_max_[block] < last.value) continue;
+      const size_t begin = block * kRowBlock, end = std::min(begin + kRowBlock, weights_.size());
+      for (size_t i = begin; i < end; ++i)
+        if (!before(last, {weights_[i], static_cast<int32_t>(i)}) && visit(i, weights_[i])) return;
+    }
+  };
+  double total = 0;
+  size_t token = 0;
+  scan([&](size_t id, float w) {
+    total += w;
+    token = id;  // the last one, should rounding leave the target behind it
+    return false;
+  });
+  const double target = u * total;
+  double mass = 0;
+  scan([&](size_t id, float w) {
+    mass += w;
+    if (mass < target) return false;
+    token = id;
+    return true;
+  });
+  return static_cast<TokenId>(token);
+}
+
+// Uses block_max_, which must be the row's.
+void Sampler::gather_at_least(std::span<const float> row, float threshold) {
+  candidates_.clear();
+  for (size_t block = 0; block < block_max_.size(); ++block) {
+    if (block_max_[block] < threshold) continue;
+    const size_t begin = block * kRowBlock, end = std::min(begin + kRowBlock, row.size());
+    for (size_t i = begin; i < end; ++i)
+      if (row[i] >= threshold) candidates_.push_back({row[i], static_cast<int32_t>(i)});
+  }
+}
+
+// A superset of the `count` first: the count-th largest block maximum is a lower bound for the
+// count-th largest entry, since that many blocks hold one at least as large.
+void Sampler::gather_top(std::span<const float> row, size_t count) {
+  float threshold = -FLT_MAX;
+  if (count <= order_scratch_.size() && count > 0) {
+    std::copy(block_max_.begin(), block_max_.end(), order_scratch_.begin());
+    const auto nth = order_scratch_.begin() + static_cast<std::ptrdiff_t>(count - 1);
+    std::nth_element(order_scratch_.begin(), nth, order_scratch_.end(), std::greater<>());
+    threshold = *nth;
+  }
+  gather_at_least(row, threshold);
+}
+
+Result<TokenLogprobs> Sampler::logprobs(std::span<const float> logits, TokenId token,
+                                        const SamplingSpec& spec) {
+  const RowMax best = row_max(logits, block_max_);
+  if (!best.finite) return fail(not_finite());
+  const double log_sum = std::log(row_sum_exp(logits, best.max));
+  const auto logprob = [&](TokenId id) {
+    const double below = static_cast<double>(logits[static_cast<size_t>(id)]) - best.max;
+    return static_cast<float>(std::max(below - log_sum, -static_cast<double>(FLT_MAX)));
+  };
+  TokenLogprobs out{.logprob = logprob(token)};
+  if (spec.top_logprobs_num > 0) {
+    const auto count = std::min(static_cast<size_t>(spec.top_logprobs_num), logits.size());
+    gather_top(logits, count);
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
+                      candidates_.end(), before);
+    out.top.reserve(count);
+    for (size_t i = 0; i < count; ++i)
+      out.top.emplace_back(candidates_[i].id, logprob(candidates_[i].id));
+  }
+  out.wanted.reserve(spec.token_ids_logprob.size());
+  for (TokenId id : spec.token_ids_logprob) out.wanted.emplace_back(id, logprob(id));
+  return out;
+}
+
+}  // namespace espalier
