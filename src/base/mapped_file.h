@@ -25,6 +25,10 @@ class MappedFile {
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const { return path_; }
 
+  // Gives the memory of the whole pages inside `part` (of bytes()) back to the system; touching
+  // them again reads the file again.
+  void release(std::span<const std::byte> part) const;
+
  private:
   MappedFile() = default;
   std::filesystem::path path_;
