@@ -1,0 +1,60 @@
+#include "checkpoint/convert.h"
+
+#include <cstring>
+
+#include "base/check.h"
+
+namespace espalier {
+namespace {
+
+const std::byte* begin_of(const CheckpointTensor& tensor, int64_t first, size_t count) {
+  ESP_CHECK(tensor.dtype.has_value(), "{} is {}", tensor.name, tensor.dtype_name);
+  const size_t size = dtype_size(*tensor.dtype);
+  const size_t offset = static_cast<size_t>(first) * size;
+  ESP_CHECK(
+      first >= 0 && offset <= tensor.bytes.size() && count <= (tensor.bytes.size() - offset) / size,
+      "{}: [{}, +{}) lies outside", tensor.name, first, count);
+  return tensor.bytes.data() + offset;
+}
+
+template <typename T>
+T load(const std::byte* from, size_t i) {
+  T value;
+  std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+void copy_as_float(const CheckpointTensor& tensor, int64_t first, std::span<float> out) {
+  const std::byte* from = begin_of(tensor, first, out.size());
+  switch (*tensor.dtype) {
+    case DType::kFloat32:
+      if (!out.empty()) std::memcpy(out.data(), from, out.size_bytes());
+      return;
+    case DType::kBFloat16:
+      for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(load<BFloat16>(from, i));
+      return;
+    case DType::kFloat16:
+      for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(load<Float16>(from, i));
+      return;
+  }
+}
+
+void copy_as_bfloat16(const CheckpointTensor& tensor, int64_t first, std::span<BFloat16> out) {
+  const std::byte* from = begin_of(tensor, first, out.size());
+  switch (*tensor.dtype) {
+    case DType::kFloat32:
+      for (size_t i = 0; i < out.size(); ++i) out[i] = to_bfloat16(load<float>(from, i));
+      return;
+    case DType::kBFloat16:
+      if (!out.empty()) std::memcpy(out.data(), from, out.size_bytes());
+      return;
+    case DType::kFloat16:
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = to_bfloat16(to_float(load<Float16>(from, i)));
+      return;
+  }
+}
+
+}  // namespace espalier

@@ -1,0 +1,32 @@
+// generation_config.json: how its makers want a model sampled.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "base/status.h"
+
+namespace espalier {
+
+// A field that is absent (or null) in the file is absent here. The names are Hugging Face's.
+struct GenerationConfig {
+  std::optional<float> temperature;         // finite, at least 0
+  std::optional<float> top_p;               // (0, 1]
+  std::optional<float> min_p;               // [0, 1]
+  std::optional<float> repetition_penalty;  // above 0
+  std::optional<int32_t> top_k;           // -1 (no limit, which the file writes as 0) or at least 1
+  std::optional<int32_t> max_new_tokens;  // at least 0
+  std::vector<int32_t> eos_token_ids;     // sorted, without duplicates; one or several in the file
+};
+
+// The file in `folder`; all fields absent where there is no such file. Fails on a field of the
+// wrong type or out of its range, by name.
+Result<GenerationConfig> read_generation_config(const std::filesystem::path& folder);
+
+// eos_token_id of any config file's object: absent, an integer or a list; sorted, no duplicates.
+class JsonObject;
+Result<std::vector<int32_t>> read_eos_token_ids(const JsonObject& config);
+
+}  // namespace espalier

@@ -1,0 +1,230 @@
+#include "checkpoint/json_object.h"
+
+#include <boost/json.hpp>
+#include <boost/json/basic_parser_impl.hpp>
+#include <cmath>
+#include <unordered_set>
+
+#include "base/mapped_file.h"
+
+namespace espalier {
+namespace {
+
+namespace json = boost::json;
+
+// Takes a parse apart only to see whether an object holds a key twice.
+struct KeyHandler {
+  static constexpr size_t max_object_size = static_cast<size_t>(-1);
+  static constexpr size_t max_array_size = static_cast<size_t>(-1);
+  static constexpr size_t max_key_size = static_cast<size_t>(-1);
+  static constexpr size_t max_string_size = static_cast<size_t>(-1);
+
+  std::vector<std::unordered_set<std::string>> open_objects;
+  std::string key;
+  std::string duplicate;
+  bool found = false;
+
+  bool on_document_begin(json::error_code&) { return true; }
+  bool on_document_end(json::error_code&) { return true; }
+  bool on_object_begin(json::error_code&) {
+    open_objects.emplace_back();
+    return true;
+  }
+  bool on_object_end(size_t, json::error_code&) {
+    open_objects.pop_back();
+    return true;
+  }
+  bool on_array_begin(json::error_code&) { return true; }
+  bool on_array_end(size_t, json::error_code&) { return true; }
+  bool on_key_part(json::string_view part, size_t, json::error_code&) {
+    key.append(part.data(), part.size());
+    return true;
+  }
+  bool on_key(json::string_view part, size_t, json::error_code&) {
+    key.append(part.data(), part.size());
+    if (!found && !open_objects.back().insert(key).second) {
+      found = true;
+      duplicate = key;
+    }
+    key.clear();
+    return true;
+  }
+  bool on_string_part(json::string_view, size_t, json::error_code&) { return true; }
+  bool on_string(json::string_view, size_t, json::error_code&) { return true; }
+  bool on_number_part(json::string_view, json::error_code&) { return true; }
+  bool on_int64(int64_t, json::string_view, json::error_code&) { return true; }
+  bool on_uint64(uint64_t, json::string_view, json::error_code&) { return true; }
+  bool on_double(double, json::string_view, json::error_code&) { return true; }
+  bool on_bool(bool, json::error_code&) { return true; }
+  bool on_null(json::error_code&) { return true; }
+  bool on_comment_part(json::string_view, json::error_code&) { return true; }
+  bool on_comment(json::string_view, json::error_code&) { return true; }
+};
+
+std::optional<std::string> duplicate_key(std::string_view text) {
+  json::basic_parser<KeyHandler> parser{json::parse_options{}};
+  json::error_code failure;
+  parser.write_some(false, text.data(), text.size(), failure);
+  if (!parser.handler().found) return std::nullopt;
+  return parser.handler().duplicate;
+}
+
+// The integer that `value` holds exactly, however it is written.
+std::optional<int64_t> as_integer(const json::value& value) {
+  if (value.is_int64()) return value.get_int64();
+  if (value.is_double()) {
+    const double number = value.get_double();
+    if (std::trunc(number) == number && std::abs(number) < 0x1.0p62) {
+      return static_cast<int64_t>(number);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<JsonObject> JsonObject::read(const std::filesystem::path& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
+  return parse(text, path.string());
+}
+
+Result<JsonObject> JsonObject::parse(std::string_view text, std::string name,
+                                     DuplicateKeys duplicates) {
+  json::error_code failure;
+  json::value document;
+  try {
+    document = json::parse({text.data(), text.size()}, failure);
+  } catch (const std::bad_alloc&) {
+    return fail(error(StatusCode::kResourceExhausted, "{}: no memory to read it", name));
+  }
+  if (failure) {
+    return fail(error(StatusCode::kDataLoss, "{} is not valid JSON: {}", name, failure.message()));
+  }
+  if (!document.is_object()) {
+    return fail(invalid_argument("{}: the top level must be a JSON object", name));
+  }
+  if (duplicates == DuplicateKeys::kError) {
+    if (const auto key = duplicate_key(text)) {
+      return fail(
+          error(StatusCode::kDataLoss, "{}: the key '{}' stands twice in one object", name, *key));
+    }
+  }
+  JsonObject result;
+  result.document_ = std::make_shared<const json::value>(std::move(document));
+  result.object_ = &result.document_->get_object();
+  result.name_ = std::move(name);
+  return result;
+}
+
+Status JsonObject::field_error(std::string_view field, std::string_view message) const {
+  return invalid_argument("{}: '{}{}' {}", name_, prefix_, field, message);
+}
+
+bool JsonObject::has(std::string_view field) const {
+  const json::value* value = object_->if_contains({field.data(), field.size()});
+  return value != nullptr && !value->is_null();
+}
+
+std::vector<std::string_view> JsonObject::keys() const {
+  std::vector<std::string_view> keys;
+  for (const auto& member : *object_) keys.emplace_back(member.key().data(), member.key().size());
+  return keys;
+}
+
+Result<const json::value*> JsonObject::find(std::string_view field) const {
+  if (!has(field)) return fail(field_error(field, "is missing"));
+  return object_->if_contains({field.data(), field.size()});
+}
+
+Result<int64_t> JsonObject::integer(std::string_view field, int64_t min, int64_t max) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  const std::optional<int64_t> number = as_integer(*value);
+  if (!number) return fail(field_error(field, "must be an integer"));
+  if (*number < min || *number > max) {
+    return fail(field_error(
+        field, fmt::format("is {}, which is not between {} and {}", *number, min, max)));
+  }
+  return *number;
+}
+
+Result<double> JsonObject::number(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  if (!value->is_number()) return fail(field_error(field, "must be a number"));
+  const double number = value->to_number<double>();
+  if (!std::isfinite(number)) return fail(field_error(field, "must be finite"));
+  return number;
+}
+
+Result<bool> JsonObject::boolean(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  if (!value->is_bool()) return fail(field_error(field, "must be true or false"));
+  return value->get_bool();
+}
+
+Result<std::string> JsonObject::string(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  if (!value->is_string()) return fail(field_error(field, "must be a string"));
+  return std::string(value->get_string().data(), value->get_string().size());
+}
+
+Result<JsonObject> JsonObject::object(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  if (!value->is_object()) return fail(field_error(field, "must be an object"));
+  JsonObject result = *this;
+  result.object_ = &value->get_object();
+  result.prefix_ = prefix_ + std::string(field) + ".";
+  return result;
+}
+
+Result<std::vector<int64_t>> JsonObject::integers(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<int64_t> list;
+  const auto add = [&](const json::value& item) {
+    const std::optional<int64_t> number = as_integer(item);
+    if (number) list.push_back(*number);
+    return number.has_value();
+  };
+  bool good = true;
+  if (const json::array* array = value->if_array()) {
+    for (const json::value& item : *array) good = good && add(item);
+  } else {
+    good = add(*value);
+  }
+  if (!good) return fail(field_error(field, "must be an integer or a list of integers"));
+  return list;
+}
+
+Result<std::vector<std::string>> JsonObject::strings(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<std::string> list;
+  const json::array* array = value->if_array();
+  if (array == nullptr) return fail(field_error(field, "must be a list of strings"));
+  for (const json::value& item : *array) {
+    if (!item.is_string()) return fail(field_error(field, "must be a list of strings"));
+    list.emplace_back(item.get_string().data(), item.get_string().size());
+  }
+  return list;
+}
+
+Result<int64_t> JsonObject::integer_or(std::string_view field, int64_t otherwise, int64_t min,
+                                       int64_t max) const {
+  if (!has(field)) return otherwise;
+  return integer(field, min, max);
+}
+
+Result<double> JsonObject::number_or(std::string_view field, double otherwise) const {
+  if (!has(field)) return otherwise;
+  return number(field);
+}
+
+Result<bool> JsonObject::boolean_or(std::string_view field, bool otherwise) const {
+  if (!has(field)) return otherwise;
+  return boolean(field);
+}
+
+Result<std::string> JsonObject::string_or(std::string_view field, std::string otherwise) const {
+  if (!has(field)) return otherwise;
+  return string(field);
+}
+
+}  // namespace espalier
