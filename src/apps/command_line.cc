@@ -1,0 +1,124 @@
+#include "apps/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+
+namespace espalier::apps {
+namespace {
+
+std::string flag_spelling(const Setting& row) {
+  std::string out = "--" + row.name;
+  for (const std::string& alias : row.aliases) out += ",--" + alias;
+  return out;
+}
+
+// The texts of each flag, in the order of the rows' names.
+using GivenFlags = std::map<const Setting*, std::vector<std::string>>;
+
+void add_option(CLI::App& app, const Setting& row, GivenFlags& given) {
+  std::string help = row.help;
+  CLI::Option* option = nullptr;
+  if (row.is_switch()) {
+    option = app.add_flag_function(
+        flag_spelling(row),
+        [&given, &row](int64_t count) { given[&row].push_back(count > 0 ? "true" : "false"); },
+        help);
+  } else {
+    if (!row.default_text.empty()) help += fmt::format(" [{}]", row.default_text);
+    option = app.add_option(
+        flag_spelling(row),
+        [&given, &row](const CLI::results_t& texts) {
+          given[&row] = texts;
+          return true;
+        },
+        help);
+    option->type_name(row.value_name)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    option->type_size(1)->expected(1)->allow_extra_args(false);
+  }
+  option->group(row.group.empty() ? "Options" : row.group);
+}
+
+Status unknown_flag(const SettingTable& table, const std::string& word) {
+  const std::string name =
+      word.substr(0, word.find('=')).substr(std::min(word.find_first_not_of('-'), word.size()));
+  const std::string near = table.nearest_name(name);
+  return invalid_argument("there is no flag {}{} (--help lists them)", word,
+                          near.empty() ? "" : fmt::format("; did you mean --{}?", near));
+}
+
+Status apply_flags(const GivenFlags& given, SettingTable& table) {
+  for (Setting& row : table.rows()) {
+    const auto found = given.find(&row);
+    if (found == given.end()) continue;
+    ESP_RETURN_IF_ERROR(assign(row, found->second, "--" + row.name));
+  }
+  return {};
+}
+
+Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
+             const std::vector<std::string>& args) {
+  // CLI11 takes its arguments from the back.
+  std::vector<std::string> reversed(args.rbegin(), args.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    throw;
+  } catch (const CLI::Error& problem) {
+    return invalid_argument("{} (--help lists the flags)", problem.what());
+  }
+  for (const std::string& word : app.remaining()) {
+    if (word.size() > 1 && word.front() == '-') return unknown_flag(table, word);
+    return invalid_argument("'{}' stands alone; {} takes flags only (--help lists them)", word,
+                            command.name);
+  }
+  return {};
+}
+
+}  // namespace
+
+int report(const Status& status, int exit_code) {
+  fmt::print(stderr, "error: {}\n", status.message());
+  return exit_code;
+}
+
+std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
+                                      const SettingTable& known_elsewhere,
+                                      const std::vector<std::string>& args) {
+  std::filesystem::path config_path;
+  table.group("Configuration");
+  table.path("config", config_path, "JSON or TOML file of settings, by the flags' names");
+  CLI::App app(command.description, command.name);
+  app.allow_extras();
+  app.footer(command.footer);
+  app.set_help_flag("-h,--help", "print this text");
+  GivenFlags given;
+  for (const Setting& row : table.rows()) add_option(app, row, given);
+  if (!command.positional.empty()) app.add_option(command.positional, command.words, "");
+
+  try {
+    if (Status status = parse(app, command, table, args); !status.ok())
+      return report(status, kExitUsage);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return kExitOk;
+  }
+
+  // The file is named by a flag or by the environment, and both win over what it says: so it is
+  // read first, the environment next, the flags last.
+  Setting& config = *table.find("config");
+  const char* from_environment = std::getenv("ESPALIER_CONFIG");
+  if (const auto found = given.find(&config); found != given.end())
+    config_path = found->second.back();
+  else if (from_environment != nullptr)
+    config_path = from_environment;
+  if (!config_path.empty())
+    if (Status status = apply_config_file(table, config_path, known_elsewhere); !status.ok())
+      return report(status, kExitUsage);
+  if (Status status = apply_environment(table, known_elsewhere); !status.ok())
+    return report(status, kExitUsage);
+  if (Status status = apply_flags(given, table); !status.ok()) return report(status, kExitUsage);
+  return std::nullopt;
+}
+
+}  // namespace espalier::apps

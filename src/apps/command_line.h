@@ -1,0 +1,35 @@
+// From argv to settings: flags over environment over file over defaults.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/settings.h"
+
+namespace espalier::apps {
+
+// Exit codes of every command.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;  // it could not be done
+inline constexpr int kExitUsage = 2;    // it was asked for wrongly
+
+struct CommandLine {
+  std::string name;                // "espalier serve"
+  std::string description;         // one sentence
+  std::string footer;              // examples, under the help
+  std::string positional;          // "PROMPT" where words without a flag are taken; else empty
+  std::vector<std::string> words;  // those words
+};
+
+// Adds --config to the table's rows, parses `args` (without the command's name), applies file and
+// environment, and fills what the rows are bound to. Nothing: go on. Otherwise the exit code: help
+// was printed, or what was wrong. Settings in `known_elsewhere` may stand in the file.
+std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
+                                      const SettingTable& known_elsewhere,
+                                      const std::vector<std::string>& args);
+
+// "error: MESSAGE" to standard error; returns `exit_code`.
+int report(const Status& status, int exit_code);
+
+}  // namespace espalier::apps

@@ -1,0 +1,249 @@
+#include "apps/config.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "base/log.h"
+
+namespace espalier::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
+
+// 0 and "" are how a config says "chosen from the model and the machine"; the help says it in
+// words.
+void shown_default(Setting& row, std::string words) { row.default_text = std::move(words); }
+
+void add_model_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("Model");
+  Setting& model = table.path("model-path", engine.model_path,
+                              "folder with config.json, *.safetensors and tokenizer.json");
+  model.aliases = {"model"};
+  shown_default(model, "the model that ships");
+  shown_default(table.path("tokenizer-path", engine.tokenizer_path,
+                           "folder (or tokenizer.json) of another tokenizer"),
+                "model-path");
+  table.custom("load-format", "auto|dummy",
+               "dummy draws weights from random-seed for any config.json", "auto",
+               [&engine](std::string_view value) -> Status {
+                 if (value != "auto" && value != "dummy")
+                   return invalid_argument("'{}' is not one of auto, dummy", value);
+                 engine.load_format = value == "auto" ? LoadFormat::kAuto : LoadFormat::kDummy;
+                 return {};
+               });
+  table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
+               "type of the weights; auto takes the checkpoint's");
+  table.choice("kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
+               "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");
+  shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,
+                              "tokens that prompt and output share"),
+                "the model's");
+  table.toggle("skip-tokenizer-init", engine.skip_tokenizer_init,
+               "load no tokenizer: requests bring input_ids and get output_ids");
+  table.choice(
+      "sampling-defaults", engine.sampling_defaults, {"model", "openai"},
+      "model: generation_config.json gives the defaults of a request; openai: it does not");
+}
+
+void add_memory_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("Memory and scheduling");
+  shown_default(table.number("mem-fraction-static", engine.mem_fraction_static, 0, 1,
+                             "part of the memory free at start that weights and KV cache may take"),
+                "chosen");
+  shown_default(table.integer("max-total-tokens", engine.max_total_tokens, 0, kInt32Max,
+                              "tokens that the KV cache holds"),
+                "chosen");
+  shown_default(table.integer("max-running-requests", engine.max_running_requests, 0, 65536,
+                              "requests that run at once"),
+                "chosen");
+  shown_default(table.integer("max-queued-requests", engine.max_queued_requests, 0, kInt32Max,
+                              "requests that wait; beyond, new ones get 503"),
+                "chosen");
+  shown_default(table.integer("chunked-prefill-size", engine.chunked_prefill_size, -1, kInt32Max,
+                              "prompt tokens that one step takes; -1: no limit"),
+                "chosen");
+  shown_default(table.integer("max-prefill-tokens", engine.max_prefill_tokens, 0, kInt32Max,
+                              "prompt tokens of the requests that are prefilled together"),
+                "chosen");
+  table.integer("page-size", engine.page_size, 1, 4096, "tokens in a page of the KV cache");
+  table.choice("schedule-policy", engine.schedule_policy, {"lpm", "fcfs"},
+               "who goes first: lpm, the longest cached prefix; fcfs, the first that came");
+  table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
+               "above 1 admits fewer requests and retracts fewer");
+  table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
+  table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
+               "wait for each step before the next is prepared");
+  table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
+                "of requests without a seed of their own, and of dummy weights");
+  table.group("Machine");
+  shown_default(table.integer("num-threads", engine.num_threads, 0, 4096, "threads that compute"),
+                "one a core");
+  shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,
+                              "threads that turn text into tokens"),
+                "chosen");
+}
+
+void add_answer_rows(SettingTable& table, ServerConfig& server) {
+  table.group("Server");
+  table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
+  table.integer("port", server.port, 0, 65535, "port to listen on; 0: any that is free");
+  table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token");
+  shown_default(table.text("admin-api-key", server.admin_api_key, "KEY",
+                           "the same, for administrative routes"),
+                "api-key");
+  shown_default(table.text("served-model-name", server.served_model_name, "NAME",
+                           "the model's name in /v1/models and in answers"),
+                "the model's folder");
+  table.text("weight-version", server.weight_version, "NAME", "told in answers");
+  shown_default(table.text("chat-template", server.chat_template, "FILE",
+                           "Jinja template, or the path of one"),
+                "the model's");
+  table.toggle("enable-cache-report", server.enable_cache_report,
+               "tell cached tokens in the usage of OpenAI answers");
+  table.toggle("enable-metrics", server.enable_metrics,
+               "add timings to meta_info (/metrics is always there)");
+  table.toggle("incremental-streaming-output", server.incremental_streaming_output,
+               "stream only new text in /generate instead of all so far");
+  table.integer("stream-interval", server.stream_interval, 1, 65536,
+                "tokens between two events of a stream");
+  table.toggle("log-requests", server.log_requests, "one line at the end of each request");
+}
+
+void add_limit_rows(SettingTable& table, AppConfig& config) {
+  ServerConfig& server = config.server;
+  table.group("Limits");
+  table.integer("max-connections", server.max_connections, 1, 1000000, "open at once");
+  table.integer("max-body-bytes", server.max_body_bytes, 1, int64_t{1} << 40, "of a request");
+  table.integer("max-pending-output-bytes", server.max_pending_output_bytes, 1024, int64_t{1} << 40,
+                "of a stream that its client does not read; beyond, it is dropped");
+  table.seconds("header-timeout", server.header_timeout, "for a request's headers");
+  table.seconds("idle-timeout", server.idle_timeout, "between requests of a connection");
+  table.seconds("write-timeout", server.write_timeout, "without progress in sending");
+  table.seconds("health-timeout", server.health_timeout, "for the token of /health_generate");
+  table.seconds("drain-timeout", config.drain_timeout,
+                "for requests that run when the server is told to stop");
+  table.integer("io-threads", server.io_threads, 1, 256, "threads that serve sockets");
+  table.integer("worker-threads", server.worker_threads, 1, 256,
+                "threads that read large bodies and long texts");
+}
+
+std::string given_as(const SettingTable& table, std::string_view name) {
+  const Setting* row = table.find(name);
+  return row != nullptr && row->given() ? row->set_by : "";
+}
+
+}  // namespace
+
+void add_engine_settings(SettingTable& table, AppConfig& config) {
+  add_model_rows(table, config.engine);
+  add_memory_rows(table, config.engine);
+  table.group("Logging");
+  table.custom("log-level", "debug|info|warning|error|off", "least important lines that are logged",
+               config.log_level, [&config](std::string_view value) -> Status {
+                 ESP_ASSIGN_OR_RETURN([[maybe_unused]] const LogLevel level,
+                                      parse_log_level(value));
+                 config.log_level = value;
+                 return {};
+               });
+}
+
+void add_server_settings(SettingTable& table, AppConfig& config) {
+  add_answer_rows(table, config.server);
+  add_limit_rows(table, config);
+}
+
+Status check_contradictions(const SettingTable& table, const AppConfig& config) {
+  const EngineConfig& engine = config.engine;
+  const std::string policy = given_as(table, "schedule-policy");
+  if (engine.disable_radix_cache && engine.schedule_policy == "lpm" && !policy.empty())
+    return invalid_argument(
+        "{} contradicts {}: lpm orders requests by their cached prefix, and none is kept; leave "
+        "one "
+        "out, or take --schedule-policy fcfs",
+        policy, given_as(table, "disable-radix-cache"));
+  const std::string skip = given_as(table, "skip-tokenizer-init");
+  if (engine.skip_tokenizer_init) {
+    for (std::string_view other : {"tokenizer-path", "chat-template", "tokenizer-worker-num"})
+      if (const std::string given = given_as(table, other); !given.empty())
+        return invalid_argument("{} contradicts {}: no tokenizer is loaded; leave one out", given,
+                                skip);
+  }
+  if (engine.max_total_tokens > 0 && engine.context_length > engine.max_total_tokens &&
+      !given_as(table, "context-length").empty())
+    return invalid_argument(
+        "{} of {} tokens contradicts {} of {}: a request may take as much as the context, which "
+        "the "
+        "cache must hold",
+        given_as(table, "context-length"), engine.context_length,
+        given_as(table, "max-total-tokens"), engine.max_total_tokens);
+  if (engine.load_format == LoadFormat::kDummy && given_as(table, "model-path").empty())
+    return invalid_argument("--load-format dummy needs --model-path: a folder with a config.json");
+  return {};
+}
+
+Result<fs::path> resolve_model_path(const fs::path& given) {
+  std::error_code problem;
+  if (!given.empty()) {
+    if (fs::exists(given, problem)) return given;
+    return fail(
+        error(StatusCode::kNotFound,
+              "--model-path {}: there is no such folder (Espalier does not download models; "
+              "give the folder that holds config.json and *.safetensors)",
+              given.string()));
+  }
+  std::vector<fs::path> places;
+  if (const char* share = std::getenv("ESPALIER_SHARE"); share != nullptr && *share != '\0')
+    places.push_back(fs::path(share) / "default_model");
+  const fs::path binary = fs::read_symlink("/proc/self/exe", problem);
+  if (!problem) {
+    const fs::path beside = binary.parent_path();
+    places.push_back(beside / "share/default_model");
+    places.push_back(beside.parent_path() / "share/espalier/default_model");
+    places.push_back(beside.parent_path().parent_path() / "share/default_model");  // build/PRESET
+  }
+  std::string looked;
+  for (const fs::path& place : places) {
+    if (fs::exists(place / "config.json", problem)) return place;
+    looked += "\n  " + place.string();
+  }
+  return fail(
+      error(StatusCode::kNotFound,
+            "no model: give --model-path, or set ESPALIER_SHARE. The model that ships was looked "
+            "for in{}",
+            looked));
+}
+
+std::string settings_markdown() {
+  AppConfig config;
+  SettingTable table;
+  add_server_settings(table, config);
+  add_engine_settings(table, config);
+  std::string out =
+      "# Settings\n\nEvery setting is a flag of `espalier serve`; those of the engine are flags of "
+      "the "
+      "other commands too.\nIt can stand in a file (`--config FILE`, JSON or TOML, by the same "
+      "name "
+      "with `-` or `_`) or in the\nenvironment. A flag wins over the environment, the environment "
+      "over "
+      "the file, the file over the default.\n";
+  std::string heading;
+  for (const Setting& row : table.rows()) {
+    if (row.group != heading) {
+      heading = row.group;
+      out += fmt::format(
+          "\n## {}\n\n| flag | environment | default | meaning |\n|---|---|---|---|\n", heading);
+    }
+    std::string value = row.value_name;
+    for (size_t at = 0; (at = value.find('|', at)) != std::string::npos; at += 2)
+      value.replace(at, 1, "\\|");
+    out += fmt::format("| `--{}`{}{} | `{}` | {} | {} |\n", row.name, value.empty() ? "" : " ",
+                       value, environment_name(row.name),
+                       row.is_switch() ? "off" : row.default_text, row.help);
+  }
+  return out;
+}
+
+}  // namespace espalier::apps

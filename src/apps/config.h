@@ -1,0 +1,35 @@
+// What the commands are configured by, and the rows that bind it to flags.
+#pragma once
+
+#include <string>
+
+#include "apps/settings.h"
+#include "engine/engine.h"
+#include "server/server.h"
+
+namespace espalier::apps {
+
+struct AppConfig {
+  EngineConfig engine;
+  ServerConfig server;
+  std::string log_level = "info";
+  Duration drain_timeout = std::chrono::seconds(30);
+};
+
+// The engine's settings and the log level: for every command that runs a model.
+void add_engine_settings(SettingTable& table, AppConfig& config);
+// The server's settings: for `serve`.
+void add_server_settings(SettingTable& table, AppConfig& config);
+
+// Flags that cannot hold together, told apart by who set them.
+Status check_contradictions(const SettingTable& table, const AppConfig& config);
+
+// The model that a command runs: --model-path, else `default_model` in ESPALIER_SHARE, in share/
+// beside the binary, in ../share/espalier (an installation) or in share/ of the source tree that
+// the binary was built in. kNotFound says where it looked.
+Result<std::filesystem::path> resolve_model_path(const std::filesystem::path& given);
+
+// Documentation of all settings, as docs/flags.md holds it.
+std::string settings_markdown();
+
+}  // namespace espalier::apps

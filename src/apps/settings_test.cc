@@ -1,0 +1,213 @@
+// Flags, files, environment: what sets a setting, which one wins, and what a mistake is told.
+#include "apps/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "apps/command_line.h"
+#include "apps/config.h"
+
+namespace espalier::apps {
+namespace {
+
+using testing::HasSubstr;
+
+class SettingsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "/espalier_settings_" + std::to_string(getpid());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    for (const char* name : {"ESPALIER_PORT", "ESPALIER_CONFIG", "ESPALIER_DISABLE_RADIX_CACHE"})
+      unsetenv(name);
+  }
+
+  std::string write(const std::string& name, const std::string& text) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  // The exit code, -1 when the command would go on; standard error in error_.
+  int run(const std::vector<std::string>& args) {
+    config_ = AppConfig();
+    stops_.clear();
+    table_ = SettingTable();
+    add_server_settings(table_, config_);
+    add_engine_settings(table_, config_);
+    table_.list("stop", stops_, "TEXT", "ends the output");
+    CommandLine command{"espalier serve", "Serves.", "", "", {}};
+    testing::internal::CaptureStderr();
+    testing::internal::CaptureStdout();
+    const std::optional<int> code = parse_command_line(command, table_, SettingTable(), args);
+    output_ = testing::internal::GetCapturedStdout();
+    error_ = testing::internal::GetCapturedStderr();
+    return code.value_or(-1);
+  }
+
+  AppConfig config_;
+  SettingTable table_;
+  std::vector<std::string> stops_;
+  std::string folder_, output_, error_;
+};
+
+TEST_F(SettingsTest, FlagsOfEveryKindReachTheirVariables) {
+  ASSERT_EQ(run({"--port", "8080", "--host=0.0.0.0", "--disable-radix-cache", "--model", "m",
+                 "--mem-fraction-static", "0.5", "--load-format", "dummy", "--drain-timeout", "1.5",
+                 "--chunked-prefill-size", "-1", "--random-seed", "9007199254740993"}),
+            -1)
+      << error_;
+  EXPECT_EQ(config_.server.port, 8080);
+  EXPECT_EQ(config_.server.host, "0.0.0.0");
+  EXPECT_TRUE(config_.engine.disable_radix_cache);
+  EXPECT_EQ(config_.engine.model_path, "m");
+  EXPECT_EQ(config_.engine.mem_fraction_static, 0.5);
+  EXPECT_EQ(config_.engine.load_format, LoadFormat::kDummy);
+  EXPECT_EQ(config_.drain_timeout, std::chrono::milliseconds(1500));
+  EXPECT_EQ(config_.engine.chunked_prefill_size, -1);
+  EXPECT_EQ(config_.engine.random_seed, 9007199254740993u);
+}
+
+TEST_F(SettingsTest, AFlagWinsOverTheEnvironmentOverTheFileOverTheDefault) {
+  const std::string file = write("c.json", R"({"port": 1, "host": "h", "stream_interval": 4})");
+  ASSERT_EQ(run({"--config", file}), -1) << error_;
+  EXPECT_EQ(config_.server.port, 1);
+  EXPECT_EQ(config_.server.stream_interval, 4);
+  EXPECT_EQ(config_.server.weight_version, "default");
+  setenv("ESPALIER_PORT", "2", 1);
+  ASSERT_EQ(run({"--config", file}), -1) << error_;
+  EXPECT_EQ(config_.server.port, 2);
+  EXPECT_EQ(config_.server.host, "h");
+  ASSERT_EQ(run({"--config", file, "--port", "3"}), -1) << error_;
+  EXPECT_EQ(config_.server.port, 3);
+}
+
+TEST_F(SettingsTest, ATomlFileSetsTheSame) {
+  const std::string file =
+      write("c.toml", "port = 7\nenable-metrics = true\nmem_fraction_static = 0.25\nhost = 'x'\n");
+  setenv("ESPALIER_CONFIG", file.c_str(), 1);
+  ASSERT_EQ(run({}), -1) << error_;
+  EXPECT_EQ(config_.server.port, 7);
+  EXPECT_TRUE(config_.server.enable_metrics);
+  EXPECT_EQ(config_.engine.mem_fraction_static, 0.25);
+  EXPECT_EQ(config_.server.host, "x");
+}
+
+TEST_F(SettingsTest, AnUnknownNameSuggestsTheNearest) {
+  EXPECT_EQ(run({"--prot", "1"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("no flag --prot; did you mean --port?"));
+  EXPECT_EQ(run({"--max_total_token=5"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("did you mean --max-total-tokens?"));
+  EXPECT_EQ(run({"--nothing-like-any-of-them"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("there is no flag --nothing-like-any-of-them (--help"));
+  EXPECT_EQ(run({"--config", write("a.json", R"({"api_keys": "k"})")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("no setting 'api_keys'; did you mean api-key?"));
+  EXPECT_EQ(run({"stray"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("'stray' stands alone"));
+}
+
+TEST_F(SettingsTest, AMistypedVariableIsToldAndAForeignOneIsNot) {
+  setenv("ESPALIER_PROT", "1", 1);
+  EXPECT_EQ(run({}), kExitUsage);
+  EXPECT_THAT(error_,
+              HasSubstr("sets ESPALIER_PROT, which is no setting; did you mean ESPALIER_PORT?"));
+  unsetenv("ESPALIER_PROT");
+  setenv("ESPALIER_DATA", "/nowhere", 1);
+  EXPECT_EQ(run({}), -1) << error_;
+  unsetenv("ESPALIER_DATA");
+}
+
+TEST_F(SettingsTest, AWrongValueSaysWhatWouldBeRight) {
+  EXPECT_EQ(run({"--port", "70000"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--port: 70000 is out of range; it must be between 0 and 65535"));
+  EXPECT_EQ(run({"--port", "http"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--port: 'http' is not a whole number"));
+  EXPECT_EQ(run({"--port", "99999999999999999999"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("out of range"));
+  EXPECT_EQ(run({"--port"}), kExitUsage);
+  EXPECT_EQ(run({"--dtype", "int3"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("'int3' is not one of auto, float32, bfloat16"));
+  EXPECT_EQ(run({"--mem-fraction-static", "nan"}), kExitUsage);
+  EXPECT_EQ(run({"--log-level", "loud"}), kExitUsage);
+  setenv("ESPALIER_DISABLE_RADIX_CACHE", "maybe", 1);
+  EXPECT_EQ(run({}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("ESPALIER_DISABLE_RADIX_CACHE: 'maybe' is neither true nor false"));
+}
+
+TEST_F(SettingsTest, ABrokenFileSaysWhere) {
+  EXPECT_EQ(run({"--config", folder_ + "/none.json"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("none.json"));
+  EXPECT_EQ(run({"--config", write("a.json", "{\"port\": ")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("no valid JSON"));
+  EXPECT_EQ(run({"--config", write("a.toml", "port = 1\nhost = \n")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("line 2"));
+  EXPECT_EQ(run({"--config", write("b.json", R"({"server": {"port": 1}})")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("'server' holds a table"));
+  EXPECT_EQ(run({"--config", write("c.json", R"({"port": "x"})")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("port in "));
+  EXPECT_EQ(run({"--config", write("a.yaml", "port: 1")}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr(".json or .toml"));
+}
+
+TEST_F(SettingsTest, ContradictionsNameBothSides) {
+  EXPECT_EQ(run({"--port", "1", "--port", "2"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--port is given twice, as '1' and as '2'"));
+  ASSERT_EQ(run({"--schedule-policy", "lpm", "--disable-radix-cache"}), -1);
+  EXPECT_THAT(check_contradictions(table_, config_).message(),
+              HasSubstr("--schedule-policy contradicts --disable-radix-cache"));
+}
+
+TEST_F(SettingsTest, RadixCacheCanBeTurnedOffAlone) {
+  ASSERT_EQ(run({"--disable-radix-cache"}), -1);
+  EXPECT_TRUE(check_contradictions(table_, config_).ok());
+}
+
+TEST_F(SettingsTest, AContextThatTheCacheCannotHoldIsAContradiction) {
+  ASSERT_EQ(run({"--context-length", "4096", "--max-total-tokens", "1024"}), -1);
+  EXPECT_THAT(check_contradictions(table_, config_).message(),
+              HasSubstr("--context-length of 4096"));
+}
+
+TEST_F(SettingsTest, HelpNamesEverySetting) {
+  EXPECT_EQ(run({"--help"}), kExitOk);
+  for (const Setting& row : table_.rows()) EXPECT_THAT(output_, HasSubstr("--" + row.name));
+}
+
+TEST_F(SettingsTest, ListsGatherAndANearerSourceReplacesThem) {
+  const std::string file = write("s.json", R"({"stop": ["a", "b"]})");
+  ASSERT_EQ(run({"--config", file}), -1) << error_;
+  EXPECT_THAT(stops_, testing::ElementsAre("a", "b"));
+  ASSERT_EQ(run({"--config", file, "--stop", "c", "--stop", "d"}), -1) << error_;
+  EXPECT_THAT(stops_, testing::ElementsAre("c", "d"));
+}
+
+TEST(NearestTest, CountsASwapAsOneEditAndRefusesWhatIsFar) {
+  EXPECT_EQ(nearest("serev", {"serve", "bench"}), "serve");
+  EXPECT_EQ(nearest("inspct", {"serve", "inspect"}), "inspect");
+  EXPECT_EQ(nearest("zebra", {"serve", "bench"}), "");
+}
+
+TEST(ModelPathTest, AnUnknownPathAndAMissingDefaultSayWhatToDo) {
+  const Result<std::filesystem::path> unknown = resolve_model_path("/no/such/model");
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code(), StatusCode::kNotFound);
+  EXPECT_THAT(unknown.error().message(), HasSubstr("does not download"));
+}
+
+TEST(DocumentationTest, FlagsPageIsCurrent) {
+  const std::string path = "docs/flags.md";
+  if (std::getenv("ESPALIER_WRITE_DOCS") != nullptr) std::ofstream(path) << settings_markdown();
+  std::stringstream there;
+  there << std::ifstream(path).rdbuf();
+  EXPECT_EQ(there.str(), settings_markdown())
+      << "make it anew: ESPALIER_WRITE_DOCS=1 build/release/apps_test";
+}
+
+}  // namespace
+}  // namespace espalier::apps
