@@ -55,6 +55,7 @@ class SequencePages {
   PrefixCache* cache_ = nullptr;  // null: holds nothing
   RadixNode* lock_ = nullptr;     // the deepest shared node
   int32_t num_shared_ = 0;
+  int32_t priority_ = 0;  // of what it leaves in the cache
   std::vector<PageId> table_;
 };
 
@@ -150,6 +151,10 @@ class PrefixCache {
  protected:
   explicit PrefixCache(const PrefixCacheConfig& config)
       : page_size_(config.page_size), pool_(config.num_pages) {}
+
+  // That free pages, `cached`, `detached` and the sequences' own part the pool between them.
+  void check_ownership(std::span<const SequencePages* const> sequences,
+                       std::span<const PageId> detached, std::span<const PageId> cached) const;
 
   const int32_t page_size_;
   PagePool pool_;

@@ -1,0 +1,25 @@
+// The prefix cache that reuses nothing: what serves when the radix cache is switched off.
+#pragma once
+
+#include "cache/prefix_cache.h"
+
+namespace espalier {
+
+class ChunkCache final : public PrefixCache {
+ public:
+  explicit ChunkCache(const PrefixCacheConfig& config) : PrefixCache(config) {}
+
+  int32_t match(std::string_view, std::span<const TokenId>) const override { return 0; }
+  uint64_t version() const override { return 0; }
+  SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
+                      int32_t priority) override;
+  void share(SequencePages&, std::span<const TokenId>, DetachedPages&) override {}
+  void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
+  void release(SequencePages& pages) override;
+  int32_t evict(int32_t) override { return 0; }
+  PrefixCacheSizes sizes() const override;
+  void check_invariants(std::span<const SequencePages* const> sequences,
+                        std::span<const PageId> detached) const override;
+};
+
+}  // namespace espalier

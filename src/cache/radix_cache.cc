@@ -1,0 +1,99 @@
+#include "cache/radix_cache.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cache/radix_node.h"
+
+namespace espalier {
+
+RadixCache::RadixCache(const PrefixCacheConfig& config)
+    : PrefixCache(config),
+      tree_({.page_size = config.page_size, .policy = config.eviction_policy}) {}
+
+int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
+  return tree_.match(cache_namespace, tokens);
+}
+
+SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
+                                int32_t priority) {
+  SequencePages pages;
+  pages.cache_ = this;
+  pages.priority_ = priority;
+  pages.lock_ = tree_.lock(cache_namespace, tokens, &pages.table_, priority);
+  pages.num_shared_ = pages.num_pages();
+  return pages;
+}
+
+void RadixCache::move_to_tree(SequencePages& pages, std::span<const TokenId> tokens,
+                              std::vector<PageId>& duplicates) {
+  const auto begin = static_cast<size_t>(pages.num_shared_);
+  const size_t end = tokens.size() / static_cast<size_t>(page_size_);
+  ESP_CHECK(end <= pages.table_.size(), "tokens beyond the sequence's pages");
+  if (end <= begin) return;
+  const auto page_size = static_cast<size_t>(page_size_);
+  const std::span<PageId> moved = std::span(pages.table_).subspan(begin, end - begin);
+  present_.clear();
+  const RadixTree::Extension added =
+      tree_.extend(pages.lock_, tokens.subspan(begin * page_size, (end - begin) * page_size), moved,
+                   &present_, pages.priority_);
+  duplicates.insert(duplicates.end(), moved.begin(),
+                    moved.begin() + static_cast<std::ptrdiff_t>(present_.size()));
+  std::copy(present_.begin(), present_.end(), moved.begin());
+  pages.lock_ = added.node;
+  pages.num_shared_ = static_cast<int32_t>(end);
+}
+
+void RadixCache::share(SequencePages& pages, std::span<const TokenId> tokens,
+                       DetachedPages& replaced) {
+  replaced.pool_ = &pool_;
+  move_to_tree(pages, tokens, replaced.pages_);
+}
+
+void RadixCache::finish(SequencePages&& pages, std::span<const TokenId> tokens) {
+  SequencePages ended = std::move(pages);
+  scratch_.clear();
+  move_to_tree(ended, tokens, scratch_);
+  pool_.free(scratch_);
+}
+
+void RadixCache::release(SequencePages& pages) {
+  if (!pages.holds()) return;
+  pool_.free(pages.own());
+  tree_.unlock(pages.lock_);
+  pages.cache_ = nullptr;
+  pages.lock_ = nullptr;
+  pages.num_shared_ = 0;
+  pages.table_.clear();
+}
+
+int32_t RadixCache::evict(int32_t count) {
+  scratch_.clear();
+  const int32_t num_evicted = tree_.evict(count, &scratch_);
+  pool_.free(scratch_);
+  return num_evicted;
+}
+
+PrefixCacheSizes RadixCache::sizes() const {
+  return {.total = num_pages(),
+          .free = pool_.num_free(),
+          .evictable = tree_.num_evictable_pages(),
+          .protected_ = tree_.num_protected_pages()};
+}
+
+void RadixCache::check_invariants(std::span<const SequencePages* const> sequences,
+                                  std::span<const PageId> detached) const {
+  std::vector<const RadixNode*> locked;
+  for (const SequencePages* sequence : sequences) {
+    if (!sequence->holds()) continue;
+    locked.push_back(sequence->lock_);
+    ESP_CHECK(RadixTree::num_tokens_to(sequence->lock_) ==
+              sequence->num_shared_pages() * page_size_);
+  }
+  tree_.check_invariants(locked);
+  std::vector<PageId> cached;
+  tree_.for_each_page([&](PageId page) { cached.push_back(page); });
+  check_ownership(sequences, detached, cached);
+}
+
+}  // namespace espalier

@@ -1,0 +1,42 @@
+// The prefix cache that reuses: finished and running sequences' prefixes lie in one radix tree, and
+// everything that nobody uses can go in favour of what runs.
+#pragma once
+
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "cache/radix_tree.h"
+
+namespace espalier {
+
+class RadixCache final : public PrefixCache {
+ public:
+  explicit RadixCache(const PrefixCacheConfig& config);  // REQUIRES what make_prefix_cache checks
+
+  int32_t match(std::string_view cache_namespace, std::span<const TokenId> tokens) const override;
+  uint64_t version() const override { return tree_.version(); }
+  SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
+                      int32_t priority) override;
+  void share(SequencePages& pages, std::span<const TokenId> tokens,
+             DetachedPages& replaced) override;
+  void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
+  void release(SequencePages& pages) override;
+  int32_t evict(int32_t count) override;
+  PrefixCacheSizes sizes() const override;
+  void check_invariants(std::span<const SequencePages* const> sequences,
+                        std::span<const PageId> detached) const override;
+
+  const RadixTree& tree() const { return tree_; }
+
+ private:
+  // Moves the whole pages of `tokens` into the tree and the lock to their end; the duplicates that
+  // the sequence gives up are appended to `duplicates`.
+  void move_to_tree(SequencePages& pages, std::span<const TokenId> tokens,
+                    std::vector<PageId>& duplicates);
+
+  RadixTree tree_;
+  std::vector<PageId> scratch_;  // kept for its capacity
+  std::vector<PageId> present_;
+};
+
+}  // namespace espalier

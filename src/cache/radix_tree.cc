@@ -1,0 +1,320 @@
+// Invariants, besides those that check_invariants() spells out:
+//   - num_locks of a node is the number of locks on it and below it, so an unlocked node has only
+//     unlocked nodes below, and every unlocked page can be reached by evicting leaves.
+//   - a node is in the heap exactly while it is an unlocked leaf. Uses are recorded under a lock
+//     only, so a rank never changes while its node is in the heap.
+#include "cache/radix_tree.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cache/radix_node.h"
+
+namespace espalier {
+
+RadixTree::RadixTree(const Options& options) : options_(options), children_(options.page_size) {
+  ESP_CHECK(options.page_size >= 1);
+}
+
+RadixTree::~RadixTree() = default;
+
+int32_t RadixTree::num_tokens_to(const RadixNode* node) { return node->end; }
+
+int32_t RadixTree::num_pages_of(const RadixNode* node) const {
+  return static_cast<int32_t>(node->tokens.size()) / options_.page_size;
+}
+
+// In whole pages. Blocks by memcmp, which uses the widest instructions there are; then the block
+// that differs token by token.
+int32_t RadixTree::common_tokens(std::span<const Token> a, std::span<const Token> b) const {
+  constexpr size_t kBlock = 256;  // tokens: 1 KiB, past which memcmp is at full speed
+  const size_t most = std::min(a.size(), b.size());
+  size_t n = 0;
+  while (n + kBlock <= most && std::memcmp(a.data() + n, b.data() + n, kBlock * sizeof(Token)) == 0)
+    n += kBlock;
+  while (n < most && a[n] == b[n]) ++n;
+  const auto common = static_cast<int32_t>(n);
+  return common - common % options_.page_size;
+}
+
+RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Token> tokens) const {
+  const auto found = roots_.find(name_space);
+  if (found == roots_.end()) return {nullptr, 0};
+  Walk at{found->second, 0};
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  while (tokens.size() >= page_size) {
+    RadixNode* child = children_.find(at.node, tokens.data());
+    if (child == nullptr) break;
+    const int32_t common = common_tokens(child->tokens, tokens);
+    at = {child, at.num_tokens + common};
+    if (at.num_tokens < child->end) break;
+    tokens = tokens.subspan(static_cast<size_t>(common));
+  }
+  return at;
+}
+
+int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tokens) const {
+  return walk(name_space, tokens).num_tokens;
+}
+
+RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> tokens,
+                           std::vector<Page>* pages, int32_t priority) {
+  ++now_;
+  Walk at = walk(name_space, tokens);
+  if (at.node == nullptr) at.node = root_of(name_space);
+  if (at.num_tokens < at.node->end) {
+    const int32_t begin = at.node->parent->end;
+    at.node = split(at.node, at.num_tokens - begin);
+  }
+  for (RadixNode* node = at.node; node != nullptr; node = node->parent) add_lock(node, priority);
+  if (pages != nullptr && options_.has_pages) {
+    const auto begin = static_cast<std::ptrdiff_t>(pages->size());
+    pages->resize(pages->size() + static_cast<size_t>(at.node->end / options_.page_size));
+    for (const RadixNode* node = at.node; !node->is_root(); node = node->parent)
+      std::copy(node->pages.begin(), node->pages.end(),
+                pages->begin() + begin + node->parent->end / options_.page_size);
+  }
+  return at.node;
+}
+
+void RadixTree::unlock(RadixNode* node) {
+  ++now_;
+  RadixNode* root = node;
+  for (; node != nullptr; node = node->parent) {
+    root = node;
+    drop_lock(node);
+  }
+  if (root->num_locks == 0 && root->is_leaf()) delete_node(root);
+}
+
+RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> tokens,
+                                       std::span<const Page> pages, std::vector<Page>* present,
+                                       int32_t priority) {
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  ESP_CHECK(node->num_locks > 0 && tokens.size() % page_size == 0);
+  ESP_CHECK(pages.size() == (options_.has_pages ? tokens.size() / page_size : 0));
+  ++now_;
+  const int32_t begin = node->end;
+  while (!tokens.empty()) {
+    RadixNode* child = children_.find(node, tokens.data());
+    if (child == nullptr) break;
+    const int32_t common = common_tokens(child->tokens, tokens);
+    if (common < static_cast<int32_t>(child->tokens.size())) child = split(child, common);
+    add_lock(child, priority);
+    if (present != nullptr)
+      present->insert(present->end(), child->pages.begin(), child->pages.end());
+    tokens = tokens.subspan(static_cast<size_t>(common));
+    if (options_.has_pages) pages = pages.subspan(static_cast<size_t>(common) / page_size);
+    node = child;
+  }
+  const int32_t num_present = node->end - begin;
+  if (!tokens.empty()) {
+    node = add_leaf(node, tokens, pages);
+    add_lock(node, priority);
+  }
+  return {node, num_present};
+}
+
+int32_t RadixTree::evict(int32_t count, std::vector<Page>* pages) {
+  int32_t num_evicted = 0;
+  while (num_evicted < count && !evictable_leaves_.empty()) {
+    RadixNode* leaf = evictable_leaves_.top();
+    const int32_t take = std::min(count - num_evicted, num_pages_of(leaf));
+    trim_leaf(leaf, take, pages);
+    if (leaf->tokens.empty()) remove_leaf(leaf);
+    num_evicted += take;
+  }
+  if (num_evicted > 0) ++version_;
+  return num_evicted;
+}
+
+// The deepest pages first. What is left keeps its rank, so it goes next. The tree's look-up needs
+// the first page, so a leaf that loses all leaves the table before.
+void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages) {
+  const auto num_tokens = static_cast<size_t>(num_pages * options_.page_size);
+  if (leaf->tokens.size() == num_tokens) children_.erase(leaf);
+  if (pages != nullptr)
+    pages->insert(pages->end(), leaf->pages.rbegin(),
+                  leaf->pages.rbegin() + (options_.has_pages ? num_pages : 0));
+  leaf->tokens.resize(leaf->tokens.size() - num_tokens);
+  if (options_.has_pages) leaf->pages.resize(leaf->pages.size() - static_cast<size_t>(num_pages));
+  leaf->end -= static_cast<int32_t>(num_tokens);
+  num_evictable_ -= num_pages;
+}
+
+void RadixTree::remove_leaf(RadixNode* leaf) {
+  RadixNode* parent = leaf->parent;
+  evictable_leaves_.remove(leaf);
+  unlink(leaf);
+  delete_node(leaf);
+  if (!parent->is_leaf() || parent->num_locks > 0) return;
+  if (parent->is_root()) {
+    delete_node(parent);
+  } else {
+    became_unused(parent);
+  }
+}
+
+RadixNode* RadixTree::root_of(std::string_view name_space) {
+  RadixNode* root = new_node();
+  const auto place = roots_.emplace(std::string(name_space), root).first;
+  root->name_space = &place->first;
+  return root;
+}
+
+RadixNode* RadixTree::new_node() {
+  RadixNode* node = nullptr;
+  if (unused_.empty()) {
+    node = &arena_.emplace_back();
+  } else {
+    node = unused_.back();
+    unused_.pop_back();
+  }
+  node->id = next_node_id_++;
+  node->use = {.created = now_, .last_use = now_};
+  return node;
+}
+
+void RadixTree::delete_node(RadixNode* node) {
+  if (node->is_root() && node->name_space != nullptr) roots_.erase(roots_.find(*node->name_space));
+  *node = RadixNode();
+  unused_.push_back(node);
+}
+
+void RadixTree::link(RadixNode* parent, RadixNode* node) {
+  node->parent = parent;
+  node->prev_sibling = nullptr;
+  node->next_sibling = parent->first_child;
+  if (parent->first_child != nullptr) parent->first_child->prev_sibling = node;
+  parent->first_child = node;
+  ++num_nodes_;
+}
+
+void RadixTree::unlink(RadixNode* node) {
+  (node->prev_sibling != nullptr ? node->prev_sibling->next_sibling : node->parent->first_child) =
+      node->next_sibling;
+  if (node->next_sibling != nullptr) node->next_sibling->prev_sibling = node->prev_sibling;
+  --num_nodes_;
+}
+
+// `node` becomes parent -> upper -> node, where `upper` has the first num_tokens of its run. The
+// locks on and below `node` all pass through `upper`.
+RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
+  ESP_DCHECK(num_tokens > 0 && num_tokens < static_cast<int32_t>(node->tokens.size()));
+  children_.erase(node);
+  RadixNode* parent = node->parent;
+  unlink(node);
+
+  RadixNode* upper = new_node();
+  upper->use = node->use;
+  upper->num_locks = node->num_locks;
+  upper->end = parent->end + num_tokens;
+  upper->tokens.assign(node->tokens.begin(), node->tokens.begin() + num_tokens);
+  node->tokens.erase(node->tokens.begin(), node->tokens.begin() + num_tokens);
+  if (options_.has_pages) {
+    const int32_t num_pages = num_tokens / options_.page_size;
+    upper->pages.assign(node->pages.begin(), node->pages.begin() + num_pages);
+    node->pages.erase(node->pages.begin(), node->pages.begin() + num_pages);
+  }
+  link(parent, upper);
+  link(upper, node);
+  children_.insert(upper);
+  children_.insert(node);
+  return upper;
+}
+
+// Evictable until the caller locks it.
+RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
+                               std::span<const Page> pages) {
+  RadixNode* leaf = new_node();
+  leaf->tokens.assign(tokens.begin(), tokens.end());
+  leaf->pages.assign(pages.begin(), pages.end());
+  leaf->end = parent->end + static_cast<int32_t>(tokens.size());
+  link(parent, leaf);
+  children_.insert(leaf);
+  num_evictable_ += num_pages_of(leaf);
+  ++version_;
+  return leaf;
+}
+
+// One user more, which is one use more.
+void RadixTree::add_lock(RadixNode* node, int32_t priority) {
+  if (node->num_locks++ == 0) {
+    num_evictable_ -= num_pages_of(node);
+    num_protected_ += num_pages_of(node);
+    if (node->heap_index >= 0) evictable_leaves_.remove(node);
+  }
+  node->use.priority = node->use.num_uses == 0 ? priority : std::max(node->use.priority, priority);
+  ++node->use.num_uses;
+  node->use.last_use = now_;
+}
+
+void RadixTree::drop_lock(RadixNode* node) {
+  ESP_CHECK(node->num_locks > 0, "unlocked more often than locked");
+  node->use.last_use = now_;
+  if (--node->num_locks > 0) return;
+  num_protected_ -= num_pages_of(node);
+  num_evictable_ += num_pages_of(node);
+  if (node->is_leaf() && !node->is_root()) became_unused(node);
+}
+
+void RadixTree::became_unused(RadixNode* node) {
+  evictable_leaves_.push(node, eviction_rank(options_.policy, node->use));
+}
+
+void RadixTree::for_each_page(const std::function<void(Page)>& visit) const {
+  for (const RadixNode& node : arena_)
+    for (const Page page : node.pages) visit(page);
+}
+
+void RadixTree::check_node(const RadixNode& node, int32_t num_locks) const {
+  ESP_CHECK(node.num_locks == num_locks, "node {}: {} locks, {} held", node.id, node.num_locks,
+            num_locks);
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  ESP_CHECK(node.tokens.size() % page_size == 0);
+  ESP_CHECK(node.pages.size() == (options_.has_pages ? node.tokens.size() / page_size : 0));
+  for (const RadixNode* child = node.first_child; child != nullptr; child = child->next_sibling) {
+    ESP_CHECK(child->id != 0 && child->parent == &node);
+    ESP_CHECK(child->next_sibling == nullptr || child->next_sibling->prev_sibling == child);
+  }
+  if (node.is_root()) {
+    ESP_CHECK(node.tokens.empty() && node.end == 0 && node.heap_index < 0);
+    ESP_CHECK(node.num_locks > 0 || !node.is_leaf(), "an empty namespace is kept");
+    ESP_CHECK(roots_.at(*node.name_space) == &node);
+    return;
+  }
+  ESP_CHECK(!node.tokens.empty());
+  ESP_CHECK(node.end == node.parent->end + static_cast<int32_t>(node.tokens.size()));
+  ESP_CHECK(children_.find(node.parent, node.tokens.data()) == &node, "node {} is not found",
+            node.id);
+  ESP_CHECK((node.heap_index >= 0) == (node.num_locks == 0 && node.is_leaf()),
+            "node {} in the heap: {}", node.id, node.heap_index);
+}
+
+void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const {
+  std::unordered_map<const RadixNode*, int32_t> num_locks;
+  for (const RadixNode* node : locked)
+    for (; node != nullptr; node = node->parent) ++num_locks[node];
+
+  size_t num_nodes = 0, num_roots = 0, num_evictable_leaves = 0;
+  int32_t num_evictable = 0, num_protected = 0;
+  for (const RadixNode& node : arena_) {
+    if (node.id == 0) continue;
+    const auto found = num_locks.find(&node);
+    check_node(node, found == num_locks.end() ? 0 : found->second);
+    ++(node.is_root() ? num_roots : num_nodes);
+    (node.num_locks > 0 ? num_protected : num_evictable) += num_pages_of(&node);
+    num_evictable_leaves += node.heap_index >= 0 ? 1 : 0;
+  }
+  ESP_CHECK(num_nodes == num_nodes_ && num_nodes == children_.size() && num_roots == roots_.size());
+  ESP_CHECK(num_nodes + num_roots + unused_.size() == arena_.size(), "nodes lost");
+  ESP_CHECK(num_evictable == num_evictable_, "{} evictable, {} counted", num_evictable,
+            num_evictable_);
+  ESP_CHECK(num_protected == num_protected_, "{} protected, {} counted", num_protected,
+            num_protected_);
+  ESP_CHECK(num_evictable_leaves == evictable_leaves_.size());
+  evictable_leaves_.check_invariants();
+}
+
+}  // namespace espalier

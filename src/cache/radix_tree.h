@@ -1,0 +1,131 @@
+// A radix tree over token runs: which prefixes are cached, and in which pages. Knows nothing of
+// memory, sequences or models, so the router keeps one too.
+//
+// Source: "SGLang: Efficient Execution of Structured Language Model Programs", section 3
+// (RadixAttention). Where that leaves open: a split puts the new node ABOVE the old one, so whoever
+// holds the old one still holds its whole run; eviction takes no more of a leaf than is asked for.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/child_table.h"
+#include "cache/eviction.h"
+#include "cache/eviction_heap.h"
+
+namespace espalier {
+
+class RadixNode;
+
+// Edges are runs of whole pages; a page is `page_size` tokens and bears one page number. Runs of
+// different namespaces never meet. Not thread-safe. Pages belong to the tree from the extend() that
+// takes them to the evict() that hands them out.
+//
+// Cost, for n tokens and d nodes on their path: match and lock O(n) at the speed of memcmp plus
+// O(d) look-ups in one hash table; extend the same; unlock O(d); evict O(log leaves) a leaf.
+class RadixTree {
+ public:
+  using Token = int32_t;
+  using Page = int32_t;
+
+  struct Options {
+    int32_t page_size = 1;  // tokens
+    bool has_pages = true;  // false: prefixes alone, every `pages` argument is empty
+    EvictionPolicy policy = EvictionPolicy::kLru;
+  };
+
+  explicit RadixTree(const Options& options);
+  ~RadixTree();
+  RadixTree(const RadixTree&) = delete;
+  RadixTree& operator=(const RadixTree&) = delete;
+
+  // How many leading tokens are in the tree, whole pages only. Modifies nothing.
+  int32_t match(std::string_view name_space, std::span<const Token> tokens) const;
+
+  // Matches and protects: until unlock() nothing of the matched run is evicted. Appends the run's
+  // pages to `pages`. The node is the run's end (the namespace's root for an empty match).
+  RadixNode* lock(std::string_view name_space, std::span<const Token> tokens,
+                  std::vector<Page>* pages = nullptr, int32_t priority = 0);
+  void unlock(RadixNode* node);
+  static int32_t num_tokens_to(const RadixNode* node);  // from the root to the node's end
+
+  struct Extension {
+    RadixNode* node = nullptr;       // the run's end; the caller's lock has moved here
+    int32_t num_tokens_present = 0;  // of the run, which the tree had already
+  };
+  // Adds the run `tokens` (whole pages) below `node`, on which the caller has a lock. The tree
+  // takes pages[num_tokens_present / page_size ..); the ones before stay the caller's, and the
+  // pages that the tree has in their place are appended to `present`.
+  Extension extend(RadixNode* node, std::span<const Token> tokens, std::span<const Page> pages,
+                   std::vector<Page>* present = nullptr, int32_t priority = 0);
+
+  // Removes up to `count` pages that no lock protects, from the ends of leaves, in the policy's
+  // order; appends them to `pages`. Returns how many.
+  int32_t evict(int32_t count, std::vector<Page>* pages);
+
+  int32_t page_size() const { return options_.page_size; }
+  int32_t num_evictable_pages() const { return num_evictable_; }
+  int32_t num_protected_pages() const { return num_protected_; }
+  size_t num_nodes() const { return num_nodes_; }  // roots not counted
+  uint64_t version() const { return version_; }    // moves when a match may have changed
+
+  // Each page with its owner, in no order.
+  void for_each_page(const std::function<void(Page)>& visit) const;
+
+  // Aborts (ESP_CHECK) unless links, look-ups, counts and the order of eviction agree, and the
+  // locks are exactly those on `locked` (a node once for each lock).
+  void check_invariants(std::span<const RadixNode* const> locked) const;
+
+ private:
+  struct StringHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return std::hash<std::string_view>{}(s); }
+  };
+
+  struct Walk {
+    RadixNode* node;     // deepest node touched; null when the namespace is unknown
+    int32_t num_tokens;  // matched; ends inside `node` when below its end
+  };
+  Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
+  int32_t common_tokens(std::span<const Token> a, std::span<const Token> b) const;
+
+  RadixNode* root_of(std::string_view name_space);
+  RadixNode* new_node();
+  void delete_node(RadixNode* node);
+  void link(RadixNode* parent, RadixNode* node);
+  void unlink(RadixNode* node);
+  RadixNode* split(RadixNode* node, int32_t num_tokens);
+  RadixNode* add_leaf(RadixNode* parent, std::span<const Token> tokens,
+                      std::span<const Page> pages);
+
+  void add_lock(RadixNode* node, int32_t priority);
+  void drop_lock(RadixNode* node);
+  void became_unused(RadixNode* node);
+  void remove_leaf(RadixNode* leaf);
+  void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages);
+  int32_t num_pages_of(const RadixNode* node) const;
+
+  void check_node(const RadixNode& node, int32_t num_locks) const;
+
+  const Options options_;
+  std::deque<RadixNode> arena_;  // addresses stay
+  std::vector<RadixNode*> unused_;
+  std::unordered_map<std::string, RadixNode*, StringHash, std::equal_to<>> roots_;
+  ChildTable children_;
+  EvictionHeap evictable_leaves_;
+
+  uint64_t now_ = 0;  // operations so far: the time that policies see
+  uint64_t version_ = 0;
+  uint64_t next_node_id_ = 1;
+  size_t num_nodes_ = 0;
+  int32_t num_evictable_ = 0;  // pages
+  int32_t num_protected_ = 0;
+};
+
+}  // namespace espalier
