@@ -1,0 +1,580 @@
+#include "net/connection.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <exception>
+
+#include "base/log.h"
+
+namespace espalier::net {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+namespace {
+
+constexpr size_t kReadBytesMin = 4096;           // of an idle connection's buffer
+constexpr size_t kReadBytesMax = 64 << 10;       // while a body comes in
+constexpr size_t kPipelinedBytesMax = 64 << 10;  // read ahead while an answer is under way
+constexpr size_t kPipelinedOutputMax = 1 << 20;  // unread answers before the next request waits
+constexpr Duration kLinger = std::chrono::seconds(1);  // for a client to take our last answer
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+// Header values come from handlers, which may pass on a user's text: it must not start a header.
+void append_header_text(std::string& out, std::string_view text) {
+  for (const char c : text) out.push_back(c == '\r' || c == '\n' || c == '\0' ? ' ' : c);
+}
+
+// The handle that a handler holds.
+class Writer final : public ResponseWriter {
+ public:
+  Writer(std::shared_ptr<IoThread> io, std::weak_ptr<Connection> connection, uint64_t exchange,
+         SharedOutcome outcome)
+      : io_(std::move(io)),
+        connection_(std::move(connection)),
+        exchange_(exchange),
+        outcome_(std::move(outcome)) {}
+
+  ~Writer() override {
+    if (closed()) return;
+    with_connection([](Connection& c, uint64_t exchange) { c.abandon(exchange); });
+  }
+
+  void send(HttpResponse response) override {
+    with_connection([response = std::move(response)](Connection& c, uint64_t exchange) mutable {
+      c.send(exchange, std::move(response));
+    });
+  }
+  void start_stream(int status, Headers headers) override {
+    with_connection([status, headers = std::move(headers)](Connection& c, uint64_t id) mutable {
+      c.start_stream(id, status, std::move(headers));
+    });
+  }
+  void write(std::string bytes) override {
+    with_connection([bytes = std::move(bytes)](Connection& c, uint64_t exchange) mutable {
+      c.write(exchange, std::move(bytes));
+    });
+  }
+  void finish() override {
+    with_connection([](Connection& c, uint64_t exchange) { c.finish(exchange); });
+  }
+  void on_disconnect(std::function<void()> callback) override {
+    io_->run([connection = connection_, exchange = exchange_, outcome = outcome_,
+              callback = std::move(callback)]() mutable {
+      if (outcome->load() == Outcome::kGone) {
+        if (callback) callback();
+      } else if (const auto c = connection.lock()) {
+        c->on_disconnect(exchange, std::move(callback));
+      }
+    });
+  }
+  void post(std::function<void()> task) override { io_->post(std::move(task)); }
+  void post_after(Duration delay, std::function<void()> task) override {
+    io_->post_after(delay, std::move(task));
+  }
+  bool closed() const override { return outcome_->load() != Outcome::kOpen; }
+
+ private:
+  template <typename F>
+  void with_connection(F&& f) {
+    io_->run([connection = connection_, exchange = exchange_, f = std::forward<F>(f)]() mutable {
+      if (const auto c = connection.lock()) f(*c, exchange);
+    });
+  }
+
+  const std::shared_ptr<IoThread> io_;
+  const std::weak_ptr<Connection> connection_;
+  const uint64_t exchange_;
+  const SharedOutcome outcome_;
+};
+
+struct ParseFailure {
+  int status;
+  std::string_view message;
+};
+
+ParseFailure explain(const error_code& ec, bool in_first_line) {
+  if (ec == http::error::body_limit) return {413, "the body is larger than this server accepts"};
+  if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
+    return in_first_line ? ParseFailure{414, "the request line is too long"}
+                         : ParseFailure{431, "the headers are larger than this server accepts"};
+  }
+  if (ec == http::error::bad_version) return {505, "HTTP/1.0 and HTTP/1.1 are spoken here"};
+  if (ec == http::error::bad_method) return {400, "malformed request: bad method"};
+  if (ec == http::error::bad_target) return {400, "malformed request: bad target"};
+  if (ec == http::error::bad_content_length) return {400, "malformed request: bad Content-Length"};
+  if (ec == http::error::bad_transfer_encoding) {
+    return {400, "malformed request: bad Transfer-Encoding"};
+  }
+  if (ec == http::error::bad_chunk || ec == http::error::bad_chunk_extension) {
+    return {400, "malformed request: bad chunk"};
+  }
+  return {400, "malformed request: this is not HTTP/1.1"};
+}
+
+}  // namespace
+
+HttpResponse ServerShared::make_error(int status, std::string_view message) const {
+  if (config.make_error) return config.make_error(status, message);
+  std::string safe(message);
+  for (char& c : safe) {
+    if (c < ' ' || c > '~' || c == '"' || c == '\\') c = '?';
+  }
+  return HttpResponse::json(status, fmt::format(R"({{"error":{{"message":"{}"}}}})", safe));
+}
+
+struct Connection::Parser {
+  beast::flat_buffer in;
+  std::optional<http::request_parser<http::string_body>> request;
+  bool begun = false;            // a byte of the request is there
+  bool first_line_seen = false;  // and its first line's end
+  bool continue_sent = false;    // 100 Continue
+
+  void reset(const HttpServerConfig& config) {
+    request.emplace();
+    request->eager(true);
+    request->header_limit(static_cast<std::uint32_t>(config.max_header_bytes));
+    request->body_limit(config.max_body_bytes);
+    begun = first_line_seen = continue_sent = false;
+  }
+};
+
+Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<IoThread> io,
+                       std::shared_ptr<ServerShared> shared)
+    : io_(std::move(io)),
+      socket_(std::move(socket)),
+      shared_(std::move(shared)),
+      parser_(std::make_unique<Parser>()),
+      timer_(socket_.get_executor()) {}
+
+Connection::~Connection() = default;
+
+void Connection::start() {
+  io_->add(shared_from_this());
+  error_code ec;
+  socket_.non_blocking(true, ec);
+  socket_.set_option(asio::ip::tcp::no_delay(true), ec);
+  const auto remote = socket_.remote_endpoint(ec);
+  if (!ec) peer_ = fmt::format("{}:{}", remote.address().to_string(), remote.port());
+  parser_->reset(shared_->config);
+  if (shared_->stopping) return close();
+  set_deadline(shared_->config.idle_timeout);
+  read_more();
+}
+
+// Reading.
+
+void Connection::read_more() {
+  if (reading_ || eof_ || state_ == State::kClosed) return;
+  auto& in = parser_->in;
+  if (state_ == State::kResponding && in.size() >= kPipelinedBytesMax) return;
+  if (in.size() == 0 && in.capacity() > kReadBytesMax) in = beast::flat_buffer();
+  const bool in_body = state_ == State::kReading && parser_->request->is_header_done();
+  const size_t want = in_body || state_ == State::kLingering ? kReadBytesMax : kReadBytesMin;
+  reading_ = true;
+  socket_.async_read_some(in.prepare(want), [self = shared_from_this()](error_code ec, size_t n) {
+    self->on_read(ec, n);
+  });
+}
+
+void Connection::on_read(error_code ec, size_t num_bytes) {
+  reading_ = false;
+  if (state_ == State::kClosed) return;
+  if (ec) {
+    eof_ = true;
+    // A whole answer that is still being written may yet be taken by a client that only shut its
+    // sending side; anything else is over.
+    const bool answered = state_ == State::kResponding && answer_ == Answer::kDone;
+    if (ec == asio::error::eof && (answered || pending_output() > 0) && answer_ == Answer::kDone &&
+        state_ != State::kLingering) {
+      keep_alive_ = false;
+      return;
+    }
+    return close();
+  }
+  parser_->in.commit(num_bytes);
+  if (state_ == State::kLingering) {
+    parser_->in.consume(parser_->in.size());
+  } else if (state_ == State::kReading) {
+    process();
+  }
+  read_more();
+}
+
+void Connection::process() {
+  if (processing_) return;
+  processing_ = true;
+  while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax && parse()) {
+    dispatch();
+  }
+  processing_ = false;
+  flush();
+}
+
+bool Connection::parse() {
+  Parser& p = *parser_;
+  const HttpServerConfig& config = shared_->config;
+  while (p.in.size() > 0 && !p.request->is_done()) {
+    if (!p.begun) {
+      p.begun = true;
+      set_deadline(config.header_timeout);
+    }
+    if (!p.first_line_seen) {
+      const std::string_view seen(static_cast<const char*>(p.in.data().data()), p.in.size());
+      p.first_line_seen = seen.find('\n') != std::string_view::npos;
+    }
+    error_code ec;
+    size_t used = 0;
+    try {
+      used = p.request->put(p.in.data(), ec);
+    } catch (const std::bad_alloc&) {
+      fail_request(503, "no memory for this body");
+      return false;
+    }
+    p.in.consume(used);
+    if (ec == http::error::need_more) {
+      if (p.in.size() <= config.max_header_bytes) break;
+      // A head, or a chunk's first line, that does not end.
+      ec = p.request->is_header_done() ? http::error::bad_chunk : http::error::header_limit;
+    }
+    if (ec) {
+      const ParseFailure why = explain(ec, !p.first_line_seen);
+      fail_request(why.status, why.message);
+      return false;
+    }
+    if (used == 0) break;
+  }
+  if (p.request->is_done()) return true;
+  if (p.request->is_header_done()) {
+    set_deadline(config.idle_timeout);
+    const auto expect = p.request->get()[http::field::expect];
+    if (!expect.empty() && !p.continue_sent) {
+      p.continue_sent = true;
+      if (!beast::iequals(expect, "100-continue")) {
+        fail_request(417, "the only expectation known is 100-continue");
+        return false;
+      }
+      out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    }
+  }
+  return false;
+}
+
+void Connection::dispatch() {
+  clear_deadline();
+  auto& message = parser_->request->get();
+  HttpRequest request;
+  request.method = std::string(message.method_string());
+  std::string_view target(message.target().data(), message.target().size());
+  const std::string whole_target(target);
+  target = whole_target;
+  for (const auto& field : message) {
+    request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
+  }
+  request.peer = peer_;
+
+  ++exchange_;
+  ++shared_->requests_total;
+  state_ = State::kResponding;
+  answer_ = Answer::kNone;
+  is_head_ = request.method == "HEAD";
+  http10_ = message.version() < 11;
+  keep_alive_ = message.keep_alive() && !shared_->stopping && !eof_;
+  chunked_ = false;
+  request.body = std::move(message.body());
+  parser_->reset(shared_->config);
+  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
+
+  if (target.size() > shared_->config.max_target_bytes) {
+    return send(exchange_, shared_->make_error(414, "the path and query are too long"));
+  }
+  if (!http10_ && request.header("Host") == nullptr) {
+    keep_alive_ = false;
+    return send(exchange_, shared_->make_error(400, "malformed request: no Host header"));
+  }
+  if (target.starts_with("http://")) {  // absolute form, as sent to proxies
+    target.remove_prefix(std::min(target.size(), target.find('/', 7)));
+    if (target.empty()) target = "/";
+  }
+  if (!target.starts_with('/') && !(target == "*" && request.method == "OPTIONS")) {
+    return send(exchange_, shared_->make_error(400, "malformed request: bad target"));
+  }
+  const size_t question = target.find('?');
+  auto path = percent_decode(target.substr(0, question), false);
+  if (!path) return send(exchange_, shared_->make_error(400, "bad percent escape in the path"));
+  request.path = std::move(*path);
+  if (question != std::string_view::npos) request.query = target.substr(question + 1);
+  route(std::move(request));
+}
+
+void Connection::route(HttpRequest&& request) {
+  Router::Match match = shared_->router.find(request.method, request.path);
+  std::string allow;
+  for (const std::string& method : match.allowed) allow += method + ", ";
+  if (!allow.empty()) allow += "OPTIONS";
+
+  if (match.handler == nullptr && request.method == "OPTIONS") {
+    HttpResponse response{
+        204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
+    if (shared_->config.cors) {
+      response.headers.emplace_back("Access-Control-Allow-Methods", "*");
+      const std::string* wanted = request.header("Access-Control-Request-Headers");
+      response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
+      response.headers.emplace_back("Access-Control-Max-Age", "600");
+    }
+    return send(exchange_, std::move(response));
+  }
+  if (match.handler == nullptr) {
+    const bool known = !match.allowed.empty();
+    HttpResponse response = shared_->make_error(
+        known ? 405 : 404,
+        known ? fmt::format("{} takes {}, not {}", request.path, allow, request.method)
+              : fmt::format("there is no {} here", request.path));
+    if (known) response.headers.emplace_back("Allow", allow);
+    return send(exchange_, std::move(response));
+  }
+  request.params = std::move(match.params);
+  auto writer = std::make_shared<Writer>(io_, weak_from_this(), exchange_, outcome_);
+  const uint64_t exchange = exchange_;
+  try {
+    (*match.handler)(std::move(request), std::move(writer));
+  } catch (const std::exception& e) {  // a third party's (bad_alloc): this request fails alone
+    log_error("handler threw path={} what={}", request.path, e.what());
+    send(exchange, shared_->make_error(500, "internal error"));
+  }
+}
+
+void Connection::fail_request(int status, std::string_view message) {
+  ++exchange_;
+  state_ = State::kResponding;
+  answer_ = Answer::kNone;
+  is_head_ = http10_ = false;
+  keep_alive_ = false;
+  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
+  parser_->in.consume(parser_->in.size());
+  parser_->reset(shared_->config);
+  send(exchange_, shared_->make_error(status, message));
+}
+
+// Answering.
+
+void Connection::append_head(int status, const Headers& headers, bool chunked,
+                             size_t content_length) {
+  if (shared_->stopping) keep_alive_ = false;
+  fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\nDate: {}\r\n", status,
+                 status_reason(status), io_->http_date());
+  for (const auto& [name, value] : headers) {
+    append_header_text(out_, name);
+    out_ += ": ";
+    append_header_text(out_, value);
+    out_ += "\r\n";
+  }
+  if (shared_->config.cors) {
+    out_ += "Access-Control-Allow-Origin: *\r\nAccess-Control-Expose-Headers: *\r\n";
+  }
+  if (chunked) {
+    out_ += "Transfer-Encoding: chunked\r\n";
+  } else if (status != 204 && content_length != std::string::npos) {
+    fmt::format_to(std::back_inserter(out_), "Content-Length: {}\r\n", content_length);
+  }
+  if (!keep_alive_) {
+    out_ += "Connection: close\r\n";
+  } else if (http10_) {
+    out_ += "Connection: keep-alive\r\n";
+  }
+  out_ += "\r\n";
+}
+
+void Connection::send(uint64_t exchange, HttpResponse&& response) {
+  if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
+  append_head(response.status, response.headers, false, response.body.size());
+  if (!is_head_ && response.status != 204) out_ += response.body;
+  answer_done();
+}
+
+void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) {
+  if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
+  chunked_ = !http10_;
+  if (http10_) keep_alive_ = false;  // the end of the connection ends the answer
+  append_head(status, headers, chunked_, std::string::npos);
+  answer_ = Answer::kStreaming;
+  flush_soon();
+}
+
+void Connection::write(uint64_t exchange, std::string&& bytes) {
+  if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || is_head_) return;
+  if (chunked_) fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
+  out_ += bytes;
+  if (chunked_) out_ += "\r\n";
+  const size_t bound = shared_->config.max_pending_output_bytes;
+  if (pending_output() > bound) flush();
+  if (state_ != State::kClosed && pending_output() > bound) {
+    ++shared_->dropped_slow_total;
+    return drop("its client does not read");
+  }
+  flush_soon();
+}
+
+void Connection::finish(uint64_t exchange) {
+  if (exchange != exchange_ || answer_ != Answer::kStreaming) return;
+  if (chunked_ && !is_head_) out_ += "0\r\n\r\n";
+  answer_done();
+}
+
+void Connection::abandon(uint64_t exchange) {
+  if (exchange != exchange_ || state_ != State::kResponding || answer_ == Answer::kDone) return;
+  if (answer_ == Answer::kStreaming) return drop("its answer was abandoned");
+  send(exchange, shared_->make_error(500, "internal error: the request was not answered"));
+}
+
+void Connection::on_disconnect(uint64_t exchange, std::function<void()>&& callback) {
+  if (exchange != exchange_ || state_ != State::kResponding || answer_ == Answer::kDone) return;
+  disconnect_ = std::move(callback);
+}
+
+void Connection::answer_done() {
+  answer_ = Answer::kDone;
+  outcome_->store(Outcome::kAnswered);
+  const auto callback = std::move(disconnect_);  // destroyed at the end of this call
+  disconnect_ = nullptr;
+  if (keep_alive_) {
+    state_ = State::kReading;
+    set_deadline(shared_->config.idle_timeout);
+  }
+  if (processing_) return;  // process() goes on and flushes
+  flush_soon();
+}
+
+// Writing.
+
+void Connection::flush_soon() {
+  if (flush_wanted_ || waiting_writable_) return;
+  flush_wanted_ = true;
+  io_->flush_later(shared_from_this());
+}
+
+void Connection::flush() {
+  flush_wanted_ = false;
+  if (waiting_writable_ || state_ == State::kClosed) return;
+  while (pending_output() > 0) {
+    error_code ec;
+    const size_t n =
+        socket_.write_some(asio::buffer(out_.data() + out_begin_, pending_output()), ec);
+    ++shared_->socket_writes_total;
+    if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
+    if (ec) return close();
+    out_begin_ += n;
+    if (out_begin_ > out_.size() / 2) {
+      out_.erase(0, out_begin_);
+      out_begin_ = 0;
+    }
+  }
+  if (out_.capacity() > (256 << 10)) std::string().swap(out_);
+  if (state_ == State::kResponding) {
+    if (answer_ == Answer::kDone) return linger();
+    clear_deadline();
+  } else if (state_ == State::kReading && !processing_) {
+    if (eof_) return close();
+    set_deadline(parser_->begun ? shared_->config.header_timeout : shared_->config.idle_timeout);
+    if (parser_->in.size() > 0 && !parser_->begun) process();
+    read_more();
+  }
+}
+
+void Connection::wait_writable() {
+  waiting_writable_ = true;
+  set_deadline(shared_->config.write_timeout);
+  socket_.async_wait(asio::ip::tcp::socket::wait_write, [self = shared_from_this()](error_code ec) {
+    self->waiting_writable_ = false;
+    if (!ec) self->flush();
+  });
+}
+
+// Shuts our side and waits a little for the client's end: closing at once, with bytes of its still
+// unread, would reset the connection and lose the answer.
+void Connection::linger() {
+  if (eof_) return close();
+  state_ = State::kLingering;
+  error_code ec;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+  if (ec) return close();
+  set_deadline(kLinger);
+  parser_->in.consume(parser_->in.size());
+  read_more();
+}
+
+void Connection::drop(std::string_view why) {
+  log_debug("connection dropped peer={} why=\"{}\"", peer_, why);
+  close();
+}
+
+void Connection::begin_shutdown() {
+  keep_alive_ = false;
+  if (state_ != State::kReading) return;
+  if (pending_output() > 0) {  // the answer is complete: write it, then close
+    state_ = State::kResponding;
+    return;
+  }
+  close();
+}
+
+void Connection::close() {
+  if (state_ == State::kClosed) return;
+  const auto self = shared_from_this();  // the last other reference may go below
+  state_ = State::kClosed;
+  if (outcome_ && answer_ != Answer::kDone) outcome_->store(Outcome::kGone);
+  error_code ignored;
+  socket_.close(ignored);
+  timer_.cancel();
+  io_->remove(self);
+  {
+    std::lock_guard lock(shared_->mutex);
+    if (--shared_->connections_open == 0) shared_->none_open.notify_all();
+  }
+  const auto callback = std::move(disconnect_);
+  disconnect_ = nullptr;
+  if (callback && answer_ != Answer::kDone) callback();
+}
+
+// Deadlines. The timer is set again only when it fires or must fire earlier, so that moving the
+// deadline costs nothing.
+
+void Connection::set_deadline(Duration from_now) {
+  deadline_ = now() + from_now;
+  arm_timer();
+}
+
+void Connection::arm_timer() {
+  if (deadline_ == TimePoint::max() || (timer_armed_ && timer_at_ <= deadline_)) return;
+  timer_armed_ = true;
+  timer_at_ = deadline_;
+  timer_.expires_at(std::chrono::time_point_cast<std::chrono::steady_clock::duration>(deadline_));
+  timer_.async_wait([weak = weak_from_this()](error_code ec) {
+    const auto self = weak.lock();
+    if (ec || self == nullptr || self->state_ == State::kClosed) return;
+    self->timer_armed_ = false;
+    if (self->deadline_ <= now()) {
+      self->on_deadline();
+    } else {
+      self->arm_timer();
+    }
+  });
+}
+
+void Connection::on_deadline() {
+  clear_deadline();
+  if (state_ == State::kReading && parser_->begun && pending_output() == 0) {
+    fail_request(408, "the request took too long to arrive");
+    return flush();
+  }
+  if (state_ != State::kLingering && pending_output() > 0) ++shared_->dropped_slow_total;
+  drop("timeout");
+}
+
+}  // namespace espalier::net

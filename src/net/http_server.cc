@@ -1,0 +1,188 @@
+#include "net/http_server.h"
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "net/connection.h"
+#include "net/io_thread.h"
+
+namespace espalier::net {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+// Opens, binds and listens on one endpoint.
+error_code listen_on(tcp::acceptor& acceptor, const tcp::endpoint& endpoint) {
+  error_code ec;
+  const auto step = [&](auto&& f) {
+    if (!ec) f();
+  };
+  step([&] { acceptor.open(endpoint.protocol(), ec); });
+  step([&] { acceptor.set_option(tcp::acceptor::reuse_address(true), ec); });
+  step([&] { acceptor.bind(endpoint, ec); });
+  step([&] { acceptor.listen(asio::socket_base::max_listen_connections, ec); });
+  if (ec) {
+    error_code ignored;
+    acceptor.close(ignored);
+  }
+  return ec;
+}
+
+Status listen(tcp::acceptor& acceptor, const HttpServerConfig& config) {
+  if (config.port < 0 || config.port > 65535) {
+    return invalid_argument("port {} is outside 0 to 65535", config.port);
+  }
+  error_code ec;
+  tcp::resolver resolver(acceptor.get_executor());
+  const auto found = resolver.resolve(config.host, std::to_string(config.port),
+                                      tcp::resolver::passive | tcp::resolver::numeric_service, ec);
+  if (ec) return invalid_argument("cannot listen on host \"{}\": {}", config.host, ec.message());
+  for (const auto& entry : found) {
+    ec = listen_on(acceptor, entry.endpoint());
+    if (!ec) return {};
+  }
+  if (ec == asio::error::address_in_use) {
+    return error(
+        StatusCode::kFailedPrecondition,
+        "port {} of {} is in use by another program: stop that one, or choose another port",
+        config.port, config.host);
+  }
+  if (ec == asio::error::access_denied) {
+    return error(StatusCode::kPermissionDenied,
+                 "port {} of {} may not be used by this user: choose one above 1023", config.port,
+                 config.host);
+  }
+  return invalid_argument("cannot listen on {}:{}: {}", config.host, config.port, ec.message());
+}
+
+}  // namespace
+
+struct HttpServer::Impl {
+  std::shared_ptr<ServerShared> shared = std::make_shared<ServerShared>();
+  std::vector<std::shared_ptr<IoThread>> threads;
+  std::unique_ptr<tcp::acceptor> acceptor;  // on threads[0]
+  size_t next_thread = 0;
+  int port = 0;
+  std::mutex stop_mutex;
+  bool stopped = false;
+
+  void accept_next();
+  void take(tcp::socket socket, const std::shared_ptr<IoThread>& io);
+  void refuse(tcp::socket socket);
+};
+
+void HttpServer::Impl::accept_next() {
+  if (shared->stopping) return;
+  const std::shared_ptr<IoThread>& io = threads[next_thread++ % threads.size()];
+  acceptor->async_accept(io->context(), [this, io](error_code ec, tcp::socket socket) {
+    if (!ec) {
+      take(std::move(socket), io);
+    } else if (ec == asio::error::operation_aborted || shared->stopping) {
+      return;
+    } else if (ec == asio::error::no_descriptors || ec == asio::error::no_memory ||
+               ec == asio::error::no_buffer_space ||
+               ec == error_code(ENFILE, boost::system::system_category())) {
+      log_warning("accept failed why=\"{}\" retry_ms=100", ec.message());
+      threads[0]->post_after(std::chrono::milliseconds(100), [this] { accept_next(); });
+      return;
+    }
+    accept_next();
+  });
+}
+
+void HttpServer::Impl::take(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
+  {
+    std::lock_guard lock(shared->mutex);
+    if (shared->connections_open < shared->config.max_connections) {
+      ++shared->connections_open;
+      ++shared->connections_total;
+    } else {
+      refuse(std::move(socket));
+      return;
+    }
+  }
+  auto connection = std::make_shared<Connection>(std::move(socket), io, shared);
+  io->run([connection = std::move(connection)] { connection->start(); });
+}
+
+// Best effort: what the socket's buffer takes.
+void HttpServer::Impl::refuse(tcp::socket socket) {
+  const HttpResponse body = shared->make_error(503, "too many connections");
+  const std::string answer = fmt::format(
+      "HTTP/1.1 503 {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: "
+      "1\r\n"
+      "Connection: close\r\n\r\n{}",
+      status_reason(503), body.body.size(), body.body);
+  error_code ignored;
+  socket.non_blocking(true, ignored);
+  socket.write_some(asio::buffer(answer), ignored);
+  socket.shutdown(tcp::socket::shutdown_send, ignored);
+}
+
+Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, Router router) {
+  if (config.num_threads < 1) return fail(invalid_argument("num_threads must be at least 1"));
+  auto impl = std::make_unique<Impl>();
+  impl->shared->config = std::move(config);
+  impl->shared->router = std::move(router);
+  for (int i = 0; i < impl->shared->config.num_threads; ++i) {
+    impl->threads.push_back(std::make_shared<IoThread>());
+  }
+  impl->acceptor = std::make_unique<tcp::acceptor>(impl->threads[0]->context());
+  ESP_RETURN_IF_ERROR(listen(*impl->acceptor, impl->shared->config));
+  error_code ec;
+  impl->port = impl->acceptor->local_endpoint(ec).port();
+  for (size_t i = 0; i < impl->threads.size(); ++i) {
+    impl->threads[i]->start(fmt::format("esp-io-{}", i));
+  }
+  impl->threads[0]->post([raw = impl.get()] { raw->accept_next(); });
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() { stop(Duration::zero()); }
+
+int HttpServer::port() const { return impl_->port; }
+
+HttpServerStats HttpServer::stats() const {
+  const ServerShared& s = *impl_->shared;
+  HttpServerStats out;
+  out.connections_total = s.connections_total;
+  out.requests_total = s.requests_total;
+  out.dropped_slow_total = s.dropped_slow_total;
+  out.socket_writes_total = s.socket_writes_total;
+  std::lock_guard lock(impl_->shared->mutex);
+  out.connections_open = s.connections_open;
+  return out;
+}
+
+void HttpServer::stop(Duration timeout) {
+  std::lock_guard lock(impl_->stop_mutex);
+  if (impl_->stopped) return;
+  impl_->stopped = true;
+  for (const auto& io : impl_->threads) ESP_CHECK(!io->in_thread(), "stop() on an I/O thread");
+  ServerShared& shared = *impl_->shared;
+  shared.stopping = true;
+  impl_->threads[0]->post([this] {
+    error_code ignored;
+    impl_->acceptor->close(ignored);
+  });
+  for (const auto& io : impl_->threads) {
+    io->post([io] {
+      for (const auto& connection : io->connections()) connection->begin_shutdown();
+    });
+  }
+  {
+    std::unique_lock open_lock(shared.mutex);
+    shared.none_open.wait_for(open_lock, timeout, [&] { return shared.connections_open == 0; });
+  }
+  for (const auto& io : impl_->threads) io->post([io] { io->finish(); });
+  for (const auto& io : impl_->threads) io->join();
+}
+
+}  // namespace espalier::net

@@ -1,0 +1,77 @@
+// One I/O thread: an io_context, a mailbox by which other threads hand it work, and the connections
+// that live on it. Internal to the room; includes Asio.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace espalier::net {
+
+class Connection;
+
+// post() and in_thread() are thread-safe; the rest belongs to the thread itself. Shared by the
+// server, its connections and the handles of answers, which may outlive both.
+class IoThread : public std::enable_shared_from_this<IoThread> {
+ public:
+  using Task = std::function<void()>;
+
+  IoThread() : context_(1), work_(context_.get_executor()) {}
+
+  void start(std::string name);
+  void join();  // after finish(): runs out of work, then drops what is still posted
+
+  boost::asio::io_context& context() { return context_; }
+  bool in_thread() const { return std::this_thread::get_id() == thread_id_.load(); }
+
+  // Tasks run in the order of their posts. A mailbox that has any is drained by one wake-up.
+  void post(Task task);
+  void run(Task task) { in_thread() ? task() : post(std::move(task)); }
+  void post_after(Duration delay, Task task);
+
+  // `connection` wants its output written once the tasks at hand are done.
+  void flush_later(std::shared_ptr<Connection> connection);
+
+  void add(std::shared_ptr<Connection> connection) { connections_.insert(std::move(connection)); }
+  void remove(const std::shared_ptr<Connection>& connection) { connections_.erase(connection); }
+  std::vector<std::shared_ptr<Connection>> connections() const {
+    return {connections_.begin(), connections_.end()};
+  }
+
+  void finish();                 // closes everything and lets the thread run out of work
+  std::string_view http_date();  // "Sun, 06 Nov 1994 08:49:37 GMT", of this second
+
+ private:
+  void drain();
+
+  boost::asio::io_context context_;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  std::thread thread_;
+  std::atomic<std::thread::id> thread_id_;
+
+  std::mutex mutex_;  // guards the next three
+  std::vector<Task> mailbox_;
+  bool drain_posted_ = false;
+  bool closed_ = false;
+
+  std::vector<Task> running_;
+  std::vector<std::shared_ptr<Connection>> to_flush_;
+  bool draining_ = false;
+  std::unordered_set<std::shared_ptr<Connection>> connections_;
+  std::unordered_set<std::shared_ptr<boost::asio::steady_timer>> timers_;
+  int64_t date_second_ = 0;
+  char date_[40] = {};
+};
+
+}  // namespace espalier::net

@@ -1,0 +1,84 @@
+// A raw client for tests: writes any bytes, reads what comes.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+namespace espalier::net {
+
+class TestSocket {
+ public:
+  explicit TestSocket(int port, int receive_buffer = 0) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (receive_buffer > 0) {
+      ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+    }
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  }
+  TestSocket(TestSocket&& other) noexcept : fd_(other.fd_), connected_(other.connected_) {
+    other.fd_ = -1;
+  }
+  TestSocket& operator=(TestSocket&&) = delete;
+  ~TestSocket() { close(); }
+
+  bool connected() const { return connected_; }
+  int fd() const { return fd_; }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  void shut_sending() { ::shutdown(fd_, SHUT_WR); }
+
+  bool write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return true;
+  }
+
+  // Reads until `done(text)`, the end of the stream, or the timeout; `at_end` tells of the second.
+  template <typename Done>
+  std::string read_until(Done done, std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    std::string text;
+    at_end_ = false;
+    while (!done(text)) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      pollfd p{fd_, POLLIN, 0};
+      if (left.count() <= 0 || ::poll(&p, 1, static_cast<int>(left.count())) <= 0) break;
+      char chunk[16 << 10];
+      const ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
+      if (n <= 0) {
+        at_end_ = true;
+        break;
+      }
+      text.append(chunk, static_cast<size_t>(n));
+    }
+    return text;
+  }
+  std::string read_to_end(std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
+    return read_until([](const std::string&) { return false; }, timeout);
+  }
+  bool at_end() const { return at_end_; }
+
+ private:
+  int fd_ = -1;
+  bool connected_ = false;
+  bool at_end_ = false;
+};
+
+}  // namespace espalier::net
