@@ -1,0 +1,133 @@
+#include "engine/executor/cpu_executor.h"
+
+#include <atomic>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace espalier {
+
+Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(CpuExecutorParts parts,
+                                                         const CpuExecutorConfig& config) {
+  ESP_RETURN_IF_ERROR(parts.model->reserve(config.max_tokens, config.max_slots));
+  return std::unique_ptr<CpuExecutor>(new CpuExecutor(std::move(parts), config));
+}
+
+CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config)
+    : parts_(std::move(parts)),
+      slots_(static_cast<size_t>(config.max_slots)),
+      thread_("cpu-executor",
+              [this](const ForwardBatch& batch, StepResult& result) { run(batch, result); }) {
+  const int32_t vocab_size = parts_.model->info().vocab_size;
+  samplers_.reserve(static_cast<size_t>(parts_.pool->num_threads()));
+  for (int i = 0; i < parts_.pool->num_threads(); ++i) samplers_.emplace_back(vocab_size);
+  token_ids_.reserve(static_cast<size_t>(config.max_tokens));
+  jobs_.reserve(static_cast<size_t>(config.max_slots));
+}
+
+void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  init_slots(batch);
+  resolve_tokens(batch);
+  result.lanes.assign(batch.lanes.size(), {});
+  for (size_t i = 0; i < batch.lanes.size(); ++i)
+    result.lanes[i].input_logprobs.resize(batch.lanes[i].input_logprob_targets.size());
+  const ForwardOutput output =
+      parts_.model->forward(batch, token_ids_, parts_.kv.view(),
+                            [&](int32_t lane, int32_t target, std::span<const float> logits) {
+                              take_input_logits(batch, result, lane, target, logits);
+                            });
+  list_samples(batch, thread_.await_masks(batch));
+  sample_lanes(batch, output, result);
+  result.forward_seconds = to_seconds(clock.now() - start);
+}
+
+void CpuExecutor::init_slots(const ForwardBatch& batch) {
+  for (const SlotInit& init : batch.slot_inits) {
+    Slot& slot = slots_[static_cast<size_t>(init.slot)];
+    slot.sampling = init.sampling;
+    slot.last_token = 0;
+    slot.counts.reset(init.prompt_ids, init.output_ids);
+  }
+}
+
+void CpuExecutor::resolve_tokens(const ForwardBatch& batch) {
+  token_ids_ = batch.token_ids;
+  for (const Lane& lane : batch.lanes)
+    for (int32_t i = 0; i < lane.num_query_tokens; ++i) {
+      TokenId& token = token_ids_[static_cast<size_t>(lane.query_begin + i)];
+      if (token == kTokenFromSlot) token = slots_[static_cast<size_t>(lane.slot)].last_token;
+    }
+}
+
+void CpuExecutor::take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t lane,
+                                    int32_t target, std::span<const float> logits) {
+  const Lane& from = batch.lanes[static_cast<size_t>(lane)];
+  const SamplingSpec& spec = *slots_[static_cast<size_t>(from.slot)].sampling;
+  const auto at = static_cast<size_t>(target);
+  LaneResult& to = result.lanes[static_cast<size_t>(lane)];
+  auto logprobs = samplers_[0].logprobs(logits, from.input_logprob_targets[at], spec);
+  if (logprobs)
+    to.input_logprobs[at] = std::move(*logprobs);
+  else
+    to.status = std::move(logprobs).error();
+}
+
+void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks) {
+  jobs_.clear();
+  const auto words = static_cast<size_t>(masks.words_per_mask);
+  size_t next_mask = 0;
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    std::span<const uint32_t> mask;
+    if (batch.lanes[i].has_mask && words > 0)
+      mask = masks.words.subspan(next_mask++ * words, words);
+    if (batch.lanes[i].sample) jobs_.push_back({.lane = static_cast<int32_t>(i), .mask = mask});
+  }
+}
+
+// Rows of logits are in the order of the lanes that sample. Whichever thread is free takes the next
+// lane; no result depends on which.
+void CpuExecutor::sample_lanes(const ForwardBatch& batch, const ForwardOutput& output,
+                               StepResult& result) {
+  const auto vocab_size = static_cast<size_t>(parts_.model->info().vocab_size);
+  ESP_CHECK(output.sample_logits.size() == jobs_.size() * vocab_size);
+  std::atomic<size_t> next{0};
+  const auto work = [&](int thread) {
+    for (size_t row = next++; row < jobs_.size(); row = next++) {
+      const auto at = static_cast<size_t>(jobs_[row].lane);
+      const Lane& lane = batch.lanes[at];
+      const Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+      sample_lane(samplers_[static_cast<size_t>(thread)], lane,
+                  {.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
+                   .spec = slot.sampling.get(),
+                   .counts = &slot.counts,
+                   .mask = jobs_[row].mask,
+                   .output_index = lane.output_index},
+                  result.lanes[at]);
+    }
+  };
+  if (jobs_.size() < 2)
+    work(0);
+  else
+    parts_.pool->run(work);
+}
+
+void CpuExecutor::sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,
+                              LaneResult& result) {
+  Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+  slot.last_token = 0;  // the step behind this one may ask for it, though this lane fails
+  if (!result.status.ok()) return;
+  const auto fail_lane = [&](Status status) { result.status = std::move(status); };
+  auto token = sampler.sample(input);
+  if (!token) return fail_lane(std::move(token).error());
+  if (input.spec->return_logprob) {
+    auto logprobs = sampler.logprobs(input.logits, *token, *input.spec);
+    if (!logprobs) return fail_lane(std::move(logprobs).error());
+    result.logprobs = std::move(*logprobs);
+  }
+  result.token = slot.last_token = *token;
+  if (input.spec->has_penalties()) slot.counts.add_output(*token);
+}
+
+}  // namespace espalier

@@ -1,0 +1,75 @@
+// Runs steps on this machine's processors: a model's forward, then the sampler over the lanes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "engine/executor/executor.h"
+#include "engine/executor/step_thread.h"
+#include "engine/sampling/sampler.h"
+#include "engine/sampling/token_counts.h"
+#include "models/model.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+
+// What it runs with; owned. The model was loaded with this pool.
+struct CpuExecutorParts {
+  std::unique_ptr<WorkPool> pool;
+  std::unique_ptr<Model> model;
+  KvPool kv;
+};
+
+struct CpuExecutorConfig {
+  int32_t max_slots = 0;   // lanes of a step, and slots
+  int32_t max_tokens = 0;  // of a step
+};
+
+class CpuExecutor final : public Executor {
+ public:
+  // Sizes all scratch. Fails where the model's reserve does.
+  static Result<std::unique_ptr<CpuExecutor>> create(CpuExecutorParts parts,
+                                                     const CpuExecutorConfig& config);
+
+  void launch(const ForwardBatch& batch) override { thread_.launch(batch); }
+  void provide_masks(uint64_t step, const MaskView& masks) override {
+    thread_.provide_masks(step, masks);
+  }
+  const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
+
+ private:
+  // What a request leaves between its steps.
+  struct Slot {
+    std::shared_ptr<const SamplingSpec> sampling;
+    TokenId last_token = 0;
+    TokenCounts counts;  // where the sampling has penalties
+  };
+
+  CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config);
+  void run(const ForwardBatch& batch, StepResult& result);
+  void init_slots(const ForwardBatch& batch);
+  void resolve_tokens(const ForwardBatch& batch);
+  void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t lane,
+                         int32_t target, std::span<const float> logits);
+  void list_samples(const ForwardBatch& batch, const MaskView& masks);
+  void sample_lanes(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
+  void sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,
+                   LaneResult& result);
+
+  // One lane that samples: its place in the batch, and its mask.
+  struct SampleJob {
+    int32_t lane = 0;
+    std::span<const uint32_t> mask;
+  };
+
+  CpuExecutorParts parts_;
+  std::vector<Slot> slots_;
+  std::vector<Sampler> samplers_;   // one for each thread of the pool
+  std::vector<TokenId> token_ids_;  // of the step, resolved
+  std::vector<SampleJob> jobs_;
+  StepThread thread_;  // last: it uses all of the above
+};
+
+}  // namespace espalier

@@ -1,0 +1,142 @@
+#include "engine/executor/null_executor.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/check.h"
+#include "base/rng.h"
+
+namespace espalier {
+namespace {
+
+constexpr uint64_t kEmptyHistory = 0x9ae16a3b2f90404full;
+
+uint64_t extend(uint64_t history, TokenId token) {
+  return mix64(history ^ mix64(static_cast<uint64_t>(token) + 1));
+}
+
+bool allowed(std::span<const uint32_t> mask, TokenId token) {
+  const auto word = static_cast<size_t>(token / 32);
+  return mask.empty() || (word < mask.size() && (mask[word] >> (token % 32) & 1));
+}
+
+}  // namespace
+
+uint64_t NullExecutor::hash_history(std::span<const TokenId> tokens) {
+  uint64_t history = kEmptyHistory;
+  for (TokenId token : tokens) history = extend(history, token);
+  return history;
+}
+
+TokenId NullExecutor::uniform_token(uint64_t history, int32_t vocab_size) {
+  return static_cast<TokenId>(mix64(history) % static_cast<uint64_t>(vocab_size));
+}
+
+NullExecutor::NullExecutor(NullExecutorConfig config)
+    : config_(std::move(config)),
+      thread_("null-device",
+              [this](const ForwardBatch& batch, StepResult& result) { run(batch, result); }) {}
+
+void NullExecutor::launch(const ForwardBatch& batch) {
+  launched_at_[batch.step % std::size(launched_at_)] = SteadyClock().now();
+  thread_.launch(batch);
+}
+
+void NullExecutor::provide_masks(uint64_t step, const MaskView& masks) {
+  thread_.provide_masks(step, masks);
+}
+
+const StepResult& NullExecutor::wait(uint64_t step) {
+  ++num_waits_;
+  return thread_.wait(step);
+}
+
+// Time on the device is counted from the end of the step before, not from when this thread woke, so
+// that the delays of waking do not add up.
+void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
+  const TimePoint launched = launched_at_[batch.step % std::size(launched_at_)];
+  if (num_steps_++ > 0 && launched > busy_until_) ++num_late_steps_;
+  const TimePoint start = std::max(launched, busy_until_);
+  busy_until_ = start + config_.step_delay;
+  for (const SlotInit& init : batch.slot_inits) {
+    const auto slot = static_cast<size_t>(init.slot);
+    if (slots_.size() <= slot) slots_.resize(slot + 1);
+    slots_[slot] = {.sampling = init.sampling};
+  }
+  result.lanes.assign(batch.lanes.size(), {});
+  lane_histories_.resize(batch.lanes.size());
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    run_lane(batch, batch.lanes[i], result.lanes[i]);
+    const Lane& lane = batch.lanes[i];
+    lane_histories_[i] = history_at(batch, lane, lane.prefix_len + lane.num_query_tokens - 1);
+  }
+  const MaskView masks = thread_.await_masks(batch);
+  size_t next_mask = 0;
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    const Lane& lane = batch.lanes[i];
+    std::span<const uint32_t> mask;
+    if (lane.has_mask && !masks.words.empty()) {
+      const auto words = static_cast<size_t>(masks.words_per_mask);
+      mask = masks.words.subspan(next_mask++ * words, words);
+    }
+    if (lane.sample) sample(lane, lane_histories_[i], mask, result.lanes[i]);
+  }
+  if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
+  result.forward_seconds = to_seconds(config_.step_delay);
+}
+
+uint64_t& NullExecutor::history_at(const ForwardBatch& batch, const Lane& lane, int32_t position) {
+  const int32_t page_size = config_.page_size;
+  const PageId page =
+      batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size)];
+  const auto at = static_cast<size_t>(page) * static_cast<size_t>(page_size) +
+                  static_cast<size_t>(position % page_size);
+  if (histories_.size() <= at) histories_.resize(2 * at + 1);
+  return histories_[at];
+}
+
+void NullExecutor::run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result) {
+  const Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+  ESP_CHECK(lane.num_query_tokens >= 1 && slot.sampling != nullptr);
+  const int32_t end = lane.prefix_len + lane.num_query_tokens;
+  ESP_CHECK(lane.num_pages == (end + config_.page_size - 1) / config_.page_size);
+  uint64_t history =
+      lane.prefix_len == 0 ? kEmptyHistory : history_at(batch, lane, lane.prefix_len - 1);
+  for (int32_t i = 0; i < lane.num_query_tokens; ++i) {
+    const auto at = static_cast<size_t>(lane.query_begin + i);
+    ESP_CHECK(batch.positions[at] == lane.prefix_len + i);
+    const TokenId token =
+        batch.token_ids[at] == kTokenFromSlot ? slot.last_token : batch.token_ids[at];
+    ESP_CHECK(token >= 0, "slot {} has no token yet", lane.slot);
+    history = extend(history, token);
+    history_at(batch, lane, lane.prefix_len + i) = history;
+  }
+  for (TokenId target : lane.input_logprob_targets)
+    result.input_logprobs.push_back(logprobs(*slot.sampling, target));
+}
+
+void NullExecutor::sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
+                          LaneResult& result) {
+  Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+  const Result<TokenId> next =
+      config_.next_token ? config_.next_token(history) : uniform_token(history, config_.vocab_size);
+  if (!next) {
+    result.status = next.error();
+    slot.last_token = 0;  // the step behind this one may ask for it
+    return;
+  }
+  TokenId token = *next;
+  for (int32_t i = 0; i < config_.vocab_size && !allowed(mask, token); ++i)
+    token = (token + 1) % config_.vocab_size;
+  result.token = slot.last_token = token;
+  if (slot.sampling->return_logprob) result.logprobs = logprobs(*slot.sampling, token);
+}
+
+TokenLogprobs NullExecutor::logprobs(const SamplingSpec& spec, TokenId token) const {
+  TokenLogprobs out{.logprob = logprob_of(token)};
+  for (TokenId id = 0; id < spec.top_logprobs_num; ++id) out.top.emplace_back(id, logprob_of(id));
+  for (TokenId id : spec.token_ids_logprob) out.wanted.emplace_back(id, logprob_of(id));
+  return out;
+}
+
+}  // namespace espalier

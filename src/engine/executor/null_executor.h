@@ -1,0 +1,75 @@
+// An executor without a model: a device of a set delay whose tokens are a pure function of each
+// sequence's whole history. It stands in for a device in tests and when host time is measured.
+//
+// Its keys and values are hashes: for each token the hash of everything up to it lies at the
+// token's place in the pages, and the next token is computed from what lies there. So a page table
+// that is wrong, a page freed too early or a prefix shared by mistake gives other tokens, as it
+// would with a model, and the right ones are known without any of it:
+// next_token(hash_history(tokens)).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/executor/executor.h"
+#include "engine/executor/step_thread.h"
+
+namespace espalier {
+
+struct NullExecutorConfig {
+  int32_t vocab_size = 0;
+  int32_t page_size = 1;
+  Duration step_delay{};  // each step's time on the device, whatever its size
+  // The token after the history of this hash; a failure fails the lane. Called on the device's
+  // thread. Null: uniform over the vocabulary.
+  std::function<Result<TokenId>(uint64_t history)> next_token;
+};
+
+class NullExecutor final : public Executor {
+ public:
+  explicit NullExecutor(NullExecutorConfig config);
+
+  void launch(const ForwardBatch& batch) override;
+  void provide_masks(uint64_t step, const MaskView& masks) override;
+  const StepResult& wait(uint64_t step) override;
+
+  // What a test expects.
+  static uint64_t hash_history(std::span<const TokenId> tokens);
+  static TokenId uniform_token(uint64_t history, int32_t vocab_size);
+  static float logprob_of(TokenId token) { return -0.01f * static_cast<float>(1 + token % 100); }
+
+  // Thread-safe, so far.
+  int64_t num_steps() const { return num_steps_; }
+  int64_t num_waits() const { return num_waits_; }
+  // Steps that found the device idle: launched after the step before them was done.
+  int64_t num_late_steps() const { return num_late_steps_; }
+
+ private:
+  struct Slot {
+    std::shared_ptr<const SamplingSpec> sampling;
+    TokenId last_token = -1;
+  };
+  void run(const ForwardBatch& batch, StepResult& result);
+  void run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result);
+  uint64_t& history_at(const ForwardBatch& batch, const Lane& lane, int32_t position);
+  void sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
+              LaneResult& result);
+  TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
+
+  const NullExecutorConfig config_;
+  std::vector<Slot> slots_;
+  std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
+  std::vector<uint64_t> lane_histories_;
+  TimePoint busy_until_{};
+  std::atomic<int64_t> num_steps_{0}, num_waits_{0}, num_late_steps_{0};
+  TimePoint launched_at_[kMaxInFlight + 1];  // by step; written before the step is handed over
+  StepThread thread_;                        // last: it uses all of the above
+};
+
+}  // namespace espalier
