@@ -1,0 +1,153 @@
+#include "apps/bench/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+
+#include "apps/command_line.h"
+
+namespace espalier::apps {
+namespace {
+
+constexpr size_t kErrorsShown = 5;
+
+double percentile(const std::vector<double>& sorted, double part) {
+  const auto rank = static_cast<size_t>(std::ceil(part * static_cast<double>(sorted.size())));
+  return sorted[std::clamp<size_t>(rank, 1, sorted.size()) - 1];
+}
+
+std::string row(std::string_view name, const std::string& value) {
+  return fmt::format("{:<34}{:>14}\n", name, value);
+}
+
+std::string times(std::string_view name, const Distribution& d) {
+  return fmt::format("{:<26}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}\n", name,
+                     d.mean * 1e3, d.median * 1e3, d.p90 * 1e3, d.p95 * 1e3, d.p99 * 1e3,
+                     d.max * 1e3);
+}
+
+void add_times(boost::json::object& out, std::string_view name, const Distribution& d) {
+  const auto put = [&](std::string_view statistic, double value) {
+    out[fmt::format("{}_{}_ms", statistic, name)] = value * 1e3;
+  };
+  put("mean", d.mean);
+  put("median", d.median);
+  put("p90", d.p90);
+  put("p95", d.p95);
+  put("p99", d.p99);
+  put("max", d.max);
+}
+
+}  // namespace
+
+Distribution distribution(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  Distribution out;
+  out.mean =
+      std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  out.median = percentile(values, 0.5);
+  out.p90 = percentile(values, 0.9);
+  out.p95 = percentile(values, 0.95);
+  out.p99 = percentile(values, 0.99);
+  out.max = values.back();
+  return out;
+}
+
+BenchReport summarize(const std::vector<RequestRecord>& records, double seconds) {
+  BenchReport report;
+  report.seconds = seconds;
+  std::vector<double> first, per_token, gaps, latencies;
+  for (const RequestRecord& record : records) {
+    if (!record.ok) {
+      ++report.failed;
+      if (report.errors.size() < kErrorsShown) report.errors.push_back(record.error);
+      continue;
+    }
+    ++report.completed;
+    report.prompt_tokens += record.prompt_tokens;
+    report.cached_tokens += record.cached_tokens;
+    report.output_tokens += record.output_tokens;
+    first.push_back(record.time_to_first_token);
+    latencies.push_back(record.latency);
+    if (record.output_tokens > 1)
+      per_token.push_back((record.latency - record.time_to_first_token) /
+                          (record.output_tokens - 1));
+    gaps.insert(gaps.end(), record.gaps.begin(), record.gaps.end());
+  }
+  if (seconds > 0)
+    report.mean_concurrency = std::accumulate(latencies.begin(), latencies.end(), 0.0) / seconds;
+  report.time_to_first_token = distribution(std::move(first));
+  report.time_per_output_token = distribution(std::move(per_token));
+  report.inter_token = distribution(std::move(gaps));
+  report.latency = distribution(std::move(latencies));
+  return report;
+}
+
+std::string table(const BenchReport& report) {
+  const double s = std::max(report.seconds, 1e-9);
+  std::string out;
+  for (const auto& [name, value] : report.settings) out += row(name, value);
+  out += row("Requests completed", fmt::format("{}", report.completed));
+  out += row("Requests failed", fmt::format("{}", report.failed));
+  out += row("Duration (s)", fmt::format("{:.2f}", report.seconds));
+  out += row("Input tokens", fmt::format("{}", report.prompt_tokens));
+  out += row("Output tokens", fmt::format("{}", report.output_tokens));
+  out += row("Request throughput (1/s)",
+             fmt::format("{:.2f}", static_cast<double>(report.completed) / s));
+  out += row("Input throughput (tok/s)",
+             fmt::format("{:.1f}", static_cast<double>(report.prompt_tokens) / s));
+  out += row("Output throughput (tok/s)",
+             fmt::format("{:.1f}", static_cast<double>(report.output_tokens) / s));
+  out += row("Mean concurrency", fmt::format("{:.2f}", report.mean_concurrency));
+  out += row("Cache hit rate (%)", fmt::format("{:.1f}", report.cache_hit_rate() * 100));
+  out += fmt::format("\n{:<26}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", "milliseconds", "mean",
+                     "median", "p90", "p95", "p99", "max");
+  out += times("Time to first token", report.time_to_first_token);
+  out += times("Time per output token", report.time_per_output_token);
+  out += times("Inter-token latency", report.inter_token);
+  out += times("End-to-end latency", report.latency);
+  for (const std::string& error : report.errors) out += fmt::format("failed: {}\n", error);
+  return out;
+}
+
+std::string to_json(const BenchReport& report) {
+  const double s = std::max(report.seconds, 1e-9);
+  boost::json::object out;
+  for (const auto& [name, value] : report.settings) out[name] = value;
+  out["completed"] = report.completed;
+  out["failed"] = report.failed;
+  out["duration"] = report.seconds;
+  out["total_input_tokens"] = report.prompt_tokens;
+  out["total_cached_tokens"] = report.cached_tokens;
+  out["total_output_tokens"] = report.output_tokens;
+  out["request_throughput"] = static_cast<double>(report.completed) / s;
+  out["input_throughput"] = static_cast<double>(report.prompt_tokens) / s;
+  out["output_throughput"] = static_cast<double>(report.output_tokens) / s;
+  out["concurrency"] = report.mean_concurrency;
+  out["cache_hit_rate"] = report.cache_hit_rate();
+  add_times(out, "ttft", report.time_to_first_token);
+  add_times(out, "tpot", report.time_per_output_token);
+  add_times(out, "itl", report.inter_token);
+  add_times(out, "e2e_latency", report.latency);
+  out["errors"] = boost::json::value_from(report.errors);
+  return boost::json::serialize(out);
+}
+
+int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file) {
+  fmt::print("{}", as_json ? to_json(report) + "\n" : table(report));
+  if (!file.empty()) {
+    std::ofstream out(file, std::ios::app);
+    out << to_json(report) << '\n' << std::flush;
+    if (!out)
+      return espalier::apps::report(
+          error(StatusCode::kUnavailable, "{} could not be written", file.string()), kExitFailure);
+  }
+  return report.failed == 0 ? kExitOk : kExitFailure;
+}
+
+}  // namespace espalier::apps

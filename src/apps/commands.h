@@ -1,0 +1,17 @@
+// The commands of `espalier`. Each takes its arguments without its name and returns an exit code.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace espalier::apps {
+
+int run_serve(const std::vector<std::string>& args);
+int run_generate(const std::vector<std::string>& args);
+int run_chat(const std::vector<std::string>& args);
+int run_inspect(const std::vector<std::string>& args);
+int run_tokenize(const std::vector<std::string>& args);
+int run_bench_serving(const std::vector<std::string>& args);
+int run_bench_offline(const std::vector<std::string>& args);
+
+}  // namespace espalier::apps

@@ -1,0 +1,52 @@
+#include "apps/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace espalier::apps {
+namespace {
+constexpr int kWidth = 30;  // characters of the bar
+constexpr Duration kRedraw = std::chrono::milliseconds(100);
+}  // namespace
+
+ProgressBar::ProgressBar(std::string what, int64_t total)
+    : what_(std::move(what)),
+      total_(total),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      started_(SteadyClock().now()) {}
+
+ProgressBar::~ProgressBar() {
+  if (!terminal_) return;
+  draw();
+  fmt::print(stderr, "\n");
+}
+
+void ProgressBar::advance(int64_t by) {
+  std::lock_guard lock(mutex_);
+  done_ += by;
+  const TimePoint now = SteadyClock().now();
+  if (terminal_ && now - drawn_ >= kRedraw) {
+    drawn_ = now;
+    draw();
+  }
+  const int64_t tenths = total_ > 0 ? done_ * 10 / total_ : 10;
+  if (!terminal_ && tenths > tenths_shown_) {
+    tenths_shown_ = tenths;
+    fmt::print(stderr, "{}: {}/{} after {:.1f} s\n", what_, done_, total_,
+               to_seconds(now - started_));
+  }
+}
+
+void ProgressBar::draw() {
+  const double part = total_ > 0 ? static_cast<double>(done_) / static_cast<double>(total_) : 1.0;
+  const double seconds = to_seconds(SteadyClock().now() - started_);
+  const auto filled = static_cast<int>(part * kWidth);
+  const double left = part > 0 ? seconds / part - seconds : 0;
+  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {}/{}  {:.1f} s, {:.0f} s left ", what_, "", filled, "",
+             kWidth - filled, done_, total_, seconds, left);
+  std::fflush(stderr);
+}
+
+}  // namespace espalier::apps

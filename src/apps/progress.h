@@ -1,0 +1,33 @@
+// A progress bar on standard error: redrawn in place on a terminal, a line every tenth elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "base/clock.h"
+
+namespace espalier::apps {
+
+// Thread-safe.
+class ProgressBar {
+ public:
+  ProgressBar(std::string what, int64_t total);
+  ~ProgressBar();  // ends the line
+
+  void advance(int64_t by = 1);
+
+ private:
+  void draw();
+
+  const std::string what_;
+  const int64_t total_;
+  const bool terminal_;
+  const TimePoint started_;
+  std::mutex mutex_;
+  int64_t done_ = 0;
+  int64_t tenths_shown_ = 0;
+  TimePoint drawn_{};
+};
+
+}  // namespace espalier::apps
