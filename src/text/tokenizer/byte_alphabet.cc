@@ -1,0 +1,67 @@
+#include "text/tokenizer/byte_alphabet.h"
+
+#include <array>
+
+#include "text/unicode/utf8.h"
+
+namespace espalier {
+namespace {
+
+// Printable bytes spell themselves; the 68 others follow from U+0100 on, in order.
+constexpr bool is_printable(int byte) {
+  return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+}
+
+struct Alphabet {
+  std::array<char32_t, 256> characters{};
+  std::array<int16_t, 0x144> bytes{};
+};
+
+constexpr Alphabet make_alphabet() {
+  Alphabet alphabet;
+  for (int16_t& byte : alphabet.bytes) byte = -1;
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const char32_t code = is_printable(byte) ? static_cast<char32_t>(byte) : next++;
+    alphabet.characters[byte] = code;
+    alphabet.bytes[code] = static_cast<int16_t>(byte);
+  }
+  return alphabet;
+}
+constexpr Alphabet kAlphabet = make_alphabet();
+
+}  // namespace
+
+int byte_of_character(char32_t code) {
+  return code < kAlphabet.bytes.size() ? kAlphabet.bytes[code] : -1;
+}
+
+bool append_spelled_bytes(std::string_view spelled, std::string& out) {
+  const size_t size_before = out.size();
+  for (size_t i = 0; i < spelled.size();) {
+    const auto first = static_cast<uint8_t>(spelled[i]);
+    char32_t code = first;
+    if (first < 0x80) {
+      ++i;
+    } else {
+      const Utf8Char c = decode_utf8(spelled, i);
+      code = c.valid ? c.code : 0x10FFFF;
+      i += c.size;
+    }
+    const int byte = byte_of_character(code);
+    if (byte < 0) {
+      out.resize(size_before);
+      return false;
+    }
+    out += static_cast<char>(byte);
+  }
+  return true;
+}
+
+std::string spell_bytes(std::string_view bytes) {
+  std::string out;
+  for (const char byte : bytes) append_utf8(kAlphabet.characters[static_cast<uint8_t>(byte)], out);
+  return out;
+}
+
+}  // namespace espalier

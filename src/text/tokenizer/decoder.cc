@@ -1,0 +1,285 @@
+#include "text/tokenizer/decoder.h"
+
+#include <optional>
+
+#include "text/json_fields.h"
+#include "text/tokenizer/byte_alphabet.h"
+#include "text/tokenizer/normalizer.h"
+#include "text/unicode/utf8.h"
+
+namespace espalier {
+namespace {
+
+namespace json = boost::json;
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// The byte of "<0x41>".
+std::optional<char> byte_token(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
+  const int high = hex_digit(token[3]), low = hex_digit(token[4]);
+  if (high < 0 || low < 0) return std::nullopt;
+  return static_cast<char>(high * 16 + low);
+}
+
+class ReplaceStage final : public DecodeStage {
+ public:
+  using Replace = std::function<std::string(std::string)>;
+  explicit ReplaceStage(const Replace& replace) : replace_(replace) {}
+  void push(std::string_view token, const Emit& emit) override {
+    emit(replace_(std::string(token)));
+  }
+
+ private:
+  const Replace& replace_;  // the decoder's
+};
+
+// A run of byte tokens is text when all of it is, else every byte of it is U+FFFD; so nothing of it
+// is certain before it ends.
+class ByteFallbackStage final : public DecodeStage {
+ public:
+  void push(std::string_view token, const Emit& emit) override {
+    if (const std::optional<char> byte = byte_token(token)) {
+      run_ += *byte;
+      return;
+    }
+    finish(emit);
+    emit(token);
+  }
+  void finish(const Emit& emit) override {
+    if (run_.empty()) return;
+    if (is_valid_utf8(run_)) {
+      emit(run_);
+    } else {
+      for (size_t i = 0; i < run_.size(); ++i) emit(kReplacementUtf8);
+    }
+    run_.clear();
+  }
+
+ private:
+  std::string run_;
+};
+
+// Strips up to `start` and `stop` times `content` from each token, or, once tokens are fused, from
+// the whole text.
+class StripStage final : public DecodeStage {
+ public:
+  StripStage(std::string content, int64_t start, int64_t stop, bool fused)
+      : content_(std::move(content)), start_(start), stop_(stop), fused_(fused) {}
+
+  void push(std::string_view token, const Emit& emit) override {
+    if (!fused_) return emit(strip_end(strip_start(token, start_)));
+    if (at_start_) {
+      const size_t size_before = token.size();
+      token = strip_start(token, start_left_ < 0 ? start_ : start_left_);
+      start_left_ = (start_left_ < 0 ? start_ : start_left_) -
+                    static_cast<int64_t>((size_before - token.size()) / content_.size());
+      at_start_ = token.empty() && start_left_ > 0;
+    }
+    if (stop_ == 0) return emit(token);
+    // The end of the text may begin in any token: its last copies of `content` wait.
+    held_ += token;
+    const std::string_view held = held_;
+    const size_t sure = strip_end(held).size();
+    if (sure > 0) emit(held.substr(0, sure));
+    held_.erase(0, sure);
+  }
+
+ private:
+  std::string_view strip_start(std::string_view token, int64_t count) const {
+    for (; count > 0 && token.starts_with(content_); --count) token.remove_prefix(content_.size());
+    return token;
+  }
+  std::string_view strip_end(std::string_view token) const {
+    for (int64_t i = 0; i < stop_ && token.ends_with(content_); ++i) {
+      token.remove_suffix(content_.size());
+    }
+    return token;
+  }
+
+  const std::string content_;
+  const int64_t start_, stop_;
+  const bool fused_;
+  bool at_start_ = true;
+  int64_t start_left_ = -1;
+  std::string held_;
+};
+
+class MetaspaceStage final : public DecodeStage {
+ public:
+  MetaspaceStage(std::string replacement, bool drops_first)
+      : replacement_(std::move(replacement)), drop_(drops_first) {}
+  void push(std::string_view token, const Emit& emit) override {
+    std::string text;
+    while (!token.empty()) {
+      if (token.starts_with(replacement_)) {
+        if (!drop_) text += ' ';
+        token.remove_prefix(replacement_.size());
+      } else {
+        text += token.front();
+        token.remove_prefix(1);
+      }
+    }
+    drop_ = false;
+    emit(text);
+  }
+
+ private:
+  const std::string replacement_;
+  bool drop_;
+};
+
+class ByteLevelStage final : public DecodeStage {
+ public:
+  void push(std::string_view token, const Emit& emit) override {
+    std::string bytes, text;
+    if (!append_spelled_bytes(token, bytes)) bytes = token;
+    utf8_.push(bytes, text);
+    emit(text);
+  }
+  void finish(const Emit& emit) override {
+    std::string text;
+    utf8_.flush(text);
+    emit(text);
+  }
+
+ private:
+  Utf8Stream utf8_;
+};
+
+class JoinBySpacesStage final : public DecodeStage {
+ public:
+  void push(std::string_view token, const Emit& emit) override {
+    if (!first_) emit(" ");
+    first_ = false;
+    emit(token);
+  }
+
+ private:
+  bool first_ = true;
+};
+
+}  // namespace
+
+Result<Decoder> Decoder::parse(const json::value& value, const std::string& path) {
+  Decoder decoder;
+  if (value.is_null()) {
+    decoder.stages_.push_back([] { return std::make_unique<JoinBySpacesStage>(); });
+    return decoder;
+  }
+  ESP_RETURN_IF_ERROR(decoder.add(value, path));
+  decoder.byte_level_only_ = decoder.byte_level_ && decoder.stages_.size() == 1;
+  return decoder;
+}
+
+Status Decoder::add(const json::value& value, const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(value, path));
+  ESP_ASSIGN_OR_RETURN(const std::string type, fields.string("type"));
+  if (type == "Sequence") {
+    ESP_ASSIGN_OR_RETURN(const json::array* parts, fields.array("decoders"));
+    for (size_t i = 0; i < parts->size(); ++i) {
+      ESP_RETURN_IF_ERROR(add((*parts)[i], fmt::format("{}.decoders[{}]", path, i)));
+    }
+    return {};
+  }
+  if (type == "Fuse") {
+    fused_ = true;  // tokens flow on as one string in pieces
+    return {};
+  }
+  if (type == "Strip") {
+    ESP_ASSIGN_OR_RETURN(const std::string content, fields.string("content"));
+    ESP_ASSIGN_OR_RETURN(const int64_t start, fields.integer("start"));
+    ESP_ASSIGN_OR_RETURN(const int64_t stop, fields.integer("stop"));
+    if (content.empty() || start < 0 || stop < 0) {
+      return error(StatusCode::kDataLoss, "'{}' strips nothing or a negative number", path);
+    }
+    stages_.push_back([content, start, stop, fused = fused_] {
+      return std::make_unique<StripStage>(content, start, stop, fused);
+    });
+    return {};
+  }
+  if (fused_) {
+    return error(StatusCode::kUnimplemented, "'{}' ({}) follows Fuse or ByteLevel; only Strip may",
+                 path, type);
+  }
+  if (type == "Replace") {
+    ESP_ASSIGN_OR_RETURN(auto replace, parse_replace(value, path));
+    // Shared by the streams, which the decoder outlives.
+    const auto shared = std::make_shared<const ReplaceStage::Replace>(std::move(replace));
+    stages_.push_back([shared] { return std::make_unique<ReplaceStage>(*shared); });
+    replacements_.push_back(*shared);
+    return {};
+  }
+  if (type == "ByteFallback") {
+    stages_.push_back([] { return std::make_unique<ByteFallbackStage>(); });
+    byte_fallback_ = true;
+    return {};
+  }
+  if (type == "ByteLevel") {
+    stages_.push_back([] { return std::make_unique<ByteLevelStage>(); });
+    byte_level_ = fused_ = true;
+    return {};
+  }
+  if (type == "Metaspace") {
+    ESP_ASSIGN_OR_RETURN(const std::string replacement, fields.string_or("replacement", "\u2581"));
+    ESP_ASSIGN_OR_RETURN(const bool add_prefix_space, fields.boolean_or("add_prefix_space", true));
+    ESP_ASSIGN_OR_RETURN(const std::string scheme,
+                         fields.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
+    if (replacement.empty()) {
+      return error(StatusCode::kDataLoss, "'{}.replacement' is empty", path);
+    }
+    stages_.push_back([replacement, drops_first = scheme != "never"] {
+      return std::make_unique<MetaspaceStage>(replacement, drops_first);
+    });
+    replacements_.push_back([replacement](std::string token) {
+      std::string text;
+      MetaspaceStage(replacement, false).push(token, [&](std::string_view t) { text = t; });
+      return text;
+    });
+    return {};
+  }
+  return error(StatusCode::kUnimplemented,
+               "'{}' is of type '{}', which is not supported (supported: Sequence, ByteLevel, "
+               "ByteFallback, Fuse, Metaspace, Replace, Strip)",
+               path, type);
+}
+
+Decoder::Stream Decoder::stream() const {
+  Stream stream;
+  for (const MakeStage& make : stages_) stream.stages_.push_back(make());
+  return stream;
+}
+
+void Decoder::Stream::push_to(size_t stage, std::string_view token, std::string& out) {
+  if (stage == stages_.size()) {
+    out += token;
+    return;
+  }
+  stages_[stage]->push(token, [&, stage](std::string_view t) { push_to(stage + 1, t, out); });
+}
+
+void Decoder::Stream::finish(std::string& out) {
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    stages_[stage]->finish([&, stage](std::string_view t) { push_to(stage + 1, t, out); });
+  }
+}
+
+std::string Decoder::bytes_within_text(std::string_view token) const {
+  if (byte_level_) {
+    std::string bytes;
+    return append_spelled_bytes(token, bytes) ? bytes : std::string(token);
+  }
+  if (byte_fallback_) {
+    if (const std::optional<char> byte = byte_token(token)) return std::string(1, *byte);
+  }
+  std::string text(token);
+  for (const auto& replace : replacements_) text = replace(std::move(text));
+  return text;
+}
+
+}  // namespace espalier

@@ -1,0 +1,240 @@
+#include "text/tokenizer/normalizer.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "text/json_fields.h"
+#include "text/regex/pcre.h"
+#include "text/unicode/char_class.h"
+#include "text/unicode/utf8.h"
+
+namespace espalier {
+namespace {
+
+namespace json = boost::json;
+
+// Calls fn(code) for each character.
+template <typename Fn>
+void for_each_character(std::string_view text, Fn&& fn) {
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = decode_utf8(text, i);
+    fn(c.code);
+    i += c.size;
+  }
+}
+
+std::string lowercase(std::string text) {
+  std::string out;
+  out.reserve(text.size());
+  for_each_character(text, [&](char32_t code) {
+    if (code == 0x130) {  // the one letter whose lower case is two: i and a dot above
+      out += "i\xCC\x87";
+    } else {
+      append_utf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))),
+                  out);
+    }
+  });
+  return out;
+}
+
+std::string strip_accents(std::string text) {
+  const CharClasses classes;
+  std::string out;
+  for_each_character(text, [&](char32_t code) {
+    if (!classes.is(code, kMark)) append_utf8(code, out);
+  });
+  return out;
+}
+
+std::string strip_spaces(std::string text, bool left, bool right) {
+  const CharClasses classes;
+  size_t begin = text.size(), end = 0, position = 0;
+  for_each_character(text, [&](char32_t code) {
+    const size_t next = position + utf8_length(code);
+    if (!classes.is(code, kSpace)) {
+      begin = std::min(begin, position);
+      end = next;
+    }
+    position = next;
+  });
+  if (end == 0) return {};  // white space alone
+  if (!left) begin = 0;
+  if (!right) end = text.size();
+  return text.substr(begin, end - begin);
+}
+
+std::string replace_all(const std::string& text, const std::string& from, const std::string& to) {
+  std::string out;
+  size_t begin = 0;
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, begin)) {
+    out.append(text, begin, at - begin);
+    out += to;
+    begin = at + from.size();
+  }
+  out.append(text, begin);
+  return out;
+}
+
+std::string replace_regex(const std::string& text, const PcreRegex& regex, const std::string& to) {
+  std::string out;
+  size_t begin = 0, position = 0;
+  PcreRegex::Search search(regex, text);
+  while (position <= text.size()) {
+    const std::optional<PcreRegex::Match> match = search.find(position);
+    if (!match) break;
+    if (match->begin == match->end) {  // an empty match replaces nothing and moves on
+      if (match->end == text.size()) break;
+      position = match->end + decode_utf8(text, match->end).size;
+      out.append(text, begin, match->begin - begin);
+      out += to;
+      begin = match->begin;
+      continue;
+    }
+    out.append(text, begin, match->begin - begin);
+    out += to;
+    begin = position = match->end;
+  }
+  out.append(text, begin);
+  return out;
+}
+
+// Characters in canonical order: each run of combining marks by class, stably.
+void order_marks(std::vector<utf8proc_int32_t>& codes) {
+  const auto combining_class = [](utf8proc_int32_t code) {
+    return utf8proc_get_property(code)->combining_class;
+  };
+  for (size_t begin = 0; begin < codes.size();) {
+    size_t end = begin;
+    while (end < codes.size() && combining_class(codes[end]) != 0) ++end;
+    if (end - begin > 1) {
+      std::stable_sort(codes.begin() + static_cast<ptrdiff_t>(begin),
+                       codes.begin() + static_cast<ptrdiff_t>(end),
+                       [&](auto a, auto b) { return combining_class(a) < combining_class(b); });
+    }
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+std::string normalize_unicode(std::string text, UnicodeForm form) {
+  const bool compose = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
+  const bool compatible = form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
+  // Below U+0300 (0xCC 0x80) NFC changes nothing, below U+0080 no form does.
+  const uint8_t quick_below = form == UnicodeForm::kNfc ? 0xCC : 0x80;
+  if (std::all_of(text.begin(), text.end(),
+                  [&](char c) { return static_cast<uint8_t>(c) < quick_below; })) {
+    return text;
+  }
+  auto options = static_cast<int>(UTF8PROC_STABLE);
+  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  if (compatible) options |= UTF8PROC_COMPAT;
+  std::vector<utf8proc_int32_t> codes;
+  codes.reserve(text.size());
+  for_each_character(text, [&](char32_t code) {
+    utf8proc_int32_t expanded[32];  // the longest expansion is 18 (U+FDFA)
+    int boundclass = 0;
+    const utf8proc_ssize_t count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), expanded, 32,
+                                static_cast<utf8proc_option_t>(options), &boundclass);
+    if (count < 0 || count > 32) {
+      codes.push_back(static_cast<utf8proc_int32_t>(code));
+    } else {
+      codes.insert(codes.end(), expanded, expanded + count);
+    }
+  });
+  order_marks(codes);
+  size_t size = codes.size();
+  if (compose) {
+    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(
+        codes.data(), static_cast<utf8proc_ssize_t>(size), static_cast<utf8proc_option_t>(options));
+    if (composed >= 0) size = static_cast<size_t>(composed);
+  }
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
+  return out;
+}
+
+Result<std::function<std::string(std::string)>> parse_replace(const json::value& value,
+                                                              const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(value, path));
+  ESP_ASSIGN_OR_RETURN(const std::string content, fields.string("content"));
+  const json::value* pattern_value = fields.find("pattern");
+  if (pattern_value == nullptr) {
+    return fail(error(StatusCode::kDataLoss, "'{}.pattern' is missing", path));
+  }
+  ESP_ASSIGN_OR_RETURN(const JsonFields pattern,
+                       JsonFields::of(*pattern_value, fields.path_to("pattern")));
+  if (pattern.find("String") != nullptr) {
+    ESP_ASSIGN_OR_RETURN(const std::string from, pattern.string("String"));
+    if (from.empty()) {
+      return fail(error(StatusCode::kUnimplemented, "'{}' replaces an empty string", path));
+    }
+    return [from, content](std::string text) { return replace_all(text, from, content); };
+  }
+  ESP_ASSIGN_OR_RETURN(const std::string source, pattern.string("Regex"));
+  ESP_ASSIGN_OR_RETURN(const std::string translated, oniguruma_to_pcre2(source));
+  ESP_ASSIGN_OR_RETURN(PcreRegex compiled, PcreRegex::compile(translated));
+  // Shared because std::function copies its target.
+  const auto regex = std::make_shared<const PcreRegex>(std::move(compiled));
+  return [regex, content](std::string text) { return replace_regex(text, *regex, content); };
+}
+
+Result<Normalizer> Normalizer::parse(const json::value& value, const std::string& path) {
+  Normalizer normalizer;
+  if (value.is_null()) return normalizer;
+  ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(value, path));
+  ESP_ASSIGN_OR_RETURN(const std::string type, fields.string("type"));
+  const auto unicode = [](UnicodeForm form) {
+    return [form](std::string text) { return normalize_unicode(std::move(text), form); };
+  };
+  std::vector<Step>& steps = normalizer.steps_;
+  if (type == "Sequence") {
+    ESP_ASSIGN_OR_RETURN(const json::array* parts, fields.array("normalizers"));
+    for (size_t i = 0; i < parts->size(); ++i) {
+      const std::string part_path = fmt::format("{}.normalizers[{}]", path, i);
+      ESP_ASSIGN_OR_RETURN(Normalizer part, parse((*parts)[i], part_path));
+      for (Step& step : part.steps_) steps.push_back(std::move(step));
+    }
+  } else if (type == "NFC") {
+    steps.push_back(unicode(UnicodeForm::kNfc));
+  } else if (type == "NFD") {
+    steps.push_back(unicode(UnicodeForm::kNfd));
+  } else if (type == "NFKC") {
+    steps.push_back(unicode(UnicodeForm::kNfkc));
+  } else if (type == "NFKD") {
+    steps.push_back(unicode(UnicodeForm::kNfkd));
+  } else if (type == "Lowercase") {
+    steps.push_back(lowercase);
+  } else if (type == "StripAccents") {
+    steps.push_back(strip_accents);
+  } else if (type == "Replace") {
+    ESP_ASSIGN_OR_RETURN(Step step, parse_replace(value, path));
+    steps.push_back(std::move(step));
+  } else if (type == "Prepend") {
+    ESP_ASSIGN_OR_RETURN(const std::string prefix, fields.string("prepend"));
+    steps.push_back([prefix](std::string text) { return text.empty() ? text : prefix + text; });
+  } else if (type == "Strip") {
+    ESP_ASSIGN_OR_RETURN(const bool left, fields.boolean_or("strip_left", true));
+    ESP_ASSIGN_OR_RETURN(const bool right, fields.boolean_or("strip_right", true));
+    steps.push_back(
+        [left, right](std::string text) { return strip_spaces(std::move(text), left, right); });
+  } else {
+    return fail(error(StatusCode::kUnimplemented,
+                      "'{}' is of type '{}', which is not supported (supported: Sequence, NFC, "
+                      "NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip)",
+                      path, type));
+  }
+  return normalizer;
+}
+
+std::string Normalizer::apply(std::string_view text) const {
+  std::string result(text);
+  for (const Step& step : steps_) result = step(std::move(result));
+  return result;
+}
+
+}  // namespace espalier
