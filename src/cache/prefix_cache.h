@@ -109,6 +109,9 @@ class PrefixCache {
     return (num_tokens + page_size_ - 1) / page_size_;
   }
 
+  virtual bool reuses()
+      const = 0;  // whether a later sequence can find what an earlier one computed
+
   // How many leading tokens begin() would find: whole pages only. Changes nothing, not even the
   // order of eviction. The answer holds while version() does.
   virtual int32_t match(std::string_view cache_namespace,

@@ -13,6 +13,7 @@ class RadixCache final : public PrefixCache {
  public:
   explicit RadixCache(const PrefixCacheConfig& config);  // REQUIRES what make_prefix_cache checks
 
+  bool reuses() const override { return true; }
   int32_t match(std::string_view cache_namespace, std::span<const TokenId> tokens) const override;
   uint64_t version() const override { return tree_.version(); }
   SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,

@@ -119,7 +119,7 @@ class Scheduler {
   // nothing.
   Status add(SequenceSpec spec);
 
-  // The largest prompt_ids.size() + max_new_tokens that add() takes.
+  // The largest prompt_ids.size() + max_new_tokens that add() takes (max_new_tokens at least 1).
   int32_t max_sequence_tokens() const;
 
   // Ends a sequence: at once when it waits, else when the last step launched with it is committed

@@ -1,0 +1,132 @@
+#include "engine/scheduler/fake_executor.h"
+
+#include <set>
+
+#include "base/check.h"
+
+namespace espalier {
+
+uint64_t fake_digest(uint64_t digest, TokenId token) {
+  return mix64(digest ^ (static_cast<uint64_t>(token) + 1));
+}
+
+uint64_t fake_first_digest(const std::string& cache_namespace) {
+  uint64_t digest = 17;
+  for (const char c : cache_namespace) digest = fake_digest(digest, c);
+  return digest;
+}
+
+TokenId fake_token(uint64_t digest) { return static_cast<TokenId>(mix64(digest) % kFakeVocab); }
+
+float fake_logprob(uint64_t digest, TokenId token) {
+  return -static_cast<float>(mix64(digest ^ static_cast<uint64_t>(token) << 40) % 1000000) * 1e-5f;
+}
+
+void FakeExecutor::expect(uint64_t seed, const std::string& cache_namespace,
+                          std::vector<TokenId> prompt, int32_t fail_at) {
+  Known known = {.tokens = std::move(prompt), .fail_at = fail_at};
+  known.prompt_len = known.tokens.size();
+  known.digests.push_back(fake_first_digest(cache_namespace));
+  for (const TokenId token : known.tokens)
+    known.digests.push_back(fake_digest(known.digests.back(), token));
+  known_[seed] = std::move(known);
+}
+
+void FakeExecutor::check_init(const SlotInit& init) const {
+  if (!init.sampling->has_penalties()) return;
+  const Known& known = known_.at(init.sampling->seed);
+  std::vector<TokenId> history = init.prompt_ids;
+  ESP_CHECK(history.size() == known.prompt_len);
+  history.insert(history.end(), init.output_ids.begin(), init.output_ids.end());
+  ESP_CHECK(history.size() <= known.tokens.size() &&
+                std::equal(history.begin(), history.end(), known.tokens.begin()),
+            "slot {} is set up with a wrong history", init.slot);
+}
+
+void FakeExecutor::launch(const ForwardBatch& batch) {
+  ESP_CHECK(in_flight_.size() < 2, "three steps in flight");
+  for (const SlotInit& init : batch.slot_inits) {
+    check_init(init);
+    seed_of_slot_[init.slot] = init.sampling->seed;
+  }
+  in_flight_.emplace_back();
+  InFlight& step = in_flight_.back();
+  step.result.step = batch.step;
+  std::set<SlotId> slots;
+  for (const Lane& lane : batch.lanes) {
+    ESP_CHECK(slots.insert(lane.slot).second, "two lanes of slot {}", lane.slot);
+    step.result.lanes.push_back(run(batch, lane, step));
+  }
+}
+
+LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlight& step) {
+  Known& known = known_.at(seed_of_slot_.at(lane.slot));
+  const int32_t end = lane.prefix_len + lane.num_query_tokens;
+  ESP_CHECK(lane.num_query_tokens >= 1 && lane.num_pages == (end + page_size_ - 1) / page_size_);
+  const auto row_of = [&](int32_t position) {
+    return Row{batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size_)],
+               position % page_size_};
+  };
+  for (int32_t p = 0; p < end; ++p) {
+    const Row row = row_of(p);
+    const uint64_t digest = known.digests[static_cast<size_t>(p) + 1];
+    if (p < lane.prefix_len) {
+      const auto found = memory_.find(row);
+      ESP_CHECK(found != memory_.end() && found->second == digest,
+                "step {} slot {}: position {} is not in page {} row {}", batch.step, lane.slot, p,
+                row.first, row.second);
+      step.rows.try_emplace(row, lane.slot);
+      continue;
+    }
+    const auto i = static_cast<size_t>(lane.query_begin + p - lane.prefix_len);
+    ESP_CHECK(batch.positions[i] == p);
+    ESP_CHECK(static_cast<size_t>(p) < known.tokens.size(), "a token that nobody has sampled");
+    const TokenId token = batch.token_ids[i];
+    const bool last_known = static_cast<size_t>(p) + 1 == known.tokens.size();
+    ESP_CHECK(token == kTokenFromSlot ? last_known && static_cast<size_t>(p) >= known.prompt_len
+                                      : token == known.tokens[static_cast<size_t>(p)],
+              "step {} slot {}: token {} at position {}", batch.step, lane.slot, token, p);
+    for (const InFlight& other : in_flight_) {
+      const auto used = other.rows.find(row);
+      ESP_CHECK(used == other.rows.end() || used->second == lane.slot,
+                "step {} writes page {} row {}, which step {} in flight still uses", batch.step,
+                row.first, row.second, other.result.step);
+    }
+    memory_[row] = digest;
+    step.rows[row] = lane.slot;
+    if (static_cast<size_t>(p) < known.prompt_len) ++num_prompt_tokens_computed_;
+  }
+
+  LaneResult result;
+  if (known.fail_at >= 0 && lane.output_index >= known.fail_at) {
+    result.status = Status(StatusCode::kInternal, "the fake lane fails here");
+    if (!lane.sample) return result;
+  }
+  for (size_t i = 0; i < lane.input_logprob_targets.size(); ++i) {
+    const auto p = static_cast<size_t>(lane.prefix_len + lane.input_logprob_begin) + i;
+    ESP_CHECK(p + 1 < known.prompt_len && lane.input_logprob_targets[i] == known.tokens[p + 1]);
+    result.input_logprobs.push_back(
+        {.logprob = fake_logprob(known.digests[p + 1], known.tokens[p + 1])});
+  }
+  if (!lane.sample) return result;
+  // The output after these tokens, the same whenever it is computed again.
+  const auto last = static_cast<size_t>(end);
+  ESP_CHECK(last == known.prompt_len + static_cast<size_t>(lane.output_index));
+  const uint64_t digest = known.digests[last];
+  result.token = fake_token(digest);
+  result.logprobs.logprob = fake_logprob(digest, result.token);
+  if (known.tokens.size() == last) {
+    known.tokens.push_back(result.token);
+    known.digests.push_back(fake_digest(digest, result.token));
+  }
+  return result;
+}
+
+StepResult FakeExecutor::wait(uint64_t step) {
+  ESP_CHECK(!in_flight_.empty() && in_flight_.front().result.step == step);
+  StepResult result = std::move(in_flight_.front().result);
+  in_flight_.pop_front();
+  return result;
+}
+
+}  // namespace espalier

@@ -1,0 +1,68 @@
+// For tests: an executor whose model is a hash. Each row of KV memory holds a digest of the whole
+// history that wrote it, and a lane is run only if its pages hold exactly the history of its own
+// sequence: any wrong reuse, stale page or page reused too early is seen at once.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "seams/forward_batch.h"
+#include "seams/step_result.h"
+
+namespace espalier {
+
+inline constexpr TokenId kFakeVocab = 50;
+
+// The history's digest after one token more.
+uint64_t fake_digest(uint64_t digest, TokenId token);
+uint64_t fake_first_digest(const std::string& cache_namespace);
+// What the model says after a history.
+TokenId fake_token(uint64_t digest);
+float fake_logprob(uint64_t digest, TokenId token);
+
+class FakeExecutor {
+ public:
+  explicit FakeExecutor(int32_t page_size) : page_size_(page_size) {}
+
+  // A sequence is known by its sampling seed. Lanes of it fail from output `fail_at` on (-1:
+  // never).
+  void expect(uint64_t seed, const std::string& cache_namespace, std::vector<TokenId> prompt,
+              int32_t fail_at = -1);
+
+  // Runs the step now; its pages count as in use until wait() has taken its result.
+  void launch(const ForwardBatch& batch);
+  StepResult wait(uint64_t step);
+
+  int64_t num_prompt_tokens_computed() const { return num_prompt_tokens_computed_; }
+
+ private:
+  using Row = std::pair<PageId, int32_t>;
+  struct Known {
+    std::vector<TokenId> tokens;    // the prompt, then what was sampled
+    std::vector<uint64_t> digests;  // [0] before any token
+    size_t prompt_len = 0;
+    int32_t fail_at = -1;
+  };
+  struct InFlight {
+    StepResult result;
+    std::map<Row, SlotId> rows;  // read or written, by whom
+  };
+
+  LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
+  void check_init(const SlotInit& init) const;
+
+  const int32_t page_size_;
+  std::unordered_map<uint64_t, Known> known_;
+  std::unordered_map<SlotId, uint64_t> seed_of_slot_;
+  std::map<Row, uint64_t> memory_;
+  std::deque<InFlight> in_flight_;
+  int64_t num_prompt_tokens_computed_ = 0;
+};
+
+}  // namespace espalier

@@ -1,0 +1,125 @@
+// What came of a step: tokens, ends, prefixes for others to reuse, pages and slots back.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/scheduler/scheduler_impl.h"
+
+namespace espalier {
+
+void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result) {
+  ESP_CHECK(batch.step == committed_step + 1 && result.step == batch.step,
+            "step {} committed with the result of {}, after {}", batch.step, result.step,
+            committed_step);
+  ESP_CHECK(result.lanes.size() == batch.lanes.size());
+  committed_step = batch.step;
+  now = clock.now();
+  for (size_t i = 0; i < batch.lanes.size(); ++i) commit_lane(batch.lanes[i], result.lanes[i]);
+  if (running_changed)
+    std::erase_if(running, [](const Sequence* s) { return s->state != SequenceState::kRunning; });
+  running_changed = false;
+  for (Sequence* sequence : departing) leave(*sequence);
+  departing.clear();
+  std::erase_if(detached, [&](const auto& pages) { return pages.first <= committed_step; });
+}
+
+void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
+  Sequence& sequence = *slots[static_cast<size_t>(lane.slot)];
+  const bool wanted = !sequence.finish_told && !sequence.abort_reason;
+  if (!result.status.ok()) {
+    sequence.lane_failed = true;
+    if (wanted)
+      tell_finish(sequence, {.type = FinishReason::Type::kError, .status = result.status});
+  } else if (!sequence.lane_failed) {
+    sequence.num_computed = lane.prefix_len + lane.num_query_tokens;
+    if (wanted) {
+      take_input_logprobs(sequence, lane, result);
+      if (lane.prefix_len < sequence.prefill_end) share_prefix(sequence);
+      if (lane.sample) {
+        take_token(sequence, result);
+      } else if (sequence.num_computed == sequence.prefill_end) {
+        tell_finish(sequence, {.type = FinishReason::Type::kLength});
+      }
+    }
+  }
+  if (sequence.state != SequenceState::kRunning && sequence.last_step == committed_step)
+    departing.push_back(&sequence);
+}
+
+void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const Lane& lane,
+                                          const LaneResult& result) {
+  if (lane.input_logprob_begin < 0) return;
+  ESP_CHECK(result.input_logprobs.size() == lane.input_logprob_targets.size());
+  observer.on_input_logprobs(sequence.spec.id, lane.prefix_len + lane.input_logprob_begin + 1,
+                             std::vector<TokenLogprobs>(result.input_logprobs));
+}
+
+void Scheduler::Impl::share_prefix(Sequence& sequence) {
+  if (sequence.state == SequenceState::kRunning) {
+    DetachedPages replaced;
+    cache.share(sequence.pages, sequence.first_tokens(sequence.num_computed), replaced);
+    if (!replaced.empty() && in_flight(sequence))
+      detached.emplace_back(sequence.last_step, std::move(replaced));
+  }
+  if (sequence.num_computed >= sequence.prefill_end) promised.remove(sequence);
+}
+
+void Scheduler::Impl::take_token(Sequence& sequence, const LaneResult& result) {
+  sequence.tokens.push_back(result.token);
+  ++stats.generated_tokens;
+  if (++sequence.stats.completion_tokens == 1) sequence.stats.first_token = now;
+  std::optional<FinishReason> reason = observer.on_token(
+      sequence.spec.id, result.token, TokenLogprobs(result.logprobs), sequence.stats);
+  if (sequence.num_outputs() >= sequence.spec.max_new_tokens)
+    return tell_finish(sequence, {.type = FinishReason::Type::kLength});
+  if (reason) return tell_finish(sequence, std::move(*reason));
+  const std::vector<TokenId>& stop_ids = sequence.spec.stop_ids;
+  if (std::binary_search(stop_ids.begin(), stop_ids.end(), result.token))
+    tell_finish(sequence, {.type = FinishReason::Type::kStop, .matched = result.token});
+}
+
+void Scheduler::Impl::tell_finish(Sequence& sequence, FinishReason reason) {
+  sequence.finish_told = true;
+  sequence.stats.finished = now;
+  if (sequence.state == SequenceState::kRunning) {
+    ++num_leaving;
+    running_changed = true;
+    promised.remove(sequence);
+  }
+  if (sequence.state != SequenceState::kWaiting) sequence.state = SequenceState::kEnding;
+  observer.on_finish(sequence.spec.id, std::move(reason), sequence.stats);
+}
+
+void Scheduler::Impl::leave(Sequence& sequence) {
+  if (sequence.abort_reason && !sequence.finish_told)
+    tell_finish(sequence, std::move(*sequence.abort_reason));
+  --num_leaving;
+  give_back(sequence);
+  if (sequence.state == SequenceState::kRetracting) {
+    requeue(sequence);
+  } else {
+    sequences.erase(sequence.spec.id);
+  }
+}
+
+// What a lane that is thrown away has computed is kept too, where its token is known.
+void Scheduler::Impl::give_back(Sequence& sequence) {
+  const int32_t count = std::min(sequence.num_computed, sequence.num_tokens());
+  if (sequence.lane_failed) {
+    sequence.pages.reset();
+  } else {
+    cache.finish(std::move(sequence.pages), sequence.first_tokens(count));
+  }
+  slots[static_cast<size_t>(sequence.slot)] = nullptr;
+  free_slots.push_back(sequence.slot);
+  sequence.slot = -1;
+  admission_retry_step = 0;
+}
+
+void Scheduler::Impl::requeue(Sequence& sequence) {
+  sequence.state = SequenceState::kWaiting;
+  sequence.num_computed = sequence.num_launched = 0;
+  sequence.match_version = Sequence::kNeverMatched;
+  waiting.push_front(sequence);
+}
+
+}  // namespace espalier

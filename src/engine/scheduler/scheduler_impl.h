@@ -1,0 +1,89 @@
+// The scheduler's state, and its work in three files: scheduler.cc (coming and going, invariants),
+// scheduler_next.cc (what runs next), scheduler_commit.cc (what came of it).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/scheduler/new_token_ratio.h"
+#include "engine/scheduler/promised_prefixes.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/sequence.h"
+#include "engine/scheduler/waiting_queue.h"
+
+namespace espalier {
+
+struct Scheduler::Impl {
+  Impl(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
+       SequenceObserver& observer);
+
+  // scheduler.cc
+  Status add(SequenceSpec spec);
+  Status check_size(const SequenceSpec& spec) const;
+  int32_t max_sequence_tokens() const;
+  void abort(SequenceId id, FinishReason reason);
+  void check_invariants() const;
+  void check_sequence(const Sequence& sequence) const;
+
+  // scheduler_next.cc
+  bool next(ForwardBatch& batch);
+  void fill(ForwardBatch& batch);
+  void make_room_for_decode();
+  void add_decode_lanes(ForwardBatch& batch);
+  void add_chunks(ForwardBatch& batch);
+  void add_chunk(ForwardBatch& batch, Sequence& sequence);
+  void add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
+  void add_input_logprob_targets(Lane& lane, Sequence& sequence) const;
+  void admit(ForwardBatch& batch);
+  bool try_admit(Sequence& sequence, int32_t& num_reserved_pages);
+  bool should_wait_for_prefix(Sequence& sequence);
+  int32_t pages_still_needed(const Sequence& sequence) const;
+  int32_t pages_coming_back() const;
+  void retract(Sequence& victim);
+  Sequence& least_loss() const;
+
+  // scheduler_commit.cc
+  void commit(const ForwardBatch& batch, const StepResult& result);
+  void commit_lane(const Lane& lane, const LaneResult& result);
+  void take_input_logprobs(Sequence& sequence, const Lane& lane, const LaneResult& result);
+  void share_prefix(Sequence& sequence);
+  void take_token(Sequence& sequence, const LaneResult& result);
+  void tell_finish(Sequence& sequence, FinishReason reason);
+  void leave(Sequence& sequence);      // its last step is committed
+  void give_back(Sequence& sequence);  // pages and slot
+  void requeue(Sequence& sequence);    // after a retraction
+  bool in_flight(const Sequence& sequence) const { return sequence.last_step > committed_step; }
+
+  const SchedulerConfig config;
+  PrefixCache& cache;
+  const Clock& clock;
+  SequenceObserver& observer;
+
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences;  // all that have not left
+  WaitingQueue waiting;
+  std::vector<Sequence*> running;  // kRunning, in order of admission
+  std::vector<Sequence*> slots;    // [max_running]; null: free
+  std::vector<SlotId> free_slots;  // a stack
+  bool running_changed = false;    // some of `running` run no more
+  PromisedPrefixes promised;
+  NewTokenRatio ratio;
+
+  // Duplicates that steps up to .first may still read.
+  std::vector<std::pair<uint64_t, DetachedPages>> detached;
+
+  uint64_t launched_step = 0;
+  uint64_t committed_step = 0;
+  int32_t chunk_left = 0;             // prompt tokens that the step being made may still take
+  uint64_t admission_retry_step = 0;  // memory was short: not before this step, or a release
+  int64_t num_admitted = 0;
+  int32_t num_leaving = 0;  // kEnding and kRetracting
+  TimePoint now{};          // of the commit or abort being done
+  SchedulerStats stats;
+  std::vector<Sequence*> order;      // scratch
+  std::vector<Sequence*> departing;  // whose last step is the one being committed
+};
+
+}  // namespace espalier

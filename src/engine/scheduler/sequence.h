@@ -1,0 +1,75 @@
+// One sequence in the scheduler's hands.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "engine/scheduler/scheduler.h"
+
+namespace espalier {
+
+// waiting -> running -> ending -> gone; running -> retracting -> waiting. An ending or retracting
+// one gets no more lanes and leaves when its last launched step is committed.
+enum class SequenceState : uint8_t { kWaiting, kRunning, kEnding, kRetracting };
+
+//   tokens:  | prompt                     | output so far |
+//            | num_computed | in flight | to come          |
+//                           num_launched
+struct Sequence {
+  SequenceSpec spec;            // its prompt_ids are moved to `tokens`
+  std::vector<TokenId> tokens;  // prompt, then output
+  int32_t prompt_len = 0;
+  SequenceState state = SequenceState::kWaiting;
+
+  SlotId slot = -1;
+  bool needs_slot_init = false;
+  SequencePages pages;
+  int32_t num_computed = 0;          // tokens whose keys and values committed steps have written
+  int32_t num_launched = 0;          // the same, with those in flight
+  int32_t num_samples_launched = 0;  // output tokens, with those in flight
+  int32_t prefill_end = 0;           // tokens.size() when it was admitted
+  uint64_t last_step = 0;            // launched with it
+  int32_t next_logprob = 0;          // first prompt position whose log-probability is still to come
+
+  bool lane_failed = false;
+  bool finish_told = false;
+  std::optional<FinishReason> abort_reason;
+  RequestStats stats;
+
+  // While it waits.
+  Sequence* next_waiting = nullptr;
+  Sequence* prev_waiting = nullptr;
+  int32_t matched = 0;  // tokens, when the cache had `match_version`
+  uint64_t match_version = kNeverMatched;
+  int64_t overdue_at = 0;        // in admissions: from then on it goes first
+  RadixNode* promise = nullptr;  // while it prefills: its run in PromisedPrefixes
+
+  static constexpr uint64_t kNeverMatched = ~0ull;
+
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_outputs() const { return num_tokens() - prompt_len; }
+  bool prefilling() const { return num_launched < prefill_end; }
+  bool was_retracted() const { return stats.num_retractions > 0; }
+  std::span<const TokenId> first_tokens(int32_t count) const {
+    return std::span(tokens).first(static_cast<size_t>(count));
+  }
+
+  // A decode lane is due unless its end by length is certain already.
+  bool wants_decode_lane() const {
+    return state == SequenceState::kRunning && !prefilling() &&
+           num_samples_launched < spec.max_new_tokens;
+  }
+
+  // How many tokens may come from the cache. The last one's logits are wanted; and so are those of
+  // the position before each prompt position whose log-probability is.
+  int32_t match_limit() const {
+    const int32_t most = num_tokens() - 1;
+    return next_logprob < prompt_len ? std::min(most, std::max(next_logprob - 1, 0)) : most;
+  }
+};
+
+}  // namespace espalier
