@@ -1,0 +1,426 @@
+#include "models/decoder_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/activation/op.h"
+#include "kernels/attention/op.h"
+#include "kernels/embedding/op.h"
+#include "kernels/kv_append/op.h"
+#include "kernels/linear/op.h"
+#include "kernels/norm/op.h"
+#include "kernels/rope/op.h"
+#include "models/rope_table.h"
+
+namespace espalier {
+namespace {
+
+// Rows of logits held at once for input log-probabilities: enough to keep the head's product busy.
+constexpr int64_t kLogitBlock = 32;
+
+const float* or_null(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+ModelInfo describe(const DecoderSpec& spec, const DecoderWeights& weights) {
+  ModelInfo info = describe_model(spec);
+  info.weight_bytes = weights.size_bytes();
+  return info;
+}
+
+int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
+  int64_t most = 0;
+  for (const LayerSpec& layer : spec.layers) most = std::max(most, width(layer));
+  return most;
+}
+int64_t q_width(const LayerSpec& layer) { return layer.attention.q_dim(); }
+int64_t qkv_width(const LayerSpec& layer) {
+  return layer.attention.q_dim() + 2ll * layer.attention.kv_dim();
+}
+int64_t mlp_width(const LayerSpec& layer) { return layer.mlp.intermediate_size; }
+
+Status allocate_floats(int64_t rows, int64_t width, Buffer& out) {
+  ESP_ASSIGN_OR_RETURN(out, Buffer::allocate(static_cast<size_t>(rows * width) * sizeof(float)));
+  return Status();
+}
+
+}  // namespace
+
+ModelInfo describe_model(const DecoderSpec& spec) {
+  const AttentionSpec& attention = spec.layers.at(0).attention;
+  ModelInfo info;
+  info.architecture = spec.architecture;
+  info.model_type = spec.model_type;
+  info.vocab_size = spec.vocab_size;
+  info.context_length = spec.context_length;
+  info.num_layers = static_cast<int32_t>(spec.layers.size());
+  info.num_kv_heads = attention.num_kv_heads;
+  info.head_dim = attention.head_dim;
+  info.num_parameters = spec.num_parameters();
+  info.eos_ids = spec.eos_ids;
+  return info;
+}
+
+void WantedRows::plan(std::span<const Lane> lanes) {
+  tails_.clear();
+  num_rows_ = 0;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const Lane& lane = lanes[i];
+    int32_t first = lane.num_query_tokens;
+    if (lane.sample) first = lane.num_query_tokens - 1;
+    if (!lane.input_logprob_targets.empty()) first = std::min(first, lane.input_logprob_begin);
+    const int32_t count = lane.num_query_tokens - first;
+    if (count == 0) continue;
+    tails_.push_back({static_cast<int32_t>(i), first, lane.query_begin + first, num_rows_, count});
+    num_rows_ += count;
+  }
+}
+
+DecoderModel::DecoderModel(DecoderSpec spec, DecoderWeights weights,
+                           std::unique_ptr<kernels::CpuBackend> backend)
+    : spec_(std::move(spec)),
+      weights_(std::move(weights)),
+      backend_(std::move(backend)),
+      info_(describe(spec_, weights_)) {
+  for (const RopeSpec& rope : spec_.ropes) rope_frequencies_.push_back(rope_frequencies(rope));
+}
+
+Result<std::unique_ptr<DecoderModel>> DecoderModel::create(DecoderSpec spec, DType type,
+                                                           WeightSource& source, WorkPool& pool) {
+  ESP_RETURN_IF_ERROR(validate(spec));
+  ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
+  ESP_ASSIGN_OR_RETURN(DecoderWeights weights, load_weights(*backend, spec, type, source));
+  return std::unique_ptr<DecoderModel>(
+      new DecoderModel(std::move(spec), std::move(weights), std::move(backend)));
+}
+
+Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
+  if (max_tokens < 1 || max_lanes < 1) {
+    return invalid_argument("a batch of {} tokens in {} lanes is none", max_tokens, max_lanes);
+  }
+  const int64_t q = widest(spec_, q_width), ffn = widest(spec_, mlp_width);
+  int64_t rope_floats = 0;  // cosine and sine of each rope, a token
+  for (const auto& frequencies : rope_frequencies_) {
+    rope_floats += 2 * static_cast<int64_t>(frequencies.size());
+  }
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, hidden_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, normed_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, widest(spec_, qkv_width), qkv_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, q, attended_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 2 * ffn, mlp_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, rope_floats, rope_rows_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
+  ESP_RETURN_IF_ERROR(
+      allocate_floats(std::min<int64_t>(kLogitBlock, max_tokens), spec_.vocab_size, block_logits_));
+  ESP_RETURN_IF_ERROR(
+      backend_->reserve_linear(max_tokens, std::max({ffn, q, int64_t{spec_.hidden_size}})));
+  row_index_.resize(static_cast<size_t>(max_tokens));
+  std::iota(row_index_.begin(), row_index_.end(), 0);
+  wanted_.reserve(static_cast<size_t>(max_lanes));
+  tail_lanes_.resize(static_cast<size_t>(max_lanes));
+  max_tokens_ = max_tokens;
+  max_lanes_ = max_lanes;
+  return Status();
+}
+
+ForwardOutput DecoderModel::forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                    const KvView& kv, const InputLogitsSink& sink) {
+  ESP_CHECK(
+      batch.num_tokens() <= max_tokens_ && batch.lanes.size() <= static_cast<size_t>(max_lanes_),
+      "{} tokens in {} lanes, reserved {} in {}", batch.num_tokens(), batch.lanes.size(),
+      max_tokens_, max_lanes_);
+  ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
+            batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
+  if (token_ids.empty()) return {};
+  wanted_.plan(batch.lanes);
+  embed(token_ids);
+  fill_rope_tables(batch.positions);
+
+  int64_t rows = batch.num_tokens();
+  std::span<const Lane> lanes = batch.lanes;
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    project_qkv(layer, rows);
+    append_kv(layer, batch, kv);
+    if (layer + 1 == spec_.layers.size() && wanted_.num_rows() < rows) {
+      keep_wanted_rows(layer, batch);
+      rows = wanted_.num_rows();
+      lanes = std::span(tail_lanes_).first(wanted_.tails().size());
+    }
+    if (rows == 0) return {};
+    attend(layer, lanes, rows, batch, kv);
+    run_mlp(layer, rows);
+  }
+  const int64_t sampled = sample_logits(batch);
+  input_logits(batch, sink);
+  return {{logits_.as<float>(), static_cast<size_t>(sampled * spec_.vocab_size)}};
+}
+
+void DecoderModel::embed(std::span<const TokenId> token_ids) {
+  for (const TokenId id : token_ids) {
+    ESP_CHECK(id >= 0 && id < spec_.vocab_size, "token {} of a vocabulary of {}", id,
+              spec_.vocab_size);
+  }
+  if (spec_.tied_embeddings) {
+    kernels::gather_packed_rows(*backend_, weights_.head, token_ids, hidden_.as<float>(),
+                                spec_.hidden_size);
+    return;
+  }
+  kernels::gather_rows(*backend_, {.table = weights_.embedding.data(),
+                                   .type = weights_.type,
+                                   .dim = spec_.hidden_size,
+                                   .ids = token_ids,
+                                   .out = hidden_.as<float>(),
+                                   .out_stride = spec_.hidden_size});
+}
+
+void DecoderModel::fill_rope_tables(std::span<const int32_t> positions) {
+  float* rows = rope_rows_.as<float>();
+  for (size_t i = 0; i < spec_.ropes.size(); ++i) {
+    const size_t count = positions.size() * rope_frequencies_[i].size();
+    fill_rope_rows(rope_frequencies_[i], static_cast<float>(spec_.ropes[i].attention_factor),
+                   positions, rows, rows + count);
+    rows += 2 * count;
+  }
+}
+
+const float* DecoderModel::normed(const std::optional<NormSpec>& norm,
+                                  const std::vector<float>& weight, int64_t rows) {
+  if (!norm) return hidden_.as<float>();
+  const int64_t hidden = spec_.hidden_size;
+  kernels::rms_norm(*backend_, {.x = hidden_.as<float>(),
+                                .x_stride = hidden,
+                                .y = normed_.as<float>(),
+                                .y_stride = hidden,
+                                .rows = rows,
+                                .dim = hidden,
+                                .weight = weight.data(),
+                                .epsilon = norm->epsilon});
+  return normed_.as<float>();
+}
+
+// [q; k; v] of every row, normalised and rotated.
+void DecoderModel::project_qkv(size_t layer, int64_t rows) {
+  const LayerSpec& spec = spec_.layers[layer];
+  const AttentionSpec& a = spec.attention;
+  const LayerWeights& weights = weights_.layers[layer];
+  const int64_t stride = qkv_width(spec);
+  float* q = qkv_.as<float>();
+  kernels::linear(*backend_, weights.qkv,
+                  {.x = normed(spec.input_norm, weights.input_norm, rows),
+                   .x_stride = spec_.hidden_size,
+                   .y = q,
+                   .y_stride = stride,
+                   .rows = rows,
+                   .bias = or_null(weights.qkv_bias)});
+  if (a.qk_norm) {
+    const auto norm_heads = [&](float* x, int64_t heads, const std::vector<float>& weight) {
+      kernels::rms_norm(*backend_, {.x = x,
+                                    .x_stride = stride,
+                                    .y = x,
+                                    .y_stride = stride,
+                                    .rows = rows,
+                                    .groups = heads,
+                                    .dim = a.head_dim,
+                                    .weight = weight.data(),
+                                    .epsilon = a.qk_norm->epsilon});
+    };
+    norm_heads(q, a.num_heads, weights.q_norm);
+    norm_heads(q + a.q_dim(), a.num_kv_heads, weights.k_norm);
+  }
+  if (!a.rope) return;
+  const float* cos = rope_rows_.as<float>();
+  for (int32_t i = 0; i < *a.rope; ++i) cos += 2 * rows * std::ssize(rope_frequencies_[i]);
+  const RopeSpec& rope = spec_.ropes[*a.rope];
+  kernels::rope(*backend_, {.x = q,  // k follows q
+                            .x_stride = stride,
+                            .heads = a.num_heads + a.num_kv_heads,
+                            .head_dim = a.head_dim,
+                            .positions = std::span(row_index_).first(static_cast<size_t>(rows)),
+                            .cos = cos,
+                            .sin = cos + rows * (rope.rotary_dim / 2),
+                            .rotary_dim = rope.rotary_dim,
+                            .interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved});
+}
+
+void DecoderModel::append_kv(size_t layer, const ForwardBatch& batch, const KvView& kv) {
+  const AttentionSpec& a = spec_.layers[layer].attention;
+  const int64_t stride = qkv_width(spec_.layers[layer]);
+  const float* k = qkv_.as<float>() + a.q_dim();
+  kernels::kv_append(*backend_, {.k = k,
+                                 .k_stride = stride,
+                                 .v = k + a.kv_dim(),
+                                 .v_stride = stride,
+                                 .lanes = batch.lanes,
+                                 .page_tables = batch.page_tables,
+                                 .kv = &kv,
+                                 .layer = static_cast<int32_t>(layer)});
+}
+
+void DecoderModel::keep_wanted_rows(size_t layer, const ForwardBatch& batch) {
+  const auto q_floats = static_cast<size_t>(spec_.layers[layer].attention.q_dim());
+  const int64_t stride = qkv_width(spec_.layers[layer]);
+  const int64_t hidden = spec_.hidden_size;
+  size_t index = 0;
+  for (const WantedRows::Tail& tail : wanted_.tails()) {
+    // Tails move towards the front, in order, so no row is overwritten before it has moved.
+    for (int64_t i = 0; i < tail.count; ++i) {
+      const int64_t from = tail.source_row + i, to = tail.row + i;
+      std::memmove(hidden_.as<float>() + to * hidden, hidden_.as<float>() + from * hidden,
+                   static_cast<size_t>(hidden) * sizeof(float));
+      std::memmove(qkv_.as<float>() + to * stride, qkv_.as<float>() + from * stride,
+                   q_floats * sizeof(float));
+    }
+    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
+    Lane& out = tail_lanes_[index++];
+    out.num_query_tokens = tail.count;
+    out.prefix_len = lane.prefix_len + tail.first_token;
+    out.query_begin = tail.row;
+    out.page_begin = lane.page_begin;
+    out.num_pages = lane.num_pages;
+  }
+}
+
+// x += output(attention(q))
+void DecoderModel::attend(size_t layer, std::span<const Lane> lanes, int64_t rows,
+                          const ForwardBatch& batch, const KvView& kv) {
+  const LayerSpec& spec = spec_.layers[layer];
+  const AttentionSpec& a = spec.attention;
+  kernels::attention(*backend_, {.q = qkv_.as<float>(),
+                                 .q_stride = qkv_width(spec),
+                                 .out = attended_.as<float>(),
+                                 .out_stride = a.q_dim(),
+                                 .heads = a.num_heads,
+                                 .lanes = lanes,
+                                 .page_tables = batch.page_tables,
+                                 .kv = &kv,
+                                 .layer = static_cast<int32_t>(layer),
+                                 .scale = a.scale,
+                                 .sliding_window = a.sliding_window});
+  kernels::linear(*backend_, weights_.layers[layer].attention_output,
+                  {.x = attended_.as<float>(),
+                   .x_stride = a.q_dim(),
+                   .y = hidden_.as<float>(),
+                   .y_stride = spec_.hidden_size,
+                   .rows = rows,
+                   .bias = or_null(weights_.layers[layer].attention_output_bias),
+                   .accumulate = !spec_.faults.drop_attention_residual});
+}
+
+// x += down(silu(gate(norm(x))) * up(norm(x)))
+void DecoderModel::run_mlp(size_t layer, int64_t rows) {
+  const LayerSpec& spec = spec_.layers[layer];
+  const LayerWeights& weights = weights_.layers[layer];
+  const int64_t ffn = spec.mlp.intermediate_size;
+  float* gate = mlp_.as<float>();
+  int64_t stride = ffn;
+  kernels::LinearArgs args{.x = normed(spec.post_attention_norm, weights.post_attention_norm, rows),
+                           .x_stride = spec_.hidden_size,
+                           .y = gate,
+                           .y_stride = ffn,
+                           .rows = rows};
+  if (weights.gate_up.gate_up()) {
+    kernels::linear_silu_mul(*backend_, weights.gate_up, args);
+  } else {
+    args.y_stride = stride = 2 * ffn;
+    args.bias = or_null(weights.gate_up_bias);
+    kernels::linear(*backend_, weights.gate_up, args);
+    activate(gate, rows, ffn);
+  }
+  kernels::linear(*backend_, weights.down,
+                  {.x = gate,
+                   .x_stride = stride,
+                   .y = hidden_.as<float>(),
+                   .y_stride = spec_.hidden_size,
+                   .rows = rows,
+                   .bias = or_null(weights.down_bias),
+                   .accumulate = !spec_.faults.drop_mlp_residual});
+}
+
+// gate = silu(gate) * up, rows of [gate; up].
+void DecoderModel::activate(float* gate, int64_t rows, int64_t ffn) {
+  if (spec_.faults.linear_activation) {
+    for (int64_t row = 0; row < rows; ++row) {
+      float* values = gate + row * 2 * ffn;
+      for (int64_t i = 0; i < ffn; ++i) values[i] *= values[ffn + i];
+    }
+    return;
+  }
+  kernels::silu_mul(*backend_, {.gate = gate,
+                                .gate_stride = 2 * ffn,
+                                .up = gate + ffn,
+                                .up_stride = 2 * ffn,
+                                .y = gate,
+                                .y_stride = 2 * ffn,
+                                .rows = rows,
+                                .dim = ffn});
+}
+
+void DecoderModel::pick_row(int64_t row, int64_t to) {
+  const int64_t hidden = spec_.hidden_size;
+  std::memcpy(normed_.as<float>() + to * hidden, hidden_.as<float>() + row * hidden,
+              static_cast<size_t>(hidden) * sizeof(float));
+}
+
+void DecoderModel::logits_of_picked(int64_t rows, float* out) {
+  const int64_t hidden = spec_.hidden_size;
+  if (spec_.final_norm) {
+    kernels::rms_norm(*backend_, {.x = normed_.as<float>(),
+                                  .x_stride = hidden,
+                                  .y = normed_.as<float>(),
+                                  .y_stride = hidden,
+                                  .rows = rows,
+                                  .dim = hidden,
+                                  .weight = weights_.final_norm.data(),
+                                  .epsilon = spec_.final_norm->epsilon});
+  }
+  kernels::linear(*backend_, weights_.head,
+                  {.x = normed_.as<float>(),
+                   .x_stride = hidden,
+                   .y = out,
+                   .y_stride = spec_.vocab_size,
+                   .rows = rows});
+}
+
+int64_t DecoderModel::sample_logits(const ForwardBatch& batch) {
+  int64_t rows = 0;
+  for (const WantedRows::Tail& tail : wanted_.tails()) {
+    if (batch.lanes[static_cast<size_t>(tail.lane)].sample) {
+      pick_row(tail.row + tail.count - 1, rows++);
+    }
+  }
+  if (rows > 0) logits_of_picked(rows, logits_.as<float>());
+  return rows;
+}
+
+void DecoderModel::input_logits(const ForwardBatch& batch, const InputLogitsSink& sink) {
+  struct Picked {
+    int32_t lane, target;
+  };
+  Picked picked[kLogitBlock];
+  int64_t rows = 0;
+  const auto flush = [&] {
+    if (rows > 0) logits_of_picked(rows, block_logits_.as<float>());
+    for (int64_t i = 0; i < rows; ++i) {
+      sink(picked[i].lane, picked[i].target,
+           {block_logits_.as<float>() + i * spec_.vocab_size,
+            static_cast<size_t>(spec_.vocab_size)});
+    }
+    rows = 0;
+  };
+  const int64_t block = std::min<int64_t>(kLogitBlock, max_tokens_);
+  for (const WantedRows::Tail& tail : wanted_.tails()) {
+    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
+    for (size_t target = 0; target < lane.input_logprob_targets.size(); ++target) {
+      const int32_t token = lane.input_logprob_begin + static_cast<int32_t>(target);
+      picked[rows] = {tail.lane, static_cast<int32_t>(target)};
+      pick_row(tail.row + token - tail.first_token, rows);
+      if (++rows == block) flush();
+    }
+  }
+  flush();
+}
+
+}  // namespace espalier

@@ -1,0 +1,124 @@
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/generation_config.h"
+#include "checkpoint/json_object.h"
+#include "models/decoder_model.h"
+#include "models/families/family.h"
+#include "models/model.h"
+#include "models/weight_source.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+// The spec of a folder's config.json, with generation_config.json's end-of-sequence ids where that
+// has some: they are the ones that its makers correct.
+Result<DecoderSpec> read_spec(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) {
+    return fail(error(StatusCode::kNotFound,
+                      "{} is no folder; a model path names a folder with config.json",
+                      folder.string()));
+  }
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(folder / "config.json"));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_decoder_spec(config));
+  ESP_ASSIGN_OR_RETURN(GenerationConfig generation, read_generation_config(folder));
+  if (!generation.eos_token_ids.empty()) {
+    spec.eos_ids = std::move(generation.eos_token_ids);
+    if (Status status = validate(spec); !status.ok()) {
+      return fail(status.with_context((folder / "generation_config.json").string()));
+    }
+  }
+  return spec;
+}
+
+// What matrices are held in. float16 checkpoints become bfloat16, which the processors multiply.
+Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
+  if (name == "float32" || name == "float") return DType::kFloat32;
+  if (name == "bfloat16") return DType::kBFloat16;
+  if (name == "auto") {
+    return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
+  }
+  return fail(invalid_argument("dtype '{}' is not known; use auto, bfloat16 or float32", name));
+}
+
+Status set_context_length(int32_t wanted, DecoderSpec& spec) {
+  if (wanted == 0) return Status();
+  if (wanted < 0 || wanted > spec.context_length) {
+    return invalid_argument("context length {} is not between 1 and the model's own {}", wanted,
+                            spec.context_length);
+  }
+  spec.context_length = wanted;
+  return Status();
+}
+
+// A model with the threads that nobody gave it.
+class ModelWithPool final : public Model {
+ public:
+  ModelWithPool(std::unique_ptr<WorkPool> pool, std::unique_ptr<Model> model)
+      : pool_(std::move(pool)), model_(std::move(model)) {}
+  const ModelInfo& info() const override { return model_->info(); }
+  Status reserve(int32_t max_tokens, int32_t max_lanes) override {
+    return model_->reserve(max_tokens, max_lanes);
+  }
+  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                        const KvView& kv, const InputLogitsSink& input_logits) override {
+    return model_->forward(batch, token_ids, kv, input_logits);
+  }
+
+ private:
+  std::unique_ptr<WorkPool> pool_;  // outlives model_
+  std::unique_ptr<Model> model_;
+};
+
+Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options.path));
+  ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
+  ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
+  if (options.format == LoadFormat::kDummy) {
+    DummySource source(options.seed, type, pool);
+    return DecoderModel::create(std::move(spec), type, source, pool);
+  }
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  CheckpointSource source(checkpoint, spec);
+  return DecoderModel::create(std::move(spec), type, source, pool);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_ptr<WorkPool> own_pool;
+  if (options.pool == nullptr) own_pool = std::make_unique<WorkPool>();
+  ESP_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                       load_with_pool(options, own_pool ? *own_pool : *options.pool));
+  if (own_pool) {
+    model = std::make_unique<ModelWithPool>(std::move(own_pool), std::move(model));
+  }
+  const ModelInfo& info = model->info();
+  log_info("model loaded path={} architecture={} parameters={} weight_bytes={} seconds={:.2f}",
+           options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return model;
+}
+
+Result<ModelInfo> read_model_info(const std::filesystem::path& folder) {
+  ESP_ASSIGN_OR_RETURN(const DecoderSpec spec, read_spec(folder));
+  return describe_model(spec);
+}
+
+Result<GenerationDefaults> read_generation_defaults(const std::filesystem::path& folder) {
+  ESP_ASSIGN_OR_RETURN(const GenerationConfig config, read_generation_config(folder));
+  return GenerationDefaults{.temperature = config.temperature,
+                            .top_p = config.top_p,
+                            .min_p = config.min_p,
+                            .repetition_penalty = config.repetition_penalty,
+                            .top_k = config.top_k,
+                            .max_new_tokens = config.max_new_tokens};
+}
+
+}  // namespace espalier

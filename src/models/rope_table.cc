@@ -1,0 +1,83 @@
+#include "models/rope_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace espalier {
+namespace {
+
+constexpr double kTwoPi = 2 * std::numbers::pi;
+
+// High frequencies (many turns within the pretraining context) stay, low ones are divided by the
+// factor, and those between are blended.
+double llama3_frequency(const RopeSpec& spec, double frequency) {
+  const double turns = spec.original_max_positions * frequency / kTwoPi;
+  if (turns < spec.low_freq_factor) return frequency / spec.factor;
+  if (turns > spec.high_freq_factor) return frequency;
+  const double blend =
+      (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor);
+  return (1 - blend) * frequency / spec.factor + blend * frequency;
+}
+
+// The (fractional) pair that makes `turns` turns within the pretraining context.
+double pair_of_turns(const RopeSpec& spec, double turns) {
+  return spec.rotary_dim * std::log(spec.original_max_positions / (turns * kTwoPi)) /
+         (2 * std::log(spec.theta));
+}
+
+// Weight of the unscaled frequency at pair i: 1 below `low`, 0 above `high`, a ramp between.
+struct YarnRamp {
+  double low = 0, high = 0;
+  explicit YarnRamp(const RopeSpec& spec) {
+    low = pair_of_turns(spec, spec.beta_fast);
+    high = pair_of_turns(spec, spec.beta_slow);
+    if (spec.truncate) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, spec.rotary_dim - 1.0);
+    if (low == high) high += 0.001;  // no division by zero
+  }
+  double keep(int32_t pair) const { return 1 - std::clamp((pair - low) / (high - low), 0.0, 1.0); }
+};
+
+}  // namespace
+
+std::vector<float> rope_frequencies(const RopeSpec& spec) {
+  std::vector<float> frequencies;
+  for (int32_t i = 0; i < spec.rotary_dim / 2; ++i) {
+    double frequency = std::pow(spec.theta, -2.0 * i / spec.rotary_dim);
+    switch (spec.scaling) {
+      case RopeSpec::Scaling::kNone:
+        break;
+      case RopeSpec::Scaling::kLinear:
+        frequency /= spec.factor;
+        break;
+      case RopeSpec::Scaling::kLlama3:
+        frequency = llama3_frequency(spec, frequency);
+        break;
+      case RopeSpec::Scaling::kYarn: {
+        const double keep = YarnRamp(spec).keep(i);
+        frequency = frequency / spec.factor * (1 - keep) + frequency * keep;
+        break;
+      }
+    }
+    frequencies.push_back(static_cast<float>(frequency));
+  }
+  return frequencies;
+}
+
+void fill_rope_rows(std::span<const float> frequencies, float attention_factor,
+                    std::span<const int32_t> positions, float* cos, float* sin) {
+  for (const int32_t position : positions) {
+    for (const float frequency : frequencies) {
+      const float angle = static_cast<float>(position) * frequency;
+      *cos++ = attention_factor * std::cos(angle);
+      *sin++ = attention_factor * std::sin(angle);
+    }
+  }
+}
+
+}  // namespace espalier

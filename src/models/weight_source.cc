@@ -1,0 +1,134 @@
+#include "models/weight_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/rng.h"
+
+namespace espalier {
+namespace {
+
+bool aligned_for(DType type, const std::byte* data) {
+  return reinterpret_cast<uintptr_t>(data) % dtype_size(type) == 0;
+}
+
+uint64_t hash_name(std::string_view name) {
+  uint64_t hash = name.size();
+  for (const char c : name) hash = mix64(hash ^ static_cast<unsigned char>(c));
+  return hash;
+}
+
+// The four bytes of `bits` summed have mean 510 and this deviation: sqrt(4 * (256^2 - 1) / 12).
+constexpr float kMean = 510.0f;
+constexpr float kDeviation = 147.80f;
+
+// Close to normal (the sum of four uniform draws), from 32 random bits; in +-3.45.
+float near_normal(uint32_t bits) {
+  const uint32_t pairs = (bits & 0x00ff00ffu) + ((bits >> 8) & 0x00ff00ffu);
+  return (static_cast<float>((pairs & 0xffffu) + (pairs >> 16)) - kMean) * (1.0f / kDeviation);
+}
+
+void store(float value, float& out) { out = value; }
+void store(float value, BFloat16& out) { out = to_bfloat16(value); }
+
+// Elements [begin, end) of a tensor; begin is even. Each 64 random bits make two elements.
+template <typename T>
+void draw(uint64_t key, float centre, float deviation, int64_t begin, int64_t end, T* out) {
+  for (int64_t i = begin; i < end; i += 2) {
+    const uint64_t bits = mix64(key + static_cast<uint64_t>(i / 2));
+    store(centre + deviation * near_normal(static_cast<uint32_t>(bits)), out[i]);
+    if (i + 1 < end) {
+      store(centre + deviation * near_normal(static_cast<uint32_t>(bits >> 32)), out[i + 1]);
+    }
+  }
+}
+
+}  // namespace
+
+CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec)
+    : checkpoint_(checkpoint), names_(spec.names), tied_(spec.tied_embeddings) {}
+
+Result<LentTensor> CheckpointSource::lend(const std::string& name, std::span<const int64_t> shape) {
+  ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
+  lent_.insert(name);
+  const std::byte* data = tensor->bytes.data();
+  if (!aligned_for(*tensor->dtype, data)) {
+    ESP_ASSIGN_OR_RETURN(Buffer copy, Buffer::allocate(tensor->bytes.size()));
+    std::memcpy(copy.data(), data, tensor->bytes.size());
+    data = realigned_.insert_or_assign(name, std::move(copy)).first->second.data();
+  }
+  return LentTensor{data, *tensor->dtype};
+}
+
+void CheckpointSource::give_back(const std::string& name) {
+  realigned_.erase(name);
+  if (const CheckpointTensor* tensor = checkpoint_.find(name)) checkpoint_.release(*tensor);
+}
+
+bool CheckpointSource::may_be_left(std::string_view name) const {
+  return std::any_of(names_.unused_suffixes.begin(), names_.unused_suffixes.end(),
+                     [&](const std::string& suffix) { return name.ends_with(suffix); });
+}
+
+// Some checkpoints with tied embeddings hold the head as well; it must then be the embedding.
+Status CheckpointSource::check_unused_head() const {
+  const CheckpointTensor* head = checkpoint_.find(names_.head + ".weight");
+  const CheckpointTensor* embedding = checkpoint_.find(names_.embedding + ".weight");
+  const bool same = head != nullptr && embedding != nullptr && head->dtype == embedding->dtype &&
+                    std::ranges::equal(head->bytes, embedding->bytes);
+  if (head != nullptr) checkpoint_.release(*head);
+  if (embedding != nullptr) checkpoint_.release(*embedding);
+  if (same) return Status();
+  return invalid_argument(
+      "{}: config.json ties the output head to the embedding, and '{}.weight' is another matrix; "
+      "set tie_word_embeddings to false, or remove the tensor",
+      checkpoint_.folder().string(), names_.head);
+}
+
+Status CheckpointSource::finish() {
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
+    if (lent_.contains(tensor.name) || may_be_left(tensor.name)) continue;
+    if (tied_ && tensor.name == names_.head + ".weight") {
+      ESP_RETURN_IF_ERROR(check_unused_head());
+      continue;
+    }
+    return invalid_argument("{}: the tensor '{}' {} belongs to nothing that config.json describes",
+                            checkpoint_.folder().string(), tensor.name, shape_string(tensor.shape));
+  }
+  return Status();
+}
+
+DummySource::DummySource(uint64_t seed, DType type, WorkPool& pool)
+    : seed_(seed),
+      type_(type == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16),
+      pool_(pool) {}
+
+Result<LentTensor> DummySource::lend(const std::string& name, std::span<const int64_t> shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  ESP_ASSIGN_OR_RETURN(Buffer buffer,
+                       Buffer::allocate(static_cast<size_t>(count) * dtype_size(type_)));
+  const bool matrix = shape.size() > 1;
+  const bool bias = name.ends_with(".bias");
+  const float centre = matrix || bias ? 0.0f : 1.0f;
+  const float deviation =
+      matrix ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.back()))) : 0.1f;
+  const uint64_t key = mix64(seed_ ^ hash_name(name));
+  constexpr int64_t kGrain = 1 << 16;  // even: elements are drawn in pairs
+  pool_.parallel_for((count + kGrain - 1) / kGrain, 1, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kGrain, end = std::min(count, last * kGrain);
+    if (type_ == DType::kFloat32) {
+      draw(key, centre, deviation, begin, end, buffer.as<float>());
+    } else {
+      draw(key, centre, deviation, begin, end, buffer.as<BFloat16>());
+    }
+  });
+  const Buffer& kept = made_.insert_or_assign(name, std::move(buffer)).first->second;
+  return LentTensor{kept.data(), type_};
+}
+
+void DummySource::give_back(const std::string& name) { made_.erase(name); }
+
+}  // namespace espalier

@@ -1,0 +1,78 @@
+// Where a model's tensors come from while it is packed: a checkpoint, or a seed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "models/decoder_spec.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+
+// Row-major elements, aligned for their type.
+struct LentTensor {
+  const void* data = nullptr;
+  DType type = DType::kFloat32;
+};
+
+// Used from one thread, by the loader.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  // The tensor `name` (with its ".weight" or ".bias"), borrowed until give_back(name). Fails by
+  // name where it is missing or has another shape.
+  virtual Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) = 0;
+  // The loader has copied it; its memory may go.
+  virtual void give_back(const std::string& name) = 0;
+  // After the last tensor: fails by name for one that was never asked for.
+  virtual Status finish() = 0;
+};
+
+// Borrows the checkpoint; the spec says which tensors may be left over.
+class CheckpointSource final : public WeightSource {
+ public:
+  CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec);
+  Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
+  void give_back(const std::string& name) override;
+  Status finish() override;
+
+ private:
+  bool may_be_left(std::string_view name) const;
+  Status check_unused_head() const;
+
+  const Checkpoint& checkpoint_;
+  const WeightNames names_;
+  const bool tied_;
+  std::set<std::string> lent_;               // ever
+  std::map<std::string, Buffer> realigned_;  // copies of tensors that lie askew in their file
+};
+
+// Random weights for any spec: a matrix's elements have mean 0 and deviation 1 / sqrt(columns), so
+// that activations and logits keep a deviation near 1; norms lie around 1, biases around 0. Element
+// i of a tensor is a function of (seed, name, i) alone.
+class DummySource final : public WeightSource {
+ public:
+  // type: of what it makes. pool: borrowed, works in parallel.
+  DummySource(uint64_t seed, DType type, WorkPool& pool);
+  Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
+  void give_back(const std::string& name) override;
+  Status finish() override { return Status(); }
+
+ private:
+  const uint64_t seed_;
+  const DType type_;
+  WorkPool& pool_;
+  std::map<std::string, Buffer> made_;
+};
+
+}  // namespace espalier
