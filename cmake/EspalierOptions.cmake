@@ -21,7 +21,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 
 add_library(espalier_options INTERFACE)
 target_compile_options(espalier_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow=local
-  -Wno-missing-field-initializers)
+  -Wno-missing-field-initializers
+  -Wno-restrict)  # GCC 12 warns falsely of strings joined by operator+
 if(ESPALIER_WERROR)
   target_compile_options(espalier_options INTERFACE -Werror)
 endif()

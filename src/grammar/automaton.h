@@ -1,0 +1,70 @@
+// From rules over bytes to automata: a recursive transition network. Each rule that recurses keeps
+// an automaton of its own, and calls between rules are edges; everything else is inlined, made
+// deterministic and minimal where that stays within bounds. What stays non-deterministic is still
+// right: the machine (machine.h) follows sets of nodes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "grammar/ir.h"
+
+namespace espalier::grammar {
+
+using NodeId = uint32_t;
+
+// Bounds on what one grammar may cost; beyond them compilation fails with kResourceExhausted, it
+// never stalls.
+struct GrammarLimits {
+  size_t nodes_max = 2'000'000;         // automaton nodes in all, before determinising
+  size_t dfa_growth_max = 4;            // determinising may grow an automaton by this factor...
+  size_t dfa_nodes_free = 4096;         // ...or to this many nodes; else it stays as it is
+  int32_t inline_nodes_max = 4096;      // a rule that does not recurse is inlined up to this size
+  size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
+  double compile_seconds_max = 10.0;
+};
+
+struct Network {
+  struct ByteEdge {
+    uint8_t low, high;  // bytes, both included
+    NodeId target;
+  };
+  struct CallEdge {
+    RuleId rule;  // index into `starts`
+    NodeId target;
+    bool tail;  // nothing can follow in the caller: its return address is handed on
+  };
+  struct Node {
+    uint32_t bytes_begin = 0, bytes_end = 0;
+    uint32_t calls_begin = 0, calls_end = 0;
+    bool final = false;
+  };
+  std::vector<Node> nodes;
+  std::vector<ByteEdge> byte_edges;  // by node, sorted by (low, target)
+  std::vector<CallEdge> call_edges;
+  std::vector<NodeId> starts;     // [rule]; rule 0 is the root
+  std::vector<uint8_t> nullable;  // [rule]
+  std::vector<std::string> rule_names;
+
+  // Bytes that no edge tells apart share a class: transitions are tables over classes.
+  std::array<uint8_t, 256> byte_class{};
+  std::vector<uint8_t> class_sample;  // [num_classes] a byte of each
+  std::vector<uint16_t> class_size;   // [num_classes]
+  int32_t num_classes() const { return static_cast<int32_t>(class_sample.size()); }
+
+  std::span<const ByteEdge> bytes_of(NodeId id) const {
+    return {byte_edges.data() + nodes[id].bytes_begin, byte_edges.data() + nodes[id].bytes_end};
+  }
+  std::span<const CallEdge> calls_of(NodeId id) const {
+    return {call_edges.data() + nodes[id].calls_begin, call_edges.data() + nodes[id].calls_end};
+  }
+};
+
+// Compiles what is reachable from `root`. kInvalidArgument when nothing at all can match.
+Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits);
+
+}  // namespace espalier::grammar

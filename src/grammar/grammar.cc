@@ -1,0 +1,239 @@
+#include "grammar/grammar.h"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+#include "grammar/ebnf.h"
+#include "grammar/machine.h"
+#include "grammar/regex.h"
+
+namespace espalier::grammar {
+namespace {
+
+// Masks kept by one grammar, bytes; beyond it the masks are dropped and made again.
+constexpr size_t kMaskBytesMax = size_t{64} << 20;
+
+}  // namespace
+
+struct CompiledGrammar::Impl {
+  Impl(Network made, std::shared_ptr<const TokenTrie> tokens, const GrammarLimits& limits)
+      : network(std::move(made)), trie(std::move(tokens)), machine(network, limits) {
+    path.resize(static_cast<size_t>(trie->all().depth_max) + 1);
+  }
+
+  // All under `mutex`.
+  const std::vector<uint32_t>& mask(SetId set);
+  void walk(const TrieWalk& walk, SetId from, std::vector<uint32_t>& words);
+  bool keeps_string_inside(SetId set);
+
+  const Network network;
+  const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
+  std::mutex mutex;
+  Machine machine;
+  std::unordered_map<SetId, std::vector<uint32_t>> masks;
+  std::vector<SetId> path;  // [depth]: states along the walk
+};
+
+// One scan of the trie: a refused byte skips its subtree.
+void CompiledGrammar::Impl::walk(const TrieWalk& walk, SetId from, std::vector<uint32_t>& words) {
+  path[0] = from;
+  const TrieWalk::Node* const nodes = walk.nodes.data();
+  const size_t end = walk.nodes.size() - 1;
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = nodes[i];
+    const SetId to = machine.step(path[node.depth], node.byte);
+    if (to == Machine::kDead) {
+      i = node.skip;
+      continue;
+    }
+    path[node.depth + 1] = to;
+    for (uint32_t t = node.tokens_begin; t < nodes[i + 1].tokens_begin; ++t) {
+      const auto token = static_cast<uint32_t>(walk.token_ids[t]);
+      words[token / 32] |= 1u << (token % 32);
+    }
+    ++i;
+  }
+}
+
+// Whether every character that may stand in a JSON string's inside leads from `set` back to it.
+bool CompiledGrammar::Impl::keeps_string_inside(SetId set) {
+  for (int b = 0x20; b < 0x80; ++b) {
+    if (b == '"' || b == '\\') continue;
+    if (machine.step(set, static_cast<uint8_t>(b)) != set) return false;
+  }
+  struct Tail {
+    int lead_low, lead_high, low, high,
+        more;  // lead bytes, the second byte's range, bytes after it
+  };
+  constexpr Tail kTails[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
+                             {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
+                             {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
+                             {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
+  const auto trails_back = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
+    SetId last = Machine::kDead;
+    for (int b = low; b <= high; ++b) {
+      const SetId to = machine.step(from, static_cast<uint8_t>(b));
+      if (more == 0 ? to != set : to == Machine::kDead) return false;
+      if (more > 0 && to != last && !self(self, to, 0x80, 0xbf, more - 1)) return false;
+      last = to;
+    }
+    return true;
+  };
+  for (const Tail& tail : kTails) {
+    SetId last = Machine::kDead;
+    for (int lead = tail.lead_low; lead <= tail.lead_high; ++lead) {
+      const SetId to = machine.step(set, static_cast<uint8_t>(lead));
+      if (to == Machine::kDead) return false;
+      if (to != last && !trails_back(trails_back, to, tail.low, tail.high, tail.more)) return false;
+      last = to;
+    }
+  }
+  return true;
+}
+
+const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set) {
+  if (const auto it = masks.find(set); it != masks.end()) return it->second;
+  const auto words_count = static_cast<size_t>(trie->words_per_mask());
+  if ((masks.size() + 1) * words_count * sizeof(uint32_t) > kMaskBytesMax) masks.clear();
+  std::vector<uint32_t> words(words_count, 0);
+  if (set != Machine::kDead) {
+    if (keeps_string_inside(set)) {
+      std::ranges::copy(trie->string_inside_mask(), words.begin());
+      walk(trie->not_string_inside(), set, words);
+    } else {
+      walk(trie->all(), set, words);
+    }
+    if (machine.accepting(set)) {
+      for (TokenId id : trie->eos_ids()) {
+        if (id >= 0 && id < trie->vocab_size()) {
+          words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+        }
+      }
+    }
+  }
+  return masks.emplace(set, std::move(words)).first->second;
+}
+
+CompiledGrammar::CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
+                                 const GrammarLimits& limits)
+    : impl_(std::make_unique<Impl>(std::move(network), std::move(trie), limits)) {}
+CompiledGrammar::~CompiledGrammar() = default;
+const TokenTrie& CompiledGrammar::trie() const { return *impl_->trie; }
+
+Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
+                                                         std::shared_ptr<const TokenTrie> trie,
+                                                         const GrammarLimits& limits) {
+  Ir ir;
+  RuleId root = 0;
+  const auto root_of = [&](ExprId body) {
+    root = ir.add_rule("root");
+    ir.set_body(root, body);
+  };
+  switch (spec.kind) {
+    case GrammarSpec::Kind::kRegex: {
+      ESP_ASSIGN_OR_RETURN(const ExprId body, parse_regex(ir, spec.source));
+      root_of(body);
+      break;
+    }
+    case GrammarSpec::Kind::kEbnf: {
+      ESP_ASSIGN_OR_RETURN(root, parse_ebnf(ir, spec.source));
+      break;
+    }
+    case GrammarSpec::Kind::kJsonSchema:
+      return fail(error(StatusCode::kUnimplemented, "json_schema is not supported yet"));
+    case GrammarSpec::Kind::kAnyJson: {
+      root_of(JsonPieces(ir, spec.whitespace).value());
+      break;
+    }
+    case GrammarSpec::Kind::kChoices: {
+      if (spec.choices.empty()) return fail(invalid_argument("there are no choices"));
+      root_of(ir.literals(spec.choices));
+      break;
+    }
+  }
+  ESP_ASSIGN_OR_RETURN(Network network, build_network(ir, root, limits));
+  return std::make_shared<CompiledGrammar>(std::move(network), std::move(trie), limits);
+}
+
+Matcher::Matcher(std::shared_ptr<CompiledGrammar> grammar)
+    : grammar_(std::move(grammar)), history_{grammar_->impl_->machine.start()} {}
+
+bool Matcher::accept_token(TokenId token) {
+  if (ended_) return false;
+  const TokenTrie& trie = grammar_->trie();
+  if (trie.is_eos(token)) {
+    if (!can_end()) return false;
+    ended_ = true;
+    history_.push_back(history_.back());
+    return true;
+  }
+  const std::string_view bytes = trie.bytes(token);
+  return !bytes.empty() && accept_bytes(bytes);
+}
+
+bool Matcher::accept_bytes(std::string_view bytes) {
+  if (ended_) return false;
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  SetId set = history_.back();
+  for (char c : bytes) {
+    set = impl.machine.step(set, static_cast<uint8_t>(c));
+    if (set == Machine::kDead) return false;
+  }
+  history_.push_back(set);
+  return true;
+}
+
+bool Matcher::fill_mask(std::span<uint32_t> words) {
+  ESP_CHECK(words.size() == static_cast<size_t>(words_per_mask()), "{} words", words.size());
+  if (ended_) {
+    std::ranges::fill(words, 0);
+    return false;
+  }
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  const std::vector<uint32_t>& mask = impl.mask(history_.back());
+  std::ranges::copy(mask, words.begin());
+  return std::ranges::any_of(words, [](uint32_t w) { return w != 0; });
+}
+
+std::string Matcher::forced_bytes(size_t bytes_max) {
+  std::string out;
+  if (ended_) return out;
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  SetId set = history_.back();
+  while (out.size() < bytes_max) {
+    const int byte = impl.machine.forced_byte(set);
+    if (byte < 0) break;
+    out.push_back(static_cast<char>(byte));
+    set = impl.machine.step(set, static_cast<uint8_t>(byte));
+  }
+  return out;
+}
+
+void Matcher::rollback(size_t steps) {
+  ESP_CHECK(steps <= this->steps(), "rollback {} of {}", steps, this->steps());
+  if (steps > 0) ended_ = false;
+  history_.resize(history_.size() - steps);
+}
+
+bool Matcher::can_end() const {
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  return impl.machine.accepting(history_.back());
+}
+
+bool Matcher::exhausted() const {
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  return impl.machine.exhausted();
+}
+
+int32_t Matcher::words_per_mask() const { return grammar_->trie().words_per_mask(); }
+
+}  // namespace espalier::grammar

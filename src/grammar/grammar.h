@@ -1,0 +1,88 @@
+// Structured generation: what a request may say next, exactly. A grammar is compiled once for a
+// vocabulary and shared; each sequence has a matcher that follows its text.
+//
+//   ESP_ASSIGN_OR_RETURN(auto grammar, compile_grammar(spec, trie, limits));
+//   Matcher matcher(grammar);
+//   matcher.fill_mask(words);            // bit t: token t may come
+//   matcher.accept_token(token);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "grammar/automaton.h"
+#include "grammar/ir.h"
+#include "grammar/json.h"
+#include "grammar/token_trie.h"
+
+namespace espalier::grammar {
+
+// What a user asks for, as text; equal specs compile to the same grammar.
+struct GrammarSpec {
+  enum class Kind : uint8_t { kRegex, kEbnf, kJsonSchema, kAnyJson, kChoices };
+  Kind kind = Kind::kRegex;
+  std::string source;                // the pattern, the EBNF text, the schema; unused for kAnyJson
+  std::vector<std::string> choices;  // kChoices
+  Whitespace whitespace = Whitespace::kBounded;  // of JSON
+  friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
+};
+
+// Immutable from outside, thread-safe (its states are made under a lock as texts need them).
+class CompiledGrammar {
+ public:
+  CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
+                  const GrammarLimits& limits);
+  ~CompiledGrammar();
+  const TokenTrie& trie() const;
+
+ private:
+  friend class Matcher;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Lowers and compiles. kInvalidArgument: the source is wrong (says where); kUnimplemented: it asks
+// for what is not supported (says what); kResourceExhausted: it is too large.
+Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
+                                                         std::shared_ptr<const TokenTrie> trie,
+                                                         const GrammarLimits& limits = {});
+
+// Follows one sequence. Copyable: a copy is a fork. Not thread-safe itself; matchers of one grammar
+// may be used from different threads.
+class Matcher {
+ public:
+  explicit Matcher(std::shared_ptr<CompiledGrammar> grammar);
+
+  // Goes on by a token's bytes, or ends at an end-of-sequence token. False, and nothing changed,
+  // when the grammar does not allow it.
+  bool accept_token(TokenId token);
+  bool accept_bytes(std::string_view bytes);
+
+  // Writes words_per_mask() words: bit t % 32 of word t / 32 is set when token t may come next.
+  // End-of-sequence ids are set when the text may end here. False when no bit is set (only after
+  // limits were reached: see exhausted()).
+  bool fill_mask(std::span<uint32_t> words);
+
+  // The bytes that must come next, whatever the tokens: at most `bytes_max`.
+  std::string forced_bytes(size_t bytes_max);
+
+  void rollback(size_t steps);  // takes back that many accepted calls; at most steps() of them
+  size_t steps() const { return history_.size() - 1; }
+  bool can_end() const;  // the text so far is complete
+  bool ended() const { return ended_; }
+  bool exhausted() const;  // the grammar's limit on states was reached; the mask is not to be
+                           // trusted and the request fails
+  int32_t words_per_mask() const;
+
+ private:
+  std::shared_ptr<CompiledGrammar> grammar_;  // shared: the cache and other sequences hold it too
+  std::vector<uint32_t> history_;             // machine states, one a step
+  bool ended_ = false;
+};
+
+}  // namespace espalier::grammar

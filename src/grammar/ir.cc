@@ -1,0 +1,250 @@
+#include "grammar/ir.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "base/rng.h"
+
+namespace espalier::grammar {
+namespace {
+
+constexpr uint32_t kMaxCodePoint = 0x10ffff;
+
+// UTF-8's shape: code points up to `high` take `length` bytes, the first of them led by `lead`.
+struct Utf8Length {
+  uint32_t low, high;
+  int length;
+  uint8_t lead;
+};
+constexpr std::array<Utf8Length, 4> kUtf8Lengths = {{{0x0, 0x7f, 1, 0x00},
+                                                     {0x80, 0x7ff, 2, 0xc0},
+                                                     {0x800, 0xffff, 3, 0xe0},
+                                                     {0x10000, kMaxCodePoint, 4, 0xf0}}};
+
+ByteSet byte_range(uint32_t low, uint32_t high) {
+  ByteSet set;
+  for (uint32_t b = low; b <= high; ++b) set.set(b);
+  return set;
+}
+
+// Code points low..high that all take `length` bytes, as an expression over bytes: split at the
+// places where the trailing bytes do not cover their whole range.
+ExprId encode_range(Ir& ir, uint32_t low, uint32_t high, int length, uint8_t lead) {
+  if (length == 1) return ir.bytes(byte_range(lead | low, lead | high));
+  const int shift = 6 * (length - 1);
+  const uint32_t mask = (1u << shift) - 1;
+  const uint32_t first_low = low >> shift, first_high = high >> shift;
+  const auto tail = [&](uint32_t from, uint32_t to) {
+    return encode_range(ir, from, to, length - 1, 0x80);
+  };
+  if (first_low == first_high) {
+    return ir.sequence(
+        {ir.byte(static_cast<uint8_t>(lead | first_low)), tail(low & mask, high & mask)});
+  }
+  std::vector<ExprId> parts;
+  uint32_t from = first_low, to = first_high;
+  if ((low & mask) != 0) {
+    parts.push_back(
+        ir.sequence({ir.byte(static_cast<uint8_t>(lead | from)), tail(low & mask, mask)}));
+    ++from;
+  }
+  if ((high & mask) != mask) {
+    parts.push_back(ir.sequence({ir.byte(static_cast<uint8_t>(lead | to)), tail(0, high & mask)}));
+    --to;
+  }
+  if (from <= to) {
+    parts.push_back(ir.sequence({ir.bytes(byte_range(lead | from, lead | to)), tail(0, mask)}));
+  }
+  return ir.choice(parts);
+}
+
+ExprId literal_trie(Ir& ir, std::span<const std::string> sorted, size_t depth) {
+  std::vector<ExprId> parts;
+  size_t begin = 0;
+  while (begin < sorted.size() && sorted[begin].size() == depth) ++begin;
+  if (begin > 0) parts.push_back(ir.empty());
+  while (begin < sorted.size()) {
+    // The texts that share their next byte, and then as many further bytes as all of them share.
+    size_t end = begin;
+    while (end < sorted.size() && sorted[end][depth] == sorted[begin][depth]) ++end;
+    const std::string& first = sorted[begin];
+    const std::string& last = sorted[end - 1];
+    size_t common = depth;
+    while (common < first.size() && common < last.size() && first[common] == last[common]) ++common;
+    const auto prefix = ir.literal(std::string_view(first).substr(depth, common - depth));
+    parts.push_back(
+        ir.sequence({prefix, literal_trie(ir, sorted.subspan(begin, end - begin), common)}));
+    begin = end;
+  }
+  return ir.choice(parts);
+}
+
+}  // namespace
+
+std::vector<CodeRange> normalized(std::vector<CodeRange> ranges) {
+  std::vector<CodeRange> split;
+  for (CodeRange r : ranges) {
+    r.high = std::min(r.high, kMaxCodePoint);
+    if (r.low > r.high) continue;
+    if (r.low < 0xd800 && r.high >= 0xd800) split.push_back({r.low, 0xd7ff});
+    if (r.high > 0xdfff && r.low <= 0xdfff) split.push_back({0xe000, r.high});
+    if (r.high < 0xd800 || r.low > 0xdfff) split.push_back(r);
+  }
+  std::sort(split.begin(), split.end(),
+            [](const CodeRange& a, const CodeRange& b) { return a.low < b.low; });
+  std::vector<CodeRange> merged;
+  for (const CodeRange& r : split) {
+    if (!merged.empty() && r.low <= merged.back().high + 1) {
+      merged.back().high = std::max(merged.back().high, r.high);
+    } else {
+      merged.push_back(r);
+    }
+  }
+  return merged;
+}
+
+std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_ranges) {
+  std::vector<CodeRange> rest;
+  uint32_t next = 0;
+  for (const CodeRange& r : normalized_ranges) {
+    if (r.low > next) rest.push_back({next, r.low - 1});
+    next = r.high + 1;
+  }
+  if (next <= kMaxCodePoint) rest.push_back({next, kMaxCodePoint});
+  return normalized(std::move(rest));
+}
+
+Ir::Ir() {
+  nodes_.push_back({.op = Op::kNever});
+  nodes_.push_back({.op = Op::kEmpty});
+}
+
+ExprId Ir::intern(Op op, std::span<const ExprId> parts, uint32_t payload, int32_t min,
+                  int32_t max) {
+  uint64_t hash = mix64(static_cast<uint64_t>(op) | uint64_t{payload} << 8);
+  hash = mix64(hash ^ (uint64_t{static_cast<uint32_t>(min)} << 32 | static_cast<uint32_t>(max)));
+  for (ExprId part : parts) hash = mix64(hash ^ part);
+  const auto [begin, end] = index_.equal_range(hash);
+  for (auto it = begin; it != end; ++it) {
+    const Node& other = nodes_[it->second];
+    const bool leaf = op == Op::kBytes || op == Op::kRule;
+    if (other.op != op || other.min != min || other.max != max) continue;
+    if (leaf ? other.first == payload : std::ranges::equal(children(it->second), parts)) {
+      return it->second;
+    }
+  }
+  Node made{.op = op, .first = payload, .count = 0, .min = min, .max = max};
+  if (!parts.empty()) {
+    made.first = static_cast<uint32_t>(children_.size());
+    made.count = static_cast<uint32_t>(parts.size());
+    // `parts` may be a view of children_ itself: copy before it grows.
+    const std::vector<ExprId> copy(parts.begin(), parts.end());
+    children_.insert(children_.end(), copy.begin(), copy.end());
+  }
+  const auto id = static_cast<ExprId>(nodes_.size());
+  nodes_.push_back(made);
+  index_.emplace(hash, id);
+  return id;
+}
+
+ExprId Ir::bytes(const ByteSet& set) {
+  if (set.none()) return never();
+  const auto [it, added] = set_index_.try_emplace(set, static_cast<uint32_t>(sets_.size()));
+  if (added) sets_.push_back(set);
+  return intern(Op::kBytes, {}, it->second, 0, 0);
+}
+
+ExprId Ir::byte(uint8_t value) {
+  ByteSet set;
+  set.set(value);
+  return bytes(set);
+}
+
+ExprId Ir::literal(std::string_view text) {
+  std::vector<ExprId> parts;
+  parts.reserve(text.size());
+  for (char c : text) parts.push_back(byte(static_cast<uint8_t>(c)));
+  return sequence(parts);
+}
+
+ExprId Ir::sequence(std::span<const ExprId> parts) {
+  std::vector<ExprId> flat;
+  for (ExprId part : parts) {
+    if (part == never()) return never();
+    if (part == empty()) continue;
+    if (node(part).op == Op::kSequence) {
+      const auto inner = children(part);
+      flat.insert(flat.end(), inner.begin(), inner.end());
+    } else {
+      flat.push_back(part);
+    }
+  }
+  if (flat.empty()) return empty();
+  if (flat.size() == 1) return flat[0];
+  return intern(Op::kSequence, flat, 0, 0, 0);
+}
+
+ExprId Ir::choice(std::span<const ExprId> parts) {
+  std::vector<ExprId> flat;
+  ByteSet merged;
+  const auto add = [&](ExprId part) {
+    if (part == never()) return;
+    if (node(part).op == Op::kBytes) {
+      merged |= byte_set(part);
+    } else if (std::find(flat.begin(), flat.end(), part) == flat.end()) {
+      flat.push_back(part);
+    }
+  };
+  for (ExprId part : parts) {
+    if (node(part).op == Op::kChoice) {
+      const std::vector<ExprId> inner(children(part).begin(), children(part).end());
+      for (ExprId child : inner) add(child);
+    } else {
+      add(part);
+    }
+  }
+  if (merged.any()) flat.push_back(bytes(merged));
+  if (flat.empty()) return never();
+  if (flat.size() == 1) return flat[0];
+  return intern(Op::kChoice, flat, 0, 0, 0);
+}
+
+ExprId Ir::repeat(ExprId part, int32_t min, int32_t max) {
+  ESP_CHECK(min >= 0 && (max == kUnbounded || max >= min), "{{{}, {}}}", min, max);
+  if (max == 0 || part == empty()) return empty();
+  if (part == never()) return min == 0 ? empty() : never();
+  if (min == 1 && max == 1) return part;
+  return intern(Op::kRepeat, {&part, 1}, 0, min, max);
+}
+
+ExprId Ir::chars(std::vector<CodeRange> ranges) {
+  std::vector<ExprId> parts;
+  for (const CodeRange& r : normalized(std::move(ranges))) {
+    for (const Utf8Length& l : kUtf8Lengths) {
+      const uint32_t low = std::max(r.low, l.low), high = std::min(r.high, l.high);
+      if (low <= high) parts.push_back(encode_range(*this, low, high, l.length, l.lead));
+    }
+  }
+  return choice(parts);
+}
+
+ExprId Ir::literals(std::vector<std::string> texts) {
+  std::sort(texts.begin(), texts.end());
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  return literal_trie(*this, texts, 0);
+}
+
+RuleId Ir::add_rule(std::string name) {
+  rules_.push_back({std::move(name), never()});
+  return static_cast<RuleId>(rules_.size() - 1);
+}
+
+void Ir::set_body(RuleId rule, ExprId body) {
+  ESP_CHECK(rule < rules_.size());
+  rules_[rule].body = body;
+}
+
+ExprId Ir::rule(RuleId rule) { return intern(Op::kRule, {}, rule, 0, 0); }
+
+}  // namespace espalier::grammar

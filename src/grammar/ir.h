@@ -1,0 +1,107 @@
+// The one intermediate representation that every format lowers to: rules whose bodies are
+// expressions over bytes. Regular expressions, EBNF, JSON Schema and choices all become this, and
+// automaton.h turns it into machines.
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace espalier::grammar {
+
+using ByteSet = std::bitset<256>;
+using ExprId = uint32_t;
+using RuleId = uint32_t;
+
+inline constexpr int32_t kUnbounded = -1;
+
+// A closed range of Unicode code points.
+struct CodeRange {
+  uint32_t low = 0, high = 0;
+  friend bool operator==(const CodeRange&, const CodeRange&) = default;
+};
+
+// Sorted, disjoint, not adjacent, within [0, 0x10ffff]; surrogates dropped.
+std::vector<CodeRange> normalized(std::vector<CodeRange> ranges);
+std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_ranges);
+
+// An arena of expressions, shared by structure: equal expressions have equal ids. Construction
+// simplifies (nested sequences flatten, a choice of byte sets is one byte set, never absorbs).
+// Not thread-safe.
+class Ir {
+ public:
+  enum class Op : uint8_t {
+    kNever,     // matches nothing
+    kEmpty,     // matches the empty string
+    kBytes,     // one byte out of a set
+    kSequence,  // all children, in order
+    kChoice,    // any child
+    kRepeat,    // the child, min to max times (kUnbounded: any number)
+    kRule,      // whatever the rule matches; rules may recurse
+  };
+  struct Node {
+    Op op = Op::kNever;
+    uint32_t first = 0;  // kBytes: index of the byte set; kRule: the rule; else into children
+    uint32_t count = 0;  // number of children
+    int32_t min = 0, max = 0;
+  };
+  struct Rule {
+    std::string name;
+    ExprId body = 0;
+  };
+
+  Ir();
+
+  ExprId never() const { return 0; }
+  ExprId empty() const { return 1; }
+  ExprId bytes(const ByteSet& set);
+  ExprId byte(uint8_t value);
+  ExprId literal(std::string_view text);
+  ExprId sequence(std::span<const ExprId> parts);
+  ExprId sequence(std::initializer_list<ExprId> parts) {
+    return sequence(std::span(parts.begin(), parts.size()));
+  }
+  ExprId choice(std::span<const ExprId> parts);
+  ExprId choice(std::initializer_list<ExprId> parts) {
+    return choice(std::span(parts.begin(), parts.size()));
+  }
+  ExprId repeat(ExprId part, int32_t min, int32_t max);  // 0 <= min, min <= max or kUnbounded
+  ExprId optional(ExprId part) { return repeat(part, 0, 1); }
+  ExprId star(ExprId part) { return repeat(part, 0, kUnbounded); }
+
+  // One UTF-8 encoded character out of `ranges` (any order; normalised here).
+  ExprId chars(std::vector<CodeRange> ranges);
+
+  // A choice of literals as a trie, so that thousands share their prefixes.
+  ExprId literals(std::vector<std::string> texts);
+
+  RuleId add_rule(std::string name);  // its body is kNever until set
+  void set_body(RuleId rule, ExprId body);
+  ExprId rule(RuleId rule);
+
+  const Node& node(ExprId id) const { return nodes_[id]; }
+  std::span<const ExprId> children(ExprId id) const {
+    return {children_.data() + nodes_[id].first, nodes_[id].count};
+  }
+  const ByteSet& byte_set(ExprId id) const { return sets_[nodes_[id].first]; }
+  const std::vector<Rule>& rules() const { return rules_; }
+  size_t size() const { return nodes_.size(); }
+
+ private:
+  ExprId intern(Op op, std::span<const ExprId> parts, uint32_t payload, int32_t min, int32_t max);
+
+  std::vector<Node> nodes_;
+  std::vector<ExprId> children_;
+  std::vector<ByteSet> sets_;
+  std::vector<Rule> rules_;
+  std::unordered_map<ByteSet, uint32_t> set_index_;
+  std::unordered_multimap<uint64_t, ExprId> index_;  // hash of a node -> its id
+};
+
+}  // namespace espalier::grammar

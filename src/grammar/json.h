@@ -1,0 +1,55 @@
+// JSON's own pieces: what "any JSON" is, and what JSON Schema is built from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "grammar/ir.h"
+
+namespace espalier::grammar {
+
+// White space between JSON's tokens. Unbounded white space is what models loop in, so it is bounded
+// unless asked for.
+enum class Whitespace {
+  kCompact,  // none
+  kBounded,  // after ':' and ',' an optional space; inside brackets line breaks with at most 20
+             // blanks of indentation
+  kAny,      // as RFC 8259
+};
+
+// Expressions of one Ir, made as they are asked for. Borrowed: the Ir outlives it.
+class JsonPieces {
+ public:
+  JsonPieces(Ir& ir, Whitespace whitespace) : ir_(ir), whitespace_(whitespace) {}
+
+  Ir& ir() { return ir_; }
+  Whitespace whitespace() const { return whitespace_; }
+
+  ExprId string();       // any string: RFC 8259, lone \u surrogates excepted
+  ExprId string_char();  // one character of a string, escapes included
+  // One character out of `ranges` as it may stand in a string: itself where that is allowed, or any
+  // of its escapes.
+  ExprId string_char(const std::vector<CodeRange>& ranges);
+  ExprId number();
+  ExprId integer();  // no fraction, no exponent
+  ExprId boolean();
+  ExprId null();
+  ExprId value();  // any JSON value (a recursive rule)
+  ExprId object();
+  ExprId array();
+
+  ExprId space_after_mark();  // after a colon or a comma
+  ExprId space_inside();      // after an opening and before a closing bracket
+  ExprId colon() { return ir_.sequence({ir_.literal(":"), space_after_mark()}); }
+  ExprId comma() { return ir_.sequence({ir_.literal(","), space_after_mark()}); }
+
+ private:
+  Ir& ir_;
+  Whitespace whitespace_;
+  bool has_value_ = false;
+  RuleId value_rule_ = 0, object_rule_ = 0, array_rule_ = 0;
+};
+
+}  // namespace espalier::grammar

@@ -1,0 +1,93 @@
+// Follows a network byte by byte. A state of the machine is a set of items (node, return link), as
+// in Earley's method with automata for rules; equal sets are one state, interned, and transitions
+// are remembered, so a grammar turns lazily into the automaton that its texts need. Exact for every
+// context-free grammar: left recursion, ambiguity and empty rules included; right recursion takes
+// no room (tail calls hand their return link on).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "grammar/automaton.h"
+
+namespace espalier::grammar {
+
+using SetId = uint32_t;   // a state of the machine
+using LinkId = uint32_t;  // where a rule returns to: a state and the rule it waits for
+
+// Not thread-safe: CompiledGrammar guards it.
+class Machine {
+ public:
+  static constexpr SetId kDead = 0;  // no text leads on from here
+
+  Machine(const Network& network, const GrammarLimits& limits);
+
+  SetId start() const { return start_; }
+
+  // The state after one more byte. Amortised: one table look-up. kDead also once the limit on
+  // states is reached; exhausted() then says so.
+  SetId step(SetId from, uint8_t byte) {
+    const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
+    return to != kUnknown ? to : step_slow(from, byte);
+  }
+
+  bool accepting(SetId set) const { return sets_[set].accepting; }
+  bool exhausted() const { return exhausted_; }
+  size_t num_sets() const { return sets_.size(); }
+  const Network& network() const { return network_; }
+
+  // The only byte that can come, or -1 when there are several or none, or the text may end here.
+  int forced_byte(SetId set);
+
+ private:
+  static constexpr SetId kUnknown = ~SetId{0};
+  static constexpr LinkId kRootLink = 0;
+
+  struct Item {
+    NodeId node;
+    LinkId link;
+    friend auto operator<=>(const Item&, const Item&) = default;
+  };
+  // A call in progress: on return from `rule`, go on at (target, link).
+  struct Waiting {
+    RuleId rule;
+    NodeId target;
+    LinkId link;
+    friend auto operator<=>(const Waiting&, const Waiting&) = default;
+  };
+  struct Set {
+    std::vector<Item> scanning;    // items that take a byte
+    std::vector<Waiting> waiting;  // sorted by rule
+    bool accepting = false;
+  };
+  struct Link {
+    SetId set;
+    RuleId rule;
+  };
+  struct KeyHash {
+    size_t operator()(const std::vector<Item>& items) const;
+  };
+
+  SetId step_slow(SetId from, uint8_t byte);
+  SetId intern(std::vector<Item> kernel);
+  void close(SetId id, std::vector<Item> work);
+  void complete(LinkId link, SetId current, std::vector<Item>& out, bool& accepting) const;
+  LinkId link_of(SetId set, RuleId rule);
+  bool only_final(NodeId node) const;
+
+  const Network& network_;
+  const size_t num_classes_;
+  const size_t sets_max_;
+  std::vector<Set> sets_;
+  std::vector<SetId> transitions_;  // [set, class]
+  std::vector<Link> links_;
+  std::unordered_map<std::vector<Item>, SetId, KeyHash> index_;
+  std::unordered_map<uint64_t, LinkId> link_index_;
+  SetId start_ = kDead;
+  bool exhausted_ = false;
+};
+
+}  // namespace espalier::grammar

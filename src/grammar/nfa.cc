@@ -1,0 +1,271 @@
+#include "grammar/nfa.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "base/rng.h"
+
+namespace espalier::grammar {
+namespace {
+
+// What an edge asks for: bytes below 256, calls above.
+using Symbol = uint32_t;
+constexpr Symbol kFirstCall = 256;
+
+bool edge_less(const Nfa::Edge& a, const Nfa::Edge& b) {
+  return std::tuple(a.call, a.low, a.high, a.target) < std::tuple(b.call, b.low, b.high, b.target);
+}
+
+bool edge_equal(const Nfa::Edge& a, const Nfa::Edge& b) {
+  return !edge_less(a, b) && !edge_less(b, a);
+}
+
+// Keeps the states with keep[s], renumbered in their order.
+Nfa restricted(const Nfa& nfa, const std::vector<bool>& keep) {
+  std::vector<NodeId> renamed(nfa.states.size(), 0);
+  Nfa out;
+  for (NodeId s = 0; s < nfa.states.size(); ++s) {
+    if (keep[s]) renamed[s] = out.add();
+  }
+  for (NodeId s = 0; s < nfa.states.size(); ++s) {
+    if (!keep[s]) continue;
+    Nfa::State& state = out.states[renamed[s]];
+    state.final = nfa.states[s].final;
+    for (Nfa::Edge edge : nfa.states[s].edges) {
+      if (!keep[edge.target]) continue;
+      edge.target = renamed[edge.target];
+      state.edges.push_back(edge);
+    }
+    std::sort(state.edges.begin(), state.edges.end(), edge_less);
+    state.edges.erase(std::unique(state.edges.begin(), state.edges.end(), edge_equal),
+                      state.edges.end());
+  }
+  out.start = renamed[nfa.start];
+  return out;
+}
+
+std::vector<bool> reachable(const Nfa& nfa) {
+  std::vector<bool> seen(nfa.states.size(), false);
+  std::vector<NodeId> stack = {nfa.start};
+  seen[nfa.start] = true;
+  while (!stack.empty()) {
+    const NodeId s = stack.back();
+    stack.pop_back();
+    for (const Nfa::Edge& edge : nfa.states[s].edges) {
+      if (!seen[edge.target]) {
+        seen[edge.target] = true;
+        stack.push_back(edge.target);
+      }
+    }
+  }
+  return seen;
+}
+
+// The states from which a final one can be reached; the start always counts.
+std::vector<bool> productive(const Nfa& nfa) {
+  std::vector<std::vector<NodeId>> sources(nfa.states.size());
+  std::vector<bool> seen(nfa.states.size(), false);
+  std::vector<NodeId> stack;
+  for (NodeId s = 0; s < nfa.states.size(); ++s) {
+    for (const Nfa::Edge& edge : nfa.states[s].edges) sources[edge.target].push_back(s);
+    if (nfa.states[s].final) {
+      seen[s] = true;
+      stack.push_back(s);
+    }
+  }
+  while (!stack.empty()) {
+    const NodeId s = stack.back();
+    stack.pop_back();
+    for (NodeId source : sources[s]) {
+      if (!seen[source]) {
+        seen[source] = true;
+        stack.push_back(source);
+      }
+    }
+  }
+  seen[nfa.start] = true;
+  return seen;
+}
+
+Nfa trimmed(const Nfa& nfa) {
+  std::vector<bool> keep = reachable(nfa);
+  const std::vector<bool> useful = productive(nfa);
+  for (size_t s = 0; s < keep.size(); ++s) keep[s] = keep[s] && useful[s];
+  return restricted(nfa, keep);
+}
+
+struct VectorHash {
+  size_t operator()(const std::vector<uint32_t>& v) const {
+    uint64_t h = v.size();
+    for (uint32_t x : v) h = mix64(h ^ x);
+    return h;
+  }
+};
+
+// The byte edges of a set of states cut at every boundary: (low, high) -> sorted targets.
+struct Cut {
+  uint8_t low, high;
+  std::vector<NodeId> targets;
+};
+
+std::vector<Cut> cut_bytes(const std::vector<const Nfa::Edge*>& edges) {
+  std::array<bool, 257> boundary{};
+  for (const Nfa::Edge* e : edges) {
+    boundary[e->low] = true;
+    boundary[e->high + 1] = true;
+  }
+  std::vector<Cut> cuts;
+  for (int low = 0; low < 256;) {
+    int high = low;
+    while (high + 1 < 256 && !boundary[high + 1]) ++high;
+    Cut cut{static_cast<uint8_t>(low), static_cast<uint8_t>(high), {}};
+    for (const Nfa::Edge* e : edges) {
+      if (e->low <= low && high <= e->high) cut.targets.push_back(e->target);
+    }
+    if (!cut.targets.empty()) {
+      std::sort(cut.targets.begin(), cut.targets.end());
+      cut.targets.erase(std::unique(cut.targets.begin(), cut.targets.end()), cut.targets.end());
+      cuts.push_back(std::move(cut));
+    }
+    low = high + 1;
+  }
+  return cuts;
+}
+
+// Joins neighbouring byte ranges that lead to the same state.
+void join_ranges(Nfa::State& state) {
+  std::sort(state.edges.begin(), state.edges.end(), edge_less);
+  std::vector<Nfa::Edge> joined;
+  for (const Nfa::Edge& e : state.edges) {
+    if (!joined.empty() && e.call < 0 && joined.back().call < 0 &&
+        joined.back().target == e.target && joined.back().high + 1 == e.low) {
+      joined.back().high = e.high;
+    } else {
+      joined.push_back(e);
+    }
+  }
+  state.edges = std::move(joined);
+}
+
+}  // namespace
+
+Nfa without_empty_moves(const Nfa& nfa) {
+  Nfa out;
+  out.states.resize(nfa.states.size());
+  out.start = nfa.start;
+  std::vector<uint32_t> seen(nfa.states.size(), 0);
+  std::vector<NodeId> stack;
+  for (NodeId s = 0; s < nfa.states.size(); ++s) {
+    stack = {s};
+    seen[s] = s + 1;
+    while (!stack.empty()) {
+      const NodeId u = stack.back();
+      stack.pop_back();
+      out.states[s].final = out.states[s].final || nfa.states[u].final;
+      for (const Nfa::Edge& edge : nfa.states[u].edges) {
+        if (!edge.is_empty) {
+          out.states[s].edges.push_back(edge);
+        } else if (seen[edge.target] != s + 1) {
+          seen[edge.target] = s + 1;
+          stack.push_back(edge.target);
+        }
+      }
+    }
+  }
+  return trimmed(out);
+}
+
+std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max) {
+  Nfa out;
+  std::unordered_map<std::vector<uint32_t>, NodeId, VectorHash> index;
+  std::vector<std::vector<uint32_t>> members;
+  const auto id_of = [&](std::vector<uint32_t> set) {
+    const auto [it, added] = index.try_emplace(set, static_cast<NodeId>(out.states.size()));
+    if (added) {
+      out.add();
+      for (uint32_t s : set) {
+        out.states.back().final = out.states.back().final || nfa.states[s].final;
+      }
+      members.push_back(std::move(set));
+    }
+    return it->second;
+  };
+  out.start = id_of({nfa.start});
+  for (NodeId current = 0; current < out.states.size(); ++current) {
+    if (out.states.size() > states_max) return std::nullopt;
+    std::vector<const Nfa::Edge*> bytes;
+    std::map<int32_t, std::vector<uint32_t>> calls;
+    const std::vector<uint32_t> set = members[current];
+    for (uint32_t s : set) {
+      for (const Nfa::Edge& edge : nfa.states[s].edges) {
+        if (edge.call < 0) {
+          bytes.push_back(&edge);
+        } else {
+          calls[edge.call].push_back(edge.target);
+        }
+      }
+    }
+    std::vector<Nfa::Edge> edges;
+    for (Cut& cut : cut_bytes(bytes)) {
+      edges.push_back({.low = cut.low, .high = cut.high, .target = id_of(std::move(cut.targets))});
+    }
+    for (auto& [call, targets] : calls) {
+      std::sort(targets.begin(), targets.end());
+      targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
+      edges.push_back({.call = call, .target = id_of(std::move(targets))});
+    }
+    out.states[current].edges = std::move(edges);
+    join_ranges(out.states[current]);
+  }
+  return out;
+}
+
+Nfa minimised(const Nfa& dfa) {
+  // Moore: states that agree on finality and on the class of every edge's target, until it settles.
+  const size_t count = dfa.states.size();
+  std::vector<uint32_t> classes(count);
+  for (size_t s = 0; s < count; ++s) classes[s] = dfa.states[s].final ? 1 : 0;
+  size_t num_classes = 0;
+  while (true) {
+    std::unordered_map<std::vector<uint32_t>, uint32_t, VectorHash> index;
+    std::vector<uint32_t> next(count);
+    std::vector<uint32_t> key;
+    for (size_t s = 0; s < count; ++s) {
+      key.assign(1, classes[s]);
+      for (const Nfa::Edge& e : dfa.states[s].edges) {
+        const uint32_t symbol = e.call >= 0 ? kFirstCall + static_cast<Symbol>(e.call) : e.low;
+        // Neighbouring ranges into one class count as one range.
+        const bool joins = e.call < 0 && key.size() > 3 && key[key.size() - 3] < kFirstCall &&
+                           key[key.size() - 2] + 1 == e.low && key.back() == classes[e.target];
+        if (joins) {
+          key[key.size() - 2] = e.high;
+        } else {
+          key.insert(key.end(), {symbol, e.high, classes[e.target]});
+        }
+      }
+      next[s] = index.try_emplace(key, static_cast<uint32_t>(index.size())).first->second;
+    }
+    classes = std::move(next);
+    if (index.size() == num_classes) break;
+    num_classes = index.size();
+  }
+  Nfa out;
+  out.states.resize(num_classes);
+  std::vector<bool> done(num_classes, false);
+  for (size_t s = 0; s < count; ++s) {
+    if (done[classes[s]]) continue;
+    done[classes[s]] = true;
+    Nfa::State& state = out.states[classes[s]];
+    state.final = dfa.states[s].final;
+    for (Nfa::Edge e : dfa.states[s].edges) {
+      e.target = classes[e.target];
+      state.edges.push_back(e);
+    }
+    join_ranges(state);
+  }
+  out.start = classes[dfa.start];
+  return trimmed(out);
+}
+
+}  // namespace espalier::grammar

@@ -1,0 +1,49 @@
+// Non-deterministic automata under construction, and what is done to them: removing empty moves,
+// determinising, minimising. Symbols are byte ranges and calls of rules. Internal to automaton.cc.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "grammar/automaton.h"
+#include "grammar/ir.h"
+
+namespace espalier::grammar {
+
+// Edges carry a byte range, or a call (call >= 0), or nothing (an empty move).
+struct Nfa {
+  struct Edge {
+    uint8_t low = 0, high = 0;
+    bool is_empty = false;
+    int32_t call = -1;
+    NodeId target = 0;
+  };
+  struct State {
+    std::vector<Edge> edges;
+    bool final = false;
+  };
+  std::vector<State> states;
+  NodeId start = 0;
+
+  NodeId add() {
+    states.emplace_back();
+    return static_cast<NodeId>(states.size() - 1);
+  }
+  void empty_move(NodeId from, NodeId to) {
+    states[from].edges.push_back({.is_empty = true, .target = to});
+  }
+};
+
+// The same language without empty moves, unreachable states, or states from which no final state
+// can be reached (calls count as passable).
+Nfa without_empty_moves(const Nfa& nfa);
+
+// The deterministic automaton (calls are symbols like any other), or nothing when it would pass
+// `states_max`.
+std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max);
+
+// The minimal form of a deterministic automaton (Moore's refinement, hashed).
+Nfa minimised(const Nfa& dfa);
+
+}  // namespace espalier::grammar

@@ -1,0 +1,58 @@
+// A vocabulary arranged for masks: the trie of its tokens' bytes in depth-first order, so that a
+// walk is a scan and a refused prefix is a jump.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "seams/vocab_view.h"
+
+namespace espalier::grammar {
+
+struct TrieWalk {
+  // Nodes in depth-first order; the root is not among them.
+  struct Node {
+    uint32_t skip = 0;          // index behind this node's subtree
+    uint32_t tokens_begin = 0;  // into token_ids; the next node's is the end
+    uint16_t depth = 0;         // bytes before this node's
+    uint8_t byte = 0;
+  };
+  std::vector<Node> nodes;         // and one more behind the last
+  std::vector<TokenId> token_ids;  // tokens by the node that their last byte is
+  int32_t depth_max = 0;           // longest token, bytes
+};
+
+// Immutable, shared by all grammars of a model; thread-safe to read. Copies the vocabulary's bytes.
+class TokenTrie {
+ public:
+  explicit TokenTrie(const VocabView& vocab);
+
+  // Every token with bytes.
+  const TrieWalk& all() const { return all_; }
+
+  // Tokens that are whole characters of a JSON string's inside, no quote, backslash or control
+  // character: most of any vocabulary. A state that such text does not change allows them all at
+  // once and walks only the rest.
+  std::span<const uint32_t> string_inside_mask() const { return string_inside_mask_; }
+  const TrieWalk& not_string_inside() const { return not_string_inside_; }
+
+  int32_t vocab_size() const { return vocab_size_; }
+  int32_t words_per_mask() const { return (vocab_size_ + 31) / 32; }
+  std::string_view bytes(TokenId id) const;  // empty: never allowed by a grammar
+  std::span<const TokenId> eos_ids() const { return eos_ids_; }
+  bool is_eos(TokenId id) const;
+
+ private:
+  int32_t vocab_size_ = 0;
+  std::string text_;
+  std::vector<uint32_t> offsets_;  // [vocab_size + 1]
+  std::vector<TokenId> eos_ids_;
+  TrieWalk all_, not_string_inside_;
+  std::vector<uint32_t> string_inside_mask_;
+};
+
+}  // namespace espalier::grammar
