@@ -36,13 +36,15 @@ struct PackSpec {
 
 // Owns its weights in the layout of the kernels; move-only. Immutable, so safe to share.
 //
-// The outputs are cut into panels of 16 (the last filled with zeros), panel after panel:
-//   float32:   [panel][in][16]
-//   bfloat16:  [panel][in / 2][16][2], `in` filled up with zeros to a multiple of 32
-// and with gate_up a panel of gate is followed by the same panel of up.
+// The outputs are cut into units of two panels of 16 (the last filled up with zeros), unit after
+// unit:
+//   float32:   [unit][in][32]
+//   bfloat16:  [unit][in / 32][panel: 2][pair: 16][output: 16][2], `in` filled up with zeros to a
+//              multiple of 32: what AMX loads as tiles and vdpbf16ps as vectors
+// With gate_up the first panel of a unit is 16 outputs of gate, the second the same of up.
 class PackedMatrix {
  public:
-  static constexpr int64_t kPanel = 16;
+  static constexpr int64_t kUnit = 32;
 
   // Reads each block once, from its first row to its last, in parallel; the source is not needed
   // afterwards. kInvalidArgument for shapes that do not fit, kResourceExhausted for no memory.
@@ -56,12 +58,10 @@ class PackedMatrix {
   size_t size_bytes() const { return data_.size_bytes(); }
 
   int64_t padded_in() const { return padded_in_; }
-  int64_t num_panels() const { return num_panels_; }
-  size_t panel_bytes() const {
-    return static_cast<size_t>(padded_in_) * kPanel * dtype_size(type_);
-  }
-  const std::byte* panel(int64_t index) const {
-    return data_.data() + static_cast<size_t>(index) * panel_bytes();
+  int64_t num_units() const { return num_units_; }
+  size_t unit_bytes() const { return static_cast<size_t>(padded_in_ * kUnit) * dtype_size(type_); }
+  const std::byte* unit(int64_t index) const {
+    return data_.data() + static_cast<size_t>(index) * unit_bytes();
   }
 
  private:
@@ -71,7 +71,7 @@ class PackedMatrix {
   int64_t in_features_ = 0;
   int64_t out_features_ = 0;
   int64_t padded_in_ = 0;
-  int64_t num_panels_ = 0;
+  int64_t num_units_ = 0;
 };
 
 struct LinearArgs {

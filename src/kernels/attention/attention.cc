@@ -1,0 +1,220 @@
+#include "kernels/attention/op.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/check.h"
+#include "kernels/cpu/table.h"
+
+namespace espalier::kernels {
+namespace {
+
+// One piece of work: a few tokens of a lane under one key/value head, over their whole context, or
+// over one split of it.
+struct Piece {
+  int32_t lane;
+  int32_t kv_head;
+  int32_t token;  // within the lane
+  int32_t tokens;
+  int64_t begin, end;  // positions
+  int64_t state;       // floats into the states of split pieces; -1: whole
+};
+
+// Rows of split queries, to be combined when their parts are done.
+struct Split {
+  int32_t lane;
+  int32_t kv_head;
+  int32_t token;
+  int32_t tokens;
+  int32_t parts;
+  int64_t state;  // of the first part; a part's rows lie together, the parts one after the other
+};
+
+constexpr size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// How a step's attention is cut. The cut decides who computes what, never what comes out: splits
+// lie at absolute positions and combine in order whether one thread takes them or many.
+class Plan {
+ public:
+  Plan(const CpuBackend& backend, const AttentionArgs& args)
+      : args_(args),
+        group_(args.heads / args.kv->num_kv_heads),
+        tile_tokens_(std::max<int64_t>(1, kAttentionTileRows / group_)),
+        state_floats_(backend.table().attention_state(args.kv->head_dim)) {}
+
+  int64_t group() const { return group_; }
+  int64_t max_rows() const { return tile_tokens_ * group_; }
+
+  // Calls piece(Piece) and split(Split) for all there are.
+  template <typename PieceFn, typename SplitFn>
+  void each(const PieceFn& piece, const SplitFn& split) const {
+    int64_t state = 0;
+    for (size_t index = 0; index < args_.lanes.size(); ++index) {
+      const Lane& lane = args_.lanes[index];
+      // The last tokens first: they have the longest contexts, and long pieces begun late keep
+      // everyone waiting.
+      const int64_t tiles = (lane.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
+      for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+        for (int32_t kv_head = 0; kv_head < args_.kv->num_kv_heads; ++kv_head) {
+          cut_tile(static_cast<int32_t>(index), kv_head, tile * tile_tokens_, tiles == 1, piece,
+                   split, state);
+        }
+      }
+    }
+  }
+
+ private:
+  template <typename PieceFn, typename SplitFn>
+  void cut_tile(int32_t index, int32_t kv_head, int64_t token, bool may_split, const PieceFn& piece,
+                const SplitFn& split, int64_t& state) const {
+    const Lane& lane = args_.lanes[static_cast<size_t>(index)];
+    const int64_t tokens = std::min<int64_t>(tile_tokens_, lane.num_query_tokens - token);
+    const int64_t first = lane.prefix_len + token;
+    const int64_t end = first + tokens;
+    const int64_t seen =
+        args_.sliding_window > 0 ? std::max<int64_t>(0, first - args_.sliding_window + 1) : 0;
+    Piece whole = {index,
+                   kv_head,
+                   static_cast<int32_t>(token),
+                   static_cast<int32_t>(tokens),
+                   seen / kAttentionBlock * kAttentionBlock,
+                   end,
+                   -1};
+    const int64_t first_split = whole.begin / kAttentionSplit;
+    const int64_t parts = (end - 1) / kAttentionSplit - first_split + 1;
+    if (!may_split || parts == 1) {
+      piece(whole);
+      return;
+    }
+    const int64_t part_floats = tokens * group_ * state_floats_;
+    split(Split{index, kv_head, whole.token, whole.tokens, static_cast<int32_t>(parts), state});
+    for (int64_t part = 0; part < parts; ++part, state += part_floats) {
+      Piece one = whole;
+      one.begin = std::max(whole.begin, (first_split + part) * kAttentionSplit);
+      one.end = std::min<int64_t>(end, (first_split + part + 1) * kAttentionSplit);
+      one.state = state;
+      piece(one);
+    }
+  }
+
+  const AttentionArgs& args_;
+  const int64_t group_;
+  const int64_t tile_tokens_;
+  const int64_t state_floats_;
+};
+
+// The backend's scratch, cut into the plan's lists, the states of split pieces and each thread's
+// own.
+struct Workspace {
+  Piece* pieces;
+  Split* splits;
+  float* states;
+  std::byte* threads;
+  size_t thread_bytes;
+  int64_t num_pieces = 0;
+  int64_t num_splits = 0;
+};
+
+Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const Plan& plan) {
+  int64_t pieces = 0, splits = 0, states = 0;
+  const int64_t state_floats = backend.table().attention_state(args.kv->head_dim);
+  plan.each([&](const Piece&) { ++pieces; },
+            [&](const Split& split) {
+              ++splits;
+              states +=
+                  static_cast<int64_t>(split.parts) * split.tokens * plan.group() * state_floats;
+            });
+  const size_t piece_bytes = align(static_cast<size_t>(pieces) * sizeof(Piece));
+  const size_t split_bytes = align(static_cast<size_t>(splits) * sizeof(Split));
+  const size_t state_bytes = align(static_cast<size_t>(states) * sizeof(float));
+  const size_t thread_bytes = align(
+      static_cast<size_t>(backend.table().attention_scratch(plan.max_rows(), args.kv->head_dim)) *
+      sizeof(float));
+  std::byte* at = backend.scratch(piece_bytes + split_bytes + state_bytes +
+                                  static_cast<size_t>(backend.pool().num_threads()) * thread_bytes);
+  Workspace space;
+  space.pieces = reinterpret_cast<Piece*>(at);
+  space.splits = reinterpret_cast<Split*>(at + piece_bytes);
+  space.states = reinterpret_cast<float*>(at + piece_bytes + split_bytes);
+  space.threads = at + piece_bytes + split_bytes + state_bytes;
+  space.thread_bytes = thread_bytes;
+  plan.each([&](const Piece& piece) { space.pieces[space.num_pieces++] = piece; },
+            [&](const Split& split) { space.splits[space.num_splits++] = split; });
+  return space;
+}
+
+AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspace& space,
+                      const Piece& piece) {
+  const KvView& kv = *args.kv;
+  const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
+  const Lane& lane = args.lanes[static_cast<size_t>(piece.lane)];
+  const int64_t token = lane.query_begin + piece.token;
+  const int64_t head = piece.kv_head * plan.group() * kv.head_dim;
+  const int64_t plane_bytes =
+      piece.kv_head * kv.head_stride * (kv.type == KvType::kFloat32 ? 4 : 2);
+  return {
+      .q = args.q + token * args.q_stride + head,
+      .q_stride = args.q_stride,
+      .out = args.out + token * args.out_stride + head,
+      .out_stride = args.out_stride,
+      .tokens = piece.tokens,
+      .group = plan.group(),
+      .head_dim = kv.head_dim,
+      .first_position = lane.prefix_len + piece.token,
+      .begin = piece.begin,
+      .end = piece.end,
+      .k = static_cast<const std::byte*>(layer.k) + plane_bytes,
+      .v = static_cast<const std::byte*>(layer.v) + plane_bytes,
+      .bf16 = kv.type == KvType::kBFloat16,
+      .page_table = args.page_tables.data() + lane.page_begin,
+      .page_size = kv.page_size,
+      .page_stride = kv.page_stride,
+      .token_stride = kv.token_stride,
+      .scale = args.scale,
+      .sliding_window = args.sliding_window,
+      .softcap = args.softcap,
+      .state = piece.state < 0 ? nullptr : space.states + piece.state,
+  };
+}
+
+void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
+             const Workspace& space, const Split& split) {
+  const int64_t dim = args.kv->head_dim;
+  const int64_t state_floats = backend.table().attention_state(dim);
+  const Lane& lane = args.lanes[static_cast<size_t>(split.lane)];
+  const int64_t rows = split.tokens * plan.group();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = lane.query_begin + split.token + row / plan.group();
+    const int64_t head = split.kv_head * plan.group() + row % plan.group();
+    backend.table().attention_combine(space.states + split.state + row * state_floats,
+                                      rows * state_floats, split.parts, dim,
+                                      args.out + token * args.out_stride + head * dim);
+  }
+}
+
+}  // namespace
+
+void attention(CpuBackend& backend, const AttentionArgs& args) {
+  const KvView& kv = *args.kv;
+  ESP_CHECK(kv.num_kv_heads > 0 && args.heads % kv.num_kv_heads == 0,
+            "{} query heads on {} key/value heads", args.heads, kv.num_kv_heads);
+  const Plan plan(backend, args);
+  const Workspace space = make_workspace(backend, args, plan);
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int thread) {
+    auto* own =
+        reinterpret_cast<float*>(space.threads + static_cast<size_t>(thread) * space.thread_bytes);
+    while (true) {
+      const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= space.num_pieces) return;
+      backend.table().attention(tile_of(args, plan, space, space.pieces[index]), own);
+    }
+  };
+  space.num_pieces == 1 ? work(0) : backend.pool().run(work);
+  if (space.num_splits == 0) return;
+  backend.pool().parallel_for(space.num_splits, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) combine(backend, args, plan, space, space.splits[i]);
+  });
+}
+
+}  // namespace espalier::kernels

@@ -1,0 +1,356 @@
+// Attention of one tile, the same text for every instruction set.
+//
+// A tile's rows are the queries of `tokens` tokens and `group` heads that share a key/value head.
+// Keys come in blocks of kAttentionBlock absolute positions. Of each block
+//   1. K is gathered from its pages, widened and transposed; scores = q K^T, a key a lane;
+//   2. each row's scores are masked and turned into weights exp(score - largest so far);
+//   3. V is gathered; values = values * (what the new largest costs the old ones) + weights V.
+// What masks hide has weight zero and adds exact zeros, so a row's sums are the same whatever other
+// rows its tile has and however far the tile's context reaches.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/math.h"
+#include "kernels/cpu/table.h"
+
+namespace espalier::kernels {
+namespace {
+
+constexpr int64_t kBlock = 64;    // kAttentionBlock
+constexpr int64_t kSplit = 1024;  // kAttentionSplit
+
+inline int64_t padded(int64_t head_dim) {
+  return (head_dim + simd::kWidth - 1) / simd::kWidth * simd::kWidth;
+}
+
+inline float exp_of(float x) {
+  float lanes[simd::kWidth];
+  simd::store(lanes, exp(simd::set1(x)));
+  return lanes[0];
+}
+
+// One row's softmax so far: values[i] = sum of weight * v[i], weights relative to `largest`.
+struct RowState {
+  float* at;  // [kAttentionStateHeader + padded(head_dim)]
+  float& largest() const { return at[0]; }
+  float& sum() const { return at[1]; }
+  float* values() const { return at + kAttentionStateHeader; }
+  void clear(int64_t dim) const {
+    largest() = -__builtin_inff();
+    sum() = 0;
+    for (int64_t i = 0; i < dim; i += simd::kWidth) simd::store(values() + i, simd::zero());
+  }
+};
+
+int64_t attention_state_floats(int64_t head_dim) {
+  return kAttentionStateHeader + (padded(head_dim) + 15) / 16 * 16;
+}
+
+// Scratch of a tile, in floats.
+struct TileScratch {
+  float* q;        // [rows, dim]
+  float* keys;     // [kBlock, dim], then V
+  float* keys_t;   // [dim, kBlock]
+  float* weights;  // [rows, kBlock]
+  float* decay;    // [rows]: what a block's new largest score makes of the sums before
+  float* part;     // [rows] states of the split in work
+  float* whole;    // [rows] states of the splits before
+};
+
+int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
+  const int64_t dim = padded(head_dim);
+  return rows * (dim + kBlock + 16 + 2 * attention_state_floats(head_dim)) + 2 * kBlock * dim;
+}
+
+inline TileScratch cut_scratch(float* at, int64_t rows, int64_t head_dim) {
+  const int64_t dim = padded(head_dim);
+  TileScratch s;
+  s.keys = at;
+  s.keys_t = s.keys + kBlock * dim;
+  s.q = s.keys_t + kBlock * dim;
+  s.weights = s.q + rows * dim;
+  s.part = s.weights + rows * kBlock;
+  s.whole = s.part + rows * attention_state_floats(head_dim);
+  s.decay = s.whole + rows * attention_state_floats(head_dim);
+  return s;
+}
+
+// One head's row as float32, filled up with zeros to `dim`.
+inline void widen_row(const void* from, bool bf16, int64_t head_dim, float* to) {
+  using namespace simd;
+  const int64_t whole = head_dim / kWidth * kWidth;
+  if (bf16) {
+    const auto* row = static_cast<const uint16_t*>(from);
+    for (int64_t i = 0; i < whole; i += kWidth) store(to + i, load_bf16(row + i));
+    if (whole < head_dim) {
+      uint16_t last[kWidth] = {};
+      for (int64_t i = whole; i < head_dim; ++i) last[i - whole] = row[i];
+      store(to + whole, load_bf16(last));
+    }
+  } else {
+    const auto* row = static_cast<const float*>(from);
+    for (int64_t i = 0; i < whole; i += kWidth) store(to + i, load(row + i));
+    if (whole < head_dim) store(to + whole, load_part(row + whole, head_dim - whole, 0));
+  }
+}
+
+// Rows of positions [begin, begin + count) of a plane, to `to`; asks for the block after them.
+inline void gather_block(const AttentionTile& tile, const void* plane, int64_t begin, int64_t count,
+                         float* to) {
+  const int64_t bytes = tile.bf16 ? 2 : 4;
+  const auto row_at = [&](int64_t page, int64_t row) {
+    return static_cast<const char*>(plane) +
+           (tile.page_table[page] * tile.page_stride + row * tile.token_stride) * bytes;
+  };
+  const int64_t dim = padded(tile.head_dim);
+  int64_t page = begin / tile.page_size, row = begin % tile.page_size;
+  int64_t next_page = (begin + kBlock) / tile.page_size,
+          next_row = (begin + kBlock) % tile.page_size;
+  const auto step = [&](int64_t& p, int64_t& r) {
+    if (++r == tile.page_size) r = 0, ++p;
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    if (begin + kBlock + i < tile.end) {
+      const char* next = row_at(next_page, next_row);
+      for (int64_t b = 0; b < tile.head_dim * bytes; b += 64) simd::prefetch(next + b);
+      step(next_page, next_row);
+    }
+    widen_row(row_at(page, row), tile.bf16, tile.head_dim, to + i * dim);
+    step(page, row);
+  }
+}
+
+inline void transpose_keys(const TileScratch& s, int64_t count, int64_t dim) {
+  for (int64_t key = 0; key < count; key += simd::kWidth) {
+    for (int64_t i = 0; i < dim; i += simd::kWidth) {
+      simd::transpose(s.keys + key * dim + i, dim, s.keys_t + i * kBlock + key, kBlock);
+    }
+  }
+}
+
+// Scores of kRows rows with four vectors of keys, from key `key` on.
+template <int64_t kRows>
+inline void score_rows(const TileScratch& s, int64_t row, int64_t key, int64_t dim) {
+  using namespace simd;
+  const float* q = s.q + row * dim;
+  const float* k = s.keys_t + key;
+  F sums[kRows][4];
+  for (auto& row_sums : sums) {
+    for (F& sum : row_sums) sum = zero();
+  }
+  for (int64_t i = 0; i < dim; ++i, k += kBlock) {
+    const F k0 = load(k), k1 = load(k + kWidth), k2 = load(k + 2 * kWidth),
+            k3 = load(k + 3 * kWidth);
+    for (int64_t r = 0; r < kRows; ++r) {
+      const F factor = set1(q[r * dim + i]);
+      sums[r][0] = fma(factor, k0, sums[r][0]);
+      sums[r][1] = fma(factor, k1, sums[r][1]);
+      sums[r][2] = fma(factor, k2, sums[r][2]);
+      sums[r][3] = fma(factor, k3, sums[r][3]);
+    }
+  }
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t v = 0; v < 4; ++v) {
+      store(s.weights + (row + r) * kBlock + key + v * kWidth, sums[r][v]);
+    }
+  }
+}
+
+// values = values * decay + weights V for kRows rows and kVectors vectors of the head, at `i`.
+template <int64_t kRows, int64_t kVectors>
+inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t count, int64_t dim,
+                       int64_t i) {
+  using namespace simd;
+  const float* weights = s.weights + row * kBlock;
+  const float* v = s.keys + i;
+  float* values = s.part + row * state + kAttentionStateHeader + i;
+  F sums[kRows][kVectors];
+  for (int64_t r = 0; r < kRows; ++r) {
+    const F decay = set1(s.decay[row + r]);
+    for (int64_t c = 0; c < kVectors; ++c) {
+      sums[r][c] = mul(load(values + r * state + c * kWidth), decay);
+    }
+  }
+  for (int64_t key = 0; key < count; ++key, v += dim) {
+    F vs[kVectors];
+    for (int64_t c = 0; c < kVectors; ++c) vs[c] = load(v + c * kWidth);
+    for (int64_t r = 0; r < kRows; ++r) {
+      const F weight = set1(weights[r * kBlock + key]);
+      for (int64_t c = 0; c < kVectors; ++c) sums[r][c] = fma(weight, vs[c], sums[r][c]);
+    }
+  }
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t c = 0; c < kVectors; ++c) store(values + r * state + c * kWidth, sums[r][c]);
+  }
+}
+
+// Rows [begin, end) of both products, kAttentionRows at a time, and the rest one by one with the
+// same text.
+inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t count,
+                      int64_t dim) {
+  for (int64_t key = 0; key < count; key += 4 * simd::kWidth) {
+    int64_t row = begin;
+    for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
+      score_rows<simd::kAttentionRows>(s, row, key, dim);
+    }
+    for (; row + 2 <= end; row += 2) score_rows<2>(s, row, key, dim);
+    for (; row < end; ++row) score_rows<1>(s, row, key, dim);
+  }
+}
+
+template <int64_t kVectors>
+inline void value_columns(const TileScratch& s, int64_t begin, int64_t end, int64_t state,
+                          int64_t count, int64_t dim, int64_t i) {
+  int64_t row = begin;
+  for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
+    value_rows<simd::kAttentionRows, kVectors>(s, row, state, count, dim, i);
+  }
+  for (; row + 2 <= end; row += 2) value_rows<2, kVectors>(s, row, state, count, dim, i);
+  for (; row < end; ++row) value_rows<1, kVectors>(s, row, state, count, dim, i);
+}
+
+inline void value_all(const TileScratch& s, int64_t begin, int64_t end, int64_t state,
+                      int64_t count, int64_t dim) {
+  int64_t i = 0;
+  for (; i + 4 * simd::kWidth <= dim; i += 4 * simd::kWidth) {
+    value_columns<4>(s, begin, end, state, count, dim, i);
+  }
+  for (; i < dim; i += simd::kWidth) value_columns<1>(s, begin, end, state, count, dim, i);
+}
+
+// Turns one row's scores into weights and moves its state on. visible: the row sees keys
+// [first, last] of the block, as indices that may lie outside of it.
+inline void weigh_row(const AttentionTile& tile, RowState state, int64_t first, int64_t last,
+                      float* weights, float* decay) {
+  using namespace simd;
+  constexpr int64_t kVectors = kBlock / kWidth;
+  static const float kIota[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const F lowest = set1(-__builtin_inff());
+  const bool masked = first > 0 || last < kBlock - 1;
+  F scores[kVectors];
+  F most = lowest;
+  for (int64_t v = 0; v < kVectors; ++v) {
+    F score = mul(load(weights + v * kWidth), set1(tile.scale));
+    if (tile.softcap > 0) {
+      score = mul(tanh(div(score, set1(tile.softcap))), set1(tile.softcap));
+    }
+    if (masked) {
+      const F key = add(load(kIota), set1(static_cast<float>(v * kWidth)));
+      score = where_less(set1(static_cast<float>(last)), key, lowest, score);
+      score = where_less(key, set1(static_cast<float>(first)), lowest, score);
+    }
+    scores[v] = score;
+    most = max(score, most);
+  }
+  const float before = state.largest();
+  const float block_largest = reduce_max(most);
+  const float largest = block_largest > before ? block_largest : before;
+  // Nothing seen yet (only NaN, or nothing at all): any finite offset leaves weights of zero.
+  const float offset = largest == -__builtin_inff() ? 0.0f : largest;
+  F sum = zero();
+  for (int64_t v = 0; v < kVectors; ++v) {
+    const F weight = exp(sub(scores[v], set1(offset)));
+    store(weights + v * kWidth, weight);
+    sum = add(sum, weight);
+  }
+  *decay = exp_of(before - offset);
+  state.largest() = largest;
+  state.sum() = state.sum() * *decay + reduce_add(sum);
+}
+
+// whole = whole combined with the part after it.
+inline void combine_state(RowState whole, RowState part, int64_t dim) {
+  using namespace simd;
+  const float a = whole.largest(), b = part.largest();
+  const float largest = a > b ? a : b;
+  const float offset = largest == -__builtin_inff() ? 0.0f : largest;
+  const float keep = exp_of(a - offset), take = exp_of(b - offset);
+  whole.largest() = largest;
+  whole.sum() = whole.sum() * keep + part.sum() * take;
+  for (int64_t i = 0; i < dim; i += kWidth) {
+    float* values = whole.values() + i;
+    store(values, fma(load(part.values() + i), set1(take), mul(load(values), set1(keep))));
+  }
+}
+
+inline void write_result(RowState state, int64_t head_dim, float* out) {
+  using namespace simd;
+  const F sum = set1(state.sum());
+  int64_t i = 0;
+  for (; i + kWidth <= head_dim; i += kWidth) store(out + i, div(load(state.values() + i), sum));
+  if (i < head_dim) {
+    store_part(out + i, head_dim - i, div(load(state.values() + i), sum));
+  }
+}
+
+// One block of keys for all rows that see any of it.
+inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_t begin) {
+  const int64_t dim = padded(tile.head_dim), state = attention_state_floats(tile.head_dim);
+  const int64_t count = tile.end - begin < kBlock ? tile.end - begin : kBlock;
+  // Tokens before the block see none of it; nor do those whose window begins after it.
+  int64_t first_token = begin - tile.first_position;
+  if (first_token < 0) first_token = 0;
+  int64_t end_token = tile.tokens;
+  if (tile.sliding_window > 0) {
+    const int64_t last_position = begin + count - 1 + tile.sliding_window - 1;
+    const int64_t beyond = last_position - tile.first_position + 1;
+    if (beyond < end_token) end_token = beyond;
+  }
+  const int64_t row_begin = first_token * tile.group, row_end = end_token * tile.group;
+  if (row_begin >= row_end) return;
+
+  gather_block(tile, tile.k, begin, count, s.keys);
+  transpose_keys(s, count, dim);
+  score_all(s, row_begin, row_end, count, dim);
+  for (int64_t token = first_token; token < end_token; ++token) {
+    const int64_t last = tile.first_position + token - begin;
+    const int64_t first = tile.sliding_window > 0 ? last - tile.sliding_window + 1 : 0;
+    for (int64_t row = token * tile.group; row < (token + 1) * tile.group; ++row) {
+      weigh_row(tile, {s.part + row * state}, first, last, s.weights + row * kBlock, s.decay + row);
+    }
+  }
+  gather_block(tile, tile.v, begin, count, s.keys);
+  value_all(s, row_begin, row_end, state, count, dim);
+}
+
+void attention_tile(const AttentionTile& tile, float* scratch) {
+  const int64_t rows = tile.tokens * tile.group;
+  const int64_t dim = padded(tile.head_dim), state = attention_state_floats(tile.head_dim);
+  TileScratch s = cut_scratch(scratch, rows, tile.head_dim);
+  if (tile.state != nullptr) s.whole = tile.state;
+  for (int64_t row = 0; row < rows; ++row) {
+    widen_row(tile.q + row / tile.group * tile.q_stride + row % tile.group * tile.head_dim, false,
+              tile.head_dim, s.q + row * dim);
+  }
+  // Splits are combined first to last, as attention_combine does with parts from other threads.
+  for (int64_t begin = tile.begin, end; begin < tile.end; begin = end) {
+    end = (begin / kSplit + 1) * kSplit;
+    if (end > tile.end) end = tile.end;
+    float* into = begin == tile.begin ? s.whole : s.part;
+    TileScratch part = s;
+    part.part = into;
+    for (int64_t row = 0; row < rows; ++row) RowState{into + row * state}.clear(dim);
+    for (int64_t block = begin; block < end; block += kBlock) attend_block(tile, part, block);
+    if (into == s.whole) continue;
+    for (int64_t row = 0; row < rows; ++row) {
+      combine_state({s.whole + row * state}, {s.part + row * state}, dim);
+    }
+  }
+  if (tile.state != nullptr) return;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* out = tile.out + row / tile.group * tile.out_stride + row % tile.group * tile.head_dim;
+    write_result({s.whole + row * state}, tile.head_dim, out);
+  }
+}
+
+void attention_combine_parts(float* states, int64_t stride, int64_t parts, int64_t head_dim,
+                             float* out) {
+  for (int64_t part = 1; part < parts; ++part) {
+    combine_state({states}, {states + part * stride}, padded(head_dim));
+  }
+  write_result({states}, head_dim, out);
+}
+
+}  // namespace
+}  // namespace espalier::kernels

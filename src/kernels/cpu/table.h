@@ -1,0 +1,118 @@
+// The functions that differ between instruction sets: leaves that work on one thread, on plain
+// pointers. Each file that fills a table is compiled with its own flags, so nothing here may have
+// an inline function (a linker could keep the copy of the wrong file).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace espalier::kernels {
+
+// Two panels of 16 outputs: what a product computes at a time. See PackedMatrix.
+inline constexpr int64_t kUnitOutputs = 32;
+// Rows of a bfloat16 product are prepared in groups of this many (a tile's height).
+inline constexpr int64_t kRowGroup = 16;
+
+struct LinearTask {
+  const std::byte* weights;  // unit after unit
+  size_t unit_bytes;
+  int64_t in_features;
+  int64_t padded_in;
+  int64_t out_features;
+  bool gate_up;
+
+  const float* x;        // float32 weights: the activations themselves
+  int64_t x_stride;      // in elements
+  const void* prepared;  // bfloat16 weights: what prepare_bf16 made of them
+  int64_t rows;
+
+  float* y;
+  int64_t y_stride;
+  const float* bias;
+  bool accumulate;
+};
+
+// Outputs of units [unit_begin, unit_end), all rows. scratch: kLinearScratchBytes of this thread.
+using LinearFn = void (*)(const LinearTask& task, int64_t unit_begin, int64_t unit_end,
+                          void* scratch);
+inline constexpr size_t kLinearScratchBytes = size_t{1} << 20;
+
+// Rounds rows [row_begin, row_end) to bfloat16 in the layout that the linear_bf16 beside it reads.
+// prepared: room for rows rounded up to kRowGroup, padded_in columns of prepared_bytes each.
+using PrepareFn = void (*)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
+                           int64_t in_features, int64_t padded_in, void* prepared);
+
+// Queries of one lane that share a key/value head, over positions [begin, end) of their context.
+struct AttentionTile {
+  const float* q;  // [tokens, group, head_dim], tokens q_stride apart
+  int64_t q_stride;
+  float* out;  // the same shape
+  int64_t out_stride;
+  int64_t tokens;
+  int64_t group;
+  int64_t head_dim;
+  int64_t first_position;  // of token 0; the others follow
+  int64_t begin, end;      // begin: a multiple of kAttentionBlock; end: at most the last one's + 1
+
+  const void* k;  // the planes, at this head
+  const void* v;
+  bool bf16;
+  const int32_t* page_table;
+  int64_t page_size;
+  int64_t page_stride;
+  int64_t token_stride;
+
+  float scale;
+  int64_t sliding_window;
+  float softcap;
+
+  // Where the tile is one part of a context that is split among threads: the part's state instead
+  // of `out`, [tokens * group] records of attention_state(head_dim) floats. Else null.
+  float* state;
+};
+// Largest score, sum of weights, and room that keeps the values behind them aligned.
+inline constexpr int64_t kAttentionStateHeader = 16;
+inline constexpr int64_t kAttentionTileRows = 64;  // tokens * group at most, unless tokens is 1
+
+struct CpuTable {
+  LinearFn linear_f32;
+  LinearFn linear_bf16;
+  PrepareFn prepare_bf16;
+  int64_t prepared_bytes;  // an element
+
+  void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t dim, float* y);
+  void (*silu_mul)(const float* gate, const float* up, float* y, int64_t count);
+  void (*add)(float* y, const float* x, int64_t count);
+  void (*scale)(float* y, float factor, int64_t count);
+  void (*rope_half)(float* x, const float* cos, const float* sin, int64_t half);
+  void (*to_bf16)(const float* from, uint16_t* to, int64_t count);
+  void (*from_bf16)(const uint16_t* from, float* to, int64_t count);
+
+  void (*attention)(const AttentionTile& tile, float* scratch);
+  int64_t (*attention_state)(int64_t head_dim);  // floats of one row's state
+  // Floats of scratch for a tile of `rows` = tokens * group.
+  int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
+  // Combines the parts of one row, first to last, `stride` floats apart, into out[head_dim]. The
+  // first part's state is overwritten.
+  void (*attention_combine)(float* states, int64_t stride, int64_t parts, int64_t head_dim,
+                            float* out);
+
+  float (*max)(const float* x, int64_t count);                     // NaNs left out; -inf of none
+  double (*sum_exp)(const float* x, float offset, int64_t count);  // sum of exp(x - offset)
+  // The first index from `begin` on whose value is above `bound`, or count.
+  int64_t (*find_above)(const float* x, int64_t begin, int64_t count, float bound);
+};
+
+// One for each file that CMake compiles for the processor's family.
+extern const CpuTable kPlainTable;
+extern const CpuTable kNeonTable;
+extern const CpuTable kAvx2Table;
+extern const CpuTable kAvx512Table;
+
+// The parts in which the instruction sets after AVX-512 differ from it.
+extern const LinearFn kLinearAvx512Bf16;
+extern const PrepareFn kPrepareAvx512Bf16;
+extern const LinearFn kLinearAmx;
+extern const PrepareFn kPrepareAmx;
+
+}  // namespace espalier::kernels

@@ -1,0 +1,38 @@
+// The table of one instruction set, from the generic texts. Included after one of the simd headers
+// by a file that is compiled with the matching flags.
+#pragma once
+
+#include "kernels/activation/cpu_impl.h"
+#include "kernels/attention/cpu_impl.h"
+#include "kernels/cpu/table.h"
+#include "kernels/linear/cpu_impl.h"
+#include "kernels/logits/cpu_impl.h"
+#include "kernels/norm/cpu_impl.h"
+#include "kernels/rope/cpu_impl.h"
+
+namespace espalier::kernels {
+namespace {
+
+constexpr CpuTable kGenericTable = {
+    .linear_f32 = linear_units<false>,
+    .linear_bf16 = linear_units<true>,
+    .prepare_bf16 = prepare_bf16_as_f32,
+    .prepared_bytes = sizeof(float),
+    .rms_norm = rms_norm_row,
+    .silu_mul = silu_mul_run,
+    .add = add_run,
+    .scale = scale_run,
+    .rope_half = rope_half_run,
+    .to_bf16 = to_bf16_run,
+    .from_bf16 = from_bf16_run,
+    .attention = attention_tile,
+    .attention_state = attention_state_floats,
+    .attention_scratch = attention_scratch_floats,
+    .attention_combine = attention_combine_parts,
+    .max = max_run,
+    .sum_exp = sum_exp_run,
+    .find_above = find_above_run,
+};
+
+}  // namespace
+}  // namespace espalier::kernels

@@ -1,0 +1,10 @@
+#include "kernels/cpu/simd_neon.h"
+// The vectors come first: what follows is written in them.
+#include "kernels/cpu/table.h"
+#include "kernels/cpu/table_impl.h"
+
+namespace espalier::kernels {
+
+constinit const CpuTable kNeonTable = kGenericTable;
+
+}  // namespace espalier::kernels

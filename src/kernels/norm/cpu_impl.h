@@ -1,0 +1,36 @@
+// Root-mean-square normalisation of one row, the same text for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace espalier::kernels {
+namespace {
+
+void rms_norm_row(const float* x, const float* weight, float epsilon, int64_t dim, float* y) {
+  using namespace simd;
+  F sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * kWidth <= dim; i += 4 * kWidth) {
+    for (int64_t j = 0; j < 4; ++j) {
+      const F v = load(x + i + j * kWidth);
+      sums[j] = fma(v, v, sums[j]);
+    }
+  }
+  for (; i < dim; i += kWidth) {
+    const F v = i + kWidth <= dim ? load(x + i) : load_part(x + i, dim - i, 0);
+    sums[0] = fma(v, v, sums[0]);
+  }
+  const float sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  const F scale = set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(dim) + epsilon));
+  for (i = 0; i + kWidth <= dim; i += kWidth) {
+    store(y + i, mul(mul(load(x + i), scale), load(weight + i)));
+  }
+  if (i < dim) {
+    const int64_t left = dim - i;
+    store_part(y + i, left,
+               mul(mul(load_part(x + i, left, 0), scale), load_part(weight + i, left, 0)));
+  }
+}
+
+}  // namespace
+}  // namespace espalier::kernels

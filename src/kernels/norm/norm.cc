@@ -1,0 +1,22 @@
+#include "base/check.h"
+#include "kernels/cpu/share_rows.h"
+#include "kernels/cpu/table.h"
+#include "kernels/norm/op.h"
+
+namespace espalier::kernels {
+
+void rms_norm(CpuBackend& backend, const RmsNormArgs& args) {
+  ESP_CHECK(args.dim > 0 && args.groups > 0, "a norm over {} groups of {}", args.groups, args.dim);
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t group = 0; group < args.groups; ++group) {
+        const int64_t at = group * args.dim;
+        backend.table().rms_norm(args.x + row * args.x_stride + at, args.weight, args.epsilon,
+                                 args.dim, args.y + row * args.y_stride + at);
+      }
+    }
+  };
+  share_rows(backend, args.rows, args.groups * args.dim, rows);
+}
+
+}  // namespace espalier::kernels
