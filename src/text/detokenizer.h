@@ -43,17 +43,21 @@ class Detokenizer {
 // Not thread-safe; one for each sequence that has stops.
 class StopMatcher {
  public:
-  // Each stop string at most kStopBytesMax bytes; empty ones are ignored. Each regex (PCRE2 syntax,
-  // UTF-8) must compile: kInvalidArgument names the one that does not. A regex is searched in the
-  // last kRegexWindow characters of the output.
+  // Each stop string is UTF-8 of at most kStopBytesMax bytes; empty ones are ignored. Each regex
+  // (PCRE2 syntax, UTF-8) must compile: kInvalidArgument names the one that does not. At most
+  // kStopsMax of each.
   static Result<StopMatcher> create(std::vector<std::string> stops,
                                     std::vector<std::string> stop_regexes);
   StopMatcher(StopMatcher&&) noexcept;
   StopMatcher& operator=(StopMatcher&&) noexcept;
   ~StopMatcher();
 
+  static constexpr size_t kStopsMax = 256;
   static constexpr size_t kStopBytesMax = 4096;
+  // A regex is searched in the new text and this many characters before it; it may take
+  // kRegexStepsMax steps (PCRE2's match limit) and counts as not found beyond.
   static constexpr size_t kRegexWindow = 1024;
+  static constexpr uint32_t kRegexStepsMax = 100'000;
 
   struct Output {
     std::string text;                    // safe to show
@@ -61,11 +65,11 @@ class StopMatcher {
                                          // stream has ended
     std::string matched_text;            // the text that it matched (for no_stop_trim)
   };
-  // Adds text (valid UTF-8, whole characters); returns what can be shown now. A tail that could
-  // begin a stop string is held back; with a regex nothing more than the window's tail is held back
-  // (an expression may match text that was shown already: the part after the match's start that is
-  // still held is cut).
-  // The earliest match wins, the longest stop string among those that start there.
+  // Adds text (valid UTF-8, whole characters); returns what can be shown now. What could begin a
+  // stop string, or (within the window) a regex's match, is held back. The stream ends with the
+  // first text after which something matches: of what matches then the earliest wins, and of
+  // those that start there the longest; a stop string before a regex. An empty match of a regex
+  // is none. Linear in the text for stop strings.
   Output push(std::string_view text);
   std::string flush();  // the tail that was held back, when generation ends otherwise
 
