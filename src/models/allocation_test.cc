@@ -1,0 +1,65 @@
+// A decode step allocates nothing on the heap: counted by replacing operator new in this binary.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "models/golden.h"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+
+void* counted(std::size_t size) {
+  if (counting) ++allocations;
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size); }
+void* operator new[](std::size_t size) { return counted(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace espalier {
+namespace {
+
+TEST(Allocation, DecodeStepsNeedNone) {
+  for (const char* dtype : {"float32", "bfloat16"}) {
+    WorkPool pool(2);
+    auto model =
+        load_model({.path = "tests/golden/models/qwen3_head_dim", .dtype = dtype, .pool = &pool});
+    ASSERT_TRUE(model);
+    ASSERT_TRUE((*model)->reserve(8, 4).ok());
+    Rng rng(1);
+    golden::KvMemory kv((*model)->info(), KvType::kBFloat16, 1, 64, rng);
+    ForwardBatch batch;
+    for (int32_t lane = 0; lane < 3; ++lane) {
+      batch.lanes.push_back({.slot = lane,
+                             .num_query_tokens = 1,
+                             .query_begin = lane,
+                             .page_begin = lane,
+                             .num_pages = 1,
+                             .sample = true});
+      batch.token_ids.push_back(5 + lane);
+      batch.positions.push_back(0);
+      batch.page_tables.push_back(kv.take_page());
+    }
+    const InputLogitsSink sink = [](int32_t, int32_t, std::span<const float>) {};
+    (*model)->forward(batch, batch.token_ids, kv.view(), sink);
+    counting = true;
+    const ForwardOutput output = (*model)->forward(batch, batch.token_ids, kv.view(), sink);
+    counting = false;
+    EXPECT_EQ(output.sample_logits.size(), 600u);
+    EXPECT_EQ(allocations, 0) << dtype;
+  }
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,210 @@
+#include "models/golden.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/json_object.h"
+#include "checkpoint/safetensors.h"
+#include "models/families/family.h"
+
+namespace espalier::golden {
+namespace {
+
+const std::filesystem::path kRoot = "tests/golden/models";
+
+const CheckpointTensor* find(const SafetensorsFile& file, const std::string& name) {
+  for (const CheckpointTensor& tensor : file.tensors()) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+std::vector<float> floats(const SafetensorsFile& file, const std::string& name) {
+  const CheckpointTensor* tensor = find(file, name);
+  ESP_CHECK(tensor != nullptr, "no {}", name);
+  std::vector<float> values(static_cast<size_t>(tensor->num_elements()));
+  copy_as_float(*tensor, 0, values);
+  return values;
+}
+
+std::vector<TokenId> ids(const SafetensorsFile& file, const std::string& name) {
+  const CheckpointTensor* tensor = find(file, name);
+  ESP_CHECK(tensor != nullptr && tensor->dtype_name == "I32", "no {}", name);
+  std::vector<TokenId> values(static_cast<size_t>(tensor->num_elements()));
+  std::memcpy(values.data(), tensor->bytes.data(), tensor->bytes.size());
+  return values;
+}
+
+float range(const std::vector<Sequence>& sequences) {
+  float least = sequences[0].logits[0], most = least;
+  for (const Sequence& sequence : sequences) {
+    const auto [low, high] = std::ranges::minmax(sequence.logits);
+    least = std::min(least, low);
+    most = std::max(most, high);
+  }
+  return most - least;
+}
+
+}  // namespace
+
+std::vector<std::string> names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kRoot)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Golden read(const std::string& name) {
+  Golden golden;
+  golden.folder = kRoot / name;
+  const auto config = JsonObject::read(golden.folder / "config.json");
+  ESP_CHECK(config.has_value(), "{}", config.error().message());
+  auto spec = make_decoder_spec(*config);
+  ESP_CHECK(spec.has_value(), "{}", spec.error().message());
+  golden.spec = *std::move(spec);
+  const auto file = SafetensorsFile::open(golden.folder / "reference.safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  for (int i = 0; find(*file, fmt::format("prompt_{}", i)) != nullptr; ++i) {
+    golden.sequences.push_back(
+        {ids(*file, fmt::format("prompt_{}", i)), floats(*file, fmt::format("logits_{}", i))});
+  }
+  for (int i = 0; find(*file, fmt::format("greedy_prompt_{}", i)) != nullptr; ++i) {
+    golden.greedy.push_back({ids(*file, fmt::format("greedy_prompt_{}", i)),
+                             ids(*file, fmt::format("greedy_tokens_{}", i)),
+                             floats(*file, fmt::format("greedy_margin_{}", i))});
+  }
+  golden.spread = range(golden.sequences);
+  return golden;
+}
+
+KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_t num_tokens,
+                   Rng& rng) {
+  view_.type = type;
+  view_.page_size = page_size;
+  view_.num_pages = (num_tokens + page_size - 1) / page_size;
+  view_.num_kv_heads = info.num_kv_heads;
+  view_.head_dim = info.head_dim;
+  view_.head_stride = info.head_dim;
+  view_.token_stride = static_cast<int64_t>(info.num_kv_heads) * info.head_dim;
+  view_.page_stride = view_.token_stride * page_size;
+  const int64_t elements = view_.page_stride * view_.num_pages;
+  const size_t words = static_cast<size_t>(type == KvType::kFloat32 ? elements : elements / 2 + 1);
+  for (int32_t layer = 0; layer < info.num_layers; ++layer) {
+    for (int plane = 0; plane < 2; ++plane) planes_.emplace_back(words, ~0u);
+  }
+  for (int32_t layer = 0; layer < info.num_layers; ++layer) {
+    const auto at = static_cast<size_t>(2 * layer);
+    view_.layers.push_back({planes_[at].data(), planes_[at + 1].data()});
+  }
+  free_.resize(static_cast<size_t>(view_.num_pages));
+  std::iota(free_.begin(), free_.end(), 0);
+  std::shuffle(free_.begin(), free_.end(), rng);
+}
+
+PageId KvMemory::take_page() {
+  ESP_CHECK(!free_.empty());
+  const PageId page = free_.back();
+  free_.pop_back();
+  return page;
+}
+
+void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces) {
+  const int32_t page_size = kv.view().page_size;
+  ForwardBatch batch;
+  for (const Piece& piece : pieces) {
+    Track& track = *piece.track;
+    Lane lane;
+    lane.slot = static_cast<SlotId>(batch.lanes.size());
+    lane.num_query_tokens = piece.count;
+    lane.prefix_len = track.done;
+    lane.query_begin = batch.num_tokens();
+    lane.page_begin = static_cast<int32_t>(batch.page_tables.size());
+    lane.num_pages = (track.done + piece.count + page_size - 1) / page_size;
+    while (std::ssize(track.pages) < lane.num_pages) track.pages.push_back(kv.take_page());
+    batch.page_tables.insert(batch.page_tables.end(), track.pages.begin(), track.pages.end());
+    lane.sample = piece.want != Piece::Want::kNothing;
+    if (piece.want == Piece::Want::kAll && piece.count > 1) {
+      lane.input_logprob_begin = 0;
+      lane.input_logprob_targets.assign(static_cast<size_t>(piece.count - 1), 0);
+    }
+    for (int32_t i = 0; i < piece.count; ++i) {
+      batch.token_ids.push_back(track.tokens.at(static_cast<size_t>(track.done + i)));
+      batch.positions.push_back(track.done + i);
+    }
+    batch.lanes.push_back(std::move(lane));
+  }
+  const auto sink = [&](int32_t lane, int32_t target, std::span<const float> logits) {
+    const Piece& piece = pieces.at(static_cast<size_t>(lane));
+    piece.track->logits[piece.track->done + target].assign(logits.begin(), logits.end());
+  };
+  const ForwardOutput output = model.forward(batch, batch.token_ids, kv.view(), sink);
+  const auto vocab = static_cast<size_t>(model.info().vocab_size);
+  const float* row = output.sample_logits.data();
+  for (const Piece& piece : pieces) {
+    piece.track->done += piece.count;
+    if (piece.want == Piece::Want::kNothing) continue;
+    piece.track->logits[piece.track->done - 1].assign(row, row + vocab);
+    row += vocab;
+  }
+  ESP_CHECK(row == output.sample_logits.data() + output.sample_logits.size());
+}
+
+std::vector<std::vector<float>> run_all(Model& model,
+                                        const std::vector<std::vector<TokenId>>& input, KvType type,
+                                        int32_t page_size, int32_t chunk, bool together) {
+  Rng rng(7);
+  int32_t tokens = 0;
+  for (const auto& sequence : input) tokens += static_cast<int32_t>(sequence.size()) + page_size;
+  ESP_CHECK(model.reserve(tokens, static_cast<int32_t>(input.size())).ok());
+  KvMemory kv(model.info(), type, page_size, tokens, rng);
+  std::vector<Track> tracks;
+  for (const auto& sequence : input) tracks.push_back({sequence, 0, {}, {}});
+
+  const auto next_piece = [&](Track& track) {
+    const int32_t left = static_cast<int32_t>(track.tokens.size()) - track.done;
+    return Piece{&track, std::min(chunk, left), Piece::Want::kAll};
+  };
+  const auto unfinished = [](const Track& track) {
+    return track.done < static_cast<int32_t>(track.tokens.size());
+  };
+  while (true) {
+    std::vector<Piece> pieces;
+    for (Track& track : tracks) {
+      if (unfinished(track) && (together || pieces.empty())) pieces.push_back(next_piece(track));
+    }
+    if (pieces.empty()) break;
+    run_step(model, kv, pieces);
+  }
+  std::vector<std::vector<float>> all;
+  for (const Track& track : tracks) {
+    std::vector<float>& rows = all.emplace_back();
+    for (const auto& [position, logits] : track.logits) {
+      rows.insert(rows.end(), logits.begin(), logits.end());
+    }
+  }
+  return all;
+}
+
+float max_error(Model& model, const Golden& golden, KvType type) {
+  std::vector<std::vector<TokenId>> input;
+  for (const Sequence& sequence : golden.sequences) input.push_back(sequence.tokens);
+  const auto logits = run_all(model, input, type, 16, 1 << 20, true);
+  float worst = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const std::vector<float>& expected = golden.sequences[i].logits;
+    ESP_CHECK(logits[i].size() == expected.size());
+    for (size_t j = 0; j < expected.size(); ++j) {
+      const float error = std::abs(logits[i][j] - expected[j]);
+      if (!(error <= worst)) worst = error;  // a NaN stays
+    }
+  }
+  return worst / golden.spread;
+}
+
+}  // namespace espalier::golden

@@ -1,0 +1,81 @@
+// For tests of this room: the golden models of tests/golden/models, memory for keys and values with
+// scattered pages, and a driver that runs sequences through a model in any cut and company.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "models/decoder_spec.h"
+#include "models/model.h"
+#include "models/weight_source.h"
+#include "tensor/work_pool.h"
+
+namespace espalier::golden {
+
+struct Sequence {
+  std::vector<TokenId> tokens;
+  std::vector<float> logits;  // [tokens, vocab], of the reference
+};
+struct Greedy {
+  std::vector<TokenId> prompt;
+  std::vector<TokenId> tokens;  // 64
+  std::vector<float> margins;   // the best logit minus the second
+};
+
+// One folder as tools/goldens/make_goldens.py writes it.
+struct Golden {
+  std::filesystem::path folder;
+  DecoderSpec spec;
+  std::vector<Sequence> sequences;
+  std::vector<Greedy> greedy;
+  float spread = 0;  // the largest of all reference logits minus the smallest
+};
+std::vector<std::string> names();
+Golden read(const std::string& name);
+
+// Pages in a shuffled order, and a view of them.
+class KvMemory {
+ public:
+  KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_t num_tokens, Rng& rng);
+  const KvView& view() const { return view_; }
+  PageId take_page();
+
+ private:
+  KvView view_;
+  std::vector<std::vector<uint32_t>> planes_;  // filled with NaN: nobody may read what none wrote
+  std::vector<PageId> free_;
+};
+
+// A sequence's place in KvMemory, and the logits that came for its positions.
+struct Track {
+  std::vector<TokenId> tokens;  // all that are to be run
+  int32_t done = 0;             // of them
+  std::vector<PageId> pages;
+  std::map<int32_t, std::vector<float>> logits;  // by position
+};
+
+// What a step does with one track.
+struct Piece {
+  Track* track = nullptr;
+  int32_t count = 0;  // tokens
+  enum class Want { kNothing, kLast, kAll } want = Want::kAll;
+};
+
+// Runs one step and files its logits.
+void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces);
+
+// Whole sequences, each in pieces of at most `chunk` tokens, all of them side by side or one after
+// the other. Returns all logits, [tokens, vocab] of each.
+std::vector<std::vector<float>> run_all(Model& model,
+                                        const std::vector<std::vector<TokenId>>& input, KvType type,
+                                        int32_t page_size, int32_t chunk, bool together);
+
+// The golden's own logits through `model`, in one prefill each.
+float max_error(Model& model, const Golden& golden, KvType type);  // in units of golden.spread
+
+}  // namespace espalier::golden

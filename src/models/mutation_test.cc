@@ -1,0 +1,244 @@
+// A golden that cannot fail is worse than none: each part of the forward pass broken on purpose
+// must move the logits far beyond the tolerance.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/convert.h"
+#include "models/decoder_model.h"
+#include "models/golden.h"
+
+namespace espalier {
+namespace {
+
+// A checkpoint some of whose tensors come out changed, and which does not mind left-over tensors.
+class ChangedSource final : public WeightSource {
+ public:
+  using Change = std::function<void(const std::string& name, std::span<float> values)>;
+  ChangedSource(const Checkpoint& checkpoint, Change change)
+      : checkpoint_(checkpoint), change_(std::move(change)) {}
+
+  Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override {
+    std::vector<float>& values = made_[name];
+    const CheckpointTensor* tensor = checkpoint_.find(name);
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    values.assign(static_cast<size_t>(count), 0.0f);
+    if (tensor != nullptr) {
+      copy_as_float(*tensor, 0, values);
+    } else {  // an untied head for a tied model
+      Rng rng(11);
+      for (float& value : values) value = 0.3f * static_cast<float>(rng.normal());
+    }
+    if (change_) change_(name, values);
+    return LentTensor{values.data(), DType::kFloat32};
+  }
+  void give_back(const std::string& name) override { made_.erase(name); }
+  Status finish() override { return Status(); }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const Change change_;
+  std::map<std::string, std::vector<float>> made_;
+};
+
+struct Mutation {
+  const char* name;
+  const char* golden;
+  std::function<void(DecoderSpec&)> spec;
+  ChangedSource::Change weights;
+};
+
+void each_layer(DecoderSpec& spec, const std::function<void(LayerSpec&)>& change) {
+  for (LayerSpec& layer : spec.layers) change(layer);
+}
+ChangedSource::Change zero_tensors(const char* part) {
+  return [part](const std::string& name, std::span<float> values) {
+    if (name.find(part) != std::string::npos) std::ranges::fill(values, 0.0f);
+  };
+}
+ChangedSource::Change swap_halves(const char* part) {
+  return [part](const std::string& name, std::span<float> values) {
+    if (name.find(part) == std::string::npos) return;
+    const auto half = static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::rotate(values.begin(), values.begin() + half, values.end());
+  };
+}
+
+const std::vector<Mutation>& mutations() {
+  static const auto* const kAll = new std::vector<Mutation>{
+      {"no_rope",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.rope.reset(); }); },
+       {}},
+      {"no_rope_in_one_layer",
+       "qwen3_head_dim",
+       [](DecoderSpec& s) { s.layers[2].attention.rope.reset(); },
+       {}},
+      {"wrong_theta", "qwen2_sharded", [](DecoderSpec& s) { s.ropes[0].theta = 20000; }, {}},
+      {"interleaved_pairs",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.ropes[0].pairing = RopeSpec::Pairing::kInterleaved; },
+       {}},
+      {"half_rotated", "qwen3_head_dim", [](DecoderSpec& s) { s.ropes[0].rotary_dim /= 2; }, {}},
+      {"llama3_scaling_ignored",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.ropes[0].scaling = RopeSpec::Scaling::kNone; },
+       {}},
+      {"llama3_scaling_taken_for_linear",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.ropes[0].scaling = RopeSpec::Scaling::kLinear; },
+       {}},
+      {"linear_scaling_ignored",
+       "llama_untied_bias",
+       [](DecoderSpec& s) { s.ropes[0].scaling = RopeSpec::Scaling::kNone; },
+       {}},
+      {"yarn_scaling_ignored",
+       "qwen2_f32",
+       [](DecoderSpec& s) { s.ropes[0].scaling = RopeSpec::Scaling::kNone; },
+       {}},
+      {"yarn_attention_factor_ignored",
+       "qwen2_f32",
+       [](DecoderSpec& s) { s.ropes[0].attention_factor = 1; },
+       {}},
+      {"uniform_attention",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.scale = 0; }); },
+       {}},
+      {"scores_not_scaled",
+       "qwen2_sharded",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.scale = 1; }); },
+       {}},
+      {"window_ignored",
+       "mistral_f16",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.sliding_window = 0; }); },
+       {}},
+      {"window_of_one_less",
+       "mistral_f16",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { --l.attention.sliding_window; }); },
+       {}},
+      {"window_in_the_wrong_layers",
+       "qwen2_f32",
+       [](DecoderSpec& s) { std::swap(s.layers[0].attention, s.layers[2].attention); },
+       {}},
+      {"input_norm_left_out",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.layers[1].input_norm.reset(); },
+       {}},
+      {"post_attention_norm_left_out",
+       "qwen3_head_dim",
+       [](DecoderSpec& s) { s.layers[1].post_attention_norm.reset(); },
+       {}},
+      {"final_norm_left_out", "qwen2_sharded", [](DecoderSpec& s) { s.final_norm.reset(); }, {}},
+      {"norm_weight_left_out",
+       "mistral_f16",
+       {},
+       [](const std::string& name, std::span<float> values) {
+         if (name == "model.layers.2.input_layernorm.weight") std::ranges::fill(values, 1.0f);
+       }},
+      {"norms_swapped",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { std::swap(s.names.input_norm, s.names.post_attention_norm); },
+       {}},
+      {"epsilon_far_too_large",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.input_norm->epsilon = 0.1f; }); },
+       {}},
+      {"qk_norm_dropped",
+       "qwen3_head_dim",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.qk_norm.reset(); }); },
+       {}},
+      {"q_norm_taken_for_k_norm",
+       "qwen3_head_dim",
+       [](DecoderSpec& s) { s.names.k_norm = s.names.q_norm; },
+       {}},
+      {"q_bias_dropped", "qwen2_sharded", {}, zero_tensors("q_proj.bias")},
+      {"k_bias_dropped", "qwen2_sharded", {}, zero_tensors("k_proj.bias")},
+      {"v_bias_dropped", "qwen2_sharded", {}, zero_tensors("v_proj.bias")},
+      {"qkv_bias_not_read",
+       "qwen2_f32",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.qkv_bias = false; }); },
+       {}},
+      {"output_bias_not_read",
+       "llama_untied_bias",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.output_bias = false; }); },
+       {}},
+      {"mlp_bias_not_read",
+       "llama_untied_bias",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.mlp.bias = false; }); },
+       {}},
+      {"gate_bias_dropped", "llama_untied_bias", {}, zero_tensors("gate_proj.bias")},
+      {"down_bias_dropped", "llama_untied_bias", {}, zero_tensors("down_proj.bias")},
+      {"key_heads_swapped", "llama_tied_llama3", {}, swap_halves("k_proj.weight")},
+      {"value_heads_swapped", "llama_tied_llama3", {}, swap_halves("v_proj.weight")},
+      {"query_groups_swapped", "qwen3_head_dim", {}, swap_halves("q_proj.weight")},
+      {"gate_and_up_swapped",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { std::swap(s.names.gate, s.names.up); },
+       {}},
+      {"silu_replaced",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.faults.linear_activation = true; },
+       {}},
+      {"silu_replaced_beside_biases",
+       "llama_untied_bias",
+       [](DecoderSpec& s) { s.faults.linear_activation = true; },
+       {}},
+      {"attention_residual_dropped",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.faults.drop_attention_residual = true; },
+       {}},
+      {"mlp_residual_dropped",
+       "qwen3_head_dim",
+       [](DecoderSpec& s) { s.faults.drop_mlp_residual = true; },
+       {}},
+      {"tied_taken_for_untied",
+       "llama_tied_llama3",
+       [](DecoderSpec& s) { s.tied_embeddings = false; },
+       {}},
+      {"untied_taken_for_tied",
+       "qwen2_sharded",
+       [](DecoderSpec& s) { s.tied_embeddings = true; },
+       {}},
+      {"a_layer_left_out", "qwen3_head_dim", [](DecoderSpec& s) { s.layers.pop_back(); }, {}},
+  };
+  return *kAll;
+}
+
+float error_of(const Mutation& mutation, DType type) {
+  golden::Golden golden = golden::read(mutation.golden);
+  const auto checkpoint = Checkpoint::open(golden.folder);
+  EXPECT_TRUE(checkpoint);
+  if (mutation.spec) mutation.spec(golden.spec);
+  ChangedSource source(*checkpoint, mutation.weights);
+  WorkPool pool(1);
+  auto model = DecoderModel::create(golden.spec, type, source, pool);
+  EXPECT_TRUE(model) << model.error().to_string();
+  return golden::max_error(**model, golden,
+                           type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16);
+}
+
+class MutatedModel : public testing::TestWithParam<Mutation> {};
+
+// Twice the most that golden_test grants, so that each mutation fails all of its tolerances.
+TEST_P(MutatedModel, FailsItsGolden) {
+  const float error = error_of(GetParam(), DType::kFloat32);
+  RecordProperty("error", std::to_string(error));
+  EXPECT_GT(error, 0.04f);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MutatedModel, testing::ValuesIn(mutations()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+// And without a mutation this road leads to the right logits.
+TEST(MutatedModel, PassesUnchanged) {
+  for (const std::string& name : golden::names()) {
+    EXPECT_LT(error_of({"none", name.c_str(), {}, {}}, DType::kFloat32), 1e-4f) << name;
+  }
+}
+
+}  // namespace
+}  // namespace espalier
