@@ -59,7 +59,7 @@ struct ForwardBatch {
   std::vector<Lane> lanes;
   std::vector<TokenId> token_ids;   // [num_tokens], lane after lane; or kTokenFromSlot
   std::vector<int32_t> positions;   // [num_tokens]
-  std::vector<PageId> page_tables;  // lane after lane, lane.num_pages each
+  std::vector<PageId> page_tables;  // lane.num_pages each from lane.page_begin; gaps between
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {

@@ -40,7 +40,8 @@ Scheduler::Impl::Impl(const SchedulerConfig& config_in, PrefixCache& cache_in,
       observer(observer_in),
       slots(static_cast<size_t>(config_in.max_running), nullptr),
       promised(cache_in.page_size()),
-      ratio(config_in) {
+      ratio(config_in),
+      page_tables(config_in.max_running) {
   ESP_CHECK(config.max_running > 0 && config.lpm_window > 0 && config.context_length > 0);
   for (SlotId slot = config.max_running - 1; slot >= 0; --slot) free_slots.push_back(slot);
   running.reserve(slots.size());

@@ -126,10 +126,11 @@ class Scheduler {
   // (it gets no further lanes and no further on_token). Unknown ids are ignored.
   void abort(SequenceId id, FinishReason reason);
 
-  // Fills `batch` with the next step (clear()ed first, `step` set) and true; false when there is
+  // Fills `batch` with the next step and true; false when there is
   // nothing to run now: then commit what is uncommitted before calling again (with nothing
   // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode lanes come
-  // first, then prompt chunks within chunked_prefill_size.
+  // first, then prompt chunks within chunked_prefill_size. Cheapest when the same two batch objects
+  // come in turn, unchanged: their page tables are then only appended to.
   bool next(ForwardBatch& batch);
 
   // Takes the results of the oldest uncommitted batch: stops, inserts into the tree, releases, and

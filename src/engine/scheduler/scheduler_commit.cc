@@ -57,6 +57,7 @@ void Scheduler::Impl::share_prefix(Sequence& sequence) {
   if (sequence.state == SequenceState::kRunning) {
     DetachedPages replaced;
     cache.share(sequence.pages, sequence.first_tokens(sequence.num_computed), replaced);
+    if (!replaced.empty()) sequence.table_version = ++last_table_version;
     if (!replaced.empty() && in_flight(sequence))
       detached.emplace_back(sequence.last_step, std::move(replaced));
   }

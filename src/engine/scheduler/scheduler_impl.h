@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/scheduler/new_token_ratio.h"
+#include "engine/scheduler/page_table_layout.h"
 #include "engine/scheduler/promised_prefixes.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/scheduler/sequence.h"
@@ -38,7 +39,7 @@ struct Scheduler::Impl {
   void add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   void add_input_logprob_targets(Lane& lane, Sequence& sequence) const;
   void admit(ForwardBatch& batch);
-  bool try_admit(Sequence& sequence, int32_t& num_reserved_pages);
+  bool try_admit(Sequence& sequence, int32_t num_reserved_pages);
   bool should_wait_for_prefix(Sequence& sequence);
   int32_t pages_still_needed(const Sequence& sequence) const;
   int32_t pages_coming_back() const;
@@ -70,6 +71,8 @@ struct Scheduler::Impl {
   bool running_changed = false;    // some of `running` run no more
   PromisedPrefixes promised;
   NewTokenRatio ratio;
+  PageTableLayout page_tables;
+  uint64_t last_table_version = 0;
 
   // Duplicates that steps up to .first may still read.
   std::vector<std::pair<uint64_t, DetachedPages>> detached;

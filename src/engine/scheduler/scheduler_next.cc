@@ -19,7 +19,11 @@ constexpr int64_t kRetractionHeadroom = 20;
 
 bool Scheduler::Impl::next(ForwardBatch& batch) {
   ESP_CHECK(launched_step - committed_step <= 1, "two batches are uncommitted");
-  batch.clear();
+  page_tables.begin(batch);
+  batch.slot_inits.clear();
+  batch.lanes.clear();
+  batch.token_ids.clear();
+  batch.positions.clear();
   batch.step = launched_step + 1;
   fill(batch);
   // Nothing in flight and nothing that fits: prompts in pieces hold the whole pool. Fewer will fit.
@@ -27,6 +31,7 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
     retract(least_loss());
     fill(batch);
   }
+  page_tables.end(batch);
   if (batch.lanes.empty()) {
     ESP_CHECK(launched_step > committed_step || sequences.empty(), "nothing can run");
     return false;
@@ -121,8 +126,10 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   lane.num_query_tokens = num_query_tokens;
   lane.prefix_len = begin;
   lane.query_begin = batch.num_tokens();
-  lane.page_begin = static_cast<int32_t>(batch.page_tables.size());
   lane.num_pages = cache.num_pages_for(end);
+  lane.page_begin = page_tables.place(
+      batch, sequence.slot, sequence.table_version,
+      sequence.pages.table().first(static_cast<size_t>(lane.num_pages)), sequence.num_pages_max);
   lane.sample = end >= sequence.prefill_end && sequence.spec.max_new_tokens > 0;
   lane.output_index = sequence.num_samples_launched;
   for (int32_t i = begin; i < end; ++i) {
@@ -130,8 +137,6 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
                                                         : kTokenFromSlot);
     batch.positions.push_back(i);
   }
-  const std::span<const PageId> table = sequence.pages.table();
-  batch.page_tables.insert(batch.page_tables.end(), table.begin(), table.begin() + lane.num_pages);
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
@@ -176,6 +181,7 @@ void Scheduler::Impl::admit(ForwardBatch& batch) {
       return;
     }
     add_chunk(batch, *sequence);
+    num_reserved += pages_still_needed(*sequence);  // beyond what the chunk has taken
   }
 }
 
@@ -192,7 +198,7 @@ bool Scheduler::Impl::should_wait_for_prefix(Sequence& sequence) {
 }
 
 // With nothing else to wait for, it is admitted whatever the estimate says: alone it fits.
-bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t& num_reserved_pages) {
+bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) {
   const bool alone = running.empty() && num_leaving == 0;
   sequence.pages =
       cache.begin(sequence.spec.cache_namespace, sequence.first_tokens(sequence.match_limit()),
@@ -206,7 +212,6 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t& num_reserved_pages)
     sequence.pages.reset();
     return false;
   }
-  num_reserved_pages += num_needed;
   waiting.remove(sequence);
   running.push_back(&sequence);
   sequence.state = SequenceState::kRunning;
@@ -216,7 +221,9 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t& num_reserved_pages)
   sequence.needs_slot_init = true;
   const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
   sequence.tokens.reserve(static_cast<size_t>(most));
-  sequence.pages.reserve(cache.num_pages_for(most));
+  sequence.num_pages_max = cache.num_pages_for(most);
+  sequence.pages.reserve(sequence.num_pages_max);
+  sequence.table_version = ++last_table_version;
   if (cache.reuses()) promised.add(sequence);
   if (!sequence.was_retracted()) {
     ++num_admitted;

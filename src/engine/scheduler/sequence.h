@@ -28,6 +28,9 @@ struct Sequence {
   SlotId slot = -1;
   bool needs_slot_init = false;
   SequencePages pages;
+  uint64_t table_version =
+      0;  // moves when entries of its table, not only its length, may have changed
+  int32_t num_pages_max = 0;
   int32_t num_computed = 0;          // tokens whose keys and values committed steps have written
   int32_t num_launched = 0;          // the same, with those in flight
   int32_t num_samples_launched = 0;  // output tokens, with those in flight

@@ -1,0 +1,54 @@
+#include "engine/scheduler/page_table_layout.h"
+
+#include <algorithm>
+
+namespace espalier {
+
+namespace {
+// A table gets room for this many pages to come at most, so that a long limit on the output does
+// not spread the tables over memory that is never used.
+constexpr int32_t kSpareMax = 1024;
+}  // namespace
+
+PageTableLayout::PageTableLayout(int32_t num_slots) {
+  for (Known& known : known_) known.regions.resize(static_cast<size_t>(num_slots));
+}
+
+void PageTableLayout::begin(ForwardBatch& batch) {
+  current_ = known_[0].batch == &batch         ? &known_[0]
+             : known_[1].batch == &batch       ? &known_[1]
+             : known_[0].step < known_[1].step ? &known_[0]
+                                               : &known_[1];
+  Known& known = *current_;
+  const bool as_left =
+      known.batch == &batch && known.step == batch.step && known.data == batch.page_tables.data();
+  if (as_left && known.num_wasted * 2 <= batch.page_tables.size()) return;
+  batch.page_tables.clear();
+  known.num_wasted = 0;
+  std::fill(known.regions.begin(), known.regions.end(), Region());
+}
+
+int32_t PageTableLayout::place(ForwardBatch& batch, SlotId slot, uint64_t version,
+                               std::span<const PageId> table, int32_t num_pages_max) {
+  Region& region = current_->regions[static_cast<size_t>(slot)];
+  const auto num_pages = static_cast<int32_t>(table.size());
+  if (region.capacity < num_pages) {
+    current_->num_wasted += static_cast<size_t>(region.capacity);
+    region = {.begin = static_cast<int32_t>(batch.page_tables.size()),
+              .capacity = std::max(num_pages, std::min(num_pages_max, num_pages + kSpareMax))};
+    batch.page_tables.resize(batch.page_tables.size() + static_cast<size_t>(region.capacity));
+  }
+  const int32_t kept = region.version == version ? std::min(region.num_pages, num_pages) : 0;
+  std::copy(table.begin() + kept, table.end(), batch.page_tables.begin() + region.begin + kept);
+  region.version = version;
+  region.num_pages = num_pages;
+  return region.begin;
+}
+
+void PageTableLayout::end(const ForwardBatch& batch) {
+  current_->batch = &batch;
+  current_->data = batch.page_tables.data();
+  current_->step = batch.step;
+}
+
+}  // namespace espalier
