@@ -7,7 +7,7 @@ namespace espalier {
 namespace {
 // A table gets room for this many pages to come at most, so that a long limit on the output does
 // not spread the tables over memory that is never used.
-constexpr int32_t kSpareMax = 1024;
+constexpr int32_t kSpareMax = 8192;
 }  // namespace
 
 PageTableLayout::PageTableLayout(int32_t num_slots) {

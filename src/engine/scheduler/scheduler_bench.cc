@@ -50,19 +50,22 @@ void answer(const ForwardBatch& batch, StepResult& result) {
 }
 
 Timings measure(const Options& options) {
-  const int32_t length = options.context + options.num_steps;
-  const int32_t num_pages = options.running * ((length + 100) / options.page_size + 1);
+  // Just what the running ones may come to, so that nobody else is admitted.
+  const int32_t max_new_tokens = options.num_steps + 60;
+  const int32_t num_pages =
+      options.running * ((options.context + max_new_tokens) / options.page_size + 1);
   auto cache = make_prefix_cache({.num_pages = num_pages, .page_size = options.page_size}).value();
   const SteadyClock clock;
   Deaf deaf;
   Scheduler scheduler({.max_running = options.running + 1,
                        .max_waiting = options.waiting + options.running,
                        .context_length = 1 << 20,
-                       .conservativeness = 2},
+                       .new_token_ratio_init = 1,
+                       .new_token_ratio_min = 1},
                       *cache, clock, deaf);
   Rng rng(1);
   const auto add = [&](SequenceId id) {
-    SequenceSpec spec{.id = id, .max_new_tokens = options.num_steps + 60};
+    SequenceSpec spec{.id = id, .max_new_tokens = max_new_tokens};
     spec.sampling = std::make_shared<SamplingSpec>();
     for (int32_t i = 0; i < options.context; ++i)
       spec.prompt_ids.push_back(static_cast<TokenId>(rng.below(100000)));
