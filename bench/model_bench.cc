@@ -1,0 +1,390 @@
+// Decoding and prefill of one model on this machine, beside the machine's read rate and, if asked,
+// beside a peer: each repeat measures the ceiling, then the peer, then us, and ratios are of
+// medians.
+//
+//   models_bench --config bench/configs/llama_1.24b
+//   models_bench --config DIR --peer /path/to/llama-bench --peer-model FILE.gguf --json out.json
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <boost/json.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "base/thread.h"
+#include "models/model.h"
+#include "read_rate.h"
+#include "tensor/buffer.h"
+#include "tensor/work_pool.h"
+
+namespace espalier::bench {
+namespace {
+
+namespace json = boost::json;
+
+struct Options {
+  std::string config = "bench/configs/llama_1.24b";
+  std::string load_format = "dummy";
+  std::string dtype = "auto";
+  std::string kv_dtype = "bfloat16";
+  std::vector<int32_t> contexts = {0, 512, 2048};
+  std::vector<int32_t> lanes = {1};
+  int32_t prefill = 512;
+  int32_t decode_steps = 32;
+  int repeats = 5;
+  int threads = 0;
+  std::string peer, peer_model, peer_args, json_path;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  statm >> pages >> resident;
+  return resident * 4096;
+}
+
+// Keys and values for some lanes of equal length, filled with plausible numbers, pages of 16
+// tokens.
+class Kv {
+ public:
+  static constexpr int32_t kPage = 16;
+  static Result<Kv> create(const ModelInfo& info, KvType type, int32_t lanes, int32_t tokens) {
+    Kv kv;
+    kv.pages_per_lane_ = (tokens + kPage - 1) / kPage;
+    KvView& view = kv.view_;
+    view.type = type;
+    view.page_size = kPage;
+    view.num_pages = kv.pages_per_lane_ * lanes;
+    view.num_kv_heads = info.num_kv_heads;
+    view.head_dim = info.head_dim;
+    view.head_stride = info.head_dim;
+    view.token_stride = int64_t{info.num_kv_heads} * info.head_dim;
+    view.page_stride = view.token_stride * kPage;
+    const size_t elements = static_cast<size_t>(view.page_stride * view.num_pages);
+    const size_t bytes = elements * (type == KvType::kFloat32 ? 4 : 2);
+    for (int32_t i = 0; i < 2 * info.num_layers; ++i) {
+      ESP_ASSIGN_OR_RETURN(Buffer plane, Buffer::allocate(bytes));
+      // Bytes of 0x3c and below are small positive numbers in both types.
+      Rng rng(static_cast<uint64_t>(i));
+      for (size_t at = 0; at + 8 <= bytes; at += 8) {
+        const uint64_t noise = rng() & 0x00ff00ff00ff00ffull;
+        const uint64_t word = type == KvType::kFloat32 ? 0x3c0000003c000000ull | noise
+                                                       : 0x3c003c003c003c00ull | noise;
+        std::memcpy(plane.data() + at, &word, 8);
+      }
+      kv.planes_.push_back(std::move(plane));
+    }
+    for (int32_t layer = 0; layer < info.num_layers; ++layer) {
+      const auto at = static_cast<size_t>(2 * layer);
+      view.layers.push_back({kv.planes_[at].data(), kv.planes_[at + 1].data()});
+    }
+    return kv;
+  }
+  const KvView& view() const { return view_; }
+
+  // One more step of `count` tokens for `lanes` lanes that each hold `prefix` tokens.
+  ForwardBatch batch(int32_t lanes, int32_t prefix, int32_t count, int32_t vocab) const {
+    ForwardBatch batch;
+    Rng rng(99 + static_cast<uint64_t>(prefix));
+    for (int32_t i = 0; i < lanes; ++i) {
+      Lane lane;
+      lane.slot = i;
+      lane.num_query_tokens = count;
+      lane.prefix_len = prefix;
+      lane.query_begin = batch.num_tokens();
+      lane.page_begin = static_cast<int32_t>(batch.page_tables.size());
+      lane.num_pages = (prefix + count + kPage - 1) / kPage;
+      lane.sample = true;
+      for (int32_t page = 0; page < lane.num_pages; ++page) {
+        batch.page_tables.push_back(i * pages_per_lane_ + page);
+      }
+      for (int32_t t = 0; t < count; ++t) {
+        batch.token_ids.push_back(static_cast<TokenId>(rng.below(static_cast<uint64_t>(vocab))));
+        batch.positions.push_back(prefix + t);
+      }
+      batch.lanes.push_back(std::move(lane));
+    }
+    return batch;
+  }
+
+ private:
+  KvView view_;
+  std::vector<Buffer> planes_;
+  int32_t pages_per_lane_ = 0;
+};
+
+// One thing that is measured: decoding at a context, or prefill (steps of one lane each).
+struct Case {
+  std::string name;  // as the peer calls it, where it has the same
+  int32_t lanes = 1;
+  int32_t context = 0;  // tokens before the first step
+  int32_t tokens = 1;   // a lane and step: 1 is decoding
+  int32_t steps = 1;
+  double bytes_per_step = 0;                  // that must be read from memory
+  std::vector<double> ours, peers, ceilings;  // tokens a second, a repeat each
+};
+
+class Bench {
+ public:
+  explicit Bench(Options options) : options_(std::move(options)), pool_(options_.threads) {}
+
+  Status run() {
+    ESP_RETURN_IF_ERROR(load());
+    ESP_RETURN_IF_ERROR(check_answer());
+    make_cases();
+    ESP_ASSIGN_OR_RETURN(ReadRate rate, ReadRate::create(pool_, size_t{1} << 30));
+    for (int repeat = 0; repeat < options_.repeats; ++repeat) {
+      rates_.push_back(rate.measure());
+      std::map<std::string, double> peer;
+      if (!options_.peer.empty()) {
+        ESP_ASSIGN_OR_RETURN(peer, run_peer());
+      }
+      for (Case& one : cases_) {
+        ESP_ASSIGN_OR_RETURN(const double ours, measure(one));
+        one.ours.push_back(ours);
+        one.ceilings.push_back(rates_.back() / one.bytes_per_step * one.lanes);
+        if (peer.contains(one.name)) one.peers.push_back(peer.at(one.name));
+      }
+      std::fprintf(stderr, "repeat %d of %d done, read rate %.1f GB/s\n", repeat + 1,
+                   options_.repeats, rates_.back() * 1e-9);
+    }
+    report();
+    return Status();
+  }
+
+ private:
+  Status load() {
+    const auto start = std::chrono::steady_clock::now();
+    const LoadFormat format =
+        options_.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
+    ESP_ASSIGN_OR_RETURN(model_, load_model({.path = options_.config,
+                                             .format = format,
+                                             .seed = 1,
+                                             .dtype = options_.dtype,
+                                             .pool = &pool_}));
+    load_seconds_ = seconds_since(start);
+    loaded_bytes_ = resident_bytes();
+    kv_type_ = options_.kv_dtype == "float32" ? KvType::kFloat32 : KvType::kBFloat16;
+    const int32_t lanes = *std::max_element(options_.lanes.begin(), options_.lanes.end());
+    return model_->reserve(std::max({options_.prefill, lanes, 64}), lanes);
+  }
+
+  // A figure for a wrong answer is worth nothing: the same 40 tokens whole, in two chunks and one
+  // by one must give the same bits, and finite ones.
+  Status check_answer() {
+    constexpr int32_t kTokens = 40;
+    ESP_ASSIGN_OR_RETURN(const Kv kv, Kv::create(model_->info(), kv_type_, 1, kTokens));
+    const ForwardBatch whole = kv.batch(1, 0, kTokens, model_->info().vocab_size);
+    std::vector<float> first;
+    for (const int32_t chunk : {kTokens, 23, 1}) {
+      std::vector<float> logits;
+      for (int32_t done = 0; done < kTokens; done += chunk) {
+        const int32_t count = std::min(chunk, kTokens - done);
+        ForwardBatch part = kv.batch(1, done, count, model_->info().vocab_size);
+        std::copy_n(whole.token_ids.begin() + done, count, part.token_ids.begin());
+        const ForwardOutput out = model_->forward(part, part.token_ids, kv.view(), {});
+        logits.assign(out.sample_logits.begin(), out.sample_logits.end());
+      }
+      if (first.empty()) first = logits;
+      const bool finite =
+          std::all_of(logits.begin(), logits.end(), [](float v) { return std::abs(v) < 1e4f; });
+      if (!finite || std::memcmp(first.data(), logits.data(), logits.size() * 4) != 0) {
+        return error(StatusCode::kInternal, "in chunks of {} the logits differ", chunk);
+      }
+    }
+    return Status();
+  }
+
+  void make_cases() {
+    const ModelInfo& info = model_->info();
+    const auto weights = static_cast<double>(info.weight_bytes);
+    const auto kv_token = static_cast<double>(info.kv_bytes_per_token(kv_type_));
+    const int32_t steps = options_.decode_steps;
+    for (const int32_t lanes : options_.lanes) {
+      for (const int32_t context : options_.contexts) {
+        Case one{.lanes = lanes, .context = context, .tokens = 1, .steps = steps};
+        one.name =
+            context == 0 ? fmt::format("tg{}", steps) : fmt::format("tg{}@pp{}", steps, context);
+        if (lanes > 1) one.name += fmt::format("x{}", lanes);
+        one.bytes_per_step = weights + lanes * kv_token * (context + steps / 2.0);
+        cases_.push_back(one);
+      }
+    }
+    Case prefill{.tokens = options_.prefill};
+    prefill.name = fmt::format("pp{}", options_.prefill);
+    prefill.bytes_per_step = weights / options_.prefill;  // a token
+    cases_.push_back(prefill);
+  }
+
+  // Tokens a second, all lanes together.
+  Result<double> measure(const Case& one) {
+    const int32_t end = one.context + one.tokens * (one.steps + 1);
+    ESP_ASSIGN_OR_RETURN(const Kv kv, Kv::create(model_->info(), kv_type_, one.lanes, end));
+    const int32_t vocab = model_->info().vocab_size;
+    // A first step warms scratch and caches; prefill is long enough without.
+    if (one.tokens == 1) {
+      const ForwardBatch warm = kv.batch(one.lanes, one.context, 1, vocab);
+      model_->forward(warm, warm.token_ids, kv.view(), {});
+    }
+    std::vector<ForwardBatch> batches;
+    for (int32_t step = 0; step < one.steps; ++step) {
+      batches.push_back(kv.batch(one.lanes, one.context + step * one.tokens, one.tokens, vocab));
+    }
+    const auto start = std::chrono::steady_clock::now();
+    for (const ForwardBatch& batch : batches) {
+      model_->forward(batch, batch.token_ids, kv.view(), {});
+    }
+    return static_cast<double>(one.lanes) * one.tokens * one.steps / seconds_since(start);
+  }
+
+  // Tokens a second by test name, from one run of a llama-bench.
+  Result<std::map<std::string, double>> run_peer() {
+    std::string command = fmt::format("'{}' -m '{}' -t {} -r 1 -o json -p {} -n {}", options_.peer,
+                                      options_.peer_model, pool_.num_threads(), options_.prefill,
+                                      options_.decode_steps);
+    for (const int32_t context : options_.contexts) {
+      if (context > 0) command += fmt::format(" -gp {},{}", context, options_.decode_steps);
+    }
+    command += " " + options_.peer_args + " 2>/dev/null";
+    FILE* pipe = ::popen(command.c_str(), "r");
+    if (pipe == nullptr) return fail(error(StatusCode::kInternal, "cannot start {}", command));
+    std::string text;
+    char buffer[4096];
+    while (const size_t n = std::fread(buffer, 1, sizeof(buffer), pipe)) text.append(buffer, n);
+    const int exit_code = ::pclose(pipe);
+    json::error_code failure;
+    const json::value parsed = json::parse(text, failure);
+    if (exit_code != 0 || failure || !parsed.is_array()) {
+      return fail(
+          error(StatusCode::kInternal, "the peer failed (exit {}): {}", exit_code, command));
+    }
+    std::map<std::string, double> rates;
+    for (const json::value& test : parsed.get_array()) {
+      const json::object* object = test.if_object();
+      if (object == nullptr || !object->contains("avg_ts")) continue;
+      rates[name_of_peer_test(*object)] = object->at("avg_ts").to_number<double>();
+    }
+    return rates;
+  }
+
+  // llama.cpp's own has no "test" field.
+  static std::string name_of_peer_test(const json::object& object) {
+    if (const json::value* name = object.if_contains("test")) return name->as_string().c_str();
+    const auto prompt = object.at("n_prompt").to_number<int64_t>();
+    const auto generated = object.at("n_gen").to_number<int64_t>();
+    return generated == 0 ? fmt::format("pp{}", prompt) : fmt::format("tg{}", generated);
+  }
+
+  void report() const {
+    const ModelInfo& info = model_->info();
+    std::printf("%s, %.3f B parameters, %.2f GB of weights, loaded in %.2f s, %.2f GB resident\n",
+                info.architecture.c_str(), static_cast<double>(info.num_parameters) * 1e-9,
+                static_cast<double>(info.weight_bytes) * 1e-9, load_seconds_,
+                static_cast<double>(loaded_bytes_) * 1e-9);
+    std::printf("%d threads, read rate %.1f GB/s (median of %zu, %.1f to %.1f)\n",
+                pool_.num_threads(), median(rates_) * 1e-9, rates_.size(),
+                *std::min_element(rates_.begin(), rates_.end()) * 1e-9,
+                *std::max_element(rates_.begin(), rates_.end()) * 1e-9);
+    std::printf("%-16s %10s %17s %12s %10s %8s\n", "test", "tok/s", "spread", "% of reads", "peer",
+                "ratio");
+    json::array cases;
+    for (const Case& one : cases_) {
+      const auto [low, high] = std::minmax_element(one.ours.begin(), one.ours.end());
+      std::vector<double> parts;
+      for (size_t i = 0; i < one.ours.size(); ++i) parts.push_back(one.ours[i] / one.ceilings[i]);
+      std::printf("%-16s %10.2f %8.2f %8.2f %11.1f%%", one.name.c_str(), median(one.ours), *low,
+                  *high, 100 * median(parts));
+      json::object entry{{"test", one.name},
+                         {"tokens_per_second", json::value_from(one.ours)},
+                         {"median", median(one.ours)},
+                         {"bytes_per_step", one.bytes_per_step},
+                         {"part_of_read_ceiling", median(parts)}};
+      if (!one.peers.empty()) {
+        std::printf(" %10.2f %8.3f", median(one.peers), median(one.ours) / median(one.peers));
+        entry["peer_tokens_per_second"] = json::value_from(one.peers);
+        entry["ratio_to_peer"] = median(one.ours) / median(one.peers);
+      }
+      std::printf("\n");
+      cases.push_back(std::move(entry));
+    }
+    if (options_.json_path.empty()) return;
+    const json::object all{{"config", options_.config},
+                           {"dtype", options_.dtype},
+                           {"kv_dtype", options_.kv_dtype},
+                           {"threads", pool_.num_threads()},
+                           {"num_parameters", info.num_parameters},
+                           {"weight_bytes", info.weight_bytes},
+                           {"load_seconds", load_seconds_},
+                           {"resident_bytes", loaded_bytes_},
+                           {"read_bytes_per_second", json::value_from(rates_)},
+                           {"cases", std::move(cases)}};
+    std::ofstream(options_.json_path) << json::serialize(all) << "\n";
+  }
+
+  const Options options_;
+  WorkPool pool_;
+  std::unique_ptr<Model> model_;
+  KvType kv_type_ = KvType::kBFloat16;
+  double load_seconds_ = 0;
+  int64_t loaded_bytes_ = 0;
+  std::vector<Case> cases_;
+  std::vector<double> rates_;
+};
+
+}  // namespace
+}  // namespace espalier::bench
+
+int main(int argc, char** argv) {
+  espalier::bench::Options options;
+  CLI::App app(
+      "Measures a model's decoding and prefill beside the machine's read rate and a peer.");
+  app.add_option("--config", options.config, "folder with config.json")->capture_default_str();
+  app.add_option("--load-format", options.load_format, "dummy or auto")
+      ->check(CLI::IsMember({"dummy", "auto"}))
+      ->capture_default_str();
+  app.add_option("--dtype", options.dtype, "auto, bfloat16 or float32")->capture_default_str();
+  app.add_option("--kv-dtype", options.kv_dtype, "of keys and values")
+      ->check(CLI::IsMember({"bfloat16", "float32"}))
+      ->capture_default_str();
+  app.add_option("--contexts", options.contexts, "tokens before decoding starts; several allowed")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--lanes", options.lanes, "requests decoded at once; several allowed")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_option("--prefill", options.prefill, "tokens")->check(CLI::PositiveNumber);
+  app.add_option("--decode-steps", options.decode_steps, "tokens")->check(CLI::PositiveNumber);
+  app.add_option("--repeats", options.repeats, "of everything")->check(CLI::PositiveNumber);
+  app.add_option("--threads", options.threads, "0: one a core")->check(CLI::NonNegativeNumber);
+  auto* peer =
+      app.add_option("--peer", options.peer, "a binary that takes llama-bench's arguments");
+  app.add_option("--peer-model", options.peer_model, "its model file")->needs(peer);
+  app.add_option("--peer-args", options.peer_args, "more arguments for it")->needs(peer);
+  app.add_option("--json", options.json_path, "where to write all figures");
+  CLI11_PARSE(app, argc, argv);
+  espalier::set_log_level(espalier::LogLevel::kWarning);
+  espalier::bench::Bench bench(std::move(options));
+  if (const espalier::Status status = bench.run(); !status.ok()) {
+    std::fprintf(stderr, "models_bench: %s\n", status.to_string().c_str());
+    return 1;
+  }
+  return 0;
+}
