@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/config.h"
 #include "engine/request.h"
 #include "models/model.h"
 #include "text/tokenizer/tokenizer.h"
@@ -19,39 +20,11 @@ namespace espalier {
 
 class Executor;
 
-// Settings of one engine. 0 (or empty) means: chosen from the model and the machine. resolve()
-// makes the effective ones, which server_info shows.
-struct EngineConfig {
-  std::filesystem::path model_path;
-  std::filesystem::path tokenizer_path;  // empty: model_path
-  std::string dtype = "auto";
-  std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
-  LoadFormat load_format = LoadFormat::kAuto;
-  bool skip_tokenizer_init = false;  // ids in, ids out
-
-  int32_t context_length = 0;      // tokens
-  double mem_fraction_static = 0;  // of the memory that is free at start, for weights and KV
-  int32_t max_total_tokens = 0;    // KV pool, tokens
-  int32_t max_running_requests = 0;
-  int32_t max_queued_requests = 0;   // beyond: kResourceExhausted
-  int32_t chunked_prefill_size = 0;  // tokens of prefill in one step
-  int32_t max_prefill_tokens = 0;
-  int32_t page_size = 1;                // tokens
-  std::string schedule_policy = "lpm";  // lpm or fcfs (the others come with the scheduler's issue)
-  double schedule_conservativeness = 1.0;
-  bool disable_radix_cache = false;
-  bool disable_overlap_schedule = false;
-  uint64_t random_seed = 0;
-  int32_t num_threads = 0;  // compute threads
-  int32_t tokenizer_threads = 0;
-  std::string sampling_defaults =
-      "model";  // "model": generation_config.json overlays; "openai": not
-};
-
 // A snapshot of what the engine is doing. Counters only grow.
 struct EngineStats {
-  int32_t num_running = 0, num_waiting = 0;
-  int64_t num_requests_total = 0, num_finished_total = 0, num_aborted_total = 0;
+  int32_t num_running = 0, num_waiting = 0;               // samples
+  int64_t num_requests_total = 0;                         // accepted, each with its n samples
+  int64_t num_finished_total = 0, num_aborted_total = 0;  // samples; finished: by error, too
   int64_t num_retractions_total = 0;
   int64_t prompt_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
@@ -104,8 +77,8 @@ class Engine {
   // and so does a prompt that is too long.
   virtual Result<std::string> submit(GenerateRequest request, EventSink sink) = 0;
 
-  // Ends requests; their samples end with kAbort once the step in flight is done. Unknown ids are no
-  // error. kExact is for a client that left (its "a" must not end another's "ab").
+  // Ends requests; their samples end with kAbort once the step in flight is done. Unknown ids are
+  // no error. kExact is for a client that left (its "a" must not end another's "ab").
   enum class AbortScope { kExact, kPrefix, kAll };
   virtual void abort(std::string_view rid, AbortScope scope) = 0;
 

@@ -1,0 +1,141 @@
+#include "engine/config.h"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "engine/scheduler/scheduler.h"
+
+namespace espalier {
+namespace {
+
+constexpr int32_t kDefaultMaxRunning = 256;
+constexpr int32_t kDefaultMaxQueued = 4096;
+// Prompt tokens of one step: enough rows for the matrix products to run at their rate on a
+// processor, and a step short enough that running requests do not stall behind a long prompt.
+constexpr int32_t kDefaultChunk = 512;
+// The machine is the user's, and is used for other things too.
+constexpr double kDefaultMemFraction = 0.6;
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+Status check_not_negative(std::string_view field, int64_t value) {
+  if (value >= 0) return {};
+  return invalid_argument("{} is {}, but must be at least 0 (0: chosen)", field, value);
+}
+
+Status check_fields(const EngineConfig& c) {
+  ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.context_length));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_total_tokens", c.max_total_tokens));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_running_requests", c.max_running_requests));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_queued_requests", c.max_queued_requests));
+  ESP_RETURN_IF_ERROR(check_not_negative("max_prefill_tokens", c.max_prefill_tokens));
+  ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.num_threads));
+  ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.tokenizer_threads));
+  if (c.chunked_prefill_size < -1)
+    return invalid_argument("chunked_prefill_size is {}, but must be -1 (no limit) or at least 0",
+                            c.chunked_prefill_size);
+  if (c.page_size < 1)
+    return invalid_argument("page_size is {}, but must be at least 1", c.page_size);
+  if (!(c.mem_fraction_static >= 0 && c.mem_fraction_static <= 1))
+    return invalid_argument("mem_fraction_static is {}, but must be in (0, 1] (0: chosen)",
+                            c.mem_fraction_static);
+  if (!(c.schedule_conservativeness > 0))
+    return invalid_argument("schedule_conservativeness is {}, but must be above 0",
+                            c.schedule_conservativeness);
+  if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
+    return invalid_argument("sampling_defaults is '{}', but must be model or openai",
+                            c.sampling_defaults);
+  if (c.skip_tokenizer_init && !c.tokenizer_path.empty())
+    return invalid_argument(
+        "skip_tokenizer_init and tokenizer_path ({}) contradict each other: leave one of them out",
+        c.tokenizer_path.string());
+  return {};
+}
+
+// Bytes that the pool may take.
+Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
+                          const MachineInfo& machine) {
+  const double fraction =
+      user.mem_fraction_static > 0 ? user.mem_fraction_static : kDefaultMemFraction;
+  const auto usable = static_cast<int64_t>(fraction * static_cast<double>(machine.available_bytes));
+  if (usable > info.weight_bytes) return usable - info.weight_bytes;
+  return fail(error(
+      StatusCode::kResourceExhausted,
+      "no memory is left for the KV cache: mem_fraction_static {} of the {:.2f} GiB that were free "
+      "is {:.2f} GiB, and the weights take {:.2f} GiB; raise it, free memory, or take a smaller "
+      "model or dtype",
+      fraction, gib(machine.available_bytes), gib(usable), gib(info.weight_bytes)));
+}
+
+// The smaller of what memory allows and what max_running_requests of full context could use.
+Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfig& effective,
+                                     const ModelInfo& info, const MachineInfo& machine) {
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(user, info));
+  const int64_t bytes_per_token = std::max<int64_t>(1, info.kv_bytes_per_token(type));
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, machine));
+  const int64_t fits =
+      std::min<int64_t>(budget / bytes_per_token, std::numeric_limits<int32_t>::max());
+  if (user.max_total_tokens > fits)
+    return fail(error(
+        StatusCode::kResourceExhausted,
+        "max_total_tokens is {}, which takes {:.2f} GiB, but only {} tokens fit in the "
+        "{:.2f} GiB left: lower it, or raise mem_fraction_static",
+        user.max_total_tokens, gib(user.max_total_tokens * bytes_per_token), fits, gib(budget)));
+  const int64_t useful = int64_t{effective.max_running_requests} * effective.context_length;
+  const int64_t tokens = user.max_total_tokens > 0 ? user.max_total_tokens : std::min(fits, useful);
+  const int64_t whole_pages = tokens / user.page_size * user.page_size;
+  if (whole_pages == 0)
+    return fail(invalid_argument(
+        "page_size is {}, but the KV cache holds only {} tokens: lower page_size or raise "
+        "max_total_tokens",
+        user.page_size, tokens));
+  return static_cast<int32_t>(whole_pages);
+}
+
+void resolve_prefill(const EngineConfig& user, EngineConfig& c) {
+  c.chunked_prefill_size = user.chunked_prefill_size == -1 ? c.context_length
+                           : user.chunked_prefill_size == 0
+                               ? std::min(kDefaultChunk, c.context_length)
+                               : user.chunked_prefill_size;
+  if (user.max_prefill_tokens == 0) c.max_prefill_tokens = c.chunked_prefill_size;
+}
+
+}  // namespace
+
+Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info) {
+  if (config.kv_cache_dtype == "float32") return KvType::kFloat32;
+  if (config.kv_cache_dtype == "bfloat16") return KvType::kBFloat16;
+  if (config.kv_cache_dtype != "auto")
+    return fail(invalid_argument("kv_cache_dtype is '{}', but must be auto, float32 or bfloat16",
+                                 config.kv_cache_dtype));
+  const bool float32 = info.num_parameters > 0 && info.weight_bytes >= 4 * info.num_parameters;
+  return float32 ? KvType::kFloat32 : KvType::kBFloat16;
+}
+
+Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
+                             const MachineInfo& machine) {
+  ESP_RETURN_IF_ERROR(check_fields(user));
+  ESP_ASSIGN_OR_RETURN(const SchedulePolicy policy, parse_schedule_policy(user.schedule_policy));
+  EngineConfig c = user;
+  c.schedule_policy = std::string(schedule_policy_name(policy));
+  if (user.context_length > info.context_length)
+    return fail(invalid_argument(
+        "context_length is {}, but the model was made for {} tokens: lower it, or leave it out",
+        user.context_length, info.context_length));
+  if (c.context_length == 0) c.context_length = info.context_length;
+  if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
+  if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
+  if (c.mem_fraction_static == 0) c.mem_fraction_static = kDefaultMemFraction;
+  ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, machine));
+  c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
+  resolve_prefill(user, c);
+  const int32_t cpus = std::max(1, machine.num_cpus);
+  if (c.num_threads == 0) c.num_threads = cpus;
+  if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
+  if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
+  while (c.random_seed == 0) c.random_seed = std::random_device{}();
+  return c;
+}
+
+}  // namespace espalier

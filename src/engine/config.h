@@ -1,0 +1,56 @@
+// Settings of one engine, as a user states them and as they take effect.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/status.h"
+#include "engine/machine.h"
+#include "models/model.h"
+#include "seams/kv_view.h"
+
+namespace espalier {
+
+// 0 (or empty) means: chosen from the model and the machine. resolve() makes the effective ones,
+// which server_info shows.
+struct EngineConfig {
+  std::filesystem::path model_path;
+  std::filesystem::path tokenizer_path;  // empty: model_path
+  std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
+  LoadFormat load_format = LoadFormat::kAuto;
+  bool skip_tokenizer_init = false;  // ids in, ids out
+
+  int32_t context_length = 0;        // tokens that prompt and output share; 0: the model's
+  double mem_fraction_static = 0;    // of the memory that is free at start, for weights and KV
+  int32_t max_total_tokens = 0;      // KV pool, tokens
+  int32_t max_running_requests = 0;  // samples at once
+  // Samples that are held and not finished may be max_running_requests and so many more; beyond:
+  // kResourceExhausted.
+  int32_t max_queued_requests = 0;
+  int32_t chunked_prefill_size = 0;     // tokens of prefill in one step; -1: no limit
+  int32_t max_prefill_tokens = 0;       // the same, the smaller of the two counts
+  int32_t page_size = 1;                // tokens
+  std::string schedule_policy = "lpm";  // lpm or fcfs (the others come with the scheduler's issue)
+  double schedule_conservativeness = 1.0;
+  bool disable_radix_cache = false;
+  bool disable_overlap_schedule = false;
+  uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
+  int32_t num_threads = 0;   // compute threads
+  int32_t tokenizer_threads = 0;
+  std::string sampling_defaults =
+      "model";                    // "model": generation_config.json overlays; "openai": not
+  bool check_invariants = false;  // each time the engine falls idle: for tests
+};
+
+// Nothing left to choose. Fails for settings that contradict each other, the model or the machine,
+// and says what to change. Pure but for a random_seed of 0, which is drawn.
+//   machine: what was free before the weights were loaded.
+Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
+                             const MachineInfo& machine);
+
+// The element type of the KV cache. kInvalidArgument for a kv_cache_dtype that is not known.
+Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info);
+
+}  // namespace espalier

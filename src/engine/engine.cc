@@ -1,0 +1,129 @@
+#include "engine/engine.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cache/kv_pool.h"
+#include "engine/engine_impl.h"
+#include "engine/executor/cpu_executor.h"
+#include "engine/machine.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+// Gathers the events of one request's samples; shared by the caller, who waits, and the sink.
+class Gathering {
+ public:
+  explicit Gathering(int32_t n) : results_(static_cast<size_t>(n)), missing_(n) {}
+
+  void add(TokenEvent&& event) {
+    std::lock_guard lock(mutex_);
+    GenerateResult& r = results_[static_cast<size_t>(event.index)];
+    r.text += event.text;
+    r.output_ids.insert(r.output_ids.end(), event.ids.begin(), event.ids.end());
+    std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(r.output_logprobs));
+    std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
+              std::back_inserter(r.input_logprobs));
+    r.stats = event.stats;
+    if (!event.finish) return;
+    r.finish = std::move(*event.finish);
+    if (failed_.ok()) failed_ = r.finish.status;
+    if (--missing_ == 0) complete_.notify_one();
+  }
+
+  Result<std::vector<GenerateResult>> wait(const std::string& rid) {
+    std::unique_lock lock(mutex_);
+    complete_.wait(lock, [&] { return missing_ == 0; });
+    if (!failed_.ok()) return fail(failed_);
+    for (GenerateResult& r : results_) r.rid = rid;
+    return std::move(results_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable complete_;
+  std::vector<GenerateResult> results_;
+  int32_t missing_;
+  Status failed_;
+};
+
+CpuExecutorConfig executor_config(const EngineConfig& c) {
+  const int32_t prefill = std::min(c.chunked_prefill_size, c.max_prefill_tokens);
+  return {.max_slots = c.max_running_requests, .max_tokens = prefill + c.max_running_requests};
+}
+
+Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
+  return KvPool::create({.num_layers = info.num_layers,
+                         .num_kv_heads = info.num_kv_heads,
+                         .head_dim = info.head_dim,
+                         .type = type,
+                         .num_pages = config.max_total_tokens / config.page_size,
+                         .page_size = config.page_size});
+}
+
+void log_start(const EngineConfig& c, const ModelInfo& info, double seconds) {
+  log_info(
+      "engine ready model={} parameters={} max_total_tokens={} context={} max_running={} chunk={} "
+      "threads={} seconds={:.2f}",
+      info.architecture, info.num_parameters, c.max_total_tokens, c.context_length,
+      c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
+}
+
+}  // namespace
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts parts) {
+  ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(config, parts.info, read_machine()));
+  return EngineImpl::start(effective, std::move(parts));
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  const MachineInfo machine = read_machine();
+  auto pool = std::make_unique<WorkPool>(config.num_threads);
+  ESP_ASSIGN_OR_RETURN(auto model, load_model({.path = config.model_path,
+                                               .format = config.load_format,
+                                               .seed = config.random_seed,
+                                               .dtype = config.dtype,
+                                               .context_length = config.context_length,
+                                               .pool = pool.get()}));
+  Parts parts{.info = model->info()};
+  if (!config.skip_tokenizer_init) {
+    ESP_ASSIGN_OR_RETURN(
+        parts.tokenizer,
+        load_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path));
+  }
+  ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model_path));
+  ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(config, parts.info, machine));
+  ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(effective, parts.info));
+  ESP_ASSIGN_OR_RETURN(
+      parts.executor,
+      CpuExecutor::create({.pool = std::move(pool), .model = std::move(model), .kv = std::move(kv)},
+                          executor_config(effective)));
+  log_start(effective, parts.info, to_seconds(clock.now() - start));
+  return EngineImpl::start(effective, std::move(parts));
+}
+
+Result<std::vector<GenerateResult>> Engine::generate_all(GenerateRequest request) {
+  // Shared: the sink may still be in its last lines when the caller has its answer.
+  auto gathering = std::make_shared<Gathering>(std::max(1, request.sampling.n));
+  ESP_ASSIGN_OR_RETURN(const std::string rid,
+                       submit(std::move(request), [gathering](TokenEvent&& event) {
+                         gathering->add(std::move(event));
+                       }));
+  return gathering->wait(rid);
+}
+
+Result<GenerateResult> Engine::generate(GenerateRequest request) {
+  ESP_ASSIGN_OR_RETURN(auto results, generate_all(std::move(request)));
+  return std::move(results.front());
+}
+
+}  // namespace espalier

@@ -1,0 +1,141 @@
+#include "engine/engine_impl.h"
+
+#include <algorithm>
+#include <random>
+
+#include "base/log.h"
+#include "base/rng.h"
+
+namespace espalier {
+namespace {
+
+SamplingContext make_sampling_context(const EngineConfig& config, const Engine::Parts& parts) {
+  SamplingContext c{.vocab_size = parts.info.vocab_size, .eos_ids = parts.info.eos_ids};
+  if (c.eos_ids.empty() && parts.tokenizer) c.eos_ids = parts.tokenizer->vocab().eos_ids;
+  if (config.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
+  return c;
+}
+
+uint64_t random_nonce() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+int64_t max_samples(const EngineConfig& c) {
+  return int64_t{c.max_running_requests} + c.max_queued_requests;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Parts parts) {
+  if (parts.info.vocab_size < 1)
+    return fail(invalid_argument("the model's vocab_size is {}", parts.info.vocab_size));
+  if (parts.tokenizer && parts.tokenizer->vocab_size() > parts.info.vocab_size)
+    log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
+                parts.tokenizer->vocab_size(), parts.info.vocab_size);
+  ESP_ASSIGN_OR_RETURN(auto cache,
+                       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
+                                          .page_size = config.page_size,
+                                          .disable_radix_cache = config.disable_radix_cache}));
+  return std::unique_ptr<Engine>(new EngineImpl(config, std::move(parts), std::move(cache)));
+}
+
+EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache)
+    : config_(config),
+      parts_(std::move(parts)),
+      sampling_context_(make_sampling_context(config, parts_)),
+      rid_nonce_(random_nonce()),
+      cache_(std::move(cache)),
+      registry_(max_samples(config)) {
+  loop_ = std::make_unique<EngineLoop>(config_, parts_.info.vocab_size, *parts_.executor, *cache_,
+                                       registry_);
+  if (parts_.tokenizer)
+    tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
+                                                  static_cast<size_t>(max_samples(config)));
+}
+
+EngineImpl::~EngineImpl() {
+  registry_.close();
+  tokenizers_.reset();
+  loop_.reset();
+}
+
+Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) {
+  ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
+  ESP_ASSIGN_OR_RETURN(live->id, registry_.admit(live->rid, request.sampling.n));
+  const RequestId id = live->id;
+  const std::string rid = live->rid;
+  const bool awaits_tokens = live->awaits_tokens;
+  loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
+  if (awaits_tokens) {
+    // The queue holds as many jobs as the registry admits requests.
+    const bool queued = tokenizers_->submit(std::move(request.text),
+                                            {.add_special_tokens = request.add_special_tokens},
+                                            [this, id](std::vector<TokenId>&& ids) {
+                                              loop_->push(TokensMessage{id, std::move(ids)});
+                                            });
+    if (!queued) loop_->push(AbortMessage{id});
+  }
+  return rid;
+}
+
+Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
+  auto live = std::make_unique<LiveRequest>();
+  ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
+  live->awaits_tokens = request.input_ids.empty();
+  if (live->awaits_tokens && !parts_.tokenizer)
+    return fail(
+        error(StatusCode::kFailedPrecondition,
+              "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
+  live->samples.reserve(static_cast<size_t>(request.sampling.n));
+  for (int32_t i = 0; i < request.sampling.n; ++i) {
+    ESP_ASSIGN_OR_RETURN(
+        OutputProcessor output,
+        OutputProcessor::create(parts_.tokenizer.get(), request.sampling, live->sampling.stop_ids));
+    live->samples.push_back({.request = live.get(), .output = std::move(output)});
+  }
+  live->rid = request.rid.empty() ? make_rid() : std::move(request.rid);
+  live->seed =
+      request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
+  live->return_logprob = request.return_logprob;
+  live->logprob_start_len = request.logprob_start_len;
+  live->priority = request.priority;
+  live->cache_namespace = std::move(request.extra_key);
+  live->prompt_ids = std::move(request.input_ids);
+  live->sink = std::move(sink);
+  live->arrived = SteadyClock().now();
+  return live;
+}
+
+std::string EngineImpl::make_rid() {
+  const uint64_t number = num_rids_++;
+  return fmt::format("{:016x}{:016x}", mix64(rid_nonce_ ^ number), mix64(rid_nonce_ + ~number));
+}
+
+void EngineImpl::abort(std::string_view rid, AbortScope scope) {
+  for (RequestId id : registry_.take_for_abort(rid, scope)) loop_->push(AbortMessage{id});
+}
+
+Status EngineImpl::flush_cache() {
+  FlushMessage message;
+  std::future<Status> done = message.done.get_future();
+  loop_->push(std::move(message));
+  return done.get();
+}
+
+void EngineImpl::drain(Duration timeout) {
+  registry_.close();
+  if (registry_.wait_settled(timeout)) return;
+  abort({}, AbortScope::kAll);
+  registry_.wait_settled(std::chrono::hours(24 * 365));
+}
+
+EngineStats EngineImpl::stats() const {
+  EngineStats s = loop_->stats();
+  s.weight_bytes = parts_.info.weight_bytes;
+  const auto type = resolve_kv_type(config_, parts_.info);
+  if (type) s.kv_bytes = parts_.info.kv_bytes_per_token(*type) * config_.max_total_tokens;
+  return s;
+}
+
+}  // namespace espalier

@@ -1,0 +1,53 @@
+// The engine's front: checks requests on the caller's thread and hands them to the loop.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "cache/prefix_cache.h"
+#include "engine/engine.h"
+#include "engine/executor/executor.h"
+#include "engine/loop.h"
+#include "engine/registry.h"
+#include "engine/sampling/params.h"
+#include "engine/tokenizer_pool.h"
+
+namespace espalier {
+
+class EngineImpl final : public Engine {
+ public:
+  // `config` is effective.
+  static Result<std::unique_ptr<Engine>> start(const EngineConfig& config, Parts parts);
+  ~EngineImpl() override;
+
+  Result<std::string> submit(GenerateRequest request, EventSink sink) override;
+  void abort(std::string_view rid, AbortScope scope) override;
+  Status flush_cache() override;
+  void drain(Duration timeout) override;
+
+  EngineStats stats() const override;
+  const ModelInfo& model_info() const override { return parts_.info; }
+  const EngineConfig& config() const override { return config_; }
+  const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
+  int32_t max_input_len() const override { return context_length() - 1; }
+  int32_t context_length() const override { return loop_->max_sequence_tokens(); }
+
+ private:
+  EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache);
+  Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
+  std::string make_rid();
+
+  const EngineConfig config_;
+  Parts parts_;
+  SamplingContext sampling_context_;
+  const uint64_t rid_nonce_;
+  std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
+  std::unique_ptr<PrefixCache> cache_;
+  RequestRegistry registry_;
+  // Taken down in this order: no tokens after the loop is gone, no loop after its parts are.
+  std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
+};
+
+}  // namespace espalier

@@ -1,0 +1,48 @@
+// A request from its admission to its last event.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/output_processor.h"
+#include "engine/registry.h"
+#include "engine/request.h"
+#include "engine/sampling/params.h"
+#include "engine/scheduler/scheduler.h"
+#include "seams/token_event.h"
+
+namespace espalier {
+
+struct LiveRequest;
+
+// One of a request's n generations: a sequence of the scheduler's.
+struct Sample {
+  LiveRequest* request = nullptr;
+  OutputProcessor output;
+  SequenceId sequence = 0;         // 0: the scheduler has not got it
+  int32_t num_input_logprobs = 0;  // reported so far
+  TokenEvent event;                // what the caller has not heard yet
+  bool has_news = false;           // it is listed for emission
+  bool finished = false;           // the event is, or was, its last
+};
+
+// Made by the thread that submits, then owned by the loop.
+struct LiveRequest {
+  RequestId id = 0;
+  std::string rid;
+  ResolvedSampling sampling;
+  uint64_t seed = 0;
+  bool return_logprob = false;
+  int32_t logprob_start_len = -1;
+  int32_t priority = 0;
+  std::string cache_namespace;
+  bool awaits_tokens = false;  // a TokensMessage is to come
+  std::vector<TokenId> prompt_ids;
+  EventSink sink;
+  TimePoint arrived{};
+  std::vector<Sample> samples;  // never resized once the loop has it
+  size_t num_unfinished = 0;    // samples whose last event is not out
+};
+
+}  // namespace espalier

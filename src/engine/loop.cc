@@ -1,0 +1,309 @@
+#include "engine/loop.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/thread.h"
+
+namespace espalier {
+namespace {
+
+SchedulerConfig scheduler_config(const EngineConfig& c) {
+  return {.max_running = c.max_running_requests,
+          .max_waiting = c.max_running_requests + c.max_queued_requests,  // the registry's bound
+          .chunked_prefill_size = std::min(c.chunked_prefill_size, c.max_prefill_tokens),
+          .context_length = c.context_length,
+          .policy = *parse_schedule_policy(c.schedule_policy),
+          .conservativeness = c.schedule_conservativeness};
+}
+
+Status stopping() { return error(StatusCode::kUnavailable, "the engine was shut down"); }
+
+}  // namespace
+
+EngineLoop::EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor,
+                       PrefixCache& cache, RequestRegistry& registry)
+    : config_(config),
+      vocab_size_(vocab_size),
+      executor_(executor),
+      cache_(cache),
+      registry_(registry),
+      scheduler_(scheduler_config(config), cache, clock_, *this),
+      max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
+      thread_([this] { run(); }) {}
+
+EngineLoop::~EngineLoop() {
+  inbox_.stop();
+  thread_.join();
+}
+
+// One turn commits the step before and leaves the next one running; the executor is waited for
+// once, while it has work. A step's masks are computed when the tokens before it are known and
+// while its forward runs.
+void EngineLoop::run() {
+  set_thread_name("scheduler");
+  publish_stats();
+  while (take_inbox()) {  // 1 inbox; parks while there is nothing
+    waited_ = {};
+    ForwardBatch* const launched = launch_next();             // 2 next, 3 launch
+    if (in_flight_ != nullptr) wait_and_commit(*in_flight_);  // 4 wait
+    in_flight_ = launched;
+    if (launched != nullptr) provide_masks(*launched);  // 5 masks
+    publish_stats();                                    // before callers hear of what they count
+    emit();                                             // 6 emit
+    totals_.host_seconds_total += to_seconds(clock_.now() - turn_start_ - waited_);
+  }
+}
+
+// False when the engine is being destroyed and nothing is left.
+bool EngineLoop::take_inbox() {
+  messages_.clear();
+  const bool park = idle() && flushes_.empty();
+  if (park && config_.check_invariants) scheduler_.check_invariants();
+  const bool stopped = inbox_.take(messages_, park);
+  turn_start_ = clock_.now();
+  for (Message& message : messages_) std::visit([this](auto& m) { handle(m); }, message);
+  if (stopped) abort_all(stopping());
+  answer_flushes();
+  return !stopped || !idle() || !requests_.empty();
+}
+
+void EngineLoop::handle(ArrivalMessage& message) {
+  LiveRequest& request = *message.request;
+  request.num_unfinished = request.samples.size();
+  requests_.emplace(request.id, std::move(message.request));
+  if (!request.awaits_tokens) start(request);
+}
+
+void EngineLoop::handle(TokensMessage& message) {
+  const auto it = requests_.find(message.id);
+  if (it == requests_.end() || !it->second->awaits_tokens) return;  // aborted meanwhile
+  it->second->prompt_ids = std::move(message.prompt_ids);
+  it->second->awaits_tokens = false;
+  start(*it->second);
+}
+
+void EngineLoop::handle(AbortMessage& message) {
+  const auto it = requests_.find(message.id);
+  if (it != requests_.end())
+    abort(*it->second, error(StatusCode::kAborted, "request '{}' was aborted", it->second->rid));
+}
+
+void EngineLoop::start(LiveRequest& request) {
+  const auto refuse = [&](const Status& why) {
+    finish_unscheduled(request, FinishReason::Type::kError, why);
+  };
+  if (const Status status = check_prompt(request); !status.ok()) return refuse(status);
+  const auto max_new_tokens = resolve_max_new_tokens(
+      request.sampling, static_cast<int32_t>(request.prompt_ids.size()), max_sequence_tokens_);
+  if (!max_new_tokens) return refuse(max_new_tokens.error());
+  for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)
+    if (const Status status = add_sequence(request, i, *max_new_tokens); !status.ok())
+      finish(request.samples[static_cast<size_t>(i)],
+             {.type = FinishReason::Type::kError, .status = status}, {.arrived = request.arrived});
+}
+
+Status EngineLoop::check_prompt(const LiveRequest& request) const {
+  const auto prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  if (prompt_tokens == 0)
+    return invalid_argument("the prompt is empty: at least one token is needed to continue from");
+  for (TokenId id : request.prompt_ids)
+    if (id < 0 || id >= vocab_size_)
+      return invalid_argument("the prompt holds token {}, but the model's are in [0, {})", id,
+                              vocab_size_);
+  if (request.return_logprob && request.logprob_start_len > prompt_tokens)
+    return invalid_argument("logprob_start_len is {}, but the prompt has {} tokens",
+                            request.logprob_start_len, prompt_tokens);
+  return {};
+}
+
+Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens) {
+  Sample& sample = request.samples[static_cast<size_t>(index)];
+  auto spec = std::make_shared<SamplingSpec>(request.sampling.spec);
+  spec->seed = sample_seed(request.seed, index);
+  sample.output.set_max_new_tokens(max_new_tokens);
+  sample.sequence = ++last_sequence_;
+  sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  sample.event.stats.arrived = request.arrived;
+  samples_.emplace(sample.sequence, &sample);
+  const Status status =
+      scheduler_.add({.id = sample.sequence,
+                      .prompt_ids = request.prompt_ids,
+                      .sampling = std::move(spec),
+                      .max_new_tokens = max_new_tokens,
+                      .stop_ids = request.sampling.stop_ids,
+                      .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
+                      .cache_namespace = request.cache_namespace,
+                      .priority = request.priority,
+                      .arrived = request.arrived});
+  if (!status.ok()) samples_.erase(std::exchange(sample.sequence, 0));
+  return status;
+}
+
+void EngineLoop::abort(LiveRequest& request, const Status& why) {
+  if (request.awaits_tokens) return finish_unscheduled(request, FinishReason::Type::kAbort, why);
+  for (Sample& sample : request.samples)
+    if (!sample.finished)
+      scheduler_.abort(sample.sequence, {.type = FinishReason::Type::kAbort, .status = why});
+}
+
+void EngineLoop::abort_all(const Status& why) {
+  for (auto& [id, request] : requests_) abort(*request, why);
+}
+
+// A flush waits until the last step is committed, whose lanes may be of requests that have ended.
+void EngineLoop::answer_flushes() {
+  if (flushes_.empty()) return;
+  Status status;
+  if (!requests_.empty())
+    status = error(StatusCode::kFailedPrecondition,
+                   "the cache is in use: {} requests run or wait; abort them or try again later",
+                   requests_.size());
+  else if (!idle())
+    return;
+  else
+    cache_.flush();
+  publish_stats();
+  for (std::promise<Status>& done : flushes_) done.set_value(status);
+  flushes_.clear();
+}
+
+ForwardBatch* EngineLoop::launch_next() {
+  if (in_flight_ != nullptr && config_.disable_overlap_schedule) return nullptr;
+  ForwardBatch& batch = batches_[next_batch_];
+  if (!scheduler_.next(batch)) return nullptr;
+  next_batch_ = (next_batch_ + 1) % Executor::kMaxInFlight;
+  executor_.launch(batch);
+  return &batch;
+}
+
+void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
+  const TimePoint start = clock_.now();
+  const StepResult& result = executor_.wait(batch.step);
+  waited_ = clock_.now() - start;
+  totals_.forward_seconds_total += result.forward_seconds;
+  scheduler_.commit(batch, result);
+}
+
+// No request has a grammar yet (params.cc refuses them by name), so no lane may ask for a mask.
+// This is where the masks of the lanes that have one are gathered and handed to the executor.
+void EngineLoop::provide_masks(const ForwardBatch& batch) {
+  for (const Lane& lane : batch.lanes) ESP_DCHECK(!lane.has_mask, "slot {}", lane.slot);
+}
+
+void EngineLoop::on_input_logprobs(SequenceId id, int32_t first,
+                                   std::vector<TokenLogprobs>&& logprobs) {
+  Sample& sample = *samples_.at(id);
+  const int32_t known = std::max(1, sample.request->logprob_start_len) + sample.num_input_logprobs;
+  ESP_CHECK(first <= known, "input log-probabilities from {}, but only those before {} are known",
+            first, known);
+  // After a retraction the prompt is computed again, and so are those that are known.
+  for (auto i = static_cast<size_t>(known - first); i < logprobs.size(); ++i) {
+    sample.event.input_logprobs.push_back(std::move(logprobs[i]));
+    ++sample.num_input_logprobs;
+  }
+}
+
+std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
+                                                 TokenLogprobs&& logprobs,
+                                                 const RequestStats& stats) {
+  Sample& sample = *samples_.at(id);
+  OutputProcessor::Output out = sample.output.push(token);
+  sample.event.text += out.text;
+  sample.event.ids.push_back(token);
+  if (sample.request->return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
+  sample.event.stats = stats;
+  ++new_tokens_;
+  list(sample);
+  return std::move(out.finish);
+}
+
+void EngineLoop::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {
+  const auto it = samples_.find(id);
+  finish(*it->second, std::move(reason), stats);
+  samples_.erase(it);
+}
+
+void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats& stats) {
+  ESP_CHECK(!sample.finished, "request '{}' ended twice", sample.request->rid);
+  sample.finished = true;
+  sample.event.text += sample.output.flush();
+  sample.event.stats = stats;
+  if (reason.type == FinishReason::Type::kAbort)
+    ++totals_.num_aborted_total;
+  else
+    ++totals_.num_finished_total;
+  sample.event.finish = std::move(reason);
+  list(sample);
+}
+
+void EngineLoop::finish_unscheduled(LiveRequest& request, FinishReason::Type type,
+                                    const Status& why) {
+  const RequestStats stats{.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size()),
+                           .arrived = request.arrived,
+                           .finished = clock_.now()};
+  request.awaits_tokens = false;
+  for (Sample& sample : request.samples)
+    if (!sample.finished) finish(sample, {.type = type, .status = why}, stats);
+}
+
+void EngineLoop::list(Sample& sample) {
+  if (!sample.has_news) news_.push_back(&sample);
+  sample.has_news = true;
+}
+
+void EngineLoop::emit() {
+  for (Sample* sample : news_) emit(*sample);
+  news_.clear();
+}
+
+// The rid is free again before its caller hears the last event, and so may use it at once.
+void EngineLoop::emit(Sample& sample) {
+  LiveRequest& request = *sample.request;
+  TokenEvent event = std::exchange(sample.event, {});
+  event.index = static_cast<int32_t>(&sample - request.samples.data());
+  sample.has_news = false;
+  if (!sample.finished) return request.sink(std::move(event));
+  registry_.release_sample();
+  if (--request.num_unfinished > 0) return request.sink(std::move(event));
+  registry_.release_rid(request.rid);
+  const auto last = requests_.extract(request.id);
+  request.sink(std::move(event));
+  registry_.settle();
+}
+
+void EngineLoop::publish_stats() {
+  const SchedulerStats s = scheduler_.stats();
+  const PrefixCacheSizes pages = cache_.sizes();
+  const int32_t page_size = cache_.page_size();
+  totals_.num_running = s.num_running;
+  totals_.num_waiting = s.num_waiting;
+  totals_.num_retractions_total = s.num_retractions;
+  totals_.prompt_tokens_total = s.prompt_tokens;
+  totals_.cached_tokens_total = s.cached_tokens;
+  totals_.generation_tokens_total = s.generated_tokens;
+  totals_.num_steps_total = s.steps;
+  totals_.num_lanes_total = s.lanes;
+  totals_.kv_tokens_total = pages.total * page_size;
+  totals_.kv_tokens_running = pages.in_use() * page_size;
+  totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;
+  if (new_tokens_ > 0) throughput_.add(clock_.now(), std::exchange(new_tokens_, 0));
+  std::lock_guard lock(published_mutex_);
+  published_ = totals_;
+  published_throughput_ = throughput_;
+}
+
+EngineStats EngineLoop::stats() const {
+  std::unique_lock lock(published_mutex_);
+  EngineStats s = published_;
+  const ThroughputWindow throughput = published_throughput_;
+  lock.unlock();
+  s.gen_throughput = throughput.per_second(clock_.now());
+  s.num_requests_total = registry_.num_requests_total();
+  // Those that are being tokenised wait too.
+  s.num_waiting =
+      std::max(s.num_waiting, static_cast<int32_t>(registry_.num_samples()) - s.num_running);
+  return s;
+}
+
+}  // namespace espalier

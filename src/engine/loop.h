@@ -1,0 +1,109 @@
+// The thread that drives everything: six lines in a circle, see run() in loop.cc and
+// ARCHITECTURE.md, "One step in time".
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "cache/prefix_cache.h"
+#include "engine/engine.h"
+#include "engine/executor/executor.h"
+#include "engine/inbox.h"
+#include "engine/live_request.h"
+#include "engine/registry.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/throughput.h"
+
+namespace espalier {
+
+// push() and stats() are thread-safe; all else is the loop's own thread's.
+class EngineLoop : private SequenceObserver {
+ public:
+  // Starts the thread. The references outlive the loop. `vocab_size`: of the logits.
+  EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor, PrefixCache& cache,
+             RequestRegistry& registry);
+  ~EngineLoop();  // aborts what is there, tells their callers, joins
+
+  void push(Message message) { inbox_.push(std::move(message)); }
+  EngineStats stats() const;
+
+  // Tokens that a prompt and its output share: the context, or the pool where that is less.
+  int32_t max_sequence_tokens() const { return max_sequence_tokens_; }
+
+ private:
+  void run();
+
+  // 1 inbox
+  bool take_inbox();
+  void handle(ArrivalMessage& message);
+  void handle(TokensMessage& message);
+  void handle(AbortMessage& message);
+  void handle(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
+  void start(LiveRequest& request);
+  Status check_prompt(const LiveRequest& request) const;
+  Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
+  void abort(LiveRequest& request, const Status& why);
+  void abort_all(const Status& why);
+  void answer_flushes();
+  bool idle() const { return in_flight_ == nullptr && scheduler_.idle(); }
+
+  // 2 to 5
+  ForwardBatch* launch_next();
+  void wait_and_commit(const ForwardBatch& batch);
+  void provide_masks(const ForwardBatch& batch);
+
+  // SequenceObserver, called inside commit and abort
+  void on_input_logprobs(SequenceId id, int32_t first,
+                         std::vector<TokenLogprobs>&& logprobs) override;
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
+                                       const RequestStats& stats) override;
+  void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
+
+  // 6 emit
+  void finish(Sample& sample, FinishReason reason, const RequestStats& stats);
+  void finish_unscheduled(LiveRequest& request, FinishReason::Type type, const Status& why);
+  void list(Sample& sample);
+  void emit();
+  void emit(Sample& sample);
+  void publish_stats();
+
+  const EngineConfig config_;
+  const int32_t vocab_size_;
+  Executor& executor_;
+  PrefixCache& cache_;
+  RequestRegistry& registry_;
+  SteadyClock clock_;
+  Scheduler scheduler_;
+  const int32_t max_sequence_tokens_;
+
+  Inbox inbox_;
+  std::vector<Message> messages_;
+  std::vector<std::promise<Status>> flushes_;
+  std::unordered_map<RequestId, std::unique_ptr<LiveRequest>> requests_;
+  std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
+  SequenceId last_sequence_ = 0;
+  std::vector<Sample*> news_;
+
+  ForwardBatch batches_[Executor::kMaxInFlight];
+  int next_batch_ = 0;
+  const ForwardBatch* in_flight_ = nullptr;  // launched and not committed
+  TimePoint turn_start_{};                   // when the inbox was opened
+  Duration waited_{};                        // in this turn, for the executor
+
+  EngineStats totals_;
+  int64_t new_tokens_ = 0;  // since the last publish_stats
+  ThroughputWindow throughput_;
+
+  mutable std::mutex published_mutex_;
+  EngineStats published_;
+  ThroughputWindow published_throughput_;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace espalier

@@ -1,0 +1,174 @@
+// The engine's small parts, each alone: settings, the machine, the registry.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/config.h"
+#include "engine/machine.h"
+#include "engine/registry.h"
+
+namespace espalier {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+using Scope = Engine::AbortScope;
+
+// 64 KiB of KV a token in bfloat16; 1 GiB of weights.
+ModelInfo info() {
+  return {.vocab_size = 1000,
+          .context_length = 2048,
+          .num_layers = 16,
+          .num_kv_heads = 8,
+          .head_dim = 128,
+          .num_parameters = 1 << 29,
+          .weight_bytes = 1 << 30};
+}
+constexpr MachineInfo kMachine{.available_bytes = int64_t{10} << 30, .num_cpus = 4};
+
+TEST(Resolve, LeavesNothingToChoose) {
+  const auto c = resolve({}, info(), kMachine);
+  ASSERT_TRUE(c) << c.error().to_string();
+  EXPECT_EQ(c->context_length, 2048);
+  EXPECT_EQ(c->max_running_requests, 256);
+  EXPECT_EQ(c->max_queued_requests, 4096);
+  EXPECT_EQ(c->chunked_prefill_size, 512);
+  EXPECT_EQ(c->max_prefill_tokens, 512);
+  EXPECT_EQ(c->num_threads, 4);
+  EXPECT_EQ(c->tokenizer_threads, 2);
+  EXPECT_NE(c->random_seed, 0u);
+  EXPECT_EQ(c->max_total_tokens, 5 * 16384);  // 0.6 of 10 GiB, less the weights
+}
+
+TEST(Resolve, PoolIsNoLargerThanAllRequestsCouldUse) {
+  EXPECT_EQ(resolve({.max_running_requests = 4}, info(), kMachine)->max_total_tokens, 4 * 2048);
+  EXPECT_EQ(resolve({.context_length = 100, .max_running_requests = 4}, info(), kMachine)
+                ->max_total_tokens,
+            400);
+  EXPECT_EQ(
+      resolve({.max_total_tokens = 1000, .page_size = 64}, info(), kMachine)->max_total_tokens,
+      960);
+}
+
+TEST(Resolve, IsItsOwnFixedPoint) {
+  const auto once = resolve({}, info(), kMachine);
+  const auto twice = resolve(*once, info(), kMachine);
+  ASSERT_TRUE(twice) << twice.error().to_string();
+  EXPECT_EQ(twice->max_total_tokens, once->max_total_tokens);
+  EXPECT_EQ(twice->random_seed, once->random_seed);
+}
+
+TEST(Resolve, KvTypeFollowsTheWeights) {
+  EXPECT_EQ(*resolve_kv_type({}, info()), KvType::kBFloat16);
+  ModelInfo float32 = info();
+  float32.weight_bytes *= 2;
+  EXPECT_EQ(*resolve_kv_type({}, float32), KvType::kFloat32);
+  EXPECT_EQ(*resolve_kv_type({.kv_cache_dtype = "bfloat16"}, float32), KvType::kBFloat16);
+  EXPECT_FALSE(resolve_kv_type({.kv_cache_dtype = "int3"}, float32));
+}
+
+TEST(Resolve, ContradictionsSayWhatToDo) {
+  const auto message = [](const EngineConfig& c) {
+    const auto r = resolve(c, info(), kMachine);
+    EXPECT_FALSE(r.has_value());
+    return r ? std::string() : r.error().message();
+  };
+  EXPECT_THAT(message({.context_length = 4096}), AllOf(HasSubstr("4096"), HasSubstr("2048")));
+  EXPECT_THAT(message({.max_total_tokens = 1000000}),
+              AllOf(HasSubstr("1000000"), HasSubstr("81920"), HasSubstr("mem_fraction_static")));
+  EXPECT_THAT(message({.mem_fraction_static = 0.05}),
+              AllOf(HasSubstr("0.05"), HasSubstr("raise it")));
+  EXPECT_THAT(message({.mem_fraction_static = 1.5}), HasSubstr("(0, 1]"));
+  EXPECT_THAT(message({.max_total_tokens = 10, .page_size = 16}), HasSubstr("page_size"));
+  EXPECT_THAT(message({.page_size = 0}), HasSubstr("page_size"));
+  EXPECT_THAT(message({.max_running_requests = -1}), HasSubstr("max_running_requests"));
+  EXPECT_THAT(message({.chunked_prefill_size = -2}), HasSubstr("chunked_prefill_size"));
+  EXPECT_THAT(message({.schedule_policy = "magic"}), HasSubstr("magic"));
+  EXPECT_THAT(message({.schedule_conservativeness = 0}), HasSubstr("conservativeness"));
+  EXPECT_THAT(message({.sampling_defaults = "mine"}), HasSubstr("mine"));
+  EXPECT_THAT(message({.tokenizer_path = "/t", .skip_tokenizer_init = true}),
+              HasSubstr("contradict"));
+}
+
+TEST(Resolve, MinusOneLiftsTheChunk) {
+  EXPECT_EQ(resolve({.chunked_prefill_size = -1}, info(), kMachine)->chunked_prefill_size, 2048);
+  EXPECT_EQ(resolve({.chunked_prefill_size = 3}, info(), kMachine)->chunked_prefill_size, 3);
+}
+
+class Machine : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(testing::TempDir()) / ("machine_" + std::to_string(getpid()));
+    fs::remove_all(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  void write(const fs::path& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  fs::path root_;
+};
+
+TEST_F(Machine, TakesWhatTheSystemSays) {
+  write("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:   5000 kB\n");
+  const MachineInfo m = read_machine(root_);
+  EXPECT_EQ(m.available_bytes, 5000 * 1024);
+  EXPECT_GE(m.num_cpus, 1);
+}
+
+TEST_F(Machine, TakesTheTightestGroupOfVersionTwo) {
+  write("proc/meminfo", "MemAvailable: 50000000 kB\n");
+  write("proc/self/cgroup", "0::/user/app\n");
+  write("sys/fs/cgroup/memory.max", "max\n");
+  write("sys/fs/cgroup/memory.current", "123\n");
+  write("sys/fs/cgroup/user/memory.max", "1000000\n");
+  write("sys/fs/cgroup/user/memory.current", "400000\n");
+  write("sys/fs/cgroup/user/memory.stat", "anon 1\nfile 2\ninactive_file 50000\n");
+  write("sys/fs/cgroup/user/app/memory.max", "max\n");
+  write("sys/fs/cgroup/user/app/memory.current", "5\n");
+  EXPECT_EQ(read_machine(root_).available_bytes, 650000);
+}
+
+TEST_F(Machine, TakesTheGroupOfVersionOne) {
+  write("proc/meminfo", "MemAvailable: 50000000 kB\n");
+  write("proc/self/cgroup", "5:cpu,memory:/box\n4:pids:/box\n");
+  write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "2000000\n");
+  write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "500000\n");
+  write("sys/fs/cgroup/memory/box/memory.stat", "cache 7\ntotal_inactive_file 1000\n");
+  EXPECT_EQ(read_machine(root_).available_bytes, 1501000);
+}
+
+TEST_F(Machine, IsModestWhenNothingIsKnown) {
+  EXPECT_EQ(read_machine(root_).available_bytes, int64_t{4} << 30);
+}
+
+TEST(Registry, ScopesOfAbort) {
+  RequestRegistry r(100);
+  const RequestId a = *r.admit("a", 1), ab = *r.admit("ab", 1), b = *r.admit("b", 1);
+  EXPECT_THAT(r.take_for_abort("a", Scope::kExact), ElementsAre(a));
+  EXPECT_THAT(r.take_for_abort("a", Scope::kPrefix), ElementsAre(ab));  // a was meant before
+  EXPECT_THAT(r.take_for_abort("c", Scope::kPrefix), ElementsAre());
+  EXPECT_THAT(r.take_for_abort("", Scope::kAll), ElementsAre(b));
+}
+
+TEST(Registry, SettlesWhenEveryCallerHasHeard) {
+  RequestRegistry r(2);
+  ASSERT_TRUE(r.admit("a", 2));
+  EXPECT_EQ(r.admit("b", 1).error().code(), StatusCode::kResourceExhausted);
+  r.release_sample();
+  ASSERT_TRUE(r.admit("b", 1));
+  r.release_rid("a");
+  r.settle();
+  EXPECT_FALSE(r.wait_settled(std::chrono::milliseconds(1)));
+  r.settle();
+  EXPECT_TRUE(r.wait_settled(std::chrono::milliseconds(1)));
+  r.close();
+  EXPECT_EQ(r.admit("c", 1).error().code(), StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace espalier
