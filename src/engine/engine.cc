@@ -66,6 +66,11 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
                          .page_size = config.page_size});
 }
 
+template <typename T>
+Status check(const Result<T>& result) {
+  return result ? Status() : result.error();
+}
+
 void log_start(const EngineConfig& c, const ModelInfo& info, double seconds) {
   log_info(
       "engine ready model={} parameters={} max_total_tokens={} context={} max_running={} chunk={} "
@@ -87,6 +92,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   const MachineInfo machine = read_machine();
+  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
+  ESP_RETURN_IF_ERROR(check(resolve(config, stated, machine)));  // before weights take their time
   auto pool = std::make_unique<WorkPool>(config.num_threads);
   ESP_ASSIGN_OR_RETURN(auto model, load_model({.path = config.model_path,
                                                .format = config.load_format,

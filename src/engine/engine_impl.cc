@@ -12,6 +12,7 @@ namespace {
 SamplingContext make_sampling_context(const EngineConfig& config, const Engine::Parts& parts) {
   SamplingContext c{.vocab_size = parts.info.vocab_size, .eos_ids = parts.info.eos_ids};
   if (c.eos_ids.empty() && parts.tokenizer) c.eos_ids = parts.tokenizer->vocab().eos_ids;
+  std::erase_if(c.eos_ids, [&](TokenId id) { return id < 0 || id >= c.vocab_size; });
   if (config.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
   return c;
 }
