@@ -17,6 +17,9 @@ class ChunkCache final : public PrefixCache {
   void share(SequencePages&, std::span<const TokenId>, DetachedPages&) override {}
   void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
   void release(SequencePages& pages) override;
+  int32_t num_pages_held_alone(const SequencePages& pages) const override {
+    return pages.num_pages();
+  }
   int32_t evict(int32_t) override { return 0; }
   PrefixCacheSizes sizes() const override;
   void check_invariants(std::span<const SequencePages* const> sequences,

@@ -139,6 +139,9 @@ class PrefixCache {
   virtual void finish(SequencePages&& pages, std::span<const TokenId> tokens) = 0;
   virtual void release(SequencePages& pages) = 0;
 
+  // How many pages become available when it ends.
+  virtual int32_t num_pages_held_alone(const SequencePages& pages) const = 0;
+
   // Drops up to `count` pages that nobody uses, the policy's choice first; how many it dropped.
   virtual int32_t evict(int32_t count) = 0;
   int32_t flush() { return evict(num_pages()); }  // all that nobody uses

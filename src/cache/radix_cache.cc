@@ -67,6 +67,11 @@ void RadixCache::release(SequencePages& pages) {
   pages.table_.clear();
 }
 
+int32_t RadixCache::num_pages_held_alone(const SequencePages& pages) const {
+  const int32_t num_own = pages.num_pages() - pages.num_shared_pages();
+  return num_own + (pages.holds() ? tree_.num_pages_locked_once(pages.lock_) : 0);
+}
+
 int32_t RadixCache::evict(int32_t count) {
   scratch_.clear();
   const int32_t num_evicted = tree_.evict(count, &scratch_);

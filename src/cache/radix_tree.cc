@@ -21,6 +21,12 @@ RadixTree::~RadixTree() = default;
 
 int32_t RadixTree::num_tokens_to(const RadixNode* node) { return node->end; }
 
+int32_t RadixTree::num_pages_locked_once(const RadixNode* node) const {
+  int32_t count = 0;
+  for (; node != nullptr && node->num_locks == 1; node = node->parent) count += num_pages_of(node);
+  return count;
+}
+
 int32_t RadixTree::num_pages_of(const RadixNode* node) const {
   return static_cast<int32_t>(node->tokens.size()) / options_.page_size;
 }

@@ -53,7 +53,8 @@ class RadixTree {
   RadixNode* lock(std::string_view name_space, std::span<const Token> tokens,
                   std::vector<Page>* pages = nullptr, int32_t priority = 0);
   void unlock(RadixNode* node);
-  static int32_t num_tokens_to(const RadixNode* node);  // from the root to the node's end
+  static int32_t num_tokens_to(const RadixNode* node);         // from the root to the node's end
+  int32_t num_pages_locked_once(const RadixNode* node) const;  // on its path: unused after unlock()
 
   struct Extension {
     RadixNode* node = nullptr;       // the run's end; the caller's lock has moved here

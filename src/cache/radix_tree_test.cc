@@ -381,6 +381,35 @@ TEST(RadixTree, NamespacesLeaveNothingBehind) {
   EXPECT_EQ(tree.num_nodes(), 0u);
 }
 
+// Four prefixes that differ in age, last use, number of uses and priority.
+TEST(EvictionPolicy, EachHasItsOrder) {
+  const std::pair<EvictionPolicy, Tokens> cases[] = {
+      {EvictionPolicy::kLru, {2, 3, 1, 4}},  {EvictionPolicy::kLfu, {3, 4, 2, 1}},
+      {EvictionPolicy::kFifo, {1, 2, 3, 4}}, {EvictionPolicy::kMru, {4, 1, 3, 2}},
+      {EvictionPolicy::kSlru, {3, 4, 2, 1}}, {EvictionPolicy::kPriority, {2, 4, 1, 3}},
+  };
+  for (const auto& [policy, expected] : cases) {
+    RadixTree tree({.policy = policy});
+    const auto use = [&](Token name, int32_t priority) {
+      const Tokens tokens = {name};
+      RadixNode* node = tree.lock("", tokens, nullptr, priority);
+      if (RadixTree::num_tokens_to(node) == 0)
+        node = tree.extend(node, tokens, std::vector<Page>{name}, nullptr, priority).node;
+      tree.unlock(node);
+    };
+    use(1, 0);
+    use(2, -3);
+    use(2, -4);
+    use(3, 5);
+    use(1, 0);
+    use(1, 0);
+    use(4, -1);
+    std::vector<Page> order;
+    tree.evict(4, &order);
+    EXPECT_EQ(order, expected) << eviction_policy_name(policy);
+  }
+}
+
 TEST(EvictionPolicy, NamesAreParsed) {
   for (const char* name : {"lru", "lfu", "fifo", "mru", "slru", "priority"}) {
     const Result<EvictionPolicy> policy = parse_eviction_policy(name);

@@ -55,12 +55,13 @@ void Scheduler::Impl::fill(ForwardBatch& batch) {
 
 // Pages that come back without any eviction or retraction once what is in flight is committed.
 int32_t Scheduler::Impl::pages_coming_back() const {
-  size_t count = 0;
-  for (const auto& [step, pages] : detached) count += pages.pages().size();
+  int32_t count = 0;
+  for (const auto& [step, pages] : detached) count += static_cast<int32_t>(pages.pages().size());
   if (num_leaving > 0)
     for (const Sequence* s : slots)
-      if (s != nullptr && s->state != SequenceState::kRunning) count += s->pages.own().size();
-  return static_cast<int32_t>(count);
+      if (s != nullptr && s->state != SequenceState::kRunning)
+        count += cache.num_pages_held_alone(s->pages);
+  return count;
 }
 
 void Scheduler::Impl::make_room_for_decode() {

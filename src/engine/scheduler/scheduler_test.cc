@@ -311,6 +311,22 @@ TEST_F(SchedulerTest, RetractionTakesTheLeastAndLosesNothing) {
   EXPECT_EQ(outputs_[2], crowd);
 }
 
+TEST_F(SchedulerTest, NobodyIsRetractedForPagesThatAreComingBack) {
+  start(15, {.conservativeness = 0});
+  Tokens any_stop;
+  for (TokenId token = 0; token < kFakeVocab; ++token) any_stop.push_back(token);
+  ASSERT_TRUE(add(1, counting(0, 4), 5, -1, any_stop).ok());
+  ASSERT_TRUE(add(2, counting(10, 4), 5).ok());
+  ASSERT_TRUE(add(3, counting(20, 4), 5).ok());
+  EXPECT_THAT(next(), testing::SizeIs(3));
+  EXPECT_THAT(next(), testing::SizeIs(3));
+  commit();  // the first has ended, but a step in flight still reads its five pages
+  EXPECT_THAT(next(), IsEmpty());
+  commit();
+  EXPECT_THAT(next(), ElementsAre("2:5+1s", "3:5+1s"));
+  EXPECT_EQ(scheduler_->stats().num_retractions, 0);
+}
+
 TEST_F(SchedulerTest, AbortInEveryState) {
   const FinishReason abort = {.type = FinishReason::Type::kAbort};
   start(100, {.max_running = 1});

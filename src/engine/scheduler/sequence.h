@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/scheduler.h"
 
@@ -58,6 +59,7 @@ struct Sequence {
   bool prefilling() const { return num_launched < prefill_end; }
   bool was_retracted() const { return stats.num_retractions > 0; }
   std::span<const TokenId> first_tokens(int32_t count) const {
+    ESP_CHECK(count <= num_tokens());
     return std::span(tokens).first(static_cast<size_t>(count));
   }
 
