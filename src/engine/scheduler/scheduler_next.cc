@@ -45,12 +45,11 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
 void Scheduler::Impl::fill(ForwardBatch& batch) {
   chunk_left = config.chunked_prefill_size > 0 ? config.chunked_prefill_size
                                                : std::numeric_limits<int32_t>::max();
-  const int64_t num_retractions = stats.num_retractions;
   make_room_for_decode();
   add_decode_lanes(batch);
   add_chunks(batch);
   if (running.empty() && num_leaving == 0) ratio.reset();
-  if (stats.num_retractions == num_retractions) admit(batch);
+  admit(batch);
 }
 
 // Pages that come back without any eviction or retraction once what is in flight is committed.
