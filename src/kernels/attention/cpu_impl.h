@@ -50,7 +50,7 @@ int64_t attention_state_floats(int64_t head_dim) {
 // Scratch of a tile, in floats.
 struct TileScratch {
   float* q;        // [rows, dim]
-  float* keys;     // [kBlock, dim], then V
+  float* keys;     // [kBlock, dim]: V, or K where it is widened first
   float* keys_t;   // [dim, kBlock]
   float* weights;  // [rows, kBlock]
   float* decay;    // [rows]: what a block's new largest score makes of the sums before
@@ -95,38 +95,76 @@ inline void widen_row(const void* from, bool bf16, int64_t head_dim, float* to) 
   }
 }
 
-// Rows of positions [begin, begin + count) of a plane, to `to`; asks for the block after them.
-inline void gather_block(const AttentionTile& tile, const void* plane, int64_t begin, int64_t count,
-                         float* to) {
+// Where the rows of a block of positions lie in either plane, in bytes from its start.
+struct BlockRows {
+  int64_t offsets[kBlock];
+  int64_t count;
+};
+
+inline BlockRows find_rows(const AttentionTile& tile, int64_t begin, int64_t count) {
   const int64_t bytes = tile.bf16 ? 2 : 4;
-  const auto row_at = [&](int64_t page, int64_t row) {
-    return static_cast<const char*>(plane) +
-           (tile.page_table[page] * tile.page_stride + row * tile.token_stride) * bytes;
-  };
-  const int64_t dim = padded(tile.head_dim);
+  BlockRows rows;
+  rows.count = count;
   int64_t page = begin / tile.page_size, row = begin % tile.page_size;
-  int64_t next_page = (begin + kBlock) / tile.page_size,
-          next_row = (begin + kBlock) % tile.page_size;
-  const auto step = [&](int64_t& p, int64_t& r) {
-    if (++r == tile.page_size) r = 0, ++p;
-  };
   for (int64_t i = 0; i < count; ++i) {
-    if (begin + kBlock + i < tile.end) {
-      const char* next = row_at(next_page, next_row);
-      for (int64_t b = 0; b < tile.head_dim * bytes; b += 64) simd::prefetch(next + b);
-      step(next_page, next_row);
-    }
-    widen_row(row_at(page, row), tile.bf16, tile.head_dim, to + i * dim);
-    step(page, row);
+    rows.offsets[i] = (tile.page_table[page] * tile.page_stride + row * tile.token_stride) * bytes;
+    if (++row == tile.page_size) row = 0, ++page;
+  }
+  return rows;
+}
+
+inline const void* row_at(const void* plane, const BlockRows& rows, int64_t i) {
+  return static_cast<const char*>(plane) + rows.offsets[i];
+}
+
+// Asks for the rows of a later block.
+inline void prefetch_rows(const AttentionTile& tile, const void* plane, const BlockRows& rows) {
+  const int64_t row_bytes = tile.head_dim * (tile.bf16 ? 2 : 4);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const auto* row = static_cast<const char*>(row_at(plane, rows, i));
+    for (int64_t b = 0; b < row_bytes; b += 64) simd::prefetch(row + b);
   }
 }
 
-inline void transpose_keys(const TileScratch& s, int64_t count, int64_t dim) {
-  for (int64_t key = 0; key < count; key += simd::kWidth) {
-    for (int64_t i = 0; i < dim; i += simd::kWidth) {
-      simd::transpose(s.keys + key * dim + i, dim, s.keys_t + i * kBlock + key, kBlock);
+inline void gather_values(const AttentionTile& tile, const BlockRows& rows, float* to) {
+  const int64_t dim = padded(tile.head_dim);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    widen_row(row_at(tile.v, rows, i), tile.bf16, tile.head_dim, to + i * dim);
+  }
+}
+
+// Keys to columns: keys_t[i][key]. Columns beyond the last key repeat it; the mask hides them.
+template <typename Element>
+inline void transpose_keys(const BlockRows& rows, const void* plane, int64_t dim, int64_t width,
+                           float* keys_t) {
+  for (int64_t key = 0; key < rows.count; key += simd::kWidth) {
+    const Element* from[simd::kWidth];
+    for (int64_t i = 0; i < simd::kWidth; ++i) {
+      const int64_t last = rows.count - 1;
+      from[i] = static_cast<const Element*>(row_at(plane, rows, key + i < last ? key + i : last));
+    }
+    for (int64_t i = 0; i < dim; i += width) {
+      simd::transpose(from, i, keys_t + i * kBlock + key, kBlock);
     }
   }
+}
+
+inline void load_keys(const AttentionTile& tile, const BlockRows& rows, const TileScratch& s) {
+  const int64_t width = tile.bf16 ? 2 * simd::kWidth : simd::kWidth;
+  if (tile.head_dim % width == 0) {
+    tile.bf16 ? transpose_keys<uint16_t>(rows, tile.k, tile.head_dim, width, s.keys_t)
+              : transpose_keys<float>(rows, tile.k, tile.head_dim, width, s.keys_t);
+    return;
+  }
+  // A head that does not fill the vectors is filled up with zeros first.
+  const int64_t dim = padded(tile.head_dim);
+  BlockRows wide;
+  wide.count = rows.count;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    widen_row(row_at(tile.k, rows, i), tile.bf16, tile.head_dim, s.keys + i * dim);
+    wide.offsets[i] = i * dim * static_cast<int64_t>(sizeof(float));
+  }
+  transpose_keys<float>(wide, s.keys, dim, simd::kWidth, s.keys_t);
 }
 
 // Scores of kRows rows with four vectors of keys, from key `key` on.
@@ -185,8 +223,8 @@ inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t
   }
 }
 
-// Rows [begin, end) of both products, kAttentionRows at a time, and the rest one by one with the
-// same text.
+// Rows [begin, end) of both products, kAttentionRows at a time, and the rest in fours and one by
+// one with the same text.
 inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t count,
                       int64_t dim) {
   for (int64_t key = 0; key < count; key += 4 * simd::kWidth) {
@@ -194,7 +232,7 @@ inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t 
     for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
       score_rows<simd::kAttentionRows>(s, row, key, dim);
     }
-    for (; row + 2 <= end; row += 2) score_rows<2>(s, row, key, dim);
+    for (; row + 4 <= end; row += 4) score_rows<4>(s, row, key, dim);
     for (; row < end; ++row) score_rows<1>(s, row, key, dim);
   }
 }
@@ -206,7 +244,7 @@ inline void value_columns(const TileScratch& s, int64_t begin, int64_t end, int6
   for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
     value_rows<simd::kAttentionRows, kVectors>(s, row, state, count, dim, i);
   }
-  for (; row + 2 <= end; row += 2) value_rows<2, kVectors>(s, row, state, count, dim, i);
+  for (; row + 4 <= end; row += 4) value_rows<4, kVectors>(s, row, state, count, dim, i);
   for (; row < end; ++row) value_rows<1, kVectors>(s, row, state, count, dim, i);
 }
 
@@ -300,8 +338,14 @@ inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_
   const int64_t row_begin = first_token * tile.group, row_end = end_token * tile.group;
   if (row_begin >= row_end) return;
 
-  gather_block(tile, tile.k, begin, count, s.keys);
-  transpose_keys(s, count, dim);
+  const BlockRows rows = find_rows(tile, begin, count);
+  const int64_t left = tile.end - begin - kBlock;
+  const BlockRows next = find_rows(tile, begin + kBlock,
+                                   left > kBlock ? kBlock
+                                   : left > 0    ? left
+                                                 : 0);
+  prefetch_rows(tile, tile.k, next);
+  load_keys(tile, rows, s);
   score_all(s, row_begin, row_end, count, dim);
   for (int64_t token = first_token; token < end_token; ++token) {
     const int64_t last = tile.first_position + token - begin;
@@ -310,7 +354,8 @@ inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_
       weigh_row(tile, {s.part + row * state}, first, last, s.weights + row * kBlock, s.decay + row);
     }
   }
-  gather_block(tile, tile.v, begin, count, s.keys);
+  prefetch_rows(tile, tile.v, next);
+  gather_values(tile, rows, s.keys);
   value_all(s, row_begin, row_end, state, count, dim);
 }
 

@@ -86,9 +86,8 @@ inline Pair load_pairs(const uint16_t* p) {
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-inline void transpose(const float* from, int64_t in, float* to, int64_t out) {
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * in);
+inline void transpose_in_place(__m256 (&r)[8]) {
+  __m256 t[8];
   for (int i = 0; i < 4; ++i) {
     t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
     t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -100,8 +99,30 @@ inline void transpose(const float* from, int64_t in, float* to, int64_t out) {
     r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
   }
   for (int c = 0; c < 4; ++c) {
-    _mm256_storeu_ps(to + c * out, _mm256_permute2f128_ps(r[c], r[4 + c], 0x20));
-    _mm256_storeu_ps(to + (4 + c) * out, _mm256_permute2f128_ps(r[c], r[4 + c], 0x31));
+    t[c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x20);
+    t[4 + c] = _mm256_permute2f128_ps(r[c], r[4 + c], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+inline void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
+  __m256 r[8];
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + at);
+  transpose_in_place(r);
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(to + i * step, r[i]);
+}
+
+inline void transpose(const uint16_t* const* rows, int64_t at, float* to, int64_t step) {
+  __m256 r[8];
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + at));
+  }
+  transpose_in_place(r);
+  for (int i = 0; i < 8; ++i) {
+    const __m256i pairs = _mm256_castps_si256(r[i]);
+    store(to + 2 * i * step, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+    store(to + (2 * i + 1) * step,
+          _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536))));
   }
 }
 

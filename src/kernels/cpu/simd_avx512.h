@@ -75,10 +75,9 @@ inline Pair load_pairs(const uint16_t* p) {
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-// Rows of kWidth floats, `in` apart, to columns, `out` apart.
-inline void transpose(const float* from, int64_t in, float* to, int64_t out) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * in);
+// The 16 x 16 matrix of 32-bit elements in r, transposed.
+inline void transpose_in_place(__m512 (&r)[16]) {
+  __m512 t[16];
   for (int i = 0; i < 8; ++i) {
     t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
     t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -96,10 +95,32 @@ inline void transpose(const float* from, int64_t in, float* to, int64_t out) {
     const __m512 b = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xee);
     const __m512 d = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x44);
     const __m512 e = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xee);
-    _mm512_storeu_ps(to + c * out, _mm512_shuffle_f32x4(a, d, 0x88));
-    _mm512_storeu_ps(to + (4 + c) * out, _mm512_shuffle_f32x4(a, d, 0xdd));
-    _mm512_storeu_ps(to + (8 + c) * out, _mm512_shuffle_f32x4(b, e, 0x88));
-    _mm512_storeu_ps(to + (12 + c) * out, _mm512_shuffle_f32x4(b, e, 0xdd));
+    t[c] = _mm512_shuffle_f32x4(a, d, 0x88);
+    t[4 + c] = _mm512_shuffle_f32x4(a, d, 0xdd);
+    t[8 + c] = _mm512_shuffle_f32x4(b, e, 0x88);
+    t[12 + c] = _mm512_shuffle_f32x4(b, e, 0xdd);
+  }
+  for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+// Elements [at, at + kWidth) of kWidth rows to columns: to[i * step + row].
+inline void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
+  __m512 r[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + at);
+  transpose_in_place(r);
+  for (int i = 0; i < 16; ++i) _mm512_storeu_ps(to + i * step, r[i]);
+}
+
+// The same for elements [at, at + 2 kWidth) of bfloat16, widened.
+inline void transpose(const uint16_t* const* rows, int64_t at, float* to, int64_t step) {
+  __m512 r[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + at);
+  transpose_in_place(r);
+  for (int i = 0; i < 16; ++i) {
+    const __m512i pairs = _mm512_castps_si512(r[i]);
+    store(to + 2 * i * step, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+    store(to + (2 * i + 1) * step,
+          _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536))));
   }
 }
 

@@ -82,9 +82,19 @@ inline Pair load_pairs(const uint16_t* p) {
 }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
-inline void transpose(const float* from, int64_t in, float* to, int64_t out) {
+inline void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
   for (int64_t i = 0; i < kWidth; ++i) {
-    for (int64_t j = 0; j < kWidth; ++j) to[j * out + i] = from[i * in + j];
+    for (int64_t j = 0; j < kWidth; ++j) to[j * step + i] = rows[i][at + j];
+  }
+}
+
+inline void transpose(const uint16_t* const* rows, int64_t at, float* to, int64_t step) {
+  for (int64_t i = 0; i < kWidth; ++i) {
+    for (int64_t part = 0; part < 2; ++part) {
+      float wide[kWidth];
+      store(wide, load_bf16(rows[i] + at + part * kWidth));
+      for (int64_t j = 0; j < kWidth; ++j) to[(part * kWidth + j) * step + i] = wide[j];
+    }
   }
 }
 

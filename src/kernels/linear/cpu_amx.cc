@@ -6,9 +6,9 @@
 // tiles of activations (16 rows each, as prepare_tiles lays them out) and two tiles of weights (one
 // panel each, as they lie in memory).
 //
-// With many rows the loops keep what is used again near: for `kGroup` units at a time and kSlice
-// inputs at a time, 32 rows of activations (32 KiB) stay in the first cache while the group's
-// weights (256 KiB) come from the second; sums wait in scratch between slices, exactly.
+// With many rows the loops keep what is used again near: for kGroup units at a time and kSlice
+// inputs at a time, 32 rows of activations (16 KiB) stay in the first cache while the group's
+// weights (128 KiB) come from the second; sums wait in scratch between slices, exactly.
 #include "kernels/cpu/simd_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/cpu/table.h"
@@ -18,7 +18,7 @@ namespace espalier::kernels {
 namespace {
 
 constexpr int64_t kGroup = 8;      // units
-constexpr int64_t kSlice = 512;    // inputs
+constexpr int64_t kSlice = 256;    // inputs
 constexpr int64_t kTileRows = 16;  // kRowGroup
 constexpr int64_t kTileElements = 16 * 32;
 constexpr int64_t kBlockRows = 32;  // two tiles
@@ -60,15 +60,18 @@ inline void configure_tiles(int64_t rows) {
   const auto high = static_cast<uint8_t>(rows > kTileRows ? rows - kTileRows : kTileRows);
   const uint8_t tile_rows[8] = {low, low, high, high, low, high, 16, 16};
   for (int i = 0; i < 8; ++i) config.rows[i] = tile_rows[i];
+  // GCC's intrinsic owns up to reading the first bytes only; without this it drops the others.
+  asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
 // One block of rows by one unit over `blocks` blocks of 32 inputs. x: the first tile of
 // activations, the second (kTwo) `x_step` elements on. sums: [32][32]; kFirst: they start at zero.
 // kAhead: asks for the weights after these, which come from memory.
+// Kept out of line: within the loops around it the compiler runs out of registers for addresses.
 template <bool kTwo, bool kAhead>
-inline void multiply_block(const uint16_t* x, int64_t x_step, const uint16_t* w, int64_t blocks,
-                           bool first, float* sums) {
+__attribute__((noinline)) void multiply_block(const uint16_t* x, int64_t x_step, const uint16_t* w,
+                                              int64_t blocks, bool first, float* sums) {
   constexpr int64_t kStride = kUnitOutputs * sizeof(float);
   if (first) {
     _tile_zero(0);
@@ -87,6 +90,7 @@ inline void multiply_block(const uint16_t* x, int64_t x_step, const uint16_t* w,
   }
   for (int64_t block = 0; block < blocks; ++block, x += kTileElements, w += 2 * kTileElements) {
     if constexpr (kAhead) {
+#pragma GCC unroll 32
       for (int64_t line = 0; line < 32; ++line) simd::prefetch(w + 2 * kTileElements + line * 32);
     }
     _tile_loadd(6, w, 64);
@@ -119,6 +123,18 @@ inline void multiply_rows(int64_t rows, bool ahead, const uint16_t* x, int64_t x
   }
 }
 
+// Writes the sums of a block of rows, row by row: a row's outputs of all units lie together.
+inline void finish_block(const LinearTask& task, int64_t row, int64_t rows, int64_t unit_begin,
+                         int64_t unit_end, const float* sums) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+      const float* from = sums + (unit - unit_begin) * kBlockSums + r * kUnitOutputs;
+      const simd::F pair[2] = {simd::load(from), simd::load(from + 16)};
+      finish_row(task, unit, row + r, pair);
+    }
+  }
+}
+
 // Rows [row_begin, row_end), at most kRowsAtOnce, by units [unit_begin, unit_end), at most kGroup.
 void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64_t unit_begin,
                     int64_t unit_end, float* scratch) {
@@ -132,21 +148,16 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
     for (int64_t row = row_begin; row < row_end; row += kBlockRows) {
       const int64_t rows = row_end - row < kBlockRows ? row_end - row : kBlockRows;
       if (rows != configured) configure_tiles(configured = rows);
+      float* sums = scratch + (row - row_begin) / kBlockRows * kGroup * kBlockSums;
       for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
         const auto* w = reinterpret_cast<const uint16_t*>(task.weights + static_cast<size_t>(unit) *
                                                                              task.unit_bytes) +
                         in / 32 * 2 * kTileElements;
-        float* sums =
-            scratch + ((row - row_begin) / kBlockRows * kGroup + unit - unit_begin) * kBlockSums;
         multiply_rows(rows, row == row_begin, x + row * task.padded_in + in / 32 * kTileElements,
-                      kTileRows * task.padded_in, w, blocks, in == 0, sums);
-        if (in + slice < task.padded_in) continue;
-        for (int64_t r = 0; r < rows; ++r) {
-          const simd::F pair[2] = {simd::load(sums + r * kUnitOutputs),
-                                   simd::load(sums + r * kUnitOutputs + 16)};
-          finish_row(task, unit, row + r, pair);
-        }
+                      kTileRows * task.padded_in, w, blocks, in == 0,
+                      sums + (unit - unit_begin) * kBlockSums);
       }
+      if (in + slice >= task.padded_in) finish_block(task, row, rows, unit_begin, unit_end, sums);
     }
   }
 }

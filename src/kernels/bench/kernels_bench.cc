@@ -1,0 +1,365 @@
+// kernels_bench: the kernels at the shapes of a 1.24 B Llama, against the machine's own read rate
+// and peak, in one run. (That the results are right is kernels_test's part.)
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/check.h"
+#include "base/rng.h"
+#include "kernels/attention/op.h"
+#include "kernels/bench/peaks.h"
+#include "kernels/linear/op.h"
+#include "kernels/norm/op.h"
+
+namespace espalier::kernels::bench {
+namespace {
+
+// Llama-3.2-1B.
+constexpr int64_t kHidden = 2048, kFfn = 8192, kQkv = 3072, kVocab = 128256;
+constexpr int32_t kLayers = 16, kHeads = 32, kKvHeads = 8, kHeadDim = 64;
+
+struct Options {
+  int threads = 0;
+  std::string isa;
+  std::string json;
+  int layers = kLayers;
+  int repeats = 5;
+  bool float32 = false;
+  Stopwatch watch;
+};
+
+// One line of the result: what, and each figure by name.
+struct Row {
+  std::string name;
+  std::vector<std::pair<std::string, double>> figures;
+};
+
+class Report {
+ public:
+  void add(Row row) {
+    std::string line = fmt::format("{:<34}", row.name);
+    for (const auto& [name, value] : row.figures) line += fmt::format("  {} {:.5g}", name, value);
+    std::puts(line.c_str());
+    std::fflush(stdout);
+    rows_.push_back(std::move(row));
+  }
+
+  void write_json(const std::string& path) const {
+    std::ofstream file(path);
+    file << "{\n";
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      file << fmt::format("  \"{}\": {{", rows_[i].name);
+      for (size_t j = 0; j < rows_[i].figures.size(); ++j) {
+        file << fmt::format("{}\"{}\": {:.6g}", j == 0 ? "" : ", ", rows_[i].figures[j].first,
+                            rows_[i].figures[j].second);
+      }
+      file << (i + 1 < rows_.size() ? "},\n" : "}\n");
+    }
+    file << "}\n";
+  }
+
+ private:
+  std::vector<Row> rows_;
+};
+
+struct Timing {
+  double median, best;
+};
+
+template <typename Fn>
+Timing time_of(const Options& options, const Fn& fn) {
+  fn();
+  std::vector<double> seconds;
+  for (int i = 0; i < options.repeats; ++i) {
+    const double begin = options.watch.now_seconds();
+    fn();
+    seconds.push_back(options.watch.now_seconds() - begin);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return {seconds[seconds.size() / 2], seconds.front()};
+}
+
+std::vector<float> normals(Rng& rng, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = static_cast<float>(rng.normal());
+  return values;
+}
+
+// The weights of the model, each matrix in memory of its own.
+struct Model {
+  struct Layer {
+    PackedMatrix qkv, o, gate_up, down;
+  };
+  std::vector<Layer> layers;
+  PackedMatrix head;
+
+  double bytes() const {
+    double sum = static_cast<double>(head.size_bytes());
+    for (const Layer& layer : layers) {
+      sum += static_cast<double>(layer.qkv.size_bytes() + layer.o.size_bytes() +
+                                 layer.gate_up.size_bytes() + layer.down.size_bytes());
+    }
+    return sum;
+  }
+};
+
+PackedMatrix pack(CpuBackend& backend, const std::vector<BFloat16>& source, int64_t in, int64_t out,
+                  bool gate_up, DType type) {
+  const auto rows = gate_up ? out / 2 : out;
+  const WeightRows block = {source.data(), DType::kBFloat16, rows, in};
+  const WeightRows blocks[] = {block, block};
+  auto packed = PackedMatrix::pack(backend, {in, type, {blocks, gate_up ? 2u : 1u}, gate_up});
+  ESP_CHECK(packed.has_value(), "{}", packed.error().message());
+  return std::move(*packed);
+}
+
+Model make_model(CpuBackend& backend, const Options& options) {
+  Rng rng(1);
+  std::vector<BFloat16> source(static_cast<size_t>(kVocab * kHidden));
+  for (size_t i = 0; i < source.size(); ++i) {
+    source[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
+  }
+  const DType type = options.float32 ? DType::kFloat32 : DType::kBFloat16;
+  Model model;
+  for (int i = 0; i < options.layers; ++i) {
+    model.layers.push_back({pack(backend, source, kHidden, kQkv, false, type),
+                            pack(backend, source, kHidden, kHidden, false, type),
+                            pack(backend, source, kHidden, 2 * kFfn, true, type),
+                            pack(backend, source, kFfn, kHidden, false, type)});
+  }
+  model.head = pack(backend, source, kHidden, kVocab, false, type);
+  return model;
+}
+
+// All of a step's products: `rows` tokens, the head for `head_rows` of them.
+class Products {
+ public:
+  Products(CpuBackend& backend, const Model& model, int64_t rows)
+      : backend_(backend), model_(model), rows_(rows) {
+    Rng rng(2);
+    x_ = normals(rng, rows * kFfn);
+    y_.resize(static_cast<size_t>(rows * kFfn));
+    logits_.resize(static_cast<size_t>(std::min<int64_t>(rows, 64) * kVocab));
+  }
+
+  enum class Part { kQkv, kO, kGateUp, kDown, kHead };
+  void run(Part part) {
+    if (part == Part::kHead) {
+      const int64_t rows = std::min<int64_t>(rows_, 64);
+      linear(backend_, model_.head, args(kHidden, kVocab, rows, logits_.data()));
+      return;
+    }
+    for (const Model::Layer& layer : model_.layers) {
+      switch (part) {
+        case Part::kQkv:
+          linear(backend_, layer.qkv, args(kHidden, kQkv, rows_, y_.data()));
+          break;
+        case Part::kO:
+          linear(backend_, layer.o, args(kHidden, kHidden, rows_, y_.data()));
+          break;
+        case Part::kGateUp:
+          linear_silu_mul(backend_, layer.gate_up, args(kHidden, kFfn, rows_, y_.data()));
+          break;
+        default:
+          linear(backend_, layer.down, args(kFfn, kHidden, rows_, y_.data()));
+      }
+    }
+  }
+  void run_layers() {
+    for (Part part : {Part::kQkv, Part::kO, Part::kGateUp, Part::kDown}) run(part);
+  }
+
+ private:
+  LinearArgs args(int64_t in, int64_t out, int64_t rows, float* y) {
+    return {.x = x_.data(), .x_stride = in, .y = y, .y_stride = out, .rows = rows};
+  }
+  CpuBackend& backend_;
+  const Model& model_;
+  const int64_t rows_;
+  std::vector<float> x_, y_, logits_;
+};
+
+void bench_linear(CpuBackend& backend, const Options& options, double read_rate, double peak,
+                  Report& report) {
+  const Model model = make_model(backend, options);
+  const double head_bytes = static_cast<double>(model.head.size_bytes());
+  struct Named {
+    const char* name;
+    Products::Part part;
+    double weights;
+  };
+  const Named parts[] = {{"qkv 2048x3072", Products::Part::kQkv, kHidden * kQkv},
+                         {"o 2048x2048", Products::Part::kO, kHidden * kHidden},
+                         {"gate_up 2048x16384", Products::Part::kGateUp, 2.0 * kHidden * kFfn},
+                         {"down 8192x2048", Products::Part::kDown, kFfn * kHidden},
+                         {"head 2048x128256", Products::Part::kHead, kHidden * kVocab}};
+  const double weight_size = options.float32 ? 4 : 2;
+  for (const int64_t rows : {1, 4, 16, 64, 512}) {
+    Products products(backend, model, rows);
+    for (const Named& part : parts) {
+      const bool head = part.part == Products::Part::kHead;
+      if (head && rows > 64) continue;
+      const int times = head ? 1 : options.layers;
+      const Timing t = time_of(options, [&] { products.run(part.part); });
+      const double seconds = t.median / times;
+      const double flops = 2.0 * static_cast<double>(rows) * part.weights;
+      report.add({fmt::format("linear {} rows {}", part.name, rows),
+                  {{"us", seconds * 1e6},
+                   {"best_us", t.best / times * 1e6},
+                   {"GB/s", part.weights * weight_size / seconds / 1e9},
+                   {"%read", 100 * part.weights * weight_size / seconds / read_rate},
+                   {"GFLOP/s", flops / seconds / 1e9},
+                   {"%peak", 100 * flops / seconds / peak}}});
+    }
+    const Timing t = time_of(options, [&] {
+      products.run_layers();
+      if (rows <= 64) products.run(Products::Part::kHead);
+    });
+    const double bytes = model.bytes() - (rows > 64 ? head_bytes : 0);
+    const double flops = 2.0 * static_cast<double>(rows) * bytes / weight_size;
+    report.add({fmt::format("all products rows {}", rows),
+                {{"ms", t.median * 1e3},
+                 {"best_ms", t.best * 1e3},
+                 {"tok/s", static_cast<double>(rows) / t.median},
+                 {"%read", 100 * bytes / t.median / read_rate},
+                 {"%peak", 100 * flops / t.median / peak}}});
+  }
+}
+
+// Attention of one layer for lanes of equal numbers, over a cache of random bfloat16.
+void bench_attention(CpuBackend& backend, const Options& options, double read_rate, double peak,
+                     Report& report) {
+  struct Case {
+    int32_t lanes, prefix, queries;
+  };
+  const Case cases[] = {{1, 0, 512},  {1, 0, 2048},  {1, 3584, 512}, {1, 511, 1},
+                        {1, 4095, 1}, {1, 32767, 1}, {16, 2047, 1}};
+  for (const Case& c : cases) {
+    const int32_t context = c.prefix + c.queries, pages = context * c.lanes;
+    const size_t plane = static_cast<size_t>(pages) * kKvHeads * kHeadDim;
+    Rng rng(3);
+    auto planes = Buffer::allocate(2 * plane * sizeof(BFloat16));  // huge pages, as a pool has
+    ESP_CHECK(planes.has_value(), "{}", planes.error().message());
+    BFloat16* const k = planes->as<BFloat16>();
+    BFloat16* const v = k + plane;
+    for (size_t i = 0; i < plane; ++i) {
+      k[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5));
+      v[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5));
+    }
+    KvView kv;
+    kv.layers = {{k, v}};
+    kv.num_pages = pages;
+    kv.num_kv_heads = kKvHeads;
+    kv.head_dim = kHeadDim;
+    kv.head_stride = kHeadDim;
+    kv.page_stride = kv.token_stride = kKvHeads * kHeadDim;
+    std::vector<PageId> tables(static_cast<size_t>(pages));
+    std::iota(tables.begin(), tables.end(), 0);
+    for (size_t i = tables.size(); i > 1; --i) std::swap(tables[i - 1], tables[rng.below(i)]);
+    std::vector<Lane> lanes(static_cast<size_t>(c.lanes));
+    for (int32_t i = 0; i < c.lanes; ++i) {
+      Lane& lane = lanes[static_cast<size_t>(i)];
+      lane.num_query_tokens = c.queries;
+      lane.prefix_len = c.prefix;
+      lane.query_begin = i * c.queries;
+      lane.page_begin = i * context;
+      lane.num_pages = context;
+    }
+    const int64_t width = kHeads * kHeadDim;
+    const std::vector<float> q = normals(rng, static_cast<int64_t>(c.lanes) * c.queries * width);
+    std::vector<float> out(q.size());
+    AttentionArgs args = {.q = q.data(),
+                          .q_stride = width,
+                          .out = out.data(),
+                          .out_stride = width,
+                          .heads = kHeads,
+                          .lanes = lanes,
+                          .page_tables = tables,
+                          .kv = &kv,
+                          .layer = 0,
+                          .scale = 0.125f};
+    const Timing t = time_of(options, [&] { attention(backend, args); });
+    const double pairs = (c.prefix + (c.queries + 1) / 2.0) * c.queries * c.lanes;
+    const double flops = 4.0 * pairs * width;
+    const double bytes = 2.0 * 2 * static_cast<double>(plane);
+    report.add({fmt::format("attention lanes {} prefix {} new {}", c.lanes, c.prefix, c.queries),
+                {{"us", t.median * 1e6},
+                 {"best_us", t.best * 1e6},
+                 {"GB/s", bytes / t.median / 1e9},
+                 {"%read", 100 * bytes / t.median / read_rate},
+                 {"GFLOP/s", flops / t.median / 1e9},
+                 {"%f32peak", 100 * flops / t.median / peak}}});
+  }
+}
+
+void bench_light(CpuBackend& backend, const Options& options, Report& report) {
+  const Timing empty = time_of(options, [&] {
+    for (int i = 0; i < 1000; ++i) backend.pool().run([](int) {});
+  });
+  report.add(
+      {"empty run of the threads", {{"us", empty.median * 1e3}, {"best_us", empty.best * 1e3}}});
+  Rng rng(4);
+  const std::vector<float> weight = normals(rng, kHidden);
+  for (const int64_t rows : {1, 512}) {
+    const std::vector<float> x = normals(rng, rows * kHidden);
+    std::vector<float> y(x.size());
+    const Timing t = time_of(options, [&] {
+      rms_norm(backend, {.x = x.data(),
+                         .x_stride = kHidden,
+                         .y = y.data(),
+                         .y_stride = kHidden,
+                         .rows = rows,
+                         .dim = kHidden,
+                         .weight = weight.data()});
+    });
+    report.add({fmt::format("rms_norm rows {}", rows),
+                {{"us", t.median * 1e6}, {"best_us", t.best * 1e6}}});
+  }
+}
+
+int run(const Options& options) {
+  WorkPool pool(options.threads);
+  pool.bind_caller();
+  auto made = CpuBackend::create(pool, options.isa);
+  if (!made) {
+    std::fprintf(stderr, "%s\n", made.error().message().c_str());
+    return 2;
+  }
+  CpuBackend& backend = **made;
+  Report report;
+  std::printf("instructions %s, threads %d\n", std::string(cpu_isa_name(backend.isa())).c_str(),
+              pool.num_threads());
+  const double read_rate = measure_read_rate(backend, options.watch, size_t{1} << 30);
+  const double bf16_peak = measure_bf16_peak(backend, options.watch),
+               f32_peak = measure_f32_peak(backend, options.watch);
+  report.add({"read rate", {{"GB/s", read_rate / 1e9}}});
+  report.add({"peak", {{"bf16 GFLOP/s", bf16_peak / 1e9}, {"f32 GFLOP/s", f32_peak / 1e9}}});
+  bench_light(backend, options, report);
+  bench_attention(backend, options, read_rate, f32_peak, report);
+  bench_linear(backend, options, read_rate, options.float32 ? f32_peak : bf16_peak, report);
+  if (!options.json.empty()) report.write_json(options.json);
+  return 0;
+}
+
+}  // namespace
+}  // namespace espalier::kernels::bench
+
+int main(int argc, char** argv) {
+  espalier::kernels::bench::Options options;
+  CLI::App app("CPU kernels at the shapes of a 1.24 B Llama, against the machine's ceilings");
+  app.add_option("--threads", options.threads, "compute threads (0: one a core)");
+  app.add_option("--isa", options.isa, "instruction set (default: the best)");
+  app.add_option("--json", options.json, "also write the figures to this file");
+  app.add_option("--layers", options.layers, "layers of weights to stream")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--repeats", options.repeats, "timings of each")->check(CLI::Range(1, 1000));
+  app.add_flag("--cpu-time", options.watch.cpu_time,
+               "time by the process's processor time; with --threads 1, on a busy machine");
+  app.add_flag("--float32", options.float32, "float32 weights");
+  CLI11_PARSE(app, argc, argv);
+  return espalier::kernels::bench::run(options);
+}
