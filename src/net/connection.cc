@@ -43,7 +43,10 @@ class Writer final : public ResponseWriter {
 
   ~Writer() override {
     if (closed()) return;
-    with_connection([](Connection& c, uint64_t exchange) { c.abandon(exchange); });
+    // Posted, also on the I/O thread: an answer that another thread has posted comes first.
+    io_->post([connection = connection_, exchange = exchange_] {
+      if (const auto c = connection.lock()) c->abandon(exchange);
+    });
   }
 
   void send(HttpResponse response) override {

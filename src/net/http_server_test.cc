@@ -380,6 +380,15 @@ TEST_F(HttpServerTest, AnswersLater) {
   EXPECT_FALSE(left_.wait(20ms));
 }
 
+// The last handle may go on the I/O thread while another thread's answer is still in the mailbox.
+TEST_F(HttpServerTest, AnAnswerOnItsWayIsNotTakenForNone) {
+  add("GET", "/elsewhere", [](HttpRequest&&, ResponsePtr r) {
+    std::thread([w = r.get()] { w->send(HttpResponse::text(200, "from elsewhere")); }).join();
+  });
+  start();
+  EXPECT_EQ(client().get("/elsewhere")->body, "from elsewhere");
+}
+
 TEST_F(HttpServerTest, LimitsConnections) {
   config_.max_connections = 2;
   start();

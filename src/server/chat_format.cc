@@ -1,0 +1,119 @@
+#include "server/chat_format.h"
+
+#include <boost/json/parse.hpp>
+#include <boost/json/value.hpp>
+
+#include "base/mapped_file.h"
+
+namespace espalier::server {
+
+namespace json = boost::json;
+
+namespace {
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+
+// The texts of a list of parts, as templates that know only strings want them.
+std::string join_parts(const json::array& parts) {
+  std::string out;
+  for (const json::value& part : parts) {
+    const json::value* text = part.get_object().if_contains("text");
+    if (text == nullptr || !text->is_string()) continue;
+    if (!out.empty()) out += ' ';
+    out += view(text->get_string());
+  }
+  return out;
+}
+
+// Templates expect a call's arguments as an object; clients send them as a string of JSON.
+void parse_arguments(json::object& message) {
+  json::value* calls = message.if_contains("tool_calls");
+  if (calls == nullptr || !calls->is_array()) return;
+  for (json::value& call : calls->get_array()) {
+    json::value* function = call.is_object() ? call.get_object().if_contains("function") : nullptr;
+    json::value* arguments = function != nullptr && function->is_object()
+                                 ? function->get_object().if_contains("arguments")
+                                 : nullptr;
+    if (arguments == nullptr || !arguments->is_string()) continue;
+    json::error_code ec;
+    json::value parsed = json::parse(arguments->get_string(), ec);
+    if (!ec && parsed.is_object()) *arguments = std::move(parsed);
+  }
+}
+
+}  // namespace
+
+Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesystem::path& folder,
+                                    const Tokenizer* tokenizer) {
+  auto own = find_chat_template(folder);
+  std::string source, name = "--chat-template";
+  if (stated.find("{{") != std::string::npos || stated.find("{%") != std::string::npos) {
+    source = stated;
+  } else if (!stated.empty()) {
+    ESP_ASSIGN_OR_RETURN(source, read_text_file(stated));
+  } else if (!own) {
+    return fail(own.error());
+  } else {
+    source = own->source;
+    name = "the model's chat template";
+  }
+  auto compiled = ChatTemplate::compile(source);
+  if (!compiled) return fail(compiled.error().with_context(name));
+  ChatFormat format(std::move(*compiled));
+  if (own) {
+    format.bos_token_ = own->bos_token;
+    format.eos_token_ = own->eos_token;
+  } else if (tokenizer != nullptr) {
+    if (const auto bos = tokenizer->bos_id()) format.bos_token_ = tokenizer->id_to_token(*bos);
+    const auto& eos = tokenizer->vocab().eos_ids;
+    if (!eos.empty()) format.eos_token_ = tokenizer->id_to_token(eos[0]);
+  }
+  for (const char* sign : {"['type']", "[\"type\"]", ".type", "content is string"}) {
+    format.takes_parts_ |= source.find(sign) != std::string::npos;
+  }
+  format.knows_developer_ = source.find("developer") != std::string::npos;
+  return format;
+}
+
+Result<std::string> ChatFormat::render(const json::value& messages, const Options& options) const {
+  json::array list = messages.get_array();
+  for (json::value& entry : list) {
+    json::object& message = entry.get_object();
+    json::value& content = message["content"];
+    if (content.is_array() && !takes_parts_)
+      content = json::string(join_parts(content.get_array()));
+    if (content.is_null()) content = "";
+    json::value& role = message["role"];
+    if (!knows_developer_ && view(role.get_string()) == "developer") role = "system";
+    parse_arguments(message);
+  }
+  std::string beginning;  // of the answer
+  if (options.continue_final_message) {
+    const json::value* content =
+        list.empty() ? nullptr : list.back().get_object().if_contains("content");
+    if (content == nullptr || view(list.back().at("role").get_string()) != "assistant") {
+      return fail(
+          invalid_argument("continue_final_message needs a last message whose role is assistant"));
+    }
+    beginning = content->is_array() ? join_parts(content->get_array())
+                                    : std::string(view(content->get_string()));
+    list.pop_back();
+  }
+  json::object variables;
+  variables["messages"] = std::move(list);
+  variables["tools"] = nullptr;
+  variables["add_generation_prompt"] = true;
+  variables["bos_token"] = bos_token_;
+  variables["eos_token"] = eos_token_;
+  if (options.reasoning_effort) variables["reasoning_effort"] = *options.reasoning_effort;
+  if (options.kwargs != nullptr) {
+    for (const auto& member : options.kwargs->get_object()) {
+      variables[member.key()] = member.value();
+    }
+  }
+  auto text = template_.render(variables);
+  if (!text) return fail(text.error().with_context("chat template"));
+  return *text + beginning;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,40 @@
+// From a list of messages to the prompt's text: the model's chat template and what surrounds it.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+#include "text/template/chat_template.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace espalier::server {
+
+// Immutable; thread-safe.
+class ChatFormat {
+ public:
+  // `stated`: a template's path or its text, or empty for the folder's own. kNotFound when there is
+  // none at all; a template that does not compile is kInvalidArgument. `tokenizer` may be null.
+  static Result<ChatFormat> load(const std::string& stated, const std::filesystem::path& folder,
+                                 const Tokenizer* tokenizer);
+
+  struct Options {
+    const boost::json::value* kwargs = nullptr;  // an object: more variables; may be null
+    std::optional<std::string> reasoning_effort;
+    bool continue_final_message = false;  // the last message's text ends the prompt
+  };
+  // `messages`: a checked list (openai_request.h). The text holds its special tokens itself: encode
+  // it with add_special_tokens off.
+  Result<std::string> render(const boost::json::value& messages, const Options& options) const;
+
+ private:
+  explicit ChatFormat(ChatTemplate compiled) : template_(std::move(compiled)) {}
+  ChatTemplate template_;
+  std::string bos_token_, eos_token_;
+  bool takes_parts_ = false;      // content may stay a list of parts
+  bool knows_developer_ = false;  // else that role is called system
+};
+
+}  // namespace espalier::server

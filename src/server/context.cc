@@ -1,0 +1,61 @@
+#include "server/context.h"
+
+#include <random>
+
+#include "base/rng.h"
+#include "base/thread.h"
+#include "server/errors.h"
+
+namespace espalier::server {
+
+namespace {
+
+constexpr size_t kTasksMax = 1024;
+// A body of this size parses and tokenises in about a millisecond.
+constexpr size_t kInlineBytes = 16 << 10;
+
+}  // namespace
+
+WorkerPool::WorkerPool(int num_threads) : tasks_(kTasksMax) {
+  for (int i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([this, i] {
+      set_thread_name(fmt::format("esp-work-{}", i));
+      while (auto task = tasks_.pop()) (*task)();
+    });
+  }
+}
+
+void WorkerPool::stop() {
+  tasks_.close();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+std::string Context::make_rid() {
+  std::random_device device;  // nobody shall guess, and abort, another's request
+  return fmt::format("{:08x}{:08x}{:016x}", device(), device(), mix64(next_rid_++));
+}
+
+std::string Context::token_text(TokenId id) const {
+  const Tokenizer* tokenizer = engine.tokenizer();
+  if (tokenizer == nullptr) return {};
+  DecodeOptions options;
+  options.skip_special_tokens = false;
+  return tokenizer->decode({id}, options);
+}
+
+void Context::run_sized(size_t num_bytes, const net::ResponsePtr& response,
+                        std::function<void()> task) {
+  if (num_bytes <= kInlineBytes) return task();
+  if (!workers->run([task = std::move(task), response] {
+        try {
+          task();
+        } catch (const std::exception&) {  // a third party's: bad_alloc
+          response->send(http_error(500, "internal error"));
+        }
+      })) {
+    response->send(http_error(503, "too many large requests at once"));
+  }
+}
+
+}  // namespace espalier::server

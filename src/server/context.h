@@ -1,0 +1,66 @@
+// What every route of one server has at hand. Internal to the room.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "engine/engine.h"
+#include "net/http_server.h"
+#include "server/chat_format.h"
+#include "server/metrics.h"
+#include "server/server.h"
+
+namespace espalier::server {
+
+inline constexpr std::string_view kCacheHitHeader = "X-Cache-Hit-Rate";
+
+// Threads for what is too long for an I/O thread.
+class WorkerPool {
+ public:
+  explicit WorkerPool(int num_threads);
+  ~WorkerPool() { stop(); }
+  // False when the queue is full or stopped.
+  bool run(std::function<void()> task) { return tasks_.try_push(std::move(task)); }
+  void stop();  // what is queued still runs
+
+ private:
+  BoundedQueue<std::function<void()>> tasks_;
+  std::vector<std::thread> threads_;
+};
+
+// Shared by the routes and by the answers in progress, which may outlive the server by a moment.
+// The engine outlives both. Immutable after create() but for the atomics.
+struct Context {
+  Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {}
+
+  ServerConfig config;
+  Engine& engine;
+  std::string model_name;
+  std::optional<ChatFormat> chat;
+  Status chat_missing;  // why `chat` is not there
+  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<WorkerPool> workers;
+  std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
+  int64_t created_unix = 0;                           // seconds
+  std::atomic<bool> stopping{false};
+
+  // 32 hexadecimal digits that no other request of this process has.
+  std::string make_rid();
+  // The text of one token alone, special tokens included; "" without a tokenizer.
+  std::string token_text(TokenId id) const;
+  // Runs `task` here when `num_bytes` (of a body, say) is little work, else on a worker. With the
+  // workers' queue full the client gets a 503.
+  void run_sized(size_t num_bytes, const net::ResponsePtr& response, std::function<void()> task);
+
+ private:
+  std::atomic<uint64_t> next_rid_{0};
+};
+using ContextPtr = std::shared_ptr<Context>;
+
+}  // namespace espalier::server

@@ -1,0 +1,121 @@
+#include "server/errors.h"
+
+#include "server/json_writer.h"
+
+namespace espalier::server {
+
+using net::HttpResponse;
+
+namespace {
+
+struct Row {
+  StatusCode code;
+  int http;
+  std::string_view type;  // OpenAI's name of it
+  bool retry;             // worth trying again soon
+};
+
+constexpr Row kTable[] = {
+    {StatusCode::kInvalidArgument, 400, "BadRequestError", false},
+    {StatusCode::kNotFound, 404, "NotFoundError", false},
+    {StatusCode::kUnauthenticated, 401, "AuthenticationError", false},
+    {StatusCode::kPermissionDenied, 403, "PermissionDeniedError", false},
+    {StatusCode::kAlreadyExists, 400, "BadRequestError", false},
+    {StatusCode::kResourceExhausted, 503, "ServiceUnavailableError", true},
+    {StatusCode::kFailedPrecondition, 400, "BadRequestError", false},
+    {StatusCode::kUnimplemented, 400, "BadRequestError", false},
+    {StatusCode::kUnavailable, 503, "ServiceUnavailableError", true},
+    {StatusCode::kAborted, 400, "AbortError", false},
+    {StatusCode::kDeadlineExceeded, 503, "ServiceUnavailableError", true},
+    {StatusCode::kDataLoss, 500, "InternalServerError", false},
+    {StatusCode::kInternal, 500, "InternalServerError", false},
+};
+
+const Row& row_of(StatusCode code) {
+  for (const Row& row : kTable) {
+    if (row.code == code) return row;
+  }
+  return kTable[std::size(kTable) - 1];
+}
+
+void write_openai(JsonWriter& w, std::string_view message, std::string_view type, int code) {
+  w.begin_object().member("object", "error").member("message", message).member("type", type);
+  w.key("param").null().member("code", code).end_object();
+}
+
+void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row& row) {
+  switch (dialect) {
+    case Dialect::kNative:
+      w.begin_object().member("message", status.message()).end_object();
+      return;
+    case Dialect::kOpenAi:
+      write_openai(w, status.message(), row.type, row.http);
+      return;
+  }
+}
+
+HttpResponse plain(int status, std::string_view message, std::string_view type) {
+  std::string body;
+  JsonWriter w(body);
+  write_openai(w, message, type, status);
+  return HttpResponse::json(status, std::move(body));
+}
+
+}  // namespace
+
+int http_status(StatusCode code) { return row_of(code).http; }
+std::string_view error_type(StatusCode code) { return row_of(code).type; }
+
+HttpResponse error_response(Dialect dialect, const Status& status) {
+  const Row& row = row_of(status.code());
+  std::string body;
+  JsonWriter w(body);
+  if (dialect == Dialect::kNative) w.begin_object().key("error");
+  write_error(w, dialect, status, row);
+  if (dialect == Dialect::kNative) w.end_object();
+  HttpResponse response = HttpResponse::json(row.http, std::move(body));
+  if (row.retry) response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+HttpResponse malformed_response(const Status& status) {
+  return plain(400, status.message(), "Bad Request");
+}
+
+std::string stream_error(Dialect dialect, const Status& status) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error");
+  write_error(w, dialect, status, row_of(status.code()));
+  w.end_object();
+  return out;
+}
+
+HttpResponse model_not_found(std::string_view model) {
+  std::string body;
+  JsonWriter w(body);
+  w.begin_object().key("error").begin_object();
+  w.member("message", fmt::format("The model '{}' does not exist", model));
+  w.member("type", "invalid_request_error").member("param", "model");
+  w.member("code", "model_not_found").end_object().end_object();
+  return HttpResponse::json(404, std::move(body));
+}
+
+HttpResponse unauthorized() {
+  HttpResponse response = HttpResponse::json(401, R"({"error":"Unauthorized"})");
+  response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+HttpResponse forbidden() { return HttpResponse::json(403, R"({"error":"Forbidden"})"); }
+
+HttpResponse http_error(int status, std::string_view message) {
+  const std::string_view type = status == 404   ? "NotFoundError"
+                                : status == 500 ? "InternalServerError"
+                                                : net::status_reason(status);
+  HttpResponse response = plain(status, message, type);
+  if (status == 503) response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,77 @@
+// POST /generate, /v1/completions, /v1/chat/completions: read the body, start its generation.
+#include <boost/json/value.hpp>
+
+#include "server/native_generation.h"
+#include "server/openai_generation.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::ResponsePtr;
+
+namespace {
+
+// Parses with `parse` and starts what `make` makes of it (null: it has answered already); both off
+// the I/O thread when the body is large.
+template <typename Parse, typename Make>
+void generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
+              Dialect dialect, Parse parse, Make make) {
+  const size_t size = request.body.size();
+  auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
+  context->run_sized(size, response, [context, response, body, dialect, parse, make] {
+    bool malformed = false;
+    auto parsed = parse(*body, malformed);
+    body->clear();
+    if (!parsed) {
+      response->send(malformed ? malformed_response(parsed.error())
+                               : error_response(dialect, parsed.error()));
+      return;
+    }
+    if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
+      made->begin();
+    }
+  });
+}
+
+std::shared_ptr<Generation> start_chat(const ContextPtr& context, const ResponsePtr& response,
+                                       ChatRequest&& request) {
+  std::string prompt;
+  if (request.input_ids.empty()) {
+    const Status& missing = context->chat_missing;
+    if (!context->chat) {
+      response->send(error_response(Dialect::kOpenAi, missing));
+      return nullptr;
+    }
+    ChatFormat::Options options;
+    options.kwargs = request.template_kwargs.get();
+    options.reasoning_effort = request.reasoning_effort;
+    options.continue_final_message = request.continue_final_message;
+    auto rendered = context->chat->render(*request.messages, options);
+    if (!rendered) {
+      response->send(error_response(Dialect::kOpenAi, rendered.error()));
+      return nullptr;
+    }
+    prompt = std::move(*rendered);
+  }
+  return make_chat_generation(context, response, std::move(request), std::move(prompt));
+}
+
+}  // namespace
+
+void handle_generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
+           make_native_generation);
+}
+
+void handle_completions(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_completion,
+           make_completion_generation);
+}
+
+void handle_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_chat,
+           start_chat);
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,259 @@
+#include "server/generation.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace espalier::server {
+
+namespace {
+
+// The engine's copy; the prompt, which may be long, is moved.
+GenerateRequest take_request(GenerationItem& item) {
+  std::string text = std::move(item.request.text);
+  std::vector<TokenId> ids = std::move(item.request.input_ids);
+  GenerateRequest request = item.request;
+  request.text = std::move(text);
+  request.input_ids = std::move(ids);
+  return request;
+}
+
+}  // namespace
+
+Generation::Generation(ContextPtr context, net::ResponsePtr response,
+                       std::vector<GenerationItem> items, bool stream)
+    : context_(std::move(context)),
+      response_(std::move(response)),
+      items_(std::move(items)),
+      stream_(stream) {
+  for (size_t i = 0; i < items_.size(); ++i) {
+    GenerateRequest& request = items_[i].request;
+    if (request.rid.empty()) request.rid = context_->make_rid();
+    // A count that is out of range is the engine's to refuse: it makes no samples then.
+    const int32_t n = std::clamp(request.sampling.n, 1, 1024);
+    for (int32_t k = 0; k < n; ++k) {
+      Sample& sample = samples_.emplace_back();
+      sample.item = &items_[i];
+      sample.item_index = static_cast<int32_t>(i);
+      sample.index = static_cast<int32_t>(samples_.size()) - 1;
+      sample.rid = n == 1 ? request.rid : fmt::format("{}_{}", request.rid, k);
+    }
+  }
+  num_open_ = samples_.size();
+  num_open_of_.assign(items_.size(), static_cast<int32_t>(samples_.size() / items_.size()));
+}
+
+void Generation::begin() {
+  const auto self = shared_from_this();
+  response_->on_disconnect([self] { self->on_gone(); });
+  const auto failed = [&](const Status& status) {
+    response_->post([self, status] { self->on_failure(status); });
+  };
+  for (GenerationItem& item : items_) {
+    if (const Status ready = prepare(item); !ready.ok()) return failed(ready);
+  }
+  for (size_t i = 0; i < items_.size() && !response_->closed(); ++i) {
+    const auto submitted =
+        context_->engine.submit(take_request(items_[i]), [self, i](TokenEvent&& event) {
+          self->response_->post([self, i, event = std::move(event)]() mutable {
+            self->on_event(i, std::move(event));
+          });
+        });
+    if (!submitted) return failed(submitted.error());
+    num_submitted_ = i + 1;
+  }
+  // What was submitted while the client went: on_gone() may have missed it, or may never come when
+  // the server has stopped meanwhile.
+  const State state = state_;
+  if (state == State::kGone || (state == State::kActive && response_->closed())) {
+    for (size_t i = 0; i < num_submitted_; ++i) {
+      context_->engine.abort(items_[i].request.rid, Engine::AbortScope::kExact);
+    }
+  }
+}
+
+// Input log-probabilities name their tokens, so the ids must be known here.
+Status Generation::prepare(GenerationItem& item) {
+  GenerateRequest& request = item.request;
+  request.logprob_start_len = item.logprob_start;
+  if (item.logprob_start < 0) return {};
+  if (request.input_ids.empty()) {
+    const Tokenizer* tokenizer = context_->engine.tokenizer();
+    if (tokenizer == nullptr) {
+      return invalid_argument(
+          "text needs a tokenizer, and this server runs without: send input_ids");
+    }
+    EncodeOptions options;
+    options.add_special_tokens = request.add_special_tokens;
+    request.input_ids = tokenizer->encode(request.text, options);
+  }
+  item.prompt_ids = request.input_ids;
+  if (static_cast<size_t>(item.logprob_start) > item.prompt_ids.size()) {
+    return invalid_argument("logprob_start_len {} is beyond the prompt of {} tokens",
+                            item.logprob_start, item.prompt_ids.size());
+  }
+  return {};
+}
+
+void Generation::on_event(size_t item_index, TokenEvent&& event) {
+  const size_t n = samples_.size() / items_.size();  // the same for every item, as they are parsed
+  Sample& sample = samples_[item_index * n + static_cast<size_t>(event.index)];
+  observe(sample, event);
+  if (event.finish) --num_open_of_[item_index];
+  if (state_ != State::kActive) return;
+  if (event.finish && event.finish->type == FinishReason::Type::kError) {
+    return on_failure(event.finish->status);
+  }
+  sample.text += event.text;
+  sample.ids.insert(sample.ids.end(), event.ids.begin(), event.ids.end());
+  std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(sample.logprobs));
+  std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
+            std::back_inserter(sample.input_logprobs));
+  sample.stats = event.stats;
+  sample.finish = std::move(event.finish);
+  if (sample.finish) --num_open_;
+  if (stream_) return stream_sample(sample);
+  if (num_open_ == 0) finish_whole();
+}
+
+void Generation::observe(Sample& sample, const TokenEvent& event) {
+  Metrics& metrics = *context_->metrics;
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (!event.ids.empty()) {
+    if (sample.last_event == TimePoint{}) {
+      const RequestStats& s = event.stats;
+      const TimePoint first = s.first_token != TimePoint{} ? s.first_token : now;
+      metrics.observe_first_token(std::max(0.0, to_seconds(first - s.arrived)));
+    } else {
+      const int count = static_cast<int>(event.ids.size());
+      metrics.observe_inter_token(to_seconds(now - sample.last_event) / count, count);
+    }
+    sample.last_event = now;
+  }
+  if (!event.finish) return;
+  metrics.observe_finish(event.stats);
+  if (context_->config.log_requests) {
+    log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
+             sample.rid, event.stats.prompt_tokens, event.stats.cached_tokens,
+             event.stats.completion_tokens, finish_name(*event.finish));
+  }
+}
+
+void Generation::stream_sample(Sample& sample) {
+  const size_t fresh = sample.ids.size() - sample.ids_sent;
+  if (sample.sent_any && !sample.finish &&
+      fresh < static_cast<size_t>(sample.item->stream_interval)) {
+    return;
+  }
+  if (!streaming_) {
+    streaming_ = true;
+    response_->start_stream(200, headers("text/event-stream; charset=utf-8"));
+  }
+  std::string out;
+  append_events(out, sample);
+  sample.sent_any = true;
+  sample.text_sent = sample.text.size();
+  sample.ids_sent = sample.ids.size();
+  if (num_open_ == 0) {
+    append_last_events(out);
+    net::append_sse(out, "[DONE]");
+  }
+  response_->write(std::move(out));
+  if (num_open_ == 0) {
+    state_ = State::kAnswered;
+    response_->finish();
+  }
+}
+
+void Generation::finish_whole() {
+  state_ = State::kAnswered;
+  response_->send({200, headers("application/json"), whole_body()});
+}
+
+void Generation::on_failure(const Status& status) {
+  if (state_ != State::kActive) return;
+  state_ = State::kFailed;
+  abort_open();
+  if (!streaming_) return response_->send(error_response(dialect(), status));
+  std::string out;
+  net::append_sse(out, stream_error(dialect(), status));
+  net::append_sse(out, "[DONE]");
+  response_->write(std::move(out));
+  response_->finish();
+}
+
+void Generation::on_gone() {
+  if (state_ != State::kActive) return;
+  state_ = State::kGone;
+  abort_open();
+}
+
+// Only what is the engine's and has not ended: another client may use the id of the rest by now.
+void Generation::abort_open() {
+  for (size_t i = 0; i < num_submitted_; ++i) {
+    if (num_open_of_[i] == 0) continue;
+    context_->engine.abort(items_[i].request.rid, Engine::AbortScope::kExact);
+  }
+}
+
+net::Headers Generation::headers(std::string content_type) const {
+  int64_t prompt = 0, cached = 0;
+  for (const Sample& sample : samples_) {
+    prompt += sample.stats.prompt_tokens;
+    cached += sample.stats.cached_tokens;
+  }
+  net::Headers out = {{"Content-Type", std::move(content_type)}};
+  if (streaming_) out.emplace_back("Cache-Control", "no-cache");
+  out.emplace_back(
+      kCacheHitHeader,
+      fmt::format("{:.4f}",
+                  prompt == 0 ? 0.0 : static_cast<double>(cached) / static_cast<double>(prompt)));
+  return out;
+}
+
+std::vector<LogprobEntry> input_entries(const Sample& sample) {
+  std::vector<LogprobEntry> out;
+  const int32_t start = sample.item->logprob_start;
+  if (start < 0) return out;
+  const auto& ids = sample.item->prompt_ids;
+  size_t next = 0;  // of sample.input_logprobs
+  for (size_t at = static_cast<size_t>(start); at < ids.size(); ++at) {
+    const bool has = at > 0 && next < sample.input_logprobs.size();
+    out.push_back({has ? &sample.input_logprobs[next++] : nullptr, ids[at]});
+  }
+  return out;
+}
+
+std::vector<LogprobEntry> output_entries(const Sample& sample, size_t begin) {
+  std::vector<LogprobEntry> out;
+  for (size_t i = begin; i < sample.ids.size(); ++i) {
+    out.push_back({i < sample.logprobs.size() ? &sample.logprobs[i] : nullptr, sample.ids[i]});
+  }
+  return out;
+}
+
+std::string_view finish_name(const FinishReason& finish) {
+  switch (finish.type) {
+    case FinishReason::Type::kStop:
+      return "stop";
+    case FinishReason::Type::kLength:
+      return "length";
+    case FinishReason::Type::kAbort:
+      return "abort";
+    case FinishReason::Type::kError:
+      return "error";
+  }
+  return "error";
+}
+
+void write_matched(JsonWriter& w, const FinishReason& finish) {
+  if (const auto* id = std::get_if<TokenId>(&finish.matched)) {
+    w.value(*id);
+  } else if (const auto* text = std::get_if<std::string>(&finish.matched)) {
+    w.value(*text);
+  } else {
+    w.null();
+  }
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,115 @@
+// One HTTP request that generates: its prompts go to the engine, the events of all their samples
+// come back, and a dialect writes the answer, whole or as a stream. Internal to the room.
+//
+// Threads: begin() runs on an I/O thread or a worker; the engine's events are posted to the
+// connection's I/O thread, where all state changes and all JSON is written, so the scheduler's
+// thread only moves an event. The object lives as long as the engine holds one of its sinks.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/context.h"
+#include "server/errors.h"
+#include "server/json_writer.h"
+
+namespace espalier::server {
+
+// One prompt.
+struct GenerationItem {
+  GenerateRequest request;
+  // Prompt position from which input log-probabilities are wanted, -1: none. begin() replaces a
+  // prompt's text by its ids where they are, for the answer names the tokens.
+  int32_t logprob_start = -1;
+  std::vector<TokenId> prompt_ids;  // known where logprob_start >= 0
+  int32_t stream_interval = 1;      // output tokens between two events of a stream
+};
+
+// One sample of one prompt, as far as it is.
+struct Sample {
+  const GenerationItem* item = nullptr;
+  int32_t item_index = 0;
+  int32_t index = 0;  // in the answer: item_index * n + its number among the prompt's samples
+  std::string rid;    // as the client sees it
+
+  std::string text;  // so far
+  std::vector<TokenId> ids;
+  std::vector<TokenLogprobs> logprobs;        // of ids, where asked for
+  std::vector<TokenLogprobs> input_logprobs;  // of prompt positions max(logprob_start, 1) on
+  std::optional<FinishReason> finish;
+  RequestStats stats;
+
+  // What a stream has sent of it.
+  bool sent_any = false;
+  size_t text_sent = 0, ids_sent = 0;
+  TimePoint last_event{};
+};
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+             bool stream);
+  virtual ~Generation() = default;
+
+  // Submits every prompt. All further life is the engine's events.
+  void begin();
+
+ protected:
+  virtual Dialect dialect() const = 0;
+  // A stream's events for what is new in `sample` (and for its end): "data: ...\n\n".
+  virtual void append_events(std::string& out, const Sample& sample) = 0;
+  virtual void append_last_events(std::string&) {}  // before [DONE]
+  virtual std::string whole_body() = 0;
+
+  const std::vector<Sample>& samples() const { return samples_; }
+  size_t num_items() const { return items_.size(); }
+  Context& context() const { return *context_; }
+
+ private:
+  Status prepare(GenerationItem& item);
+  void on_event(size_t item_index, TokenEvent&& event);
+  void on_failure(const Status& status);
+  void on_gone();
+  void finish_whole();
+  void stream_sample(Sample& sample);
+  void observe(Sample& sample, const TokenEvent& event);
+  void abort_open();
+  net::Headers headers(std::string content_type) const;
+
+  const ContextPtr context_;
+  const net::ResponsePtr response_;
+  std::vector<GenerationItem> items_;
+  std::vector<Sample> samples_;
+  const bool stream_;
+
+  // The I/O thread's.
+  bool streaming_ = false;            // the answer's head is out
+  size_t num_open_ = 0;               // samples without their terminal event
+  std::vector<int32_t> num_open_of_;  // by item
+
+  // Read by begin(), which may be on another thread. Once it is not active, events count for
+  // nothing.
+  enum class State { kActive, kAnswered, kFailed, kGone };
+  std::atomic<State> state_{State::kActive};
+  std::atomic<size_t> num_submitted_{0};  // items that the engine has taken
+};
+
+// Log-probability entries for the answers. Entry i of the input ones stands for prompt position
+// logprob_start + i; `lp` is null for position 0, which nothing precedes.
+struct LogprobEntry {
+  const TokenLogprobs* lp;
+  TokenId id;
+};
+std::vector<LogprobEntry> input_entries(const Sample& sample);
+std::vector<LogprobEntry> output_entries(const Sample& sample, size_t begin);  // from ids[begin]
+
+// "stop", "length" or "abort": OpenAI's finish_reason.
+std::string_view finish_name(const FinishReason& finish);
+// The stop token's id, the stop string or pattern, or null.
+void write_matched(JsonWriter& w, const FinishReason& finish);
+
+}  // namespace espalier::server

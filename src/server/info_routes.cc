@@ -1,0 +1,251 @@
+// What the server says of itself: health, model, settings, load, metrics.
+#include <boost/json/value.hpp>
+#include <set>
+
+#include "server/errors.h"
+#include "server/json_writer.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+int64_t unix_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+HttpResponse draining() { return http_error(503, "the server is stopping"); }
+
+void write_model(JsonWriter& w, const Context& context) {
+  w.begin_object().member("id", context.model_name).member("object", "model");
+  w.member("created", context.created_unix).member("owned_by", "sglang");
+  w.member("root", context.model_name).key("parent").null();
+  w.member("max_model_len", context.engine.context_length()).end_object();
+}
+
+double token_usage(const EngineStats& s) {
+  return s.kv_tokens_total == 0 ? 0.0
+                                : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total;
+}
+
+// Settings as SGLang's server_args: the effective ones.
+void write_settings(JsonWriter& w, const Context& context) {
+  const EngineConfig& e = context.engine.config();
+  const ServerConfig& c = context.config;
+  w.member("model_path", e.model_path.string());
+  w.member("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
+  w.member("skip_tokenizer_init", e.skip_tokenizer_init);
+  w.member("load_format", e.load_format == LoadFormat::kDummy ? "dummy" : "auto");
+  w.member("dtype", e.dtype).member("kv_cache_dtype", e.kv_cache_dtype);
+  w.member("context_length", e.context_length).member("mem_fraction_static", e.mem_fraction_static);
+  w.member("max_total_tokens", e.max_total_tokens);
+  w.member("max_running_requests", e.max_running_requests);
+  w.member("max_queued_requests", e.max_queued_requests);
+  w.member("chunked_prefill_size", e.chunked_prefill_size);
+  w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
+  w.member("schedule_policy", e.schedule_policy);
+  w.member("schedule_conservativeness", e.schedule_conservativeness);
+  w.member("disable_radix_cache", e.disable_radix_cache);
+  w.member("disable_overlap_schedule", e.disable_overlap_schedule);
+  w.member("random_seed", e.random_seed).member("sampling_defaults", e.sampling_defaults);
+  w.member("num_threads", e.num_threads).member("tokenizer_threads", e.tokenizer_threads);
+  w.member("host", c.host).member("port", c.port);
+  w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
+  w.member("chat_template", c.chat_template).member("enable_metrics", c.enable_metrics);
+  w.member("enable_cache_report", c.enable_cache_report);
+  w.member("incremental_streaming_output", c.incremental_streaming_output);
+  w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
+  for (const auto& [name, value] : c.extra_info) w.member(name, value);
+}
+
+void write_load(JsonWriter& w, const EngineStats& s, const std::set<std::string>& include) {
+  const auto wants = [&](const char* section) {
+    return include.empty() || include.count("all") > 0 || include.count(section) > 0;
+  };
+  w.begin_object().member("dp_rank", 0);
+  if (wants("core")) {
+    w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
+    w.member("num_total_reqs", s.num_running + s.num_waiting);
+    w.member("num_used_tokens", s.kv_tokens_running);
+    w.member("max_total_num_tokens", s.kv_tokens_total).member("token_usage", token_usage(s));
+    w.member("gen_throughput", s.gen_throughput).member("cache_hit_rate", s.cache_hit_rate());
+  }
+  if (wants("memory")) {
+    w.key("memory").begin_object().member("weight_gb", s.weight_bytes / 1e9);
+    w.member("kv_cache_gb", s.kv_bytes / 1e9).member("token_capacity", s.kv_tokens_total);
+    w.member("cached_tokens", s.kv_tokens_cached).end_object();
+  }
+  if (wants("queues")) {
+    w.key("queues").begin_object().member("waiting", s.num_waiting);
+    w.member("retracted", s.num_retractions_total).end_object();
+  }
+  w.end_object();
+}
+
+std::set<std::string> split_list(const std::string& text) {
+  std::set<std::string> out;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) out.insert(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+void send_json(const ResponsePtr& response, std::string body) {
+  response->send(HttpResponse::json(200, std::move(body)));
+}
+
+}  // namespace
+
+void handle_root(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("name", "espalier").member("version", ESPALIER_VERSION);
+  w.member("model", context->model_name).key("routes").begin_array();
+  for (const Route& route : routes()) w.value(route.pattern);
+  w.end_array().member("description", "/openapi.json").end_object();
+  send_json(response, std::move(out));
+}
+
+void handle_health(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  response->send(context->stopping ? draining() : HttpResponse{});
+}
+
+// One token, greedy: the whole line from queue to sampler has to work for it.
+void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  if (context->stopping) return response->send(draining());
+  GenerateRequest request;
+  request.rid = "HEALTH_CHECK_" + context->make_rid();
+  request.input_ids = {0};
+  request.sampling.max_new_tokens = 1;
+  request.sampling.temperature = 0.0f;
+  request.sampling.ignore_eos = true;
+  const std::string rid = request.rid;
+  const auto abort = [context, rid] { context->engine.abort(rid, Engine::AbortScope::kExact); };
+  response->on_disconnect(abort);
+  response->post_after(context->config.health_timeout, [response, abort] {
+    if (response->closed()) return;
+    abort();
+    response->send(http_error(503, "no token was generated in time"));
+  });
+  const auto submitted = context->engine.submit(std::move(request), [response](TokenEvent&& event) {
+    if (!event.finish) return;
+    const bool ok = event.finish->type == FinishReason::Type::kStop ||
+                    event.finish->type == FinishReason::Type::kLength;
+    response->send(ok ? HttpResponse{} : http_error(503, event.finish->status.message()));
+  });
+  if (submitted) return;
+  // A full queue is a busy server, not a sick one; it has work in hand.
+  const bool busy = submitted.error().code() == StatusCode::kResourceExhausted;
+  response->send(busy ? HttpResponse{} : http_error(503, submitted.error().message()));
+}
+
+void handle_models(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("object", "list").key("data").begin_array();
+  write_model(w, *context);
+  w.end_array().end_object();
+  send_json(response, std::move(out));
+}
+
+void handle_model(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  if (request.param("model") != context->model_name) {
+    return response->send(model_not_found(request.param("model")));
+  }
+  std::string out;
+  JsonWriter w(out);
+  write_model(w, *context);
+  send_json(response, std::move(out));
+}
+
+void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  const EngineConfig& config = context->engine.config();
+  const ModelInfo& info = context->engine.model_info();
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("model_path", config.model_path.string());
+  w.member("tokenizer_path",
+           (config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path).string());
+  w.member("is_generation", true).key("preferred_sampling_params").null();
+  w.member("weight_version", context->config.weight_version);
+  w.member("has_image_understanding", false).member("has_audio_understanding", false);
+  w.member("model_type", info.model_type).key("architectures").begin_array();
+  w.value(info.architecture).end_array().end_object();
+  send_json(response, std::move(out));
+}
+
+void handle_server_info(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  const Engine& engine = context->engine;
+  const EngineStats s = engine.stats();
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object();
+  write_settings(w, *context);
+  w.member("status", context->stopping ? "stopping" : "ready");
+  w.member("max_total_num_tokens", s.kv_tokens_total);
+  w.member("max_req_input_len", engine.max_input_len());
+  w.key("internal_states").begin_array().begin_object();
+  w.member("last_gen_throughput", s.gen_throughput).key("memory_usage").begin_object();
+  w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
+  w.member("token_capacity", s.kv_tokens_total).member("graph", 0).end_object();
+  w.member("effective_max_running_requests_per_dp", engine.config().max_running_requests);
+  w.key("avg_spec_accept_length").null();
+  w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
+  w.member("cache_hit_rate", s.cache_hit_rate());
+  w.member("num_retractions", s.num_retractions_total).end_object().end_array();
+  w.member("version", ESPALIER_VERSION).end_object();
+  send_json(response, std::move(out));
+}
+
+void handle_loads(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const auto format = request.query_param("format").value_or("json");
+  if (format == "prometheus")
+    return handle_metrics(context, std::move(request), std::move(response));
+  if (format != "json") {
+    return response->send(malformed_response(
+        invalid_argument("format must be json or prometheus, but it is \"{}\"", format)));
+  }
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("timestamp", unix_seconds()).member("version", ESPALIER_VERSION);
+  w.key("loads").begin_array();
+  write_load(w, context->engine.stats(), split_list(request.query_param("include").value_or("")));
+  w.end_array().end_object();
+  send_json(response, std::move(out));
+}
+
+void handle_get_load(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  const EngineStats s = context->engine.stats();
+  std::string out;
+  JsonWriter w(out);
+  w.begin_array().begin_object().member("dp_rank", 0);
+  w.member("num_reqs", s.num_running + s.num_waiting).member("num_waiting_reqs", s.num_waiting);
+  w.member("num_tokens", s.kv_tokens_running).end_object().end_array();
+  send_json(response, std::move(out));
+}
+
+void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  HttpResponse answer;
+  answer.headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
+  Metrics::Http http;
+  if (const net::HttpServer* server = context->http) {
+    const net::HttpServerStats s = server->stats();
+    http = {s.connections_open, s.dropped_slow_total};
+  }
+  answer.body = context->metrics->scrape(context->engine, http);
+  response->send(std::move(answer));
+}
+
+void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
+  send_json(response, openapi_json());
+}
+
+}  // namespace espalier::server

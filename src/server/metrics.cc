@@ -1,0 +1,130 @@
+#include "server/metrics.h"
+
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+namespace espalier::server {
+
+namespace {
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+
+// Seconds. Tokens of a small model on a CPU come every millisecond, a long prompt takes minutes.
+const Buckets kFirstTokenBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2,
+                                    0.4,   0.6,    0.8,   1,    2,     4,    6,   8,
+                                    10,    20,     40,    60,   80,    100,  200, 400};
+const Buckets kInterTokenBuckets = {0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02,
+                                    0.025,  0.03,  0.035, 0.04,  0.06,  0.08,  0.1,  0.2,   0.4,
+                                    0.6,    0.8,   1,     2,     4,     6,     8};
+const Buckets kLatencyBuckets = {0.01, 0.025, 0.05, 0.1, 0.2,  0.4,  0.6, 0.8, 1,
+                                 2,    4,     6,    8,   10,   20,   40,  60,  80,
+                                 100,  200,   400,  600, 1200, 1800, 2400};
+const Buckets kTokenBuckets = {1,    10,   50,    100,   200,   500,    1000,  2000,
+                               4000, 8000, 16000, 32000, 64000, 128000, 256000};
+
+}  // namespace
+
+struct Metrics::Impl {
+  prometheus::Registry registry;
+  prometheus::Labels labels;
+  prometheus::Histogram* first_token = nullptr;
+  prometheus::Histogram* inter_token = nullptr;
+  prometheus::Histogram* e2e = nullptr;
+  prometheus::Histogram* queue_time = nullptr;
+  prometheus::Histogram* prompt_tokens = nullptr;
+  prometheus::Histogram* generation_tokens = nullptr;
+
+  prometheus::Histogram* histogram(const char* name, const char* help, const Buckets& buckets) {
+    return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels,
+                                                                                      buckets);
+  }
+};
+
+Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>()) {
+  Impl& m = *impl_;
+  m.labels = {{"model_name", model_name}};
+  m.first_token = m.histogram("sglang:time_to_first_token_seconds",
+                              "Time from acceptance to the first token.", kFirstTokenBuckets);
+  m.inter_token = m.histogram("sglang:inter_token_latency_seconds",
+                              "Time between two tokens of one answer.", kInterTokenBuckets);
+  m.e2e = m.histogram("sglang:e2e_request_latency_seconds",
+                      "Time from acceptance to the last token.", kLatencyBuckets);
+  m.queue_time = m.histogram("sglang:queue_time_seconds", "Time from acceptance to the first step.",
+                             kFirstTokenBuckets);
+  m.prompt_tokens =
+      m.histogram("sglang:prompt_tokens_histogram", "Tokens of prompts.", kTokenBuckets);
+  m.generation_tokens =
+      m.histogram("sglang:generation_tokens_histogram", "Tokens of answers.", kTokenBuckets);
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::observe_first_token(double seconds) { impl_->first_token->Observe(seconds); }
+
+void Metrics::observe_inter_token(double seconds, int count) {
+  for (int i = 0; i < count; ++i) impl_->inter_token->Observe(seconds);
+}
+
+void Metrics::observe_finish(const RequestStats& stats) {
+  if (stats.finished > stats.arrived) {
+    impl_->e2e->Observe(to_seconds(stats.finished - stats.arrived));
+  }
+  if (stats.scheduled >= stats.arrived && stats.scheduled != TimePoint{}) {
+    impl_->queue_time->Observe(to_seconds(stats.scheduled - stats.arrived));
+  }
+  impl_->prompt_tokens->Observe(stats.prompt_tokens);
+  impl_->generation_tokens->Observe(stats.completion_tokens);
+}
+
+std::string Metrics::scrape(const Engine& engine, const Http& http) const {
+  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
+  const auto add = [&](const char* name, const char* help, prometheus::MetricType type, double v) {
+    prometheus::ClientMetric metric;
+    for (const auto& [key, value] : impl_->labels) metric.label.push_back({key, value});
+    (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = v;
+    families.push_back({name, help, type, {std::move(metric)}});
+  };
+  const auto gauge = [&](const char* name, const char* help, auto v) {
+    add(name, help, prometheus::MetricType::Gauge, static_cast<double>(v));
+  };
+  const auto counter = [&](const char* name, const char* help, auto v) {
+    add(name, help, prometheus::MetricType::Counter, static_cast<double>(v));
+  };
+  const EngineStats s = engine.stats();
+  gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
+  gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
+  gauge("sglang:num_used_tokens", "KV tokens of running requests.", s.kv_tokens_running);
+  gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
+  gauge("sglang:kv_available_tokens", "KV tokens that are free.",
+        s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached);
+  gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
+  gauge(
+      "sglang:token_usage", "Share of the pool that running requests use.",
+      s.kv_tokens_total == 0 ? 0.0 : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
+  gauge("sglang:cache_hit_rate", "Share of prompt tokens that came from the cache.",
+        s.cache_hit_rate());
+  gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
+  gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
+  gauge("sglang:page_size", "Tokens of a page.", engine.config().page_size);
+  counter("sglang:prompt_tokens_total", "Prompt tokens so far.", s.prompt_tokens_total);
+  counter("sglang:generation_tokens_total", "Output tokens so far.", s.generation_tokens_total);
+  counter("sglang:cached_tokens_total", "Prompt tokens that came from the cache so far.",
+          s.cached_tokens_total);
+  counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
+  counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
+  counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
+  counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
+          s.forward_seconds_total);
+  gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
+  counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
+          http.dropped_slow_total);
+  counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
+  counter("espalier:lanes_total", "Lanes of all steps; over steps: the average batch.",
+          s.num_lanes_total);
+  counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace espalier::server

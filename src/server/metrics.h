@@ -1,0 +1,34 @@
+// Prometheus metrics under SGLang's names, so that dashboards made for it work unchanged.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+
+namespace espalier::server {
+
+// Thread-safe.
+class Metrics {
+ public:
+  // `model_name` labels every series.
+  explicit Metrics(const std::string& model_name);
+  ~Metrics();
+
+  void observe_first_token(double seconds);             // from acceptance
+  void observe_inter_token(double seconds, int count);  // `count` tokens, so many seconds each
+  void observe_finish(const RequestStats& stats);
+
+  struct Http {
+    int64_t connections_open = 0;
+    int64_t dropped_slow_total = 0;
+  };
+  // The exposition text: what was observed, and the engine's figures as they are now.
+  std::string scrape(const Engine& engine, const Http& http) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier::server

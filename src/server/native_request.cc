@@ -1,0 +1,246 @@
+#include "server/native_request.h"
+
+#include <boost/json/array.hpp>
+#include <boost/json/value.hpp>
+
+namespace espalier::server {
+namespace {
+
+struct NativeBody {
+  PerItem<std::string> text;
+  std::vector<std::vector<TokenId>> input_ids;
+  bool has_input_ids = false, input_ids_is_list = false;
+  PerItem<NativeSampling> sampling;
+  PerItem<std::string> rid, extra_key, cache_salt;
+  PerItem<bool> return_logprob;
+  PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
+  PerItem<std::vector<TokenId>> token_ids_logprob;
+  std::optional<int32_t> priority;
+  bool return_text_in_logprobs = false;
+  bool stream = false;
+};
+
+Status read_value(const Json& value, std::string_view where, NativeSampling& out) {
+  return read_fields(native_sampling_fields(), value, std::string(where) + ".", out);
+}
+
+Status read_sampling(const Json& value, std::string_view where, NativeBody& body) {
+  for (const auto& [element, place] : elements(value, where, false, body.sampling.is_list)) {
+    NativeSampling& one = body.sampling.values.emplace_back();
+    if (!is_null(*element)) ESP_RETURN_IF_ERROR(read_value(*element, place, one));
+  }
+  return {};
+}
+
+Status read_ids(const Json& value, std::string_view where, NativeBody& body) {
+  if (!is_set(value) && value.is_array()) return {};  // [] is absence
+  body.has_input_ids = true;
+  for (const auto& [element, place] : elements(value, where, true, body.input_ids_is_list)) {
+    ESP_RETURN_IF_ERROR(server::read_value(*element, place, body.input_ids.emplace_back()));
+  }
+  return {};
+}
+
+const Fields<NativeBody>& native_fields() {
+  using B = NativeBody;
+  static const Fields<B> fields = {
+      field<B>("text", "the prompt, or a list of prompts", &B::text),
+      custom<B>(
+          "input_ids",
+          R"({"anyOf":[{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})",
+          "the prompt as token ids, or a list of such, instead of text", read_ids),
+      custom<B>(
+          "sampling_params",
+          R"({"anyOf":[{"$ref":"#/components/schemas/SamplingParams"},{"type":"array","items":{"$ref":"#/components/schemas/SamplingParams"}}]})",
+          "for all prompts, or a list with one for each", read_sampling),
+      field<B>("rid", "request id, for /abort_request; made up where absent", &B::rid),
+      field<B>("stream", "answer as server-sent events", &B::stream),
+      field<B>("return_logprob", "log-probabilities in meta_info", &B::return_logprob),
+      field<B>("logprob_start_len",
+               "prompt position from which input log-probabilities are returned; -1: none "
+               "(absent with max_new_tokens 0: all)",
+               &B::logprob_start_len),
+      field<B>("top_logprobs_num", "best tokens to return at each position", &B::top_logprobs_num),
+      field<B>("token_ids_logprob", "ids whose log-probability is wanted at each position",
+               &B::token_ids_logprob),
+      field<B>("return_text_in_logprobs", "token texts beside ids", &B::return_text_in_logprobs),
+      field<B>("priority", "larger is sooner, where the scheduler has priorities", &B::priority),
+      field<B>("extra_key", "requests of different keys never share cached prefixes",
+               &B::extra_key),
+      field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
+      refused<B>("image_data", "is not supported until a model supports images"),
+      refused<B>("video_data", "is not supported until a model supports videos"),
+      refused<B>("audio_data", "is not supported until a model supports audio"),
+      refused<B>("input_embeds"),
+      refused<B>("session_params"),
+      refused<B>("session_id"),
+      refused<B>("lora_path"),
+      refused<B>("lora_id"),
+      refused<B>("custom_logit_processor"),
+      refused<B>("return_hidden_states"),
+      refused<B>("return_routed_experts"),
+      refused<B>("return_indexer_topk"),
+      refused<B>("return_entropy"),
+      refused<B>("return_prompt_token_ids"),
+      refused<B>("return_sampling_mask"),
+      refused<B>("return_bytes"),
+      refused<B>("require_reasoning"),
+      refused<B>("positional_embed_overrides"),
+      refused<B>("multi_item_delimiter_indices"),
+      refused<B>("bootstrap_host"),
+      refused<B>("bootstrap_port"),
+      refused<B>("bootstrap_room"),
+      refused<B>("background"),
+      ignored<B>("modalities"),
+      ignored<B>("custom_labels"),
+      ignored<B>("no_logs"),
+      ignored<B>("log_metrics"),
+      ignored<B>("routing_key"),
+      ignored<B>("routed_dp_rank"),
+      ignored<B>("conversation_id"),
+  };
+  return fields;
+}
+
+// The rid of item i of n: one rid for a batch becomes rid_0, rid_1 ...
+std::string rid_of(const PerItem<std::string>& rid, size_t i, size_t n) {
+  const std::string* stated = rid.at(i);
+  if (stated == nullptr || stated->empty()) return {};
+  return rid.is_list || n == 1 ? *stated : fmt::format("{}_{}", *stated, i);
+}
+
+template <typename X>
+X value_or(const PerItem<X>& values, size_t i, X otherwise) {
+  const X* value = values.at(i);
+  return value != nullptr ? *value : otherwise;
+}
+
+NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
+  NativeItem item;
+  GenerateRequest& r = item.request;
+  if (body.has_input_ids) {
+    r.input_ids = body.input_ids[i];
+  } else {
+    r.text = *body.text.at(i);
+  }
+  if (const NativeSampling* sampling = body.sampling.at(i)) {
+    r.sampling = *sampling;
+    item.stream_interval = sampling->stream_interval;
+  }
+  r.rid = rid_of(body.rid, i, n);
+  r.return_logprob = value_or(body.return_logprob, i, false);
+  const auto start = value_or<std::optional<int32_t>>(body.logprob_start_len, i, std::nullopt);
+  item.has_logprob_start = start.has_value();
+  r.logprob_start_len = start.value_or(-1);
+  if (r.return_logprob) {
+    r.top_logprobs_num =
+        value_or<std::optional<int32_t>>(body.top_logprobs_num, i, std::nullopt).value_or(0);
+    r.token_ids_logprob = value_or<std::vector<TokenId>>(body.token_ids_logprob, i, {});
+  }
+  r.priority = body.priority.value_or(0);
+  const std::string salt = value_or<std::string>(body.cache_salt, i, {});
+  r.extra_key = value_or<std::string>(body.extra_key, i, {});
+  if (!salt.empty()) r.extra_key += "/" + salt;
+  return item;
+}
+
+Status check(const NativeBody& body, size_t n) {
+  if (n == 0) return invalid_argument("the batch is empty");
+  ESP_RETURN_IF_ERROR(check_samples(n, 1));
+  ESP_RETURN_IF_ERROR(body.sampling.check_size("sampling_params", n));
+  ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
+  ESP_RETURN_IF_ERROR(body.extra_key.check_size("extra_key", n));
+  ESP_RETURN_IF_ERROR(body.cache_salt.check_size("cache_salt", n));
+  ESP_RETURN_IF_ERROR(body.return_logprob.check_size("return_logprob", n));
+  ESP_RETURN_IF_ERROR(body.logprob_start_len.check_size("logprob_start_len", n));
+  ESP_RETURN_IF_ERROR(body.top_logprobs_num.check_size("top_logprobs_num", n));
+  ESP_RETURN_IF_ERROR(body.token_ids_logprob.check_size("token_ids_logprob", n));
+  if (!body.sampling.values.empty())
+    ESP_RETURN_IF_ERROR(check_samples(n, body.sampling.values[0].n));
+  for (const NativeSampling& sampling : body.sampling.values) {
+    if (sampling.n != body.sampling.values[0].n) {
+      return invalid_argument("sampling_params.n must be the same for all prompts of a batch");
+    }
+    if (sampling.stream_interval.value_or(1) < 1) {
+      return invalid_argument("sampling_params.stream_interval must be at least 1");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const Fields<NativeSampling>& native_sampling_fields() {
+  using S = NativeSampling;
+  static const Fields<S> fields = [] {
+    Fields<S> f = {
+        field<S>("max_new_tokens", "default 128; null: up to the context; 0: prefill only",
+                 &S::max_new_tokens),
+        field<S>("min_new_tokens", "no end-of-sequence before; default 0", &S::min_new_tokens),
+        field<S>("temperature", "default 1 (or the model's); 0 is greedy", &S::temperature),
+        field<S>("top_p", "in (0, 1]", &S::top_p),
+        field<S>("top_k", "-1: no limit", &S::top_k),
+        field<S>("min_p", "in [0, 1]", &S::min_p),
+        field<S>("frequency_penalty", "in [-2, 2]", &S::frequency_penalty),
+        field<S>("presence_penalty", "in [-2, 2]", &S::presence_penalty),
+        field<S>("repetition_penalty", "in (0, 2]", &S::repetition_penalty),
+        field<S>("n", "samples of each prompt", &S::n),
+        field<S>("stop", "strings that end the text", &S::stop),
+        field<S>("stop_token_ids", "tokens that end the text", &S::stop_token_ids),
+        field<S>("stop_regex", "expressions that end the text", &S::stop_regex),
+        field<S>("ignore_eos", "go on behind end-of-sequence", &S::ignore_eos),
+        field<S>("skip_special_tokens", "leave special tokens out of the text; default true",
+                 &S::skip_special_tokens),
+        field<S>("spaces_between_special_tokens", "default true",
+                 &S::spaces_between_special_tokens),
+        field<S>("no_stop_trim", "keep the stop string in the text", &S::no_stop_trim),
+        field<S>("logit_bias", "added to tokens' logits", &S::logit_bias),
+        field<S>("sampling_seed", "the same seed gives the same draws", &S::sampling_seed),
+        field<S>("stream_interval", "tokens between two events of a stream", &S::stream_interval),
+        field<S>("json_schema", "JSON Schema, as a string, that the text must follow",
+                 &S::json_schema),
+        field<S>("regex", "expression that the text must match", &S::regex),
+        field<S>("ebnf", "grammar that the text must follow", &S::ebnf),
+        field<S>("structural_tag", "structural tags, as a string", &S::structural_tag),
+        refused<S>("custom_params"),
+    };
+    f[0].read_null = [](S& s) { s.to_context = true; };
+    return f;
+  }();
+  return fields;
+}
+
+Result<NativeRequest> parse_native(std::string_view text, bool& malformed) {
+  malformed = true;
+  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(text));
+  NativeBody body;
+  if (const Status read = read_fields(native_fields(), value, "", body); !read.ok()) {
+    malformed = read.code() == StatusCode::kInvalidArgument;  // else: a field refused by name
+    return fail(read);
+  }
+  malformed = false;
+  const bool has_text = !body.text.values.empty();
+  if (has_text == body.has_input_ids) {
+    return fail(invalid_argument("{}", has_text ? "give either text or input_ids, not both"
+                                                : "text or input_ids is missing"));
+  }
+  const size_t n = has_text ? body.text.values.size() : body.input_ids.size();
+  ESP_RETURN_IF_ERROR(check(body, n));
+  NativeRequest request;
+  for (size_t i = 0; i < n; ++i) {
+    request.items.push_back(make_item(body, i, n));
+    if (body.has_input_ids && request.items.back().request.input_ids.empty()) {
+      return fail(invalid_argument("input_ids holds no token"));
+    }
+  }
+  request.stream = body.stream;
+  request.return_text_in_logprobs = body.return_text_in_logprobs;
+  request.is_list = (has_text ? body.text.is_list : body.input_ids_is_list) ||
+                    request.items[0].request.sampling.n > 1;
+  return request;
+}
+
+std::string native_schema() { return schema_of(native_fields()); }
+std::string native_sampling_schema() { return schema_of(native_sampling_fields()); }
+
+}  // namespace espalier::server

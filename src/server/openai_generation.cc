@@ -1,0 +1,337 @@
+#include "server/openai_generation.h"
+
+#include <set>
+
+namespace espalier::server {
+namespace {
+
+constexpr float kLogprobMin = -9999.0f;  // what OpenAI sends where a probability is 0
+
+float finite(float logprob) { return logprob > kLogprobMin ? logprob : kLogprobMin; }
+
+// What the two dialects share: ids, usage, the shape of a chunk.
+class OpenAiGeneration : public Generation {
+ public:
+  OpenAiGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                   const OpenAiCommon& common)
+      : Generation(std::move(context), std::move(response), std::move(items), common.stream),
+        created_(std::chrono::duration_cast<std::chrono::seconds>(
+                     std::chrono::system_clock::now().time_since_epoch())
+                     .count()),
+        include_usage_(common.include_usage),
+        continuous_usage_(common.continuous_usage_stats),
+        samples_per_prompt_(static_cast<int32_t>(samples().size() / num_items())) {
+    model_ = common.model.empty() ? this->context().model_name : common.model;
+    id_ = samples()[0].item->request.rid;
+  }
+
+ protected:
+  Dialect dialect() const override { return Dialect::kOpenAi; }
+
+  void begin_answer(JsonWriter& w, std::string_view object) const {
+    w.begin_object().member("id", id_).member("object", object);
+    w.member("created", created_).member("model", model_);
+  }
+
+  // A choice's end; null where it has none yet.
+  static void write_finish(JsonWriter& w, const std::optional<FinishReason>& finish) {
+    w.key("finish_reason");
+    if (!finish) {
+      w.null().key("matched_stop").null();
+      return;
+    }
+    w.value(finish_name(*finish)).key("matched_stop");
+    write_matched(w, *finish);
+  }
+
+  // Each prompt counts once, however many choices it has.
+  void write_usage(JsonWriter& w, const Sample* only = nullptr) const {
+    int64_t prompt = 0, completion = 0, cached = 0;
+    for (const Sample& sample : samples()) {
+      if (only != nullptr && &sample != only) continue;
+      completion += sample.stats.completion_tokens;
+      if (only == nullptr && sample.index % samples_per_prompt_ != 0) continue;
+      prompt += sample.stats.prompt_tokens;
+      cached += sample.stats.cached_tokens;
+    }
+    w.begin_object().member("prompt_tokens", prompt).member("completion_tokens", completion);
+    w.member("total_tokens", prompt + completion).key("prompt_tokens_details");
+    if (context().config.enable_cache_report) {
+      w.begin_object().member("cached_tokens", cached).end_object();
+    } else {
+      w.null();
+    }
+    w.member("reasoning_tokens", 0).end_object();
+  }
+
+  void end_chunk(JsonWriter& w, const Sample& sample) const {
+    w.key("usage");
+    continuous_usage_ ? write_usage(w, &sample) : static_cast<void>(w.null());
+    w.end_object();
+  }
+
+  void append_usage_chunk(std::string& out, std::string_view object) const {
+    if (!include_usage_) return;
+    std::string payload;
+    JsonWriter w(payload);
+    begin_answer(w, object);
+    w.key("choices").begin_array().end_array().key("usage");
+    write_usage(w);
+    w.end_object();
+    net::append_sse(out, payload);
+  }
+
+  void end_answer(JsonWriter& w) const {
+    w.key("usage");
+    write_usage(w);
+    w.key("metadata").begin_object();
+    w.member("weight_version", context().config.weight_version).end_object();
+    w.end_object();
+  }
+
+ private:
+  const int64_t created_;  // Unix seconds
+  const bool include_usage_, continuous_usage_;
+  const int32_t samples_per_prompt_;
+  std::string model_, id_;
+};
+
+// /v1/completions.
+
+class CompletionGeneration final : public OpenAiGeneration {
+ public:
+  CompletionGeneration(ContextPtr context, net::ResponsePtr response,
+                       std::vector<GenerationItem> items, const CompletionRequest& request,
+                       std::vector<std::string> echoes)
+      : OpenAiGeneration(std::move(context), std::move(response), std::move(items), request),
+        echoes_(std::move(echoes)),
+        with_logprobs_(request.logprobs.has_value()) {}
+
+ protected:
+  void append_events(std::string& out, const Sample& sample) override {
+    std::string payload;
+    JsonWriter w(payload);
+    begin_answer(w, "text_completion");
+    w.key("choices").begin_array();
+    write_choice(w, sample, sample.text_sent, sample.ids_sent, !sample.sent_any);
+    w.end_array();
+    end_chunk(w, sample);
+    net::append_sse(out, payload);
+  }
+  void append_last_events(std::string& out) override { append_usage_chunk(out, "text_completion"); }
+
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    begin_answer(w, "text_completion");
+    w.key("choices").begin_array();
+    for (const Sample& sample : samples()) write_choice(w, sample, 0, 0, true);
+    w.end_array();
+    end_answer(w);
+    return out;
+  }
+
+ private:
+  // `first`: with what stands before the completion (the echo and its log-probabilities).
+  void write_choice(JsonWriter& w, const Sample& sample, size_t text_begin, size_t ids_begin,
+                    bool first) const {
+    std::string text;
+    if (first && !echoes_.empty()) text = echoes_[static_cast<size_t>(sample.item_index)];
+    text += std::string_view(sample.text).substr(text_begin);
+    w.begin_object().member("index", sample.index).member("text", text).key("logprobs");
+    if (with_logprobs_) {
+      std::vector<LogprobEntry> entries;
+      if (first) entries = input_entries(sample);
+      for (const LogprobEntry& e : output_entries(sample, ids_begin)) entries.push_back(e);
+      write_logprobs(w, entries, sample.item->request.top_logprobs_num > 0);
+    } else {
+      w.null();
+    }
+    write_finish(w, sample.finish);
+    w.end_object();
+  }
+
+  void write_logprobs(JsonWriter& w, const std::vector<LogprobEntry>& entries,
+                      bool with_top) const {
+    w.begin_object().key("text_offset").begin_array();
+    for (size_t i = 0; i < entries.size(); ++i) w.value(-1);
+    w.end_array().key("token_logprobs").begin_array();
+    for (const LogprobEntry& e : entries) {
+      e.lp != nullptr ? w.value(finite(e.lp->logprob)) : w.null();
+    }
+    w.end_array().key("tokens").begin_array();
+    for (const LogprobEntry& e : entries) w.value(context().token_text(e.id));
+    w.end_array().key("top_logprobs").begin_array();
+    for (const LogprobEntry& e : entries) {
+      if (with_top) write_top(w, e);
+    }
+    w.end_array().end_object();
+  }
+
+  // {text: logprob}; of tokens with the same text the best one stands.
+  void write_top(JsonWriter& w, const LogprobEntry& entry) const {
+    if (entry.lp == nullptr) {
+      w.null();
+      return;
+    }
+    std::set<std::string> seen;
+    w.begin_object();
+    for (const auto& [id, logprob] : entry.lp->top) {
+      const std::string text = context().token_text(id);
+      if (seen.insert(text).second) w.member(text, finite(logprob));
+    }
+    w.end_object();
+  }
+
+  const std::vector<std::string> echoes_;  // one for each prompt, or empty
+  const bool with_logprobs_;
+};
+
+// /v1/chat/completions.
+
+class ChatGeneration final : public OpenAiGeneration {
+ public:
+  ChatGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                 const ChatRequest& request)
+      : OpenAiGeneration(std::move(context), std::move(response), std::move(items), request),
+        with_logprobs_(request.logprobs) {}
+
+ protected:
+  // The role, the text and the end are chunks of their own.
+  void append_events(std::string& out, const Sample& sample) override {
+    if (!sample.sent_any) append_chunk(out, sample, Chunk::kRole);
+    const bool has_text = sample.text_sent < sample.text.size();
+    const bool has_logprobs = with_logprobs_ && sample.ids_sent < sample.ids.size();
+    if (has_text || has_logprobs) append_chunk(out, sample, Chunk::kText);
+    if (sample.finish) append_chunk(out, sample, Chunk::kEnd);
+  }
+  void append_last_events(std::string& out) override {
+    append_usage_chunk(out, "chat.completion.chunk");
+  }
+
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    begin_answer(w, "chat.completion");
+    w.key("choices").begin_array();
+    for (const Sample& sample : samples()) {
+      w.begin_object().member("index", sample.index).key("message").begin_object();
+      w.member("role", "assistant").member("content", sample.text);
+      w.key("reasoning_content").null().key("tool_calls").null().end_object();
+      write_logprobs(w, sample, 0);
+      write_finish(w, sample.finish);
+      w.end_object();
+    }
+    w.end_array();
+    end_answer(w);
+    return out;
+  }
+
+ private:
+  enum class Chunk { kRole, kText, kEnd };
+
+  void append_chunk(std::string& out, const Sample& sample, Chunk kind) const {
+    std::string payload;
+    JsonWriter w(payload);
+    begin_answer(w, "chat.completion.chunk");
+    w.key("choices").begin_array().begin_object().member("index", sample.index);
+    w.key("delta").begin_object();
+    if (kind == Chunk::kRole) w.member("role", "assistant").member("content", "");
+    if (kind == Chunk::kText) {
+      w.member("content", std::string_view(sample.text).substr(sample.text_sent));
+    }
+    if (kind != Chunk::kEnd) w.key("reasoning_content").null();
+    w.end_object();
+    if (kind == Chunk::kText) {
+      write_logprobs(w, sample, sample.ids_sent);
+    } else {
+      w.key("logprobs").null();
+    }
+    write_finish(w, kind == Chunk::kEnd ? sample.finish : std::nullopt);
+    w.end_object().end_array();
+    end_chunk(w, sample);
+    net::append_sse(out, payload);
+  }
+
+  void write_logprobs(JsonWriter& w, const Sample& sample, size_t ids_begin) const {
+    w.key("logprobs");
+    if (!with_logprobs_) {
+      w.null();
+      return;
+    }
+    w.begin_object().key("content").begin_array();
+    for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
+      w.begin_object();
+      write_token(w, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
+      w.key("top_logprobs").begin_array();
+      if (entry.lp != nullptr) {
+        for (const auto& [id, logprob] : entry.lp->top) {
+          w.begin_object();
+          write_token(w, id, logprob);
+          w.end_object();
+        }
+      }
+      w.end_array().end_object();
+    }
+    w.end_array().end_object();
+  }
+
+  // The bytes are the token's own, which its text cannot show where they are part of a character.
+  void write_token(JsonWriter& w, TokenId id, float logprob) const {
+    const std::string text = context().token_text(id);
+    std::string_view bytes = text;
+    if (const Tokenizer* tokenizer = context().engine.tokenizer()) {
+      const auto& all = tokenizer->vocab().token_bytes;
+      if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
+    }
+    w.member("token", text).key("bytes").begin_array();
+    for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
+    w.end_array().member("logprob", finite(logprob));
+  }
+
+  const bool with_logprobs_;
+};
+
+}  // namespace
+
+std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
+                                                       net::ResponsePtr response,
+                                                       CompletionRequest&& request) {
+  std::vector<GenerationItem> items;
+  std::vector<std::string> echoes;
+  const Tokenizer* tokenizer = context->engine.tokenizer();
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    CompletionRequest::Prompt& prompt = request.prompts[i];
+    GenerationItem& item = items.emplace_back();
+    item.stream_interval = context->config.stream_interval;
+    item.request = request.make_request(i, request.prompts.size());
+    item.request.return_logprob = request.logprobs.has_value();
+    item.request.top_logprobs_num = request.logprobs.value_or(0);
+    if (request.logprobs && request.echo) item.logprob_start = 0;
+    if (request.echo) {
+      const bool can_decode = !prompt.is_text && tokenizer != nullptr;
+      echoes.push_back(can_decode ? tokenizer->decode(prompt.ids) : prompt.text);
+    }
+    item.request.text = std::move(prompt.text);
+    item.request.input_ids = std::move(prompt.ids);
+  }
+  return std::make_shared<CompletionGeneration>(std::move(context), std::move(response),
+                                                std::move(items), request, std::move(echoes));
+}
+
+std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
+                                                 ChatRequest&& request, std::string prompt) {
+  std::vector<GenerationItem> items(1);
+  GenerationItem& item = items[0];
+  item.stream_interval = context->config.stream_interval;
+  item.request = request.make_request(0, 1);
+  item.request.return_logprob = request.logprobs;
+  item.request.top_logprobs_num = request.top_logprobs;
+  item.request.text = std::move(prompt);
+  item.request.input_ids = std::move(request.input_ids);
+  item.request.add_special_tokens = false;  // the template has put them
+  return std::make_shared<ChatGeneration>(std::move(context), std::move(response), std::move(items),
+                                          request);
+}
+
+}  // namespace espalier::server

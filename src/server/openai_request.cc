@@ -1,0 +1,440 @@
+#include "server/openai_request.h"
+
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+
+namespace espalier::server {
+
+namespace json = boost::json;
+
+namespace {
+
+constexpr std::string_view kIdsSchema = R"({"type":"array","items":{"type":"integer"}})";
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+
+// {"include_usage": bool, "continuous_usage_stats": bool}
+template <typename T>
+Status read_stream_options(const Json& value, std::string_view where, T& out) {
+  static const Fields<T> fields = {
+      field<T>("include_usage", "a last chunk with the usage", &T::include_usage),
+      field<T>("continuous_usage_stats", "the usage so far in each chunk",
+               &T::continuous_usage_stats),
+  };
+  return read_fields(fields, value, std::string(where) + ".", out);
+}
+
+// {"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}: becomes the grammar
+// field of SamplingParams that means the same.
+template <typename T>
+Status read_response_format(const Json& value, std::string_view where, T& out) {
+  if (!value.is_object()) {
+    return invalid_argument("{} must be an object, but it is {}", where, describe(value));
+  }
+  const json::object& format = value.get_object();
+  const Json* type = format.if_contains("type");
+  if (type == nullptr || !type->is_string()) {
+    return invalid_argument("{}.type is missing: text, json_object or json_schema", where);
+  }
+  const std::string_view name = view(type->get_string());
+  if (name == "text") return {};
+  if (name == "json_object") {
+    out.sampling.json_schema = R"({"type":"object"})";
+    return {};
+  }
+  if (name == "structural_tag") {
+    out.sampling.structural_tag = json::serialize(value);
+    return {};
+  }
+  if (name != "json_schema") {
+    return invalid_argument(
+        "{}.type is \"{}\": it must be text, json_object, json_schema or structural_tag", where,
+        name);
+  }
+  const Json* inner = format.if_contains("json_schema");
+  const Json* schema =
+      inner != nullptr && inner->is_object() ? inner->get_object().if_contains("schema") : nullptr;
+  if (schema == nullptr || !(schema->is_object() || schema->is_bool())) {
+    return invalid_argument("{}.json_schema.schema is missing: a JSON Schema object", where);
+  }
+  out.sampling.json_schema = json::serialize(*schema);
+  return {};
+}
+
+template <typename T>
+void append_common(Fields<T>& fields) {
+  const auto sampling = [&fields](const char* name, const char* help, auto SamplingParams::*m) {
+    fields.push_back(field<T>(
+        name, help, [m](T & t) -> auto& { return t.sampling.*m; }));
+  };
+  using S = SamplingParams;
+  fields.push_back(field<T>("model", "echoed; one model is served", &T::model));
+  fields.push_back(field<T>("stream", "answer as server-sent events", &T::stream));
+  fields.push_back(custom<T>(
+      "stream_options",
+      R"({"type":"object","properties":{"include_usage":{"type":"boolean"},"continuous_usage_stats":{"type":"boolean"}}})",
+      "usage in streams", read_stream_options<T>));
+  sampling("temperature", "default 1 (or the model's); 0 is greedy", &S::temperature);
+  sampling("top_p", "in (0, 1]", &S::top_p);
+  sampling("n", "choices of each prompt", &S::n);
+  sampling("stop", "strings that end the text", &S::stop);
+  sampling("seed", "the same seed gives the same draws", &S::sampling_seed);
+  sampling("frequency_penalty", "in [-2, 2]", &S::frequency_penalty);
+  sampling("presence_penalty", "in [-2, 2]", &S::presence_penalty);
+  sampling("logit_bias", "added to tokens' logits", &S::logit_bias);
+  // Beyond OpenAI's.
+  sampling("top_k", "-1: no limit", &S::top_k);
+  sampling("min_p", "in [0, 1]", &S::min_p);
+  sampling("min_tokens", "no end-of-sequence before", &S::min_new_tokens);
+  sampling("repetition_penalty", "in (0, 2]", &S::repetition_penalty);
+  sampling("stop_token_ids", "tokens that end the text", &S::stop_token_ids);
+  sampling("stop_regex", "expressions that end the text", &S::stop_regex);
+  sampling("no_stop_trim", "keep the stop string in the text", &S::no_stop_trim);
+  sampling("ignore_eos", "go on behind end-of-sequence", &S::ignore_eos);
+  sampling("skip_special_tokens", "default true", &S::skip_special_tokens);
+  sampling("regex", "expression that the text must match", &S::regex);
+  sampling("ebnf", "grammar that the text must follow", &S::ebnf);
+  fields.push_back(custom<T>("response_format", R"({"type":"object"})",
+                             "text, json_object, json_schema or structural_tag",
+                             read_response_format<T>));
+  fields.push_back(field<T>("rid", "request id, for /abort_request", &T::rid));
+  fields.push_back(
+      field<T>("extra_key", "requests of different keys share no cached prefixes", &T::extra_key));
+  fields.push_back(field<T>("cache_salt", "as extra_key; the two are joined", &T::cache_salt));
+  fields.push_back(
+      field<T>("priority", "larger is sooner, where the scheduler has priorities", &T::priority));
+  for (const char* name :
+       {"lora_path", "session_id", "session_params", "custom_logit_processor", "custom_params",
+        "return_hidden_states", "return_routed_experts", "return_cached_tokens_details",
+        "images_config", "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
+    fields.push_back(refused<T>(name));
+  }
+  for (const char* name : {"user", "custom_labels", "routed_dp_rank", "data_parallel_rank"}) {
+    fields.push_back(ignored<T>(name));
+  }
+}
+
+// prompt: a string, a list of strings, a list of ids, or a list of lists of ids.
+Status read_prompt(const Json& value, std::string_view where, CompletionRequest& out) {
+  out.prompts.clear();
+  const auto add_text = [&](const Json& text) {
+    out.prompts.push_back({std::string(view(text.get_string())), {}, true});
+  };
+  if (value.is_string()) {
+    add_text(value);
+    return {};
+  }
+  if (!value.is_array() || value.get_array().empty()) {
+    return invalid_argument(
+        "{} must be a string, a list of strings, a list of token ids or a list of such lists, but "
+        "it is {}",
+        where, describe(value));
+  }
+  const json::array& list = value.get_array();
+  if (list[0].is_number()) {
+    CompletionRequest::Prompt prompt{{}, {}, false};
+    ESP_RETURN_IF_ERROR(read_value(value, where, prompt.ids));
+    out.prompts.push_back(std::move(prompt));
+    return {};
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string place = fmt::format("{}[{}]", where, i);
+    if (list[i].is_string() && list[0].is_string()) {
+      add_text(list[i]);
+    } else if (list[i].is_array() && list[0].is_array()) {
+      CompletionRequest::Prompt prompt{{}, {}, false};
+      ESP_RETURN_IF_ERROR(read_value(list[i], place, prompt.ids));
+      if (prompt.ids.empty()) return invalid_argument("{} holds no token", place);
+      out.prompts.push_back(std::move(prompt));
+    } else {
+      return invalid_argument("{} must be {}, but it is {}", place,
+                              list[0].is_array() ? "a list of token ids" : "a string",
+                              describe(list[i]));
+    }
+  }
+  return {};
+}
+
+const Fields<CompletionRequest>& completion_fields() {
+  using C = CompletionRequest;
+  static const Fields<C> fields = [] {
+    Fields<C> f = {
+        custom<C>("prompt",
+                  R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},)" +
+                      std::string(kIdsSchema) + R"(,{"type":"array","items":)" +
+                      std::string(kIdsSchema) + "}]}",
+                  "what to complete", read_prompt),
+        field<C>(
+            "max_tokens", "default 16", [](C & c) -> auto& { return c.sampling.max_new_tokens; }),
+        field<C>("echo", "the prompt before the completion", &C::echo),
+        field<C>("logprobs", "log-probabilities, with this many best tokens", &C::logprobs),
+        field<C>(
+            "json_schema", "JSON Schema, as a string",
+            [](C & c) -> auto& { return c.sampling.json_schema; }),
+        refused<C>("suffix", "(fill in the middle) is not supported yet"),
+        ignored<C>("best_of"),
+    };
+    f[0].required = true;
+    append_common(f);
+    return f;
+  }();
+  return fields;
+}
+
+Status check_content_part(const Json& part, std::string_view where) {
+  const Json* type = part.is_object() ? part.get_object().if_contains("type") : nullptr;
+  if (type == nullptr || !type->is_string()) {
+    return invalid_argument("{} must be an object with a type, but it is {}", where,
+                            describe(part));
+  }
+  const std::string_view name = view(type->get_string());
+  if (name == "text") {
+    const Json* text = part.get_object().if_contains("text");
+    if (text == nullptr || !text->is_string()) {
+      return invalid_argument("{}.text must be a string", where);
+    }
+    return {};
+  }
+  for (const char* kind : {"image", "video", "audio"}) {
+    if (name.starts_with(kind) || (name == "input_audio" && kind == std::string_view("audio"))) {
+      return error(StatusCode::kUnimplemented,
+                   "{} is of type {}, which is not supported until a model supports {}s", where,
+                   name, kind);
+    }
+  }
+  return invalid_argument("{}.type is \"{}\": it must be text", where, name);
+}
+
+Status check_message(const Json& message, std::string_view where) {
+  if (!message.is_object()) {
+    return invalid_argument("{} must be an object, but it is {}", where, describe(message));
+  }
+  const Json* role = message.get_object().if_contains("role");
+  if (role == nullptr || !role->is_string()) {
+    return invalid_argument("{}.role is missing: system, user, assistant, tool or developer",
+                            where);
+  }
+  const std::string_view name = view(role->get_string());
+  bool known = false;
+  for (const char* r : {"system", "user", "assistant", "tool", "developer", "function"}) {
+    known |= name == r;
+  }
+  if (!known) {
+    return invalid_argument(
+        "{}.role is \"{}\": it must be system, user, assistant, tool or developer", where, name);
+  }
+  const Json* content = message.get_object().if_contains("content");
+  if (content == nullptr || content->is_null()) {
+    if (name == "assistant" || name == "tool") return {};
+    return invalid_argument("{}.content is missing", where);
+  }
+  if (content->is_string()) return {};
+  if (!content->is_array()) {
+    return invalid_argument("{}.content must be a string or a list of parts, but it is {}", where,
+                            describe(*content));
+  }
+  for (size_t i = 0; i < content->get_array().size(); ++i) {
+    ESP_RETURN_IF_ERROR(
+        check_content_part(content->get_array()[i], fmt::format("{}.content[{}]", where, i)));
+  }
+  return {};
+}
+
+template <typename T>
+Status read_messages(const Json& value, std::string_view where, T& out) {
+  if (!value.is_array()) {
+    return invalid_argument("{} must be a list of messages, but it is {}", where, describe(value));
+  }
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    ESP_RETURN_IF_ERROR(check_message(value.get_array()[i], fmt::format("{}[{}]", where, i)));
+  }
+  out.messages = std::make_shared<const Json>(value);
+  return {};
+}
+
+template <typename T>
+Status read_template_kwargs(const Json& value, std::string_view where, T& out) {
+  if (!value.is_object()) {
+    return invalid_argument("{} must be an object, but it is {}", where, describe(value));
+  }
+  out.template_kwargs = std::make_shared<const Json>(value);
+  return {};
+}
+
+// Tools are refused while no parser reads calls out of the text; "none" asks for nothing.
+template <typename T>
+Status read_tool_choice(const Json& value, std::string_view where, T&) {
+  if (value.is_string()) {
+    const std::string_view choice = view(value.get_string());
+    if (choice == "none" || choice == "auto") return {};
+    if (choice != "required") {
+      return invalid_argument("{} is \"{}\": it must be none, auto, required or a function", where,
+                              choice);
+    }
+  }
+  return error(StatusCode::kUnimplemented, "{} is not supported yet: leave it out", where);
+}
+
+constexpr const char* kMessagesSchema =
+    R"({"type":"array","items":{"type":"object","properties":{"role":{"type":"string"},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}},"required":["role"]}})";
+
+const Fields<ChatRequest>& chat_fields() {
+  using C = ChatRequest;
+  static const Fields<C> fields = [] {
+    Fields<C> f = {
+        custom<C>("messages", kMessagesSchema, "the conversation", read_messages<C>),
+        field<C>(
+            "max_tokens", "default: up to the context",
+            [](C & c) -> auto& { return c.sampling.max_new_tokens; }),
+        field<C>("max_completion_tokens", "goes before max_tokens", &C::max_completion_tokens),
+        field<C>("logprobs", "log-probabilities of the answer's tokens", &C::logprobs),
+        field<C>("top_logprobs", "with this many best tokens", &C::top_logprobs),
+        field<C>("input_ids", "the prompt as token ids, instead of the rendered messages",
+                 &C::input_ids),
+        field<C>("continue_final_message", "the last message is the answer's beginning",
+                 &C::continue_final_message),
+        field<C>("reasoning_effort", "handed to the chat template", &C::reasoning_effort),
+        custom<C>("chat_template_kwargs", R"({"type":"object"})",
+                  "more variables for the chat template", read_template_kwargs<C>),
+        custom<C>("tool_choice", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
+                  "none or auto", read_tool_choice<C>),
+        refused<C>("tools"),
+        refused<C>("return_meta_info"),
+        refused<C>("return_prompt_token_ids"),
+        refused<C>("audio"),
+        ignored<C>("parallel_tool_calls"),
+        ignored<C>("separate_reasoning"),
+        ignored<C>("stream_reasoning"),
+        ignored<C>("use_audio_in_video"),
+        ignored<C>("modalities"),
+        ignored<C>("store"),
+        ignored<C>("metadata"),
+        ignored<C>("service_tier"),
+    };
+    append_common(f);
+    return f;
+  }();
+  return fields;
+}
+
+const Fields<TokenizeRequest>& tokenize_fields() {
+  using T = TokenizeRequest;
+  static const Fields<T> fields = {
+      field<T>("prompt", "a text, or a list of texts", &T::prompt),
+      custom<T>("messages", kMessagesSchema, "a conversation, rendered first", read_messages<T>),
+      field<T>("add_special_tokens", "default true", &T::add_special_tokens),
+      field<T>("continue_final_message", "no prompt for an answer", &T::continue_final_message),
+      custom<T>("chat_template_kwargs", R"({"type":"object"})",
+                "more variables for the chat template", read_template_kwargs<T>),
+      refused<T>("tools"),
+      ignored<T>("tool_choice"),
+      ignored<T>("reasoning_effort"),
+      ignored<T>("model"),
+  };
+  return fields;
+}
+
+const Fields<DetokenizeRequest>& detokenize_fields() {
+  using D = DetokenizeRequest;
+  static const Fields<D> fields = [] {
+    Fields<D> f = {
+        field<D>("tokens", "ids, or a list of lists of ids", &D::tokens),
+        field<D>("skip_special_tokens", "default true", &D::skip_special_tokens),
+        ignored<D>("model"),
+    };
+    f[0].required = true;
+    return f;
+  }();
+  return fields;
+}
+
+template <typename T>
+Result<T> parse(const Fields<T>& fields, std::string_view body, bool& malformed) {
+  malformed = true;
+  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(body));
+  T out;
+  if (const Status read = read_fields(fields, value, "", out); !read.ok()) {
+    malformed = read.code() == StatusCode::kInvalidArgument;
+    return fail(read);
+  }
+  malformed = false;
+  return out;
+}
+
+std::string item_text(const PerItem<std::string>& values, size_t i) {
+  const std::string* value = values.at(i);
+  return value != nullptr ? *value : std::string();
+}
+
+Status check_common(const OpenAiCommon& common, size_t n) {
+  ESP_RETURN_IF_ERROR(common.rid.check_size("rid", n));
+  ESP_RETURN_IF_ERROR(common.extra_key.check_size("extra_key", n));
+  return common.cache_salt.check_size("cache_salt", n);
+}
+
+}  // namespace
+
+GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
+  GenerateRequest request;
+  request.rid = item_text(rid, i);
+  if (!request.rid.empty() && !rid.is_list && n > 1) request.rid += fmt::format("_{}", i);
+  request.extra_key = item_text(extra_key, i);
+  if (const std::string salt = item_text(cache_salt, i); !salt.empty()) {
+    request.extra_key += "/" + salt;
+  }
+  request.priority = priority.value_or(0);
+  request.sampling = sampling;
+  return request;
+}
+
+Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(CompletionRequest request, parse(completion_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_samples(request.prompts.size(), request.sampling.n));
+  ESP_RETURN_IF_ERROR(check_common(request, request.prompts.size()));
+  if (request.logprobs.value_or(0) < 0) {
+    return fail(invalid_argument("logprobs is {}: it must not be negative", *request.logprobs));
+  }
+  if (!request.sampling.max_new_tokens) request.sampling.max_new_tokens = 16;
+  return request;
+}
+
+Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(ChatRequest request, parse(chat_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_common(request, 1));
+  if (request.messages == nullptr && request.input_ids.empty()) {
+    malformed = true;
+    return fail(invalid_argument("messages is missing"));
+  }
+  if (request.input_ids.empty() && request.messages->get_array().empty()) {
+    return fail(invalid_argument("messages is empty"));
+  }
+  if (request.top_logprobs > 0 && !request.logprobs) {
+    return fail(invalid_argument("top_logprobs needs logprobs: true"));
+  }
+  if (request.max_completion_tokens) {
+    request.sampling.max_new_tokens = request.max_completion_tokens;
+  }
+  request.sampling.to_context = !request.sampling.max_new_tokens;
+  return request;
+}
+
+Result<TokenizeRequest> parse_tokenize(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(TokenizeRequest request, parse(tokenize_fields(), body, malformed));
+  const bool has_prompt = request.prompt.is_list || !request.prompt.values.empty();
+  if (has_prompt == (request.messages != nullptr)) {
+    return fail(invalid_argument("{}", has_prompt ? "give either prompt or messages, not both"
+                                                  : "prompt or messages is missing"));
+  }
+  return request;
+}
+
+Result<DetokenizeRequest> parse_detokenize(std::string_view body, bool& malformed) {
+  return parse(detokenize_fields(), body, malformed);
+}
+
+std::string completion_schema() { return schema_of(completion_fields()); }
+std::string chat_schema() { return schema_of(chat_fields()); }
+std::string tokenize_schema() { return schema_of(tokenize_fields()); }
+std::string detokenize_schema() { return schema_of(detokenize_fields()); }
+
+}  // namespace espalier::server

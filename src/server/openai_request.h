@@ -1,0 +1,76 @@
+// The bodies of /v1/completions and /v1/chat/completions.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/json_fields.h"
+
+namespace espalier::server {
+
+// What both have.
+struct OpenAiCommon {
+  std::string model;  // not checked: it is echoed
+  SamplingParams sampling;
+  bool stream = false;
+  bool include_usage = false;           // stream_options
+  bool continuous_usage_stats = false;  // stream_options
+  PerItem<std::string> rid, extra_key, cache_salt;
+  std::optional<int32_t> priority;
+
+  // The engine's request for prompt i of n, without the prompt.
+  GenerateRequest make_request(size_t i, size_t n) const;
+};
+
+struct CompletionRequest : OpenAiCommon {
+  struct Prompt {
+    std::string text;
+    std::vector<TokenId> ids;  // used when it is not text
+    bool is_text = true;
+  };
+  std::vector<Prompt> prompts;
+  bool echo = false;
+  std::optional<int32_t> logprobs;  // the number of best tokens
+};
+
+struct ChatRequest : OpenAiCommon {
+  std::shared_ptr<const boost::json::value> messages;  // a list of checked messages
+  std::vector<TokenId> input_ids;                      // instead of rendering the messages
+  bool logprobs = false;
+  int32_t top_logprobs = 0;
+  std::optional<int32_t> max_completion_tokens;
+  bool continue_final_message = false;
+  std::optional<std::string> reasoning_effort;
+  std::shared_ptr<const boost::json::value> template_kwargs;  // an object, or null
+};
+
+struct TokenizeRequest {
+  PerItem<std::string> prompt;
+  std::shared_ptr<const boost::json::value> messages;
+  std::shared_ptr<const boost::json::value> template_kwargs;
+  bool continue_final_message = false;
+  bool add_special_tokens = true;
+};
+
+struct DetokenizeRequest {
+  PerItem<std::vector<TokenId>> tokens;
+  bool skip_special_tokens = true;
+};
+
+// As parse_native: `malformed` tells what kind of failure it is.
+Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);
+Result<ChatRequest> parse_chat(std::string_view body, bool& malformed);
+Result<TokenizeRequest> parse_tokenize(std::string_view body, bool& malformed);
+Result<DetokenizeRequest> parse_detokenize(std::string_view body, bool& malformed);
+
+std::string completion_schema();
+std::string chat_schema();
+std::string tokenize_schema();
+std::string detokenize_schema();
+
+}  // namespace espalier::server

@@ -1,0 +1,58 @@
+// What the server answers to: one table of routes, from which the router and /openapi.json are
+// made. Internal to the room.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/context.h"
+
+namespace espalier::server {
+
+using RouteHandler = std::function<void(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr)>;
+
+enum class Access {
+  kOpen,   // never asks for a key
+  kUser,   // --api-key
+  kAdmin,  // --admin-api-key, else --api-key
+};
+
+struct Route {
+  std::vector<std::string> methods;
+  std::string pattern;
+  Access access = Access::kUser;
+  std::string summary;
+  RouteHandler handler;
+  std::string body_schema;  // its name in openapi.json's components; empty: no body
+};
+
+// Every route, in the order of the documentation.
+const std::vector<Route>& routes();
+std::string openapi_json();
+
+// generate_routes.cc
+void handle_generate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_completions(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_chat(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// text_routes.cc
+void handle_tokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_detokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// info_routes.cc
+void handle_root(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_health(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_health_generate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_models(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_model(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_model_info(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_server_info(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_loads(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_get_load(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_metrics(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_openapi(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// admin_routes.cc
+void handle_flush_cache(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_abort(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+std::string abort_schema();
+
+}  // namespace espalier::server

@@ -1,0 +1,190 @@
+#include "server/server.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/log.h"
+#include "net/http_server.h"
+#include "server/context.h"
+#include "server/errors.h"
+#include "server/routes.h"
+
+namespace espalier {
+
+using net::HttpRequest;
+using net::HttpServer;
+using net::ResponsePtr;
+using server::Access;
+using server::Context;
+using server::ContextPtr;
+
+namespace {
+
+// The time it takes tells nothing of how much of the key was right.
+bool same_key(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i]) ^
+                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
+  }
+  return difference == 0;
+}
+
+enum class Verdict { kAllowed, kUnauthorized, kForbidden };
+
+Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& request) {
+  const std::string& admin_key =
+      config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
+  const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
+  if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
+  const std::string* header = request.header("Authorization");
+  constexpr std::string_view kScheme = "Bearer ";
+  if (header == nullptr || !header->starts_with(kScheme)) return Verdict::kUnauthorized;
+  const std::string_view given = std::string_view(*header).substr(kScheme.size());
+  // The administrator's key opens everything.
+  if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
+    return Verdict::kAllowed;
+  }
+  const bool is_user = !config.api_key.empty() && same_key(given, config.api_key);
+  return is_user ? Verdict::kForbidden : Verdict::kUnauthorized;
+}
+
+Status check(const ServerConfig& c) {
+  if (c.port < 0 || c.port > 65535) {
+    return invalid_argument("port {} is outside 0 to 65535", c.port);
+  }
+  if (c.io_threads < 1 || c.worker_threads < 1) {
+    return invalid_argument("io_threads and worker_threads must be at least 1");
+  }
+  if (c.max_connections < 1) return invalid_argument("max_connections must be at least 1");
+  if (c.stream_interval < 1) return invalid_argument("stream_interval must be at least 1");
+  if (c.max_body_bytes < 1024) return invalid_argument("max_body_bytes must be at least 1024");
+  return {};
+}
+
+std::string name_of_model(const ServerConfig& config, const Engine& engine) {
+  if (!config.served_model_name.empty()) return config.served_model_name;
+  std::filesystem::path path = engine.config().model_path;
+  if (!path.has_filename()) path = path.parent_path();  // "models/llama/"
+  return path.empty() ? "default" : path.filename().string();
+}
+
+// A descriptor for each connection, and some.
+void raise_descriptor_limit(int max_connections) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = static_cast<rlim_t>(max_connections) + 256;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted) {
+    log_warning("open files are limited to {}; {} connections were to be served", limit.rlim_cur,
+                max_connections);
+  }
+}
+
+}  // namespace
+
+struct Server::Impl {
+  ContextPtr context;
+  std::unique_ptr<HttpServer> http;
+  std::mutex mutex;  // of start and stop
+  bool stopped = false;
+
+  Status add_routes(net::Router& router);
+};
+
+Status Server::Impl::add_routes(net::Router& router) {
+  for (const server::Route& route : server::routes()) {
+    for (const std::string& method : route.methods) {
+      ESP_RETURN_IF_ERROR(
+          router.add(method, route.pattern,
+                     [context = context, &route](HttpRequest&& request, ResponsePtr response) {
+                       switch (authorize(context->config, route.access, request)) {
+                         case Verdict::kAllowed:
+                           return route.handler(context, std::move(request), std::move(response));
+                         case Verdict::kUnauthorized:
+                           return response->send(server::unauthorized());
+                         case Verdict::kForbidden:
+                           return response->send(server::forbidden());
+                       }
+                     }));
+    }
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engine) {
+  ESP_RETURN_IF_ERROR(check(config));
+  auto impl = std::make_unique<Impl>();
+  impl->context = std::make_shared<Context>(std::move(config), engine);
+  Context& context = *impl->context;
+  context.model_name = name_of_model(context.config, engine);
+  context.created_unix = std::chrono::duration_cast<std::chrono::seconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+  auto chat = server::ChatFormat::load(context.config.chat_template, engine.config().model_path,
+                                       engine.tokenizer());
+  if (chat) {
+    context.chat = std::move(*chat);
+  } else if (!context.config.chat_template.empty()) {
+    return fail(chat.error());
+  } else {
+    context.chat_missing =
+        error(StatusCode::kFailedPrecondition,
+              "this model has no usable chat template ({}): start the server with --chat-template, "
+              "or use /v1/completions",
+              chat.error().message());
+  }
+  context.metrics = std::make_unique<server::Metrics>(context.model_name);
+  context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() { stop(Duration::zero()); }
+
+Status Server::start() {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->http != nullptr || impl_->stopped) {
+    return error(StatusCode::kFailedPrecondition, "a server starts once");
+  }
+  const ServerConfig& c = impl_->context->config;
+  net::HttpServerConfig http;
+  http.host = c.host;
+  http.port = c.port;
+  http.num_threads = c.io_threads;
+  http.max_connections = c.max_connections;
+  http.max_body_bytes = c.max_body_bytes;
+  http.max_pending_output_bytes = c.max_pending_output_bytes;
+  http.header_timeout = c.header_timeout;
+  http.idle_timeout = c.idle_timeout;
+  http.write_timeout = c.write_timeout;
+  http.make_error = server::http_error;
+  net::Router router;
+  ESP_RETURN_IF_ERROR(impl_->add_routes(router));
+  raise_descriptor_limit(c.max_connections);
+  auto started = HttpServer::start(std::move(http), std::move(router));
+  if (!started) {
+    const Status& why = started.error();
+    return Status(why.code(), why.message() + " (--host, --port)");
+  }
+  impl_->http = std::move(*started);
+  impl_->context->http = impl_->http.get();
+  return {};
+}
+
+int Server::port() const { return impl_->http != nullptr ? impl_->http->port() : 0; }
+
+void Server::stop(Duration timeout) {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->stopped) return;
+  impl_->stopped = true;
+  impl_->context->stopping = true;
+  if (impl_->http != nullptr) impl_->http->stop(timeout);
+  impl_->context->http = nullptr;
+  impl_->context->workers->stop();
+}
+
+}  // namespace espalier

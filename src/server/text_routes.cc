@@ -1,0 +1,112 @@
+// POST /tokenize and /detokenize.
+#include <boost/json/value.hpp>
+
+#include "server/errors.h"
+#include "server/json_writer.h"
+#include "server/openai_request.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+const Status& no_tokenizer() {
+  static const Status status(StatusCode::kFailedPrecondition,
+                             "this server runs without a tokenizer (--skip-tokenizer-init)");
+  return status;
+}
+
+void write_ids(JsonWriter& w, const std::vector<TokenId>& ids) {
+  w.begin_array();
+  for (const TokenId id : ids) w.value(id);
+  w.end_array();
+}
+
+Result<std::string> tokenize(const Context& context, const TokenizeRequest& request) {
+  const Tokenizer* tokenizer = context.engine.tokenizer();
+  if (tokenizer == nullptr) return fail(no_tokenizer());
+  EncodeOptions encode;
+  encode.add_special_tokens = request.add_special_tokens;
+  std::vector<std::vector<TokenId>> all;
+  bool is_list = false;
+  if (request.messages != nullptr) {
+    if (!context.chat) return fail(context.chat_missing);
+    ChatFormat::Options options;
+    options.kwargs = request.template_kwargs.get();
+    options.continue_final_message = request.continue_final_message;
+    ESP_ASSIGN_OR_RETURN(const std::string text, context.chat->render(*request.messages, options));
+    encode.add_special_tokens = false;
+    all.push_back(tokenizer->encode(text, encode));
+  } else {
+    is_list = request.prompt.is_list;
+    for (const std::string& text : request.prompt.values) {
+      all.push_back(tokenizer->encode(text, encode));
+    }
+  }
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("tokens");
+  if (is_list) w.begin_array();
+  for (const auto& ids : all) write_ids(w, ids);
+  if (is_list) w.end_array();
+  w.key("count");
+  if (is_list) w.begin_array();
+  for (const auto& ids : all) w.value(ids.size());
+  if (is_list) w.end_array();
+  w.member("max_model_len", context.engine.context_length()).end_object();
+  return out;
+}
+
+Result<std::string> detokenize(const Context& context, const DetokenizeRequest& request) {
+  const Tokenizer* tokenizer = context.engine.tokenizer();
+  if (tokenizer == nullptr) return fail(no_tokenizer());
+  DecodeOptions options;
+  options.skip_special_tokens = request.skip_special_tokens;
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("text");
+  if (request.tokens.is_list) w.begin_array();
+  for (const auto& ids : request.tokens.values) {
+    for (const TokenId id : ids) {
+      if (id >= tokenizer->vocab_size()) {
+        return fail(invalid_argument("token id {} is outside the vocabulary of {}", id,
+                                     tokenizer->vocab_size()));
+      }
+    }
+    w.value(tokenizer->decode(ids, options));
+  }
+  if (request.tokens.is_list) w.end_array();
+  w.end_object();
+  return out;
+}
+
+template <typename Parse, typename Answer>
+void answer_text(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
+                 Parse parse, Answer answer) {
+  const size_t size = request.body.size();
+  auto body = std::make_shared<std::string>(std::move(request.body));
+  context->run_sized(size, response, [context, response, body, parse, answer] {
+    bool malformed = false;
+    const auto parsed = parse(*body, malformed);
+    if (!parsed && malformed) return response->send(malformed_response(parsed.error()));
+    auto out = parsed ? answer(*context, *parsed) : Result<std::string>(fail(parsed.error()));
+    response->send(out ? HttpResponse::json(200, std::move(*out))
+                       : error_response(Dialect::kOpenAi, out.error()));
+  });
+}
+
+}  // namespace
+
+void handle_tokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  answer_text(context, std::move(request), std::move(response), parse_tokenize, tokenize);
+}
+
+void handle_detokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  answer_text(context, std::move(request), std::move(response), parse_detokenize, detokenize);
+}
+
+}  // namespace espalier::server
