@@ -9,11 +9,12 @@
 namespace espalier::kernels {
 namespace {
 
-// One piece of work: a few tokens of a lane under one key/value head, over their whole context, or
-// over one split of it.
+// One piece of work: a few tokens of a lane under a few key/value heads, over their whole context,
+// or over one split of it.
 struct Piece {
   int32_t lane;
-  int32_t kv_head;
+  int32_t kv_head;  // the first of them
+  int32_t kv_heads;
   int32_t token;  // within the lane
   int32_t tokens;
   int64_t begin, end;  // positions
@@ -24,6 +25,7 @@ struct Piece {
 struct Split {
   int32_t lane;
   int32_t kv_head;
+  int32_t kv_heads;
   int32_t token;
   int32_t tokens;
   int32_t parts;
@@ -36,14 +38,21 @@ constexpr size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // lie at absolute positions and combine in order whether one thread takes them or many.
 class Plan {
  public:
-  Plan(const CpuBackend& backend, const AttentionArgs& args)
+  Plan(CpuBackend& backend, const AttentionArgs& args)
       : args_(args),
         group_(args.heads / args.kv->num_kv_heads),
         tile_tokens_(std::max<int64_t>(1, kAttentionTileRows / group_)),
-        state_floats_(backend.table().attention_state(args.kv->head_dim)) {}
+        state_floats_(backend.table().attention_state(args.kv->head_dim)),
+        pieces_wanted_(4 * backend.pool().num_threads()) {
+    for (const Lane& lane : args.lanes) {
+      const int64_t tiles = (lane.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
+      const int64_t context = lane.prefix_len + lane.num_query_tokens;
+      tiles_and_parts_ += tiles > 1 ? tiles : (context - 1) / kAttentionSplit + 1;
+    }
+  }
 
   int64_t group() const { return group_; }
-  int64_t max_rows() const { return tile_tokens_ * group_; }
+  int64_t max_rows() const { return std::max(group_, kAttentionTileRows); }
 
   // Calls piece(Piece) and split(Split) for all there are.
   template <typename PieceFn, typename SplitFn>
@@ -55,18 +64,31 @@ class Plan {
       // everyone waiting.
       const int64_t tiles = (lane.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
       for (int64_t tile = tiles - 1; tile >= 0; --tile) {
-        for (int32_t kv_head = 0; kv_head < args_.kv->num_kv_heads; ++kv_head) {
-          cut_tile(static_cast<int32_t>(index), kv_head, tile * tile_tokens_, tiles == 1, piece,
-                   split, state);
+        const int64_t token = tile * tile_tokens_;
+        const int32_t step =
+            heads_at_once(std::min<int64_t>(tile_tokens_, lane.num_query_tokens - token));
+        for (int32_t kv_head = 0; kv_head < args_.kv->num_kv_heads; kv_head += step) {
+          const int32_t kv_heads = std::min(step, args_.kv->num_kv_heads - kv_head);
+          cut_tile(static_cast<int32_t>(index), kv_head, kv_heads, token, tiles == 1, piece, split,
+                   state);
         }
       }
     }
   }
 
  private:
+  // Heads of one token lie together in memory, so a piece takes as many as its rows allow, as long
+  // as there are enough pieces for all threads.
+  int32_t heads_at_once(int64_t tokens) const {
+    const int64_t fit = kAttentionTileRows / (tokens * group_);
+    const int64_t spread = args_.kv->num_kv_heads * tiles_and_parts_ / pieces_wanted_;
+    return static_cast<int32_t>(
+        std::clamp<int64_t>(std::min(fit, spread), 1, args_.kv->num_kv_heads));
+  }
+
   template <typename PieceFn, typename SplitFn>
-  void cut_tile(int32_t index, int32_t kv_head, int64_t token, bool may_split, const PieceFn& piece,
-                const SplitFn& split, int64_t& state) const {
+  void cut_tile(int32_t index, int32_t kv_head, int32_t kv_heads, int64_t token, bool may_split,
+                const PieceFn& piece, const SplitFn& split, int64_t& state) const {
     const Lane& lane = args_.lanes[static_cast<size_t>(index)];
     const int64_t tokens = std::min<int64_t>(tile_tokens_, lane.num_query_tokens - token);
     const int64_t first = lane.prefix_len + token;
@@ -75,6 +97,7 @@ class Plan {
         args_.sliding_window > 0 ? std::max<int64_t>(0, first - args_.sliding_window + 1) : 0;
     Piece whole = {index,
                    kv_head,
+                   kv_heads,
                    static_cast<int32_t>(token),
                    static_cast<int32_t>(tokens),
                    seen / kAttentionBlock * kAttentionBlock,
@@ -86,8 +109,9 @@ class Plan {
       piece(whole);
       return;
     }
-    const int64_t part_floats = tokens * group_ * state_floats_;
-    split(Split{index, kv_head, whole.token, whole.tokens, static_cast<int32_t>(parts), state});
+    const int64_t part_floats = kv_heads * tokens * group_ * state_floats_;
+    split(Split{index, kv_head, kv_heads, whole.token, whole.tokens, static_cast<int32_t>(parts),
+                state});
     for (int64_t part = 0; part < parts; ++part, state += part_floats) {
       Piece one = whole;
       one.begin = std::max(whole.begin, (first_split + part) * kAttentionSplit);
@@ -101,6 +125,8 @@ class Plan {
   const int64_t group_;
   const int64_t tile_tokens_;
   const int64_t state_floats_;
+  const int64_t pieces_wanted_;
+  int64_t tiles_and_parts_ = 0;  // of all lanes, under one key/value head
 };
 
 // The backend's scratch, cut into the plan's lists, the states of split pieces and each thread's
@@ -121,8 +147,8 @@ Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const P
   plan.each([&](const Piece&) { ++pieces; },
             [&](const Split& split) {
               ++splits;
-              states +=
-                  static_cast<int64_t>(split.parts) * split.tokens * plan.group() * state_floats;
+              states += static_cast<int64_t>(split.parts) * split.kv_heads * split.tokens *
+                        plan.group() * state_floats;
             });
   const size_t piece_bytes = align(static_cast<size_t>(pieces) * sizeof(Piece));
   const size_t split_bytes = align(static_cast<size_t>(splits) * sizeof(Split));
@@ -157,6 +183,7 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .q_stride = args.q_stride,
       .out = args.out + token * args.out_stride + head,
       .out_stride = args.out_stride,
+      .kv_heads = piece.kv_heads,
       .tokens = piece.tokens,
       .group = plan.group(),
       .head_dim = kv.head_dim,
@@ -170,6 +197,7 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .page_size = kv.page_size,
       .page_stride = kv.page_stride,
       .token_stride = kv.token_stride,
+      .head_stride = kv.head_stride,
       .scale = args.scale,
       .sliding_window = args.sliding_window,
       .softcap = args.softcap,
@@ -182,10 +210,10 @@ void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
   const int64_t dim = args.kv->head_dim;
   const int64_t state_floats = backend.table().attention_state(dim);
   const Lane& lane = args.lanes[static_cast<size_t>(split.lane)];
-  const int64_t rows = split.tokens * plan.group();
+  const int64_t head_rows = split.tokens * plan.group(), rows = split.kv_heads * head_rows;
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = lane.query_begin + split.token + row / plan.group();
-    const int64_t head = split.kv_head * plan.group() + row % plan.group();
+    const int64_t token = lane.query_begin + split.token + row % head_rows / plan.group();
+    const int64_t head = (split.kv_head + row / head_rows) * plan.group() + row % plan.group();
     backend.table().attention_combine(space.states + split.state + row * state_floats,
                                       rows * state_floats, split.parts, dim,
                                       args.out + token * args.out_stride + head * dim);

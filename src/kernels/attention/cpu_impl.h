@@ -1,6 +1,7 @@
 // Attention of one tile, the same text for every instruction set.
 //
-// A tile's rows are the queries of `tokens` tokens and `group` heads that share a key/value head.
+// A tile's rows are the queries of `tokens` tokens under `kv_heads` key/value heads, each shared by
+// `group` heads.
 // Keys come in blocks of kAttentionBlock absolute positions. Of each block
 //   1. K is gathered from its pages, widened and transposed; scores = q K^T, a key a lane;
 //   2. each row's scores are masked and turned into weights exp(score - largest so far);
@@ -117,19 +118,38 @@ inline const void* row_at(const void* plane, const BlockRows& rows, int64_t i) {
   return static_cast<const char*>(plane) + rows.offsets[i];
 }
 
-// Asks for the rows of a later block.
-inline void prefetch_rows(const AttentionTile& tile, const void* plane, const BlockRows& rows) {
-  const int64_t row_bytes = tile.head_dim * (tile.bf16 ? 2 : 4);
-  for (int64_t i = 0; i < rows.count; ++i) {
-    const auto* row = static_cast<const char*>(row_at(plane, rows, i));
-    for (int64_t b = 0; b < row_bytes; b += 64) simd::prefetch(row + b);
+// Asks memory for the rows of a later block, all heads of a tile together since they lie together:
+// a line of K and one of V at each step. The steps are strewn among the arithmetic, because a core
+// has few requests under way at a time and a burst of them would make it wait.
+class Ahead {
+ public:
+  Ahead(const AttentionTile& tile, const BlockRows& rows)
+      : tile_(tile),
+        rows_(rows),
+        row_bytes_(((tile.kv_heads - 1) * tile.head_stride + tile.head_dim) * (tile.bf16 ? 2 : 4)) {
   }
-}
 
-inline void gather_values(const AttentionTile& tile, const BlockRows& rows, float* to) {
+  void step() {
+    if (row_ >= rows_.count) return;
+    simd::prefetch_far(static_cast<const char*>(row_at(tile_.k, rows_, row_)) + byte_);
+    simd::prefetch_far(static_cast<const char*>(row_at(tile_.v, rows_, row_)) + byte_);
+    byte_ += 64;
+    if (byte_ >= row_bytes_) byte_ = 0, ++row_;
+  }
+
+ private:
+  const AttentionTile& tile_;
+  const BlockRows& rows_;
+  const int64_t row_bytes_;
+  int64_t row_ = 0;
+  int64_t byte_ = 0;
+};
+
+inline void gather_values(const AttentionTile& tile, const void* plane, const BlockRows& rows,
+                          float* to) {
   const int64_t dim = padded(tile.head_dim);
   for (int64_t i = 0; i < rows.count; ++i) {
-    widen_row(row_at(tile.v, rows, i), tile.bf16, tile.head_dim, to + i * dim);
+    widen_row(row_at(plane, rows, i), tile.bf16, tile.head_dim, to + i * dim);
   }
 }
 
@@ -149,11 +169,12 @@ inline void transpose_keys(const BlockRows& rows, const void* plane, int64_t dim
   }
 }
 
-inline void load_keys(const AttentionTile& tile, const BlockRows& rows, const TileScratch& s) {
+inline void load_keys(const AttentionTile& tile, const void* plane, const BlockRows& rows,
+                      const TileScratch& s) {
   const int64_t width = tile.bf16 ? 2 * simd::kWidth : simd::kWidth;
   if (tile.head_dim % width == 0) {
-    tile.bf16 ? transpose_keys<uint16_t>(rows, tile.k, tile.head_dim, width, s.keys_t)
-              : transpose_keys<float>(rows, tile.k, tile.head_dim, width, s.keys_t);
+    tile.bf16 ? transpose_keys<uint16_t>(rows, plane, tile.head_dim, width, s.keys_t)
+              : transpose_keys<float>(rows, plane, tile.head_dim, width, s.keys_t);
     return;
   }
   // A head that does not fill the vectors is filled up with zeros first.
@@ -161,7 +182,7 @@ inline void load_keys(const AttentionTile& tile, const BlockRows& rows, const Ti
   BlockRows wide;
   wide.count = rows.count;
   for (int64_t i = 0; i < rows.count; ++i) {
-    widen_row(row_at(tile.k, rows, i), tile.bf16, tile.head_dim, s.keys + i * dim);
+    widen_row(row_at(plane, rows, i), tile.bf16, tile.head_dim, s.keys + i * dim);
     wide.offsets[i] = i * dim * static_cast<int64_t>(sizeof(float));
   }
   transpose_keys<float>(wide, s.keys, dim, simd::kWidth, s.keys_t);
@@ -169,7 +190,7 @@ inline void load_keys(const AttentionTile& tile, const BlockRows& rows, const Ti
 
 // Scores of kRows rows with four vectors of keys, from key `key` on.
 template <int64_t kRows>
-inline void score_rows(const TileScratch& s, int64_t row, int64_t key, int64_t dim) {
+inline void score_rows(const TileScratch& s, int64_t row, int64_t key, int64_t dim, Ahead& ahead) {
   using namespace simd;
   const float* q = s.q + row * dim;
   const float* k = s.keys_t + key;
@@ -178,6 +199,7 @@ inline void score_rows(const TileScratch& s, int64_t row, int64_t key, int64_t d
     for (F& sum : row_sums) sum = zero();
   }
   for (int64_t i = 0; i < dim; ++i, k += kBlock) {
+    ahead.step();
     const F k0 = load(k), k1 = load(k + kWidth), k2 = load(k + 2 * kWidth),
             k3 = load(k + 3 * kWidth);
     for (int64_t r = 0; r < kRows; ++r) {
@@ -198,7 +220,7 @@ inline void score_rows(const TileScratch& s, int64_t row, int64_t key, int64_t d
 // values = values * decay + weights V for kRows rows and kVectors vectors of the head, at `i`.
 template <int64_t kRows, int64_t kVectors>
 inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t count, int64_t dim,
-                       int64_t i) {
+                       int64_t i, Ahead& ahead) {
   using namespace simd;
   const float* weights = s.weights + row * kBlock;
   const float* v = s.keys + i;
@@ -211,6 +233,7 @@ inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t
     }
   }
   for (int64_t key = 0; key < count; ++key, v += dim) {
+    ahead.step();
     F vs[kVectors];
     for (int64_t c = 0; c < kVectors; ++c) vs[c] = load(v + c * kWidth);
     for (int64_t r = 0; r < kRows; ++r) {
@@ -225,36 +248,36 @@ inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t
 
 // Rows [begin, end) of both products, kAttentionRows at a time, and the rest in fours and one by
 // one with the same text.
-inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t count,
-                      int64_t dim) {
+inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t count, int64_t dim,
+                      Ahead& ahead) {
   for (int64_t key = 0; key < count; key += 4 * simd::kWidth) {
     int64_t row = begin;
     for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
-      score_rows<simd::kAttentionRows>(s, row, key, dim);
+      score_rows<simd::kAttentionRows>(s, row, key, dim, ahead);
     }
-    for (; row + 4 <= end; row += 4) score_rows<4>(s, row, key, dim);
-    for (; row < end; ++row) score_rows<1>(s, row, key, dim);
+    for (; row + 4 <= end; row += 4) score_rows<4>(s, row, key, dim, ahead);
+    for (; row < end; ++row) score_rows<1>(s, row, key, dim, ahead);
   }
 }
 
 template <int64_t kVectors>
 inline void value_columns(const TileScratch& s, int64_t begin, int64_t end, int64_t state,
-                          int64_t count, int64_t dim, int64_t i) {
+                          int64_t count, int64_t dim, int64_t i, Ahead& ahead) {
   int64_t row = begin;
   for (; row + simd::kAttentionRows <= end; row += simd::kAttentionRows) {
-    value_rows<simd::kAttentionRows, kVectors>(s, row, state, count, dim, i);
+    value_rows<simd::kAttentionRows, kVectors>(s, row, state, count, dim, i, ahead);
   }
-  for (; row + 4 <= end; row += 4) value_rows<4, kVectors>(s, row, state, count, dim, i);
-  for (; row < end; ++row) value_rows<1, kVectors>(s, row, state, count, dim, i);
+  for (; row + 4 <= end; row += 4) value_rows<4, kVectors>(s, row, state, count, dim, i, ahead);
+  for (; row < end; ++row) value_rows<1, kVectors>(s, row, state, count, dim, i, ahead);
 }
 
 inline void value_all(const TileScratch& s, int64_t begin, int64_t end, int64_t state,
-                      int64_t count, int64_t dim) {
+                      int64_t count, int64_t dim, Ahead& ahead) {
   int64_t i = 0;
   for (; i + 4 * simd::kWidth <= dim; i += 4 * simd::kWidth) {
-    value_columns<4>(s, begin, end, state, count, dim, i);
+    value_columns<4>(s, begin, end, state, count, dim, i, ahead);
   }
-  for (; i < dim; i += simd::kWidth) value_columns<1>(s, begin, end, state, count, dim, i);
+  for (; i < dim; i += simd::kWidth) value_columns<1>(s, begin, end, state, count, dim, i, ahead);
 }
 
 // Turns one row's scores into weights and moves its state on. visible: the row sees keys
@@ -335,8 +358,7 @@ inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_
     const int64_t beyond = last_position - tile.first_position + 1;
     if (beyond < end_token) end_token = beyond;
   }
-  const int64_t row_begin = first_token * tile.group, row_end = end_token * tile.group;
-  if (row_begin >= row_end) return;
+  if (first_token >= end_token) return;
 
   const BlockRows rows = find_rows(tile, begin, count);
   const int64_t left = tile.end - begin - kBlock;
@@ -344,29 +366,40 @@ inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_
                                    left > kBlock ? kBlock
                                    : left > 0    ? left
                                                  : 0);
-  prefetch_rows(tile, tile.k, next);
-  load_keys(tile, rows, s);
-  score_all(s, row_begin, row_end, count, dim);
-  for (int64_t token = first_token; token < end_token; ++token) {
-    const int64_t last = tile.first_position + token - begin;
-    const int64_t first = tile.sliding_window > 0 ? last - tile.sliding_window + 1 : 0;
-    for (int64_t row = token * tile.group; row < (token + 1) * tile.group; ++row) {
-      weigh_row(tile, {s.part + row * state}, first, last, s.weights + row * kBlock, s.decay + row);
+  const int64_t head_rows = tile.tokens * tile.group;
+  Ahead ahead(tile, next);
+  for (int64_t head = 0; head < tile.kv_heads; ++head) {
+    const int64_t plane_offset = head * tile.head_stride * (tile.bf16 ? 2 : 4);
+    TileScratch h = s;
+    h.q += head * head_rows * dim;
+    h.part += head * head_rows * state;
+    load_keys(tile, static_cast<const char*>(tile.k) + plane_offset, rows, h);
+    const int64_t row_begin = first_token * tile.group, row_end = end_token * tile.group;
+    score_all(h, row_begin, row_end, count, dim, ahead);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const int64_t last = tile.first_position + row / tile.group - begin;
+      const int64_t first = tile.sliding_window > 0 ? last - tile.sliding_window + 1 : 0;
+      weigh_row(tile, {h.part + row * state}, first, last, h.weights + row * kBlock, h.decay + row);
     }
+    gather_values(tile, static_cast<const char*>(tile.v) + plane_offset, rows, h.keys);
+    value_all(h, row_begin, row_end, state, count, dim, ahead);
   }
-  prefetch_rows(tile, tile.v, next);
-  gather_values(tile, rows, s.keys);
-  value_all(s, row_begin, row_end, state, count, dim);
+}
+
+// Where a row's query or result lies.
+inline int64_t row_offset(const AttentionTile& tile, int64_t row, int64_t token_stride) {
+  const int64_t head = row / (tile.tokens * tile.group);
+  const int64_t token = row / tile.group % tile.tokens;
+  return token * token_stride + (head * tile.group + row % tile.group) * tile.head_dim;
 }
 
 void attention_tile(const AttentionTile& tile, float* scratch) {
-  const int64_t rows = tile.tokens * tile.group;
+  const int64_t rows = tile.kv_heads * tile.tokens * tile.group;
   const int64_t dim = padded(tile.head_dim), state = attention_state_floats(tile.head_dim);
   TileScratch s = cut_scratch(scratch, rows, tile.head_dim);
   if (tile.state != nullptr) s.whole = tile.state;
   for (int64_t row = 0; row < rows; ++row) {
-    widen_row(tile.q + row / tile.group * tile.q_stride + row % tile.group * tile.head_dim, false,
-              tile.head_dim, s.q + row * dim);
+    widen_row(tile.q + row_offset(tile, row, tile.q_stride), false, tile.head_dim, s.q + row * dim);
   }
   // Splits are combined first to last, as attention_combine does with parts from other threads.
   for (int64_t begin = tile.begin, end; begin < tile.end; begin = end) {
@@ -384,8 +417,8 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   }
   if (tile.state != nullptr) return;
   for (int64_t row = 0; row < rows; ++row) {
-    float* out = tile.out + row / tile.group * tile.out_stride + row % tile.group * tile.head_dim;
-    write_result({s.whole + row * state}, tile.head_dim, out);
+    write_result({s.whole + row * state}, tile.head_dim,
+                 tile.out + row_offset(tile, row, tile.out_stride));
   }
 }
 

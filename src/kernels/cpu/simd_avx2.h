@@ -85,6 +85,9 @@ inline Pair load_pairs(const uint16_t* p) {
           _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)))};
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}  // to the second cache
 
 inline void transpose_in_place(__m256 (&r)[8]) {
   __m256 t[8];

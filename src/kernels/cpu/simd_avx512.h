@@ -74,6 +74,9 @@ inline Pair load_pairs(const uint16_t* p) {
           _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))};
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}  // to the second cache
 
 // The 16 x 16 matrix of 32-bit elements in r, transposed.
 inline void transpose_in_place(__m512 (&r)[16]) {

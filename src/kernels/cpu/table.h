@@ -42,37 +42,41 @@ inline constexpr size_t kLinearScratchBytes = size_t{1} << 20;
 using PrepareFn = void (*)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                            int64_t in_features, int64_t padded_in, void* prepared);
 
-// Queries of one lane that share a key/value head, over positions [begin, end) of their context.
+// Queries of one lane under some of its key/value heads, over positions [begin, end) of their
+// context. Rows are counted by key/value head, then token, then head of the group.
 struct AttentionTile {
-  const float* q;  // [tokens, group, head_dim], tokens q_stride apart
+  const float* q;  // [tokens, kv_heads, group, head_dim], tokens q_stride apart
   int64_t q_stride;
   float* out;  // the same shape
   int64_t out_stride;
+  int64_t kv_heads;
   int64_t tokens;
   int64_t group;
   int64_t head_dim;
   int64_t first_position;  // of token 0; the others follow
   int64_t begin, end;      // begin: a multiple of kAttentionBlock; end: at most the last one's + 1
 
-  const void* k;  // the planes, at this head
+  const void* k;  // the planes, at the first of these heads
   const void* v;
   bool bf16;
   const int32_t* page_table;
   int64_t page_size;
   int64_t page_stride;
   int64_t token_stride;
+  int64_t head_stride;
 
   float scale;
   int64_t sliding_window;
   float softcap;
 
   // Where the tile is one part of a context that is split among threads: the part's state instead
-  // of `out`, [tokens * group] records of attention_state(head_dim) floats. Else null.
+  // of `out`, [rows] records of attention_state(head_dim) floats. Else null.
   float* state;
 };
 // Largest score, sum of weights, and room that keeps the values behind them aligned.
 inline constexpr int64_t kAttentionStateHeader = 16;
-inline constexpr int64_t kAttentionTileRows = 64;  // tokens * group at most, unless tokens is 1
+// kv_heads * tokens * group at most, unless kv_heads and tokens are 1.
+inline constexpr int64_t kAttentionTileRows = 64;
 
 struct CpuTable {
   LinearFn linear_f32;
@@ -90,7 +94,7 @@ struct CpuTable {
 
   void (*attention)(const AttentionTile& tile, float* scratch);
   int64_t (*attention_state)(int64_t head_dim);  // floats of one row's state
-  // Floats of scratch for a tile of `rows` = tokens * group.
+  // Floats of scratch for a tile of `rows` = kv_heads * tokens * group.
   int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
   // Combines the parts of one row, first to last, `stride` floats apart, into out[head_dim]. The
   // first part's state is overwritten.
