@@ -19,6 +19,10 @@ void* counted(void* memory) {
 int64_t espalier::num_heap_allocations() { return num_allocations; }
 
 void* operator new(size_t size) { return counted(std::malloc(size)); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  ++num_allocations;
+  return std::malloc(size);
+}
 void* operator new(size_t size, std::align_val_t alignment) {
   const auto align = static_cast<size_t>(alignment);
   return counted(std::aligned_alloc(align, (size + align - 1) / align * align));

@@ -7,37 +7,13 @@
 
 namespace espalier {
 
-namespace {
-
-struct PolicyEntry {
-  SchedulePolicy policy;
-  std::string_view name;
-};
-constexpr PolicyEntry kPolicies[] = {{SchedulePolicy::kLpm, "lpm"},
-                                     {SchedulePolicy::kFcfs, "fcfs"}};
-
-}  // namespace
-
-Result<SchedulePolicy> parse_schedule_policy(std::string_view name) {
-  std::string known;
-  for (const PolicyEntry& entry : kPolicies) {
-    if (entry.name == name) return entry.policy;
-    known += known.empty() ? "" : ", ";
-    known += entry.name;
-  }
-  return fail(invalid_argument("unknown schedule policy '{}'; known: {}", name, known));
-}
-
-std::string_view schedule_policy_name(SchedulePolicy policy) {
-  return kPolicies[static_cast<size_t>(policy)].name;
-}
-
 Scheduler::Impl::Impl(const SchedulerConfig& config_in, PrefixCache& cache_in,
                       const Clock& clock_in, SequenceObserver& observer_in)
     : config(config_in),
       cache(cache_in),
       clock(clock_in),
       observer(observer_in),
+      waiting(config_in.policy, config_in.lpm_window),
       slots(static_cast<size_t>(config_in.max_running), nullptr),
       promised(cache_in.page_size()),
       ratio(config_in),
@@ -90,7 +66,7 @@ Status Scheduler::Impl::add(SequenceSpec spec) {
   sequence.stats.prompt_tokens = sequence.prompt_len;
   sequence.stats.arrived = sequence.spec.arrived;
   sequence.overdue_at = num_admitted + waiting.size() + config.lpm_max_overtakes;
-  waiting.push_back(sequence);
+  waiting.push(sequence);
   return Status();
 }
 
@@ -152,8 +128,10 @@ void Scheduler::Impl::check_invariants() const {
   promised.tree().check_invariants(promises);
 
   size_t num_waiting = 0;
-  for (const Sequence* s = waiting.front(); s != nullptr; s = s->next_waiting, ++num_waiting)
+  for (const Sequence* s : waiting) {
     ESP_CHECK(s->state == SequenceState::kWaiting);
+    ++num_waiting;
+  }
   ESP_CHECK(num_waiting == num_by_state[0] && static_cast<int32_t>(num_waiting) == waiting.size());
   for (const Sequence* s : running) ESP_CHECK(s->state == SequenceState::kRunning);
   ESP_CHECK(running.size() == num_by_state[1]);

@@ -65,13 +65,16 @@ class SequenceObserver {
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
 };
 
-// In which order waiting sequences are admitted.
+// In which order waiting sequences are admitted; equals in order of arrival.
 enum class SchedulePolicy : uint8_t {
-  kLpm,   // longest cached prefix first
-  kFcfs,  // first come, first served
+  kLpm,       // longest cached prefix first
+  kFcfs,      // first come, first served
+  kLof,       // longest output (max_new_tokens) first
+  kRandom,    // by a hash of the id
+  kPriority,  // highest SequenceSpec::priority first; what runs is not preempted
 };
 
-// "lpm" or "fcfs"; else kInvalidArgument with the list.
+// "lpm", "fcfs", "lof", "random", "priority"; else kInvalidArgument with the list.
 Result<SchedulePolicy> parse_schedule_policy(std::string_view name);
 std::string_view schedule_policy_name(SchedulePolicy policy);
 

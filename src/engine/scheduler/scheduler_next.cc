@@ -167,9 +167,7 @@ void Scheduler::Impl::admit(ForwardBatch& batch) {
   const bool empty = running.empty() && num_leaving == 0;
   if (waiting.empty() || free_slots.empty() || chunk_left <= 0) return;
   if (batch.step < admission_retry_step && !empty) return;
-  waiting.order(
-      {.policy = config.policy, .window = config.lpm_window, .num_admitted = num_admitted}, cache,
-      order);
+  waiting.order(cache, num_admitted, order);
   int32_t num_reserved = 0;
   for (const Sequence* s : running) num_reserved += pages_still_needed(*s);
   for (Sequence* sequence : order) {

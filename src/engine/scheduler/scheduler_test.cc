@@ -55,7 +55,8 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
                       .sampling = std::make_shared<SamplingSpec>(sampling),
                       .max_new_tokens = max_new_tokens,
                       .stop_ids = std::move(stop_ids),
-                      .logprob_start_len = logprob_start};
+                      .logprob_start_len = logprob_start,
+                      .priority = priority_};
     return scheduler_->add(std::move(spec));
   }
 
@@ -101,6 +102,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
     return std::nullopt;
   }
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override {
+    ends_order_.push_back(id);
     ASSERT_TRUE(ends_.try_emplace(id, End{std::move(reason), stats}).second);
   }
 
@@ -111,6 +113,8 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
   ForwardBatch batches_[2];
   uint64_t num_launched_ = 0, num_committed_ = 0;
   bool listening_ = true;
+  int32_t priority_ = 0;  // of what is added
+  std::vector<SequenceId> ends_order_;
   std::map<SlotId, SequenceId> id_of_slot_;
   std::map<SequenceId, Tokens> outputs_;
   std::map<SequenceId, End> ends_;
@@ -258,6 +262,26 @@ TEST_F(SchedulerTest, LongestPrefixFirstOrFirstCome) {
   }
 }
 
+TEST_F(SchedulerTest, StaticOrders) {
+  const std::pair<SchedulePolicy, std::vector<SequenceId>> cases[] = {
+      {SchedulePolicy::kFcfs, {1, 2, 3, 4}},
+      {SchedulePolicy::kLof, {2, 4, 1, 3}},
+      {SchedulePolicy::kPriority, {3, 2, 4, 1}},
+  };
+  for (const auto& [policy, expected] : cases) {
+    start(300, {.max_running = 1, .policy = policy});
+    const int32_t lengths[] = {3, 9, 2, 9}, priorities[] = {-1, 0, 5, 0};
+    for (SequenceId id = 1; id <= 4; ++id) {
+      priority_ = priorities[id - 1];
+      ASSERT_TRUE(add(id, counting(static_cast<TokenId>(10 * id), 4), lengths[id - 1]).ok());
+    }
+    run();
+    std::vector<SequenceId> order(ends_order_.end() - 4, ends_order_.end());
+    EXPECT_EQ(order, expected) << schedule_policy_name(policy);
+    ends_.clear();
+  }
+}
+
 TEST_F(SchedulerTest, LpmOvertakesSoOftenAndNoMore) {
   start(300, {.max_running = 1, .lpm_max_overtakes = 3});
   ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
@@ -398,9 +422,10 @@ TEST_F(SchedulerTest, SteadyDecodeAllocatesNothing) {
 }
 
 TEST(SchedulePolicyTest, NamesAreParsed) {
-  EXPECT_EQ(parse_schedule_policy("lpm").value(), SchedulePolicy::kLpm);
-  EXPECT_EQ(parse_schedule_policy("fcfs").value(), SchedulePolicy::kFcfs);
-  EXPECT_THAT(parse_schedule_policy("best").error().message(), HasSubstr("lpm, fcfs"));
+  for (const char* name : {"lpm", "fcfs", "lof", "random", "priority"})
+    EXPECT_EQ(schedule_policy_name(parse_schedule_policy(name).value()), name);
+  EXPECT_THAT(parse_schedule_policy("best").error().message(),
+              HasSubstr("lpm, fcfs, lof, random, priority"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,6 +17,13 @@ namespace espalier {
 // waiting -> running -> ending -> gone; running -> retracting -> waiting. An ending or retracting
 // one gets no more lanes and leaves when its last launched step is committed.
 enum class SequenceState : uint8_t { kWaiting, kRunning, kEnding, kRetracting };
+
+// Lowest goes first.
+struct WaitingRank {
+  int64_t tier = 0;
+  int64_t order = 0;  // no two are equal
+  friend auto operator<=>(const WaitingRank&, const WaitingRank&) = default;
+};
 
 //   tokens:  | prompt                     | output so far |
 //            | num_computed | in flight | to come          |
@@ -45,8 +53,7 @@ struct Sequence {
   RequestStats stats;
 
   // While it waits.
-  Sequence* next_waiting = nullptr;
-  Sequence* prev_waiting = nullptr;
+  WaitingRank waiting_rank;
   int32_t matched = 0;  // tokens, when the cache had `match_version`
   uint64_t match_version = kNeverMatched;
   int64_t overdue_at = 0;        // in admissions: from then on it goes first

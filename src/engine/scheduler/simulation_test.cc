@@ -72,7 +72,7 @@ class Simulation final : public SequenceObserver {
     config_.max_waiting = 1000;
     config_.chunked_prefill_size = pick({0, 1, 5, 16, 64});
     config_.context_length = 120;
-    config_.policy = static_cast<SchedulePolicy>(rng_.below(2));
+    config_.policy = static_cast<SchedulePolicy>(rng_.below(5));
     config_.lpm_window = pick({1, 4, 128});
     config_.lpm_max_overtakes = pick({0, 3, 1000});
     config_.deferral_min_tokens = pick({1, 8, 32});
