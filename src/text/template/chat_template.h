@@ -2,8 +2,10 @@
 #pragma once
 
 #include <boost/json/fwd.hpp>
+#include <ctime>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,17 +16,22 @@ namespace espalier {
 // A compiled template. Immutable; thread-safe.
 class ChatTemplate {
  public:
-  // Compiles `source`. kInvalidArgument names the line and the construct that is not understood.
+  // Compiles `source`, at most kSourceBytesMax. kInvalidArgument names the line and the construct
+  // that is not understood.
   static Result<ChatTemplate> compile(std::string_view source);
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
+  static constexpr size_t kSourceBytesMax = 1 << 20;
+
   // Renders with `variables` (an object: messages, tools, add_generation_prompt, bos_token,
   // eos_token and whatever chat_template_kwargs brings). trim_blocks and lstrip_blocks are on, as
   // in Hugging Face. raise_exception in the template is kInvalidArgument with its message. Bounded:
-  // kResourceExhausted after 10 million steps or 64 MiB of output.
-  Result<std::string> render(const boost::json::object& variables) const;
+  // kResourceExhausted after 10 million steps, 64 MiB of output, or too deep a recursion.
+  // `now`: what strftime_now tells, in local time; by default the clock's.
+  Result<std::string> render(const boost::json::object& variables,
+                             std::optional<std::time_t> now = std::nullopt) const;
 
  private:
   struct Impl;
@@ -32,8 +39,9 @@ class ChatTemplate {
   std::unique_ptr<const Impl> impl_;
 };
 
-// The chat_template of a model folder: chat_template.jinja, else tokenizer_config.json's
-// (the one named "default" where it is a list). kNotFound when there is none.
+// The chat_template of a model folder: chat_template.jinja, else chat_template.json's, else
+// tokenizer_config.json's (the one named "default" where it is a list). kNotFound when there is
+// none.
 struct ChatTemplateSource {
   std::string source;
   std::string bos_token, eos_token;  // "" when there is none

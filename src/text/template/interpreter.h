@@ -1,0 +1,145 @@
+// Runs a template's syntax tree. What Python's jinja2 does in the environment that Hugging Face's
+// apply_chat_template makes: a sandbox in which data cannot be changed, with tojson, strftime_now
+// and raise_exception of its own.
+#pragma once
+
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "text/template/ast.h"
+#include "text/template/value.h"
+
+namespace espalier::jinja {
+
+struct Limits {
+  int64_t steps_max = 10'000'000;  // nodes visited, and 64 bytes of any text or 8 items made
+  int64_t output_bytes_max = 64 << 20;
+  int depth_max = 500;  // evaluations within each other: macros that call themselves
+};
+
+// A level of names. Kept alive by the frames that run in it; a macro refers to its own weakly, for
+// the scope holds the macro.
+struct Scope {
+  std::shared_ptr<Scope> parent;
+  std::vector<std::pair<std::string, Value>> names;
+  const Value* find(std::string_view name) const;
+  void set(std::string_view name, Value value);
+};
+
+class Namespace final : public Object {
+ public:
+  std::string type_name() const override { return "Namespace"; }
+  std::optional<Value> attribute(std::string_view name) const override;
+  void set(std::string_view name, Value value);
+  void clear() { values_.entries.clear(); }
+
+ private:
+  Dict values_;
+};
+
+// One render. Not thread-safe; the tree outlives it.
+class Interpreter {
+ public:
+  Interpreter(Value variables, std::time_t now, Limits limits);
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
+
+  Result<std::string> run(const Block& block);
+
+  // For filters, tests, functions and methods.
+  Result<Value> call(const Value& callee, const Arguments& arguments);
+  Result<Value> attribute(const Value& object, std::string_view name);  // a.b
+  Result<Value> item(const Value& object, const Value& key);            // a[b]
+  Result<std::vector<Value>> iterate(const Value& value);
+  Status charge(size_t steps);
+  Status charge_bytes(size_t bytes);  // of a text that is made, at most output_bytes_max
+  Value make_namespace(Dict values);
+  std::time_t now() const { return now_; }
+
+ private:
+  enum class Flow { kNext, kBreak, kContinue };
+  class Macro;
+  class Loop;
+  class DepthGuard;
+
+  Result<Flow> execute_block(const Block& block);
+  Result<Flow> execute(const Statement& statement);
+  Result<Flow> execute_if(const Statement& statement);
+  Result<Flow> execute_for(const Statement& statement);
+  Status run_loop(const Statement& statement, const Value& iterable, int depth);
+  Result<std::vector<Value>> loop_items(const Statement& statement, const Value& iterable);
+  Status execute_set_block(const Statement& statement);
+  Status execute_call_block(const Statement& statement);
+  Status execute_filter(const Statement& statement);
+  Result<Flow> execute_scope(const Statement& statement);
+  Status assign(const Expression& target, const Value& value);
+  Status append(std::string_view text);
+  // Runs a block in a scope of its own and returns its text.
+  Result<std::string> capture(const Block& block);
+  Result<Value> call_macro(const Statement& macro, const std::shared_ptr<Scope>& scope,
+                           const Arguments& arguments);
+
+  Result<Value> evaluate(const Expression& expression);
+  Result<Value> evaluate_node(const Expression& expression);
+  Result<Value> evaluate_name(const Expression& expression);
+  Result<Value> evaluate_list(const Expression& expression);
+  Result<Value> evaluate_dict(const Expression& expression);
+  Result<Value> evaluate_compare(const Expression& expression);
+  Result<Value> evaluate_concatenate(const Expression& expression);
+  Result<Value> evaluate_item(const Expression& expression);
+  Result<Value> evaluate_call(const Expression& expression);
+  Result<Value> evaluate_filter(const Expression& expression, const Value* block_text);
+  Result<Value> evaluate_test(const Expression& expression);
+  Result<Arguments> evaluate_arguments(const Call& call);
+
+  const Limits limits_;
+  const std::time_t now_;
+  int64_t steps_ = 0;
+  int64_t output_bytes_ = 0;
+  int depth_ = 0;
+  std::shared_ptr<Scope> scope_;
+  std::string* out_ = nullptr;
+  std::vector<std::weak_ptr<Namespace>>
+      namespaces_;  // emptied at the end: they may hold each other
+};
+
+// ---- tables that the interpreter looks names up in ----
+
+using Filter = Result<Value> (*)(Interpreter&, const Value&, const Arguments&);
+Filter find_filter(std::string_view name);  // null: none of that name
+using Test = Result<bool> (*)(Interpreter&, const Value&, const Arguments&);
+Test find_test(std::string_view name);
+// range, dict, namespace, raise_exception ...
+std::optional<Value> find_global(std::string_view name);
+
+// Methods of strings, lists and dictionaries.
+bool has_method(const Value& self, std::string_view name);
+Result<Value> call_method(Interpreter& interpreter, const Value& self, std::string_view name,
+                          const Arguments& arguments);
+
+// ---- operations ----
+
+// + - * / // % **
+Result<Value> binary_operation(Interpreter& interpreter, std::string_view op, const Value& a,
+                               const Value& b);
+Result<bool> contains(const Value& container, const Value& item);  // item in container
+Result<Value> slice(const Value& value, const Value& start, const Value& stop, const Value& step);
+// "%s" % value, as Python formats it.
+Result<std::string> percent_format(std::string_view format, const Value& arguments);
+
+// The arguments of a function by its parameters' names, in their order; absent ones are nullopt.
+Result<std::vector<std::optional<Value>>> bind(std::string_view function,
+                                               const Arguments& arguments,
+                                               std::initializer_list<std::string_view> parameters);
+
+// Case by Unicode.
+std::string to_upper(std::string_view text);
+std::string to_lower(std::string_view text);
+
+}  // namespace espalier::jinja
