@@ -20,6 +20,10 @@ uint64_t hash_name(std::string_view name) {
   return hash;
 }
 
+// Of buffers that DummySource keeps for the next layer.
+constexpr size_t kMostSpareBytes = size_t{256} << 20;
+constexpr size_t kMostSpares = 4;
+
 // The four bytes of `bits` summed have mean 510 and this deviation: sqrt(4 * (256^2 - 1) / 12).
 constexpr float kMean = 510.0f;
 constexpr float kDeviation = 147.80f;
@@ -108,8 +112,7 @@ DummySource::DummySource(uint64_t seed, DType type, WorkPool& pool)
 Result<LentTensor> DummySource::lend(const std::string& name, std::span<const int64_t> shape) {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;
-  ESP_ASSIGN_OR_RETURN(Buffer buffer,
-                       Buffer::allocate(static_cast<size_t>(count) * dtype_size(type_)));
+  ESP_ASSIGN_OR_RETURN(Buffer buffer, take_buffer(static_cast<size_t>(count) * dtype_size(type_)));
   const bool matrix = shape.size() > 1;
   const bool bias = name.ends_with(".bias");
   const float centre = matrix || bias ? 0.0f : 1.0f;
@@ -129,6 +132,28 @@ Result<LentTensor> DummySource::lend(const std::string& name, std::span<const in
   return LentTensor{kept.data(), type_};
 }
 
-void DummySource::give_back(const std::string& name) { made_.erase(name); }
+Result<Buffer> DummySource::take_buffer(size_t size_bytes) {
+  const auto fits = [&](const Buffer& buffer) { return buffer.size_bytes() >= size_bytes; };
+  const auto it = std::find_if(spare_.begin(), spare_.end(), fits);
+  if (it == spare_.end()) return Buffer::allocate(size_bytes);
+  Buffer buffer = std::move(*it);
+  spare_.erase(it);
+  return buffer;
+}
+
+void DummySource::give_back(const std::string& name) {
+  const auto it = made_.find(name);
+  if (it == made_.end()) return;
+  // A layer's matrices come again; the embedding does not, and is too large to keep.
+  if (it->second.size_bytes() <= kMostSpareBytes && spare_.size() < kMostSpares) {
+    spare_.push_back(std::move(it->second));
+  }
+  made_.erase(it);
+}
+
+Status DummySource::finish() {
+  spare_.clear();
+  return Status();
+}
 
 }  // namespace espalier

@@ -66,13 +66,16 @@ class DummySource final : public WeightSource {
   DummySource(uint64_t seed, DType type, WorkPool& pool);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   void give_back(const std::string& name) override;
-  Status finish() override { return Status(); }
+  Status finish() override;
 
  private:
+  Result<Buffer> take_buffer(size_t size_bytes);
+
   const uint64_t seed_;
   const DType type_;
   WorkPool& pool_;
   std::map<std::string, Buffer> made_;
+  std::vector<Buffer> spare_;  // to be filled again: fresh memory costs more than the drawing
 };
 
 }  // namespace espalier
