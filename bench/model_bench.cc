@@ -8,17 +8,19 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
 #include "base/rng.h"
-#include "base/thread.h"
+#include "checkpoint/json_object.h"
 #include "models/model.h"
 #include "read_rate.h"
 #include "tensor/buffer.h"
@@ -160,7 +162,9 @@ class Bench {
       for (Case& one : cases_) {
         ESP_ASSIGN_OR_RETURN(const double ours, measure(one));
         one.ours.push_back(ours);
-        one.ceilings.push_back(rates_.back() / one.bytes_per_step * one.lanes);
+        if (one.bytes_per_step > 0) {
+          one.ceilings.push_back(rates_.back() / one.bytes_per_step * one.lanes);
+        }
         if (peer.contains(one.name)) one.peers.push_back(peer.at(one.name));
       }
       std::fprintf(stderr, "repeat %d of %d done, read rate %.1f GB/s\n", repeat + 1,
@@ -181,6 +185,10 @@ class Bench {
                                              .dtype = options_.dtype,
                                              .pool = &pool_}));
     load_seconds_ = seconds_since(start);
+    ESP_ASSIGN_OR_RETURN(const JsonObject config,
+                         JsonObject::read(std::filesystem::path(options_.config) / "config.json"));
+    ESP_ASSIGN_OR_RETURN(const int64_t hidden_size, config.integer("hidden_size"));
+    hidden_size_ = static_cast<double>(hidden_size);
     loaded_bytes_ = resident_bytes();
     kv_type_ = options_.kv_dtype == "float32" ? KvType::kFloat32 : KvType::kBFloat16;
     const int32_t lanes = *std::max_element(options_.lanes.begin(), options_.lanes.end());
@@ -230,7 +238,6 @@ class Bench {
     }
     Case prefill{.tokens = options_.prefill};
     prefill.name = fmt::format("pp{}", options_.prefill);
-    prefill.bytes_per_step = weights / options_.prefill;  // a token
     cases_.push_back(prefill);
   }
 
@@ -293,6 +300,15 @@ class Bench {
     return generated == 0 ? fmt::format("pp{}", prompt) : fmt::format("tg{}", generated);
   }
 
+  // Of the matrix products alone: two operations for each weight and token that meet. Prefill asks
+  // for one row of logits, so the head (or, tied, the embedding) counts in decoding only.
+  double matrix_gflops(const Case& one, double tokens_per_second) const {
+    const ModelInfo& info = model_->info();
+    auto weights = static_cast<double>(info.num_parameters);
+    if (one.tokens > 1) weights -= static_cast<double>(info.vocab_size) * hidden_size_;
+    return 2e-9 * weights * tokens_per_second;
+  }
+
   void report() const {
     const ModelInfo& info = model_->info();
     std::printf("%s, %.3f B parameters, %.2f GB of weights, loaded in %.2f s, %.2f GB resident\n",
@@ -303,20 +319,35 @@ class Bench {
                 pool_.num_threads(), median(rates_) * 1e-9, rates_.size(),
                 *std::min_element(rates_.begin(), rates_.end()) * 1e-9,
                 *std::max_element(rates_.begin(), rates_.end()) * 1e-9);
-    std::printf("%-16s %10s %17s %12s %10s %8s\n", "test", "tok/s", "spread", "% of reads", "peer",
-                "ratio");
+    double load = 0;
+    if (::getloadavg(&load, 1) == 1 && load > 1.5 * pool_.num_threads()) {
+      std::printf("the machine is busy (load average %.1f): these figures are noise\n", load);
+    }
+    std::printf("%-16s %10s %17s %9s %12s %10s %8s\n", "test", "tok/s", "spread", "GFLOP/s",
+                "% of reads", "peer", "ratio");
     json::array cases;
     for (const Case& one : cases_) {
       const auto [low, high] = std::minmax_element(one.ours.begin(), one.ours.end());
       std::vector<double> parts;
-      for (size_t i = 0; i < one.ours.size(); ++i) parts.push_back(one.ours[i] / one.ceilings[i]);
-      std::printf("%-16s %10.2f %8.2f %8.2f %11.1f%%", one.name.c_str(), median(one.ours), *low,
-                  *high, 100 * median(parts));
+      for (size_t i = 0; i < one.ceilings.size(); ++i) {
+        parts.push_back(one.ours[i] / one.ceilings[i]);
+      }
+      const double gflops = matrix_gflops(one, median(one.ours));
+      std::printf("%-16s %10.2f %8.2f %8.2f %9.0f", one.name.c_str(), median(one.ours), *low, *high,
+                  gflops);
+      if (parts.empty()) {
+        std::printf(" %12s", "-");
+      } else {
+        std::printf(" %11.1f%%", 100 * median(parts));
+      }
       json::object entry{{"test", one.name},
                          {"tokens_per_second", json::value_from(one.ours)},
                          {"median", median(one.ours)},
-                         {"bytes_per_step", one.bytes_per_step},
-                         {"part_of_read_ceiling", median(parts)}};
+                         {"matrix_gflops", gflops}};
+      if (!parts.empty()) {
+        entry["bytes_per_step"] = one.bytes_per_step;
+        entry["part_of_read_ceiling"] = median(parts);
+      }
       if (!one.peers.empty()) {
         std::printf(" %10.2f %8.3f", median(one.peers), median(one.ours) / median(one.peers));
         entry["peer_tokens_per_second"] = json::value_from(one.peers);
@@ -330,6 +361,7 @@ class Bench {
                            {"dtype", options_.dtype},
                            {"kv_dtype", options_.kv_dtype},
                            {"threads", pool_.num_threads()},
+                           {"load_average", load},
                            {"num_parameters", info.num_parameters},
                            {"weight_bytes", info.weight_bytes},
                            {"load_seconds", load_seconds_},
@@ -343,6 +375,7 @@ class Bench {
   WorkPool pool_;
   std::unique_ptr<Model> model_;
   KvType kv_type_ = KvType::kBFloat16;
+  double hidden_size_ = 0;
   double load_seconds_ = 0;
   int64_t loaded_bytes_ = 0;
   std::vector<Case> cases_;
