@@ -119,43 +119,124 @@ void order_marks(std::vector<utf8proc_int32_t>& codes) {
 
 }  // namespace
 
-std::string normalize_unicode(std::string text, UnicodeForm form) {
-  const bool compose = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
+namespace {
+
+std::vector<utf8proc_int32_t> decompose(char32_t code, int options) {
+  utf8proc_int32_t expanded[32];  // the longest expansion is 18 (U+FDFA)
+  int boundclass = 0;
+  const utf8proc_ssize_t count =
+      utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), expanded, 32,
+                              static_cast<utf8proc_option_t>(options), &boundclass);
+  if (count < 0 || count > 32) return {static_cast<utf8proc_int32_t>(code)};
+  return {expanded, expanded + count};
+}
+
+size_t compose(std::vector<utf8proc_int32_t>& codes, int options) {
+  const utf8proc_ssize_t size =
+      utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
+                               static_cast<utf8proc_option_t>(options));
+  return size < 0 ? codes.size() : static_cast<size_t>(size);
+}
+
+constexpr int kNfcOptions = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
+
+// Characters that NFC leaves as they are whatever comes before them: not marks, not the second
+// part of any composition, and their own composed form. Text of these alone is in NFC, and between
+// them it can be normalised piece by piece.
+class NfcStable {
+ public:
+  NfcStable() : stable_(kEnd, true) {
+    // Beyond these blocks there are only Hangul syllables, ideographs and the unassigned, all of
+    // which are stable.
+    static constexpr std::pair<char32_t, char32_t> kBlocks[] = {
+        {0x300, 0x33FF},  {0xA000, 0xABFF},   {0xD7B0, 0xD7FF},
+        {0xF900, 0xFFFF}, {0x10000, 0x1FFFF}, {0x2F800, 0x2FA1F}};
+    for (const auto& [first, last] : kBlocks) {
+      for (char32_t code = first; code <= last; ++code) examine(code);
+    }
+    for (char32_t code = 0x1160; code <= 0x11FF; ++code) stable_[code] = false;  // Hangul's parts
+  }
+  bool of(char32_t code) const { return code >= kEnd || stable_[code]; }
+
+ private:
+  static constexpr char32_t kEnd = 0x30000;
+
+  void examine(char32_t code) {
+    const utf8proc_property_t* property =
+        utf8proc_get_property(static_cast<utf8proc_int32_t>(code));
+    if (property->combining_class != 0) stable_[code] = false;
+    std::vector<utf8proc_int32_t> codes = decompose(code, kNfcOptions);
+    if (codes.size() == 1 && codes[0] == static_cast<utf8proc_int32_t>(code)) return;
+    for (size_t i = 1; i < codes.size(); ++i) stable_[static_cast<size_t>(codes[i])] = false;
+    const size_t size = compose(codes, kNfcOptions);
+    if (size != 1 || codes[0] != static_cast<utf8proc_int32_t>(code)) stable_[code] = false;
+  }
+
+  std::vector<bool> stable_;
+};
+
+std::string normalize_all(std::string_view text, UnicodeForm form) {
+  const bool composes = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
   const bool compatible = form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
+  int options = UTF8PROC_STABLE;
+  options |= composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  if (compatible) options |= UTF8PROC_COMPAT;
+  std::vector<utf8proc_int32_t> codes;
+  codes.reserve(text.size());
+  for_each_character(text, [&](char32_t code) {
+    if (code < 0x80) {
+      codes.push_back(static_cast<utf8proc_int32_t>(code));
+      return;
+    }
+    const std::vector<utf8proc_int32_t> expanded = decompose(code, options);
+    codes.insert(codes.end(), expanded.begin(), expanded.end());
+  });
+  order_marks(codes);
+  const size_t size = composes ? compose(codes, options) : codes.size();
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
+  return out;
+}
+
+// Only what is not stable goes through the tables, with the character before it, which it may
+// compose with.
+std::string normalize_nfc(const std::string& text) {
+  static const NfcStable kStable;
+  std::string out;
+  size_t copied = 0, previous = 0;
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = decode_utf8(text, i);
+    if (c.code < 0x300 || kStable.of(c.code)) {
+      previous = i;
+      i += c.size;
+      continue;
+    }
+    size_t end = i;
+    for (; end < text.size();) {
+      const Utf8Char next = decode_utf8(text, end);
+      if (next.code < 0x300 || kStable.of(next.code)) break;
+      end += next.size;
+    }
+    const size_t begin = std::max(previous, copied);
+    out.append(text, copied, begin - copied);
+    out += normalize_all(std::string_view(text).substr(begin, end - begin), UnicodeForm::kNfc);
+    copied = previous = i = end;
+  }
+  if (copied == 0) return text;
+  return out.append(text, copied);
+}
+
+}  // namespace
+
+std::string normalize_unicode(std::string text, UnicodeForm form) {
   // Below U+0300 (0xCC 0x80) NFC changes nothing, below U+0080 no form does.
   const uint8_t quick_below = form == UnicodeForm::kNfc ? 0xCC : 0x80;
   if (std::all_of(text.begin(), text.end(),
                   [&](char c) { return static_cast<uint8_t>(c) < quick_below; })) {
     return text;
   }
-  auto options = static_cast<int>(UTF8PROC_STABLE);
-  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
-  if (compatible) options |= UTF8PROC_COMPAT;
-  std::vector<utf8proc_int32_t> codes;
-  codes.reserve(text.size());
-  for_each_character(text, [&](char32_t code) {
-    utf8proc_int32_t expanded[32];  // the longest expansion is 18 (U+FDFA)
-    int boundclass = 0;
-    const utf8proc_ssize_t count =
-        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), expanded, 32,
-                                static_cast<utf8proc_option_t>(options), &boundclass);
-    if (count < 0 || count > 32) {
-      codes.push_back(static_cast<utf8proc_int32_t>(code));
-    } else {
-      codes.insert(codes.end(), expanded, expanded + count);
-    }
-  });
-  order_marks(codes);
-  size_t size = codes.size();
-  if (compose) {
-    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(
-        codes.data(), static_cast<utf8proc_ssize_t>(size), static_cast<utf8proc_option_t>(options));
-    if (composed >= 0) size = static_cast<size_t>(composed);
-  }
-  std::string out;
-  out.reserve(text.size());
-  for (size_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
-  return out;
+  return form == UnicodeForm::kNfc ? normalize_nfc(text) : normalize_all(text, form);
 }
 
 Result<std::function<std::string(std::string)>> parse_replace(const json::value& value,
