@@ -7,8 +7,7 @@
 
 #include "apps/commands.h"
 #include "apps/session.h"
-#include "base/mapped_file.h"
-#include "text/template/chat_template.h"
+#include "server/chat_format.h"
 
 namespace espalier::apps {
 namespace {
@@ -43,24 +42,9 @@ class LineReader {
   std::string buffer_;
 };
 
-// --chat-template: a file's path or the template's text; empty: the model folder's.
-Result<ChatTemplateSource> template_source(const std::string& given,
-                                           const std::filesystem::path& model) {
-  Result<ChatTemplateSource> own = find_chat_template(model);
-  if (given.empty()) return own;
-  ChatTemplateSource source = own ? std::move(*own) : ChatTemplateSource();
-  if (given.find("{{") != std::string::npos || given.find("{%") != std::string::npos) {
-    source.source = given;
-  } else {
-    ESP_ASSIGN_OR_RETURN(source.source, read_text_file(given));
-  }
-  return source;
-}
-
 class Conversation {
  public:
-  Conversation(ChatTemplate chat_template, ChatTemplateSource source, std::string system)
-      : template_(std::move(chat_template)), source_(std::move(source)) {
+  Conversation(server::ChatFormat format, std::string system) : format_(std::move(format)) {
     begin(std::move(system));
   }
 
@@ -77,16 +61,10 @@ class Conversation {
                          {"content", boost::json::string(text.data(), text.size())}});
   }
   void drop_last() { messages_.pop_back(); }
-  Result<std::string> prompt() const {
-    return template_.render({{"messages", messages_},
-                             {"add_generation_prompt", true},
-                             {"bos_token", source_.bos_token},
-                             {"eos_token", source_.eos_token}});
-  }
+  Result<std::string> prompt() const { return format_.render(messages_, {}); }
 
  private:
-  ChatTemplate template_;
-  ChatTemplateSource source_;
+  server::ChatFormat format_;
   std::string system_;
   boost::json::array messages_;
 };
@@ -179,12 +157,10 @@ int run_chat(const std::vector<std::string>& args) {
 
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
-  Result<ChatTemplateSource> source =
-      template_source(config.server.chat_template, config.engine.model_path);
-  if (!source) return report(source.error(), kExitFailure);
-  Result<ChatTemplate> compiled = ChatTemplate::compile(source->source);
-  if (!compiled) return report(compiled.error().with_context("chat template"), kExitFailure);
-  Conversation conversation(std::move(*compiled), std::move(*source), std::move(system));
+  Result<server::ChatFormat> format = server::ChatFormat::load(
+      config.server.chat_template, config.engine.model_path, (*engine)->tokenizer());
+  if (!format) return report(format.error(), kExitFailure);
+  Conversation conversation(std::move(*format), std::move(system));
   catch_interrupts();
   return converse(**engine, conversation, sampling, quiet);
 }

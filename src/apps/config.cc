@@ -69,15 +69,19 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                               "prompt tokens of the requests that are prefilled together"),
                 "chosen");
   table.integer("page-size", engine.page_size, 1, 4096, "tokens in a page of the KV cache");
-  table.choice("schedule-policy", engine.schedule_policy, {"lpm", "fcfs"},
-               "who goes first: lpm, the longest cached prefix; fcfs, the first that came");
+  table.choice(
+      "schedule-policy", engine.schedule_policy, {"lpm", "fcfs", "lof", "random", "priority"},
+      "who goes first: lpm, the longest cached prefix; fcfs, the first that came; lof, the longest "
+      "output to come; random; priority, the highest");
   table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
                "above 1 admits fewer requests and retracts fewer");
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
-  table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
-                "of requests without a seed of their own, and of dummy weights");
+  shown_default(
+      table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
+                    "of requests without a seed of their own, and of dummy weights"),
+      "drawn");
   table.group("Machine");
   shown_default(table.integer("num-threads", engine.num_threads, 0, 4096, "threads that compute"),
                 "one a core");

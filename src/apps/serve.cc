@@ -15,12 +15,16 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// SIGINT and SIGTERM, taken by sigwait in one thread; every thread made later inherits the mask.
+// SIGTERM and SIGINT, taken by sigwait in one thread; every thread made later inherits the mask. A
+// SIGINT that was ignored when the process began stays so: a shell's background job is not meant by
+// Ctrl-C.
 sigset_t block_stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
+  struct sigaction inherited {};
+  sigaction(SIGINT, nullptr, &inherited);
+  if (inherited.sa_handler != SIG_IGN) sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   return signals;
 }
@@ -75,6 +79,10 @@ int run_serve(const std::vector<std::string>& args) {
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
   log_plan(**engine);
+  config.server.extra_info = {
+      {"vocab_size", fmt::format("{}", (*engine)->model_info().vocab_size)},
+      {"log_level", config.log_level},
+      {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
   Result<std::unique_ptr<Server>> server = Server::create(config.server, **engine);
   if (!server) return report(server.error(), kExitFailure);
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);

@@ -1,0 +1,84 @@
+// espalier COMMAND: finds the command and hands its arguments over.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "apps/command_line.h"
+#include "apps/commands.h"
+#include "apps/settings.h"
+
+namespace espalier::apps {
+namespace {
+
+struct Command {
+  std::string name;
+  std::string what;
+  int (*run)(const std::vector<std::string>&);
+};
+
+int run_bench(const std::vector<std::string>& args);
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> all = {
+      {"serve", "serve a model over HTTP", run_serve},
+      {"generate", "continue a prompt", run_generate},
+      {"chat", "talk with a model on the terminal", run_chat},
+      {"bench", "measure: `bench serving` a running server, `bench offline` an engine", run_bench},
+      {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},
+      {"tokenize", "show the tokens of a text", run_tokenize},
+  };
+  return all;
+}
+
+const std::vector<Command>& benches() {
+  static const std::vector<Command> all = {
+      {"serving", "send a workload to a running server", run_bench_serving},
+      {"offline", "run a workload in an engine in this process", run_bench_offline},
+  };
+  return all;
+}
+
+void print_commands(std::string_view program, const std::vector<Command>& list) {
+  fmt::print("Usage: {} COMMAND [FLAGS]\n\n", program);
+  for (const Command& command : list) fmt::print("  {:<10} {}\n", command.name, command.what);
+  fmt::print("\n`{} COMMAND --help` lists a command's flags.\n", program);
+}
+
+int dispatch(std::string_view program, const std::vector<Command>& list,
+             const std::vector<std::string>& args) {
+  if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
+    print_commands(program, list);
+    return args.empty() ? kExitUsage : kExitOk;
+  }
+  for (const Command& command : list)
+    if (command.name == args[0]) return command.run({args.begin() + 1, args.end()});
+  if (args[0].starts_with("-"))
+    return report(
+        invalid_argument("a command comes first: {} {} {} ...", program, list[0].name, args[0]),
+        kExitUsage);
+  std::vector<std::string> names;
+  for (const Command& command : list) names.push_back(command.name);
+  const std::string near = nearest(args[0], names);
+  return report(
+      invalid_argument("there is no command '{}'{} ({} --help lists them)", args[0],
+                       near.empty() ? "" : fmt::format("; did you mean {}?", near), program),
+      kExitUsage);
+}
+
+int run_bench(const std::vector<std::string>& args) {
+  return dispatch("espalier bench", benches(), args);
+}
+
+}  // namespace
+}  // namespace espalier::apps
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  if (!args.empty() && args[0] == "--version") {
+    fmt::print("espalier {}\n", ESPALIER_VERSION);
+    return espalier::apps::kExitOk;
+  }
+  return espalier::apps::dispatch("espalier", espalier::apps::commands(), args);
+}
