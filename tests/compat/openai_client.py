@@ -1,0 +1,145 @@
+"""The official OpenAI client against a server with the model that ships."""
+import asyncio
+import json
+import os
+import sys
+
+import openai
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
+from harness import Server  # noqa: E402
+
+QUESTION = [{"role": "system", "content": "You are brief."},
+            {"role": "user", "content": "What is the capital of France?"}]
+
+
+def show(what, value):
+    print(f"{what}: {value}", flush=True)
+
+
+def chat(client, model):
+    answer = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=16,
+                                            logprobs=True, top_logprobs=3)
+    text = answer.choices[0].message.content
+    show("chat", repr(text))
+    assert answer.object == "chat.completion" and answer.choices[0].message.role == "assistant"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.completion_tokens <= 16
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 3
+
+    pieces, usage, reason = [], None, None
+    for chunk in client.chat.completions.create(model=model, messages=QUESTION, temperature=0,
+                                                max_tokens=16, stream=True,
+                                                stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            pieces.append(choice.delta.content or "")
+            reason = choice.finish_reason or reason
+    show("chat, streamed", repr("".join(pieces)))
+    assert "".join(pieces) == text, (pieces, text)
+    assert reason == answer.choices[0].finish_reason
+    assert usage.completion_tokens == answer.usage.completion_tokens
+
+
+def completions(client, model):
+    answer = client.completions.create(model=model, prompt=["The sun", "One day"], max_tokens=8,
+                                       temperature=0, logprobs=2, extra_body={"ignore_eos": True})
+    show("completions", [c.text for c in answer.choices])
+    assert [c.index for c in answer.choices] == [0, 1]
+    assert answer.usage.completion_tokens == 16
+    assert len(answer.choices[0].logprobs.tokens) == 8
+    streamed = {0: "", 1: ""}
+    for chunk in client.completions.create(model=model, prompt=["The sun", "One day"], max_tokens=8,
+                                           temperature=0, stream=True,
+                                           extra_body={"ignore_eos": True}):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert [streamed[0], streamed[1]] == [c.text for c in answer.choices], streamed
+
+
+def samples(client, model):
+    arguments = dict(model=model, messages=QUESTION, n=3, seed=11, temperature=1.5, max_tokens=12)
+    first = [c.message.content for c in client.chat.completions.create(**arguments).choices]
+    second = [c.message.content for c in client.chat.completions.create(**arguments).choices]
+    show("three samples of one seed", first)
+    assert first == second and len(first) == 3
+
+
+def stop(client, model):
+    whole = client.completions.create(model=model, prompt="The sun", max_tokens=24, temperature=0,
+                                      extra_body={"ignore_eos": True}).choices[0].text
+    word = whole.split()[2]
+    cut = client.completions.create(model=model, prompt="The sun", max_tokens=24, temperature=0,
+                                    stop=[word], extra_body={"ignore_eos": True}).choices[0]
+    show("stopped before", repr(word))
+    assert cut.text == whole[:whole.index(word)] and cut.finish_reason == "stop", (whole, cut)
+
+
+def structured(client, model):
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+              "required": ["name", "age"], "additionalProperties": False}
+    try:
+        answer = client.chat.completions.create(
+            model=model, temperature=0, max_tokens=96,
+            messages=[{"role": "user", "content": "Extract name and age as JSON: Tom is 31 years old."}],
+            response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}})
+    except openai.BadRequestError as problem:
+        show("json_schema is refused by name", problem.body["message"])
+        assert "json_schema" in str(problem.body)
+        return
+    show("json_schema", answer.choices[0].message.content)
+    if answer.choices[0].finish_reason == "stop":
+        assert set(json.loads(answer.choices[0].message.content)) == {"name", "age"}
+
+
+def errors(client, model):
+    for arguments in ({"temperature": -1}, {"max_tokens": -5}, {"top_p": 3},
+                      {"messages": [{"role": "user", "content": "word " * 100000}]}):
+        try:
+            client.chat.completions.create(**{"model": model, "messages": QUESTION, **arguments})
+            raise AssertionError(f"{list(arguments)} was accepted")
+        except openai.BadRequestError as problem:
+            show("refused", str(problem.body["message"])[:100])
+    try:
+        client.models.retrieve("no-such-model")
+        raise AssertionError("an unknown model was found")
+    except openai.NotFoundError:
+        pass
+
+
+async def many(url, model):
+    async with openai.AsyncOpenAI(base_url=url, api_key="any") as client:
+        async def one(number):
+            return await client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": f"Count from {number}."}],
+                max_tokens=8, temperature=0)
+        answers = await asyncio.gather(*(one(i) for i in range(32)))
+    show("concurrent answers", len(answers))
+    assert all(a.choices[0].message.content is not None for a in answers)
+
+
+def main():
+    with Server("--enable-cache-report") as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+        model = client.models.list().data[0].id
+        show("model", model)
+        assert client.models.retrieve(model).id == model
+        for part in (chat, completions, samples, stop, structured, errors):
+            part(client, model)
+        asyncio.run(many(url, model))
+        repeated = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)
+        show("cached tokens", repeated.usage.prompt_tokens_details.cached_tokens)
+        assert repeated.usage.prompt_tokens_details.cached_tokens > 0
+    with Server("--api-key", "secret") as server:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="wrong")
+        try:
+            client.models.list()
+            raise AssertionError("a wrong key was accepted")
+        except openai.AuthenticationError:
+            show("a wrong key", "refused")
+    print("openai client: ok")
+
+
+if __name__ == "__main__":
+    main()
