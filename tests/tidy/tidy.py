@@ -13,7 +13,7 @@ import sys
 
 SOURCE = (".cc", ".cu")
 HEADER = (".h", ".cuh")
-CODE_FOLDERS = ("src", "bench", "tests")
+CODE_FOLDERS = ("src", "bench", "examples", "tests")
 SKIPPED_FOLDERS = {"build", ".git", ".venv", ".cache", "__pycache__", "share", "results", "data",
                    "testdata", "golden", "goldens", "fixtures"}
 MAX_LINES = 800

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""The command line, as a user types it: help, mistakes, files, exit codes."""
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import unittest
+
+from harness import BINARY, Server, clean_environment, run
+
+
+class CommandTest(unittest.TestCase):
+    def assert_usage_error(self, result, words):
+        self.assertEqual(result.returncode, 2, result)
+        self.assertIn(words, result.stderr)
+        self.assertEqual(result.stdout, "")
+
+    def test_help_and_version(self):
+        for command in ("serve", "generate", "chat", "inspect", "tokenize", "bench serving",
+                        "bench offline"):
+            result = run(*command.split(), "--help")
+            self.assertEqual(result.returncode, 0, result)
+            self.assertIn("--config", result.stdout)
+        self.assertIn("serve", run("--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
+
+    def test_a_wrong_command_or_flag_suggests_the_right_one(self):
+        self.assert_usage_error(run("sreve"), "did you mean serve?")
+        self.assert_usage_error(run("bench", "servign"), "did you mean serving?")
+        self.assert_usage_error(run("serve", "--prot", "1"), "did you mean --port?")
+        self.assert_usage_error(run("--port", "1"), "a command comes first")
+        self.assert_usage_error(run("serve", "--port", "x"), "not a whole number")
+        self.assert_usage_error(run("serve", env={"ESPALIER_PROT": "1"}),
+                                "did you mean ESPALIER_PORT?")
+        self.assert_usage_error(run("serve", "--disable-radix-cache", "--schedule-policy", "lpm"),
+                                "contradicts")
+        self.assertEqual(run().returncode, 2)
+
+    def test_a_wrong_file_says_where(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "c.toml")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("prot = 1\n")
+            self.assert_usage_error(run("serve", "--config", path), "did you mean port?")
+
+    def test_an_unknown_model_and_a_corrupt_one_are_told(self):
+        result = run("serve", "--model-path", "/no/such/model")
+        self.assertEqual(result.returncode, 1, result)
+        self.assertIn("/no/such/model", result.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            result = run("generate", "x", "--model-path", folder)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("config.json", result.stderr)
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+                f.write('{"architectures": ["LlamaForCausalLM"], "hidden_size": ')
+            result = run("serve", "--model-path", folder)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("config.json", result.stderr)
+            self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+
+    def test_truncated_weights_are_told(self):
+        model = json.loads(run("inspect", "--json").stdout)["model_path"]
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(model):
+                source = os.path.join(model, name)
+                if not os.path.isfile(source):
+                    continue
+                with open(source, "rb") as f:
+                    content = f.read()
+                if name.endswith(".safetensors"):
+                    content = content[:len(content) // 2]
+                with open(os.path.join(folder, name), "wb") as f:
+                    f.write(content)
+            result = run("serve", "--model-path", folder)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn(".safetensors", result.stderr)
+
+    def test_a_busy_port_is_told(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            result = run("serve", "--port", port)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn(port, result.stderr)
+
+    def test_generate_takes_its_prompt_from_an_argument_or_from_standard_input(self):
+        flags = ("--temperature", "0", "--max-new-tokens", "12", "--ignore-eos")
+        by_argument = run("generate", "The sun", *flags)
+        by_input = run("generate", *flags, stdin="The sun")
+        self.assertEqual(by_argument.returncode, 0, by_argument)
+        self.assertEqual(by_argument.stdout, by_input.stdout)
+        self.assertGreater(len(by_argument.stdout.strip()), 0)
+        self.assertIn("12 tokens", by_argument.stderr)
+        self.assertEqual(run("generate", stdin="").returncode, 2)
+
+    def test_a_seed_reproduces(self):
+        flags = ("generate", "The", "--temperature", "1", "--max-new-tokens", "16", "--quiet",
+                 "--sampling-seed")
+        self.assertEqual(run(*flags, "7").stdout, run(*flags, "7").stdout)
+
+    def test_chat_answers_each_line_of_a_pipe(self):
+        result = run("chat", "--temperature", "0", "--max-new-tokens", "8",
+                     stdin="Hello.\n/reset\n/nonsense\nHello.\n/exit\nnot read\n")
+        self.assertEqual(result.returncode, 0, result)
+        self.assertEqual(result.stderr.count(" tok/s"), 2, result.stderr)
+        self.assertIn("no command /nonsense", result.stderr)
+
+    def test_inspect_tells_the_plan(self):
+        result = run("inspect")
+        self.assertEqual(result.returncode, 0, result)
+        for words in ("architecture", "parameters", "KV", "context"):
+            self.assertIn(words, result.stdout)
+        facts = json.loads(run("inspect", "--json").stdout)
+        self.assertGreater(facts["num_parameters"], 0)
+        self.assertGreater(facts["kv_bytes_per_token"], 0)
+
+    def test_tokenize_round_trips_through_the_ids(self):
+        ids = run("tokenize", "--ids-only", "Hello world").stdout.split()
+        self.assertGreater(len(ids), 0)
+        self.assertTrue(all(i.isdigit() for i in ids), ids)
+        self.assertEqual(len(run("tokenize", "Hello world").stdout.splitlines()), len(ids))
+
+    def test_bench_offline_reports(self):
+        result = run("bench", "offline", "--num-prompts", "8", "--input-len", "32", "--output-len",
+                     "8", "--dataset-name", "shared-prefix", "--num-groups", "2", "--json")
+        self.assertEqual(result.returncode, 0, result)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["completed"], 8)
+        self.assertEqual(report["total_input_tokens"], 8 * 32)
+        self.assertEqual(report["total_output_tokens"], 8 * 8)
+
+    def test_bench_serving_reports_every_dialect(self):
+        with Server() as server:
+            url = f"http://127.0.0.1:{server.port}"
+            for backend in ("sglang", "sglang-oai", "sglang-oai-chat"):
+                result = run("bench", "serving", "--base-url", url, "--backend", backend,
+                             "--num-prompts", "6", "--input-len", "24", "--output-len", "6",
+                             "--max-concurrency", "3", "--json")
+                self.assertEqual(result.returncode, 0, result)
+                report = json.loads(result.stdout)
+                self.assertEqual((report["completed"], report["failed"]), (6, 0), report)
+                self.assertGreater(report["output_throughput"], 0)
+            result = run("bench", "serving", "--base-url", url, "--preset", "document_qa", "--scale",
+                         "1000")
+            self.assert_usage_error(result, "--scale")
+        self.assertEqual(run("bench", "serving", "--base-url", url).returncode, 1)
+
+    def test_chat_is_ended_by_the_end_of_its_input(self):
+        process = subprocess.Popen([BINARY, "chat"], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=clean_environment())
+        process.communicate()
+        self.assertEqual(process.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""The server with the model that ships, from outside: answers, streams, faults, signals."""
+import json
+import os
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+import unittest
+
+from harness import Server, wait_until
+
+GREEDY = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
+# Runs until the context is full.
+LONG = {"temperature": 0, "max_new_tokens": None, "ignore_eos": True}
+
+
+class ServeTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--enable-metrics")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+
+    def test_it_says_what_it_plans_and_when_it_is_ready(self):
+        output = self.server.output()
+        for words in ("plan ", "kv_tokens=", "threads=", "ready url=http://127.0.0.1:"):
+            self.assertIn(words, output)
+
+    def test_health(self):
+        for path in ("/health", "/health_generate"):
+            self.assertEqual(self.server.get(path)[0], 200, path)
+
+    def test_generate_streams_what_it_answers(self):
+        body = {"text": "The sun", "sampling_params": GREEDY}
+        whole = self.server.post("/generate", body)
+        self.assertEqual(whole["meta_info"]["completion_tokens"], 16)
+        self.assertEqual(whole["meta_info"]["finish_reason"]["type"], "length")
+        events = list(self.server.stream("/generate", body))
+        self.assertIsNone(events[-1])
+        self.assertEqual(events[-2]["text"], whole["text"])
+        self.assertEqual(events[-2]["meta_info"]["completion_tokens"], 16)
+        self.assertGreater(len(events), 3)
+        for before, after in zip(events, events[1:-1]):
+            self.assertTrue(after["text"].startswith(before["text"]), (before, after))
+
+    def test_a_batch_answers_each_as_if_alone(self):
+        texts = ["The sun", "One day a", "Two and two"]
+        together = self.server.post("/generate", {"text": texts, "sampling_params": GREEDY})
+        alone = [self.server.post("/generate", {"text": t, "sampling_params": GREEDY}) for t in texts]
+        self.assertEqual([a["text"] for a in together], [a["text"] for a in alone])
+
+    def test_a_second_request_finds_its_prefix(self):
+        text = "A long beginning that two requests share, word for word, number 4711. "
+        params = {**GREEDY, "max_new_tokens": 1}
+        self.server.post("/generate", {"text": text + "First", "sampling_params": params})
+        meta = self.server.post("/generate", {"text": text + "Second", "sampling_params": params})
+        meta = meta["meta_info"]
+        self.assertGreater(meta["cached_tokens"], meta["prompt_tokens"] // 2)
+
+    def test_chat_and_its_stream_agree(self):
+        body = {"model": "default", "messages": [{"role": "user", "content": "Say something."}],
+                "temperature": 0, "max_tokens": 12}
+        whole = self.server.post("/v1/chat/completions", body)
+        text = whole["choices"][0]["message"]["content"]
+        events = list(self.server.stream("/v1/chat/completions", body))
+        self.assertIsNone(events[-1])
+        streamed = "".join((e["choices"][0]["delta"].get("content") or "")
+                           for e in events[:-1] if e["choices"])
+        self.assertEqual(streamed, text)
+        self.assertIn(whole["choices"][0]["finish_reason"], ("stop", "length"))
+
+    def test_tokenize_and_detokenize_are_inverse(self):
+        tokens = self.server.post("/tokenize", {"prompt": "Grüße, 世界! 12"})["tokens"]
+        self.assertIn("Grüße, 世界! 12",
+                      self.server.post("/detokenize", {"tokens": tokens})["text"])
+
+    def test_bad_input_is_told_and_nothing_else_is_disturbed(self):
+        for path, body in (("/generate", "{"), ("/generate", {}),
+                           ("/generate", {"text": "x", "sampling_params": {"top_p": 7}}),
+                           ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": -1}}),
+                           ("/generate", {"text": "x " * 200000}),
+                           ("/generate", {"input_ids": [-5]}),
+                           ("/v1/chat/completions", {"messages": 3}),
+                           ("/v1/completions", {"prompt": "x", "n": "many"})):
+            status, _, text = self.server.request("POST", path, body)
+            self.assertEqual(status, 400, (path, text))
+            self.assertIn("message", text)
+        self.assertEqual(self.server.get("/no/such/route")[0], 404)
+        self.assertEqual(self.server.get("/generate")[0], 405)
+        self.assertEqual(self.server.get("/health")[0], 200)
+
+    def test_a_client_that_goes_away_frees_its_place(self):
+        body = json.dumps({"text": "On and on", "sampling_params": LONG,
+                           "stream": True})
+        with socket.create_connection(("127.0.0.1", self.server.port)) as client:
+            client.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                           f"\r\n{body}".encode())
+            self.assertIn(b"200", client.recv(200))
+            # Closed with a reset, as a killed client's socket is.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wait_until(lambda: self.running() == 0, "the request of the client that left is gone")
+
+    def running(self):
+        state = json.loads(self.server.get("/server_info")[2])["internal_states"][0]
+        return state["num_running_reqs"] + state["num_waiting_reqs"]
+
+    def test_abort_ends_a_request(self):
+        events = self.server.stream("/generate", {"text": "On and on", "rid": "to-abort",
+                                                  "sampling_params": LONG})
+        next(events)
+        self.assertEqual(self.server.request("POST", "/abort_request", {"rid": "to-abort"})[0], 200)
+        *_, last, end = events
+        self.assertIsNone(end)
+        self.assertIn("abort", json.dumps(last))
+
+    def test_flush_cache_empties_it(self):
+        body = {"text": "Something that is cached for a while, until it is not.",
+                "sampling_params": {**GREEDY, "max_new_tokens": 1}}
+        self.server.post("/generate", body)
+        wait_until(lambda: self.running() == 0, "nothing runs")
+        self.assertEqual(self.server.request("POST", "/flush_cache")[0], 200)
+        self.assertEqual(self.server.post("/generate", body)["meta_info"]["cached_tokens"], 0)
+
+
+class SettingsTest(unittest.TestCase):
+    def test_a_file_the_environment_and_flags_in_their_order(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "espalier.toml")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("served-model-name = 'from-file'\ncontext_length = 96\napi_key = 'key-1'\n")
+            with Server("--config", path, "--api-key", "key-2",
+                        env={"ESPALIER_SERVED_MODEL_NAME": "from-environment"}) as server:
+                self.assertEqual(server.get("/v1/models")[0], 401)
+                self.assertEqual(server.get("/v1/models", {"Authorization": "Bearer key-1"})[0], 401)
+                status, _, text = server.get("/v1/models", {"Authorization": "Bearer key-2"})
+                self.assertEqual(status, 200)
+                model = json.loads(text)["data"][0]
+                self.assertEqual(model["id"], "from-environment")
+                self.assertEqual(model["max_model_len"], 96)
+                self.assertNotIn("key-2", server.get("/server_info",
+                                                     {"Authorization": "Bearer key-2"})[2])
+                self.assertNotIn("key-2", server.output())
+
+
+class SignalTest(unittest.TestCase):
+    def test_each_stop_signal_drains_and_exits_with_0(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with Server() as server:
+                params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+                events = server.stream("/generate", {"text": "x", "sampling_params": params})
+                next(events)
+                server.process.send_signal(number)
+                rest = list(events)  # what runs is finished, not cut
+                self.assertIsNone(rest[-1])
+                self.assertEqual(rest[-2]["meta_info"]["completion_tokens"], 40)
+                self.assertEqual(server.process.wait(60), 0)
+
+    def test_a_second_signal_ends_at_once(self):
+        with Server() as server:
+            events = server.stream("/generate", {"text": "x", "sampling_params": LONG})
+            next(events)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "stopping" in server.output(), "the first signal is seen")
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(server.process.wait(10), 0)
+
+    def test_the_drain_timeout_bounds_a_request_that_goes_on(self):
+        with Server("--drain-timeout", "0.2") as server:
+            events = server.stream("/generate", {"text": "x", "sampling_params": LONG})
+            next(events)
+            started = time.monotonic()
+            self.assertEqual(server.stop(), 0)
+            self.assertLess(time.monotonic() - started, 10)
+
+
+class CrowdTest(unittest.TestCase):
+    def test_a_hundred_streams_at_once(self):
+        counts = []
+        with Server() as server:
+            def one(number):
+                params = {"temperature": 1, "max_new_tokens": 12, "ignore_eos": True}
+                *_, last, end = server.stream("/generate", {"text": f"Number {number}",
+                                                            "sampling_params": params})
+                counts.append((end, last["meta_info"]["completion_tokens"]))
+            threads = [threading.Thread(target=one, args=(i,)) for i in range(100)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(counts, [(None, 12)] * 100)
+
+
+if __name__ == "__main__":
+    unittest.main()
