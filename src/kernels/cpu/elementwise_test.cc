@@ -238,10 +238,14 @@ TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPlaceAndNothingElse) {
 }
 
 TEST_P(ElementwiseTest, Bfloat16RoundsAsTheScalarDoes) {
-  // Through kv_append, whose rounding is the table's: random bits, so all exponents and NaN.
+  // Through kv_append, whose rounding is the table's: random bits, so all exponents and NaN, and
+  // every fourth an exact tie.
   const int32_t dim = 4099;
   std::vector<float> x(dim);
-  for (float& value : x) value = std::bit_cast<float>(static_cast<uint32_t>(rng_()));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto bits = static_cast<uint32_t>(rng_());
+    x[i] = std::bit_cast<float>(i % 4 == 0 ? (bits & 0xffff0000u) | 0x8000u : bits);
+  }
   x[0] = std::nanf("");
   x[1] = std::bit_cast<float>(0x7f800001u);
   std::vector<uint16_t> k(dim), v(dim);
