@@ -22,6 +22,7 @@ constexpr size_t kReadBytesMin = 4096;           // of an idle connection's buff
 constexpr size_t kReadBytesMax = 64 << 10;       // while a body comes in
 constexpr size_t kPipelinedBytesMax = 64 << 10;  // read ahead while an answer is under way
 constexpr size_t kPipelinedOutputMax = 1 << 20;  // unread answers before the next request waits
+constexpr Duration kLingerStopping = std::chrono::milliseconds(100);
 constexpr Duration kLinger = std::chrono::seconds(1);  // for a client to take our last answer
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
@@ -507,7 +508,7 @@ void Connection::linger() {
   error_code ec;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
   if (ec) return close();
-  set_deadline(kLinger);
+  set_deadline(shared_->stopping ? kLingerStopping : kLinger);
   parser_->in.consume(parser_->in.size());
   read_more();
 }
