@@ -10,7 +10,7 @@ namespace espalier::server {
 
 namespace {
 
-constexpr size_t kTasksMax = 1024;
+constexpr size_t kTasksMax = 64;  // each may hold a body of the largest size
 // A body of this size parses and tokenises in about a millisecond.
 constexpr size_t kInlineBytes = 16 << 10;
 

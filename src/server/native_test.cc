@@ -1,0 +1,427 @@
+// /generate over real sockets, answer by answer.
+#include <gmock/gmock.h>
+
+#include "server/test_server.h"
+
+namespace espalier::server {
+namespace {
+
+using ::testing::ElementsAre;
+
+// meta_info of a finished answer, with what all of them share left out.
+std::string meta(std::string_view id, std::string_view finish, int prompt, int completion,
+                 std::string_view more = "") {
+  return fmt::format(
+      R"({{"id":"{}","finish_reason":{},"prompt_tokens":{},"completion_tokens":{},"cached_tokens":{},)"
+      R"("cached_tokens_details":null,"reasoning_tokens":0,"weight_version":"default",)"
+      R"("num_retractions":0,"dp_rank":0{}{}}})",
+      id, finish, prompt, completion, prompt / 2, finish == "null" ? "" : R"(,"e2e_latency":0)",
+      more);
+}
+
+using NativeTest = ServerTest;
+
+TEST_F(NativeTest, One) {
+  start();
+  // "<s>Hi" is three tokens; the reply is nine bytes and the end.
+  expect("/generate", R"({"text":"Hi","rid":"r1"})", 200,
+         R"({"text":"Hi there.","output_ids":[72,105,32,116,104,101,114,101,46,257],"meta_info":)" +
+             meta("r1", R"({"type":"stop","matched":257})", 3, 10) + "}");
+  expect("/generate", R"({"text":"Hi","rid":"r1","sampling_params":{"max_new_tokens":3}})", 200,
+         R"({"text":"Hi ","output_ids":[72,105,32],"meta_info":)" +
+             meta("r1", R"({"type":"length","length":3})", 3, 3) + "}");
+  expect("/generate", R"({"input_ids":[1,2,3,4,5],"rid":"r1","sampling_params":{"stop":"e"}})", 200,
+         R"({"text":"Hi th","output_ids":[72,105,32,116,104,101],"meta_info":)" +
+             meta("r1", R"({"type":"stop","matched":"e"})", 5, 6) + "}");
+  // Prefill only.
+  expect("/generate", R"({"text":"Hi","rid":"r1","sampling_params":{"max_new_tokens":0}})", 200,
+         R"({"text":"","output_ids":[],"meta_info":)" +
+             meta("r1", R"({"type":"length","length":0})", 3, 0) + "}");
+}
+
+TEST_F(NativeTest, EveryFieldReachesTheEngine) {
+  start();
+  EXPECT_EQ(
+      post("/generate", R"({"text":"x","rid":"all","priority":3,"extra_key":"k","cache_salt":"s",
+    "return_logprob":true,"logprob_start_len":1,"top_logprobs_num":2,"token_ids_logprob":[5,6],
+    "sampling_params":{"max_new_tokens":7,"min_new_tokens":1,"temperature":0.5,"top_p":0.25,"top_k":4,
+    "min_p":0.125,"frequency_penalty":0.5,"presence_penalty":-0.5,"repetition_penalty":1.5,"n":2,
+    "stop":["a","b"],"stop_token_ids":[9],"stop_regex":"z+","ignore_eos":true,
+    "skip_special_tokens":false,"spaces_between_special_tokens":false,"no_stop_trim":true,
+    "logit_bias":{"7":-1.5},"sampling_seed":42,"regex":"[ab]"}})")
+          .status,
+      200);
+  const GenerateRequest r = engine_.submitted().at(0);
+  EXPECT_EQ(r.rid, "all");
+  EXPECT_EQ(r.priority, 3);
+  EXPECT_EQ(r.extra_key, "k/s");
+  EXPECT_TRUE(r.return_logprob);
+  EXPECT_EQ(r.logprob_start_len, 1);
+  EXPECT_EQ(r.top_logprobs_num, 2);
+  EXPECT_THAT(r.token_ids_logprob, ElementsAre(5, 6));
+  const SamplingParams& s = r.sampling;
+  EXPECT_EQ(s.max_new_tokens, 7);
+  EXPECT_EQ(s.min_new_tokens, 1);
+  EXPECT_EQ(s.temperature, 0.5f);
+  EXPECT_EQ(s.top_p, 0.25f);
+  EXPECT_EQ(s.top_k, 4);
+  EXPECT_EQ(s.min_p, 0.125f);
+  EXPECT_EQ(s.frequency_penalty, 0.5f);
+  EXPECT_EQ(s.presence_penalty, -0.5f);
+  EXPECT_EQ(s.repetition_penalty, 1.5f);
+  EXPECT_EQ(s.n, 2);
+  EXPECT_THAT(s.stop, ElementsAre("a", "b"));
+  EXPECT_THAT(s.stop_token_ids, ElementsAre(9));
+  EXPECT_THAT(s.stop_regex, ElementsAre("z+"));
+  EXPECT_TRUE(s.ignore_eos);
+  EXPECT_FALSE(s.skip_special_tokens);
+  EXPECT_FALSE(s.spaces_between_special_tokens);
+  EXPECT_TRUE(s.no_stop_trim);
+  EXPECT_THAT(s.logit_bias, ElementsAre(std::pair(7, -1.5f)));
+  EXPECT_EQ(s.sampling_seed, 42u);
+  EXPECT_EQ(s.regex, "[ab]");
+}
+
+TEST_F(NativeTest, NullsAndEmptyListsAreDefaults) {
+  start();
+  // What the frontend sends, word for word but for its prompt.
+  EXPECT_EQ(post("/generate", R"({"text":"x","sampling_params":{"skip_special_tokens":true,
+    "spaces_between_special_tokens":true,"max_new_tokens":128,"min_new_tokens":0,"n":1,"stop":[],
+    "stop_token_ids":[],"stop_regex":[],"temperature":1.0,"top_p":1.0,"top_k":-1,"min_p":0.0,
+    "frequency_penalty":0.0,"presence_penalty":0.0,"ignore_eos":false,"regex":null,
+    "json_schema":null},"return_logprob":null,"logprob_start_len":null,"top_logprobs_num":null,
+    "return_text_in_logprobs":null,"image_data":null,"lora_path":[],"stream":false,
+    "unknown_field":{"a":1}})")
+                .status,
+            200);
+  EXPECT_EQ(engine_.submitted().at(0).sampling.top_k, -1);
+  EXPECT_FALSE(engine_.submitted().at(0).sampling.to_context);
+  EXPECT_EQ(
+      post("/generate", R"({"text":"x","input_ids":[],"sampling_params":{"max_new_tokens":null}})")
+          .status,
+      200);
+  EXPECT_TRUE(engine_.submitted().at(1).sampling.to_context);
+  EXPECT_EQ(post("/generate", R"({"text":"x","sampling_params":null})").status, 200);
+  EXPECT_EQ(engine_.submitted().at(2).sampling.max_new_tokens, std::nullopt);
+  EXPECT_FALSE(engine_.submitted().at(2).sampling.to_context);
+}
+
+TEST_F(NativeTest, Batch) {
+  engine_.set_script({.reply = "ok"});
+  start();
+  const auto item = [](std::string_view id, int prompt) {
+    return R"({"text":"ok","output_ids":[111,107,257],"meta_info":)" +
+           meta(id, R"({"type":"stop","matched":257})", prompt, 3) + "}";
+  };
+  expect("/generate", R"({"text":["a","bcd"],"rid":["x","y"]})", 200,
+         "[" + item("x", 2) + "," + item("y", 4) + "]");
+  expect("/generate", R"({"input_ids":[[1,2],[3]],"rid":"b"})", 200,
+         "[" + item("b_0", 2) + "," + item("b_1", 1) + "]");
+  expect("/generate", R"({"text":["a"],"rid":"b"})", 200, "[" + item("b", 2) + "]");
+  // Parameters for each.
+  const Answer answer =
+      post("/generate", R"({"text":["a","b"],"sampling_params":[{"max_new_tokens":1},null]})");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_THAT(answer.body, testing::HasSubstr(R"("output_ids":[111],)"));
+  EXPECT_THAT(answer.body, testing::HasSubstr(R"("output_ids":[111,107,257],)"));
+}
+
+TEST_F(NativeTest, Samples) {
+  engine_.set_script({.reply = "k"});
+  start();
+  const auto item = [](std::string_view id) {
+    return R"({"text":"k","output_ids":[107,257],"meta_info":)" +
+           meta(id, R"({"type":"stop","matched":257})", 2, 2) + "}";
+  };
+  expect("/generate", R"({"text":"a","rid":"r","sampling_params":{"n":2}})", 200,
+         "[" + item("r_0") + "," + item("r_1") + "]");
+  expect("/generate", R"({"text":["a","b"],"rid":["p","q"],"sampling_params":{"n":2}})", 200,
+         "[" + item("p_0") + "," + item("p_1") + "," + item("q_0") + "," + item("q_1") + "]");
+}
+
+TEST_F(NativeTest, Stream) {
+  engine_.set_script({.reply = "a\"\n"});
+  start();
+  const std::string stop = R"({"type":"stop","matched":257})";
+  expect_stream(
+      "/generate", R"({"text":"Hi","rid":"r","stream":true})",
+      {R"({"text":"a","output_ids":[97],"meta_info":)" + meta("r", "null", 3, 1) + "}",
+       R"({"text":"a\"","output_ids":[97,34],"meta_info":)" + meta("r", "null", 3, 2) + "}",
+       R"({"text":"a\"\n","output_ids":[97,34,10],"meta_info":)" + meta("r", "null", 3, 3) + "}",
+       R"({"text":"a\"\n","output_ids":[97,34,10,257],"meta_info":)" + meta("r", stop, 3, 4) + "}",
+       "[DONE]"});
+  // Every second token, and the end.
+  expect_stream(
+      "/generate",
+      R"({"text":"Hi","rid":"r","stream":true,"sampling_params":{"stream_interval":2}})",
+      {R"({"text":"a","output_ids":[97],"meta_info":)" + meta("r", "null", 3, 1) + "}",
+       R"({"text":"a\"\n","output_ids":[97,34,10],"meta_info":)" + meta("r", "null", 3, 3) + "}",
+       R"({"text":"a\"\n","output_ids":[97,34,10,257],"meta_info":)" + meta("r", stop, 3, 4) + "}",
+       "[DONE]"});
+}
+
+TEST_F(NativeTest, IncrementalStream) {
+  config_.incremental_streaming_output = true;
+  engine_.set_script({.reply = "ab"});
+  start();
+  expect_stream("/generate", R"({"text":"Hi","rid":"r","stream":true})",
+                {R"({"text":"a","output_ids":[97],"meta_info":)" + meta("r", "null", 3, 1) + "}",
+                 R"({"text":"b","output_ids":[98],"meta_info":)" + meta("r", "null", 3, 2) + "}",
+                 R"({"text":"","output_ids":[257],"meta_info":)" +
+                     meta("r", R"({"type":"stop","matched":257})", 3, 3) + "}",
+                 "[DONE]"});
+}
+
+TEST_F(NativeTest, BatchStreamHasIndices) {
+  engine_.set_script({.reply = ""});
+  start();
+  const auto event = [](std::string_view id, int index) {
+    return R"({"text":"","output_ids":[257],"meta_info":)" +
+           meta(id, R"({"type":"stop","matched":257})", 2, 1) +
+           fmt::format(R"(,"index":{}}})", index);
+  };
+  expect_stream("/generate", R"({"text":["a","b"],"rid":["x","y"],"stream":true})",
+                {event("x", 0), event("y", 1), "[DONE]"});
+  expect_stream("/generate",
+                R"({"text":["a","b"],"rid":["x","y"],"stream":true,"sampling_params":{"n":2}})",
+                {event("x_0", 0), event("x_1", 1), event("y_0", 2), event("y_1", 3), "[DONE]"});
+}
+
+TEST_F(NativeTest, Logprobs) {
+  engine_.set_script({.reply = "a"});
+  start();
+  const std::string stop = R"({"type":"stop","matched":257})";
+  const std::string output = R"("output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]])";
+  const auto answer = [&](const std::string& more, int completion = 2) {
+    return R"({"text":"a","output_ids":[97,257],"meta_info":)" +
+           meta("r", stop, 3, completion, "," + more) + "}";
+  };
+  // Output only, by default and by -1.
+  expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true})", 200,
+         answer(R"("input_token_logprobs":[],)" + output));
+  expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":-1})",
+         200, answer(R"("input_token_logprobs":[],)" + output));
+  // From the start: nothing precedes position 0.
+  expect(
+      "/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":0})", 200,
+      answer(R"("input_token_logprobs":[[null,256,null],[-4.53125,72,null],[-6.59375,105,null]],)" +
+             output));
+  // From 1: a real number at index 0.
+  expect("/generate",
+         R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":1,
+            "return_text_in_logprobs":true})",
+         200,
+         answer(R"("input_token_logprobs":[[-4.53125,72,"H"],[-6.59375,105,"i"]],)"
+                R"("output_token_logprobs":[[-6.09375,97,"a"],[-16.09375,257,"</s>"]])"));
+  // At the prompt's end: none. Beyond: an error.
+  expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":3})", 200,
+         answer(R"("input_token_logprobs":[],)" + output));
+  expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":4})", 400,
+         R"({"error":{"message":"logprob_start_len 4 is beyond the prompt of 3 tokens"}})");
+  // Best tokens, and tokens asked for by id.
+  expect("/generate",
+         R"({"input_ids":[1,2],"rid":"r","return_logprob":true,"logprob_start_len":0,
+            "top_logprobs_num":2,"token_ids_logprob":[0],"sampling_params":{"max_new_tokens":1}})",
+         200,
+         R"({"text":"a","output_ids":[97],"meta_info":)" +
+             meta("r", R"({"type":"length","length":1})", 2, 1,
+                  R"(,"input_token_logprobs":[[null,1,null],[-0.15625,2,null]],)"
+                  R"("output_token_logprobs":[[-6.09375,97,null]],)"
+                  R"("input_top_logprobs":[null,[[-0.15625,2,null],[-1.15625,3,null]]],)"
+                  R"("output_top_logprobs":[[[-6.09375,97,null],[-7.09375,98,null]]],)"
+                  R"("input_token_ids_logprobs":[null,[[-0.03125,0,null]]],)"
+                  R"("output_token_ids_logprobs":[[[-0.03125,0,null]]])") +
+             "}");
+}
+
+// The calls by which the frontend chooses among options.
+TEST_F(NativeTest, SelectContracts) {
+  start();
+  const std::string length = R"({"type":"length","length":0})";
+  // (b): scores of each option, from two tokens before the common prompt's end.
+  expect(
+      "/generate",
+      R"({"text":["ab","abc"],"rid":"s","sampling_params":{"max_new_tokens":0,"temperature":0},
+            "return_logprob":true,"return_text_in_logprobs":true,"logprob_start_len":1})",
+      200,
+      R"([{"text":"","output_ids":[],"meta_info":)" +
+          meta(
+              "s_0", length, 3, 0,
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"]],"output_token_logprobs":[])") +
+          R"(},{"text":"","output_ids":[],"meta_info":)" +
+          meta(
+              "s_1", length, 4, 0,
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"],[-6.21875,99,"c"]],"output_token_logprobs":[])") +
+          "}]");
+  // (c): prefill only without a start gives them all.
+  expect(
+      "/generate",
+      R"({"input_ids":[[5,6]],"rid":"s","sampling_params":{"max_new_tokens":0},"return_logprob":true})",
+      200,
+      R"([{"text":"","output_ids":[],"meta_info":)" +
+          meta(
+              "s", length, 2, 0,
+              R"(,"input_token_logprobs":[[null,5,null],[-0.40625,6,null]],"output_token_logprobs":[])") +
+          "}]");
+}
+
+TEST_F(NativeTest, LogprobsInAStreamAreCumulative) {
+  engine_.set_script({.reply = "a"});
+  start();
+  expect_stream(
+      "/generate",
+      R"({"input_ids":[1],"rid":"r","stream":true,"return_logprob":true,"logprob_start_len":0})",
+      {R"({"text":"a","output_ids":[97],"meta_info":)" +
+           meta(
+               "r", "null", 1, 1,
+               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null]])") +
+           "}",
+       R"({"text":"a","output_ids":[97,257],"meta_info":)" +
+           meta(
+               "r", R"({"type":"stop","matched":257})", 1, 2,
+               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]])") +
+           "}",
+       "[DONE]"});
+}
+
+TEST_F(NativeTest, CacheHitRateIsInTheHeaders) {
+  start();
+  EXPECT_EQ(post("/generate", R"({"input_ids":[1,2,3,4,5]})").header("X-Cache-Hit-Rate"), "0.4000");
+  Answer answer;
+  stream("/generate", R"({"input_ids":[1,2,3,4],"stream":true})", &answer);
+  EXPECT_EQ(answer.header("X-Cache-Hit-Rate"), "0.5000");
+  EXPECT_EQ(answer.header("Cache-Control"), "no-cache");
+}
+
+TEST_F(NativeTest, TimingsWithMetricsEnabled) {
+  config_.enable_metrics = true;
+  start();
+  const std::string body = post("/generate", R"({"text":"x"})").body;
+  for (const char* name : {"queue_time", "time_to_first_token", "decode_throughput"}) {
+    EXPECT_THAT(body, testing::HasSubstr(name));
+  }
+}
+
+TEST_F(NativeTest, Errors) {
+  config_.max_body_bytes = 2048;
+  start();
+  const auto malformed = [](std::string_view message) {
+    return fmt::format(
+        R"({{"object":"error","message":"{}","type":"Bad Request","param":null,"code":400}})",
+        message);
+  };
+  const auto plain = [](std::string_view message) {
+    return fmt::format(R"({{"error":{{"message":"{}"}}}})", message);
+  };
+  struct Case {
+    std::string body, expected;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"", malformed("the body is empty: JSON is expected")},
+           {"{", malformed("the body is not valid JSON: incomplete JSON at byte 1")},
+           {R"({"text":"a"} x)", malformed("the body is not valid JSON: extra data at byte 13")},
+           {"{\"text\":\"\xff\"}", malformed("the body is not valid JSON: syntax error at byte 9")},
+           {"[]", malformed("the body must be a JSON object, but it is an empty list")},
+           {R"({"text":5})", malformed("text must be a string, but it is the number 5")},
+           {R"({"text":["a",5]})", malformed("text[1] must be a string, but it is the number 5")},
+           {R"({"input_ids":["a"]})",
+            malformed(R"(input_ids[0] must be a token id, but it is the string \"a\")")},
+           {R"({"input_ids":[-1]})",
+            malformed("input_ids[0] must be a token id, but it is the number -1")},
+           {R"({"input_ids":[[1],2]})",
+            malformed("input_ids[1] must be a list of token ids, but it is the number 2")},
+           {R"({"text":"a","stream":"yes"})",
+            malformed(R"(stream must be true or false, but it is the string \"yes\")")},
+           {R"({"text":"a","sampling_params":{"temperature":"hot"}})",
+            malformed(
+                R"(sampling_params.temperature must be a number, but it is the string \"hot\")")},
+           {R"({"text":"a","sampling_params":{"max_new_tokens":1.5}})",
+            malformed(
+                "sampling_params.max_new_tokens must be an integer, but it is the number 1.5")},
+           {R"({"text":"a","sampling_params":{"n":99999999999}})",
+            malformed("sampling_params.n must be an integer of 32 bits, but it is the number "
+                      "99999999999")},
+           {R"({"text":"a","sampling_params":{"logit_bias":{"x":1}}})",
+            malformed(R"(sampling_params.logit_bias has the key \"x\": keys must be token ids)")},
+           {R"({"text":"a","sampling_params":"hot"})",
+            malformed(R"(sampling_params must be a JSON object, but it is the string \"hot\")")},
+           {R"({})", plain("text or input_ids is missing")},
+           {R"({"text":"a","input_ids":[1]})", plain("give either text or input_ids, not both")},
+           {R"({"text":["a","b"],"rid":["x"]})", plain("rid has 1 entries for 2 prompts")},
+           {R"({"text":["a","b"],"sampling_params":[{},{},{}]})",
+            plain("sampling_params has 3 entries for 2 prompts")},
+           {R"({"text":["a","b"],"sampling_params":[{"n":1},{"n":2}]})",
+            plain("sampling_params.n must be the same for all prompts of a batch")},
+           {R"({"text":"a","sampling_params":{"n":100000}})",
+            plain("1 prompts with 100000 samples each are more than one call may ask for: 65536")},
+           {R"({"text":"a","sampling_params":{"n":0}})", plain("n must be at least 1")},
+           {R"({"text":"a","image_data":"x"})",
+            plain("image_data is not supported until a model supports images: leave it out")},
+           {R"({"text":"a","video_data":["x"]})",
+            plain("video_data is not supported until a model supports videos: leave it out")},
+           {R"({"text":"a","lora_path":"x"})",
+            plain("lora_path is not supported yet: leave it out")},
+           {R"({"text":"a","session_params":{"id":"x"}})",
+            plain("session_params is not supported yet: leave it out")},
+           {R"({"input_ids":[1e30]})",
+            malformed("input_ids[0] must be a token id, but it is the number 1e+30")},
+       }) {
+    expect("/generate", c.body, 400, c.expected);
+  }
+  EXPECT_EQ(post("/generate", R"({"text":")" + std::string(4000, 'a') + "\"}").status, 413);
+  // The prompt turns out too long only once the engine has its tokens.
+  expect("/generate", R"({"text":")" + std::string(150, 'a') + "\"}", 400,
+         plain("the prompt has 151 tokens, the context 100"));
+  Answer answer;
+  EXPECT_TRUE(
+      stream("/generate", R"({"stream":true,"text":")" + std::string(150, 'a') + "\"}", &answer)
+          .empty());
+  EXPECT_EQ(answer.status, 400);  // nothing was sent yet: a real status
+}
+
+TEST_F(NativeTest, EngineErrors) {
+  start();
+  struct Case {
+    StatusCode code;
+    int status;
+    const char* retry;
+  };
+  for (const Case& c : {Case{StatusCode::kResourceExhausted, 503, "1"},
+                        {StatusCode::kUnavailable, 503, "1"},
+                        {StatusCode::kDeadlineExceeded, 503, "1"},
+                        {StatusCode::kInvalidArgument, 400, ""},
+                        {StatusCode::kUnimplemented, 400, ""},
+                        {StatusCode::kAlreadyExists, 400, ""},
+                        {StatusCode::kInternal, 500, ""}}) {
+    const Status status(c.code, "because");
+    engine_.set_script({.submit_error = status});
+    Answer answer = post("/generate", R"({"text":["a","b"]})");
+    EXPECT_EQ(answer.status, c.status);
+    EXPECT_EQ(answer.body, R"({"error":{"message":"because"}})");
+    EXPECT_EQ(answer.header("Retry-After"), c.retry);
+    engine_.set_script({.error = status, .error_after = 1});
+    EXPECT_EQ(post("/generate", R"({"text":"a"})").status, c.status);
+  }
+  // In a stream that has begun.
+  engine_.set_script(
+      {.reply = "ab", .error = Status(StatusCode::kInternal, "lost"), .error_after = 1});
+  const auto events = stream("/generate", R"({"text":"a","stream":true})");
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[1], R"({"error":{"message":"lost"}})");
+  EXPECT_EQ(events[2], "[DONE]");
+}
+
+TEST_F(NativeTest, LargeBodiesTakeTheWorker) {
+  config_.max_body_bytes = 8 << 20;
+  engine_.set_script({.reply = "ok", .context_length = 10 << 20});
+  start();
+  const std::string text(2 << 20, 'a');
+  const Answer answer = post("/generate", R"({"text":")" + text + "\"}");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(engine_.submitted().at(0).text.size(), text.size());
+  const Answer bad = post("/generate", "[" + text);
+  EXPECT_EQ(bad.status, 400) << bad.body;
+}
+
+}  // namespace
+}  // namespace espalier::server

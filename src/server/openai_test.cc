@@ -1,0 +1,349 @@
+// /v1/completions, /v1/chat/completions, /tokenize and /detokenize over real sockets.
+#include <gmock/gmock.h>
+
+#include "server/test_server.h"
+
+namespace espalier::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using OpenAiTest = ServerTest;
+
+constexpr std::string_view kStop = R"("finish_reason":"stop","matched_stop":257)";
+
+std::string usage(int prompt, int completion, std::string_view details = "null") {
+  return fmt::format(
+      R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{},)"
+      R"("reasoning_tokens":0}})",
+      prompt, completion, prompt + completion, details);
+}
+
+std::string whole(std::string_view object, std::string_view choices, std::string_view usage_json,
+                  std::string_view model = "scripted-1b") {
+  return fmt::format(
+      R"({{"id":"r","object":"{}","created":0,"model":"{}","choices":[{}],"usage":{},)"
+      R"("metadata":{{"weight_version":"default"}}}})",
+      object, model, choices, usage_json);
+}
+
+std::string chunk(std::string_view object, std::string_view choices,
+                  std::string_view usage_json = "null") {
+  return fmt::format(
+      R"({{"id":"r","object":"{}","created":0,"model":"scripted-1b","choices":[{}],"usage":{}}})",
+      object, choices, usage_json);
+}
+
+std::string text_choice(int index, std::string_view text, std::string_view end,
+                        std::string_view logprobs = "null") {
+  return fmt::format(R"({{"index":{},"text":"{}","logprobs":{},{}}})", index, text, logprobs, end);
+}
+
+std::string chat_choice(int index, std::string_view text, std::string_view end,
+                        std::string_view logprobs = "null") {
+  return fmt::format(
+      R"({{"index":{},"message":{{"role":"assistant","content":"{}","reasoning_content":null,)"
+      R"("tool_calls":null}},"logprobs":{},{}}})",
+      index, text, logprobs, end);
+}
+
+std::string delta_choice(int index, std::string_view delta, std::string_view end,
+                         std::string_view logprobs = "null") {
+  return fmt::format(R"({{"index":{},"delta":{},"logprobs":{},{}}})", index, delta, logprobs, end);
+}
+
+constexpr std::string_view kOpen = R"("finish_reason":null,"matched_stop":null)";
+
+TEST_F(OpenAiTest, Completion) {
+  start();
+  expect("/v1/completions", R"({"prompt":"Hi","rid":"r"})", 200,
+         whole("text_completion", text_choice(0, "Hi there.", kStop), usage(3, 10)));
+  expect("/v1/completions", R"({"model":"any","prompt":"Hi","rid":"r","max_tokens":2})", 200,
+         whole("text_completion",
+               text_choice(0, "Hi", R"("finish_reason":"length","matched_stop":null)"), usage(3, 2),
+               "any"));
+  expect("/v1/completions", R"({"prompt":"Hi","rid":"r","stop":["e"],"echo":true})", 200,
+         whole("text_completion",
+               text_choice(0, "HiHi th", R"("finish_reason":"stop","matched_stop":"e")"),
+               usage(3, 6)));
+  // The four forms of a prompt.
+  engine_.set_script({.reply = "k"});
+  expect("/v1/completions", R"({"prompt":["a","bc"],"rid":["r","s"]})", 200,
+         whole("text_completion", text_choice(0, "k", kStop) + "," + text_choice(1, "k", kStop),
+               usage(5, 4)));
+  expect("/v1/completions", R"({"prompt":[72,105],"rid":"r","echo":true})", 200,
+         whole("text_completion", text_choice(0, "Hik", kStop), usage(2, 2)));
+  EXPECT_THAT(engine_.submitted().back().input_ids, ElementsAre(72, 105));
+  expect("/v1/completions", R"({"prompt":[[72],[105,105]],"rid":["r","s"],"n":2})", 200,
+         whole("text_completion",
+               text_choice(0, "k", kStop) + "," + text_choice(1, "k", kStop) + "," +
+                   text_choice(2, "k", kStop) + "," + text_choice(3, "k", kStop),
+               usage(3, 8)));
+}
+
+TEST_F(OpenAiTest, CompletionDefaults) {
+  start();
+  post("/v1/completions", R"({"prompt":"x"})");
+  EXPECT_EQ(engine_.submitted().back().sampling.max_new_tokens, 16);
+  EXPECT_TRUE(engine_.submitted().back().add_special_tokens);
+  post("/v1/completions", R"({"prompt":"x","max_tokens":null,"temperature":null,"suffix":null,
+    "best_of":3,"user":"me","seed":-1,"logit_bias":{"5":1},"stop":"a","min_tokens":2,"top_k":3})");
+  const SamplingParams s = engine_.submitted().back().sampling;
+  EXPECT_EQ(s.max_new_tokens, 16);
+  EXPECT_EQ(s.temperature, std::nullopt);
+  EXPECT_EQ(s.sampling_seed, ~0ull);
+  EXPECT_THAT(s.logit_bias, ElementsAre(std::pair(5, 1.0f)));
+  EXPECT_THAT(s.stop, ElementsAre("a"));
+  EXPECT_EQ(s.min_new_tokens, 2);
+  EXPECT_EQ(s.top_k, 3);
+  post("/v1/completions", R"({"prompt":"x","response_format":{"type":"json_schema",
+    "json_schema":{"name":"n","schema":{"type":"array"}}}})");
+  EXPECT_EQ(engine_.submitted().back().sampling.json_schema, R"({"type":"array"})");
+  post("/v1/completions", R"({"prompt":"x","response_format":{"type":"json_object"}})");
+  EXPECT_EQ(engine_.submitted().back().sampling.json_schema, R"({"type":"object"})");
+}
+
+TEST_F(OpenAiTest, CompletionLogprobs) {
+  engine_.set_script({.reply = "a"});
+  start();
+  expect("/v1/completions", R"({"prompt":"Hi","rid":"r","logprobs":2,"max_tokens":1})", 200,
+         whole("text_completion",
+               text_choice(0, "a", R"("finish_reason":"length","matched_stop":null)",
+                           R"({"text_offset":[-1],"token_logprobs":[-6.09375],"tokens":["a"],)"
+                           R"("top_logprobs":[{"a":-6.09375,"b":-7.09375}]})"),
+               usage(3, 1)));
+  // Scores of a text: echoed, nothing generated; the first token has nothing before it.
+  expect("/v1/completions", R"({"prompt":"Hi","rid":"r","logprobs":1,"max_tokens":0,"echo":true})",
+         200,
+         whole("text_completion",
+               text_choice(0, "Hi", R"("finish_reason":"length","matched_stop":null)",
+                           R"({"text_offset":[-1,-1,-1],"token_logprobs":[null,-4.53125,-6.59375],)"
+                           R"("tokens":["<s>","H","i"],)"
+                           R"("top_logprobs":[null,{"H":-4.53125},{"i":-6.59375}]})"),
+               usage(3, 0)));
+  expect("/v1/completions", R"({"prompt":[1],"rid":"r","logprobs":0,"max_tokens":1})", 200,
+         whole("text_completion",
+               text_choice(0, "a", R"("finish_reason":"length","matched_stop":null)",
+                           R"({"text_offset":[-1],"token_logprobs":[-6.09375],"tokens":["a"],)"
+                           R"("top_logprobs":[]})"),
+               usage(1, 1)));
+}
+
+TEST_F(OpenAiTest, CompletionStream) {
+  engine_.set_script({.reply = "ab"});
+  start();
+  const std::string object = "text_completion";
+  expect_stream(
+      "/v1/completions", R"({"prompt":"Hi","rid":"r","stream":true,"echo":true})",
+      {chunk(object, text_choice(0, "Hia", kOpen)), chunk(object, text_choice(0, "b", kOpen)),
+       chunk(object, text_choice(0, "", kStop)), "[DONE]"});
+  expect_stream(
+      "/v1/completions",
+      R"({"prompt":"Hi","rid":"r","stream":true,"max_tokens":1,"logprobs":1,
+         "stream_options":{"include_usage":true,"continuous_usage_stats":true}})",
+      {chunk(object,
+             text_choice(0, "a", R"("finish_reason":"length","matched_stop":null)",
+                         R"({"text_offset":[-1],"token_logprobs":[-6.09375],"tokens":["a"],)"
+                         R"("top_logprobs":[{"a":-6.09375}]})"),
+             usage(3, 1)),
+       chunk(object, "", usage(3, 1)), "[DONE]"});
+}
+
+TEST_F(OpenAiTest, Chat) {
+  start();
+  expect("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}],"rid":"r"})", 200,
+         whole("chat.completion", chat_choice(0, "Hi there.", kStop), usage(5, 10)));
+  // <s><|user|>Hi<|assistant|>
+  const GenerateRequest r = engine_.submitted().back();
+  EXPECT_EQ(r.text, "<s><|user|>Hi<|assistant|>");
+  EXPECT_FALSE(r.add_special_tokens);
+  EXPECT_TRUE(r.sampling.to_context);
+  expect(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+             {"role":"assistant","content":null}],"rid":"r","n":2,"max_tokens":9,
+             "max_completion_tokens":1,"chat_template_kwargs":{"x":1},"tools":[],"tool_choice":"auto",
+             "parallel_tool_calls":true,"response_format":{"type":"text"}})",
+      200,
+      whole("chat.completion",
+            chat_choice(0, "H", R"("finish_reason":"length","matched_stop":null)") + "," +
+                chat_choice(1, "H", R"("finish_reason":"length","matched_stop":null)"),
+            // "<|system|>" and the brackets of no special token are bytes
+            usage(16, 2)));
+  EXPECT_EQ(engine_.submitted().back().text, "<s><|system|>a b<|assistant|><|assistant|>");
+  post("/v1/chat/completions",
+       R"({"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"So"}],
+           "continue_final_message":true})");
+  EXPECT_EQ(engine_.submitted().back().text, "<s><|user|>Hi<|assistant|>So");
+  post("/v1/chat/completions", R"({"input_ids":[4,5]})");
+  EXPECT_THAT(engine_.submitted().back().input_ids, ElementsAre(4, 5));
+}
+
+TEST_F(OpenAiTest, ChatStream) {
+  engine_.set_script({.reply = "ab"});
+  start();
+  const std::string object = "chat.completion.chunk";
+  const std::string role = R"({"role":"assistant","content":"","reasoning_content":null})";
+  const auto text = [](std::string_view t) {
+    return fmt::format(R"({{"content":"{}","reasoning_content":null}})", t);
+  };
+  expect_stream("/v1/chat/completions",
+                R"({"messages":[{"role":"user","content":"Hi"}],"rid":"r","stream":true})",
+                {chunk(object, delta_choice(0, role, kOpen)),
+                 chunk(object, delta_choice(0, text("a"), kOpen)),
+                 chunk(object, delta_choice(0, text("b"), kOpen)),
+                 chunk(object, delta_choice(0, "{}", kStop)), "[DONE]"});
+  // Two choices, log-probabilities, usage.
+  const std::string logprobs =
+      R"({"content":[{"token":"a","bytes":[97],"logprob":-6.09375,"top_logprobs":[)"
+      R"({"token":"a","bytes":[97],"logprob":-6.09375},{"token":"b","bytes":[98],"logprob":-7.09375}]}]})";
+  const std::string end = R"("finish_reason":"length","matched_stop":null)";
+  std::vector<std::string> expected;
+  for (const int i : {0, 1}) {
+    expected.push_back(chunk(object, delta_choice(i, role, kOpen)));
+    expected.push_back(chunk(object, delta_choice(i, text("a"), kOpen, logprobs)));
+    expected.push_back(chunk(object, delta_choice(i, "{}", end)));
+  }
+  expected.push_back(chunk(object, "", usage(5, 2)));
+  expected.push_back("[DONE]");
+  expect_stream("/v1/chat/completions",
+                R"({"messages":[{"role":"user","content":"Hi"}],"rid":"r","stream":true,"n":2,
+                    "max_tokens":1,"logprobs":true,"top_logprobs":2,
+                    "stream_options":{"include_usage":true}})",
+                expected);
+}
+
+TEST_F(OpenAiTest, ChatLogprobs) {
+  engine_.set_script({.reply = "\xc3\xa9"});  // two tokens, neither a character
+  start();
+  const Answer answer = post("/v1/chat/completions",
+                             R"({"messages":[{"role":"user","content":"Hi"}],"logprobs":true,
+                                 "max_tokens":2})");
+  EXPECT_THAT(answer.body,
+              HasSubstr(R"({"token":"�","bytes":[195],"logprob":-12.21875,"top_logprobs":[]})"));
+}
+
+TEST_F(OpenAiTest, CacheReport) {
+  config_.enable_cache_report = true;
+  engine_.set_script({.reply = "k"});
+  start();
+  expect("/v1/completions", R"({"prompt":[1,2,3,4],"rid":"r","n":2})", 200,
+         whole("text_completion", text_choice(0, "k", kStop) + "," + text_choice(1, "k", kStop),
+               usage(4, 4, R"({"cached_tokens":2})")));
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":[1,2,3,4]})").header("X-Cache-Hit-Rate"),
+            "0.5000");
+}
+
+TEST_F(OpenAiTest, Errors) {
+  start();
+  const auto shaped = [](std::string_view type, std::string_view message) {
+    return fmt::format(R"({{"object":"error","message":"{}","type":"{}","param":null,"code":400}})",
+                       message, type);
+  };
+  struct Case {
+    std::string path, body, type, message;
+  };
+  const std::string chat = "/v1/chat/completions", text = "/v1/completions";
+  const std::string bad = "Bad Request", refused = "BadRequestError";
+  for (
+      const Case& c : std::vector<Case>{
+          {text, "{", bad, "the body is not valid JSON: incomplete JSON at byte 1"},
+          {text, "{}", bad, "prompt is missing"},
+          {text, R"({"prompt":null})", bad, "prompt is missing"},
+          {text, R"({"prompt":5})", bad,
+           "prompt must be a string, a list of strings, a list of token ids or a list of such "
+           "lists, but it is the number 5"},
+          {text, R"({"prompt":["a",1]})", bad,
+           "prompt[1] must be a string, but it is the number 1"},
+          {text, R"({"prompt":[[1],"a"]})", bad,
+           R"(prompt[1] must be a list of token ids, but it is the string \"a\")"},
+          {text, R"({"prompt":"a","max_tokens":"x"})", bad,
+           R"(max_tokens must be an integer, but it is the string \"x\")"},
+          {text, R"({"prompt":"a","stream_options":{"include_usage":1}})", bad,
+           "stream_options.include_usage must be true or false, but it is the number 1"},
+          {text, R"({"prompt":"a","logprobs":-1})", refused,
+           "logprobs is -1: it must not be negative"},
+          {text, R"({"prompt":"a","suffix":"b"})", refused,
+           "suffix (fill in the middle) is not supported yet: leave it out"},
+          {text, R"({"prompt":"a","lora_path":"b"})", refused,
+           "lora_path is not supported yet: leave it out"},
+          {text, R"({"prompt":"a","n":0})", refused, "n must be at least 1"},
+          {text, R"({"prompt":"a","response_format":{"type":"xml"}})", bad,
+           R"(response_format.type is \"xml\": it must be text, json_object, json_schema or structural_tag)"},
+          {chat, "{}", bad, "messages is missing"},
+          {chat, R"({"messages":[]})", refused, "messages is empty"},
+          {chat, R"({"messages":"hi"})", bad,
+           R"(messages must be a list of messages, but it is the string \"hi\")"},
+          {chat, R"({"messages":[{"content":"a"}]})", bad,
+           "messages[0].role is missing: system, user, assistant, tool or developer"},
+          {chat, R"({"messages":[{"role":"king","content":"a"}]})", bad,
+           R"(messages[0].role is \"king\": it must be system, user, assistant, tool or developer)"},
+          {chat, R"({"messages":[{"role":"user"}]})", bad, "messages[0].content is missing"},
+          {chat, R"({"messages":[{"role":"user","content":5}]})", bad,
+           "messages[0].content must be a string or a list of parts, but it is the number 5"},
+          {chat,
+           R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})",
+           refused,
+           "messages[0].content[0] is of type image_url, which is not supported until a model "
+           "supports images"},
+          {chat, R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", bad,
+           "messages[0].content[0].text must be a string"},
+          {chat, R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})",
+           refused, "tools is not supported yet: leave it out"},
+          {chat, R"({"messages":[{"role":"user","content":"a"}],"tool_choice":"required"})",
+           refused, "tool_choice is not supported yet: leave it out"},
+          {chat, R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":2})", refused,
+           "top_logprobs needs logprobs: true"},
+          {chat, R"({"messages":[{"role":"user","content":"a"}],"continue_final_message":true})",
+           refused, "continue_final_message needs a last message whose role is assistant"},
+      }) {
+    expect(c.path, c.body, 400, shaped(c.type, c.message));
+  }
+  engine_.set_script({.submit_error = Status(StatusCode::kResourceExhausted, "full")});
+  const Answer full = post(text, R"({"prompt":"a"})");
+  EXPECT_EQ(full.status, 503);
+  EXPECT_EQ(full.header("Retry-After"), "1");
+  EXPECT_EQ(
+      full.body,
+      R"({"object":"error","message":"full","type":"ServiceUnavailableError","param":null,"code":503})");
+  engine_.set_script({.error = Status(StatusCode::kInternal, "lost"), .error_after = 1});
+  const auto events = stream(chat, R"({"messages":[{"role":"user","content":"a"}],"stream":true})");
+  ASSERT_EQ(events.size(), 4u);
+  EXPECT_EQ(
+      events[2],
+      R"({"error":{"object":"error","message":"lost","type":"InternalServerError","param":null,"code":500}})");
+}
+
+TEST_F(OpenAiTest, NoChatTemplate) {
+  config_.chat_template.clear();
+  start();
+  const Answer answer =
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})");
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_THAT(answer.body, HasSubstr("--chat-template"));
+}
+
+TEST_F(OpenAiTest, Tokenize) {
+  start();
+  for (const char* path : {"/tokenize", "/v1/tokenize"}) {
+    expect(path, R"({"prompt":"Hi"})", 200,
+           R"({"tokens":[256,72,105],"count":3,"max_model_len":100})");
+  }
+  expect("/tokenize", R"({"prompt":["H",""],"add_special_tokens":false,"model":"x"})", 200,
+         R"({"tokens":[[72],[]],"count":[1,0],"max_model_len":100})");
+  expect("/tokenize", R"({"messages":[{"role":"user","content":"H"}]})", 200,
+         R"({"tokens":[256,258,72,259],"count":4,"max_model_len":100})");
+  for (const char* path : {"/detokenize", "/v1/detokenize"}) {
+    expect(path, R"({"tokens":[256,72,105]})", 200, R"({"text":"Hi"})");
+  }
+  expect("/detokenize", R"({"tokens":[[72],[256,105]],"skip_special_tokens":false})", 200,
+         R"({"text":["H","<s>i"]})");
+  EXPECT_EQ(post("/detokenize", R"({"tokens":[260]})").status, 400);
+  EXPECT_EQ(post("/detokenize", "{}").status, 400);
+  EXPECT_EQ(post("/tokenize", "{}").status, 400);
+  EXPECT_EQ(post("/tokenize", R"({"prompt":5})").status, 400);
+}
+
+}  // namespace
+}  // namespace espalier::server

@@ -1,0 +1,243 @@
+// The parsers of bodies alone: mutated bodies, and the writer of JSON.
+#include <gmock/gmock.h>
+
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+#include <cmath>
+#include <cstdlib>
+
+#include "base/rng.h"
+#include "server/errors.h"
+#include "server/json_writer.h"
+#include "server/native_request.h"
+#include "server/openai_request.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+namespace {
+
+namespace json = boost::json;
+
+json::value reparsed(std::string_view text) {
+  json::error_code ec;
+  json::value value = json::parse(json::string_view(text.data(), text.size()), ec);
+  EXPECT_FALSE(ec) << ec.message() << " in " << text;
+  return value;
+}
+
+TEST(JsonWriter, WritesWhatAParserReadsBack) {
+  Rng rng(7);
+  for (int round = 0; round < 2000; ++round) {
+    std::string text;
+    for (uint64_t n = rng.below(12); n > 0; --n) {
+      const char* const pieces[] = {"a", "\"", "\\", "\n",   "\t",   "\r",
+                                    "é", "漢", "😀",  "\x01", "\x7f", "/"};
+      text += pieces[rng.below(std::size(pieces))];
+      if (rng.below(8) == 0) text.push_back('\0');
+    }
+    const double number = std::ldexp(rng.normal(), static_cast<int>(rng.between(-60, 60)));
+    const float small = static_cast<float>(rng.normal());
+    const int64_t whole = static_cast<int64_t>(rng());
+    std::string out;
+    JsonWriter w(out);
+    w.begin_object().member("number", number).member("text", text).member("small", small);
+    w.member("whole", whole).key("list").begin_array().value(true).null().begin_object();
+    w.end_object().value(text).end_array().member("last", "x").end_object();
+    const json::value value = reparsed(out);
+    ASSERT_EQ(value.at("text").get_string(), text);
+    // Exact in the text; the parser itself is good to the last bit or two.
+    ASSERT_EQ(std::strtod(out.c_str() + out.find("\"number\":") + 9, nullptr), number);
+    ASSERT_DOUBLE_EQ(value.at("number").to_number<double>(), number);
+    ASSERT_EQ(static_cast<float>(value.at("small").to_number<double>()), small);
+    ASSERT_EQ(value.at("whole").to_number<int64_t>(), whole);
+    ASSERT_EQ(value.at("list").get_array().size(), 4u);
+  }
+  std::string out;
+  JsonWriter(out).begin_array().value(NAN).value(-INFINITY).value(1.0).end_array();
+  EXPECT_EQ(out, "[null,null,1]");
+}
+
+TEST(OpenApi, IsJsonWithASchemaForEachBody) {
+  const json::value api = reparsed(openapi_json());
+  for (const Route& route : routes()) {
+    if (route.body_schema.empty()) continue;
+    EXPECT_TRUE(api.at("components").at("schemas").get_object().contains(route.body_schema))
+        << route.pattern;
+  }
+}
+
+// A value to put somewhere: of each kind, odd sizes included.
+json::value random_value(Rng& rng, int depth = 0) {
+  switch (rng.below(depth < 2 ? 10 : 7)) {
+    case 0:
+      return nullptr;
+    case 1:
+      return rng.below(2) == 0;
+    case 2:
+      return static_cast<int64_t>(rng.between(-3, 300));
+    case 3:
+      return static_cast<int64_t>(rng());
+    case 4:
+      return rng();
+    case 5:
+      return std::ldexp(rng.normal(), static_cast<int>(rng.between(-40, 140)));
+    case 6:
+      return json::string(rng.below(30), static_cast<char>('a' + rng.below(26)));
+    case 7: {
+      json::array list;
+      for (uint64_t n = rng.below(4); n > 0; --n) list.push_back(random_value(rng, depth + 1));
+      return list;
+    }
+    case 8:
+      return json::array(rng.below(3), random_value(rng, depth + 1));
+    default: {
+      json::object object;
+      const char* const keys[] = {"type", "role", "content", "text",  "n",
+                                  "stop", "5",    "é",       "schema"};
+      for (uint64_t n = rng.below(4); n > 0; --n) {
+        object[keys[rng.below(std::size(keys))]] = random_value(rng, depth + 1);
+      }
+      return object;
+    }
+  }
+}
+
+// Replaces, removes or adds something somewhere inside.
+void mutate(json::value& value, Rng& rng) {
+  if (rng.below(4) == 0) {
+    value = random_value(rng);
+  } else if (value.is_object() && !value.get_object().empty()) {
+    auto& object = value.get_object();
+    auto member = object.begin() + static_cast<std::ptrdiff_t>(rng.below(object.size()));
+    if (rng.below(8) == 0) {
+      object.erase(member);
+    } else {
+      mutate(member->value(), rng);
+    }
+  } else if (value.is_array() && !value.get_array().empty()) {
+    auto& list = value.get_array();
+    if (rng.below(8) == 0) {
+      list.push_back(random_value(rng));
+    } else {
+      mutate(list[rng.below(list.size())], rng);
+    }
+  } else {
+    value = random_value(rng);
+  }
+}
+
+std::string mutate_bytes(std::string text, Rng& rng) {
+  for (uint64_t n = 1 + rng.below(3); n > 0 && !text.empty(); --n) {
+    const size_t at = rng.below(text.size());
+    switch (rng.below(4)) {
+      case 0:
+        text[at] = static_cast<char>(rng.below(256));
+        break;
+      case 1:
+        text.erase(at, 1 + rng.below(5));
+        break;
+      case 2:
+        text.insert(at, text.substr(rng.below(text.size()), rng.below(20)));
+        break;
+      default:
+        text.resize(at);
+    }
+  }
+  return text;
+}
+
+constexpr const char* kBodies[] = {
+    R"({"text":"a","sampling_params":{"max_new_tokens":5,"temperature":0.5,"stop":["x"],"n":1,
+        "logit_bias":{"5":1.0},"stop_token_ids":[1,2]},"stream":true,"rid":"r","return_logprob":true,
+        "logprob_start_len":0,"top_logprobs_num":2,"token_ids_logprob":[1,2],"image_data":null})",
+    R"({"text":["a","b"],"sampling_params":[{"n":2},{"n":2}],"rid":["x","y"],"return_logprob":[true,false],
+        "token_ids_logprob":[[1],[2,3]],"extra_key":["a","b"]})",
+    R"({"input_ids":[[1,2],[3]],"sampling_params":{"stop":"a","regex":null},"cache_salt":"s"})",
+    R"({"prompt":["a","b"],"max_tokens":5,"echo":true,"logprobs":2,"stream_options":{"include_usage":true},
+        "response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object"}}},"n":2})",
+    R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"t"}]}],
+        "max_completion_tokens":4,"logprobs":true,"top_logprobs":2,"tools":[],"tool_choice":"none",
+        "chat_template_kwargs":{"a":1},"input_ids":null})",
+    R"({"tokens":[[1,2],[3]],"skip_special_tokens":true})",
+};
+
+// What a parser gave must be sound; a refusal must have something to say.
+template <typename Parsed, typename Check>
+int check_result(const Parsed& parsed, bool malformed, Dialect dialect, Check check) {
+  if (parsed) {
+    check(*parsed);
+    return 1;
+  }
+  EXPECT_FALSE(parsed.error().message().empty());
+  const net::HttpResponse response =
+      malformed ? malformed_response(parsed.error()) : error_response(dialect, parsed.error());
+  EXPECT_EQ(response.status, 400) << parsed.error().to_string();
+  EXPECT_TRUE(reparsed(response.body).is_object());
+  return 0;
+}
+
+int parse_everything(const std::string& body) {
+  int accepted = 0;
+  bool malformed = false;
+  const auto native = parse_native(body, malformed);
+  accepted += check_result(native, malformed, Dialect::kNative, [](const NativeRequest& r) {
+    ASSERT_FALSE(r.items.empty());
+    for (const NativeItem& item : r.items) {
+      ASSERT_EQ(item.request.sampling.n, r.items[0].request.sampling.n);
+      ASSERT_GE(item.stream_interval.value_or(1), 1);
+    }
+    ASSERT_TRUE(r.is_list || r.items.size() == 1);
+  });
+  const auto completion = parse_completion(body, malformed);
+  accepted += check_result(completion, malformed, Dialect::kOpenAi, [](const CompletionRequest& r) {
+    ASSERT_FALSE(r.prompts.empty());
+    ASSERT_TRUE(r.sampling.max_new_tokens.has_value());
+    for (size_t i = 0; i < r.prompts.size(); ++i) (void)r.make_request(i, r.prompts.size());
+  });
+  const auto chat = parse_chat(body, malformed);
+  accepted += check_result(chat, malformed, Dialect::kOpenAi, [](const ChatRequest& r) {
+    ASSERT_TRUE(!r.input_ids.empty() || !r.messages->get_array().empty());
+    (void)r.make_request(0, 1);
+  });
+  const auto tokenize = parse_tokenize(body, malformed);
+  accepted += check_result(tokenize, malformed, Dialect::kOpenAi, [](const TokenizeRequest&) {});
+  const auto detokenize = parse_detokenize(body, malformed);
+  accepted +=
+      check_result(detokenize, malformed, Dialect::kOpenAi, [](const DetokenizeRequest&) {});
+  return accepted;
+}
+
+TEST(RequestFuzz, MutatedBodiesAreReadOrRefusedWithAReason) {
+  const uint64_t seed = 20240608;
+  const char* const rounds = std::getenv("ESPALIER_FUZZ_ROUNDS");
+  const int num_rounds = rounds != nullptr ? std::atoi(rounds) : 20000;
+  RecordProperty("seed", static_cast<int>(seed));
+  Rng rng(seed);
+  int accepted = 0;
+  for (int i = 0; i < num_rounds && !::testing::Test::HasFailure(); ++i) {
+    const char* const base = kBodies[rng.below(std::size(kBodies))];
+    std::string body;
+    if (rng.below(3) == 0) {
+      body = mutate_bytes(base, rng);
+    } else {
+      json::value value = json::parse(base);
+      for (uint64_t n = rng.below(3); n > 0; --n) mutate(value, rng);
+      body = json::serialize(value);
+    }
+    SCOPED_TRACE(fmt::format("seed {} round {}: {}", seed, i, testing::PrintToString(body)));
+    accepted += parse_everything(body);
+  }
+  EXPECT_GT(accepted, num_rounds / 10);  // the mutations reach beyond the first check
+}
+
+TEST(RequestFuzz, DeepNestingIsRefused) {
+  bool malformed = false;
+  const std::string deep =
+      R"({"text":)" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  EXPECT_FALSE(parse_native(deep, malformed));
+  EXPECT_TRUE(malformed);
+}
+
+}  // namespace
+}  // namespace espalier::server

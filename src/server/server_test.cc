@@ -1,0 +1,323 @@
+// Everything but generation's shapes: keys, information, admin routes, disconnects, stopping.
+#include "server/server.h"
+
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "net/test_socket.h"
+#include "server/test_server.h"
+
+namespace espalier::server {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+net::Headers bearer(std::string key) { return {{"Authorization", "Bearer " + key}}; }
+
+std::string raw_post(std::string_view path, std::string_view body) {
+  return fmt::format("POST {} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", path,
+                     body.size(), body);
+}
+
+TEST_F(ServerTest, Keys) {
+  config_.api_key = "user-key";
+  config_.admin_api_key = "admin-key";
+  start();
+  struct Case {
+    const char *method, *path, *key;
+    int status;
+  };
+  for (const Case& c : {Case{"GET", "/v1/models", "", 401},
+                        {"GET", "/v1/models", "wrong", 401},
+                        {"GET", "/v1/models", "user-ke", 401},
+                        {"GET", "/v1/models", "user-keyy", 401},
+                        {"GET", "/v1/models", "user-key", 200},
+                        {"GET", "/v1/models", "admin-key", 200},
+                        {"POST", "/flush_cache", "", 401},
+                        {"POST", "/flush_cache", "user-key", 403},
+                        {"POST", "/flush_cache", "admin-key", 200},
+                        {"POST", "/generate", "", 401},
+                        {"GET", "/health", "", 200},
+                        {"GET", "/health_generate", "", 200},
+                        {"GET", "/metrics", "", 200},
+                        {"OPTIONS", "/generate", "", 204}}) {
+    const bool has_key = *c.key != '\0';
+    const Answer answer = call(c.method, c.path, "", has_key ? bearer(c.key) : net::Headers{});
+    EXPECT_EQ(answer.status, c.status) << c.method << " " << c.path << " " << c.key;
+    if (c.status == 401) {
+      EXPECT_EQ(answer.body, R"({"error":"Unauthorized"})");
+    }
+  }
+}
+
+TEST_F(ServerTest, AdminRoutesTakeTheOrdinaryKeyWhereThereIsNoOther) {
+  config_.api_key = "k";
+  start();
+  EXPECT_EQ(call("POST", "/flush_cache").status, 401);
+  EXPECT_EQ(call("POST", "/flush_cache", "", bearer("k")).status, 200);
+}
+
+TEST_F(ServerTest, Models) {
+  config_.served_model_name = "org/model";
+  start();
+  const std::string card =
+      R"({"id":"org/model","object":"model","created":0,"owned_by":"sglang","root":"org/model",)"
+      R"("parent":null,"max_model_len":100})";
+  EXPECT_EQ(normalise(call("GET", "/v1/models").body),
+            normalise(R"({"object":"list","data":[)" + card + "]}"));
+  EXPECT_EQ(normalise(call("GET", "/v1/models/org/model").body), normalise(card));
+  const Answer other = call("GET", "/v1/models/other");
+  EXPECT_EQ(other.status, 404);
+  EXPECT_EQ(
+      other.body,
+      R"({"error":{"message":"The model 'other' does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}})");
+}
+
+TEST_F(ServerTest, Information) {
+  config_.extra_info = {{"quantization", "none"}};
+  start();
+  for (const char* path : {"/model_info", "/get_model_info"}) {
+    EXPECT_EQ(normalise(call("GET", path).body),
+              normalise(
+                  R"({"model_path":"/models/scripted-1b/","tokenizer_path":"/models/scripted-1b/",
+                "is_generation":true,"preferred_sampling_params":null,"weight_version":"default",
+                "has_image_understanding":false,"has_audio_understanding":false,
+                "model_type":"llama","architectures":["LlamaForCausalLM"]})"));
+  }
+  for (const char* path : {"/server_info", "/get_server_info"}) {
+    const std::string body = call("GET", path).body;
+    for (const char* part :
+         {R"("model_path":"/models/scripted-1b/")", R"("max_total_num_tokens":1000)",
+          R"("max_req_input_len":99)", R"("internal_states":[{"last_gen_throughput":12.5)",
+          R"("effective_max_running_requests_per_dp":8)", R"("avg_spec_accept_length":null)",
+          R"("served_model_name":"scripted-1b")", R"("quantization":"none")", R"("version":")"}) {
+      EXPECT_THAT(body, HasSubstr(part));
+    }
+    EXPECT_THAT(body, Not(HasSubstr("api_key")));
+  }
+  EXPECT_EQ(normalise(call("GET", "/get_load").body),
+            normalise(R"([{"dp_rank":0,"num_reqs":0,"num_waiting_reqs":0,"num_tokens":250}])"));
+  EXPECT_THAT(call("GET", "/v1/loads").body, HasSubstr(R"("token_usage":0.25)"));
+  EXPECT_THAT(call("GET", "/v1/loads?include=queues").body, Not(HasSubstr("token_usage")));
+  EXPECT_THAT(call("GET", "/v1/loads?format=prometheus").body, HasSubstr("sglang:token_usage"));
+  EXPECT_EQ(call("GET", "/v1/loads?format=xml").status, 400);
+  EXPECT_THAT(call("GET", "/").body, HasSubstr("espalier"));
+  EXPECT_EQ(call("HEAD", "/").status, 200);
+}
+
+TEST_F(ServerTest, UnknownPathsAndMethods) {
+  start();
+  const Answer missing = call("GET", "/none\"");
+  EXPECT_EQ(missing.status, 404);
+  EXPECT_EQ(
+      missing.body,
+      R"({"object":"error","message":"there is no /none\" here","type":"NotFoundError","param":null,"code":404})");
+  EXPECT_EQ(call("GET", "/generate").status, 405);
+  EXPECT_EQ(call("GET", "/generate").header("Allow"), "POST, PUT, OPTIONS");
+  EXPECT_EQ(call("PUT", "/generate", R"({"text":"x"})").status, 200);
+}
+
+TEST_F(ServerTest, OpenApiListsWhatTheParsersRead) {
+  start();
+  const std::string body = normalise(call("GET", "/openapi.json").body);
+  for (const char* part :
+       {R"("/v1/chat/completions":{"post")", R"("/v1/models/{model}")", "GenerateRequest",
+        "chat_template_kwargs", "logprob_start_len", "sampling_seed", R"("required":["prompt"])"}) {
+    EXPECT_THAT(body, HasSubstr(part));
+  }
+  EXPECT_TRUE(body.starts_with("{\"components\"")) << body.substr(0, 100);
+}
+
+TEST_F(ServerTest, Metrics) {
+  start();
+  ASSERT_EQ(post("/generate", R"({"text":"Hi"})").status, 200);
+  const Answer answer = call("GET", "/metrics");
+  EXPECT_THAT(answer.header("Content-Type"), HasSubstr("text/plain; version=0.0.4"));
+  const std::string label = "{model_name=\"scripted-1b\"} ";
+  for (const std::string& line :
+       {"sglang:num_running_reqs" + label + "0", "sglang:num_queue_reqs" + label + "0",
+        "sglang:token_usage" + label + "0.25", "sglang:cache_hit_rate" + label + "0.25",
+        "sglang:gen_throughput" + label + "12.5", "sglang:prompt_tokens_total" + label + "40",
+        "sglang:generation_tokens_total" + label + "70",
+        "sglang:cached_tokens_total" + label + "10", "sglang:num_requests_total" + label + "1",
+        "sglang:time_to_first_token_seconds_count" + label + "1",
+        // Ten tokens have nine gaps.
+        "sglang:inter_token_latency_seconds_count" + label + "9",
+        "sglang:e2e_request_latency_seconds_count" + label + "1",
+        "sglang:prompt_tokens_histogram_sum" + label + "3",
+        std::string("# TYPE sglang:prompt_tokens_total counter"),
+        std::string("# TYPE sglang:num_running_reqs gauge")}) {
+    EXPECT_THAT(answer.body, HasSubstr(line + "\n"));
+  }
+}
+
+TEST_F(ServerTest, Health) {
+  config_.health_timeout = 50ms;
+  start();
+  EXPECT_EQ(call("GET", "/health").body, "");
+  EXPECT_EQ(call("GET", "/ping").status, 200);
+  EXPECT_EQ(call("GET", "/health_generate").status, 200);
+  EXPECT_EQ(engine_.submitted().back().sampling.max_new_tokens, 1);
+  // An engine that does nothing is sick, and the attempt is not left behind.
+  engine_.set_script({.hold = true});
+  EXPECT_EQ(call("GET", "/health_generate").status, 503);
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }));
+  engine_.set_script({.submit_error = Status(StatusCode::kUnavailable, "draining")});
+  EXPECT_EQ(call("GET", "/health_generate").status, 503);
+  engine_.set_script({.submit_error = Status(StatusCode::kResourceExhausted, "full")});
+  EXPECT_EQ(call("GET", "/health_generate").status, 200);
+}
+
+TEST_F(ServerTest, FlushCache) {
+  start();
+  for (const char* method : {"GET", "POST"}) {
+    const Answer flushed = call(method, "/flush_cache");
+    EXPECT_EQ(flushed.status, 200);
+    EXPECT_TRUE(flushed.body.starts_with("Cache flushed.\n"));
+  }
+  engine_.set_script({.hold = true});
+  net::TestSocket busy(server_->port());
+  busy.write(raw_post("/generate", R"({"text":"a","rid":"busy"})"));
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  EXPECT_EQ(call("POST", "/flush_cache").status, 400);
+  EXPECT_EQ(call("POST", "/flush_cache?timeout=0.05").status, 400);
+  EXPECT_EQ(call("POST", "/flush_cache?timeout=x").status, 400);
+  std::thread later([&] {
+    std::this_thread::sleep_for(50ms);
+    engine_.abort("busy", Engine::AbortScope::kExact);
+  });
+  EXPECT_EQ(call("POST", "/flush_cache?timeout=10").status, 200);
+  later.join();
+}
+
+TEST_F(ServerTest, AbortRequest) {
+  engine_.set_script({.reply = "abc", .hold = true, .hold_after = 2});
+  start();
+  std::vector<net::TestSocket> sockets;
+  for (const char* rid : {"a1", "a2", "b"}) {
+    sockets.emplace_back(server_->port());
+    sockets.back().write(raw_post("/generate", fmt::format(R"({{"text":"x","rid":"{}"}})", rid)));
+  }
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 3; }));
+  EXPECT_EQ(post("/abort_request", R"({"rid":""})").status, 200);
+  EXPECT_EQ(post("/abort_request", R"({"rid":"none"})").status, 200);
+  EXPECT_EQ(engine_.num_running(), 3);
+  EXPECT_EQ(post("/abort_request", R"({"rid":"a"})").status, 200);
+  EXPECT_EQ(engine_.num_running(), 1);
+  const std::string answer =
+      sockets[0].read_until([](const std::string& t) { return t.ends_with("}}"); });
+  EXPECT_THAT(answer, HasSubstr("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr(R"("text":"ab")"));
+  EXPECT_THAT(
+      answer,
+      HasSubstr(
+          R"("finish_reason":{"type":"abort","message":"aborted by its client","status_code":400,"err_type":"AbortError"})"));
+  EXPECT_EQ(post("/abort_request", R"({"abort_all":true})").status, 200);
+  EXPECT_EQ(engine_.num_running(), 0);
+  EXPECT_EQ(post("/abort_request", "x").status, 400);
+}
+
+TEST_F(ServerTest, AClientThatLeavesIsAborted) {
+  config_.max_body_bytes = 1 << 20;
+  engine_.set_script({.reply = "abc", .hold = true, .hold_after = 1});
+  start();
+  const std::string long_text(100 << 10, 'a');  // taken by a worker
+  for (const std::string& body : {std::string(R"({"text":"x","rid":"a"})"),
+                                  std::string(R"({"text":"x","rid":"a","stream":true})"),
+                                  std::string(R"({"text":["x","y"],"sampling_params":{"n":2}})")}) {
+    {
+      net::TestSocket socket(server_->port());
+      socket.write(raw_post("/generate", body));
+      ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() > 0; }));
+    }
+    EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }, 2s)) << body;
+  }
+  {
+    engine_.set_script({.hold = true, .context_length = 1 << 20});
+    net::TestSocket socket(server_->port());
+    socket.write(raw_post("/generate", R"({"text":")" + long_text + "\"}"));
+    ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  }
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }, 2s));
+}
+
+TEST_F(ServerTest, LeavingEndsNobodyElse) {
+  engine_.set_script({.hold = true});
+  start();
+  net::TestSocket other(server_->port());
+  other.write(raw_post("/generate", R"({"text":"x","rid":"ab"})"));
+  {
+    net::TestSocket socket(server_->port());
+    socket.write(raw_post("/generate", R"({"text":"x","rid":"a"})"));
+    ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 2; }));
+  }
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  EXPECT_EQ(engine_.submitted().size(), 2u);
+}
+
+// One prompt of a batch fails: the whole call does, and its other prompts end; nobody else's do.
+TEST_F(ServerTest, AFailedBatchLeavesNothingBehind) {
+  engine_.set_script({.hold = true});
+  start();
+  net::TestSocket other(server_->port());
+  other.write(raw_post("/generate", R"({"text":"x","rid":"other"})"));
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  engine_.set_script({.hold = true, .context_length = 3});
+  expect("/generate", R"({"text":["x","yyyyyy"],"rid":["r","s"]})", 400,
+         R"({"error":{"message":"the prompt has 7 tokens, the context 3"}})");
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  // An id in use is refused, and its owner goes on.
+  engine_.set_script({.submit_error = Status(StatusCode::kAlreadyExists, "rid other is in use")});
+  EXPECT_EQ(post("/generate", R"({"text":"x","rid":"other"})").status, 400);
+  EXPECT_EQ(engine_.num_running(), 1);
+}
+
+TEST_F(ServerTest, StopDrains) {
+  engine_.set_script({.reply = "abc", .hold = true, .hold_after = 1});
+  start();
+  net::TestSocket socket(server_->port());
+  socket.write(raw_post("/generate", R"({"text":"x","rid":"a"})"));
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  std::thread stopper([&] { server_->stop(10s); });
+  engine_.abort("a", Engine::AbortScope::kExact);  // its end comes while the server drains
+  EXPECT_THAT(socket.read_to_end(), HasSubstr(R"("type":"abort")"));
+  stopper.join();
+  EXPECT_EQ(engine_.num_running(), 0);
+}
+
+TEST_F(ServerTest, StopAbortsWhatIsLeft) {
+  engine_.set_script({.hold = true});
+  start();
+  net::TestSocket socket(server_->port());
+  socket.write(raw_post("/generate", R"({"text":"x"})"));
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  server_->stop(10ms);
+  EXPECT_EQ(engine_.num_running(), 0);
+  socket.read_to_end();
+  EXPECT_TRUE(socket.at_end());
+  server_.reset();
+}
+
+TEST_F(ServerTest, BadSettings) {
+  config_.port = 70000;
+  EXPECT_EQ(Server::create(config_, engine_).error().code(), StatusCode::kInvalidArgument);
+  config_.port = 0;
+  config_.chat_template = "/no/such/file.jinja";
+  EXPECT_EQ(Server::create(config_, engine_).error().code(), StatusCode::kNotFound);
+  config_.chat_template = kTestTemplate;
+  start();
+  ServerConfig second = config_;
+  second.port = server_->port();
+  auto server = Server::create(second, engine_);
+  ASSERT_TRUE(server);
+  const Status busy = (*server)->start();
+  EXPECT_EQ(busy.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(busy.message(), HasSubstr(std::to_string(second.port)));
+  EXPECT_THAT(busy.message(), HasSubstr("--port"));
+}
+
+}  // namespace
+}  // namespace espalier::server

@@ -1,0 +1,232 @@
+#include "server/test_engine.h"
+
+#include <algorithm>
+
+namespace espalier::server {
+namespace {
+
+TokenLogprobs logprobs_of(TokenId id, const GenerateRequest& request) {
+  TokenLogprobs out;
+  out.logprob = ScriptedEngine::logprob(id);
+  for (int32_t i = 0; i < request.top_logprobs_num; ++i) {
+    out.top.emplace_back(id + i, ScriptedEngine::logprob(id) - static_cast<float>(i));
+  }
+  for (const TokenId wanted : request.token_ids_logprob) {
+    out.wanted.emplace_back(wanted, ScriptedEngine::logprob(wanted));
+  }
+  return out;
+}
+
+}  // namespace
+
+ScriptedEngine::ScriptedEngine() : tokenizer_(make_byte_tokenizer(true)) {
+  config_.model_path = "/models/scripted-1b/";
+  config_.max_running_requests = 8;
+  info_.architecture = "LlamaForCausalLM";
+  info_.model_type = "llama";
+  info_.vocab_size = kByteVocabSize;
+  thread_ = std::thread([this] {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stop_ || !work_.empty(); });
+      if (work_.empty()) return;
+      const auto task = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  });
+}
+
+ScriptedEngine::~ScriptedEngine() {
+  abort("", AbortScope::kAll);
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void ScriptedEngine::set_script(Script script) {
+  std::lock_guard lock(mutex_);
+  script_ = std::move(script);
+}
+
+std::vector<GenerateRequest> ScriptedEngine::submitted() const {
+  std::lock_guard lock(mutex_);
+  return submitted_;
+}
+
+int ScriptedEngine::num_running() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int>(held_.size());
+}
+
+bool ScriptedEngine::wait_for(const std::function<bool()>& condition, Duration timeout) const {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (!condition()) {
+    std::unique_lock lock(mutex_);
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+int32_t ScriptedEngine::context_length() const {
+  std::lock_guard lock(mutex_);
+  return script_.context_length;
+}
+
+Result<std::string> ScriptedEngine::submit(GenerateRequest request, EventSink sink) {
+  std::lock_guard lock(mutex_);
+  submitted_.push_back(request);
+  if (!script_.submit_error.ok()) return fail(script_.submit_error);
+  if (request.sampling.n < 1) return fail(invalid_argument("n must be at least 1"));
+  ++stats_.num_requests_total;
+  std::string rid = request.rid;
+  work_.push_back([this, request = std::move(request), sink = std::move(sink), script = script_] {
+    run(request, sink, script);
+  });
+  changed_.notify_all();
+  return rid;
+}
+
+void ScriptedEngine::run(const GenerateRequest& request, const EventSink& sink,
+                         const Script& script) {
+  std::vector<TokenId> prompt = request.input_ids;
+  if (prompt.empty()) {
+    EncodeOptions options;
+    options.add_special_tokens = request.add_special_tokens;
+    prompt = tokenizer_->encode(request.text, options);
+  }
+  bool ended = true;
+  for (int32_t i = 0; i < request.sampling.n; ++i) {
+    ended = run_sample(request, i, prompt, sink, script);  // the same for every sample
+  }
+  if (ended) return;
+  std::lock_guard lock(mutex_);
+  RequestStats stats;
+  stats.prompt_tokens = static_cast<int32_t>(prompt.size());
+  stats.completion_tokens = script.hold_after;
+  held_.push_back({request.rid, request.sampling.n, sink, stats});
+  changed_.notify_all();
+}
+
+bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
+                                std::vector<TokenId> prompt, const EventSink& sink,
+                                const Script& script) {
+  RequestStats stats;
+  stats.arrived = stats.scheduled = std::chrono::steady_clock::now();
+  stats.prompt_tokens = static_cast<int32_t>(prompt.size());
+  stats.cached_tokens = stats.prompt_tokens / 2;
+  const auto end = [&](TokenEvent event, FinishReason reason) {
+    stats.finished = std::chrono::steady_clock::now();
+    event.index = index;
+    event.finish = std::move(reason);
+    event.stats = stats;
+    sink(std::move(event));
+    return true;
+  };
+  using Type = FinishReason::Type;
+  if (stats.prompt_tokens >= script.context_length) {
+    return end({}, {Type::kError,
+                    {},
+                    invalid_argument("the prompt has {} tokens, the context {}", prompt.size(),
+                                     script.context_length)});
+  }
+  if (!script.error.ok() && script.error_after == 0)
+    return end({}, {Type::kError, {}, script.error});
+  if (script.hold && script.hold_after == 0) return false;
+
+  std::vector<TokenLogprobs> input_logprobs;
+  if (request.return_logprob && request.logprob_start_len >= 0) {
+    for (size_t i = static_cast<size_t>(std::max(request.logprob_start_len, 1)); i < prompt.size();
+         ++i) {
+      input_logprobs.push_back(logprobs_of(prompt[i], request));
+    }
+  }
+  const int32_t max_new = request.sampling.max_new_tokens.value_or(
+      request.sampling.to_context ? script.context_length - stats.prompt_tokens : 128);
+  if (max_new == 0) {
+    TokenEvent event;
+    event.input_logprobs = std::move(input_logprobs);
+    return end(std::move(event), {Type::kLength, {}, {}});
+  }
+  std::vector<TokenId> reply = tokenizer_->encode(script.reply, {.add_special_tokens = false});
+  reply.push_back(kByteEosId);
+  std::string text;
+  for (const TokenId id : reply) {
+    if (!script.error.ok() && stats.completion_tokens == script.error_after) {
+      return end({}, {Type::kError, {}, script.error});
+    }
+    if (script.hold && stats.completion_tokens == script.hold_after) return false;
+    if (stats.completion_tokens == 0) stats.first_token = std::chrono::steady_clock::now();
+    ++stats.completion_tokens;
+    TokenEvent event;
+    event.index = index;
+    event.ids = {id};
+    if (request.return_logprob) event.logprobs = {logprobs_of(id, request)};
+    event.input_logprobs = std::move(input_logprobs);
+    input_logprobs.clear();
+    if (id != kByteEosId) event.text = std::string(1, static_cast<char>(id));
+    text += event.text;
+    if (stats.completion_tokens == max_new) return end(std::move(event), {Type::kLength, {}, {}});
+    for (const std::string& stop : request.sampling.stop) {
+      if (text.ends_with(stop)) {
+        event.text.clear();  // single-character stops are trimmed as the engine trims them
+        return end(std::move(event), {Type::kStop, stop, {}});
+      }
+    }
+    if (id == kByteEosId) return end(std::move(event), {Type::kStop, id, {}});
+    event.stats = stats;
+    sink(std::move(event));
+  }
+  return true;
+}
+
+void ScriptedEngine::abort(std::string_view rid, AbortScope scope) {
+  std::lock_guard lock(mutex_);
+  const auto hit = [&](const Held& held) {
+    return scope == AbortScope::kAll || held.rid == rid ||
+           (scope == AbortScope::kPrefix && held.rid.starts_with(rid));
+  };
+  for (const Held& held : held_) {
+    if (!hit(held)) continue;
+    work_.push_back([held] {
+      for (int32_t i = 0; i < held.num_samples; ++i) {
+        TokenEvent event;
+        event.index = i;
+        event.finish = FinishReason{
+            FinishReason::Type::kAbort, {}, Status(StatusCode::kAborted, "aborted by its client")};
+        event.stats = held.stats;
+        event.stats.finished = event.stats.arrived = std::chrono::steady_clock::now();
+        held.sink(std::move(event));
+      }
+    });
+  }
+  std::erase_if(held_, hit);
+  changed_.notify_all();
+}
+
+Status ScriptedEngine::flush_cache() {
+  std::lock_guard lock(mutex_);
+  if (held_.empty()) return {};
+  return error(StatusCode::kFailedPrecondition, "{} requests run", held_.size());
+}
+
+EngineStats ScriptedEngine::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.num_running = static_cast<int32_t>(held_.size());
+  stats.prompt_tokens_total = 40;
+  stats.cached_tokens_total = 10;
+  stats.generation_tokens_total = 70;
+  stats.kv_tokens_total = 1000;
+  stats.kv_tokens_running = 250;
+  stats.gen_throughput = 12.5;
+  return stats;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,85 @@
+// An engine for tests of the server: a byte vocabulary, answers from a script, and a thread of its
+// own that delivers events as a scheduler does.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "text/tokenizer/byte_tokenizer.h"
+
+namespace espalier::server {
+
+// Answers every prompt with `reply`, a byte a token and an event, and then end-of-sequence; length,
+// stop strings, n and log-probabilities are honoured. Half of each prompt counts as cached. The
+// log-probability of token t is -(t + 0.5) / 16; its best list is t, t + 1, ... each 1 less.
+class ScriptedEngine final : public Engine {
+ public:
+  ScriptedEngine();
+  ~ScriptedEngine() override;
+
+  struct Script {
+    std::string reply = "Hi there.";
+    Status submit_error;      // submit() fails
+    Status error;             // the request fails ...
+    int32_t error_after = 0;  // ... after so many tokens
+    bool hold = false;        // says nothing after `hold_after` tokens until aborted
+    int32_t hold_after = 0;
+    int32_t context_length = 100;
+  };
+  void set_script(Script script);
+
+  // What happened.
+  std::vector<GenerateRequest> submitted() const;
+  int num_running() const;  // requests that are held
+  bool wait_for(const std::function<bool()>& condition,
+                Duration timeout = std::chrono::seconds(10)) const;
+
+  Result<std::string> submit(GenerateRequest request, EventSink sink) override;
+  void abort(std::string_view rid, AbortScope scope) override;
+  Status flush_cache() override;
+  void drain(Duration) override {}
+  EngineStats stats() const override;
+  const ModelInfo& model_info() const override { return info_; }
+  const EngineConfig& config() const override { return config_; }
+  const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
+  int32_t max_input_len() const override { return context_length() - 1; }
+  int32_t context_length() const override;
+
+  static float logprob(TokenId id) { return -(static_cast<float>(id) + 0.5f) / 16.0f; }
+
+ private:
+  struct Held {
+    std::string rid;
+    int32_t num_samples;
+    EventSink sink;
+    RequestStats stats;
+  };
+  void run(const GenerateRequest& request, const EventSink& sink, const Script& script);
+  // False when it is held.
+  bool run_sample(const GenerateRequest& request, int32_t index, std::vector<TokenId> prompt,
+                  const EventSink& sink, const Script& script);
+
+  EngineConfig config_;
+  ModelInfo info_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Script script_;
+  std::vector<GenerateRequest> submitted_;
+  std::deque<std::function<void()>> work_;
+  std::vector<Held> held_;
+  EngineStats stats_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace espalier::server
