@@ -132,7 +132,7 @@ class NetworkBuilder {
     }
   }
 
-  // Roughly the states that emit() makes for `expr`, saturating.
+  // Roughly the states that nfa_of() makes for `expr`, saturating.
   int64_t size_of(ExprId expr) {
     constexpr int64_t kHuge = int64_t{1} << 40;
     if (const auto it = sizes_.find(expr); it != sizes_.end()) return it->second;
@@ -148,6 +148,7 @@ class NetworkBuilder {
           size = size_of(ir_.rules()[node.first].body);
         }
         break;
+      case Ir::Op::kGraph: size += ir_.graph_of(expr).num_states; [[fallthrough]];
       case Ir::Op::kSequence:
       case Ir::Op::kChoice:
         for (ExprId child : ir_.children(expr)) size += size_of(child);
@@ -165,81 +166,15 @@ class NetworkBuilder {
 
   Result<Nfa> automaton_of(ExprId body) {
     if (size_of(body) > static_cast<int64_t>(limits_.nodes_max)) return fail(too_large());
-    Nfa raw;
-    raw.start = raw.add();
-    const NodeId end = emit(raw, body, raw.start);
-    raw.states[end].final = true;
-    Nfa nfa = without_empty_moves(raw);
+    Nfa nfa = nfa_of(ir_, body, [this](RuleId rule) {
+      return rules_[rule].treatment == Treatment::kInlined ? kInlineRule : rules_[rule].call;
+    });
     const size_t bound =
         std::max(limits_.dfa_nodes_free, limits_.dfa_growth_max * nfa.states.size());
     std::optional<Nfa> dfa = determinised(nfa, bound);
     if (!dfa) return nfa;
     // Moore's refinement may take as many rounds as there are states.
     return dfa->states.size() <= limits_.dfa_nodes_free ? minimised(*dfa) : std::move(*dfa);
-  }
-
-  // Adds states that match `expr` from `from`; returns the state where it has matched. No move ever
-  // leads back into `from`, so alternatives may share it.
-  NodeId emit(Nfa& nfa, ExprId expr, NodeId from) {
-    const Ir::Node& node = ir_.node(expr);
-    switch (node.op) {
-      case Ir::Op::kNever:
-        return nfa.add();
-      case Ir::Op::kEmpty:
-        return from;
-      case Ir::Op::kBytes:
-        return emit_bytes(nfa, ir_.byte_set(expr), from);
-      case Ir::Op::kSequence:
-        for (ExprId child : ir_.children(expr)) from = emit(nfa, child, from);
-        return from;
-      case Ir::Op::kChoice: {
-        const NodeId to = nfa.add();
-        for (ExprId child : ir_.children(expr)) nfa.empty_move(emit(nfa, child, from), to);
-        return to;
-      }
-      case Ir::Op::kRepeat:
-        return emit_repeat(nfa, node, ir_.children(expr)[0], from);
-      case Ir::Op::kRule: {
-        const RuleInfo& rule = rules_[node.first];
-        if (rule.treatment == Treatment::kInlined) {
-          return emit(nfa, ir_.rules()[node.first].body, from);
-        }
-        const NodeId to = nfa.add();
-        nfa.states[from].edges.push_back({.call = rule.call, .target = to});
-        return to;
-      }
-    }
-    return from;
-  }
-
-  static NodeId emit_bytes(Nfa& nfa, const ByteSet& set, NodeId from) {
-    const NodeId to = nfa.add();
-    for (int low = 0; low < 256; ++low) {
-      if (!set[low]) continue;
-      int high = low;
-      while (high + 1 < 256 && set[high + 1]) ++high;
-      nfa.states[from].edges.push_back(
-          {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
-      low = high;
-    }
-    return to;
-  }
-
-  NodeId emit_repeat(Nfa& nfa, const Ir::Node& repeat, ExprId child, NodeId from) {
-    for (int32_t i = 0; i < repeat.min; ++i) from = emit(nfa, child, from);
-    if (repeat.max == kUnbounded) {
-      const NodeId loop = nfa.add();
-      nfa.empty_move(from, loop);
-      nfa.empty_move(emit(nfa, child, loop), loop);
-      return loop;
-    }
-    const NodeId to = nfa.add();
-    for (int32_t i = repeat.min; i < repeat.max; ++i) {
-      nfa.empty_move(from, to);
-      from = emit(nfa, child, from);
-    }
-    nfa.empty_move(from, to);
-    return to;
   }
 
   Network assemble(const std::vector<Nfa>& automata) const {

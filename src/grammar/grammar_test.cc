@@ -13,6 +13,7 @@
 #include "grammar/ebnf.h"
 #include "grammar/machine.h"
 #include "grammar/regex.h"
+#include "grammar/regular.h"
 
 namespace espalier::grammar {
 namespace {
@@ -39,6 +40,16 @@ class Naive {
     std::set<size_t> out;
     for (size_t f : from) out.insert(ends_[expr][f].begin(), ends_[expr][f].end());
     return out;
+  }
+  std::set<size_t> graph_ends(const Ir::Graph& graph, size_t from) const {
+    std::vector<std::set<size_t>> at(graph.num_states);
+    at[0] = {from};
+    for (size_t round = 0; round <= graph.num_states * (text_.size() + 1); ++round) {
+      for (const Ir::GraphEdge& e : graph.edges) at[e.to].merge(after(at[e.from], e.expr));
+    }
+    std::set<size_t> ends;
+    for (uint32_t final : graph.finals) ends.insert(at[final].begin(), at[final].end());
+    return ends;
   }
   void update(ExprId id, size_t from) {
     const Ir::Node& node = ir_.node(id);
@@ -74,6 +85,7 @@ class Naive {
       case Ir::Op::kRule:
         ends = after({from}, ir_.rules()[node.first].body);
         break;
+      case Ir::Op::kGraph: ends = graph_ends(ir_.graph_of(id), from); break;
     }
     if (ends != ends_[id][from]) {
       ends_[id][from] = std::move(ends);
@@ -187,7 +199,7 @@ TEST(Machine, FollowsRandomGrammars) {
     const int num_rules = static_cast<int>(rng.between(1, 4));
     for (int r = 0; r < num_rules; ++r) ir.add_rule("r" + std::to_string(r));
     std::function<ExprId(int)> any = [&](int depth) -> ExprId {
-      switch (rng.below(depth > 3 ? 3 : 7)) {
+      switch (rng.below(depth > 3 ? 3 : 8)) {
         case 0:
           return ir.byte('a');
         case 1:
@@ -200,6 +212,15 @@ TEST(Machine, FollowsRandomGrammars) {
           return ir.sequence({any(depth + 1), any(depth + 1)});
         case 5:
           return ir.choice({any(depth + 1), any(depth + 1)});
+        case 6: {
+          Ir::Graph graph{.num_states = 3, .edges = {}, .finals = {1}};
+          for (int64_t e = rng.between(1, 5); e > 0; --e) {
+            const auto u = static_cast<uint32_t>(rng.below(3)), v = static_cast<uint32_t>(rng.below(3));
+            graph.edges.push_back({u, any(depth + 1), v});
+          }
+          if (rng.below(2)) graph.finals.push_back(2);
+          return ir.graph(graph);
+        }
         default: {
           const auto min = static_cast<int32_t>(rng.below(3));
           const int32_t max = rng.below(2) ? kUnbounded : min + static_cast<int32_t>(rng.below(3));
@@ -387,6 +408,25 @@ TEST(Ir, EncodesEveryCodePointOnce) {
     }
     if (high < 0xd800 || high > 0xdfff) {
       EXPECT_TRUE(accepts(high));
+    }
+  }
+}
+
+TEST(Regular, IntersectionAndDifferenceAgreeWithBothSides) {
+  const std::vector<const char*> patterns = {"a*b", "(ab|a)*", "[ab]{2,3}", "a?b?c?", "[^b]*", ""};
+  for (const char* p : patterns) {
+    for (const char* q : patterns) {
+      Ir ir;
+      const ExprId a = parse_regex(ir, p).value(), b = parse_regex(ir, q).value();
+      const ExprId both = intersection(ir, a, b, {}).value();
+      const ExprId only = difference(ir, a, b, {}).value();
+      const ExprId same = canonical(ir, a, {}).value();
+      for_every_text("abc", 4, [&](const std::string& text) {
+        const Naive naive(ir, text);
+        EXPECT_EQ(naive.matches(both), naive.matches(a) && naive.matches(b)) << p << q << text;
+        EXPECT_EQ(naive.matches(only), naive.matches(a) && !naive.matches(b)) << p << q << text;
+        EXPECT_EQ(naive.matches(same), naive.matches(a)) << p << text;
+      });
     }
   }
 }

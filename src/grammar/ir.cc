@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_set>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -187,12 +188,13 @@ ExprId Ir::sequence(std::span<const ExprId> parts) {
 
 ExprId Ir::choice(std::span<const ExprId> parts) {
   std::vector<ExprId> flat;
+  std::unordered_set<ExprId> seen;
   ByteSet merged;
   const auto add = [&](ExprId part) {
     if (part == never()) return;
     if (node(part).op == Op::kBytes) {
       merged |= byte_set(part);
-    } else if (std::find(flat.begin(), flat.end(), part) == flat.end()) {
+    } else if (seen.insert(part).second) {
       flat.push_back(part);
     }
   };
@@ -216,6 +218,19 @@ ExprId Ir::repeat(ExprId part, int32_t min, int32_t max) {
   if (part == never()) return min == 0 ? empty() : never();
   if (min == 1 && max == 1) return part;
   return intern(Op::kRepeat, {&part, 1}, 0, min, max);
+}
+
+ExprId Ir::graph(Graph graph) {
+  std::vector<ExprId> parts;
+  for (const GraphEdge& edge : graph.edges) parts.push_back(edge.expr);
+  if (graph.num_states == 0 || graph.finals.empty()) return never();
+  if (parts.empty()) return std::ranges::count(graph.finals, 0u) > 0 ? empty() : never();
+  // Graphs are not compared: whoever makes one keeps its id.
+  const auto index = static_cast<uint32_t>(graphs_.size());
+  graphs_.push_back(std::move(graph));
+  const ExprId id = intern(Op::kGraph, parts, 0, static_cast<int32_t>(index), 0);
+  nodes_[id].graph = index;
+  return id;
 }
 
 ExprId Ir::chars(std::vector<CodeRange> ranges) {

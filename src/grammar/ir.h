@@ -44,11 +44,27 @@ class Ir {
     kChoice,    // any child
     kRepeat,    // the child, min to max times (kUnbounded: any number)
     kRule,      // whatever the rule matches; rules may recurse
+    kGraph,     // a small automaton whose edges are expressions: for what repetition and choice
+                // would have to write out many times
+  };
+  // States 0 (the start) to num_states - 1.
+  struct GraphEdge {
+    uint32_t from = 0;
+    ExprId expr = 0;
+    uint32_t to = 0;
+    friend bool operator==(const GraphEdge&, const GraphEdge&) = default;
+  };
+  struct Graph {
+    uint32_t num_states = 0;
+    std::vector<GraphEdge> edges;
+    std::vector<uint32_t> finals;
+    friend bool operator==(const Graph&, const Graph&) = default;
   };
   struct Node {
     Op op = Op::kNever;
     uint32_t first = 0;  // kBytes: index of the byte set; kRule: the rule; else into children
-    uint32_t count = 0;  // number of children
+    uint32_t count = 0;  // number of children (a graph's: the expressions of its edges)
+    uint32_t graph = 0;  // kGraph: which
     int32_t min = 0, max = 0;
   };
   struct Rule {
@@ -75,6 +91,8 @@ class Ir {
   ExprId optional(ExprId part) { return repeat(part, 0, 1); }
   ExprId star(ExprId part) { return repeat(part, 0, kUnbounded); }
 
+  ExprId graph(Graph graph);
+
   // One UTF-8 encoded character out of `ranges` (any order; normalised here).
   ExprId chars(std::vector<CodeRange> ranges);
 
@@ -89,6 +107,7 @@ class Ir {
   std::span<const ExprId> children(ExprId id) const {
     return {children_.data() + nodes_[id].first, nodes_[id].count};
   }
+  const Graph& graph_of(ExprId id) const { return graphs_[nodes_[id].graph]; }
   const ByteSet& byte_set(ExprId id) const { return sets_[nodes_[id].first]; }
   const std::vector<Rule>& rules() const { return rules_; }
   size_t size() const { return nodes_.size(); }
@@ -100,6 +119,7 @@ class Ir {
   std::vector<ExprId> children_;
   std::vector<ByteSet> sets_;
   std::vector<Rule> rules_;
+  std::vector<Graph> graphs_;
   std::unordered_map<ByteSet, uint32_t> set_index_;
   std::unordered_multimap<uint64_t, ExprId> index_;  // hash of a node -> its id
 };

@@ -148,7 +148,101 @@ void join_ranges(Nfa::State& state) {
   state.edges = std::move(joined);
 }
 
+// Thompson's construction.
+class Emitter {
+ public:
+  Emitter(const Ir& ir, const std::function<int32_t(RuleId)>& call_of)
+      : ir_(ir), call_of_(call_of) {}
+
+  Nfa emit_all(ExprId expr) {
+    nfa_.start = nfa_.add();
+    const NodeId end = emit(expr, nfa_.start);
+    nfa_.states[end].final = true;
+    return std::move(nfa_);
+  }
+
+ private:
+  // Adds states that match `expr` from `from`; returns the state where it has matched. No move made
+  // here leads back into `from`, so alternatives may share it.
+  NodeId emit(ExprId expr, NodeId from) {
+    const Ir::Node& node = ir_.node(expr);
+    switch (node.op) {
+      case Ir::Op::kNever: return nfa_.add();
+      case Ir::Op::kEmpty: return from;
+      case Ir::Op::kBytes: return emit_bytes(ir_.byte_set(expr), from);
+      case Ir::Op::kSequence:
+        for (ExprId child : ir_.children(expr)) from = emit(child, from);
+        return from;
+      case Ir::Op::kChoice: {
+        const NodeId to = nfa_.add();
+        for (ExprId child : ir_.children(expr)) nfa_.empty_move(emit(child, from), to);
+        return to;
+      }
+      case Ir::Op::kRepeat: return emit_repeat(node, ir_.children(expr)[0], from);
+      case Ir::Op::kGraph: return emit_graph(ir_.graph_of(expr), from);
+      case Ir::Op::kRule: {
+        const int32_t call = call_of_(node.first);
+        if (call == kInlineRule) return emit(ir_.rules()[node.first].body, from);
+        const NodeId to = nfa_.add();
+        nfa_.states[from].edges.push_back({.call = call, .target = to});
+        return to;
+      }
+    }
+    return from;
+  }
+
+  NodeId emit_bytes(const ByteSet& set, NodeId from) {
+    const NodeId to = nfa_.add();
+    for (int low = 0; low < 256; ++low) {
+      if (!set[low]) continue;
+      int high = low;
+      while (high + 1 < 256 && set[high + 1]) ++high;
+      nfa_.states[from].edges.push_back(
+          {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
+      low = high;
+    }
+    return to;
+  }
+
+  NodeId emit_repeat(const Ir::Node& repeat, ExprId child, NodeId from) {
+    for (int32_t i = 0; i < repeat.min; ++i) from = emit(child, from);
+    if (repeat.max == kUnbounded) {
+      const NodeId loop = nfa_.add();
+      nfa_.empty_move(from, loop);
+      nfa_.empty_move(emit(child, loop), loop);
+      return loop;
+    }
+    const NodeId to = nfa_.add();
+    for (int32_t i = repeat.min; i < repeat.max; ++i) {
+      nfa_.empty_move(from, to);
+      from = emit(child, from);
+    }
+    nfa_.empty_move(from, to);
+    return to;
+  }
+
+  NodeId emit_graph(const Ir::Graph& graph, NodeId from) {
+    std::vector<NodeId> states;
+    for (uint32_t i = 0; i < graph.num_states; ++i) states.push_back(nfa_.add());
+    nfa_.empty_move(from, states[0]);
+    for (const Ir::GraphEdge& edge : graph.edges) {
+      nfa_.empty_move(emit(edge.expr, states[edge.from]), states[edge.to]);
+    }
+    const NodeId to = nfa_.add();
+    for (uint32_t final : graph.finals) nfa_.empty_move(states[final], to);
+    return to;
+  }
+
+  const Ir& ir_;
+  const std::function<int32_t(RuleId)>& call_of_;
+  Nfa nfa_;
+};
+
 }  // namespace
+
+Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of) {
+  return without_empty_moves(Emitter(ir, call_of).emit_all(expr));
+}
 
 Nfa without_empty_moves(const Nfa& nfa) {
   Nfa out;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -34,6 +35,13 @@ struct Nfa {
     states[from].edges.push_back({.is_empty = true, .target = to});
   }
 };
+
+// What a rule is in nfa_of: the number of a call, or kInlineRule.
+inline constexpr int32_t kInlineRule = -1;
+
+// The automaton of `expr`, without empty moves. A rule that does not become a call is written out
+// where it stands (REQUIRES: it does not recurse).
+Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of);
 
 // The same language without empty moves, unreachable states, or states from which no final state
 // can be reached (calls count as passable).
