@@ -148,7 +148,9 @@ class NetworkBuilder {
           size = size_of(ir_.rules()[node.first].body);
         }
         break;
-      case Ir::Op::kGraph: size += ir_.graph_of(expr).num_states; [[fallthrough]];
+      case Ir::Op::kGraph:
+        size += ir_.graph_of(expr).num_states;
+        [[fallthrough]];
       case Ir::Op::kSequence:
       case Ir::Op::kChoice:
         for (ExprId child : ir_.children(expr)) size += size_of(child);

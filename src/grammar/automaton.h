@@ -23,7 +23,7 @@ struct GrammarLimits {
   size_t nodes_max = 2'000'000;         // automaton nodes in all, before determinising
   size_t dfa_growth_max = 4;            // determinising may grow an automaton by this factor...
   size_t dfa_nodes_free = 4096;         // ...or to this many nodes; else it stays as it is
-  size_t dfa_nodes_max = 50'000;         // of one pattern, where keywords are intersected
+  size_t dfa_nodes_max = 50'000;        // of one pattern, where keywords are intersected
   int32_t inline_nodes_max = 4096;      // a rule that does not recurse is inlined up to this size
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
   double compile_seconds_max = 10.0;

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "grammar/ebnf.h"
+#include "grammar/json_schema.h"
 #include "grammar/machine.h"
 #include "grammar/regex.h"
 
@@ -143,8 +144,12 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
       ESP_ASSIGN_OR_RETURN(root, parse_ebnf(ir, spec.source));
       break;
     }
-    case GrammarSpec::Kind::kJsonSchema:
-      return fail(error(StatusCode::kUnimplemented, "json_schema is not supported yet"));
+    case GrammarSpec::Kind::kJsonSchema: {
+      ESP_ASSIGN_OR_RETURN(const ExprId body,
+                           parse_json_schema(ir, spec.source, spec.whitespace, limits));
+      root_of(body);
+      break;
+    }
     case GrammarSpec::Kind::kAnyJson: {
       root_of(JsonPieces(ir, spec.whitespace).value());
       break;

@@ -85,7 +85,9 @@ class Naive {
       case Ir::Op::kRule:
         ends = after({from}, ir_.rules()[node.first].body);
         break;
-      case Ir::Op::kGraph: ends = graph_ends(ir_.graph_of(id), from); break;
+      case Ir::Op::kGraph:
+        ends = graph_ends(ir_.graph_of(id), from);
+        break;
     }
     if (ends != ends_[id][from]) {
       ends_[id][from] = std::move(ends);
@@ -215,7 +217,8 @@ TEST(Machine, FollowsRandomGrammars) {
         case 6: {
           Ir::Graph graph{.num_states = 3, .edges = {}, .finals = {1}};
           for (int64_t e = rng.between(1, 5); e > 0; --e) {
-            const auto u = static_cast<uint32_t>(rng.below(3)), v = static_cast<uint32_t>(rng.below(3));
+            const auto u = static_cast<uint32_t>(rng.below(3)),
+                       v = static_cast<uint32_t>(rng.below(3));
             graph.edges.push_back({u, any(depth + 1), v});
           }
           if (rng.below(2)) graph.finals.push_back(2);

@@ -11,24 +11,37 @@ ExprId range(Ir& ir, char low, char high) {
   return ir.chars({{static_cast<uint32_t>(low), static_cast<uint32_t>(high)}});
 }
 
-ExprId hex_digit(Ir& ir, int value) {
-  if (value < 10) return ir.byte(static_cast<uint8_t>('0' + value));
-  return ir.choice({ir.byte(static_cast<uint8_t>('a' + value - 10)),
-                    ir.byte(static_cast<uint8_t>('A' + value - 10))});
+// One hexadecimal digit of low..high, upper or lower case.
+ExprId hex_digits(Ir& ir, uint32_t low, uint32_t high) {
+  constexpr std::string_view kLower = "0123456789abcdef", kUpper = "0123456789ABCDEF";
+  ByteSet set;
+  for (uint32_t d = low; d <= high; ++d) {
+    set.set(static_cast<uint8_t>(kLower[d]));
+    set.set(static_cast<uint8_t>(kUpper[d]));
+  }
+  return ir.bytes(set);
 }
 
-// The four hexadecimal digits of low..high, upper or lower case.
+// The hexadecimal digits of low..high: the first digits whose tails are whole go together.
 ExprId hex_range(Ir& ir, uint32_t low, uint32_t high, int digits) {
   if (digits == 0) return ir.empty();
   const int shift = 4 * (digits - 1);
   const uint32_t mask = (1u << shift) - 1;
+  uint32_t first = low >> shift, last = high >> shift;
+  const auto part = [&](uint32_t from_digit, uint32_t to_digit, uint32_t from, uint32_t to) {
+    return ir.sequence({hex_digits(ir, from_digit, to_digit), hex_range(ir, from, to, digits - 1)});
+  };
+  if (first == last) return part(first, first, low & mask, high & mask);
   std::vector<ExprId> parts;
-  for (uint32_t d = low >> shift; d <= high >> shift; ++d) {
-    const uint32_t from = d == low >> shift ? low & mask : 0;
-    const uint32_t to = d == high >> shift ? high & mask : mask;
-    parts.push_back(
-        ir.sequence({hex_digit(ir, static_cast<int>(d)), hex_range(ir, from, to, digits - 1)}));
+  if ((low & mask) != 0) {
+    parts.push_back(part(first, first, low & mask, mask));
+    ++first;
   }
+  if ((high & mask) != mask) {
+    parts.push_back(part(last, last, 0, high & mask));
+    --last;
+  }
+  if (first <= last) parts.push_back(part(first, last, 0, mask));
   return ir.choice(parts);
 }
 
@@ -135,23 +148,26 @@ ExprId JsonPieces::space_inside() {
   return ir_.star(ir_.chars({{' ', ' '}, {'\t', '\n'}, {'\r', '\r'}}));
 }
 
+ExprId JsonPieces::mark(std::string_view text) {
+  const ExprId before = whitespace_ == Whitespace::kAny ? space_inside() : ir_.empty();
+  return ir_.sequence({before, ir_.literal(text), space_after_mark()});
+}
+
 ExprId JsonPieces::value() {
   if (!has_value_) {
     has_value_ = true;
     value_rule_ = ir_.add_rule("json value");
     object_rule_ = ir_.add_rule("json object");
     array_rule_ = ir_.add_rule("json array");
-    // kAny also allows white space before ':' and ','.
-    const ExprId before = whitespace_ == Whitespace::kAny ? space_inside() : ir_.empty();
     const auto list = [&](const char* open, ExprId item, const char* close) {
-      const ExprId more = ir_.star(ir_.sequence({before, comma(), item}));
+      const ExprId more = ir_.star(ir_.sequence({comma(), item}));
       return ir_.sequence(
           {ir_.literal(open),
            ir_.choice({space_inside(), ir_.sequence({space_inside(), item, more, space_inside()})}),
            ir_.literal(close)});
     };
     const ExprId any = ir_.rule(value_rule_);
-    ir_.set_body(object_rule_, list("{", ir_.sequence({string(), before, colon(), any}), "}"));
+    ir_.set_body(object_rule_, list("{", ir_.sequence({string(), colon(), any}), "}"));
     ir_.set_body(array_rule_, list("[", any, "]"));
     ir_.set_body(value_rule_, ir_.choice({string(), number(), boolean(), null(),
                                           ir_.rule(object_rule_), ir_.rule(array_rule_)}));

@@ -42,10 +42,12 @@ class JsonPieces {
 
   ExprId space_after_mark();  // after a colon or a comma
   ExprId space_inside();      // after an opening and before a closing bracket
-  ExprId colon() { return ir_.sequence({ir_.literal(":"), space_after_mark()}); }
-  ExprId comma() { return ir_.sequence({ir_.literal(","), space_after_mark()}); }
+  ExprId colon() { return mark(":"); }
+  ExprId comma() { return mark(","); }
 
  private:
+  ExprId mark(std::string_view text);  // with its white space
+
   Ir& ir_;
   Whitespace whitespace_;
   bool has_value_ = false;

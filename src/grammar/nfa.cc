@@ -167,9 +167,12 @@ class Emitter {
   NodeId emit(ExprId expr, NodeId from) {
     const Ir::Node& node = ir_.node(expr);
     switch (node.op) {
-      case Ir::Op::kNever: return nfa_.add();
-      case Ir::Op::kEmpty: return from;
-      case Ir::Op::kBytes: return emit_bytes(ir_.byte_set(expr), from);
+      case Ir::Op::kNever:
+        return nfa_.add();
+      case Ir::Op::kEmpty:
+        return from;
+      case Ir::Op::kBytes:
+        return emit_bytes(ir_.byte_set(expr), from);
       case Ir::Op::kSequence:
         for (ExprId child : ir_.children(expr)) from = emit(child, from);
         return from;
@@ -178,8 +181,10 @@ class Emitter {
         for (ExprId child : ir_.children(expr)) nfa_.empty_move(emit(child, from), to);
         return to;
       }
-      case Ir::Op::kRepeat: return emit_repeat(node, ir_.children(expr)[0], from);
-      case Ir::Op::kGraph: return emit_graph(ir_.graph_of(expr), from);
+      case Ir::Op::kRepeat:
+        return emit_repeat(node, ir_.children(expr)[0], from);
+      case Ir::Op::kGraph:
+        return emit_graph(ir_.graph_of(expr), from);
       case Ir::Op::kRule: {
         const int32_t call = call_of_(node.first);
         if (call == kInlineRule) return emit(ir_.rules()[node.first].body, from);

@@ -32,7 +32,8 @@ ExprId graph_of(Ir& ir, const Nfa& dfa) {
     for (const Nfa::Edge& edge : dfa.states[from].edges) {
       for (int b = edge.low; b <= edge.high; ++b) moves[edge.target].set(static_cast<size_t>(b));
     }
-    for (const auto& [to, set] : moves) graph.edges.push_back({name(from), ir.bytes(set), name(to)});
+    for (const auto& [to, set] : moves)
+      graph.edges.push_back({name(from), ir.bytes(set), name(to)});
     if (dfa.states[from].final) graph.finals.push_back(name(from));
   }
   return ir.graph(std::move(graph));
@@ -46,8 +47,8 @@ NodeId step(const Nfa& dfa, NodeId from, int byte) {
   return kNone;
 }
 
-// Both automata side by side. `wanted` says which pairs of ends count; a pair whose first is dead is
-// dead in both operations.
+// Both automata side by side. `wanted` says which pairs of ends count; a pair whose first is dead
+// is dead in both operations.
 template <typename Wanted>
 Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, bool second_may_die,
                        Wanted wanted) {
@@ -61,8 +62,7 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
     if (added) {
       pairs.emplace_back(p, q);
       out.add();
-      out.states.back().final =
-          wanted(x.states[p].final, q != kNone && y.states[q].final);
+      out.states.back().final = wanted(x.states[p].final, q != kNone && y.states[q].final);
     }
     return it->second;
   };
@@ -81,9 +81,8 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
         while (high < edge.high && step(y, q, high + 1) == q_next) ++high;
         if (q_next != kNone || second_may_die) {
           const NodeId to = id_of(edge.target, q_next);
-          out.states[current].edges.push_back({.low = static_cast<uint8_t>(low),
-                                               .high = static_cast<uint8_t>(high),
-                                               .target = to});
+          out.states[current].edges.push_back(
+              {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
         }
         low = high + 1;
       }

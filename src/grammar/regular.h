@@ -1,5 +1,5 @@
-// Operations on regular languages that expressions do not have: intersection and difference. What two
-// keywords of a schema both ask of a string is computed here, once, at compile time.
+// Operations on regular languages that expressions do not have: intersection and difference. What
+// two keywords of a schema both ask of a string is computed here, once, at compile time.
 #pragma once
 
 #include "base/status.h"
@@ -8,8 +8,8 @@
 
 namespace espalier::grammar {
 
-// Expressions of texts that `a` and `b` both match, or `a` and not `b`. REQUIRES: no recursive rules
-// inside. kResourceExhausted when an automaton passes limits.dfa_nodes_max.
+// Expressions of texts that `a` and `b` both match, or `a` and not `b`. REQUIRES: no recursive
+// rules inside. kResourceExhausted when an automaton passes limits.dfa_nodes_max.
 Result<ExprId> intersection(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits);
 Result<ExprId> difference(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits);
 

@@ -1,0 +1,274 @@
+// JSON Schema keyword by keyword: what is allowed, what is not, and what is refused by name; then
+// whole families of numbers against arithmetic.
+#include "grammar/json_schema.h"
+
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+
+#include "base/rng.h"
+#include "fmt/core.h"
+#include "grammar/grammar.h"
+#include "grammar/json_number.h"
+#include "grammar/machine.h"
+
+namespace espalier::grammar {
+namespace {
+
+std::shared_ptr<const TokenTrie> byte_trie() {
+  static const auto trie = [] {
+    std::vector<std::string> tokens;
+    for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
+    const std::vector<std::string_view> views(tokens.begin(), tokens.end());
+    VocabView view;
+    view.token_bytes = views;
+    return std::make_shared<const TokenTrie>(view);
+  }();
+  return trie;
+}
+
+Result<std::shared_ptr<CompiledGrammar>> compiled(std::string schema,
+                                                  Whitespace whitespace = Whitespace::kAny) {
+  return compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                          .source = std::move(schema),
+                          .choices = {},
+                          .whitespace = whitespace},
+                         byte_trie());
+}
+
+bool accepts(const std::shared_ptr<CompiledGrammar>& grammar, std::string_view text) {
+  Matcher matcher(grammar);
+  return matcher.accept_bytes(text) && matcher.can_end();
+}
+
+struct Case {
+  const char* schema;
+  std::vector<const char*> valid, invalid;
+};
+
+class SchemaTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SchemaTest, AllowsExactlyWhatIsValid) {
+  const Case& c = GetParam();
+  const auto grammar = compiled(c.schema);
+  ASSERT_TRUE(grammar) << c.schema << ": " << grammar.error().to_string();
+  for (const char* text : c.valid) EXPECT_TRUE(accepts(*grammar, text)) << c.schema << " " << text;
+  for (const char* text : c.invalid)
+    EXPECT_FALSE(accepts(*grammar, text)) << c.schema << " " << text;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Keywords, SchemaTest,
+    ::testing::Values(
+        Case{"true", {"1", "[null]"}, {"nope"}},
+        Case{R"({"type":"integer"})", {"0", "-12"}, {"1.5", "\"1\"", "01"}},
+        Case{R"({"type":["null","boolean"]})", {"null", "true"}, {"0"}},
+        Case{R"({"enum":["a\"b",1,null,[1,2],{"k":true}]})",
+             {R"("a\"b")", "1", "null", "[1, 2]", R"({"k": true})"},
+             {"2", "[2,1]", "\"a\""}},
+        Case{R"({"const":"x"})", {"\"x\""}, {"\"y\"", "1"}},
+        Case{R"({"type":"string","enum":["a",1]})", {"\"a\""}, {"1"}},
+        Case{R"({"enum":[1,5,9],"minimum":4})", {"5", "9"}, {"1"}},
+        Case{R"({"type":"integer","minimum":-3,"exclusiveMaximum":12})",
+             {"-3", "0", "11"},
+             {"-4", "12", "100"}},
+        Case{R"({"type":"number","exclusiveMinimum":0.5})", {"0.51", "1", "7.25"}, {"0.5", "-1"}},
+        Case{R"({"$schema":"http://json-schema.org/draft-04/schema#","type":"integer","minimum":3,
+                 "exclusiveMinimum":true})",
+             {"4"},
+             {"3"}},
+        Case{R"({"type":"integer","multipleOf":7})", {"0", "-14", "21"}, {"8"}},
+        Case{R"({"type":"number","multipleOf":0.25})", {"0.5", "1.75", "3", "-2.250"}, {"0.3"}},
+        Case{R"({"type":"string","minLength":2,"maxLength":3})",
+             {R"("ab")", R"("\u00e9\n")", "\"\xF0\x9F\x98\x80z\"", R"("\ud83d\ude00z")"},
+             {R"("a")", R"("abcd")"}},
+        Case{R"({"type":"string","pattern":"^a+$"})", {R"("aa")"}, {R"("")", R"("ab")"}},
+        Case{R"({"type":"string","pattern":"b","maxLength":2})",
+             {R"("ab")"},
+             {R"("abc")", R"("a")"}},
+        Case{R"({"type":"string","format":"date"})", {R"("2026-02-28")"}, {R"("2026-13-01")"}},
+        Case{R"({"format":"date"})", {"12", R"("2026-02-28")"}, {R"("today")"}},
+        Case{R"({"type":"string","format":"ipv4"})", {R"("10.0.255.1")"}, {R"("256.0.0.1")"}},
+        Case{R"({"type":"string","format":"made-up"})", {R"("anything")"}, {"1"}},
+        Case{R"({"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2})",
+             {"[1]", "[ 1 , 2 ]"},
+             {"[]", "[1,2,3]", "[\"a\"]"}},
+        Case{R"({"type":"array","prefixItems":[{"const":1},{"const":2}],"items":false})",
+             {"[]", "[1]", "[1,2]"},
+             {"[2]", "[1,2,3]"}},
+        Case{R"({"type":"array","items":[{"const":1}],"additionalItems":{"const":9}})",
+             {"[1,9,9]"},
+             {"[1,2]"}},
+        Case{R"({"type":"array","contains":{"const":5}})", {"[5]", "[1,5,2]"}, {"[]", "[1]"}},
+        Case{R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},
+                 "required":["b"],"additionalProperties":false})",
+             {R"({"a":1,"b":true})", R"({ "b" : false })"},
+             {R"({"a":1})", R"({"a":1,"b":true,"c":1})", "{}", R"({"b":1})"}},
+        Case{R"({"type":"object","properties":{"a":{"type":"integer"}}})",
+             {"{}", R"({"a":1,"z":[1]})", R"({"ab":"x"})"},
+             {R"({"a":"1"})", R"({"z":1,"a":"x"})"}},
+        Case{R"({"type":"object","additionalProperties":{"type":"integer"},"minProperties":1,
+                 "maxProperties":2})",
+             {R"({"x":1})", R"({"x":1,"y":2})"},
+             {"{}", R"({"x":1,"y":2,"z":3})", R"({"x":"1"})"}},
+        Case{R"({"type":"object","patternProperties":{"^n_":{"type":"integer"}},
+                 "additionalProperties":{"type":"string"}})",
+             {R"({"n_a":1,"b":"x"})"},
+             {R"({"n_a":"x"})", R"({"b":1})"}},
+        Case{R"({"type":"object","propertyNames":{"maxLength":2}})",
+             {R"({"ab":1})"},
+             {R"({"abc":1})"}},
+        Case{R"({"type":"object","required":["later"],"properties":{"first":{"type":"null"}}})",
+             {R"({"first":null,"later":3})", R"({"later":[]})"},
+             {R"({"first":null})"}},
+        Case{R"({"allOf":[{"type":"integer"},{"minimum":3},{"maximum":4}]})",
+             {"3", "4"},
+             {"2", "5"}},
+        Case{R"({"anyOf":[{"type":"integer"},{"type":"string","maxLength":1}]})",
+             {"7", R"("x")"},
+             {R"("xy")", "null"}},
+        Case{R"({"oneOf":[{"type":"integer","minimum":2},{"type":"integer","maximum":5}]})",
+             {"1", "6"},
+             {"2", "4", "5"}},
+        Case{R"({"oneOf":[{"type":"object","properties":{"k":{"const":"a"},"v":{"type":"integer"}},
+                 "required":["k","v"]},{"type":"object","properties":{"k":{"const":"b"}},"required":["k"]}]})",
+             {R"({"k":"a","v":1})", R"({"k":"b","v":"x"})"},
+             {R"({"k":"a"})", R"({"k":"c"})"}},
+        Case{R"({"not":{"type":"integer"},"type":["number","string"]})",
+             {"1.5", "-0.250", R"("x")"},
+             {"1", "2.0"}},
+        Case{R"({"not":{"type":"string"}})", {"1", "[]"}, {R"("x")"}},
+        Case{R"({"type":"string","not":{"enum":["a","b"]}})", {R"("c")", R"("ab")"}, {R"("a")"}},
+        Case{R"({"type":"integer","not":{"const":7}})", {"6", "77"}, {"7"}},
+        Case{R"({"type":"object","properties":{"t":{"enum":["x","y"]},"n":{}},"required":["t"],
+                 "if":{"properties":{"t":{"const":"x"}}},"then":{"required":["n"]}})",
+             {R"({"t":"x","n":1})", R"({"t":"y"})"},
+             {R"({"t":"x"})"}},
+        Case{R"({"type":"object","properties":{"a":{},"b":{}},"dependentRequired":{"a":["b"]}})",
+             {R"({"a":1,"b":2})", R"({"b":2})", "{}"},
+             {R"({"a":1})"}},
+        Case{R"({"$defs":{"tree":{"type":"object","properties":{"v":{"type":"integer"},
+                 "next":{"$ref":"#/$defs/tree"}},"required":["v"],"additionalProperties":false}},
+                 "$ref":"#/$defs/tree"})",
+             {R"({"v":1})", R"({"v":1,"next":{"v":2,"next":{"v":3}}})"},
+             {R"({"v":1,"next":{}})", R"({"next":{"v":1}})"}},
+        Case{R"({"type":"array","items":{"$ref":"#"}})", {"[]", "[[],[[]]]"}, {"[1]"}},
+        Case{R"({"properties":{"a b/c~":{"$ref":"#/properties/x~1y"},"x/y":{"type":"null"}}})",
+             {R"({"a b/c~":null})"},
+             {R"({"a b/c~":1})"}}));
+
+TEST(Schema, RefusesByPointerAndKeyword) {
+  for (const auto& [schema, message] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"properties":{"a":{"type":"array","uniqueItems":true}}})",
+            "#/properties/a/uniqueItems"},
+           {R"({"type":"object","unevaluatedProperties":false})", "#/unevaluatedProperties"},
+           {R"({"$ref":"other.json"})", "leads out of this schema"},
+           {R"({"$ref":"#/nowhere"})", "leads nowhere"},
+           {R"({"type":"text"})", "#/type"},
+           {R"({"minLength":-1})", "#/minLength"},
+           {R"({"pattern":"(a"})", "does not end"},
+           {R"({"anyOf":[]})", "#/anyOf"},
+           {"[1]", "a schema is an object"},
+           {"{", "not valid JSON"},
+           {R"({"type":"string","maxLength":9999999})", "counted up to"},
+           {R"({"const":1,"type":"string"})", "matches nothing"}}) {
+    const auto result = compiled(schema);
+    ASSERT_FALSE(result) << schema;
+    EXPECT_NE(result.error().message().find(message), std::string::npos)
+        << schema << ": " << result.error().message();
+  }
+}
+
+TEST(Schema, WhitespacePolicies) {
+  const char* schema = R"({"type":"object","properties":{"a":{"type":"array"}},"required":["a"]})";
+  const auto compact = compiled(schema, Whitespace::kCompact).value();
+  const auto bounded = compiled(schema, Whitespace::kBounded).value();
+  const auto any = compiled(schema, Whitespace::kAny).value();
+  EXPECT_TRUE(accepts(compact, R"({"a":[1,2]})"));
+  EXPECT_FALSE(accepts(compact, R"({"a": [1,2]})"));
+  EXPECT_TRUE(accepts(bounded, "{\n  \"a\": [1, 2]\n}"));
+  EXPECT_FALSE(accepts(bounded, "{\"a\":   [1, 2]}"));
+  EXPECT_TRUE(accepts(any, "{ \t\"a\"  :   [1 , 2]\r\n}"));
+}
+
+TEST(Schema, KeysAndLiteralsAreForced) {
+  const auto grammar =
+      compiled(R"({"type":"object","properties":{"answer":{"const":"yes"}},"required":["answer"],
+                   "additionalProperties":false})",
+               Whitespace::kCompact)
+          .value();
+  EXPECT_EQ(Matcher(grammar).forced_bytes(100), R"({"answer":"yes"})");
+}
+
+// Numbers in bounds against arithmetic on scaled integers.
+TEST(JsonNumber, BoundsAgreeWithArithmetic) {
+  const uint64_t seed = 99;
+  Rng rng(seed);
+  const auto decimal = [](int64_t thousandths) {
+    return fmt::format("{}{}.{:03}", thousandths < 0 ? "-" : "", std::abs(thousandths) / 1000,
+                       std::abs(thousandths) % 1000);
+  };
+  for (int round = 0; round < 60; ++round) {
+    const int64_t spread = round % 2 ? 3'000 : 200'000;
+    const int64_t a = rng.between(-spread, spread), b = a + rng.between(0, spread);
+    const bool integers = rng.below(2), low_open = rng.below(2), high_open = rng.below(2);
+    NumberBounds bounds;
+    bounds.at_least(*Decimal::parse(decimal(a)), low_open);
+    bounds.at_most(*Decimal::parse(decimal(b)), high_open);
+    Ir ir;
+    const RuleId root = ir.add_rule("root");
+    ir.set_body(root, bounded_number(ir, bounds, integers, {}).value());
+    const auto network = build_network(ir, root, {});
+    std::optional<Machine> machine;
+    if (network) machine.emplace(*network, GrammarLimits{});
+    const auto in = [&](const std::string& text) {
+      if (!machine) return false;
+      SetId set = machine->start();
+      for (char c : text) set = machine->step(set, static_cast<uint8_t>(c));
+      return machine->accepting(set);
+    };
+    for (int i = 0; i < 200; ++i) {
+      int64_t x = i % 4 == 0 ? a : i % 4 == 1 ? b : rng.between(a - 2000, b + 2000);
+      if (integers) x = x / 1000 * 1000;
+      const bool expected = (low_open ? x > a : x >= a) && (high_open ? x < b : x <= b);
+      const std::string text = integers || x % 1000 == 0 ? std::to_string(x / 1000) : decimal(x);
+      if (text == "0" && x < 0) continue;
+      EXPECT_EQ(in(text), expected)
+          << "seed " << seed << ": " << text << " in " << decimal(a)
+          << (low_open ? " (open) " : " ") << decimal(b) << (high_open ? " (open)" : "");
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Schema, FuzzedSchemasNeverCrash) {
+  const std::vector<std::string> seeds = {
+      R"({"type":"object","properties":{"a":{"type":"string","pattern":"^a"},"b":{"$ref":"#"}}})",
+      R"({"oneOf":[{"type":"integer","multipleOf":3},{"enum":[1,"x"]}],"not":{"const":4}})",
+      R"({"type":"array","items":{"anyOf":[{"type":"null"},{"$ref":"#/items"}]},"minItems":2})",
+      R"({"if":{"required":["a"]},"then":{"minProperties":2},"patternProperties":{"a":{}}})"};
+  const std::string_view alphabet = "{}[]\",:0123456789.-aebtrunull#/$";
+  for (uint64_t seed = 0; seed < 1500; ++seed) {
+    Rng rng(seed);
+    std::string text = seeds[rng.below(seeds.size())];
+    for (int64_t n = rng.between(1, 4); n > 0; --n) {
+      const size_t at = rng.below(text.size());
+      switch (rng.below(3)) {
+        case 0:
+          text[at] = alphabet[rng.below(alphabet.size())];
+          break;
+        case 1:
+          text.erase(at, 1 + rng.below(3));
+          break;
+        default:
+          text.insert(at, 1, alphabet[rng.below(alphabet.size())]);
+          break;
+      }
+      if (text.empty()) text = "{}";
+    }
+    (void)compiled(text);
+  }
+}
+
+}  // namespace
+}  // namespace espalier::grammar
