@@ -50,14 +50,19 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<
       registry_(max_samples(config)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info.vocab_size, *parts_.executor, *cache_,
                                        registry_);
-  if (parts_.tokenizer)
-    tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
-                                                  static_cast<size_t>(max_samples(config)));
+  if (!parts_.tokenizer) return;
+  tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
+                                                static_cast<size_t>(max_samples(config)));
+  VocabView vocab = parts_.tokenizer->vocab();
+  vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
+  std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
+  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab));
 }
 
 EngineImpl::~EngineImpl() {
   registry_.close();
   tokenizers_.reset();
+  grammars_.reset();
   loop_.reset();
 }
 
@@ -67,6 +72,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   const RequestId id = live->id;
   const std::string rid = live->rid;
   const bool awaits_tokens = live->awaits_tokens;
+  const auto grammar = live->sampling.grammar;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
   if (awaits_tokens) {
     // The queue holds as many jobs as the registry admits requests.
@@ -77,6 +83,10 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
                                             });
     if (!queued) loop_->push(AbortMessage{id});
   }
+  if (grammar)
+    grammars_->compile(*grammar, [this, id](GrammarCompiler::Compiled made) {
+      loop_->push(GrammarMessage{id, std::move(made)});
+    });
   return rid;
 }
 
@@ -88,6 +98,11 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     return fail(
         error(StatusCode::kFailedPrecondition,
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
+  live->awaits_grammar = live->sampling.grammar.has_value();
+  if (live->awaits_grammar && !parts_.tokenizer)
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "a grammar needs a tokenizer, and this engine runs without one "
+                      "(skip_tokenizer_init)"));
   live->samples.reserve(static_cast<size_t>(request.sampling.n));
   for (int32_t i = 0; i < request.sampling.n; ++i) {
     ESP_ASSIGN_OR_RETURN(

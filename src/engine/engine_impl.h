@@ -8,6 +8,7 @@
 #include "cache/prefix_cache.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
+#include "engine/grammar_compiler.h"
 #include "engine/loop.h"
 #include "engine/registry.h"
 #include "engine/sampling/params.h"
@@ -48,6 +49,7 @@ class EngineImpl final : public Engine {
   // Taken down in this order: no tokens after the loop is gone, no loop after its parts are.
   std::unique_ptr<EngineLoop> loop_;
   std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
+  std::unique_ptr<GrammarCompiler> grammars_;  // the same
 };
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
-// most three messages (it came, its tokens are there, abort it), and each flush blocks its caller.
+// most four messages (it came, its tokens are there, its grammar is, abort it), and each flush
+// blocks its caller.
 #pragma once
 
 #include <condition_variable>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/grammar_compiler.h"
 #include "engine/live_request.h"
 
 namespace espalier {
@@ -22,13 +24,18 @@ struct TokensMessage {
   RequestId id = 0;
   std::vector<TokenId> prompt_ids;
 };
+struct GrammarMessage {
+  RequestId id = 0;
+  GrammarCompiler::Compiled grammar;
+};
 struct AbortMessage {
   RequestId id = 0;
 };
 struct FlushMessage {
   std::promise<Status> done;
 };
-using Message = std::variant<ArrivalMessage, TokensMessage, AbortMessage, FlushMessage>;
+using Message =
+    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage, FlushMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "engine/request.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
+#include "grammar/grammar.h"
 #include "seams/token_event.h"
 
 namespace espalier {
@@ -20,11 +22,12 @@ struct LiveRequest;
 struct Sample {
   LiveRequest* request = nullptr;
   OutputProcessor output;
-  SequenceId sequence = 0;         // 0: the scheduler has not got it
-  int32_t num_input_logprobs = 0;  // reported so far
-  TokenEvent event;                // what the caller has not heard yet
-  bool has_news = false;           // it is listed for emission
-  bool finished = false;           // the event is, or was, its last
+  std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  SequenceId sequence = 0;                  // 0: the scheduler has not got it
+  int32_t num_input_logprobs = 0;           // reported so far
+  TokenEvent event;                         // what the caller has not heard yet
+  bool has_news = false;                    // it is listed for emission
+  bool finished = false;                    // the event is, or was, its last
 };
 
 // Made by the thread that submits, then owned by the loop.
@@ -37,7 +40,8 @@ struct LiveRequest {
   int32_t logprob_start_len = -1;
   int32_t priority = 0;
   std::string cache_namespace;
-  bool awaits_tokens = false;  // a TokensMessage is to come
+  bool awaits_tokens = false;   // a TokensMessage is to come
+  bool awaits_grammar = false;  // a GrammarMessage is to come
   std::vector<TokenId> prompt_ids;
   EventSink sink;
   TimePoint arrived{};

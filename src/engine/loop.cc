@@ -72,7 +72,11 @@ void EngineLoop::handle(ArrivalMessage& message) {
   LiveRequest& request = *message.request;
   request.num_unfinished = request.samples.size();
   requests_.emplace(request.id, std::move(message.request));
-  if (!request.awaits_tokens) start(request);
+  start_when_ready(request);
+}
+
+void EngineLoop::start_when_ready(LiveRequest& request) {
+  if (!request.awaits_tokens && !request.awaits_grammar) start(request);
 }
 
 void EngineLoop::handle(TokensMessage& message) {
@@ -80,7 +84,18 @@ void EngineLoop::handle(TokensMessage& message) {
   if (it == requests_.end() || !it->second->awaits_tokens) return;  // aborted meanwhile
   it->second->prompt_ids = std::move(message.prompt_ids);
   it->second->awaits_tokens = false;
-  start(*it->second);
+  start_when_ready(*it->second);
+}
+
+void EngineLoop::handle(GrammarMessage& message) {
+  const auto it = requests_.find(message.id);
+  if (it == requests_.end() || !it->second->awaits_grammar) return;  // aborted meanwhile
+  LiveRequest& request = *it->second;
+  if (!message.grammar)
+    return finish_unscheduled(request, FinishReason::Type::kError, message.grammar.error());
+  request.awaits_grammar = false;
+  for (Sample& sample : request.samples) sample.matcher.emplace(*message.grammar);
+  start_when_ready(request);
 }
 
 void EngineLoop::handle(AbortMessage& message) {
@@ -132,6 +147,7 @@ Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max
                       .sampling = std::move(spec),
                       .max_new_tokens = max_new_tokens,
                       .stop_ids = request.sampling.stop_ids,
+                      .has_grammar = sample.matcher.has_value(),
                       .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
                       .cache_namespace = request.cache_namespace,
                       .priority = request.priority,
@@ -141,7 +157,8 @@ Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max
 }
 
 void EngineLoop::abort(LiveRequest& request, const Status& why) {
-  if (request.awaits_tokens) return finish_unscheduled(request, FinishReason::Type::kAbort, why);
+  if (request.awaits_tokens || request.awaits_grammar)
+    return finish_unscheduled(request, FinishReason::Type::kAbort, why);
   for (Sample& sample : request.samples)
     if (!sample.finished)
       scheduler_.abort(sample.sequence, {.type = FinishReason::Type::kAbort, .status = why});
@@ -185,10 +202,45 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
   scheduler_.commit(batch, result);
 }
 
-// No request has a grammar yet (params.cc refuses them by name), so no lane may ask for a mask.
-// This is where the masks of the lanes that have one are gathered and handed to the executor.
+// The masks of a step whose tokens before are known by now, while its forward runs. A lane whose
+// sequence has ended meanwhile is thrown away: whatever it samples will do.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
-  for (const Lane& lane : batch.lanes) ESP_DCHECK(!lane.has_mask, "slot {}", lane.slot);
+  mask_words_.clear();
+  size_t words_per_mask = 0;
+  for (const Lane& lane : batch.lanes) {
+    if (!lane.has_mask) continue;
+    const auto it = samples_.find(lane.sequence);
+    const bool live = it != samples_.end() && !it->second->finished && it->second->matcher;
+    if (live) words_per_mask = static_cast<size_t>(it->second->matcher->words_per_mask());
+    if (words_per_mask == 0) words_per_mask = static_cast<size_t>(vocab_size_ + 31) / 32;
+    const size_t begin = mask_words_.size();
+    mask_words_.resize(begin + words_per_mask, ~0u);
+    if (live) it->second->matcher->fill_mask(std::span(mask_words_).subspan(begin));
+  }
+  if (mask_words_.empty()) return;
+  executor_.provide_masks(
+      batch.step, {.words = mask_words_, .words_per_mask = static_cast<int32_t>(words_per_mask)});
+}
+
+// A token of a constrained sample: its grammar goes on, or ends the sample when nothing but the end
+// can follow.
+std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId token) {
+  grammar::Matcher& matcher = *sample.matcher;
+  if (!matcher.accept_token(token))
+    return FinishReason{
+        .type = FinishReason::Type::kError,
+        .status = matcher.exhausted()
+                      ? error(StatusCode::kResourceExhausted,
+                              "the grammar needs more states than it may have; simplify it")
+                      : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
+  if (!matcher.must_end()) return std::nullopt;
+  FinishReason reason{.type = FinishReason::Type::kStop};
+  const auto& stops = sample.request->sampling.stop_ids;
+  if (matcher.ended())
+    reason.matched = token;
+  else if (!stops.empty())
+    reason.matched = stops.front();
+  return reason;
 }
 
 void EngineLoop::on_input_logprobs(SequenceId id, int32_t first,
@@ -215,6 +267,10 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   sample.event.stats = stats;
   ++new_tokens_;
   list(sample);
+  if (sample.matcher) {
+    auto ended = advance_grammar(sample, token);
+    if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
+  }
   return std::move(out.finish);
 }
 
@@ -242,7 +298,7 @@ void EngineLoop::finish_unscheduled(LiveRequest& request, FinishReason::Type typ
   const RequestStats stats{.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size()),
                            .arrived = request.arrived,
                            .finished = clock_.now()};
-  request.awaits_tokens = false;
+  request.awaits_tokens = request.awaits_grammar = false;
   for (Sample& sample : request.samples)
     if (!sample.finished) finish(sample, {.type = type, .status = why}, stats);
 }

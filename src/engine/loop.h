@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -42,8 +43,10 @@ class EngineLoop : private SequenceObserver {
   bool take_inbox();
   void handle(ArrivalMessage& message);
   void handle(TokensMessage& message);
+  void handle(GrammarMessage& message);
   void handle(AbortMessage& message);
   void handle(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
+  void start_when_ready(LiveRequest& request);
   void start(LiveRequest& request);
   Status check_prompt(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
@@ -56,6 +59,7 @@ class EngineLoop : private SequenceObserver {
   ForwardBatch* launch_next();
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
+  std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
 
   // SequenceObserver, called inside commit and abort
   void on_input_logprobs(SequenceId id, int32_t first,
@@ -88,6 +92,7 @@ class EngineLoop : private SequenceObserver {
   std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
   SequenceId last_sequence_ = 0;
   std::vector<Sample*> news_;
+  std::vector<uint32_t> mask_words_;  // of the step whose masks are being made
 
   ForwardBatch batches_[Executor::kMaxInFlight];
   int next_batch_ = 0;

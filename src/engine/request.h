@@ -38,7 +38,8 @@ struct SamplingParams {
   std::map<TokenId, float> logit_bias;
   std::optional<uint64_t> sampling_seed;  // absent: drawn from the engine's generator
 
-  // A grammar, at most one of them. kUnimplemented by name until grammars are wired.
+  // A grammar, at most one of them: what the output must be, exactly. structural_tag is
+  // kUnimplemented.
   std::optional<std::string> json_schema, regex, ebnf, structural_tag;
 };
 

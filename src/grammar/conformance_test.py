@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 
-MASKBENCH_CASES = 400
+MASKBENCH_CASES = 120
 
 
 def figures(output):

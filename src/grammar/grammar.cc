@@ -233,6 +233,13 @@ bool Matcher::can_end() const {
   return impl.machine.accepting(history_.back());
 }
 
+bool Matcher::must_end() {
+  if (ended_) return true;
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  return impl.machine.must_end(history_.back());
+}
+
 bool Matcher::exhausted() const {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   const std::lock_guard lock(impl.mutex);

@@ -75,6 +75,7 @@ class Matcher {
   size_t steps() const { return history_.size() - 1; }
   bool can_end() const;  // the text so far is complete
   bool ended() const { return ended_; }
+  bool must_end();         // nothing but the end can follow (or it has ended)
   bool exhausted() const;  // the grammar's limit on states was reached; the mask is not to be
                            // trusted and the request fails
   int32_t words_per_mask() const;

@@ -142,6 +142,12 @@ SetId Machine::step_slow(SetId from, uint8_t byte) {
   return to;
 }
 
+bool Machine::must_end(SetId set) {
+  if (!accepting(set)) return false;
+  return std::ranges::all_of(network_.class_sample,
+                             [&](uint8_t sample) { return step(set, sample) == kDead; });
+}
+
 int Machine::forced_byte(SetId set) {
   if (set == kDead || accepting(set)) return -1;
   int forced = -1;

@@ -39,6 +39,9 @@ class Machine {
   size_t num_sets() const { return sets_.size(); }
   const Network& network() const { return network_; }
 
+  // Whether the text may end here and nothing can follow.
+  bool must_end(SetId set);
+
   // The only byte that can come, or -1 when there are several or none, or the text may end here.
   int forced_byte(SetId set);
 

@@ -22,6 +22,7 @@ inline constexpr TokenId kTokenFromSlot = -1;
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
 struct Lane {
   SlotId slot = -1;
+  uint64_t sequence = 0;         // whose lane it is; executors need not know
   int32_t num_query_tokens = 0;  // at least 1
   int32_t prefix_len = 0;        // tokens whose keys and values are in the pages already
   int32_t query_begin = 0;       // this lane's first entry in token_ids and positions

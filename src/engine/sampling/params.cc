@@ -41,10 +41,17 @@ Status check_grammar(const SamplingParams& p) {
                               first, name);
     first = name;
   }
-  if (first.empty()) return {};
+  if (!p.structural_tag) return {};
   return error(StatusCode::kUnimplemented,
-               "{} is not supported yet: this build has no constrained decoding; leave it out",
-               first);
+               "structural_tag is not supported yet; use json_schema, regex or ebnf");
+}
+
+std::optional<grammar::GrammarSpec> grammar_of(const SamplingParams& p) {
+  using Kind = grammar::GrammarSpec::Kind;
+  if (p.json_schema) return grammar::GrammarSpec{.kind = Kind::kJsonSchema, .source = *p.json_schema};
+  if (p.regex) return grammar::GrammarSpec{.kind = Kind::kRegex, .source = *p.regex};
+  if (p.ebnf) return grammar::GrammarSpec{.kind = Kind::kEbnf, .source = *p.ebnf};
+  return std::nullopt;
 }
 
 Status check_bias(const std::map<TokenId, float>& bias, int32_t vocab_size) {
@@ -145,7 +152,8 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
   ESP_RETURN_IF_ERROR(check_bias(p.logit_bias, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_logprobs(request, context.vocab_size));
   ResolvedSampling r{.spec = make_spec(request, context.defaults),
-                     .stop_ids = make_stop_ids(p, context.eos_ids)};
+                     .stop_ids = make_stop_ids(p, context.eos_ids),
+                     .grammar = grammar_of(p)};
   set_length(p, context.defaults, r);
   ESP_RETURN_IF_ERROR(check_values(r.spec));
   ESP_RETURN_IF_ERROR(check_lengths(r));

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
 #include "engine/request.h"
+#include "grammar/grammar.h"
 #include "models/model.h"
 #include "seams/sampling.h"
 
@@ -23,6 +25,7 @@ struct SamplingContext {
 struct ResolvedSampling {
   SamplingSpec spec;              // of every sample; its seed is set by sample_seed()
   std::vector<TokenId> stop_ids;  // sorted; end-of-sequence ids included unless ignored
+  std::optional<grammar::GrammarSpec> grammar;  // what the output must be
   int32_t max_new_tokens = 0;
   enum class Length {
     kExplicit,  // as asked; does it not fit, that is an error
@@ -35,8 +38,8 @@ inline constexpr int32_t kDefaultMaxNewTokens = 128;
 inline constexpr float kGreedyTemperature = 1e-6f;  // below: greedy
 inline constexpr int32_t kMaxSamples = 1024;        // of one request
 
-// kInvalidArgument names the field, its value and what is allowed; kUnimplemented names a grammar
-// field. stop and stop_regex are checked by StopMatcher::create.
+// kInvalidArgument names the field, its value and what is allowed; kUnimplemented names
+// structural_tag. A grammar's source is checked when it is compiled; stop and stop_regex are checked by StopMatcher::create.
 Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                                           const SamplingContext& context);
 

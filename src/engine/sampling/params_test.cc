@@ -106,15 +106,13 @@ TEST(Params, LogprobFieldsAreChecked) {
             StatusCode::kOk);
 }
 
-TEST(Params, GrammarsAreRefusedByName) {
-  for (auto [params, name] : {std::pair{SamplingParams{.json_schema = "{}"}, "json_schema"},
-                              std::pair{SamplingParams{.regex = "a+"}, "regex"},
-                              std::pair{SamplingParams{.ebnf = "x"}, "ebnf"},
-                              std::pair{SamplingParams{.structural_tag = "x"}, "structural_tag"}}) {
-    const Status s = status_of(params);
-    EXPECT_EQ(s.code(), StatusCode::kUnimplemented);
-    EXPECT_THAT(s.message(), HasSubstr(name));
-  }
+TEST(Params, AtMostOneGrammarAndStructuralTagsAreRefusedByName) {
+  EXPECT_TRUE(status_of({.json_schema = "{}"}).ok());
+  EXPECT_TRUE(status_of({.regex = "a+"}).ok());
+  EXPECT_TRUE(status_of({.ebnf = "x"}).ok());
+  const Status tag = status_of({.structural_tag = "x"});
+  EXPECT_EQ(tag.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(tag.message(), HasSubstr("structural_tag"));
   const Status both = status_of({.json_schema = "{}", .regex = "a+"});
   EXPECT_EQ(both.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(both.message(), AllOf(HasSubstr("json_schema"), HasSubstr("regex")));

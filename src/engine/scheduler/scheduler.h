@@ -37,6 +37,7 @@ struct SequenceSpec {
   std::shared_ptr<const SamplingSpec> sampling;
   int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
+  bool has_grammar = false;         // its sampled lanes have a mask
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   std::string cache_namespace;     // sequences of different namespaces share nothing
   int32_t priority = 0;

@@ -131,6 +131,8 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
       batch, sequence.slot, sequence.table_version,
       sequence.pages.table().first(static_cast<size_t>(lane.num_pages)), sequence.num_pages_max);
   lane.sample = end >= sequence.prefill_end && sequence.spec.max_new_tokens > 0;
+  lane.sequence = sequence.spec.id;
+  lane.has_mask = lane.sample && sequence.spec.has_grammar;
   lane.output_index = sequence.num_samples_launched;
   for (int32_t i = begin; i < end; ++i) {
     batch.token_ids.push_back(i < sequence.num_tokens() ? sequence.tokens[static_cast<size_t>(i)]

@@ -1,0 +1,129 @@
+// Constrained generation through the whole engine: masks arrive in time, whatever the overlap, the
+// crowd and the memory; and what is wrong is told to the one who asked.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+#include <list>
+#include <regex>
+#include <string>
+
+#include "engine/engine.h"
+#include "engine/test_engine.h"
+
+namespace espalier {
+namespace {
+
+using ::testing::HasSubstr;
+using Type = FinishReason::Type;
+
+TEST(GrammarEngine, OutputIsOfTheGrammarAndEndsWithIt) {
+  for (bool overlap : {true, false}) {
+    EngineConfig config;
+    config.disable_overlap_schedule = !overlap;
+    auto [engine, device] = make_test_engine({.config = config});
+    const auto answer = engine->generate(
+        {.text = "number:", .sampling = {.max_new_tokens = 100, .regex = "[0-9]{3}-[a-z]{2}!"}});
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    EXPECT_TRUE(std::regex_match(answer->text, std::regex("[0-9]{3}-[a-z]{2}!"))) << answer->text;
+    EXPECT_EQ(answer->finish.type, Type::kStop);
+    EXPECT_EQ(answer->output_ids.size(), 7u);
+  }
+}
+
+TEST(GrammarEngine, EbnfAndJsonSchema) {
+  auto [engine, device] = make_test_engine();
+  const auto list = engine->generate(
+      {.text = "x",
+       .sampling = {.max_new_tokens = 50, .ebnf = "root ::= \"<\" [ab] (\",\" [cd]){2} \">\""}});
+  ASSERT_TRUE(list) << list.error().to_string();
+  EXPECT_TRUE(std::regex_match(list->text, std::regex("<[ab],[cd],[cd]>"))) << list->text;
+
+  const auto json = engine->generate(
+      {.text = "y",
+       .sampling = {.max_new_tokens = 400,
+                    .json_schema = R"({"type":"object","properties":{"name":{"type":"string",
+                        "maxLength":5},"age":{"type":"integer","minimum":0,"maximum":150}},
+                        "required":["name","age"],"additionalProperties":false})"}});
+  ASSERT_TRUE(json) << json.error().to_string();
+  EXPECT_EQ(json->finish.type, Type::kStop);
+  boost::system::error_code failed;
+  const auto value = boost::json::parse(json->text, failed);
+  ASSERT_FALSE(failed) << json->text;
+  EXPECT_TRUE(value.at("name").is_string());
+  EXPECT_LE(value.at("age").to_number<int>(), 150);
+}
+
+TEST(GrammarEngine, ACrowdWithAndWithoutGrammarsInLittleMemory) {
+  EngineConfig config;
+  config.max_total_tokens = 400;  // far less than all need: retraction and waiting
+  auto [engine, device] = make_test_engine({.config = config});
+  std::list<Collector> collectors;
+  constexpr int kRequests = 60;
+  for (int i = 0; i < kRequests; ++i) {
+    GenerateRequest request{.text = "prompt " + std::to_string(i % 7),
+                            .sampling = {.max_new_tokens = 40, .n = 2}};
+    if (i % 3 != 0) request.sampling.regex = i % 3 == 1 ? "(yes|no), [a-c]{10,20}\\." : "[0-9]+;";
+    ASSERT_TRUE(engine->submit(std::move(request), collectors.emplace_back(2).sink()));
+  }
+  int i = 0;
+  for (Collector& c : collectors) {
+    ASSERT_TRUE(c.wait_end());
+    for (size_t sample : {0u, 1u}) {
+      const std::string& text = c.result(sample).text;
+      const bool ended = c.finish_type(sample) == Type::kStop;
+      if (i % 3 == 0) {
+        EXPECT_EQ(c.result(sample).output_ids.size(), 40u);
+      } else if (i % 3 == 1) {
+        EXPECT_TRUE(std::regex_match(text, std::regex("(yes|no), [a-c]{10,20}\\."))) << text;
+        EXPECT_TRUE(ended);
+      } else {
+        EXPECT_TRUE(std::regex_match(text, std::regex(ended ? "[0-9]+;" : "[0-9]{40}"))) << text;
+      }
+    }
+    ++i;
+  }
+}
+
+TEST(GrammarEngine, WrongGrammarsEndTheirRequestAlone) {
+  auto [engine, device] = make_test_engine();
+  Collector good, bad;
+  ASSERT_TRUE(
+      engine->submit({.text = "a", .sampling = {.max_new_tokens = 5, .regex = "(a"}}, bad.sink()));
+  ASSERT_TRUE(engine->submit({.text = "a", .sampling = {.max_new_tokens = 5}}, good.sink()));
+  ASSERT_TRUE(bad.wait_end());
+  ASSERT_TRUE(good.wait_end());
+  EXPECT_EQ(bad.finish_type(), Type::kError);
+  EXPECT_EQ(bad.result().finish.status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(bad.result().finish.status.message(), HasSubstr("does not end"));
+  EXPECT_EQ(good.finish_type(), Type::kLength);
+
+  const auto schema = engine->generate(
+      {.text = "a", .sampling = {.json_schema = R"({"type":"array","uniqueItems":true})"}});
+  ASSERT_FALSE(schema);
+  EXPECT_EQ(schema.error().code(), StatusCode::kUnimplemented);
+}
+
+TEST(GrammarEngine, AbortWhileItIsCompiled) {
+  auto [engine, device] = make_test_engine();
+  std::list<Collector> collectors;
+  for (int i = 0; i < 20; ++i) {
+    GenerateRequest request{.rid = "g" + std::to_string(i),
+                            .text = "a",
+                            .sampling = {.max_new_tokens = 1000,
+                                         .regex = "([a-z]{1," + std::to_string(50 + i) + "} )*"}};
+    ASSERT_TRUE(engine->submit(std::move(request), collectors.emplace_back().sink()));
+    engine->abort("g" + std::to_string(i), Engine::AbortScope::kExact);
+  }
+  for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
+}
+
+TEST(GrammarEngine, WithoutATokenizerItIsRefused) {
+  auto [engine, device] = make_test_engine({.tokenizer = false});
+  const auto answer = engine->generate({.input_ids = {1}, .sampling = {.regex = "a"}});
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace espalier
