@@ -24,6 +24,7 @@ class NetworkBuilder {
     std::vector<Nfa> automata(order_.size());
     size_t total = 0;
     for (size_t i = 0; i < order_.size(); ++i) {
+      ESP_RETURN_IF_ERROR(limits_.check_time());
       ESP_ASSIGN_OR_RETURN(automata[i], automaton_of(ir_.rules()[order_[i]].body));
       total += automata[i].states.size();
       if (total > limits_.nodes_max) return fail(too_large());
@@ -318,6 +319,13 @@ class NetworkBuilder {
 };
 
 }  // namespace
+
+Status GrammarLimits::check_time() const {
+  if (deadline == TimePoint{} || SteadyClock().now() < deadline) return {};
+  return error(StatusCode::kResourceExhausted,
+               "the grammar takes more than {} seconds to compile; simplify it",
+               compile_seconds_max);
+}
 
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits) {
   return NetworkBuilder(ir, root, limits).build();

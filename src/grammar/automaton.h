@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "grammar/ir.h"
 
@@ -26,7 +27,12 @@ struct GrammarLimits {
   size_t dfa_nodes_max = 50'000;        // of one pattern, where keywords are intersected
   int32_t inline_nodes_max = 4096;      // a rule that does not recurse is inlined up to this size
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
-  double compile_seconds_max = 10.0;
+  double compile_seconds_max = 5.0;
+  TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
+
+  // kResourceExhausted once the deadline has passed; asked between steps that are bounded
+  // themselves.
+  Status check_time() const;
 };
 
 struct Network {

@@ -127,7 +127,13 @@ const TokenTrie& CompiledGrammar::trie() const { return *impl_->trie; }
 
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,
-                                                         const GrammarLimits& limits) {
+                                                         const GrammarLimits& given) {
+  GrammarLimits limits = given;
+  if (limits.deadline == TimePoint{}) {
+    limits.deadline =
+        SteadyClock().now() + std::chrono::duration_cast<Duration>(
+                                  std::chrono::duration<double>(limits.compile_seconds_max));
+  }
   Ir ir;
   RuleId root = 0;
   const auto root_of = [&](ExprId body) {

@@ -598,6 +598,12 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   ASSERT_FALSE(nothing);
   EXPECT_EQ(nothing.error().code(), StatusCode::kInvalidArgument);
 
+  GrammarLimits hasty;
+  hasty.compile_seconds_max = 0;
+  const auto late = compile_grammar({.kind = GrammarSpec::Kind::kAnyJson}, trie, hasty);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code(), StatusCode::kResourceExhausted);
+
   GrammarLimits tight;
   tight.machine_sets_max = 50;
   const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kAnyJson}, trie, tight).value();

@@ -59,6 +59,7 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
               "choices combine",
               kRulesMax, kDepthMax));
   }
+  ESP_RETURN_IF_ERROR(limits_.check_time());
   const RuleId rule = ir_.add_rule(document_.pointer_of(elements[0].schema));
   rules_.emplace(elements, rule);
   ++depth_;

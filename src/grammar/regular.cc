@@ -13,6 +13,7 @@ namespace {
 constexpr NodeId kNone = ~NodeId{0};
 
 Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
+  ESP_RETURN_IF_ERROR(limits.check_time());
   const Nfa nfa = nfa_of(ir, expr, [](RuleId) { return kInlineRule; });
   std::optional<Nfa> dfa = determinised(nfa, limits.dfa_nodes_max);
   if (!dfa) {
