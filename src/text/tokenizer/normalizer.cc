@@ -206,6 +206,11 @@ std::string normalize_nfc(const std::string& text) {
   std::string out;
   size_t copied = 0, previous = 0;
   for (size_t i = 0; i < text.size();) {
+    if (const size_t end = skip_ascii(text, i); end > i) {
+      previous = end - 1;
+      i = end;
+      continue;
+    }
     const Utf8Char c = decode_utf8(text, i);
     if (c.code < 0x300 || kStable.of(c.code)) {
       previous = i;

@@ -29,7 +29,7 @@ Lead lead_of(uint8_t byte) {
 // Appends the characters of `text`, up to a character that its end cuts; returns where that starts.
 size_t append_valid(std::string_view text, std::string& out) {
   size_t begin = 0, position = 0;
-  while (position < text.size()) {
+  while ((position = skip_ascii(text, position)) < text.size()) {
     const Utf8Char c = decode_utf8(text, position);
     if (c.valid) {
       position += c.size;
@@ -65,6 +65,18 @@ Utf8Char decode_utf8(std::string_view text, size_t position) {
   return {code, lead.num_continuations + 1, true, false};
 }
 
+size_t skip_ascii(std::string_view text, size_t position) {
+  constexpr uint64_t kHighBits = 0x8080808080808080ull;
+  while (position + 8 <= text.size()) {
+    uint64_t eight = 0;
+    std::memcpy(&eight, text.data() + position, 8);
+    if ((eight & kHighBits) != 0) break;
+    position += 8;
+  }
+  while (position < text.size() && static_cast<uint8_t>(text[position]) < 0x80) ++position;
+  return position;
+}
+
 size_t utf8_length(char32_t code) {
   return code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
 }
@@ -90,8 +102,8 @@ void append_utf8(char32_t code, std::string& out) {
 }
 
 bool is_valid_utf8(std::string_view text) {
-  size_t position = 0;
-  while (position < text.size()) {
+  for (size_t position = skip_ascii(text, 0); position < text.size();
+       position = skip_ascii(text, position)) {
     const Utf8Char c = decode_utf8(text, position);
     if (!c.valid) return false;
     position += c.size;

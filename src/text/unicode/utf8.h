@@ -23,6 +23,9 @@ struct Utf8Char {
 // The character at text[position]; position < text.size().
 Utf8Char decode_utf8(std::string_view text, size_t position);
 
+// The first byte at or after `position` that is not ASCII, or the text's end.
+size_t skip_ascii(std::string_view text, size_t position);
+
 void append_utf8(char32_t code, std::string& out);  // code: any scalar value
 size_t utf8_length(char32_t code);                  // bytes, 1 to 4
 
