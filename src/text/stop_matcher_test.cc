@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <regex>
 
 #include "base/rng.h"
 #include "text/detokenizer.h"
+#include "text/regex/pcre.h"
 
 namespace espalier {
 namespace {
@@ -53,10 +53,10 @@ Outcome naive(const std::vector<std::string>& stops, const std::vector<std::stri
     }
     const size_t stop_begin = begin;
     for (const std::string& pattern : regexes) {
-      std::smatch match;
-      if (!std::regex_search(all, match, std::regex(pattern))) continue;
-      const auto at = static_cast<size_t>(match.position());
-      const auto length = static_cast<size_t>(match.length());
+      const PcreRegex regex = PcreRegex::compile(pattern).value();
+      const std::optional<PcreRegex::Match> match = PcreRegex::Search(regex, all).find(0);
+      if (!match) continue;
+      const size_t at = match->begin, length = match->end - match->begin;
       if (at < begin || (at == begin && stop_begin != begin && length > size)) {
         begin = at;
         size = length;
