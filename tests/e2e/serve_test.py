@@ -74,6 +74,24 @@ class ServeTest(unittest.TestCase):
         self.assertEqual(streamed, text)
         self.assertIn(whole["choices"][0]["finish_reason"], ("stop", "length"))
 
+    def test_a_schema_is_kept(self):
+        schema = {"type": "object", "required": ["colour", "count"], "additionalProperties": False,
+                  "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer"}}}
+        answer = self.server.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "Tell me a story about a dog."}],
+            "temperature": 1, "seed": 3, "max_tokens": 200,
+            "response_format": {"type": "json_schema",
+                                "json_schema": {"name": "thing", "schema": schema}}})
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "stop":
+            fields = json.loads(choice["message"]["content"])
+            self.assertIn(fields["colour"], ("red", "green"))
+            self.assertIsInstance(fields["count"], int)
+        answer = self.server.post("/generate", {
+            "text": "Is water wet? Answer:", "sampling_params": {"regex": " (yes|no|maybe)",
+                                                                 "max_new_tokens": 16}})
+        self.assertIn(answer["text"], (" yes", " no", " maybe"))
+
     def test_tokenize_and_detokenize_are_inverse(self):
         tokens = self.server.post("/tokenize", {"prompt": "Grüße, 世界! 12"})["tokens"]
         self.assertIn("Grüße, 世界! 12",
