@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 // One text, compiled once for each instruction set: the bodies are inlined into wrappers that
 // differ by their target alone. Built with -fopenmp-simd, which lets float sums be taken lane by
@@ -100,12 +101,6 @@ ESP_INLINE double sum_exp_body(const float* row, int64_t n, float max) {
   return total;
 }
 
-struct RowOps {
-  RowMax (*max)(const float*, int64_t, float*);
-  double (*softmax_weights)(const float*, int64_t, float, float, float*, float*, float*);
-  double (*sum_exp)(const float*, int64_t, float);
-};
-
 #define ESP_ROW_OPS(name, target)                                                            \
   target RowMax max_##name(const float* row, int64_t n, float* block_max) {                  \
     return row_max_body(row, n, block_max);                                                  \
@@ -117,7 +112,7 @@ struct RowOps {
   target double sum_exp_##name(const float* row, int64_t n, float max) {                     \
     return sum_exp_body(row, n, max);                                                        \
   }                                                                                          \
-  constexpr RowOps kRowOps_##name{max_##name, softmax_weights_##name, sum_exp_##name};
+  constexpr RowOps kRowOps_##name{#name, max_##name, softmax_weights_##name, sum_exp_##name};
 
 ESP_ROW_OPS(plain, )
 #if defined(__x86_64__)
@@ -125,23 +120,28 @@ ESP_ROW_OPS(avx2, __attribute__((target("avx2,fma"))))
 ESP_ROW_OPS(avx512,
             __attribute__((target("avx512f,avx512vl,avx512dq,fma,prefer-vector-width=512"))))
 
-const RowOps& choose_row_ops() {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    return kRowOps_avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kRowOps_avx2;
-  return kRowOps_plain;
+std::vector<RowOps> list_row_ops() {
+  std::vector<RowOps> usable;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  if (avx512) usable.push_back(kRowOps_avx512);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    usable.push_back(kRowOps_avx2);
+  usable.push_back(kRowOps_plain);
+  return usable;
 }
 #else
-const RowOps& choose_row_ops() { return kRowOps_plain; }
+std::vector<RowOps> list_row_ops() { return {kRowOps_plain}; }
 #endif
 
-const RowOps& row_ops() {
-  static const RowOps& ops = choose_row_ops();
-  return ops;
-}
+const RowOps& row_ops() { return usable_row_ops().front(); }
 
 }  // namespace
+
+std::span<const RowOps> usable_row_ops() {
+  static const std::vector<RowOps> usable = list_row_ops();
+  return usable;
+}
 
 RowMax row_max(std::span<const float> row, std::span<float> block_max) {
   return row_ops().max(row.data(), static_cast<int64_t>(row.size()), block_max.data());

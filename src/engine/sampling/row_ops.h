@@ -34,4 +34,15 @@ double row_softmax_weights(std::span<const float> row, float max, float temperat
 // Sum over i of exp(row[i] - max). REQUIRES: as above.
 double row_sum_exp(std::span<const float> row, float max);
 
+// One instruction set's compilation of the three; the functions above use the best.
+struct RowOps {
+  const char* name;
+  RowMax (*max)(const float* row, int64_t n, float* block_max);
+  double (*softmax_weights)(const float* row, int64_t n, float max, float scale, float* weights,
+                            float* block_sum, float* block_max);
+  double (*sum_exp)(const float* row, int64_t n, float max);
+};
+// Those that this machine can run, the best first. For tests, which run each.
+std::span<const RowOps> usable_row_ops();
+
 }  // namespace espalier

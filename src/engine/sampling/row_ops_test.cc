@@ -105,5 +105,40 @@ TEST(RowOps, LargestWeightIsOneAndBannedWeighsNothingAtAnyTemperature) {
   }
 }
 
+// One text, several compilations: the same maxima exactly, the same sums up to rounding.
+TEST(RowOps, InstructionSetsAgree) {
+  const uint64_t seed = 13;
+  Rng rng(seed);
+  const std::span<const RowOps> all = usable_row_ops();
+  ASSERT_FALSE(all.empty());
+  for (int round = 0; round < 300; ++round) {
+    const auto n = static_cast<size_t>(rng.between(1, 700));
+    const auto length = static_cast<int64_t>(n);
+    std::vector<float> row = random_row(rng, n, 5);
+    for (float& x : row)
+      if (rng.below(5) == 0) x = std::round(x);  // ties
+    const auto blocks = static_cast<size_t>(row_blocks(length));
+    std::vector<float> want_max(blocks), want_weights(n), sums(blocks), maxima(blocks);
+    const RowOps& plain = all.back();
+    const RowMax want = plain.max(row.data(), length, want_max.data());
+    const double want_total = plain.softmax_weights(
+        row.data(), length, want.max, 0.7f, want_weights.data(), sums.data(), maxima.data());
+    const double want_sum = plain.sum_exp(row.data(), length, want.max);
+    for (const RowOps& ops : all) {
+      std::vector<float> block_max(blocks), weights(n);
+      const RowMax got = ops.max(row.data(), length, block_max.data());
+      ASSERT_EQ(got.max, want.max) << ops.name << " seed " << seed;
+      ASSERT_EQ(got.index, want.index) << ops.name << " seed " << seed;
+      ASSERT_EQ(block_max, want_max) << ops.name;
+      const double total = ops.softmax_weights(row.data(), length, got.max, 0.7f, weights.data(),
+                                               sums.data(), maxima.data());
+      ASSERT_NEAR(total, want_total, 1e-6 * want_total) << ops.name;
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_NEAR(weights[i], want_weights[i], 1e-6f * want_weights[i] + 1e-38f) << ops.name;
+      ASSERT_NEAR(ops.sum_exp(row.data(), length, got.max), want_sum, 1e-6 * want_sum) << ops.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace espalier
