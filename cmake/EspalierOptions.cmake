@@ -31,7 +31,8 @@ target_include_directories(espalier_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_compile_definitions(espalier_options INTERFACE BOOST_ASIO_NO_DEPRECATED)
 if(ESPALIER_SANITIZE)
   target_compile_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE}
-    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    -fno-omit-frame-pointer -fno-sanitize-recover=all
+    -Wno-maybe-uninitialized)  # GCC warns falsely of it in instrumented code
   target_link_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE})
   # GCC 12 sees phantoms in instrumented code (boost::optional); the plain build keeps the warning.
   target_compile_options(espalier_options INTERFACE -Wno-maybe-uninitialized)
