@@ -51,8 +51,10 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info.vocab_size, *parts_.executor, *cache_,
                                        registry_);
   if (!parts_.tokenizer) return;
+  // Room for what the registry admits, and as much again: prompts of requests that were aborted
+  // stay in the queue until their turn.
   tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
-                                                static_cast<size_t>(max_samples(config)));
+                                                static_cast<size_t>(2 * max_samples(config)));
   VocabView vocab = parts_.tokenizer->vocab();
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
@@ -74,20 +76,24 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   const bool awaits_tokens = live->awaits_tokens;
   const auto grammar = live->sampling.grammar;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
-  if (awaits_tokens) {
-    // The queue holds as many jobs as the registry admits requests.
-    const bool queued = tokenizers_->submit(std::move(request.text),
-                                            {.add_special_tokens = request.add_special_tokens},
-                                            [this, id](std::vector<TokenId>&& ids) {
-                                              loop_->push(TokensMessage{id, std::move(ids)});
-                                            });
-    if (!queued) loop_->push(AbortMessage{id});
-  }
+  if (awaits_tokens) tokenise(id, std::move(request.text), request.add_special_tokens);
   if (grammar)
     grammars_->compile(*grammar, [this, id](GrammarCompiler::Compiled made) {
       loop_->push(GrammarMessage{id, std::move(made)});
     });
   return rid;
+}
+
+void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_tokens) {
+  const bool queued =
+      tokenizers_->submit(std::move(text), {.add_special_tokens = add_special_tokens},
+                          [this, id](std::vector<TokenId>&& ids) {
+                            loop_->push(TokensMessage{id, std::move(ids)});
+                          });
+  if (!queued)
+    loop_->push(TokensMessage{id, fail(error(StatusCode::kResourceExhausted,
+                                             "too many prompts wait to be tokenised; try again "
+                                             "later"))});
 }
 
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {

@@ -37,6 +37,7 @@ class EngineImpl final : public Engine {
  private:
   EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
+  void tokenise(RequestId id, std::string text, bool add_special_tokens);
   std::string make_rid();
 
   const EngineConfig config_;

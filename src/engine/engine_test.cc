@@ -358,7 +358,8 @@ TEST(Engine, AFullQueueRefuses) {
   EXPECT_EQ(never.error().code(), StatusCode::kInvalidArgument);
   engine->abort("", Scope::kAll);
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
-  EXPECT_TRUE(engine->generate({.text = "x", .sampling = {.max_new_tokens = 1}}));
+  const auto accepted = engine->generate({.text = "x", .sampling = {.max_new_tokens = 1}});
+  EXPECT_TRUE(accepted) << accepted.error().to_string();
 }
 
 TEST(Engine, FlushNeedsAnIdleEngine) {

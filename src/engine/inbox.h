@@ -22,7 +22,7 @@ struct ArrivalMessage {
 };
 struct TokensMessage {
   RequestId id = 0;
-  std::vector<TokenId> prompt_ids;
+  Result<std::vector<TokenId>> prompt_ids;
 };
 struct GrammarMessage {
   RequestId id = 0;

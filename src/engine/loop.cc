@@ -82,9 +82,12 @@ void EngineLoop::start_when_ready(LiveRequest& request) {
 void EngineLoop::handle(TokensMessage& message) {
   const auto it = requests_.find(message.id);
   if (it == requests_.end() || !it->second->awaits_tokens) return;  // aborted meanwhile
-  it->second->prompt_ids = std::move(message.prompt_ids);
-  it->second->awaits_tokens = false;
-  start_when_ready(*it->second);
+  LiveRequest& request = *it->second;
+  if (!message.prompt_ids)
+    return finish_unscheduled(request, FinishReason::Type::kError, message.prompt_ids.error());
+  request.prompt_ids = std::move(*message.prompt_ids);
+  request.awaits_tokens = false;
+  start_when_ready(request);
 }
 
 void EngineLoop::handle(GrammarMessage& message) {
