@@ -135,7 +135,8 @@ TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {
   for (const char* sampling :
        {R"("temperature":-1)", R"("top_p":0)", R"("top_k":0)", R"("min_p":2)", R"("n":0)",
         R"("frequency_penalty":3)", R"("repetition_penalty":0)", R"("max_new_tokens":-1)",
-        R"("stop_regex":"(")", R"("max_new_tokens":1000)", R"("json_schema":"[")", R"("structural_tag":"{}")"}) {
+        R"("stop_regex":"(")", R"("max_new_tokens":1000)", R"("json_schema":"[")",
+        R"("structural_tag":"{}")"}) {
     const net::HttpResponse answer =
         post("/generate", fmt::format(R"({{"text":"a","sampling_params":{{{}}}}})", sampling));
     EXPECT_EQ(answer.status, 400) << sampling << answer.body;
