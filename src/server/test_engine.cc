@@ -186,28 +186,36 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
   return true;
 }
 
+// Behind what was submitted before it, which may not be held yet.
 void ScriptedEngine::abort(std::string_view rid, AbortScope scope) {
   std::lock_guard lock(mutex_);
-  const auto hit = [&](const Held& held) {
-    return scope == AbortScope::kAll || held.rid == rid ||
-           (scope == AbortScope::kPrefix && held.rid.starts_with(rid));
-  };
-  for (const Held& held : held_) {
-    if (!hit(held)) continue;
-    work_.push_back([held] {
-      for (int32_t i = 0; i < held.num_samples; ++i) {
-        TokenEvent event;
-        event.index = i;
-        event.finish = FinishReason{
-            FinishReason::Type::kAbort, {}, Status(StatusCode::kAborted, "aborted by its client")};
-        event.stats = held.stats;
-        event.stats.finished = event.stats.arrived = std::chrono::steady_clock::now();
-        held.sink(std::move(event));
-      }
-    });
-  }
-  std::erase_if(held_, hit);
+  work_.push_back([this, rid = std::string(rid), scope] { end_held(rid, scope); });
   changed_.notify_all();
+}
+
+void ScriptedEngine::end_held(const std::string& rid, AbortScope scope) {
+  std::vector<Held> ended;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(held_, [&](const Held& held) {
+      const bool hit = scope == AbortScope::kAll || held.rid == rid ||
+                       (scope == AbortScope::kPrefix && held.rid.starts_with(rid));
+      if (hit) ended.push_back(held);
+      return hit;
+    });
+    changed_.notify_all();
+  }
+  for (const Held& held : ended) {
+    for (int32_t i = 0; i < held.num_samples; ++i) {
+      TokenEvent event;
+      event.index = i;
+      event.finish = FinishReason{
+          FinishReason::Type::kAbort, {}, Status(StatusCode::kAborted, "aborted by its client")};
+      event.stats = held.stats;
+      event.stats.finished = event.stats.arrived = std::chrono::steady_clock::now();
+      held.sink(std::move(event));
+    }
+  }
 }
 
 Status ScriptedEngine::flush_cache() {

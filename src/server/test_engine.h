@@ -64,6 +64,7 @@ class ScriptedEngine final : public Engine {
     RequestStats stats;
   };
   void run(const GenerateRequest& request, const EventSink& sink, const Script& script);
+  void end_held(const std::string& rid, AbortScope scope);
   // False when it is held.
   bool run_sample(const GenerateRequest& request, int32_t index, std::vector<TokenId> prompt,
                   const EventSink& sink, const Script& script);
