@@ -32,7 +32,7 @@ struct EngineConfig {
   int32_t chunked_prefill_size = 0;     // tokens of prefill in one step; -1: no limit
   int32_t max_prefill_tokens = 0;       // the same, the smaller of the two counts
   int32_t page_size = 1;                // tokens
-  std::string schedule_policy = "lpm";  // lpm or fcfs (the others come with the scheduler's issue)
+  std::string schedule_policy = "lpm";  // lpm, fcfs, lof, random or priority
   double schedule_conservativeness = 1.0;
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
