@@ -11,6 +11,7 @@ int run_generate(const std::vector<std::string>& args);
 int run_chat(const std::vector<std::string>& args);
 int run_inspect(const std::vector<std::string>& args);
 int run_tokenize(const std::vector<std::string>& args);
+int run_template(const std::vector<std::string>& args);
 int run_bench_serving(const std::vector<std::string>& args);
 int run_bench_offline(const std::vector<std::string>& args);
 

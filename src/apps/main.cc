@@ -27,7 +27,8 @@ const std::vector<Command>& commands() {
       {"chat", "talk with a model on the terminal", run_chat},
       {"bench", "measure: `bench serving` a running server, `bench offline` an engine", run_bench},
       {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},
-      {"tokenize", "show the tokens of a text", run_tokenize},
+      {"tokenize", "turn texts into token ids and back", run_tokenize},
+      {"template", "print the prompt that a chat template makes", run_template},
   };
   return all;
 }

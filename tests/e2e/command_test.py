@@ -17,7 +17,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(result.stdout, "")
 
     def test_help_and_version(self):
-        for command in ("serve", "generate", "chat", "inspect", "tokenize", "bench serving",
+        for command in ("serve", "generate", "chat", "inspect", "tokenize", "template", "bench serving",
                         "bench offline"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
@@ -117,10 +117,55 @@ class CommandTest(unittest.TestCase):
         self.assertGreater(facts["kv_bytes_per_token"], 0)
 
     def test_tokenize_round_trips_through_the_ids(self):
-        ids = run("tokenize", "--ids-only", "Hello world").stdout.split()
+        ids = run("tokenize", "Hello world").stdout.split()
         self.assertGreater(len(ids), 0)
         self.assertTrue(all(i.isdigit() for i in ids), ids)
-        self.assertEqual(len(run("tokenize", "Hello world").stdout.splitlines()), len(ids))
+        self.assertEqual(run("tokenize", stdin="Hello world").stdout.split(), ids)
+        self.assertEqual(json.loads(run("tokenize", "--json", stdin="Hello world").stdout),
+                         [int(i) for i in ids])
+        pieces = run("tokenize", "--pieces", "Hello world").stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in pieces], ids)
+        back = run("tokenize", "--decode", "--no-special", stdin=" ".join(ids))
+        self.assertEqual(back.stdout, "Hello world")
+        lines = run("tokenize", "--lines", "--json", stdin="Hello world\n\nHello\n")
+        lists = [json.loads(line) for line in lines.stdout.splitlines()]
+        self.assertEqual(len(lists), 3)
+        self.assertEqual(lists[0], [int(i) for i in ids])
+        back = run("tokenize", "--decode", "--lines", "--no-special", stdin=lines.stdout)
+        self.assertEqual(back.stdout, "Hello world\n\nHello\n")
+        for wrong in ("x", "1.5", "99999999", "-1"):
+            result = run("tokenize", "--decode", stdin=wrong)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("error: ", result.stderr)
+        self.assertEqual(run("tokenize", "--tokenizer", "/nonexistent", "a").returncode, 1)
+
+    def test_template_prints_the_prompt(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def write(name, text):
+                path = os.path.join(folder, name)
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write(text)
+                return path
+            template = write("t.jinja", "{{ bos_token }}{% for m in messages %}<{{ m.role }}>"
+                             "{{ m.content }}{{ eos_token }}{% endfor %}"
+                             "{% if tools %}{{ tools | tojson }}{% endif %}"
+                             "{% if add_generation_prompt %}<assistant>{% endif %}")
+            messages = write("m.json", json.dumps([{"role": "user", "content": "h\u00e9"}]))
+            tools = write("tools.json", json.dumps([{"name": "f"}]))
+            result = run("template", "--chat-template", template, "--messages", messages, "--tools",
+                         tools, "--bos-token", "<s>", "--eos-token", "</s>")
+            self.assertEqual(result.stdout, '<s><user>h\u00e9</s>[{"name": "f"}]<assistant>')
+            result = run("template", "--chat-template", template, "--messages", messages,
+                         "--no-generation-prompt")
+            self.assertEqual(result.stdout, "<user>h\u00e9")
+            bad = write("bad.jinja", "{{ raise_exception('no ' ~ messages[0].role) }}")
+            result = run("template", "--chat-template", bad, "--messages", messages)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("no user", result.stderr)
+            self.assert_usage_error(run("template", "--messages", messages), "--chat-template")
+            result = run("template", "--chat-template", template, "--messages", template)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("not JSON", result.stderr)
 
     def test_bench_offline_reports(self):
         result = run("bench", "offline", "--num-prompts", "8", "--input-len", "32", "--output-len",
