@@ -19,25 +19,31 @@ endif()
 # Binaries land in the build folder itself: build/release/espalier, build/release/base_test.
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 
+# Options are for C and C++ alone: nvcc's are in EspalierCuda.cmake.
 add_library(espalier_options INTERFACE)
-target_compile_options(espalier_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow=local
+function(espalier_host_options)
+  foreach(option ${ARGN})
+    target_compile_options(espalier_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:${option}>)
+  endforeach()
+endfunction()
+espalier_host_options(-Wall -Wextra -Wpedantic -Wshadow=local
   -Wno-missing-field-initializers
   -Wno-restrict)  # GCC 12 warns falsely of strings joined by operator+
 if(ESPALIER_WERROR)
-  target_compile_options(espalier_options INTERFACE -Werror)
+  espalier_host_options(-Werror)
 endif()
 target_include_directories(espalier_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
 # BOOST_JSON and Asio are used as libraries or header-only with their deprecated parts off.
 target_compile_definitions(espalier_options INTERFACE BOOST_ASIO_NO_DEPRECATED)
 if(ESPALIER_SANITIZE)
-  target_compile_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE}
+  espalier_host_options("-fsanitize=${ESPALIER_SANITIZE}"
     -fno-omit-frame-pointer -fno-sanitize-recover=all
     -Wno-maybe-uninitialized)  # GCC warns falsely of it in instrumented code
   target_link_options(espalier_options INTERFACE -fsanitize=${ESPALIER_SANITIZE})
   # GCC 12 sees phantoms in instrumented code (boost::optional); the plain build keeps the warning.
-  target_compile_options(espalier_options INTERFACE -Wno-maybe-uninitialized)
+  espalier_host_options(-Wno-maybe-uninitialized)
   if(ESPALIER_SANITIZE MATCHES "thread")
     # Asio's fences, which that sanitizer does not follow; nothing of ours hangs on them alone.
-    target_compile_options(espalier_options INTERFACE -Wno-tsan)
+    espalier_host_options(-Wno-tsan)
   endif()
 endif()

@@ -1,0 +1,74 @@
+# The CUDA back end: whether it is built, for which GPUs, and how.
+#   ESPALIER_CUDA=AUTO  built where nvcc 12 or later and cuBLASLt are found (no GPU is needed to build)
+#                 ON    required: configuring fails without them
+#                 OFF   left out
+# Sets ESPALIER_HAS_CUDA. Targets with .cu files link espalier_cuda_options; which sources a target
+# has is CMake's choice, so code has no #ifdef for it.
+set(ESPALIER_CUDA "AUTO" CACHE STRING "the CUDA back end: AUTO, ON or OFF")
+set_property(CACHE ESPALIER_CUDA PROPERTY STRINGS AUTO ON OFF)
+# Machine code for Hopper with its own instructions (sm_90a, not portable), and PTX for all later and
+# for Ampere, which the driver compiles at start. A list in CMake's notation.
+set(ESPALIER_CUDA_ARCHITECTURES "80-virtual;90a-real" CACHE STRING "GPUs to compile for")
+set(ESPALIER_HAS_CUDA OFF)
+
+if(NOT ESPALIER_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "ESPALIER_CUDA is '${ESPALIER_CUDA}', but must be AUTO, ON or OFF")
+endif()
+if(ESPALIER_CUDA STREQUAL "OFF")
+  message(STATUS "CUDA: off")
+  return()
+endif()
+
+find_program(ESPALIER_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+if(ESPALIER_NVCC)
+  set(CMAKE_CUDA_COMPILER "${ESPALIER_NVCC}" CACHE FILEPATH "nvcc")
+  set(CMAKE_CUDA_ARCHITECTURES "${ESPALIER_CUDA_ARCHITECTURES}")
+  # CMake 3.25 knows no option for C++20 with nvcc 13.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  enable_language(CUDA)
+  find_package(CUDAToolkit 12.0)
+endif()
+if(NOT ESPALIER_NVCC OR NOT CUDAToolkit_FOUND OR NOT TARGET CUDA::cublasLt)
+  if(ESPALIER_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "ESPALIER_CUDA is ON, but nvcc 12 or later with cuBLASLt was not found; "
+      "install the CUDA toolkit, put nvcc on the PATH or set CUDA_HOME, or configure with "
+      "-DESPALIER_CUDA=OFF")
+  endif()
+  message(STATUS "CUDA: no toolkit found; the CUDA back end is left out")
+  return()
+endif()
+set(ESPALIER_HAS_CUDA ON)
+message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${ESPALIER_CUDA_ARCHITECTURES}")
+
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+if(CCACHE_PROGRAM)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+endif()
+# Heavy units one at a time: ptxas takes gigabytes for the large templates.
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS espalier_cuda=1)
+
+# What every target with .cu files links: our warnings for host code, quiet for what nvcc generates.
+add_library(espalier_cuda_options INTERFACE)
+target_compile_options(espalier_cuda_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra
+    -diag-suppress=177 -lineinfo>)
+if(ESPALIER_WERROR)
+  target_compile_options(espalier_cuda_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()
+target_include_directories(espalier_cuda_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
+target_link_libraries(espalier_cuda_options INTERFACE CUDA::cudart_static)
+
+# espalier_cuda_room(NAME SOURCES a.cu b.cc ... DEPS room ... LIBS CUDA::cublasLt ...)
+#   the static library espalier_NAME_cuda: the CUDA part of the room src/NAME, which links it.
+function(espalier_cuda_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
+  list(TRANSFORM ARG_DEPS PREPEND espalier_)
+  add_library(espalier_${name}_cuda STATIC ${ARG_SOURCES})
+  # CMake 3.25's ninja pool for compiling holds a target's .cc files too; they are few and light.
+  set_target_properties(espalier_${name}_cuda PROPERTIES JOB_POOL_COMPILE espalier_cuda)
+  target_link_libraries(espalier_${name}_cuda PUBLIC espalier_cuda_options ${ARG_DEPS} ${ARG_LIBS})
+endfunction()
