@@ -1,0 +1,33 @@
+// Elementwise operations between the matrix products, on the GPU.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+struct SiluMulArgs {
+  DType type = DType::kBFloat16;  // of all three: kBFloat16 or kFloat32
+  const void* gate = nullptr;     // [rows, dim], rows gate_stride apart
+  int64_t gate_stride = 0;
+  const void* up = nullptr;
+  int64_t up_stride = 0;
+  void* y = nullptr;  // may be gate or up
+  int64_t y_stride = 0;
+  int32_t rows = 0;
+  int32_t dim = 0;
+};
+// y = silu(gate) * up, silu(v) = v / (1 + exp(-v)), in float32, rounded once.
+Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch);
+
+struct AddBiasArgs {
+  DType type = DType::kBFloat16;
+  void* x = nullptr;  // [rows, dim], rows x_stride apart
+  int64_t x_stride = 0;
+  const void* bias = nullptr;  // [dim]
+  int32_t rows = 0;
+  int32_t dim = 0;
+};
+// x[row] += bias.
+Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,89 @@
+// Attention over pages on the GPU: prefill, chunk, decode and any mixture of them in one call.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+// One layer's keys and values: what KvView says, for one layer.
+struct KvPlanes {
+  DType type = DType::kBFloat16;  // kBFloat16 or kFloat32
+  void* k = nullptr;
+  void* v = nullptr;
+  int32_t page_size = 1;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int64_t page_stride = 0;  // in elements, as the two below; multiples of 8
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// The lanes of a step, in device memory; the same for all layers. Entries from the step's number of
+// lanes to num_lanes are lanes without tokens: query_begin[i + 1] == query_begin[i]. A graph that
+// was captured for num_lanes lanes so runs any smaller number.
+struct LaneArrays {
+  const int32_t* query_begin = nullptr;  // [num_lanes + 1], from 0 upwards: lane i's tokens
+  const int32_t* prefix_len = nullptr;   // [num_lanes]
+  const int32_t* page_begin = nullptr;   // [num_lanes]: first entry in page_tables
+  const int32_t* page_tables = nullptr;
+  // Host-side bounds that fix the grids; the step's own numbers may be smaller.
+  int32_t num_lanes = 0;
+  int32_t num_tokens = 0;        // of all lanes
+  int32_t max_query_tokens = 0;  // of one lane: 1 for a decode step
+};
+
+// kv_rows[t]: where token t's key and value go, page * page_size + row, and -1 for tokens of no
+// lane. positions[t] = prefix_len + index in the lane. token_lanes[t]: its lane, or -1. Each
+// [num_tokens]; any may be null.
+struct TokenRowsArgs {
+  LaneArrays lanes;
+  int32_t page_size = 1;
+  int32_t* kv_rows = nullptr;
+  int32_t* positions = nullptr;
+  int32_t* token_lanes = nullptr;
+};
+Status token_rows(const TokenRowsArgs& args, const LaunchOptions& launch);
+
+struct AttentionShape {
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_heads
+  int32_t head_dim = 0;      // a multiple of 8, at most 256; 64, 80, 96, 128 and 256 are fast
+  int32_t page_size = 1;
+  int32_t sliding_window = 0;  // a query at p sees (p - sliding_window, p]; 0: all
+  DType type = DType::kBFloat16;
+};
+
+// Bytes of scratch that plan() and attention() need for at most this many lanes and tokens in one
+// step, 256-byte aligned. Layers may share it: they run one after the other.
+Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t max_lanes,
+                                         int32_t max_tokens);
+
+// Cuts a step's work into equal parts from the lengths on the device: once for a step and shape,
+// before its first attention(); layers with another shape (a sliding window) have a plan and a
+// workspace of their own.
+Status attention_plan(const AttentionShape& shape, const LaneArrays& lanes, void* workspace,
+                      size_t workspace_bytes, const LaunchOptions& launch);
+
+struct AttentionArgs {
+  AttentionShape shape;
+  LaneArrays lanes;         // as given to attention_plan
+  KvPlanes kv;              // the new tokens' keys and values are in the pages already
+  const void* q = nullptr;  // [tokens, num_heads, head_dim], heads adjacent, tokens q_stride apart
+  int64_t q_stride = 0;     // of shape.type, as out; 16-byte aligned rows
+  void* out = nullptr;      // the same shape; rows of tokens of no lane are left as they are
+  int64_t out_stride = 0;
+  float scale = 1.0f;    // of the scores, mostly 1 / sqrt(head_dim)
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: none
+  // [num_heads] float32: a logit of each head that takes part in the sum of the softmax and has no
+  // value; null: none.
+  const float* sinks = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+// out = softmax(scale * q k^T, causal) v, for each lane by itself.
+Status attention(const AttentionArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

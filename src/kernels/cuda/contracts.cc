@@ -1,0 +1,18 @@
+// Compiled on every machine: the CUDA contracts need no CUDA header, and what a host copies to the
+// device is plain data.
+#include <type_traits>
+
+#include "kernels/activation/cuda.h"
+#include "kernels/attention/cuda.h"
+#include "kernels/embedding/cuda.h"
+#include "kernels/kv_append/cuda.h"
+#include "kernels/linear/cuda.h"
+#include "kernels/norm/cuda.h"
+#include "kernels/sampling/cuda.h"
+
+namespace espalier::kernels::cuda {
+
+static_assert(std::is_trivially_copyable_v<SlotSampling> && alignof(SlotSampling) == 8);
+static_assert(std::is_trivially_copyable_v<LaneArrays> && std::is_trivially_copyable_v<KvPlanes>);
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,47 @@
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+Status no_device(cudaError_t code) {
+  return error(StatusCode::kUnavailable,
+               "no usable CUDA device: {} ({}); check nvidia-smi and the driver's version, or run "
+               "on the CPU",
+               cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+Result<DeviceTraits> read_traits(int device) {
+  DeviceTraits traits;
+  const auto read = [&](cudaDeviceAttr attribute, int& value) {
+    return cudaDeviceGetAttribute(&value, attribute, device);
+  };
+  int major = 0, minor = 0, processors = 0, l2 = 0, shared = 0;
+  for (const cudaError_t code :
+       {read(cudaDevAttrComputeCapabilityMajor, major),
+        read(cudaDevAttrComputeCapabilityMinor, minor),
+        read(cudaDevAttrMultiProcessorCount, processors), read(cudaDevAttrL2CacheSize, l2),
+        read(cudaDevAttrMaxSharedMemoryPerBlockOptin, shared)})
+    if (code != cudaSuccess) return fail(no_device(code));
+  traits.compute_capability = 10 * major + minor;
+  traits.num_multiprocessors = processors;
+  traits.l2_bytes = l2;
+  traits.shared_bytes_per_block = shared;
+  return traits;
+}
+
+}  // namespace
+
+Result<DeviceTraits> device_traits() {
+  int device = 0;
+  if (const cudaError_t code = cudaGetDevice(&device); code != cudaSuccess)
+    return fail(no_device(code));
+  thread_local int known_device = -1;
+  thread_local DeviceTraits known;
+  if (known_device != device) {
+    ESP_ASSIGN_OR_RETURN(known, read_traits(device));
+    known_device = device;
+  }
+  return known;
+}
+
+}  // namespace espalier::kernels::cuda

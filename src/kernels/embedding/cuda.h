@@ -1,0 +1,27 @@
+// Rows of the embedding by token ids that the GPU may know before the host does.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+struct GatherArgs {
+  DType type = DType::kBFloat16;  // of table and out: kBFloat16 or kFloat32
+  const void* table = nullptr;    // [num_rows, dim]
+  int32_t num_rows = 0;
+  int32_t dim = 0;
+  const int32_t* ids = nullptr;  // [tokens]; -1: slot_tokens[token_slots[i]]
+  // The slot of each token's lane, [tokens]; read where ids[i] is -1. Either null: no id is -1.
+  const int32_t* token_slots = nullptr;
+  const int32_t* slot_tokens =
+      nullptr;          // [slots]: what each slot sampled last (sample() writes it)
+  void* out = nullptr;  // [tokens, dim], rows out_stride apart
+  int64_t out_stride = 0;
+  int32_t tokens = 0;
+};
+
+// out[i] = table[id], exactly; zeros where the id is not in [0, num_rows), as for a lane whose last
+// token could not be sampled.
+Status gather_rows(const GatherArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,40 @@
+// What lies between the q, k, v product and attention, in one kernel: norms of q and k per head,
+// rotary embedding, and the new keys and values into their pages.
+#pragma once
+
+#include "kernels/attention/cuda.h"
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+struct QkRopeAppendArgs {
+  DType type = DType::kBFloat16;  // of q, k, v and the norms' weights; kv.type is the pages'
+  void* q = nullptr;              // [tokens, num_heads, head_dim], heads adjacent; rotated in place
+  int64_t q_stride = 0;           // between tokens
+  const void* k = nullptr;        // [tokens, kv.num_kv_heads, head_dim]; not changed
+  int64_t k_stride = 0;
+  const void* v = nullptr;
+  int64_t v_stride = 0;
+  int32_t tokens = 0;
+  int32_t num_heads = 0;
+
+  const void* q_norm = nullptr;  // [head_dim], RMSNorm of each head before rotation; null: none
+  const void* k_norm = nullptr;
+  float epsilon = 1e-6f;
+
+  const int32_t* positions = nullptr;  // [tokens]
+  // Angle per position of each rotated pair, [rotary_dim / 2] float32 (models/rope_table.h); null:
+  // no rotation. Cosine and sine are multiplied by attention_factor.
+  const float* frequencies = nullptr;
+  int32_t rotary_dim = 0;  // even, at most head_dim
+  float attention_factor = 1.0f;
+  bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
+
+  KvPlanes kv;
+  const int32_t* kv_rows = nullptr;  // [tokens]: page * page_size + row; -1: nowhere
+};
+
+// head_dim: a multiple of 8, at most 256.
+Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,26 @@
+// Root-mean-square norm on the GPU, with the residual sum in front of it.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+struct RmsNormArgs {
+  DType type = DType::kBFloat16;  // of x, residual, y and weight: kBFloat16 or kFloat32
+  const void* x = nullptr;        // [rows, dim], rows x_stride apart; 16-byte aligned rows
+  int64_t x_stride = 0;
+  // If not null: residual += x (rounded to `type`), and the norm is of that sum. [rows, dim].
+  void* residual = nullptr;
+  int64_t residual_stride = 0;
+  const void* weight = nullptr;  // [dim]
+  void* y = nullptr;             // [rows, dim]; may be x; null: only the sum
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;   // at most 32768
+  float epsilon = 1e-6f;
+};
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight, in float32, rounded once.
+Status rms_norm(const RmsNormArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

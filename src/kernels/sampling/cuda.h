@@ -1,0 +1,83 @@
+// Sampling on the GPU: from logits to the next token, as engine/sampling/sampler.h defines it.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+// One slot's parameters in device memory: SamplingSpec as plain data. The lists are device memory
+// that outlives the steps that name the slot.
+struct SlotSampling {
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  int32_t top_k = -1;
+  float frequency_penalty = 0.0f;
+  float presence_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  int32_t min_new_tokens = 0;
+  uint64_t seed = 0;
+  // [vocab_size], for slots with penalties, else null: 0 for a token not seen, otherwise 1 + how
+  // often it is in the output (1: in the prompt alone). sample() counts what it draws.
+  uint16_t* counts = nullptr;
+  const int32_t* bias_ids = nullptr;  // [num_bias], each at most once
+  const float* bias_values = nullptr;
+  const int32_t* banned_ids = nullptr;  // [num_banned]: banned before min_new_tokens
+  int32_t num_bias = 0;
+  int32_t num_banned = 0;
+};
+
+enum SampleStatus : int32_t {
+  kSampleOk = 0,
+  kSampleNotFinite = 1,  // a logit is NaN or infinite
+  kSampleNoToken = 2,    // the mask and the bans leave none
+};
+
+struct SampleArgs {
+  const float* logits = nullptr;  // [rows, vocab_size] float32
+  int64_t logits_stride = 0;
+  int32_t rows = 0;
+  int32_t vocab_size = 0;                   // at most 2^19
+  const SlotSampling* slots = nullptr;      // [slots]
+  const int32_t* row_slots = nullptr;       // [rows]; -1: the row is skipped, its token is -1
+  const int32_t* output_indices = nullptr;  // [rows]
+  // [rows, mask_stride] words, bit t % 32 of word t / 32: t may come; null: no row has a mask.
+  const uint32_t* masks = nullptr;
+  int64_t mask_stride = 0;
+  const uint8_t* has_mask = nullptr;  // [rows]; null with masks: all rows have one
+  int32_t* tokens = nullptr;          // [rows]: out, -1 where there is none
+  int32_t* statuses = nullptr;        // [rows]: out, SampleStatus
+  int32_t* slot_tokens = nullptr;     // [slots]: out, the row's token under its slot; may be null
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size);
+// The draw is a function of (seed, output_index) and of the row alone, whatever the batch: the same
+// hash_uniform as on the CPU, and masses in 44-bit fixed point, so that no order of a sum matters.
+Status sample(const SampleArgs& args, const LaunchOptions& launch);
+
+// Log-probabilities after softmax of the raw logits.
+struct LogprobArgs {
+  const float* logits = nullptr;  // [rows, vocab_size]
+  int64_t logits_stride = 0;
+  int32_t rows = 0;
+  int32_t vocab_size = 0;
+  const int32_t* targets = nullptr;  // [rows]: whose log-probability; -1: the row is skipped
+  float* logprobs = nullptr;         // [rows]: out, of the targets
+  // The max_top best of each row, best first, the smaller id first among equals; 0: none.
+  int32_t max_top = 0;            // at most 1024
+  int32_t* top_ids = nullptr;     // [rows, max_top]: out, -1 beyond vocab_size
+  float* top_logprobs = nullptr;  // [rows, max_top]: out
+  // Ids that each row wants, wanted_ids[wanted_begin[row]] to wanted_ids[wanted_begin[row + 1]];
+  // null: none.
+  const int32_t* wanted_begin = nullptr;  // [rows + 1]
+  const int32_t* wanted_ids = nullptr;
+  float* wanted_logprobs = nullptr;  // out, in wanted_ids' order
+  int32_t* statuses = nullptr;       // [rows]: out, SampleStatus; may be null
+};
+Status logprobs(const LogprobArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda
