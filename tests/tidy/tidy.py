@@ -13,7 +13,7 @@ import sys
 
 SOURCE = (".cc", ".cu")
 HEADER = (".h", ".cuh")
-CODE_FOLDERS = ("src", "bench", "examples", "tests")
+CODE_FOLDERS = ("src", "include", "bench", "examples", "tests")
 SKIPPED_FOLDERS = {"build", ".git", ".venv", ".cache", "__pycache__", "share", "results", "data",
                    "testdata", "golden", "goldens", "fixtures"}
 MAX_LINES = 800
@@ -53,7 +53,7 @@ class Tree:
             match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
             if not match:
                 continue
-            for base in ("src", os.path.dirname(path), "."):
+            for base in ("src", "include", os.path.dirname(path), "."):
                 resolved = os.path.normpath(os.path.join(base, match.group(1)))
                 if resolved in known:
                     yield number, resolved
