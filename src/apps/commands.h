@@ -14,5 +14,11 @@ int run_tokenize(const std::vector<std::string>& args);
 int run_template(const std::vector<std::string>& args);
 int run_bench_serving(const std::vector<std::string>& args);
 int run_bench_offline(const std::vector<std::string>& args);
+int run_bench_grammar(const std::vector<std::string>& args);
+int run_grammar_check(const std::vector<std::string>& args);
+int run_grammar_mask(const std::vector<std::string>& args);
+int run_grammar_explain(const std::vector<std::string>& args);
+int run_grammar_test(const std::vector<std::string>& args);
+int run_grammar_conformance(const std::vector<std::string>& args);
 
 }  // namespace espalier::apps

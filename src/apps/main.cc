@@ -19,13 +19,18 @@ struct Command {
 };
 
 int run_bench(const std::vector<std::string>& args);
+int run_grammar(const std::vector<std::string>& args);
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> all = {
       {"serve", "serve a model over HTTP", run_serve},
       {"generate", "continue a prompt", run_generate},
       {"chat", "talk with a model on the terminal", run_chat},
-      {"bench", "measure: `bench serving` a running server, `bench offline` an engine", run_bench},
+      {"bench",
+       "measure: `bench serving` a running server, `bench offline` an engine, `bench grammar` "
+       "masks",
+       run_bench},
+      {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar},
       {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
@@ -37,13 +42,25 @@ const std::vector<Command>& benches() {
   static const std::vector<Command> all = {
       {"serving", "send a workload to a running server", run_bench_serving},
       {"offline", "run a workload in an engine in this process", run_bench_offline},
+      {"grammar", "compile schemas and fill masks along their instances", run_bench_grammar},
+  };
+  return all;
+}
+
+const std::vector<Command>& grammar_commands() {
+  static const std::vector<Command> all = {
+      {"check", "say whether a grammar compiles, and what is refused and why", run_grammar_check},
+      {"mask", "list the tokens that may come next", run_grammar_mask},
+      {"explain", "show what a grammar compiles to, as SVG too", run_grammar_explain},
+      {"test", "judge a file of texts", run_grammar_test},
+      {"conformance", "judge a file or suite of schemas with instances", run_grammar_conformance},
   };
   return all;
 }
 
 void print_commands(std::string_view program, const std::vector<Command>& list) {
   fmt::print("Usage: {} COMMAND [FLAGS]\n\n", program);
-  for (const Command& command : list) fmt::print("  {:<10} {}\n", command.name, command.what);
+  for (const Command& command : list) fmt::print("  {:<12} {}\n", command.name, command.what);
   fmt::print("\n`{} COMMAND --help` lists a command's flags.\n", program);
 }
 
@@ -70,6 +87,10 @@ int dispatch(std::string_view program, const std::vector<Command>& list,
 
 int run_bench(const std::vector<std::string>& args) {
   return dispatch("espalier bench", benches(), args);
+}
+
+int run_grammar(const std::vector<std::string>& args) {
+  return dispatch("espalier grammar", grammar_commands(), args);
 }
 
 }  // namespace

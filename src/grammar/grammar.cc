@@ -124,6 +124,34 @@ CompiledGrammar::CompiledGrammar(Network network, std::shared_ptr<const TokenTri
     : impl_(std::make_unique<Impl>(std::move(network), std::move(trie), limits)) {}
 CompiledGrammar::~CompiledGrammar() = default;
 const TokenTrie& CompiledGrammar::trie() const { return *impl_->trie; }
+const Network& CompiledGrammar::network() const { return impl_->network; }
+
+GrammarSize CompiledGrammar::size() const {
+  const Network& n = impl_->network;
+  const std::lock_guard lock(impl_->mutex);
+  return {.num_rules = n.starts.size(),
+          .num_nodes = n.nodes.size(),
+          .num_byte_edges = n.byte_edges.size(),
+          .num_call_edges = n.call_edges.size(),
+          .num_byte_classes = n.class_sample.size(),
+          .num_states = impl_->machine.num_sets(),
+          .num_masks = impl_->masks.size()};
+}
+
+Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name) {
+  using Kind = GrammarSpec::Kind;
+  constexpr std::pair<std::string_view, Kind> kKinds[] = {{"regex", Kind::kRegex},
+                                                          {"ebnf", Kind::kEbnf},
+                                                          {"json_schema", Kind::kJsonSchema},
+                                                          {"json", Kind::kAnyJson},
+                                                          {"choices", Kind::kChoices}};
+  std::string all;
+  for (const auto& [known, kind] : kKinds) {
+    if (known == name) return kind;
+    all += (all.empty() ? "" : ", ") + std::string(known);
+  }
+  return fail(invalid_argument("'{}' is no kind of grammar; it must be one of {}", name, all));
+}
 
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,

@@ -32,6 +32,18 @@ struct GrammarSpec {
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
+// "regex", "ebnf", "json_schema", "json" (any) or "choices"; else kInvalidArgument with the list.
+Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);
+
+// What a grammar has become.
+struct GrammarSize {
+  size_t num_rules = 0;  // those that are called; all others are inlined
+  size_t num_nodes = 0, num_byte_edges = 0, num_call_edges = 0;
+  size_t num_byte_classes = 0;
+  size_t num_states = 0;  // of the machine, made so far
+  size_t num_masks = 0;   // kept so far
+};
+
 // Immutable from outside, thread-safe (its states are made under a lock as texts need them).
 class CompiledGrammar {
  public:
@@ -39,6 +51,8 @@ class CompiledGrammar {
                   const GrammarLimits& limits);
   ~CompiledGrammar();
   const TokenTrie& trie() const;
+  const Network& network() const;
+  GrammarSize size() const;
 
  private:
   friend class Matcher;

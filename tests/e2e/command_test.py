@@ -18,7 +18,8 @@ class CommandTest(unittest.TestCase):
 
     def test_help_and_version(self):
         for command in ("serve", "generate", "chat", "inspect", "tokenize", "template", "bench serving",
-                        "bench offline"):
+                        "bench offline", "bench grammar", "grammar check", "grammar mask",
+                        "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
             self.assertIn("--config", result.stdout)
@@ -75,6 +76,57 @@ class CommandTest(unittest.TestCase):
             result = run("serve", "--model-path", folder)
             self.assertEqual(result.returncode, 1, result)
             self.assertIn(".safetensors", result.stderr)
+
+    def test_grammars_are_checked_and_shown(self):
+        result = run("grammar", "check", '{"type": "integer"}', "--json")
+        self.assertTrue(json.loads(result.stdout)["accepted"], result)
+        result = run("grammar", "check", "--kind", "regex", "(a", "--json")
+        self.assertEqual(result.returncode, 1, result)
+        self.assertIn("does not end", json.loads(result.stdout)["error"])
+        self.assert_usage_error(run("grammar", "check"), "give the grammar")
+        self.assert_usage_error(run("grammar", "chek"), "did you mean check?")
+        result = json.loads(run("grammar", "mask", "--kind", "regex", "(yes|no)!", "--after", "ye",
+                                "--json").stdout)
+        self.assertEqual(result["forced"], "s!")
+        self.assertEqual([t["token"] for t in result["tokens"]], ["s"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.svg")
+            run("grammar", "explain", "--kind", "regex", "(yes|no)!", "--svg", path)
+            with open(path, encoding="utf-8") as f:
+                self.assertIn("</svg>", f.read())
+
+    def test_grammar_cases_are_judged(self):
+        cases = [
+            {"kind": "regex", "grammar": "a+", "input": "aa", "accept": True},
+            {"kind": "regex", "grammar": "a+", "input": "b", "accept": True},
+            {"kind": "json", "input": "[1]", "accept": True},
+            {"kind": "ebnf", "grammar": "root ::= x", "input": "x", "accept": True},
+        ]
+        schema = {"name": "s", "schema": {"type": "integer"},
+                  "tests": [{"valid": True, "data": 1}, {"valid": False, "data": "x"}]}
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "cases.jsonl")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("\n".join(map(json.dumps, cases)) + "\n")
+            result = json.loads(run("grammar", "test", path, "--json").stdout)
+            self.assertEqual((result["agreements"], result["disagreements"], result["refused"]),
+                             (2, 1, 1), result)
+            self.assertIn("disagreements", run("grammar", "test", path).stdout)
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(json.dumps(schema) + "\n")
+            result = json.loads(run("grammar", "conformance", "--schemas", path, "--json").stdout)
+            self.assertEqual([result[k] for k in ("total", "right", "valid_rejected",
+                                                  "invalid_accepted", "declined")],
+                             [1, 1, 0, 0, 0])
+            out = os.path.join(folder, "bench.json")
+            run("bench", "grammar", "--schemas", path, "--json", out)
+            with open(out, encoding="utf-8") as f:
+                self.assertEqual(json.load(f)["schemas"], 1)
+            with open(path, "a", encoding="utf-8") as f:
+                f.write("{}\n")
+            result = run("grammar", "conformance", "--schemas", path)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("cases.jsonl:2", result.stderr)
 
     def test_a_busy_port_is_told(self):
         with socket.socket() as taken:

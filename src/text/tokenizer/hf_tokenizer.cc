@@ -9,6 +9,7 @@
 #include "text/tokenizer/hf_model.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/tiktoken.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
@@ -324,9 +325,16 @@ Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::filesystem::path& p
                       "there is no {}: give a folder with a tokenizer.json, or that file",
                       file.string()));
   }
+  if (file.extension() == ".tiktoken") {
+    ESP_ASSIGN_OR_RETURN(const MappedFile ranks, MappedFile::open(file));
+    Result<std::unique_ptr<Tokenizer>> tokenizer = parse_tiktoken(ranks.text());
+    if (!tokenizer) return fail(tokenizer.error().with_context(file.string()));
+    return tokenizer;
+  }
   if (file.extension() != ".json") {
     return fail(error(StatusCode::kUnimplemented,
-                      "{}: vocabularies in '{}' files are not supported; give a tokenizer.json",
+                      "{}: vocabularies in '{}' files are not supported; give a tokenizer.json or "
+                      "a .tiktoken file",
                       file.string(), file.extension().string()));
   }
   ESP_ASSIGN_OR_RETURN(const MappedFile json, MappedFile::open(file));

@@ -66,7 +66,8 @@ class Tokenizer {
   virtual std::optional<TokenId> bos_id() const = 0;
 };
 
-// Reads a model folder (tokenizer.json, with tokenizer_config.json beside it) or a tokenizer.json.
+// Reads a model folder (tokenizer.json, with tokenizer_config.json beside it), a tokenizer.json, or
+// a .tiktoken file of ranks.
 // Fails with the file, the place in it and what is not supported, by name.
 Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::filesystem::path& path);
 

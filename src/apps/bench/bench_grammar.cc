@@ -1,0 +1,284 @@
+// espalier bench grammar: what compiling schemas and filling masks costs, on one thread, each call
+// timed by the thread's processor time.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <unordered_map>
+
+#include "apps/commands.h"
+#include "apps/grammar/source.h"
+#include "base/rng.h"
+#include "grammar/conformance.h"
+#include "server/json_writer.h"
+
+namespace espalier::apps {
+namespace {
+
+using grammar::CompiledGrammar;
+using grammar::Matcher;
+using grammar::SchemaCase;
+using server::JsonWriter;
+
+constexpr size_t kSlowestShown = 3;
+
+double cpu_us() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+// Calls in a fixed order, measured several times; each counts with its least.
+class LeastOf {
+ public:
+  void begin_replay() { next_ = 0; }
+  void add(double us) {
+    if (next_ == times_.size()) {
+      times_.push_back(us);
+    } else {
+      times_[next_] = std::min(times_[next_], us);
+    }
+    ++next_;
+  }
+  const std::vector<double>& times() const { return times_; }
+
+ private:
+  std::vector<double> times_;
+  size_t next_ = 0;
+};
+
+struct Percentiles {
+  double p50 = 0, p99 = 0, p999 = 0, max = 0;
+};
+Percentiles percentiles(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double q) {
+    return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
+  };
+  return {at(0.5), at(0.99), at(0.999), values.back()};
+}
+
+struct Totals {
+  int64_t schemas = 0, declined = 0, instances = 0, instances_rejected = 0;
+  std::vector<double> first_mask_us, cold_us, warm_us, random_us;
+  std::vector<std::pair<double, std::string>> slowest_compile, slowest_mask;  // with names
+};
+
+void keep_slowest(std::vector<std::pair<double, std::string>>& list, double us,
+                  const std::string& name) {
+  list.emplace_back(us, name);
+  std::sort(list.rbegin(), list.rend());
+  if (list.size() > kSlowestShown) list.pop_back();
+}
+
+class GrammarBench {
+ public:
+  GrammarBench(const Vocabulary& vocab, grammar::Whitespace whitespace, int replays, uint64_t seed)
+      : vocab_(vocab), whitespace_(whitespace), replays_(replays), rng_(seed) {
+    words_.resize(static_cast<size_t>(vocab.trie->words_per_mask()));
+    for (TokenId id = 0; id < vocab.trie->vocab_size(); ++id) {
+      const std::string_view bytes = vocab.trie->bytes(id);
+      if (bytes.empty()) continue;
+      ids_.emplace(bytes, id);
+      longest_ = std::max(longest_, bytes.size());
+    }
+  }
+
+  void run(const SchemaCase& test) {
+    ++totals_.schemas;
+    std::vector<std::vector<TokenId>> canonical, random;
+    for (const auto& instance : test.instances) {
+      if (!instance.valid) continue;
+      canonical.push_back(vocab_.tokenizer->encode(
+          instance.text, {.add_special_tokens = false, .parse_special = false}));
+      random.push_back(random_tokens(instance.text));
+      ++totals_.instances;
+    }
+    double first_us = std::numeric_limits<double>::max();
+    LeastOf cold, warm, random_times;
+    for (int replay = 0; replay < replays_; ++replay) {
+      const double start = cpu_us();
+      auto made = compile(test);
+      if (!made) {
+        ++totals_.declined;
+        return;
+      }
+      Matcher(*made).fill_mask(words_);
+      first_us = std::min(first_us, cpu_us() - start);
+      // Each tokenisation cold once: the second one finds a fresh grammar, too.
+      follow(*made, canonical, cold, replay == 0);
+      follow(*made, canonical, warm, false);
+      made = compile(test);
+      if (made) follow(*made, random, random_times, false);
+    }
+    totals_.first_mask_us.push_back(first_us);
+    keep_slowest(totals_.slowest_compile, first_us, test.name);
+    if (!cold.times().empty())
+      keep_slowest(totals_.slowest_mask,
+                   *std::max_element(cold.times().begin(), cold.times().end()), test.name);
+    append(cold, totals_.cold_us);
+    append(warm, totals_.warm_us);
+    append(random_times, totals_.random_us);
+  }
+
+  const Totals& totals() const { return totals_; }
+
+ private:
+  Result<std::shared_ptr<CompiledGrammar>> compile(const SchemaCase& test) const {
+    grammar::GrammarSpec spec = grammar::conformance_spec(test.schema);
+    spec.whitespace = whitespace_;
+    return grammar::compile_grammar(spec, vocab_.trie);
+  }
+
+  // Each call: the mask, and the commit of the token that comes.
+  void follow(const std::shared_ptr<CompiledGrammar>& grammar,
+              const std::vector<std::vector<TokenId>>& texts, LeastOf& times, bool count) {
+    times.begin_replay();
+    for (const auto& ids : texts) {
+      Matcher matcher(grammar);
+      bool accepted = true;
+      for (const TokenId id : ids) {
+        const double start = cpu_us();
+        matcher.fill_mask(words_);
+        accepted = matcher.accept_token(id);
+        times.add(cpu_us() - start);
+        if (!accepted) break;
+      }
+      if (count && !(accepted && matcher.can_end())) ++totals_.instances_rejected;
+    }
+  }
+
+  std::vector<TokenId> random_tokens(std::string_view text) {
+    std::vector<TokenId> ids, fitting;
+    while (!text.empty()) {
+      fitting.clear();
+      for (size_t n = 1; n <= std::min(longest_, text.size()); ++n)
+        if (const auto it = ids_.find(text.substr(0, n)); it != ids_.end())
+          fitting.push_back(it->second);
+      if (fitting.empty()) return {};
+      ids.push_back(fitting[rng_.below(fitting.size())]);
+      text.remove_prefix(vocab_.trie->bytes(ids.back()).size());
+    }
+    return ids;
+  }
+
+  static void append(const LeastOf& from, std::vector<double>& to) {
+    to.insert(to.end(), from.times().begin(), from.times().end());
+  }
+
+  const Vocabulary& vocab_;
+  const grammar::Whitespace whitespace_;
+  const int replays_;
+  Rng rng_;
+  std::vector<uint32_t> words_;
+  std::unordered_map<std::string_view, TokenId> ids_;
+  size_t longest_ = 0;
+  Totals totals_;
+};
+
+void write(JsonWriter& w, const char* name, const std::vector<double>& us, double unit) {
+  const Percentiles p = percentiles(us);
+  w.key(name).begin_object().member("count", us.size()).member("p50", p.p50 / unit);
+  w.member("p99", p.p99 / unit).member("p999", p.p999 / unit).member("max", p.max / unit);
+  w.end_object();
+}
+
+std::string to_json(const Totals& t, const Vocabulary& vocab, int replays) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("vocab", vocab.name).member("vocab_size", vocab.trie->vocab_size());
+  w.member("replays", replays).member("schemas", t.schemas).member("declined", t.declined);
+  w.member("instances", t.instances).member("instances_rejected", t.instances_rejected);
+  write(w, "first_mask_ms", t.first_mask_us, 1e3);
+  write(w, "mask_cold_us", t.cold_us, 1);
+  write(w, "mask_warm_us", t.warm_us, 1);
+  write(w, "mask_random_tokens_us", t.random_us, 1);
+  for (const auto& [name, list] : {std::pair("slowest_first_mask", &t.slowest_compile),
+                                   std::pair("slowest_mask", &t.slowest_mask)}) {
+    w.key(name).begin_array();
+    for (const auto& [us, schema] : *list)
+      w.begin_object().member("schema", schema).member("us", us).end_object();
+    w.end_array();
+  }
+  w.end_object();
+  return out;
+}
+
+void print(const Totals& t, const Vocabulary& vocab, int replays) {
+  fmt::print(
+      "vocabulary {} of {} tokens; {} schemas, {} declined; {} valid instances, {} rejected\n",
+      vocab.name, vocab.trie->vocab_size(), t.schemas, t.declined, t.instances,
+      t.instances_rejected);
+  fmt::print("processor time of one thread, the least of {} replays for each call\n", replays);
+  fmt::print("{:<30}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "", "p50", "p99", "p99.9", "max", "calls");
+  const auto row = [](const char* name, const std::vector<double>& us, double unit) {
+    const Percentiles p = percentiles(us);
+    fmt::print("{:<30}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}\n", name, p.p50 / unit,
+               p.p99 / unit, p.p999 / unit, p.max / unit, us.size());
+  };
+  row("time to first mask, ms", t.first_mask_us, 1e3);
+  row("mask and commit, cold, us", t.cold_us, 1);
+  row("mask and commit, warm, us", t.warm_us, 1);
+  row("random tokenisations, cold, us", t.random_us, 1);
+  for (const auto& [us, name] : t.slowest_compile)
+    fmt::print("  slow to compile: {:.2f} ms  {}\n", us / 1e3, name);
+  for (const auto& [us, name] : t.slowest_mask)
+    fmt::print("  slow mask: {:.1f} us  {}\n", us, name);
+}
+
+}  // namespace
+
+int run_bench_grammar(const std::vector<std::string>& args) {
+  std::filesystem::path schemas, vocab_path, json_file;
+  std::string whitespace = "any";
+  int32_t replays = 3, stride = 1;
+  uint64_t seed = 1;
+  SettingTable table;
+  table.group("Cases");
+  table.path(
+      "schemas", schemas,
+      "file of schemas, one a line: {\"name\", \"schema\", \"tests\": [{\"valid\", \"data\"}]}");
+  add_vocab_setting(table, vocab_path);
+  add_whitespace_setting(table, whitespace);
+  table.group("Measurement");
+  table.integer("replays", replays, 1, 100, "each call counts with the least of so many");
+  table.integer("stride", stride, 1, 1000000, "take every so-manyth schema");
+  table.integer("seed", seed, 0, std::numeric_limits<int64_t>::max(),
+                "of the random tokenisations");
+  table.group("Output");
+  table.path("json", json_file, "write the result to this file as JSON");
+  CommandLine command{
+      "espalier bench grammar",
+      "Compiles schemas and fills masks along their valid instances, cold and warm, "
+      "tokenised canonically and at random.",
+      "Example:\n  espalier bench grammar --schemas cases.jsonl --vocab "
+      "llama3.tiktoken",
+      "",
+      {}};
+  if (const auto exit_code = parse_plain_command(command, table, args)) return *exit_code;
+  if (schemas.empty()) return report(invalid_argument("give --schemas FILE"), kExitUsage);
+  const auto vocab = load_vocabulary(vocab_path);
+  if (!vocab) return report(vocab.error(), kExitFailure);
+  GrammarBench bench(*vocab, whitespace_of(whitespace), replays, seed);
+  int64_t number = 0;
+  const Status read = for_each_line(schemas, [&](std::string_view line) -> Status {
+    if (number++ % stride != 0) return {};
+    ESP_ASSIGN_OR_RETURN(const SchemaCase test, grammar::parse_schema_case(line));
+    bench.run(test);
+    return {};
+  });
+  if (!read.ok()) return report(read, kExitFailure);
+  print(bench.totals(), *vocab, replays);
+  if (json_file.empty()) return kExitOk;
+  std::ofstream out(json_file);
+  out << to_json(bench.totals(), *vocab, replays) << '\n';
+  if (!out.flush())
+    return report(error(StatusCode::kNotFound, "{}: cannot be written", json_file.string()),
+                  kExitFailure);
+  return kExitOk;
+}
+
+}  // namespace espalier::apps

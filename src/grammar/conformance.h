@@ -1,0 +1,77 @@
+// How grammars are judged: cases of a text and whether it belongs, schemas with valid and invalid
+// instances, and the tally of both. The commands `espalier grammar test` and `conformance` print
+// it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "grammar/grammar.h"
+
+namespace espalier::grammar {
+
+// A vocabulary of the 256 bytes: for judging texts, where no model's tokens matter.
+std::shared_ptr<const TokenTrie> byte_trie();
+
+// One line of a file of cases:
+//   {"kind": "regex", "grammar": "a+", "input": "aa", "accept": true}
+// `kind` as parse_grammar_kind has it; `grammar` is text, or JSON where the grammar is JSON.
+struct TextCase {
+  GrammarSpec spec;
+  std::string kind, input;
+  bool accept = false;
+};
+Result<TextCase> parse_text_case(std::string_view line);
+
+enum class TextVerdict : uint8_t { kAgrees, kWronglyAccepted, kWronglyRejected, kRefused };
+struct TextOutcome {
+  TextVerdict verdict = TextVerdict::kAgrees;
+  Status refusal;  // why the grammar was not compiled; kRefused
+};
+TextOutcome check_text_case(const TextCase& test);
+
+// A schema and instances of it.
+struct SchemaCase {
+  struct Instance {
+    std::string text;
+    bool valid = false;
+  };
+  std::string name, schema;
+  std::vector<Instance> instances;
+};
+// {"name": ..., "schema": ..., "tests": [{"valid": true, "data": ...}, ...]}
+Result<SchemaCase> parse_schema_case(std::string_view line);
+// A file of the official suite: a list of {"description", "schema", "tests"}. Names begin with
+// `file`.
+Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text);
+
+// A schema is right when each of its instances is judged right; else it counts once, under the
+// worst of what happened.
+enum class SchemaVerdict : uint8_t { kRight, kValidRejected, kInvalidAccepted, kDeclined };
+struct SchemaOutcome {
+  SchemaVerdict verdict = SchemaVerdict::kRight;
+  int64_t num_instances = 0, num_instances_right = 0;
+  std::string detail;  // the first instance that was judged wrong, or why the schema was declined
+  std::string reason;  // kDeclined: the detail without its pointer, for counting
+};
+SchemaOutcome check_schema_case(const SchemaCase& test);
+
+// How a schema is compiled where instances are checked: any white space, as RFC 8259.
+GrammarSpec conformance_spec(std::string schema);
+
+// What an error of the compiler is about, without its JSON pointer.
+std::string reason_of(const Status& status);
+
+struct SchemaTally {
+  int64_t total = 0, right = 0, valid_rejected = 0, invalid_accepted = 0, declined = 0;
+  int64_t num_instances = 0, num_instances_right = 0;
+  std::map<std::string, int64_t> declined_by_reason;
+  void add(const SchemaOutcome& outcome);
+};
+
+}  // namespace espalier::grammar
