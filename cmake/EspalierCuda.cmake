@@ -59,6 +59,9 @@ if(ESPALIER_WERROR)
   target_compile_options(espalier_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 endif()
+# fmt 9 and 10 turn constexpr off under nvcc, which then cannot check their format strings.
+target_compile_definitions(espalier_cuda_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
 target_include_directories(espalier_cuda_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_link_libraries(espalier_cuda_options INTERFACE CUDA::cudart_static)
 

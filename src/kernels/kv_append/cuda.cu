@@ -1,0 +1,139 @@
+// One block for a token and a few heads, one warp a head: q heads are normed and rotated in place,
+// k heads go rotated into their page, v heads as they are.
+//
+// Bytes: q twice, k, v once read and once written: (2 heads + 4 kv_heads) x head_dim x size a
+// token. At decode that is a launch's time. Angles are made here (sincosf, accurate) rather than
+// read from a table: once for each block, shared by its heads.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/kv_append/cuda.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMaxDim = 256;
+
+template <typename T>
+struct HeadWork {
+  const T* from = nullptr;
+  T* to = nullptr;        // in the q rows; or
+  void* kv_to = nullptr;  // in a page
+  const T* norm = nullptr;
+  bool rotate = false;
+};
+
+template <typename T>
+__device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, int head,
+                                 int64_t kv_row) {
+  const int dim = args.kv.head_dim;
+  HeadWork<T> work;
+  if (head < args.num_heads) {
+    T* q = static_cast<T*>(args.q) + token * args.q_stride + int64_t{head} * dim;
+    work = {.from = q, .to = q, .norm = static_cast<const T*>(args.q_norm), .rotate = true};
+    return work;
+  }
+  head -= args.num_heads;
+  const bool is_k = head < args.kv.num_kv_heads;
+  if (!is_k) head -= args.kv.num_kv_heads;
+  if (kv_row < 0) return work;
+  const int64_t element = kv_row / args.kv.page_size * args.kv.page_stride +
+                          kv_row % args.kv.page_size * args.kv.token_stride +
+                          head * args.kv.head_stride;
+  const int64_t size = args.kv.type == DType::kFloat32 ? 4 : 2;
+  work.kv_to = static_cast<char*>(is_k ? args.kv.k : args.kv.v) + element * size;
+  if (is_k) {
+    work.from = static_cast<const T*>(args.k) + token * args.k_stride + int64_t{head} * dim;
+    work.norm = static_cast<const T*>(args.k_norm);
+    work.rotate = true;
+  } else {
+    work.from = static_cast<const T*>(args.v) + token * args.v_stride + int64_t{head} * dim;
+  }
+  return work;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppendArgs args) {
+  __shared__ float cosine[kMaxDim / 2], sine[kMaxDim / 2];
+  __shared__ float heads[kWarps][kMaxDim];
+  release_next();
+  wait_for_previous();
+  const int64_t token = blockIdx.x;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int half = args.frequencies == nullptr ? 0 : args.rotary_dim / 2;
+  const int dim = args.kv.head_dim;
+  if (static_cast<int>(threadIdx.x) < half) {
+    // The angle is rounded to float32 first, as on the CPU.
+    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[threadIdx.x];
+    float s, c;
+    sincosf(angle, &s, &c);
+    cosine[threadIdx.x] = c * args.attention_factor;
+    sine[threadIdx.x] = s * args.attention_factor;
+  }
+  __syncthreads();
+  const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
+  if (head >= args.num_heads + 2 * args.kv.num_kv_heads) return;
+  const int64_t kv_row = args.kv_rows == nullptr ? -1 : args.kv_rows[token];
+  const HeadWork<T> work = head_work<T>(args, token, head, kv_row);
+  if (work.from == nullptr) return;
+
+  float* row = heads[warp];
+  float sum = 0;
+  for (int i = lane; i < dim; i += 32) {
+    row[i] = to_float(work.from[i]);
+    sum += row[i] * row[i];
+  }
+  __syncwarp();
+  if (work.norm != nullptr) {
+    const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + args.epsilon);
+    for (int i = lane; i < dim; i += 32)
+      row[i] = to_float(from_float<T>(row[i] * scale * to_float(work.norm[i])));
+    __syncwarp();
+  }
+  if (work.rotate) {
+    for (int i = lane; i < half; i += 32) {
+      float& first = row[args.interleaved ? 2 * i : i];
+      float& second = row[args.interleaved ? 2 * i + 1 : i + half];
+      const float a = first, b = second;
+      first = a * cosine[i] - b * sine[i];
+      second = b * cosine[i] + a * sine[i];
+    }
+    __syncwarp();
+  }
+  for (int i = lane; i < dim; i += 32) {
+    if (work.to != nullptr)
+      work.to[i] = from_float<T>(row[i]);
+    else if (args.kv.type == DType::kFloat32)
+      static_cast<float*>(work.kv_to)[i] = row[i];
+    else
+      static_cast<bf16*>(work.kv_to)[i] = __float2bfloat16_rn(row[i]);
+  }
+}
+
+}  // namespace
+
+Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch) {
+  const KvPlanes& kv = args.kv;
+  if (args.type == DType::kFloat16 || kv.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "qk_rope_append: F16 is not supported");
+  if (kv.head_dim < 8 || kv.head_dim > kMaxDim || kv.head_dim % 8 != 0)
+    return error(StatusCode::kUnimplemented,
+                 "qk_rope_append: head_dim is {}, but must be a multiple of 8 up to {}",
+                 kv.head_dim, kMaxDim);
+  if (args.rotary_dim < 0 || args.rotary_dim % 2 != 0 || args.rotary_dim > kv.head_dim)
+    return invalid_argument("qk_rope_append: rotary_dim is {} with heads of {}", args.rotary_dim,
+                            kv.head_dim);
+  if (args.tokens < 0 || args.num_heads < 0 || kv.num_kv_heads < 1 || kv.page_size < 1)
+    return invalid_argument("qk_rope_append: {} tokens, {} heads, {} kv heads, pages of {}",
+                            args.tokens, args.num_heads, kv.num_kv_heads, kv.page_size);
+  if (args.tokens == 0) return {};
+  const int heads = args.num_heads + 2 * kv.num_kv_heads;
+  const dim3 grid(static_cast<unsigned>(args.tokens),
+                  static_cast<unsigned>((heads + kWarps - 1) / kWarps));
+  return launch_kernel(
+      "qk_rope_append",
+      args.type == DType::kBFloat16 ? qk_rope_append_kernel<bf16> : qk_rope_append_kernel<float>,
+      grid, kWarps * 32, 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda

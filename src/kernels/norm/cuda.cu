@@ -1,0 +1,131 @@
+// One block a row; the row stays in registers between the sum and the product.
+//
+// Bytes: 2 rows x dim x size (x, y), 4 with a residual. At decode the row is small and what counts
+// is the launch; from 64 rows on the kernel is a copy.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/norm/cuda.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kMaxDim = 32768;
+
+// CHUNKS: eights of the row that each thread holds.
+template <typename T, int CHUNKS>
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
+  __shared__ float scratch[32];
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* residual = args.residual == nullptr
+                    ? nullptr
+                    : static_cast<T*>(args.residual) + row * args.residual_stride;
+  float values[CHUNKS][8];
+  float sum = 0;
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    const int at = (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 8;
+    if (at >= args.dim) continue;
+    load8(x + at, values[c]);
+    if (residual != nullptr) {
+      float other[8];
+      load8(residual + at, other);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[c][i] = to_float(from_float<T>(values[c][i] + other[i]));
+      store8(residual + at, values[c]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += values[c][i] * values[c][i];
+  }
+  if (args.y == nullptr) return;
+  const float mean = block_sum(sum, scratch) / static_cast<float>(args.dim);
+  const float scale = 1.0f / sqrtf(mean + args.epsilon);
+  T* y = static_cast<T*>(args.y) + row * args.y_stride;
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    const int at = (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 8;
+    if (at >= args.dim) continue;
+    float weight[8];
+    load8(static_cast<const T*>(args.weight) + at, weight);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[c][i] = values[c][i] * scale * weight[i];
+    store8(y + at, values[c]);
+  }
+}
+
+// Rows whose ends are not at multiples of eight elements, one element at a time.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) rms_norm_any_kernel(RmsNormArgs args) {
+  __shared__ float scratch[32];
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* residual = args.residual == nullptr
+                    ? nullptr
+                    : static_cast<T*>(args.residual) + row * args.residual_stride;
+  float sum = 0;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
+    float value = to_float(x[i]);
+    if (residual != nullptr) {
+      residual[i] = from_float<T>(value + to_float(residual[i]));
+      value = to_float(residual[i]);
+    }
+    sum += value * value;
+  }
+  if (args.y == nullptr) return;
+  const float mean = block_sum(sum, scratch) / static_cast<float>(args.dim);
+  const float scale = 1.0f / sqrtf(mean + args.epsilon);
+  T* y = static_cast<T*>(args.y) + row * args.y_stride;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
+    const float value = to_float(residual != nullptr ? residual[i] : x[i]);
+    y[i] = from_float<T>(value * scale * to_float(static_cast<const T*>(args.weight)[i]));
+  }
+}
+
+template <typename T>
+Status launch_rows(const RmsNormArgs& args, const LaunchOptions& launch) {
+  const auto grid = dim3(static_cast<unsigned>(args.rows));
+  const auto fits = [](const void* pointer, int64_t stride) {
+    return pointer == nullptr || (aligned(pointer, 16) && stride % 8 == 0);
+  };
+  const bool by_eights = args.dim % 8 == 0 && fits(args.x, args.x_stride) &&
+                         fits(args.residual, args.residual_stride) && fits(args.y, args.y_stride) &&
+                         fits(args.weight, 0);
+  if (!by_eights)
+    return launch_kernel("rms_norm", rms_norm_any_kernel<T>, grid, kThreads, 0, launch, args);
+  const int eights = args.dim / 8;
+  const auto start = [&](auto kernel, int chunks) {
+    const int threads = ((eights + chunks - 1) / chunks + 31) / 32 * 32;
+    return launch_kernel("rms_norm", kernel, grid, dim3(static_cast<unsigned>(threads)), 0, launch,
+                         args);
+  };
+  if (eights <= kThreads) return start(rms_norm_kernel<T, 1>, 1);
+  if (eights <= 2 * kThreads) return start(rms_norm_kernel<T, 2>, 2);
+  return start(rms_norm_kernel<T, 8>, 8);
+}
+
+}  // namespace
+
+Status rms_norm(const RmsNormArgs& args, const LaunchOptions& launch) {
+  if (args.dim < 1 || args.dim > kMaxDim)
+    return invalid_argument("rms_norm: dim is {}, but must be in [1, {}]", args.dim, kMaxDim);
+  if (args.rows < 0) return invalid_argument("rms_norm: rows is {}", args.rows);
+  if (args.y == nullptr && args.residual == nullptr)
+    return invalid_argument("rms_norm: neither y nor residual is given");
+  if (args.rows == 0) return {};
+  switch (args.type) {
+    case DType::kBFloat16:
+      return launch_rows<bf16>(args, launch);
+    case DType::kFloat32:
+      return launch_rows<float>(args, launch);
+    default:
+      return error(StatusCode::kUnimplemented, "rms_norm: {} is not supported",
+                   dtype_name(args.type));
+  }
+}
+
+}  // namespace espalier::kernels::cuda
