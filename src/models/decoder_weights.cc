@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "models/weight_layout.h"
+
 namespace espalier {
 namespace {
 
@@ -13,12 +15,6 @@ using kernels::CpuBackend;
 using kernels::PackedMatrix;
 using kernels::PackSpec;
 using kernels::WeightRows;
-
-// One tensor of a packed matrix: its name without ".weight", and its rows.
-struct Block {
-  std::string name;
-  int64_t rows = 0;
-};
 
 float element(const LentTensor& tensor, int64_t i) {
   switch (tensor.type) {
@@ -38,100 +34,65 @@ class Loader {
       : backend_(backend), spec_(spec), type_(type), source_(source) {}
 
   Result<DecoderWeights> load() {
+    const WeightLayout layout = weight_layout(spec_);
     DecoderWeights weights;
     weights.type = type_;
-    const WeightNames& names = spec_.names;
-    if (spec_.tied_embeddings) {
-      ESP_RETURN_IF_ERROR(
-          pack({{names.embedding, spec_.vocab_size}}, spec_.hidden_size, weights.head));
-    } else {
-      ESP_RETURN_IF_ERROR(load_embedding(weights.embedding));
-      ESP_RETURN_IF_ERROR(pack({{names.head, spec_.vocab_size}}, spec_.hidden_size, weights.head));
+    if (!layout.embedding.empty()) {
+      ESP_RETURN_IF_ERROR(load_embedding(layout.embedding, weights.embedding));
     }
-    for (size_t i = 0; i < spec_.layers.size(); ++i) {
-      ESP_RETURN_IF_ERROR(
-          load_layer(spec_.layers[i], static_cast<int32_t>(i), weights.layers.emplace_back()));
+    ESP_RETURN_IF_ERROR(pack(layout.head, weights.head));
+    for (size_t i = 0; i < layout.layers.size(); ++i) {
+      const bool plain = spec_.layers[i].mlp.bias || spec_.faults.linear_activation;
+      ESP_RETURN_IF_ERROR(load_layer(layout.layers[i], !plain, weights.layers.emplace_back()));
     }
-    if (spec_.final_norm) {
-      ESP_RETURN_IF_ERROR(
-          append(names.final_norm + ".weight", spec_.hidden_size, weights.final_norm));
-    }
+    ESP_RETURN_IF_ERROR(append(layout.final_norm, weights.final_norm));
     ESP_RETURN_IF_ERROR(source_.finish());
     return weights;
   }
 
  private:
-  Status load_layer(const LayerSpec& layer, int32_t index, LayerWeights& out) {
-    const WeightNames& names = spec_.names;
-    const AttentionSpec& a = layer.attention;
-    const int64_t hidden = spec_.hidden_size;
-    const auto name = [&](const std::string& pattern) { return layer_name(pattern, index); };
-
-    if (layer.input_norm) {
-      ESP_RETURN_IF_ERROR(append(name(names.input_norm) + ".weight", hidden, out.input_norm));
-    }
-    const std::vector<Block> qkv = {
-        {name(names.q), a.q_dim()}, {name(names.k), a.kv_dim()}, {name(names.v), a.kv_dim()}};
-    ESP_RETURN_IF_ERROR(pack(qkv, hidden, out.qkv));
-    if (a.qkv_bias) ESP_RETURN_IF_ERROR(append_biases(qkv, out.qkv_bias));
-    if (a.qk_norm) {
-      ESP_RETURN_IF_ERROR(append(name(names.q_norm) + ".weight", a.head_dim, out.q_norm));
-      ESP_RETURN_IF_ERROR(append(name(names.k_norm) + ".weight", a.head_dim, out.k_norm));
-    }
-    const std::vector<Block> output = {{name(names.attention_output), hidden}};
-    ESP_RETURN_IF_ERROR(pack(output, a.q_dim(), out.attention_output));
-    if (a.output_bias) ESP_RETURN_IF_ERROR(append_biases(output, out.attention_output_bias));
-
-    if (layer.post_attention_norm) {
-      ESP_RETURN_IF_ERROR(
-          append(name(names.post_attention_norm) + ".weight", hidden, out.post_attention_norm));
-    }
-    const int64_t ffn = layer.mlp.intermediate_size;
-    const std::vector<Block> gate_up = {{name(names.gate), ffn}, {name(names.up), ffn}};
-    const std::vector<Block> down = {{name(names.down), hidden}};
-    const bool fused = !layer.mlp.bias && !spec_.faults.linear_activation;
-    ESP_RETURN_IF_ERROR(pack(gate_up, hidden, out.gate_up, fused));
-    ESP_RETURN_IF_ERROR(pack(down, ffn, out.down));
-    if (layer.mlp.bias) {
-      ESP_RETURN_IF_ERROR(append_biases(gate_up, out.gate_up_bias));
-      ESP_RETURN_IF_ERROR(append_biases(down, out.down_bias));
-    }
-    return Status();
+  Status load_layer(const LayerLayout& layout, bool fuse_gate_up, LayerWeights& out) {
+    ESP_RETURN_IF_ERROR(append(layout.input_norm, out.input_norm));
+    ESP_RETURN_IF_ERROR(pack(layout.qkv, out.qkv));
+    ESP_RETURN_IF_ERROR(append(layout.qkv_bias, out.qkv_bias));
+    ESP_RETURN_IF_ERROR(append(layout.q_norm, out.q_norm));
+    ESP_RETURN_IF_ERROR(append(layout.k_norm, out.k_norm));
+    ESP_RETURN_IF_ERROR(pack(layout.attention_output, out.attention_output));
+    ESP_RETURN_IF_ERROR(append(layout.attention_output_bias, out.attention_output_bias));
+    ESP_RETURN_IF_ERROR(append(layout.post_attention_norm, out.post_attention_norm));
+    ESP_RETURN_IF_ERROR(pack(layout.gate_up, out.gate_up, fuse_gate_up));
+    ESP_RETURN_IF_ERROR(append(layout.gate_up_bias, out.gate_up_bias));
+    ESP_RETURN_IF_ERROR(pack(layout.down, out.down));
+    return append(layout.down_bias, out.down_bias);
   }
 
-  Status pack(const std::vector<Block>& blocks, int64_t in_features, PackedMatrix& out,
-              bool gate_up = false) {
+  Status pack(const MatrixLayout& layout, PackedMatrix& out, bool gate_up = false) {
     std::vector<WeightRows> rows;
-    for (const Block& block : blocks) {
-      const int64_t shape[] = {block.rows, in_features};
-      ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name + ".weight", shape));
+    for (const WeightBlock& block : layout.blocks) {
+      const int64_t shape[] = {block.rows, layout.in_features};
+      ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
       rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
     }
     const PackSpec spec{
-        .in_features = in_features, .type = type_, .blocks = rows, .gate_up = gate_up};
+        .in_features = layout.in_features, .type = type_, .blocks = rows, .gate_up = gate_up};
     ESP_ASSIGN_OR_RETURN(out, PackedMatrix::pack(backend_, spec));
-    for (const Block& block : blocks) source_.give_back(block.name + ".weight");
+    for (const WeightBlock& block : layout.blocks) source_.give_back(block.name);
     return Status();
   }
 
-  Status append(const std::string& name, int64_t size, std::vector<float>& out) {
-    const int64_t shape[] = {size};
-    ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
-    for (int64_t i = 0; i < size; ++i) out.push_back(element(lent, i));
-    source_.give_back(name);
-    return Status();
-  }
-
-  Status append_biases(const std::vector<Block>& blocks, std::vector<float>& out) {
-    for (const Block& block : blocks) {
-      ESP_RETURN_IF_ERROR(append(block.name + ".bias", block.rows, out));
+  Status append(const VectorLayout& layout, std::vector<float>& out) {
+    for (const WeightBlock& block : layout.blocks) {
+      const int64_t shape[] = {block.rows};
+      ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
+      for (int64_t i = 0; i < block.rows; ++i) out.push_back(element(lent, i));
+      source_.give_back(block.name);
     }
     return Status();
   }
 
-  Status load_embedding(Buffer& out) {
-    const std::string name = spec_.names.embedding + ".weight";
-    const int64_t shape[] = {spec_.vocab_size, spec_.hidden_size};
+  Status load_embedding(const MatrixLayout& layout, Buffer& out) {
+    const std::string& name = layout.blocks[0].name;
+    const int64_t shape[] = {layout.out_features(), layout.in_features};
     ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
     const int64_t count = shape[0] * shape[1];
     const size_t bytes = static_cast<size_t>(count) * dtype_size(type_);
