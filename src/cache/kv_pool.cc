@@ -42,45 +42,53 @@ KvView make_view(const KvPoolConfig& config, std::byte* base, int64_t plane_stri
   return view;
 }
 
-}  // namespace
-
-Result<KvPool> KvPool::create(const KvPoolConfig& config) {
-  ESP_RETURN_IF_ERROR(check_config(config));
+int64_t plane_stride_bytes(const KvPoolConfig& config) {
   const int64_t plane_bytes =
       config.bytes_per_page() / (2ll * config.num_layers) * config.num_pages;
-  const int64_t plane_stride_bytes =
-      (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
-  // One alignment more, so that the first plane can begin on a border.
-  const int64_t size = plane_stride_bytes * 2 * config.num_layers + kPlaneAlignment;
-  void* base = mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE,
+  return (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+}
+
+class HostPlanes final : public KvPlanes {
+ public:
+  HostPlanes(void* base, size_t size_bytes) : base_(base), size_bytes_(size_bytes) {}
+  HostPlanes(const HostPlanes&) = delete;
+  HostPlanes& operator=(const HostPlanes&) = delete;
+  ~HostPlanes() override { munmap(base_, size_bytes_); }
+  std::byte* data() override { return static_cast<std::byte*>(base_); }
+
+ private:
+  void* base_;
+  size_t size_bytes_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes) {
+  void* base = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED)
     return fail(error(StatusCode::kResourceExhausted,
                       "cannot reserve {} bytes for keys and values ({}); lower max_total_tokens",
-                      size, std::strerror(errno)));
+                      size_bytes, std::strerror(errno)));
+  return std::make_unique<HostPlanes>(base, static_cast<size_t>(size_bytes));
+}
+
+// One alignment more than the planes take, so that the first can begin on a border.
+int64_t KvPool::bytes_needed(const KvPoolConfig& config) {
+  return plane_stride_bytes(config) * 2 * config.num_layers + kPlaneAlignment;
+}
+
+Result<KvPool> KvPool::create(const KvPoolConfig& config, const AllocatePlanes& allocate) {
+  ESP_RETURN_IF_ERROR(check_config(config));
   KvPool pool;
   pool.config_ = config;
-  pool.base_ = base;
-  pool.size_ = static_cast<size_t>(size);
-  const auto address = reinterpret_cast<uintptr_t>(base);
+  pool.size_bytes_ = bytes_needed(config);
+  ESP_ASSIGN_OR_RETURN(pool.planes_, allocate(pool.size_bytes_));
+  const auto address = reinterpret_cast<uintptr_t>(pool.planes_->data());
   const uintptr_t aligned = (address + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
   pool.view_ =
-      make_view(config, static_cast<std::byte*>(base) + (aligned - address), plane_stride_bytes);
+      make_view(config, pool.planes_->data() + (aligned - address), plane_stride_bytes(config));
   return pool;
-}
-
-KvPool::KvPool(KvPool&& other) noexcept { *this = std::move(other); }
-
-KvPool& KvPool::operator=(KvPool&& other) noexcept {
-  std::swap(config_, other.config_);
-  std::swap(view_, other.view_);
-  std::swap(base_, other.base_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-KvPool::~KvPool() {
-  if (base_ != nullptr) munmap(base_, size_);
 }
 
 }  // namespace espalier

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "base/status.h"
 #include "seams/kv_view.h"
@@ -23,27 +25,39 @@ struct KvPoolConfig {
   }
 };
 
-// Owns the planes. Address space is reserved at once; the system backs it page by page as steps
-// write, so resident memory follows use. Zero at first. Move-only.
+// Where planes lie. `data` has at least the bytes that were asked for, zero at first.
+class KvPlanes {
+ public:
+  virtual ~KvPlanes() = default;
+  virtual std::byte* data() = 0;
+};
+
+// Takes memory for planes: the host's, or what a back end brings for its device.
+using AllocatePlanes = std::function<Result<std::unique_ptr<KvPlanes>>(int64_t size_bytes)>;
+
+// Address space is reserved at once; the system backs it page by page as steps write, so resident
+// memory follows use. kResourceExhausted when the system refuses.
+Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes);
+
+// Owns the planes. Zero at first. Move-only.
 class KvPool {
  public:
-  // kInvalidArgument for a number below 1; kResourceExhausted when the system refuses.
-  static Result<KvPool> create(const KvPoolConfig& config);
-
-  KvPool(KvPool&& other) noexcept;
-  KvPool& operator=(KvPool&& other) noexcept;
-  ~KvPool();
+  // kInvalidArgument for a number below 1; what `allocate` fails with.
+  static Result<KvPool> create(const KvPoolConfig& config,
+                               const AllocatePlanes& allocate = allocate_host_planes);
+  // What create() asks for.
+  static int64_t bytes_needed(const KvPoolConfig& config);
 
   const KvView& view() const { return view_; }
   const KvPoolConfig& config() const { return config_; }
-  int64_t bytes() const { return static_cast<int64_t>(size_); }
+  int64_t bytes() const { return size_bytes_; }
 
  private:
   KvPool() = default;
   KvPoolConfig config_;
   KvView view_;
-  void* base_ = nullptr;
-  size_t size_ = 0;  // bytes mapped
+  std::unique_ptr<KvPlanes> planes_;
+  int64_t size_bytes_ = 0;
 };
 
 }  // namespace espalier
