@@ -28,6 +28,9 @@ struct Lane {
   int32_t query_begin = 0;       // this lane's first entry in token_ids and positions
   int32_t page_begin = 0;        // its first entry in page_tables
   int32_t num_pages = 0;         // ceil((prefix_len + num_query_tokens) / page_size)
+  // Names the entries of this lane's page table: from lane to lane of its slot, while it stays,
+  // entries are only appended, so a device that keeps tables needs the new ones alone. 0: unknown.
+  uint64_t table_version = 0;
 
   // Whether the last query token's logits are sampled into the slot. False for a chunk that is not
   // the prompt's last, and for prefill only (max_new_tokens 0).

@@ -43,6 +43,20 @@ void FakeExecutor::check_init(const SlotInit& init) const {
             "slot {} is set up with a wrong history", init.slot);
 }
 
+void FakeExecutor::check_table(const ForwardBatch& batch, const Lane& lane) {
+  const auto begin = batch.page_tables.begin() + lane.page_begin;
+  const std::vector<PageId> pages(begin, begin + lane.num_pages);
+  Table& known = tables_[lane.slot];
+  ESP_CHECK(lane.table_version != 0);
+  const size_t kept = std::min(known.pages.size(), pages.size());
+  ESP_CHECK(known.version != lane.table_version ||
+                std::equal(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(kept),
+                           known.pages.begin()),
+            "step {} slot {}: entries of page table {} changed", batch.step, lane.slot,
+            lane.table_version);
+  known = {lane.table_version, pages};
+}
+
 void FakeExecutor::launch(const ForwardBatch& batch) {
   ESP_CHECK(in_flight_.size() < 2, "three steps in flight");
   for (const SlotInit& init : batch.slot_inits) {
@@ -55,6 +69,7 @@ void FakeExecutor::launch(const ForwardBatch& batch) {
   std::set<SlotId> slots;
   for (const Lane& lane : batch.lanes) {
     ESP_CHECK(slots.insert(lane.slot).second, "two lanes of slot {}", lane.slot);
+    check_table(batch, lane);
     step.result.lanes.push_back(run(batch, lane, step));
   }
 }

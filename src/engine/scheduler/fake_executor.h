@@ -56,10 +56,17 @@ class FakeExecutor {
 
   LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
   void check_init(const SlotInit& init) const;
+  void check_table(const ForwardBatch& batch, const Lane& lane);
 
   const int32_t page_size_;
   std::unordered_map<uint64_t, Known> known_;
   std::unordered_map<SlotId, uint64_t> seed_of_slot_;
+  // What a device that keeps page tables knows of each slot's: its version, and its entries so far.
+  struct Table {
+    uint64_t version = 0;
+    std::vector<PageId> pages;
+  };
+  std::unordered_map<SlotId, Table> tables_;
   std::map<Row, uint64_t> memory_;
   std::deque<InFlight> in_flight_;
   int64_t num_prompt_tokens_computed_ = 0;

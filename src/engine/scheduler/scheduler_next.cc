@@ -130,6 +130,7 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   lane.page_begin = page_tables.place(
       batch, sequence.slot, sequence.table_version,
       sequence.pages.table().first(static_cast<size_t>(lane.num_pages)), sequence.num_pages_max);
+  lane.table_version = sequence.table_version;
   lane.sample = end >= sequence.prefill_end && sequence.spec.max_new_tokens > 0;
   lane.sequence = sequence.spec.id;
   lane.has_mask = lane.sample && sequence.spec.has_grammar;
