@@ -1,0 +1,32 @@
+// The accelerator that this process may use: whether there is one, what it is, what it has left.
+// Free of CUDA's headers, and there in every build: one without CUDA answers that it has none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+
+namespace espalier::cuda {
+
+struct DeviceInfo {
+  std::string name;  // "NVIDIA H200"
+  int32_t compute_major = 0, compute_minor = 0;
+  int32_t num_multiprocessors = 0;
+  int64_t memory_bytes = 0;
+  int64_t l2_bytes = 0;
+};
+
+// Takes the first device that CUDA_VISIBLE_DEVICES leaves and makes its context. kUnavailable says
+// what is missing and what to do: a build without CUDA, no driver, a driver older than this build's
+// CUDA, no device, a device older than compute capability 8.0.
+Result<DeviceInfo> open_device();
+
+// Memory of the device opened, bytes.
+struct DeviceMemory {
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+};
+Result<DeviceMemory> read_device_memory();
+
+}  // namespace espalier::cuda

@@ -1,0 +1,16 @@
+// A build without CUDA.
+#include "tensor/cuda/device.h"
+
+namespace espalier::cuda {
+namespace {
+Status no_cuda() {
+  return error(StatusCode::kUnavailable,
+               "this build has no CUDA back end; build it where nvcc is (cmake --preset cuda), or "
+               "use --device cpu");
+}
+}  // namespace
+
+Result<DeviceInfo> open_device() { return fail(no_cuda()); }
+Result<DeviceMemory> read_device_memory() { return fail(no_cuda()); }
+
+}  // namespace espalier::cuda

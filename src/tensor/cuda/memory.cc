@@ -1,0 +1,93 @@
+#include "tensor/cuda/memory.h"
+
+#include <cuda_runtime_api.h>
+
+#include "tensor/cuda/device.h"
+#include "tensor/cuda/error.h"
+
+namespace espalier::cuda {
+namespace {
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+Status no_memory(std::string_view what, int64_t size_bytes) {
+  static_cast<void>(cudaGetLastError());
+  const auto memory = read_device_memory();
+  return error(StatusCode::kResourceExhausted,
+               "no device memory for {}: it takes {:.2f} GiB and {:.2f} GiB are free", what,
+               gib(size_bytes), memory ? gib(memory->free_bytes) : 0.0);
+}
+
+}  // namespace
+
+Result<DeviceBuffer> DeviceBuffer::allocate(int64_t size_bytes, std::string_view what) {
+  DeviceBuffer buffer;
+  if (size_bytes <= 0) return buffer;
+  void* data = nullptr;
+  const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(size_bytes));
+  if (code == cudaErrorMemoryAllocation) return fail(no_memory(what, size_bytes));
+  ESP_RETURN_IF_ERROR(to_status(code, fmt::format("allocate {}", what)));
+  buffer.data_ = static_cast<std::byte*>(data);
+  buffer.size_bytes_ = size_bytes;
+  return buffer;
+}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  swap(other);
+  return *this;
+}
+DeviceBuffer::~DeviceBuffer() { static_cast<void>(cudaFree(data_)); }
+void DeviceBuffer::swap(DeviceBuffer& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+}
+
+Result<PinnedBuffer> PinnedBuffer::allocate(int64_t size_bytes, std::string_view what) {
+  PinnedBuffer buffer;
+  if (size_bytes <= 0) return buffer;
+  void* data = nullptr;
+  ESP_RETURN_IF_ERROR(
+      to_status(cudaMallocHost(&data, static_cast<size_t>(size_bytes)),
+                fmt::format("pin {} bytes of host memory for {}", size_bytes, what)));
+  buffer.data_ = static_cast<std::byte*>(data);
+  buffer.size_bytes_ = size_bytes;
+  return buffer;
+}
+
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  swap(other);
+  return *this;
+}
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
+}
+void PinnedBuffer::swap(PinnedBuffer& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+}
+
+namespace {
+Status copy(void* to, const void* from, int64_t size_bytes, cudaMemcpyKind kind,
+            const Stream& stream, std::string_view what) {
+  if (size_bytes == 0) return Status();
+  return to_status(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), kind, stream.get()),
+                   what);
+}
+}  // namespace
+
+Status copy_to_device(void* device, const void* host, int64_t size_bytes, const Stream& stream) {
+  return copy(device, host, size_bytes, cudaMemcpyHostToDevice, stream, "copy to the device");
+}
+Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream) {
+  return copy(host, device, size_bytes, cudaMemcpyDeviceToHost, stream, "copy to the host");
+}
+Status copy_on_device(void* to, const void* from, int64_t size_bytes, const Stream& stream) {
+  return copy(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream, "copy on the device");
+}
+Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream) {
+  if (size_bytes == 0) return Status();
+  return to_status(cudaMemsetAsync(device, value, static_cast<size_t>(size_bytes), stream.get()),
+                   "fill device memory");
+}
+
+}  // namespace espalier::cuda

@@ -1,0 +1,80 @@
+// Memory of the device and pinned memory of the host: few large blocks, taken at start, shared out
+// by an Arena. Nothing is allocated once the engine runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+#include "tensor/cuda/stream.h"
+
+namespace espalier::cuda {
+
+// Owns a block; move-only; not initialised. A default-made one is empty.
+class DeviceBuffer {
+ public:
+  // kResourceExhausted names `what`, its size and what is free.
+  static Result<DeviceBuffer> allocate(int64_t size_bytes, std::string_view what);
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer();
+
+  std::byte* data() const { return data_; }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void swap(DeviceBuffer& other) noexcept;
+  std::byte* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// The same of host memory that the device copies from and to without waiting for the processor.
+class PinnedBuffer {
+ public:
+  static Result<PinnedBuffer> allocate(int64_t size_bytes, std::string_view what);
+  PinnedBuffer() = default;
+  PinnedBuffer(PinnedBuffer&& other) noexcept { swap(other); }
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  ~PinnedBuffer();
+
+  std::byte* data() const { return data_; }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void swap(PinnedBuffer& other) noexcept;
+  std::byte* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// Shares out one block, front to back. Laying out twice, first from no block, measures what is
+// needed: the pointers of the first pass are null and mean nothing.
+class Arena {
+ public:
+  static constexpr int64_t kAlignment = 256;  // of every piece: what any kernel may ask for
+
+  Arena() = default;
+  explicit Arena(std::byte* base) : base_(base) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    const int64_t at = used_;
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  int64_t used_bytes() const { return used_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  int64_t used_ = 0;
+};
+
+// Asynchronous, in the stream's order; host memory is pinned.
+Status copy_to_device(void* device, const void* host, int64_t size_bytes, const Stream& stream);
+Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream);
+Status copy_on_device(void* to, const void* from, int64_t size_bytes, const Stream& stream);
+Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream);
+
+}  // namespace espalier::cuda

@@ -1,0 +1,73 @@
+// Streams, events and graphs of the device. Handles are move-only and free what they hold; creating
+// them fails with a Status. Not thread-safe: one thread uses a stream at a time.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+
+// As CUDA's headers declare them, so that this one needs none of those.
+struct CUstream_st;
+struct CUevent_st;
+struct CUgraphExec_st;
+
+namespace espalier::cuda {
+
+using StreamHandle = CUstream_st*;
+
+namespace internal {
+struct Destroy {
+  void operator()(CUstream_st* stream) const;
+  void operator()(CUevent_st* event) const;
+  void operator()(CUgraphExec_st* graph) const;
+};
+}  // namespace internal
+
+class Event;
+
+// Does not wait for, and is not waited for by, the default stream.
+class Stream {
+ public:
+  static Result<Stream> create();
+  StreamHandle get() const { return stream_.get(); }
+  Status synchronize() const;
+  Status wait(const Event& event) const;  // what is enqueued from here on runs after the event
+
+ private:
+  std::unique_ptr<CUstream_st, internal::Destroy> stream_;
+};
+
+class Event {
+ public:
+  // timed: seconds_since() works.
+  static Result<Event> create(bool timed = false);
+  Status record(const Stream& stream) const;
+  Status synchronize() const;  // blocks the caller, spinning
+  // REQUIRES: both timed, both done.
+  Result<double> seconds_since(const Event& earlier) const;
+  CUevent_st* get() const { return event_.get(); }
+
+ private:
+  std::unique_ptr<CUevent_st, internal::Destroy> event_;
+};
+
+// Launches recorded once and replayed as one. What they point to must stay where it is.
+class Graph {
+ public:
+  // Records what `enqueue` puts on `stream` (nothing of it runs). enqueue: Status().
+  template <typename Enqueue>
+  static Result<Graph> capture(const Stream& stream, const Enqueue& enqueue) {
+    ESP_RETURN_IF_ERROR(begin(stream));
+    const Status status = enqueue();
+    return end(stream, status);
+  }
+  Status launch(const Stream& stream) const;
+  explicit operator bool() const { return graph_ != nullptr; }
+
+ private:
+  static Status begin(const Stream& stream);
+  static Result<Graph> end(const Stream& stream, const Status& status);
+  std::unique_ptr<CUgraphExec_st, internal::Destroy> graph_;
+};
+
+}  // namespace espalier::cuda
