@@ -11,6 +11,7 @@
 #include "grammar/json_schema.h"
 #include "grammar/machine.h"
 #include "grammar/regex.h"
+#include "grammar/structural_tag.h"
 
 namespace espalier::grammar {
 namespace {
@@ -144,7 +145,8 @@ Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name) {
                                                           {"ebnf", Kind::kEbnf},
                                                           {"json_schema", Kind::kJsonSchema},
                                                           {"json", Kind::kAnyJson},
-                                                          {"choices", Kind::kChoices}};
+                                                          {"choices", Kind::kChoices},
+                                                          {"structural_tag", Kind::kStructuralTag}};
   std::string all;
   for (const auto& [known, kind] : kKinds) {
     if (known == name) return kind;
@@ -191,6 +193,12 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
     case GrammarSpec::Kind::kChoices: {
       if (spec.choices.empty()) return fail(invalid_argument("there are no choices"));
       root_of(ir.literals(spec.choices));
+      break;
+    }
+    case GrammarSpec::Kind::kStructuralTag: {
+      ESP_ASSIGN_OR_RETURN(const ExprId body,
+                           parse_structural_tag(ir, spec.source, spec.whitespace, limits));
+      root_of(body);
       break;
     }
   }

@@ -24,15 +24,15 @@ namespace espalier::grammar {
 
 // What a user asks for, as text; equal specs compile to the same grammar.
 struct GrammarSpec {
-  enum class Kind : uint8_t { kRegex, kEbnf, kJsonSchema, kAnyJson, kChoices };
+  enum class Kind : uint8_t { kRegex, kEbnf, kJsonSchema, kAnyJson, kChoices, kStructuralTag };
   Kind kind = Kind::kRegex;
-  std::string source;                // the pattern, the EBNF text, the schema; unused for kAnyJson
+  std::string source;  // the pattern, the EBNF text, the schema, the tags; unused for kAnyJson
   std::vector<std::string> choices;  // kChoices
   Whitespace whitespace = Whitespace::kBounded;  // of JSON
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
-// "regex", "ebnf", "json_schema", "json" (any) or "choices"; else kInvalidArgument with the list.
+// "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else kInvalidArgument with the list.
 Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);
 
 // What a grammar has become.

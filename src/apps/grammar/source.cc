@@ -20,7 +20,7 @@ grammar::Whitespace whitespace_of(const std::string& name) {
 
 void add_grammar_settings(SettingTable& table, GrammarSource& source) {
   table.group("Grammar");
-  table.text("kind", source.kind, "KIND", "regex, ebnf, json_schema, json (any) or choices");
+  table.text("kind", source.kind, "KIND", "regex, ebnf, json_schema, structural_tag, json (any) or choices");
   table.path("file", source.file, "read the grammar from it instead of the command line");
   add_whitespace_setting(table, source.whitespace);
 }
