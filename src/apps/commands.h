@@ -20,5 +20,7 @@ int run_grammar_mask(const std::vector<std::string>& args);
 int run_grammar_explain(const std::vector<std::string>& args);
 int run_grammar_test(const std::vector<std::string>& args);
 int run_grammar_conformance(const std::vector<std::string>& args);
+int run_bench_radix(const std::vector<std::string>& args);
+int run_bench_host(const std::vector<std::string>& args);
 
 }  // namespace espalier::apps

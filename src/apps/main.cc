@@ -26,11 +26,8 @@ const std::vector<Command>& commands() {
       {"serve", "serve a model over HTTP", run_serve},
       {"generate", "continue a prompt", run_generate},
       {"chat", "talk with a model on the terminal", run_chat},
-      {"bench",
-       "measure: `bench serving` a running server, `bench offline` an engine, `bench grammar` "
-       "masks",
-       run_bench},
       {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar},
+      {"bench", "measure a server, an engine or its parts; `bench --help` lists what", run_bench},
       {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
@@ -43,6 +40,8 @@ const std::vector<Command>& benches() {
       {"serving", "send a workload to a running server", run_bench_serving},
       {"offline", "run a workload in an engine in this process", run_bench_offline},
       {"grammar", "compile schemas and fill masks along their instances", run_bench_grammar},
+      {"radix", "time the radix tree", run_bench_radix},
+      {"host", "time the host's work a step, without a model", run_bench_host},
   };
   return all;
 }

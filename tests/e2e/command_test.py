@@ -18,7 +18,7 @@ class CommandTest(unittest.TestCase):
 
     def test_help_and_version(self):
         for command in ("serve", "generate", "chat", "inspect", "tokenize", "template", "bench serving",
-                        "bench offline", "bench grammar", "grammar check", "grammar mask",
+                        "bench offline", "bench grammar", "bench radix", "bench host", "grammar check", "grammar mask",
                         "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
@@ -227,6 +227,25 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(report["completed"], 8)
         self.assertEqual(report["total_input_tokens"], 8 * 32)
         self.assertEqual(report["total_output_tokens"], 8 * 8)
+
+    def test_bench_radix_and_host_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.json")
+            result = run("bench", "radix", "--max-nodes", "1000", "--rounds", "1", "--json", path)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path) as file:
+                rows = json.load(file)
+            self.assertEqual([row["page_size"] for row in rows], [1, 16])
+            self.assertGreater(rows[0]["match_per_second"], 0)
+            result = run("bench", "host", "--running", "4", "--waiting", "100", "--steps", "20",
+                         "--output-len", "16", "--json", path)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path) as file:
+                row = json.load(file)
+            self.assertGreater(row["host_us_per_step"]["p50"], 0)
+            self.assertGreaterEqual(row["host_us_per_step"]["p99"], row["host_us_per_step"]["p50"])
+        self.assert_usage_error(run("bench", "host", "--running", "4", "--output-len", "2"),
+                                "--waiting")
 
     def test_bench_serving_reports_every_dialect(self):
         with Server() as server:

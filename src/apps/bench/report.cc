@@ -150,4 +150,13 @@ int publish(const BenchReport& report, bool as_json, const std::filesystem::path
   return report.failed == 0 ? kExitOk : kExitFailure;
 }
 
+int write_file(const std::string& text, const std::filesystem::path& file) {
+  if (file.empty()) return kExitOk;
+  std::ofstream out(file);
+  out << text << std::flush;
+  if (out) return kExitOk;
+  return espalier::apps::report(
+      error(StatusCode::kUnavailable, "{} could not be written", file.string()), kExitFailure);
+}
+
 }  // namespace espalier::apps

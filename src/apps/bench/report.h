@@ -51,6 +51,9 @@ std::string table(const BenchReport& report);
 // empty. An exit code: kExitFailure when a request failed or the file could not be written.
 int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file);
 
+// Writes `text` to `file`, or nothing when that is empty. An exit code.
+int write_file(const std::string& text, const std::filesystem::path& file);
+
 std::string to_json(const BenchReport& report);  // SGLang's key names where it has the same figure
 
 }  // namespace espalier::apps
