@@ -11,7 +11,7 @@
 
 namespace espalier::kernels::cuda {
 
-// Up to so many rows our own kernels run (and the norm can be fused in front).
+// Up to so many rows our own kernels run, unless tuning found cuBLASLt faster.
 inline constexpr int32_t kSmallRows = 16;
 
 struct LinearArgs {
@@ -31,8 +31,8 @@ struct LinearArgs {
   bool silu_mul = false;           // y = silu(x gate^T) * (x up^T)
   const void* residual = nullptr;  // [rows, out_features], y_stride apart: y = residual + x W^T; y
                                    // itself for a sum in place; not with silu_mul
-  // RMSNorm of x first (as rms_norm without residual), for rows <= kSmallRows and
-  // in_features <= 16384 only. [in_features].
+  // RMSNorm of x first (as rms_norm without residual), [in_features]; inside the kernel for few
+  // rows, a kernel in front otherwise.
   const void* norm_weight = nullptr;
   float norm_epsilon = 1e-6f;
 };
