@@ -1,5 +1,6 @@
 #include "engine/scheduler/fake_executor.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/check.h"
@@ -32,12 +33,20 @@ void FakeExecutor::expect(uint64_t seed, const std::string& cache_namespace,
   known_[seed] = std::move(known);
 }
 
-void FakeExecutor::check_init(const SlotInit& init) const {
+// A token that nobody has sampled: forced, and here that is what the model would have said.
+void FakeExecutor::learn(Known& known, TokenId token) {
+  ESP_CHECK(token == fake_token(known.digests.back()), "a token that nobody has sampled");
+  known.tokens.push_back(token);
+  known.digests.push_back(fake_digest(known.digests.back(), token));
+}
+
+void FakeExecutor::check_init(const SlotInit& init) {
   if (!init.sampling->has_penalties()) return;
-  const Known& known = known_.at(init.sampling->seed);
+  Known& known = known_.at(init.sampling->seed);
   std::vector<TokenId> history = init.prompt_ids;
   ESP_CHECK(history.size() == known.prompt_len);
   history.insert(history.end(), init.output_ids.begin(), init.output_ids.end());
+  while (known.tokens.size() < history.size()) learn(known, history[known.tokens.size()]);
   ESP_CHECK(history.size() <= known.tokens.size() &&
                 std::equal(history.begin(), history.end(), known.tokens.begin()),
             "slot {} is set up with a wrong history", init.slot);
@@ -84,6 +93,11 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
   };
   for (int32_t p = 0; p < end; ++p) {
     const Row row = row_of(p);
+    if (static_cast<size_t>(p) == known.tokens.size()) {
+      // Forced. What is in the cache already, another sequence has computed.
+      const auto i = static_cast<size_t>(lane.query_begin + std::max(p - lane.prefix_len, 0));
+      learn(known, p < lane.prefix_len ? fake_token(known.digests.back()) : batch.token_ids[i]);
+    }
     const uint64_t digest = known.digests[static_cast<size_t>(p) + 1];
     if (p < lane.prefix_len) {
       const auto found = memory_.find(row);
@@ -95,7 +109,6 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
     }
     const auto i = static_cast<size_t>(lane.query_begin + p - lane.prefix_len);
     ESP_CHECK(batch.positions[i] == p);
-    ESP_CHECK(static_cast<size_t>(p) < known.tokens.size(), "a token that nobody has sampled");
     const TokenId token = batch.token_ids[i];
     const bool last_known = static_cast<size_t>(p) + 1 == known.tokens.size();
     ESP_CHECK(token == kTokenFromSlot ? last_known && static_cast<size_t>(p) >= known.prompt_len

@@ -55,7 +55,8 @@ class FakeExecutor {
   };
 
   LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
-  void check_init(const SlotInit& init) const;
+  void check_init(const SlotInit& init);
+  static void learn(Known& known, TokenId token);
   void check_table(const ForwardBatch& batch, const Lane& lane);
 
   const int32_t page_size_;

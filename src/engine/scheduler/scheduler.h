@@ -37,7 +37,7 @@ struct SequenceSpec {
   std::shared_ptr<const SamplingSpec> sampling;
   int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
-  bool has_grammar = false;         // its sampled lanes have a mask
+  bool has_grammar = false;        // its sampled lanes have a mask
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   std::string cache_namespace;     // sequences of different namespaces share nothing
   int32_t priority = 0;
@@ -61,6 +61,11 @@ class SequenceObserver {
   virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
+
+  // Asked after an output token that has not ended the sequence: appends to `forced` the tokens
+  // that must follow. They are taken as output at once (on_token for each), and computed together
+  // in the sequence's next lane; what a lane in flight samples for it is dropped.
+  virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
 
   // The end; exactly once for every sequence that was added, and nothing comes after it.
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
@@ -109,6 +114,7 @@ struct SchedulerStats {
   double new_token_ratio = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, lanes = 0;
+  int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
 };
 
 // Not thread-safe. `cache`, `clock` and `observer` outlive it.

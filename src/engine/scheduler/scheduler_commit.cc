@@ -35,8 +35,11 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
       take_input_logprobs(sequence, lane, result);
       if (lane.prefix_len < sequence.prefill_end) share_prefix(sequence);
       if (lane.sample) {
-        take_token(sequence, result);
-      } else if (sequence.num_computed == sequence.prefill_end) {
+        const bool stale = committed_step <= sequence.stale_step;
+        if (!stale && take_token(sequence, result.token, TokenLogprobs(result.logprobs)))
+          take_forced(sequence);
+      } else if (sequence.spec.max_new_tokens == 0 &&
+                 sequence.num_computed == sequence.prefill_end) {
         tell_finish(sequence, {.type = FinishReason::Type::kLength});
       }
     }
@@ -64,18 +67,42 @@ void Scheduler::Impl::share_prefix(Sequence& sequence) {
   if (sequence.num_computed >= sequence.prefill_end) promised.remove(sequence);
 }
 
-void Scheduler::Impl::take_token(Sequence& sequence, const LaneResult& result) {
-  sequence.tokens.push_back(result.token);
+// False when it has ended the sequence.
+bool Scheduler::Impl::take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
+  sequence.tokens.push_back(token);
   ++stats.generated_tokens;
   if (++sequence.stats.completion_tokens == 1) sequence.stats.first_token = now;
-  std::optional<FinishReason> reason = observer.on_token(
-      sequence.spec.id, result.token, TokenLogprobs(result.logprobs), sequence.stats);
-  if (sequence.num_outputs() >= sequence.spec.max_new_tokens)
-    return tell_finish(sequence, {.type = FinishReason::Type::kLength});
-  if (reason) return tell_finish(sequence, std::move(*reason));
+  std::optional<FinishReason> reason =
+      observer.on_token(sequence.spec.id, token, std::move(logprobs), sequence.stats);
   const std::vector<TokenId>& stop_ids = sequence.spec.stop_ids;
-  if (std::binary_search(stop_ids.begin(), stop_ids.end(), result.token))
-    tell_finish(sequence, {.type = FinishReason::Type::kStop, .matched = result.token});
+  if (sequence.num_outputs() >= sequence.spec.max_new_tokens)
+    reason = FinishReason{.type = FinishReason::Type::kLength};
+  else if (!reason && std::binary_search(stop_ids.begin(), stop_ids.end(), token))
+    reason = FinishReason{.type = FinishReason::Type::kStop, .matched = token};
+  if (!reason) return true;
+  tell_finish(sequence, std::move(*reason));
+  return false;
+}
+
+// Jump forward: what must follow is output already, and its keys and values are computed together
+// in the next lane. The lane in flight, whose sample comes too late, has computed the token before.
+void Scheduler::Impl::take_forced(Sequence& sequence) {
+  forced.clear();
+  observer.on_forced(sequence.spec.id, forced);
+  if (forced.empty()) return;
+  const bool has_lane = in_flight(sequence);
+  const auto saved = static_cast<int32_t>(forced.size()) - (has_lane ? 1 : 0);
+  sequence.stats.forwards_saved += saved;
+  stats.forwards_saved += saved;
+  if (has_lane) sequence.stale_step = sequence.last_step;
+  for (const TokenId token : forced) {
+    ++sequence.stats.forced_tokens;
+    ++stats.forced_tokens;
+    if (!take_token(sequence, token, {})) break;
+  }
+  sequence.num_samples_launched = sequence.num_outputs();
+  // The executor has counted what it sampled, not what came.
+  if (sequence.spec.sampling->has_penalties()) sequence.needs_slot_init = true;
 }
 
 void Scheduler::Impl::tell_finish(Sequence& sequence, FinishReason reason) {

@@ -51,7 +51,8 @@ struct Scheduler::Impl {
   void commit_lane(const Lane& lane, const LaneResult& result);
   void take_input_logprobs(Sequence& sequence, const Lane& lane, const LaneResult& result);
   void share_prefix(Sequence& sequence);
-  void take_token(Sequence& sequence, const LaneResult& result);
+  bool take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);  // goes on
+  void take_forced(Sequence& sequence);
   void tell_finish(Sequence& sequence, FinishReason reason);
   void leave(Sequence& sequence);      // its last step is committed
   void give_back(Sequence& sequence);  // pages and slot
@@ -86,6 +87,7 @@ struct Scheduler::Impl {
   TimePoint now{};          // of the commit or abort being done
   SchedulerStats stats;
   std::vector<Sequence*> order;      // scratch
+  std::vector<TokenId> forced;       // scratch
   std::vector<Sequence*> departing;  // whose last step is the one being committed
 };
 

@@ -64,17 +64,22 @@ int32_t Scheduler::Impl::pages_coming_back() const {
 }
 
 void Scheduler::Impl::make_room_for_decode() {
-  const auto needs_page = [&](const Sequence* s) {
-    return s->wants_decode_lane() && s->num_launched == s->pages.num_pages() * cache.page_size();
+  const auto count_needed = [&] {
+    int32_t pages = 0;
+    for (const Sequence* s : running)
+      if (s->wants_decode_lane())
+        pages +=
+            std::max(cache.num_pages_for(s->num_launched + s->num_due()) - s->pages.num_pages(), 0);
+    return pages;
   };
-  auto num_needed = static_cast<int32_t>(std::count_if(running.begin(), running.end(), needs_page));
+  int32_t num_needed = count_needed();
   const auto short_of_pages = [&] {
     const int32_t available = cache.sizes().available();
     return available < num_needed && available + pages_coming_back() < num_needed;
   };
   while (running.size() > 1 && short_of_pages()) {
     retract(least_loss());
-    num_needed = static_cast<int32_t>(std::count_if(running.begin(), running.end(), needs_page));
+    num_needed = count_needed();
   }
 }
 
@@ -82,9 +87,12 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
   bool any = false;
   for (Sequence* sequence : running) {
     if (!sequence->wants_decode_lane()) continue;
-    // Without a page it stands still for this step: some are coming back.
-    if (!cache.grow(sequence->pages, sequence->num_launched + 1)) continue;
-    add_lane(batch, *sequence, 1);
+    // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
+    // step: some are coming back.
+    const int32_t count = 1 + std::min(sequence->num_due() - 1, chunk_left);
+    if (!cache.grow(sequence->pages, sequence->num_launched + count)) continue;
+    chunk_left -= count - 1;
+    add_lane(batch, *sequence, count);
     any = true;
   }
   if (any) ratio.decay();
@@ -131,7 +139,7 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
       batch, sequence.slot, sequence.table_version,
       sequence.pages.table().first(static_cast<size_t>(lane.num_pages)), sequence.num_pages_max);
   lane.table_version = sequence.table_version;
-  lane.sample = end >= sequence.prefill_end && sequence.spec.max_new_tokens > 0;
+  lane.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
   lane.sequence = sequence.spec.id;
   lane.has_mask = lane.sample && sequence.spec.has_grammar;
   lane.output_index = sequence.num_samples_launched;
@@ -161,7 +169,7 @@ void Scheduler::Impl::add_input_logprob_targets(Lane& lane, Sequence& sequence) 
 int32_t Scheduler::Impl::pages_still_needed(const Sequence& s) const {
   const int32_t to_come =
       std::min(s.spec.max_new_tokens - s.num_samples_launched, config.new_token_clip);
-  const int32_t known = std::max(s.num_launched, s.prefill_end);
+  const int32_t known = std::max(s.num_launched, s.num_tokens());
   const auto estimate = static_cast<int32_t>(std::ceil(ratio.value() * to_come));
   return std::max(cache.num_pages_for(known + estimate) - s.pages.num_pages(), 0);
 }

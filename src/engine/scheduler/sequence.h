@@ -45,6 +45,7 @@ struct Sequence {
   int32_t num_samples_launched = 0;  // output tokens, with those in flight
   int32_t prefill_end = 0;           // tokens.size() when it was admitted
   uint64_t last_step = 0;            // launched with it
+  uint64_t stale_step = 0;           // what steps up to this one sample for it is dropped
   int32_t next_logprob = 0;          // first prompt position whose log-probability is still to come
 
   bool lane_failed = false;
@@ -75,6 +76,9 @@ struct Sequence {
     return state == SequenceState::kRunning && !prefilling() &&
            num_samples_launched < spec.max_new_tokens;
   }
+
+  // Of its next decode lane: the last token's, and those of forced ones that none has computed yet.
+  int32_t num_due() const { return std::max(1, num_tokens() - num_launched); }
 
   // How many tokens may come from the cache. The last one's logits are wanted; and so are those of
   // the position before each prompt position whose log-probability is.

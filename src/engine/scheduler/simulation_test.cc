@@ -22,6 +22,7 @@ struct Client {
   std::string cache_namespace;
   int32_t stop_at = -1;  // the observer stops it at this many outputs; -1: does not
   int32_t fail_at = -1;
+  bool jumps = false;  // some of its tokens are forced: those that the model would say
   bool aborted = false;
 
   std::vector<TokenId> outputs;
@@ -103,6 +104,8 @@ class Simulation final : public SequenceObserver {
     EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
     num_retractions = stats.num_retractions;
     cached_tokens = stats.cached_tokens;
+    forced_tokens = stats.forced_tokens;
+    forwards_saved = stats.forwards_saved;
     EXPECT_EQ(cache_->sizes().in_use(), 0);
     cache_->flush();
     EXPECT_EQ(cache_->sizes().free, cache_->num_pages());
@@ -127,6 +130,21 @@ class Simulation final : public SequenceObserver {
     if (client.stop_at != static_cast<int32_t>(client.outputs.size())) return std::nullopt;
     return FinishReason{.type = FinishReason::Type::kStop, .matched = "stop string"};
   }
+  // Nothing of it shows in the outputs: they are what each sequence gets alone.
+  void on_forced(SequenceId id, std::vector<TokenId>& forced) override {
+    const Client& client = *clients_.at(id);
+    if (!client.jumps || rng_.below(3) != 0) return;
+    auto count = static_cast<int32_t>(rng_.between(0, 9));
+    if (client.fail_at >= 0)
+      count = std::min(count, client.fail_at - static_cast<int32_t>(client.outputs.size()));
+    uint64_t digest = fake_first_digest(client.cache_namespace);
+    for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
+    for (const TokenId token : client.outputs) digest = fake_digest(digest, token);
+    for (int32_t i = 0; i < count; ++i) {
+      forced.push_back(fake_token(digest));
+      digest = fake_digest(digest, forced.back());
+    }
+  }
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override {
     Client& client = *clients_.at(id);
     ++client.num_ends;
@@ -135,7 +153,7 @@ class Simulation final : public SequenceObserver {
     EXPECT_LT(stats.cached_tokens, stats.prompt_tokens);
   }
 
-  int64_t num_retractions = 0, cached_tokens = 0;
+  int64_t num_retractions = 0, cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
 
  private:
   int32_t pick(std::initializer_list<int32_t> choices) {
@@ -176,6 +194,7 @@ class Simulation final : public SequenceObserver {
     client.spec.cache_namespace = client.cache_namespace;
     client.spec.priority = static_cast<int32_t>(rng_.between(-1, 1));
     client.spec.arrived = clock_.now();
+    client.jumps = rng_.below(3) == 0;
     const int num_samples = rng_.below(5) == 0 ? 4 : 1;
     const bool has_penalties = rng_.below(3) == 0;
     for (int i = 0; i < num_samples; ++i) {
@@ -221,19 +240,24 @@ class Simulation final : public SequenceObserver {
     scheduler_->commit(batch, executor_->wait(batch.step));
   }
 
-  // Decode lanes first; prompt tokens within the limit of a step.
+  // Decode lanes first; prompt tokens, and forced ones beyond the first, within the limit of a
+  // step.
   void check_batch(const ForwardBatch& batch) {
-    int32_t num_prompt_tokens = 0;
+    int32_t num_limited_tokens = 0;
     bool chunks = false;
     ASSERT_LE(batch.lanes.size(), static_cast<size_t>(config_.max_running));
     for (const Lane& lane : batch.lanes) {
       const bool decode = batch.token_ids[static_cast<size_t>(lane.query_begin)] == kTokenFromSlot;
+      const Client& client = *clients_.at(lane.sequence);
+      const auto prompt_len = static_cast<int32_t>(client.spec.prompt_ids.size());
+      const bool may_be_forced = client.jumps && lane.prefix_len >= prompt_len;
       ASSERT_FALSE(decode && chunks);
-      chunks |= lane.num_query_tokens > 1;
-      if (lane.num_query_tokens > 1) num_prompt_tokens += lane.num_query_tokens;
+      chunks |= lane.num_query_tokens > 1 && !may_be_forced;
+      if (lane.num_query_tokens > 1)
+        num_limited_tokens += lane.num_query_tokens - (may_be_forced ? 1 : 0);
     }
     if (config_.chunked_prefill_size > 0) {
-      ASSERT_LE(num_prompt_tokens, config_.chunked_prefill_size);
+      ASSERT_LE(num_limited_tokens, config_.chunked_prefill_size);
     }
   }
 
@@ -297,7 +321,7 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   const uint64_t num_seeds = setting == nullptr ? 1000 : std::strtoull(setting, nullptr, 10);
   const char* one = std::getenv("ESPALIER_SIMULATION_SEED");  // to look at one that failed
   const uint64_t first = one == nullptr ? 1 : std::strtoull(one, nullptr, 10);
-  int64_t num_retractions = 0, cached_tokens = 0;
+  int64_t num_retractions = 0, cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
   for (uint64_t seed = first; seed < first + (one == nullptr ? num_seeds : 1); ++seed) {
     SCOPED_TRACE(testing::Message() << "ESPALIER_SIMULATION_SEED=" << seed);
     Simulation simulation(seed);
@@ -305,11 +329,15 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
     if (testing::Test::HasFailure()) return;
     num_retractions += simulation.num_retractions;
     cached_tokens += simulation.cached_tokens;
+    forced_tokens += simulation.forced_tokens;
+    forwards_saved += simulation.forwards_saved;
   }
   if (one != nullptr) return;
   // The pools are small enough and the prompts alike enough for the test to mean something.
   EXPECT_GT(num_retractions, static_cast<int64_t>(num_seeds) / 2);
   EXPECT_GT(cached_tokens, static_cast<int64_t>(num_seeds) * 20);
+  EXPECT_GT(forced_tokens, static_cast<int64_t>(num_seeds) * 10);
+  EXPECT_GT(forwards_saved, forced_tokens / 2);
 }
 
 }  // namespace
