@@ -1,5 +1,7 @@
 #include "cache/child_table.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -13,62 +15,85 @@ namespace {
 constexpr size_t kInitialEntries = 64;
 }
 
-ChildTable::ChildTable(int32_t page_size) : page_size_(page_size), entries_(kInitialEntries) {}
-
-uint64_t ChildTable::hash_of(uint64_t parent_id, const int32_t* page) const {
-  uint64_t hash = parent_id * 0x9e3779b97f4a7c15ull;
-  for (int32_t i = 0; i < page_size_; ++i) hash = mix64(hash ^ static_cast<uint32_t>(page[i]));
-  return hash;
+ChildTable::ChildTable(int32_t page_size, size_t num_nodes_expected) : page_size_(page_size) {
+  const size_t num_entries = std::bit_ceil(std::max(kInitialEntries, 2 * num_nodes_expected));
+  memory_ = map_zeroed(num_entries * sizeof(Entry));
+  mask_ = num_entries - 1;
 }
 
-RadixNode* ChildTable::find(const RadixNode* parent, const int32_t* page) const {
-  if (parent->is_leaf()) return nullptr;
-  const uint64_t hash = hash_of(parent->id, page);
-  const size_t bytes = static_cast<size_t>(page_size_) * sizeof(int32_t);
-  for (size_t i = hash & mask(); entries_[i].node != nullptr; i = (i + 1) & mask()) {
-    RadixNode* node = entries_[i].node;
-    if (entries_[i].hash == hash && node->parent == parent &&
-        std::memcmp(node->tokens.data(), page, bytes) == 0)
-      return node;
+uint32_t ChildTable::hash_of(uint32_t parent_id, const int32_t* page) const {
+  uint64_t hash = parent_id * 0x9e3779b97f4a7c15ull;
+  for (int32_t i = 0; i < page_size_; ++i) hash = mix64(hash ^ static_cast<uint32_t>(page[i]));
+  return static_cast<uint32_t>(hash);
+}
+
+const ChildTable::Entry* ChildTable::find(uint32_t parent_id, const int32_t* tokens,
+                                          size_t num_tokens) const {
+  const uint32_t hash = hash_of(parent_id, tokens);
+  const auto page_size = static_cast<size_t>(page_size_);
+  for (size_t i = hash & mask_; entries()[i].node != nullptr; i = (i + 1) & mask_) {
+    const Entry& entry = entries()[i];
+    if (entry.hash != hash || entry.parent_id != parent_id) continue;
+    __builtin_prefetch(entry.node);
+    const auto length = static_cast<size_t>(entry.num_tokens);
+    if (num_tokens >= length + page_size)
+      __builtin_prefetch(&entries()[hash_of(entry.id, tokens + length) & mask_]);
+    if (std::memcmp(entry.tokens, tokens, page_size * sizeof(int32_t)) == 0) return &entry;
   }
   return nullptr;
 }
 
 void ChildTable::insert(RadixNode* node) {
-  if ((size_ + 1) * 2 > entries_.size()) grow();
-  place({hash_of(node->parent->id, node->tokens.data()), node});
+  if ((size_ + 1) * 2 > num_entries()) grow();
+  place({.hash = hash_of(node->parent->id, node->token_data),
+         .parent_id = node->parent->id,
+         .id = node->id,
+         .num_tokens = node->num_tokens,
+         .node = node,
+         .tokens = node->token_data});
   ++size_;
 }
 
-void ChildTable::erase(const RadixNode* node) {
-  size_t hole = hash_of(node->parent->id, node->tokens.data()) & mask();
-  while (entries_[hole].node != node) {
-    ESP_CHECK(entries_[hole].node != nullptr, "a node that is not in the table");
-    hole = (hole + 1) & mask();
+ChildTable::Entry& ChildTable::entry_of(const RadixNode* node) const {
+  size_t i = hash_of(node->parent->id, node->token_data) & mask_;
+  while (entries()[i].node != node) {
+    ESP_CHECK(entries()[i].node != nullptr, "a node that is not in the table");
+    i = (i + 1) & mask_;
   }
+  return entries()[i];
+}
+
+void ChildTable::shorten(const RadixNode* node) { entry_of(node).num_tokens = node->num_tokens; }
+
+void ChildTable::erase(const RadixNode* node) {
+  Entry* const all = entries();
+  auto hole = static_cast<size_t>(&entry_of(node) - all);
   // What follows moves into the hole unless that is before the entry's own place:
   //   place .. hole .. i  moves;  hole .. place .. i  stays (all modulo the size).
-  for (size_t i = (hole + 1) & mask(); entries_[i].node != nullptr; i = (i + 1) & mask()) {
-    const size_t place = entries_[i].hash & mask();
-    if (((i - place) & mask()) < ((i - hole) & mask())) continue;
-    entries_[hole] = entries_[i];
+  for (size_t i = (hole + 1) & mask_; all[i].node != nullptr; i = (i + 1) & mask_) {
+    const size_t place = all[i].hash & mask_;
+    if (((i - place) & mask_) < ((i - hole) & mask_)) continue;
+    all[hole] = all[i];
     hole = i;
   }
-  entries_[hole] = {};
+  all[hole] = {};
   --size_;
 }
 
-void ChildTable::place(Entry entry) {
-  size_t i = entry.hash & mask();
-  while (entries_[i].node != nullptr) i = (i + 1) & mask();
-  entries_[i] = entry;
+void ChildTable::place(const Entry& entry) {
+  size_t i = entry.hash & mask_;
+  while (entries()[i].node != nullptr) i = (i + 1) & mask_;
+  entries()[i] = entry;
 }
 
 void ChildTable::grow() {
-  std::vector<Entry> old(entries_.size() * 2);
-  old.swap(entries_);
-  for (const Entry& entry : old)
-    if (entry.node != nullptr) place(entry);
+  const Mapping old = std::move(memory_);
+  const auto* const before = reinterpret_cast<const Entry*>(old.get());
+  const size_t num_before = num_entries();
+  memory_ = map_zeroed(2 * num_before * sizeof(Entry));
+  mask_ = 2 * num_before - 1;
+  for (size_t i = 0; i < num_before; ++i)
+    if (before[i].node != nullptr) place(before[i]);
 }
 
 }  // namespace espalier

@@ -1,10 +1,14 @@
-// Which child of a node begins with a given page of tokens: one hash table for the whole tree, so a
-// node costs one entry and a look-up touches one cache line and the child.
+// Which child of a node begins with a given page of tokens: one hash table for the whole tree.
+//
+// An entry holds what a walk needs of the child: where its run lies, how long it is, and its id. So
+// when an entry has come, its run, its node and the next level's entry are all fetched at once, and
+// a match costs about one miss a level and one for its last run, whatever the size of the tree.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+#include "cache/arena.h"
 
 namespace espalier {
 
@@ -13,30 +17,41 @@ class RadixNode;
 // Open addressing, linear probing, deletion by shifting back; at most half full. Not thread-safe.
 class ChildTable {
  public:
-  explicit ChildTable(int32_t page_size);
+  struct Entry {
+    uint32_t hash = 0;
+    uint32_t parent_id = 0;
+    uint32_t id = 0;
+    int32_t num_tokens = 0;
+    RadixNode* node = nullptr;  // null: empty
+    const int32_t* tokens = nullptr;
+  };
 
-  // The child of `parent` whose run begins with page[0 .. page_size); null when there is none.
-  RadixNode* find(const RadixNode* parent, const int32_t* page) const;
+  // `num_nodes_expected`: so many find room without the table being made anew.
+  ChildTable(int32_t page_size, size_t num_nodes_expected);
+
+  // The child of the node `parent_id` whose run begins with the page that `tokens` do; null when
+  // there is none. `num_tokens` (at least a page) may go on behind the page: what comes after the
+  // child's run is then fetched for the next find.
+  const Entry* find(uint32_t parent_id, const int32_t* tokens, size_t num_tokens) const;
 
   // By the node's parent and the first page of its run, which must not change in between.
   void insert(RadixNode* node);
   void erase(const RadixNode* node);
+  void shorten(const RadixNode* node);  // its run has lost its end, but not its first page
 
   size_t size() const { return size_; }
 
  private:
-  struct Entry {
-    uint64_t hash = 0;
-    RadixNode* node = nullptr;  // null: empty
-  };
-
-  uint64_t hash_of(uint64_t parent_id, const int32_t* page) const;
-  size_t mask() const { return entries_.size() - 1; }
-  void place(Entry entry);
+  uint32_t hash_of(uint32_t parent_id, const int32_t* page) const;
+  Entry& entry_of(const RadixNode* node) const;
+  Entry* entries() const { return reinterpret_cast<Entry*>(memory_.get()); }
+  size_t num_entries() const { return mask_ + 1; }
+  void place(const Entry& entry);
   void grow();
 
   const int32_t page_size_;
-  std::vector<Entry> entries_;  // a power of two
+  Mapping memory_;   // entries, a power of two
+  size_t mask_ = 0;  // their number less one
   size_t size_ = 0;
 };
 

@@ -1,4 +1,8 @@
-// The leaves that may be evicted, lowest rank first: a binary heap whose nodes know their places.
+// The leaves that may be evicted, lowest rank first.
+//
+// With most policies a leaf that becomes unused ranks behind all others (lru) or before them (mru):
+// such leaves stand in a list, and nothing moves when one comes or goes. What comes out of turn (a
+// parent whose last child has gone) goes to a heap whose nodes know their places.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +14,13 @@ namespace espalier {
 
 class RadixNode;
 
-// Not thread-safe; borrows the nodes. push and remove are O(log n), top is O(1).
+// Not thread-safe; borrows the nodes. In the list each operation is O(1); in the heap push and
+// remove are O(log n). top is O(1).
 class EvictionHeap {
  public:
-  bool empty() const { return entries_.empty(); }
-  size_t size() const { return entries_.size(); }
-  RadixNode* top() const { return entries_.front().node; }
+  bool empty() const { return size() == 0; }
+  size_t size() const { return entries_.size() + list_size_; }
+  RadixNode* top() const;
 
   void push(RadixNode* node, EvictionRank rank);  // REQUIRES: not in the heap
   void remove(RadixNode* node);                   // REQUIRES: in the heap
@@ -27,11 +32,19 @@ class EvictionHeap {
     EvictionRank rank;
     RadixNode* node;
   };
+  static constexpr size_t kArity = 4;  // half the levels of a binary heap, and so half the misses
+
+  void add_to_list(RadixNode* node, RadixNode* prev, RadixNode* next);
+  void remove_from_list(RadixNode* node);
+  void remove_from_heap(RadixNode* node);
   void put(size_t index, const Entry& entry);
   void sift_up(size_t index, Entry entry);
   void sift_down(size_t index, Entry entry);
 
   std::vector<Entry> entries_;
+  RadixNode* first_ = nullptr;  // of the list
+  RadixNode* last_ = nullptr;
+  size_t list_size_ = 0;
 };
 
 }  // namespace espalier

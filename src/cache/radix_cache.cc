@@ -7,9 +7,16 @@
 
 namespace espalier {
 
+namespace {
+constexpr int32_t kNodesExpectedMax = 1 << 16;  // 2 MiB of table; beyond, it grows
+}
+
 RadixCache::RadixCache(const PrefixCacheConfig& config)
     : PrefixCache(config),
-      tree_({.page_size = config.page_size, .policy = config.eviction_policy}) {}
+      tree_({.page_size = config.page_size,
+             .policy = config.eviction_policy,
+             .num_nodes_expected =
+                 static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}) {}
 
 int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
   return tree_.match(cache_namespace, tokens);

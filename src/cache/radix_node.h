@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
 
+#include "cache/arena.h"
 #include "cache/eviction.h"
 
 namespace espalier {
@@ -14,20 +15,33 @@ class alignas(64) RadixNode {
  public:
   bool is_root() const { return parent == nullptr; }
   bool is_leaf() const { return first_child == nullptr; }
+  std::span<const int32_t> tokens() const { return {token_data, static_cast<size_t>(num_tokens)}; }
+  std::span<const int32_t> pages() const { return {page_data, static_cast<size_t>(num_pages)}; }
 
-  uint64_t id = 0;  // 0: in the tree's store, not in the tree
+  uint32_t id = 0;      // among those that are in the tree; 0: it is in the tree's store only
+  uint32_t number = 0;  // its place in the store, from 1: the id that it has in the tree
   RadixNode* parent = nullptr;
-  RadixNode* first_child = nullptr;  // the newest; siblings are a list
-  std::vector<int32_t> tokens;       // the edge from the parent to here
-  int32_t end = 0;                   // tokens from the root to this node's end
-  int32_t num_locks = 0;             // on this node and on all below it
-
-  std::vector<int32_t> pages;
+  RadixNode* first_child = nullptr;     // the newest; siblings are a list
+  const int32_t* token_data = nullptr;  // the edge from the parent to here
+  int32_t num_tokens = 0;
+  int32_t end = 0;        // tokens from the root to this node's end
+  int32_t num_locks = 0;  // on this node and on all below it
+  int32_t num_pages = 0;  // 0 in a tree without pages
+  const int32_t* page_data = nullptr;
   RadixNode* next_sibling = nullptr;
+
   RadixNode* prev_sibling = nullptr;
-  int32_t heap_index = -1;  // in the heap of evictable leaves; -1: not there
+  RunStore::Block block;  // where token_data and page_data lie
   NodeUse use;
   const std::string* name_space = nullptr;  // of a root: the key in the tree's map
+
+  // Among the leaves that may be evicted: in the heap, in the list, or in neither.
+  EvictionRank rank;
+  int32_t heap_index = -1;
+  bool in_list = false;
+  RadixNode* next_evictable = nullptr;
+  RadixNode* prev_evictable = nullptr;
+  bool is_evictable() const { return heap_index >= 0 || in_list; }
 };
 
 }  // namespace espalier

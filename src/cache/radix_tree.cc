@@ -13,7 +13,8 @@
 
 namespace espalier {
 
-RadixTree::RadixTree(const Options& options) : options_(options), children_(options.page_size) {
+RadixTree::RadixTree(const Options& options)
+    : options_(options), children_(options.page_size, options.num_nodes_expected) {
   ESP_CHECK(options.page_size >= 1);
 }
 
@@ -28,36 +29,56 @@ int32_t RadixTree::num_pages_locked_once(const RadixNode* node) const {
 }
 
 int32_t RadixTree::num_pages_of(const RadixNode* node) const {
-  return static_cast<int32_t>(node->tokens.size()) / options_.page_size;
+  return node->num_tokens / options_.page_size;
 }
 
-// In whole pages. Blocks by memcmp, which uses the widest instructions there are; then the block
-// that differs token by token.
-int32_t RadixTree::common_tokens(std::span<const Token> a, std::span<const Token> b) const {
-  constexpr size_t kBlock = 256;  // tokens: 1 KiB, past which memcmp is at full speed
-  const size_t most = std::min(a.size(), b.size());
+namespace {
+
+constexpr size_t kBlock = 256;  // tokens: 1 KiB, past which memcmp is at full speed
+
+// Blocks by memcmp, which uses the widest instructions there are; then the block that differs token
+// by token.
+size_t common_tokens(std::span<const int32_t> a, std::span<const int32_t> b) {
   size_t n = 0;
-  while (n + kBlock <= most && std::memcmp(a.data() + n, b.data() + n, kBlock * sizeof(Token)) == 0)
+  const size_t most = std::min(a.size(), b.size());
+  while (n + kBlock <= most && std::memcmp(&a[n], &b[n], kBlock * sizeof(int32_t)) == 0)
     n += kBlock;
+  if (n + kBlock > most && std::memcmp(&a[n], &b[n], (most - n) * sizeof(int32_t)) == 0)
+    return most;
   while (n < most && a[n] == b[n]) ++n;
-  const auto common = static_cast<int32_t>(n);
+  return n;
+}
+
+}  // namespace
+
+int32_t RadixTree::common_pages(std::span<const Token> a, std::span<const Token> b) const {
+  const auto common = static_cast<int32_t>(common_tokens(a, b));
   return common - common % options_.page_size;
 }
 
+// Reads the table's entries and the runs, but no nodes.
 RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Token> tokens) const {
   const auto found = roots_.find(name_space);
   if (found == roots_.end()) return {nullptr, 0};
   Walk at{found->second, 0};
-  const auto page_size = static_cast<size_t>(options_.page_size);
-  while (tokens.size() >= page_size) {
-    RadixNode* child = children_.find(at.node, tokens.data());
+  uint32_t id = at.node->id;
+  while (tokens.size() >= static_cast<size_t>(options_.page_size)) {
+    const ChildTable::Entry* const child = children_.find(id, tokens.data(), tokens.size());
     if (child == nullptr) break;
-    const int32_t common = common_tokens(child->tokens, tokens);
-    at = {child, at.num_tokens + common};
-    if (at.num_tokens < child->end) break;
+    const std::span<const Token> run(child->tokens, static_cast<size_t>(child->num_tokens));
+    const int32_t common = common_pages(run, tokens);
+    at = {child->node, at.num_tokens + common};
+    if (common < child->num_tokens) break;
     tokens = tokens.subspan(static_cast<size_t>(common));
+    id = child->id;
   }
   return at;
+}
+
+RadixNode* RadixTree::child_of(const RadixNode* node, std::span<const Token> tokens) const {
+  if (node->is_leaf()) return nullptr;
+  const ChildTable::Entry* const child = children_.find(node->id, tokens.data(), tokens.size());
+  return child == nullptr ? nullptr : child->node;
 }
 
 int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tokens) const {
@@ -78,7 +99,7 @@ RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> t
     const auto begin = static_cast<std::ptrdiff_t>(pages->size());
     pages->resize(pages->size() + static_cast<size_t>(at.node->end / options_.page_size));
     for (const RadixNode* node = at.node; !node->is_root(); node = node->parent)
-      std::copy(node->pages.begin(), node->pages.end(),
+      std::copy(node->pages().begin(), node->pages().end(),
                 pages->begin() + begin + node->parent->end / options_.page_size);
   }
   return at.node;
@@ -103,13 +124,13 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   ++now_;
   const int32_t begin = node->end;
   while (!tokens.empty()) {
-    RadixNode* child = children_.find(node, tokens.data());
+    RadixNode* child = child_of(node, tokens);
     if (child == nullptr) break;
-    const int32_t common = common_tokens(child->tokens, tokens);
-    if (common < static_cast<int32_t>(child->tokens.size())) child = split(child, common);
+    const int32_t common = common_pages(child->tokens(), tokens);
+    if (common < child->num_tokens) child = split(child, common);
     add_lock(child, priority);
     if (present != nullptr)
-      present->insert(present->end(), child->pages.begin(), child->pages.end());
+      present->insert(present->end(), child->pages().begin(), child->pages().end());
     tokens = tokens.subspan(static_cast<size_t>(common));
     if (options_.has_pages) pages = pages.subspan(static_cast<size_t>(common) / page_size);
     node = child;
@@ -128,7 +149,7 @@ int32_t RadixTree::evict(int32_t count, std::vector<Page>* pages) {
     RadixNode* leaf = evictable_leaves_.top();
     const int32_t take = std::min(count - num_evicted, num_pages_of(leaf));
     trim_leaf(leaf, take, pages);
-    if (leaf->tokens.empty()) remove_leaf(leaf);
+    if (leaf->num_tokens == 0) remove_leaf(leaf);
     num_evicted += take;
   }
   if (num_evicted > 0) ++version_;
@@ -138,14 +159,15 @@ int32_t RadixTree::evict(int32_t count, std::vector<Page>* pages) {
 // The deepest pages first. What is left keeps its rank, so it goes next. The tree's look-up needs
 // the first page, so a leaf that loses all leaves the table before.
 void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages) {
-  const auto num_tokens = static_cast<size_t>(num_pages * options_.page_size);
-  if (leaf->tokens.size() == num_tokens) children_.erase(leaf);
-  if (pages != nullptr)
-    pages->insert(pages->end(), leaf->pages.rbegin(),
-                  leaf->pages.rbegin() + (options_.has_pages ? num_pages : 0));
-  leaf->tokens.resize(leaf->tokens.size() - num_tokens);
-  if (options_.has_pages) leaf->pages.resize(leaf->pages.size() - static_cast<size_t>(num_pages));
-  leaf->end -= static_cast<int32_t>(num_tokens);
+  const int32_t num_tokens = num_pages * options_.page_size;
+  const bool all = leaf->num_tokens == num_tokens;
+  if (all) children_.erase(leaf);
+  if (pages != nullptr && options_.has_pages)
+    pages->insert(pages->end(), leaf->pages().rbegin(), leaf->pages().rbegin() + num_pages);
+  leaf->num_tokens -= num_tokens;
+  if (options_.has_pages) leaf->num_pages -= num_pages;
+  leaf->end -= num_tokens;
+  if (!all) children_.shorten(leaf);
   num_evictable_ -= num_pages;
 }
 
@@ -172,19 +194,36 @@ RadixNode* RadixTree::root_of(std::string_view name_space) {
 RadixNode* RadixTree::new_node() {
   RadixNode* node = nullptr;
   if (unused_.empty()) {
-    node = &arena_.emplace_back();
+    node = new (node_memory_.take(sizeof(RadixNode))) RadixNode();
+    nodes_.push_back(node);
+    node->number = static_cast<uint32_t>(nodes_.size());
   } else {
     node = unused_.back();
     unused_.pop_back();
   }
-  node->id = next_node_id_++;
+  node->id = node->number;
   node->use = {.created = now_, .last_use = now_};
   return node;
 }
 
+void RadixTree::set_run(RadixNode* node, std::span<const Token> tokens,
+                        std::span<const Page> pages) {
+  node->block = runs_.allocate(tokens.size() + pages.size());
+  int32_t* const data = node->block.data;
+  std::copy(tokens.begin(), tokens.end(), data);
+  std::copy(pages.begin(), pages.end(), data + tokens.size());
+  node->token_data = data;
+  node->num_tokens = static_cast<int32_t>(tokens.size());
+  node->page_data = data + tokens.size();
+  node->num_pages = static_cast<int32_t>(pages.size());
+}
+
 void RadixTree::delete_node(RadixNode* node) {
   if (node->is_root() && node->name_space != nullptr) roots_.erase(roots_.find(*node->name_space));
+  if (node->block.data != nullptr) runs_.free(node->block);
+  const uint32_t number = node->number;
   *node = RadixNode();
+  node->number = number;
   unused_.push_back(node);
 }
 
@@ -205,24 +244,24 @@ void RadixTree::unlink(RadixNode* node) {
 }
 
 // `node` becomes parent -> upper -> node, where `upper` has the first num_tokens of its run. The
-// locks on and below `node` all pass through `upper`.
+// locks on and below `node` all pass through `upper`. The node's run stays where it is, and begins
+// later.
 RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
-  ESP_DCHECK(num_tokens > 0 && num_tokens < static_cast<int32_t>(node->tokens.size()));
+  ESP_DCHECK(num_tokens > 0 && num_tokens < node->num_tokens);
   children_.erase(node);
   RadixNode* parent = node->parent;
   unlink(node);
-
   RadixNode* upper = new_node();
   upper->use = node->use;
   upper->num_locks = node->num_locks;
   upper->end = parent->end + num_tokens;
-  upper->tokens.assign(node->tokens.begin(), node->tokens.begin() + num_tokens);
-  node->tokens.erase(node->tokens.begin(), node->tokens.begin() + num_tokens);
-  if (options_.has_pages) {
-    const int32_t num_pages = num_tokens / options_.page_size;
-    upper->pages.assign(node->pages.begin(), node->pages.begin() + num_pages);
-    node->pages.erase(node->pages.begin(), node->pages.begin() + num_pages);
-  }
+  const int32_t num_pages = options_.has_pages ? num_tokens / options_.page_size : 0;
+  set_run(upper, node->tokens().first(static_cast<size_t>(num_tokens)),
+          node->pages().first(static_cast<size_t>(num_pages)));
+  node->token_data += num_tokens;
+  node->num_tokens -= num_tokens;
+  node->page_data += num_pages;
+  node->num_pages -= num_pages;
   link(parent, upper);
   link(upper, node);
   children_.insert(upper);
@@ -234,8 +273,7 @@ RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
 RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
                                std::span<const Page> pages) {
   RadixNode* leaf = new_node();
-  leaf->tokens.assign(tokens.begin(), tokens.end());
-  leaf->pages.assign(pages.begin(), pages.end());
+  set_run(leaf, tokens, pages);
   leaf->end = parent->end + static_cast<int32_t>(tokens.size());
   link(parent, leaf);
   children_.insert(leaf);
@@ -249,7 +287,7 @@ void RadixTree::add_lock(RadixNode* node, int32_t priority) {
   if (node->num_locks++ == 0) {
     num_evictable_ -= num_pages_of(node);
     num_protected_ += num_pages_of(node);
-    if (node->heap_index >= 0) evictable_leaves_.remove(node);
+    if (node->is_evictable()) evictable_leaves_.remove(node);
   }
   node->use.priority = node->use.num_uses == 0 ? priority : std::max(node->use.priority, priority);
   ++node->use.num_uses;
@@ -270,32 +308,30 @@ void RadixTree::became_unused(RadixNode* node) {
 }
 
 void RadixTree::for_each_page(const std::function<void(Page)>& visit) const {
-  for (const RadixNode& node : arena_)
-    for (const Page page : node.pages) visit(page);
+  for (const RadixNode* node : nodes_)
+    for (const Page page : node->pages()) visit(page);
 }
 
 void RadixTree::check_node(const RadixNode& node, int32_t num_locks) const {
   ESP_CHECK(node.num_locks == num_locks, "node {}: {} locks, {} held", node.id, node.num_locks,
             num_locks);
   const auto page_size = static_cast<size_t>(options_.page_size);
-  ESP_CHECK(node.tokens.size() % page_size == 0);
-  ESP_CHECK(node.pages.size() == (options_.has_pages ? node.tokens.size() / page_size : 0));
+  ESP_CHECK(node.tokens().size() % page_size == 0);
+  ESP_CHECK(node.pages().size() == (options_.has_pages ? node.tokens().size() / page_size : 0));
   for (const RadixNode* child = node.first_child; child != nullptr; child = child->next_sibling) {
     ESP_CHECK(child->id != 0 && child->parent == &node);
     ESP_CHECK(child->next_sibling == nullptr || child->next_sibling->prev_sibling == child);
   }
   if (node.is_root()) {
-    ESP_CHECK(node.tokens.empty() && node.end == 0 && node.heap_index < 0);
+    ESP_CHECK(node.num_tokens == 0 && node.end == 0 && !node.is_evictable());
     ESP_CHECK(node.num_locks > 0 || !node.is_leaf(), "an empty namespace is kept");
     ESP_CHECK(roots_.at(*node.name_space) == &node);
     return;
   }
-  ESP_CHECK(!node.tokens.empty());
-  ESP_CHECK(node.end == node.parent->end + static_cast<int32_t>(node.tokens.size()));
-  ESP_CHECK(children_.find(node.parent, node.tokens.data()) == &node, "node {} is not found",
-            node.id);
-  ESP_CHECK((node.heap_index >= 0) == (node.num_locks == 0 && node.is_leaf()),
-            "node {} in the heap: {}", node.id, node.heap_index);
+  ESP_CHECK(node.num_tokens > 0 && node.end == node.parent->end + node.num_tokens);
+  ESP_CHECK(child_of(node.parent, node.tokens()) == &node, "node {} is not found", node.id);
+  ESP_CHECK(node.is_evictable() == (node.num_locks == 0 && node.is_leaf()),
+            "node {} in the heap: {}", node.id, node.is_evictable());
 }
 
 void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const {
@@ -305,16 +341,17 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
 
   size_t num_nodes = 0, num_roots = 0, num_evictable_leaves = 0;
   int32_t num_evictable = 0, num_protected = 0;
-  for (const RadixNode& node : arena_) {
+  for (const RadixNode* at : nodes_) {
+    const RadixNode& node = *at;
     if (node.id == 0) continue;
     const auto found = num_locks.find(&node);
     check_node(node, found == num_locks.end() ? 0 : found->second);
     ++(node.is_root() ? num_roots : num_nodes);
     (node.num_locks > 0 ? num_protected : num_evictable) += num_pages_of(&node);
-    num_evictable_leaves += node.heap_index >= 0 ? 1 : 0;
+    num_evictable_leaves += node.is_evictable() ? 1 : 0;
   }
   ESP_CHECK(num_nodes == num_nodes_ && num_nodes == children_.size() && num_roots == roots_.size());
-  ESP_CHECK(num_nodes + num_roots + unused_.size() == arena_.size(), "nodes lost");
+  ESP_CHECK(num_nodes + num_roots + unused_.size() == nodes_.size(), "nodes lost");
   ESP_CHECK(num_evictable == num_evictable_, "{} evictable, {} counted", num_evictable,
             num_evictable_);
   ESP_CHECK(num_protected == num_protected_, "{} protected, {} counted", num_protected,

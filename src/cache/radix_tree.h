@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <span>
 #include <string>
@@ -15,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/arena.h"
 #include "cache/child_table.h"
 #include "cache/eviction.h"
 #include "cache/eviction_heap.h"
@@ -38,6 +38,7 @@ class RadixTree {
     int32_t page_size = 1;  // tokens
     bool has_pages = true;  // false: prefixes alone, every `pages` argument is empty
     EvictionPolicy policy = EvictionPolicy::kLru;
+    size_t num_nodes_expected = 0;  // so many are looked up without making the table anew
   };
 
   explicit RadixTree(const Options& options);
@@ -94,10 +95,12 @@ class RadixTree {
     int32_t num_tokens;  // matched; ends inside `node` when below its end
   };
   Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
-  int32_t common_tokens(std::span<const Token> a, std::span<const Token> b) const;
+  int32_t common_pages(std::span<const Token> a, std::span<const Token> b) const;
 
+  RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
   RadixNode* root_of(std::string_view name_space);
   RadixNode* new_node();
+  void set_run(RadixNode* node, std::span<const Token> tokens, std::span<const Page> pages);
   void delete_node(RadixNode* node);
   void link(RadixNode* parent, RadixNode* node);
   void unlink(RadixNode* node);
@@ -115,7 +118,9 @@ class RadixTree {
   void check_node(const RadixNode& node, int32_t num_locks) const;
 
   const Options options_;
-  std::deque<RadixNode> arena_;  // addresses stay
+  Arena node_memory_;
+  RunStore runs_;
+  std::vector<RadixNode*> nodes_;  // all that were ever made
   std::vector<RadixNode*> unused_;
   std::unordered_map<std::string, RadixNode*, StringHash, std::equal_to<>> roots_;
   ChildTable children_;
@@ -123,7 +128,6 @@ class RadixTree {
 
   uint64_t now_ = 0;  // operations so far: the time that policies see
   uint64_t version_ = 0;
-  uint64_t next_node_id_ = 1;
   size_t num_nodes_ = 0;
   int32_t num_evictable_ = 0;  // pages
   int32_t num_protected_ = 0;

@@ -1,0 +1,53 @@
+// Memory that the radix tree's nodes, runs and look-up table lie in: a few large mappings with huge
+// pages, for a walk down a large tree costs as many misses of the address translation as of the
+// caches when each piece comes from the heap.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace espalier {
+
+// Frees what map_zeroed() made.
+struct Unmap {
+  size_t size_bytes = 0;
+  void operator()(std::byte* data) const;
+};
+using Mapping = std::unique_ptr<std::byte[], Unmap>;
+
+// `size_bytes` of zeros, at a 64-byte boundary; from 2 MiB on at a 2 MiB boundary, in huge pages
+// where the system has them, and costing memory only where written.
+Mapping map_zeroed(size_t size_bytes);
+
+// Hands out pieces that live as long as it does: 64-byte boundaries, zeros. Chunks grow from 4 KiB
+// to 64 MiB, so a small tree is small. Not thread-safe.
+class Arena {
+ public:
+  std::byte* take(size_t size_bytes);
+
+ private:
+  std::vector<Mapping> chunks_;
+  size_t chunk_bytes_ = 0, used_bytes_ = 0;  // of the last
+};
+
+// Blocks of int32 of any length, in an arena; a block that is given back serves the next one of its
+// class. Lengths are rounded up to 16, 24, 32, 48, 64, 96 ... so at most half of one is lost.
+class RunStore {
+ public:
+  struct Block {
+    int32_t* data = nullptr;
+    int32_t size_class = 0;
+  };
+  Block allocate(size_t count);
+  void free(Block block);
+
+ private:
+  static constexpr size_t kNumClasses = 56;
+  Arena arena_;
+  std::array<int32_t*, kNumClasses> free_{};  // each free block begins with the next one's address
+};
+
+}  // namespace espalier
