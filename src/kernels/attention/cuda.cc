@@ -1,0 +1,87 @@
+// Checks, and which kernels a step's attention goes to.
+#include "kernels/attention/cuda.h"
+
+#include <cuda_runtime.h>
+
+#include "kernels/attention/cuda_plan.h"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int32_t kMaxHeadDim = 256;
+
+Status check(const AttentionShape& shape) {
+  if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
+    return invalid_argument("attention: {} heads do not share {} kv heads evenly", shape.num_heads,
+                            shape.num_kv_heads);
+  if (shape.head_dim < 8 || shape.head_dim % 8 != 0 || shape.head_dim > kMaxHeadDim)
+    return error(StatusCode::kUnimplemented,
+                 "attention: head_dim is {}, but must be a multiple of 8 up to {}", shape.head_dim,
+                 kMaxHeadDim);
+  if (shape.page_size < 1 || shape.sliding_window < 0)
+    return invalid_argument("attention: pages of {} tokens, a window of {}", shape.page_size,
+                            shape.sliding_window);
+  if (shape.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "attention: F16 is not supported");
+  return {};
+}
+
+Status check(const AttentionArgs& args) {
+  ESP_RETURN_IF_ERROR(check(args.shape));
+  const KvPlanes& kv = args.kv;
+  if (kv.type != args.shape.type || kv.page_size != args.shape.page_size ||
+      kv.num_kv_heads != args.shape.num_kv_heads || kv.head_dim != args.shape.head_dim)
+    return invalid_argument(
+        "attention: the pages ({}, {} tokens, {} kv heads of {}) are not of the shape that was "
+        "planned ({}, {}, {} of {})",
+        dtype_name(kv.type), kv.page_size, kv.num_kv_heads, kv.head_dim,
+        dtype_name(args.shape.type), args.shape.page_size, args.shape.num_kv_heads,
+        args.shape.head_dim);
+  const bool vectors = kv.page_stride % 8 == 0 && kv.token_stride % 8 == 0 &&
+                       kv.head_stride % 8 == 0 && args.q_stride % 8 == 0 &&
+                       args.out_stride % 8 == 0 && aligned(args.q, 16) && aligned(args.out, 16) &&
+                       aligned(kv.k, 16) && aligned(kv.v, 16);
+  if (!vectors)
+    return invalid_argument(
+        "attention: q, out and the planes must start at 16 bytes with strides of multiples of 8");
+  return {};
+}
+
+}  // namespace
+
+bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+  const int dim = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  return shape.type == DType::kBFloat16 && group <= kSplitRows && traits.compute_capability >= 80 &&
+         traits.shared_bytes_per_block >= 160 * 1024 &&
+         (dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256);
+}
+
+int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
+  return traits.num_multiprocessors * (shape.head_dim > 128 ? 1 : 2);
+}
+
+Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t max_lanes,
+                                         int32_t /*max_tokens*/) {
+  ESP_RETURN_IF_ERROR(check(shape));
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  return plan_view(shape, max_lanes, split_blocks(shape, traits), nullptr).bytes;
+}
+
+Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check(args));
+  if (args.lanes.num_lanes == 0 || args.lanes.num_tokens == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
+  const int blocks = split_blocks(args.shape, traits);
+  const PlanView plan = plan_view(args.shape, args.lanes.num_lanes, blocks, args.workspace);
+  if (args.workspace_bytes < plan.bytes)
+    return invalid_argument("attention: the workspace has {} bytes, but {} lanes need {}",
+                            args.workspace_bytes, args.lanes.num_lanes, plan.bytes);
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  if (args.lanes.max_query_tokens * group > kSplitRows)
+    ESP_RETURN_IF_ERROR(attention_tiles(args, plan, launch));
+  return attention_split(args, plan, blocks, launch);
+}
+
+}  // namespace espalier::kernels::cuda

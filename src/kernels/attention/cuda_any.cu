@@ -1,0 +1,80 @@
+// Attention for every shape and for float32: one block for a token and a head, in float32 without
+// tensor cores. Reads all keys once for each head: for tests, small models and odd shapes.
+#include "kernels/attention/cuda_tile.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kPerLane = 8;  // elements of a head of up to 256
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArgs args) {
+  __shared__ float outs[kWarps][32 * kPerLane];
+  __shared__ float largest[kWarps], sums[kWarps];
+  release_next();
+  wait_for_previous();
+  const LaneArrays& lanes = args.lanes;
+  const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  if (token >= lanes.query_begin[lanes.num_lanes]) return;
+  const int lane = lane_with(lanes.query_begin, lanes.num_lanes, token);
+  const int last = lanes.prefix_len[lane] + token - lanes.query_begin[lane];
+  const int window = args.shape.sliding_window;
+  const int first = window > 0 ? max(0, last - window + 1) : 0;
+  const int32_t* pages = lanes.page_tables + lanes.page_begin[lane];
+  const int kv_head = head / (args.shape.num_heads / args.shape.num_kv_heads);
+  const int dim = args.shape.head_dim;
+  const int warp = static_cast<int>(threadIdx.x) / 32, thread = static_cast<int>(threadIdx.x) % 32;
+
+  const T* query = static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * dim;
+  float q[kPerLane] = {}, out[kPerLane] = {};
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
+  float best = kNone, sum = 0;
+  for (int position = first + warp; position <= last; position += kWarps) {
+    const int64_t at = kv_offset(args.kv, pages, position, kv_head);
+    const T* key = static_cast<const T*>(args.kv.k) + at;
+    const T* value = static_cast<const T*>(args.kv.v) + at;
+    float dot = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (thread + 32 * i < dim) dot += q[i] * to_float(key[thread + 32 * i]);
+    const float score = to_score(warp_sum(dot), args.scale, args.softcap);
+    const float now = fmaxf(best, score);
+    const float keep = exp2f(best - now), weight = exp2f(score - now);
+    best = now;
+    sum = sum * keep + weight;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (thread + 32 * i < dim) out[i] = out[i] * keep + weight * to_float(value[thread + 32 * i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) outs[warp][thread + 32 * i] = out[i];
+  if (thread == 0) largest[warp] = best, sums[warp] = sum;
+  __syncthreads();
+  float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kNone;
+  for (int w = 0; w < kWarps; ++w) all = fmaxf(all, largest[w]);
+  float total = args.sinks != nullptr ? exp2f(args.sinks[head] * kLog2E - all) : 0.0f;
+  for (int w = 0; w < kWarps; ++w) total += sums[w] * exp2f(largest[w] - all);
+  T* to = static_cast<T*>(args.out) + token * args.out_stride + int64_t{head} * dim;
+  for (int i = threadIdx.x; i < dim; i += kWarps * 32) {
+    float value = 0;
+    for (int w = 0; w < kWarps; ++w) value += outs[w][i] * exp2f(largest[w] - all);
+    to[i] = from_float<T>(value / total);
+  }
+}
+
+}  // namespace
+
+Status attention_any(const AttentionArgs& args, const LaunchOptions& launch) {
+  const dim3 grid(static_cast<unsigned>(args.lanes.num_tokens),
+                  static_cast<unsigned>(args.shape.num_heads));
+  return launch_kernel("attention",
+                       args.shape.type == DType::kBFloat16 ? attention_any_kernel<bf16>
+                                                           : attention_any_kernel<float>,
+                       grid, kWarps * 32, 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,63 @@
+// How a step's attention is cut up, and where that lies in the workspace. Inside kernels/attention.
+//
+// Lanes whose rows (query tokens x group) fit into one tile of 16 go by split KV: all their (lane,
+// kv head, block of 64 positions) stand in one line of units, and block c of a fixed grid takes
+// units [c * chunk, (c + 1) * chunk), so the parts are equal at any skew. A (lane, kv head) that
+// falls to several blocks is put together by the last of them to finish:
+//
+//    units:   | lane 0, head 0     | lane 0, head 1     | lane 1 ...
+//    blocks:  |    c = 0    |    c = 1    |    c = 2    |
+//                           ^ lane 0, head 0 has two parts: slot 1 of c = 0, slot 0 of c = 1
+//
+// So a block has at most two parts that are not whole: its first (slot 0) and its last (slot 1).
+// All other lanes go by tiles of kTileRows rows, each over all its keys.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attention/cuda.h"
+
+namespace espalier::kernels::cuda {
+
+inline constexpr int kSplitRows = 16;   // rows of a tile of the split kernel
+inline constexpr int kSplitBlock = 64;  // positions of a unit
+inline constexpr int kTileRows = 128;   // rows of a tile of the other
+inline constexpr int kMinChunk = 2;     // units that a block takes at least
+
+struct PlanHeader {
+  int32_t num_units = 0;
+  int32_t chunk = 0;  // units of a block
+  int32_t num_tiles = 0;
+};
+
+// Device pointers into a workspace.
+struct PlanView {
+  PlanHeader* header = nullptr;
+  int32_t* unit_begin = nullptr;  // [num_lanes + 1]: prefix sums of units
+  int32_t* tile_begin = nullptr;  // [num_lanes + 1]: prefix sums of tiles
+  int32_t* arrived = nullptr;     // [num_lanes * kv_heads]: parts that are done; 0 between launches
+  float* part_out = nullptr;      // [2 * blocks][kSplitRows][head_dim]
+  float2* part_sum = nullptr;     // [2 * blocks][kSplitRows]: largest score, sum (base 2)
+  size_t bytes = 0;
+};
+PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, int32_t split_blocks,
+                   void* workspace);
+
+// Blocks of the split kernel: as many as the GPU holds at once.
+int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits);
+
+// Whether the tensor cores' kernels know the shape; the rest goes to attention_any().
+bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits);
+
+inline int tokens_per_tile(int group) { return kTileRows / group; }
+
+Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+                       const LaunchOptions& launch);
+Status attention_tiles(const AttentionArgs& args, const PlanView& plan,
+                       const LaunchOptions& launch);
+Status attention_any(const AttentionArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

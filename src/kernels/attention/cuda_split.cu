@@ -1,0 +1,351 @@
+// Attention of lanes with few rows (decode): split KV, cut up on the device (cuda_plan.h).
+//
+// Bytes: the keys and values of the lanes, 4 x head_dim x kv_heads a position in bfloat16, once; a
+// row of queries and of sums beside them. Operations: 4 x group x bytes / 4: memory decides up to
+// groups of 16 and far beyond. So the kernel is a stream: each of a block's 4 warps brings its own
+// steps of 16 positions into its own part of shared memory, kStages deep, and needs no barrier
+// while it does; page numbers are fetched one step before the copies that need them. A warp keeps
+// its own largest score, sum and output; the four meet at the end of a segment (a lane and kv head,
+// or the part of it that this block has).
+//
+// Rows of a tile are query token x group: row r is head r % group of token r / group, so one
+// product with the tensor cores serves a whole group.
+#include "kernels/attention/cuda_tile.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kStep = 16;  // positions of a warp's step
+constexpr int kStages = 3;
+
+template <int DIM>
+struct Shared {
+  struct Stage {
+    bf16 k[kStep][kPitch<DIM>];
+    bf16 v[kStep][kPitch<DIM>];
+  };
+  union {
+    Stage stages[kWarps][kStages];
+    float outs[kWarps][kSplitRows][DIM];  // when a segment has ended
+  };
+  bf16 q[kSplitRows][kPitch<DIM>];
+  float largest[kWarps][kSplitRows], sums[kWarps][kSplitRows];
+  int last_to_arrive;
+};
+
+// What a block has of one lane and kv head.
+struct Segment {
+  int lane, kv_head, rows;
+  int unit_begin, unit_end;  // of the whole (lane, kv head)
+  int begin, end;            // positions of this part
+  int prefix_len, query_begin;
+};
+
+__device__ Segment segment_at(const AttentionArgs& args, const PlanView& plan, int unit,
+                              int last_unit) {
+  const LaneArrays& lanes = args.lanes;
+  Segment s;
+  s.lane = lane_with(plan.unit_begin, lanes.num_lanes, unit);
+  const int begin = plan.unit_begin[s.lane];
+  const int blocks = (plan.unit_begin[s.lane + 1] - begin) / args.shape.num_kv_heads;
+  s.kv_head = (unit - begin) / blocks;
+  s.unit_begin = begin + s.kv_head * blocks;
+  s.unit_end = s.unit_begin + blocks;
+  s.query_begin = lanes.query_begin[s.lane];
+  const int tokens = lanes.query_begin[s.lane + 1] - s.query_begin;
+  s.rows = tokens * (args.shape.num_heads / args.shape.num_kv_heads);
+  s.prefix_len = lanes.prefix_len[s.lane];
+  const int first = first_seen(s.prefix_len, args.shape.sliding_window);
+  s.begin = first + (unit - s.unit_begin) * kSplitBlock;
+  s.end =
+      min(s.prefix_len + tokens, first + (min(last_unit, s.unit_end) - s.unit_begin) * kSplitBlock);
+  return s;
+}
+
+template <int DIM>
+__device__ void load_queries(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared) {
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  constexpr int kEights = DIM / 8;
+  for (int i = threadIdx.x; i < kSplitRows * kEights; i += kThreads) {
+    const int row = i / kEights, at = i % kEights * 8;
+    uint4 value{};
+    if (row < s.rows)
+      value = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) +
+                                              (s.query_begin + row / group) * args.q_stride +
+                                              int64_t{s.kv_head * group + row % group} * DIM + at);
+    *reinterpret_cast<uint4*>(&shared.q[row][at]) = value;
+  }
+}
+
+// One warp's walk over its steps of a segment.
+template <int DIM>
+struct Walk {
+  float out[DIM / 8][4];
+  float largest[2], sum[2];  // of rows lane / 4 and lane / 4 + 8; sums of this thread's columns
+
+  __device__ void run(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int steps = (s.end - s.begin + kStep - 1) / kStep;
+    const int mine = (steps - warp + kWarps - 1) / kWarps;
+    const auto step_begin = [&](int i) { return s.begin + (warp + i * kWarps) * kStep; };
+    const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[s.lane];
+    const auto offset_of = [&](int i) -> int64_t {  // of the position that this lane looks up
+      if (i >= mine) return 0;
+      return kv_offset(args.kv, pages, min(step_begin(i) + lane % kStep, s.end - 1), s.kv_head);
+    };
+    const auto fetch = [&](int i, int64_t offset) {
+      if (i < mine) {
+        auto& stage = shared.stages[warp][i % kStages];
+        constexpr int kEights = DIM / 8;
+        static_assert(kStep * kEights % 32 == 0);
+#pragma unroll
+        for (int j = 0; j < kStep * kEights / 32; ++j) {
+          const int row = (j * 32 + lane) / kEights, at = (j * 32 + lane) % kEights * 8;
+          const int64_t from = __shfl_sync(~0u, offset, row) + at;
+          const bool known = step_begin(i) + row < s.end;
+          copy_async(&stage.k[row][at], static_cast<const bf16*>(args.kv.k) + from, known);
+          copy_async(&stage.v[row][at], static_cast<const bf16*>(args.kv.v) + from, known);
+        }
+      }
+      copy_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
+    largest[0] = largest[1] = kNone;
+    sum[0] = sum[1] = 0;
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) fetch(i, offset_of(i));
+    int64_t next_offset = offset_of(kStages - 1);
+    for (int i = 0; i < mine; ++i) {
+      copy_wait<kStages - 2>();
+      __syncwarp();
+      const int64_t offset = next_offset;
+      next_offset = offset_of(i + kStages);
+      fetch(i + kStages - 1, offset);
+      take(args, s, shared, shared.stages[warp][i % kStages], step_begin(i));
+      __syncwarp();
+    }
+    copy_wait<0>();
+  }
+
+  __device__ void take(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared,
+                       typename Shared<DIM>::Stage& stage, int begin) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float scores[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < DIM; k += 16) {
+      uint32_t a[4], b[4];
+      load_matrices(a, &shared.q[lane % 16][k + lane / 16 * 8]);
+      load_matrices(b, &stage.k[lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+      mma(scores[0], a, b[0], b[1]);
+      mma(scores[1], a, b[2], b[3]);
+    }
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    const int window = args.shape.sliding_window;
+    uint32_t weights[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // rows lane / 4 and lane / 4 + 8
+      const int last = s.prefix_len + (lane / 4 + half * 8) / group;
+      const int first = window > 0 ? last - window + 1 : 0;
+      float best = largest[half], value[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position = begin + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        value[i] = to_score(scores[i / 2][half * 2 + i % 2], args.scale, args.softcap);
+        if (position > last || position < first || position >= s.end) value[i] = kNone;
+        best = fmaxf(best, value[i]);
+      }
+      best = quad_max(best);
+      const float base = best == kNone ? 0.0f : best;  // a row that has seen nothing yet
+      const float keep = exp2_fast(largest[half] - base);
+      largest[half] = best;
+      float added = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        value[i] = exp2_fast(value[i] - base);
+        added += value[i];
+      }
+      sum[half] = sum[half] * keep + added;
+      weights[half] = pack_bf16(value[0], value[1]);
+      weights[2 + half] = pack_bf16(value[2], value[3]);
+#pragma unroll
+      for (int i = 0; i < DIM / 8; ++i) {
+        out[i][half * 2] *= keep;
+        out[i][half * 2 + 1] *= keep;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < DIM; n += 16) {
+      uint32_t b[4];
+      load_matrices_transposed(b, &stage.v[lane % 16][n + lane / 16 * 8]);
+      mma(out[n / 8], weights, b[0], b[1]);
+      mma(out[n / 8 + 1], weights, b[2], b[3]);
+    }
+  }
+};
+
+// A row of a (lane, kv head) is done: its largest score and sum (base 2) and, through value(i), its
+// output before division.
+template <int DIM, typename Value>
+__device__ void write_row(const AttentionArgs& args, const Segment& s, int row, float largest,
+                          float sum, int first, int stride, Value&& value) {
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  const int head = s.kv_head * group + row % group;
+  float factor = 1.0f / sum;
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[head] * kLog2E;
+    const float all = fmaxf(largest, sink);
+    const float keep = exp2f(largest - all);
+    factor = keep / (sum * keep + exp2f(sink - all));
+  }
+  bf16* to = static_cast<bf16*>(args.out) + (s.query_begin + row / group) * args.out_stride +
+             int64_t{head} * DIM;
+  for (int i = first; i < DIM; i += stride) to[i] = __float2bfloat16_rn(value(i) * factor);
+}
+
+// Brings the warps' parts together: into the output where this block has the whole (lane, kv head),
+// else into the workspace, and the last block to arrive brings the blocks' parts together.
+template <int DIM>
+__device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, const Segment& s,
+                               const Walk<DIM>& walk, Shared<DIM>& shared, int chunk) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  __syncthreads();  // the stages are free
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + half * 8;
+    const float sum = quad_sum(walk.sum[half]);
+    if (row >= s.rows) continue;
+    if (lane % 4 == 0) {
+      shared.largest[warp][row] = walk.largest[half];
+      shared.sums[warp][row] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+      *reinterpret_cast<float2*>(&shared.outs[warp][row][i * 8 + lane % 4 * 2]) =
+          make_float2(walk.out[i][half * 2], walk.out[i][half * 2 + 1]);
+  }
+  __syncthreads();
+  const int first_block = s.unit_begin / chunk, last_block = (s.unit_end - 1) / chunk;
+  const int block = static_cast<int>(blockIdx.x);
+  const int slot = 2 * block + (block == first_block ? 1 : 0);
+  for (int row = warp; row < s.rows; row += kWarps) {
+    float largest = kNone, sum = 0, keep[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared.largest[w][row]);
+    const float base = largest == kNone ? 0.0f : largest;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      keep[w] = exp2f(shared.largest[w][row] - base);
+      sum += shared.sums[w][row] * keep[w];
+    }
+    const auto value = [&](int i) {
+      float v = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) v += shared.outs[w][row][i] * keep[w];
+      return v;
+    };
+    if (first_block == last_block) {
+      write_row<DIM>(args, s, row, largest, sum, lane, 32, value);
+    } else {
+      float* part = plan.part_out + (static_cast<int64_t>(slot) * kSplitRows + row) * DIM;
+      for (int i = lane; i < DIM; i += 32) part[i] = value(i);
+      if (lane == 0) plan.part_sum[slot * kSplitRows + row] = make_float2(largest, sum);
+    }
+  }
+  if (first_block == last_block) {
+    __syncthreads();
+    return;
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t* arrived = plan.arrived + s.lane * args.shape.num_kv_heads + s.kv_head;
+    const bool last = atomicAdd(arrived, 1) == last_block - first_block;
+    if (last) *arrived = 0;  // for the next launch
+    shared.last_to_arrive = last;
+  }
+  __syncthreads();
+  if (shared.last_to_arrive == 0) return;
+  __threadfence();
+  const int blocks = last_block - first_block + 1;
+  const auto slot_of = [&](int b) { return b == 0 ? 2 * first_block + 1 : 2 * (first_block + b); };
+  for (int row = warp; row < s.rows; row += kWarps) {
+    float largest = kNone, sum = 0;
+    for (int b = lane; b < blocks; b += 32)
+      largest = fmaxf(largest, __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]).x);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    const float base = largest == kNone ? 0.0f : largest;
+    // Each thread DIM / 32 columns, over the parts in their order.
+    float value[DIM / 32 + 1] = {};
+#pragma unroll 4
+    for (int b = 0; b < blocks; ++b) {
+      const float2 part = __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]);
+      const float keep = exp2f(part.x - base);
+      sum += part.y * keep;
+      const float* out =
+          plan.part_out + (static_cast<int64_t>(slot_of(b)) * kSplitRows + row) * DIM;
+#pragma unroll
+      for (int i = 0; i < (DIM + 31) / 32; ++i)
+        if (lane + 32 * i < DIM) value[i] += __ldcg(out + lane + 32 * i) * keep;
+    }
+#pragma unroll
+    for (int i = 0; i < (DIM + 31) / 32; ++i)
+      write_row<DIM>(args, s, row, largest, sum, lane + 32 * i, DIM, [&](int) { return value[i]; });
+  }
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kThreads)
+    split_kernel(const AttentionArgs args, const PlanView plan) {
+  extern __shared__ __align__(16) char raw[];
+  auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
+  release_next();
+  wait_for_previous();
+  const PlanHeader header = *plan.header;
+  const int begin = static_cast<int>(blockIdx.x) * header.chunk;
+  const int end = min(begin + header.chunk, header.num_units);
+  for (int unit = begin; unit < end;) {
+    const Segment s = segment_at(args, plan, unit, end);
+    load_queries(args, s, shared);
+    __syncthreads();
+    Walk<DIM> walk;
+    walk.run(args, s, shared);
+    finish_segment(args, plan, s, walk, shared, header.chunk);
+    __syncthreads();
+    unit = min(end, s.unit_end);
+  }
+}
+
+template <int DIM>
+Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+             const LaunchOptions& launch) {
+  constexpr size_t kBytes = sizeof(Shared<DIM>);
+  ESP_RETURN_IF_ERROR(allow_shared("attention", split_kernel<DIM>, kBytes));
+  return launch_kernel("attention", split_kernel<DIM>, dim3(static_cast<unsigned>(blocks)),
+                       kThreads, kBytes, launch, args, plan);
+}
+
+}  // namespace
+
+Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+                       const LaunchOptions& launch) {
+  switch (args.shape.head_dim) {
+    case 64:
+      return start<64>(args, plan, blocks, launch);
+    case 80:
+      return start<80>(args, plan, blocks, launch);
+    case 96:
+      return start<96>(args, plan, blocks, launch);
+    case 128:
+      return start<128>(args, plan, blocks, launch);
+    default:
+      return start<256>(args, plan, blocks, launch);
+  }
+}
+
+}  // namespace espalier::kernels::cuda
