@@ -116,6 +116,7 @@ class Backend {
   virtual bool is_chat() const { return false; }
   // True for APIs that are paid by the call: num_api_spec_tokens takes effect.
   virtual bool is_api() const { return false; }
+  virtual double dollars_per_input_token() const { return 0; }
   virtual RoleFrame role_frame(Role role, bool first) const = 0;
 
   virtual void generate(GenerateCall call, CallEvents events) = 0;

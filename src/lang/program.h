@@ -59,6 +59,10 @@ requires std::invocable<F, State&, Args...> State run(F&& program, const RunOpti
   return state;
 }
 
+// The same on a thread of its own, so that the caller can read the state while it is written:
+//   for (const std::string& piece : launch(story, options).stream("story")) ...
+State launch(std::function<void(State&)> program, RunOptions options);
+
 // Arguments by name: {{"topic", "sailing"}, {"n", "3"}}.
 class Arguments {
  public:

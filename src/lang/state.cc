@@ -112,6 +112,7 @@ Scope State::var_scope(const Name& name) {
 
 Status State::sync() const { return stream_->sync(); }
 Status State::error() const { return stream_->error(); }
+Location State::error_place() const { return stream_->error_place(); }
 void State::cancel() { stream_->cancel(); }
 
 Forks& Forks::operator+=(const Expr& expr) {
@@ -138,7 +139,8 @@ std::vector<Value> Forks::operator[](const Name& name) const {
 void Forks::join(JoinMode mode, Location where) {
   std::vector<std::shared_ptr<PromptStream>> streams;
   for (const State& branch : branches_) streams.push_back(branch.handle());
-  parent_.handle()->join(std::move(streams), mode, where);
+  if (Status status = parent_.handle()->join(std::move(streams), mode, where); !status.ok())
+    throw Error(std::move(status), where);
 }
 
 }  // namespace espalier::lang

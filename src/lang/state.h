@@ -120,8 +120,8 @@ class State {
   // `n` states that go on from here, each on its own. The prefix is sent ahead (RunOptions).
   Forks fork(int n = 1, Location where = Here::current());
   State copy(Location where = Here::current());
-  // Text of a variable, or of the whole state from here on, as it is written. Pieces come where the
-  // run streams (RunOptions::stream), else the text at once.
+  // The text of a variable, or all of the state's, as it is written: in pieces where the run
+  // streams (RunOptions::stream), else a primitive's at once.
   TextStream stream(const Name& name) const;
   TextStream stream(Location where = Here::current()) const;
 
@@ -131,9 +131,10 @@ class State {
   // What is appended until the scope closes is the value of `name`.
   Scope var_scope(const Name& name);
 
-  Status sync() const;   // waits for all that was appended; the failure, if any
-  Status error() const;  // of what was done so far; does not wait
-  void cancel();         // aborts this state's calls, and those of states forked from it
+  Status sync() const;           // waits for all that was appended; the failure, if any
+  Status error() const;          // of what was done so far; does not wait
+  Location error_place() const;  // the line of the primitive that failed
+  void cancel();                 // aborts this state's calls, and those of states forked from it
   const std::shared_ptr<PromptStream>& handle() const { return stream_; }
 
  private:

@@ -39,8 +39,9 @@ class PromptStream : public std::enable_shared_from_this<PromptStream> {
   virtual std::shared_ptr<TextStream::Source> open_text(const std::string& name) = 0;  // "": all
 
   virtual std::vector<std::shared_ptr<PromptStream>> fork(int n, Location where) = 0;
-  virtual void join(std::vector<std::shared_ptr<PromptStream>> branches, JoinMode mode,
-                    Location where) = 0;
+  // kFailedPrecondition when a branch was joined before.
+  virtual Status join(std::vector<std::shared_ptr<PromptStream>> branches, JoinMode mode,
+                      Location where) = 0;
 
   virtual Status sync() = 0;
   virtual Status error() const = 0;

@@ -1,0 +1,37 @@
+// The text around messages, for back ends that read text: from a model's own chat template, or one
+// of a few well-known ones by name.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "lang/backend.h"
+
+namespace espalier::lang {
+
+class ChatFrames {
+ public:
+  // What SGLang's frontend uses where it knows nothing better: "USER:" and "ASSISTANT:".
+  ChatFrames();
+
+  // Reads the frames off a Jinja template by rendering it around marks. kUnimplemented for one
+  // whose messages are not put behind each other (what a message looks like depends on others).
+  static Result<ChatFrames> from_template(const std::string& source, const std::string& bos_token,
+                                          const std::string& eos_token);
+  // "default", "chatml", "llama-2-chat", "llama-3-instruct", "mistral", "vicuna", "gemma-it".
+  static Result<ChatFrames> named(std::string_view name);
+  // By a model's path or name, as SGLang's frontend does.
+  static ChatFrames for_model(std::string_view model_path);
+  // The template of a model folder; for_model() of its path where it has none that can be read.
+  static ChatFrames for_folder(const std::filesystem::path& folder);
+
+  RoleFrame frame(Role role, bool first) const;
+
+ private:
+  RoleFrame frames_[3];
+  std::string openings_[3];  // before a first message of each role: a default system message
+};
+
+}  // namespace espalier::lang

@@ -1,0 +1,432 @@
+#include "lang/backends/engine_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <boost/json.hpp>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+
+#include "lang/backends/tokenisations.h"
+
+namespace espalier::lang {
+namespace {
+
+namespace json = boost::json;
+
+// The sum over more spellings than this is not worth its forward passes.
+constexpr size_t kTokenisationsMax = 512;
+
+std::string_view finish_name(FinishReason::Type type) {
+  switch (type) {
+    case FinishReason::Type::kStop:
+      return "stop";
+    case FinishReason::Type::kLength:
+      return "length";
+    case FinishReason::Type::kAbort:
+    case FinishReason::Type::kError:
+      return "abort";
+  }
+  return "";
+}
+
+SamplingParams sampling_of(const GenOptions& o) {
+  SamplingParams p;
+  p.max_new_tokens = o.max_tokens;
+  p.min_new_tokens = o.min_tokens;
+  p.temperature = o.temperature;
+  p.top_p = o.top_p;
+  p.top_k = o.top_k;
+  p.min_p = o.min_p;
+  p.frequency_penalty = o.frequency_penalty;
+  p.presence_penalty = o.presence_penalty;
+  p.n = o.n.value_or(1);
+  p.stop = o.stop;
+  p.stop_regex = o.stop_regex;
+  p.stop_token_ids.assign(o.stop_token_ids.begin(), o.stop_token_ids.end());
+  p.ignore_eos = o.ignore_eos.value_or(false);
+  p.sampling_seed = o.seed;
+  if (!o.json_schema.empty()) p.json_schema = o.json_schema;
+  if (!o.ebnf.empty()) p.ebnf = o.ebnf;
+  const std::string_view dtype = dtype_regex(o.dtype);
+  if (!o.regex.empty()) p.regex = o.regex;
+  if (!dtype.empty()) p.regex = std::string(dtype);
+  return p;
+}
+
+json::array entries(const std::vector<TokenLogprobs>& logprobs, const std::vector<TokenId>& ids) {
+  json::array out;
+  for (size_t i = 0; i < logprobs.size(); ++i)
+    out.push_back(
+        json::array{logprobs[i].logprob, i < ids.size() ? json::value(ids[i]) : nullptr, nullptr});
+  return out;
+}
+
+MetaInfo meta_of(const GenerateResult& r) {
+  MetaInfo meta{.id = r.rid, .finish_reason = std::string(finish_name(r.finish.type))};
+  json::object finish{{"type", meta.finish_reason}};
+  if (const auto* text = std::get_if<std::string>(&r.finish.matched)) {
+    meta.matched = *text;
+    finish["matched"] = *text;
+  } else if (const auto* id = std::get_if<TokenId>(&r.finish.matched)) {
+    meta.matched = std::to_string(*id);
+    finish["matched"] = *id;
+  } else if (r.finish.type == FinishReason::Type::kLength) {
+    finish["length"] = r.stats.completion_tokens;
+  }
+  meta.prompt_tokens = r.stats.prompt_tokens;
+  meta.completion_tokens = r.stats.completion_tokens;
+  meta.cached_tokens = r.stats.cached_tokens;
+  meta.seconds = to_seconds(r.stats.finished - r.stats.arrived);
+  json::object all{{"id", r.rid},
+                   {"finish_reason", std::move(finish)},
+                   {"prompt_tokens", meta.prompt_tokens},
+                   {"completion_tokens", meta.completion_tokens},
+                   {"cached_tokens", meta.cached_tokens},
+                   {"e2e_latency", meta.seconds}};
+  if (!r.output_logprobs.empty())
+    all["output_token_logprobs"] = entries(r.output_logprobs, r.output_ids);
+  if (!r.input_logprobs.empty()) all["input_token_logprobs"] = entries(r.input_logprobs, {});
+  meta.json = json::serialize(all);
+  return meta;
+}
+
+// The requests that the engine holds for a back end, so that its destructor can end them. Shared by
+// the back end and the sinks.
+class Held {
+ public:
+  void add(const std::string& rid) {
+    std::lock_guard lock(mutex_);
+    rids_.insert(rid);
+  }
+  void remove(const std::string& rid) {
+    std::lock_guard lock(mutex_);
+    rids_.erase(rid);
+    if (rids_.empty()) empty_.notify_all();
+  }
+  std::vector<std::string> rids() const {
+    std::lock_guard lock(mutex_);
+    return {rids_.begin(), rids_.end()};
+  }
+  // All parts of a call: CALL, CALL/0, CALL/1 ...
+  std::vector<std::string> parts(const std::string& call) const {
+    std::lock_guard lock(mutex_);
+    std::vector<std::string> found;
+    for (auto it = rids_.lower_bound(call); it != rids_.end() && it->starts_with(call); ++it)
+      if (it->size() == call.size() || (*it)[call.size()] == '/') found.push_back(*it);
+    return found;
+  }
+  void wait_empty() {
+    std::unique_lock lock(mutex_);
+    empty_.wait(lock, [&] { return rids_.empty(); });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable empty_;
+  std::set<std::string> rids_;
+};
+
+// One request's events, gathered; they come one at a time, on the engine's thread.
+struct Gathered {
+  CallEvents events;
+  std::vector<GenerateResult> results;
+  size_t num_open = 0;
+  Status failed;
+};
+
+// What the requests of one score() measure.
+struct Scoring {
+  std::mutex mutex;
+  std::vector<ChoiceScore> scores;
+  std::vector<std::vector<double>> spellings;  // of each choice: log p of each, exact method
+  size_t num_open = 0;
+  Status failed;
+  ScoreDone done;
+};
+
+double log_sum_exp(const std::vector<double>& logs) {
+  const double top = *std::max_element(logs.begin(), logs.end());
+  double sum = 0;
+  for (double x : logs) sum += std::exp(x - top);
+  return top + std::log(sum);
+}
+
+class EngineBackend final : public Backend {
+ public:
+  EngineBackend(std::shared_ptr<Engine> engine, ChatFrames frames)
+      : engine_(std::move(engine)), frames_(std::move(frames)) {}
+
+  ~EngineBackend() override {
+    for (const std::string& rid : held_->rids()) engine_->abort(rid, Engine::AbortScope::kExact);
+    held_->wait_empty();
+  }
+
+  std::string name() const override { return "engine"; }
+  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  bool can_prefetch() const override { return !engine_->config().disable_radix_cache; }
+
+  void generate(GenerateCall call, CallEvents events) override {
+    if (!call.prompt.media.empty()) return events.on_done(fail(no_media(call.prompt)));
+    GenerateRequest request{.rid = call.id, .text = std::move(call.prompt.text)};
+    request.sampling = sampling_of(call.options);
+    request.return_logprob = call.options.return_logprob.value_or(false);
+    request.logprob_start_len = call.options.logprob_start_len.value_or(-1);
+    request.top_logprobs_num = call.options.top_logprobs_num.value_or(0);
+    if (request.text.empty() && engine_->tokenizer()->encode("").empty())
+      return events.on_done(
+          fail(invalid_argument("the prompt is empty: append text before a gen")));
+    submit(std::move(request), std::move(events));
+  }
+
+  void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done) override {
+    GenerateRequest request{.rid = std::move(id), .text = prompt.text};
+    request.sampling.max_new_tokens = 0;
+    submit(std::move(request), {.on_done = [done = std::move(done)](const Result<Completion>& r) {
+             done(r ? Status() : r.error());
+           }});
+  }
+
+  void cancel(const std::string& id) override {
+    for (const std::string& rid : held_->parts(id)) engine_->abort(rid, Engine::AbortScope::kExact);
+  }
+
+  void score(ScoreCall call, ScoreDone done) override;
+
+  Status flush_cache() override { return engine_->flush_cache(); }
+  Result<std::string> server_info() override {
+    const ModelInfo& info = engine_->model_info();
+    const EngineStats stats = engine_->stats();
+    return json::serialize(
+        json::object{{"model_path", engine_->config().model_path.string()},
+                     {"architecture", info.architecture},
+                     {"num_parameters", info.num_parameters},
+                     {"context_length", engine_->context_length()},
+                     {"max_total_num_tokens", engine_->config().max_total_tokens},
+                     {"num_running", stats.num_running},
+                     {"num_waiting", stats.num_waiting},
+                     {"prompt_tokens_total", stats.prompt_tokens_total},
+                     {"cached_tokens_total", stats.cached_tokens_total},
+                     {"generation_tokens_total", stats.generation_tokens_total},
+                     {"gen_throughput", stats.gen_throughput}});
+  }
+
+ private:
+  static Status no_media(const Prompt& prompt) {
+    return error(StatusCode::kUnimplemented,
+                 "no model of this engine reads images or videos (\"{}\"): use a server or an API "
+                 "that does",
+                 prompt.media.front().path);
+  }
+
+  void submit(GenerateRequest request, CallEvents events) {
+    auto gathered = std::make_shared<Gathered>();
+    gathered->num_open = static_cast<size_t>(std::max(1, request.sampling.n));
+    gathered->results.resize(gathered->num_open);
+    gathered->events = std::move(events);
+    const std::string rid = request.rid;
+    held_->add(rid);
+    // The sink may outlive everything but what it captures, and this back end waits for its end.
+    auto sink = [gathered, held = held_, rid, this](TokenEvent&& event) {
+      GenerateResult& r = gathered->results[static_cast<size_t>(event.index)];
+      r.text += event.text;
+      r.output_ids.insert(r.output_ids.end(), event.ids.begin(), event.ids.end());
+      std::move(event.logprobs.begin(), event.logprobs.end(),
+                std::back_inserter(r.output_logprobs));
+      std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
+                std::back_inserter(r.input_logprobs));
+      if (event.index == 0 && !event.text.empty() && gathered->events.on_text)
+        gathered->events.on_text(event.text);
+      if (!event.finish) return;
+      r.rid = rid;
+      r.stats = event.stats;
+      r.finish = std::move(*event.finish);
+      if (gathered->failed.ok()) gathered->failed = r.finish.status;
+      if (--gathered->num_open > 0) return;
+      end(*gathered);
+      held->remove(rid);  // last: the back end may go now
+    };
+    const auto accepted = engine_->submit(std::move(request), std::move(sink));
+    if (accepted) return;
+    gathered->events.on_done(fail(accepted.error()));
+    held_->remove(rid);
+  }
+
+  void end(Gathered& gathered) {
+    if (!gathered.failed.ok()) return gathered.events.on_done(fail(gathered.failed));
+    Completion completion;
+    Usage used{.num_calls = 1};
+    for (GenerateResult& r : gathered.results) {
+      completion.samples.push_back({.text = std::move(r.text), .meta = meta_of(r)});
+      used.completion_tokens += r.stats.completion_tokens;
+    }
+    used.prompt_tokens = completion.samples.front().meta.prompt_tokens;
+    used.cached_tokens = completion.samples.front().meta.cached_tokens;
+    count(used);
+    gathered.events.on_done(std::move(completion));
+  }
+
+  // log p of each token of `ids` from `begin` on; the first has none where nothing stands before
+  // it.
+  using Logprobs = std::vector<std::optional<float>>;
+  void measure(std::string rid, std::vector<TokenId> ids, size_t begin,
+               std::function<void(Result<Logprobs>)> done);
+  void score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
+  void score_exactly(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
+  // `count` requests have ended; with the last the scores are told.
+  static void ended(const std::shared_ptr<Scoring>& scoring, const Status& status);
+
+  const std::shared_ptr<Engine> engine_;
+  const ChatFrames frames_;
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
+};
+
+void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t begin,
+                            std::function<void(Result<Logprobs>)> done) {
+  GenerateRequest request{.rid = rid, .input_ids = std::move(ids)};
+  request.sampling.max_new_tokens = 0;
+  request.sampling.temperature = 0.0f;
+  request.return_logprob = true;
+  request.logprob_start_len = static_cast<int32_t>(begin);
+  const size_t num_wanted = request.input_ids.size() - begin;
+  auto logprobs = std::make_shared<Logprobs>();
+  held_->add(rid);
+  auto sink = [logprobs, begin, num_wanted, done, rid, held = held_](TokenEvent&& event) {
+    if (!event.input_logprobs.empty()) {
+      if (begin == 0) logprobs->emplace_back(std::nullopt);
+      for (const TokenLogprobs& lp : event.input_logprobs) logprobs->emplace_back(lp.logprob);
+    }
+    if (!event.finish) return;
+    if (begin == 0 && logprobs->empty()) logprobs->emplace_back(std::nullopt);
+    if (!event.finish->status.ok()) {
+      done(fail(event.finish->status));
+    } else if (logprobs->size() != num_wanted) {
+      done(fail(error(StatusCode::kInternal, "{} log-probabilities for {} tokens", logprobs->size(),
+                      num_wanted)));
+    } else {
+      done(std::move(*logprobs));
+    }
+    held->remove(rid);
+  };
+  const auto accepted = engine_->submit(std::move(request), std::move(sink));
+  if (accepted) return;
+  done(fail(accepted.error()));
+  held_->remove(rid);
+}
+
+void EngineBackend::ended(const std::shared_ptr<Scoring>& scoring, const Status& status) {
+  {
+    std::lock_guard lock(scoring->mutex);
+    if (scoring->failed.ok()) scoring->failed = status;
+    if (--scoring->num_open > 0) return;
+  }
+  for (size_t i = 0; i < scoring->spellings.size(); ++i)
+    if (scoring->failed.ok()) scoring->scores[i].exact_logprob = log_sum_exp(scoring->spellings[i]);
+  if (scoring->failed.ok()) {
+    scoring->done(std::move(scoring->scores));
+  } else {
+    scoring->done(fail(scoring->failed));
+  }
+}
+
+void EngineBackend::score(ScoreCall call, ScoreDone done) {
+  if (!call.prompt.media.empty()) return done(fail(no_media(call.prompt)));
+  auto scoring = std::make_shared<Scoring>();
+  scoring->done = std::move(done);
+  scoring->scores.resize(call.choices.size());
+  for (size_t i = 0; i < call.choices.size(); ++i) scoring->scores[i].text = call.choices[i];
+  if (call.method == ChoicesMethod::kExact) {
+    score_exactly(std::move(call), scoring);
+  } else {
+    score_choices(std::move(call), scoring);
+  }
+}
+
+// A choice may merge with the end of the prompt into other tokens, so all choices are scored from
+// the first token in which any of them differs from the prompt.
+void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring) {
+  const Tokenizer& tokenizer = *engine_->tokenizer();
+  const std::vector<TokenId> prompt = tokenizer.encode(call.prompt.text);
+  std::vector<std::vector<TokenId>> wholes;
+  size_t begin = prompt.size();
+  for (const std::string& choice : call.choices) {
+    const auto& whole = wholes.emplace_back(tokenizer.encode(call.prompt.text + choice));
+    const auto differ = std::mismatch(prompt.begin(), prompt.end(), whole.begin(), whole.end());
+    begin = std::min(begin, static_cast<size_t>(differ.first - prompt.begin()));
+  }
+  const bool unconditional = call.method == ChoicesMethod::kUnconditionalLikelihoodNormalized;
+  scoring->num_open = wholes.size() * (unconditional ? 2 : 1);
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    ChoiceScore& score = scoring->scores[i];
+    score.tokens.assign(wholes[i].begin() + static_cast<std::ptrdiff_t>(begin), wholes[i].end());
+    std::vector<TokenId> part(score.tokens.begin(), score.tokens.end());
+    measure(fmt::format("{}/{}", call.id, i), std::move(wholes[i]), begin,
+            [scoring, &score](Result<Logprobs> r) {
+              if (r) score.logprobs = std::move(*r);
+              ended(scoring, r ? Status() : r.error());
+            });
+    if (!unconditional) continue;
+    measure(fmt::format("{}/u{}", call.id, i), std::move(part), 0,
+            [scoring, &score](Result<Logprobs> r) {
+              if (r) score.unconditional_logprobs = std::move(*r);
+              ended(scoring, r ? Status() : r.error());
+            });
+  }
+}
+
+// p(text | prompt) = sum over every spelling of the text of p(its tokens | the prompt's tokens).
+void EngineBackend::score_exactly(ScoreCall call, const std::shared_ptr<Scoring>& scoring) {
+  const Tokenizer& tokenizer = *engine_->tokenizer();
+  const std::vector<TokenId> prompt = tokenizer.encode(call.prompt.text);
+  if (prompt.empty())
+    return scoring->done(fail(invalid_argument(
+        "the exact probability of a choice needs a prompt before it: append text first")));
+  std::vector<std::vector<std::vector<TokenId>>> spellings;
+  for (const std::string& choice : call.choices) {
+    auto ways = tokenisations(choice, tokenizer.vocab(), kTokenisationsMax);
+    if (!ways) return scoring->done(fail(ways.error()));
+    if (ways->empty())
+      return scoring->done(
+          fail(invalid_argument("the vocabulary cannot spell the choice \"{}\"", choice)));
+    scoring->num_open += ways->size();
+    scoring->spellings.emplace_back(ways->size());
+    spellings.push_back(std::move(*ways));
+  }
+  for (size_t i = 0; i < spellings.size(); ++i) {
+    for (size_t j = 0; j < spellings[i].size(); ++j) {
+      std::vector<TokenId> whole = prompt;
+      whole.insert(whole.end(), spellings[i][j].begin(), spellings[i][j].end());
+      measure(fmt::format("{}/{}.{}", call.id, i, j), std::move(whole), prompt.size(),
+              [scoring, i, j](Result<Logprobs> r) {
+                if (r) {
+                  double sum = 0;
+                  for (const auto& logprob : *r) sum += logprob.value_or(0.0f);
+                  scoring->spellings[i][j] = sum;
+                }
+                ended(scoring, r ? Status() : r.error());
+              });
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, ChatFrames frames) {
+  if (engine->tokenizer() == nullptr)
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "the language needs text: start the engine with its tokenizer"));
+  return std::make_shared<EngineBackend>(std::move(engine), std::move(frames));
+}
+
+Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine) {
+  ChatFrames frames = ChatFrames::for_folder(engine->config().model_path);
+  return engine_backend(std::move(engine), std::move(frames));
+}
+
+Result<std::shared_ptr<Backend>> engine_backend(const EngineConfig& config) {
+  ESP_ASSIGN_OR_RETURN(auto engine, Engine::create(config));
+  return engine_backend(std::shared_ptr<Engine>(std::move(engine)));
+}
+
+}  // namespace espalier::lang

@@ -1,0 +1,20 @@
+// The engine in this process as a back end. The one file of the room that includes engine/.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "lang/backend.h"
+#include "lang/backends/chat_frames.h"
+
+namespace espalier::lang {
+
+// The engine is shared by whoever else submits to it. Messages are framed by the chat template of
+// its model's folder, or by `frames`. kFailedPrecondition for an engine without a tokenizer.
+Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine);
+Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, ChatFrames frames);
+// Loads the model and starts the engine.
+Result<std::shared_ptr<Backend>> engine_backend(const EngineConfig& config);
+
+}  // namespace espalier::lang

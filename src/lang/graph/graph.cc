@@ -1,0 +1,238 @@
+#include "lang/graph/graph.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lang/interpreter/stream.h"
+
+namespace espalier::lang {
+namespace {
+
+bool fills(const GraphNode& node) {
+  switch (node.kind) {
+    case NodeKind::kGen:
+    case NodeKind::kSelect:
+    case NodeKind::kSetVariable:
+    case NodeKind::kScopeBegin:
+      return !node.name.empty();
+    default:
+      return false;
+  }
+}
+
+// Who last filled each variable, as seen by each stream at a place of the program.
+class Filled {
+ public:
+  void step(const Graph& graph, int32_t at) {
+    const GraphNode& node = graph.nodes[static_cast<size_t>(at)];
+    if (fills(node)) by_stream_[node.stream][node.name] = at;
+    if (node.kind == NodeKind::kScopeEnd) by_stream_[node.stream][node.name] = at;
+    if (node.kind == NodeKind::kFork)
+      for (int32_t branch : node.streams) by_stream_[branch] = by_stream_[node.stream];
+    if (node.kind == NodeKind::kJoin && node.join_mode == JoinMode::kGatherVariables)
+      for (int32_t branch : node.streams)
+        for (const auto& [name, from] : by_stream_[branch])
+          if (graph.nodes[static_cast<size_t>(from)].stream == branch)
+            by_stream_[node.stream][name] = at;
+  }
+  int32_t who(int32_t stream, const std::string& name) const {
+    const auto it = by_stream_.find(stream);
+    if (it == by_stream_.end()) return -1;
+    const auto found = it->second.find(name);
+    return found == it->second.end() ? -1 : found->second;
+  }
+
+ private:
+  std::map<int32_t, std::map<std::string, int32_t>> by_stream_;
+};
+
+}  // namespace
+
+std::string_view node_kind_name(NodeKind kind) {
+  constexpr std::string_view kNames[] = {
+      "ConstantText", "Argument", "Gen",   "Select",    "Variable", "SetVariable", "Fork",
+      "GetForkItem",  "Join",     "Media", "RoleBegin", "RoleEnd",  "ScopeBegin",  "ScopeEnd"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::vector<Edge> Graph::edges() const {
+  std::vector<Edge> all;
+  std::map<int32_t, int32_t> last;  // node of each stream
+  Filled filled;
+  for (int32_t i = 0; i < static_cast<int32_t>(nodes.size()); ++i) {
+    const GraphNode& node = nodes[static_cast<size_t>(i)];
+    if (const auto before = last.find(node.stream); before != last.end())
+      all.push_back({before->second, i, false});
+    if (node.kind == NodeKind::kGetForkItem) all.push_back({node.fork, i, true});
+    if (node.source_stream >= 0) {
+      const int32_t from = filled.who(node.source_stream, node.source_name);
+      if (from >= 0 && (nodes[static_cast<size_t>(from)].stream != node.stream))
+        all.push_back({from, i, true});
+    }
+    if (node.kind == NodeKind::kJoin)
+      for (int32_t branch : node.streams)
+        if (const auto end = last.find(branch); end != last.end())
+          all.push_back({end->second, i, true});
+    last[node.stream] = i;
+    filled.step(*this, i);
+  }
+  return all;
+}
+
+Status Graph::check() const {
+  std::set<int32_t> made = {0}, joined;
+  Filled filled;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const GraphNode& node = nodes[i];
+    const auto wrong = [&](std::string_view what) {
+      return invalid_argument("node {} ({}) {}", i, node_kind_name(node.kind), what);
+    };
+    if (node.kind == NodeKind::kFork)
+      for (int32_t branch : node.streams)
+        if (branch <= 0 || branch >= num_streams || !made.insert(branch).second)
+          return wrong(fmt::format("makes stream {}, which is not a new one", branch));
+    if (!made.contains(node.stream))
+      return wrong(fmt::format("is of stream {}, which no fork before it makes", node.stream));
+    if (node.kind == NodeKind::kFork && node.streams.empty()) return wrong("has no branches");
+    if (node.kind == NodeKind::kGetForkItem) {
+      const bool is_fork = node.fork >= 0 && static_cast<size_t>(node.fork) < i &&
+                           nodes[static_cast<size_t>(node.fork)].kind == NodeKind::kFork;
+      if (!is_fork) return wrong("names no fork before it");
+      const auto& streams = nodes[static_cast<size_t>(node.fork)].streams;
+      if (node.index < 0 || static_cast<size_t>(node.index) >= streams.size() ||
+          streams[static_cast<size_t>(node.index)] != node.stream)
+        return wrong("is not the item of its fork that is this stream");
+    }
+    const std::string& argument = node.kind == NodeKind::kArgument ? node.name : node.source_name;
+    if ((node.kind == NodeKind::kArgument || node.source_is_argument) &&
+        std::find(parameters.begin(), parameters.end(), argument) == parameters.end())
+      return wrong(fmt::format("names \"{}\", which is no parameter", argument));
+    if (node.kind == NodeKind::kVariable && node.source_stream < 0)
+      return wrong("names no stream that it reads");
+    if (node.source_stream >= 0 && filled.who(node.source_stream, node.source_name) < 0)
+      return wrong(fmt::format("reads \"{}\" of stream {}, which nothing fills before it",
+                               node.source_name, node.source_stream));
+    if (node.kind == NodeKind::kJoin)
+      for (int32_t branch : node.streams)
+        if (!made.contains(branch) || branch == node.stream || !joined.insert(branch).second)
+          return wrong(fmt::format("joins stream {}, which is not there or joined before", branch));
+    filled.step(*this, static_cast<int32_t>(i));
+  }
+  return {};
+}
+
+std::string constant_prefix(const Graph& graph, const Backend& backend) {
+  std::string prefix;
+  bool first = true;
+  for (const GraphNode& node : graph.nodes) {
+    if (node.stream != 0) continue;
+    switch (node.kind) {
+      case NodeKind::kConstantText:
+        prefix += node.text;
+        break;
+      case NodeKind::kRoleBegin:
+        prefix += backend.role_frame(node.role, first).begin;
+        break;
+      case NodeKind::kRoleEnd:
+        prefix += backend.role_frame(node.role, first).end;
+        first = false;
+        break;
+      case NodeKind::kSetVariable:
+      case NodeKind::kScopeBegin:
+      case NodeKind::kScopeEnd:
+        break;
+      default:
+        return prefix;
+    }
+  }
+  return prefix;
+}
+
+State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options) {
+  State root = start(options);
+  const auto refuse = [&](Status why) {
+    root.handle()->fail_with(std::move(why), {});
+    return root;
+  };
+  if (Status status = graph.check(); !status.ok()) return refuse(std::move(status));
+  for (const std::string& name : graph.parameters)
+    if (arguments.find(name) == nullptr)
+      return refuse(invalid_argument("{} is not given its argument \"{}\"", graph.name, name));
+  for (const auto& [name, value] : arguments.all())
+    if (std::find(graph.parameters.begin(), graph.parameters.end(), name) == graph.parameters.end())
+      return refuse(invalid_argument("{} has no argument \"{}\"", graph.name, name));
+
+  std::map<int32_t, State> streams;
+  streams.emplace(0, root);
+  std::map<int32_t, Forks> forks;
+  // The lines of a program that may be long gone; kept by the graph, which outlives this call only,
+  // so places are told by the graph's own text in the names of its nodes.
+  const Location nowhere;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const GraphNode& node = graph.nodes[i];
+    State* s = nullptr;
+    if (node.kind != NodeKind::kGetForkItem) s = &streams.at(node.stream);
+    switch (node.kind) {
+      case NodeKind::kConstantText:
+        *s += Expr(node.text, nowhere);
+        break;
+      case NodeKind::kArgument:
+        *s += Expr(*arguments.find(node.name), nowhere);
+        break;
+      case NodeKind::kGen:
+        *s += gen(node.name, node.options, nowhere);
+        break;
+      case NodeKind::kSelect:
+        *s += select(node.name, node.options.choices, node.options.choices_method, nowhere);
+        break;
+      case NodeKind::kVariable:
+        *s += Expr(streams.at(node.source_stream)[Name(node.source_name, nowhere)], nowhere);
+        break;
+      case NodeKind::kSetVariable:
+        if (node.source_is_argument) {
+          s->set_var(Name(node.name, nowhere), *arguments.find(node.source_name));
+        } else if (node.source_stream >= 0) {
+          s->set_var(Name(node.name, nowhere),
+                     streams.at(node.source_stream)[Name(node.source_name, nowhere)]);
+        } else {
+          s->set_var(Name(node.name, nowhere), Value(node.text));
+        }
+        break;
+      case NodeKind::kFork:
+        forks.emplace(static_cast<int32_t>(i),
+                      s->fork(static_cast<int>(node.streams.size()), nowhere));
+        break;
+      case NodeKind::kGetForkItem:
+        streams.emplace(node.stream, forks.at(node.fork)[node.index]);
+        break;
+      case NodeKind::kJoin: {
+        std::vector<State> branches;
+        for (int32_t branch : node.streams) branches.push_back(streams.at(branch));
+        Forks(*s, std::move(branches)).join(node.join_mode, nowhere);
+        break;
+      }
+      case NodeKind::kMedia:
+        *s += node.media.kind == Media::Kind::kImage
+                  ? image(node.media.path, nowhere)
+                  : video(node.media.path, node.media.num_frames, nowhere);
+        break;
+      case NodeKind::kRoleBegin:
+        *s += Expr(Node{RoleBegin{node.role}, nowhere});
+        break;
+      case NodeKind::kRoleEnd:
+        *s += Expr(Node{RoleEnd{node.role}, nowhere});
+        break;
+      case NodeKind::kScopeBegin:
+        *s += Expr(Node{ScopeBegin{node.name}, nowhere});
+        break;
+      case NodeKind::kScopeEnd:
+        *s += Expr(Node{ScopeEnd{node.name}, nowhere});
+        break;
+    }
+  }
+  (void)finish(root);  // what failed is in root.error()
+  return root;
+}
+
+}  // namespace espalier::lang

@@ -1,0 +1,12 @@
+// JSON strings without a JSON library in the way.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace espalier::lang {
+
+// "text", escaped. What is no UTF-8 is passed on as it is.
+std::string json_quoted(std::string_view text);
+
+}  // namespace espalier::lang
