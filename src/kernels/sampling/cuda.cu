@@ -1,0 +1,305 @@
+// Sampling: a block of 1024 threads a row.
+//
+// Bytes: 4 x vocab_size a pass. Greedy is one pass; a draw two (largest, masses); with filters
+// about five: the largest, the masses, where the cut is, its candidates, the masses that are left.
+// A row of 128,256 is 0.5 MB: one multiprocessor reads it from the second-level cache in about 5
+// us, so rows up to the number of multiprocessors cost 5 us (greedy), 11 us (temperature), 30 us
+// (filters).
+#include "kernels/cuda/launch.h"
+#include "kernels/sampling/cuda.h"
+#include "kernels/sampling/cuda_row.cuh"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kMaxVocab = kPart * kMaxParts;
+constexpr int kMaxTop = 1024;
+
+struct RowBest {
+  float value = 0;
+  int id = 0;
+  bool finite = true;
+};
+
+__device__ __forceinline__ bool is_finite(float x) {
+  return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+}
+// Integers in the order of the floats, 0 for what is banned; -0 and +0 are one.
+__device__ __forceinline__ uint32_t ordered_key(float x) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The largest entry, the smallest id among equals. `finite`: no entry is NaN or infinite, banned
+// ones left out where `bans`.
+__device__ RowBest row_best(const Row& row, bool bans, RowScratch& s) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  Mass best = 0;  // key, complement of the id
+  bool finite = true;
+  each_part(row, [&](int, int at, const float4& x) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (at + i >= row.size) continue;
+      const float value = entry(x, i);
+      finite &= is_finite(value) || (bans && value == kBannedLogit);
+      const Mass own = static_cast<Mass>(ordered_key(value)) << 32 |
+                       (0xffffffffu - static_cast<uint32_t>(at + i));
+      best = max(best, own);
+    }
+  });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(~0u, best, step));
+  if (lane == 0) s.warp_mass[warp] = best;
+  const bool all_finite = __syncthreads_and(finite) != 0;
+  for (int w = 0; w < kRowWarps; ++w) best = max(best, s.warp_mass[w]);
+  __syncthreads();
+  const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
+  return {.value = row.values[id], .id = id, .finite = all_finite};
+}
+
+__device__ __forceinline__ float clamp_finite(float x) {
+  return fminf(fmaxf(x, -FLT_MAX), FLT_MAX);
+}
+
+// As on the CPU: penalties, bias, mask, bans. What is masked stays so under a bias.
+__device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const Row& row,
+                       const uint32_t* mask, bool bans, float* to) {
+  const bool penalties = slot.counts != nullptr;
+  each_part(row, [&](int, int at, const float4& x) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int id = at + i;
+      if (id >= row.size) continue;
+      float value = entry(x, i);
+      if (penalties) {
+        const int seen = slot.counts[id];
+        if (seen > 1)
+          value =
+              value - slot.frequency_penalty * static_cast<float>(seen - 1) - slot.presence_penalty;
+        if (seen > 0)
+          value = clamp_finite(value > 0 ? value / slot.repetition_penalty
+                                         : value * slot.repetition_penalty);
+      }
+      const bool masked =
+          mask != nullptr && (id / 32 >= args.mask_stride || (mask[id / 32] >> (id % 32) & 1) == 0);
+      to[id] = masked ? kBannedLogit : value;
+    }
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < slot.num_bias; i += kRowThreads) {
+    const int id = slot.bias_ids[i];
+    if (to[id] != kBannedLogit) to[id] = clamp_finite(to[id] + slot.bias_values[i]);
+  }
+  __syncthreads();
+  if (bans)
+    for (int i = threadIdx.x; i < slot.num_banned; i += kRowThreads)
+      to[slot.banned_ids[i]] = kBannedLogit;
+  __syncthreads();
+}
+
+// exp((x - max) / temperature) as a key (the float's bits) and as a mass. Written with roundings
+// spelled out, so that every pass computes the same.
+struct Weights {
+  float max, scale;
+  __device__ uint32_t key(float x) const {
+    if (x == kBannedLogit) return 0;
+    const float below = fmaxf(__fsub_rn(x, max), -FLT_MAX);
+    return __float_as_uint(expf(__fmul_rn(below, scale)));
+  }
+  __device__ Mass mass(uint32_t key) const {
+    return __float2ull_rn(__fmul_rn(__uint_as_float(key), 17592186044416.0f));  // 2^44
+  }
+};
+
+// SplitMix64's finaliser and hash_uniform of base/rng.h.
+__device__ uint64_t mix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+__device__ double hash_uniform(uint64_t seed, uint64_t counter) {
+  const uint64_t bits = mix64(mix64(seed) ^ (counter * 0xd1342543de82ef95ull)) >> 11;
+  return (static_cast<double>(bits) + 0.5) * 0x1.0p-53;
+}
+
+__device__ int draw(const SlotSampling& slot, const Row& row, float best, double u, RowScratch& s) {
+  const Weights weights{best, fminf(1.0f / slot.temperature, FLT_MAX)};
+  const auto any = [&](float x, int) { return weights.mass(weights.key(x)); };
+  Mass total = sum_parts(row, s, any);
+  const auto target = [&](Mass all) {
+    const auto wanted = static_cast<Mass>(ceil(u * static_cast<double>(all)));
+    return min(max(wanted, Mass{1}), all);
+  };
+  if (slot.top_k <= 0 && slot.top_p >= 1 && slot.min_p <= 0)
+    return locate(row, s, target(total), any);
+
+  CutLimits limits{.min_key = max(__float_as_uint(slot.min_p), 1u)};
+  if (slot.top_k > 0) limits.count = static_cast<Mass>(slot.top_k);
+  if (slot.top_p < 1) {
+    limits.mass = static_cast<Mass>(static_cast<double>(slot.top_p) * static_cast<double>(total));
+    // Entries below this weigh less than 1 - top_p together, so none of them is kept; half of it
+    // leaves room for rounding.
+    const double least = 0.5 * (1 - static_cast<double>(slot.top_p)) * static_cast<double>(total) *
+                         0x1.0p-44 / row.size;
+    limits.min_key = max(limits.min_key, __float_as_uint(static_cast<float>(least)));
+  }
+  Cut cut{.key = limits.min_key};
+  if (limits.count != ~Mass{0} || limits.mass != ~Mass{0}) {
+    uint32_t pivots[3] = {__float_as_uint(0x1.0p-3f), __float_as_uint(0x1.0p-7f),
+                          __float_as_uint(0x1.0p-12f)};
+    cut = find_cut(row, weights, limits, s, pivots);
+  }
+  const auto kept = [&](float x, int id) {
+    const uint32_t key = weights.key(x);
+    return cut.keeps(key, id) ? weights.mass(key) : Mass{0};
+  };
+  total = sum_parts(row, s, kept);
+  return locate(row, s, target(total), kept);
+}
+
+__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs args) {
+  extern __shared__ __align__(16) char raw[];
+  auto& scratch = *reinterpret_cast<RowScratch*>(raw);
+  release_next();
+  wait_for_previous();
+  const int64_t index = blockIdx.x;
+  const int slot_id = args.row_slots[index];
+  const auto finish = [&](int token, SampleStatus status) {
+    if (threadIdx.x != 0) return;
+    args.tokens[index] = token;
+    args.statuses[index] = status;
+    if (slot_id >= 0 && args.slot_tokens != nullptr) args.slot_tokens[slot_id] = token;
+  };
+  if (slot_id < 0) return finish(-1, kSampleOk);
+  const SlotSampling slot = args.slots[slot_id];
+  const float* logits = args.logits + index * args.logits_stride;
+  const auto by_fours = [](const float* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  Row row{logits, args.vocab_size, by_fours(logits)};
+  const uint32_t* mask = nullptr;
+  if (args.masks != nullptr && (args.has_mask == nullptr || args.has_mask[index] != 0))
+    mask = args.masks + index * args.mask_stride;
+  const int output_index = args.output_indices[index];
+  const bool bans = output_index < slot.min_new_tokens && slot.num_banned > 0;
+
+  RowBest best = row_best(row, false, scratch);
+  if (!best.finite) return finish(-1, kSampleNotFinite);
+  if (slot.counts != nullptr || slot.num_bias > 0 || mask != nullptr || bans) {
+    float* adjusted = static_cast<float*>(args.workspace) + index * ((args.vocab_size + 3) / 4 * 4);
+    adjust(args, slot, row, mask, bans, adjusted);
+    row = {adjusted, args.vocab_size, true};
+    best = row_best(row, true, scratch);
+    if (best.value == kBannedLogit) return finish(-1, kSampleNoToken);
+  }
+  int token = best.id;
+  if (slot.temperature > 0 && slot.top_k != 1)
+    token = draw(slot, row, best.value,
+                 hash_uniform(slot.seed, static_cast<uint64_t>(output_index)), scratch);
+  if (threadIdx.x == 0 && slot.counts != nullptr) {
+    const int seen = slot.counts[token];
+    slot.counts[token] = static_cast<uint16_t>(min(max(seen, 1) + 1, 65535));
+  }
+  finish(token, kSampleOk);
+}
+
+// The row itself as a key, without masses: for the best logits.
+struct Logits {
+  __device__ uint32_t key(float x) const { return ordered_key(x); }
+  __device__ Mass mass(uint32_t) const { return 0; }
+};
+
+__global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs args) {
+  extern __shared__ __align__(16) char raw[];
+  auto& s = *reinterpret_cast<RowScratch*>(raw);
+  __shared__ double warp_sums[kRowWarps];
+  release_next();
+  wait_for_previous();
+  const int64_t index = blockIdx.x;
+  const int target = args.targets[index];
+  if (target < 0) return;
+  const float* logits = args.logits + index * args.logits_stride;
+  const Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
+  const RowBest best = row_best(row, false, s);
+  if (args.statuses != nullptr && threadIdx.x == 0)
+    args.statuses[index] = best.finite ? kSampleOk : kSampleNotFinite;
+  double sum = 0;
+  each_part(row, [&](int, int, const float4& x) {
+    sum += static_cast<double>(expf(x.x - best.value) + expf(x.y - best.value)) +
+           static_cast<double>(expf(x.z - best.value) + expf(x.w - best.value));
+  });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (double part : warp_sums) sum += part;
+  const double log_sum = log(sum);
+  const auto logprob = [&](int id) -> float {
+    if (!best.finite || id < 0 || id >= row.size) return -FLT_MAX;
+    const double below = static_cast<double>(logits[id]) - static_cast<double>(best.value);
+    return static_cast<float>(fmax(below - log_sum, -static_cast<double>(FLT_MAX)));
+  };
+  if (threadIdx.x == 0) args.logprobs[index] = logprob(target);
+  if (args.wanted_begin != nullptr)
+    for (int i = args.wanted_begin[index] + static_cast<int>(threadIdx.x);
+         i < args.wanted_begin[index + 1]; i += kRowThreads)
+      args.wanted_logprobs[i] = logprob(args.wanted_ids[i]);
+  if (args.max_top == 0) return;
+  const int wanted = min(args.max_top, row.size);
+  int found = 0;
+  if (best.finite) {
+    CutLimits limits{.count = static_cast<Mass>(wanted)};
+    uint32_t pivots[3] = {ordered_key(best.value - 2), ordered_key(best.value - 5),
+                          ordered_key(best.value - 10)};
+    const Cut cut = find_cut(row, Logits(), limits, s, pivots);
+    __syncthreads();
+    found = gather(row, Logits(), s, [&](uint32_t key, int id) { return cut.keeps(key, id); });
+    sort_candidates(s, found);
+  }
+  for (int i = threadIdx.x; i < args.max_top; i += kRowThreads) {
+    const int id = i < min(found, wanted)
+                       ? static_cast<int>(0xffffffffu - static_cast<uint32_t>(s.candidates[i]))
+                       : -1;
+    args.top_ids[index * args.max_top + i] = id;
+    args.top_logprobs[index * args.max_top + i] = logprob(id);
+  }
+}
+
+Status check_rows(const char* operation, int32_t rows, int32_t vocab_size) {
+  if (vocab_size < 1 || vocab_size > kMaxVocab)
+    return invalid_argument("{}: vocab_size is {}, but must be in [1, {}]", operation, vocab_size,
+                            kMaxVocab);
+  if (rows < 0) return invalid_argument("{}: rows is {}", operation, rows);
+  return {};
+}
+
+}  // namespace
+
+Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size) {
+  ESP_RETURN_IF_ERROR(check_rows("sample", max_rows, vocab_size));
+  return static_cast<size_t>(max_rows) * static_cast<size_t>((vocab_size + 3) / 4 * 4) * 4;
+}
+
+Status sample(const SampleArgs& args, const LaunchOptions& launch) {
+  ESP_ASSIGN_OR_RETURN(const size_t bytes, sample_workspace_bytes(args.rows, args.vocab_size));
+  if (args.workspace_bytes < bytes || !aligned(args.workspace, 16))
+    return invalid_argument("sample: the workspace has {} bytes, but {} rows need {}",
+                            args.workspace_bytes, args.rows, bytes);
+  if (args.rows == 0) return {};
+  ESP_RETURN_IF_ERROR(allow_shared("sample", sample_kernel, sizeof(RowScratch)));
+  return launch_kernel("sample", sample_kernel, dim3(static_cast<unsigned>(args.rows)), kRowThreads,
+                       sizeof(RowScratch), launch, args);
+}
+
+Status logprobs(const LogprobArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("logprobs", args.rows, args.vocab_size));
+  if (args.max_top < 0 || args.max_top > kMaxTop)
+    return invalid_argument("logprobs: max_top is {}, but must be in [0, {}]", args.max_top,
+                            kMaxTop);
+  if (args.rows == 0) return {};
+  ESP_RETURN_IF_ERROR(allow_shared("logprobs", logprobs_kernel, sizeof(RowScratch)));
+  return launch_kernel("logprobs", logprobs_kernel, dim3(static_cast<unsigned>(args.rows)),
+                       kRowThreads, sizeof(RowScratch), launch, args);
+}
+
+}  // namespace espalier::kernels::cuda
