@@ -1,0 +1,349 @@
+// Attention on the GPU against the slow reference, over a table of shapes and random lanes.
+#include "kernels/attention/cuda.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/attention/op.h"
+#include "kernels/cuda/test_device.h"
+
+namespace espalier::kernels {
+namespace {
+
+using test::DeviceArray;
+
+struct LaneLength {
+  int prefix, tokens;
+};
+
+// Random queries and pages for some lanes, on both sides.
+struct Problem {
+  KvView view;
+  std::vector<Lane> lanes;
+  std::vector<PageId> pages;
+  std::vector<float> q;
+  std::vector<BFloat16> k, v;
+  std::vector<float> sinks;
+  int tokens = 0;
+  std::vector<int32_t> begins{0}, prefixes, page_begins;
+};
+
+class CudaAttention : public test::OnDevice {
+ protected:
+  struct Shape {
+    int dim, kv_heads, group, page_size;
+    int window = 0;
+    float softcap = 0;
+    bool sinks = false;
+    DType type = DType::kBFloat16;
+  };
+
+  // Pages are drawn from a pool without order, each used once.
+  Problem make(const Shape& shape, const std::vector<LaneLength>& lengths) {
+    Problem p;
+    const int heads = shape.kv_heads * shape.group;
+    int num_pages = 3;
+    for (const LaneLength& lane : lengths)
+      num_pages += (lane.prefix + lane.tokens + shape.page_size - 1) / shape.page_size;
+    std::vector<PageId> free(static_cast<size_t>(num_pages));
+    std::iota(free.begin(), free.end(), 0);
+    for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[rng_.below(i)]);
+    for (const LaneLength& lane : lengths) {
+      const int needed = (lane.prefix + lane.tokens + shape.page_size - 1) / shape.page_size;
+      p.lanes.push_back({.num_query_tokens = lane.tokens,
+                         .prefix_len = lane.prefix,
+                         .query_begin = p.tokens,
+                         .page_begin = static_cast<int32_t>(p.pages.size()),
+                         .num_pages = needed});
+      p.prefixes.push_back(lane.prefix);
+      p.page_begins.push_back(static_cast<int32_t>(p.pages.size()));
+      for (int i = 0; i < needed; ++i) {
+        p.pages.push_back(free.back());
+        free.pop_back();
+      }
+      p.pages.push_back(-1);  // a gap
+      p.tokens += lane.tokens;
+      p.begins.push_back(p.tokens);
+    }
+    const int64_t token_stride = shape.kv_heads * shape.dim;
+    const auto elements = static_cast<size_t>(num_pages * shape.page_size * token_stride);
+    p.k.resize(elements), p.v.resize(elements);
+    for (size_t i = 0; i < elements; ++i) {
+      // Cheap and as good as normal here: uniform with deviation 1.
+      p.k[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
+      p.v[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
+    }
+    p.q = test::random_floats(rng_, int64_t{p.tokens} * heads * shape.dim, 1.5);
+    for (float& value : p.q) value = to_float(to_bfloat16(value));
+    if (shape.sinks) p.sinks = test::random_floats(rng_, heads, 2.0);
+    p.view = {.layers = {{p.k.data(), p.v.data()}},
+              .num_pages = num_pages,
+              .page_size = shape.page_size,
+              .num_kv_heads = shape.kv_heads,
+              .head_dim = shape.dim,
+              .page_stride = shape.page_size * token_stride,
+              .token_stride = token_stride,
+              .head_stride = shape.dim};
+    return p;
+  }
+
+  // With a sink: a key of that score without a value.
+  static void scale_by_sinks(const Shape& shape, const Problem& p, float scale,
+                             std::vector<float>& out) {
+    const int heads = shape.kv_heads * shape.group;
+    const auto key = [&](const Lane& lane, int position, int head, int i) {
+      const auto page = p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+      return to_float(p.k[static_cast<size_t>(page * p.view.page_stride +
+                                              position % shape.page_size * p.view.token_stride +
+                                              head / shape.group * shape.dim + i)]);
+    };
+    for (const Lane& lane : p.lanes)
+      for (int t = 0; t < lane.num_query_tokens; ++t)
+        for (int head = 0; head < heads; ++head) {
+          const size_t row = static_cast<size_t>((lane.query_begin + t) * heads + head) *
+                             static_cast<size_t>(shape.dim);
+          double sum = 0;
+          const int last = lane.prefix_len + t;
+          const int first = shape.window > 0 ? std::max(0, last - shape.window + 1) : 0;
+          for (int position = first; position <= last; ++position) {
+            double score = 0;
+            for (int i = 0; i < shape.dim; ++i)
+              score += p.q[row + static_cast<size_t>(i)] * key(lane, position, head, i);
+            score *= scale;
+            if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
+            sum += std::exp(score);
+          }
+          const double keep = sum / (sum + std::exp(p.sinks[static_cast<size_t>(head)]));
+          for (int i = 0; i < shape.dim; ++i)
+            out[row + static_cast<size_t>(i)] *= static_cast<float>(keep);
+        }
+  }
+
+  std::vector<float> reference_of(const Shape& shape, Problem& p, float scale) {
+    const int heads = shape.kv_heads * shape.group;
+    std::vector<float> want(p.q.size());
+    reference::attention({.q = p.q.data(),
+                          .q_stride = heads * shape.dim,
+                          .out = want.data(),
+                          .out_stride = heads * shape.dim,
+                          .heads = heads,
+                          .lanes = p.lanes,
+                          .page_tables = p.pages,
+                          .kv = &p.view,
+                          .scale = scale,
+                          .sliding_window = shape.window,
+                          .softcap = shape.softcap});
+    if (shape.sinks) scale_by_sinks(shape, p, scale, want);
+    return want;
+  }
+
+  // `padding`: lanes without tokens behind the others, as in a graph captured for more.
+  void check(const Shape& shape, const std::vector<LaneLength>& lengths, int padding = 0,
+             bool overlap = false) {
+    SCOPED_TRACE(fmt::format(
+        "dim {}, kv heads {}, group {}, pages of {}, window {}, softcap {}, "
+        "sinks {}, {} lanes from {}+{}",
+        shape.dim, shape.kv_heads, shape.group, shape.page_size, shape.window, shape.softcap,
+        shape.sinks, lengths.size(), lengths[0].prefix, lengths[0].tokens));
+    Problem p = make(shape, lengths);
+    const int heads = shape.kv_heads * shape.group;
+    const float scale = 1 / std::sqrt(static_cast<float>(shape.dim));
+    const std::vector<float> want = reference_of(shape, p, scale);
+    for (int i = 0; i < padding; ++i) {
+      p.begins.push_back(p.tokens);
+      p.prefixes.push_back(0);
+      p.page_begins.push_back(0);
+    }
+    int most = 0;
+    for (const LaneLength& lane : lengths) most = std::max(most, lane.tokens);
+    const DeviceArray<int32_t> begins(p.begins), prefixes(p.prefixes), page_begins(p.page_begins),
+        pages(p.pages);
+    const bool half = shape.type == DType::kBFloat16;
+    const DeviceArray<float> k32(half ? std::vector<float>() : test::to_floats(p.k)),
+        v32(half ? std::vector<float>() : test::to_floats(p.v)), q32(p.q), sinks(p.sinks);
+    const DeviceArray<BFloat16> k(p.k), v(p.v), q(test::to_bfloat16s(p.q));
+    DeviceArray<BFloat16> out(p.q.size());
+    DeviceArray<float> out32(p.q.size());
+    const cuda::AttentionShape planned{.num_heads = heads,
+                                       .num_kv_heads = shape.kv_heads,
+                                       .head_dim = shape.dim,
+                                       .page_size = shape.page_size,
+                                       .sliding_window = shape.window,
+                                       .type = shape.type};
+    const cuda::LaneArrays lanes{.query_begin = begins.get(),
+                                 .prefix_len = prefixes.get(),
+                                 .page_begin = page_begins.get(),
+                                 .page_tables = pages.get(),
+                                 .num_lanes = static_cast<int32_t>(p.prefixes.size()),
+                                 .num_tokens = p.tokens + padding,
+                                 .max_query_tokens = most};
+    const auto bytes = cuda::attention_workspace_bytes(planned, lanes.num_lanes, lanes.num_tokens);
+    ASSERT_TRUE(bytes);
+    const DeviceArray<uint8_t> workspace(*bytes);
+    const cuda::LaunchOptions launch{.overlap = overlap};
+    Status status = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const cuda::AttentionArgs args{.shape = planned,
+                                   .lanes = lanes,
+                                   .kv = {.type = shape.type,
+                                          .k = half ? static_cast<void*>(k.get()) : k32.get(),
+                                          .v = half ? static_cast<void*>(v.get()) : v32.get(),
+                                          .page_size = shape.page_size,
+                                          .num_kv_heads = shape.kv_heads,
+                                          .head_dim = shape.dim,
+                                          .page_stride = p.view.page_stride,
+                                          .token_stride = p.view.token_stride,
+                                          .head_stride = p.view.head_stride},
+                                   .q = half ? static_cast<const void*>(q.get()) : q32.get(),
+                                   .q_stride = heads * shape.dim,
+                                   .out = half ? static_cast<void*>(out.get()) : out32.get(),
+                                   .out_stride = heads * shape.dim,
+                                   .scale = scale,
+                                   .softcap = shape.softcap,
+                                   .sinks = shape.sinks ? sinks.get() : nullptr,
+                                   .workspace = workspace.get(),
+                                   .workspace_bytes = *bytes};
+    for (int layer = 0; layer < 2; ++layer) {  // a plan serves all layers
+      status = cuda::attention(args, launch);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    const auto got = half ? test::to_floats(out.read()) : out32.read();
+    // Weights and outputs are rounded to bfloat16; outputs of long lanes are small, their errors
+    // are relative to their size all the same.
+    EXPECT_LT(test::relative_error(got, want), half ? 0.006 : 1e-5);
+    double worst = 0;
+    for (size_t i = 0; i < got.size(); ++i)
+      worst = std::max(worst, std::abs(double{got[i]} - want[i]));
+    EXPECT_LT(worst, half ? 0.05 : 1e-4);
+  }
+
+  std::vector<LaneLength> random_lanes(bool decode, int most) {
+    std::vector<LaneLength> lengths;
+    for (int i = static_cast<int>(rng_.between(1, 5)); i > 0; --i)
+      lengths.push_back({static_cast<int>(rng_.below(static_cast<uint64_t>(most))),
+                         decode ? 1 : static_cast<int>(rng_.between(1, 24))});
+    return lengths;
+  }
+};
+
+TEST_F(CudaAttention, TableOfShapes) {
+  int round = 0;
+  for (const int dim : {64, 80, 96, 128, 256})
+    for (const int group : {1, 2, 3, 4, 6, 8, 16})
+      for (const int page_size : {1, 16, 64}) {
+        Shape shape{.dim = dim, .kv_heads = 1 + round % 2, .group = group, .page_size = page_size};
+        if (round % 3 == 1) shape.window = static_cast<int>(rng_.between(1, 150));
+        if (round % 5 == 2) shape.softcap = 5.0f;
+        shape.sinks = round % 4 == 3;
+        check(shape, random_lanes(round % 2 == 0, 200), round % 3, round % 2 == 1);
+        ++round;
+      }
+}
+
+TEST_F(CudaAttention, EmptyPrefixesAndEdgesOfBlocks) {
+  const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16};
+  for (const int prefix : {0, 1, 15, 16, 62, 63, 64, 127, 128, 129}) {
+    check(shape, {{prefix, 1}});
+    check(shape, {{prefix, 4}, {0, 1}, {prefix, 33}});
+  }
+  check(shape, {{0, 1}, {0, 1}, {0, 1}}, 5);
+}
+
+TEST_F(CudaAttention, LongAndSkewedLanes) {
+  const Shape shape{.dim = 128, .kv_heads = 2, .group = 2, .page_size = 16};
+  check(shape, {{20000, 1}, {3, 1}, {700, 1}, {1500, 1}});
+  check({.dim = 64, .kv_heads = 1, .group = 1, .page_size = 64}, {{131071, 1}, {5, 1}});
+  check({.dim = 128, .kv_heads = 1, .group = 2, .page_size = 1}, {{5000, 40}, {9000, 1}});
+  check({.dim = 256, .kv_heads = 1, .group = 2, .page_size = 16, .window = 300},
+        {{5000, 20}, {9000, 1}});
+}
+
+TEST_F(CudaAttention, ManyLanes) {
+  std::vector<LaneLength> lengths;
+  for (int i = 0; i < 1500; ++i) lengths.push_back({static_cast<int>(rng_.below(40)), 1});
+  check({.dim = 64, .kv_heads = 2, .group = 2, .page_size = 16}, lengths, 7);
+  lengths.resize(40);
+  for (auto& lane : lengths) lane = {static_cast<int>(rng_.below(400)), 1};
+  lengths[17].tokens = 100;
+  lengths[3].tokens = 9;
+  check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16}, lengths, 3, true);
+}
+
+TEST_F(CudaAttention, EveryOtherShapeToo) {
+  check({.dim = 72, .kv_heads = 2, .group = 3, .page_size = 4}, random_lanes(false, 100));
+  check({.dim = 128, .kv_heads = 1, .group = 20, .page_size = 4}, random_lanes(false, 100));
+  check({.dim = 32,
+         .kv_heads = 2,
+         .group = 1,
+         .page_size = 1,
+         .window = 20,
+         .softcap = 3.0f,
+         .sinks = true,
+         .type = DType::kFloat32},
+        random_lanes(false, 100));
+}
+
+TEST_F(CudaAttention, AGraphRunsOtherLengths) {
+  const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16};
+  const int heads = 8, most = 4;
+  const float scale = 0.09f;
+  Problem p = make(shape, {{900, 1}, {900, 1}, {900, 1}, {900, 1}});
+  const DeviceArray<BFloat16> k(p.k), v(p.v), q(test::to_bfloat16s(p.q));
+  DeviceArray<BFloat16> out(p.q.size());
+  DeviceArray<int32_t> begins(p.begins), prefixes(p.prefixes), page_begins(p.page_begins),
+      pages(p.pages);
+  const cuda::AttentionShape planned{
+      .num_heads = heads, .num_kv_heads = 2, .head_dim = 128, .page_size = 16};
+  const cuda::LaneArrays lanes{
+      begins.get(), prefixes.get(), page_begins.get(), pages.get(), most, most, 1};
+  const auto bytes = cuda::attention_workspace_bytes(planned, most, most);
+  ASSERT_TRUE(bytes);
+  const DeviceArray<uint8_t> workspace(*bytes);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  const cuda::LaunchOptions launch{stream, true};
+  const auto step = [&] {
+    const Status planning = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
+    if (!planning.ok()) return planning;
+    return cuda::attention({.shape = planned,
+                            .lanes = lanes,
+                            .kv = {.k = k.get(),
+                                   .v = v.get(),
+                                   .page_size = 16,
+                                   .num_kv_heads = 2,
+                                   .head_dim = 128,
+                                   .page_stride = p.view.page_stride,
+                                   .token_stride = p.view.token_stride,
+                                   .head_stride = 128},
+                            .q = q.get(),
+                            .q_stride = heads * 128,
+                            .out = out.get(),
+                            .out_stride = heads * 128,
+                            .scale = scale,
+                            .workspace = workspace.get(),
+                            .workspace_bytes = *bytes},
+                           launch);
+  };
+  ASSERT_TRUE(step().ok());
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_TRUE(step().ok());
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (const std::vector<int32_t>& now :
+       std::vector<std::vector<int32_t>>{{900, 3, 64, 500}, {0, 0, 0, 899}, {63, 64, 65, 66}}) {
+    prefixes.set(now);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    const auto got = test::to_floats(out.read());
+    for (size_t i = 0; i < now.size(); ++i) p.lanes[i].prefix_len = now[i];
+    EXPECT_LT(test::relative_error(got, reference_of(shape, p, scale)), 0.006);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace espalier::kernels

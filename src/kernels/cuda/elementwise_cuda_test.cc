@@ -1,0 +1,326 @@
+// What lies between the products, against the slow references, in both element types.
+#include <cmath>
+
+#include "kernels/activation/cuda.h"
+#include "kernels/activation/op.h"
+#include "kernels/attention/cuda.h"
+#include "kernels/cuda/test_device.h"
+#include "kernels/embedding/cuda.h"
+#include "kernels/kv_append/cuda.h"
+#include "kernels/norm/cuda.h"
+#include "kernels/norm/op.h"
+#include "kernels/rope/op.h"
+
+namespace espalier::kernels {
+namespace {
+
+using test::DeviceArray;
+
+// Values of either element type, on the host as float32 (already rounded) and on the device.
+struct Values {
+  DType type;
+  std::vector<float> host;
+  DeviceArray<uint8_t> device;
+
+  static Values random(Rng& rng, DType type, size_t count, double deviation = 1.0) {
+    auto values = test::random_floats(rng, static_cast<int64_t>(count), deviation);
+    if (type == DType::kBFloat16)
+      for (float& value : values) value = to_float(to_bfloat16(value));
+    Values v{type, values, DeviceArray<uint8_t>(count * dtype_size(type))};
+    v.upload();
+    return v;
+  }
+  void upload() {
+    if (type == DType::kFloat32)
+      cudaMemcpy(device.get(), host.data(), host.size() * 4, cudaMemcpyDefault);
+    else
+      cudaMemcpy(device.get(), test::to_bfloat16s(host).data(), host.size() * 2, cudaMemcpyDefault);
+  }
+  std::vector<float> read() const {
+    const auto bytes = device.read();
+    if (type == DType::kFloat32) {
+      std::vector<float> result(bytes.size() / 4);
+      std::memcpy(result.data(), bytes.data(), bytes.size());
+      return result;
+    }
+    std::vector<BFloat16> result(bytes.size() / 2);
+    std::memcpy(result.data(), bytes.data(), bytes.size());
+    return test::to_floats(result);
+  }
+  // One rounding to `type`, and float32's own.
+  double tolerance() const { return type == DType::kFloat32 ? 1e-5 : 0.003; }
+};
+
+class CudaElementwise : public test::OnDevice {
+ protected:
+  static constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat32};
+  cuda::LaunchOptions launch(int round) const { return {.overlap = round % 2 == 1}; }
+};
+
+TEST_F(CudaElementwise, RmsNorm) {
+  int round = 0;
+  for (const DType type : kTypes)
+    for (const int dim : {8, 24, 60, 896, 2048, 4096, 5120, 8192, 16384, 32768})
+      for (const bool residual : {false, true}) {
+        const int rows = static_cast<int>(rng_.between(1, 9));
+        const auto count = static_cast<size_t>(rows) * static_cast<size_t>(dim);
+        Values x = Values::random(rng_, type, count), sum = Values::random(rng_, type, count);
+        Values weight = Values::random(rng_, type, static_cast<size_t>(dim));
+        Values y = Values::random(rng_, type, count);
+        const Status status = cuda::rms_norm({.type = type,
+                                              .x = x.device.get(),
+                                              .x_stride = dim,
+                                              .residual = residual ? sum.device.get() : nullptr,
+                                              .residual_stride = dim,
+                                              .weight = weight.device.get(),
+                                              .y = y.device.get(),
+                                              .y_stride = dim,
+                                              .rows = rows,
+                                              .dim = dim,
+                                              .epsilon = 1e-5f},
+                                             launch(round++));
+        ASSERT_TRUE(status.ok()) << status.message();
+        std::vector<float> in = x.host, want(count);
+        if (residual)
+          for (size_t i = 0; i < count; ++i) {
+            in[i] += sum.host[i];
+            if (type == DType::kBFloat16) in[i] = to_float(to_bfloat16(in[i]));
+          }
+        reference::rms_norm({.x = in.data(),
+                             .x_stride = dim,
+                             .y = want.data(),
+                             .y_stride = dim,
+                             .rows = rows,
+                             .dim = dim,
+                             .weight = weight.host.data(),
+                             .epsilon = 1e-5f});
+        EXPECT_LT(test::relative_error(y.read(), want), y.tolerance()) << dim << residual;
+        if (residual) {
+          EXPECT_EQ(sum.read(), in) << dim;
+        }
+      }
+}
+
+TEST_F(CudaElementwise, SiluMulAndBias) {
+  int round = 0;
+  for (const DType type : kTypes)
+    for (const int dim : {1, 8, 100, 4864, 14336}) {
+      const int rows = static_cast<int>(rng_.between(1, 5));
+      const auto count = static_cast<size_t>(rows) * static_cast<size_t>(dim);
+      Values both = Values::random(rng_, type, 2 * count, 2.0);
+      Values y = Values::random(rng_, type, count);
+      const size_t size = dtype_size(type);
+      ASSERT_TRUE(cuda::silu_mul({.type = type,
+                                  .gate = both.device.get(),
+                                  .gate_stride = 2 * dim,
+                                  .up = both.device.get() + static_cast<size_t>(dim) * size,
+                                  .up_stride = 2 * dim,
+                                  .y = y.device.get(),
+                                  .y_stride = dim,
+                                  .rows = rows,
+                                  .dim = dim},
+                                 launch(round++))
+                      .ok());
+      std::vector<float> want(count);
+      reference::silu_mul({.gate = both.host.data(),
+                           .gate_stride = 2 * dim,
+                           .up = both.host.data() + dim,
+                           .up_stride = 2 * dim,
+                           .y = want.data(),
+                           .y_stride = dim,
+                           .rows = rows,
+                           .dim = dim});
+      EXPECT_LT(test::relative_error(y.read(), want), y.tolerance()) << dim;
+
+      Values bias = Values::random(rng_, type, static_cast<size_t>(dim));
+      Values x = Values::random(rng_, type, count);
+      ASSERT_TRUE(cuda::add_bias({.type = type,
+                                  .x = x.device.get(),
+                                  .x_stride = dim,
+                                  .bias = bias.device.get(),
+                                  .rows = rows,
+                                  .dim = dim},
+                                 launch(round))
+                      .ok());
+      for (size_t i = 0; i < count; ++i) x.host[i] += bias.host[i % static_cast<size_t>(dim)];
+      EXPECT_LT(test::relative_error(x.read(), x.host), x.tolerance()) << dim;
+    }
+}
+
+TEST_F(CudaElementwise, GatherTakesIdsOfSlots) {
+  for (const DType type : kTypes)
+    for (const int dim : {6, 64, 4096}) {
+      Values table = Values::random(rng_, type, static_cast<size_t>(50 * dim));
+      const DeviceArray<int32_t> ids({3, -1, 49, -1, 0, 50, -2});
+      const DeviceArray<int32_t> slots({0, 2, 0, 1, 0, 0, 0});
+      const DeviceArray<int32_t> slot_tokens({-1, -1, 17});
+      Values out = Values::random(rng_, type, static_cast<size_t>(7 * dim));
+      ASSERT_TRUE(cuda::gather_rows({.type = type,
+                                     .table = table.device.get(),
+                                     .num_rows = 50,
+                                     .dim = dim,
+                                     .ids = ids.get(),
+                                     .token_slots = slots.get(),
+                                     .slot_tokens = slot_tokens.get(),
+                                     .out = out.device.get(),
+                                     .out_stride = dim,
+                                     .tokens = 7},
+                                    {})
+                      .ok());
+      const auto got = out.read();
+      const int want[] = {3, 17, 49, -1, 0, -1, -1};
+      for (int t = 0; t < 7; ++t)
+        for (int i = 0; i < dim; ++i)
+          ASSERT_EQ(got[static_cast<size_t>(t * dim + i)],
+                    want[t] < 0 ? 0.0f : table.host[static_cast<size_t>(want[t] * dim + i)])
+              << t << " " << i;
+    }
+}
+
+TEST_F(CudaElementwise, QkNormRopeAppend) {
+  int round = 0;
+  for (const DType type : kTypes)
+    for (const int dim : {64, 80, 96, 128, 256})
+      for (const bool norm : {false, true}) {
+        const int heads = 6, kv_heads = 2, tokens = 11, page_size = 1 << rng_.below(5);
+        const int rotary = rng_.below(2) == 0 ? dim : dim / 2;
+        const bool interleaved = rng_.below(2) == 0;
+        const int row = (heads + 2 * kv_heads) * dim, pages = 40;
+        Values qkv = Values::random(rng_, type, static_cast<size_t>(tokens * row));
+        Values q_norm = Values::random(rng_, type, static_cast<size_t>(dim));
+        Values k_norm = Values::random(rng_, type, static_cast<size_t>(dim));
+        const auto plane = static_cast<size_t>(pages * page_size * kv_heads * dim);
+        Values k = Values::random(rng_, type, plane), v = Values::random(rng_, type, plane);
+        std::vector<int32_t> positions, kv_rows;
+        std::vector<float> frequencies;
+        for (int t = 0; t < tokens; ++t) {
+          positions.push_back(static_cast<int32_t>(rng_.below(100000)));
+          kv_rows.push_back(t == 5 ? -1 : t * 3);
+        }
+        for (int i = 0; i < rotary / 2; ++i)
+          frequencies.push_back(
+              static_cast<float>(std::pow(500000.0, -2.0 * i / static_cast<double>(rotary))));
+        const DeviceArray<int32_t> device_positions(positions), device_rows(kv_rows);
+        const DeviceArray<float> device_frequencies(frequencies);
+        const size_t size = dtype_size(type);
+        const auto at = [&](int head) {
+          return qkv.device.get() + static_cast<size_t>(head * dim) * size;
+        };
+        const Status status =
+            cuda::qk_rope_append({.type = type,
+                                  .q = at(0),
+                                  .q_stride = row,
+                                  .k = at(heads),
+                                  .k_stride = row,
+                                  .v = at(heads + kv_heads),
+                                  .v_stride = row,
+                                  .tokens = tokens,
+                                  .num_heads = heads,
+                                  .q_norm = norm ? q_norm.device.get() : nullptr,
+                                  .k_norm = norm ? k_norm.device.get() : nullptr,
+                                  .epsilon = 1e-6f,
+                                  .positions = device_positions.get(),
+                                  .frequencies = device_frequencies.get(),
+                                  .rotary_dim = rotary,
+                                  .attention_factor = 1.25f,
+                                  .interleaved = interleaved,
+                                  .kv = {.type = type,
+                                         .k = k.device.get(),
+                                         .v = v.device.get(),
+                                         .page_size = page_size,
+                                         .num_kv_heads = kv_heads,
+                                         .head_dim = dim,
+                                         .page_stride = page_size * kv_heads * dim,
+                                         .token_stride = kv_heads * dim,
+                                         .head_stride = dim},
+                                  .kv_rows = device_rows.get()},
+                                 launch(round++));
+        ASSERT_TRUE(status.ok()) << status.message();
+
+        std::vector<float> want = qkv.host, cosines, sines;
+        const auto normed = [&](int first, int count, const std::vector<float>& weight) {
+          reference::rms_norm({.x = want.data() + first * dim,
+                               .x_stride = row,
+                               .y = want.data() + first * dim,
+                               .y_stride = row,
+                               .rows = tokens,
+                               .groups = count,
+                               .dim = dim,
+                               .weight = weight.data(),
+                               .epsilon = 1e-6f});
+        };
+        if (norm) normed(0, heads, q_norm.host), normed(heads, kv_heads, k_norm.host);
+        std::vector<int32_t> table_rows;
+        for (int t = 0; t < tokens; ++t) {
+          table_rows.push_back(t);
+          for (const float frequency : frequencies) {
+            const float angle = static_cast<float>(positions[static_cast<size_t>(t)]) * frequency;
+            cosines.push_back(static_cast<float>(1.25 * std::cos(double{angle})));
+            sines.push_back(static_cast<float>(1.25 * std::sin(double{angle})));
+          }
+        }
+        reference::rope({.x = want.data(),
+                         .x_stride = row,
+                         .heads = heads + kv_heads,
+                         .head_dim = dim,
+                         .positions = table_rows,
+                         .cos = cosines.data(),
+                         .sin = sines.data(),
+                         .rotary_dim = rotary,
+                         .interleaved = interleaved});
+        std::vector<float> got = qkv.read(), got_q, want_q, want_k = k.host, want_v = v.host;
+        for (int t = 0; t < tokens; ++t) {
+          for (int i = 0; i < heads * dim; ++i) {
+            got_q.push_back(got[static_cast<size_t>(t * row + i)]);
+            want_q.push_back(want[static_cast<size_t>(t * row + i)]);
+          }
+          if (kv_rows[static_cast<size_t>(t)] < 0) continue;
+          for (int i = 0; i < kv_heads * dim; ++i) {
+            const auto to =
+                static_cast<size_t>(kv_rows[static_cast<size_t>(t)] * kv_heads * dim + i);
+            want_k[to] = want[static_cast<size_t>(t * row + heads * dim + i)];
+            want_v[to] = want[static_cast<size_t>(t * row + (heads + kv_heads) * dim + i)];
+          }
+        }
+        // Two roundings where there is a norm.
+        const double tolerance = 2 * qkv.tolerance();
+        EXPECT_LT(test::relative_error(got_q, want_q), tolerance) << dim << norm << interleaved;
+        EXPECT_LT(test::relative_error(k.read(), want_k), tolerance) << dim << norm;
+        EXPECT_EQ(v.read(), want_v);
+      }
+}
+
+TEST_F(CudaElementwise, TokenRowsFollowTheLanes) {
+  // Lanes of 3, 0, 1 and 2 tokens, and two lanes without tokens behind them.
+  const DeviceArray<int32_t> begin({0, 3, 3, 4, 6, 6, 6}), prefix({5, 9, 0, 31, 7, 7});
+  const DeviceArray<int32_t> page_begin({0, 2, 2, 3, 0, 0}), pages({10, 20, 30, 40, 50, 60});
+  DeviceArray<int32_t> rows(8), positions(8), lanes(8);
+  ASSERT_TRUE(cuda::token_rows({.lanes = {.query_begin = begin.get(),
+                                          .prefix_len = prefix.get(),
+                                          .page_begin = page_begin.get(),
+                                          .page_tables = pages.get(),
+                                          .num_lanes = 6,
+                                          .num_tokens = 8,
+                                          .max_query_tokens = 3},
+                                .page_size = 16,
+                                .kv_rows = rows.get(),
+                                .positions = positions.get(),
+                                .token_lanes = lanes.get()},
+                               {})
+                  .ok());
+  EXPECT_EQ(positions.read(), (std::vector<int32_t>{5, 6, 7, 0, 31, 32, 0, 0}));
+  EXPECT_EQ(lanes.read(), (std::vector<int32_t>{0, 0, 0, 2, 3, 3, -1, -1}));
+  EXPECT_EQ(rows.read(), (std::vector<int32_t>{165, 166, 167, 480, 50 * 16 + 15, 60 * 16, -1, -1}));
+}
+
+TEST_F(CudaElementwise, RefusesWhatItCannotDo) {
+  EXPECT_EQ(cuda::rms_norm({.rows = 1, .dim = 40000}, {}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::rms_norm({.type = DType::kFloat16, .y = this, .rows = 1, .dim = 8}, {}).code(),
+            StatusCode::kUnimplemented);
+  EXPECT_EQ(
+      cuda::qk_rope_append({.tokens = 1, .kv = {.num_kv_heads = 1, .head_dim = 12}}, {}).code(),
+      StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace espalier::kernels

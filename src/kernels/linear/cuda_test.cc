@@ -1,0 +1,250 @@
+// Products on the GPU against the slow reference: our kernels and cuBLASLt's, with all epilogues.
+#include "kernels/linear/cuda.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/cuda/test_device.h"
+#include "kernels/linear/op.h"
+
+namespace espalier::kernels {
+namespace {
+
+using test::DeviceArray;
+
+class CudaLinear : public test::OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    auto created = cuda::Linear::create({});
+    ASSERT_TRUE(created) << created.error().message();
+    linear_ = std::move(*created);
+  }
+
+  struct Case {
+    int rows, in, out;
+    bool bias = false, silu = false, residual = false, norm = false, float_out = false;
+    bool tune = false;
+  };
+
+  // In bfloat16, from random inputs; compares with sums in double.
+  void check(const Case& c, bool overlap) {
+    SCOPED_TRACE(fmt::format("{} rows, {} -> {}, bias {}, silu {}, residual {}, norm {}, float {}",
+                             c.rows, c.in, c.out, c.bias, c.silu, c.residual, c.norm, c.float_out));
+    const int outs = c.silu ? 2 * c.out : c.out, y_stride = c.out + 8, x_stride = c.in + 16;
+    const auto bf16s = [&](int64_t count, double deviation = 1.0) {
+      return test::to_bfloat16s(test::random_floats(rng_, count, deviation));
+    };
+    const auto x = bf16s(int64_t{c.rows} * x_stride), norm = bf16s(c.in), bias = bf16s(outs);
+    const auto w = bf16s(int64_t{outs} * c.in, 1 / std::sqrt(c.in));
+    const auto residual = bf16s(int64_t{c.rows} * y_stride);
+    const DeviceArray<BFloat16> dx(x), dw(w), dbias(bias), dnorm(norm), dresidual(residual);
+    DeviceArray<float> dy(static_cast<size_t>(c.rows * y_stride));
+    cuda::LinearArgs args{.out_type = c.float_out ? DType::kFloat32 : DType::kBFloat16,
+                          .rows = c.rows,
+                          .in_features = c.in,
+                          .out_features = c.out,
+                          .x = dx.get(),
+                          .x_stride = x_stride,
+                          .weights = dw.get(),
+                          .y = dy.get(),
+                          .y_stride = y_stride,
+                          .bias = c.bias ? dbias.get() : nullptr,
+                          .silu_mul = c.silu,
+                          .residual = c.residual ? dresidual.get() : nullptr,
+                          .norm_weight = c.norm ? dnorm.get() : nullptr,
+                          .norm_epsilon = 1e-5f};
+    const size_t bytes = linear_->workspace_bytes({&args, 1}, c.rows);
+    const DeviceArray<uint8_t> workspace(bytes);
+    if (c.tune) {
+      ASSERT_TRUE(linear_->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
+    }
+    const Status status = linear_->run(args, workspace.get(), bytes, {.overlap = overlap});
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto raw = dy.read();
+
+    std::vector<float> in = test::to_floats(x);
+    for (int row = 0; c.norm && row < c.rows; ++row) {
+      float* values = in.data() + row * x_stride;
+      double sum = 0;
+      for (int i = 0; i < c.in; ++i) sum += double{values[i]} * values[i];
+      const double scale = 1 / std::sqrt(sum / c.in + 1e-5);
+      for (int i = 0; i < c.in; ++i)
+        values[i] = to_float(to_bfloat16(
+            static_cast<float>(values[i] * scale * to_float(norm[static_cast<size_t>(i)]))));
+    }
+    std::vector<float> product(static_cast<size_t>(c.rows * outs));
+    const auto bias_floats = test::to_floats(bias);
+    reference::linear({.data = w.data(), .rows = outs}, c.in, false,
+                      {.x = in.data(),
+                       .x_stride = x_stride,
+                       .y = product.data(),
+                       .y_stride = outs,
+                       .rows = c.rows,
+                       .bias = c.bias ? bias_floats.data() : nullptr});
+    std::vector<float> got, want;
+    for (int row = 0; row < c.rows; ++row)
+      for (int i = 0; i < c.out; ++i) {
+        const auto at = static_cast<size_t>(row * y_stride + i);
+        got.push_back(c.float_out ? raw[at]
+                                  : to_float(reinterpret_cast<const BFloat16*>(raw.data())[at]));
+        double value = product[static_cast<size_t>(row * outs + i)];
+        if (c.silu)
+          value =
+              value / (1 + std::exp(-value)) * product[static_cast<size_t>(row * outs + c.out + i)];
+        if (c.residual) value += to_float(residual[at]);
+        want.push_back(static_cast<float>(value));
+      }
+    // Rounded once to bfloat16, with silu and a norm once more before it.
+    const double tolerance = c.float_out ? (c.norm ? 1e-3 : 1e-5) : (c.silu ? 0.006 : 0.003);
+    EXPECT_LT(test::relative_error(got, want), tolerance);
+    double worst = 0;
+    for (size_t i = 0; i < got.size(); ++i)
+      worst = std::max(worst, std::abs(double{got[i]} - want[i]) / (1 + std::abs(double{want[i]})));
+    EXPECT_LT(worst, c.float_out ? 0.01 : 0.05);
+  }
+
+  std::unique_ptr<cuda::Linear> linear_;
+};
+
+TEST_F(CudaLinear, FewRowsAgreeWithTheReference) {
+  const std::pair<int, int> shapes[] = {{8, 8},      {40, 24},     {256, 16},    {896, 1152},
+                                        {2048, 512}, {4096, 1000}, {14336, 264}, {16384, 40}};
+  int round = 0;
+  for (const auto& [in, out] : shapes)
+    for (const int rows : {1, 2, 3, 5, 8, 9, 16}) {
+      Case c{.rows = rows, .in = in, .out = out};
+      switch (round % 7) {
+        case 1:
+          c.bias = true;
+          break;
+        case 2:
+          c.silu = true;
+          break;
+        case 3:
+          c.residual = true;
+          break;
+        case 4:
+          c.norm = true;
+          break;
+        case 5:
+          c.bias = c.residual = c.norm = true;
+          break;
+        case 6:
+          c.silu = c.norm = true;
+          break;
+        default:
+          c.float_out = true;
+      }
+      check(c, round++ % 2 == 1);
+    }
+}
+
+TEST_F(CudaLinear, ManyRowsAgreeWithTheReference) {
+  int round = 0;
+  for (const int rows : {17, 33, 100, 257}) {
+    check({.rows = rows, .in = 512, .out = 384}, false);
+    check({.rows = rows, .in = 512, .out = 384, .bias = true, .tune = true}, false);
+    check({.rows = rows, .in = 512, .out = 384, .silu = true}, true);
+    check({.rows = rows, .in = 512, .out = 384, .residual = true, .norm = true}, round++ % 2 == 1);
+    check({.rows = rows, .in = 512, .out = 384, .float_out = true, .tune = true}, false);
+    check({.rows = rows, .in = 512, .out = 384, .silu = true, .norm = true}, true);
+  }
+  check({.rows = 8, .in = 512, .out = 384, .tune = true}, false);
+}
+
+TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
+  const int in = 1536, out = 512;
+  const auto x = test::to_bfloat16s(test::random_floats(rng_, 16 * in));
+  const DeviceArray<BFloat16> dx(x);
+  const DeviceArray<BFloat16> dw(
+      test::to_bfloat16s(test::random_floats(rng_, int64_t{out} * in, 0.1)));
+  std::vector<BFloat16> alone;
+  for (const int rows : {1, 2, 8, 9, 16}) {
+    DeviceArray<BFloat16> dy(static_cast<size_t>(rows * out));
+    ASSERT_TRUE(linear_
+                    ->run({.rows = rows,
+                           .in_features = in,
+                           .out_features = out,
+                           .x = dx.get(),
+                           .x_stride = in,
+                           .weights = dw.get(),
+                           .y = dy.get(),
+                           .y_stride = out},
+                          nullptr, 0, {})
+                    .ok());
+    auto y = dy.read();
+    y.resize(static_cast<size_t>(out));
+    if (rows == 1) alone = y;
+    EXPECT_EQ(y, alone) << rows;
+  }
+}
+
+TEST_F(CudaLinear, Float32) {
+  for (const int rows : {1, 16, 50}) {
+    const int in = 256, out = 128;
+    const auto x = test::random_floats(rng_, int64_t{rows} * in);
+    const auto w = test::random_floats(rng_, int64_t{out} * in, 0.1);
+    const DeviceArray<float> dx(x), dw(w);
+    DeviceArray<float> dy(static_cast<size_t>(rows * out));
+    const cuda::LinearArgs args{.type = DType::kFloat32,
+                                .out_type = DType::kFloat32,
+                                .rows = rows,
+                                .in_features = in,
+                                .out_features = out,
+                                .x = dx.get(),
+                                .x_stride = in,
+                                .weights = dw.get(),
+                                .y = dy.get(),
+                                .y_stride = out};
+    const size_t bytes = linear_->workspace_bytes({&args, 1}, rows);
+    const DeviceArray<uint8_t> workspace(bytes);
+    ASSERT_TRUE(linear_->run(args, workspace.get(), bytes, {}).ok());
+    std::vector<float> want(dy.size());
+    reference::linear(
+        {.data = w.data(), .type = DType::kFloat32, .rows = out}, in, false,
+        {.x = x.data(), .x_stride = in, .y = want.data(), .y_stride = out, .rows = rows});
+    EXPECT_LT(test::relative_error(dy.read(), want), 1e-5) << rows;
+  }
+}
+
+TEST_F(CudaLinear, ChoicesSurviveARestart) {
+  const auto folder = std::filesystem::temp_directory_path() /
+                      fmt::format("espalier-linear-{:016x}", std::random_device{}());
+  auto first = cuda::Linear::create({.cache_folder = folder});
+  ASSERT_TRUE(first);
+  const DeviceArray<BFloat16> x(test::to_bfloat16s(test::random_floats(rng_, 64 * 256)));
+  const DeviceArray<BFloat16> w(test::to_bfloat16s(test::random_floats(rng_, 128 * 256)));
+  const DeviceArray<BFloat16> y(64 * 128);
+  const cuda::LinearArgs args{.rows = 64,
+                              .in_features = 256,
+                              .out_features = 128,
+                              .x = x.get(),
+                              .x_stride = 256,
+                              .weights = w.get(),
+                              .y = y.get(),
+                              .y_stride = 128};
+  const size_t bytes = (*first)->workspace_bytes({&args, 1}, 64);
+  const DeviceArray<uint8_t> workspace(bytes);
+  ASSERT_TRUE((*first)->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
+  std::string before, after;
+  const auto text = [&](std::string& to) {
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      std::ifstream in(file.path());
+      to.assign(std::istreambuf_iterator<char>(in), {});
+    }
+  };
+  text(before);
+  EXPECT_FALSE(before.empty());
+  auto second = cuda::Linear::create({.cache_folder = folder});
+  ASSERT_TRUE(second);
+  ASSERT_TRUE((*second)->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
+  ASSERT_TRUE((*second)->run(args, workspace.get(), bytes, {}).ok());
+  text(after);
+  EXPECT_EQ(before, after);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace espalier::kernels
