@@ -1,9 +1,12 @@
 // A tokenizer behind a pipe, for the comparison scripts of tests/compat/text/:
 //   text_tokenize FILE < requests
-// A request is a line of JSON: {"text": "...", "special": true} gives ids, {"ids": [...], "skip":
-// true} gives text, each as a line of JSON. With --time, reads a text and tells how long it took.
+// A request is a line of JSON: {"text": "...", "special": true} gives ids (or "hex": "ff00" for a
+// text of any bytes), {"ids": [...], "skip": true} gives text, each as a line of JSON. With --time,
+// encodes a file's text again and again.
 #include <boost/json.hpp>
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <iterator>
 
@@ -18,10 +21,20 @@ double milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
+std::string bytes_of_hex(std::string_view hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
+  }
+  return bytes;
+}
+
 void answer(const espalier::Tokenizer& tokenizer, const json::value& request) {
-  if (const json::value* text = request.as_object().if_contains("text")) {
-    const auto ids = tokenizer.encode(std::string_view(text->as_string()),
-                                      {.add_special_tokens = request.at("special").as_bool()});
+  if (const json::value* special = request.as_object().if_contains("special")) {
+    const json::value* hex = request.as_object().if_contains("hex");
+    const std::string text = hex != nullptr ? bytes_of_hex(hex->as_string())
+                                            : std::string(request.at("text").as_string());
+    const auto ids = tokenizer.encode(text, {.add_special_tokens = special->as_bool()});
     std::cout << json::serialize(json::value_from(ids)) << '\n';
   } else {
     const auto ids = json::value_to<std::vector<espalier::TokenId>>(request.at("ids"));
@@ -31,22 +44,32 @@ void answer(const espalier::Tokenizer& tokenizer, const json::value& request) {
   }
 }
 
-void time_encode(const espalier::Tokenizer& tokenizer) {
-  const std::string text(std::istreambuf_iterator<char>(std::cin), {});
-  for (int round = 0; round < 3; ++round) {
+// One JSON object: how long loading took, and the best and the first of `rounds`.
+void time_encode(const espalier::Tokenizer& tokenizer, double load_ms, const char* path,
+                 int rounds) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  double first = 0, best = 1e9;
+  std::vector<espalier::TokenId> ids;
+  for (int round = 0; round < rounds; ++round) {
     const auto start = Clock::now();
-    const size_t num_tokens = tokenizer.encode(text).size();
-    const double ms = milliseconds(Clock::now() - start);
-    std::cout << text.size() << " bytes, " << num_tokens << " tokens, " << ms << " ms, "
-              << static_cast<double>(text.size()) / ms / 1000 << " MB/s\n";
+    ids = tokenizer.encode(text, {.add_special_tokens = false});
+    const double seconds = milliseconds(Clock::now() - start) / 1000;
+    if (round == 0) first = seconds;
+    best = std::min(best, seconds);
   }
+  std::cout << json::serialize(json::object{{"load_ms", load_ms},
+                                            {"first_seconds", first},
+                                            {"seconds", best},
+                                            {"ids", json::value_from(ids)}})
+            << '\n';
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::cerr << "usage: text_tokenize FILE [--time]\n";
+    std::cerr << "usage: text_tokenize FILE [--time TEXT_FILE ROUNDS]\n";
     return 2;
   }
   const auto start = Clock::now();
@@ -55,11 +78,11 @@ int main(int argc, char** argv) {
     std::cerr << tokenizer.error().to_string() << '\n';
     return 1;
   }
-  if (argc > 2 && std::string_view(argv[2]) == "--time") {
-    std::cout << "loaded in " << milliseconds(Clock::now() - start) << " ms\n";
-    time_encode(**tokenizer);
+  if (argc == 5 && std::string_view(argv[2]) == "--time") {
+    time_encode(**tokenizer, milliseconds(Clock::now() - start), argv[3], std::atoi(argv[4]));
     return 0;
   }
+  std::ios::sync_with_stdio(false);
   for (std::string line; std::getline(std::cin, line);) {
     answer(**tokenizer, json::parse(line));
   }

@@ -1,7 +1,5 @@
 #include "text/tokenizer/added_tokens.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 
 #include "text/unicode/char_class.h"
@@ -19,27 +17,14 @@ size_t previous_begin(std::string_view text, size_t end) {
   return begin;
 }
 
-// \w of Rust's regular expressions: Alphabetic, M, Nd, Pc, Join_Control.
-bool is_word(const CharClasses& classes, const Utf8Char& c) {
-  if (!c.valid) return false;
-  if (classes.is(c.code, kLetter | kMark | kDecimal)) return true;
-  // Letters by use: circled and squared ones (Other_Alphabetic), and numbers such as U+2167.
-  static constexpr std::pair<char32_t, char32_t> kOtherAlphabetic[] = {
-      {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
-  for (const auto& [first, last] : kOtherAlphabetic) {
-    if (c.code >= first && c.code <= last) return true;
-  }
-  const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c.code));
-  return category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_PC || c.code == 0x200C ||
-         c.code == 0x200D;
-}
+bool is_word(const Utf8Char& c) { return c.valid && is_word_character(c.code); }
 
 bool word_ends_at(std::string_view text, size_t end) {
-  return end > 0 && is_word(CharClasses(), decode_utf8(text, previous_begin(text, end)));
+  return end > 0 && is_word(decode_utf8(text, previous_begin(text, end)));
 }
 
 bool word_begins_at(std::string_view text, size_t begin) {
-  return begin < text.size() && is_word(CharClasses(), decode_utf8(text, begin));
+  return begin < text.size() && is_word(decode_utf8(text, begin));
 }
 
 bool is_space_at(std::string_view text, size_t begin) {

@@ -1,85 +1,12 @@
 #include "text/tokenizer/bpe.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
-#include <limits>
-#include <queue>
 
-#include "base/check.h"
 #include "base/rng.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
-
-// ---- TokenTable ----
-
-namespace {
-
-constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
-// Up to here looking for the smallest rank in a row of ranks beats a heap.
-constexpr size_t kShortWord = 48;
-
-uint64_t hash_bytes(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
-
-}  // namespace
-
-TokenTable::TokenTable(size_t expected_count, size_t expected_bytes)
-    : slots_(std::bit_ceil(std::max<size_t>(16, expected_count * 2))) {
-  bytes_.reserve(expected_bytes);
-  spans_.reserve(expected_count);
-}
-
-void TokenTable::add(std::string_view token, TokenId id) {
-  ESP_CHECK(id >= 0);
-  if (static_cast<size_t>(id) >= spans_.size()) spans_.resize(static_cast<size_t>(id) + 1);
-  spans_[id] = {static_cast<uint32_t>(bytes_.size()), static_cast<int32_t>(token.size())};
-  bytes_ += token;
-  if (find(token)) return;
-  if ((num_slots_used_ + 1) * 4 > slots_.size() * 3) grow();
-  insert(hash_bytes(token), id);
-}
-
-void TokenTable::insert(uint64_t hash, TokenId id) {
-  const size_t mask = slots_.size() - 1;
-  size_t i = hash & mask;
-  while (slots_[i].id >= 0) i = (i + 1) & mask;
-  slots_[i] = {static_cast<uint32_t>(hash >> 32), id};
-  ++num_slots_used_;
-}
-
-void TokenTable::grow() {
-  std::vector<Slot> old(slots_.size() * 2);
-  old.swap(slots_);
-  num_slots_used_ = 0;
-  for (const Slot& slot : old) {
-    if (slot.id >= 0) insert(hash_bytes(of(slot.id)), slot.id);
-  }
-}
-
-std::optional<TokenId> TokenTable::find(std::string_view token) const {
-  const uint64_t hash = hash_bytes(token);
-  const size_t mask = slots_.size() - 1;
-  for (size_t i = hash & mask; slots_[i].id >= 0; i = (i + 1) & mask) {
-    if (slots_[i].tag == static_cast<uint32_t>(hash >> 32) && of(slots_[i].id) == token) {
-      return slots_[i].id;
-    }
-  }
-  return std::nullopt;
-}
-
-std::string_view TokenTable::of(TokenId id) const {
-  if (!has(id)) return {};
-  return std::string_view(bytes_).substr(spans_[id].begin, static_cast<size_t>(spans_[id].size));
-}
-
-bool TokenTable::has(TokenId id) const {
-  return id >= 0 && static_cast<size_t>(id) < spans_.size() && spans_[id].size >= 0;
-}
-
-// ---- BpeModel ----
 
 namespace {
 
@@ -87,10 +14,20 @@ uint64_t pair_of(TokenId left, TokenId right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
 }
 
+constexpr std::string_view kMark = "\u2581";
+
+// Where the next word begins after the one at `begin`: a mark that follows something else.
+size_t next_marked_word(std::string_view text, size_t begin) {
+  for (size_t at = text.find(kMark, begin + 1); at < text.size(); at = text.find(kMark, at + 1)) {
+    if (!text.substr(0, at).ends_with(kMark)) return at;
+  }
+  return text.size();
+}
+
 }  // namespace
 
 BpeModel::BpeModel(BpeOptions options, const TokenTable& tokens, std::span<const Merge> merges)
-    : options_(options),
+    : options_(std::move(options)),
       tokens_(tokens),
       merges_(std::bit_ceil(std::max<size_t>(16, merges.size() * 2))),
       cache_(std::make_unique<WordCache>()) {
@@ -108,6 +45,12 @@ BpeModel::BpeModel(BpeOptions options, const TokenTable& tokens, std::span<const
         options_.byte_level ? tokens_.find({&c, 1}) : tokens_.find(fmt::format("<0x{:02X}>", byte));
     byte_ids_[byte] = id.value_or(-1);
   }
+  cuts_at_marks_ = !options_.byte_level && !options_.ignore_merges && options_.end_suffix.empty() &&
+                   options_.continuing_prefix.empty() && tokens_.find(kMark).has_value();
+  for (TokenId id = 0; cuts_at_marks_ && id < tokens_.id_end(); ++id) {
+    const std::string_view token = tokens_.of(id);
+    if (next_marked_word(token, 0) < token.size()) cuts_at_marks_ = false;
+  }
 }
 
 const BpeModel::MergeSlot* BpeModel::find_merge(TokenId left, TokenId right) const {
@@ -120,6 +63,15 @@ const BpeModel::MergeSlot* BpeModel::find_merge(TokenId left, TokenId right) con
 }
 
 void BpeModel::encode_word(std::string_view word, std::vector<TokenId>& out) const {
+  if (!cuts_at_marks_ || word.size() <= WordCache::kWordBytesMax) return encode_segment(word, out);
+  for (size_t begin = 0; begin < word.size();) {
+    const size_t end = next_marked_word(word, begin);
+    encode_segment(word.substr(begin, end - begin), out);
+    begin = end;
+  }
+}
+
+void BpeModel::encode_segment(std::string_view word, std::vector<TokenId>& out) const {
   if (word.empty()) return;
   const bool cached = word.size() <= WordCache::kWordBytesMax;
   const uint64_t hash = cached ? WordCache::hash_of(word) : 0;
@@ -131,23 +83,45 @@ void BpeModel::encode_word(std::string_view word, std::vector<TokenId>& out) con
       return;
     }
   }
-  std::vector<TokenId> symbols;
+  std::vector<MergeSymbol> symbols;
   symbols.reserve(word.size());
   append_symbols(word, symbols);
-  if (symbols.size() <= kShortWord) {
-    merge_short(symbols);
-  } else {
-    merge_long(symbols);
-  }
-  if (cached) cache_->insert(word, hash, symbols.data(), symbols.size());
-  out.insert(out.end(), symbols.begin(), symbols.end());
+  merge_symbols(symbols, 0, [this](const MergeSymbol& left, const MergeSymbol& right, uint32_t) {
+    const MergeSlot* merge = find_merge(left.id, right.id);
+    return merge != nullptr ? MergeOf{merge->rank, merge->merged} : MergeOf();
+  });
+  const size_t size_before = out.size();
+  for (const MergeSymbol& symbol : symbols) out.push_back(symbol.id);
+  if (cached) cache_->insert(word, hash, out.data() + size_before, symbols.size());
 }
 
-void BpeModel::append_symbols(std::string_view word, std::vector<TokenId>& symbols) const {
+// With affixes each character is looked up as the vocabulary writes it.
+void BpeModel::append_spelled(std::string_view word, std::vector<MergeSymbol>& symbols) const {
+  bool after_unk = false;
+  for (size_t begin = 0; begin < word.size();) {
+    const size_t size = options_.byte_level ? 1 : decode_utf8(word, begin).size;
+    std::string spelled = begin > 0 ? options_.continuing_prefix : std::string();
+    spelled += word.substr(begin, size);
+    begin += size;
+    if (begin == word.size()) spelled += options_.end_suffix;
+    if (const std::optional<TokenId> id = tokens_.find(spelled)) {
+      symbols.push_back({*id});
+      after_unk = false;
+    } else if (!append_fallback(spelled, symbols) && options_.unk_id) {
+      if (!(after_unk && options_.fuse_unk)) symbols.push_back({*options_.unk_id});
+      after_unk = true;
+    }
+  }
+}
+
+void BpeModel::append_symbols(std::string_view word, std::vector<MergeSymbol>& symbols) const {
+  if (!options_.continuing_prefix.empty() || !options_.end_suffix.empty()) {
+    return append_spelled(word, symbols);
+  }
   bool after_unk = false;  // the last symbol is an unknown one, which the next may join
   const auto add_unk = [&] {
     if (!options_.unk_id) return;
-    if (!(after_unk && options_.fuse_unk)) symbols.push_back(*options_.unk_id);
+    if (!(after_unk && options_.fuse_unk)) symbols.push_back({*options_.unk_id});
     after_unk = true;
   };
   if (options_.byte_level) {
@@ -157,7 +131,7 @@ void BpeModel::append_symbols(std::string_view word, std::vector<TokenId>& symbo
         add_unk();
         continue;
       }
-      symbols.push_back(id);
+      symbols.push_back({id});
       after_unk = false;
     }
     return;
@@ -166,7 +140,7 @@ void BpeModel::append_symbols(std::string_view word, std::vector<TokenId>& symbo
     const std::string_view character = word.substr(i, decode_utf8(word, i).size);
     i += character.size();
     if (const std::optional<TokenId> id = tokens_.find(character)) {
-      symbols.push_back(*id);
+      symbols.push_back({*id});
       after_unk = false;
     } else if (!append_fallback(character, symbols)) {
       add_unk();
@@ -174,91 +148,15 @@ void BpeModel::append_symbols(std::string_view word, std::vector<TokenId>& symbo
   }
 }
 
-bool BpeModel::append_fallback(std::string_view character, std::vector<TokenId>& symbols) const {
+bool BpeModel::append_fallback(std::string_view character,
+                               std::vector<MergeSymbol>& symbols) const {
   if (!options_.byte_fallback) return false;
   const auto id_of = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
   for (const char byte : character) {
     if (id_of(byte) < 0) return false;
   }
-  for (const char byte : character) symbols.push_back(id_of(byte));
+  for (const char byte : character) symbols.push_back({id_of(byte)});
   return true;
-}
-
-void BpeModel::merge_short(std::vector<TokenId>& symbols) const {
-  size_t count = symbols.size();
-  if (count < 2) return;
-  // merges[i] is what joins symbols[i] and symbols[i + 1], or null.
-  std::array<const MergeSlot*, kShortWord> merges;
-  for (size_t i = 0; i + 1 < count; ++i) merges[i] = find_merge(symbols[i], symbols[i + 1]);
-  while (count >= 2) {
-    size_t best = count;
-    uint32_t best_rank = kNoRank;
-    for (size_t i = 0; i + 1 < count; ++i) {
-      if (merges[i] != nullptr && merges[i]->rank < best_rank) {
-        best = i;
-        best_rank = merges[i]->rank;
-      }
-    }
-    if (best == count) break;
-    symbols[best] = merges[best]->merged;
-    std::copy(symbols.begin() + best + 2, symbols.begin() + count, symbols.begin() + best + 1);
-    std::copy(merges.begin() + best + 1, merges.begin() + count - 1, merges.begin() + best);
-    --count;
-    if (best > 0) merges[best - 1] = find_merge(symbols[best - 1], symbols[best]);
-    if (best + 1 < count) merges[best] = find_merge(symbols[best], symbols[best + 1]);
-  }
-  symbols.resize(count);
-}
-
-// A doubly linked list of symbols and a heap of the pairs that can merge. A heap entry is out of
-// date when its place no longer starts a pair of that rank; it is then passed over.
-void BpeModel::merge_long(std::vector<TokenId>& symbols) const {
-  constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
-  const auto count = static_cast<uint32_t>(symbols.size());
-  struct Link {
-    uint32_t previous, next;  // `count` where there is none
-    uint32_t rank;            // of the pair that starts here
-    TokenId merged;
-  };
-  std::vector<Link> links(count);
-  std::vector<uint64_t> entries;  // rank above place: the smallest rank first, then the leftmost
-  const auto entry_of = [&](uint32_t i) {
-    return (static_cast<uint64_t>(links[i].rank) << 32) | i;
-  };
-  const auto look_up = [&](uint32_t i) {
-    const MergeSlot* merge =
-        links[i].next < count ? find_merge(symbols[i], symbols[links[i].next]) : nullptr;
-    links[i].rank = merge != nullptr ? merge->rank : kNoRank;
-    links[i].merged = merge != nullptr ? merge->merged : -1;
-  };
-  for (uint32_t i = 0; i < count; ++i) {
-    links[i] = {i == 0 ? count : i - 1, i + 1, kNoRank, -1};
-  }
-  for (uint32_t i = 0; i < count; ++i) {
-    look_up(i);
-    if (links[i].rank != kNoRank) entries.push_back(entry_of(i));
-  }
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue(std::greater<>{},
-                                                                             std::move(entries));
-  while (!queue.empty()) {
-    const uint64_t entry = queue.top();
-    queue.pop();
-    const auto i = static_cast<uint32_t>(entry);
-    if (links[i].previous == kGone || links[i].rank != entry >> 32) continue;
-    const uint32_t right = links[i].next;
-    symbols[i] = links[i].merged;
-    links[i].next = links[right].next;
-    if (links[i].next < count) links[links[i].next].previous = i;
-    links[right] = {kGone, kGone, kNoRank, -1};
-    for (const uint32_t place : {links[i].previous, i}) {
-      if (place >= count) continue;
-      look_up(place);
-      if (links[place].rank != kNoRank) queue.push(entry_of(place));
-    }
-  }
-  size_t out = 0;
-  for (uint32_t i = 0; i < count; i = links[i].next) symbols[out++] = symbols[i];
-  symbols.resize(out);
 }
 
 }  // namespace espalier

@@ -14,40 +14,12 @@
 
 #include "base/status.h"
 #include "seams/vocab_view.h"
+#include "text/tokenizer/merge.h"
+#include "text/tokenizer/vocabulary.h"
 #include "text/tokenizer/word_cache.h"
+#include "text/tokenizer/word_model.h"
 
 namespace espalier {
-
-// The strings of a vocabulary and their ids, both ways. Strings lie in one buffer.
-class TokenTable {
- public:
-  // `expected_count` and `expected_bytes` size the table; it grows beyond them.
-  TokenTable(size_t expected_count, size_t expected_bytes);
-
-  // The first id of a string is the one that find() gives. id >= 0.
-  void add(std::string_view token, TokenId id);
-  std::optional<TokenId> find(std::string_view token) const;
-  std::string_view of(TokenId id) const;  // "" when there is none
-  bool has(TokenId id) const;
-  TokenId id_end() const { return static_cast<TokenId>(spans_.size()); }  // largest id + 1
-
- private:
-  struct Span {
-    uint32_t begin = 0;
-    int32_t size = -1;  // -1: no such id
-  };
-  struct Slot {
-    uint32_t tag = 0;
-    TokenId id = -1;
-  };
-  void grow();
-  void insert(uint64_t hash, TokenId id);
-
-  std::string bytes_;
-  std::vector<Span> spans_;  // by id
-  std::vector<Slot> slots_;  // open addressing, a power of two
-  size_t num_slots_used_ = 0;
-};
 
 struct BpeOptions {
   // Words are bytes and tokens are bytes; else words are UTF-8 and their characters are looked up.
@@ -56,10 +28,12 @@ struct BpeOptions {
   bool fuse_unk = false;
   bool ignore_merges = false;  // a word that is a token needs no merges
   std::optional<TokenId> unk_id;
+  // What the vocabulary writes before characters that do not begin a word, after the last one.
+  std::string continuing_prefix, end_suffix;
 };
 
 // Immutable; thread-safe (the cache of words is lock-free).
-class BpeModel {
+class BpeModel final : public WordModel {
  public:
   // A merge of two tokens makes a third; merges come in the order in which they were learned.
   struct Merge {
@@ -67,9 +41,9 @@ class BpeModel {
   };
   BpeModel(BpeOptions options, const TokenTable& tokens, std::span<const Merge> merges);
 
-  // Appends the tokens of `word`. O(n log n) in its length. A character that is unknown is dropped
-  // where there is no unknown token.
-  void encode_word(std::string_view word, std::vector<TokenId>& out) const;
+  // Appends the tokens of `word`. O(n log n) in its length, O(n) where it is cut. A character that
+  // is unknown is dropped where there is no unknown token.
+  void encode_word(std::string_view word, std::vector<TokenId>& out) const override;
 
  private:
   struct MergeSlot {
@@ -80,14 +54,18 @@ class BpeModel {
   static constexpr uint64_t kNoPair = ~0ull;
 
   const MergeSlot* find_merge(TokenId left, TokenId right) const;
-  void append_symbols(std::string_view word, std::vector<TokenId>& symbols) const;
-  bool append_fallback(std::string_view character, std::vector<TokenId>& symbols) const;
-  void merge_short(std::vector<TokenId>& symbols) const;
-  void merge_long(std::vector<TokenId>& symbols) const;
+  void encode_segment(std::string_view word, std::vector<TokenId>& out) const;
+  void append_symbols(std::string_view word, std::vector<MergeSymbol>& symbols) const;
+  void append_spelled(std::string_view word, std::vector<MergeSymbol>& symbols) const;
+  bool append_fallback(std::string_view character, std::vector<MergeSymbol>& symbols) const;
 
   const BpeOptions options_;
   const TokenTable& tokens_;
-  std::vector<MergeSlot> merges_;        // open addressing, a power of two
+  std::vector<MergeSlot> merges_;  // open addressing, a power of two
+  // No token goes on after a character with U+2581 (what stands for a space), so that nothing is
+  // merged across the beginning of a word, and a long text without a pre-tokeniser can be cut
+  // there.
+  bool cuts_at_marks_ = false;
   std::array<TokenId, 256> byte_ids_{};  // of a byte alone, or of "<0x00>"; -1 where there is none
   std::unique_ptr<WordCache> cache_;
 };

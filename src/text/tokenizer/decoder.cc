@@ -164,6 +164,73 @@ class JoinBySpacesStage final : public DecodeStage {
   bool first_ = true;
 };
 
+// What transformers calls clean_up_tokenization_spaces.
+std::string clean_up(std::string text) {
+  static constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kReplacements) {
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at)) {
+      text.replace(at, from.size(), to);
+      at += to.size();
+    }
+  }
+  return text;
+}
+
+// "##ing" joins what is before it; other tokens begin a word.
+std::string word_piece_text(std::string_view token, std::string_view prefix, bool cleans) {
+  std::string text;
+  if (token.starts_with(prefix)) {
+    text = token.substr(prefix.size());
+  } else {
+    text.append(" ").append(token);
+  }
+  return cleans ? clean_up(std::move(text)) : text;
+}
+
+class WordPieceStage final : public DecodeStage {
+ public:
+  WordPieceStage(std::string prefix, bool cleans) : prefix_(std::move(prefix)), cleans_(cleans) {}
+  void push(std::string_view token, const Emit& emit) override {
+    if (!first_) return emit(word_piece_text(token, prefix_, cleans_));
+    first_ = false;
+    emit(cleans_ ? clean_up(std::string(token)) : token);
+  }
+
+ private:
+  const std::string prefix_;
+  const bool cleans_;
+  bool first_ = true;
+};
+
+// Each "</w>" is a space, but in the last token, which so waits for another.
+class SuffixStage final : public DecodeStage {
+ public:
+  explicit SuffixStage(std::string suffix) : suffix_(std::move(suffix)) {}
+  void push(std::string_view token, const Emit& emit) override {
+    if (held_) emit(replaced(*held_, " "));
+    held_ = token;
+  }
+  void finish(const Emit& emit) override {
+    if (held_) emit(replaced(*held_, ""));
+    held_.reset();
+  }
+
+ private:
+  std::string replaced(std::string token, std::string_view by) const {
+    for (size_t at = token.find(suffix_); at != std::string::npos; at = token.find(suffix_, at)) {
+      token.replace(at, suffix_.size(), by);
+      at += by.size();
+    }
+    return token;
+  }
+
+  const std::string suffix_;
+  std::optional<std::string> held_;
+};
+
 }  // namespace
 
 Result<Decoder> Decoder::parse(const json::value& value, const std::string& path) {
@@ -243,9 +310,28 @@ Status Decoder::add(const json::value& value, const std::string& path) {
     });
     return {};
   }
+  if (type == "WordPiece") {
+    ESP_ASSIGN_OR_RETURN(const std::string prefix, fields.string_or("prefix", "##"));
+    ESP_ASSIGN_OR_RETURN(const bool cleans, fields.boolean_or("cleanup", true));
+    stages_.push_back(
+        [prefix, cleans] { return std::make_unique<WordPieceStage>(prefix, cleans); });
+    replacements_.push_back(
+        [prefix, cleans](std::string token) { return word_piece_text(token, prefix, cleans); });
+    return {};
+  }
+  if (type == "BPEDecoder") {
+    ESP_ASSIGN_OR_RETURN(const std::string suffix, fields.string_or("suffix", "</w>"));
+    if (suffix.empty()) return error(StatusCode::kDataLoss, "'{}.suffix' is empty", path);
+    stages_.push_back([suffix] { return std::make_unique<SuffixStage>(suffix); });
+    replacements_.push_back([suffix](std::string token) {
+      if (token.ends_with(suffix)) token.replace(token.size() - suffix.size(), suffix.size(), " ");
+      return token;
+    });
+    return {};
+  }
   return error(StatusCode::kUnimplemented,
                "'{}' is of type '{}', which is not supported (supported: Sequence, ByteLevel, "
-               "ByteFallback, Fuse, Metaspace, Replace, Strip)",
+               "ByteFallback, Fuse, Metaspace, Replace, Strip, WordPiece, BPEDecoder)",
                path, type);
 }
 

@@ -1,17 +1,17 @@
 #include "text/tokenizer/hf_model.h"
 
-#include <limits>
+#include <algorithm>
 
 #include "text/json_fields.h"
+#include "text/tokenizer/bpe.h"
 #include "text/tokenizer/byte_alphabet.h"
+#include "text/tokenizer/unigram.h"
+#include "text/tokenizer/word_piece.h"
 
 namespace espalier {
 namespace {
 
 namespace json = boost::json;
-
-// A bound that no real vocabulary reaches, so that a wrong id cannot ask for all memory.
-constexpr int64_t kVocabularyMax = 1 << 24;
 
 Result<TokenId> parse_id(const json::value& value, std::string_view what) {
   const int64_t* id = value.if_int64();
@@ -42,123 +42,175 @@ Result<MergeStrings> parse_merge(const json::value& value, size_t rank) {
                     "'model.merges[{}]' should be two tokens: \"a b\" or [\"a\", \"b\"]", rank));
 }
 
-Status check_supported(const JsonFields& fields) {
-  ESP_ASSIGN_OR_RETURN(const std::string type, fields.string_or("type", "BPE"));
-  if (type != "BPE") {
-    return error(StatusCode::kUnimplemented,
-                 "'model.type' is '{}', which is not supported (supported: BPE)", type);
-  }
-  for (const std::string_view name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    ESP_ASSIGN_OR_RETURN(const std::string affix, fields.string_or(name, ""));
-    if (!affix.empty()) {
-      return error(StatusCode::kUnimplemented, "'model.{}' ('{}') is not supported", name, affix);
+// The id of the token that a field names; nothing where it is absent or names none.
+Result<std::optional<TokenId>> named_token(const JsonFields& fields, std::string_view name,
+                                           const Vocabulary& vocabulary) {
+  if (fields.find(name) == nullptr) return std::optional<TokenId>();
+  ESP_ASSIGN_OR_RETURN(const std::string token, fields.string(name));
+  return vocabulary.find(token);
+}
+
+Result<Vocabulary> parse_vocabulary(const JsonFields& fields, bool byte_level) {
+  ESP_ASSIGN_OR_RETURN(const json::object* vocab, fields.object("vocab"));
+  Vocabulary vocabulary(byte_level, vocab->size());
+  for (const auto& [key, value] : *vocab) {
+    const std::string_view token = key;
+    ESP_ASSIGN_OR_RETURN(const TokenId id,
+                         parse_id(value, fmt::format("'model.vocab[\"{}\"]'", token)));
+    if (Status status = vocabulary.add(token, id); !status.ok()) {
+      return fail(status.with_context("'model.vocab'"));
     }
   }
+  return vocabulary;
+}
+
+Result<BpeOptions> parse_bpe_options(const JsonFields& fields, const Vocabulary& vocabulary,
+                                     bool byte_level) {
   const json::value* dropout = fields.find("dropout");
   if (dropout != nullptr && !(dropout->is_number() && dropout->to_number<double>() == 0.0)) {
-    return error(StatusCode::kUnimplemented,
-                 "'model.dropout' is set: tokens would be drawn at random; set it to null");
+    return fail(error(StatusCode::kUnimplemented,
+                      "'model.dropout' is set: tokens would be drawn at random; set it to null"));
   }
-  return {};
+  BpeOptions options;
+  options.byte_level = byte_level;
+  ESP_ASSIGN_OR_RETURN(options.byte_fallback, fields.boolean_or("byte_fallback", false));
+  ESP_ASSIGN_OR_RETURN(options.fuse_unk, fields.boolean_or("fuse_unk", false));
+  ESP_ASSIGN_OR_RETURN(options.ignore_merges, fields.boolean_or("ignore_merges", false));
+  ESP_ASSIGN_OR_RETURN(options.unk_id, named_token(fields, "unk_token", vocabulary));
+  ESP_ASSIGN_OR_RETURN(options.continuing_prefix,
+                       fields.string_or("continuing_subword_prefix", ""));
+  ESP_ASSIGN_OR_RETURN(options.end_suffix, fields.string_or("end_of_word_suffix", ""));
+  return options;
 }
 
-}  // namespace
-
-Result<HfVocabulary> HfVocabulary::parse(const json::object& vocab, bool byte_level) {
-  HfVocabulary result;
-  result.byte_level_ = byte_level;
-  result.tokens_ = std::make_unique<TokenTable>(vocab.size(), vocab.size() * 8);
-  std::string bytes;
-  for (const auto& [key, value] : vocab) {
-    const std::string_view token = key;
-    if (!value.is_int64() || value.get_int64() < 0 || value.get_int64() >= kVocabularyMax) {
-      return fail(parse_id(value, fmt::format("'model.vocab[\"{}\"]'", token)).error());
-    }
-    const auto id = static_cast<TokenId>(value.get_int64());
-    if (result.has(id)) {
-      return fail(error(StatusCode::kDataLoss, "'model.vocab': '{}' and '{}' have the same id {}",
-                        result.token_of(id), token, id));
-    }
-    result.id_end_ = std::max(result.id_end_, id + 1);
-    bytes.clear();
-    if (!byte_level) {
-      result.tokens_->add(token, id);
-    } else if (append_spelled_bytes(token, bytes)) {
-      result.tokens_->add(bytes, id);
-    } else {
-      result.odd_tokens_.emplace(id, token);
-      result.odd_ids_.emplace(token, id);
-    }
-  }
-  return result;
-}
-
-std::optional<TokenId> HfVocabulary::find(std::string_view token) const {
-  if (!byte_level_) return tokens_->find(token);
-  std::string bytes;
-  if (append_spelled_bytes(token, bytes)) return tokens_->find(bytes);
-  const auto it = odd_ids_.find(std::string(token));
-  if (it == odd_ids_.end()) return std::nullopt;
-  return it->second;
-}
-
-std::string HfVocabulary::token_of(TokenId id) const {
-  if (const auto it = odd_tokens_.find(id); it != odd_tokens_.end()) return it->second;
-  return byte_level_ ? spell_bytes(tokens_->of(id)) : std::string(tokens_->of(id));
-}
-
-std::string_view HfVocabulary::bytes_of(TokenId id) const {
-  if (const auto it = odd_tokens_.find(id); it != odd_tokens_.end()) return it->second;
-  return tokens_->of(id);
-}
-
-Result<HfModel> parse_hf_model(const json::value& model, bool byte_level) {
-  ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(model, "model"));
-  ESP_RETURN_IF_ERROR(check_supported(fields));
-  ESP_ASSIGN_OR_RETURN(const json::object* vocab, fields.object("vocab"));
-  ESP_ASSIGN_OR_RETURN(HfVocabulary vocabulary, HfVocabulary::parse(*vocab, byte_level));
-  HfModel result{std::move(vocabulary), {}, {}};
-  result.options.byte_level = byte_level;
-  ESP_ASSIGN_OR_RETURN(result.options.byte_fallback, fields.boolean_or("byte_fallback", false));
-  ESP_ASSIGN_OR_RETURN(result.options.fuse_unk, fields.boolean_or("fuse_unk", false));
-  ESP_ASSIGN_OR_RETURN(result.options.ignore_merges, fields.boolean_or("ignore_merges", false));
-  if (fields.find("unk_token") != nullptr) {
-    ESP_ASSIGN_OR_RETURN(const std::string unk, fields.string("unk_token"));
-    result.options.unk_id = result.vocabulary.find(unk);
-  }
-  ESP_ASSIGN_OR_RETURN(const json::array* merges, fields.array("merges"));
-  result.merges.reserve(merges->size());
+Result<std::vector<BpeModel::Merge>> parse_merges(const JsonFields& fields,
+                                                  const Vocabulary& vocabulary,
+                                                  const BpeOptions& options) {
+  ESP_ASSIGN_OR_RETURN(const json::array* entries, fields.array("merges"));
+  std::vector<BpeModel::Merge> merges;
+  merges.reserve(entries->size());
   std::string left_bytes, right_bytes;
-  const TokenTable& table = result.vocabulary.table();
-  for (size_t rank = 0; rank < merges->size(); ++rank) {
-    const json::value& value = (*merges)[rank];
+  const TokenTable& table = vocabulary.table();
+  const size_t prefix_size = options.continuing_prefix.size();
+  for (size_t rank = 0; rank < entries->size(); ++rank) {
+    const json::value& value = (*entries)[rank];
     if (rank == 0 && value.is_string() && value.get_string().starts_with("#version")) continue;
     ESP_ASSIGN_OR_RETURN(const MergeStrings strings, parse_merge(value, rank));
     left_bytes.clear();
     right_bytes.clear();
-    const bool spelled = byte_level ? append_spelled_bytes(strings.left, left_bytes) &&
-                                          append_spelled_bytes(strings.right, right_bytes)
-                                    : true;
-    if (!byte_level) {
+    const bool spelled = options.byte_level ? append_spelled_bytes(strings.left, left_bytes) &&
+                                                  append_spelled_bytes(strings.right, right_bytes)
+                                            : true;
+    if (!options.byte_level) {
       left_bytes = strings.left;
       right_bytes = strings.right;
     }
     const std::optional<TokenId> left = table.find(left_bytes);
     const std::optional<TokenId> right = table.find(right_bytes);
-    const std::optional<TokenId> merged = table.find(left_bytes.append(right_bytes));
+    const std::optional<TokenId> merged =
+        table.find(left_bytes.append(right_bytes, std::min(prefix_size, right_bytes.size())));
     if (!spelled || !left || !right || !merged) {
       return fail(error(StatusCode::kDataLoss,
                         "'model.merges[{}]' ('{}' and '{}'): a token of it, or what it makes, is "
                         "not in the vocabulary",
                         rank, strings.left, strings.right));
     }
-    result.merges.push_back({*left, *right, *merged});
+    merges.push_back({*left, *right, *merged});
   }
-  return result;
+  return merges;
+}
+
+Result<HfModel> parse_bpe(const JsonFields& fields, bool byte_level) {
+  ESP_ASSIGN_OR_RETURN(Vocabulary vocabulary, parse_vocabulary(fields, byte_level));
+  ESP_ASSIGN_OR_RETURN(BpeOptions options, parse_bpe_options(fields, vocabulary, byte_level));
+  ESP_ASSIGN_OR_RETURN(const auto merges, parse_merges(fields, vocabulary, options));
+  auto model = std::make_unique<BpeModel>(std::move(options), vocabulary.table(), merges);
+  return HfModel{std::move(vocabulary), std::move(model)};
+}
+
+// "vocab": [["token", score], ...], the ids in order.
+Result<HfModel> parse_unigram(const JsonFields& fields) {
+  ESP_ASSIGN_OR_RETURN(const json::array* entries, fields.array("vocab"));
+  Vocabulary vocabulary(/*byte_level=*/false, entries->size());
+  std::vector<double> scores;
+  scores.reserve(entries->size());
+  for (size_t id = 0; id < entries->size(); ++id) {
+    const json::array* pair = (*entries)[id].if_array();
+    const json::string* token =
+        pair != nullptr && pair->size() == 2 ? (*pair)[0].if_string() : nullptr;
+    if (token == nullptr || !(*pair)[1].is_number()) {
+      return fail(error(StatusCode::kDataLoss,
+                        "'model.vocab[{}]' should be a token and its score: [\"a\", -1.5]", id));
+    }
+    ESP_RETURN_IF_ERROR(vocabulary.add(*token, static_cast<TokenId>(id)));
+    scores.push_back((*pair)[1].to_number<double>());
+  }
+  std::optional<TokenId> unk_id;
+  if (fields.find("unk_id") != nullptr) {
+    ESP_ASSIGN_OR_RETURN(const int64_t id, fields.integer("unk_id"));
+    if (id < 0 || id >= static_cast<int64_t>(scores.size())) {
+      return fail(error(StatusCode::kDataLoss, "'model.unk_id' is {} and the vocabulary has {}", id,
+                        scores.size()));
+    }
+    unk_id = static_cast<TokenId>(id);
+  }
+  ESP_ASSIGN_OR_RETURN(const bool byte_fallback, fields.boolean_or("byte_fallback", false));
+  auto model =
+      std::make_unique<UnigramModel>(vocabulary.table(), std::move(scores), unk_id, byte_fallback);
+  return HfModel{std::move(vocabulary), std::move(model)};
+}
+
+Result<HfModel> parse_word_piece(const JsonFields& fields) {
+  ESP_ASSIGN_OR_RETURN(Vocabulary vocabulary, parse_vocabulary(fields, false));
+  WordPieceModel::Options options;
+  ESP_ASSIGN_OR_RETURN(options.unk_id, named_token(fields, "unk_token", vocabulary));
+  ESP_ASSIGN_OR_RETURN(options.continuing_prefix,
+                       fields.string_or("continuing_subword_prefix", "##"));
+  if (fields.find("max_input_chars_per_word") != nullptr) {
+    ESP_ASSIGN_OR_RETURN(const int64_t count, fields.integer("max_input_chars_per_word"));
+    options.characters_max = static_cast<size_t>(std::max<int64_t>(count, 0));
+  }
+  auto model = std::make_unique<WordPieceModel>(vocabulary.table(), std::move(options));
+  return HfModel{std::move(vocabulary), std::move(model)};
+}
+
+Result<HfModel> parse_word_level(const JsonFields& fields) {
+  ESP_ASSIGN_OR_RETURN(Vocabulary vocabulary, parse_vocabulary(fields, false));
+  ESP_ASSIGN_OR_RETURN(const auto unk_id, named_token(fields, "unk_token", vocabulary));
+  auto model = std::make_unique<WordLevelModel>(vocabulary.table(), unk_id);
+  return HfModel{std::move(vocabulary), std::move(model)};
+}
+
+// Files from before types were written down tell themselves by their fields.
+std::string_view type_by_fields(const JsonFields& fields) {
+  const json::value* vocab = fields.find("vocab");
+  if (fields.find("merges") != nullptr) return "BPE";
+  if (vocab != nullptr && vocab->is_array()) return "Unigram";
+  return fields.find("continuing_subword_prefix") != nullptr ? "WordPiece" : "WordLevel";
+}
+
+}  // namespace
+
+Result<HfModel> parse_hf_model(const json::value& model, bool byte_level) {
+  ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(model, "model"));
+  ESP_ASSIGN_OR_RETURN(const std::string type, fields.string_or("type", type_by_fields(fields)));
+  if (type == "BPE") return parse_bpe(fields, byte_level);
+  if (byte_level) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "'model.type' is '{}' after a ByteLevel pre-tokeniser, which only BPE has",
+                      type));
+  }
+  if (type == "Unigram") return parse_unigram(fields);
+  if (type == "WordPiece") return parse_word_piece(fields);
+  if (type == "WordLevel") return parse_word_level(fields);
+  return fail(error(StatusCode::kUnimplemented,
+                    "'model.type' is '{}', which is not supported (supported: BPE, Unigram, "
+                    "WordPiece, WordLevel)",
+                    type));
 }
 
 Result<std::vector<AddedToken>> parse_added_tokens(const json::value& value,
-                                                   const HfVocabulary& vocabulary) {
+                                                   const Vocabulary& vocabulary) {
   std::vector<AddedToken> tokens;
   if (value.is_null()) return tokens;
   const json::array* entries = value.if_array();

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
+#include "text/base64.h"
 #include "text/json_fields.h"
 #include "text/regex/pcre.h"
+#include "text/tokenizer/charsmap.h"
 #include "text/unicode/char_class.h"
+#include "text/unicode/old_classes.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
@@ -40,10 +44,70 @@ std::string lowercase(std::string text) {
 }
 
 std::string strip_accents(std::string text) {
-  const CharClasses classes;
   std::string out;
   for_each_character(text, [&](char32_t code) {
-    if (!classes.is(code, kMark)) append_utf8(code, out);
+    if (code < 0x300 || !is_old_mark(code)) append_utf8(code, out);
+  });
+  return out;
+}
+
+bool is_ideograph(char32_t code) {  // as BERT counts them
+  static constexpr std::pair<char32_t, char32_t> kBlocks[] = {
+      {0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},   {0x20000, 0x2A6DF},
+      {0x2A700, 0x2B73F}, {0x2B740, 0x2B81F}, {0x2B920, 0x2CEAF}, {0x2F800, 0x2FA1F}};
+  return std::any_of(std::begin(kBlocks), std::end(kBlocks), [&](const auto& block) {
+    return code >= block.first && code <= block.second;
+  });
+}
+
+// Controls are dropped, white space becomes spaces.
+std::string clean_text(std::string text) {
+  const CharClasses classes;
+  std::string out;
+  out.reserve(text.size());
+  for_each_character(text, [&](char32_t code) {
+    if (is_old_other(code)) return;
+    if (classes.is(code, kSpace)) {
+      out += ' ';
+    } else {
+      append_utf8(code, out);
+    }
+  });
+  return out;
+}
+
+std::string isolate_ideographs(std::string text) {
+  std::string out;
+  out.reserve(text.size());
+  for_each_character(text, [&](char32_t code) {
+    const bool isolated = is_ideograph(code);
+    if (isolated) out += ' ';
+    append_utf8(code, out);
+    if (isolated) out += ' ';
+  });
+  return out;
+}
+
+std::string strip_nonspacing(std::string text) {
+  std::string out;
+  for_each_character(normalize_unicode(std::move(text), UnicodeForm::kNfd), [&](char32_t code) {
+    if (code < 0x300 || !is_old_nonspacing(code)) append_utf8(code, out);
+  });
+  return out;
+}
+
+// Control characters and odd spaces, as the NMT normaliser of SentencePiece has them.
+std::string normalize_nmt(std::string text) {
+  std::string out;
+  for_each_character(text, [&](char32_t code) {
+    const bool dropped = (code >= 0x1 && code <= 0x8) || code == 0xB ||
+                         (code >= 0xE && code <= 0x1F) || code == 0x7F || code == 0x8F ||
+                         code == 0x9F;
+    const bool space = code == 0x9 || code == 0xA || code == 0xC || code == 0xD || code == 0x1680 ||
+                       (code >= 0x200B && code <= 0x200F) || code == 0x2028 || code == 0x2029 ||
+                       code == 0x2581 || code == 0xFEFF || code == 0xFFFD;
+    if (dropped) return;
+    append_utf8(space ? U' ' : code, out);
   });
   return out;
 }
@@ -175,7 +239,16 @@ class NfcStable {
   std::vector<bool> stable_;
 };
 
-std::string normalize_all(std::string_view text, UnicodeForm form) {
+// A character that the reference's tables do not know yet: to it, one that stands alone.
+bool is_late(char32_t code) {
+  if (code < 0x300) return false;
+  const bool combines =
+      utf8proc_get_property(static_cast<utf8proc_int32_t>(code))->combining_class != 0;
+  return (combines && !is_old_combining(code)) || is_late_decomposing(code);
+}
+
+// Of text without late characters.
+void normalize_known(std::string_view text, UnicodeForm form, std::string& out) {
   const bool composes = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
   const bool compatible = form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
   int options = UTF8PROC_STABLE;
@@ -193,9 +266,23 @@ std::string normalize_all(std::string_view text, UnicodeForm form) {
   });
   order_marks(codes);
   const size_t size = composes ? compose(codes, options) : codes.size();
+  for (size_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
+}
+
+std::string normalize_all(std::string_view text, UnicodeForm form) {
   std::string out;
   out.reserve(text.size());
-  for (size_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
+  size_t done = 0;
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = decode_utf8(text, i);
+    if (is_late(c.code)) {
+      normalize_known(text.substr(done, i - done), form, out);
+      out += text.substr(i, c.size);
+      done = i + c.size;
+    }
+    i += c.size;
+  }
+  normalize_known(text.substr(done), form, out);
   return out;
 }
 
@@ -269,30 +356,41 @@ Result<std::function<std::string(std::string)>> parse_replace(const json::value&
   return [regex, content](std::string text) { return replace_regex(text, *regex, content); };
 }
 
+namespace {
+
+std::optional<UnicodeForm> parse_form(std::string_view name) {
+  static constexpr std::pair<std::string_view, UnicodeForm> kForms[] = {
+      {"NFC", UnicodeForm::kNfc},
+      {"NFD", UnicodeForm::kNfd},
+      {"NFKC", UnicodeForm::kNfkc},
+      {"NFKD", UnicodeForm::kNfkd}};
+  for (const auto& [known, form] : kForms) {
+    if (known == name) return form;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 Result<Normalizer> Normalizer::parse(const json::value& value, const std::string& path) {
   Normalizer normalizer;
   if (value.is_null()) return normalizer;
   ESP_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::of(value, path));
   ESP_ASSIGN_OR_RETURN(const std::string type, fields.string("type"));
-  const auto unicode = [](UnicodeForm form) {
-    return [form](std::string text) { return normalize_unicode(std::move(text), form); };
-  };
+  normalizer.unicode_form_only_ = parse_form(type).has_value();
   std::vector<Step>& steps = normalizer.steps_;
   if (type == "Sequence") {
     ESP_ASSIGN_OR_RETURN(const json::array* parts, fields.array("normalizers"));
     for (size_t i = 0; i < parts->size(); ++i) {
       const std::string part_path = fmt::format("{}.normalizers[{}]", path, i);
       ESP_ASSIGN_OR_RETURN(Normalizer part, parse((*parts)[i], part_path));
+      normalizer.unicode_form_only_ |= i == 0;
+      normalizer.unicode_form_only_ &= part.unicode_form_only_;
       for (Step& step : part.steps_) steps.push_back(std::move(step));
     }
-  } else if (type == "NFC") {
-    steps.push_back(unicode(UnicodeForm::kNfc));
-  } else if (type == "NFD") {
-    steps.push_back(unicode(UnicodeForm::kNfd));
-  } else if (type == "NFKC") {
-    steps.push_back(unicode(UnicodeForm::kNfkc));
-  } else if (type == "NFKD") {
-    steps.push_back(unicode(UnicodeForm::kNfkd));
+  } else if (const std::optional<UnicodeForm> form = parse_form(type)) {
+    steps.push_back(
+        [form = *form](std::string text) { return normalize_unicode(std::move(text), form); });
   } else if (type == "Lowercase") {
     steps.push_back(lowercase);
   } else if (type == "StripAccents") {
@@ -303,6 +401,31 @@ Result<Normalizer> Normalizer::parse(const json::value& value, const std::string
   } else if (type == "Prepend") {
     ESP_ASSIGN_OR_RETURN(const std::string prefix, fields.string("prepend"));
     steps.push_back([prefix](std::string text) { return text.empty() ? text : prefix + text; });
+  } else if (type == "Precompiled") {
+    if (fields.find("precompiled_charsmap") == nullptr) return normalizer;
+    ESP_ASSIGN_OR_RETURN(const std::string encoded, fields.string("precompiled_charsmap"));
+    const std::string where = fields.path_to("precompiled_charsmap");
+    std::string blob;
+    if (!decode_base64(encoded, blob)) {
+      return fail(error(StatusCode::kDataLoss, "'{}' is no base64", where));
+    }
+    Result<Charsmap> charsmap = Charsmap::parse(blob);
+    if (!charsmap) return fail(charsmap.error().with_context(where));
+    if (charsmap->empty()) return normalizer;
+    // Shared because std::function copies its target.
+    const auto shared = std::make_shared<const Charsmap>(std::move(*charsmap));
+    steps.push_back([shared](std::string text) { return apply_precompiled(*shared, text); });
+  } else if (type == "BertNormalizer") {
+    ESP_ASSIGN_OR_RETURN(const bool cleans, fields.boolean_or("clean_text", true));
+    ESP_ASSIGN_OR_RETURN(const bool isolates, fields.boolean_or("handle_chinese_chars", true));
+    ESP_ASSIGN_OR_RETURN(const bool lowers, fields.boolean_or("lowercase", true));
+    ESP_ASSIGN_OR_RETURN(const bool strips, fields.boolean_or("strip_accents", lowers));
+    if (cleans) steps.push_back(clean_text);
+    if (isolates) steps.push_back(isolate_ideographs);
+    if (strips) steps.push_back(strip_nonspacing);
+    if (lowers) steps.push_back(lowercase);
+  } else if (type == "Nmt") {
+    steps.push_back(normalize_nmt);
   } else if (type == "Strip") {
     ESP_ASSIGN_OR_RETURN(const bool left, fields.boolean_or("strip_left", true));
     ESP_ASSIGN_OR_RETURN(const bool right, fields.boolean_or("strip_right", true));
@@ -311,7 +434,8 @@ Result<Normalizer> Normalizer::parse(const json::value& value, const std::string
   } else {
     return fail(error(StatusCode::kUnimplemented,
                       "'{}' is of type '{}', which is not supported (supported: Sequence, NFC, "
-                      "NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip)",
+                      "NFD, NFKC, NFKD, Nmt, Lowercase, StripAccents, Replace, Prepend, Strip, "
+                      "Precompiled, BertNormalizer)",
                       path, type));
   }
   return normalizer;

@@ -3,6 +3,7 @@
 #include "text/json_fields.h"
 #include "text/regex/pcre.h"
 #include "text/unicode/char_class.h"
+#include "text/unicode/old_classes.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
@@ -56,6 +57,25 @@ void find_regex_parts(const PcreRegex& regex, std::string_view text,
   add_rest(text.size(), parts);
 }
 
+// \w+|[^\w\s]+ as Rust's regular expressions have it.
+void find_words_and_symbols(std::string_view text, std::vector<SplitPart>& parts) {
+  const CharClasses classes;
+  const auto kind_at = [&](size_t at) {
+    const char32_t code = decode_utf8(text, at).code;
+    return is_word_character(code) ? 2 : classes.is(code, kSpace) ? 0 : 1;
+  };
+  for (size_t begin = 0; begin < text.size();) {
+    const int kind = kind_at(begin);
+    size_t end = begin;
+    do {
+      end += decode_utf8(text, end).size;
+    } while (end < text.size() && kind_at(end) == kind);
+    if (kind > 0) add_match(begin, end, parts);
+    begin = end;
+  }
+  add_rest(text.size(), parts);
+}
+
 }  // namespace
 
 Result<PreTokenizer> PreTokenizer::parse(const json::value& value, const std::string& path) {
@@ -90,14 +110,18 @@ Status PreTokenizer::add(const json::value& value, const std::string& path) {
   }
   if (type == "Punctuation") {
     ESP_ASSIGN_OR_RETURN(const SplitBehavior behavior, parse_behavior(fields, "Isolated"));
-    add_predicate(
-        [classes](char32_t code) {
-          const bool ascii_symbol =
-              code > ' ' && code < 0x7F && !classes.is(code, kLetter | kNumber);
-          return ascii_symbol || classes.is(code, kPunctuation);
-        },
-        behavior);
+    add_predicate(is_old_punctuation, behavior);
     return {};
+  }
+  if (type == "BertPreTokenizer") {
+    add_predicate([classes](char32_t code) { return classes.is(code, kSpace); },
+                  SplitBehavior::kRemoved);
+    add_predicate(is_old_punctuation, SplitBehavior::kIsolated);
+    return {};
+  }
+  if (type == "CharDelimiterSplit") {
+    ESP_ASSIGN_OR_RETURN(const std::string delimiter, fields.string("delimiter"));
+    return add_regex(escape_regex(delimiter), SplitBehavior::kRemoved, false);
   }
   if (type == "WhitespaceSplit") {
     add_predicate([classes](char32_t code) { return classes.is(code, kSpace); },
@@ -105,12 +129,17 @@ Status PreTokenizer::add(const json::value& value, const std::string& path) {
     return {};
   }
   if (type == "Whitespace") {
-    ESP_ASSIGN_OR_RETURN(const std::string pattern, oniguruma_to_pcre2(R"(\w+|[^\w\s]+)"));
-    return add_regex(pattern, SplitBehavior::kRemoved, /*invert=*/true);
+    Step step;
+    step.find_parts = find_words_and_symbols;
+    step.behavior = SplitBehavior::kRemoved;
+    step.invert = true;
+    steps_.push_back(std::move(step));
+    return {};
   }
   return error(StatusCode::kUnimplemented,
                "'{}' is of type '{}', which is not supported (supported: Sequence, Split, "
-               "ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit)",
+               "ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
+               "BertPreTokenizer, CharDelimiterSplit)",
                path, type);
 }
 
@@ -232,6 +261,10 @@ bool PreTokenizer::keeps_invalid_utf8() const {
     if (step.find_parts != nullptr) return false;
   }
   return byte_level_;
+}
+
+bool PreTokenizer::cuts_at_lines() const {
+  return steps_.size() == 1 && steps_[0].rules && steps_[0].covers_all;
 }
 
 void PreTokenizer::run(size_t index, std::string_view text, bool at_start,

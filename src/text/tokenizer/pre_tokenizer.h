@@ -28,6 +28,9 @@ class PreTokenizer {
   // Whether words of invalid UTF-8 come out byte for byte.
   bool keeps_invalid_utf8() const;
 
+  // Whether a word always ends before a line that begins with a letter, whatever stands before it.
+  bool cuts_at_lines() const;
+
   // Calls fn(word) for each word of `text`, in order. `at_start`: the text begins the input.
   template <typename Fn>
   void for_each_word(std::string_view text, bool at_start, Fn&& fn) const {

@@ -95,6 +95,7 @@ class Scanner {
       position += c.size;
       if (c.newline()) after_newline = position;
     }
+    if (rules_.whole_end_spaces && position == text_.size()) return position;
     if (newlines && after_newline > begin) return after_newline;
     // Before a word the last space is left to it, unless it is the only one.
     return position < text_.size() && last_begin > begin ? last_begin : position;
@@ -190,6 +191,11 @@ std::optional<SplitRules> known_split_rules(std::string_view pattern) {
        {Family::kGpt2}},
       {R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
        {Family::kGpt2}},
+      // tiktoken's own GPT-2 and cl100k.
+      {R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)",
+       {.family = Family::kGpt2, .whole_end_spaces = true}},
+      {R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s)",
+       {.family = Family::kCl100k, .digits_max = 3, .whole_end_spaces = true}},
       // Llama 3; cl100k in tokenizer.json files.
       {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
        {Family::kCl100k, 3}},

@@ -30,6 +30,7 @@ struct SplitRules {
   bool contractions = true;         // 's and the like
   bool marks_are_letters = false;   // cl100k with [\p{L}\p{M}] for \p{L} (Qwen 3.5)
   bool slash_ends_symbols = false;  // o200k: [\r\n/]* after symbols
+  bool whole_end_spaces = false;    // \s++$ comes first: white space that ends the text is one word
 };
 
 // The rules of an expression that is known by heart.

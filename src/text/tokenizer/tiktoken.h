@@ -1,5 +1,6 @@
-// Vocabularies in tiktoken's format: a token in base64 and its rank on each line. The file holds no
-// more than that, so how text is cut into words is chosen by the vocabulary's size.
+// tiktoken's rank files: a line for each token, base64 and its rank. Such a file does not say how
+// text is split or which special tokens there are; both follow from whose vocabulary it is, which
+// its name or its number of ranks tells.
 #pragma once
 
 #include <memory>
@@ -9,10 +10,15 @@
 
 namespace espalier {
 
-// Byte pairs are merged by the rank of what they make. One special token more, "<|endoftext|>",
-// gets the first id behind the ranks and ends a sequence. Words are cut as cl100k (100,256 tokens),
-// Llama 3 (128,000), Qwen 2 (151,643) or o200k (199,998) cuts them, and as cl100k for any other
-// size. kDataLoss names the line that is malformed.
-Result<std::unique_ptr<Tokenizer>> parse_tiktoken(std::string_view text);
+// `name`: the file's; "cl100k", "o200k", "harmony", "llama", "qwen", "gpt2", "r50k" or "p50k" in it
+// picks a vocabulary by name, else its size does. Where neither tells, words are cut as cl100k's,
+// the only special token is "<|endoftext|>" behind the ranks, and a warning is logged. kDataLoss
+// names the line that is malformed. `normalizes_nfc`: as Qwen's own class for its rank file does,
+// which tiktoken itself does not.
+Result<std::unique_ptr<Tokenizer>> parse_tiktoken(std::string_view text, std::string_view name = {},
+                                                  bool normalizes_nfc = false);
+
+// Whether a file's text looks like ranks (Llama 3's are in a file called tokenizer.model).
+bool looks_like_tiktoken(std::string_view text);
 
 }  // namespace espalier

@@ -38,7 +38,7 @@ TEST(Tiktoken, MergesByRankWithinWords) {
 TEST(Tiktoken, MalformedLinesAreNamed) {
   EXPECT_THAT(parse_tiktoken("YQ== 0\nYg==\n").error().message(), HasSubstr("line 2"));
   EXPECT_THAT(parse_tiktoken("YQ== 0\n??? 1\n").error().message(), HasSubstr("line 2"));
-  EXPECT_THAT(parse_tiktoken("YQ== 1\n").error().message(), HasSubstr("rank 0"));
+  EXPECT_TRUE(parse_tiktoken("YQ== 1\n"));  // real files leave ranks out
   EXPECT_FALSE(parse_tiktoken(""));
 }
 

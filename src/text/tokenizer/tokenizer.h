@@ -17,6 +17,9 @@ namespace espalier {
 struct EncodeOptions {
   bool add_special_tokens = true;  // what the post-processor adds: <s> and the like
   bool parse_special = true;       // text such as "<|eot|>" becomes the special token it names
+  // A long text is cut where that changes nothing, and its parts are encoded by so many threads
+  // (where the vocabulary's rules allow a cut).
+  int num_threads = 1;
 };
 
 struct DecodeOptions {
@@ -66,9 +69,9 @@ class Tokenizer {
   virtual std::optional<TokenId> bos_id() const = 0;
 };
 
-// Reads a model folder (tokenizer.json, with tokenizer_config.json beside it), a tokenizer.json, or
-// a .tiktoken file of ranks.
-// Fails with the file, the place in it and what is not supported, by name.
+// Reads a model's folder or one file: tokenizer.json (with tokenizer_config.json beside it), a
+// SentencePiece .model, a .tiktoken rank file. A folder's files are looked for in that order. Fails
+// with the file, the place in it and what is not supported, by name.
 Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::filesystem::path& path);
 
 }  // namespace espalier

@@ -1,8 +1,11 @@
 #include "text/unicode/char_class.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 namespace espalier::internal {
 namespace {
@@ -33,3 +36,21 @@ const uint8_t* char_class_table() {
 }
 
 }  // namespace espalier::internal
+
+namespace espalier {
+
+bool is_word_character(char32_t code) {
+  if (CharClasses().is(code, kLetter | kMark | kDecimal)) return true;
+  if (code < 0x80) return code == '_';
+  // Letters by use: circled and squared ones (Other_Alphabetic), and numbers such as U+2167.
+  static constexpr std::pair<char32_t, char32_t> kOtherAlphabetic[] = {
+      {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
+  for (const auto& [first, last] : kOtherAlphabetic) {
+    if (code >= first && code <= last) return true;
+  }
+  const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_PC || code == 0x200C ||
+         code == 0x200D;
+}
+
+}  // namespace espalier

@@ -36,4 +36,7 @@ class CharClasses {
   const uint8_t* table_;
 };
 
+// \w of Rust's regular expressions: Alphabetic, M, Nd, Pc, Join_Control.
+bool is_word_character(char32_t code);
+
 }  // namespace espalier

@@ -1,73 +1,179 @@
 #!/usr/bin/env python3
-"""Compares our tokenizers with the `tokenizers` package on random texts and ids.
+"""Compares our tokenizers with `tokenizers`, `tiktoken` and `sentencepiece` on random texts and ids.
 
     ninja -C build/release text_tokenize
     python tests/compat/text/fuzz_tokenizers.py build/release/text_tokenize COUNT SEED FILE...
-FILE: a tokenizer.json. COUNT texts and a tenth as many lists of ids for each. Exits 1 when any
-differ. Characters that Unicode 16 does not assign are left out. Needs the packages of
-requirements.txt.
+FILE: a tokenizer.json, a .tiktoken rank file, a SentencePiece .model, or GGUF=REFERENCE with one of
+those as the reference. COUNT texts and a tenth as many lists of ids for each. Exits 1 when any differ.
+Characters that Unicode 16 does not assign are left out. Where the reference takes bytes, some texts
+are no valid UTF-8. Needs the packages of requirements.txt.
 """
 import json
 import random
 import subprocess
 import sys
-from pathlib import Path
-
-from tokenizers import Tokenizer
+import threading
 
 PIECES = """the The THE HELLO camelCase don't we'LL I'm ' '' 's 'S 'ſ 1 12 1234 ½ Ⅷ ² ! ?! / // {} ... <| |>
-<|eot_id|> <|user|> <mask> <tool call> foo </tool> é e\u0301 \u0301 中文 あ 안녕 ا ل ع क् क्ष ไทย ǅ ʰ ª 👩\u200d👧 🇫🇷 ❤\ufe0f \u200b \u200d \ufeff
-▁ Ġ <0x41> \u00a0 \u3000 \u0085 \u2028 \u180e \u1680 \t \n \r\n \n\n \0 \x07 \x7f def return self. // /* */ http://a.b/c?d=e&f İ ß ﬁ Å Å ｶﾞ ㌀""".split(" ")
+<|eot_id|> <|user|> <|endoftext|> <mask> <tool call> foo </tool> é e\u0301 \u0301 中文 あ 안녕 ا ل ع क् क्ष ไทย ǅ ʰ ª 👩\u200d👧 🇫🇷 ❤\ufe0f \u200b \u200d \ufeff
+▁ Ġ <0x41> <unk> <s> </s> ##ing ing \u00a0 \u3000 \u0085 \u2028 \u180e \u1680 \t \n \r\n \n\n \0 \x07 \x7f def return self. // /* */ http://a.b/c?d=e&f İ ß ﬁ Å Å ｶﾞ ㌀
+\ufdfa ｆｕｌｌ ％ ™ ① ㎏ ï Ǻ Σ ς heron water Reiher цапля 鷺 [MASK] [UNK] do not n't .""".split(" ")
 PIECES += [" ", "  ", "   ", "\n", "\n ", " \n", "a", "s"]
 RANGES = [(0, 0x7F), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xD7F),
           (0x1E00, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xF900, 0xFFFD),
-          (0x10000, 0x1FFFF), (0x20000, 0x2A6DF), (0xE0000, 0xE01EF)]
+          (0x10000, 0x1FFFF), (0x20000, 0x2A6DF), (0xE0000, 0xE01EF), (0x1100, 0x11FF),
+          (0xE000, 0xF8FF), (0xF0000, 0xFFFFD), (0x100000, 0x10FFFD)]
+BATCH = 20_000
 
 
 def random_text(rng):
     out = []
-    for _ in range(rng.randrange(1, 40)):
-        kind = rng.randrange(10)
-        if kind < 6:
+    for _ in range(rng.randrange(1, 24)):
+        kind = rng.randrange(20)
+        if kind < 12:
             out.append(rng.choice(PIECES))
-        elif kind < 8:
+        elif kind < 16:
             out.append(chr(rng.randint(*rng.choice(RANGES))))
-        elif kind == 8:
+        elif kind == 16:
             out.append(rng.choice(PIECES) * rng.randrange(2, 40))
+        elif kind == 17:
+            out.append("".join(chr(rng.randint(*rng.choice(RANGES)))
+                               for _ in range(rng.randrange(1, 12))))
         else:
             out.append("".join(rng.choice("abcdefghijklmnopqrstuvwxyz ") for _ in range(12)))
     return "".join(out)
 
 
-def ours(tool, path, requests):
-    lines = "".join(json.dumps(r) + "\n" for r in requests)
-    done = subprocess.run([tool, path], input=lines, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.split("\n") if line]
+def broken_bytes(rng):
+    data = bytearray(random_text(rng).encode())
+    for _ in range(rng.randrange(1, 6)):
+        at = rng.randrange(len(data) + 1)
+        data[at:at + rng.randrange(3)] = bytes(rng.randrange(256) for _ in range(rng.randrange(3)))
+    return bytes(data)
+
+
+class HuggingFace:
+    takes_bytes = False
+
+    def __init__(self, path):
+        from tokenizers import Tokenizer
+        self.tokenizer = Tokenizer.from_file(path)
+        self.size = self.tokenizer.get_vocab_size()
+
+    def encode(self, texts, special):
+        return [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+
+    def decode(self, ids, skip):
+        return self.tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+class Tiktoken:
+    takes_bytes = False
+
+    def __init__(self, path):
+        from tiktoken_reference import encoding_of
+        self.encoding = encoding_of(path)
+        ranks, specials = self.encoding._mergeable_ranks, self.encoding._special_tokens
+        self.ids = sorted([*ranks.values(), *specials.values()])
+        self.size = None
+
+    def encode(self, texts, special):
+        return self.encoding.encode_batch(texts, num_threads=1, allowed_special="all")
+
+    def decode(self, ids, skip):
+        return self.encoding.decode(ids)
+
+
+class SentencePiece:
+    takes_bytes = True
+
+    def __init__(self, path):
+        import sentencepiece
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=path)
+        self.size = self.processor.get_piece_size()
+
+    def encode(self, texts, special):
+        return self.processor.encode(texts)
+
+    def decode(self, ids, skip):
+        return self.processor.decode(ids)
+
+
+def reference_of(path):
+    if path.endswith(".json"):
+        return HuggingFace(path)
+    return Tiktoken(path) if path.endswith(".tiktoken") else SentencePiece(path)
+
+
+def make_requests(rng, reference, count):
+    requests = []
+    # What tiktoken and SentencePiece add of their own is nothing.
+    may_add, may_skip = isinstance(reference, HuggingFace), isinstance(reference, HuggingFace)
+    for _ in range(count):
+        special = may_add and rng.random() < 0.5
+        if reference.takes_bytes and rng.random() < 0.1:
+            requests.append({"hex": broken_bytes(rng).hex(), "special": special})
+        else:
+            requests.append({"text": random_text(rng), "special": special})
+    for _ in range(count // 10):
+        size = rng.randrange(1, 12)
+        ids = ([rng.randrange(reference.size) for _ in range(size)] if reference.size
+               else rng.choices(reference.ids, k=size))
+        skip = rng.random() < 0.5 if may_skip else not isinstance(reference, Tiktoken)
+        requests.append({"ids": ids, "skip": skip})
+    return requests
+
+
+def expected_answers(reference, requests):
+    answers = [None] * len(requests)
+    for special in (False, True):
+        chosen = [i for i, r in enumerate(requests) if r.get("special") is special]
+        texts = [requests[i]["text"] if "text" in requests[i] else bytes.fromhex(requests[i]["hex"])
+                 for i in chosen]
+        for i, ids in zip(chosen, reference.encode(texts, special), strict=True):
+            answers[i] = ids
+    for i, request in enumerate(requests):
+        if "ids" in request:
+            answers[i] = reference.decode(request["ids"], request["skip"])
+    return answers
+
+
+class Ours:
+    def __init__(self, tool, path):
+        self.process = subprocess.Popen([tool, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def answer(self, requests):
+        lines = "".join(json.dumps(r) + "\n" for r in requests).encode()
+
+        def write():
+            self.process.stdin.write(lines)
+            self.process.stdin.flush()
+        writer = threading.Thread(target=write)
+        writer.start()
+        answers = [json.loads(self.process.stdout.readline()) for _ in requests]
+        writer.join()
+        return answers
 
 
 def main():
     tool, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     total = 0
-    for path in sys.argv[4:]:
+    for argument in sys.argv[4:]:
+        path, _, other = argument.partition("=")
         rng = random.Random(seed)
-        reference = Tokenizer.from_file(path)
-        size = reference.get_vocab_size()
-        requests = [{"text": random_text(rng), "special": rng.random() < 0.5} for _ in range(count)]
-        requests += [{"ids": [rng.randrange(size) for _ in range(rng.randrange(1, 12))],
-                      "skip": rng.random() < 0.5} for _ in range(count // 10)]
-        differences = 0
-        for request, answer in zip(requests, ours(tool, path, requests), strict=True):
-            if "text" in request:
-                expected = reference.encode(request["text"],
-                                            add_special_tokens=request["special"]).ids
-            else:
-                expected = reference.decode(request["ids"], skip_special_tokens=request["skip"])
-            if answer != expected:
-                differences += 1
-                if differences <= 5:
-                    print("DIFFERENT", json.dumps(request), "\n  ours     ", answer,
-                          "\n  reference", expected)
-        print(f"{path}: {len(requests)} cases, {differences} differences (seed {seed})", flush=True)
+        reference = reference_of(other or path)
+        ours, differences, compared = Ours(tool, path), 0, 0
+        for begin in range(0, count, BATCH):
+            requests = make_requests(rng, reference, min(BATCH, count - begin))
+            for request, answer, expected in zip(requests, ours.answer(requests),
+                                                 expected_answers(reference, requests), strict=True):
+                compared += 1
+                if answer != expected:
+                    differences += 1
+                    if differences <= 5:
+                        print("DIFFERENT", json.dumps(request), "\n  ours     ", answer,
+                              "\n  reference", expected)
+        print(f"{argument}: {compared} cases, {differences} differences (seed {seed})", flush=True)
         total += differences
     sys.exit(1 if total else 0)
 

@@ -13,23 +13,11 @@ from pathlib import Path
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
 
+from corpus import TRAINING
+from make_fuzz_vocabularies import read_model
+
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
           r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-
-TRAINING = """
-The heron stood in the shallow water and waited. It waited until the light had gone, and it didn't
-move. "We'll come back tomorrow," said the boy, "and you'll see that it's there." They'd been there
-before, in 1987 and in 2004, when the river was high: 12, 345, 6789 and 1000000 are numbers.
-def heron(depth):
-    if depth > 10:
-        return {"bird": "heron", "depth": depth}
-    return [heron(d) for d in range(depth)]
-for (int i = 0; i < n; ++i) { sum += values[i]; }  // the sum of all values
-SELECT name, depth FROM birds WHERE depth >= 3;
-Der Reiher stand im seichten Wasser. Él esperó. Elle a attendu jusqu'à la nuit. Цапля стояла в воде.
-鷺は浅い水の中に立っていた。水面は静かだった。苍鹭站在浅水里。 왜가리가 물속에 서 있었다.
-😀 👩‍👩‍👧‍👦 🇫🇷 ❤️ and so on. The water, the water, the water and the heron.
-"""
 
 TEXTS = [
     "", " ", "  ", "a", "The heron", " The heron ", "the water's edge", "THEY'LL we'Ve I'M it's ''s",
@@ -89,6 +77,108 @@ def metaspace():
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+def unigram():
+    """As converted from a SentencePiece model with a normaliser of its own."""
+    pieces, charsmap = read_model(trained_sentencepiece("unigram", MODELS["unigram"]))
+    tokenizer = Tokenizer(models.Unigram([(t, s) for t, s, _ in pieces], 0))
+    tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    added_tokens(tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)])
+    return tokenizer, {"eos_token": "</s>"}
+
+
+def word_piece():
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=40))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(TRAINING.split("\n"), trainers.WordPieceTrainer(
+        vocab_size=500, show_progress=False, special_tokens=["[UNK]", "[CLS]", "[SEP]"]))
+    added_tokens(tokenizer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return tokenizer, {}
+
+
+# SentencePiece models: what each is for, and how it is trained.
+CHARSMAP = "41\t61\n42\t62\ne9\t65 301\n2160\t49\n2161\t49 49\nff21\t41\n61 30a\te5\n3000\t20\na0\t20\n9\t20\na\t20\nd a\t20\nad\t\n"
+SYMBOLS = ["<tool call>", "foo", "fo"]
+MODELS = {
+    "unigram": {"remove_extra_whitespaces": True, "rules": CHARSMAP},
+    "unigram_bytes": {"byte_fallback": True, "user_defined_symbols": SYMBOLS,
+                      "remove_extra_whitespaces": False},
+    "bpe_bytes": {"model_type": "bpe", "byte_fallback": True, "user_defined_symbols": SYMBOLS,
+                  "remove_extra_whitespaces": False, "split_digits": True},
+    "bpe": {"model_type": "bpe", "rules": CHARSMAP},
+    "bpe_suffix": {"model_type": "bpe", "treat_whitespace_as_suffix": True},
+    "char": {"model_type": "char", "user_defined_symbols": SYMBOLS},
+    "word": {"model_type": "word", "add_dummy_prefix": False},
+}
+
+
+def trained_sentencepiece(name, options):
+    import io
+    import tempfile
+
+    import sentencepiece
+    out = io.BytesIO()
+    settings = {"vocab_size": 420, "hard_vocab_limit": False, "character_coverage": 0.98,
+                "minloglevel": 2, "num_threads": 1, "normalization_rule_name": "identity"}
+    settings |= {k: v for k, v in options.items() if k != "rules"}
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        if "rules" in options:
+            rules.write(options["rules"])
+            rules.flush()
+            del settings["normalization_rule_name"]
+            settings["normalization_rule_tsv"] = rules.name
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([line for line in TRAINING.split("\n") if line] * 3),
+            model_writer=out, **settings)
+    return out.getvalue()
+
+
+def sentencepiece_goldens(data):
+    import sentencepiece
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    rng = random.Random(5)
+    cases = [{"text": text, "special": False, "ids": processor.encode(text)} for text in TEXTS]
+    size = processor.get_piece_size()
+    id_lists = [case["ids"] for case in cases[::3]]
+    id_lists += [[rng.randrange(size) for _ in range(rng.randrange(1, 12))] for _ in range(60)]
+    return {"cases": cases, "decodes": [{"ids": ids, "skip": True, "text": processor.decode(ids)}
+                                        for ids in id_lists]}
+
+
+def tiktoken_files(folder):
+    """A rank file of bytes and what the byte-level fixture learned, read with each of the patterns."""
+    import base64
+
+    import tiktoken_reference
+    saved = json.loads(byte_level()[0].to_str())
+    spelled = {v: k for k, v in zip([*range(33, 127), *range(161, 173), *range(174, 256)],
+                                    map(chr, [*range(33, 127), *range(161, 173), *range(174, 256)]))}
+    spelled.update({chr(256 + n): b for n, b in enumerate(
+        b for b in range(256) if b not in spelled.values())})
+    tokens = [bytes([b]) for b in range(256)]
+    tokens += [bytes(spelled[c] for c in a + b) for a, b in saved["model"]["merges"]]
+    text = b"".join(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(dict.fromkeys(tokens)))
+    for kind in tiktoken_reference.KINDS:
+        path = folder / "ranks.tiktoken"
+        path.write_bytes(text)
+        encoding = tiktoken_reference.encoding_of(str(path), kind)
+        rng = random.Random(5)
+        ids = [*encoding._mergeable_ranks.values(), *encoding._special_tokens.values()]
+        texts = TEXTS + ["a \n ", "\n\n  ", "x<|endoftext|> y<|end_of_text|>\n"]
+        cases = [{"text": t, "special": False, "ids": encoding.encode(t, allowed_special="all")}
+                 for t in texts]
+        decodes = [{"ids": (chosen := rng.choices(ids, k=8)), "skip": False,
+                    "text": encoding.decode(chosen)} for _ in range(40)]
+        (folder / f"{kind}.json").write_text(rows({"cases": cases, "decodes": decodes}))
+
+
 def goldens(tokenizer):
     rng = random.Random(5)
     cases = [{"text": text, "special": special,
@@ -113,7 +203,17 @@ def rows(goldens):
 
 
 def main():
-    for name, make in (("byte_level", byte_level), ("metaspace", metaspace)):
+    for name, options in MODELS.items():
+        folder = Path(sys.argv[1]) / "sentencepiece"
+        folder.mkdir(parents=True, exist_ok=True)
+        data = trained_sentencepiece(name, options)
+        (folder / f"{name}.model").write_bytes(data)
+        (folder / f"{name}.json").write_text(rows(sentencepiece_goldens(data)))
+    folder = Path(sys.argv[1]) / "tiktoken"
+    folder.mkdir(parents=True, exist_ok=True)
+    tiktoken_files(folder)
+    for name, make in (("byte_level", byte_level), ("metaspace", metaspace), ("unigram", unigram),
+                       ("word_piece", word_piece)):
         folder = Path(sys.argv[1]) / name
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer, config = make()

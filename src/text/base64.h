@@ -1,0 +1,13 @@
+// Base64 as tokenizers' files write it: the standard alphabet, padded or not, no line ends.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace espalier {
+
+// Appends the bytes; false when `text` is no base64.
+bool decode_base64(std::string_view text, std::string& out);
+
+}  // namespace espalier
