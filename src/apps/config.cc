@@ -78,6 +78,17 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
+  table.choice(
+      "grammar-backend", engine.grammar_backend, {"espalier", "none"},
+      "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them");
+  table.toggle("constrained-json-disable-any-whitespace",
+               engine.constrained_json_disable_any_whitespace,
+               "JSON without white space where a request does not say (json_whitespace)");
+  table.toggle("disable-jump-forward", engine.disable_jump_forward,
+               "sample every token, those that a grammar leaves no choice for too");
+  table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
+  table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
+               "that compiling one grammar may take");
   shown_default(
       table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
                     "of requests without a seed of their own, and of dummy weights"),

@@ -123,6 +123,13 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
     return fail(invalid_argument(
         "context_length is {}, but the model was made for {} tokens: lower it, or leave it out",
         user.context_length, info.context_length));
+  if (c.grammar_backend != "espalier" && c.grammar_backend != "none")
+    return fail(invalid_argument("grammar_backend is '{}', but must be espalier or none",
+                                 c.grammar_backend));
+  if (c.grammar_threads < 1 || !(c.grammar_compile_seconds > 0))
+    return fail(invalid_argument(
+        "grammar_threads is {} and grammar_compile_seconds {}, but both must be above 0",
+        c.grammar_threads, c.grammar_compile_seconds));
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;

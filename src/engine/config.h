@@ -36,6 +36,11 @@ struct EngineConfig {
   double schedule_conservativeness = 1.0;
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
+  std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
+  bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
+  bool disable_jump_forward = false;                     // sample also what a grammar forces
+  int32_t grammar_threads = 2;                           // that compile grammars
+  double grammar_compile_seconds = 5;                    // at most, for one
   uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
   int32_t num_threads = 0;   // compute threads
   int32_t tokenizer_threads = 0;

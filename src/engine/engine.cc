@@ -118,6 +118,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
   return EngineImpl::start(effective, std::move(parts));
 }
 
+Result<GrammarReport> Engine::compile_grammar(const SamplingParams&) {
+  return fail(error(StatusCode::kUnimplemented, "this engine compiles no grammars"));
+}
+
 Result<std::vector<GenerateResult>> Engine::generate_all(GenerateRequest request) {
   // Shared: the sink may still be in its last lines when the caller has its answer.
   auto gathering = std::make_shared<Gathering>(std::max(1, request.sampling.n));

@@ -33,6 +33,13 @@ struct EngineStats {
   int64_t num_lanes_total = 0;  // average batch = lanes / steps
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
+  int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
+  int64_t num_masks_total = 0;                                // of constrained lanes
+  double mask_seconds_total = 0;                              // of the scheduler's thread
+  int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
+  int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
+  double grammar_compile_seconds_total = 0;
+  int32_t num_grammars_waiting = 0;  // being compiled
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;
   double gen_throughput = 0;  // output tokens a second over the last few seconds
@@ -52,6 +59,13 @@ struct GenerateResult {
   FinishReason finish;
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
   RequestStats stats;
+};
+
+// What a grammar has been compiled to.
+struct GrammarReport {
+  double seconds = 0;  // that this call waited for it
+  size_t num_rules = 0, num_states = 0, num_edges = 0, num_byte_classes = 0;
+  std::string forced;  // what every text of it begins with
 };
 
 // Thread-safe. Destroying it aborts what runs and joins its threads.
@@ -85,6 +99,10 @@ class Engine {
   // Waits for every sample. The first failure wins; samples in order of index.
   Result<std::vector<GenerateResult>> generate_all(GenerateRequest request);
   Result<GenerateResult> generate(GenerateRequest request);  // the first sample
+
+  // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
+  // wrong with it, or not supported, is said as a request's failure would say it.
+  virtual Result<GrammarReport> compile_grammar(const SamplingParams& params);
 
   // Drops all that is cached. kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;

@@ -1,6 +1,7 @@
 #include "engine/engine_impl.h"
 
 #include <algorithm>
+#include <future>
 #include <random>
 
 #include "base/log.h"
@@ -14,8 +15,12 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
   if (c.eos_ids.empty() && parts.tokenizer) c.eos_ids = parts.tokenizer->vocab().eos_ids;
   std::erase_if(c.eos_ids, [&](TokenId id) { return id < 0 || id >= c.vocab_size; });
   if (config.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
+  if (config.constrained_json_disable_any_whitespace)
+    c.json_whitespace = grammar::Whitespace::kCompact;
   return c;
 }
+
+constexpr size_t kReportedForcedMax = 256;  // bytes
 
 uint64_t random_nonce() {
   std::random_device device;
@@ -49,16 +54,18 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<
       cache_(std::move(cache)),
       registry_(max_samples(config)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info.vocab_size, *parts_.executor, *cache_,
-                                       registry_);
+                                       registry_, parts_.tokenizer.get());
   if (!parts_.tokenizer) return;
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
   tokenizers_ = std::make_unique<TokenizerPool>(*parts_.tokenizer, config_.tokenizer_threads,
                                                 static_cast<size_t>(2 * max_samples(config)));
+  if (config_.grammar_backend == "none") return;
   VocabView vocab = parts_.tokenizer->vocab();
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
-  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab));
+  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads,
+                                                config_.grammar_compile_seconds);
 }
 
 EngineImpl::~EngineImpl() {
@@ -78,7 +85,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
   if (awaits_tokens) tokenise(id, std::move(request.text), request.add_special_tokens);
   if (grammar)
-    grammars_->compile(*grammar, [this, id](GrammarCompiler::Compiled made) {
+    grammars_->compile(*grammar, id, [this, id](GrammarCompiler::Compiled made) {
       loop_->push(GrammarMessage{id, std::move(made)});
     });
   return rid;
@@ -105,10 +112,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
         error(StatusCode::kFailedPrecondition,
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
   live->awaits_grammar = live->sampling.grammar.has_value();
-  if (live->awaits_grammar && !parts_.tokenizer)
-    return fail(error(StatusCode::kFailedPrecondition,
-                      "a grammar needs a tokenizer, and this engine runs without one "
-                      "(skip_tokenizer_init)"));
+  if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars());
   live->samples.reserve(static_cast<size_t>(request.sampling.n));
   for (int32_t i = 0; i < request.sampling.n; ++i) {
     ESP_ASSIGN_OR_RETURN(
@@ -120,6 +124,9 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->seed =
       request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
+  // What a forced token's probability was is not known without its forward.
+  live->jump_forward =
+      request.sampling.jump_forward && !request.return_logprob && !config_.disable_jump_forward;
   live->logprob_start_len = request.logprob_start_len;
   live->priority = request.priority;
   live->cache_namespace = std::move(request.extra_key);
@@ -135,7 +142,44 @@ std::string EngineImpl::make_rid() {
 }
 
 void EngineImpl::abort(std::string_view rid, AbortScope scope) {
-  for (RequestId id : registry_.take_for_abort(rid, scope)) loop_->push(AbortMessage{id});
+  for (RequestId id : registry_.take_for_abort(rid, scope)) {
+    loop_->push(AbortMessage{id});
+    if (grammars_ != nullptr) grammars_->cancel(id);
+  }
+}
+
+Status EngineImpl::check_grammars() const {
+  if (grammars_ != nullptr) return {};
+  if (!parts_.tokenizer)
+    return error(StatusCode::kFailedPrecondition,
+                 "a grammar needs a tokenizer, and this engine runs without one "
+                 "(skip_tokenizer_init)");
+  return error(StatusCode::kFailedPrecondition,
+               "this engine takes no grammars (grammar_backend none)");
+}
+
+Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) {
+  ESP_RETURN_IF_ERROR(check_grammars());
+  ESP_ASSIGN_OR_RETURN(const auto spec, resolve_grammar(params, sampling_context_.json_whitespace));
+  if (!spec)
+    return fail(
+        invalid_argument("give a grammar: json_schema, regex, ebnf, structural_tag or choices"));
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  // Shared: the compiler's thread may still hold its end when the caller has the result.
+  auto done = std::make_shared<std::promise<GrammarCompiler::Compiled>>();
+  std::future<GrammarCompiler::Compiled> waiting = done->get_future();
+  grammars_->compile(*spec, 0,
+                     [done](GrammarCompiler::Compiled made) { done->set_value(std::move(made)); });
+  ESP_ASSIGN_OR_RETURN(const auto made, waiting.get());
+  const grammar::GrammarSize size = made->size();
+  GrammarReport report{.seconds = to_seconds(clock.now() - start),
+                       .num_rules = size.num_rules,
+                       .num_states = size.num_nodes,
+                       .num_edges = size.num_byte_edges + size.num_call_edges,
+                       .num_byte_classes = size.num_byte_classes,
+                       .forced = grammar::Matcher(made).forced_bytes(kReportedForcedMax)};
+  return report;
 }
 
 Status EngineImpl::flush_cache() {
@@ -155,6 +199,15 @@ void EngineImpl::drain(Duration timeout) {
 EngineStats EngineImpl::stats() const {
   EngineStats s = loop_->stats();
   s.weight_bytes = parts_.info.weight_bytes;
+  if (grammars_ != nullptr) {
+    const GrammarCompilerStats g = grammars_->stats();
+    s.num_grammars_total = g.requests;
+    s.num_grammar_cache_hits_total = g.cache_hits;
+    s.num_grammars_cancelled_total = g.cancelled;
+    s.num_grammars_compiled_total = g.compiled;
+    s.grammar_compile_seconds_total = g.compile_seconds;
+    s.num_grammars_waiting = g.waiting;
+  }
   const auto type = resolve_kv_type(config_, parts_.info);
   if (type) s.kv_bytes = parts_.info.kv_bytes_per_token(*type) * config_.max_total_tokens;
   return s;

@@ -24,6 +24,7 @@ class EngineImpl final : public Engine {
 
   Result<std::string> submit(GenerateRequest request, EventSink sink) override;
   void abort(std::string_view rid, AbortScope scope) override;
+  Result<GrammarReport> compile_grammar(const SamplingParams& params) override;
   Status flush_cache() override;
   void drain(Duration timeout) override;
 
@@ -37,6 +38,7 @@ class EngineImpl final : public Engine {
  private:
   EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
+  Status check_grammars() const;  // that there are any
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
   std::string make_rid();
 
@@ -47,7 +49,8 @@ class EngineImpl final : public Engine {
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
   std::unique_ptr<PrefixCache> cache_;
   RequestRegistry registry_;
-  // Taken down in this order: no tokens after the loop is gone, no loop after its parts are.
+  // Taken down in this order: no tokens after the loop is gone, no loop after its parts are. The
+  // loop's grammars are of the compiler's vocabulary, which they share.
   std::unique_ptr<EngineLoop> loop_;
   std::unique_ptr<TokenizerPool> tokenizers_;  // null without a tokenizer
   std::unique_ptr<GrammarCompiler> grammars_;  // the same

@@ -199,7 +199,8 @@ TEST(Engine, BadRequestsAreRefusedAtOnce) {
     return result ? StatusCode::kOk : result.error().code();
   };
   EXPECT_EQ(code({.text = "a", .sampling = {.temperature = -1}}), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code({.text = "a", .sampling = {.structural_tag = "x"}}), StatusCode::kUnimplemented);
+  EXPECT_EQ(code({.text = "a", .sampling = {.regex = "x", .choices = {"x"}}}),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.text = "a", .sampling = {.stop_regex = {"("}}}), StatusCode::kInvalidArgument);
 }
 

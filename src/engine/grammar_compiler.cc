@@ -1,7 +1,9 @@
 #include "engine/grammar_compiler.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/thread.h"
 
 namespace espalier {
@@ -11,7 +13,10 @@ std::string key_of(const grammar::GrammarSpec& spec) {
   std::string key;
   key += static_cast<char>('0' + static_cast<int>(spec.kind));
   key += static_cast<char>('0' + static_cast<int>(spec.whitespace));
-  key += spec.source;
+  for (const std::string* part : {&spec.reasoning_begin, &spec.reasoning_end, &spec.source}) {
+    key += *part;
+    key += '\0';
+  }
   for (const std::string& choice : spec.choices) {
     key += '\0';
     key += choice;
@@ -21,35 +26,72 @@ std::string key_of(const grammar::GrammarSpec& spec) {
 
 }  // namespace
 
-GrammarCompiler::GrammarCompiler(VocabView vocab)
-    : vocab_(std::move(vocab)), thread_([this] { work(); }) {}
+GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads, double seconds_max)
+    : vocab_(std::move(vocab)), seconds_max_(seconds_max) {
+  for (int32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+}
 
 GrammarCompiler::~GrammarCompiler() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
+    for (auto& [key, job] : jobs_) job->cancelled = true;
   }
-  changed_.notify_one();
-  thread_.join();
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
 }
 
-void GrammarCompiler::compile(const grammar::GrammarSpec& spec, Done done) {
+void GrammarCompiler::compile(const grammar::GrammarSpec& spec, Ticket ticket, Done done) {
   const std::string key = key_of(spec);
   std::unique_lock lock(mutex_);
+  ++stats_.requests;
   if (const auto it = index_.find(key); it != index_.end()) {
+    ++stats_.cache_hits;
     kept_.splice(kept_.begin(), kept_, it->second);
     Compiled grammar = it->second->grammar;
     lock.unlock();
     done(std::move(grammar));
     return;
   }
-  const auto [it, added] = jobs_.try_emplace(key);
-  it->second.waiting.push_back(std::move(done));
+  std::unique_ptr<Job>& job = jobs_[key];
+  const bool added = job == nullptr;
+  if (added) job = std::make_unique<Job>();
+  job->waiting.push_back({ticket, std::move(done)});
+  job->cancelled = false;  // what was given up and has not noticed is wanted again
   if (!added) return;
-  it->second.spec = spec;
+  job->spec = spec;
   queue_.push_back(key);
   lock.unlock();
   changed_.notify_one();
+}
+
+void GrammarCompiler::cancel(Ticket ticket) {
+  std::vector<Waiting> dropped;  // destroyed without the lock
+  std::lock_guard lock(mutex_);
+  for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
+    std::vector<Waiting>& waiting = it->second->waiting;
+    const auto found = std::find_if(waiting.begin(), waiting.end(),
+                                    [&](const Waiting& w) { return w.ticket == ticket; });
+    if (found == waiting.end()) continue;
+    dropped.push_back(std::move(*found));
+    waiting.erase(found);
+    if (!waiting.empty()) return;
+    ++stats_.cancelled;
+    if (it->second->running) {
+      it->second->cancelled = true;
+    } else {
+      std::erase(queue_, it->first);
+      jobs_.erase(it);
+    }
+    return;
+  }
+}
+
+GrammarCompilerStats GrammarCompiler::stats() const {
+  std::lock_guard lock(mutex_);
+  GrammarCompilerStats s = stats_;
+  s.waiting = static_cast<int32_t>(jobs_.size());
+  return s;
 }
 
 void GrammarCompiler::keep(const std::string& key,
@@ -61,6 +103,12 @@ void GrammarCompiler::keep(const std::string& key,
   kept_.pop_back();
 }
 
+std::shared_ptr<const grammar::TokenTrie> GrammarCompiler::trie() {
+  std::call_once(trie_made_,
+                 [this] { trie_ = std::make_shared<const grammar::TokenTrie>(vocab_); });
+  return trie_;
+}
+
 void GrammarCompiler::work() {
   set_thread_name("grammar");
   std::unique_lock lock(mutex_);
@@ -69,16 +117,32 @@ void GrammarCompiler::work() {
     if (stopping_) return;
     const std::string key = std::move(queue_.front());
     queue_.pop_front();
-    const grammar::GrammarSpec spec = jobs_.at(key).spec;
+    Job& job = *jobs_.at(key);
+    job.running = true;
     lock.unlock();
-    if (trie_ == nullptr) trie_ = std::make_shared<const grammar::TokenTrie>(vocab_);
-    Compiled made = grammar::compile_grammar(spec, trie_);
+    run(key, job);
     lock.lock();
-    const auto job = jobs_.extract(key);
+  }
+}
+
+void GrammarCompiler::run(const std::string& key, Job& job) {
+  const SteadyClock clock;
+  Compiled made;
+  for (;;) {
+    const TimePoint start = clock.now();
+    made = grammar::compile_grammar(
+        job.spec, trie(), {.compile_seconds_max = seconds_max_, .cancelled = &job.cancelled});
+    std::unique_lock lock(mutex_);
+    stats_.compile_seconds += to_seconds(clock.now() - start);
+    // Given up, and wanted again before that was noticed: once more.
+    const bool given_up = !made && made.error().code() == StatusCode::kAborted;
+    if (given_up && !job.waiting.empty() && !stopping_) continue;
+    ++(made ? stats_.compiled : stats_.failed);
     if (made) keep(key, *made);
+    const auto node = jobs_.extract(key);
     lock.unlock();
-    for (const Done& done : job.mapped().waiting) done(made);
-    lock.lock();
+    for (const Waiting& waiting : node.mapped()->waiting) waiting.done(made);
+    return;
   }
 }
 

@@ -2,7 +2,9 @@
 // while it is being made.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
@@ -19,19 +21,34 @@
 
 namespace espalier {
 
-// Thread-safe. Its thread is parked while nothing is to be compiled.
+// Counters only grow.
+struct GrammarCompilerStats {
+  int64_t requests = 0, cache_hits = 0, cancelled = 0, failed = 0;
+  int64_t compiled = 0;
+  double compile_seconds = 0;  // over all threads
+  int32_t waiting = 0;         // in the queue or being compiled
+};
+
+// Thread-safe. Its threads are parked while nothing is to be compiled.
 class GrammarCompiler {
  public:
   using Compiled = Result<std::shared_ptr<grammar::CompiledGrammar>>;
   using Done = std::function<void(Compiled)>;
+  using Ticket = uint64_t;  // the caller's name for what waits; 0: never cancelled
 
   // The vocabulary's bytes are copied when the first grammar comes; until then it outlives the
-  // call.
-  explicit GrammarCompiler(VocabView vocab);
-  ~GrammarCompiler();  // what waits is dropped, what runs is finished
+  // call. What begins to be compiled ends after `seconds_max` at the latest, with an error.
+  GrammarCompiler(VocabView vocab, int32_t num_threads, double seconds_max);
+  ~GrammarCompiler();  // what waits is dropped, what runs is cancelled
 
-  // Calls `done` at once when the grammar is known, else on the compiler's thread.
-  void compile(const grammar::GrammarSpec& spec, Done done);
+  // Calls `done` at once when the grammar is known, else on a thread of the compiler's.
+  void compile(const grammar::GrammarSpec& spec, Ticket ticket, Done done);
+
+  // Whoever waits under this ticket waits no more, and its `done` is not called (unless it is being
+  // called). A grammar that nobody waits for is dropped, or no longer compiled.
+  void cancel(Ticket ticket);
+
+  GrammarCompilerStats stats() const;
 
  private:
   static constexpr size_t kKept = 256;  // compiled grammars; the longest unused goes first
@@ -40,23 +57,35 @@ class GrammarCompiler {
     std::string key;
     std::shared_ptr<grammar::CompiledGrammar> grammar;  // shared with the requests that use it
   };
+  struct Waiting {
+    Ticket ticket;
+    Done done;
+  };
   struct Job {
     grammar::GrammarSpec spec;
-    std::vector<Done> waiting;
+    std::vector<Waiting> waiting;
+    bool running = false;
+    std::atomic<bool> cancelled{false};
   };
   void work();
+  void run(const std::string& key, Job& job);
+  std::shared_ptr<const grammar::TokenTrie> trie();
   void keep(const std::string& key, std::shared_ptr<grammar::CompiledGrammar> grammar);
 
   const VocabView vocab_;
-  std::shared_ptr<const grammar::TokenTrie> trie_;  // the thread's; shared by all grammars
-  std::mutex mutex_;
+  const double seconds_max_;
+  std::once_flag trie_made_;
+  std::shared_ptr<const grammar::TokenTrie> trie_;  // shared by all grammars
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;
   std::list<Entry> kept_;  // the most recently used first
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
-  std::unordered_map<std::string, Job> jobs_;  // waiting or running, by key
+  // Waiting or running, by key. A job's address stays while it runs.
+  std::unordered_map<std::string, std::unique_ptr<Job>> jobs_;
   std::deque<std::string> queue_;
-  std::thread thread_;
+  GrammarCompilerStats stats_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace espalier

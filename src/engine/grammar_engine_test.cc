@@ -118,6 +118,84 @@ TEST(GrammarEngine, AbortWhileItIsCompiled) {
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
 }
 
+TEST(GrammarEngine, ChoicesTagsAndReasoning) {
+  auto [engine, device] = make_test_engine();
+  const auto choice = engine->generate(
+      {.text = "x", .sampling = {.max_new_tokens = 50, .choices = {"red", "green", "greenish"}}});
+  ASSERT_TRUE(choice) << choice.error().to_string();
+  EXPECT_TRUE(choice->text == "red" || choice->text == "green" || choice->text == "greenish")
+      << choice->text;
+
+  SamplingParams tags{.max_new_tokens = 300};
+  tags.structural_tag =
+      R"({"format":{"type":"tag","begin":"<f>","content":{"type":"json_schema",
+          "json_schema":{"type":"boolean"}},"end":"</f>"}})";
+  const auto tag = engine->generate({.text = "x", .sampling = tags});
+  ASSERT_TRUE(tag) << tag.error().to_string();
+  EXPECT_TRUE(std::regex_match(tag->text, std::regex("<f>(true|false)</f>"))) << tag->text;
+
+  // What stands before the mark is free.
+  Script script;
+  script.add("think:", "[1] no grammar here: {]]\n</think>");
+  auto thinking = make_test_engine({.script = std::move(script)});
+  SamplingParams after{.max_new_tokens = 300, .regex = "[0-9]{4}", .reasoning_end = "</think>"};
+  const auto thought = thinking.engine->generate({.text = "think:", .sampling = after});
+  ASSERT_TRUE(thought) << thought.error().to_string();
+  EXPECT_TRUE(std::regex_match(
+      thought->text, std::regex(R"(\[1\] no grammar here: \{\]\]\n</think>[ \n]{0,4}[0-9]{4})")))
+      << thought->text;
+}
+
+TEST(GrammarEngine, AStopTokenEndsItWhereItMayEnd) {
+  Script script;
+  script.add(bytes_of("s"), {'1', '2', kByteUserId, '3'});
+  auto [engine, device] = make_test_engine({.script = std::move(script)});
+  const auto answer = engine->generate(
+      {.text = "s",
+       .sampling = {.max_new_tokens = 50, .stop_token_ids = {kByteUserId}, .regex = "[0-9]{2,9}"}});
+  ASSERT_TRUE(answer) << answer.error().to_string();
+  EXPECT_EQ(answer->text, "12");
+  EXPECT_EQ(std::get<TokenId>(answer->finish.matched), kByteUserId);
+}
+
+TEST(GrammarEngine, CompilesForItselfAndTellsWhatItIs) {
+  auto [engine, device] = make_test_engine();
+  const auto made = engine->compile_grammar({.regex = "abc[0-9]"});
+  ASSERT_TRUE(made) << made.error().to_string();
+  EXPECT_EQ(made->forced, "abc");
+  EXPECT_GT(made->num_states, 4u);
+  EXPECT_EQ(engine->compile_grammar({.regex = "(a"}).error().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->compile_grammar({}).error().code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "abc[0-9]"}}));
+  EXPECT_EQ(engine->stats().num_grammar_cache_hits_total, 1);
+
+  EngineConfig config;
+  config.grammar_backend = "none";
+  auto without = make_test_engine({.config = config});
+  const auto refused = without.engine->generate({.text = "x", .sampling = {.regex = "a"}});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("grammar_backend none"));
+}
+
+TEST(GrammarEngine, AnAbortEndsTheCompilationThatNobodyWaitsFor) {
+  EngineConfig config;
+  config.grammar_threads = 1;
+  config.grammar_compile_seconds = 60;
+  auto [engine, device] = make_test_engine({.config = config});
+  // Each takes long: nested repetition of what is not deterministic.
+  std::list<Collector> collectors;
+  for (int i = 0; i < 6; ++i) {
+    const std::string rid = "g" + std::to_string(i);
+    const std::string regex = fmt::format("(([a-z]{{1,{0}}}x){{1,{0}}}y){{1,{0}}}", 95 + i);
+    ASSERT_TRUE(engine->submit({.rid = rid, .text = "a", .sampling = {.regex = regex}},
+                               collectors.emplace_back().sink()));
+    engine->abort(rid, Engine::AbortScope::kExact);
+  }
+  for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
+  EXPECT_EQ(engine->stats().num_grammars_cancelled_total, 6);
+  ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "ab"}}));
+}
+
 TEST(GrammarEngine, WithoutATokenizerItIsRefused) {
   auto [engine, device] = make_test_engine({.tokenizer = false});
   const auto answer = engine->generate({.input_ids = {1}, .sampling = {.regex = "a"}});

@@ -23,8 +23,10 @@ struct Sample {
   LiveRequest* request = nullptr;
   OutputProcessor output;
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
   SequenceId sequence = 0;                  // 0: the scheduler has not got it
   int32_t num_input_logprobs = 0;           // reported so far
+  int32_t num_tokens = 0;                   // of its output so far
   TokenEvent event;                         // what the caller has not heard yet
   bool has_news = false;                    // it is listed for emission
   bool finished = false;                    // the event is, or was, its last
@@ -37,6 +39,7 @@ struct LiveRequest {
   ResolvedSampling sampling;
   uint64_t seed = 0;
   bool return_logprob = false;
+  bool jump_forward = false;
   int32_t logprob_start_len = -1;
   int32_t priority = 0;
   std::string cache_namespace;

@@ -22,12 +22,13 @@ Status stopping() { return error(StatusCode::kUnavailable, "the engine was shut 
 }  // namespace
 
 EngineLoop::EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor,
-                       PrefixCache& cache, RequestRegistry& registry)
+                       PrefixCache& cache, RequestRegistry& registry, const Tokenizer* tokenizer)
     : config_(config),
       vocab_size_(vocab_size),
       executor_(executor),
       cache_(cache),
       registry_(registry),
+      tokenizer_(tokenizer),
       scheduler_(scheduler_config(config), cache, clock_, *this),
       max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
       thread_([this] { run(); }) {}
@@ -98,6 +99,8 @@ void EngineLoop::handle(GrammarMessage& message) {
     return finish_unscheduled(request, FinishReason::Type::kError, message.grammar.error());
   request.awaits_grammar = false;
   for (Sample& sample : request.samples) sample.matcher.emplace(*message.grammar);
+  if (request.jump_forward && jump_forward_ == nullptr)
+    jump_forward_ = std::make_unique<JumpForward>(*tokenizer_);
   start_when_ready(request);
 }
 
@@ -205,45 +208,72 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
   scheduler_.commit(batch, result);
 }
 
-// The masks of a step whose tokens before are known by now, while its forward runs. A lane whose
-// sequence has ended meanwhile is thrown away: whatever it samples will do.
+// The masks of a step whose tokens before are known by now, while its forward runs.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
-  mask_words_.clear();
-  size_t words_per_mask = 0;
-  for (const Lane& lane : batch.lanes) {
-    if (!lane.has_mask) continue;
-    const auto it = samples_.find(lane.sequence);
-    const bool live = it != samples_.end() && !it->second->finished && it->second->matcher;
-    if (live) words_per_mask = static_cast<size_t>(it->second->matcher->words_per_mask());
-    if (words_per_mask == 0) words_per_mask = static_cast<size_t>(vocab_size_ + 31) / 32;
-    const size_t begin = mask_words_.size();
-    mask_words_.resize(begin + words_per_mask, ~0u);
-    if (live) it->second->matcher->fill_mask(std::span(mask_words_).subspan(begin));
-  }
-  if (mask_words_.empty()) return;
+  const auto num_masks = static_cast<size_t>(std::count_if(
+      batch.lanes.begin(), batch.lanes.end(), [](const Lane& l) { return l.has_mask; }));
+  if (num_masks == 0) return;
+  const TimePoint start = clock_.now();
+  const size_t words_per_mask = static_cast<size_t>(vocab_size_ + 31) / 32;
+  mask_words_.resize(num_masks * words_per_mask);
+  size_t next = 0;
+  for (const Lane& lane : batch.lanes)
+    if (lane.has_mask)
+      fill_mask(lane, std::span(mask_words_).subspan(next++ * words_per_mask, words_per_mask));
   executor_.provide_masks(
       batch.step, {.words = mask_words_, .words_per_mask = static_cast<int32_t>(words_per_mask)});
+  totals_.num_masks_total += static_cast<int64_t>(num_masks);
+  totals_.mask_seconds_total += to_seconds(clock_.now() - start);
+}
+
+// A lane whose sequence has ended meanwhile, or has been given forced tokens, is thrown away:
+// whatever it samples will do. The vocabulary may be smaller than the logits: no token lies beyond.
+void EngineLoop::fill_mask(const Lane& lane, std::span<uint32_t> words) {
+  const auto it = samples_.find(lane.sequence);
+  const bool live = it != samples_.end() && !it->second->finished && it->second->matcher &&
+                    lane.output_index == it->second->num_tokens;
+  if (!live) {
+    std::ranges::fill(words, ~0u);
+    return;
+  }
+  Sample& sample = *it->second;
+  const auto known = static_cast<size_t>(sample.matcher->words_per_mask());
+  ESP_CHECK(known <= words.size(), "the vocabulary is larger than the logits");
+  sample.matcher->fill_mask(words.first(known));
+  std::ranges::fill(words.subspan(known), 0);
+  if (!sample.matcher->can_end()) return;
+  for (const TokenId id : sample.request->sampling.stop_ids)
+    words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
 }
 
 // A token of a constrained sample: its grammar goes on, or ends the sample when nothing but the end
-// can follow.
+// can follow. Where the text may end a stop token ends it, as end-of-sequence does.
 std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId token) {
   grammar::Matcher& matcher = *sample.matcher;
-  if (!matcher.accept_token(token))
+  const auto& stops = sample.request->sampling.stop_ids;
+  if (!matcher.accept_token(token)) {
+    if (matcher.can_end() && std::binary_search(stops.begin(), stops.end(), token))
+      return FinishReason{.type = FinishReason::Type::kStop, .matched = token};
     return FinishReason{
         .type = FinishReason::Type::kError,
         .status = matcher.exhausted()
                       ? error(StatusCode::kResourceExhausted,
                               "the grammar needs more states than it may have; simplify it")
                       : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
+  }
   if (!matcher.must_end()) return std::nullopt;
   FinishReason reason{.type = FinishReason::Type::kStop};
-  const auto& stops = sample.request->sampling.stop_ids;
   if (matcher.ended())
     reason.matched = token;
   else if (!stops.empty())
     reason.matched = stops.front();
   return reason;
+}
+
+void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
+  Sample& sample = *samples_.at(id);
+  if (!sample.request->jump_forward || !sample.matcher || sample.matcher->ended()) return;
+  jump_forward_->append_forced(*sample.matcher, sample.recent, forced);
 }
 
 void EngineLoop::on_input_logprobs(SequenceId id, int32_t first,
@@ -269,8 +299,12 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   if (sample.request->return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
   sample.event.stats = stats;
   ++new_tokens_;
+  ++sample.num_tokens;
   list(sample);
   if (sample.matcher) {
+    if (sample.recent.size() == 2 * JumpForward::kWindowMax)
+      sample.recent.erase(sample.recent.begin(), sample.recent.begin() + JumpForward::kWindowMax);
+    sample.recent.push_back(token);
     auto ended = advance_grammar(sample, token);
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
   }
@@ -343,6 +377,8 @@ void EngineLoop::publish_stats() {
   totals_.generation_tokens_total = s.generated_tokens;
   totals_.num_steps_total = s.steps;
   totals_.num_lanes_total = s.lanes;
+  totals_.forced_tokens_total = s.forced_tokens;
+  totals_.forwards_saved_total = s.forwards_saved;
   totals_.kv_tokens_total = pages.total * page_size;
   totals_.kv_tokens_running = pages.in_use() * page_size;
   totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;

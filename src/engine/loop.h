@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
 #include "engine/inbox.h"
+#include "engine/jump_forward.h"
 #include "engine/live_request.h"
 #include "engine/registry.h"
 #include "engine/scheduler/scheduler.h"
@@ -26,8 +27,9 @@ namespace espalier {
 class EngineLoop : private SequenceObserver {
  public:
   // Starts the thread. The references outlive the loop. `vocab_size`: of the logits.
+  // `tokenizer` may be null: without one nothing is forced.
   EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor, PrefixCache& cache,
-             RequestRegistry& registry);
+             RequestRegistry& registry, const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts what is there, tells their callers, joins
 
   void push(Message message) { inbox_.push(std::move(message)); }
@@ -59,6 +61,7 @@ class EngineLoop : private SequenceObserver {
   ForwardBatch* launch_next();
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
+  void fill_mask(const Lane& lane, std::span<uint32_t> words);
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
 
   // SequenceObserver, called inside commit and abort
@@ -66,6 +69,7 @@ class EngineLoop : private SequenceObserver {
                          std::vector<TokenLogprobs>&& logprobs) override;
   std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override;
+  void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
 
   // 6 emit
@@ -81,6 +85,8 @@ class EngineLoop : private SequenceObserver {
   Executor& executor_;
   PrefixCache& cache_;
   RequestRegistry& registry_;
+  const Tokenizer* const tokenizer_;
+  std::unique_ptr<JumpForward> jump_forward_;  // made when the first grammar comes
   SteadyClock clock_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;

@@ -38,9 +38,14 @@ struct SamplingParams {
   std::map<TokenId, float> logit_bias;
   std::optional<uint64_t> sampling_seed;  // absent: drawn from the engine's generator
 
-  // A grammar, at most one of them: what the output must be, exactly. structural_tag is
-  // kUnimplemented.
+  // A grammar, at most one of them: what the output must be, exactly.
   std::optional<std::string> json_schema, regex, ebnf, structural_tag;
+  std::vector<std::string> choices;            // one of these
+  std::optional<std::string> json_whitespace;  // compact, bounded or any; absent: the engine's
+  // What a grammar does not hold for: from reasoning_begin (empty: from the start) to the first
+  // reasoning_end (empty: there is no such part).
+  std::string reasoning_begin, reasoning_end;
+  bool jump_forward = true;  // where the engine does; off: every token is sampled
 };
 
 struct GenerateRequest {

@@ -321,6 +321,8 @@ class NetworkBuilder {
 }  // namespace
 
 Status GrammarLimits::check_time() const {
+  if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed))
+    return error(StatusCode::kAborted, "the grammar is wanted no more");
   if (deadline == TimePoint{} || SteadyClock().now() < deadline) return {};
   return error(StatusCode::kResourceExhausted,
                "the grammar takes more than {} seconds to compile; simplify it",

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -29,9 +30,10 @@ struct GrammarLimits {
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
   double compile_seconds_max = 5.0;
   TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
+  const std::atomic<bool>* cancelled = nullptr;  // the caller's; set to end a compilation early
 
-  // kResourceExhausted once the deadline has passed; asked between steps that are bounded
-  // themselves.
+  // kResourceExhausted once the deadline has passed, kAborted once cancelled; asked between steps
+  // that are bounded themselves.
   Status check_time() const;
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "grammar/ebnf.h"
+#include "grammar/free_text.h"
 #include "grammar/json_schema.h"
 #include "grammar/machine.h"
 #include "grammar/regex.h"
@@ -18,6 +19,20 @@ namespace {
 
 // Masks kept by one grammar, bytes; beyond it the masks are dropped and made again.
 constexpr size_t kMaskBytesMax = size_t{64} << 20;
+
+// White space between a model's reasoning and its answer, characters.
+constexpr int32_t kReasoningSpaceMax = 4;
+
+Result<ExprId> with_reasoning(Ir& ir, const GrammarSpec& spec, ExprId body) {
+  ESP_ASSIGN_OR_RETURN(const ExprId text,
+                       free_text(ir, {{spec.reasoning_end, ir.empty(), TextTrigger::After::kEnds}},
+                                 {.may_end = false}));
+  ByteSet space;
+  space.set(' ').set('\n');
+  const ExprId thoughts = ir.sequence(
+      {ir.literal(spec.reasoning_begin), text, ir.repeat(ir.bytes(space), 0, kReasoningSpaceMax)});
+  return ir.sequence({spec.reasoning_begin.empty() ? thoughts : ir.optional(thoughts), body});
+}
 
 }  // namespace
 
@@ -201,6 +216,10 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
       root_of(body);
       break;
     }
+  }
+  if (!spec.reasoning_end.empty()) {
+    ESP_ASSIGN_OR_RETURN(const ExprId whole, with_reasoning(ir, spec, ir.rule(root)));
+    root_of(whole);
   }
   ESP_ASSIGN_OR_RETURN(Network network, build_network(ir, root, limits));
   return std::make_shared<CompiledGrammar>(std::move(network), std::move(trie), limits);

@@ -27,12 +27,16 @@ struct GrammarSpec {
   enum class Kind : uint8_t { kRegex, kEbnf, kJsonSchema, kAnyJson, kChoices, kStructuralTag };
   Kind kind = Kind::kRegex;
   std::string source;  // the pattern, the EBNF text, the schema, the tags; unused for kAnyJson
-  std::vector<std::string> choices;  // kChoices
+  std::vector<std::string> choices;              // kChoices
   Whitespace whitespace = Whitespace::kBounded;  // of JSON
+  // Free text that comes before: from reasoning_begin (empty: from the start) to the first
+  // reasoning_end (empty: there is none), and white space. With a beginning it may be left out.
+  std::string reasoning_begin, reasoning_end;
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
-// "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else kInvalidArgument with the list.
+// "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else
+// kInvalidArgument with the list.
 Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);
 
 // What a grammar has become.

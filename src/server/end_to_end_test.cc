@@ -128,6 +128,35 @@ TEST_F(EndToEnd, LogprobListsHaveTheLengthsThatTheyPromise) {
       400);
 }
 
+TEST_F(EndToEnd, GrammarsAreCompiledAheadAndForceTokens) {
+  start();
+  const auto compile = [&](const char* body) { return post("/v1/grammar/compile", body); };
+  net::HttpResponse answer = compile(R"({"regex":"abc[0-9]"})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr(R"("compiled":true)"));
+  EXPECT_THAT(answer.body, HasSubstr(R"("forced":"abc")"));
+  EXPECT_EQ(compile(R"({"json_schema":{"type":"integer"}})").status, 200);
+  EXPECT_EQ(compile(R"({"json_schema":"{\"type\":\"integer\"}"})").status, 200);
+  EXPECT_EQ(compile(R"({"response_format":{"type":"json_object"}})").status, 200);
+  EXPECT_EQ(compile(R"({"choices":["a","b"]})").status, 200);
+  answer = compile(R"({"json_schema":{"type":"array","minItems":"x"}})");
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_THAT(answer.body, HasSubstr("minItems"));
+  EXPECT_EQ(compile("{}").status, 400);
+  EXPECT_EQ(compile(R"({"regex":"a","ebnf":"root ::= \"a\""})").status, 400);
+  EXPECT_EQ(compile(R"({"regex":1})").status, 400);
+  EXPECT_EQ(compile("{").status, 400);
+
+  answer = post("/generate", R"({"text":"x","sampling_params":{"regex":"abcdefgh[0-9]"}})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr(R"("text":"abcdefgh)"));
+  EXPECT_THAT(answer.body, HasSubstr(R"("forced_tokens":7,"forwards_saved":)"));
+  answer = post("/generate", R"({"text":"x","sampling_params":{"choices":["aa","ab"],
+                                "jump_forward":false}})");
+  EXPECT_THAT(answer.body, HasSubstr(R"("text":"a)"));
+  EXPECT_THAT(answer.body, Not(HasSubstr("forced_tokens")));
+}
+
 TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {
   TestEngineOptions options;
   options.context_length = 64;
@@ -136,7 +165,8 @@ TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {
        {R"("temperature":-1)", R"("top_p":0)", R"("top_k":0)", R"("min_p":2)", R"("n":0)",
         R"("frequency_penalty":3)", R"("repetition_penalty":0)", R"("max_new_tokens":-1)",
         R"("stop_regex":"(")", R"("max_new_tokens":1000)", R"("json_schema":"[")",
-        R"("structural_tag":"{}")"}) {
+        R"("structural_tag":"{}")", R"("json_whitespace":"much")",
+        R"("regex":"a","choices":["a"])"}) {
     const net::HttpResponse answer =
         post("/generate", fmt::format(R"({{"text":"a","sampling_params":{{{}}}}})", sampling));
     EXPECT_EQ(answer.status, 400) << sampling << answer.body;

@@ -123,6 +123,26 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
   counter("espalier:lanes_total", "Lanes of all steps; over steps: the average batch.",
           s.num_lanes_total);
+  counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
+  counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
+          s.num_grammar_cache_hits_total);
+  counter("sglang:num_grammar_aborted_total",
+          "Grammars that were wanted no more before they were "
+          "compiled.",
+          s.num_grammars_cancelled_total);
+  gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
+        s.num_grammars_waiting);
+  counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
+          s.num_grammars_compiled_total);
+  counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",
+          s.grammar_compile_seconds_total);
+  counter("espalier:masks_total", "Masks of constrained lanes.", s.num_masks_total);
+  counter("espalier:mask_seconds_total", "The scheduler's time in filling masks.",
+          s.mask_seconds_total);
+  counter("espalier:forced_tokens_total", "Output tokens that a grammar forced.",
+          s.forced_tokens_total);
+  counter("espalier:forwards_saved_total", "Lanes that forced tokens have saved.",
+          s.forwards_saved_total);
   counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   return prometheus::TextSerializer().Serialize(families);
 }

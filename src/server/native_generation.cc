@@ -54,6 +54,9 @@ class NativeGeneration final : public Generation {
     w.member("cached_tokens", s.cached_tokens).key("cached_tokens_details").null();
     w.member("reasoning_tokens", 0).member("weight_version", context().config.weight_version);
     w.member("num_retractions", s.num_retractions).member("dp_rank", 0);
+    if (s.forced_tokens > 0) {
+      w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);
+    }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));

@@ -202,6 +202,10 @@ const Fields<NativeSampling>& native_sampling_fields() {
         field<S>("regex", "expression that the text must match", &S::regex),
         field<S>("ebnf", "grammar that the text must follow", &S::ebnf),
         field<S>("structural_tag", "structural tags, as a string", &S::structural_tag),
+        field<S>("choices", "texts, one of which the text must be", &S::choices),
+        field<S>("json_whitespace", "compact, bounded or any, where the text is held to JSON",
+                 &S::json_whitespace),
+        field<S>("jump_forward", "false: sample every token, forced ones too", &S::jump_forward),
         refused<S>("custom_params"),
     };
     f[0].read_null = [](S& s) { s.to_context = true; };

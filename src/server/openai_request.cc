@@ -24,43 +24,6 @@ Status read_stream_options(const Json& value, std::string_view where, T& out) {
   return read_fields(fields, value, std::string(where) + ".", out);
 }
 
-// {"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}: becomes the grammar
-// field of SamplingParams that means the same.
-template <typename T>
-Status read_response_format(const Json& value, std::string_view where, T& out) {
-  if (!value.is_object()) {
-    return invalid_argument("{} must be an object, but it is {}", where, describe(value));
-  }
-  const json::object& format = value.get_object();
-  const Json* type = format.if_contains("type");
-  if (type == nullptr || !type->is_string()) {
-    return invalid_argument("{}.type is missing: text, json_object or json_schema", where);
-  }
-  const std::string_view name = view(type->get_string());
-  if (name == "text") return {};
-  if (name == "json_object") {
-    out.sampling.json_schema = R"({"type":"object"})";
-    return {};
-  }
-  if (name == "structural_tag") {
-    out.sampling.structural_tag = json::serialize(value);
-    return {};
-  }
-  if (name != "json_schema") {
-    return invalid_argument(
-        "{}.type is \"{}\": it must be text, json_object, json_schema or structural_tag", where,
-        name);
-  }
-  const Json* inner = format.if_contains("json_schema");
-  const Json* schema =
-      inner != nullptr && inner->is_object() ? inner->get_object().if_contains("schema") : nullptr;
-  if (schema == nullptr || !(schema->is_object() || schema->is_bool())) {
-    return invalid_argument("{}.json_schema.schema is missing: a JSON Schema object", where);
-  }
-  out.sampling.json_schema = json::serialize(*schema);
-  return {};
-}
-
 template <typename T>
 void append_common(Fields<T>& fields) {
   const auto sampling = [&fields](const char* name, const char* help, auto SamplingParams::*m) {
@@ -94,9 +57,15 @@ void append_common(Fields<T>& fields) {
   sampling("skip_special_tokens", "default true", &S::skip_special_tokens);
   sampling("regex", "expression that the text must match", &S::regex);
   sampling("ebnf", "grammar that the text must follow", &S::ebnf);
+  sampling("choices", "texts, one of which the answer must be", &S::choices);
+  sampling("json_whitespace", "compact, bounded or any, where the text is held to JSON",
+           &S::json_whitespace);
+  sampling("jump_forward", "false: sample every token, forced ones too", &S::jump_forward);
   fields.push_back(custom<T>("response_format", R"({"type":"object"})",
                              "text, json_object, json_schema or structural_tag",
-                             read_response_format<T>));
+                             [](const Json& value, std::string_view where, T& out) {
+                               return read_response_format(value, where, out.sampling);
+                             }));
   fields.push_back(field<T>("rid", "request id, for /abort_request", &T::rid));
   fields.push_back(
       field<T>("extra_key", "requests of different keys share no cached prefixes", &T::extra_key));
@@ -373,6 +342,40 @@ Status check_common(const OpenAiCommon& common, size_t n) {
 }
 
 }  // namespace
+
+Status read_response_format(const Json& value, std::string_view where, SamplingParams& out) {
+  if (!value.is_object()) {
+    return invalid_argument("{} must be an object, but it is {}", where, describe(value));
+  }
+  const json::object& format = value.get_object();
+  const Json* type = format.if_contains("type");
+  if (type == nullptr || !type->is_string()) {
+    return invalid_argument("{}.type is missing: text, json_object or json_schema", where);
+  }
+  const std::string_view name = view(type->get_string());
+  if (name == "text") return {};
+  if (name == "json_object") {
+    out.json_schema = R"({"type":"object"})";
+    return {};
+  }
+  if (name == "structural_tag") {
+    out.structural_tag = json::serialize(value);
+    return {};
+  }
+  if (name != "json_schema") {
+    return invalid_argument(
+        "{}.type is \"{}\": it must be text, json_object, json_schema or structural_tag", where,
+        name);
+  }
+  const Json* inner = format.if_contains("json_schema");
+  const Json* schema =
+      inner != nullptr && inner->is_object() ? inner->get_object().if_contains("schema") : nullptr;
+  if (schema == nullptr || !(schema->is_object() || schema->is_bool())) {
+    return invalid_argument("{}.json_schema.schema is missing: a JSON Schema object", where);
+  }
+  out.json_schema = json::serialize(*schema);
+  return {};
+}
 
 GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   GenerateRequest request;

@@ -62,6 +62,11 @@ struct DetokenizeRequest {
   bool skip_special_tokens = true;
 };
 
+// {"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}: becomes the grammar
+// field of SamplingParams that means the same.
+Status read_response_format(const boost::json::value& value, std::string_view where,
+                            SamplingParams& out);
+
 // As parse_native: `malformed` tells what kind of failure it is.
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);
 Result<ChatRequest> parse_chat(std::string_view body, bool& malformed);

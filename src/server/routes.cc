@@ -28,6 +28,12 @@ const std::vector<Route>& routes() {
        "Complete (OpenAI)",
        handle_completions,
        "CompletionRequest"},
+      {{"POST"},
+       "/v1/grammar/compile",
+       kUser,
+       "Compile a grammar, or say what is wrong with it",
+       handle_grammar_compile,
+       "GrammarCompileRequest"},
       {{"GET"}, "/v1/models", kUser, "The model that is served", handle_models, ""},
       {{"GET"}, "/v1/models/{model*}", kUser, "One model", handle_model, ""},
       {{"POST"}, "/tokenize", kUser, "Text to token ids", handle_tokenize, "TokenizeRequest"},
@@ -103,6 +109,7 @@ std::string openapi_json() {
   w.key("CompletionRequest").raw(completion_schema());
   w.key("ChatCompletionRequest").raw(chat_schema());
   w.key("TokenizeRequest").raw(tokenize_schema()).key("DetokenizeRequest").raw(detokenize_schema());
+  w.key("GrammarCompileRequest").raw(grammar_compile_schema());
   w.key("AbortRequest").raw(abort_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");
   w.member("scheme", "bearer").end_object().end_object().end_object().end_object();

@@ -27,33 +27,6 @@ Status check_ids(std::string_view field, std::span<const TokenId> ids, int32_t v
   return {};
 }
 
-Status check_grammar(const SamplingParams& p) {
-  const std::pair<std::string_view, bool> fields[] = {
-      {"json_schema", p.json_schema.has_value()},
-      {"regex", p.regex.has_value()},
-      {"ebnf", p.ebnf.has_value()},
-      {"structural_tag", p.structural_tag.has_value()}};
-  std::string_view first;
-  for (const auto& [name, present] : fields) {
-    if (!present) continue;
-    if (!first.empty())
-      return invalid_argument("{} and {} are both set, but a request has at most one grammar",
-                              first, name);
-    first = name;
-  }
-  if (!p.structural_tag) return {};
-  return error(StatusCode::kUnimplemented,
-               "structural_tag is not supported yet; use json_schema, regex or ebnf");
-}
-
-std::optional<grammar::GrammarSpec> grammar_of(const SamplingParams& p) {
-  using Kind = grammar::GrammarSpec::Kind;
-  if (p.json_schema) return grammar::GrammarSpec{.kind = Kind::kJsonSchema, .source = *p.json_schema};
-  if (p.regex) return grammar::GrammarSpec{.kind = Kind::kRegex, .source = *p.regex};
-  if (p.ebnf) return grammar::GrammarSpec{.kind = Kind::kEbnf, .source = *p.ebnf};
-  return std::nullopt;
-}
-
 Status check_bias(const std::map<TokenId, float>& bias, int32_t vocab_size) {
   for (const auto& [id, value] : bias) {
     if (id < 0 || id >= vocab_size)
@@ -140,20 +113,62 @@ void set_length(const SamplingParams& p, const GenerationDefaults& d, ResolvedSa
   }
 }
 
+Result<grammar::Whitespace> whitespace_of(const std::string& name) {
+  if (name == "compact") return grammar::Whitespace::kCompact;
+  if (name == "bounded") return grammar::Whitespace::kBounded;
+  if (name == "any") return grammar::Whitespace::kAny;
+  return fail(
+      invalid_argument("json_whitespace is '{}', but must be compact, bounded or any", name));
+}
+
 }  // namespace
+
+Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams& p,
+                                                            grammar::Whitespace whitespace) {
+  using Kind = grammar::GrammarSpec::Kind;
+  struct Field {
+    std::string_view name;
+    Kind kind;
+    const std::string* source;  // null: absent
+  };
+  const auto text = [](const std::optional<std::string>& t) { return t ? &*t : nullptr; };
+  const std::string choices;  // stands for them
+  const Field fields[] = {{"json_schema", Kind::kJsonSchema, text(p.json_schema)},
+                          {"regex", Kind::kRegex, text(p.regex)},
+                          {"ebnf", Kind::kEbnf, text(p.ebnf)},
+                          {"structural_tag", Kind::kStructuralTag, text(p.structural_tag)},
+                          {"choices", Kind::kChoices, p.choices.empty() ? nullptr : &choices}};
+  const Field* chosen = nullptr;
+  for (const Field& field : fields) {
+    if (field.source == nullptr) continue;
+    if (chosen != nullptr)
+      return fail(invalid_argument("{} and {} are both set, but a request has at most one grammar",
+                                   chosen->name, field.name));
+    chosen = &field;
+  }
+  if (p.json_whitespace) {
+    ESP_ASSIGN_OR_RETURN(whitespace, whitespace_of(*p.json_whitespace));
+  }
+  if (chosen == nullptr) return std::nullopt;
+  return grammar::GrammarSpec{.kind = chosen->kind,
+                              .source = *chosen->source,
+                              .choices = p.choices,
+                              .whitespace = whitespace,
+                              .reasoning_begin = p.reasoning_begin,
+                              .reasoning_end = p.reasoning_end};
+}
 
 Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                                           const SamplingContext& context) {
   const SamplingParams& p = request.sampling;
   if (p.n < 1 || p.n > kMaxSamples)
     return fail(out_of_range("n", p.n, fmt::format("in [1, {}]", kMaxSamples)));
-  ESP_RETURN_IF_ERROR(check_grammar(p));
   ESP_RETURN_IF_ERROR(check_ids("stop_token_ids", p.stop_token_ids, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_bias(p.logit_bias, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_logprobs(request, context.vocab_size));
   ResolvedSampling r{.spec = make_spec(request, context.defaults),
-                     .stop_ids = make_stop_ids(p, context.eos_ids),
-                     .grammar = grammar_of(p)};
+                     .stop_ids = make_stop_ids(p, context.eos_ids)};
+  ESP_ASSIGN_OR_RETURN(r.grammar, resolve_grammar(p, context.json_whitespace));
   set_length(p, context.defaults, r);
   ESP_RETURN_IF_ERROR(check_values(r.spec));
   ESP_RETURN_IF_ERROR(check_lengths(r));

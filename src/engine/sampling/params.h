@@ -19,6 +19,7 @@ struct SamplingContext {
   int32_t vocab_size = 0;        // width of the logits
   std::vector<TokenId> eos_ids;  // any order
   GenerationDefaults defaults;   // overlaid where a request is silent; empty for "openai"
+  grammar::Whitespace json_whitespace = grammar::Whitespace::kBounded;  // where a request is silent
 };
 
 // A request's parameters with nothing left open but the prompt's length.
@@ -38,10 +39,14 @@ inline constexpr int32_t kDefaultMaxNewTokens = 128;
 inline constexpr float kGreedyTemperature = 1e-6f;  // below: greedy
 inline constexpr int32_t kMaxSamples = 1024;        // of one request
 
-// kInvalidArgument names the field, its value and what is allowed; kUnimplemented names
-// structural_tag. A grammar's source is checked when it is compiled; stop and stop_regex are checked by StopMatcher::create.
+// kInvalidArgument names the field, its value and what is allowed. A grammar's source is checked
+// when it is compiled; stop and stop_regex are checked by StopMatcher::create.
 Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                                           const SamplingContext& context);
+
+// The grammar of a request, if it has one. Messages as above.
+Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams& params,
+                                                            grammar::Whitespace whitespace);
 
 // The number of tokens that a prompt may be followed by. `limit`: tokens that prompt and output
 // share. kInvalidArgument with both numbers when the prompt, or the prompt with what was asked for,

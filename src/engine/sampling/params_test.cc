@@ -106,13 +106,15 @@ TEST(Params, LogprobFieldsAreChecked) {
             StatusCode::kOk);
 }
 
-TEST(Params, AtMostOneGrammarAndStructuralTagsAreRefusedByName) {
+TEST(Params, AtMostOneGrammar) {
   EXPECT_TRUE(status_of({.json_schema = "{}"}).ok());
   EXPECT_TRUE(status_of({.regex = "a+"}).ok());
   EXPECT_TRUE(status_of({.ebnf = "x"}).ok());
-  const Status tag = status_of({.structural_tag = "x"});
-  EXPECT_EQ(tag.code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(tag.message(), HasSubstr("structural_tag"));
+  EXPECT_TRUE(status_of({.structural_tag = "x"}).ok());  // its text is judged where it is compiled
+  EXPECT_TRUE(status_of({.choices = {"a", "b"}}).ok());
+  EXPECT_THAT(status_of({.regex = "a", .choices = {"a"}}).message(), HasSubstr("choices"));
+  EXPECT_THAT(status_of({.json_whitespace = "none"}).message(),
+              HasSubstr("compact, bounded or any"));
   const Status both = status_of({.json_schema = "{}", .regex = "a+"});
   EXPECT_EQ(both.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(both.message(), AllOf(HasSubstr("json_schema"), HasSubstr("regex")));

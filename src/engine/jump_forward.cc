@@ -1,0 +1,116 @@
+#include "engine/jump_forward.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace espalier {
+namespace {
+
+// Text that names a special token has no bytes then, so nothing is forced over it.
+constexpr EncodeOptions kPlain{.add_special_tokens = false};
+
+// Bytes behind the last forced one's start that a longer token could begin at: tokens that matter
+// are shorter, and an older token stays whatever comes (two tokens were enough in 10,000 cases).
+constexpr size_t kTokensAtRisk = 3;
+
+// Ways on that are tried with the tokenizer; with more the token at risk is left out unseen.
+constexpr size_t kProbesMax = 12;
+
+}  // namespace
+
+JumpForward::JumpForward(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id)
+    if (!bytes_of(id).empty()) by_bytes_.push_back(id);
+  std::sort(by_bytes_.begin(), by_bytes_.end(),
+            [this](TokenId a, TokenId b) { return bytes_of(a) < bytes_of(b); });
+}
+
+std::string_view JumpForward::bytes_of(TokenId id) const {
+  return tokenizer_.vocab().token_bytes[static_cast<size_t>(id)];
+}
+
+void JumpForward::append_forced(grammar::Matcher& matcher, std::span<const TokenId> output,
+                                std::vector<TokenId>& forced) {
+  const std::string bytes = matcher.forced_bytes(kForcedBytesMax);
+  if (bytes.empty()) return;
+  // A window that begins within a word may be cut otherwise than the whole is: a longer one helps.
+  size_t window = std::min<size_t>(output.size(), 4);
+  while (!encode_behind(output.last(window), bytes)) {
+    if (window >= std::min(output.size(), kWindowMax)) return;
+    window = std::min(std::min(output.size(), kWindowMax), 2 * window);
+  }
+  ESP_CHECK(matcher.accept_bytes(bytes), "forced bytes are not of the grammar");
+  const size_t certain = num_certain(matcher, window);
+  matcher.rollback(1);
+  for (size_t i = window; i < certain; ++i) forced.push_back(ids_[i]);
+}
+
+// Whether the text of `output` and `bytes` encodes to `output` and more, which is then in ids_.
+bool JumpForward::encode_behind(std::span<const TokenId> output, std::string_view bytes) {
+  text_.clear();
+  for (const TokenId id : output) text_ += bytes_of(id);
+  text_ += bytes;
+  ids_ = tokenizer_.encode(text_, kPlain);
+  if (ids_.size() <= output.size() || !std::equal(output.begin(), output.end(), ids_.begin()))
+    return false;
+  // Vocabularies that put a space before a text, say, do not encode it as what it is.
+  size_t at = 0;
+  for (const TokenId id : ids_) {
+    const std::string_view token = bytes_of(id);
+    if (token.empty() || text_.compare(at, token.size(), token) != 0) return false;
+    at += token.size();
+  }
+  return at == text_.size();
+}
+
+// How many of ids_ stay whatever follows. The matcher stands behind text_.
+size_t JumpForward::num_certain(grammar::Matcher& matcher, size_t num_known) {
+  size_t certain = ids_.size();
+  size_t begin = text_.size(), at_risk = 0;
+  while (at_risk < kTokensAtRisk && at_risk < ids_.size() - num_known)
+    begin -= bytes_of(ids_[ids_.size() - ++at_risk]).size();
+  for (; begin < text_.size(); ++begin) {
+    if (!limit_by_tokens_from(matcher, begin, certain)) {
+      // Not all ways on could be tried: what reaches beyond `begin` is left out.
+      size_t end = 0, count = 0;
+      while (count < certain && (end += bytes_of(ids_[count]).size()) <= begin) ++count;
+      certain = std::min(certain, count);
+      break;
+    }
+    if (certain <= num_known) break;
+  }
+  return std::max(certain, num_known);
+}
+
+// Tries the tokens that begin at `begin`, reach beyond the text and go on as the grammar may:
+// `certain` is lowered to what each of them leaves. False when there are too many.
+bool JumpForward::limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain) {
+  const std::string_view tail = std::string_view(text_).substr(begin);
+  auto it = std::upper_bound(by_bytes_.begin(), by_bytes_.end(), tail,
+                             [this](std::string_view t, TokenId id) { return t < bytes_of(id); });
+  size_t probes = 0;
+  int refused_byte = -1;  // tokens are sorted: those that go on with it are skipped
+  for (; it != by_bytes_.end() && bytes_of(*it).starts_with(tail); ++it) {
+    const std::string_view rest = bytes_of(*it).substr(tail.size());
+    if (rest.empty() || static_cast<uint8_t>(rest[0]) == refused_byte) continue;
+    if (!matcher.accept_bytes(rest.substr(0, 1))) {
+      refused_byte = static_cast<uint8_t>(rest[0]);
+      continue;
+    }
+    const bool fits = rest.size() == 1 || matcher.accept_bytes(rest.substr(1));
+    matcher.rollback(fits && rest.size() > 1 ? 2 : 1);
+    if (!fits) continue;
+    if (++probes > kProbesMax) return false;
+    probe_ = text_;
+    probe_ += rest;
+    const std::vector<TokenId> other = tokenizer_.encode(probe_, kPlain);
+    const auto same =
+        std::mismatch(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(certain),
+                      other.begin(), other.end());
+    certain = static_cast<size_t>(same.first - ids_.begin());
+  }
+  return true;
+}
+
+}  // namespace espalier

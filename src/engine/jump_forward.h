@@ -1,0 +1,47 @@
+// Jump-forward: where a grammar leaves one way on, the bytes that must come are tokenised as the
+// tokenizer would tokenise the whole output, and need not be sampled (the SGLang paper, appendix
+// B.2, which tokenised them alone and so changed outputs).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "grammar/grammar.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace espalier {
+
+// Not thread-safe: it keeps buffers. The tokenizer outlives it.
+class JumpForward {
+ public:
+  explicit JumpForward(const Tokenizer& tokenizer);
+
+  // Of an output's last so many tokens the boundary's tokens are judged.
+  static constexpr size_t kWindowMax = 32;
+  static constexpr size_t kForcedBytesMax = 512;  // at one time; the rest comes with the next token
+
+  // Appends to `forced` the tokens that `matcher` forces after `output` (the last tokens of what it
+  // has read, all of them or at least kWindowMax). They are canonical: encoding the text of output
+  // and forced tokens gives these tokens. A token that a longer one could still replace, whatever
+  // the grammar lets follow, is left out. Nothing where output itself is not canonical at its end.
+  // The matcher is as it was afterwards.
+  void append_forced(grammar::Matcher& matcher, std::span<const TokenId> output,
+                     std::vector<TokenId>& forced);
+
+ private:
+  bool encode_behind(std::span<const TokenId> output, std::string_view bytes);
+  size_t num_certain(grammar::Matcher& matcher, size_t num_known);
+  bool limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain);
+  std::string_view bytes_of(TokenId id) const;
+
+  const Tokenizer& tokenizer_;
+  std::vector<TokenId> by_bytes_;  // tokens that have bytes, sorted by them
+  std::string text_;               // the window's bytes and the forced ones
+  std::vector<TokenId> ids_;       // of text_
+  std::string probe_;
+};
+
+}  // namespace espalier

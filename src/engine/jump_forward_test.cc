@@ -1,0 +1,181 @@
+// Jump-forward: what it forces is what the tokenizer makes of the whole text, and what an engine
+// answers does not depend on it.
+#include "engine/jump_forward.h"
+
+#include <gtest/gtest.h>
+
+#include <list>
+#include <regex>
+
+#include "engine/test_engine.h"
+
+namespace espalier {
+namespace {
+
+using grammar::GrammarSpec;
+using Type = FinishReason::Type;
+
+struct Case {
+  GrammarSpec spec;
+  std::vector<std::string> texts;
+};
+
+std::vector<Case> cases() {
+  const auto schema = [](std::string source, std::vector<std::string> texts) {
+    return Case{{.kind = GrammarSpec::Kind::kJsonSchema,
+                 .source = std::move(source),
+                 .choices = {},
+                 .whitespace = grammar::Whitespace::kCompact},
+                std::move(texts)};
+  };
+  return {
+      schema(R"({"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer"},
+                 "favourite_colour":{"enum":["red","green","greenish"]},"on":{"type":"boolean"}},
+                 "required":["name","age","favourite_colour","on"],"additionalProperties":false})",
+             {R"({"name":"Ada","age":36,"favourite_colour":"green","on":true})",
+              R"({"name":"","age":-1,"favourite_colour":"greenish","on":false})",
+              R"({"name":"a\"b ü","age":0,"favourite_colour":"red","on":true})"}),
+      schema(R"({"type":"array","items":{"type":"object","properties":{"x":{"const":"abc def"},
+                 "y":{"type":"array","items":{"type":"null"}}},"required":["x","y"],
+                 "additionalProperties":false}})",
+             {R"([{"x":"abc def","y":[]},{"x":"abc def","y":[null,null]}])", "[]"}),
+      {{.kind = GrammarSpec::Kind::kRegex,
+        .source = "The answer is (yes|no|maybe), and that is certain(!|\\.|\\.\\.\\.)"},
+       {"The answer is yes, and that is certain!", "The answer is maybe, and that is certain..."}},
+      {{.kind = GrammarSpec::Kind::kEbnf,
+        .source = "root ::= \"SELECT \" col (\", \" col)* \" FROM table\" [0-9] \" WHERE id = \" "
+                  "[0-9]+ \";\"\ncol ::= \"id\" | \"identifier\" | \"name\""},
+       {"SELECT id FROM table1 WHERE id = 12345;",
+        "SELECT identifier, name, id FROM table9 WHERE id = 7;"}},
+  };
+}
+
+TEST(JumpForward, ForcesWhatTheWholeTextIsTokenisedTo) {
+  const auto tokenizer = load_tokenizer("share/default_model");
+  ASSERT_TRUE(tokenizer) << tokenizer.error().to_string();
+  const auto trie = std::make_shared<const grammar::TokenTrie>((*tokenizer)->vocab());
+  JumpForward jump(**tokenizer);
+  size_t num_forced = 0, num_tokens = 0;
+  for (const Case& one : cases()) {
+    const auto grammar = compile_grammar(one.spec, trie);
+    ASSERT_TRUE(grammar) << grammar.error().to_string();
+    for (const std::string& text : one.texts) {
+      const std::vector<TokenId> ids = (*tokenizer)->encode(text, {.add_special_tokens = false});
+      grammar::Matcher matcher(*grammar);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        ASSERT_TRUE(matcher.accept_token(ids[i])) << text;
+        std::vector<TokenId> forced;
+        const size_t steps = matcher.steps();
+        jump.append_forced(matcher, std::span(ids).first(i + 1), forced);
+        ASSERT_EQ(matcher.steps(), steps);
+        ASSERT_LE(forced.size(), ids.size() - i - 1) << text;
+        const auto next = ids.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+        EXPECT_TRUE(std::equal(forced.begin(), forced.end(), next)) << text << " after token " << i;
+        num_forced += forced.size();
+        // Go on behind them, as an engine does.
+        for (const TokenId token : forced) ASSERT_TRUE(matcher.accept_token(token));
+        i += forced.size();
+      }
+      num_tokens += ids.size();
+      EXPECT_TRUE(matcher.can_end()) << text;
+    }
+  }
+  EXPECT_GT(num_forced, num_tokens / 4);
+}
+
+TEST(JumpForward, NothingBehindTokensThatAreNotCanonical) {
+  const auto tokenizer = load_tokenizer("share/default_model");
+  ASSERT_TRUE(tokenizer);
+  const auto trie = std::make_shared<const grammar::TokenTrie>((*tokenizer)->vocab());
+  const auto grammar = compile_grammar(
+      {.kind = GrammarSpec::Kind::kRegex, .source = "there once was a king(s|dom)"}, trie);
+  ASSERT_TRUE(grammar);
+  JumpForward jump(**tokenizer);
+  grammar::Matcher matcher(*grammar);
+  std::vector<TokenId> letters;
+  for (const char* letter : {"t", "h", "e"}) {
+    letters.push_back((*tokenizer)->token_to_id(letter).value());
+    ASSERT_TRUE(matcher.accept_token(letters.back()));
+  }
+  std::vector<TokenId> forced;
+  jump.append_forced(matcher, letters, forced);
+  EXPECT_TRUE(forced.empty());
+}
+
+constexpr const char* kPerson =
+    R"({"type":"object","properties":{"name":{"type":"string","maxLength":6},
+        "description":{"enum":["unknown","unseen"]},"list":{"type":"array","maxItems":2,
+        "items":{"type":"boolean"}}},"required":["name","description","list"],
+        "additionalProperties":false})";
+
+// The null device's answers come from a hash of the history: whatever is computed wrongly shows.
+TEST(JumpForward, AnswersAreTheSameWithAndWithout) {
+  std::map<std::string, std::vector<std::vector<TokenId>>> answers;
+  for (const bool overlap : {true, false}) {
+    for (const bool jump : {true, false}) {
+      for (const int32_t pool : {20000, 500}) {
+        EngineConfig config;
+        config.disable_overlap_schedule = !overlap;
+        config.disable_jump_forward = !jump;
+        config.max_total_tokens = pool;
+        config.chunked_prefill_size = pool == 500 ? 5 : 0;
+        auto [engine, device] = make_test_engine({.config = config});
+        std::list<Collector> collectors;
+        for (int i = 0; i < 24; ++i) {
+          GenerateRequest request{.text = "person " + std::to_string(i % 5),
+                                  .sampling = {.max_new_tokens = 90 + i, .n = 1 + i % 2}};
+          request.sampling.json_schema = kPerson;
+          request.sampling.json_whitespace = "compact";
+          if (i % 4 == 0) request.sampling.stop = {"\"list"};
+          if (i % 3 == 0) request.sampling.presence_penalty = 0.5f;
+          ASSERT_TRUE(
+              engine->submit(std::move(request), collectors.emplace_back(1 + i % 2).sink()));
+        }
+        std::vector<std::vector<TokenId>> all;
+        for (Collector& c : collectors) {
+          ASSERT_TRUE(c.wait_end());
+          ASSERT_NE(c.finish_type(), Type::kError) << c.result().finish.status.to_string();
+          all.push_back(c.result().output_ids);
+          if (jump) {
+            EXPECT_GT(c.result().stats.forced_tokens, 20);
+          } else {
+            EXPECT_EQ(c.result().stats.forced_tokens, 0);
+          }
+        }
+        const auto [it, added] = answers.try_emplace("all", all);
+        EXPECT_EQ(it->second, all) << "overlap " << overlap << " jump " << jump;
+        EXPECT_EQ(engine->stats().forwards_saved_total > 300, jump);
+      }
+    }
+  }
+}
+
+TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
+  int64_t steps[2];
+  for (const bool jump : {true, false}) {
+    auto [engine, device] = make_test_engine();
+    const auto answer = engine->generate({.text = "x",
+                                          .sampling = {.max_new_tokens = 200,
+                                                       .regex = "abcdefghijklmnop[0-9]qrstuvwxyz!",
+                                                       .jump_forward = jump}});
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    EXPECT_EQ(answer->finish.type, Type::kStop);
+    EXPECT_EQ(answer->output_ids.size(), 28u);
+    EXPECT_EQ(answer->stats.completion_tokens, 28);
+    EXPECT_EQ(answer->stats.forced_tokens, jump ? 26 : 0);
+    steps[jump ? 0 : 1] = engine->stats().num_steps_total;
+  }
+  EXPECT_LT(steps[0], 8);
+  EXPECT_GE(steps[1], 28);
+  // Log-probabilities need each token's forward.
+  auto [engine, device] = make_test_engine();
+  const auto answer = engine->generate({.text = "x",
+                                        .sampling = {.max_new_tokens = 200, .regex = "abcd[0-9]ef"},
+                                        .return_logprob = true});
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->output_logprobs.size(), answer->output_ids.size());
+  EXPECT_EQ(answer->stats.forced_tokens, 0);
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,93 @@
+// POST /v1/grammar/compile: what a grammar compiles to, or why it does not.
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+
+#include "server/errors.h"
+#include "server/json_fields.h"
+#include "server/json_writer.h"
+#include "server/openai_request.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+struct CompileBody {
+  SamplingParams sampling;
+};
+
+// A grammar as its text, or as the JSON that it is.
+Field<CompileBody> grammar_field(const char* name, const char* help,
+                                 std::optional<std::string> SamplingParams::*member) {
+  return custom<CompileBody>(
+      name, R"({"anyOf":[{"type":"string"},{"type":"object"},{"type":"boolean"}]})", help,
+      [member](const Json& value, std::string_view where, CompileBody& out) -> Status {
+        if (value.is_object() || value.is_bool()) {
+          out.sampling.*member = boost::json::serialize(value);
+          return {};
+        }
+        return read_value(value, where, out.sampling.*member);
+      });
+}
+
+const Fields<CompileBody>& compile_fields() {
+  using S = SamplingParams;
+  const auto text = [](const char* name, const char* help, auto S::*member) {
+    return field<CompileBody>(
+        name, help, [member](CompileBody & b) -> auto& { return b.sampling.*member; });
+  };
+  static const Fields<CompileBody> fields = {
+      grammar_field("json_schema", "a JSON Schema, as text or as JSON", &S::json_schema),
+      text("regex", "a regular expression", &S::regex),
+      text("ebnf", "a grammar in GBNF", &S::ebnf),
+      grammar_field("structural_tag", "structural tags, as text or as JSON", &S::structural_tag),
+      text("choices", "a list of texts", &S::choices),
+      text("json_whitespace", "compact, bounded or any", &S::json_whitespace),
+      custom<CompileBody>("response_format", R"({"type":"object"})", "as in /v1/chat/completions",
+                          [](const Json& value, std::string_view where, CompileBody& out) {
+                            return read_response_format(value, where, out.sampling);
+                          }),
+      ignored<CompileBody>("model"),
+  };
+  return fields;
+}
+
+HttpResponse answer(Engine& engine, const CompileBody& body) {
+  const auto made = engine.compile_grammar(body.sampling);
+  if (!made) return error_response(Dialect::kOpenAi, made.error());
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("compiled", true).member("seconds", made->seconds);
+  w.member("rules", made->num_rules).member("states", made->num_states);
+  w.member("edges", made->num_edges).member("byte_classes", made->num_byte_classes);
+  w.member("forced", made->forced).end_object();
+  return HttpResponse::json(200, std::move(out));
+}
+
+}  // namespace
+
+void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
+                            ResponsePtr response) {
+  auto value = parse_json(request.body);
+  if (!value) return response->send(malformed_response(value.error()));
+  CompileBody body;
+  if (const Status read = read_fields(compile_fields(), *value, "", body); !read.ok())
+    return response->send(read.code() == StatusCode::kInvalidArgument
+                              ? malformed_response(read)
+                              : error_response(Dialect::kOpenAi, read));
+  // It waits for a thread of the compiler's: never on an I/O thread.
+  const bool queued = context->workers->run([context, response, body = std::move(body)] {
+    response->send(answer(context->engine, body));
+  });
+  if (!queued)
+    response->send(error_response(Dialect::kOpenAi, error(StatusCode::kResourceExhausted,
+                                                          "the server is busy; try again later")));
+}
+
+std::string grammar_compile_schema() { return schema_of(compile_fields()); }
+
+}  // namespace espalier::server
