@@ -12,10 +12,15 @@
 #pragma once
 
 #include "lang/backend.h"
+#include "lang/backends/http_backends.h"
 #include "lang/choices.h"
 #include "lang/error.h"
 #include "lang/expr.h"
+#include "lang/graph/graph.h"
+#include "lang/graph/passes.h"
+#include "lang/graph/tracer.h"
 #include "lang/options.h"
 #include "lang/program.h"
+#include "lang/recorder.h"
 #include "lang/state.h"
 #include "lang/value.h"

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <mutex>
 
 namespace espalier::net {
 namespace {
@@ -32,10 +33,28 @@ class Stream {
 
   bool is_open() const { return fd_ >= 0; }
   void close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
+    {
+      std::lock_guard lock(mutex_);
+      if (fd_ >= 0) ::close(fd_);
+      fd_ = -1;
+    }
     in_.clear();
     begin_ = 0;
+  }
+
+  // From any thread: what waits here fails, and what would.
+  void interrupt() {
+    std::lock_guard lock(mutex_);
+    interrupted_ = true;
+    if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
+  }
+  void resume() {
+    std::lock_guard lock(mutex_);
+    interrupted_ = false;
+  }
+  bool interrupted() const {
+    std::lock_guard lock(mutex_);
+    return interrupted_;
   }
 
   Status connect(const Url& url, Duration timeout);
@@ -59,7 +78,9 @@ class Stream {
   Status wait(short events, Duration timeout, const char* what);
   Status connect_to(const addrinfo& address, Duration timeout);
 
+  mutable std::mutex mutex_;  // of the next two, which interrupt() touches
   int fd_ = -1;
+  bool interrupted_ = false;
   std::string in_;
   size_t begin_ = 0;
 };
@@ -82,8 +103,12 @@ Status Stream::wait(short events, Duration timeout, const char* what) {
 }
 
 Status Stream::connect_to(const addrinfo& address, Duration timeout) {
-  fd_ = ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
-                 address.ai_protocol);
+  {
+    std::lock_guard lock(mutex_);
+    if (interrupted_) return unavailable("interrupted");
+    fd_ = ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                   address.ai_protocol);
+  }
   if (fd_ < 0) return unavailable(fmt::format("socket: {}", strerror(errno)));
   const int one = 1;
   ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -301,6 +326,8 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
   const std::string message = build(method, path, body, headers);
   // A kept-alive connection may have been closed by the server meanwhile: once more, on a new one.
   for (bool reused = stream.is_open();; reused = false) {
+    if (stream.interrupted())
+      return fail(Status(StatusCode::kAborted, "the request was interrupted"));
     if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, config.connect_timeout));
     bool any_byte = false;
     const Status sent = stream.write_all(message, config.read_timeout);
@@ -308,6 +335,8 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
     auto answer = read_answer(method == "HEAD", on_event, any_byte);
     if (answer) return answer;
     stream.close();
+    if (stream.interrupted())
+      return fail(Status(StatusCode::kAborted, "the request was interrupted"));
     const Status why = sent.ok() ? answer.error() : sent;
     if (!reused || any_byte || why.code() != StatusCode::kUnavailable) return fail(why);
   }
@@ -448,5 +477,7 @@ Result<HttpResponse> HttpClient::post_stream(std::string_view path, std::string_
 }
 
 void HttpClient::close() { impl_->stream.close(); }
+void HttpClient::interrupt() { impl_->stream.interrupt(); }
+void HttpClient::resume() { impl_->stream.resume(); }
 
 }  // namespace espalier::net

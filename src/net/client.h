@@ -51,6 +51,10 @@ class HttpClient {
 
   void close();  // the next request connects anew
 
+  // From any thread: the request in progress, and every one until resume(), fails with kAborted.
+  void interrupt();
+  void resume();
+
  private:
   struct Impl;
   explicit HttpClient(std::unique_ptr<Impl> impl);

@@ -149,25 +149,19 @@ std::string constant_prefix(const Graph& graph, const Backend& backend) {
   return prefix;
 }
 
-State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options) {
-  State root = start(options);
-  const auto refuse = [&](Status why) {
-    root.handle()->fail_with(std::move(why), {});
-    return root;
-  };
-  if (Status status = graph.check(); !status.ok()) return refuse(std::move(status));
+Status apply_graph(const Graph& graph, State& root, const Arguments& arguments) {
+  ESP_RETURN_IF_ERROR(graph.check());
   for (const std::string& name : graph.parameters)
     if (arguments.find(name) == nullptr)
-      return refuse(invalid_argument("{} is not given its argument \"{}\"", graph.name, name));
+      return invalid_argument("{} is not given its argument \"{}\"", graph.name, name);
   for (const auto& [name, value] : arguments.all())
     if (std::find(graph.parameters.begin(), graph.parameters.end(), name) == graph.parameters.end())
-      return refuse(invalid_argument("{} has no argument \"{}\"", graph.name, name));
+      return invalid_argument("{} has no argument \"{}\"", graph.name, name);
 
   std::map<int32_t, State> streams;
   streams.emplace(0, root);
   std::map<int32_t, Forks> forks;
-  // The lines of a program that may be long gone; kept by the graph, which outlives this call only,
-  // so places are told by the graph's own text in the names of its nodes.
+  // Of a program that may be long gone: its nodes are told by their names.
   const Location nowhere;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
@@ -231,6 +225,13 @@ State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions
         break;
     }
   }
+  return {};
+}
+
+State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options) {
+  State root = start(options);
+  if (Status status = apply_graph(graph, root, arguments); !status.ok())
+    root.handle()->fail_with(std::move(status), {});
   (void)finish(root);  // what failed is in root.error()
   return root;
 }

@@ -78,6 +78,9 @@ Result<Graph> parse_graph(std::string_view json);
 std::string to_svg(const Graph& graph);  // a column for each stream, time downwards
 
 // ---- running it, without the host function ----
+// Appends the whole program to `root`; waits for nothing. kInvalidArgument for arguments that are
+// missing or unknown, and for what check() finds.
+Status apply_graph(const Graph& graph, State& root, const Arguments& arguments);
 State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options);
 // The constant text with which stream 0 begins, messages framed by the back end. run_graph can send
 // it ahead before any argument is known.

@@ -221,6 +221,7 @@ Result<Graph> trace(const Program& program, Graph* partial) {
     program(state, arguments);
   } catch (const Error& why) {
     trace->refuse(why.status(), why.where());
+    if (why.where().line != 0) trace->where = why.where();  // where it was read
   } catch (const std::exception& why) {
     trace->refuse(error(StatusCode::kAborted, "the program threw: {}", why.what()), {});
   }

@@ -1,0 +1,336 @@
+// The native /generate dialect: a server of ours or SGLang's.
+#include <algorithm>
+#include <filesystem>
+#include <mutex>
+
+#include "lang/backends/chat_frames.h"
+#include "lang/backends/http_backends.h"
+#include "lang/backends/http_json.h"
+
+namespace espalier::lang {
+namespace {
+
+namespace json = boost::json;
+
+template <typename T>
+void set(json::object& object, std::string_view name, const std::optional<T>& value) {
+  if (value) object[name] = *value;
+}
+
+json::object sampling_of(const GenOptions& o) {
+  json::object p;
+  set(p, "max_new_tokens", o.max_tokens);
+  set(p, "min_new_tokens", o.min_tokens);
+  set(p, "n", o.n);
+  if (!o.stop.empty()) p["stop"] = json::value_from(static_cast<std::vector<std::string>>(o.stop));
+  if (!o.stop_token_ids.empty()) p["stop_token_ids"] = json::value_from(o.stop_token_ids);
+  if (!o.stop_regex.empty())
+    p["stop_regex"] = json::value_from(static_cast<std::vector<std::string>>(o.stop_regex));
+  set(p, "temperature", o.temperature);
+  set(p, "top_p", o.top_p);
+  set(p, "top_k", o.top_k);
+  set(p, "min_p", o.min_p);
+  set(p, "frequency_penalty", o.frequency_penalty);
+  set(p, "presence_penalty", o.presence_penalty);
+  set(p, "ignore_eos", o.ignore_eos);
+  set(p, "sampling_seed", o.seed);
+  const std::string_view dtype = dtype_regex(o.dtype);
+  if (!dtype.empty()) p["regex"] = dtype;
+  if (!o.regex.empty()) p["regex"] = o.regex;
+  if (!o.json_schema.empty()) p["json_schema"] = o.json_schema;
+  if (!o.ebnf.empty()) p["ebnf"] = o.ebnf;
+  return p;
+}
+
+MetaInfo meta_of(const json::object& meta) {
+  MetaInfo m;
+  m.id = string_at(meta, "id");
+  m.finish_reason = string_at(meta, "finish_reason.type");
+  if (const auto* matched = find_member(meta, "finish_reason.matched"))
+    m.matched =
+        matched->is_string() ? std::string(matched->get_string()) : json::serialize(*matched);
+  m.prompt_tokens = integer_at(meta, "prompt_tokens");
+  m.completion_tokens = integer_at(meta, "completion_tokens");
+  m.cached_tokens = integer_at(meta, "cached_tokens");
+  m.seconds = number_at(meta, "e2e_latency");
+  m.json = json::serialize(meta);
+  return m;
+}
+
+Result<Sample> sample_of(const json::value& value) {
+  if (!value.is_object()) return fail(Status(StatusCode::kDataLoss, "an answer that is no object"));
+  const json::object& object = value.get_object();
+  Sample sample{.text = string_at(object, "text")};
+  if (const auto* meta = object.if_contains("meta_info"); meta != nullptr && meta->is_object())
+    sample.meta = meta_of(meta->get_object());
+  if (sample.meta.finish_reason == "abort")
+    return fail(
+        error(StatusCode::kAborted, "{}", string_at(object, "meta_info.finish_reason.message")));
+  return sample;
+}
+
+// [[logprob or null, id, text], ...] of an answer's input tokens.
+struct Scored {
+  std::vector<int32_t> ids;
+  std::vector<std::optional<float>> logprobs;
+};
+Result<Scored> scored_of(const json::value& answer) {
+  const json::value* list = answer.is_object()
+                                ? find_member(answer.get_object(), "meta_info.input_token_logprobs")
+                                : nullptr;
+  if (list == nullptr || !list->is_array())
+    return fail(Status(StatusCode::kDataLoss, "the server gave no input_token_logprobs"));
+  Scored scored;
+  for (const json::value& entry : list->get_array()) {
+    if (!entry.is_array() || entry.get_array().size() < 2)
+      return fail(Status(StatusCode::kDataLoss, "input_token_logprobs is no list of pairs"));
+    const json::array& pair = entry.get_array();
+    json::error_code failed;
+    scored.ids.push_back(static_cast<int32_t>(pair[1].to_number<int64_t>(failed)));
+    scored.logprobs.emplace_back();
+    if (!pair[0].is_null()) scored.logprobs.back() = pair[0].to_number<float>(failed);
+  }
+  return scored;
+}
+
+// A list of so many such answers.
+Result<std::vector<Scored>> scored_list(std::string_view body, size_t count) {
+  json::error_code failed;
+  const json::value value = json::parse(body, failed);
+  if (failed || !value.is_array() || value.get_array().size() != count)
+    return fail(
+        error(StatusCode::kDataLoss, "{} prompts were not answered by {} scores", count, count));
+  std::vector<Scored> all;
+  for (const json::value& answer : value.get_array()) {
+    ESP_ASSIGN_OR_RETURN(Scored scored, scored_of(answer));
+    all.push_back(std::move(scored));
+  }
+  return all;
+}
+
+class EndpointBackend final : public Backend {
+ public:
+  EndpointBackend(std::string url, std::unique_ptr<HttpCalls> calls, ChatFrames frames)
+      : url_(std::move(url)), frames_(std::move(frames)), calls_(std::move(calls)) {}
+
+  std::string name() const override { return url_; }
+  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  bool can_prefetch() const override { return true; }
+  void cancel(const std::string& id) override { calls_->cancel(id); }
+
+  void generate(GenerateCall call, CallEvents events) override {
+    json::object body{{"text", call.prompt.text}, {"sampling_params", sampling_of(call.options)}};
+    body["rid"] = call.id;
+    set(body, "return_logprob", call.options.return_logprob);
+    set(body, "logprob_start_len", call.options.logprob_start_len);
+    set(body, "top_logprobs_num", call.options.top_logprobs_num);
+    set(body, "return_text_in_logprobs", call.options.return_text_in_logprobs);
+    if (Status media = add_media(body, call.prompt); !media.ok())
+      return events.on_done(fail(std::move(media)));
+    const bool stream = call.stream && call.options.n.value_or(1) == 1;
+    if (stream) body["stream"] = true;
+    if (call.options.n.value_or(1) > 1) body.erase("rid");  // of one prompt's one sample
+    send(call.id, body, stream, std::move(events));
+  }
+
+  void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done) override {
+    json::object body{{"text", prompt.text}, {"sampling_params", {{"max_new_tokens", 0}}}};
+    if (Status media = add_media(body, prompt); !media.ok()) return done(std::move(media));
+    send(id, body, false, {.on_done = [done = std::move(done)](const Result<Completion>& r) {
+           done(r ? Status() : r.error());
+         }});
+  }
+
+  void score(ScoreCall call, ScoreDone done) override;
+
+  Status flush_cache() override {
+    const auto answer = calls_->fetch("POST", "/flush_cache");
+    return answer ? Status() : answer.error();
+  }
+  Result<std::string> server_info() override { return calls_->fetch("GET", "/server_info"); }
+
+ private:
+  static Status add_media(json::object& body, const Prompt& prompt) {
+    if (prompt.media.empty()) return {};
+    if (prompt.media.size() > 1)
+      return error(StatusCode::kUnimplemented,
+                   "a native server takes one image or video in a prompt, not {}",
+                   prompt.media.size());
+    const Media& media = prompt.media.front();
+    ESP_ASSIGN_OR_RETURN(const MediaData data, read_media(media));
+    body["image_data"] = media.kind == Media::Kind::kVideo ? "video:" + data.base64 : data.base64;
+    return {};
+  }
+
+  // One prompt's call. What is streamed is cumulative text: the new end of it is handed on.
+  struct Streamed {
+    std::string text;
+    json::object last;
+    Status failed;
+  };
+  void send(const std::string& id, const json::object& body, bool stream, CallEvents events) {
+    auto streamed = std::make_shared<Streamed>();
+    HttpCalls::Call call{.id = id, .path = "/generate", .body = json::serialize(body)};
+    if (stream)
+      call.on_event = [streamed, on_text = events.on_text](std::string_view data) {
+        if (data == "[DONE]") return;
+        auto object = parse_answer(data);
+        if (!object) {
+          streamed->failed = object.error();
+        } else if (object->contains("error")) {
+          streamed->failed = status_of_answer(500, data);
+        } else {
+          const std::string text = string_at(*object, "text");
+          if (text.size() > streamed->text.size() && on_text)
+            on_text(std::string_view(text).substr(streamed->text.size()));
+          streamed->text = text;
+          streamed->last = std::move(*object);
+        }
+      };
+    call.on_done = [this, stream, streamed, done = std::move(events.on_done)](
+                       Result<std::string> answer, int num_retries) {
+      done(finish(std::move(answer), stream ? streamed.get() : nullptr, num_retries));
+    };
+    calls_->submit(std::move(call));
+  }
+
+  Result<Completion> finish(Result<std::string> body, Streamed* streamed, int num_retries) {
+    if (!body) return fail(std::move(body).error());
+    Completion completion;
+    if (streamed != nullptr) {
+      ESP_RETURN_IF_ERROR(streamed->failed);
+      ESP_ASSIGN_OR_RETURN(Sample sample, sample_of(streamed->last));
+      completion.samples.push_back(std::move(sample));
+    } else {
+      json::error_code failed;
+      const json::value value = json::parse(*body, failed);
+      if (failed) return fail(Status(StatusCode::kDataLoss, "the answer is no JSON"));
+      const json::array one{value};
+      for (const json::value& item : value.is_array() ? value.get_array() : one) {
+        ESP_ASSIGN_OR_RETURN(Sample sample, sample_of(item));
+        completion.samples.push_back(std::move(sample));
+      }
+      if (completion.samples.empty())
+        return fail(Status(StatusCode::kDataLoss, "an answer without a sample"));
+    }
+    Usage used{.num_calls = 1, .num_retries = num_retries};
+    used.prompt_tokens = completion.samples.front().meta.prompt_tokens;
+    used.cached_tokens = completion.samples.front().meta.cached_tokens;
+    for (const Sample& sample : completion.samples)
+      used.completion_tokens += sample.meta.completion_tokens;
+    count(used);
+    return completion;
+  }
+
+  void score_parts(const std::string& id, std::vector<ChoiceScore> scores, ScoreDone done);
+
+  const std::string url_;
+  const ChatFrames frames_;
+  const std::unique_ptr<HttpCalls> calls_;  // last: it ends the calls, which use the rest
+};
+
+// Three requests at most: how long the prompt is; the prompt and each "prompt + choice" with the
+// log-probabilities of their last tokens (two more than the choice's, which may merge with the
+// prompt's end); and, where it is asked for, the choices by themselves.
+void EndpointBackend::score(ScoreCall call, ScoreDone done) {
+  if (call.method == ChoicesMethod::kExact)
+    return done(fail(error(StatusCode::kUnimplemented,
+                           "the exact method needs the model's vocabulary, which a server does not "
+                           "tell: use the engine in this process, or another choices method")));
+  if (!call.prompt.media.empty())
+    return done(fail(error(StatusCode::kUnimplemented,
+                           "select after an image or video is not supported by this back end")));
+  const json::object length{{"text", call.prompt.text},
+                            {"sampling_params", {{"max_new_tokens", 0}}}};
+  HttpCalls::Call first{.id = call.id, .path = "/generate", .body = json::serialize(length)};
+  first.on_done = [this, call, done = std::move(done)](Result<std::string> answer, int) {
+    auto object = answer ? parse_answer(*answer) : Result<json::object>(fail(answer.error()));
+    if (!object) return done(fail(object.error()));
+    constexpr int64_t kMergedMax = 2;
+    const int64_t start =
+        std::max<int64_t>(0, integer_at(*object, "meta_info.prompt_tokens") - kMergedMax);
+    json::array texts{json::value(call.prompt.text)};
+    for (const std::string& choice : call.choices) texts.emplace_back(call.prompt.text + choice);
+    const json::object body{{"text", std::move(texts)},
+                            {"sampling_params", {{"max_new_tokens", 0}, {"temperature", 0}}},
+                            {"return_logprob", true},
+                            {"logprob_start_len", start}};
+    HttpCalls::Call second{.id = call.id, .path = "/generate", .body = json::serialize(body)};
+    second.on_done = [this, call, done](Result<std::string> scored, int) {
+      auto all = scored ? scored_list(*scored, call.choices.size() + 1)
+                        : Result<std::vector<Scored>>(fail(scored.error()));
+      if (!all) return done(fail(all.error()));
+      const std::vector<int32_t>& prompt = all->front().ids;
+      size_t shared = prompt.size();
+      for (size_t i = 1; i < all->size(); ++i) {
+        const std::vector<int32_t>& whole = (*all)[i].ids;
+        const auto differ = std::mismatch(prompt.begin(), prompt.end(), whole.begin(), whole.end());
+        shared = std::min(shared, static_cast<size_t>(differ.first - prompt.begin()));
+      }
+      std::vector<ChoiceScore> scores;
+      for (size_t i = 0; i < call.choices.size(); ++i) {
+        const Scored& whole = (*all)[i + 1];
+        const auto begin = static_cast<std::ptrdiff_t>(shared);
+        ChoiceScore& score = scores.emplace_back(ChoiceScore{.text = call.choices[i]});
+        score.tokens.assign(whole.ids.begin() + begin, whole.ids.end());
+        score.logprobs.assign(whole.logprobs.begin() + begin, whole.logprobs.end());
+      }
+      if (call.method != ChoicesMethod::kUnconditionalLikelihoodNormalized)
+        return done(std::move(scores));
+      score_parts(call.id, std::move(scores), done);
+    };
+    calls_->submit(std::move(second));
+  };
+  calls_->submit(std::move(first));
+}
+
+void EndpointBackend::score_parts(const std::string& id, std::vector<ChoiceScore> scores,
+                                  ScoreDone done) {
+  json::array parts;
+  for (const ChoiceScore& score : scores) parts.push_back(json::value_from(score.tokens));
+  const json::object body{{"input_ids", std::move(parts)},
+                          {"sampling_params", {{"max_new_tokens", 0}}},
+                          {"return_logprob", true},
+                          {"logprob_start_len", 0}};
+  HttpCalls::Call call{.id = id, .path = "/generate", .body = json::serialize(body)};
+  call.on_done = [scores = std::move(scores), done](Result<std::string> answer, int) mutable {
+    auto all = answer ? scored_list(*answer, scores.size())
+                      : Result<std::vector<Scored>>(fail(answer.error()));
+    if (!all) return done(fail(all.error()));
+    for (size_t i = 0; i < scores.size(); ++i) {
+      scores[i].unconditional_logprobs = std::move((*all)[i].logprobs);
+      scores[i].unconditional_logprobs.resize(scores[i].logprobs.size());
+    }
+    done(std::move(scores));
+  };
+  calls_->submit(std::move(call));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Backend>> runtime_endpoint(const EndpointConfig& config) {
+  net::Headers headers;
+  if (!config.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + config.api_key);
+  ESP_ASSIGN_OR_RETURN(auto calls,
+                       HttpCalls::create(config.base_url, std::move(headers), config.limits));
+  auto info = calls->fetch("GET", "/get_model_info");
+  if (!info) info = calls->fetch("GET", "/model_info");
+  if (!info) return fail(info.error());
+  ESP_ASSIGN_OR_RETURN(const json::object model, parse_answer(*info));
+  const std::string path = string_at(model, "model_path");
+  ChatFrames frames;
+  if (!config.chat_template.empty()) {
+    ESP_ASSIGN_OR_RETURN(frames, ChatFrames::named(config.chat_template));
+  } else {
+    std::error_code none;
+    frames = std::filesystem::is_directory(path, none) ? ChatFrames::for_folder(path)
+                                                       : ChatFrames::for_model(path);
+  }
+  return std::make_shared<EndpointBackend>(config.base_url, std::move(calls), std::move(frames));
+}
+
+Result<std::shared_ptr<Backend>> runtime_endpoint(const std::string& base_url) {
+  return runtime_endpoint(EndpointConfig{.base_url = base_url});
+}
+
+}  // namespace espalier::lang

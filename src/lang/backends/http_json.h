@@ -1,0 +1,32 @@
+// What the HTTP back ends share of JSON: reading answers, writing media. Internal to the room.
+#pragma once
+
+#include <boost/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "lang/backend.h"
+
+namespace espalier::lang {
+
+// kDataLoss, told with the beginning of the text, for what is no JSON object.
+Result<boost::json::object> parse_answer(std::string_view text);
+
+// A member by its path ("usage.prompt_tokens"); null when it is not there or null.
+const boost::json::value* find_member(const boost::json::object& object, std::string_view path);
+std::string string_at(const boost::json::object& object, std::string_view path);  // "" by default
+int64_t integer_at(const boost::json::object& object, std::string_view path);     // 0 by default
+double number_at(const boost::json::object& object, std::string_view path);       // 0 by default
+
+// A file's bytes in base64, or those of a "data:TYPE;base64,..." path.
+struct MediaData {
+  std::string type;  // "image/png"
+  std::string base64;
+};
+Result<MediaData> read_media(const Media& media);
+
+// The parts of a message as OpenAI's content: a string, or a list where there are images.
+Result<boost::json::value> openai_content(const Message& message);
+
+}  // namespace espalier::lang

@@ -1,0 +1,247 @@
+#include "lang/graph/passes.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace espalier::lang {
+namespace {
+
+// The graph of the nodes that `keep` names, with forks renumbered.
+Graph filtered(const Graph& graph, const std::vector<bool>& keep) {
+  Graph out = graph;
+  out.nodes.clear();
+  std::vector<int32_t> moved(graph.nodes.size(), -1);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!keep[i]) continue;
+    moved[i] = static_cast<int32_t>(out.nodes.size());
+    GraphNode node = graph.nodes[i];
+    if (node.fork >= 0) node.fork = moved[static_cast<size_t>(node.fork)];
+    out.nodes.push_back(std::move(node));
+  }
+  return out;
+}
+
+bool is_call(const GraphNode& node) {
+  return node.kind == NodeKind::kGen || node.kind == NodeKind::kSelect;
+}
+
+}  // namespace
+
+Graph fold_constants(const Graph& graph, const Arguments& known) {
+  Graph out = graph;
+  std::erase_if(out.parameters,
+                [&](const std::string& name) { return known.find(name) != nullptr; });
+  for (GraphNode& node : out.nodes) {
+    if (node.kind == NodeKind::kArgument) {
+      const Value* value = known.find(node.name);
+      if (value == nullptr || !value->is_constant()) continue;
+      node.kind = NodeKind::kConstantText;
+      node.text = value->text();
+      node.name.clear();
+    } else if (node.source_is_argument) {
+      const Value* value = known.find(node.source_name);
+      if (value == nullptr || !value->is_constant()) continue;
+      node.source_is_argument = false;
+      node.source_name.clear();
+      node.text = value->text();
+    }
+  }
+  std::vector<bool> keep(out.nodes.size(), true);
+  std::map<int32_t, size_t> text_before;  // of each stream, when its last node is a text
+  for (size_t i = 0; i < out.nodes.size(); ++i) {
+    GraphNode& node = out.nodes[i];
+    if (node.kind != NodeKind::kConstantText) {
+      // Setting a variable takes nothing from the text around it.
+      if (node.kind != NodeKind::kSetVariable) text_before.erase(node.stream);
+      continue;
+    }
+    const auto before = text_before.find(node.stream);
+    if (node.text.empty()) {
+      keep[i] = false;
+    } else if (before != text_before.end()) {
+      out.nodes[before->second].text += node.text;
+      keep[i] = false;
+    } else {
+      text_before[node.stream] = i;
+    }
+  }
+  return filtered(out, keep);
+}
+
+// Backwards: a stream is wanted from its last wanted node on towards its beginning, for every text
+// depends on all before it.
+Graph eliminate_dead(const Graph& graph, const std::optional<std::vector<std::string>>& outputs) {
+  std::vector<bool> keep(graph.nodes.size(), false);
+  std::set<int32_t> wanted;                          // streams
+  std::set<std::pair<int32_t, std::string>> needed;  // variables
+  if (outputs) {
+    for (const std::string& name : *outputs) needed.emplace(0, name);
+  } else {
+    wanted.insert(0);
+  }
+  std::map<int32_t, std::set<std::string>> filled_by;  // names that each stream fills itself
+  for (const GraphNode& node : graph.nodes)
+    if (!node.name.empty() && node.kind != NodeKind::kArgument)
+      filled_by[node.stream].insert(node.name);
+
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const GraphNode& node = graph.nodes[i];
+    const bool all_of_root = node.stream == 0 && !outputs;
+    bool live = wanted.contains(node.stream);
+    switch (node.kind) {
+      case NodeKind::kGen:
+      case NodeKind::kSelect:
+      case NodeKind::kScopeEnd:
+        live |= needed.contains({node.stream, node.name});
+        if (live) wanted.insert(node.stream);
+        break;
+      case NodeKind::kSetVariable:
+        live = all_of_root || needed.contains({node.stream, node.name});
+        break;
+      case NodeKind::kJoin: {
+        bool gathers = all_of_root;
+        for (int32_t branch : node.streams)
+          for (const std::string& name : filled_by[branch])
+            gathers |= needed.contains({node.stream, name});
+        live = node.join_mode == JoinMode::kGatherVariables ? gathers : live;
+        if (live) wanted.insert(node.streams.begin(), node.streams.end());
+        break;
+      }
+      case NodeKind::kFork:
+        live = std::any_of(node.streams.begin(), node.streams.end(),
+                           [&](int32_t branch) { return wanted.contains(branch); });
+        if (live) wanted.insert(node.stream);
+        break;
+      case NodeKind::kGetForkItem: {
+        // What the branch reads and did not fill itself it has from its parent.
+        const int32_t parent = graph.nodes[static_cast<size_t>(node.fork)].stream;
+        std::vector<std::string> inherited;
+        for (const auto& [stream, name] : needed)
+          if (stream == node.stream && !filled_by[stream].contains(name)) inherited.push_back(name);
+        for (std::string& name : inherited) needed.emplace(parent, std::move(name));
+        break;
+      }
+      default:
+        break;
+    }
+    keep[i] = live;
+    if (live && node.source_stream >= 0) needed.emplace(node.source_stream, node.source_name);
+  }
+
+  Graph out = filtered(graph, keep);
+  // Branches that nobody wants are gone from their forks.
+  for (GraphNode& node : out.nodes) {
+    if (node.kind == NodeKind::kFork || node.kind == NodeKind::kJoin)
+      std::erase_if(node.streams, [&](int32_t branch) { return !wanted.contains(branch); });
+    if (node.kind == NodeKind::kGetForkItem) {
+      const auto& streams = out.nodes[static_cast<size_t>(node.fork)].streams;
+      node.index = static_cast<int32_t>(std::find(streams.begin(), streams.end(), node.stream) -
+                                        streams.begin());
+    }
+  }
+  return out;
+}
+
+namespace {
+
+// The bytes that all begin with, cut between characters.
+size_t common_prefix(const std::vector<const GraphNode*>& nodes) {
+  std::string_view common = nodes.front()->text;
+  for (const GraphNode* node : nodes) {
+    const auto differ =
+        std::mismatch(common.begin(), common.end(), node->text.begin(), node->text.end());
+    common = common.substr(0, static_cast<size_t>(differ.first - common.begin()));
+  }
+  size_t size = common.size();
+  const std::string& first = nodes.front()->text;
+  while (size > 0 && size < first.size() &&
+         (static_cast<unsigned char>(first[size]) & 0xc0) == 0x80)
+    --size;
+  return size;
+}
+
+}  // namespace
+
+Hoisted hoist_common_prefixes(const Graph& graph) {
+  Hoisted result{.graph = fold_constants(graph)};
+  Graph& g = result.graph;
+  for (size_t i = 0; i < g.nodes.size(); ++i) {
+    if (g.nodes[i].kind != NodeKind::kFork || g.nodes[i].streams.size() < 2) continue;
+    const std::vector<int32_t> branches = g.nodes[i].streams;
+    // The first text of each branch, where it is what the branch begins with.
+    std::vector<size_t> first;
+    for (int32_t branch : branches) {
+      size_t count = 0;
+      for (size_t k = i + 1; k < g.nodes.size() && count < 2; ++k) {
+        if (g.nodes[k].stream != branch) continue;
+        if (++count == 2 && g.nodes[k].kind == NodeKind::kConstantText) first.push_back(k);
+      }
+    }
+    if (first.size() != branches.size()) continue;
+    std::vector<const GraphNode*> texts;
+    for (size_t k : first) texts.push_back(&g.nodes[k]);
+    const size_t size = common_prefix(texts);
+    if (size == 0) continue;
+    ++result.num_forks;
+    result.chars_saved += static_cast<int64_t>(size * (branches.size() - 1));
+
+    const std::string prefix = g.nodes[first[0]].text.substr(0, size);
+    for (size_t k : first) g.nodes[k].text.erase(0, size);
+    const int32_t between = g.num_streams++;
+    GraphNode fork = g.nodes[i];
+    fork.streams = {between};
+    GraphNode item;
+    item.kind = NodeKind::kGetForkItem;
+    item.stream = between;
+    item.fork = static_cast<int32_t>(i);
+    item.where = fork.where;
+    GraphNode text;
+    text.kind = NodeKind::kConstantText;
+    text.stream = between;
+    text.text = prefix;
+    text.where = fork.where;
+    g.nodes[i].stream = between;  // the old fork now stands in the state between
+    const auto at = g.nodes.begin() + static_cast<std::ptrdiff_t>(i);
+    g.nodes.insert(at, {fork, item, text});
+    for (size_t k = i + 3; k < g.nodes.size(); ++k)
+      if (g.nodes[k].fork >= static_cast<int32_t>(i)) g.nodes[k].fork += 3;
+    i += 3;
+  }
+  g = fold_constants(g);
+  return result;
+}
+
+Plan plan(const Graph& graph) {
+  std::vector<int32_t> stage(graph.nodes.size(), 0);  // calls up to and with each node
+  std::map<int32_t, std::vector<int32_t>> before;
+  for (const Edge& edge : graph.edges()) before[edge.to].push_back(edge.from);
+  Plan out;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (int32_t from : before[static_cast<int32_t>(i)])
+      stage[i] = std::max(stage[i], stage[static_cast<size_t>(from)]);
+    if (!is_call(graph.nodes[i])) continue;
+    ++out.num_calls;
+    const auto at = static_cast<size_t>(stage[i]++);
+    if (out.stages.size() <= at) out.stages.resize(at + 1);
+    out.stages[at].push_back(static_cast<int32_t>(i));
+    out.width = std::max(out.width, out.stages[at].size());
+  }
+  return out;
+}
+
+Graph optimize(const Graph& graph, const Arguments& known) {
+  return hoist_common_prefixes(eliminate_dead(fold_constants(graph, known))).graph;
+}
+
+Program compiled(Graph graph) {
+  const std::string name = graph.name;
+  const std::vector<std::string> parameters = graph.parameters;
+  return Program(name, parameters,
+                 [graph = std::move(graph)](State& state, const Arguments& arguments) {
+                   if (Status status = apply_graph(graph, state, arguments); !status.ok())
+                     throw Error(std::move(status), {});
+                 });
+}
+
+}  // namespace espalier::lang
