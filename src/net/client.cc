@@ -13,6 +13,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "net/tls.h"
+
 namespace espalier::net {
 namespace {
 
@@ -38,6 +40,7 @@ class Stream {
       if (fd_ >= 0) ::close(fd_);
       fd_ = -1;
     }
+    tls_.reset();
     in_.clear();
     begin_ = 0;
   }
@@ -57,7 +60,8 @@ class Stream {
     return interrupted_;
   }
 
-  Status connect(const Url& url, Duration timeout);
+  // `tls`: null for plain HTTP.
+  Status connect(const Url& url, const std::shared_ptr<const TlsContext>& tls, Duration timeout);
   Status write_all(std::string_view bytes, Duration timeout);
   // Reads at least one byte more; false at the end of the stream.
   Result<bool> read_more(Duration timeout);
@@ -77,10 +81,15 @@ class Stream {
  private:
   Status wait(short events, Duration timeout, const char* what);
   Status connect_to(const addrinfo& address, Duration timeout);
+  Status agree(const Url& url, const std::shared_ptr<const TlsContext>& tls, Duration timeout);
+  Status send_raw(std::string_view bytes, Duration timeout);
+  // At least one byte, appended to `out`; false at the end of the stream.
+  Result<bool> receive_raw(std::string& out, Duration timeout);
 
   mutable std::mutex mutex_;  // of the next two, which interrupt() touches
   int fd_ = -1;
   bool interrupted_ = false;
+  std::unique_ptr<Tls> tls_;
   std::string in_;
   size_t begin_ = 0;
 };
@@ -122,7 +131,8 @@ Status Stream::connect_to(const addrinfo& address, Duration timeout) {
   return {};
 }
 
-Status Stream::connect(const Url& url, Duration timeout) {
+Status Stream::connect(const Url& url, const std::shared_ptr<const TlsContext>& tls,
+                       Duration timeout) {
   close();
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -137,10 +147,49 @@ Status Stream::connect(const Url& url, Duration timeout) {
     if (!status.ok()) close();
   }
   ::freeaddrinfo(found);
+  if (status.ok() && tls != nullptr) {
+    status = agree(url, tls, timeout);
+    if (!status.ok()) close();
+  }
   return status.with_context(fmt::format("cannot connect to {}:{}", url.host, url.port));
 }
 
+Status Stream::agree(const Url& url, const std::shared_ptr<const TlsContext>& tls,
+                     Duration timeout) {
+  ESP_ASSIGN_OR_RETURN(tls_, Tls::create(tls, url.host));
+  while (true) {
+    const Result<bool> done = tls_->handshake();
+    ESP_RETURN_IF_ERROR(send_raw(tls_->output(), timeout));  // an alert, too
+    if (!done) return done.error();
+    if (*done) return {};
+    std::string received;
+    ESP_ASSIGN_OR_RETURN(const bool more, receive_raw(received, timeout));
+    if (!more) return unavailable("the server closed the connection while TLS was agreed on");
+    tls_->feed(received);
+  }
+}
+
 Status Stream::write_all(std::string_view bytes, Duration timeout) {
+  if (tls_ == nullptr) return send_raw(bytes, timeout);
+  ESP_RETURN_IF_ERROR(tls_->encrypt(bytes));
+  return send_raw(tls_->output(), timeout);
+}
+
+Result<bool> Stream::read_more(Duration timeout) {
+  if (tls_ == nullptr) return receive_raw(in_, timeout);
+  const size_t before = in_.size();
+  while (true) {
+    std::string received;
+    ESP_ASSIGN_OR_RETURN(const bool more, receive_raw(received, timeout));
+    if (!more) return false;
+    tls_->feed(received);
+    ESP_ASSIGN_OR_RETURN(const bool goes_on, tls_->decrypt(in_));
+    if (in_.size() > before) return true;
+    if (!goes_on) return false;
+  }
+}
+
+Status Stream::send_raw(std::string_view bytes, Duration timeout) {
   while (!bytes.empty()) {
     const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n > 0) {
@@ -154,12 +203,12 @@ Status Stream::write_all(std::string_view bytes, Duration timeout) {
   return {};
 }
 
-Result<bool> Stream::read_more(Duration timeout) {
+Result<bool> Stream::receive_raw(std::string& out, Duration timeout) {
   char chunk[16 << 10];
   while (true) {
     const ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
     if (n > 0) {
-      in_.append(chunk, static_cast<size_t>(n));
+      out.append(chunk, static_cast<size_t>(n));
       return true;
     }
     if (n == 0) return false;
@@ -246,12 +295,14 @@ class SseParser {
 
 Result<Url> Url::parse(std::string_view text) {
   Url url;
-  if (text.starts_with("https://")) {
-    return fail(
-        error(StatusCode::kUnimplemented, "https is not supported: use http in \"{}\"", text));
-  }
   std::string_view rest = text;
-  if (rest.starts_with("http://")) rest.remove_prefix(7);
+  if (rest.starts_with("https://")) {
+    rest.remove_prefix(8);
+    url.is_https = true;
+    url.port = 443;
+  } else if (rest.starts_with("http://")) {
+    rest.remove_prefix(7);
+  }
   const std::string_view authority = rest.substr(0, rest.find('/'));
   url.path = rest.substr(authority.size());
   while (url.path.ends_with('/')) url.path.pop_back();
@@ -282,6 +333,7 @@ Result<Url> Url::parse(std::string_view text) {
 struct HttpClient::Impl {
   Url url;
   HttpClientConfig config;
+  std::shared_ptr<const TlsContext> tls;  // shared with its connections; null for http
   Stream stream;
 
   std::string build(std::string_view method, std::string_view path, std::string_view body,
@@ -328,7 +380,7 @@ Result<HttpResponse> HttpClient::Impl::exchange(std::string_view method, std::st
   for (bool reused = stream.is_open();; reused = false) {
     if (stream.interrupted())
       return fail(Status(StatusCode::kAborted, "the request was interrupted"));
-    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, config.connect_timeout));
+    if (!stream.is_open()) ESP_RETURN_IF_ERROR(stream.connect(url, tls, config.connect_timeout));
     bool any_byte = false;
     const Status sent = stream.write_all(message, config.read_timeout);
     // Even when sending broke, the server may have said why (413).
@@ -453,6 +505,9 @@ Result<HttpClient> HttpClient::create(std::string_view base_url, HttpClientConfi
   auto impl = std::make_unique<Impl>();
   ESP_ASSIGN_OR_RETURN(impl->url, Url::parse(base_url));
   impl->config = std::move(config);
+  if (impl->url.is_https) {
+    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::create(impl->config.ca_file));
+  }
   return HttpClient(std::move(impl));
 }
 

@@ -14,14 +14,16 @@ struct HttpClientConfig {
   Duration connect_timeout = std::chrono::seconds(10);
   Duration read_timeout = std::chrono::minutes(10);  // without a byte
   size_t max_body_bytes = 1ull << 30;
-  Headers headers;  // sent with each request
+  Headers headers;      // sent with each request
+  std::string ca_file;  // of https: trusted certificates, PEM; "": the system's
 };
 
-// "http://host:port/prefix". https is refused by name.
+// "http://host:port/prefix", or https.
 struct Url {
   std::string host;
   int port = 80;
   std::string path;  // "" or "/prefix"
+  bool is_https = false;
   static Result<Url> parse(std::string_view text);
 };
 
