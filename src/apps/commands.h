@@ -8,6 +8,7 @@ namespace espalier::apps {
 
 int run_serve(const std::vector<std::string>& args);
 int run_generate(const std::vector<std::string>& args);
+int run_program(const std::vector<std::string>& args);
 int run_chat(const std::vector<std::string>& args);
 int run_inspect(const std::vector<std::string>& args);
 int run_tokenize(const std::vector<std::string>& args);

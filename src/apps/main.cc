@@ -26,6 +26,7 @@ const std::vector<Command>& commands() {
       {"serve", "serve a model over HTTP", run_serve},
       {"generate", "continue a prompt", run_generate},
       {"chat", "talk with a model on the terminal", run_chat},
+      {"run", "run a compiled program of the frontend language", run_program},
       {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar},
       {"bench", "measure a server, an engine or its parts; `bench --help` lists what", run_bench},
       {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},

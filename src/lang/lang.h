@@ -23,4 +23,5 @@
 #include "lang/program.h"
 #include "lang/recorder.h"
 #include "lang/state.h"
+#include "lang/typed.h"
 #include "lang/value.h"

@@ -17,7 +17,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(result.stdout, "")
 
     def test_help_and_version(self):
-        for command in ("serve", "generate", "chat", "inspect", "tokenize", "template", "bench serving",
+        for command in ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "bench serving",
                         "bench offline", "bench grammar", "bench radix", "bench host", "grammar check", "grammar mask",
                         "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
@@ -25,6 +25,44 @@ class CommandTest(unittest.TestCase):
             self.assertIn("--config", result.stdout)
         self.assertIn("serve", run("--help").stdout)
         self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
+
+    def test_a_compiled_program_runs(self):
+        nodes = [{"kind": "ConstantText", "stream": 0, "text": "Once upon a time, "},
+                 {"kind": "Argument", "stream": 0, "name": "hero"},
+                 {"kind": "Fork", "stream": 0, "streams": [1, 2]},
+                 {"kind": "GetForkItem", "stream": 1, "fork": 2, "index": 0},
+                 {"kind": "Gen", "stream": 1, "name": "a", "options": {"max_tokens": 4}},
+                 {"kind": "GetForkItem", "stream": 2, "fork": 2, "index": 1},
+                 {"kind": "Gen", "stream": 2, "name": "a", "options": {"max_tokens": 4}},
+                 {"kind": "Variable", "stream": 0, "source_stream": 1, "source_name": "a"},
+                 {"kind": "Gen", "stream": 0, "name": "b", "options": {"max_tokens": 4}}]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "story.json")
+            with open(path, "w") as f:
+                json.dump({"name": "story", "parameters": ["hero"], "num_streams": 3, "nodes": nodes}, f)
+            flags = ("--arg", "hero=a cat", "--temperature", "0")
+            result = run("run", path, *flags, "--json", "--tree",
+                         "--trace", os.path.join(folder, "trace.json"))
+            self.assertEqual(result.returncode, 0, result)
+            answer = json.loads(result.stdout)
+            self.assertTrue(answer["text"].startswith("Once upon a time, a cat"))
+            self.assertTrue(answer["text"].endswith(answer["variables"]["b"]))
+            self.assertIn("gen b", result.stderr)
+            with open(os.path.join(folder, "trace.json")) as f:
+                names = {event["name"] for event in json.load(f)["traceEvents"]}
+            self.assertLessEqual({"fork", "gen a", "gen b"}, names)
+            optimised = run("run", path, *flags, "--json", "--optimize")
+            self.assertEqual(json.loads(optimised.stdout)["text"], answer["text"])
+            # The branch that nobody reads is gone.
+            self.assertIn("3 calls in 2 stages", run("run", path, "--plan").stdout)
+            self.assertIn("2 calls in 2 stages", run("run", path, "--plan", "--optimize").stdout)
+            self.assert_usage_error(run("run", path), "not given its argument")
+            self.assert_usage_error(run("run", path, "--arg", "hero"), "NAME=TEXT")
+            self.assert_usage_error(run("run"), "name one program")
+            self.assertEqual(run("run", os.path.join(folder, "none.json")).returncode, 1)
+            with open(path, "w") as f:
+                f.write('{"nodes": [{"kind": "Gen", "stream": 4}]}')
+            self.assert_usage_error(run("run", path), "no fork before it makes")
 
     def test_a_wrong_command_or_flag_suggests_the_right_one(self):
         self.assert_usage_error(run("sreve"), "did you mean serve?")

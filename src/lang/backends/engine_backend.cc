@@ -5,6 +5,8 @@
 #include <boost/json.hpp>
 #include <cmath>
 #include <condition_variable>
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <set>
 
@@ -92,40 +94,90 @@ MetaInfo meta_of(const GenerateResult& r) {
   return meta;
 }
 
-// The requests that the engine holds for a back end, so that its destructor can end them. Shared by
-// the back end and the sinks.
+// The requests of one back end: those that the engine holds, so that the back end's end can end
+// them, and those that wait because the engine takes no more. Shared by the back end and the sinks.
 class Held {
  public:
-  void add(const std::string& rid) {
+  struct Waiting {
+    GenerateRequest request;
+    EventSink sink;
+    std::function<void(Status)> refused;
+  };
+
+  explicit Held(int64_t max_samples) : max_samples_(max_samples) {}
+
+  // True: it may be submitted. Else it waits, moved from.
+  bool admit(Waiting& w) {
     std::lock_guard lock(mutex_);
-    rids_.insert(rid);
+    rids_.insert(w.request.rid);
+    if (!waiting_.empty() || !fits(w)) {
+      waiting_.push_back(std::move(w));
+      return false;
+    }
+    num_samples_ += samples_of(w.request);
+    return true;
   }
-  void remove(const std::string& rid) {
+  // One has ended. What may be submitted in its place; the last act of a request, after which the
+  // back end may be gone unless something is given.
+  std::vector<Waiting> remove(const std::string& rid, int64_t num_samples) {
     std::lock_guard lock(mutex_);
+    num_samples_ -= num_samples;
+    std::vector<Waiting> next;
+    while (!waiting_.empty() && fits(waiting_.front())) {
+      num_samples_ += samples_of(waiting_.front().request);
+      next.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
     rids_.erase(rid);
     if (rids_.empty()) empty_.notify_all();
+    return next;
   }
-  std::vector<std::string> rids() const {
+  // Takes those of a call that wait out of the queue: CALL, CALL/0, CALL/1 ... ("": all).
+  std::vector<Waiting> take_waiting(const std::string& call) {
     std::lock_guard lock(mutex_);
-    return {rids_.begin(), rids_.end()};
+    std::vector<Waiting> taken;
+    std::deque<Waiting> others;
+    for (Waiting& w : waiting_)
+      if (is_part(w.request.rid, call)) {
+        rids_.erase(w.request.rid);
+        taken.push_back(std::move(w));
+      } else {
+        others.push_back(std::move(w));
+      }
+    waiting_ = std::move(others);
+    if (rids_.empty()) empty_.notify_all();
+    return taken;
   }
-  // All parts of a call: CALL, CALL/0, CALL/1 ...
-  std::vector<std::string> parts(const std::string& call) const {
+  std::vector<std::string> rids(const std::string& call) const {
     std::lock_guard lock(mutex_);
     std::vector<std::string> found;
-    for (auto it = rids_.lower_bound(call); it != rids_.end() && it->starts_with(call); ++it)
-      if (it->size() == call.size() || (*it)[call.size()] == '/') found.push_back(*it);
+    for (const std::string& rid : rids_)
+      if (is_part(rid, call)) found.push_back(rid);
     return found;
   }
   void wait_empty() {
     std::unique_lock lock(mutex_);
     empty_.wait(lock, [&] { return rids_.empty(); });
   }
+  static int64_t samples_of(const GenerateRequest& request) {
+    return std::max(1, request.sampling.n);
+  }
 
  private:
+  static bool is_part(const std::string& rid, const std::string& call) {
+    return call.empty() ||
+           (rid.starts_with(call) && (rid.size() == call.size() || rid[call.size()] == '/'));
+  }
+  bool fits(const Waiting& w) const {
+    return num_samples_ == 0 || num_samples_ + samples_of(w.request) <= max_samples_;
+  }
+
+  const int64_t max_samples_;
   mutable std::mutex mutex_;
   std::condition_variable empty_;
   std::set<std::string> rids_;
+  std::deque<Waiting> waiting_;
+  int64_t num_samples_ = 0;
 };
 
 // One request's events, gathered; they come one at a time, on the engine's thread.
@@ -156,10 +208,13 @@ double log_sum_exp(const std::vector<double>& logs) {
 class EngineBackend final : public Backend {
  public:
   EngineBackend(std::shared_ptr<Engine> engine, ChatFrames frames)
-      : engine_(std::move(engine)), frames_(std::move(frames)) {}
+      : engine_(std::move(engine)),
+        frames_(std::move(frames)),
+        held_(std::make_shared<Held>(int64_t{engine_->config().max_running_requests} +
+                                     engine_->config().max_queued_requests)) {}
 
   ~EngineBackend() override {
-    for (const std::string& rid : held_->rids()) engine_->abort(rid, Engine::AbortScope::kExact);
+    cancel("");
     held_->wait_empty();
   }
 
@@ -189,7 +244,9 @@ class EngineBackend final : public Backend {
   }
 
   void cancel(const std::string& id) override {
-    for (const std::string& rid : held_->parts(id)) engine_->abort(rid, Engine::AbortScope::kExact);
+    for (Held::Waiting& w : held_->take_waiting(id))
+      w.refused(error(StatusCode::kAborted, "the call was cancelled"));
+    for (const std::string& rid : held_->rids(id)) engine_->abort(rid, Engine::AbortScope::kExact);
   }
 
   void score(ScoreCall call, ScoreDone done) override;
@@ -226,9 +283,8 @@ class EngineBackend final : public Backend {
     gathered->results.resize(gathered->num_open);
     gathered->events = std::move(events);
     const std::string rid = request.rid;
-    held_->add(rid);
     // The sink may outlive everything but what it captures, and this back end waits for its end.
-    auto sink = [gathered, held = held_, rid, this](TokenEvent&& event) {
+    auto sink = [gathered, rid, this](TokenEvent&& event) {
       GenerateResult& r = gathered->results[static_cast<size_t>(event.index)];
       r.text += event.text;
       r.output_ids.insert(r.output_ids.end(), event.ids.begin(), event.ids.end());
@@ -245,12 +301,36 @@ class EngineBackend final : public Backend {
       if (gathered->failed.ok()) gathered->failed = r.finish.status;
       if (--gathered->num_open > 0) return;
       end(*gathered);
-      held->remove(rid);  // last: the back end may go now
+      ended(rid, static_cast<int64_t>(gathered->results.size()));
     };
-    const auto accepted = engine_->submit(std::move(request), std::move(sink));
-    if (accepted) return;
-    gathered->events.on_done(fail(accepted.error()));
-    held_->remove(rid);
+    send({.request = std::move(request),
+          .sink = std::move(sink),
+          .refused = [gathered](Status why) { gathered->events.on_done(fail(std::move(why))); }});
+  }
+
+  // To the engine now, or when it has room.
+  void send(Held::Waiting w) {
+    const std::string rid = w.request.rid;
+    const int64_t num_samples = Held::samples_of(w.request);
+    if (held_->admit(w) && !submit_now(w)) ended(rid, num_samples);
+  }
+  bool submit_now(Held::Waiting& w) {
+    const auto accepted = engine_->submit(std::move(w.request), std::move(w.sink));
+    if (!accepted) w.refused(accepted.error());
+    return accepted.has_value();
+  }
+  // A request's last act: nothing here is touched once the last of them is removed.
+  void ended(const std::string& rid, int64_t num_samples) {
+    const std::shared_ptr<Held> held = held_;
+    std::vector<Held::Waiting> next = held->remove(rid, num_samples);
+    while (!next.empty()) {
+      Held::Waiting w = std::move(next.back());
+      next.pop_back();
+      const std::string next_rid = w.request.rid;
+      const int64_t count = Held::samples_of(w.request);
+      if (submit_now(w)) continue;
+      for (Held::Waiting& more : held->remove(next_rid, count)) next.push_back(std::move(more));
+    }
   }
 
   void end(Gathered& gathered) {
@@ -275,11 +355,11 @@ class EngineBackend final : public Backend {
   void score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
   void score_exactly(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
   // `count` requests have ended; with the last the scores are told.
-  static void ended(const std::shared_ptr<Scoring>& scoring, const Status& status);
+  static void measured(const std::shared_ptr<Scoring>& scoring, const Status& status);
 
   const std::shared_ptr<Engine> engine_;
   const ChatFrames frames_;
-  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
+  const std::shared_ptr<Held> held_;  // shared with what ends while this does
 };
 
 void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t begin,
@@ -291,8 +371,7 @@ void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t be
   request.logprob_start_len = static_cast<int32_t>(begin);
   const size_t num_wanted = request.input_ids.size() - begin;
   auto logprobs = std::make_shared<Logprobs>();
-  held_->add(rid);
-  auto sink = [logprobs, begin, num_wanted, done, rid, held = held_](TokenEvent&& event) {
+  auto sink = [logprobs, begin, num_wanted, done, rid, this](TokenEvent&& event) {
     if (!event.input_logprobs.empty()) {
       if (begin == 0) logprobs->emplace_back(std::nullopt);
       for (const TokenLogprobs& lp : event.input_logprobs) logprobs->emplace_back(lp.logprob);
@@ -307,15 +386,14 @@ void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t be
     } else {
       done(std::move(*logprobs));
     }
-    held->remove(rid);
+    ended(rid, 1);
   };
-  const auto accepted = engine_->submit(std::move(request), std::move(sink));
-  if (accepted) return;
-  done(fail(accepted.error()));
-  held_->remove(rid);
+  send({.request = std::move(request), .sink = std::move(sink), .refused = [done](Status why) {
+          done(fail(std::move(why)));
+        }});
 }
 
-void EngineBackend::ended(const std::shared_ptr<Scoring>& scoring, const Status& status) {
+void EngineBackend::measured(const std::shared_ptr<Scoring>& scoring, const Status& status) {
   {
     std::lock_guard lock(scoring->mutex);
     if (scoring->failed.ok()) scoring->failed = status;
@@ -364,13 +442,13 @@ void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>
     measure(fmt::format("{}/{}", call.id, i), std::move(wholes[i]), begin,
             [scoring, &score](Result<Logprobs> r) {
               if (r) score.logprobs = std::move(*r);
-              ended(scoring, r ? Status() : r.error());
+              measured(scoring, r ? Status() : r.error());
             });
     if (!unconditional) continue;
     measure(fmt::format("{}/u{}", call.id, i), std::move(part), 0,
             [scoring, &score](Result<Logprobs> r) {
               if (r) score.unconditional_logprobs = std::move(*r);
-              ended(scoring, r ? Status() : r.error());
+              measured(scoring, r ? Status() : r.error());
             });
   }
 }
@@ -404,7 +482,7 @@ void EngineBackend::score_exactly(ScoreCall call, const std::shared_ptr<Scoring>
                   for (const auto& logprob : *r) sum += logprob.value_or(0.0f);
                   scoring->spellings[i][j] = sum;
                 }
-                ended(scoring, r ? Status() : r.error());
+                measured(scoring, r ? Status() : r.error());
               });
     }
   }

@@ -29,7 +29,7 @@ struct Prices {
 // ---- /v1/completions and /v1/chat/completions ----
 struct OpenAiConfig {
   std::string model;
-  std::string base_url = "http://127.0.0.1:30000/v1";
+  std::string base_url = "https://api.openai.com/v1";
   std::string api_key;
   bool is_chat = true;
   // Servers that take more than OpenAI's fields (ours, SGLang's): regex, ebnf, top_k, min_p, and
@@ -44,7 +44,7 @@ Result<std::shared_ptr<Backend>> openai_backend(const OpenAiConfig& config);
 // ---- /v1/messages ----
 struct AnthropicConfig {
   std::string model;
-  std::string base_url;  // up to and without /v1/messages
+  std::string base_url = "https://api.anthropic.com";
   std::string api_key;
   Prices prices;
   HttpLimits limits;

@@ -173,13 +173,16 @@ void HttpCalls::Impl::work(Worker& worker) {
 
 Result<std::unique_ptr<HttpCalls>> HttpCalls::create(const std::string& base_url,
                                                      net::Headers headers, HttpLimits limits) {
-  ESP_ASSIGN_OR_RETURN([[maybe_unused]] const net::Url url, net::Url::parse(base_url));
   auto impl = std::make_unique<Impl>();
   impl->base_url = base_url;
   impl->client_config = {.connect_timeout = limits.connect_timeout,
                          .read_timeout = limits.timeout,
-                         .headers = std::move(headers)};
+                         .headers = std::move(headers),
+                         .ca_file = limits.ca_file};
   impl->limits = limits;
+  // Bad URLs and certificates are told now, not with the first call.
+  const auto client = net::HttpClient::create(base_url, impl->client_config);
+  if (!client) return fail(client.error());
   return std::unique_ptr<HttpCalls>(new HttpCalls(std::move(impl)));
 }
 

@@ -22,6 +22,7 @@ struct HttpLimits {
   double requests_per_minute = 0;  // 0: no limit. Calls wait for their turn
   Duration connect_timeout = std::chrono::seconds(10);
   Duration timeout = std::chrono::minutes(10);  // without a byte
+  std::string ca_file;  // of https: trusted certificates, PEM; "": the system's
 };
 
 // Thread-safe. The destructor ends what is queued and what runs, with kAborted.

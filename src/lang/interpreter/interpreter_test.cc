@@ -436,6 +436,24 @@ TEST_F(Interpreter, ManyProgramsRunAtOnceOnFewThreads) {
   EXPECT_TRUE(std::is_sorted(progress.begin(), progress.end()));
 }
 
+TEST_F(Interpreter, MoreCallsThanTheEngineTakesWaitForTheirTurn) {
+  TestEngine small =
+      make_test_engine({.config = {.max_running_requests = 2, .max_queued_requests = 3}});
+  const std::shared_ptr<Engine> engine = std::move(small.engine);
+  backend_ = *engine_backend(engine, ChatFrames());
+  State s = start(options());
+  s += "x";
+  Forks forks = s.fork(40);
+  forks += gen("a", {.max_tokens = 2});
+  for (State& f : forks) EXPECT_EQ(f["a"].str(), answer_of("x", 2));
+  // Those that wait can be cancelled, too.
+  Forks more = s.fork(40);
+  more += gen("a", {.max_tokens = 500});
+  s.cancel();
+  for (State& f : more) EXPECT_EQ(f.sync().code(), StatusCode::kAborted);
+  EXPECT_EQ(engine->stats().num_running + engine->stats().num_waiting, 0);
+}
+
 TEST_F(Interpreter, ABatchComputesItsConstantPrefixFirst) {
   const std::string prefix = "You answer questions about the sea, in one short sentence, kindly. ";
   const Program program("ask", {"question"}, [&](State& s, const Value& question) {

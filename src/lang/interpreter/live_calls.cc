@@ -104,22 +104,31 @@ GenOptions LiveStream::complete(const Gen& gen) const {
 // Suspends the stream until the call that follows has ended. Null when the program was cancelled
 // meanwhile; the operation has then been failed.
 std::shared_ptr<LiveStream::Awaited> LiveStream::begin_call(Operation& op) {
-  {
-    std::unique_lock lock(mutex_);
-    if (!error_.ok()) {
-      lock.unlock();
-      skip(op);
-      return nullptr;
-    }
-  }
   auto awaited = std::make_shared<Awaited>();
   awaited->stream = std::static_pointer_cast<LiveStream>(shared_from_this());
   awaited->pool = &session_->options.backend->pool();
-  awaited->turn = suspend(op);
-  std::lock_guard lock(mutex_);
-  call_id_ = fmt::format("{}-{}", session_->id, session_->num_calls++);
-  gen_begin_ = written_.text.size();
-  return awaited;
+  {
+    std::lock_guard lock(mutex_);
+    if (error_.ok()) {
+      current_ = std::move(op);
+      awaited->turn = ++turn_;
+      call_id_ = fmt::format("{}-{}", session_->id, session_->num_calls++);
+      gen_begin_ = written_.text.size();
+      return awaited;
+    }
+  }
+  skip(op);
+  return nullptr;
+}
+
+// After the back end was given a call: a cancel that came before the back end knew it is told now.
+void LiveStream::sent_call(uint64_t turn) {
+  std::string id;
+  {
+    std::lock_guard lock(mutex_);
+    if (cancelled_ && turn == turn_) id = call_id_;
+  }
+  if (!id.empty()) session_->options.backend->cancel(id);
 }
 
 LiveStream::Step LiveStream::step(Operation& op, const std::shared_ptr<const Gen>& gen) {
@@ -173,11 +182,12 @@ LiveStream::Step LiveStream::send_gen(Operation& op, const Gen& gen) {
   if (awaited == nullptr) return Step::kDone;
   call.id = call_id_;
   call.prompt = prompt();
-  // The answer may come before generate() returns; nothing of this stream is touched after it.
-  const std::shared_ptr<Backend> backend = session_->options.backend;
+  // The answer may come, and the stream go on, before generate() returns.
+  const auto self = shared_from_this();
   CallEvents events{.on_done = [awaited](Result<Completion> r) { awaited->finish(std::move(r)); }};
   if (call.stream) events.on_text = [awaited](std::string_view delta) { awaited->add(delta); };
-  backend->generate(std::move(call), std::move(events));
+  session_->options.backend->generate(std::move(call), std::move(events));
+  sent_call(awaited->turn);
   return Step::kSuspended;
 }
 
@@ -284,13 +294,16 @@ LiveStream::Step LiveStream::step(Operation& op, const Select& select) {
   if (awaited == nullptr) return Step::kDone;
   call.id = call_id_;
   call.prompt = prompt();
-  const std::shared_ptr<Backend> backend = session_->options.backend;
-  backend->score(std::move(call), [weak = awaited->stream, turn = awaited->turn,
-                                   pool = awaited->pool](Result<std::vector<ChoiceScore>> scores) {
-    pool->post([weak, turn, scores = std::move(scores)]() mutable {
-      if (const auto self = weak.lock()) self->finish_score(turn, std::move(scores));
-    });
-  });
+  const auto self = shared_from_this();
+  session_->options.backend->score(std::move(call),
+                                   [weak = awaited->stream, turn = awaited->turn,
+                                    pool = awaited->pool](Result<std::vector<ChoiceScore>> scores) {
+                                     pool->post([weak, turn, scores = std::move(scores)]() mutable {
+                                       if (const auto stream = weak.lock())
+                                         stream->finish_score(turn, std::move(scores));
+                                     });
+                                   });
+  sent_call(awaited->turn);
   return Step::kSuspended;
 }
 
@@ -369,10 +382,11 @@ LiveStream::Step LiveStream::send_message(Operation& op) {
   if (awaited == nullptr) return Step::kDone;
   call.id = call_id_;
   call.prompt = prompt();
-  const std::shared_ptr<Backend> backend = session_->options.backend;
-  backend->generate(std::move(call), {.on_done = [awaited](Result<Completion> r) {
-                      awaited->finish(std::move(r));
-                    }});
+  const auto self = shared_from_this();
+  session_->options.backend->generate(std::move(call), {.on_done = [awaited](Result<Completion> r) {
+                                        awaited->finish(std::move(r));
+                                      }});
+  sent_call(awaited->turn);
   return Step::kSuspended;
 }
 

@@ -174,6 +174,7 @@ class LiveStream final : public PromptStream {
   Prompt prompt() const;
   GenOptions complete(const Gen& gen) const;
   std::shared_ptr<Awaited> begin_call(Operation& op);
+  void sent_call(uint64_t turn);
   Step send_gen(Operation& op, const Gen& gen);
   Step send_message(Operation& op);  // one call for the gens that were deferred
   void finish_call(uint64_t turn, Result<Completion> result);
