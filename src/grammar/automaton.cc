@@ -35,6 +35,7 @@ class NetworkBuilder {
                                    ir_.rules()[root_].name));
     }
     find_nullable(network);
+    find_room(network);
     classify_bytes(network);
     return network;
   }
@@ -123,7 +124,8 @@ class NetworkBuilder {
       member = stack.back();
       stack.pop_back();
       rules_[member].on_stack = false;
-      const bool inlined = !recursive && member != root_ &&
+      const bool inlined = !recursive && member != root_ && ir_.rules()[member].check < 0 &&
+                           ir_.rules()[member].counter < 0 &&
                            size_of(ir_.rules()[member].body) <= limits_.inline_nodes_max;
       rules_[member].treatment = inlined ? Treatment::kInlined : Treatment::kCalled;
       if (!inlined && rules_[member].call < 0) {
@@ -143,6 +145,8 @@ class NetworkBuilder {
       case Ir::Op::kNever:
       case Ir::Op::kEmpty:
       case Ir::Op::kBytes:
+      case Ir::Op::kTick:
+      case Ir::Op::kEnough:
         break;
       case Ir::Op::kRule:
         if (rules_[node.first].treatment == Treatment::kInlined) {
@@ -176,12 +180,13 @@ class NetworkBuilder {
         std::max(limits_.dfa_nodes_free, limits_.dfa_growth_max * nfa.states.size());
     std::optional<Nfa> dfa = determinised(nfa, bound);
     if (!dfa) return nfa;
-    // Moore's refinement may take as many rounds as there are states.
-    return dfa->states.size() <= limits_.dfa_nodes_free ? minimised(*dfa) : std::move(*dfa);
+    return minimised(*dfa);
   }
 
   Network assemble(const std::vector<Nfa>& automata) const {
     Network network;
+    network.checks = ir_.checks();
+    network.counters = ir_.counters();
     for (size_t i = 0; i < automata.size(); ++i) {
       const auto base = static_cast<NodeId>(network.nodes.size());
       network.starts.push_back(base + automata[i].start);
@@ -189,21 +194,56 @@ class NetworkBuilder {
       for (const Nfa::State& state : automata[i].states) {
         Network::Node node;
         node.final = state.final;
+        node.check = ir_.rules()[order_[i]].check;
+        node.counter = ir_.rules()[order_[i]].counter;
+        node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
         node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
         node.calls_begin = static_cast<uint32_t>(network.call_edges.size());
         for (const Nfa::Edge& e : state.edges) {
           if (e.call < 0) {
             network.byte_edges.push_back({e.low, e.high, base + e.target});
+          } else if (e.call >= kTickCall) {
+            network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
           } else {
             network.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, false});
           }
         }
         node.bytes_end = static_cast<uint32_t>(network.byte_edges.size());
         node.calls_end = static_cast<uint32_t>(network.call_edges.size());
+        node.counts_end = static_cast<uint32_t>(network.count_edges.size());
         network.nodes.push_back(node);
       }
     }
     return network;
+  }
+
+  // The least number of ticks from each node of a counting rule to its end, by relaxation: there
+  // are few such nodes.
+  static void find_room(Network& network) {
+    if (network.count_edges.empty()) return;
+    constexpr uint32_t kFar = 1u << 30;
+    std::vector<uint32_t> least(network.nodes.size(), kFar);
+    for (NodeId id = 0; id < network.nodes.size(); ++id) {
+      if (network.nodes[id].final) least[id] = 0;
+    }
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (NodeId id = static_cast<NodeId>(network.nodes.size()); id-- > 0;) {
+        if (network.nodes[id].counter < 0) continue;
+        uint32_t now = least[id];
+        for (const auto& edge : network.bytes_of(id)) now = std::min(now, least[edge.target]);
+        for (const auto& edge : network.calls_of(id)) now = std::min(now, least[edge.target]);
+        for (const auto& edge : network.counts_of(id)) {
+          now = std::min(now, least[edge.target] + (edge.tick ? 1 : 0));
+        }
+        changed |= now != least[id];
+        least[id] = now;
+      }
+    }
+    for (Network::CountEdge& edge : network.count_edges) {
+      edge.room = least[edge.target];
+      network.room_max = std::max(network.room_max, edge.room);
+    }
   }
 
   // A rule is nullable when calls of nullable rules lead from its start to a final node.
@@ -226,6 +266,11 @@ class NetworkBuilder {
       const NodeId id = stack.back();
       stack.pop_back();
       if (network.nodes[id].final) return true;
+      for (const Network::CountEdge& edge : network.counts_of(id)) {
+        if (std::find(seen.begin(), seen.end(), edge.target) != seen.end()) continue;
+        seen.push_back(edge.target);
+        stack.push_back(edge.target);
+      }
       for (const Network::CallEdge& call : network.calls_of(id)) {
         if (!network.nullable[call.rule]) continue;
         if (std::find(seen.begin(), seen.end(), call.target) != seen.end()) continue;
@@ -267,10 +312,12 @@ class NetworkBuilder {
     const std::vector<uint8_t> good = finishing(network);
     std::vector<Network::ByteEdge> bytes;
     std::vector<Network::CallEdge> calls;
+    std::vector<Network::CountEdge> counts;
     for (NodeId id = 0; id < network.nodes.size(); ++id) {
       Network::Node node = network.nodes[id];
       node.bytes_begin = static_cast<uint32_t>(bytes.size());
       node.calls_begin = static_cast<uint32_t>(calls.size());
+      node.counts_begin = static_cast<uint32_t>(counts.size());
       for (const auto& edge : network.bytes_of(id)) {
         if (good[edge.target]) bytes.push_back(edge);
       }
@@ -278,15 +325,19 @@ class NetworkBuilder {
         if (good[call.target] && good[network.starts[call.rule]]) calls.push_back(call);
       }
       node.bytes_end = static_cast<uint32_t>(bytes.size());
+      for (const auto& edge : network.counts_of(id)) {
+        if (good[edge.target]) counts.push_back(edge);
+      }
       node.calls_end = static_cast<uint32_t>(calls.size());
+      node.counts_end = static_cast<uint32_t>(counts.size());
       network.nodes[id] = node;
     }
     network.byte_edges = std::move(bytes);
     network.call_edges = std::move(calls);
+    network.count_edges = std::move(counts);
     for (Network::CallEdge& call : network.call_edges) {
-      const Network::Node& target = network.nodes[call.target];
-      call.tail = target.final && target.bytes_begin == target.bytes_end &&
-                  target.calls_begin == target.calls_end;
+      // A rule that is checked waits for its end itself.
+      call.tail = network.nodes[call.target].check < 0 && network.only_final(call.target);
     }
     return good[network.starts[0]] != 0;
   }
@@ -304,6 +355,7 @@ class NetworkBuilder {
         for (const auto& call : network.calls_of(id)) {
           now = now || (good[call.target] && good[network.starts[call.rule]]);
         }
+        for (const auto& edge : network.counts_of(id)) now = now || good[edge.target];
         if (now) good[id] = 1, changed = true;
       }
     }

@@ -25,8 +25,8 @@ struct GrammarLimits {
   size_t nodes_max = 2'000'000;         // automaton nodes in all, before determinising
   size_t dfa_growth_max = 4;            // determinising may grow an automaton by this factor...
   size_t dfa_nodes_free = 4096;         // ...or to this many nodes; else it stays as it is
-  size_t dfa_nodes_max = 50'000;        // of one pattern, where keywords are intersected
-  int32_t inline_nodes_max = 4096;      // a rule that does not recurse is inlined up to this size
+  size_t dfa_nodes_max = 10'000;        // of one pattern, where keywords are intersected
+  int32_t inline_nodes_max = 64;        // a rule that does not recurse is inlined up to this size
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
   double compile_seconds_max = 5.0;
   TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
@@ -47,17 +47,30 @@ struct Network {
     NodeId target;
     bool tail;  // nothing can follow in the caller: its return address is handed on
   };
+  // Taken without a byte: a tick of the rule's counter, or the question whether it is enough.
+  struct CountEdge {
+    NodeId target;
+    bool tick;
+    uint32_t room;  // ticks that the way from target to the rule's end takes at least
+  };
   struct Node {
     uint32_t bytes_begin = 0, bytes_end = 0;
     uint32_t calls_begin = 0, calls_end = 0;
+    uint32_t counts_begin = 0, counts_end = 0;
+    int32_t counter = -1;  // its rule's: into counters
     bool final = false;
+    int32_t check = -1;  // what its rule asks of the value that ends here: into checks
   };
   std::vector<Node> nodes;
   std::vector<ByteEdge> byte_edges;  // by node, sorted by (low, target)
   std::vector<CallEdge> call_edges;
+  std::vector<CountEdge> count_edges;
+  std::vector<Ir::Counter> counters;
+  uint32_t room_max = 0;  // of all count edges
   std::vector<NodeId> starts;     // [rule]; rule 0 is the root
   std::vector<uint8_t> nullable;  // [rule]
   std::vector<std::string> rule_names;
+  std::vector<Ir::Check> checks;
 
   // Bytes that no edge tells apart share a class: transitions are tables over classes.
   std::array<uint8_t, 256> byte_class{};
@@ -70,6 +83,15 @@ struct Network {
   }
   std::span<const CallEdge> calls_of(NodeId id) const {
     return {call_edges.data() + nodes[id].calls_begin, call_edges.data() + nodes[id].calls_end};
+  }
+  std::span<const CountEdge> counts_of(NodeId id) const {
+    return {count_edges.data() + nodes[id].counts_begin, count_edges.data() + nodes[id].counts_end};
+  }
+  // Whether nothing but its rule's end follows.
+  bool only_final(NodeId id) const {
+    const Node& node = nodes[id];
+    return node.final && node.bytes_begin == node.bytes_end &&
+           node.calls_begin == node.calls_end && node.counts_begin == node.counts_end;
   }
 };
 

@@ -1,8 +1,11 @@
 #include "grammar/conformance.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/json.hpp>
 #include <utility>
+
+#include "base/mapped_file.h"
 
 namespace espalier::grammar {
 namespace {
@@ -22,57 +25,120 @@ Result<json::value> parse(std::string_view text) {
   return value;
 }
 
-// As other languages write it: a space after marks, 1.0 for what Boost writes as 1E0.
-void append_text(const json::value& value, std::string& out) {
-  if (value.is_double()) {
-    out += fmt::format("{}", value.get_double());
-  } else if (value.is_array()) {
-    out += '[';
-    for (const json::value& item : value.get_array()) {
-      if (&item != value.get_array().data()) out += ", ";
-      append_text(item, out);
-    }
-    out += ']';
-  } else if (value.is_object()) {
-    out += '{';
-    bool first = true;
-    for (const auto& member : value.get_object()) {
-      if (!std::exchange(first, false)) out += ", ";
-      out += json::serialize(json::string(member.key())) + ": ";
-      append_text(member.value(), out);
-    }
-    out += '}';
-  } else {
-    out += json::serialize(value);
-  }
-}
+// The raw texts of the parts of a JSON text that is known to be well formed: instances are matched
+// as they were written, so numbers and the order of properties stay as they are.
+class RawJson {
+ public:
+  explicit RawJson(std::string_view text) : rest_(text) { space(); }
 
-Result<std::vector<SchemaCase::Instance>> read_instances(const json::value* tests) {
-  if (tests == nullptr || !tests->is_array()) return fail(invalid_argument("tests is no list"));
-  std::vector<SchemaCase::Instance> out;
-  for (const json::value& test : tests->get_array()) {
-    const json::object* entry = test.if_object();
-    const json::value* data = entry != nullptr ? entry->if_contains("data") : nullptr;
-    const json::value* valid = entry != nullptr ? entry->if_contains("valid") : nullptr;
-    if (data == nullptr || valid == nullptr || !valid->is_bool())
-      return fail(invalid_argument("a test needs data and valid (true or false)"));
-    SchemaCase::Instance& instance = out.emplace_back();
-    instance.valid = valid->get_bool();
-    append_text(*data, instance.text);
+  // The value at the front.
+  std::string_view value() {
+    const char* begin = rest_.data();
+    skip_value();
+    const auto size = static_cast<size_t>(rest_.data() - begin);
+    return {begin, size};
+  }
+
+  // Visits the members of the object, or the items of the array (with empty keys), at the front.
+  template <typename Fn>
+  void each(Fn visit) {
+    const bool object = rest_.starts_with("{");
+    rest_.remove_prefix(1);
+    space();
+    while (!rest_.starts_with("}") && !rest_.starts_with("]")) {
+      std::string_view key;
+      if (object) {
+        key = value();
+        key = key.substr(1, key.size() - 2);
+        space();
+        rest_.remove_prefix(1);  // the colon
+        space();
+      }
+      visit(key, value());
+      space();
+      if (rest_.starts_with(",")) rest_.remove_prefix(1);
+      space();
+    }
+    rest_.remove_prefix(1);
+  }
+
+ private:
+  void space() {
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size()));
+  }
+  void skip_value() {
+    int depth = 0;
+    do {
+      const char c = rest_[0];
+      if (c == '"') {
+        skip_string();
+      } else if (c == '{' || c == '[') {
+        ++depth;
+        rest_.remove_prefix(1);
+      } else if (c == '}' || c == ']') {
+        --depth;
+        rest_.remove_prefix(1);
+      } else if (depth > 0) {
+        rest_.remove_prefix(1);
+      } else {
+        rest_.remove_prefix(std::min(rest_.find_first_of(",}] \t\r\n"), rest_.size()));
+      }
+    } while (depth > 0);
+  }
+  void skip_string() {
+    size_t i = 1;
+    while (rest_[i] != '"') i += rest_[i] == '\\' ? 2 : 1;
+    rest_.remove_prefix(i + 1);
+  }
+
+  std::string_view rest_;
+};
+
+// As serialisers of other languages write it: strings in UTF-8 with the shortest escapes, the rest
+// as it stands.
+std::string normalized_text(std::string_view raw) {
+  std::string out;
+  while (!raw.empty()) {
+    if (raw[0] != '"') {
+      out += raw[0];
+      raw.remove_prefix(1);
+      continue;
+    }
+    const std::string_view token = RawJson(raw).value();
+    boost::system::error_code failed;
+    const json::value text = json::parse(token, failed);
+    out += failed ? std::string(token) : json::serialize(text);
+    raw.remove_prefix(token.size());
   }
   return out;
 }
 
-Result<SchemaCase> read_case(const json::value& value, std::string_view name_key) {
-  const json::object* entry = value.if_object();
-  const json::value* schema = entry != nullptr ? entry->if_contains("schema") : nullptr;
-  if (schema == nullptr)
-    return fail(invalid_argument("an object with schema and tests is expected"));
+// `text` is one case, as JSON that was parsed without failure.
+Result<SchemaCase> read_case(std::string_view text, std::string_view name_key) {
+  if (!text.starts_with("{")) return fail(invalid_argument("an object with schema and tests is expected"));
   SchemaCase out;
-  if (const json::value* name = entry->if_contains(name_key); name != nullptr && name->is_string())
-    out.name = view(name->get_string());
-  out.schema = json::serialize(*schema);
-  ESP_ASSIGN_OR_RETURN(out.instances, read_instances(entry->if_contains("tests")));
+  std::string_view tests;
+  RawJson(text).each([&](std::string_view key, std::string_view value) {
+    if (key == name_key && value.size() > 1) out.name = value.substr(1, value.size() - 2);
+    if (key == "schema") out.schema = value;
+    if (key == "tests") tests = value;
+  });
+  if (out.schema.empty())
+    return fail(invalid_argument("an object with schema and tests is expected"));
+  if (!tests.starts_with("[")) return fail(invalid_argument("tests is no list"));
+  bool complete = true;
+  RawJson(tests).each([&](std::string_view, std::string_view test) {
+    std::string_view data, valid;
+    if (test.starts_with("{")) {
+      RawJson(test).each([&](std::string_view key, std::string_view value) {
+        if (key == "data") data = value;
+        if (key == "valid") valid = value;
+      });
+    }
+    complete = complete && !data.empty() && (valid == "true" || valid == "false");
+    out.instances.push_back({normalized_text(data), valid == "true"});
+  });
+  if (!complete) return fail(invalid_argument("a test needs data and valid (true or false)"));
   return out;
 }
 
@@ -147,35 +213,65 @@ TextOutcome check_text_case(const TextCase& test) {
 }
 
 Result<SchemaCase> parse_schema_case(std::string_view line) {
-  ESP_ASSIGN_OR_RETURN(const json::value value, parse(line));
-  return read_case(value, "name");
+  ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value value, parse(line));
+  ESP_ASSIGN_OR_RETURN(SchemaCase out, read_case(RawJson(line).value(), "name"));
+  out.options = any_instance();
+  return out;
 }
 
-Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text) {
+Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text,
+                                                 const SchemaOptions& options) {
   const auto value = parse(text);
   if (!value) return fail(value.error().with_context(file));
   if (!value->is_array()) return fail(invalid_argument("{}: a list of groups is expected", file));
   std::vector<SchemaCase> out;
-  for (const json::value& group : value->get_array()) {
+  Status failed;
+  RawJson(text).each([&](std::string_view, std::string_view group) {
     auto one = read_case(group, "description");
-    if (!one) return fail(one.error().with_context(file));
+    if (!one) {
+      failed = one.error().with_context(file);
+      return;
+    }
     one->name = fmt::format("{}: {}", file, one->name);
+    one->options = options;
     out.push_back(std::move(*one));
-  }
+  });
+  if (!failed.ok()) return fail(std::move(failed));
   return out;
 }
 
-GrammarSpec conformance_spec(std::string schema) {
+Result<SchemaOptions> suite_options(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  SchemaOptions options = any_instance();
+  options.formats_annotate = true;
+  const bool root = fs::is_directory(folder / "tests");
+  options.draft = root ? "draft2020-12" : fs::absolute(folder).lexically_normal().string();
+  const fs::path remotes = root ? folder / "remotes" : folder / ".." / ".." / "remotes";
+  std::error_code absent;
+  for (const auto& entry : fs::recursive_directory_iterator(remotes, absent)) {
+    if (entry.path().extension() != ".json") continue;
+    ESP_ASSIGN_OR_RETURN(std::string text, read_text_file(entry.path()));
+    const std::string name = fs::relative(entry.path(), remotes).generic_string();
+    options.documents.push_back({"http://localhost:1234/" + name, std::move(text)});
+  }
+  std::ranges::sort(options.documents, {}, &SchemaText::uri);
+  return options;
+}
+
+SchemaOptions any_instance() { return {.any_order = true, .whole_fractions = true}; }
+
+GrammarSpec conformance_spec(std::string schema, SchemaOptions options) {
   return {.kind = GrammarSpec::Kind::kJsonSchema,
           .source = std::move(schema),
           .choices = {},
-          .whitespace = Whitespace::kAny};
+          .whitespace = Whitespace::kAny,
+          .json = std::move(options)};
 }
 
 SchemaOutcome check_schema_case(const SchemaCase& test) {
   SchemaOutcome out{
       .num_instances = static_cast<int64_t>(test.instances.size()), .detail = {}, .reason = {}};
-  const auto grammar = compile_grammar(conformance_spec(test.schema), byte_trie());
+  const auto grammar = compile_grammar(conformance_spec(test.schema, test.options), byte_trie());
   if (!grammar && !matches_nothing(grammar.error())) {
     out.verdict = SchemaVerdict::kDeclined;
     out.detail = grammar.error().message();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,13 +43,18 @@ struct SchemaCase {
     bool valid = false;
   };
   std::string name, schema;
-  std::vector<Instance> instances;
+  std::vector<Instance> instances;  // as they are written, strings with the shortest escapes
+  SchemaOptions options;
 };
 // {"name": ..., "schema": ..., "tests": [{"valid": true, "data": ...}, ...]}
 Result<SchemaCase> parse_schema_case(std::string_view line);
 // A file of the official suite: a list of {"description", "schema", "tests"}. Names begin with
 // `file`.
-Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text);
+Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text,
+                                                 const SchemaOptions& options = {});
+// How the suite reads schemas: formats annotate, references lead to its remotes/, the draft is that
+// of the folder, which is the suite's root or one of its tests/draft*.
+Result<SchemaOptions> suite_options(const std::filesystem::path& folder);
 
 // A schema is right when each of its instances is judged right; else it counts once, under the
 // worst of what happened.
@@ -61,8 +67,10 @@ struct SchemaOutcome {
 };
 SchemaOutcome check_schema_case(const SchemaCase& test);
 
-// How a schema is compiled where instances are checked: any white space, as RFC 8259.
-GrammarSpec conformance_spec(std::string schema);
+// How a schema is compiled where instances are checked: any white space, as RFC 8259. Options
+// of any_instance(): whatever the order of properties.
+GrammarSpec conformance_spec(std::string schema, SchemaOptions options = {});
+SchemaOptions any_instance();  // properties in any order, 1.0 for 1
 
 // What an error of the compiler is about, without its JSON pointer.
 std::string reason_of(const Status& status);

@@ -43,8 +43,11 @@ struct CompiledGrammar::Impl {
   }
 
   // All under `mutex`.
-  const std::vector<uint32_t>& mask(SetId set);
+  // `text`: what was read so far; used where the grammar has checks.
+  const std::vector<uint32_t>& mask(SetId set, std::string_view text);
   void walk(const TrieWalk& walk, SetId from, std::vector<uint32_t>& words);
+  void walk_checked(const TrieWalk& walk, SetId from, std::string_view text,
+                    std::vector<uint32_t>& words);
   bool keeps_string_inside(SetId set);
 
   const Network network;
@@ -53,6 +56,7 @@ struct CompiledGrammar::Impl {
   Machine machine;
   std::unordered_map<SetId, std::vector<uint32_t>> masks;
   std::vector<SetId> path;  // [depth]: states along the walk
+  std::vector<uint32_t> unkept;  // a mask that depended on the text
 };
 
 // One scan of the trie: a refused byte skips its subtree.
@@ -69,6 +73,31 @@ void CompiledGrammar::Impl::walk(const TrieWalk& walk, SetId from, std::vector<u
     }
     path[node.depth + 1] = to;
     for (uint32_t t = node.tokens_begin; t < nodes[i + 1].tokens_begin; ++t) {
+      const auto token = static_cast<uint32_t>(walk.token_ids[t]);
+      words[token / 32] |= 1u << (token % 32);
+    }
+    ++i;
+  }
+}
+
+// The same where checks look at the text.
+void CompiledGrammar::Impl::walk_checked(const TrieWalk& walk, SetId from, std::string_view text,
+                                         std::vector<uint32_t>& words) {
+  // No check looks further back than the value that it judges; the whole text is kept for it.
+  std::string read(text);
+  path[0] = from;
+  const size_t end = walk.nodes.size() - 1;
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = walk.nodes[i];
+    read.resize(text.size() + node.depth);
+    const SetId to = machine.step(path[node.depth], node.byte, read);
+    if (to == Machine::kDead) {
+      i = node.skip;
+      continue;
+    }
+    read.push_back(static_cast<char>(node.byte));
+    path[node.depth + 1] = to;
+    for (uint32_t t = node.tokens_begin; t < walk.nodes[i + 1].tokens_begin; ++t) {
       const auto token = static_cast<uint32_t>(walk.token_ids[t]);
       words[token / 32] |= 1u << (token % 32);
     }
@@ -112,17 +141,25 @@ bool CompiledGrammar::Impl::keeps_string_inside(SetId set) {
   return true;
 }
 
-const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set) {
+const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set, std::string_view text) {
   if (const auto it = masks.find(set); it != masks.end()) return it->second;
   const auto words_count = static_cast<size_t>(trie->words_per_mask());
   if ((masks.size() + 1) * words_count * sizeof(uint32_t) > kMaskBytesMax) masks.clear();
   std::vector<uint32_t> words(words_count, 0);
+  const uint64_t checks_before = machine.checks_made();
+  const auto walked = [&](const TrieWalk& tokens) {
+    if (machine.has_checks()) {
+      walk_checked(tokens, set, text, words);
+    } else {
+      walk(tokens, set, words);
+    }
+  };
   if (set != Machine::kDead) {
     if (keeps_string_inside(set)) {
       std::ranges::copy(trie->string_inside_mask(), words.begin());
-      walk(trie->not_string_inside(), set, words);
+      walked(trie->not_string_inside());
     } else {
-      walk(trie->all(), set, words);
+      walked(trie->all());
     }
     if (machine.accepting(set)) {
       for (TokenId id : trie->eos_ids()) {
@@ -132,6 +169,7 @@ const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set) {
       }
     }
   }
+  if (machine.checks_made() != checks_before) return unkept = std::move(words);
   return masks.emplace(set, std::move(words)).first->second;
 }
 
@@ -170,10 +208,7 @@ Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name) {
   return fail(invalid_argument("'{}' is no kind of grammar; it must be one of {}", name, all));
 }
 
-Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
-                                                         std::shared_ptr<const TokenTrie> trie,
-                                                         const GrammarLimits& given) {
-  GrammarLimits limits = given;
+Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits) {
   if (limits.deadline == TimePoint{}) {
     limits.deadline =
         SteadyClock().now() + std::chrono::duration_cast<Duration>(
@@ -197,7 +232,8 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
     }
     case GrammarSpec::Kind::kJsonSchema: {
       ESP_ASSIGN_OR_RETURN(const ExprId body,
-                           parse_json_schema(ir, spec.source, spec.whitespace, limits));
+                           parse_json_schema(ir, spec.source, spec.whitespace,
+                                                            spec.json, limits));
       root_of(body);
       break;
     }
@@ -221,7 +257,13 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
     ESP_ASSIGN_OR_RETURN(const ExprId whole, with_reasoning(ir, spec, ir.rule(root)));
     root_of(whole);
   }
-  ESP_ASSIGN_OR_RETURN(Network network, build_network(ir, root, limits));
+  return build_network(ir, root, limits);
+}
+
+Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
+                                                         std::shared_ptr<const TokenTrie> trie,
+                                                         const GrammarLimits& limits) {
+  ESP_ASSIGN_OR_RETURN(Network network, compile_network(spec, limits));
   return std::make_shared<CompiledGrammar>(std::move(network), std::move(trie), limits);
 }
 
@@ -235,6 +277,7 @@ bool Matcher::accept_token(TokenId token) {
     if (!can_end()) return false;
     ended_ = true;
     history_.push_back(history_.back());
+    text_sizes_.push_back(text_sizes_.back());
     return true;
   }
   const std::string_view bytes = trie.bytes(token);
@@ -246,11 +289,15 @@ bool Matcher::accept_bytes(std::string_view bytes) {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   const std::lock_guard lock(impl.mutex);
   SetId set = history_.back();
+  const bool checked = impl.machine.has_checks();
+  text_.resize(text_sizes_.back());
   for (char c : bytes) {
-    set = impl.machine.step(set, static_cast<uint8_t>(c));
+    set = impl.machine.step(set, static_cast<uint8_t>(c), text_);
     if (set == Machine::kDead) return false;
+    if (checked) text_.push_back(c);
   }
   history_.push_back(set);
+  text_sizes_.push_back(static_cast<uint32_t>(text_.size()));
   return true;
 }
 
@@ -262,7 +309,7 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
   }
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   const std::lock_guard lock(impl.mutex);
-  const std::vector<uint32_t>& mask = impl.mask(history_.back());
+  const std::vector<uint32_t>& mask = impl.mask(history_.back(), text_now());
   std::ranges::copy(mask, words.begin());
   return std::ranges::any_of(words, [](uint32_t w) { return w != 0; });
 }
@@ -273,11 +320,13 @@ std::string Matcher::forced_bytes(size_t bytes_max) {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   const std::lock_guard lock(impl.mutex);
   SetId set = history_.back();
+  std::string text(text_now());
   while (out.size() < bytes_max) {
-    const int byte = impl.machine.forced_byte(set);
+    const int byte = impl.machine.forced_byte(set, text);
     if (byte < 0) break;
     out.push_back(static_cast<char>(byte));
-    set = impl.machine.step(set, static_cast<uint8_t>(byte));
+    set = impl.machine.step(set, static_cast<uint8_t>(byte), text);
+    if (impl.machine.has_checks()) text.push_back(static_cast<char>(byte));
   }
   return out;
 }
@@ -286,6 +335,7 @@ void Matcher::rollback(size_t steps) {
   ESP_CHECK(steps <= this->steps(), "rollback {} of {}", steps, this->steps());
   if (steps > 0) ended_ = false;
   history_.resize(history_.size() - steps);
+  text_sizes_.resize(history_.size());
 }
 
 bool Matcher::can_end() const {
@@ -298,7 +348,7 @@ bool Matcher::must_end() {
   if (ended_) return true;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   const std::lock_guard lock(impl.mutex);
-  return impl.machine.must_end(history_.back());
+  return impl.machine.must_end(history_.back(), text_now());
 }
 
 bool Matcher::exhausted() const {

@@ -18,6 +18,7 @@
 #include "grammar/automaton.h"
 #include "grammar/ir.h"
 #include "grammar/json.h"
+#include "grammar/json_schema.h"
 #include "grammar/token_trie.h"
 
 namespace espalier::grammar {
@@ -32,6 +33,7 @@ struct GrammarSpec {
   // Free text that comes before: from reasoning_begin (empty: from the start) to the first
   // reasoning_end (empty: there is none), and white space. With a beginning it may be left out.
   std::string reasoning_begin, reasoning_end;
+  SchemaOptions json;                            // kJsonSchema
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
@@ -70,6 +72,9 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
                                                          std::shared_ptr<const TokenTrie> trie,
                                                          const GrammarLimits& limits = {});
 
+// The same without a vocabulary: what texts the grammar has.
+Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits = {});
+
 // Follows one sequence. Copyable: a copy is a fork. Not thread-safe itself; matchers of one grammar
 // may be used from different threads.
 class Matcher {
@@ -99,8 +104,12 @@ class Matcher {
   int32_t words_per_mask() const;
 
  private:
+  std::string_view text_now() const { return std::string_view(text_).substr(0, text_sizes_.back()); }
+
   std::shared_ptr<CompiledGrammar> grammar_;  // shared: the cache and other sequences hold it too
   std::vector<uint32_t> history_;             // machine states, one a step
+  std::string text_;                          // what was read, where checks look at it
+  std::vector<uint32_t> text_sizes_ = {0};    // its length after each step
   bool ended_ = false;
 };
 

@@ -7,6 +7,7 @@
 #include <boost/json.hpp>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -16,6 +17,7 @@
 
 #include "base/mapped_file.h"
 #include "fmt/core.h"
+#include "grammar/conformance.h"
 #include "grammar/grammar.h"
 
 namespace espalier::grammar {
@@ -248,11 +250,33 @@ int suite(int argc, char** argv) {
   return 0;
 }
 
+// Conformance alone: FILE.jsonl, "-" or the folder of the official suite.
+int conformance(const std::string& path) {
+  ConformanceOptions options;
+  options.on_finding = [](const ConformanceReport::Finding& f) {
+    constexpr std::array<const char*, 3> kKinds = {"declined", "valid rejected",
+                                                   "invalid accepted"};
+    fmt::print(stderr, "{}: {}: {}\n", f.name, kKinds[static_cast<size_t>(f.kind)],
+               f.detail.substr(0, 400));
+  };
+  std::ifstream file(path);
+  const auto report = std::filesystem::is_directory(path) ? check_suite(path, options)
+                      : path == "-"                       ? check_schemas(std::cin, options)
+                                                          : check_schemas(file, options);
+  if (!report) {
+    fmt::print(stderr, "{}\n", report.error().to_string());
+    return 1;
+  }
+  fmt::print("{}{}\n", conformance_table(*report), conformance_json(*report));
+  return 0;
+}
+
 }  // namespace
 }  // namespace espalier::grammar
 
 int main(int argc, char** argv) {
   const std::string command = argc > 2 ? argv[1] : "";
+  if (command == "conformance") return espalier::grammar::conformance(argv[2]);
   if (command == "maskbench") return espalier::grammar::maskbench(argc, argv);
   if (command == "suite") return espalier::grammar::suite(argc, argv);
   std::fputs(

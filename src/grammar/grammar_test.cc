@@ -58,6 +58,8 @@ class Naive {
       case Ir::Op::kNever:
         break;
       case Ir::Op::kEmpty:
+      case Ir::Op::kTick:
+      case Ir::Op::kEnough:
         ends = {from};
         break;
       case Ir::Op::kBytes:

@@ -260,6 +260,18 @@ void Ir::set_body(RuleId rule, ExprId body) {
   rules_[rule].body = body;
 }
 
+void Ir::set_counter(RuleId rule, Counter counter) {
+  ESP_CHECK(rule < rules_.size() && counter.min <= counter.max);
+  rules_[rule].counter = static_cast<int32_t>(counters_.size());
+  counters_.push_back(counter);
+}
+
+void Ir::set_check(RuleId rule, Check check) {
+  ESP_CHECK(rule < rules_.size());
+  rules_[rule].check = static_cast<int32_t>(checks_.size());
+  checks_.push_back(std::move(check));
+}
+
 ExprId Ir::rule(RuleId rule) { return intern(Op::kRule, {}, rule, 0, 0); }
 
 }  // namespace espalier::grammar

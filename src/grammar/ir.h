@@ -6,6 +6,7 @@
 #include <bitset>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,14 @@ struct CodeRange {
 std::vector<CodeRange> normalized(std::vector<CodeRange> ranges);
 std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_ranges);
 
+// Judges a JSON value that a text has just completed, where no grammar of practical size can: see
+// Ir::set_check. Called under its grammar's lock, from one thread at a time.
+class ValueChecker {
+ public:
+  virtual ~ValueChecker() = default;
+  virtual bool holds(uint32_t check, std::string_view value) = 0;
+};
+
 // An arena of expressions, shared by structure: equal expressions have equal ids. Construction
 // simplifies (nested sequences flatten, a choice of byte sets is one byte set, never absorbs).
 // Not thread-safe.
@@ -46,6 +55,8 @@ class Ir {
     kRule,      // whatever the rule matches; rules may recurse
     kGraph,     // a small automaton whose edges are expressions: for what repetition and choice
                 // would have to write out many times
+    kTick,      // nothing; counts one up in its rule's counter, while that has room
+    kEnough,    // nothing; passes once the rule's counter has reached its minimum
   };
   // States 0 (the start) to num_states - 1.
   struct GraphEdge {
@@ -70,6 +81,17 @@ class Ir {
   struct Rule {
     std::string name;
     ExprId body = 0;
+    int32_t check = -1;  // into checks(), or none
+    int32_t counter = -1;  // into counters(), or none
+  };
+  // How many ticks one match of a rule has: repetition without a state for each.
+  struct Counter {
+    uint32_t min = 0, max = 0;  // kNoMax: any number
+  };
+  static constexpr uint32_t kNoMax = ~uint32_t{0};
+  struct Check {
+    std::shared_ptr<ValueChecker> checker;  // shared with the networks made of this
+    uint32_t number = 0;                    // its own
   };
 
   Ir();
@@ -103,6 +125,20 @@ class Ir {
   void set_body(RuleId rule, ExprId body);
   ExprId rule(RuleId rule);
 
+  ExprId tick() { return intern(Op::kTick, {}, 0, 0, 0); }
+  ExprId enough() { return intern(Op::kEnough, {}, 0, 0, 0); }
+  // REQUIRES of the rule's body: wherever it stands, it can end after any number of further ticks
+  // that is not below the least one from there; every way to its end passes kEnough, after which it
+  // ticks no more. Then no match gets stuck between min and max.
+  void set_counter(RuleId rule, Counter counter);
+  const std::vector<Counter>& counters() const { return counters_; }
+
+  // What the rule matched must also pass `check`. It is asked where the rule ends for certain, that
+  // is, at ends after which the rule cannot go on: closing brackets, quotes, the ends of words.
+  // REQUIRES: the rule matches whole JSON values; ends that are not certain need no check.
+  void set_check(RuleId rule, Check check);
+  const std::vector<Check>& checks() const { return checks_; }
+
   const Node& node(ExprId id) const { return nodes_[id]; }
   std::span<const ExprId> children(ExprId id) const {
     return {children_.data() + nodes_[id].first, nodes_[id].count};
@@ -120,6 +156,8 @@ class Ir {
   std::vector<ByteSet> sets_;
   std::vector<Rule> rules_;
   std::vector<Graph> graphs_;
+  std::vector<Check> checks_;
+  std::vector<Counter> counters_;
   std::unordered_map<ByteSet, uint32_t> set_index_;
   std::unordered_multimap<uint64_t, ExprId> index_;  // hash of a node -> its id
 };

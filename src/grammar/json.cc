@@ -101,7 +101,13 @@ ExprId JsonPieces::string_char(const std::vector<CodeRange>& ranges) {
 ExprId JsonPieces::string_char() { return string_char({{0, kMaxCodePoint}}); }
 
 ExprId JsonPieces::string() {
-  return ir_.sequence({ir_.literal("\""), ir_.star(string_char()), ir_.literal("\"")});
+  if (!has_string_) {
+    has_string_ = true;
+    string_rule_ = ir_.add_rule("json string");
+    const ExprId quote = ir_.literal("\"");
+    ir_.set_body(string_rule_, ir_.sequence({quote, ir_.star(string_char()), quote}));
+  }
+  return ir_.rule(string_rule_);
 }
 
 ExprId JsonPieces::integer() {

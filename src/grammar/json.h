@@ -50,8 +50,8 @@ class JsonPieces {
 
   Ir& ir_;
   Whitespace whitespace_;
-  bool has_value_ = false;
-  RuleId value_rule_ = 0, object_rule_ = 0, array_rule_ = 0;
+  bool has_value_ = false, has_string_ = false;
+  RuleId string_rule_ = 0, value_rule_ = 0, object_rule_ = 0, array_rule_ = 0;
 };
 
 }  // namespace espalier::grammar

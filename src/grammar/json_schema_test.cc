@@ -152,6 +152,45 @@ INSTANTIATE_TEST_SUITE_P(
                  "$ref":"#/$defs/tree"})",
              {R"({"v":1})", R"({"v":1,"next":{"v":2,"next":{"v":3}}})"},
              {R"({"v":1,"next":{}})", R"({"next":{"v":1}})"}},
+        // What is judged at the end of the value.
+        Case{R"({"type":"array","uniqueItems":true})",
+             {"[]", "[1,2]", R"([{"a":1,"b":2},{"a":1}])"},
+             {"[1,1]", "[1,1.0]", R"([{"a":1,"b":2},{"b":2,"a":1}])"}},
+        Case{R"({"type":"array","contains":{"type":"integer"},"minContains":2,"maxContains":3})",
+             {"[1,2]", R"([1,"a",2,3])"},
+             {"[1]", "[1,2,3,4]", "[]"}},
+        Case{R"({"type":"object","allOf":[{"properties":{"a":{}}}],"properties":{"b":{}},
+                 "unevaluatedProperties":false})",
+             {R"({"a":1,"b":2})", R"({"b":2})", "{}"},
+             {R"({"c":1})", R"({"a":1,"c":1})"}},
+        Case{R"({"prefixItems":[{}],"anyOf":[{"prefixItems":[{},{"const":1}]},true],
+                 "unevaluatedItems":false})",
+             {"[5]", "[5,1]"},
+             {"[5,2]", "[5,1,1]"}},
+        Case{R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","pattern":"^x"}},
+                 "patternProperties":{"^b":{"type":"integer"}}},
+                 {"type":"object","propertyNames":{"maxLength":2},"required":["a"]}]})",
+             {R"({"a":"y"})", R"({"abc":1})"},
+             {R"({"a":"x"})", R"({"abc":1,"b":"q"})"}},
+        // What counters bound.
+        Case{R"({"type":"string","pattern":"^a+b*$","minLength":3,"maxLength":4})",
+             {R"("aab")", R"("aaaa")"},
+             {R"("ab")", R"("aaaab")", R"("b")"}},
+        Case{R"({"type":"array","items":{"const":0},"minItems":6,"maxItems":7})",
+             {"[0,0,0,0,0,0]", "[0, 0,0,0,0,0,0]"},
+             {"[0,0,0,0,0]", "[0,0,0,0,0,0,0,0]"}},
+        // Where references lead.
+        Case{R"({"$id":"http://x.org/a/","$defs":{"n":{"$id":"n.json","$anchor":"i","type":"integer"},
+                 "s":{"$id":"http://x.org/s","$anchor":"i","type":"string"}},
+                 "properties":{"i":{"$ref":"n.json#i"},"s":{"$ref":"/s"}}})",
+             {R"({"i":1,"s":"x"})"},
+             {R"({"i":"x"})", R"({"s":1})"}},
+        Case{R"({"$id":"http://x.org/strict","$dynamicAnchor":"node","$ref":"tree",
+                 "unevaluatedProperties":false,"$defs":{"t":{"$id":"tree","$dynamicAnchor":"node",
+                 "type":"object","properties":{"kids":{"type":"array",
+                 "items":{"$dynamicRef":"#node"}}}}}})",
+             {R"({"kids":[{"kids":[]}]})"},
+             {R"({"kids":[{"kidz":[]}]})", R"({"x":1})"}},
         Case{R"({"type":"array","items":{"$ref":"#"}})", {"[]", "[[],[[]]]"}, {"[1]"}},
         Case{R"({"properties":{"a b/c~":{"$ref":"#/properties/x~1y"},"x/y":{"type":"null"}}})",
              {R"({"a b/c~":null})"},
@@ -159,9 +198,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Schema, RefusesByPointerAndKeyword) {
   for (const auto& [schema, message] : std::initializer_list<std::pair<const char*, const char*>>{
-           {R"({"properties":{"a":{"type":"array","uniqueItems":true}}})",
+           {R"({"properties":{"a":{"type":"array","uniqueItems":3}}})",
             "#/properties/a/uniqueItems"},
-           {R"({"type":"object","unevaluatedProperties":false})", "#/unevaluatedProperties"},
+           {R"({"pattern":"^(a)\\1$"})", "back-references are not supported"},
            {R"({"$ref":"other.json"})", "leads out of this schema"},
            {R"({"$ref":"#/nowhere"})", "leads nowhere"},
            {R"({"type":"text"})", "#/type"},
@@ -170,13 +209,63 @@ TEST(Schema, RefusesByPointerAndKeyword) {
            {R"({"anyOf":[]})", "#/anyOf"},
            {"[1]", "a schema is an object"},
            {"{", "not valid JSON"},
-           {R"({"type":"string","maxLength":9999999})", "counted up to"},
            {R"({"const":1,"type":"string"})", "matches nothing"}}) {
     const auto result = compiled(schema);
     ASSERT_FALSE(result) << schema;
     EXPECT_NE(result.error().message().find(message), std::string::npos)
         << schema << ": " << result.error().message();
   }
+}
+
+TEST(Schema, AnyOrderTakesEachOrder) {
+  const auto grammar =
+      compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                       .source = R"({"type":"object","properties":{"a":{"type":"integer"},
+                                     "b":{"type":"boolean"}},"required":["a","b"],
+                                     "additionalProperties":false})",
+                       .choices = {},
+                       .json = {.any_order = true}},
+                      byte_trie())
+          .value();
+  EXPECT_TRUE(accepts(grammar, R"({"a":1,"b":true})"));
+  EXPECT_TRUE(accepts(grammar, R"({"b":true,"a":1})"));
+  EXPECT_FALSE(accepts(grammar, R"({"b":true})"));
+  EXPECT_FALSE(accepts(grammar, R"({"b":true,"a":1,"c":2})"));
+}
+
+TEST(Schema, ReferencesLeadToSuppliedDocuments) {
+  const SchemaOptions options{
+      .documents = {{"http://x.org/other.json", R"({"$defs":{"n":{"type":"integer"}}})"}}};
+  const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                                        .source = R"({"$ref":"http://x.org/other.json#/$defs/n"})",
+                                        .choices = {},
+                                        .json = options},
+                                       byte_trie())
+                           .value();
+  EXPECT_TRUE(accepts(grammar, "12"));
+  EXPECT_FALSE(accepts(grammar, "\"x\""));
+}
+
+// A check looks at the text, so masks and rollback must follow it.
+TEST(Schema, ChecksFollowTheTextThroughMasksAndRollback) {
+  const auto grammar =
+      compiled(R"({"type":"array","items":{"enum":[1,2]},"uniqueItems":true})").value();
+  Matcher matcher(grammar);
+  std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
+  const auto allowed = [&](char c) {
+    matcher.fill_mask(words);
+    const auto t = static_cast<uint8_t>(c);
+    return (words[t / 32] >> (t % 32) & 1) == 1;
+  };
+  ASSERT_TRUE(matcher.accept_bytes("[1,"));
+  ASSERT_TRUE(matcher.accept_bytes("1"));
+  EXPECT_FALSE(allowed(']'));
+  EXPECT_TRUE(allowed(','));
+  matcher.rollback(1);
+  ASSERT_TRUE(matcher.accept_bytes("2"));
+  EXPECT_TRUE(allowed(']'));
+  EXPECT_TRUE(matcher.accept_bytes("]"));
+  EXPECT_TRUE(matcher.can_end());
 }
 
 TEST(Schema, WhitespacePolicies) {

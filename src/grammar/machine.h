@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -23,16 +24,27 @@ class Machine {
  public:
   static constexpr SetId kDead = 0;  // no text leads on from here
 
-  Machine(const Network& network, const GrammarLimits& limits);
+  // `reach`: how many bytes canonical() looks ahead.
+  Machine(const Network& network, const GrammarLimits& limits, uint32_t reach = 0);
 
   SetId start() const { return start_; }
 
   // The state after one more byte. Amortised: one table look-up. kDead also once the limit on
-  // states is reached; exhausted() then says so.
-  SetId step(SetId from, uint8_t byte) {
+  // states is reached; exhausted() then says so. `text` is what was read before the byte (at least
+  // the value that it ends): looked at where a rule's check asks for it.
+  SetId step(SetId from, uint8_t byte, std::string_view text = {}) {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
-    return to != kUnknown ? to : step_slow(from, byte);
+    return to < kDepends ? to : step_slow(from, byte, text);
   }
+
+  // Whether what follows may depend on the text, not on the state alone.
+  bool has_checks() const { return !network_.checks.empty(); }
+  // Steps so far that depended on it.
+  uint64_t checks_made() const { return checks_made_; }
+
+  // A state from which the same texts of up to `reach` bytes lead on: counters that are far from
+  // their bounds are told apart no more.
+  SetId canonical(SetId set);
 
   bool accepting(SetId set) const { return sets_[set].accepting; }
   bool exhausted() const { return exhausted_; }
@@ -40,18 +52,20 @@ class Machine {
   const Network& network() const { return network_; }
 
   // Whether the text may end here and nothing can follow.
-  bool must_end(SetId set);
+  bool must_end(SetId set, std::string_view text = {});
 
   // The only byte that can come, or -1 when there are several or none, or the text may end here.
-  int forced_byte(SetId set);
+  int forced_byte(SetId set, std::string_view text = {});
 
  private:
   static constexpr SetId kUnknown = ~SetId{0};
+  static constexpr SetId kDepends = kUnknown - 1;  // a check decides: asked each time
   static constexpr LinkId kRootLink = 0;
 
   struct Item {
     NodeId node;
     LinkId link;
+    uint32_t count = 0;  // of its rule's counter
     friend auto operator<=>(const Item&, const Item&) = default;
   };
   // A call in progress: on return from `rule`, go on at (target, link).
@@ -59,11 +73,14 @@ class Machine {
     RuleId rule;
     NodeId target;
     LinkId link;
+    uint32_t count;
     friend auto operator<=>(const Waiting&, const Waiting&) = default;
   };
   struct Set {
     std::vector<Item> scanning;    // items that take a byte
     std::vector<Waiting> waiting;  // sorted by rule
+    const std::vector<Item>* kernel = nullptr;  // in index_
+    SetId canonical = kUnknown;
     bool accepting = false;
   };
   struct Link {
@@ -74,16 +91,25 @@ class Machine {
     size_t operator()(const std::vector<Item>& items) const;
   };
 
-  SetId step_slow(SetId from, uint8_t byte);
-  SetId intern(std::vector<Item> kernel);
+  // What was read, its last byte apart.
+  struct Text {
+    std::string_view before;
+    uint8_t last = 0;
+  };
+  SetId step_slow(SetId from, uint8_t byte, std::string_view text);
+  SetId intern(std::vector<Item> kernel, const Text& text);
+  SetId intern_settled(std::vector<Item> kernel);
+  uint32_t canonical_count(const Item& item) const;
+  bool count_step(const Network::CountEdge& edge, Item& item) const;
+  bool passes(int32_t check, const Text& text);
   void close(SetId id, std::vector<Item> work);
   void complete(LinkId link, SetId current, std::vector<Item>& out, bool& accepting) const;
   LinkId link_of(SetId set, RuleId rule);
-  bool only_final(NodeId node) const;
 
   const Network& network_;
   const size_t num_classes_;
   const size_t sets_max_;
+  const uint32_t reach_;
   std::vector<Set> sets_;
   std::vector<SetId> transitions_;  // [set, class]
   std::vector<Link> links_;
@@ -91,6 +117,7 @@ class Machine {
   std::unordered_map<uint64_t, LinkId> link_index_;
   SetId start_ = kDead;
   bool exhausted_ = false;
+  uint64_t checks_made_ = 0;
 };
 
 }  // namespace espalier::grammar

@@ -185,15 +185,23 @@ class Emitter {
         return emit_repeat(node, ir_.children(expr)[0], from);
       case Ir::Op::kGraph:
         return emit_graph(ir_.graph_of(expr), from);
+      case Ir::Op::kTick:
+        return emit_call(kTickCall, from);
+      case Ir::Op::kEnough:
+        return emit_call(kEnoughCall, from);
       case Ir::Op::kRule: {
         const int32_t call = call_of_(node.first);
         if (call == kInlineRule) return emit(ir_.rules()[node.first].body, from);
-        const NodeId to = nfa_.add();
-        nfa_.states[from].edges.push_back({.call = call, .target = to});
-        return to;
+        return emit_call(call, from);
       }
     }
     return from;
+  }
+
+  NodeId emit_call(int32_t call, NodeId from) {
+    const NodeId to = nfa_.add();
+    nfa_.states[from].edges.push_back({.call = call, .target = to});
+    return to;
   }
 
   NodeId emit_bytes(const ByteSet& set, NodeId from) {
@@ -320,35 +328,104 @@ std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max) {
   return out;
 }
 
-Nfa minimised(const Nfa& dfa) {
-  // Moore: states that agree on finality and on the class of every edge's target, until it settles.
-  const size_t count = dfa.states.size();
-  std::vector<uint32_t> classes(count);
-  for (size_t s = 0; s < count; ++s) classes[s] = dfa.states[s].final ? 1 : 0;
-  size_t num_classes = 0;
-  while (true) {
-    std::unordered_map<std::vector<uint32_t>, uint32_t, VectorHash> index;
-    std::vector<uint32_t> next(count);
-    std::vector<uint32_t> key;
-    for (size_t s = 0; s < count; ++s) {
-      key.assign(1, classes[s]);
-      for (const Nfa::Edge& e : dfa.states[s].edges) {
-        const uint32_t symbol = e.call >= 0 ? kFirstCall + static_cast<Symbol>(e.call) : e.low;
-        // Neighbouring ranges into one class count as one range.
-        const bool joins = e.call < 0 && key.size() > 3 && key[key.size() - 3] < kFirstCall &&
-                           key[key.size() - 2] + 1 == e.low && key.back() == classes[e.target];
-        if (joins) {
-          key[key.size() - 2] = e.high;
-        } else {
-          key.insert(key.end(), {symbol, e.high, classes[e.target]});
+namespace {
+
+// Splits states into classes until those of a class go to the same classes by the same symbols.
+// Only states that lead into a class that was split are looked at again, and of a split the largest
+// part keeps its number, so a state is renumbered a logarithmic number of times.
+class Refinement {
+ public:
+  explicit Refinement(const Nfa& dfa) : dfa_(dfa), classes_(dfa.states.size(), 0) {
+    const size_t count = dfa.states.size();
+    sources_.resize(count);
+    for (NodeId s = 0; s < count; ++s) {
+      for (const Nfa::Edge& e : dfa.states[s].edges) sources_[e.target].push_back(s);
+    }
+    dirty_.assign(count, true);
+    members_.resize(1);
+    for (NodeId s = 0; s < count; ++s) members_[0].push_back(s);
+    queue_.push_back(0);
+    queued_.push_back(true);
+    while (!queue_.empty()) {
+      const uint32_t c = queue_.back();
+      queue_.pop_back();
+      queued_[c] = false;
+      split(c);
+    }
+  }
+  const std::vector<uint32_t>& classes() const { return classes_; }
+  size_t count() const { return members_.size(); }
+
+ private:
+  std::vector<uint32_t> key_of(NodeId s) const {
+    std::vector<uint32_t> key = {dfa_.states[s].final ? 1u : 0u};
+    for (const Nfa::Edge& e : dfa_.states[s].edges) {
+      const uint32_t symbol = e.call >= 0 ? kFirstCall + static_cast<Symbol>(e.call) : e.low;
+      // Neighbouring ranges into one class count as one range.
+      const bool joins = e.call < 0 && key.size() > 3 && key[key.size() - 3] < kFirstCall &&
+                         key[key.size() - 2] + 1 == e.low && key.back() == classes_[e.target];
+      if (joins) {
+        key[key.size() - 2] = e.high;
+      } else {
+        key.insert(key.end(), {symbol, e.high, classes_[e.target]});
+      }
+    }
+    return key;
+  }
+
+  void split(uint32_t c) {
+    std::unordered_map<std::vector<uint32_t>, std::vector<NodeId>, VectorHash> parts;
+    std::vector<NodeId> clean;  // all of one key
+    for (NodeId s : members_[c]) {
+      if (!dirty_[s]) {
+        clean.push_back(s);
+        continue;
+      }
+      dirty_[s] = false;
+      parts[key_of(s)].push_back(s);
+    }
+    if (!clean.empty()) {
+      auto& same = parts[key_of(clean[0])];
+      same.insert(same.end(), clean.begin(), clean.end());
+    }
+    if (parts.size() < 2) return;
+    const auto largest = std::ranges::max_element(
+        parts, {}, [](const auto& part) { return part.second.size(); });
+    for (auto it = parts.begin(); it != parts.end(); ++it) {
+      if (it == largest) continue;
+      const auto made = static_cast<uint32_t>(members_.size());
+      for (NodeId s : it->second) classes_[s] = made;
+      members_.push_back(it->second);
+      queued_.push_back(false);
+    }
+    members_[c] = largest->second;
+    for (auto it = parts.begin(); it != parts.end(); ++it) {
+      if (it == largest) continue;
+      for (NodeId s : it->second) {
+        for (NodeId source : sources_[s]) {
+          dirty_[source] = true;
+          const uint32_t where = classes_[source];
+          if (!queued_[where]) queue_.push_back(where);
+          queued_[where] = true;
         }
       }
-      next[s] = index.try_emplace(key, static_cast<uint32_t>(index.size())).first->second;
     }
-    classes = std::move(next);
-    if (index.size() == num_classes) break;
-    num_classes = index.size();
   }
+
+  const Nfa& dfa_;
+  std::vector<uint32_t> classes_;
+  std::vector<std::vector<NodeId>> sources_, members_;
+  std::vector<bool> dirty_, queued_;
+  std::vector<uint32_t> queue_;
+};
+
+}  // namespace
+
+Nfa minimised(const Nfa& dfa) {
+  const size_t count = dfa.states.size();
+  const Refinement refinement(dfa);
+  const std::vector<uint32_t>& classes = refinement.classes();
+  const size_t num_classes = refinement.count();
   Nfa out;
   out.states.resize(num_classes);
   std::vector<bool> done(num_classes, false);

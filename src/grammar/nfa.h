@@ -36,6 +36,10 @@ struct Nfa {
   }
 };
 
+// Edges of these calls are the counter's.
+inline constexpr int32_t kTickCall = 1 << 30;
+inline constexpr int32_t kEnoughCall = kTickCall + 1;
+
 // What a rule is in nfa_of: the number of a call, or kInlineRule.
 inline constexpr int32_t kInlineRule = -1;
 
@@ -51,7 +55,7 @@ Nfa without_empty_moves(const Nfa& nfa);
 // `states_max`.
 std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max);
 
-// The minimal form of a deterministic automaton (Moore's refinement, hashed).
+// The minimal form of a deterministic automaton.
 Nfa minimised(const Nfa& dfa);
 
 }  // namespace espalier::grammar

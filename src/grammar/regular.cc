@@ -31,6 +31,11 @@ ExprId graph_of(Ir& ir, const Nfa& dfa) {
   for (NodeId from = 0; from < dfa.states.size(); ++from) {
     std::map<NodeId, ByteSet> moves;
     for (const Nfa::Edge& edge : dfa.states[from].edges) {
+      if (edge.call >= kTickCall) {
+        const ExprId symbol = edge.call == kTickCall ? ir.tick() : ir.enough();
+        graph.edges.push_back({name(from), symbol, name(edge.target)});
+        continue;
+      }
       for (int b = edge.low; b <= edge.high; ++b) moves[edge.target].set(static_cast<size_t>(b));
     }
     for (const auto& [to, set] : moves)
@@ -40,10 +45,19 @@ ExprId graph_of(Ir& ir, const Nfa& dfa) {
   return ir.graph(std::move(graph));
 }
 
+// Where the symbol of a counter leads.
+NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
+  if (from == kNone) return kNone;
+  for (const Nfa::Edge& edge : dfa.states[from].edges) {
+    if (edge.call == call) return edge.target;
+  }
+  return kNone;
+}
+
 NodeId step(const Nfa& dfa, NodeId from, int byte) {
   if (from == kNone) return kNone;
   for (const Nfa::Edge& edge : dfa.states[from].edges) {
-    if (edge.low <= byte && byte <= edge.high) return edge.target;
+    if (edge.call < 0 && edge.low <= byte && byte <= edge.high) return edge.target;
   }
   return kNone;
 }
@@ -76,6 +90,13 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
     }
     const auto [p, q] = pairs[current];
     for (const Nfa::Edge& edge : x.states[p].edges) {
+      if (edge.call >= 0) {
+        const NodeId q_next = count_step(y, q, edge.call);
+        if (q_next == kNone && !second_may_die) continue;
+        const NodeId to = id_of(edge.target, q_next);
+        out.states[current].edges.push_back({.call = edge.call, .target = to});
+        continue;
+      }
       for (int low = edge.low; low <= edge.high;) {
         const NodeId q_next = step(y, q, low);
         int high = low;
@@ -107,6 +128,66 @@ Result<ExprId> difference(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limit
 Result<ExprId> canonical(Ir& ir, ExprId expr, const GrammarLimits& limits) {
   ESP_ASSIGN_OR_RETURN(const Nfa dfa, dfa_of(ir, expr, limits));
   return graph_of(ir, dfa);
+}
+
+Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limits) {
+  ESP_ASSIGN_OR_RETURN(const Nfa dfa, dfa_of(ir, expr, limits));
+  const size_t count = dfa.states.size();
+  // enders: the states that can end after exactly t ticks, for t = 0, 1, ...
+  std::vector<bool> enders(count, false);
+  for (size_t s = 0; s < count; ++s) enders[s] = dfa.states[s].final;
+  const auto spread = [&](std::vector<bool>& set) {  // over edges that do not tick
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (size_t s = count; s-- > 0;) {
+        if (set[s]) continue;
+        for (const Nfa::Edge& edge : dfa.states[s].edges) {
+          if (edge.call == kTickCall || !set[edge.target]) continue;
+          set[s] = changed = true;
+          break;
+        }
+      }
+    }
+  };
+  // What comes after kEnough ticks no more.
+  std::vector<bool> after(count, false);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t s = 0; s < count; ++s) {
+      for (const Nfa::Edge& edge : dfa.states[s].edges) {
+        if (after[edge.target] || (!after[s] && edge.call != kEnoughCall)) continue;
+        after[edge.target] = changed = true;
+      }
+    }
+  }
+  TickProfile profile{.least = 0, .most = std::nullopt, .even = true};
+  std::optional<uint32_t> first, last;
+  for (uint32_t t = 0; t <= count + 1; ++t) {
+    spread(enders);
+    if (enders[dfa.start]) {
+      first = first.value_or(t);
+      last = t;
+    }
+    std::vector<bool> next(count, false);
+    for (size_t s = 0; s < count; ++s) {
+      for (const Nfa::Edge& edge : dfa.states[s].edges) {
+        if (edge.call == kTickCall && enders[edge.target]) next[s] = true;
+      }
+    }
+    std::vector<bool> spread_next = next;
+    spread(spread_next);
+    bool same = true;
+    for (size_t s = 0; s < count; ++s) {
+      profile.even &= !enders[s] || spread_next[s] || after[s];
+      same &= enders[s] == spread_next[s] || after[s];
+    }
+    const bool finite = std::ranges::none_of(next, [](bool b) { return b; });
+    if (finite) profile.most = last;
+    if (same || finite) break;
+    enders = std::move(next);
+  }
+  profile.least = first.value_or(0);
+  return profile;
 }
 
 bool matches_nothing(const Ir& ir, ExprId expr) { return expr == ir.never(); }

@@ -1,9 +1,10 @@
 #include "grammar/schema_document.h"
 
 #include <algorithm>
-#include <array>
-#include <memory>
 #include <utility>
+
+#include "grammar/metaschema.h"
+#include "grammar/uri.h"
 
 namespace espalier::grammar {
 namespace {
@@ -27,173 +28,48 @@ std::string escaped(std::string_view key) {
   return out;
 }
 
-std::string percent_decoded(std::string_view text) {
-  const auto hex = [](char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-  };
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && hex(text[i + 1]) >= 0 && hex(text[i + 2]) >= 0) {
-      out += static_cast<char>(hex(text[i + 1]) * 16 + hex(text[i + 2]));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
+const json::value* member(const json::value& value, std::string_view key) {
+  const json::object* object = value.if_object();
+  return object == nullptr ? nullptr : object->if_contains(key);
+}
+const json::string* string_member(const json::value& value, std::string_view key) {
+  const json::value* found = member(value, key);
+  return found == nullptr ? nullptr : found->if_string();
 }
 
-// Keywords that say nothing about what is valid.
-constexpr std::array<std::string_view, 17> kAnnotations = {
-    "title",    "description", "default",    "examples",        "example",         "$comment",
-    "$schema",  "$id",         "id",         "$anchor",         "$defs",           "definitions",
-    "readOnly", "writeOnly",   "deprecated", "contentEncoding", "contentMediaType"};
-
-// Keywords that assert something and whose opposite is not written here.
-constexpr std::array<std::string_view, 22> kOtherKeywords = {"items",
-                                                             "additionalItems",
-                                                             "prefixItems",
-                                                             "contains",
-                                                             "minContains",
-                                                             "maxContains",
-                                                             "uniqueItems",
-                                                             "patternProperties",
-                                                             "propertyNames",
-                                                             "dependencies",
-                                                             "additionalProperties",
-                                                             "dependentRequired",
-                                                             "oneOf",
-                                                             "dependentSchemas",
-                                                             "unevaluatedProperties",
-                                                             "unevaluatedItems",
-                                                             "if",
-                                                             "then",
-                                                             "else",
-                                                             "multipleOf",
-                                                             "$dynamicRef",
-                                                             "$recursiveRef"};
-
-json::value type_and(std::string_view type,
-                     std::initializer_list<std::pair<std::string_view, json::value>> more) {
-  json::object out;
-  out["type"] = type;
-  for (const auto& [key, value] : more) out[key] = value;
-  return out;
+// What stands under a keyword.
+enum class Holds : uint8_t { kNoSchema, kSchema, kList, kMap, kSchemaOrList };
+Holds holds(std::string_view key) {
+  static const std::unordered_map<std::string_view, Holds> kTable = {
+      {"properties", Holds::kMap},          {"patternProperties", Holds::kMap},
+      {"$defs", Holds::kMap},               {"definitions", Holds::kMap},
+      {"dependentSchemas", Holds::kMap},    {"dependencies", Holds::kMap},
+      {"allOf", Holds::kList},              {"anyOf", Holds::kList},
+      {"oneOf", Holds::kList},              {"prefixItems", Holds::kList},
+      {"items", Holds::kSchemaOrList},      {"additionalItems", Holds::kSchema},
+      {"contains", Holds::kSchema},         {"not", Holds::kSchema},
+      {"if", Holds::kSchema},               {"then", Holds::kSchema},
+      {"else", Holds::kSchema},             {"additionalProperties", Holds::kSchema},
+      {"propertyNames", Holds::kSchema},    {"unevaluatedProperties", Holds::kSchema},
+      {"unevaluatedItems", Holds::kSchema}, {"contentSchema", Holds::kSchema}};
+  const auto it = kTable.find(key);
+  return it == kTable.end() ? Holds::kNoSchema : it->second;
 }
 
-json::value negated(const json::value& schema) { return json::object{{"not", schema}}; }
-
-// The opposites of one keyword: a list of schemas any of which makes it fail; nothing when there is
-// no such list.
-class Opposites {
- public:
-  Opposites(const json::object& schema, std::vector<json::value>& out)
-      : schema_(schema), out_(out) {}
-
-  // False: this keyword has no opposite here.
-  bool add(std::string_view key, const json::value& value) {
-    if (std::ranges::find(kAnnotations, key) != kAnnotations.end()) return true;
-    if (key == "type") return add_type(value);
-    if (key == "enum") return out_.push_back(json::object{{kNotEnum, value}}), true;
-    if (key == "const") return out_.push_back(json::object{{kNotEnum, json::array{value}}}), true;
-    if (key == "not") return out_.push_back(value), true;
-    if (key == "$ref")
-      return out_.push_back(json::object{{"not", json::object{{"$ref", value}}}}), true;
-    if (key == "allOf")
-      return each(value, [&](const json::value& s) { out_.push_back(negated(s)); });
-    if (key == "anyOf") return all_fail(value);
-    if (key == "minimum") return number("exclusiveMaximum", value);
-    if (key == "maximum") return number("exclusiveMinimum", value);
-    if (key == "exclusiveMinimum" && value.is_number()) return number("maximum", value);
-    if (key == "exclusiveMaximum" && value.is_number()) return number("minimum", value);
-    if (key == "minLength") return count("string", "maxLength", value, -1);
-    if (key == "maxLength") return count("string", "minLength", value, 1);
-    if (key == "minItems") return count("array", "maxItems", value, -1);
-    if (key == "maxItems") return count("array", "minItems", value, 1);
-    if (key == "minProperties") return count("object", "maxProperties", value, -1);
-    if (key == "maxProperties") return count("object", "minProperties", value, 1);
-    if (key == "pattern") return out_.push_back(type_and("string", {{kNotPattern, value}})), true;
-    if (key == "format") return out_.push_back(type_and("string", {{kNotFormat, value}})), true;
-    if (key == "required") return add_required(value);
-    if (key == "properties") return add_properties(value);
-    // Words that are no keywords annotate; a keyword that is not above has no opposite here.
-    return std::ranges::find(kOtherKeywords, key) == kOtherKeywords.end();
-  }
-
- private:
-  template <typename Fn>
-  static bool each(const json::value& list, Fn fn) {
-    if (!list.is_array()) return false;
-    for (const json::value& item : list.get_array()) fn(item);
-    return true;
-  }
-  bool add_type(const json::value& value) {
-    std::vector<std::string_view> rest = {"null", "boolean", "number", "string", "array", "object"};
-    bool integer_only = false;
-    const auto drop = [&](const json::value& type) {
-      if (!type.is_string()) return;
-      integer_only |= type.get_string() == "integer";
-      std::erase(rest, std::string_view(type.get_string()));
-    };
-    if (value.is_array()) {
-      each(value, drop);
-    } else {
-      drop(value);
-    }
-    if (integer_only) std::ranges::replace(rest, std::string_view("number"), kFractionType);
-    json::array types(rest.begin(), rest.end());
-    out_.push_back(json::object{{"type", std::move(types)}});
-    return true;
-  }
-  bool all_fail(const json::value& list) {
-    json::array all;
-    if (!each(list, [&](const json::value& s) { all.push_back(negated(s)); })) return false;
-    out_.push_back(json::object{{"allOf", std::move(all)}});
-    return true;
-  }
-  bool number(std::string_view keyword, const json::value& value) {
-    // Draft 4's boolean exclusives change what the bound means.
-    for (const char* exclusive : {"exclusiveMinimum", "exclusiveMaximum"}) {
-      const auto it = schema_.find(exclusive);
-      if (it != schema_.end() && it->value().is_bool()) return false;
-    }
-    out_.push_back(type_and("number", {{keyword, value}}));
-    return true;
-  }
-  bool count(std::string_view type, std::string_view keyword, const json::value& value, int step) {
-    if (!value.is_int64()) return false;
-    const int64_t bound = value.get_int64() + step;
-    if (bound >= 0) out_.push_back(type_and(type, {{keyword, bound}}));
-    return true;
-  }
-  bool add_required(const json::value& names) {
-    return each(names, [&](const json::value& name) {
-      if (!name.is_string()) return;
-      json::object absent;
-      absent[name.get_string()] = false;
-      out_.push_back(type_and("object", {{"properties", absent}}));
-    });
-  }
-  bool add_properties(const json::value& properties) {
-    if (!properties.is_object()) return false;
-    for (const auto& [name, schema] : properties.get_object()) {
-      json::object wrong;
-      wrong[name] = negated(schema);
-      out_.push_back(type_and("object", {{"properties", wrong}, {"required", json::array{name}}}));
-    }
-    return true;
-  }
-
-  const json::object& schema_;
-  std::vector<json::value>& out_;
-};
+std::string without_fragment(std::string_view uri) {
+  return std::string(uri.substr(0, uri.find('#')));
+}
 
 }  // namespace
 
-Result<std::unique_ptr<SchemaDocument>> SchemaDocument::parse(std::string_view text) {
+Result<std::unique_ptr<SchemaDocument>> SchemaDocument::parse(std::string_view text,
+                                                              const SchemaOptions& options) {
+  std::unique_ptr<SchemaDocument> document(new SchemaDocument(options));
+  ESP_ASSIGN_OR_RETURN(document->root_, document->load(text, ""));
+  return document;
+}
+
+Result<const json::value*> SchemaDocument::load(std::string_view text, std::string uri) {
   if (text.size() > kTextBytesMax) {
     return fail(
         invalid_argument("the schema has {} bytes; the most is {}", text.size(), kTextBytesMax));
@@ -206,120 +82,266 @@ Result<std::unique_ptr<SchemaDocument>> SchemaDocument::parse(std::string_view t
   if (!root.is_object() && !root.is_bool()) {
     return fail(invalid_argument("a schema is an object, or true or false"));
   }
-  std::unique_ptr<SchemaDocument> document(new SchemaDocument);
-  document->root_ = std::move(root);
-  if (const auto* object = document->root_.if_object()) {
-    const auto it = object->find("$schema");
-    if (it != object->end() && it->value().is_string()) {
-      const std::string_view draft = it->value().get_string();
-      for (const char* old : {"draft-03", "draft-04", "draft-05", "draft-06", "draft-07"}) {
-        document->ref_hides_siblings_ |= draft.find(old) != std::string_view::npos;
+  documents_.push_back(std::move(root));
+  const json::value& kept = documents_.back();
+  const auto number = static_cast<uint32_t>(resources_.size());
+  Resource resource{.root = &kept, .uri = uri, .anchors = {}, .dynamic_anchors = {}};
+  resource.draft = draft_named(options_.draft, Draft::k2020);
+  resources_.push_back(std::move(resource));
+  resource_by_uri_.emplace(std::move(uri), number);
+  index(kept, {.resource = number}, true, 0);
+  return &kept;
+}
+
+Draft SchemaDocument::draft_named(std::string_view uri, Draft otherwise) const {
+  constexpr std::pair<std::string_view, Draft> kDrafts[] = {
+      {"draft-03", Draft::k4},    {"draft-04", Draft::k4},      {"draft-05", Draft::k4},
+      {"draft-06", Draft::k6},    {"draft-07", Draft::k7},      {"draft4", Draft::k4},
+      {"draft6", Draft::k6},      {"draft7", Draft::k7},        {"2019-09", Draft::k2019},
+      {"2020-12", Draft::k2020}};
+  for (const auto& [name, draft] : kDrafts) {
+    if (uri.find(name) != std::string_view::npos) return draft;
+  }
+  return otherwise;
+}
+
+// A schema with an address of its own begins a resource.
+uint32_t SchemaDocument::enter_resource(const json::object& object, const json::value& value,
+                                        uint32_t outer) {
+  Draft draft = resources_[outer].draft;
+  bool asserts = resources_[outer].asserts;
+  if (const json::string* dialect = string_member(value, "$schema")) {
+    draft = draft_named(*dialect, draft);
+    // A metaschema of ours says which vocabularies its dialect has.
+    const std::string name = without_fragment(*dialect);
+    const bool supplied = std::ranges::find(options_.documents, name, &SchemaText::uri) !=
+                          options_.documents.end();
+    if (const auto meta = resource_at(supplied ? name : ""); supplied && meta) {
+      const json::value* vocabularies = member(*resources_[*meta].root, "$vocabulary");
+      if (vocabularies != nullptr && vocabularies->is_object()) {
+        asserts = std::ranges::any_of(vocabularies->get_object(), [](const auto& entry) {
+          return std::string_view(entry.key()).ends_with("/vocab/validation");
+        });
       }
     }
   }
-  document->index(document->root_, "#", 0);
-  return document;
-}
-
-void SchemaDocument::index(const json::value& value, const std::string& pointer, int depth) {
-  pointers_.emplace(&value, pointer);
-  if (depth > kDepthMax) return;
-  if (const auto* object = value.if_object()) {
-    for (const char* key : {"$id", "id"}) {
-      const auto it = object->find(key);
-      if (it != object->end() && it->value().is_string()) {
-        by_name_.emplace(std::string(it->value().get_string()), &value);
-      }
-    }
-    for (const char* key : {"$anchor", "$dynamicAnchor"}) {
-      const auto it = object->find(key);
-      if (it != object->end() && it->value().is_string()) {
-        by_name_.emplace("#" + std::string(it->value().get_string()), &value);
-      }
-    }
-    for (const auto& [key, child] : *object) {
-      if (key == "enum" || key == "const") continue;
-      index(child, pointer + "/" + escaped(key), depth + 1);
-    }
-  } else if (const auto* array = value.if_array()) {
-    for (size_t i = 0; i < array->size(); ++i) {
-      index((*array)[i], pointer + "/" + std::to_string(i), depth + 1);
-    }
-  }
-}
-
-Result<const json::value*> SchemaDocument::resolve(std::string_view reference) {
-  const auto named = by_name_.find(std::string(reference));
-  if (named != by_name_.end()) return named->second;
-  const json::value* base = &root_;
-  std::string_view fragment = reference;
-  if (const size_t hash = reference.find('#'); hash != 0) {
-    // Another document, unless it is this one or a part of it by its $id.
-    const auto document = by_name_.find(std::string(reference.substr(0, hash)));
-    const auto with_hash = by_name_.find(std::string(reference.substr(0, hash)) + "#");
-    if (document != by_name_.end()) {
-      base = document->second;
-    } else if (with_hash != by_name_.end()) {
-      base = with_hash->second;
+  const bool hides = draft <= Draft::k7 && object.contains("$ref");
+  const json::string* id = string_member(value, draft <= Draft::k4 ? "id" : "$id");
+  if (id == nullptr && draft == Draft::k4) id = string_member(value, "$id");
+  uint32_t number = outer;
+  const bool is_root = resources_[outer].root == &value;
+  if (id != nullptr && !hides && !id->starts_with("#")) {
+    const std::string uri =
+        without_fragment(resolved_uri(resources_[outer].uri, std::string_view(*id)));
+    if (is_root) {
+      resources_[outer].uri = uri;
     } else {
-      return fail(error(StatusCode::kUnimplemented,
-                        "$ref '{}' leads out of this schema; put it under $defs", reference));
+      number = static_cast<uint32_t>(resources_.size());
+      resources_.push_back({.root = &value, .uri = uri, .anchors = {}, .dynamic_anchors = {}});
     }
-    fragment = hash == std::string_view::npos ? "" : reference.substr(hash);
+    resource_by_uri_.emplace(uri, number);
+  } else if (id != nullptr && !hides) {
+    resources_[number].anchors.emplace(std::string(std::string_view(*id).substr(1)), &value);
   }
-  if (fragment.starts_with("#")) fragment.remove_prefix(1);
-  if (fragment.empty()) return base;
-  if (!fragment.starts_with("/")) {
-    const auto anchor = by_name_.find("#" + std::string(fragment));
-    if (anchor != by_name_.end()) return anchor->second;
-    return fail(invalid_argument("$ref '{}' leads nowhere", reference));
+  resources_[number].draft = draft;
+  resources_[number].asserts = asserts;
+  if (draft >= Draft::k2019) {
+    if (const json::string* anchor = string_member(value, "$anchor")) {
+      resources_[number].anchors.emplace(std::string(std::string_view(*anchor)), &value);
+    }
+    if (const json::string* anchor = string_member(value, "$dynamicAnchor")) {
+      resources_[number].anchors.emplace(std::string(std::string_view(*anchor)), &value);
+      resources_[number].dynamic_anchors.emplace(std::string(std::string_view(*anchor)), &value);
+      has_dynamic_ = true;
+    }
+    const json::value* recursive = member(value, "$recursiveAnchor");
+    if (recursive != nullptr && recursive->is_bool() && recursive->get_bool()) {
+      resources_[number].dynamic_anchors.emplace("", &value);
+      has_dynamic_ = true;
+    }
   }
-  boost::system::error_code failed;
-  const json::value* found = base->find_pointer(percent_decoded(fragment), failed);
-  if (found == nullptr || failed) {
-    return fail(invalid_argument("$ref '{}' leads nowhere", reference));
-  }
-  return found;
+  return number;
 }
 
-const json::value* SchemaDocument::keep(json::value schema) {
+void SchemaDocument::index(const json::value& value, Place place, bool schema, int depth) {
+  if (depth > kDepthMax) return;
+  if (const json::object* object = value.if_object()) {
+    if (schema) place.resource = enter_resource(*object, value, place.resource);
+    places_.emplace(&value, place);
+    for (const auto& [key, child] : *object) {
+      if (!child.is_structured() && !child.is_bool()) continue;
+      if (schema && (key == "enum" || key == "const")) continue;
+      has_unevaluated_ |= schema && std::string_view(key).starts_with("unevaluated");
+      const Holds inner = schema ? holds(key) : Holds::kNoSchema;
+      const Place here{.parent = &value, .key = key, .resource = place.resource};
+      const bool whole = inner == Holds::kSchema ||
+                         (inner == Holds::kSchemaOrList && !child.is_array());
+      if (whole || inner == Holds::kNoSchema || !child.is_structured()) {
+        index(child, here, whole, depth + 1);
+        continue;
+      }
+      places_.emplace(&child, here);
+      if (const json::object* map = child.if_object()) {
+        for (const auto& [name, item] : *map) {
+          index(item, {.parent = &child, .key = name, .resource = place.resource},
+                inner == Holds::kMap, depth + 1);
+        }
+      } else {
+        uint32_t i = 0;
+        for (const json::value& item : child.get_array()) {
+          index(item, {.parent = &child, .index = i++, .resource = place.resource},
+                inner != Holds::kMap, depth + 1);
+        }
+      }
+    }
+    return;
+  }
+  places_.emplace(&value, place);
+  if (const json::array* array = value.if_array()) {
+    uint32_t i = 0;
+    for (const json::value& item : *array) {
+      if (item.is_structured()) {
+        index(item, {.parent = &value, .index = i, .resource = place.resource}, false, depth + 1);
+      }
+      ++i;
+    }
+  }
+}
+
+Result<uint32_t> SchemaDocument::resource_at(const std::string& uri) {
+  if (const auto it = resource_by_uri_.find(uri); it != resource_by_uri_.end()) return it->second;
+  for (const SchemaText& document : options_.documents) {
+    if (without_fragment(document.uri) != uri) continue;
+    const auto number = static_cast<uint32_t>(resources_.size());
+    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value* root, load(document.text, uri));
+    return number;
+  }
+  if (const auto metaschema = metaschema_text(uri)) {
+    const auto number = static_cast<uint32_t>(resources_.size());
+    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value* root,
+                         load(*metaschema, uri));
+    return number;
+  }
+  return fail(error(StatusCode::kUnimplemented,
+                    "the reference to '{}' leads out of this schema; put it under $defs, or supply "
+                    "that document",
+                    uri));
+}
+
+uint32_t SchemaDocument::resource_of(const json::value* schema) const {
+  for (int hops = 0; hops < 64; ++hops) {
+    if (const auto it = places_.find(schema); it != places_.end()) return it->second.resource;
+    const auto origin = origins_.find(schema);
+    if (origin == origins_.end()) break;
+    schema = origin->second;
+  }
+  return 0;
+}
+
+ScopeId SchemaDocument::entered(ScopeId scope, const json::value* schema) {
+  if (!has_dynamic_) return kNoScope;
+  const uint32_t resource = resource_of(schema);
+  // Only the outermost place that holds an anchor counts, so a resource is listed once.
+  std::vector<uint32_t> list = scopes_[scope];
+  if (std::ranges::find(list, resource) != list.end()) return scope;
+  list.push_back(resource);
+  const auto known = std::ranges::find(scopes_, list);
+  if (known != scopes_.end()) return static_cast<ScopeId>(known - scopes_.begin());
+  scopes_.push_back(std::move(list));
+  return static_cast<ScopeId>(scopes_.size() - 1);
+}
+
+Result<SchemaDocument::Target> SchemaDocument::resolve(const json::value* from,
+                                                       std::string_view keyword,
+                                                       std::string_view reference, ScopeId scope) {
+  const std::string uri = resolved_uri(resources_[resource_of(from)].uri, reference);
+  const size_t hash = std::min(uri.find('#'), uri.size());
+  const std::string fragment = hash < uri.size() ? percent_decoded(uri.substr(hash + 1)) : "";
+  ESP_ASSIGN_OR_RETURN(const uint32_t number, resource_at(uri.substr(0, hash)));
+  const Resource& resource = resources_[number];
+  const json::value* target = resource.root;
+  if (fragment.starts_with("/")) {
+    boost::system::error_code failed;
+    target = resource.root->find_pointer(fragment, failed);
+    if (failed) target = nullptr;
+  } else if (!fragment.empty()) {
+    const auto anchor = resource.anchors.find(fragment);
+    target = anchor == resource.anchors.end() ? nullptr : anchor->second;
+  }
+  if (target == nullptr) {
+    return fail(invalid_argument("{}: {} '{}' leads nowhere", pointer_of(from), keyword, reference));
+  }
+  // What a pointer reaches outside the keywords' places is read as a schema now.
+  if (!places_.contains(target)) places_.emplace(target, Place{.resource = number});
+  // A dynamic reference to a dynamic anchor leads to the outermost of that name.
+  const bool recursive = keyword == "$recursiveRef";
+  const auto own = resource.dynamic_anchors.find(fragment);
+  const bool dynamic = (recursive || keyword == "$dynamicRef") &&
+                       own != resource.dynamic_anchors.end() && own->second == target;
+  if (dynamic) {
+    for (uint32_t outer : scopes_[scope]) {
+      const auto found = resources_[outer].dynamic_anchors.find(fragment);
+      if (found == resources_[outer].dynamic_anchors.end()) continue;
+      target = found->second;
+      break;
+    }
+  }
+  return Target{target, entered(scope, target)};
+}
+
+const json::value* SchemaDocument::keep(json::value schema, const json::value* origin) {
   derived_.push_back(std::move(schema));
-  return &derived_.back();
+  const json::value* kept = &derived_.back();
+  if (origin == nullptr) return kept;
+  const auto note = [&](auto&& self, const json::value& value) -> void {
+    if (!value.is_structured() && !value.is_bool()) return;
+    origins_.emplace(&value, origin);
+    if (const json::object* object = value.if_object()) {
+      for (const auto& [key, child] : *object) self(self, child);
+    } else if (const json::array* list = value.if_array()) {
+      for (const json::value& item : *list) self(self, item);
+    }
+  };
+  note(note, *kept);
+  return kept;
+}
+
+json::value SchemaDocument::at(const json::value& schema) {
+  const json::value* target = meant(&schema);
+  const auto [it, added] = at_index_.try_emplace(target, at_.size());
+  if (added) at_.push_back(target);
+  return json::object{{kAt, it->second}};
+}
+
+const json::value* SchemaDocument::meant(const json::value* schema) const {
+  const json::value* number = member(*schema, kAt);
+  if (number == nullptr) return schema;
+  const size_t index = number->is_uint64() ? number->get_uint64() : at_.size();
+  return index < at_.size() ? at_[index] : schema;
 }
 
 std::string SchemaDocument::pointer_of(const json::value* schema) const {
-  const auto it = pointers_.find(schema);
-  return it != pointers_.end() ? it->second : "(derived)";
+  for (int hops = 0; hops < 64 && !places_.contains(schema); ++hops) {
+    const auto origin = origins_.find(schema);
+    if (origin == origins_.end()) return "#";
+    schema = origin->second;
+  }
+  std::string pointer;
+  for (auto it = places_.find(schema); it != places_.end() && it->second.parent != nullptr;
+       it = places_.find(it->second.parent)) {
+    const Place& place = it->second;
+    const bool item = place.parent->is_array();
+    pointer = "/" + (item ? std::to_string(place.index) : escaped(place.key)) + pointer;
+  }
+  return "#" + pointer;
 }
 
-Result<const json::value*> SchemaDocument::opposite(const json::value& schema) {
-  const auto known = opposites_.find(&schema);
-  if (known != opposites_.end()) return known->second;
-  const std::string where = pointer_of(&schema);
-  const json::value* made = nullptr;
-  if (schema.is_bool()) {
-    made = keep(!schema.get_bool());
-  } else if (!schema.is_object()) {
-    return fail(invalid_argument("{}: a schema is an object, or true or false", where));
-  } else {
-    const json::object& object = schema.get_object();
-    std::vector<json::value> ways;
-    Opposites opposites(object, ways);
-    const bool only_ref = ref_hides_siblings_ && object.contains("$ref");
-    for (const auto& [key, value] : object) {
-      if (only_ref && key != "$ref") continue;
-      if (!opposites.add(key, value)) {
-        return fail(error(StatusCode::kUnimplemented,
-                          "{}: '{}' is not supported where its opposite is needed (not, oneOf, if)",
-                          where, std::string_view(key)));
-      }
-    }
-    json::array any(ways.begin(), ways.end());
-    made = any.empty() ? keep(false) : keep(json::object{{"anyOf", std::move(any)}});
-  }
-  if (!pointers_.contains(made)) pointers_.emplace(made, "not of " + where);
-  opposites_.emplace(&schema, made);
-  return made;
+Draft SchemaDocument::draft_of(const json::value* schema) const {
+  return resources_[resource_of(schema)].draft;
+}
+
+bool SchemaDocument::asserts(const json::value* schema) const {
+  return resources_[resource_of(schema)].asserts;
 }
 
 }  // namespace espalier::grammar

@@ -24,15 +24,29 @@ std::optional<uint8_t> type_bit(std::string_view name, uint8_t integer, uint8_t 
   return std::nullopt;
 }
 
+// Keywords of the validation vocabulary, which a dialect may leave out.
+bool asserted(std::string_view key) {
+  constexpr std::string_view kKeywords[] = {
+      "type",          "enum",      "const",     "multipleOf",    "maximum",       "exclusiveMaximum",
+      "minimum",       "maxLength", "minLength", "pattern",       "maxItems",      "exclusiveMinimum",
+      "minItems",      "required",  "uniqueItems", "maxContains", "minContains",
+      "maxProperties", "minProperties"};
+  return std::ranges::find(kKeywords, key) != std::end(kKeywords);
+}
+
 }  // namespace
 
 Result<SchemaCompiler::Facts> SchemaCompiler::gather(const Conjunction& elements) {
   Facts facts;
+  facts.num_elements = elements.size();
   for (const Element& element : elements) {
     const json::object* object = element.schema->if_object();
     if (object == nullptr) continue;
-    if (document_.ref_hides_siblings() && (element.done & kDoneRef)) continue;
+    const bool only_ref = document_.ref_hides_siblings(element.schema) && object->contains("$ref");
+    if (only_ref && (element.done & kDoneRef)) continue;
+    const bool asserts = document_.asserts(element.schema);
     for (const auto& [key, value] : *object) {
+      if (!asserts && asserted(key)) continue;
       ESP_RETURN_IF_ERROR(gather_keyword(key, value, element, facts));
     }
   }
@@ -44,6 +58,8 @@ Result<SchemaCompiler::Facts> SchemaCompiler::gather(const Conjunction& elements
 
 Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& value,
                                       const Element& element, Facts& facts) {
+  // Beside nothing that evaluates elsewhere, unevaluated* are additional*.
+  const bool alone = facts.num_elements == 1 && evaluates_alone(element);
   const auto array_only = [&] {
     facts.array_facts = true;
     return Status();
@@ -93,7 +109,8 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
   }
   if (key == "format" || key == kNotFormat) {
     if (!value.is_string()) return wrong(element, "format", "a string");
-    const auto pattern = format_pattern(value.get_string());
+    const auto pattern = document_.formats_annotate() ? std::nullopt
+                                                      : format_pattern(value.get_string());
     if (pattern) {
       auto& list = key == "format" ? facts.patterns : facts.not_patterns;
       list.emplace_back(*pattern);
@@ -120,8 +137,15 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
   if (key == "unevaluatedProperties") {
     // Alone it is additionalProperties; beside what evaluates elsewhere it is not supported.
     if (value.is_bool() && value.get_bool()) return {};
-    facts.object_error = unsupported(element, key);
+    if (!alone) facts.object_error = unsupported(element, key);
     return object_only();
+  }
+  if (key == kOpposite) {
+    const bool of_object = plain_types({element}) == kObject;
+    (of_object ? facts.object_error : facts.array_error) =
+        error(StatusCode::kUnimplemented, "{}: the opposite of '{}' is not supported",
+              document_.pointer_of(element.schema), std::string_view(value.as_string()));
+    return of_object ? object_only() : array_only();
   }
   if (key == "items" || key == "prefixItems" || key == "additionalItems" || key == "contains") {
     return array_only();
@@ -134,7 +158,7 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
   }
   if (key == "unevaluatedItems") {
     if (value.is_bool() && value.get_bool()) return {};
-    facts.array_error = unsupported(element, key);
+    if (!alone) facts.array_error = unsupported(element, key);
     return array_only();
   }
   if (key == "uniqueItems") {
@@ -143,7 +167,6 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
     if (value.get_bool()) facts.array_facts = true;
     return {};
   }
-  if (key == "$dynamicRef" || key == "$recursiveRef") return unsupported(element, key);
   return gather_bound(key, value, element, facts);
 }
 
@@ -165,12 +188,12 @@ Status SchemaCompiler::gather_bound(std::string_view key, const json::value& val
     }
     return {};
   }
-  if (key == "multipleOf" || key == "divisibleBy") {
+  if (key == "multipleOf" || key == "divisibleBy" || key == kNotMultipleOf) {
     const auto divisor = Decimal::of(value);
     if (!divisor || divisor->negative || divisor->zero()) {
       return wrong(element, key, "a number greater than 0");
     }
-    facts.divisors.push_back(*divisor);
+    (key == kNotMultipleOf ? facts.not_divisors : facts.divisors).push_back(*divisor);
     facts.any_facts = true;
     return {};
   }

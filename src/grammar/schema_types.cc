@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t kCountMax = 2000;  // items, properties or places in a list that are counted
 constexpr int64_t kEscapedLengthMax = 200;  // longer bounded strings take short escapes only
-constexpr int64_t kLengthMax = 20'000;
+constexpr int64_t kLengthMax = 300;  // of strings that are written out
+constexpr int64_t kUnrolledItemsMax = 4;
 constexpr size_t kPatternsMax = 5;  // patternProperties whose overlaps are worked out
 constexpr size_t kGraphStatesMax = 50'000;
 
@@ -122,92 +123,116 @@ Result<ExprId> SchemaCompiler::lower_facts(const Conjunction& elements, const Fa
     ESP_ASSIGN_OR_RETURN(const ExprId string, lower_string(facts));
     ways.push_back(string);
   }
-  const bool structured_excluded =
+  bool structured_excluded =
       std::ranges::any_of(facts.not_enums, [](const json::value* list) {
         return std::ranges::any_of(list->get_array(),
                                    [](const json::value& v) { return v.is_structured(); });
       });
+  if (rough_ && structured_excluded) {
+    left_out_ = true;
+    structured_excluded = false;
+  }
   if (structured_excluded && (facts.types & (kArray | kObject))) {
     return fail(error(StatusCode::kUnimplemented,
                       "{}: excluding arrays or objects by value is not supported",
                       document_.pointer_of(elements[0].schema)));
   }
   if (facts.types & kArray) {
-    if (facts.array_error) return fail(*facts.array_error);
+    if (facts.array_error && !rough_) return fail(*facts.array_error);
+    left_out_ |= facts.array_error.has_value();
     ESP_ASSIGN_OR_RETURN(const ExprId array, lower_array(elements, facts));
     ways.push_back(array);
   }
   if (facts.types & kObject) {
-    if (facts.object_error) return fail(*facts.object_error);
+    if (facts.object_error && !rough_) return fail(*facts.object_error);
+    left_out_ |= facts.object_error.has_value();
     ESP_ASSIGN_OR_RETURN(const ExprId object, lower_object(elements, facts));
     ways.push_back(object);
   }
   return ir_.choice(ways);
 }
 
-// Values that enums and constants leave; what else is asked of them is checked by running them
-// through the rest of the conjunction.
+// Values that enums and constants leave, and that satisfy whatever else is asked.
 Result<ExprId> SchemaCompiler::lower_values(const Conjunction& elements,
                                             const std::vector<const json::value*>& values,
                                             const Facts& facts) {
-  Conjunction rest = elements;
-  for (Element& element : rest) element.done |= kDoneEnum;
-  const auto type_of = [](const json::value& v) -> uint8_t {
-    switch (v.kind()) {
-      case json::kind::null:
-        return kNull;
-      case json::kind::bool_:
-        return kBoolean;
-      case json::kind::int64:
-      case json::kind::uint64:
-        return kInteger;
-      case json::kind::double_:
-        return v.get_double() == std::int64_t(v.get_double()) ? kInteger : kFraction;
-      case json::kind::string:
-        return kString;
-      case json::kind::array:
-        return kArray;
-      case json::kind::object:
-        return kObject;
-    }
-    return 0;
-  };
-  std::optional<Network> checker;
-  if (facts.any_facts || facts.array_facts || facts.object_facts) {
-    Ir check_ir;
-    SchemaCompiler inner(check_ir, document_, Whitespace::kCompact, limits_);
-    ESP_ASSIGN_OR_RETURN(const ExprId body, inner.compile(rest));
-    const RuleId root = check_ir.add_rule("values");
-    check_ir.set_body(root, body);
-    auto network = build_network(check_ir, root, limits_);
-    if (!network) {
-      if (network.error().code() == StatusCode::kInvalidArgument) return ir_.never();
-      return fail(network.error());
-    }
-    checker = std::move(*network);
-  }
-  std::optional<Machine> machine;
-  if (checker) machine.emplace(*checker, limits_);
-  const auto passes = [&](const json::value& v) {
-    if (!(facts.types & type_of(v))) return false;
-    if (!machine) return true;
-    const std::string text = json::serialize(v);
-    SetId set = machine->start();
-    for (char c : text) set = machine->step(set, static_cast<uint8_t>(c));
-    return machine->accepting(set);
-  };
+  const bool more_asked = facts.any_facts || facts.array_facts || facts.object_facts ||
+                          facts.types != kAllTypes;
   std::vector<std::string> scalars;
   std::vector<ExprId> ways;
   for (const json::value* v : values) {
-    if (!passes(*v)) continue;
-    if (v->is_structured() || v->is_double()) {
+    if (more_asked) {
+      ESP_ASSIGN_OR_RETURN(const bool fits, holds(*v, elements));
+      if (!fits) continue;
+    }
+    if (options_.any_order && v->is_structured()) {
+      // Its members may come in any order: whatever equals it, told by the check.
+      left_out_ = true;
+      ways.push_back(v->is_object() ? pieces_.object() : pieces_.array());
+    } else if (v->is_structured() || v->is_double()) {
       ways.push_back(literal_value(*v));
     } else {
       scalars.push_back(json::serialize(*v));
     }
+    const auto decimal = Decimal::of(*v);
+    const bool whole = decimal && decimal->fraction.empty();
+    if (whole && options_.whole_fractions) ways.push_back(with_whole_fraction(literal_value(*v)));
   }
   if (!scalars.empty()) ways.push_back(ir_.literals(std::move(scalars)));
   return ir_.choice(ways);
+}
+
+// Strings whose length a counter bounds; nothing where the patterns leave only some lengths.
+Result<std::optional<ExprId>> SchemaCompiler::counted_string(const Facts& facts) {
+  using Counted = std::optional<ExprId>;
+  constexpr int64_t kMost = 1 << 30;
+  const ExprId quote = ir_.literal("\"");
+  const auto any = [&](ExprId one) {
+    return ir_.sequence({quote, ir_.star(ir_.sequence({ir_.tick(), one})), ir_.enough(), quote});
+  };
+  const bool plain = facts.patterns.empty() && facts.not_patterns.empty();
+  std::optional<ExprId> expr;
+  if (facts.patterns.empty()) {
+    expr = any(plain ? pieces_.string_char() : canonical_char({{0, 0x10ffff}}));
+  }
+  for (const std::string& pattern : facts.patterns) {
+    ESP_ASSIGN_OR_RETURN(const ExprId matched, pattern_string(pattern, true));
+    if (expr) {
+      ESP_ASSIGN_OR_RETURN(expr, intersection(ir_, *expr, matched, limits_));
+    } else {
+      expr = matched;
+    }
+  }
+  for (const std::string& pattern : facts.not_patterns) {
+    ESP_ASSIGN_OR_RETURN(const ExprId matched, pattern_string(pattern, true));
+    ESP_ASSIGN_OR_RETURN(expr, difference(ir_, *expr, matched, limits_));
+  }
+  if (*expr == ir_.never()) return Counted(ir_.never());
+  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(facts.length_min, kMost)),
+                      .max = Ir::kNoMax};
+  if (facts.length_max != kUnbounded && facts.length_max < kMost) {
+    counter.max = static_cast<uint32_t>(facts.length_max);
+  }
+  if (!plain) {
+    ESP_ASSIGN_OR_RETURN(const TickProfile profile, tick_profile(ir_, *expr, limits_));
+    const bool too_short = profile.most && *profile.most < counter.min;
+    if (too_short || profile.least > counter.max) return Counted(ir_.never());
+    if (profile.least >= counter.min && profile.most && *profile.most <= counter.max) {
+      counter = {.min = 0, .max = Ir::kNoMax};  // the patterns bound it more tightly
+    } else if (!profile.even) {
+      return Counted();
+    }
+  }
+  const RuleId rule = ir_.add_rule("string of bounded length");
+  ir_.set_body(rule, *expr);
+  ir_.set_counter(rule, counter);
+  return Counted(ir_.rule(rule));
+}
+
+// Also with a point and zeros, where these are integers.
+ExprId SchemaCompiler::with_whole_fraction(ExprId integer) {
+  const ExprId zeros = ir_.repeat(ir_.literal("0"), 1, kUnbounded);
+  return ir_.sequence({integer, ir_.optional(ir_.sequence({ir_.literal("."), zeros}))});
 }
 
 Result<ExprId> SchemaCompiler::lower_number(const Facts& facts) {
@@ -223,13 +248,20 @@ Result<ExprId> SchemaCompiler::lower_number(const Facts& facts) {
     }
   }
   const bool fractions_only = (facts.types & kNumber) == kFraction;
-  if (!facts.bounds.any() && facts.divisors.empty() && excluded.empty() && !fractions_only) {
-    return integers_only ? pieces_.integer() : pieces_.number();
+  const bool with_zeros = integers_only && options_.whole_fractions;
+  if (!facts.bounds.any() && facts.divisors.empty() && facts.not_divisors.empty() &&
+      excluded.empty() && !fractions_only) {
+    if (!integers_only) return pieces_.number();
+    return with_zeros ? with_whole_fraction(pieces_.integer()) : pieces_.integer();
   }
   ESP_ASSIGN_OR_RETURN(ExprId expr, bounded_number(ir_, facts.bounds, integers_only, limits_));
   for (const Decimal& divisor : facts.divisors) {
     ESP_ASSIGN_OR_RETURN(const ExprId multiples, multiple_of(ir_, divisor));
     ESP_ASSIGN_OR_RETURN(expr, intersection(ir_, expr, multiples, limits_));
+  }
+  for (const Decimal& divisor : facts.not_divisors) {
+    ESP_ASSIGN_OR_RETURN(const ExprId multiples, multiple_of(ir_, divisor));
+    ESP_ASSIGN_OR_RETURN(expr, difference(ir_, expr, multiples, limits_));
   }
   if (fractions_only) {
     ESP_ASSIGN_OR_RETURN(const ExprId fraction, parse_regex(ir_, "-?[0-9]+\\.[0-9]*[1-9][0-9]*"));
@@ -248,22 +280,33 @@ Result<ExprId> SchemaCompiler::lower_number(const Facts& facts) {
     }
     ESP_ASSIGN_OR_RETURN(expr, difference(ir_, expr, ir_.choice(ways), limits_));
   }
-  return expr;
+  return with_zeros ? with_whole_fraction(expr) : expr;
 }
 
-Result<ExprId> SchemaCompiler::pattern_string(const std::string& pattern) {
-  if (const auto it = patterns_.find(pattern); it != patterns_.end()) return it->second;
+Result<ExprId> SchemaCompiler::pattern_string(const std::string& pattern, bool counted) {
+  const auto key = std::pair(pattern, counted);
+  if (const auto it = patterns_.find(key); it != patterns_.end()) return it->second;
   const RegexOptions options{
-      .search = true,
-      .encode = [this](Ir&, const std::vector<CodeRange>& r) { return canonical_char(r); }};
+      .search = true, .encode = [this, counted](Ir&, const std::vector<CodeRange>& r) {
+        return counted ? ir_.sequence({ir_.tick(), canonical_char(r)}) : canonical_char(r);
+      }};
   auto body = parse_regex(ir_, pattern, options);
   if (!body) return fail(body.error().with_context("pattern"));
-  const ExprId expr = ir_.sequence({ir_.literal("\""), *body, ir_.literal("\"")});
-  patterns_.emplace(pattern, expr);
+  const ExprId quote = ir_.literal("\"");
+  const ExprId expr = counted ? ir_.sequence({quote, *body, ir_.enough(), quote})
+                              : ir_.sequence({quote, *body, quote});
+  patterns_.emplace(key, expr);
   return expr;
 }
 
 Result<ExprId> SchemaCompiler::lower_string(const Facts& facts) {
+  auto exact = lower_string_exactly(facts);
+  if (exact || !rough_ || exact.error().code() == StatusCode::kInvalidArgument) return exact;
+  left_out_ = true;
+  return pieces_.string();
+}
+
+Result<ExprId> SchemaCompiler::lower_string_exactly(const Facts& facts) {
   std::vector<std::string> excluded;
   for (const json::value* list : facts.not_enums) {
     for (const json::value& v : list->get_array()) {
@@ -274,6 +317,10 @@ Result<ExprId> SchemaCompiler::lower_string(const Facts& facts) {
   const bool any_length = facts.length_min == 0 && facts.length_max == kUnbounded;
   const bool plain = facts.patterns.empty() && facts.not_patterns.empty() && excluded.empty();
   if (any_length && plain) return pieces_.string();
+  if (!any_length && excluded.empty() && !uncounted_) {
+    ESP_ASSIGN_OR_RETURN(const auto counted, counted_string(facts));
+    if (counted) return *counted;
+  }
   const int64_t longest = std::max(facts.length_min, facts.length_max);
   if (longest > kLengthMax) {
     return fail(error(StatusCode::kUnimplemented,
@@ -326,14 +373,17 @@ SchemaCompiler::Conjunction SchemaCompiler::item_conjunction(const Conjunction& 
     const json::value* items = member(element, "items");
     const json::value* prefix = member(element, "prefixItems");
     const json::value* rest = items;
+    if (rest == nullptr && elements.size() == 1 && evaluates_alone(element)) {
+      rest = member(element, "unevaluatedItems");
+    }
     if (items != nullptr && items->is_array()) {
       prefix = items;
       rest = member(element, "additionalItems");
     }
     if (prefix != nullptr && prefix->is_array() && index < prefix->get_array().size()) {
-      out.push_back({&prefix->get_array()[index], 0});
+      out.push_back({&prefix->get_array()[index], element.scope, 0});
     } else if (rest != nullptr) {
-      out.push_back({rest, 0});
+      out.push_back({rest, element.scope, 0});
     }
   }
   return out;
@@ -341,14 +391,31 @@ SchemaCompiler::Conjunction SchemaCompiler::item_conjunction(const Conjunction& 
 
 Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Facts& facts) {
   if (!facts.array_facts) return pieces_.array();
-  const bool bounded = facts.items_max != kUnbounded;
-  if (facts.unique_items && (!bounded || facts.items_max > 1)) {
+  bool bounded = facts.items_max != kUnbounded;
+  int64_t items_min = facts.items_min;
+  const bool unique = facts.unique_items && (!bounded || facts.items_max > 1);
+  left_out_ |= rough_ && unique;
+  if (unique && !rough_) {
     return fail(error(StatusCode::kUnimplemented, "{}/uniqueItems: 'uniqueItems' is not supported",
                       document_.pointer_of(elements[0].schema)));
   }
-  std::vector<const json::value*> contains;
+  if (std::max(items_min, facts.items_max) > kUnrolledItemsMax) {
+    bool has_contains = false;
+    for (const Element& element : elements) has_contains |= member(element, "contains") != nullptr;
+    if (!has_contains || rough_) {
+      left_out_ |= has_contains;
+      return counted_array(elements, facts);
+    }
+  }
+  Conjunction contains;
   for (const Element& element : elements) {
-    if (const json::value* c = member(element, "contains")) contains.push_back(c);
+    if (const json::value* c = member(element, "contains")) {
+      contains.push_back({document_.meant(c), element.scope, 0});
+    }
+  }
+  if (rough_ && !contains.empty()) {
+    left_out_ = true;
+    contains.clear();
   }
   if (contains.size() > 1) {
     return fail(error(StatusCode::kUnimplemented,
@@ -358,9 +425,14 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
   // States: (items so far, whether `contains` has been met); the last count loops where the number
   // is not bounded.
   const size_t prefix = prefix_length(elements);
-  int64_t count = bounded ? facts.items_max
-                          : std::max<int64_t>({1, facts.items_min, static_cast<int64_t>(prefix)});
   if (bounded && facts.items_max < facts.items_min) return ir_.never();
+  if (rough_ && std::max(items_min, facts.items_max) > kCountMax) {
+    left_out_ = true;
+    bounded = bounded && facts.items_max <= kCountMax;
+    items_min = std::min(items_min, kCountMax);
+  }
+  int64_t count = bounded ? facts.items_max
+                          : std::max<int64_t>({1, items_min, static_cast<int64_t>(prefix)});
   // Once the prefix is over and no minimum or maximum is near, fewer states would do; counting is
   // bounded instead.
   if (count > kCountMax) {
@@ -382,14 +454,14 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
       graph.edges.push_back({state(k, met), with_comma, state(next, met)});
     if (!contains.empty()) {
       Conjunction hit = item;
-      hit.push_back({contains[0], 0});
+      hit.push_back(contains[0]);
       ESP_ASSIGN_OR_RETURN(const ExprId found, compile(std::move(hit)));
       graph.edges.push_back({state(k, false),
                              k == 0 ? found : ir_.sequence({pieces_.comma(), found}),
                              state(next, true)});
     }
   }
-  for (int64_t k = std::max<int64_t>(facts.items_min, 1); k <= count; ++k) {
+  for (int64_t k = std::max<int64_t>(items_min, 1); k <= count; ++k) {
     graph.finals.push_back(state(k, true));
   }
   if (starts_met) {
@@ -401,16 +473,60 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
     for (uint32_t& final : graph.finals) final ^= 1u;
   }
   std::vector<ExprId> ways;
-  if (facts.items_min == 0 && starts_met) ways.push_back(pieces_.space_inside());
+  if (items_min == 0 && starts_met) ways.push_back(pieces_.space_inside());
   ways.push_back(
       ir_.sequence({pieces_.space_inside(), ir_.graph(std::move(graph)), pieces_.space_inside()}));
   return ir_.sequence({ir_.literal("["), ir_.choice(ways), ir_.literal("]")});
+}
+
+// Arrays whose size a counter bounds.
+Result<ExprId> SchemaCompiler::counted_array(const Conjunction& elements, const Facts& facts) {
+  constexpr int64_t kMost = 1 << 30;
+  if (facts.items_max != kUnbounded && facts.items_max < facts.items_min) return ir_.never();
+  const auto prefix = static_cast<int64_t>(prefix_length(elements));
+  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(facts.items_min, kMost)),
+                      .max = Ir::kNoMax};
+  if (facts.items_max != kUnbounded && facts.items_max < kMost) {
+    counter.max = static_cast<uint32_t>(facts.items_max);
+  }
+  Ir::Graph graph{.num_states = static_cast<uint32_t>(prefix) + 2, .edges = {}, .finals = {}};
+  int64_t last = -1;  // the number of items beyond which there can be none
+  for (int64_t k = 0; k <= prefix + 1 && last < 0; ++k) {
+    ESP_ASSIGN_OR_RETURN(const ExprId item,
+                         compile(item_conjunction(elements, static_cast<size_t>(k))));
+    graph.finals.push_back(static_cast<uint32_t>(k));
+    if (item == ir_.never()) {
+      last = k;
+      break;
+    }
+    const ExprId next =
+        ir_.sequence({ir_.tick(), k == 0 ? ir_.empty() : pieces_.comma(), item});
+    graph.edges.push_back({static_cast<uint32_t>(k), next,
+                           static_cast<uint32_t>(std::min(k + 1, prefix + 1))});
+  }
+  if (last >= 0 && last < facts.items_min) return ir_.never();
+  const ExprId space = pieces_.space_inside();
+  const RuleId rule = ir_.add_rule("array of bounded size");
+  ir_.set_body(rule, ir_.sequence({ir_.literal("["), space, ir_.graph(std::move(graph)),
+                                   ir_.enough(), space, ir_.literal("]")}));
+  ir_.set_counter(rule, counter);
+  return ir_.rule(rule);
 }
 
 Result<bool> SchemaCompiler::key_matches(const std::string& pattern, const std::string& name) {
   ESP_ASSIGN_OR_RETURN(const ExprId language, pattern_string(pattern));
   ESP_ASSIGN_OR_RETURN(const ExprId both, intersection(ir_, quoted(name), language, limits_));
   return both != ir_.never();
+}
+
+// additionalProperties; unevaluatedProperties says the same where nothing else evaluates.
+const json::value* SchemaCompiler::additional_of(const Element& element,
+                                                 const Conjunction& elements) const {
+  const json::value* additional = member(element, "additionalProperties");
+  if (additional == nullptr && elements.size() == 1 && evaluates_alone(element)) {
+    additional = member(element, "unevaluatedProperties");
+  }
+  return additional;
 }
 
 Result<SchemaCompiler::Conjunction> SchemaCompiler::property_conjunction(
@@ -422,7 +538,7 @@ Result<SchemaCompiler::Conjunction> SchemaCompiler::property_conjunction(
         properties != nullptr && properties->is_object()) {
       const auto it = properties->get_object().find(name);
       if (it != properties->get_object().end()) {
-        out.push_back({&it->value(), 0});
+        out.push_back({&it->value(), element.scope, 0});
         evaluated = true;
       }
     }
@@ -431,12 +547,12 @@ Result<SchemaCompiler::Conjunction> SchemaCompiler::property_conjunction(
       for (const auto& [pattern, schema] : patterns->get_object()) {
         ESP_ASSIGN_OR_RETURN(const bool matches, key_matches(std::string(pattern), name));
         if (!matches) continue;
-        out.push_back({&schema, 0});
+        out.push_back({&schema, element.scope, 0});
         evaluated = true;
       }
     }
-    const json::value* additional = member(element, "additionalProperties");
-    if (!evaluated && additional != nullptr) out.push_back({additional, 0});
+    const json::value* additional = additional_of(element, elements);
+    if (!evaluated && additional != nullptr) out.push_back({additional, element.scope, 0});
   }
   return out;
 }
@@ -449,7 +565,9 @@ Status SchemaCompiler::require_regular(const Element& element, std::string_view 
   const auto ends = [&](auto&& self, ExprId id) -> bool {
     const Ir::Node& node = ir_.node(id);
     if (node.op == Ir::Op::kBytes) return true;
+    if (node.op == Ir::Op::kTick || node.op == Ir::Op::kEnough) return false;
     if (node.op == Ir::Op::kRule) {
+      if (ir_.rules()[node.first].check >= 0) return false;
       if (open_.contains(node.first) || !path.insert(node.first).second) return false;
       const bool inner = self(self, ir_.rules()[node.first].body);
       path.erase(node.first);
@@ -466,8 +584,13 @@ Result<ExprId> SchemaCompiler::key_language(const Conjunction& elements) {
   for (const Element& element : elements) {
     const json::value* names = member(element, "propertyNames");
     if (names == nullptr) continue;
-    Conjunction string_too = {{names, 0}, {document_.keep(json::object{{"type", "string"}}), 0}};
-    ESP_ASSIGN_OR_RETURN(const ExprId allowed, compile(std::move(string_too)));
+    Conjunction string_too = {
+        {names, element.scope, 0},
+        {document_.keep(json::object{{"type", "string"}}, element.schema), kNoScope, 0}};
+    const bool outer_uncounted = std::exchange(uncounted_, true);
+    const auto allowed_or = compile(std::move(string_too));
+    uncounted_ = outer_uncounted;
+    ESP_ASSIGN_OR_RETURN(const ExprId allowed, allowed_or);
     if (allowed == ir_.never()) return ir_.never();
     ESP_RETURN_IF_ERROR(require_regular(element, "propertyNames", allowed));
     ESP_ASSIGN_OR_RETURN(keys, intersection(ir_, keys, allowed, limits_));
@@ -490,6 +613,15 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
       }
     }
   }
+  if (patterns.size() > kPatternsMax && rough_) {
+    left_out_ = true;
+    ESP_ASSIGN_OR_RETURN(const ExprId keys, key_language(elements));
+    if (keys == ir_.never()) return std::vector<ExtraKeys>();
+    if (literals.empty()) return std::vector<ExtraKeys>{{keys, pieces_.value()}};
+    ESP_ASSIGN_OR_RETURN(const ExprId others,
+                         difference(ir_, keys, ir_.literals(literals), limits_));
+    return std::vector<ExtraKeys>{{others, pieces_.value()}};
+  }
   if (patterns.size() > kPatternsMax) {
     return fail(error(StatusCode::kUnimplemented,
                       "{}: more than {} patternProperties at once are not supported",
@@ -505,11 +637,11 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
       for (size_t p = 0; p < patterns.size() && own != nullptr && own->is_object(); ++p) {
         const auto it = own->get_object().find(patterns[p]);
         if (!(subset >> p & 1) || it == own->get_object().end()) continue;
-        value.push_back({&it->value(), 0});
+        value.push_back({&it->value(), element.scope, 0});
         evaluated = true;
       }
-      const json::value* additional = member(element, "additionalProperties");
-      if (!evaluated && additional != nullptr) value.push_back({additional, 0});
+      const json::value* additional = additional_of(element, elements);
+      if (!evaluated && additional != nullptr) value.push_back({additional, element.scope, 0});
     }
     ESP_ASSIGN_OR_RETURN(const ExprId value_expr, compile(std::move(value)));
     if (value_expr == ir_.never()) continue;
@@ -579,14 +711,25 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
   }
   ESP_ASSIGN_OR_RETURN(const std::vector<ExtraKeys> extra, extra_keys(elements, names));
 
+  if (options_.any_order) {
+    std::vector<ExprId> pairs;
+    for (const Property& property : list) pairs.push_back(property.pair);
+    return any_order_object(std::move(pairs), extra, facts);
+  }
+
   // States: (place in the list, properties so far up to the largest count that matters). The count
   // also tells whether a comma is due.
-  const bool bounded = facts.properties_max != kUnbounded &&
-                       (!extra.empty() || facts.properties_max < std::ssize(list));
-  const int64_t cap =
-      std::max<int64_t>({1, facts.properties_min, bounded ? facts.properties_max : 0});
+  bool bounded = facts.properties_max != kUnbounded &&
+                 (!extra.empty() || facts.properties_max < std::ssize(list));
+  int64_t properties_min = facts.properties_min;
   if (bounded && facts.properties_max < facts.properties_min) return ir_.never();
   const auto places = static_cast<int64_t>(list.size());
+  if (rough_ && (places + 1) * std::max(facts.properties_max, properties_min) > 1000) {
+    left_out_ = true;
+    bounded = false;
+    properties_min = 0;
+  }
+  const int64_t cap = std::max<int64_t>({1, properties_min, bounded ? facts.properties_max : 0});
   if (cap > kCountMax || (places + 1) * (cap + 1) > static_cast<int64_t>(kGraphStatesMax)) {
     return fail(
         error(StatusCode::kUnimplemented,
@@ -621,16 +764,32 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
       }
     }
   }
-  for (int64_t count = std::max<int64_t>(1, facts.properties_min); count <= cap; ++count) {
+  for (int64_t count = std::max<int64_t>(1, properties_min); count <= cap; ++count) {
     graph.finals.push_back(state(places, count));
   }
   std::vector<ExprId> ways;
-  if (required.empty() && facts.properties_min == 0) ways.push_back(pieces_.space_inside());
+  if (required.empty() && properties_min == 0) ways.push_back(pieces_.space_inside());
   if (!graph.edges.empty()) {
     ways.push_back(ir_.sequence(
         {pieces_.space_inside(), ir_.graph(std::move(graph)), pieces_.space_inside()}));
   }
   return ir_.sequence({ir_.literal("{"), ir_.choice(ways), ir_.literal("}")});
+}
+
+// Properties in any order: which have come, and how many, is left to the check at the end.
+ExprId SchemaCompiler::any_order_object(std::vector<ExprId> pairs,
+                                        const std::vector<ExtraKeys>& extra, const Facts& facts) {
+  for (const ExtraKeys& keys : extra) {
+    pairs.push_back(ir_.sequence({keys.key, pieces_.colon(), keys.value}));
+  }
+  left_out_ |= !facts.required.empty() || facts.properties_min > 0 ||
+               facts.properties_max != kUnbounded;
+  const ExprId pair = ir_.choice(pairs);
+  const ExprId more = ir_.star(ir_.sequence({pieces_.comma(), pair}));
+  const ExprId space = pieces_.space_inside();
+  return ir_.sequence({ir_.literal("{"),
+                       ir_.choice({space, ir_.sequence({space, pair, more, space})}),
+                       ir_.literal("}")});
 }
 
 }  // namespace espalier::grammar

@@ -196,7 +196,7 @@ class TagParser {
   Result<ExprId> schema_expr(const json::value& schema, const std::string& where) {
     const std::string text =
         schema.is_string() ? std::string(view(schema.get_string())) : json::serialize(schema);
-    return named(parse_json_schema(ir_, text, whitespace_, limits_), where);
+    return named(parse_json_schema(ir_, text, whitespace_, {}, limits_), where);
   }
 
   Result<ExprId> json_schema(const Part& part) {

@@ -214,10 +214,12 @@ int run_grammar_conformance(const std::vector<std::string>& args) {
   } else if (!fs::is_directory(suite)) {
     read = error(StatusCode::kNotFound, "{}: there is no such folder", suite.string());
   } else {
+    const auto options = grammar::suite_options(suite);
+    if (!options) return report(options.error(), kExitFailure);
     for (const fs::path& file : suite_files(suite)) {
       const auto text = read_text_file(file);
       if (!text) return report(text.error(), kExitFailure);
-      const auto cases = grammar::parse_suite_file(file.filename().string(), *text);
+      const auto cases = grammar::parse_suite_file(file.filename().string(), *text, *options);
       if (!cases) return report(cases.error(), kExitFailure);
       for (const SchemaCase& test : *cases) judge.add(test);
     }

@@ -1,0 +1,76 @@
+// Judges JSON values by a schema, keyword by keyword as the specifications read: what the grammar
+// is compared with, and what decides at a value's end where a keyword's language has no practical
+// grammar (oneOf of overlapping objects, uniqueItems, unevaluated*, ...). Shares no lowering code
+// with the grammar.
+#pragma once
+
+#include <boost/json.hpp>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "grammar/schema_document.h"
+
+namespace espalier::grammar {
+
+// Equal as JSON Schema means it: 1 and 1.0 are, the order of members does not count.
+bool equal_values(const boost::json::value& a, const boost::json::value& b);
+
+// Drafts 4 to 2020-12. Borrows the document. Not thread-safe.
+class SchemaValidator {
+ public:
+  explicit SchemaValidator(SchemaDocument& document);
+  ~SchemaValidator();
+
+  // Whether all that `schema` can lead to is supported: references, patterns. Names what is not.
+  Status admits(const boost::json::value* schema, ScopeId scope);
+
+  // kInvalidArgument or kUnimplemented where the schema is wrong or a pattern not supported.
+  Result<bool> valid(const boost::json::value& instance, const boost::json::value* schema,
+                     ScopeId scope);
+
+ private:
+  using Value = boost::json::value;
+  // What keywords have looked at, for unevaluated*.
+  struct Seen {
+    std::set<std::string_view> properties;
+    std::set<size_t> items;
+    void add(const Seen& other);
+  };
+  struct Pattern;
+  struct Context {
+    const Value& schema;
+    const boost::json::object& keywords;
+    ScopeId scope;
+    const Value& instance;
+    Seen& seen;
+  };
+
+  bool check(const Value* schema, ScopeId scope, const Value& instance, Seen* seen);
+  bool check_keywords(const Context& c);
+  bool check_any_type(const Context& c);
+  bool check_applicators(const Context& c);
+  bool check_reference(const Context& c, std::string_view keyword);
+  bool check_number(const Context& c);
+  bool check_string(const Context& c);
+  bool check_array(const Context& c);
+  bool check_contains(const Context& c, const Value& contains);
+  bool check_object(const Context& c);
+  bool check_members(const Context& c);
+  bool check_dependencies(const Context& c);
+  bool matches(std::string_view pattern, std::string_view text);
+  bool failed(Status status);  // notes it; false
+
+  SchemaDocument& document_;
+  std::unordered_map<std::string, std::unique_ptr<Pattern>> patterns_;
+  std::set<std::pair<const Value*, ScopeId>> admitted_;
+  Status status_;
+  int depth_ = 0;
+};
+
+}  // namespace espalier::grammar
