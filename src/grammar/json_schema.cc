@@ -85,9 +85,11 @@ uint8_t SchemaCompiler::plain_types(const Conjunction& elements) const {
     if (type == nullptr || !document_.asserts(element.schema)) continue;
     uint8_t own = 0;
     const auto add = [&](const json::value& name) {
+      uint8_t types = kAllTypes;  // of a name that is none: said where keywords are gathered
       for (const auto& [known, bits] : kNames) {
-        if (name.is_string() && name.get_string() == known) own |= bits;
+        if (name.is_string() && name.get_string() == known) types = bits;
       }
+      own |= types;
     };
     if (type->is_array()) {
       for (const json::value& name : type->get_array()) add(name);

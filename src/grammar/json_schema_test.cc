@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
              {"[1]", "[1,2,3,4]", "[]"}},
         Case{R"({"type":"object","allOf":[{"properties":{"a":{}}}],"properties":{"b":{}},
                  "unevaluatedProperties":false})",
-             {R"({"a":1,"b":2})", R"({"b":2})", "{}"},
+             {R"({"b":2,"a":1})", R"({"b":2})", "{}"},
              {R"({"c":1})", R"({"a":1,"c":1})"}},
         Case{R"({"prefixItems":[{}],"anyOf":[{"prefixItems":[{},{"const":1}]},true],
                  "unevaluatedItems":false})",

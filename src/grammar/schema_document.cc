@@ -167,7 +167,7 @@ void SchemaDocument::index(const json::value& value, Place place, bool schema, i
   if (depth > kDepthMax) return;
   if (const json::object* object = value.if_object()) {
     if (schema) place.resource = enter_resource(*object, value, place.resource);
-    places_.emplace(&value, place);
+    place_at(value, place);
     for (const auto& [key, child] : *object) {
       if (!child.is_structured() && !child.is_bool()) continue;
       if (schema && (key == "enum" || key == "const")) continue;
@@ -180,7 +180,7 @@ void SchemaDocument::index(const json::value& value, Place place, bool schema, i
         index(child, here, whole, depth + 1);
         continue;
       }
-      places_.emplace(&child, here);
+      place_at(child, here);
       if (const json::object* map = child.if_object()) {
         for (const auto& [name, item] : *map) {
           index(item, {.parent = &child, .key = name, .resource = place.resource},
@@ -196,7 +196,7 @@ void SchemaDocument::index(const json::value& value, Place place, bool schema, i
     }
     return;
   }
-  places_.emplace(&value, place);
+  place_at(value, place);
   if (const json::array* array = value.if_array()) {
     uint32_t i = 0;
     for (const json::value& item : *array) {
@@ -334,6 +334,21 @@ std::string SchemaDocument::pointer_of(const json::value* schema) const {
     pointer = "/" + (item ? std::to_string(place.index) : escaped(place.key)) + pointer;
   }
   return "#" + pointer;
+}
+
+void SchemaDocument::place_at(const json::value& value, Place place) {
+  place.position = static_cast<uint32_t>(places_.size());
+  places_.emplace(&value, place);
+}
+
+uint32_t SchemaDocument::position_of(const json::value* schema) const {
+  for (int hops = 0; hops < 64; ++hops) {
+    if (const auto it = places_.find(schema); it != places_.end()) return it->second.position;
+    const auto origin = origins_.find(schema);
+    if (origin == origins_.end()) break;
+    schema = origin->second;
+  }
+  return ~uint32_t{0};
 }
 
 Draft SchemaDocument::draft_of(const json::value* schema) const {

@@ -72,6 +72,9 @@ class SchemaDocument {
   // "#/properties/a", for messages; of derived schemas that of their origin.
   std::string pointer_of(const boost::json::value* schema) const;
 
+  // Orders schemas as the documents have them, outer ones first; derived ones as their origin.
+  uint32_t position_of(const boost::json::value* schema) const;
+
   Draft draft_of(const boost::json::value* schema) const;
   // Up to draft 7, what stands beside $ref does not count.
   bool ref_hides_siblings(const boost::json::value* schema) const {
@@ -98,12 +101,14 @@ class SchemaDocument {
     std::string_view key;  // of the parent's member...
     uint32_t index = 0;    // ...or the item's number
     uint32_t resource = 0;
+    uint32_t position = 0;
   };
 
   explicit SchemaDocument(const SchemaOptions& options) : options_(options) {}
   Result<const boost::json::value*> load(std::string_view text, std::string uri);
   // Notes where everything stands. `schema`: the value is read as one, so its $id counts.
   void index(const boost::json::value& value, Place place, bool schema, int depth);
+  void place_at(const boost::json::value& value, Place place);
   uint32_t enter_resource(const boost::json::object& object, const boost::json::value& value,
                           uint32_t outer);
   Draft draft_named(std::string_view uri, Draft otherwise) const;

@@ -671,7 +671,10 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
   if (!facts.object_facts) return pieces_.object();
   std::vector<std::string> names;  // in the order of their declaration; required ones follow
   std::set<std::string> known;
-  for (const Element& element : elements) {
+  Conjunction ordered = elements;
+  std::ranges::stable_sort(
+      ordered, {}, [&](const Element& element) { return document_.position_of(element.schema); });
+  for (const Element& element : ordered) {
     const json::value* properties = member(element, "properties");
     if (properties == nullptr || !properties->is_object()) continue;
     for (const auto& [name, schema] : properties->get_object()) {
