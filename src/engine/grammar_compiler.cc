@@ -13,9 +13,9 @@ std::string key_of(const grammar::GrammarSpec& spec) {
   std::string key;
   key += static_cast<char>('0' + static_cast<int>(spec.kind));
   key += static_cast<char>('0' + static_cast<int>(spec.whitespace));
-  key += static_cast<char>('0' + (spec.json.any_order ? 1 : 0) +
-                           (spec.json.whole_fractions ? 2 : 0) +
-                           (spec.json.formats_annotate ? 4 : 0));
+  key +=
+      static_cast<char>('0' + (spec.json.any_order ? 1 : 0) + (spec.json.whole_fractions ? 2 : 0) +
+                        (spec.json.formats_annotate ? 4 : 0));
   for (const std::string* part : {&spec.reasoning_begin, &spec.reasoning_end, &spec.source}) {
     key += *part;
     key += '\0';

@@ -66,7 +66,7 @@ struct Network {
   std::vector<CallEdge> call_edges;
   std::vector<CountEdge> count_edges;
   std::vector<Ir::Counter> counters;
-  uint32_t room_max = 0;  // of all count edges
+  uint32_t room_max = 0;          // of all count edges
   std::vector<NodeId> starts;     // [rule]; rule 0 is the root
   std::vector<uint8_t> nullable;  // [rule]
   std::vector<std::string> rule_names;
@@ -90,8 +90,8 @@ struct Network {
   // Whether nothing but its rule's end follows.
   bool only_final(NodeId id) const {
     const Node& node = nodes[id];
-    return node.final && node.bytes_begin == node.bytes_end &&
-           node.calls_begin == node.calls_end && node.counts_begin == node.counts_end;
+    return node.final && node.bytes_begin == node.bytes_end && node.calls_begin == node.calls_end &&
+           node.counts_begin == node.counts_end;
   }
 };
 

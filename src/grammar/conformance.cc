@@ -63,9 +63,7 @@ class RawJson {
   }
 
  private:
-  void space() {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size()));
-  }
+  void space() { rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size())); }
   void skip_value() {
     int depth = 0;
     do {
@@ -115,7 +113,8 @@ std::string normalized_text(std::string_view raw) {
 
 // `text` is one case, as JSON that was parsed without failure.
 Result<SchemaCase> read_case(std::string_view text, std::string_view name_key) {
-  if (!text.starts_with("{")) return fail(invalid_argument("an object with schema and tests is expected"));
+  if (!text.starts_with("{"))
+    return fail(invalid_argument("an object with schema and tests is expected"));
   SchemaCase out;
   std::string_view tests;
   RawJson(text).each([&](std::string_view key, std::string_view value) {

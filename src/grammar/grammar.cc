@@ -55,7 +55,7 @@ struct CompiledGrammar::Impl {
   std::mutex mutex;
   Machine machine;
   std::unordered_map<SetId, std::vector<uint32_t>> masks;
-  std::vector<SetId> path;  // [depth]: states along the walk
+  std::vector<SetId> path;       // [depth]: states along the walk
   std::vector<uint32_t> unkept;  // a mask that depended on the text
 };
 
@@ -232,8 +232,7 @@ Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits) {
     }
     case GrammarSpec::Kind::kJsonSchema: {
       ESP_ASSIGN_OR_RETURN(const ExprId body,
-                           parse_json_schema(ir, spec.source, spec.whitespace,
-                                                            spec.json, limits));
+                           parse_json_schema(ir, spec.source, spec.whitespace, spec.json, limits));
       root_of(body);
       break;
     }

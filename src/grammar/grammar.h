@@ -33,7 +33,7 @@ struct GrammarSpec {
   // Free text that comes before: from reasoning_begin (empty: from the start) to the first
   // reasoning_end (empty: there is none), and white space. With a beginning it may be left out.
   std::string reasoning_begin, reasoning_end;
-  SchemaOptions json;                            // kJsonSchema
+  SchemaOptions json;  // kJsonSchema
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
@@ -104,7 +104,9 @@ class Matcher {
   int32_t words_per_mask() const;
 
  private:
-  std::string_view text_now() const { return std::string_view(text_).substr(0, text_sizes_.back()); }
+  std::string_view text_now() const {
+    return std::string_view(text_).substr(0, text_sizes_.back());
+  }
 
   std::shared_ptr<CompiledGrammar> grammar_;  // shared: the cache and other sequences hold it too
   std::vector<uint32_t> history_;             // machine states, one a step

@@ -282,12 +282,12 @@ int conformance(const std::string& path) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) judge(parse_schema_case(line).value());
   }
-  fmt::print("schemas {}  right {} ({:.2f} %)  declined {}  invalid accepted {}  valid rejected {}  "
-             "instances {} of {}\n",
-             tally.total, tally.right,
-             100.0 * static_cast<double>(tally.right) / static_cast<double>(tally.total),
-             tally.declined, tally.invalid_accepted, tally.valid_rejected,
-             tally.num_instances_right, tally.num_instances);
+  fmt::print(
+      "schemas {}  right {} ({:.2f} %)  declined {}  invalid accepted {}  valid rejected {}  "
+      "instances {} of {}\n",
+      tally.total, tally.right,
+      100.0 * static_cast<double>(tally.right) / static_cast<double>(tally.total), tally.declined,
+      tally.invalid_accepted, tally.valid_rejected, tally.num_instances_right, tally.num_instances);
   for (const auto& [reason, count] : tally.declined_by_reason) {
     fmt::print("{:6} {}\n", count, reason);
   }

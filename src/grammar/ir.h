@@ -81,7 +81,7 @@ class Ir {
   struct Rule {
     std::string name;
     ExprId body = 0;
-    int32_t check = -1;  // into checks(), or none
+    int32_t check = -1;    // into checks(), or none
     int32_t counter = -1;  // into counters(), or none
   };
   // How many ticks one match of a rule has: repetition without a state for each.

@@ -77,8 +77,9 @@ Status SchemaCompiler::wrong(const Element& element, std::string_view key,
 // The types that `type` leaves, looked at before anything is made of the rest.
 uint8_t SchemaCompiler::plain_types(const Conjunction& elements) const {
   constexpr std::pair<std::string_view, uint8_t> kNames[] = {
-      {"null", kNull},     {"boolean", kBoolean}, {"integer", kInteger}, {"number", kNumber},
-      {"string", kString}, {"array", kArray},     {"object", kObject},   {kFractionType, kFraction}};
+      {"null", kNull},     {"boolean", kBoolean},     {"integer", kInteger},
+      {"number", kNumber}, {"string", kString},       {"array", kArray},
+      {"object", kObject}, {kFractionType, kFraction}};
   uint8_t left = kAllTypes;
   for (const Element& element : elements) {
     const json::value* type = member(element, "type");
@@ -123,7 +124,8 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
   const bool outer_left_out = std::exchange(left_out_, false);
   const bool outer_rough = std::exchange(rough_, false);
   auto body = lower(elements);
-  if (!body && !over_budget_ && !numbers_only_ && body.error().code() != StatusCode::kInvalidArgument) {
+  if (!body && !over_budget_ && !numbers_only_ &&
+      body.error().code() != StatusCode::kInvalidArgument) {
     body = approximate(given, rule);
   } else if (body && left_out_) {
     ESP_RETURN_IF_ERROR(add_check(given, rule));
@@ -196,9 +198,9 @@ Status SchemaCompiler::expand(const Element& element, Conjunction& out) {
     const json::value* reference = member(element, keyword);
     if (reference == nullptr || (element.done & kDoneRef)) continue;
     if (!reference->is_string()) return wrong(element, keyword, "a string");
-    ESP_ASSIGN_OR_RETURN(const auto target,
-                         document_.resolve(element.schema, keyword, reference->get_string(),
-                                           element.scope));
+    ESP_ASSIGN_OR_RETURN(
+        const auto target,
+        document_.resolve(element.schema, keyword, reference->get_string(), element.scope));
     out.push_back({document_.meant(target.schema), target.scope, 0});
     if (document_.ref_hides_siblings(element.schema)) return {};
     rest.done |= kDoneRef;
@@ -209,8 +211,8 @@ Status SchemaCompiler::expand(const Element& element, Conjunction& out) {
     for (const json::value& schema : all->get_array()) out.push_back(inner(&schema));
     rest.done |= kDoneAllOf;
   }
-  const bool left_out = rough_ && (member(element, "not") != nullptr ||
-                                   member(element, "if") != nullptr);
+  const bool left_out =
+      rough_ && (member(element, "not") != nullptr || member(element, "if") != nullptr);
   // An opposite that no keyword says stands beside its "not", which then is for the check.
   if (member(element, kOpposite) != nullptr) rest.done |= kDoneNot;
   if (left_out) {
@@ -260,8 +262,8 @@ const json::value* SchemaCompiler::condition(const Element& element) {
   return made;
 }
 
-// name -> what must hold where it is present: either it is absent, or that holds. Values that are no
-// objects are free of it.
+// name -> what must hold where it is present: either it is absent, or that holds. Values that are
+// no objects are free of it.
 const json::value* SchemaCompiler::dependency(const json::value& dependencies,
                                               const Element& element) {
   const json::value*& made = derived_[{&dependencies, kDoneDependent}];
@@ -276,8 +278,8 @@ const json::value* SchemaCompiler::dependency(const json::value& dependencies,
     all.push_back(json::object{
         {"anyOf",
          {json::object{{"type", "object"}, {"properties", absent}},
-          json::object{{"allOf",
-                        {json::object{{"type", "object"}, {"required", json::array{name}}}, then}}},
+          json::object{
+              {"allOf", {json::object{{"type", "object"}, {"required", json::array{name}}}, then}}},
           json::object{{"type", {"null", "boolean", "number", "string", "array"}}}}}});
   }
   made = document_.keep(json::object{{"allOf", std::move(all)}}, element.schema);

@@ -20,10 +20,10 @@ struct SchemaText {
 };
 
 struct SchemaOptions {
-  bool any_order = false;         // properties in any order, each once; else in declared order
-  bool whole_fractions = false;   // 1.0 is an integer too, as the specification has it
-  bool formats_annotate = false;  // `format` says nothing about what is valid
-  std::string draft;              // "draft2019-09": of schemas without $schema; else 2020-12
+  bool any_order = false;             // properties in any order, each once; else in declared order
+  bool whole_fractions = false;       // 1.0 is an integer too, as the specification has it
+  bool formats_annotate = false;      // `format` says nothing about what is valid
+  std::string draft;                  // "draft2019-09": of schemas without $schema; else 2020-12
   std::vector<SchemaText> documents;  // what remote references may lead to
   friend bool operator==(const SchemaOptions&, const SchemaOptions&) = default;
 };

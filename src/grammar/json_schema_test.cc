@@ -180,11 +180,12 @@ INSTANTIATE_TEST_SUITE_P(
              {"[0,0,0,0,0,0]", "[0, 0,0,0,0,0,0]"},
              {"[0,0,0,0,0]", "[0,0,0,0,0,0,0,0]"}},
         // Where references lead.
-        Case{R"({"$id":"http://x.org/a/","$defs":{"n":{"$id":"n.json","$anchor":"i","type":"integer"},
+        Case{
+            R"({"$id":"http://x.org/a/","$defs":{"n":{"$id":"n.json","$anchor":"i","type":"integer"},
                  "s":{"$id":"http://x.org/s","$anchor":"i","type":"string"}},
                  "properties":{"i":{"$ref":"n.json#i"},"s":{"$ref":"/s"}}})",
-             {R"({"i":1,"s":"x"})"},
-             {R"({"i":"x"})", R"({"s":1})"}},
+            {R"({"i":1,"s":"x"})"},
+            {R"({"i":"x"})", R"({"s":1})"}},
         Case{R"({"$id":"http://x.org/strict","$dynamicAnchor":"node","$ref":"tree",
                  "unevaluatedProperties":false,"$defs":{"t":{"$id":"tree","$dynamicAnchor":"node",
                  "type":"object","properties":{"kids":{"type":"array",

@@ -54,7 +54,8 @@ size_t value_size(std::string_view text, uint8_t last) {
 
 size_t Machine::KeyHash::operator()(const std::vector<Item>& items) const {
   uint64_t h = items.size();
-  for (const Item& item : items) h = mix64(h ^ (uint64_t{item.node} << 32 | item.link) ^ mix64(item.count));
+  for (const Item& item : items)
+    h = mix64(h ^ (uint64_t{item.node} << 32 | item.link) ^ mix64(item.count));
   return h;
 }
 
@@ -180,8 +181,8 @@ void Machine::close(SetId id, std::vector<Item> work) {
 
 // Takes an edge of the counter, if it may.
 bool Machine::count_step(const Network::CountEdge& edge, Item& item) const {
-  const Ir::Counter& counter = network_.counters[static_cast<size_t>(
-      network_.nodes[item.node].counter)];
+  const Ir::Counter& counter =
+      network_.counters[static_cast<size_t>(network_.nodes[item.node].counter)];
   item.node = edge.target;
   if (!edge.tick) return item.count >= counter.min;
   if (counter.max == Ir::kNoMax) {
@@ -233,7 +234,8 @@ SetId Machine::step_slow(SetId from, uint8_t byte, std::string_view text) {
   std::vector<Item> kernel;
   for (const Item& item : sets_[from].scanning) {
     for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
-      if (edge.low <= byte && byte <= edge.high) kernel.push_back({edge.target, item.link, item.count});
+      if (edge.low <= byte && byte <= edge.high)
+        kernel.push_back({edge.target, item.link, item.count});
     }
   }
   std::sort(kernel.begin(), kernel.end());

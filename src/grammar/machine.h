@@ -77,8 +77,8 @@ class Machine {
     friend auto operator<=>(const Waiting&, const Waiting&) = default;
   };
   struct Set {
-    std::vector<Item> scanning;    // items that take a byte
-    std::vector<Waiting> waiting;  // sorted by rule
+    std::vector<Item> scanning;                 // items that take a byte
+    std::vector<Waiting> waiting;               // sorted by rule
     const std::vector<Item>* kernel = nullptr;  // in index_
     SetId canonical = kUnknown;
     bool accepting = false;

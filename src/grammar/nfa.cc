@@ -389,8 +389,8 @@ class Refinement {
       same.insert(same.end(), clean.begin(), clean.end());
     }
     if (parts.size() < 2) return;
-    const auto largest = std::ranges::max_element(
-        parts, {}, [](const auto& part) { return part.second.size(); });
+    const auto largest =
+        std::ranges::max_element(parts, {}, [](const auto& part) { return part.second.size(); });
     for (auto it = parts.begin(); it != parts.end(); ++it) {
       if (it == largest) continue;
       const auto made = static_cast<uint32_t>(members_.size());

@@ -193,12 +193,12 @@ class SchemaCompiler {
   const SchemaOptions& options_;
   const GrammarLimits& limits_;
   int depth_ = 0;
-  bool frugal_ = false;       // the exact way was too large: approximate early
-  bool over_budget_ = false;  // ... which is found out meanwhile
-  bool rough_ = false;        // in approximate(): leave out, and ask for a check
-  bool uncounted_ = false;    // what is made is met with other languages: no counters
+  bool frugal_ = false;        // the exact way was too large: approximate early
+  bool over_budget_ = false;   // ... which is found out meanwhile
+  bool rough_ = false;         // in approximate(): leave out, and ask for a check
+  bool uncounted_ = false;     // what is made is met with other languages: no counters
   bool numbers_only_ = false;  // what is made is met with numbers
-  bool left_out_ = false;     // something was left out of the rule being made
+  bool left_out_ = false;      // something was left out of the rule being made
   std::map<Conjunction, RuleId> rules_;
   std::set<RuleId> open_;  // rules whose bodies are being made
   std::map<std::pair<std::string, bool>, ExprId> patterns_;

@@ -41,17 +41,28 @@ const json::string* string_member(const json::value& value, std::string_view key
 enum class Holds : uint8_t { kNoSchema, kSchema, kList, kMap, kSchemaOrList };
 Holds holds(std::string_view key) {
   static const std::unordered_map<std::string_view, Holds> kTable = {
-      {"properties", Holds::kMap},          {"patternProperties", Holds::kMap},
-      {"$defs", Holds::kMap},               {"definitions", Holds::kMap},
-      {"dependentSchemas", Holds::kMap},    {"dependencies", Holds::kMap},
-      {"allOf", Holds::kList},              {"anyOf", Holds::kList},
-      {"oneOf", Holds::kList},              {"prefixItems", Holds::kList},
-      {"items", Holds::kSchemaOrList},      {"additionalItems", Holds::kSchema},
-      {"contains", Holds::kSchema},         {"not", Holds::kSchema},
-      {"if", Holds::kSchema},               {"then", Holds::kSchema},
-      {"else", Holds::kSchema},             {"additionalProperties", Holds::kSchema},
-      {"propertyNames", Holds::kSchema},    {"unevaluatedProperties", Holds::kSchema},
-      {"unevaluatedItems", Holds::kSchema}, {"contentSchema", Holds::kSchema}};
+      {"properties", Holds::kMap},
+      {"patternProperties", Holds::kMap},
+      {"$defs", Holds::kMap},
+      {"definitions", Holds::kMap},
+      {"dependentSchemas", Holds::kMap},
+      {"dependencies", Holds::kMap},
+      {"allOf", Holds::kList},
+      {"anyOf", Holds::kList},
+      {"oneOf", Holds::kList},
+      {"prefixItems", Holds::kList},
+      {"items", Holds::kSchemaOrList},
+      {"additionalItems", Holds::kSchema},
+      {"contains", Holds::kSchema},
+      {"not", Holds::kSchema},
+      {"if", Holds::kSchema},
+      {"then", Holds::kSchema},
+      {"else", Holds::kSchema},
+      {"additionalProperties", Holds::kSchema},
+      {"propertyNames", Holds::kSchema},
+      {"unevaluatedProperties", Holds::kSchema},
+      {"unevaluatedItems", Holds::kSchema},
+      {"contentSchema", Holds::kSchema}};
   const auto it = kTable.find(key);
   return it == kTable.end() ? Holds::kNoSchema : it->second;
 }
@@ -95,9 +106,9 @@ Result<const json::value*> SchemaDocument::load(std::string_view text, std::stri
 
 Draft SchemaDocument::draft_named(std::string_view uri, Draft otherwise) const {
   constexpr std::pair<std::string_view, Draft> kDrafts[] = {
-      {"draft-03", Draft::k4},    {"draft-04", Draft::k4},      {"draft-05", Draft::k4},
-      {"draft-06", Draft::k6},    {"draft-07", Draft::k7},      {"draft4", Draft::k4},
-      {"draft6", Draft::k6},      {"draft7", Draft::k7},        {"2019-09", Draft::k2019},
+      {"draft-03", Draft::k4},  {"draft-04", Draft::k4}, {"draft-05", Draft::k4},
+      {"draft-06", Draft::k6},  {"draft-07", Draft::k7}, {"draft4", Draft::k4},
+      {"draft6", Draft::k6},    {"draft7", Draft::k7},   {"2019-09", Draft::k2019},
       {"2020-12", Draft::k2020}};
   for (const auto& [name, draft] : kDrafts) {
     if (uri.find(name) != std::string_view::npos) return draft;
@@ -114,8 +125,8 @@ uint32_t SchemaDocument::enter_resource(const json::object& object, const json::
     draft = draft_named(*dialect, draft);
     // A metaschema of ours says which vocabularies its dialect has.
     const std::string name = without_fragment(*dialect);
-    const bool supplied = std::ranges::find(options_.documents, name, &SchemaText::uri) !=
-                          options_.documents.end();
+    const bool supplied =
+        std::ranges::find(options_.documents, name, &SchemaText::uri) != options_.documents.end();
     if (const auto meta = resource_at(supplied ? name : ""); supplied && meta) {
       const json::value* vocabularies = member(*resources_[*meta].root, "$vocabulary");
       if (vocabularies != nullptr && vocabularies->is_object()) {
@@ -174,8 +185,8 @@ void SchemaDocument::index(const json::value& value, Place place, bool schema, i
       has_unevaluated_ |= schema && std::string_view(key).starts_with("unevaluated");
       const Holds inner = schema ? holds(key) : Holds::kNoSchema;
       const Place here{.parent = &value, .key = key, .resource = place.resource};
-      const bool whole = inner == Holds::kSchema ||
-                         (inner == Holds::kSchemaOrList && !child.is_array());
+      const bool whole =
+          inner == Holds::kSchema || (inner == Holds::kSchemaOrList && !child.is_array());
       if (whole || inner == Holds::kNoSchema || !child.is_structured()) {
         index(child, here, whole, depth + 1);
         continue;
@@ -218,8 +229,7 @@ Result<uint32_t> SchemaDocument::resource_at(const std::string& uri) {
   }
   if (const auto metaschema = metaschema_text(uri)) {
     const auto number = static_cast<uint32_t>(resources_.size());
-    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value* root,
-                         load(*metaschema, uri));
+    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value* root, load(*metaschema, uri));
     return number;
   }
   return fail(error(StatusCode::kUnimplemented,
@@ -269,7 +279,8 @@ Result<SchemaDocument::Target> SchemaDocument::resolve(const json::value* from,
     target = anchor == resource.anchors.end() ? nullptr : anchor->second;
   }
   if (target == nullptr) {
-    return fail(invalid_argument("{}: {} '{}' leads nowhere", pointer_of(from), keyword, reference));
+    return fail(
+        invalid_argument("{}: {} '{}' leads nowhere", pointer_of(from), keyword, reference));
   }
   // What a pointer reaches outside the keywords' places is read as a schema now.
   if (!places_.contains(target)) places_.emplace(target, Place{.resource = number});

@@ -21,11 +21,15 @@ inline constexpr std::string_view kNotEnum = "\x01notEnum";        // an array o
 inline constexpr std::string_view kNotPattern = "\x01notPattern";  // a pattern that must not match
 inline constexpr std::string_view kNotMultipleOf = "\x01notMultipleOf";
 // Beside "not": what is negated fails by this keyword, in a way that no keyword says.
-inline constexpr std::string_view kOpposite = "\x01""opposite";
+inline constexpr std::string_view kOpposite =
+    "\x01"
+    "opposite";
 inline constexpr std::string_view kNotFormat = "\x01notFormat";
 inline constexpr std::string_view kFractionType = "\x01fraction";  // numbers that are not integers
 // Stands for a schema of the document inside a derived one: its number (see SchemaDocument::at).
-inline constexpr std::string_view kAt = "\x01""at";
+inline constexpr std::string_view kAt =
+    "\x01"
+    "at";
 
 enum class Draft : uint8_t { k4, k6, k7, k2019, k2020 };
 

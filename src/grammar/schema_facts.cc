@@ -27,10 +27,10 @@ std::optional<uint8_t> type_bit(std::string_view name, uint8_t integer, uint8_t 
 // Keywords of the validation vocabulary, which a dialect may leave out.
 bool asserted(std::string_view key) {
   constexpr std::string_view kKeywords[] = {
-      "type",          "enum",      "const",     "multipleOf",    "maximum",       "exclusiveMaximum",
-      "minimum",       "maxLength", "minLength", "pattern",       "maxItems",      "exclusiveMinimum",
-      "minItems",      "required",  "uniqueItems", "maxContains", "minContains",
-      "maxProperties", "minProperties"};
+      "type",         "enum",      "const",       "multipleOf",  "maximum",     "exclusiveMaximum",
+      "minimum",      "maxLength", "minLength",   "pattern",     "maxItems",    "exclusiveMinimum",
+      "minItems",     "required",  "uniqueItems", "maxContains", "minContains", "maxProperties",
+      "minProperties"};
   return std::ranges::find(kKeywords, key) != std::end(kKeywords);
 }
 
@@ -109,8 +109,8 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
   }
   if (key == "format" || key == kNotFormat) {
     if (!value.is_string()) return wrong(element, "format", "a string");
-    const auto pattern = document_.formats_annotate() ? std::nullopt
-                                                      : format_pattern(value.get_string());
+    const auto pattern =
+        document_.formats_annotate() ? std::nullopt : format_pattern(value.get_string());
     if (pattern) {
       auto& list = key == "format" ? facts.patterns : facts.not_patterns;
       list.emplace_back(*pattern);

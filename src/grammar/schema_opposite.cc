@@ -12,14 +12,16 @@ namespace json = boost::json;
 
 // Keywords that say nothing about what is valid.
 constexpr std::array<std::string_view, 21> kAnnotations = {
-    "title",    "description", "default",    "examples",        "example",         "$comment",
-    "$schema",  "$id",         "id",         "$anchor",         "$defs",           "definitions",
-    "readOnly", "writeOnly",   "deprecated", "contentEncoding", "contentMediaType", "contentSchema", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor"};
+    "title",           "description",      "default",       "examples",    "example",
+    "$comment",        "$schema",          "$id",           "id",          "$anchor",
+    "$defs",           "definitions",      "readOnly",      "writeOnly",   "deprecated",
+    "contentEncoding", "contentMediaType", "contentSchema", "$vocabulary", "$dynamicAnchor",
+    "$recursiveAnchor"};
 
 // Keywords of arrays and objects whose opposite is not written here.
 constexpr std::array<std::string_view, 8> kOfArrays = {
-    "items",       "additionalItems", "prefixItems", "contains", "minContains",
-    "maxContains", "uniqueItems",     "unevaluatedItems"};
+    "items",       "additionalItems", "prefixItems", "contains",
+    "minContains", "maxContains",     "uniqueItems", "unevaluatedItems"};
 constexpr std::array<std::string_view, 7> kOfObjects = {
     "patternProperties", "propertyNames",    "dependencies",         "additionalProperties",
     "dependentRequired", "dependentSchemas", "unevaluatedProperties"};
@@ -90,10 +92,14 @@ class Opposites {
     if (key == "$dynamicRef" || key == "$recursiveRef") return false;
     // What is wrong with an array or an object in a way that no keyword says matters to those only.
     if (std::ranges::find(kOfArrays, key) != kOfArrays.end()) {
-      return out_.push_back(type_and("array", {{kOpposite, json::value(key)}, {"not", document_.at(whole_)}})), true;
+      return out_.push_back(
+                 type_and("array", {{kOpposite, json::value(key)}, {"not", document_.at(whole_)}})),
+             true;
     }
     if (std::ranges::find(kOfObjects, key) != kOfObjects.end()) {
-      return out_.push_back(type_and("object", {{kOpposite, json::value(key)}, {"not", document_.at(whole_)}})), true;
+      return out_.push_back(type_and(
+                 "object", {{kOpposite, json::value(key)}, {"not", document_.at(whole_)}})),
+             true;
     }
     return true;  // words that are no keywords annotate
   }
@@ -202,7 +208,8 @@ Result<const json::value*> SchemaDocument::opposite(const json::value& schema) {
   if (schema.is_bool()) {
     made = keep(!schema.get_bool(), &schema);
   } else if (!schema.is_object()) {
-    return fail(invalid_argument("{}: a schema is an object, or true or false", pointer_of(&schema)));
+    return fail(
+        invalid_argument("{}: a schema is an object, or true or false", pointer_of(&schema)));
   } else {
     const json::object& object = schema.get_object();
     std::vector<json::value> ways;
@@ -217,8 +224,8 @@ Result<const json::value*> SchemaDocument::opposite(const json::value& schema) {
       }
     }
     json::array any(ways.begin(), ways.end());
-    made = any.empty() ? keep(false, &schema)
-                       : keep(json::object{{"anyOf", std::move(any)}}, &schema);
+    made =
+        any.empty() ? keep(false, &schema) : keep(json::object{{"anyOf", std::move(any)}}, &schema);
   }
   opposites_.emplace(&schema, made);
   return made;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kCountMax = 2000;  // items, properties or places in a list that are counted
 constexpr int64_t kEscapedLengthMax = 200;  // longer bounded strings take short escapes only
-constexpr int64_t kLengthMax = 300;  // of strings that are written out
+constexpr int64_t kLengthMax = 300;         // of strings that are written out
 constexpr int64_t kUnrolledItemsMax = 4;
 constexpr size_t kPatternsMax = 5;  // patternProperties whose overlaps are worked out
 constexpr size_t kGraphStatesMax = 50'000;
@@ -123,11 +123,10 @@ Result<ExprId> SchemaCompiler::lower_facts(const Conjunction& elements, const Fa
     ESP_ASSIGN_OR_RETURN(const ExprId string, lower_string(facts));
     ways.push_back(string);
   }
-  bool structured_excluded =
-      std::ranges::any_of(facts.not_enums, [](const json::value* list) {
-        return std::ranges::any_of(list->get_array(),
-                                   [](const json::value& v) { return v.is_structured(); });
-      });
+  bool structured_excluded = std::ranges::any_of(facts.not_enums, [](const json::value* list) {
+    return std::ranges::any_of(list->get_array(),
+                               [](const json::value& v) { return v.is_structured(); });
+  });
   if (rough_ && structured_excluded) {
     left_out_ = true;
     structured_excluded = false;
@@ -156,8 +155,8 @@ Result<ExprId> SchemaCompiler::lower_facts(const Conjunction& elements, const Fa
 Result<ExprId> SchemaCompiler::lower_values(const Conjunction& elements,
                                             const std::vector<const json::value*>& values,
                                             const Facts& facts) {
-  const bool more_asked = facts.any_facts || facts.array_facts || facts.object_facts ||
-                          facts.types != kAllTypes;
+  const bool more_asked =
+      facts.any_facts || facts.array_facts || facts.object_facts || facts.types != kAllTypes;
   std::vector<std::string> scalars;
   std::vector<ExprId> ways;
   for (const json::value* v : values) {
@@ -431,8 +430,8 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
     bounded = bounded && facts.items_max <= kCountMax;
     items_min = std::min(items_min, kCountMax);
   }
-  int64_t count = bounded ? facts.items_max
-                          : std::max<int64_t>({1, items_min, static_cast<int64_t>(prefix)});
+  int64_t count =
+      bounded ? facts.items_max : std::max<int64_t>({1, items_min, static_cast<int64_t>(prefix)});
   // Once the prefix is over and no minimum or maximum is near, fewer states would do; counting is
   // bounded instead.
   if (count > kCountMax) {
@@ -499,10 +498,9 @@ Result<ExprId> SchemaCompiler::counted_array(const Conjunction& elements, const 
       last = k;
       break;
     }
-    const ExprId next =
-        ir_.sequence({ir_.tick(), k == 0 ? ir_.empty() : pieces_.comma(), item});
-    graph.edges.push_back({static_cast<uint32_t>(k), next,
-                           static_cast<uint32_t>(std::min(k + 1, prefix + 1))});
+    const ExprId next = ir_.sequence({ir_.tick(), k == 0 ? ir_.empty() : pieces_.comma(), item});
+    graph.edges.push_back(
+        {static_cast<uint32_t>(k), next, static_cast<uint32_t>(std::min(k + 1, prefix + 1))});
   }
   if (last >= 0 && last < facts.items_min) return ir_.never();
   const ExprId space = pieces_.space_inside();
@@ -785,8 +783,8 @@ ExprId SchemaCompiler::any_order_object(std::vector<ExprId> pairs,
   for (const ExtraKeys& keys : extra) {
     pairs.push_back(ir_.sequence({keys.key, pieces_.colon(), keys.value}));
   }
-  left_out_ |= !facts.required.empty() || facts.properties_min > 0 ||
-               facts.properties_max != kUnbounded;
+  left_out_ |=
+      !facts.required.empty() || facts.properties_min > 0 || facts.properties_max != kUnbounded;
   const ExprId pair = ir_.choice(pairs);
   const ExprId more = ir_.star(ir_.sequence({pieces_.comma(), pair}));
   const ExprId space = pieces_.space_inside();

@@ -170,8 +170,7 @@ bool SchemaValidator::check(const Value* schema, ScopeId scope, const Value& ins
   ++depth_;
   scope = document_.entered(scope, schema);
   Seen own;
-  const bool result =
-      check_keywords({*schema, schema->get_object(), scope, instance, own});
+  const bool result = check_keywords({*schema, schema->get_object(), scope, instance, own});
   --depth_;
   if (result && seen != nullptr) seen->add(own);
   return result;
@@ -277,8 +276,8 @@ bool SchemaValidator::check_number(const Context& c) {
   bound("minimum", "exclusiveMinimum", true);
   bound("maximum", "exclusiveMaximum", false);
   if (!bounds.contains(*value)) return false;
-  for (const std::string_view key : {std::string_view("multipleOf"), std::string_view("divisibleBy"),
-                                     kNotMultipleOf}) {
+  for (const std::string_view key :
+       {std::string_view("multipleOf"), std::string_view("divisibleBy"), kNotMultipleOf}) {
     const Value* unit = c.keywords.if_contains(key);
     const auto divisor = unit == nullptr ? std::nullopt : Decimal::of(*unit);
     if (divisor && is_multiple(*value, *divisor) == (key == kNotMultipleOf)) return false;
