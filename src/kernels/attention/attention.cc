@@ -201,6 +201,7 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .scale = args.scale,
       .sliding_window = args.sliding_window,
       .softcap = args.softcap,
+      .sinks = args.sinks == nullptr ? nullptr : args.sinks + piece.kv_head * plan.group(),
       .state = piece.state < 0 ? nullptr : space.states + piece.state,
   };
 }
@@ -216,6 +217,7 @@ void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
     const int64_t head = (split.kv_head + row / head_rows) * plan.group() + row % plan.group();
     backend.table().attention_combine(space.states + split.state + row * state_floats,
                                       rows * state_floats, split.parts, dim,
+                                      args.sinks == nullptr ? nullptr : args.sinks + head,
                                       args.out + token * args.out_stride + head * dim);
   }
 }

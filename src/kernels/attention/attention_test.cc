@@ -42,6 +42,10 @@ class Cache {
   }
 
   const KvView& view() const { return view_; }
+  void share_planes() {
+    v_.clear();
+    view_.layers = {{k_.data(), k_.data()}};
+  }
   std::vector<PageId> take_pages(int32_t tokens) {
     const int32_t count = (tokens + view_.page_size - 1) / view_.page_size;
     std::vector<PageId> pages(free_.end() - count, free_.end());
@@ -106,14 +110,15 @@ class AttentionTest : public test::EachIsa {
       take(v, part.sequence->v, part.begin, part.end, h.kv_heads * h.head_dim);
       tokens += part.end - part.begin;
     }
-    kv_append(backend, {.k = k.data(),
-                        .k_stride = h.kv_heads * h.head_dim,
-                        .v = v.data(),
-                        .v_stride = h.kv_heads * h.head_dim,
-                        .lanes = lanes,
-                        .page_tables = tables,
-                        .kv = &cache.view(),
-                        .layer = 0});
+    kv_append(backend,
+              {.k = k.data(),
+               .k_stride = h.kv_heads * h.head_dim,
+               .v = cache.view().layers[0].k == cache.view().layers[0].v ? nullptr : v.data(),
+               .v_stride = h.kv_heads * h.head_dim,
+               .lanes = lanes,
+               .page_tables = tables,
+               .kv = &cache.view(),
+               .layer = 0});
     std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
     args.q = q.data();
     args.q_stride = args.out_stride = h.heads * h.head_dim;
@@ -207,6 +212,44 @@ TEST_P(AttentionTest, WindowAndSoftcapAgreeWithTheReference) {
                   step(*backend, cache, h, parts, args, true), tolerance(h, args, 1100));
     }
   }
+}
+
+TEST_P(AttentionTest, SinksAgreeWithTheReference) {
+  WorkPool pool(2);
+  auto backend = backend_on(pool);
+  const Heads h = {6, 2, 32};
+  // Scores stay within a few units: sinks far below, among and far above them.
+  const std::vector<float> sinks = {-200, -1, 0, 1.5f, 4, 200};
+  Cache cache(rng_, h, KvType::kFloat32, 4, 1400);
+  const Sequence a = make_sequence(cache, h, 130), b = make_sequence(cache, h, 1100);
+  AttentionArgs args = scaled(h);
+  args.sinks = sinks.data();
+  step(*backend, cache, h, {{&a, 0, 60}, {&b, 0, 1095}}, args);
+  const std::vector<Part> parts = {{&a, 60, 130}, {&b, 1095, 1100}};
+  const std::vector<float> out = step(*backend, cache, h, parts, args);
+  expect_near(out, step(*backend, cache, h, parts, args, true), tolerance(h, args, 1100));
+  args.sinks = nullptr;
+  const std::vector<float> without = step(*backend, cache, h, parts, args);
+  EXPECT_EQ(std::memcmp(out.data(), without.data(), 32 * sizeof(float)), 0);  // of weight 0
+  EXPECT_NE(std::memcmp(out.data() + 32, without.data() + 32, 32 * sizeof(float)), 0);
+}
+
+// Keys that are values too, wider than any plain head: what latent attention caches.
+TEST_P(AttentionTest, OnePlaneServesForBoth) {
+  WorkPool pool(2);
+  auto backend = backend_on(pool);
+  const Heads h = {16, 1, 576};
+  Cache two(rng_, h, KvType::kBFloat16, 1, 400), one(rng_, h, KvType::kBFloat16, 1, 400);
+  Sequence s = make_sequence(two, h, 130);
+  s.v = s.k;
+  const AttentionArgs args = scaled(h);
+  step(*backend, two, h, {{&s, 0, 125}}, args);
+  const std::vector<float> expected = step(*backend, two, h, {{&s, 125, 130}}, args);
+  one.share_planes();
+  step(*backend, one, h, {{&s, 0, 125}}, args);
+  const std::vector<float> out = step(*backend, one, h, {{&s, 125, 130}}, args);
+  EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0);
+  expect_near(out, step(*backend, one, h, {{&s, 125, 130}}, args, true), tolerance(h, args, 130));
 }
 
 // The requirement that greedy output stands on: every query alone, token by token on one thread,

@@ -335,9 +335,12 @@ inline void combine_state(RowState whole, RowState part, int64_t dim) {
   }
 }
 
-inline void write_result(RowState state, int64_t head_dim, float* out) {
+// sink: null, or a score that takes its share of the softmax and brings no value. It may be so far
+// above the others that its weight is infinite; the result is zero then, as it should be.
+inline void write_result(RowState state, int64_t head_dim, const float* sink, float* out) {
   using namespace simd;
-  const F sum = set1(state.sum());
+  const float share = sink == nullptr ? 0.0f : exp_of(*sink - state.largest());
+  const F sum = set1(state.sum() + share);
   int64_t i = 0;
   for (; i + kWidth <= head_dim; i += kWidth) store(out + i, div(load(state.values() + i), sum));
   if (i < head_dim) {
@@ -386,11 +389,15 @@ inline void attend_block(const AttentionTile& tile, const TileScratch& s, int64_
   }
 }
 
+// A row's query head, counted from the tile's first.
+inline int64_t head_of(const AttentionTile& tile, int64_t row) {
+  return row / (tile.tokens * tile.group) * tile.group + row % tile.group;
+}
+
 // Where a row's query or result lies.
 inline int64_t row_offset(const AttentionTile& tile, int64_t row, int64_t token_stride) {
-  const int64_t head = row / (tile.tokens * tile.group);
   const int64_t token = row / tile.group % tile.tokens;
-  return token * token_stride + (head * tile.group + row % tile.group) * tile.head_dim;
+  return token * token_stride + head_of(tile, row) * tile.head_dim;
 }
 
 void attention_tile(const AttentionTile& tile, float* scratch) {
@@ -417,17 +424,18 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   }
   if (tile.state != nullptr) return;
   for (int64_t row = 0; row < rows; ++row) {
-    write_result({s.whole + row * state}, tile.head_dim,
+    const float* sink = tile.sinks == nullptr ? nullptr : tile.sinks + head_of(tile, row);
+    write_result({s.whole + row * state}, tile.head_dim, sink,
                  tile.out + row_offset(tile, row, tile.out_stride));
   }
 }
 
 void attention_combine_parts(float* states, int64_t stride, int64_t parts, int64_t head_dim,
-                             float* out) {
+                             const float* sink, float* out) {
   for (int64_t part = 1; part < parts; ++part) {
     combine_state({states}, {states + part * stride}, padded(head_dim));
   }
-  write_result({states}, head_dim, out);
+  write_result({states}, head_dim, sink, out);
 }
 
 }  // namespace

@@ -37,10 +37,13 @@ struct AttentionArgs {
   float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)
   int32_t sliding_window = 0;  // a query at p sees positions (p - sliding_window, p]; 0: all
   float softcap = 0.0f;        // scores become softcap * tanh(score / softcap); 0: none
+  // [heads] float32 or null: a score of each head that takes its share of every softmax and brings
+  // no value (gpt-oss). It is neither scaled nor capped.
+  const float* sinks = nullptr;
 };
 
 // out = softmax(scale * q k^T, causal) v for each lane by itself. The new tokens' keys and values
-// are already in the pages (kv_append). Sinks and tree masks are later options.
+// are already in the pages (kv_append). The V plane may be the K plane (latent attention).
 void attention(CpuBackend& backend, const AttentionArgs& args);
 
 namespace reference {

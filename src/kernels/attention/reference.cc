@@ -17,7 +17,7 @@ double element(const KvView& kv, const void* plane, PageId page, int64_t row, in
 
 // One query over positions [first, last].
 void attend(const AttentionArgs& args, const Lane& lane, int64_t kv_head, int64_t first,
-            int64_t last, const float* q, float* out) {
+            int64_t last, const float* q, const float* sink, float* out) {
   const KvView& kv = *args.kv;
   const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
   const auto page_of = [&](int64_t position) {
@@ -33,8 +33,9 @@ void attend(const AttentionArgs& args, const Lane& lane, int64_t kv_head, int64_
     if (args.softcap > 0) score = args.softcap * std::tanh(score / args.softcap);
     weights.push_back(score);
   }
-  const double largest = *std::max_element(weights.begin(), weights.end());
-  double sum = 0;
+  double largest = *std::max_element(weights.begin(), weights.end());
+  if (sink != nullptr) largest = std::max<double>(largest, *sink);
+  double sum = sink == nullptr ? 0 : std::exp(*sink - largest);
   for (double& weight : weights) sum += weight = std::exp(weight - largest);
   for (int64_t i = 0; i < kv.head_dim; ++i) {
     double value = 0;
@@ -59,6 +60,7 @@ void attention(const AttentionArgs& args) {
       for (int64_t head = 0; head < args.heads; ++head) {
         attend(args, lane, head / group, first, last,
                args.q + (lane.query_begin + i) * args.q_stride + head * kv.head_dim,
+               args.sinks == nullptr ? nullptr : args.sinks + head,
                args.out + (lane.query_begin + i) * args.out_stride + head * kv.head_dim);
       }
     }

@@ -64,6 +64,92 @@ TEST_P(ElementwiseTest, RmsNorm) {
   }
 }
 
+TEST_P(ElementwiseTest, LayerNorm) {
+  for (const auto [rows, dim] :
+       {std::array<int64_t, 2>{1, 2048}, {3, 77}, {50, 64}, {40, 1023}, {2, 5}}) {
+    const int64_t stride = dim + 3;
+    std::vector<float> x = random_floats(rng_, rows * stride);
+    for (float& value : x) value += 2;  // a mean that must go
+    const std::vector<float> weight = random_floats(rng_, dim), bias = random_floats(rng_, dim);
+    std::vector<float> y(x.size(), 9.0f), expected(x.size(), 9.0f);
+    LayerNormArgs args = {.x = x.data(),
+                          .x_stride = stride,
+                          .y = y.data(),
+                          .y_stride = stride,
+                          .rows = rows,
+                          .dim = dim,
+                          .weight = weight.data(),
+                          .bias = bias.data(),
+                          .epsilon = 1e-3f};
+    layer_norm(*backend_, args);
+    args.y = expected.data();
+    reference::layer_norm(args);
+    // The mean is off by dim units of the values' size at most, and so is the deviation.
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(y[i], expected[i], (static_cast<double>(dim) + 16) * kUnit * 16) << i;
+    }
+    args.y = x.data();  // in place
+    layer_norm(*backend_, args);
+    for (size_t i = 0; i < y.size(); ++i) {
+      if (expected[i] != 9.0f) {
+        ASSERT_EQ(x[i], y[i]) << i;
+      }
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, GeluAndClampedSwiglu) {
+  const int64_t rows = 33, dim = 1001;
+  std::vector<float> gate = random_floats(rng_, rows * dim, 4),
+                     up = random_floats(rng_, rows * dim, 4);
+  const float edges[] = {-200, -20, -9, -0.0f, 0, 7, 9, 20, 200};
+  std::copy(std::begin(edges), std::end(edges), gate.begin());
+  std::copy(std::begin(edges), std::end(edges), up.begin());
+  for (const Activation activation : {Activation::kGeluTanh, Activation::kClampedSwiglu}) {
+    std::vector<float> y(gate.size()), expected(gate.size());
+    GatedArgs args = {.activation = activation,
+                      .limit = 7,
+                      .gate = gate.data(),
+                      .gate_stride = dim,
+                      .up = up.data(),
+                      .up_stride = dim,
+                      .y = y.data(),
+                      .y_stride = dim,
+                      .rows = rows,
+                      .dim = dim};
+    for (const bool with_up : {true, false}) {
+      if (!with_up && activation == Activation::kClampedSwiglu) continue;
+      args.up = with_up ? up.data() : nullptr;
+      args.y = y.data();
+      gated(*backend_, args);
+      args.y = expected.data();
+      reference::gated(args);
+      for (size_t i = 0; i < y.size(); ++i) {
+        // The exponent, at most 3 v^3, is off by a few units of itself; what it takes part in is
+        // below |v| e^-|exponent|.
+        ASSERT_NEAR(y[i], expected[i], 64 * kUnit * (1 + std::abs(expected[i])))
+            << gate[i] << " " << up[i];
+      }
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, AddScaledAndSoftcap) {
+  for (const int64_t count : {1, 15, 4097, 40000}) {
+    const std::vector<float> x = random_floats(rng_, count), before = random_floats(rng_, count, 9);
+    std::vector<float> y = before;
+    add_scaled(*backend_, y.data(), x.data(), 0.3f, count);
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(y[i], before[i] + 0.3 * x[i], 4 * kUnit * (1 + std::abs(before[i])));
+    }
+    y = before;
+    softcap(*backend_, y.data(), 5, count);
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(y[i], 5 * std::tanh(before[i] / 5.0), 5 * 16 * kUnit);
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, SiluMul) {
   const int64_t rows = 33, dim = 1001;
   std::vector<float> gate = random_floats(rng_, rows * dim, 4),
@@ -72,17 +158,17 @@ TEST_P(ElementwiseTest, SiluMul) {
   const float edges[] = {-200, -100, -88.8f, -87.5f, -0.0f, 0, 87.5f, 88.8f, 100, 200};
   std::copy(std::begin(edges), std::end(edges), gate.begin());
   std::vector<float> y(gate.size()), expected(gate.size());
-  SiluMulArgs args = {.gate = gate.data(),
-                      .gate_stride = dim,
-                      .up = up.data(),
-                      .up_stride = dim,
-                      .y = y.data(),
-                      .y_stride = dim,
-                      .rows = rows,
-                      .dim = dim};
-  silu_mul(*backend_, args);
+  GatedArgs args = {.gate = gate.data(),
+                    .gate_stride = dim,
+                    .up = up.data(),
+                    .up_stride = dim,
+                    .y = y.data(),
+                    .y_stride = dim,
+                    .rows = rows,
+                    .dim = dim};
+  gated(*backend_, args);
   args.y = expected.data();
-  reference::silu_mul(args);
+  reference::gated(args);
   for (size_t i = 0; i < y.size(); ++i) {
     // exp to 4 units, and four roundings; below -87 float32's exp(-v) is at its end.
     ASSERT_NEAR(y[i], expected[i],
@@ -91,7 +177,7 @@ TEST_P(ElementwiseTest, SiluMul) {
   }
   gate[0] = std::nanf("");
   args.y = gate.data();
-  silu_mul(*backend_, args);
+  gated(*backend_, args);
   EXPECT_TRUE(std::isnan(gate[0]));
 }
 

@@ -37,6 +37,14 @@ inline simd::F silu(simd::F v) {
   return div(v, add(set1(1.0f), exp(sub(zero(), v))));
 }
 
+// v / 2 (1 + tanh(w)) = v / (1 + exp(-2 w)), w = sqrt(2 / pi) (v + 0.044715 v^3).
+inline simd::F gelu_tanh(simd::F v) {
+  using namespace simd;
+  const F w =
+      mul(v, fma(mul(v, v), set1(-2 * 0.7978845608f * 0.044715f), set1(-2 * 0.7978845608f)));
+  return div(v, add(set1(1.0f), exp(w)));
+}
+
 // 1 - 2 / (1 + exp(2 v)): absolute error of a few 2^-24.
 inline simd::F tanh(simd::F v) {
   using namespace simd;

@@ -68,6 +68,7 @@ struct AttentionTile {
   float scale;
   int64_t sliding_window;
   float softcap;
+  const float* sinks;  // [kv_heads, group], or null
 
   // Where the tile is one part of a context that is split among threads: the part's state instead
   // of `out`, [rows] records of attention_state(head_dim) floats. Else null.
@@ -85,7 +86,14 @@ struct CpuTable {
   int64_t prepared_bytes;  // an element
 
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t dim, float* y);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
+                     int64_t dim, float* y);
+  // up may be null: ones.
   void (*silu_mul)(const float* gate, const float* up, float* y, int64_t count);
+  void (*gelu_mul)(const float* gate, const float* up, float* y, int64_t count);
+  void (*clamped_swiglu)(const float* gate, const float* up, float limit, float* y, int64_t count);
+  void (*add_scaled)(float* y, const float* x, float factor, int64_t count);
+  void (*softcap)(float* y, float cap, int64_t count);
   void (*add)(float* y, const float* x, int64_t count);
   void (*scale)(float* y, float factor, int64_t count);
   void (*rope_half)(float* x, const float* cos, const float* sin, int64_t half);
@@ -97,9 +105,9 @@ struct CpuTable {
   // Floats of scratch for a tile of `rows` = kv_heads * tokens * group.
   int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
   // Combines the parts of one row, first to last, `stride` floats apart, into out[head_dim]. The
-  // first part's state is overwritten.
+  // first part's state is overwritten. sink: the row's head's, or null.
   void (*attention_combine)(float* states, int64_t stride, int64_t parts, int64_t head_dim,
-                            float* out);
+                            const float* sink, float* out);
 
   float (*max)(const float* x, int64_t count);                     // NaNs left out; -inf of none
   double (*sum_exp)(const float* x, float offset, int64_t count);  // sum of exp(x - offset)

@@ -35,7 +35,7 @@ void append_lane(const CpuTable& table, const KvAppendArgs& args, const Lane& la
         pages[position / kv.page_size] * kv.page_stride + position % kv.page_size * kv.token_stride;
     const int64_t token = lane.query_begin + i;
     write_token(table, kv, layer.k, at, args.k + token * args.k_stride);
-    write_token(table, kv, layer.v, at, args.v + token * args.v_stride);
+    if (args.v != nullptr) write_token(table, kv, layer.v, at, args.v + token * args.v_stride);
   }
 }
 

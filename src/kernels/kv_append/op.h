@@ -15,7 +15,7 @@ struct KvAppendArgs {
   // order of the batch. Keys are already rotated.
   const float* k = nullptr;
   int64_t k_stride = 0;
-  const float* v = nullptr;
+  const float* v = nullptr;  // null: there is a K plane alone (latent attention)
   int64_t v_stride = 0;
 
   std::span<const Lane> lanes;

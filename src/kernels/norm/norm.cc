@@ -19,4 +19,14 @@ void rms_norm(CpuBackend& backend, const RmsNormArgs& args) {
   share_rows(backend, args.rows, args.groups * args.dim, rows);
 }
 
+void layer_norm(CpuBackend& backend, const LayerNormArgs& args) {
+  ESP_CHECK(args.dim > 0, "a norm over {}", args.dim);
+  share_rows(backend, args.rows, args.dim, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      backend.table().layer_norm(args.x + row * args.x_stride, args.weight, args.bias, args.epsilon,
+                                 args.dim, args.y + row * args.y_stride);
+    }
+  });
+}
+
 }  // namespace espalier::kernels

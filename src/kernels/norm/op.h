@@ -1,4 +1,5 @@
-// Root-mean-square normalisation (Zhang and Sennrich 2019), as Llama and Qwen use it.
+// Root-mean-square normalisation (Zhang and Sennrich 2019), as Llama and Qwen use it, and layer
+// normalisation.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,25 @@ struct RmsNormArgs {
 // not depend on the others.
 void rms_norm(CpuBackend& backend, const RmsNormArgs& args);
 
+// Layer normalisation (Ba et al. 2016), as GPT-2 uses it.
+struct LayerNormArgs {
+  const float* x = nullptr;  // [rows, dim], rows x_stride elements apart
+  int64_t x_stride = 0;
+  float* y = nullptr;  // the same shape; y == x (with equal strides) works in place
+  int64_t y_stride = 0;
+  int64_t rows = 0;
+  int64_t dim = 0;
+  const float* weight = nullptr;  // [dim]
+  const float* bias = nullptr;    // [dim]
+  float epsilon = 1e-5f;
+};
+
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, for each row by itself.
+void layer_norm(CpuBackend& backend, const LayerNormArgs& args);
+
 namespace reference {
 void rms_norm(const RmsNormArgs& args);
+void layer_norm(const LayerNormArgs& args);
 }  // namespace reference
 
 }  // namespace espalier::kernels

@@ -18,4 +18,19 @@ void rms_norm(const RmsNormArgs& args) {
   }
 }
 
+void layer_norm(const LayerNormArgs& args) {
+  const auto size = static_cast<double>(args.dim);
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < args.dim; ++i) mean += x[i] / size;
+    for (int64_t i = 0; i < args.dim; ++i) variance += (x[i] - mean) * (x[i] - mean) / size;
+    const double scale = 1.0 / std::sqrt(variance + args.epsilon);
+    for (int64_t i = 0; i < args.dim; ++i) {
+      args.y[row * args.y_stride + i] =
+          static_cast<float>((x[i] - mean) * scale * args.weight[i] + args.bias[i]);
+    }
+  }
+}
+
 }  // namespace espalier::kernels::reference

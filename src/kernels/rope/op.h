@@ -14,7 +14,7 @@ struct RopeArgs {
   float* x = nullptr;
   int64_t x_stride = 0;
   int64_t heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  // from one head to the next
 
   std::span<const int32_t> positions;  // [tokens]: the row of the tables for each token
 

@@ -1,0 +1,56 @@
+// Which experts a token goes to, and with what weights: the choice in a mixture of experts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/backend.h"
+
+namespace espalier::kernels {
+
+struct RouterSpec {
+  enum class Scoring : uint8_t {
+    kSoftmax,  // over all experts: Mixtral, Qwen, DeepSeek-V2, gpt-oss
+    kSigmoid,  // each by itself: DeepSeek-V3
+  };
+  int32_t num_experts = 0;
+  int32_t top_k = 0;  // experts of a token
+  Scoring scoring = Scoring::kSoftmax;
+  bool normalise = false;  // the weights of those chosen are divided by their sum
+  float scale = 1;         // then multiplied by this
+  // With more than one group the experts lie in groups of equal size, and only those of the
+  // `top_groups` best groups can be chosen. A group is as good as its best expert, or as the sum of
+  // its best two.
+  int32_t num_groups = 1;
+  int32_t top_groups = 1;
+  bool group_by_two = false;
+  // A value for each expert is added to its score for the choice, not for the weight.
+  bool correction = false;
+};
+
+struct RouteArgs {
+  const float* logits = nullptr;  // [rows, num_experts]
+  int64_t rows = 0;
+  const float* correction = nullptr;  // [num_experts], where the spec has it
+  int32_t* experts = nullptr;         // [rows, top_k], ascending in a row
+  float* weights = nullptr;           // [rows, top_k], beside them
+};
+
+// Among equal scores the smaller index is chosen. A row does not depend on the others. A NaN among
+// the logits makes the row's weights NaN. REQUIRES: 0 < top_k <= the experts of top_groups groups,
+// num_experts a multiple of num_groups, at most kMaxExperts.
+void route(const RouterSpec& spec, const RouteArgs& args);
+inline constexpr int32_t kMaxExperts = 1024;
+
+// What one expert made of its tokens, back to them: y[rows[i]] += weights[i] * x[i].
+struct ScatterArgs {
+  const float* x = nullptr;        // [rows.size(), dim], rows adjacent
+  std::span<const int32_t> rows;   // each once
+  const float* weights = nullptr;  // [rows.size()]
+  float* y = nullptr;              // [any, dim], rows y_stride elements apart
+  int64_t y_stride = 0;
+  int64_t dim = 0;
+};
+void scatter_add(CpuBackend& backend, const ScatterArgs& args);
+
+}  // namespace espalier::kernels

@@ -1,0 +1,103 @@
+#include "kernels/router/op.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "base/check.h"
+#include "kernels/cpu/share_rows.h"
+#include "kernels/cpu/table.h"
+
+namespace espalier::kernels {
+namespace {
+
+void score(const RouterSpec& spec, const float* logits, std::span<float> scores) {
+  if (spec.scoring == RouterSpec::Scoring::kSigmoid) {
+    for (size_t i = 0; i < scores.size(); ++i) scores[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+    return;
+  }
+  const float largest = *std::max_element(logits, logits + scores.size());
+  float sum = 0;
+  for (size_t i = 0; i < scores.size(); ++i) sum += scores[i] = std::exp(logits[i] - largest);
+  for (float& value : scores) value /= sum;
+}
+
+// The largest of `values` whose `taken` is false, marked as taken; the first among equals. -1 where
+// all are taken.
+int32_t take_best(std::span<const float> values, std::span<bool> taken) {
+  int32_t best = -1;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (taken[i]) continue;
+    if (best < 0 || values[i] > values[static_cast<size_t>(best)]) best = static_cast<int32_t>(i);
+  }
+  if (best >= 0) taken[static_cast<size_t>(best)] = true;
+  return best;
+}
+
+float group_score(const RouterSpec& spec, std::span<const float> choice) {
+  float first = -INFINITY, second = -INFINITY;
+  for (const float value : choice) {
+    if (value > first) {
+      second = first;
+      first = value;
+    } else if (value > second) {
+      second = value;
+    }
+  }
+  return spec.group_by_two ? first + second : first;
+}
+
+// Marks the experts of all groups but the best ones as taken.
+void close_groups(const RouterSpec& spec, std::span<const float> choice, std::span<bool> taken) {
+  const size_t size = choice.size() / static_cast<size_t>(spec.num_groups);
+  float scores[kMaxExperts];
+  bool open[kMaxExperts] = {};
+  const auto groups = static_cast<size_t>(spec.num_groups);
+  for (size_t i = 0; i < groups; ++i) scores[i] = group_score(spec, choice.subspan(i * size, size));
+  for (int32_t i = 0; i < spec.top_groups; ++i) take_best({scores, groups}, {open, groups});
+  for (size_t i = 0; i < groups; ++i) {
+    if (!open[i]) std::ranges::fill(taken.subspan(i * size, size), true);
+  }
+}
+
+void route_row(const RouterSpec& spec, const float* logits, const float* correction,
+               int32_t* experts, float* weights) {
+  const auto count = static_cast<size_t>(spec.num_experts);
+  float scores[kMaxExperts], choice[kMaxExperts];
+  bool taken[kMaxExperts] = {};
+  score(spec, logits, {scores, count});
+  for (size_t i = 0; i < count; ++i) choice[i] = scores[i] + (correction ? correction[i] : 0.0f);
+  if (spec.num_groups > 1) close_groups(spec, {choice, count}, {taken, count});
+  for (int32_t i = 0; i < spec.top_k; ++i) experts[i] = take_best({choice, count}, {taken, count});
+  std::sort(experts, experts + spec.top_k);
+  float sum = 0;
+  for (int32_t i = 0; i < spec.top_k; ++i) sum += weights[i] = scores[experts[i]];
+  if (!spec.normalise) sum = 1;
+  for (int32_t i = 0; i < spec.top_k; ++i) weights[i] = weights[i] / sum * spec.scale;
+}
+
+}  // namespace
+
+void route(const RouterSpec& spec, const RouteArgs& args) {
+  ESP_CHECK(spec.num_experts > 0 && spec.num_experts <= kMaxExperts && spec.top_k > 0 &&
+                spec.num_groups > 0 && spec.num_experts % spec.num_groups == 0 &&
+                spec.top_k <= spec.num_experts / spec.num_groups * spec.top_groups,
+            "{} of {} experts in {} of {} groups", spec.top_k, spec.num_experts, spec.top_groups,
+            spec.num_groups);
+  ESP_CHECK(spec.correction == (args.correction != nullptr));
+  for (int64_t row = 0; row < args.rows; ++row) {
+    route_row(spec, args.logits + row * spec.num_experts, args.correction,
+              args.experts + row * spec.top_k, args.weights + row * spec.top_k);
+  }
+}
+
+void scatter_add(CpuBackend& backend, const ScatterArgs& args) {
+  share_rows(backend, std::ssize(args.rows), args.dim, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      backend.table().add_scaled(args.y + args.rows[static_cast<size_t>(i)] * args.y_stride,
+                                 args.x + i * args.dim, args.weights[i], args.dim);
+    }
+  });
+}
+
+}  // namespace espalier::kernels
