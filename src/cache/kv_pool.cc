@@ -24,6 +24,9 @@ Status check_config(const KvPoolConfig& config) {
   ESP_RETURN_IF_ERROR(positive("head_dim", config.head_dim));
   ESP_RETURN_IF_ERROR(positive("num_pages", config.num_pages));
   ESP_RETURN_IF_ERROR(positive("page_size", config.page_size));
+  if (config.num_planes != 1 && config.num_planes != 2) {
+    return invalid_argument("KV pool: num_planes is {}; it must be 1 or 2", config.num_planes);
+  }
   return Status();
 }
 
@@ -37,14 +40,15 @@ KvView make_view(const KvPoolConfig& config, std::byte* base, int64_t plane_stri
   view.head_stride = config.head_dim;
   view.token_stride = view.head_stride * config.num_kv_heads;
   view.page_stride = view.token_stride * config.page_size;
-  for (int32_t i = 0; i < config.num_layers; ++i, base += 2 * plane_stride_bytes)
-    view.layers.push_back({.k = base, .v = base + plane_stride_bytes});
+  for (int32_t i = 0; i < config.num_layers; ++i, base += config.num_planes * plane_stride_bytes) {
+    view.layers.push_back({.k = base, .v = base + (config.num_planes - 1) * plane_stride_bytes});
+  }
   return view;
 }
 
 int64_t plane_stride_bytes(const KvPoolConfig& config) {
   const int64_t plane_bytes =
-      config.bytes_per_page() / (2ll * config.num_layers) * config.num_pages;
+      config.bytes_per_page() / (int64_t{config.num_planes} * config.num_layers) * config.num_pages;
   return (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
 }
 
@@ -75,7 +79,7 @@ Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes) {
 
 // One alignment more than the planes take, so that the first can begin on a border.
 int64_t KvPool::bytes_needed(const KvPoolConfig& config) {
-  return plane_stride_bytes(config) * 2 * config.num_layers + kPlaneAlignment;
+  return plane_stride_bytes(config) * config.num_planes * config.num_layers + kPlaneAlignment;
 }
 
 Result<KvPool> KvPool::create(const KvPoolConfig& config, const AllocatePlanes& allocate) {

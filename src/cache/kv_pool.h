@@ -17,10 +17,11 @@ struct KvPoolConfig {
   int32_t head_dim = 0;
   KvType type = KvType::kBFloat16;
   int32_t num_pages = 0;
-  int32_t page_size = 1;  // tokens
+  int32_t page_size = 1;   // tokens
+  int32_t num_planes = 2;  // of a layer: K and V, or 1 that is both
 
-  int64_t bytes_per_page() const {  // all layers, K and V
-    return 2ll * num_layers * page_size * num_kv_heads * head_dim *
+  int64_t bytes_per_page() const {  // all planes of all layers
+    return int64_t{num_planes} * num_layers * page_size * num_kv_heads * head_dim *
            (type == KvType::kFloat32 ? 4 : 2);
   }
 };

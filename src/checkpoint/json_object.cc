@@ -194,6 +194,18 @@ Result<std::vector<int64_t>> JsonObject::integers(std::string_view field) const 
   return list;
 }
 
+Result<std::vector<double>> JsonObject::numbers(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<double> list;
+  const json::array* array = value->if_array();
+  if (array == nullptr) return fail(field_error(field, "must be a list of numbers"));
+  for (const json::value& item : *array) {
+    if (!item.is_number()) return fail(field_error(field, "must be a list of numbers"));
+    list.push_back(item.to_number<double>());
+  }
+  return list;
+}
+
 Result<std::vector<std::string>> JsonObject::strings(std::string_view field) const {
   ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
   std::vector<std::string> list;

@@ -63,7 +63,8 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
                          .head_dim = info.head_dim,
                          .type = type,
                          .num_pages = config.max_total_tokens / config.page_size,
-                         .page_size = config.page_size});
+                         .page_size = config.page_size,
+                         .num_planes = info.kv_planes});
 }
 
 template <typename T>

@@ -7,12 +7,9 @@
 
 #include "base/check.h"
 #include "kernels/activation/op.h"
-#include "kernels/attention/op.h"
 #include "kernels/embedding/op.h"
-#include "kernels/kv_append/op.h"
 #include "kernels/linear/op.h"
 #include "kernels/norm/op.h"
-#include "kernels/rope/op.h"
 #include "models/rope_table.h"
 
 namespace espalier {
@@ -20,10 +17,6 @@ namespace {
 
 // Rows of logits held at once for input log-probabilities: enough to keep the head's product busy.
 constexpr int64_t kLogitBlock = 32;
-
-const float* or_null(const std::vector<float>& values) {
-  return values.empty() ? nullptr : values.data();
-}
 
 ModelInfo describe(const DecoderSpec& spec, const DecoderWeights& weights) {
   ModelInfo info = describe_model(spec);
@@ -37,10 +30,31 @@ int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
   return most;
 }
 int64_t q_width(const LayerSpec& layer) { return layer.attention.q_dim(); }
-int64_t qkv_width(const LayerSpec& layer) {
-  return layer.attention.q_dim() + 2ll * layer.attention.kv_dim();
+int64_t qkv_width(const LayerSpec& layer) { return qkv_stride(layer.attention); }
+int64_t mlp_width(const LayerSpec& layer) {
+  if (!layer.experts) return layer.mlp.intermediate_size;
+  const int64_t expert = layer.experts->expert.intermediate_size;
+  return layer.experts->shared ? std::max<int64_t>(expert, layer.experts->shared->intermediate_size)
+                               : expert;
 }
-int64_t mlp_width(const LayerSpec& layer) { return layer.mlp.intermediate_size; }
+int64_t experts_of(const LayerSpec& layer) {
+  return layer.experts ? layer.experts->router.num_experts : 0;
+}
+int64_t choices_of(const LayerSpec& layer) {
+  return layer.experts ? layer.experts->router.top_k : 0;
+}
+int64_t latent_width(const LayerSpec& layer) {
+  if (!layer.attention.latent) return 0;
+  const LatentSpec& latent = *layer.attention.latent;
+  return latent.query_rank + int64_t{layer.attention.num_heads} *
+                                 std::max(latent.nope_dim + latent.rope_dim, latent.value_dim);
+}
+// What linear() reads: the widest input of any of the layer's products.
+int64_t widest_input(const LayerSpec& layer) {
+  const AttentionSpec& a = layer.attention;
+  const int64_t query_rank = a.latent ? a.latent->query_rank : 0;
+  return std::max({mlp_width(layer), int64_t{a.q_dim()}, int64_t{a.output_dim()}, query_rank});
+}
 
 Status allocate_floats(int64_t rows, int64_t width, Buffer& out) {
   ESP_ASSIGN_OR_RETURN(out, Buffer::allocate(static_cast<size_t>(rows * width) * sizeof(float)));
@@ -59,6 +73,7 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   info.num_layers = static_cast<int32_t>(spec.layers.size());
   info.num_kv_heads = attention.num_kv_heads;
   info.head_dim = attention.head_dim;
+  info.kv_planes = attention.latent ? 1 : 2;
   info.num_parameters = spec.num_parameters();
   info.eos_ids = spec.eos_ids;
   return info;
@@ -85,7 +100,9 @@ DecoderModel::DecoderModel(DecoderSpec spec, DecoderWeights weights,
       weights_(std::move(weights)),
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)) {
-  for (const RopeSpec& rope : spec_.ropes) rope_frequencies_.push_back(rope_frequencies(rope));
+  for (const RopeSpec& rope : spec_.ropes) {
+    rope_frequencies_.push_back(rope_frequencies(rope, spec_.context_length));
+  }
 }
 
 Result<std::unique_ptr<DecoderModel>> DecoderModel::create(DecoderSpec spec, DType type,
@@ -102,12 +119,15 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
     return invalid_argument("a batch of {} tokens in {} lanes is none", max_tokens, max_lanes);
   }
   const int64_t q = widest(spec_, q_width), ffn = widest(spec_, mlp_width);
+  const int64_t experts = widest(spec_, experts_of), choices = widest(spec_, choices_of);
   int64_t rope_floats = 0;  // cosine and sine of each rope, a token
   for (const auto& frequencies : rope_frequencies_) {
     rope_floats += 2 * static_cast<int64_t>(frequencies.size());
   }
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, hidden_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, normed_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, branch_));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, widest(spec_, latent_width), latent_q_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, widest(spec_, qkv_width), qkv_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, q, attended_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 2 * ffn, mlp_));
@@ -115,8 +135,20 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
   ESP_RETURN_IF_ERROR(
       allocate_floats(std::min<int64_t>(kLogitBlock, max_tokens), spec_.vocab_size, block_logits_));
-  ESP_RETURN_IF_ERROR(
-      backend_->reserve_linear(max_tokens, std::max({ffn, q, int64_t{spec_.hidden_size}})));
+  ESP_RETURN_IF_ERROR(backend_->reserve_linear(
+      max_tokens, std::max<int64_t>(widest(spec_, widest_input), spec_.hidden_size)));
+  if (experts > 0) {
+    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, experts, expert_logits_));
+    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, choices, expert_weights_));
+    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, expert_x_));
+    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, expert_y_));
+    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 1, shared_weights_));
+    const auto pairs = static_cast<size_t>(max_tokens * choices);
+    expert_ids_.resize(pairs);
+    expert_rows_.resize(pairs);
+    row_weights_.resize(pairs);
+    expert_begin_.resize(static_cast<size_t>(experts) + 1);
+  }
   row_index_.resize(static_cast<size_t>(max_tokens));
   std::iota(row_index_.begin(), row_index_.end(), 0);
   wanted_.reserve(static_cast<size_t>(max_lanes));
@@ -137,6 +169,7 @@ ForwardOutput DecoderModel::forward(const ForwardBatch& batch, std::span<const T
   if (token_ids.empty()) return {};
   wanted_.plan(batch.lanes);
   embed(token_ids);
+  add_positions(batch.positions);
   fill_rope_tables(batch.positions);
 
   int64_t rows = batch.num_tokens();
@@ -176,6 +209,21 @@ void DecoderModel::embed(std::span<const TokenId> token_ids) {
                                    .out_stride = spec_.hidden_size});
 }
 
+void DecoderModel::add_positions(std::span<const int32_t> positions) {
+  const int64_t count = std::ssize(positions) * spec_.hidden_size;
+  if (spec_.embedding_scale != 1.0f) {
+    kernels::scale(*backend_, hidden_.as<float>(), spec_.embedding_scale, count);
+  }
+  if (spec_.learned_positions == 0) return;
+  kernels::gather_rows(*backend_, {.table = weights_.position_embedding.data(),
+                                   .type = weights_.type,
+                                   .dim = spec_.hidden_size,
+                                   .ids = positions,
+                                   .out = branch_.as<float>(),
+                                   .out_stride = spec_.hidden_size});
+  kernels::add(*backend_, hidden_.as<float>(), branch_.as<float>(), count);
+}
+
 void DecoderModel::fill_rope_tables(std::span<const int32_t> positions) {
   float* rows = rope_rows_.as<float>();
   for (size_t i = 0; i < spec_.ropes.size(); ++i) {
@@ -186,82 +234,50 @@ void DecoderModel::fill_rope_tables(std::span<const int32_t> positions) {
   }
 }
 
-const float* DecoderModel::normed(const std::optional<NormSpec>& norm,
-                                  const std::vector<float>& weight, int64_t rows) {
-  if (!norm) return hidden_.as<float>();
+void DecoderModel::apply_norm(const NormSpec& norm, const NormWeights& weights, const float* x,
+                              float* y, int64_t rows) {
   const int64_t hidden = spec_.hidden_size;
-  kernels::rms_norm(*backend_, {.x = hidden_.as<float>(),
+  if (norm.kind == NormSpec::Kind::kLayer) {
+    kernels::layer_norm(*backend_, {.x = x,
+                                    .x_stride = hidden,
+                                    .y = y,
+                                    .y_stride = hidden,
+                                    .rows = rows,
+                                    .dim = hidden,
+                                    .weight = weights.weight.data(),
+                                    .bias = weights.bias.data(),
+                                    .epsilon = norm.epsilon});
+    return;
+  }
+  kernels::rms_norm(*backend_, {.x = x,
                                 .x_stride = hidden,
-                                .y = normed_.as<float>(),
+                                .y = y,
                                 .y_stride = hidden,
                                 .rows = rows,
                                 .dim = hidden,
-                                .weight = weight.data(),
-                                .epsilon = norm->epsilon});
+                                .weight = weights.weight.data(),
+                                .epsilon = norm.epsilon});
+}
+
+const float* DecoderModel::normed(const std::optional<NormSpec>& norm, const NormWeights& weights,
+                                  int64_t rows) {
+  if (!norm) return hidden_.as<float>();
+  apply_norm(*norm, weights, hidden_.as<float>(), normed_.as<float>(), rows);
   return normed_.as<float>();
 }
 
-// [q; k; v] of every row, normalised and rotated.
-void DecoderModel::project_qkv(size_t layer, int64_t rows) {
-  const LayerSpec& spec = spec_.layers[layer];
-  const AttentionSpec& a = spec.attention;
-  const LayerWeights& weights = weights_.layers[layer];
-  const int64_t stride = qkv_width(spec);
-  float* q = qkv_.as<float>();
-  kernels::linear(*backend_, weights.qkv,
-                  {.x = normed(spec.input_norm, weights.input_norm, rows),
-                   .x_stride = spec_.hidden_size,
-                   .y = q,
-                   .y_stride = stride,
-                   .rows = rows,
-                   .bias = or_null(weights.qkv_bias)});
-  if (a.qk_norm) {
-    const auto norm_heads = [&](float* x, int64_t heads, const std::vector<float>& weight) {
-      kernels::rms_norm(*backend_, {.x = x,
-                                    .x_stride = stride,
-                                    .y = x,
-                                    .y_stride = stride,
-                                    .rows = rows,
-                                    .groups = heads,
-                                    .dim = a.head_dim,
-                                    .weight = weight.data(),
-                                    .epsilon = a.qk_norm->epsilon});
-    };
-    norm_heads(q, a.num_heads, weights.q_norm);
-    norm_heads(q + a.q_dim(), a.num_kv_heads, weights.k_norm);
-  }
-  if (!a.rope) return;
-  const float* cos = rope_rows_.as<float>();
-  for (int32_t i = 0; i < *a.rope; ++i) cos += 2 * rows * std::ssize(rope_frequencies_[i]);
-  const RopeSpec& rope = spec_.ropes[*a.rope];
-  kernels::rope(*backend_, {.x = q,  // k follows q
-                            .x_stride = stride,
-                            .heads = a.num_heads + a.num_kv_heads,
-                            .head_dim = a.head_dim,
-                            .positions = std::span(row_index_).first(static_cast<size_t>(rows)),
-                            .cos = cos,
-                            .sin = cos + rows * (rope.rotary_dim / 2),
-                            .rotary_dim = rope.rotary_dim,
-                            .interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved});
-}
-
-void DecoderModel::append_kv(size_t layer, const ForwardBatch& batch, const KvView& kv) {
-  const AttentionSpec& a = spec_.layers[layer].attention;
-  const int64_t stride = qkv_width(spec_.layers[layer]);
-  const float* k = qkv_.as<float>() + a.q_dim();
-  kernels::kv_append(*backend_, {.k = k,
-                                 .k_stride = stride,
-                                 .v = k + a.kv_dim(),
-                                 .v_stride = stride,
-                                 .lanes = batch.lanes,
-                                 .page_tables = batch.page_tables,
-                                 .kv = &kv,
-                                 .layer = static_cast<int32_t>(layer)});
+void DecoderModel::add_branch(const std::optional<NormSpec>& norm, const NormWeights& weights,
+                              int64_t rows, bool drop) {
+  float* branch = branch_.as<float>();
+  if (norm) apply_norm(*norm, weights, branch, branch, rows);
+  const int64_t count = rows * spec_.hidden_size;
+  if (drop) kernels::scale(*backend_, hidden_.as<float>(), 0, count);
+  kernels::add_scaled(*backend_, hidden_.as<float>(), branch, spec_.residual_scale, count);
 }
 
 void DecoderModel::keep_wanted_rows(size_t layer, const ForwardBatch& batch) {
   const auto q_floats = static_cast<size_t>(spec_.layers[layer].attention.q_dim());
-  const int64_t stride = qkv_width(spec_.layers[layer]);
+  const int64_t stride = qkv_stride(spec_.layers[layer].attention);
   const int64_t hidden = spec_.hidden_size;
   size_t index = 0;
   for (const WantedRows::Tail& tail : wanted_.tails()) {
@@ -283,81 +299,6 @@ void DecoderModel::keep_wanted_rows(size_t layer, const ForwardBatch& batch) {
   }
 }
 
-// x += output(attention(q))
-void DecoderModel::attend(size_t layer, std::span<const Lane> lanes, int64_t rows,
-                          const ForwardBatch& batch, const KvView& kv) {
-  const LayerSpec& spec = spec_.layers[layer];
-  const AttentionSpec& a = spec.attention;
-  kernels::attention(*backend_, {.q = qkv_.as<float>(),
-                                 .q_stride = qkv_width(spec),
-                                 .out = attended_.as<float>(),
-                                 .out_stride = a.q_dim(),
-                                 .heads = a.num_heads,
-                                 .lanes = lanes,
-                                 .page_tables = batch.page_tables,
-                                 .kv = &kv,
-                                 .layer = static_cast<int32_t>(layer),
-                                 .scale = a.scale,
-                                 .sliding_window = a.sliding_window});
-  kernels::linear(*backend_, weights_.layers[layer].attention_output,
-                  {.x = attended_.as<float>(),
-                   .x_stride = a.q_dim(),
-                   .y = hidden_.as<float>(),
-                   .y_stride = spec_.hidden_size,
-                   .rows = rows,
-                   .bias = or_null(weights_.layers[layer].attention_output_bias),
-                   .accumulate = !spec_.faults.drop_attention_residual});
-}
-
-// x += down(silu(gate(norm(x))) * up(norm(x)))
-void DecoderModel::run_mlp(size_t layer, int64_t rows) {
-  const LayerSpec& spec = spec_.layers[layer];
-  const LayerWeights& weights = weights_.layers[layer];
-  const int64_t ffn = spec.mlp.intermediate_size;
-  float* gate = mlp_.as<float>();
-  int64_t stride = ffn;
-  kernels::LinearArgs args{.x = normed(spec.post_attention_norm, weights.post_attention_norm, rows),
-                           .x_stride = spec_.hidden_size,
-                           .y = gate,
-                           .y_stride = ffn,
-                           .rows = rows};
-  if (weights.gate_up.gate_up()) {
-    kernels::linear_silu_mul(*backend_, weights.gate_up, args);
-  } else {
-    args.y_stride = stride = 2 * ffn;
-    args.bias = or_null(weights.gate_up_bias);
-    kernels::linear(*backend_, weights.gate_up, args);
-    activate(gate, rows, ffn);
-  }
-  kernels::linear(*backend_, weights.down,
-                  {.x = gate,
-                   .x_stride = stride,
-                   .y = hidden_.as<float>(),
-                   .y_stride = spec_.hidden_size,
-                   .rows = rows,
-                   .bias = or_null(weights.down_bias),
-                   .accumulate = !spec_.faults.drop_mlp_residual});
-}
-
-// gate = silu(gate) * up, rows of [gate; up].
-void DecoderModel::activate(float* gate, int64_t rows, int64_t ffn) {
-  if (spec_.faults.linear_activation) {
-    for (int64_t row = 0; row < rows; ++row) {
-      float* values = gate + row * 2 * ffn;
-      for (int64_t i = 0; i < ffn; ++i) values[i] *= values[ffn + i];
-    }
-    return;
-  }
-  kernels::silu_mul(*backend_, {.gate = gate,
-                                .gate_stride = 2 * ffn,
-                                .up = gate + ffn,
-                                .up_stride = 2 * ffn,
-                                .y = gate,
-                                .y_stride = 2 * ffn,
-                                .rows = rows,
-                                .dim = ffn});
-}
-
 void DecoderModel::pick_row(int64_t row, int64_t to) {
   const int64_t hidden = spec_.hidden_size;
   std::memcpy(normed_.as<float>() + to * hidden, hidden_.as<float>() + row * hidden,
@@ -366,22 +307,14 @@ void DecoderModel::pick_row(int64_t row, int64_t to) {
 
 void DecoderModel::logits_of_picked(int64_t rows, float* out) {
   const int64_t hidden = spec_.hidden_size;
-  if (spec_.final_norm) {
-    kernels::rms_norm(*backend_, {.x = normed_.as<float>(),
-                                  .x_stride = hidden,
-                                  .y = normed_.as<float>(),
-                                  .y_stride = hidden,
-                                  .rows = rows,
-                                  .dim = hidden,
-                                  .weight = weights_.final_norm.data(),
-                                  .epsilon = spec_.final_norm->epsilon});
-  }
-  kernels::linear(*backend_, weights_.head,
-                  {.x = normed_.as<float>(),
-                   .x_stride = hidden,
-                   .y = out,
-                   .y_stride = spec_.vocab_size,
-                   .rows = rows});
+  float* x = normed_.as<float>();
+  if (spec_.final_norm) apply_norm(*spec_.final_norm, weights_.final_norm, x, x, rows);
+  kernels::linear(
+      *backend_, weights_.head,
+      {.x = x, .x_stride = hidden, .y = out, .y_stride = spec_.vocab_size, .rows = rows});
+  const int64_t count = rows * spec_.vocab_size;
+  if (spec_.logits_scale != 1.0f) kernels::scale(*backend_, out, spec_.logits_scale, count);
+  if (spec_.logits_softcap > 0) kernels::softcap(*backend_, out, spec_.logits_softcap, count);
 }
 
 int64_t DecoderModel::sample_logits(const ForwardBatch& batch) {

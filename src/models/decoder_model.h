@@ -41,6 +41,11 @@ class WantedRows {
   int32_t num_rows_ = 0;
 };
 
+// Floats from one row of [q; k; v] to the next; latents have no v.
+inline int64_t qkv_stride(const AttentionSpec& a) {
+  return a.q_dim() + (a.latent ? 1ll : 2ll) * a.kv_dim();
+}
+
 // All of it but weight_bytes. REQUIRES: a valid spec.
 ModelInfo describe_model(const DecoderSpec& spec);
 
@@ -62,20 +67,52 @@ class DecoderModel final : public Model {
 
   // One step, from embedding to logits. x is hidden_, [rows, hidden].
   void embed(std::span<const TokenId> token_ids);
+  void add_positions(std::span<const int32_t> positions);
   void fill_rope_tables(std::span<const int32_t> positions);
+  // decoder_attention.cc
   void project_qkv(size_t layer, int64_t rows);
+  void norm_heads(const AttentionSpec& a, float* x, int64_t heads, const NormWeights& weights,
+                  int64_t rows);
+  void project_latent(size_t layer, int64_t rows);
+  void rotate(const AttentionSpec& a, float* x, int64_t stride, int64_t heads, int64_t head_dim,
+              int64_t rows);
   void append_kv(size_t layer, const ForwardBatch& batch, const KvView& kv);
   void attend(size_t layer, std::span<const Lane> lanes, int64_t rows, const ForwardBatch& batch,
               const KvView& kv);
+  const float* latent_values(size_t layer, int64_t rows);
+
+  // decoder_mlp.cc
   void run_mlp(size_t layer, int64_t rows);
-  void activate(float* gate, int64_t rows, int64_t ffn);
+  // y (+)= mlp(x); x and y: [rows, hidden].
+  void apply_mlp(const MlpSpec& spec, const MlpWeights& weights, const float* x, int64_t rows,
+                 float* y, bool accumulate);
+  void activate(const MlpSpec& spec, int64_t rows);
+  // branch_ = the experts' and the shared MLP's results of normed rows x.
+  void run_experts(const ExpertsSpec& spec, const LayerWeights& weights, const float* x,
+                   int64_t rows);
+  void choose_experts(const ExpertsSpec& spec, const ExpertsWeights& weights, const float* x,
+                      int64_t rows);
+  void add_shared(const ExpertsSpec& spec, const LayerWeights& weights, const float* x,
+                  int64_t rows);
+
+  // hidden_ += residual_scale * norm(branch_), or without what was there before where `drop` says
+  // so.
+  void add_branch(const std::optional<NormSpec>& norm, const NormWeights& weights, int64_t rows,
+                  bool drop);
+  // Whether a block's last product may add to hidden_ by itself.
+  bool adds_directly(const std::optional<NormSpec>& output_norm) const {
+    return !output_norm && spec_.residual_scale == 1.0f;
+  }
   // Moves x and q of the wanted rows to the front and makes tail_lanes_ of their tails.
   void keep_wanted_rows(size_t layer, const ForwardBatch& batch);
   int64_t sample_logits(const ForwardBatch& batch);
   void input_logits(const ForwardBatch& batch, const InputLogitsSink& sink);
 
-  // norm(x), or x itself where there is no norm.
-  const float* normed(const std::optional<NormSpec>& norm, const std::vector<float>& weight,
+  // y = norm(x), [rows, hidden] both.
+  void apply_norm(const NormSpec& norm, const NormWeights& weights, const float* x, float* y,
+                  int64_t rows);
+  // norm(hidden_), or hidden_ itself where there is no norm.
+  const float* normed(const std::optional<NormSpec>& norm, const NormWeights& weights,
                       int64_t rows);
   void logits_of_picked(int64_t rows, float* out);
   void pick_row(int64_t row, int64_t to);
@@ -89,16 +126,26 @@ class DecoderModel final : public Model {
   // Scratch, sized by reserve(): T = max_tokens.
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   WantedRows wanted_;
-  Buffer hidden_;                   // [T, hidden]: x of the header of decoder_spec.h
-  Buffer normed_;                   // [T, hidden]; at the end the rows picked for the head
-  Buffer qkv_;                      // [T, widest q_dim + 2 kv_dim]
-  Buffer attended_;                 // [T, widest q_dim]
-  Buffer mlp_;                      // [T, 2 * widest ffn]; the half where gate and up are fused
-  Buffer rope_rows_;                // for each rope: cos [T, rotary_dim / 2], then sin
-  std::vector<int32_t> row_index_;  // [T]: 0, 1, 2 ... the rows of rope_rows_
-  std::vector<Lane> tail_lanes_;    // [max_lanes]: wanted_'s tails, for attention
-  Buffer logits_;                   // [max_lanes, vocab]
-  Buffer block_logits_;             // [kLogitBlock, vocab]
+  Buffer hidden_;                      // [T, hidden]: x of the header of decoder_spec.h
+  Buffer normed_;                      // [T, hidden]; at the end the rows picked for the head
+  Buffer branch_;                      // [T, hidden]: a block's result before it is added
+  Buffer qkv_;                         // [T, widest q_dim + 2 kv_dim]
+  Buffer attended_;                    // [T, widest q_dim]
+  Buffer mlp_;                         // [T, 2 * widest ffn]; the half where gate and up are fused
+  Buffer latent_q_;                    // [T, query_rank + heads * (nope + rope)], or values later
+  Buffer expert_logits_;               // [T, experts]
+  Buffer expert_weights_;              // [T, top_k]: of each choice, in expert_ids_' order
+  Buffer expert_x_, expert_y_;         // [T, hidden]: one expert's rows, and what it makes of them
+  Buffer shared_weights_;              // [T]
+  std::vector<int32_t> expert_ids_;    // [T, top_k]
+  std::vector<int32_t> expert_rows_;   // [T, top_k]: rows by expert
+  std::vector<float> row_weights_;     // beside them
+  std::vector<int32_t> expert_begin_;  // [experts + 1]: of each expert's rows in expert_rows_
+  Buffer rope_rows_;                   // for each rope: cos [T, rotary_dim / 2], then sin
+  std::vector<int32_t> row_index_;     // [T]: 0, 1, 2 ... the rows of rope_rows_
+  std::vector<Lane> tail_lanes_;       // [max_lanes]: wanted_'s tails, for attention
+  Buffer logits_;                      // [max_lanes, vocab]
+  Buffer block_logits_;                // [kLogitBlock, vocab]
 };
 
 }  // namespace espalier

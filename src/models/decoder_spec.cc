@@ -1,12 +1,52 @@
 #include "models/decoder_spec.h"
 
-#include <limits>
+#include <algorithm>
 
 namespace espalier {
 namespace {
 
-// Of the attention kernels.
+// Of the attention kernels; latents are wider.
 constexpr int32_t kMaxHeadDim = 512;
+constexpr int32_t kMaxLatentDim = 1024;
+
+Status validate_latent(const AttentionSpec& a, size_t index) {
+  const LatentSpec& latent = *a.latent;
+  if (latent.query_rank < 0 || latent.rank < 1 || latent.nope_dim < 1 || latent.rope_dim < 0 ||
+      latent.value_dim < 1 || latent.rope_dim % 2 != 0) {
+    return invalid_argument(
+        "layer {}: q_lora_rank {}, kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {} or "
+        "v_head_dim {} is out of range",
+        index, latent.query_rank, latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim);
+  }
+  if (a.num_kv_heads != 1 || a.head_dim != latent.rank + latent.rope_dim) {
+    return invalid_argument("layer {}: {} latents of {} do not hold {} + {}", index, a.num_kv_heads,
+                            a.head_dim, latent.rank, latent.rope_dim);
+  }
+  if (a.qkv_bias || a.qk_norm) {
+    return error(StatusCode::kUnimplemented,
+                 "layer {}: biases and qk-norm beside latent attention are not supported", index);
+  }
+  return Status();
+}
+
+Status validate_experts(const ExpertsSpec& experts, size_t index) {
+  const kernels::RouterSpec& r = experts.router;
+  const bool grouped = r.num_groups > 0 && r.top_groups > 0 && r.top_groups <= r.num_groups &&
+                       r.num_experts % r.num_groups == 0;
+  if (r.num_experts < 1 || r.num_experts > kernels::kMaxExperts || !grouped) {
+    return invalid_argument("layer {}: {} experts in {} groups, {} of them open, are out of range",
+                            index, r.num_experts, r.num_groups, r.top_groups);
+  }
+  const int32_t open = r.num_experts / r.num_groups * r.top_groups;
+  if (r.top_k < 1 || r.top_k > open) {
+    return invalid_argument("layer {}: {} experts of a token are not between 1 and {}", index,
+                            r.top_k, open);
+  }
+  if (r.group_by_two && r.num_experts / r.num_groups < 2) {
+    return invalid_argument("layer {}: groups of one expert have no best two", index);
+  }
+  return Status();
+}
 
 Status validate_layer(const DecoderSpec& spec, size_t index) {
   const LayerSpec& layer = spec.layers[index];
@@ -16,26 +56,35 @@ Status validate_layer(const DecoderSpec& spec, size_t index) {
         "layer {}: num_attention_heads {} must be a multiple of num_key_value_heads {}", index,
         a.num_heads, a.num_kv_heads);
   }
-  if (a.head_dim < 1 || a.head_dim > kMaxHeadDim) {
+  const int32_t max_dim = a.latent ? kMaxLatentDim : kMaxHeadDim;
+  if (a.head_dim < 1 || a.head_dim > max_dim) {
     return invalid_argument("layer {}: head_dim {} is not between 1 and {}", index, a.head_dim,
-                            kMaxHeadDim);
+                            max_dim);
   }
-  if (a.sliding_window < 0 || layer.mlp.intermediate_size < 1) {
+  if (a.latent) ESP_RETURN_IF_ERROR(validate_latent(a, index));
+  if (layer.experts) ESP_RETURN_IF_ERROR(validate_experts(*layer.experts, index));
+  const MlpSpec& mlp = layer.experts ? layer.experts->expert : layer.mlp;
+  if (a.sliding_window < 0 || mlp.intermediate_size < 1) {
     return invalid_argument("layer {}: sliding_window {} or intermediate_size {} is out of range",
-                            index, a.sliding_window, layer.mlp.intermediate_size);
+                            index, a.sliding_window, mlp.intermediate_size);
   }
   if (a.rope) {
     if (*a.rope < 0 || static_cast<size_t>(*a.rope) >= spec.ropes.size()) {
       return invalid_argument("layer {}: there is no rope {}", index, *a.rope);
     }
     const RopeSpec& rope = spec.ropes[static_cast<size_t>(*a.rope)];
+    if (a.latent && rope.rotary_dim != a.latent->rope_dim) {
+      return invalid_argument("layer {}: {} rotated elements are not qk_rope_head_dim {}", index,
+                              rope.rotary_dim, a.latent->rope_dim);
+    }
     if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > a.head_dim) {
       return invalid_argument("layer {}: {} rotated elements do not fit a head_dim of {}", index,
                               rope.rotary_dim, a.head_dim);
     }
   }
   const AttentionSpec& first = spec.layers[0].attention;
-  if (a.num_kv_heads != first.num_kv_heads || a.head_dim != first.head_dim) {
+  if (a.num_kv_heads != first.num_kv_heads || a.head_dim != first.head_dim ||
+      a.latent.has_value() != first.latent.has_value()) {
     return error(
         StatusCode::kUnimplemented,
         "layer {} has {} key/value heads of {} and layer 0 has {} of {}; layers must agree", index,
@@ -51,8 +100,9 @@ Status validate_rope(const RopeSpec& rope) {
         "above 0",
         rope.theta, rope.factor, rope.attention_factor);
   }
-  const bool stretches =
-      rope.scaling == RopeSpec::Scaling::kLlama3 || rope.scaling == RopeSpec::Scaling::kYarn;
+  const bool stretches = rope.scaling == RopeSpec::Scaling::kLlama3 ||
+                         rope.scaling == RopeSpec::Scaling::kYarn ||
+                         rope.scaling == RopeSpec::Scaling::kLongRope;
   if (stretches && rope.original_max_positions < 1) {
     return invalid_argument("original_max_position_embeddings {} must be positive",
                             rope.original_max_positions);
@@ -67,20 +117,68 @@ Status validate_rope(const RopeSpec& rope) {
     return invalid_argument("beta_fast {} and beta_slow {} must be above 0", rope.beta_fast,
                             rope.beta_slow);
   }
+  if (rope.scaling == RopeSpec::Scaling::kLongRope) {
+    const auto pairs = static_cast<size_t>(rope.rotary_dim / 2);
+    if (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs) {
+      return invalid_argument("short_factor has {} values and long_factor {}; {} are rotated",
+                              rope.short_factors.size(), rope.long_factors.size(), pairs);
+    }
+    const auto positive = [](double factor) { return factor > 0; };
+    if (!std::ranges::all_of(rope.short_factors, positive) ||
+        !std::ranges::all_of(rope.long_factors, positive)) {
+      return invalid_argument("the values of short_factor and long_factor must be above 0");
+    }
+  }
   return Status();
 }
 
-int64_t layer_parameters(const LayerSpec& layer, int64_t hidden) {
-  const AttentionSpec& a = layer.attention;
-  const int64_t qkv = a.q_dim() + 2ll * a.kv_dim();
-  const int64_t ffn = layer.mlp.intermediate_size;
-  int64_t count = qkv * hidden + hidden * a.q_dim() + 3 * hidden * ffn;
-  if (a.qkv_bias) count += qkv;
+int64_t norm_parameters(const std::optional<NormSpec>& norm, int64_t size) {
+  if (!norm) return 0;
+  return norm->kind == NormSpec::Kind::kLayer ? 2 * size : size;
+}
+
+int64_t mlp_parameters(const MlpSpec& mlp, int64_t hidden) {
+  const int64_t ffn = mlp.intermediate_size, inner = (mlp.gated ? 2 : 1) * ffn;
+  return hidden * (inner + ffn) + (mlp.bias ? inner + hidden : 0);
+}
+
+int64_t attention_parameters(const AttentionSpec& a, int64_t hidden) {
+  int64_t count = hidden * a.output_dim();
   if (a.output_bias) count += hidden;
-  if (a.qk_norm) count += 2ll * a.head_dim;
-  if (layer.mlp.bias) count += 2 * ffn + hidden;
-  if (layer.input_norm) count += hidden;
-  if (layer.post_attention_norm) count += hidden;
+  if (a.sinks) count += a.num_heads;
+  if (a.latent) {
+    const LatentSpec& l = *a.latent;
+    const int64_t q = int64_t{a.num_heads} * (l.nope_dim + l.rope_dim);
+    count +=
+        l.query_rank > 0 ? hidden * l.query_rank + l.query_rank + l.query_rank * q : hidden * q;
+    return count + hidden * (l.rank + l.rope_dim) + l.rank +
+           int64_t{a.num_heads} * (l.nope_dim + l.value_dim) * l.rank;
+  }
+  const int64_t qkv = a.q_dim() + 2ll * a.kv_dim();
+  count += qkv * hidden;
+  if (a.qkv_bias) count += qkv;
+  const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
+  if (a.qk_norm) count += all ? a.q_dim() + a.kv_dim() : 2ll * a.head_dim;
+  return count;
+}
+
+int64_t experts_parameters(const ExpertsSpec& experts, int64_t hidden) {
+  const int64_t number = experts.router.num_experts;
+  int64_t count = number * (hidden + mlp_parameters(experts.expert, hidden));
+  if (experts.router_bias) count += number;
+  if (experts.router.correction) count += number;
+  if (experts.shared) count += mlp_parameters(*experts.shared, hidden);
+  return experts.shared_gate ? count + hidden : count;
+}
+
+int64_t layer_parameters(const LayerSpec& layer, int64_t hidden) {
+  int64_t count = attention_parameters(layer.attention, hidden);
+  count += layer.experts ? experts_parameters(*layer.experts, hidden)
+                         : mlp_parameters(layer.mlp, hidden);
+  for (const auto* norm : {&layer.input_norm, &layer.attention_output_norm,
+                           &layer.post_attention_norm, &layer.mlp_output_norm}) {
+    count += norm_parameters(*norm, hidden);
+  }
   return count;
 }
 
@@ -89,7 +187,7 @@ int64_t layer_parameters(const LayerSpec& layer, int64_t hidden) {
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
   int64_t count = tied_embeddings ? table : 2 * table;
-  if (final_norm) count += hidden_size;
+  count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);
   return count;
 }
@@ -100,6 +198,11 @@ Status validate(const DecoderSpec& spec) {
         "vocab_size {}, hidden_size {} and max_position_embeddings {} must be positive",
         spec.vocab_size, spec.hidden_size, spec.context_length);
   }
+  if (spec.learned_positions > 0 && spec.learned_positions < spec.context_length) {
+    return invalid_argument("{} learned positions do not cover a context of {}",
+                            spec.learned_positions, spec.context_length);
+  }
+  if (!(spec.logits_softcap >= 0)) return invalid_argument("the softcap of logits is negative");
   if (spec.layers.empty()) return invalid_argument("num_hidden_layers must be positive");
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) ESP_RETURN_IF_ERROR(validate_layer(spec, i));
@@ -117,6 +220,10 @@ std::string layer_name(const std::string& pattern, int32_t layer) {
     name.replace(at, 2, std::to_string(layer));
   }
   return name;
+}
+
+std::string expert_name(const std::string& pattern, int32_t layer, int32_t expert) {
+  return layer_name(layer_name(pattern, layer), expert);
 }
 
 }  // namespace espalier

@@ -2,9 +2,12 @@
 // forward pass and the loader know of a model. Plain values; anyone may copy and change one (tests
 // do, to see a golden fail).
 //
-//   x = embedding[token]
-//   for each layer:  x += attention(input_norm(x));  x += mlp(post_attention_norm(x))
-//   logits = head(final_norm(x))
+//   x = embedding_scale * embedding[token] (+ position_embedding[position])
+//   for each layer:
+//     x += residual_scale * attention_output_norm(attention(input_norm(x)))
+//     x += residual_scale * mlp_output_norm(mlp(post_attention_norm(x)))
+//   logits = softcap(logits_scale * head(final_norm(x)))
+// A norm that a family lacks is left out; most families have the two before the blocks alone.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/activation/op.h"
+#include "kernels/router/op.h"
 #include "seams/vocab_view.h"
 #include "tensor/dtype.h"
 
@@ -24,7 +29,7 @@ struct RopeSpec {
     kHalves,       // element i turns with i + rotary_dim / 2: every Hugging Face family so far
     kInterleaved,  // 2i with 2i + 1: GPT-J, and Llama as Meta released it
   };
-  enum class Scaling { kNone, kLinear, kLlama3, kYarn };
+  enum class Scaling { kNone, kLinear, kLlama3, kYarn, kLongRope };
 
   Pairing pairing = Pairing::kHalves;
   int32_t rotary_dim = 0;  // even, at most head_dim; the elements from there on are not rotated
@@ -37,47 +42,101 @@ struct RopeSpec {
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
   bool truncate = true;                // yarn: whole numbers bound the ramp
-  double attention_factor = 1.0;       // yarn: multiplies cosine and sine
-  int32_t original_max_positions = 0;  // llama3, yarn: the context of pretraining, tokens
+  double attention_factor = 1.0;       // yarn, longrope: multiplies cosine and sine
+  int32_t original_max_positions = 0;  // llama3, yarn, longrope: the context of pretraining, tokens
+  // longrope: what each pair's frequency is divided by, [rotary_dim / 2]. The long ones hold for
+  // every token of a model whose context length is above original_max_positions, so that a key
+  // in the cache is the same whatever follows it.
+  std::vector<double> short_factors, long_factors;
 };
 
-// Root-mean-square norm with a weight. A layer without one has no norm in that place.
+// A norm with a weight. A layer without one has no norm in that place.
 struct NormSpec {
+  enum class Kind : uint8_t {
+    kRms,            // x / rms(x) * weight
+    kRmsOneCentred,  // x / rms(x) * (1 + weight), Gemma's
+    kLayer,          // (x - mean) / deviation * weight + bias, GPT-2's
+  };
   float epsilon = 1e-6f;
+  Kind kind = Kind::kRms;
+};
+
+// Multi-head latent attention (DeepSeek-V2, section 2.1), in its absorbed form: keys and values of
+// a token are one latent, shared by all heads, [latent; rotated], and only that is cached. A head's
+// query is carried into the latent space, and what comes out of attention is carried back.
+struct LatentSpec {
+  int32_t query_rank = 0;  // of the query's own latent; 0: queries come straight from x
+  int32_t rank = 0;        // of the latent of keys and values
+  int32_t nope_dim = 0;    // of a head's query: the part that is not rotated, and
+  int32_t rope_dim = 0;    // the part that is
+  int32_t value_dim = 0;   // of a head's value
+  NormSpec norm;           // of either latent
 };
 
 // Grouped-query attention: query head h reads key/value head h / (num_heads / num_kv_heads).
 struct AttentionSpec {
+  enum class NormScope : uint8_t {
+    kHead,  // over head_dim, each head by itself, with one weight for all
+    kAll,   // over all heads of q together, and of k: OLMo 2
+  };
   int32_t num_heads = 0;
-  int32_t num_kv_heads = 0;
-  int32_t head_dim = 0;
+  int32_t num_kv_heads = 0;  // of the cache: 1 where keys and values are latents
+  int32_t head_dim = 0;      // of the cache: rank + rope_dim where they are
   bool qkv_bias = false;
   bool output_bias = false;
-  std::optional<NormSpec> qk_norm;  // over head_dim, on q and k before they are rotated
+  std::optional<NormSpec> qk_norm;  // on q and k before they are rotated
+  NormScope qk_norm_scope = NormScope::kHead;
   std::optional<int32_t> rope;  // index into DecoderSpec::ropes; none: positions are not encoded
   float scale = 0;              // of the scores
   int32_t sliding_window = 0;   // tokens that a query sees, itself included; 0: all before it
+  float softcap = 0;            // scores become softcap * tanh(score / softcap); 0: none
+  bool sinks = false;           // each head has a score that takes part in the softmax, valueless
+  std::optional<LatentSpec> latent;
 
   int32_t q_dim() const { return num_heads * head_dim; }
   int32_t kv_dim() const { return num_kv_heads * head_dim; }
+  // Of one token's row as attention_output takes it.
+  int32_t output_dim() const { return latent ? num_heads * latent->value_dim : q_dim(); }
 };
 
-// down(silu(gate(x)) * up(x))
+// down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
 struct MlpSpec {
   int32_t intermediate_size = 0;
   bool bias = false;
+  kernels::Activation activation = kernels::Activation::kSilu;
+  bool gated = true;
+  float activation_limit = 0;  // kClampedSwiglu
+};
+
+// The layer's MLP is a choice of experts, each an MlpSpec, weighed by a router; and an MLP that all
+// tokens pass, where there is a shared one.
+struct ExpertsSpec {
+  kernels::RouterSpec router;
+  MlpSpec expert;
+  bool router_bias = false;
+  std::optional<MlpSpec> shared;
+  bool shared_gate = false;  // the shared one's result times sigmoid(shared_gate(x)): Qwen 2 MoE
 };
 
 struct LayerSpec {
   std::optional<NormSpec> input_norm;
   AttentionSpec attention;
-  std::optional<NormSpec> post_attention_norm;
-  MlpSpec mlp;
+  std::optional<NormSpec> attention_output_norm;
+  std::optional<NormSpec> post_attention_norm;  // before the MLP
+  MlpSpec mlp;                                  // unused where there are experts
+  std::optional<ExpertsSpec> experts;
+  std::optional<NormSpec> mlp_output_norm;
 };
 
-// Names of a checkpoint's tensors. "{}" stands for the layer's index; ".weight" and ".bias" follow.
+// Names of a checkpoint's tensors. "{}" stands for the layer's index, a second "{}" for the
+// expert's; ".weight" and ".bias" follow, but where a name says that it is whole.
 // The defaults are those of Llama, which most families took over.
 struct WeightNames {
+  enum class Experts : uint8_t {
+    kEach,        // a tensor for each expert, rows are outputs
+    kFused,       // gpt-oss: [expert, in, out] in one tensor, gate and up taking turns as outputs
+    kFusedMxfp4,  // the same in MXFP4: [expert, out, in / 32, 16], and scales beside it
+  };
   std::string embedding = "model.embed_tokens";
   std::string final_norm = "model.norm";
   std::string head = "lm_head";
@@ -92,8 +151,38 @@ struct WeightNames {
   std::string gate = "model.layers.{}.mlp.gate_proj";
   std::string up = "model.layers.{}.mlp.up_proj";
   std::string down = "model.layers.{}.mlp.down_proj";
+
+  // One tensor instead of several, its rows one part under the other; empty: none.
+  std::string qkv;
+  std::string gate_up;
+  bool transposed = false;  // matrices of layers lie [in, out]: GPT-2's Conv1D
+
+  std::string position_embedding;
+  std::string attention_output_norm;
+  std::string mlp_output_norm;
+  std::string sinks = "model.layers.{}.self_attn.sinks";  // whole
+
+  std::string router = "model.layers.{}.mlp.gate";
+  std::string router_correction = "model.layers.{}.mlp.gate.e_score_correction_bias";  // whole
+  std::string expert_gate = "model.layers.{}.mlp.experts.{}.gate_proj";
+  std::string expert_up = "model.layers.{}.mlp.experts.{}.up_proj";
+  std::string expert_down = "model.layers.{}.mlp.experts.{}.down_proj";
+  Experts experts = Experts::kEach;
+  std::string fused_gate_up;  // whole, without "_bias", "_blocks" and "_scales"
+  std::string fused_down;
+  std::string shared_gate = "model.layers.{}.mlp.shared_expert_gate";
+  std::string shared_expert = "model.layers.{}.mlp.shared_experts";  // then ".gate_proj" ...
+
+  std::string q_a = "model.layers.{}.self_attn.q_a_proj";
+  std::string q_a_norm = "model.layers.{}.self_attn.q_a_layernorm";
+  std::string q_b = "model.layers.{}.self_attn.q_b_proj";
+  std::string kv_a = "model.layers.{}.self_attn.kv_a_proj_with_mqa";
+  std::string kv_a_norm = "model.layers.{}.self_attn.kv_a_layernorm";
+  std::string kv_b = "model.layers.{}.self_attn.kv_b_proj";
+
   // Tensors whose names end so may lie in a checkpoint without being read.
   std::vector<std::string> unused_suffixes = {".rotary_emb.inv_freq"};
+  std::vector<std::string> unused_prefixes;  // or begin so
 };
 
 // For tests alone: parts of the forward pass broken on purpose, to show that goldens notice.
@@ -101,6 +190,8 @@ struct DecoderFaults {
   bool drop_attention_residual = false;
   bool drop_mlp_residual = false;
   bool linear_activation = false;  // gate * up without silu
+  bool drop_experts = false;       // the shared MLP alone
+  bool drop_shared_expert = false;
 };
 
 struct DecoderSpec {
@@ -111,6 +202,11 @@ struct DecoderSpec {
   int32_t context_length = 0;  // tokens
   bool tied_embeddings = false;
   std::optional<NormSpec> final_norm;
+  float embedding_scale = 1;
+  float residual_scale = 1;
+  float logits_scale = 1;
+  float logits_softcap = 0;       // 0: none
+  int32_t learned_positions = 0;  // rows of the position embedding; 0: there is none
   std::vector<RopeSpec> ropes;
   std::vector<LayerSpec> layers;
   DType checkpoint_dtype = DType::kBFloat16;  // what config.json says that the weights are
@@ -126,7 +222,8 @@ struct DecoderSpec {
 // message names config.json's fields.
 Status validate(const DecoderSpec& spec);
 
-// "a {} b" with the layer's index.
+// "a {} b" with the layer's index; and "a {} b {} c" with the expert's as well.
 std::string layer_name(const std::string& pattern, int32_t layer);
+std::string expert_name(const std::string& pattern, int32_t layer, int32_t expert);
 
 }  // namespace espalier

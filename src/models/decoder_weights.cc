@@ -1,151 +1,189 @@
 #include "models/decoder_weights.h"
 
-#include <algorithm>
-#include <cstring>
-#include <span>
-#include <string>
 #include <utility>
 
 #include "models/weight_layout.h"
+#include "models/weight_reader.h"
 
 namespace espalier {
 namespace {
 
 using kernels::CpuBackend;
 using kernels::PackedMatrix;
-using kernels::PackSpec;
-using kernels::WeightRows;
-
-float element(const LentTensor& tensor, int64_t i) {
-  switch (tensor.type) {
-    case DType::kFloat32:
-      return static_cast<const float*>(tensor.data)[i];
-    case DType::kBFloat16:
-      return to_float(static_cast<const BFloat16*>(tensor.data)[i]);
-    case DType::kFloat16:
-      return to_float(static_cast<const Float16*>(tensor.data)[i]);
-  }
-  return 0;
-}
 
 class Loader {
  public:
   Loader(CpuBackend& backend, const DecoderSpec& spec, DType type, WeightSource& source)
-      : backend_(backend), spec_(spec), type_(type), source_(source) {}
+      : spec_(spec), type_(type), read_(backend, source, type) {}
 
   Result<DecoderWeights> load() {
     const WeightLayout layout = weight_layout(spec_);
     DecoderWeights weights;
     weights.type = type_;
-    if (!layout.embedding.empty()) {
-      ESP_RETURN_IF_ERROR(load_embedding(layout.embedding, weights.embedding));
-    }
-    ESP_RETURN_IF_ERROR(pack(layout.head, weights.head));
+    ESP_RETURN_IF_ERROR(read_.table(layout.embedding, weights.embedding));
+    ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     for (size_t i = 0; i < layout.layers.size(); ++i) {
-      const bool plain = spec_.layers[i].mlp.bias || spec_.faults.linear_activation;
-      ESP_RETURN_IF_ERROR(load_layer(layout.layers[i], !plain, weights.layers.emplace_back()));
+      ESP_RETURN_IF_ERROR(
+          load_layer(spec_.layers[i], layout.layers[i], weights.layers.emplace_back()));
     }
-    ESP_RETURN_IF_ERROR(append(layout.final_norm, weights.final_norm));
-    ESP_RETURN_IF_ERROR(source_.finish());
+    ESP_RETURN_IF_ERROR(read_.norm(spec_.final_norm, layout.final_norm, weights.final_norm));
+    ESP_RETURN_IF_ERROR(read_.finish());
     return weights;
   }
 
  private:
-  Status load_layer(const LayerLayout& layout, bool fuse_gate_up, LayerWeights& out) {
-    ESP_RETURN_IF_ERROR(append(layout.input_norm, out.input_norm));
-    ESP_RETURN_IF_ERROR(pack(layout.qkv, out.qkv));
-    ESP_RETURN_IF_ERROR(append(layout.qkv_bias, out.qkv_bias));
-    ESP_RETURN_IF_ERROR(append(layout.q_norm, out.q_norm));
-    ESP_RETURN_IF_ERROR(append(layout.k_norm, out.k_norm));
-    ESP_RETURN_IF_ERROR(pack(layout.attention_output, out.attention_output));
-    ESP_RETURN_IF_ERROR(append(layout.attention_output_bias, out.attention_output_bias));
-    ESP_RETURN_IF_ERROR(append(layout.post_attention_norm, out.post_attention_norm));
-    ESP_RETURN_IF_ERROR(pack(layout.gate_up, out.gate_up, fuse_gate_up));
-    ESP_RETURN_IF_ERROR(append(layout.gate_up_bias, out.gate_up_bias));
-    ESP_RETURN_IF_ERROR(pack(layout.down, out.down));
-    return append(layout.down_bias, out.down_bias);
-  }
-
-  Status pack(const MatrixLayout& layout, PackedMatrix& out, bool gate_up = false) {
-    std::vector<WeightRows> rows;
-    for (const WeightBlock& block : layout.blocks) {
-      const int64_t shape[] = {block.rows, layout.in_features};
-      ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
-      rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
+  Status load_layer(const LayerSpec& spec, const LayerLayout& layout, LayerWeights& out) {
+    const AttentionSpec& a = spec.attention;
+    ESP_RETURN_IF_ERROR(read_.norm(spec.input_norm, layout.input_norm, out.input_norm));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.qkv, out.qkv));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.qkv_bias, out.qkv_bias));
+    ESP_RETURN_IF_ERROR(read_.norm(a.qk_norm, layout.q_norm, out.q_norm));
+    ESP_RETURN_IF_ERROR(read_.norm(a.qk_norm, layout.k_norm, out.k_norm));
+    if (a.latent) ESP_RETURN_IF_ERROR(load_latent(a, layout.latent, out.latent));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.sinks, out.sinks));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.attention_output, out.attention_output));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.attention_output_bias, out.attention_output_bias));
+    ESP_RETURN_IF_ERROR(read_.norm(spec.attention_output_norm, layout.attention_output_norm,
+                                   out.attention_output_norm));
+    ESP_RETURN_IF_ERROR(
+        read_.norm(spec.post_attention_norm, layout.post_attention_norm, out.post_attention_norm));
+    if (spec.experts) {
+      ESP_RETURN_IF_ERROR(load_experts(*spec.experts, layout, out));
+    } else {
+      ESP_RETURN_IF_ERROR(load_mlp(spec.mlp, layout.mlp, out.mlp));
     }
-    const PackSpec spec{
-        .in_features = layout.in_features, .type = type_, .blocks = rows, .gate_up = gate_up};
-    ESP_ASSIGN_OR_RETURN(out, PackedMatrix::pack(backend_, spec));
-    for (const WeightBlock& block : layout.blocks) source_.give_back(block.name);
+    return read_.norm(spec.mlp_output_norm, layout.mlp_output_norm, out.mlp_output_norm);
+  }
+
+  Status load_latent(const AttentionSpec& a, const LatentLayout& layout, LatentWeights& out) {
+    const NormSpec& norm = a.latent->norm;
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.q_a, out.q_a));
+    ESP_RETURN_IF_ERROR(read_.norm(norm, layout.q_a_norm, out.q_a_norm));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.q, out.q));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.kv_a, out.kv_a));
+    ESP_RETURN_IF_ERROR(read_.norm(norm, layout.kv_a_norm, out.kv_a_norm));
+    return load_absorbed(a, layout.kv_b, out);
+  }
+
+  // kv_b's rows are for each head what makes its keys from the latent, then what makes its values.
+  // The first are carried over to the query's side: q . (W c) = (W^T q) . c.
+  Status load_absorbed(const AttentionSpec& a, const MatrixLayout& kv_b, LatentWeights& out) {
+    const LatentSpec& latent = *a.latent;
+    const int64_t rows = latent.nope_dim + latent.value_dim;
+    const std::string& tensor = kv_b.blocks[0].name;
+    const int64_t shape[] = {kv_b.out_features(), kv_b.in_features};
+    ESP_ASSIGN_OR_RETURN(const LentTensor lent, read_.lend(tensor, shape));
+    for (int64_t head = 0; head < a.num_heads; ++head) {
+      const LentTensor of_head = skip_elements(lent, head * rows * latent.rank);
+      ESP_RETURN_IF_ERROR(read_.pack_transposed(of_head, latent.nope_dim, latent.rank,
+                                                out.query_to_latent.emplace_back()));
+      const LentTensor values = skip_elements(of_head, int64_t{latent.nope_dim} * latent.rank);
+      ESP_RETURN_IF_ERROR(
+          read_.pack(values, latent.value_dim, latent.rank, out.latent_to_value.emplace_back()));
+    }
+    read_.give_back(tensor);
     return Status();
   }
 
-  Status append(const VectorLayout& layout, std::vector<float>& out) {
-    for (const WeightBlock& block : layout.blocks) {
-      const int64_t shape[] = {block.rows};
-      ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
-      for (int64_t i = 0; i < block.rows; ++i) out.push_back(element(lent, i));
-      source_.give_back(block.name);
+  Status load_mlp(const MlpSpec& spec, const MlpLayout& layout, MlpWeights& out) {
+    const bool fused = silu_mul_fused(spec_, spec);
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.gate_up, out.gate_up, {.gate_up = fused}));
+    ESP_RETURN_IF_ERROR(read_.vector(layout.gate_up_bias, out.gate_up_bias));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.down, out.down));
+    return read_.vector(layout.down_bias, out.down_bias);
+  }
+
+  Status load_experts(const ExpertsSpec& spec, const LayerLayout& layout, LayerWeights& out) {
+    const ExpertsLayout& experts = layout.experts;
+    ESP_RETURN_IF_ERROR(
+        read_.matrix(experts.router, out.experts.router, {.type = DType::kFloat32}));
+    ESP_RETURN_IF_ERROR(read_.vector(experts.router_bias, out.experts.router_bias));
+    ESP_RETURN_IF_ERROR(read_.vector(experts.router_correction, out.experts.router_correction));
+    for (const MlpLayout& expert : experts.experts) {
+      ESP_RETURN_IF_ERROR(load_mlp(spec.expert, expert, out.experts.experts.emplace_back()));
+    }
+    if (experts.experts.empty()) {
+      ESP_RETURN_IF_ERROR(load_fused_experts(spec, experts, out.experts));
+    }
+    if (spec.shared) ESP_RETURN_IF_ERROR(load_mlp(*spec.shared, layout.mlp, out.mlp));
+    return read_.matrix(experts.shared_gate, out.experts.shared_gate);
+  }
+
+  Status load_fused_experts(const ExpertsSpec& spec, const ExpertsLayout& layout,
+                            ExpertsWeights& out) {
+    const int64_t count = spec.router.num_experts, ffn = spec.expert.intermediate_size;
+    const int64_t hidden = spec_.hidden_size;
+    const bool mxfp4 = spec_.names.experts == WeightNames::Experts::kFusedMxfp4;
+    const auto read = [&](const std::string& tensor, const ExpertRows& shape,
+                          std::vector<PackedMatrix>& to) {
+      return mxfp4 ? read_.mxfp4_experts(tensor, shape, to) : read_.experts(tensor, shape, to);
+    };
+    std::vector<PackedMatrix> gate_up, down;
+    ESP_RETURN_IF_ERROR(read(layout.fused_gate_up, {count, 2 * ffn, hidden, true}, gate_up));
+    ESP_RETURN_IF_ERROR(read(layout.fused_down, {count, hidden, ffn, false}, down));
+    std::vector<std::vector<float>> gate_up_bias, down_bias;
+    ESP_RETURN_IF_ERROR(
+        read_.expert_biases(layout.fused_gate_up + "_bias", count, 2 * ffn, true, gate_up_bias));
+    ESP_RETURN_IF_ERROR(
+        read_.expert_biases(layout.fused_down + "_bias", count, hidden, false, down_bias));
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      out.experts.push_back({std::move(gate_up[i]), std::move(gate_up_bias[i]), std::move(down[i]),
+                             std::move(down_bias[i])});
     }
     return Status();
   }
 
-  Status load_embedding(const MatrixLayout& layout, Buffer& out) {
-    const std::string& name = layout.blocks[0].name;
-    const int64_t shape[] = {layout.out_features(), layout.in_features};
-    ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
-    const int64_t count = shape[0] * shape[1];
-    const size_t bytes = static_cast<size_t>(count) * dtype_size(type_);
-    ESP_ASSIGN_OR_RETURN(out, Buffer::allocate(bytes));
-    constexpr int64_t kGrain = 1 << 16;
-    backend_.pool().parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
-      if (lent.type == type_) {
-        const size_t size = dtype_size(type_), first = static_cast<size_t>(begin) * size;
-        std::memcpy(out.data() + first, static_cast<const std::byte*>(lent.data) + first,
-                    static_cast<size_t>(end - begin) * size);
-        return;
-      }
-      for (int64_t i = begin; i < end; ++i) {
-        const float value = element(lent, i);
-        if (type_ == DType::kFloat32) {
-          out.as<float>()[i] = value;
-        } else {
-          out.as<BFloat16>()[i] = to_bfloat16(value);
-        }
-      }
-    });
-    source_.give_back(name);
-    return Status();
-  }
-
-  CpuBackend& backend_;
   const DecoderSpec& spec_;
   const DType type_;
-  WeightSource& source_;
+  WeightReader read_;
 };
 
 int64_t bytes_of(const std::vector<float>& values) {
   return static_cast<int64_t>(values.size() * sizeof(float));
 }
+int64_t bytes_of(const NormWeights& norm) { return bytes_of(norm.weight) + bytes_of(norm.bias); }
+int64_t bytes_of(const PackedMatrix& matrix) { return static_cast<int64_t>(matrix.size_bytes()); }
+int64_t bytes_of(const MlpWeights& mlp) {
+  return bytes_of(mlp.gate_up) + bytes_of(mlp.gate_up_bias) + bytes_of(mlp.down) +
+         bytes_of(mlp.down_bias);
+}
+int64_t bytes_of(const LayerWeights& layer);
+template <typename T>
+int64_t bytes_of_all(const std::vector<T>& parts) {
+  int64_t total = 0;
+  for (const T& part : parts) total += bytes_of(part);
+  return total;
+}
+int64_t bytes_of(const LatentWeights& latent) {
+  return bytes_of(latent.q_a) + bytes_of(latent.q_a_norm) + bytes_of(latent.q) +
+         bytes_of(latent.kv_a) + bytes_of(latent.kv_a_norm) + bytes_of_all(latent.query_to_latent) +
+         bytes_of_all(latent.latent_to_value);
+}
+int64_t bytes_of(const ExpertsWeights& experts) {
+  return bytes_of(experts.router) + bytes_of(experts.router_bias) +
+         bytes_of(experts.router_correction) + bytes_of_all(experts.experts) +
+         bytes_of(experts.shared_gate);
+}
+int64_t bytes_of(const LayerWeights& layer) {
+  return bytes_of(layer.input_norm) + bytes_of(layer.qkv) + bytes_of(layer.qkv_bias) +
+         bytes_of(layer.q_norm) + bytes_of(layer.k_norm) + bytes_of(layer.sinks) +
+         bytes_of(layer.latent) + bytes_of(layer.attention_output) +
+         bytes_of(layer.attention_output_bias) + bytes_of(layer.attention_output_norm) +
+         bytes_of(layer.post_attention_norm) + bytes_of(layer.mlp) + bytes_of(layer.experts) +
+         bytes_of(layer.mlp_output_norm);
+}
 
 }  // namespace
 
 int64_t DecoderWeights::size_bytes() const {
-  int64_t total =
-      static_cast<int64_t>(embedding.size_bytes() + head.size_bytes()) + bytes_of(final_norm);
-  for (const LayerWeights& layer : layers) {
-    for (const PackedMatrix* matrix :
-         {&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.down}) {
-      total += static_cast<int64_t>(matrix->size_bytes());
-    }
-    for (const std::vector<float>* values :
-         {&layer.input_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm,
-          &layer.attention_output_bias, &layer.post_attention_norm, &layer.gate_up_bias,
-          &layer.down_bias}) {
-      total += bytes_of(*values);
-    }
-  }
-  return total;
+  return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
+         bytes_of(head) + bytes_of(final_norm) + bytes_of_all(layers);
+}
+
+bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp) {
+  return mlp.gated && !mlp.bias && mlp.activation == kernels::Activation::kSilu &&
+         !spec.faults.linear_activation;
 }
 
 Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec, DType type,

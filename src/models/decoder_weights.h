@@ -13,32 +13,70 @@
 
 namespace espalier {
 
-// An empty vector means that the layer has no such norm or bias.
-struct LayerWeights {
-  std::vector<float> input_norm;             // [hidden]
-  kernels::PackedMatrix qkv;                 // hidden -> [q; k; v]
-  std::vector<float> qkv_bias;               // [q_dim + 2 kv_dim]
-  std::vector<float> q_norm, k_norm;         // [head_dim]
-  kernels::PackedMatrix attention_output;    // q_dim -> hidden
-  std::vector<float> attention_output_bias;  // [hidden]
-  std::vector<float> post_attention_norm;    // [hidden]
-  // hidden -> ffn, gate and up packed for linear_silu_mul; where there is a bias between (or a
-  // fault asks for it) hidden -> [gate; up], a plain matrix.
+// Empty where there is no norm; a bias in a layer norm alone. What kRmsOneCentred adds to the
+// weight is in it already.
+struct NormWeights {
+  std::vector<float> weight, bias;
+};
+
+struct MlpWeights {
+  // hidden -> ffn, gate and up packed for linear_silu_mul where silu_mul_fused() says so; else
+  // hidden -> [gate; up], a plain matrix, or hidden -> up alone where there is no gate.
   kernels::PackedMatrix gate_up;
-  std::vector<float> gate_up_bias;  // [2 ffn]
+  std::vector<float> gate_up_bias;  // of its outputs; empty: none
   kernels::PackedMatrix down;       // ffn -> hidden
   std::vector<float> down_bias;     // [hidden]
+};
+
+// Of LatentSpec. q, where queries have no latent of their own, is LayerWeights::qkv.
+struct LatentWeights {
+  kernels::PackedMatrix q_a;  // hidden -> query_rank
+  NormWeights q_a_norm;
+  kernels::PackedMatrix q;     // query_rank (or hidden) -> heads * (nope + rope)
+  kernels::PackedMatrix kv_a;  // hidden -> rank + rope
+  NormWeights kv_a_norm;       // [rank]
+  std::vector<kernels::PackedMatrix> query_to_latent;  // of each head: nope -> rank
+  std::vector<kernels::PackedMatrix> latent_to_value;  // of each head: rank -> value_dim
+};
+
+struct ExpertsWeights {
+  kernels::PackedMatrix router;  // hidden -> experts, always float32: a rounded score would choose
+                                 // other experts
+  std::vector<float> router_bias;        // [experts]
+  std::vector<float> router_correction;  // [experts]
+  std::vector<MlpWeights> experts;
+  kernels::PackedMatrix shared_gate;  // hidden -> 1
+};
+
+struct LayerWeights {
+  NormWeights input_norm;     // [hidden]
+  kernels::PackedMatrix qkv;  // hidden -> [q; k; v]
+  std::vector<float> qkv_bias;
+  NormWeights q_norm, k_norm;  // [head_dim], or [q_dim] and [kv_dim]
+  std::vector<float> sinks;    // [heads]
+  LatentWeights latent;
+  kernels::PackedMatrix attention_output;    // output_dim -> hidden
+  std::vector<float> attention_output_bias;  // [hidden]
+  NormWeights attention_output_norm;         // [hidden]
+  NormWeights post_attention_norm;           // [hidden]
+  MlpWeights mlp;                            // of a layer with experts: the shared one
+  ExpertsWeights experts;
+  NormWeights mlp_output_norm;  // [hidden]
 };
 
 struct DecoderWeights {
   DType type = DType::kBFloat16;  // of matrices and embedding: kFloat32 or kBFloat16
   Buffer embedding;               // [vocab, hidden]; empty where it is tied: rows come from head
+  Buffer position_embedding;      // [learned_positions, hidden]
   std::vector<LayerWeights> layers;
-  std::vector<float> final_norm;  // [hidden]
-  kernels::PackedMatrix head;     // hidden -> vocab
+  NormWeights final_norm;      // [hidden]
+  kernels::PackedMatrix head;  // hidden -> vocab
 
   int64_t size_bytes() const;
 };
+
+// Whether gate, up and SiLU of this MLP are one product.
+bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp);
 
 // Takes each tensor that the spec asks for from the source, packs it and gives it back, so that
 // never more than one matrix is held twice. type: kFloat32 or kBFloat16.

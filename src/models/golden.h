@@ -75,7 +75,9 @@ std::vector<std::vector<float>> run_all(Model& model,
                                         const std::vector<std::vector<TokenId>>& input, KvType type,
                                         int32_t page_size, int32_t chunk, bool together);
 
-// The golden's own logits through `model`, in one prefill each.
-float max_error(Model& model, const Golden& golden, KvType type);  // in units of golden.spread
+// The golden's own logits through `model`, in one prefill each: of each position the largest error,
+// in units of golden.spread. A NaN stays one.
+std::vector<float> row_errors(Model& model, const Golden& golden, KvType type);
+float max_error(Model& model, const Golden& golden, KvType type);
 
 }  // namespace espalier::golden

@@ -149,7 +149,8 @@ struct ConfigEdit {
 
 TEST_F(EditedModel, ConfigErrorsNameTheField) {
   const ConfigEdit edits[] = {
-      {"LlamaForCausalLM", "GPTForever", "'GPTForever' is not known; those that are: LlamaForC"},
+      {"LlamaForCausalLM", "GPTForever",
+       "'GPTForever' is not known; those that are: DeepseekV2ForC"},
       {"\"architectures\"", "\"architecture\"", "'architectures' is missing"},
       {"\"hidden_size\": 64", "\"hidden_size\": \"64\"", "'hidden_size' must be an integer"},
       {"\"hidden_size\": 64", "\"hidden_size\": 0", "'hidden_size' is 0"},
@@ -160,13 +161,13 @@ TEST_F(EditedModel, ConfigErrorsNameTheField) {
       {"\"head_dim\": 16", "\"head_dim\": 1024", "head_dim 1024 is not between 1 and 512"},
       {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", "'rms_norm_eps' must be above 0"},
       {"\"silu\"", "\"gelu\"", "'hidden_act' is 'gelu'"},
-      {"\"llama3\"", "\"dynamic\"", "the rope type 'dynamic' is not supported"},
+      {"\"llama3\"", "\"ntk\"", "the rope type 'ntk' is not supported"},
       {"\"factor\": 8.0,", "", "'rope_scaling.factor' is missing"},
       {"\"factor\": 8.0", "\"factor\": 0", "rope factor 0"},
       {"\"high_freq_factor\": 4.0", "\"high_freq_factor\": 1.0", "must be above low_freq_factor"},
       {"\"rope_theta\": 10000.0", "\"rope_theta\": true", "'rope_theta' must be a number"},
       {"\"bfloat16\"", "\"int3\"", "'torch_dtype' is 'int3'"},
-      {"\"use_cache\": true", "\"quantization_config\": {}", "quantised weights"},
+      {"\"use_cache\": true", "\"quantization_config\": {}", "'quantization_config' is there"},
       {"{", "{,", "config.json is not valid JSON"}};
   const std::string good = text_of(folder_.path() / "config.json");
   for (const ConfigEdit& edit : edits) {

@@ -27,13 +27,16 @@ struct ModelInfo {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
+  // Of a layer: K and V, or one that is both (latent attention). See KvView.
+  int32_t kv_planes = 2;
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0;      // as loaded
   std::vector<TokenId> eos_ids;  // from generation_config.json, else config.json
 
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {
-    return 2ll * num_layers * num_kv_heads * head_dim * (type == KvType::kFloat32 ? 4 : 2);
+    return int64_t{kv_planes} * num_layers * num_kv_heads * head_dim *
+           (type == KvType::kFloat32 ? 4 : 2);
   }
 };
 

@@ -55,6 +55,20 @@ struct Mutation {
 void each_layer(DecoderSpec& spec, const std::function<void(LayerSpec&)>& change) {
   for (LayerSpec& layer : spec.layers) change(layer);
 }
+void each_router(DecoderSpec& spec, const std::function<void(kernels::RouterSpec&)>& change) {
+  for (LayerSpec& layer : spec.layers) {
+    if (layer.experts) change(layer.experts->router);
+  }
+}
+void each_norm(DecoderSpec& spec, NormSpec::Kind kind) {
+  spec.final_norm->kind = kind;
+  each_layer(spec, [&](LayerSpec& layer) {
+    for (auto* norm : {&layer.input_norm, &layer.post_attention_norm, &layer.attention_output_norm,
+                       &layer.mlp_output_norm}) {
+      if (*norm) (*norm)->kind = kind;
+    }
+  });
+}
 ChangedSource::Change zero_tensors(const char* part) {
   return [part](const std::string& name, std::span<float> values) {
     if (name.find(part) != std::string::npos) std::ranges::fill(values, 0.0f);
@@ -204,6 +218,172 @@ const std::vector<Mutation>& mutations() {
        [](DecoderSpec& s) { s.tied_embeddings = true; },
        {}},
       {"a_layer_left_out", "qwen3_head_dim", [](DecoderSpec& s) { s.layers.pop_back(); }, {}},
+      // What other families add.
+      {"experts_dropped", "mixtral", [](DecoderSpec& s) { s.faults.drop_experts = true; }, {}},
+      {"experts_swapped",
+       "mixtral",
+       {},
+       [](const std::string& name, std::span<float> values) {  // seen from the router
+         if (name.find("block_sparse_moe.gate.weight") == std::string::npos) return;
+         std::rotate(values.begin(), values.begin() + 32, values.end());
+       }},
+      {"expert_weights_not_normalised",
+       "mixtral",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { r.normalise = false; }); },
+       {}},
+      {"an_expert_too_few",
+       "qwen3_moe",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { --r.top_k; }); },
+       {}},
+      {"expert_weights_normalised",
+       "qwen2_moe",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { r.normalise = true; }); },
+       {}},
+      {"shared_expert_dropped",
+       "qwen2_moe",
+       [](DecoderSpec& s) { s.faults.drop_shared_expert = true; },
+       {}},
+      {"shared_expert_not_gated", "qwen2_moe", {}, zero_tensors("shared_expert_gate")},
+      {"experts_in_a_dense_layer",
+       "qwen2_moe",
+       [](DecoderSpec& s) { std::swap(s.layers[1], s.layers[2]); },
+       {}},
+      {"norm_around_one", "gemma", [](DecoderSpec& s) { each_norm(s, NormSpec::Kind::kRms); }, {}},
+      {"embedding_not_scaled", "gemma", [](DecoderSpec& s) { s.embedding_scale = 1; }, {}},
+      {"gelu_taken_for_silu",
+       "gemma",
+       [](DecoderSpec& s) {
+         each_layer(s, [](LayerSpec& l) { l.mlp.activation = kernels::Activation::kSilu; });
+       },
+       {}},
+      {"score_cap_ignored",
+       "gemma2",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.softcap = 0; }); },
+       {}},
+      {"logit_cap_ignored", "gemma2", [](DecoderSpec& s) { s.logits_softcap = 0; }, {}},
+      {"norm_behind_attention_left_out",
+       "gemma2",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention_output_norm.reset(); }); },
+       {}},
+      {"norm_behind_the_mlp_left_out",
+       "gemma2",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.mlp_output_norm.reset(); }); },
+       {}},
+      {"window_in_the_other_layers",
+       "gemma2",
+       [](DecoderSpec& s) { std::swap(s.layers[0].attention, s.layers[1].attention); },
+       {}},
+      {"ropes_swapped", "gemma3", [](DecoderSpec& s) { std::swap(s.ropes[0], s.ropes[1]); }, {}},
+      {"gemma_qk_norm_dropped",
+       "gemma3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.qk_norm.reset(); }); },
+       {}},
+      {"short_factors_taken",
+       "phi3_longrope",
+       [](DecoderSpec& s) { s.ropes[0].long_factors = s.ropes[0].short_factors; },
+       {}},
+      {"longrope_attention_factor_ignored",
+       "phi3_longrope",
+       [](DecoderSpec& s) { s.ropes[0].attention_factor = 1; },
+       {}},
+      {"qk_norm_by_head",
+       "olmo2",
+       [](DecoderSpec& s) {
+         each_layer(
+             s, [](LayerSpec& l) { l.attention.qk_norm_scope = AttentionSpec::NormScope::kHead; });
+       },
+       {}},
+      {"norms_before_the_blocks",
+       "olmo2",
+       [](DecoderSpec& s) {
+         each_layer(s, [](LayerSpec& l) {
+           std::swap(l.input_norm, l.attention_output_norm);
+           std::swap(l.post_attention_norm, l.mlp_output_norm);
+         });
+         s.names.input_norm = s.names.attention_output_norm;
+         s.names.post_attention_norm = s.names.mlp_output_norm;
+       },
+       {}},
+      {"residual_not_scaled", "granite", [](DecoderSpec& s) { s.residual_scale = 1; }, {}},
+      {"logits_not_scaled", "granite", [](DecoderSpec& s) { s.logits_scale = 1; }, {}},
+      {"multiplier_on_the_embedding_ignored",
+       "granite",
+       [](DecoderSpec& s) { s.embedding_scale = 1; },
+       {}},
+      {"rope_in_every_layer",
+       "smollm3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.rope = 0; }); },
+       {}},
+      {"no_learned_positions", "gpt2", {}, zero_tensors("wpe.weight")},
+      {"layer_norm_bias_dropped", "gpt2", {}, zero_tensors("ln_1.bias")},
+      {"layer_norm_taken_for_rms",
+       "gpt2",
+       [](DecoderSpec& s) { each_norm(s, NormSpec::Kind::kRms); },
+       {}},
+      {"fused_bias_dropped", "gpt2", {}, zero_tensors("c_attn.bias")},
+      {"matrices_not_transposed",
+       "gpt2",
+       {},
+       [](const std::string& name, std::span<float> values) {
+         if (name.find("attn.c_proj.weight") == std::string::npos) return;
+         for (size_t i = 0; i < 32; ++i) {  // square: the shape would not tell
+           for (size_t j = 0; j < i; ++j) std::swap(values[i * 32 + j], values[j * 32 + i]);
+         }
+       }},
+      {"sinks_left_out",
+       "gpt_oss",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.sinks = false; }); },
+       {}},
+      {"router_bias_dropped", "gpt_oss", {}, zero_tensors("router.bias")},
+      {"expert_biases_dropped", "gpt_oss", {}, zero_tensors("proj_bias")},
+      {"clamped_swiglu_taken_for_silu",
+       "gpt_oss",
+       [](DecoderSpec& s) {
+         each_layer(
+             s, [](LayerSpec& l) { l.experts->expert.activation = kernels::Activation::kSilu; });
+       },
+       {}},
+      {"yarn_bounds_truncated", "gpt_oss", [](DecoderSpec& s) { s.ropes[0].truncate = true; }, {}},
+      {"latent_norm_left_out",
+       "deepseek_v2",
+       {},
+       [](const std::string& name, std::span<float> values) {
+         if (name.find("kv_a_layernorm") != std::string::npos) std::ranges::fill(values, 1.0f);
+       }},
+      {"keys_and_values_of_a_head_swapped", "deepseek_v2", {}, swap_halves("kv_b_proj.weight")},
+      {"latent_rope_in_halves",
+       "deepseek_v2",
+       [](DecoderSpec& s) { s.ropes[0].pairing = RopeSpec::Pairing::kHalves; },
+       {}},
+      {"groups_ignored",
+       "deepseek_v2",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { r.num_groups = r.top_groups = 1; }); },
+       {}},
+      {"routed_scaling_ignored",
+       "deepseek_v2",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { r.scale = 1; }); },
+       {}},
+      {"correction_ignored", "deepseek_v3", {}, zero_tensors("e_score_correction_bias")},
+      {"correction_in_the_weights",
+       "deepseek_v3",
+       [](DecoderSpec& s) {
+         each_router(s, [](auto& r) { r.scoring = kernels::RouterSpec::Scoring::kSoftmax; });
+       },
+       {}},
+      {"groups_by_their_best_alone",
+       "deepseek_v3",
+       [](DecoderSpec& s) { each_router(s, [](auto& r) { r.group_by_two = false; }); },
+       {}},
+      {"query_latent_norm_left_out",
+       "deepseek_v3",
+       {},
+       [](const std::string& name, std::span<float> values) {
+         if (name.find("q_a_layernorm") != std::string::npos) std::ranges::fill(values, 1.0f);
+       }},
+      {"score_mscale_ignored",
+       "deepseek_v3",
+       [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.scale *= 0.8f; }); },
+       {}},
   };
   return *kAll;
 }

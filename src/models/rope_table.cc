@@ -45,8 +45,10 @@ struct YarnRamp {
 
 }  // namespace
 
-std::vector<float> rope_frequencies(const RopeSpec& spec) {
+std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length) {
   std::vector<float> frequencies;
+  const std::vector<double>& factors =
+      context_length > spec.original_max_positions ? spec.long_factors : spec.short_factors;
   for (int32_t i = 0; i < spec.rotary_dim / 2; ++i) {
     double frequency = std::pow(spec.theta, -2.0 * i / spec.rotary_dim);
     switch (spec.scaling) {
@@ -63,6 +65,9 @@ std::vector<float> rope_frequencies(const RopeSpec& spec) {
         frequency = frequency / spec.factor * (1 - keep) + frequency * keep;
         break;
       }
+      case RopeSpec::Scaling::kLongRope:
+        frequency /= factors[static_cast<size_t>(i)];
+        break;
     }
     frequencies.push_back(static_cast<float>(frequency));
   }

@@ -13,8 +13,9 @@ namespace espalier {
 // Angle per position of each rotated pair, [rotary_dim / 2], with the scaling applied.
 // Sources: Su et al. 2021 (theta ^ (-2i / d)); linear: kaiokendev 2023; llama3: Llama 3.1's
 // release; yarn: Peng et al. 2023, section 3.2, with the ramp's bounds as transformers computes
-// them.
-std::vector<float> rope_frequencies(const RopeSpec& spec);
+// them; longrope: Ding et al. 2024, whose long factors hold where context_length, in tokens, is
+// above the spec's original_max_positions.
+std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length = 0);
 
 // cos[t * n + i] = attention_factor * cos(positions[t] * frequencies[i]), and sin likewise; n is
 // frequencies.size(). The angle is rounded to float32 first, as transformers does. A row depends on

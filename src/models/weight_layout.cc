@@ -1,60 +1,9 @@
 #include "models/weight_layout.h"
 
+#include <optional>
+
 namespace espalier {
 namespace {
-
-struct Part {
-  const std::string& name;  // without ".weight" or ".bias"
-  int64_t rows = 0;
-};
-
-std::vector<WeightBlock> blocks(std::initializer_list<Part> parts, std::string_view suffix,
-                                int32_t layer) {
-  std::vector<WeightBlock> out;
-  for (const Part& part : parts) {
-    out.push_back({layer_name(part.name, layer).append(suffix), part.rows});
-  }
-  return out;
-}
-
-LayerLayout layer_layout(const DecoderSpec& spec, int32_t index) {
-  const WeightNames& names = spec.names;
-  const LayerSpec& layer = spec.layers[static_cast<size_t>(index)];
-  const AttentionSpec& a = layer.attention;
-  const int64_t hidden = spec.hidden_size, ffn = layer.mlp.intermediate_size;
-  const auto weight = [&](std::initializer_list<Part> parts) {
-    return blocks(parts, ".weight", index);
-  };
-  const auto bias = [&](std::initializer_list<Part> parts) {
-    return blocks(parts, ".bias", index);
-  };
-  const std::initializer_list<Part> qkv = {
-      {names.q, a.q_dim()}, {names.k, a.kv_dim()}, {names.v, a.kv_dim()}};
-  const std::initializer_list<Part> gate_up = {{names.gate, ffn}, {names.up, ffn}};
-  const std::initializer_list<Part> output = {{names.attention_output, hidden}};
-  const std::initializer_list<Part> down = {{names.down, hidden}};
-
-  LayerLayout out;
-  if (layer.input_norm) out.input_norm.blocks = weight({{names.input_norm, hidden}});
-  out.qkv = {weight(qkv), hidden};
-  if (a.qkv_bias) out.qkv_bias.blocks = bias(qkv);
-  if (a.qk_norm) {
-    out.q_norm.blocks = weight({{names.q_norm, a.head_dim}});
-    out.k_norm.blocks = weight({{names.k_norm, a.head_dim}});
-  }
-  out.attention_output = {weight(output), a.q_dim()};
-  if (a.output_bias) out.attention_output_bias.blocks = bias(output);
-  if (layer.post_attention_norm) {
-    out.post_attention_norm.blocks = weight({{names.post_attention_norm, hidden}});
-  }
-  out.gate_up = {weight(gate_up), hidden};
-  out.down = {weight(down), ffn};
-  if (layer.mlp.bias) {
-    out.gate_up_bias.blocks = bias(gate_up);
-    out.down_bias.blocks = bias(down);
-  }
-  return out;
-}
 
 int64_t rows_of(const std::vector<WeightBlock>& blocks) {
   int64_t rows = 0;
@@ -62,23 +11,165 @@ int64_t rows_of(const std::vector<WeightBlock>& blocks) {
   return rows;
 }
 
+VectorLayout vector_of(std::string name, int64_t size) { return {{{std::move(name), size}}}; }
+
+// Parts of a layer, whose names are patterns.
+class Layer {
+ public:
+  Layer(const DecoderSpec& spec, int32_t index) : spec_(spec), names_(spec.names), index_(index) {}
+
+  LayerLayout layout() const {
+    const LayerSpec& layer = spec_.layers[static_cast<size_t>(index_)];
+    const AttentionSpec& a = layer.attention;
+    const int64_t hidden = spec_.hidden_size;
+    LayerLayout out;
+    out.input_norm = norm(layer.input_norm, names_.input_norm, hidden);
+    a.latent ? add_latent(a, out) : add_qkv(a, out);
+    if (a.sinks) out.sinks = vector_of(name(names_.sinks), a.num_heads);
+    out.attention_output = matrix({{name(names_.attention_output), hidden}}, a.output_dim());
+    if (a.output_bias) out.attention_output_bias = biases(out.attention_output);
+    out.attention_output_norm =
+        norm(layer.attention_output_norm, names_.attention_output_norm, hidden);
+    out.post_attention_norm = norm(layer.post_attention_norm, names_.post_attention_norm, hidden);
+    if (layer.experts) {
+      add_experts(*layer.experts, out);
+    } else {
+      out.mlp = mlp(layer.mlp, name(names_.gate), name(names_.up), name(names_.down),
+                    names_.gate_up.empty() ? "" : name(names_.gate_up));
+    }
+    out.mlp_output_norm = norm(layer.mlp_output_norm, names_.mlp_output_norm, hidden);
+    return out;
+  }
+
+ private:
+  std::string name(const std::string& pattern) const { return layer_name(pattern, index_); }
+
+  VectorLayout norm(const std::optional<NormSpec>& spec, const std::string& pattern,
+                    int64_t size) const {
+    if (!spec) return {};
+    VectorLayout out = vector_of(name(pattern) + ".weight", size);
+    if (spec->kind == NormSpec::Kind::kLayer) out.blocks.push_back({name(pattern) + ".bias", size});
+    return out;
+  }
+
+  // Blocks by their names without ".weight"; of one tensor where `fused` names it.
+  MatrixLayout matrix(std::vector<WeightBlock> blocks, int64_t in_features,
+                      const std::string& fused = {}) const {
+    for (WeightBlock& block : blocks) block.name = (fused.empty() ? block.name : fused) + ".weight";
+    return {std::move(blocks), in_features, !fused.empty(), names_.transposed};
+  }
+
+  // The ".bias" beside each tensor of a matrix.
+  VectorLayout biases(const MatrixLayout& matrix) const {
+    const auto beside = [](const std::string& weight) {
+      return weight.substr(0, weight.size() - std::string_view(".weight").size()) + ".bias";
+    };
+    if (matrix.fused) return vector_of(beside(matrix.blocks[0].name), matrix.out_features());
+    VectorLayout out;
+    for (const WeightBlock& block : matrix.blocks) {
+      out.blocks.push_back({beside(block.name), block.rows});
+    }
+    return out;
+  }
+
+  void add_qkv(const AttentionSpec& a, LayerLayout& out) const {
+    out.qkv = matrix(
+        {{name(names_.q), a.q_dim()}, {name(names_.k), a.kv_dim()}, {name(names_.v), a.kv_dim()}},
+        spec_.hidden_size, names_.qkv.empty() ? "" : name(names_.qkv));
+    if (a.qkv_bias) out.qkv_bias = biases(out.qkv);
+    const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
+    out.q_norm = norm(a.qk_norm, names_.q_norm, all ? a.q_dim() : a.head_dim);
+    out.k_norm = norm(a.qk_norm, names_.k_norm, all ? a.kv_dim() : a.head_dim);
+  }
+
+  void add_latent(const AttentionSpec& a, LayerLayout& out) const {
+    const LatentSpec& latent = *a.latent;
+    const int64_t hidden = spec_.hidden_size, heads = a.num_heads;
+    const int64_t q_rows = heads * (latent.nope_dim + latent.rope_dim);
+    LatentLayout& l = out.latent;
+    if (latent.query_rank > 0) {
+      l.q_a = matrix({{name(names_.q_a), latent.query_rank}}, hidden);
+      l.q_a_norm = norm(latent.norm, names_.q_a_norm, latent.query_rank);
+      l.q = matrix({{name(names_.q_b), q_rows}}, latent.query_rank);
+    } else {
+      l.q = matrix({{name(names_.q), q_rows}}, hidden);
+    }
+    l.kv_a = matrix({{name(names_.kv_a), latent.rank + latent.rope_dim}}, hidden);
+    l.kv_a_norm = norm(latent.norm, names_.kv_a_norm, latent.rank);
+    l.kv_b =
+        matrix({{name(names_.kv_b), heads * (latent.nope_dim + latent.value_dim)}}, latent.rank);
+  }
+
+  MlpLayout mlp(const MlpSpec& spec, const std::string& gate, const std::string& up,
+                const std::string& down, const std::string& fused) const {
+    const int64_t ffn = spec.intermediate_size;
+    std::vector<WeightBlock> blocks = {{gate, ffn}, {up, ffn}};
+    if (!spec.gated) blocks.erase(blocks.begin());
+    MlpLayout out;
+    out.gate_up = matrix(std::move(blocks), spec_.hidden_size, fused);
+    out.down = matrix({{down, spec_.hidden_size}}, ffn);
+    if (!spec.bias) return out;
+    out.gate_up_bias = biases(out.gate_up);
+    out.down_bias = biases(out.down);
+    return out;
+  }
+
+  void add_experts(const ExpertsSpec& spec, LayerLayout& out) const {
+    ExpertsLayout& e = out.experts;
+    const int32_t count = spec.router.num_experts;
+    e.router = matrix({{name(names_.router), count}}, spec_.hidden_size);
+    if (spec.router_bias) e.router_bias = biases(e.router);
+    if (spec.router.correction) {
+      e.router_correction = vector_of(name(names_.router_correction), count);
+    }
+    if (names_.experts == WeightNames::Experts::kEach) {
+      for (int32_t i = 0; i < count; ++i) {
+        const auto of = [&](const std::string& pattern) { return expert_name(pattern, index_, i); };
+        e.experts.push_back(mlp(spec.expert, of(names_.expert_gate), of(names_.expert_up),
+                                of(names_.expert_down), ""));
+      }
+    } else {
+      e.fused_gate_up = name(names_.fused_gate_up);
+      e.fused_down = name(names_.fused_down);
+    }
+    if (spec.shared) {
+      const std::string at = name(names_.shared_expert);
+      out.mlp = mlp(*spec.shared, at + ".gate_proj", at + ".up_proj", at + ".down_proj", "");
+    }
+    if (spec.shared_gate) {
+      e.shared_gate = matrix({{name(names_.shared_gate), 1}}, spec_.hidden_size);
+    }
+  }
+
+  const DecoderSpec& spec_;
+  const WeightNames& names_;
+  const int32_t index_;
+};
+
 }  // namespace
 
 int64_t MatrixLayout::out_features() const { return rows_of(blocks); }
 int64_t VectorLayout::size() const { return rows_of(blocks); }
 
 WeightLayout weight_layout(const DecoderSpec& spec) {
-  const auto table = [&](const std::string& name) {
-    return MatrixLayout{{{name + ".weight", spec.vocab_size}}, spec.hidden_size};
+  const auto table = [&](const std::string& name, int64_t rows) {
+    return MatrixLayout{.blocks = {{name + ".weight", rows}}, .in_features = spec.hidden_size};
   };
   WeightLayout out;
-  if (!spec.tied_embeddings) out.embedding = table(spec.names.embedding);
-  out.head = table(spec.tied_embeddings ? spec.names.embedding : spec.names.head);
+  const WeightNames& names = spec.names;
+  if (!spec.tied_embeddings) out.embedding = table(names.embedding, spec.vocab_size);
+  out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
+  if (spec.learned_positions > 0) {
+    out.position_embedding = table(names.position_embedding, spec.learned_positions);
+  }
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
-    out.layers.push_back(layer_layout(spec, i));
+    out.layers.push_back(Layer(spec, i).layout());
   }
   if (spec.final_norm) {
-    out.final_norm.blocks = {{spec.names.final_norm + ".weight", spec.hidden_size}};
+    out.final_norm = vector_of(names.final_norm + ".weight", spec.hidden_size);
+    if (spec.final_norm->kind == NormSpec::Kind::kLayer) {
+      out.final_norm.blocks.push_back({names.final_norm + ".bias", spec.hidden_size});
+    }
   }
   return out;
 }

@@ -21,34 +21,67 @@ struct WeightBlock {
 struct MatrixLayout {
   std::vector<WeightBlock> blocks;
   int64_t in_features = 0;
+  bool fused = false;       // the blocks, all of one name, are parts of one tensor
+  bool transposed = false;  // a tensor lies [in, out]
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
 };
 
-// Blocks one after the other. No blocks: the model has no such norm or bias.
+// Blocks one after the other. No blocks: the model has no such norm or bias. Of a layer norm the
+// weight, then the bias.
 struct VectorLayout {
   std::vector<WeightBlock> blocks;
   int64_t size() const;
   bool empty() const { return blocks.empty(); }
 };
 
+struct MlpLayout {
+  MatrixLayout gate_up;       // hidden -> [gate; up], or up alone
+  VectorLayout gate_up_bias;  // [2 ffn]
+  MatrixLayout down;          // ffn -> hidden
+  VectorLayout down_bias;     // [hidden]
+};
+
+// Of LatentSpec.
+struct LatentLayout {
+  MatrixLayout q_a;        // hidden -> query_rank
+  VectorLayout q_a_norm;   // [query_rank]
+  MatrixLayout q;          // query_rank, or hidden -> heads * (nope + rope)
+  MatrixLayout kv_a;       // hidden -> rank + rope
+  VectorLayout kv_a_norm;  // [rank]
+  MatrixLayout kv_b;       // rank -> heads * (nope + value): of each head keys, then values
+};
+
+struct ExpertsLayout {
+  MatrixLayout router;             // hidden -> experts
+  VectorLayout router_bias;        // [experts]
+  VectorLayout router_correction;  // [experts]
+  std::vector<MlpLayout> experts;  // empty where all of them are in one tensor:
+  std::string fused_gate_up;       // see WeightNames::Experts; with "_bias" after it, and "_blocks"
+  std::string fused_down;          // and "_scales" where they are MXFP4
+  MatrixLayout shared_gate;        // hidden -> 1
+};
+
 struct LayerLayout {
-  VectorLayout input_norm;             // [hidden]
-  MatrixLayout qkv;                    // hidden -> [q; k; v]
-  VectorLayout qkv_bias;               // [q_dim + 2 kv_dim]
-  VectorLayout q_norm, k_norm;         // [head_dim]
-  MatrixLayout attention_output;       // q_dim -> hidden
+  VectorLayout input_norm;  // [hidden]
+  MatrixLayout qkv;         // hidden -> [q; k; v]; empty where there are latents
+  VectorLayout qkv_bias;    // [q_dim + 2 kv_dim]
+  VectorLayout q_norm, k_norm;
+  LatentLayout latent;
+  VectorLayout sinks;                  // [heads]
+  MatrixLayout attention_output;       // output_dim -> hidden
   VectorLayout attention_output_bias;  // [hidden]
+  VectorLayout attention_output_norm;  // [hidden]
   VectorLayout post_attention_norm;    // [hidden]
-  MatrixLayout gate_up;                // hidden -> [gate; up]
-  VectorLayout gate_up_bias;           // [2 ffn]
-  MatrixLayout down;                   // ffn -> hidden
-  VectorLayout down_bias;              // [hidden]
+  MlpLayout mlp;                       // of a layer with experts: the shared one
+  ExpertsLayout experts;
+  VectorLayout mlp_output_norm;  // [hidden]
 };
 
 struct WeightLayout {
   MatrixLayout embedding;  // [vocab, hidden]; empty where it is tied: rows come from the head
-  MatrixLayout head;       // hidden -> vocab
+  MatrixLayout position_embedding;  // [learned_positions, hidden]
+  MatrixLayout head;                // hidden -> vocab
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };

@@ -66,14 +66,38 @@ Result<LentTensor> CheckpointSource::lend(const std::string& name, std::span<con
   return LentTensor{data, *tensor->dtype};
 }
 
+Result<std::span<const std::byte>> WeightSource::lend_bytes(const std::string& name,
+                                                            std::span<const int64_t> shape) {
+  return fail(error(StatusCode::kUnimplemented, "'{}' {}: quantised weights cannot be made up",
+                    name, shape_string(shape)));
+}
+
+Result<std::span<const std::byte>> CheckpointSource::lend_bytes(const std::string& name,
+                                                                std::span<const int64_t> shape) {
+  const CheckpointTensor* tensor = checkpoint_.find(name);
+  if (tensor == nullptr) {
+    return fail(error(StatusCode::kNotFound, "{}: there is no tensor '{}'",
+                      checkpoint_.folder().string(), name));
+  }
+  if (tensor->dtype_name != "U8" || !std::ranges::equal(tensor->shape, shape)) {
+    return fail(invalid_argument("{}: the tensor '{}' is {} {}; U8 {} was expected",
+                                 checkpoint_.folder().string(), name, tensor->dtype_name,
+                                 shape_string(tensor->shape), shape_string(shape)));
+  }
+  lent_.insert(name);
+  return tensor->bytes;
+}
+
 void CheckpointSource::give_back(const std::string& name) {
   realigned_.erase(name);
   if (const CheckpointTensor* tensor = checkpoint_.find(name)) checkpoint_.release(*tensor);
 }
 
 bool CheckpointSource::may_be_left(std::string_view name) const {
-  return std::any_of(names_.unused_suffixes.begin(), names_.unused_suffixes.end(),
-                     [&](const std::string& suffix) { return name.ends_with(suffix); });
+  const auto ends = [&](const std::string& suffix) { return name.ends_with(suffix); };
+  const auto begins = [&](const std::string& prefix) { return name.starts_with(prefix); };
+  return std::ranges::any_of(names_.unused_suffixes, ends) ||
+         std::ranges::any_of(names_.unused_prefixes, begins);
 }
 
 // Some checkpoints with tied embeddings hold the head as well; it must then be the embedding.

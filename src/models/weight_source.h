@@ -32,6 +32,10 @@ class WeightSource {
   // The tensor `name` (with its ".weight" or ".bias"), borrowed until give_back(name). Fails by
   // name where it is missing or has another shape.
   virtual Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) = 0;
+  // The same of a tensor of bytes (U8), for what the loader decodes itself. Fails by name where the
+  // source has no such tensors.
+  virtual Result<std::span<const std::byte>> lend_bytes(const std::string& name,
+                                                        std::span<const int64_t> shape);
   // The loader has copied it; its memory may go.
   virtual void give_back(const std::string& name) = 0;
   // After the last tensor: fails by name for one that was never asked for.
@@ -43,6 +47,8 @@ class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
+  Result<std::span<const std::byte>> lend_bytes(const std::string& name,
+                                                std::span<const int64_t> shape) override;
   void give_back(const std::string& name) override;
   Status finish() override;
 

@@ -16,7 +16,7 @@ enum class KvType : uint8_t { kFloat32, kBFloat16 };
 struct KvView {
   struct Layer {
     void* k = nullptr;
-    void* v = nullptr;
+    void* v = nullptr;  // k itself where keys are values too (latent attention)
   };
   std::vector<Layer> layers;
   KvType type = KvType::kBFloat16;

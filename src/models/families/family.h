@@ -23,9 +23,23 @@ std::span<const Family> families();
 // the list of those known, for another; kInvalidArgument with the field's name for a bad value.
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config);
 
+Result<DecoderSpec> make_deepseek_v2_spec(const JsonObject& config);
+Result<DecoderSpec> make_deepseek_v3_spec(const JsonObject& config);
+Result<DecoderSpec> make_gemma_spec(const JsonObject& config);
+Result<DecoderSpec> make_gemma2_spec(const JsonObject& config);
+Result<DecoderSpec> make_gemma3_spec(const JsonObject& config);
+Result<DecoderSpec> make_gpt2_spec(const JsonObject& config);
+Result<DecoderSpec> make_gpt_oss_spec(const JsonObject& config);
+Result<DecoderSpec> make_granite_spec(const JsonObject& config);
 Result<DecoderSpec> make_llama_spec(const JsonObject& config);
 Result<DecoderSpec> make_mistral_spec(const JsonObject& config);
+Result<DecoderSpec> make_mixtral_spec(const JsonObject& config);
+Result<DecoderSpec> make_olmo2_spec(const JsonObject& config);
+Result<DecoderSpec> make_phi3_spec(const JsonObject& config);
 Result<DecoderSpec> make_qwen2_spec(const JsonObject& config);
+Result<DecoderSpec> make_qwen2_moe_spec(const JsonObject& config);
 Result<DecoderSpec> make_qwen3_spec(const JsonObject& config);
+Result<DecoderSpec> make_qwen3_moe_spec(const JsonObject& config);
+Result<DecoderSpec> make_smollm3_spec(const JsonObject& config);
 
 }  // namespace espalier

@@ -9,11 +9,7 @@ Result<DecoderSpec> make_llama_spec(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_llama_like(config));
   ESP_ASSIGN_OR_RETURN(const bool attention_bias, config.boolean_or("attention_bias", false));
   ESP_ASSIGN_OR_RETURN(const bool mlp_bias, config.boolean_or("mlp_bias", false));
-  for (LayerSpec& layer : spec.layers) {
-    layer.attention.qkv_bias = attention_bias;
-    layer.attention.output_bias = attention_bias;
-    layer.mlp.bias = mlp_bias;
-  }
+  set_biases(spec, attention_bias, attention_bias, mlp_bias);
   return spec;
 }
 

@@ -5,20 +5,11 @@
 #include "models/families/family.h"
 
 namespace espalier {
-namespace {
-
-constexpr int32_t kDefaultHeadDim = 128;
-
-}  // namespace
-
 Result<DecoderSpec> make_qwen3_spec(const JsonObject& config) {
-  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_llama_like(config, kDefaultHeadDim));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_llama_like(config, {.head_dim = 128}));
   ESP_ASSIGN_OR_RETURN(const bool bias, config.boolean_or("attention_bias", false));
-  for (LayerSpec& layer : spec.layers) {
-    layer.attention.qkv_bias = bias;
-    layer.attention.output_bias = bias;
-    layer.attention.qk_norm = spec.final_norm;
-  }
+  set_biases(spec, bias, bias, false);
+  for (LayerSpec& layer : spec.layers) layer.attention.qk_norm = spec.final_norm;
   ESP_RETURN_IF_ERROR(read_qwen_windows(config, spec));
   return spec;
 }

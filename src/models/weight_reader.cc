@@ -1,0 +1,252 @@
+#include "models/weight_reader.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "models/decoder_weights.h"
+
+namespace espalier {
+namespace {
+
+using kernels::PackedMatrix;
+using kernels::WeightRows;
+
+float element(const LentTensor& tensor, int64_t i) {
+  switch (tensor.type) {
+    case DType::kFloat32:
+      return static_cast<const float*>(tensor.data)[i];
+    case DType::kBFloat16:
+      return to_float(static_cast<const BFloat16*>(tensor.data)[i]);
+    case DType::kFloat16:
+      return to_float(static_cast<const Float16*>(tensor.data)[i]);
+  }
+  return 0;
+}
+
+// Where row `i` of gate and up that take turns goes when all of gate comes first.
+int64_t parted(int64_t i, int64_t rows) { return i / 2 + (i % 2) * (rows / 2); }
+
+// Four bits: a sign, two of exponent, one of mantissa (OCP Microscaling formats 1.0, E2M1).
+constexpr float kFp4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+constexpr int64_t kMxBlock = 32;  // elements that share a scale, 2^(byte - 127)
+constexpr int64_t kMxBytes = 16;  // of a block; the low half of a byte comes first
+
+void widen_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns, float* out) {
+  for (int64_t block = 0; block < columns / kMxBlock; ++block) {
+    const float scale = std::ldexp(1.0f, scales[block] - 127);
+    for (int64_t i = 0; i < kMxBytes; ++i) {
+      const uint8_t pair = blocks[block * kMxBytes + i];
+      *out++ = kFp4[pair & 15] * scale;
+      *out++ = kFp4[pair >> 4] * scale;
+    }
+  }
+}
+
+}  // namespace
+
+LentTensor skip_elements(const LentTensor& tensor, int64_t count) {
+  return {static_cast<const std::byte*>(tensor.data) +
+              static_cast<size_t>(count) * dtype_size(tensor.type),
+          tensor.type};
+}
+
+Status WeightReader::pack_rows(std::span<const WeightRows> rows, int64_t in_features, DType type,
+                               bool gate_up, PackedMatrix& out) {
+  ESP_ASSIGN_OR_RETURN(
+      out, PackedMatrix::pack(
+               backend_,
+               {.in_features = in_features, .type = type, .blocks = rows, .gate_up = gate_up}));
+  return Status();
+}
+
+Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, const PackAs& as) {
+  if (layout.empty()) return Status();
+  const int64_t in_features = layout.in_features;
+  std::vector<WeightRows> rows;
+  std::vector<std::string> taken;
+  std::vector<Buffer> turned;
+  const auto take = [&](const std::string& name, int64_t outputs) -> Result<LentTensor> {
+    taken.push_back(name);
+    const int64_t as_is[] = {outputs, in_features}, across[] = {in_features, outputs};
+    ESP_ASSIGN_OR_RETURN(LentTensor lent, source_.lend(name, layout.transposed ? across : as_is));
+    if (!layout.transposed) return lent;
+    ESP_ASSIGN_OR_RETURN(Buffer buffer, transpose(lent, in_features, outputs));
+    turned.push_back(std::move(buffer));
+    return LentTensor{turned.back().data(), DType::kFloat32};
+  };
+  LentTensor all;  // of a fused tensor
+  if (layout.fused) {
+    ESP_ASSIGN_OR_RETURN(all, take(layout.blocks[0].name, layout.out_features()));
+  }
+  for (const WeightBlock& block : layout.blocks) {
+    LentTensor lent = all;
+    if (layout.fused) {
+      all = skip_elements(all, block.rows * in_features);
+    } else {
+      ESP_ASSIGN_OR_RETURN(lent, take(block.name, block.rows));
+    }
+    rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
+  }
+  ESP_RETURN_IF_ERROR(pack_rows(rows, in_features, as.type.value_or(type_), as.gate_up, out));
+  for (const std::string& name : taken) source_.give_back(name);
+  return Status();
+}
+
+Status WeightReader::vector(const VectorLayout& layout, std::vector<float>& out) {
+  for (const WeightBlock& block : layout.blocks) {
+    const int64_t shape[] = {block.rows};
+    ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(block.name, shape));
+    for (int64_t i = 0; i < block.rows; ++i) out.push_back(element(lent, i));
+    source_.give_back(block.name);
+  }
+  return Status();
+}
+
+Status WeightReader::norm(const std::optional<NormSpec>& spec, const VectorLayout& layout,
+                          NormWeights& out) {
+  if (!spec || layout.empty()) return Status();
+  ESP_RETURN_IF_ERROR(vector(layout, out.weight));
+  switch (spec->kind) {
+    case NormSpec::Kind::kRms:
+      break;
+    case NormSpec::Kind::kRmsOneCentred:
+      for (float& value : out.weight) value += 1.0f;
+      break;
+    case NormSpec::Kind::kLayer: {
+      const auto half = out.weight.begin() + std::ssize(out.weight) / 2;
+      out.bias.assign(half, out.weight.end());
+      out.weight.erase(half, out.weight.end());
+      break;
+    }
+  }
+  return Status();
+}
+
+Status WeightReader::table(const MatrixLayout& layout, Buffer& out) {
+  if (layout.empty()) return Status();
+  const std::string& name = layout.blocks[0].name;
+  const int64_t shape[] = {layout.out_features(), layout.in_features};
+  ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
+  const int64_t count = shape[0] * shape[1];
+  ESP_ASSIGN_OR_RETURN(out, Buffer::allocate(static_cast<size_t>(count) * dtype_size(type_)));
+  constexpr int64_t kGrain = 1 << 16;
+  backend_.pool().parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
+    if (lent.type == type_) {
+      const size_t size = dtype_size(type_), first = static_cast<size_t>(begin) * size;
+      std::memcpy(out.data() + first, static_cast<const std::byte*>(lent.data) + first,
+                  static_cast<size_t>(end - begin) * size);
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = element(lent, i);
+      if (type_ == DType::kFloat32) {
+        out.as<float>()[i] = value;
+      } else {
+        out.as<BFloat16>()[i] = to_bfloat16(value);
+      }
+    }
+  });
+  source_.give_back(name);
+  return Status();
+}
+
+Result<Buffer> WeightReader::transpose(const LentTensor& tensor, int64_t rows, int64_t columns) {
+  ESP_ASSIGN_OR_RETURN(Buffer out,
+                       Buffer::allocate(static_cast<size_t>(rows * columns) * sizeof(float)));
+  constexpr int64_t kGrain = 64;
+  backend_.pool().parallel_for(columns, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = begin; column < end; ++column) {
+        out.as<float>()[column * rows + row] = element(tensor, row * columns + column);
+      }
+    }
+  });
+  return out;
+}
+
+Status WeightReader::pack(const LentTensor& tensor, int64_t rows, int64_t columns,
+                          PackedMatrix& out) {
+  const WeightRows block{.data = tensor.data, .type = tensor.type, .rows = rows};
+  return pack_rows({&block, 1}, columns, type_, false, out);
+}
+
+Status WeightReader::pack_transposed(const LentTensor& tensor, int64_t rows, int64_t columns,
+                                     PackedMatrix& out) {
+  ESP_ASSIGN_OR_RETURN(const Buffer turned, transpose(tensor, rows, columns));
+  return pack({turned.data(), DType::kFloat32}, columns, rows, out);
+}
+
+Status WeightReader::experts(const std::string& name, const ExpertRows& shape,
+                             std::vector<PackedMatrix>& out) {
+  const int64_t extents[] = {shape.count, shape.columns, shape.rows};
+  ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
+  const int64_t size = shape.rows * shape.columns;
+  for (int64_t expert = 0; expert < shape.count; ++expert) {
+    ESP_ASSIGN_OR_RETURN(Buffer turned,
+                         transpose(skip_elements(lent, expert * size), shape.columns, shape.rows));
+    const auto* rows = turned.as<float>();
+    // Gate's rows are every other one, then up's.
+    const int64_t step = shape.interleaved ? 2 : 1;
+    std::vector<WeightRows> blocks;
+    for (int64_t first = 0; first < step; ++first) {
+      blocks.push_back({.data = rows + first * shape.columns,
+                        .type = DType::kFloat32,
+                        .rows = shape.rows / step,
+                        .row_stride = step * shape.columns});
+    }
+    ESP_RETURN_IF_ERROR(pack_rows(blocks, shape.columns, type_, false, out.emplace_back()));
+  }
+  source_.give_back(name);
+  return Status();
+}
+
+Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& shape,
+                                   std::vector<PackedMatrix>& out) {
+  if (shape.columns % kMxBlock != 0) {
+    return invalid_argument("'{}': {} columns are no whole number of MXFP4 blocks of {}", name,
+                            shape.columns, kMxBlock);
+  }
+  const int64_t groups = shape.columns / kMxBlock;
+  const int64_t block_shape[] = {shape.count, shape.rows, groups, kMxBytes};
+  const int64_t scale_shape[] = {shape.count, shape.rows, groups};
+  ESP_ASSIGN_OR_RETURN(const auto blocks, source_.lend_bytes(name + "_blocks", block_shape));
+  ESP_ASSIGN_OR_RETURN(const auto scales, source_.lend_bytes(name + "_scales", scale_shape));
+  const auto* block_bytes = reinterpret_cast<const uint8_t*>(blocks.data());
+  const auto* scale_bytes = reinterpret_cast<const uint8_t*>(scales.data());
+  ESP_ASSIGN_OR_RETURN(
+      Buffer wide,
+      Buffer::allocate(static_cast<size_t>(shape.rows * shape.columns) * sizeof(float)));
+  for (int64_t expert = 0; expert < shape.count; ++expert) {
+    backend_.pool().parallel_for(shape.rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t from = (expert * shape.rows + row) * groups;
+        const int64_t to = shape.interleaved ? parted(row, shape.rows) : row;
+        widen_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns,
+                    wide.as<float>() + to * shape.columns);
+      }
+    });
+    ESP_RETURN_IF_ERROR(
+        pack({wide.data(), DType::kFloat32}, shape.rows, shape.columns, out.emplace_back()));
+  }
+  source_.give_back(name + "_blocks");
+  source_.give_back(name + "_scales");
+  return Status();
+}
+
+Status WeightReader::expert_biases(const std::string& name, int64_t count, int64_t size,
+                                   bool interleaved, std::vector<std::vector<float>>& out) {
+  const int64_t shape[] = {count, size};
+  ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
+  for (int64_t expert = 0; expert < count; ++expert) {
+    std::vector<float>& bias = out.emplace_back(static_cast<size_t>(size));
+    for (int64_t i = 0; i < size; ++i) {
+      bias[static_cast<size_t>(interleaved ? parted(i, size) : i)] =
+          element(lent, expert * size + i);
+    }
+  }
+  source_.give_back(name);
+  return Status();
+}
+
+}  // namespace espalier

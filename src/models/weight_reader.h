@@ -1,0 +1,83 @@
+// Reads tensors of a WeightSource into what kernels hold: packed matrices, tables, float32 vectors.
+// It knows the shapes in which checkpoints lay matrices; which tensors a model has is the loader's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cpu/backend.h"
+#include "kernels/linear/op.h"
+#include "models/decoder_spec.h"
+#include "models/weight_layout.h"
+#include "models/weight_source.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+
+namespace espalier {
+
+struct NormWeights;
+
+struct PackAs {
+  bool gate_up = false;       // for linear_silu_mul
+  std::optional<DType> type;  // held in this instead of the model's
+};
+
+// [count] matrices of [rows, columns] in one tensor. interleaved: gate and up take turns as rows;
+// they are parted, all of gate first.
+struct ExpertRows {
+  int64_t count = 0, rows = 0, columns = 0;
+  bool interleaved = false;
+};
+
+// The tensor from this element on.
+LentTensor skip_elements(const LentTensor& tensor, int64_t count);
+
+// Used from one thread. Each function fails by the tensor's name.
+class WeightReader {
+ public:
+  WeightReader(kernels::CpuBackend& backend, WeightSource& source, DType type)
+      : backend_(backend), source_(source), type_(type) {}
+
+  // Each does nothing where the layout is empty.
+  Status matrix(const MatrixLayout& layout, kernels::PackedMatrix& out, const PackAs& as = {});
+  Status vector(const VectorLayout& layout, std::vector<float>& out);
+  Status norm(const std::optional<NormSpec>& spec, const VectorLayout& layout, NormWeights& out);
+  // [rows, columns] in the model's type, not packed.
+  Status table(const MatrixLayout& layout, Buffer& out);
+
+  // [count, columns, rows]: each expert's matrix lies [in, out].
+  Status experts(const std::string& name, const ExpertRows& shape,
+                 std::vector<kernels::PackedMatrix>& out);
+  // NAME_blocks [count, rows, columns / 32, 16] U8 and NAME_scales [count, rows, columns / 32] U8.
+  Status mxfp4_experts(const std::string& name, const ExpertRows& shape,
+                       std::vector<kernels::PackedMatrix>& out);
+  Status expert_biases(const std::string& name, int64_t count, int64_t size, bool interleaved,
+                       std::vector<std::vector<float>>& out);
+
+  // For matrices that are cut out of a tensor by hand.
+  Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) {
+    return source_.lend(name, shape);
+  }
+  void give_back(const std::string& name) { source_.give_back(name); }
+  // rows: [rows, columns] of `tensor`, outputs as they lie; or transposed: outputs are columns.
+  Status pack(const LentTensor& tensor, int64_t rows, int64_t columns, kernels::PackedMatrix& out);
+  Status pack_transposed(const LentTensor& tensor, int64_t rows, int64_t columns,
+                         kernels::PackedMatrix& out);
+  Status finish() { return source_.finish(); }
+
+ private:
+  Status pack_rows(std::span<const kernels::WeightRows> rows, int64_t in_features, DType type,
+                   bool gate_up, kernels::PackedMatrix& out);
+  // [rows, columns] to [columns, rows] in float32.
+  Result<Buffer> transpose(const LentTensor& tensor, int64_t rows, int64_t columns);
+
+  kernels::CpuBackend& backend_;
+  WeightSource& source_;
+  const DType type_;
+};
+
+}  // namespace espalier
