@@ -3,7 +3,8 @@
 of them.
 
     pip install torch==2.11.0 transformers==5.17.0 safetensors numpy
-    python3 tools/goldens/make_goldens.py tests/golden/models
+    python3 tools/goldens/make_goldens.py tests/golden/models            (all)
+    python3 tools/goldens/make_goldens.py tests/golden/models gemma3 gpt2
 
 Each folder NAME holds what a real model's folder holds (config.json, generation_config.json,
 safetensors) and reference.safetensors:
@@ -70,20 +71,90 @@ def models():
                 num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, rms_norm_eps=1e-6,
                 rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
            torch.bfloat16, None, False)
+    yield from families()
+
+
+def families():
+    """One tiny model for each family that is not a plain Llama, with every part of it in play."""
+    T = transformers
+    default = dict(rope_type="default", rope_theta=1000.0)
+    small = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_attention_heads=4,
+                 num_key_value_heads=2, rms_norm_eps=1e-6)
+    plain = dict(small, rope_parameters=default)
+    bf16 = (torch.bfloat16, None, False)
+    yield ("mixtral", T.MixtralConfig,
+           dict(plain, num_local_experts=4, num_experts_per_tok=2, sliding_window=14), *bf16)
+    yield ("qwen2_moe", T.Qwen2MoeConfig,
+           dict(plain, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=16,
+                shared_expert_intermediate_size=40, mlp_only_layers=[1]), *bf16)
+    yield ("qwen3_moe", T.Qwen3MoeConfig,
+           dict(plain, head_dim=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+                moe_intermediate_size=16), *bf16)
+    yield ("gemma", T.GemmaConfig, dict(plain, head_dim=16), *bf16)
+    yield ("gemma2", T.Gemma2Config,
+           dict(plain, head_dim=16, sliding_window=10, query_pre_attn_scalar=20,
+                attn_logit_softcapping=3.0, final_logit_softcapping=5.0), *bf16)
+    yield ("gemma3", T.Gemma3TextConfig,
+           dict(small, head_dim=16, sliding_window=10, query_pre_attn_scalar=20,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                rope_parameters=dict(
+                    full_attention=dict(rope_type="linear", factor=4.0, rope_theta=20000.0),
+                    sliding_attention=dict(rope_type="default", rope_theta=500.0))), *bf16)
+    # Pretrained for one token: the long factors hold for every sequence, as transformers chooses
+    # them by its length.
+    yield ("phi3_longrope", T.Phi3Config,
+           dict(small, hidden_size=64, original_max_position_embeddings=1,
+                rope_parameters=dict(rope_type="longrope", rope_theta=1000.0,
+                                     partial_rotary_factor=0.75, attention_factor=1.19,
+                                     original_max_position_embeddings=1,
+                                     short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+                                     long_factor=[1.0, 1.5, 3.0, 6.0, 9.0, 12.0])), *bf16)
+    yield ("olmo2", T.Olmo2Config, plain, *bf16)
+    yield ("granite", T.GraniteConfig,
+           dict(plain, embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=2.0,
+                attention_multiplier=0.4, tie_word_embeddings=True), *bf16)
+    yield ("smollm3", T.SmolLM3Config,
+           dict(plain, no_rope_layers=[1, 0, 1], tie_word_embeddings=True), *bf16)
+    yield ("gpt2", T.GPT2Config,
+           dict(vocab_size=128, n_embd=32, n_layer=3, n_head=4, n_positions=256), *bf16)
+    yield ("gpt_oss", T.GptOssConfig,
+           dict(small, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=10,
+                rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0,
+                                     beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                     original_max_position_embeddings=64)), *bf16)
+    latent = dict(plain, num_key_value_heads=4, kv_lora_rank=24, qk_rope_head_dim=8,
+                  qk_nope_head_dim=16, v_head_dim=12, n_shared_experts=2, num_experts_per_tok=2,
+                  moe_intermediate_size=16, first_k_dense_replace=1, n_group=3, topk_group=2)
+    yield ("deepseek_v2", T.DeepseekV2Config,
+           dict(latent, q_lora_rank=None, n_routed_experts=6, routed_scaling_factor=1.5,
+                topk_group=1,
+                topk_method="group_limited_greedy"), *bf16)
+    yield ("deepseek_v3", T.DeepseekV3Config,
+           dict(latent, q_lora_rank=20, n_routed_experts=6, routed_scaling_factor=2.5,
+                rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, mscale=0.8,
+                                     mscale_all_dim=0.6, original_max_position_embeddings=64)),
+           *bf16)
 
 
 def draw_weights(model, generator):
     with torch.no_grad():
         for name, p in model.named_parameters():
             normal = torch.randn(p.shape, generator=generator)
-            if name.endswith("norm.weight"):
-                p.copy_(1.0 + 0.3 * normal)
+            gemma = model.config.model_type.startswith("gemma")  # norms lie around zero
+            if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
+                p.copy_((0.0 if gemma else 1.0) + 0.3 * normal)
             elif name.endswith("bias"):
                 p.copy_(0.4 * normal)
-            elif "embed_tokens" in name:
+            elif name.endswith("sinks"):
+                p.copy_(2.0 * normal)
+            elif "embed_tokens" in name or "wte" in name or "wpe" in name:
                 p.copy_(0.3 * normal)
             else:
-                p.copy_(0.15 * normal * (64.0 / p.shape[1]) ** 0.5)
+                inputs = p.shape[1] if p.dim() < 3 or "gpt" in model.config.model_type else p.shape[2]
+                p.copy_(0.15 * normal * (64.0 / inputs) ** 0.5)
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.copy_(0.2 * torch.randn(b.shape, generator=generator))
 
 
 def old_style(folder, rope):
@@ -128,12 +199,18 @@ def reference(model, generator, vocab):
 def main():
     root = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
-    for seed, (name, config_class, args, dtype, shard, old) in enumerate(models()):
+    wanted = sys.argv[2:]
+    for index, (name, config_class, args, dtype, shard, old) in enumerate(models()):
+        if wanted and name not in wanted:
+            continue
         folder = root / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        generator = torch.Generator().manual_seed(1000 + seed)
-        config = config_class(**COMMON, **args)
+        generator = torch.Generator().manual_seed(1000 + index)
+        common = COMMON
+        if config_class is transformers.GPT2Config:  # its own names
+            common = {k: v for k, v in COMMON.items() if "token_id" in k}
+        config = config_class(**common, **args)
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         draw_weights(model, generator)
