@@ -122,7 +122,7 @@ TEST_F(CudaElementwise, SiluMulAndBias) {
                                  launch(round++))
                       .ok());
       std::vector<float> want(count);
-      reference::silu_mul({.gate = both.host.data(),
+      reference::gated({.gate = both.host.data(),
                            .gate_stride = 2 * dim,
                            .up = both.host.data() + dim,
                            .up_stride = 2 * dim,
