@@ -1,25 +1,31 @@
-// y = x W^T for 1 to 16 rows: a stream of the weights through the tensor cores.
+// y = x W^T for 1 to 16 rows on Hopper: a stream of the weights through the tensor cores.
 //
-// Bytes: the weights, 2 x out x in; all else is small. At 4.26 TB/s a layer of the Llama-3.1-8B
-// shape is qkv 11.8, o 7.9, gate and up 55.1, down 27.6 us, the head 247 us. Operations: 2 x rows x
+// Bytes: the weights, 2 x out x in; all else is small. At 4.5 TB/s a layer of the Llama-3.1-8B
+// shape is qkv 11.1, o 7.4, gate and up 51.7, down 25.8 us, the head 231 us. Operations: 2 x rows x
 // out x in, at 16 rows 16 a byte, a twelfth of what the tensor cores could do meanwhile.
 //
-// A tile is 16 outputs (8 of gate and the same 8 of up with SiLU) by all inputs; a block of 16
-// warps takes one tile after another. Warp w takes blocks w, w + 8, ... of 32 inputs, so that at
-// each time the block reads 512 bytes of each of 16 rows. The order of a sum is free as long as
-// both sides agree, so a lane's 16-byte loads go straight to the tensor cores: in row g (lane / 4)
-// lane t (lane % 4) takes inputs 8t .. 8t+7 of the 32, and they play k = 2t, 2t+1, 2t+8, 2t+9 of
-// two products of 16.
+// A tile is 16 outputs (8 of gate and the same 8 of up with SiLU) by all inputs; a block takes one
+// tile after another. One warp asks the copy engine for pieces of 16 rows x 512 inputs, as many
+// ahead as shared memory holds (80 KiB and more a multiprocessor in flight), and begins before
+// wait_for_previous(): the weights are nobody's output. Eight warps multiply, each 64 inputs of a
+// piece. The order of a sum is free as long as both sides agree, so a lane's 16-byte reads go
+// straight to the tensor cores: in row g (lane / 4) lane t (lane % 4) takes inputs 8t .. 8t+7 of
+// 32, and they play k = 2t, 2t+1, 2t+8, 2t+9 of two products of 16.
 //
 //        inputs of a block of 32:  0-7     8-15    16-23   24-31
 //        row g of the weights:     lane 0  lane 1  lane 2  lane 3    (and row g + 8 likewise)
 //
-// Loads run kAhead blocks before their use, across tiles, and begin before wait_for_previous(): the
-// weights are nobody's output. Sums of the warps meet in shared memory, two buffers by turns, so
-// one barrier a tile. The result of a row depends on that row and the weights alone.
+// x stays in shared memory. Where it has no room, a cluster of 2 to 8 blocks shares a tile: each
+// has a part of the inputs, and they add up each other's sums. Sums of the warps meet in shared
+// memory, two buffers by turns, so one barrier a tile. With the same split a row's result depends
+// on that row and the weights alone.
+//
+// Tried before: the same products from registers, 8 x 32 bytes ahead a thread, 64 KiB a
+// multiprocessor: 3.2 TB/s (a warp has six scoreboards, so fewer loads are really in flight).
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cuda_small.h"
@@ -27,11 +33,14 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kTile = 16;   // outputs of a tile, as the tensor cores see it
-constexpr int kBlock = 32;  // inputs of a block
-constexpr int kAhead = 8;   // 2 x 16 bytes x 8 a thread: 64 KiB a multiprocessor in flight
+constexpr int kWarps = 8;  // that multiply
+constexpr int kMathThreads = kWarps * 32;
+constexpr int kThreads = kMathThreads + 32;
+constexpr int kTile = 16;                 // outputs of a tile, as the tensor cores see it
+constexpr int kPiece = 512;               // inputs of a piece
+constexpr int kPiecePitch = kPiece + 32;  // rows of a piece start half a line apart
+constexpr int kPieceBytes = kTile * kPiecePitch * 2;
+constexpr int kMostPieces = 8, kFewPieces = 4;  // ahead
 
 struct Params {
   const bf16* x;
@@ -45,16 +54,52 @@ struct Params {
   float norm_epsilon;
   int rows, in, out, num_tiles;
   int x_pitch;  // of x in shared memory, elements
+  int pieces_ahead;
+  int split;  // blocks of a cluster, which share the inputs
   bool float_out;
 };
 
-__device__ __forceinline__ uint4 load_stream(const bf16* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
+struct Barriers {
+  Barrier full[kMostPieces], empty[kMostPieces];
+  Barrier summed[2];  // all blocks of the cluster have their sums of a tile
+};
+
+// Shared memory: pieces, sums [2][warp][output][row], x [rows][x_pitch], barriers.
+template <int ROW_TILES>
+struct Shared {
+  static constexpr int kRows = 8 * ROW_TILES;
+  static constexpr int kSums = kWarps * kTile * kRows;
+  bf16* pieces;
+  float* sums;
+  bf16* x;
+  Barriers* barriers;
+  float (*scratch)[kWarps];  // [rows], over sums, before them
+
+  __device__ Shared(char* at, const Params& p) {
+    pieces = reinterpret_cast<bf16*>(at);
+    at += p.pieces_ahead * kPieceBytes;
+    sums = reinterpret_cast<float*>(at);
+    scratch = reinterpret_cast<float(*)[kWarps]>(at);
+    at += 2 * kSums * 4;
+    x = reinterpret_cast<bf16*>(at);
+    at += p.rows * p.x_pitch * 2;
+    barriers = reinterpret_cast<Barriers*>(at);
+  }
+};
+
+// This block's part of the inputs, in pieces, and its tiles.
+struct Part {
+  int piece_begin, piece_end, tile_begin, tile_stride;
+
+  __device__ Part(const Params& p, uint32_t rank) {
+    const int pieces = (p.in + kPiece - 1) / kPiece;
+    const int r = static_cast<int>(rank);
+    piece_begin = pieces * r / p.split;
+    piece_end = pieces * (r + 1) / p.split;
+    tile_begin = static_cast<int>(blockIdx.x) / p.split;
+    tile_stride = static_cast<int>(gridDim.x) / p.split;
+  }
+};
 
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                     uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -65,39 +110,78 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// x into shared memory as it is, or normed as rms_norm() does it (rounded to bfloat16).
-__device__ void stage_rows(const Params& p, bf16* to, float (*scratch)[kWarps]) {
+// Row `row` of a tile as a row of the weights; -1 where there is none.
+template <bool SILU>
+__device__ __forceinline__ int weight_row(const Params& p, int tile, int row) {
+  if (!SILU) return tile * kTile + row < p.out ? tile * kTile + row : -1;
+  const int out = tile * 8 + row % 8;
+  return row < 8 ? out : p.out + out;
+}
+
+// The warp that asks for the weights.
+template <int ROW_TILES, bool SILU>
+__device__ void fetch_weights(const Params& p, const Shared<ROW_TILES>& shared, const Part& part) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int slot = 0;
+  uint32_t parity = 1;  // a fresh barrier's phase before the first counts as complete
+  for (int tile = part.tile_begin; tile < p.num_tiles; tile += part.tile_stride) {
+    const int row = lane < kTile ? weight_row<SILU>(p, tile, lane) : -1;
+    const int known = __popc(__ballot_sync(~0u, row >= 0));
+    const bf16* from = p.weights + static_cast<int64_t>(row) * p.in;
+    for (int piece = part.piece_begin; piece < part.piece_end; ++piece) {
+      const uint32_t bytes = static_cast<uint32_t>(min(kPiece, p.in - piece * kPiece)) * 2;
+      Barrier& full = shared.barriers->full[slot];
+      barrier_wait(shared.barriers->empty[slot], parity);
+      if (lane == 0) barrier_expect(full, bytes * static_cast<uint32_t>(known));
+      __syncwarp();
+      if (row >= 0)
+        bulk_copy(shared.pieces + slot * (kPieceBytes / 2) + lane * kPiecePitch,
+                  from + piece * kPiece, bytes, full);
+      if (++slot == p.pieces_ahead) slot = 0, parity ^= 1;
+    }
+  }
+}
+
+// This block's part of x into shared memory as it is, or normed as rms_norm() does it (rounded to
+// bfloat16). A norm's sum is over all inputs.
+template <int ROW_TILES>
+__device__ void stage_rows(const Params& p, const Shared<ROW_TILES>& shared, const Part& part) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int eights = p.in / 8;
+  const int begin = part.piece_begin * kPiece / 8;
+  const int end = min(part.piece_end * kPiece, p.in) / 8;
+  const bool norm = p.norm_weight != nullptr;
+  const int from = norm ? 0 : begin, to = norm ? p.in / 8 : end;
   for (int row = 0; row < p.rows; ++row) {
     float sum = 0;
-    for (int c = threadIdx.x; c < eights; c += kThreads) {
+    for (int c = from + static_cast<int>(threadIdx.x); c < to; c += kMathThreads) {
       const uint4 raw = *reinterpret_cast<const uint4*>(p.x + row * p.x_stride + c * 8);
-      *reinterpret_cast<uint4*>(to + row * p.x_pitch + c * 8) = raw;
+      if (c >= begin && c < end)
+        *reinterpret_cast<uint4*>(shared.x + row * p.x_pitch + (c - begin) * 8) = raw;
       const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
       for (uint32_t word : words)
         sum += low_half(word) * low_half(word) + high_half(word) * high_half(word);
     }
-    if (p.norm_weight == nullptr) continue;
+    if (!norm) continue;
     sum = warp_sum(sum);
-    if (lane == 0) scratch[row][warp] = sum;
+    if (lane == 0) shared.scratch[row][warp] = sum;
   }
-  __syncthreads();
-  if (p.norm_weight == nullptr) return;
+  part_sync(1, kMathThreads);
+  if (!norm) return;
   for (int row = 0; row < p.rows; ++row) {
-    const float sum = warp_sum(lane < kWarps ? scratch[row][lane] : 0.0f);
+    const float sum = warp_sum(lane < kWarps ? shared.scratch[row][lane] : 0.0f);
     const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.in) + p.norm_epsilon);
-    for (int c = threadIdx.x; c < eights; c += kThreads) {
+    for (int c = begin + static_cast<int>(threadIdx.x); c < end; c += kMathThreads) {
       float value[8], weight[8];
-      load8(to + row * p.x_pitch + c * 8, value);
+      bf16* at = shared.x + row * p.x_pitch + (c - begin) * 8;
+      load8(at, value);
       load8(p.norm_weight + c * 8, weight);
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[i] = value[i] * scale * weight[i];
-      store8(to + row * p.x_pitch + c * 8, value);
+      store8(at, value);
     }
   }
-  __syncthreads();
+  part_sync(1, kMathThreads);
 }
 
 __device__ __forceinline__ void write_out(const Params& p, int row, int out, float value) {
@@ -109,19 +193,31 @@ __device__ __forceinline__ void write_out(const Params& p, int row, int out, flo
     static_cast<bf16*>(p.y)[at] = __float2bfloat16_rn(value);
 }
 
-// Sums of a tile, [warp][output][row], become outputs.
+// Sums of a tile, [warp][output][row] in each block of the cluster, become outputs: this block's
+// share of them. `turn` moves the work from warp to warp.
 template <int ROW_TILES, bool SILU>
-__device__ __forceinline__ void finish_tile(const Params& p, const float* sums, int tile) {
+__device__ __forceinline__ void finish_tile(const Params& p, const float* sums, int tile,
+                                            uint32_t rank, int turn) {
   constexpr int kRows = 8 * ROW_TILES;
   constexpr int kOutputs = SILU ? 8 : 16;
-  for (int i = threadIdx.x; i < kOutputs * p.rows; i += kThreads) {
+  const int first = (static_cast<int>(threadIdx.x) + turn * 32) % kMathThreads;
+  for (int i = first * p.split + static_cast<int>(rank); i < kOutputs * p.rows;
+       i += kMathThreads * p.split) {
     const int output = i % kOutputs, row = i / kOutputs, out = tile * kOutputs + output;
     if (out >= p.out) continue;
     float value = 0, up = 0;
+    for (int r = 0; r < p.split; ++r) {
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      value += sums[(w * kTile + output) * kRows + row];
-      if (SILU) up += sums[(w * kTile + output + 8) * kRows + row];
+      for (int w = 0; w < kWarps; ++w) {
+        const float* at = sums + (w * kTile + output) * kRows + row;
+        if (p.split == 1) {
+          value += at[0];
+          if (SILU) up += at[8 * kRows];
+        } else {
+          value += cluster_load(at, static_cast<uint32_t>(r));
+          if (SILU) up += cluster_load(at + 8 * kRows, static_cast<uint32_t>(r));
+        }
+      }
     }
     if (p.bias != nullptr) {
       value += __bfloat162float(p.bias[out]);
@@ -131,129 +227,152 @@ __device__ __forceinline__ void finish_tile(const Params& p, const float* sums, 
   }
 }
 
-template <int ROW_TILES, bool SILU, bool SHARED_X>
-__global__ void __launch_bounds__(kThreads, 2) small_linear_kernel(const Params p) {
-  constexpr int kRows = 8 * ROW_TILES;
-  constexpr int kSums = kWarps * kTile * kRows;
-  extern __shared__ __align__(16) char shared[];
-  float* sums = reinterpret_cast<float*>(shared);                        // [2][kSums]
-  bf16* staged = reinterpret_cast<bf16*>(shared + 2 * kSums * 4);        // [rows][x_pitch]
-  float(*scratch)[kWarps] = reinterpret_cast<float(*)[kWarps]>(shared);  // over sums, before them
-
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4;
-  const int steps = (p.in + kBlock * kWarps - 1) / (kBlock * kWarps);  // of a tile
-  const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
-  const int tiles = first < p.num_tiles ? (p.num_tiles - first + stride - 1) / stride : 0;
-  const int k_lane = warp * kBlock + t * 8;
-
-  // The next load: tile, step within it, and the lane's two rows.
-  int load_tile = first, load_step = 0, left_to_load = tiles * steps;
-  const bf16 *top_row = nullptr, *bottom_row = nullptr;
-  bool top_known = false, bottom_known = false;
-  const auto seek = [&] {
-    const int top = SILU ? load_tile * 8 + g : load_tile * kTile + g;
-    const int bottom = SILU ? p.out + load_tile * 8 + g : top + 8;
-    top_known = top < p.out;
-    bottom_known = SILU ? top_known : bottom < p.out;
-    top_row = p.weights + static_cast<int64_t>(top) * p.in;
-    bottom_row = p.weights + static_cast<int64_t>(bottom) * p.in;
-  };
-  const auto load_next = [&](uint4& top, uint4& bottom) {
-    top = bottom = uint4{};
-    if (left_to_load == 0) return;
-    --left_to_load;
-    const int k = load_step * (kBlock * kWarps) + k_lane;
-    if (k < p.in) {
-      if (top_known) top = load_stream(top_row + k);
-      if (bottom_known) bottom = load_stream(bottom_row + k);
+// One warp's 64 inputs of a piece.
+template <int ROW_TILES>
+__device__ __forceinline__ void multiply_piece(const Params& p, const bf16* piece, const bf16* x,
+                                               int k_left, float (&acc)[ROW_TILES][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int k = t * 8; k < 64; k += 32) {
+    uint4 top{}, bottom{}, xs[ROW_TILES] = {};
+    if (k < k_left) {
+      top = *reinterpret_cast<const uint4*>(piece + g * kPiecePitch + k);
+      bottom = *reinterpret_cast<const uint4*>(piece + (g + 8) * kPiecePitch + k);
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r)
+        if (r * 8 + g < p.rows)
+          xs[r] = *reinterpret_cast<const uint4*>(x + (r * 8 + g) * p.x_pitch + k);
     }
-    if (++load_step == steps) {
-      load_step = 0;
-      load_tile += stride;
-      seek();
-    }
-  };
-
-  release_next();
-  uint4 top[kAhead], bottom[kAhead];
-  seek();
 #pragma unroll
-  for (int u = 0; u < kAhead; ++u) load_next(top[u], bottom[u]);
-  wait_for_previous();
-  if (SHARED_X) stage_rows(p, staged, scratch);
-
-  const auto x_part = [&](int row, int k) -> uint4 {
-    if (row >= p.rows || k >= p.in) return uint4{};
-    if (SHARED_X) return *reinterpret_cast<const uint4*>(staged + row * p.x_pitch + k);
-    return *reinterpret_cast<const uint4*>(p.x + row * p.x_stride + k);
-  };
-  float acc[ROW_TILES][4] = {};
-  int step = 0, tile = first, parity = 0;
-  for (int left = tiles * steps; left > 0;) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (left == 0) break;
-      --left;
-      const int k = step * (kBlock * kWarps) + k_lane;
-#pragma unroll
-      for (int r = 0; r < ROW_TILES; ++r) {
-        const uint4 x = x_part(r * 8 + g, k);
-        mma(acc[r], top[u].x, bottom[u].x, top[u].y, bottom[u].y, x.x, x.y);
-        mma(acc[r], top[u].z, bottom[u].z, top[u].w, bottom[u].w, x.z, x.w);
-      }
-      load_next(top[u], bottom[u]);
-      if (++step < steps) continue;
-      step = 0;
-      float* mine = sums + parity * kSums + warp * kTile * kRows;
-#pragma unroll
-      for (int r = 0; r < ROW_TILES; ++r) {
-        const int row = r * 8 + 2 * t;
-        *reinterpret_cast<float2*>(mine + g * kRows + row) = make_float2(acc[r][0], acc[r][1]);
-        *reinterpret_cast<float2*>(mine + (g + 8) * kRows + row) =
-            make_float2(acc[r][2], acc[r][3]);
-        acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = 0;
-      }
-      __syncthreads();
-      finish_tile<ROW_TILES, SILU>(p, sums + parity * kSums, tile);
-      parity ^= 1;
-      tile += stride;
+    for (int r = 0; r < ROW_TILES; ++r) {
+      mma(acc[r], top.x, bottom.x, top.y, bottom.y, xs[r].x, xs[r].y);
+      mma(acc[r], top.z, bottom.z, top.w, bottom.w, xs[r].z, xs[r].w);
     }
   }
 }
 
-int x_pitch(int in) { return (in + 63) / 64 * 64 + 32; }  // rows start half a line apart
-
-size_t sums_bytes(int rows) { return size_t{2} * kWarps * kTile * (rows > 8 ? 16 : 8) * 4; }
-size_t staged_bytes(int rows, int in) { return static_cast<size_t>(rows) * x_pitch(in) * 2; }
-
-// x is staged where that leaves room for a second block beside this one, or where a norm needs it.
-bool stages(const LinearArgs& args, const DeviceTraits& traits) {
-  const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
-  const size_t bytes = sums_bytes(args.rows) + staged_bytes(args.rows, args.in_features);
-  return bytes <= (args.norm_weight != nullptr ? most : most / 2);
+// The warps that multiply.
+template <int ROW_TILES, bool SILU>
+__device__ void multiply(const Params& p, const Shared<ROW_TILES>& shared, const Part& part,
+                         uint32_t rank) {
+  constexpr int kRows = Shared<ROW_TILES>::kRows, kSums = Shared<ROW_TILES>::kSums;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4;
+  int slot = 0, turn = 0;
+  uint32_t parity = 0;
+  for (int tile = part.tile_begin; tile < p.num_tiles; tile += part.tile_stride, ++turn) {
+    float acc[ROW_TILES][4] = {};
+    for (int piece = part.piece_begin; piece < part.piece_end; ++piece) {
+      barrier_wait(shared.barriers->full[slot], parity);
+      multiply_piece<ROW_TILES>(p, shared.pieces + slot * (kPieceBytes / 2) + warp * 64,
+                                shared.x + (piece - part.piece_begin) * kPiece + warp * 64,
+                                p.in - piece * kPiece - warp * 64, acc);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared.barriers->empty[slot]);
+      if (++slot == p.pieces_ahead) slot = 0, parity ^= 1;
+    }
+    float* sums = shared.sums + turn % 2 * kSums;
+    float* mine = sums + warp * kTile * kRows;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const int row = r * 8 + 2 * t;
+      *reinterpret_cast<float2*>(mine + g * kRows + row) = make_float2(acc[r][0], acc[r][1]);
+      *reinterpret_cast<float2*>(mine + (g + 8) * kRows + row) = make_float2(acc[r][2], acc[r][3]);
+    }
+    if (p.split == 1) {
+      part_sync(1, kMathThreads);
+    } else {
+      __syncwarp();
+      if (lane < p.split) barrier_arrive_at(shared.barriers->summed[turn % 2], lane);
+      barrier_wait_cluster(shared.barriers->summed[turn % 2], turn / 2 % 2);
+    }
+    finish_tile<ROW_TILES, SILU>(p, sums, tile, rank, turn);
+  }
 }
 
-template <int ROW_TILES, bool SILU, bool SHARED_X>
-Status start(const Params& params, int blocks, size_t shared_bytes, const LaunchOptions& launch) {
-  const auto kernel = small_linear_kernel<ROW_TILES, SILU, SHARED_X>;
-  ESP_RETURN_IF_ERROR(allow_shared("linear", kernel, shared_bytes));
-  return launch_kernel("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
-                       shared_bytes, launch, params);
+template <int ROW_TILES, bool SILU>
+__global__ void __launch_bounds__(kThreads, 2) small_linear_kernel(const Params p) {
+  extern __shared__ __align__(128) char raw[];
+  const Shared<ROW_TILES> shared(raw, p);
+  const uint32_t rank = p.split > 1 ? cluster_rank() : 0;
+  const Part part(p, rank);
+  release_next();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.pieces_ahead; ++i) {
+      barrier_init(shared.barriers->full[i], 1);
+      barrier_init(shared.barriers->empty[i], kWarps);
+    }
+    for (Barrier& summed : shared.barriers->summed) barrier_init(summed, kWarps * p.split);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (p.split > 1) cluster_sync();
+  if (threadIdx.x >= kMathThreads) {
+    fetch_weights<ROW_TILES, SILU>(p, shared, part);
+  } else {
+    wait_for_previous();
+    stage_rows<ROW_TILES>(p, shared, part);
+    multiply<ROW_TILES, SILU>(p, shared, part, rank);
+  }
+  if (p.split > 1) {  // nobody leaves while another may read his sums
+    __syncthreads();
+    cluster_sync();
+  }
+}
+
+// How a product of this shape is laid out; blocks of a cluster 0 where it does not fit at all.
+struct Plan {
+  int split = 0, pieces_ahead = 0, x_pitch = 0;
+  size_t bytes = 0;
+};
+
+// With this split in so much shared memory, if that leaves `pieces` ahead.
+Plan plan_with(const LinearArgs& args, int split, size_t room, int pieces) {
+  const int all_pieces = (args.in_features + kPiece - 1) / kPiece;
+  if (split > all_pieces) return {};
+  const size_t sums = size_t{2} * kWarps * kTile * (args.rows > 8 ? 16 : 8) * 4;
+  Plan plan{.split = split, .x_pitch = (all_pieces + split - 1) / split * kPiece + 32};
+  const size_t fixed = sums + static_cast<size_t>(args.rows * plan.x_pitch) * 2 + sizeof(Barriers);
+  if (fixed + static_cast<size_t>(pieces) * kPieceBytes > room) return {};
+  plan.pieces_ahead = std::min(static_cast<int>((room - fixed) / kPieceBytes), kMostPieces);
+  plan.bytes = fixed + static_cast<size_t>(plan.pieces_ahead) * kPieceBytes;
+  return plan;
+}
+
+Plan plan_for(const LinearArgs& args, const DeviceTraits& traits) {
+  const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
+  // Best with room for the next kernel's block beside this one; else with many pieces ahead.
+  for (const int split : {1, 2})
+    if (const Plan plan = plan_with(args, split, most / 2 - 1024, kFewPieces); plan.split > 0)
+      return plan;
+  for (const int pieces : {6, 2})
+    for (const int split : {1, 2, 4, 8})
+      if (const Plan plan = plan_with(args, split, most, pieces); plan.split > 0) return plan;
+  return {};
+}
+
+template <int ROW_TILES, bool SILU>
+Status start(const Params& params, int blocks, size_t bytes, const LaunchOptions& launch) {
+  const auto kernel = small_linear_kernel<ROW_TILES, SILU>;
+  ESP_RETURN_IF_ERROR(allow_shared("linear", kernel, bytes));
+  return launch_clusters("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes,
+                         static_cast<unsigned>(params.split), launch, params);
 }
 
 }  // namespace
 
 bool small_linear_takes(const LinearArgs& args, const DeviceTraits& traits) {
-  return args.type == DType::kBFloat16 && args.rows <= kSmallRows && args.in_features % 8 == 0 &&
-         args.out_features % 8 == 0 && args.x_stride % 8 == 0 && aligned(args.x, 16) &&
-         aligned(args.weights, 16) &&
-         (args.norm_weight == nullptr || (aligned(args.norm_weight, 16) && stages(args, traits)));
+  return traits.compute_capability >= 90 && args.type == DType::kBFloat16 &&
+         args.rows <= kSmallRows && args.in_features % 8 == 0 && args.out_features % 8 == 0 &&
+         args.x_stride % 8 == 0 && aligned(args.x, 16) && aligned(args.weights, 16) &&
+         (args.norm_weight == nullptr || aligned(args.norm_weight, 16)) &&
+         plan_for(args, traits).split > 0;
 }
 
 Status small_linear(const LinearArgs& args, const DeviceTraits& traits,
                     const LaunchOptions& launch) {
   const int outputs = args.silu_mul ? 8 : 16;
+  const Plan plan = plan_for(args, traits);
   const Params params{.x = static_cast<const bf16*>(args.x),
                       .x_stride = args.x_stride,
                       .weights = static_cast<const bf16*>(args.weights),
@@ -267,24 +386,17 @@ Status small_linear(const LinearArgs& args, const DeviceTraits& traits,
                       .in = args.in_features,
                       .out = args.out_features,
                       .num_tiles = (args.out_features + outputs - 1) / outputs,
-                      .x_pitch = x_pitch(args.in_features),
+                      .x_pitch = plan.x_pitch,
+                      .pieces_ahead = plan.pieces_ahead,
+                      .split = plan.split,
                       .float_out = args.out_type == DType::kFloat32};
-  const bool shared_x = stages(args, traits);
-  const size_t bytes =
-      sums_bytes(args.rows) + (shared_x ? staged_bytes(args.rows, args.in_features) : 0);
-  const int blocks = std::min(params.num_tiles, traits.num_multiprocessors);
-  const auto with_silu = [&](auto row_tiles, auto silu) {
-    constexpr int kTiles = decltype(row_tiles)::value;
-    constexpr bool kSilu = decltype(silu)::value;
-    return shared_x ? start<kTiles, kSilu, true>(params, blocks, bytes, launch)
-                    : start<kTiles, kSilu, false>(params, blocks, bytes, launch);
-  };
-  const auto with_rows = [&](auto row_tiles) {
-    return args.silu_mul ? with_silu(row_tiles, std::true_type())
-                         : with_silu(row_tiles, std::false_type());
-  };
-  return args.rows > 8 ? with_rows(std::integral_constant<int, 2>())
-                       : with_rows(std::integral_constant<int, 1>());
+  const int blocks =
+      std::min(params.num_tiles, traits.num_multiprocessors / plan.split) * plan.split;
+  if (args.rows > 8)
+    return args.silu_mul ? start<2, true>(params, blocks, plan.bytes, launch)
+                         : start<2, false>(params, blocks, plan.bytes, launch);
+  return args.silu_mul ? start<1, true>(params, blocks, plan.bytes, launch)
+                       : start<1, false>(params, blocks, plan.bytes, launch);
 }
 
 }  // namespace espalier::kernels::cuda
