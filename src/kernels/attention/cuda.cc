@@ -48,6 +48,10 @@ Status check(const AttentionArgs& args) {
   return {};
 }
 
+bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+  return traits.compute_capability == 90 && (shape.head_dim == 64 || shape.head_dim == 128);
+}
+
 }  // namespace
 
 bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
@@ -80,7 +84,8 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
                             args.workspace_bytes, args.lanes.num_lanes, plan.bytes);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   if (args.lanes.max_query_tokens * group > kSplitRows)
-    ESP_RETURN_IF_ERROR(attention_tiles(args, plan, launch));
+    ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits) ? attention_hopper(args, plan, launch)
+                                                         : attention_tiles(args, plan, launch));
   return attention_split(args, plan, blocks, launch);
 }
 

@@ -58,6 +58,9 @@ Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t 
                        const LaunchOptions& launch);
 Status attention_tiles(const AttentionArgs& args, const PlanView& plan,
                        const LaunchOptions& launch);
+// The same tiles with Hopper's own instructions, for heads of 64 and 128 on sm_90.
+Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
+                        const LaunchOptions& launch);
 Status attention_any(const AttentionArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -17,40 +17,28 @@ inline Status cuda_status(cudaError_t code, const char* operation) {
 
 // Starts `kernel`, by programmatic dependent launch where `launch` asks for it and the GPU can. The
 // kernel must then call wait_for_previous() (device.cuh) before it touches what others wrote.
-// `cluster`: blocks of a cluster along x; more than 1 needs Hopper.
 template <typename... Params, typename... Args>
-Status launch_clusters(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
-                       size_t shared_bytes, unsigned cluster, const LaunchOptions& launch,
-                       Args&&... args) {
+Status launch_kernel(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
+                     size_t shared_bytes, const LaunchOptions& launch, Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {cluster, 1, 1};
-  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   if (launch.overlap) {
     ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
     if (traits.compute_capability >= 90) {
-      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
     }
   }
   return cuda_status(
       cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
       operation);
 }
-template <typename... Params, typename... Args>
-Status launch_kernel(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
-                     size_t shared_bytes, const LaunchOptions& launch, Args&&... args) {
-  return launch_clusters(operation, kernel, grid, block, shared_bytes, 1, launch,
-                         std::forward<Args>(args)...);
-}
-
 // Lets `kernel` use so much dynamic shared memory; cheap after the first call for the same kernel.
 template <typename Kernel>
 Status allow_shared(const char* operation, Kernel kernel, size_t shared_bytes) {

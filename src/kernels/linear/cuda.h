@@ -12,7 +12,7 @@
 namespace espalier::kernels::cuda {
 
 // Up to so many rows our own kernels run, unless tuning found cuBLASLt faster.
-inline constexpr int32_t kSmallRows = 16;
+inline constexpr int32_t kSmallRows = 2;
 
 struct LinearArgs {
   DType type = DType::kBFloat16;      // of x, weights, bias, residual: kBFloat16 or kFloat32
