@@ -70,9 +70,29 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                 "chosen");
   table.integer("page-size", engine.page_size, 1, 4096, "tokens in a page of the KV cache");
   table.choice(
-      "schedule-policy", engine.schedule_policy, {"lpm", "fcfs", "lof", "random", "priority"},
-      "who goes first: lpm, the longest cached prefix; fcfs, the first that came; lof, the longest "
-      "output to come; random; priority, the highest");
+      "schedule-policy", engine.schedule_policy,
+      {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"},
+      "who goes first: lpm, the longest cached prefix; dfs-weight, depth first through the waiting "
+      "prompts' tree; fcfs, the first that came; lof, the longest output to come; random; "
+      "priority, "
+      "the highest");
+  table.choice("fair-share", engine.fair_share, {"none", "tenant", "priority"},
+               "between whom service is shared fairly: tenants (extra_key) or priorities");
+  table.integer("schedule-max-overtakes", engine.schedule_max_overtakes, 0, kInt32Max,
+                "later requests that may go before a waiting one; then it goes first");
+  table.integer("priority-scheduling-preemption-threshold",
+                engine.priority_scheduling_preemption_threshold, 1, kInt32Max,
+                "with --schedule-policy priority: running requests of a priority so much lower "
+                "make way");
+  table.toggle("disable-priority-preemption", engine.disable_priority_preemption,
+               "what runs never makes way");
+  shown_default(
+      table.number("max-inter-token-latency-ms", engine.max_inter_token_latency_ms, 0, 1e6,
+                   "cut prompts so that steps with running requests take about so long at most"),
+      "no bound");
+  table.choice("radix-eviction-policy", engine.radix_eviction_policy,
+               {"lru", "lfu", "fifo", "mru", "slru", "priority"},
+               "which cached prefix goes first when memory is short");
   table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
                "above 1 admits fewer requests and retracts fewer");
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");

@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "cache/eviction.h"
 #include "engine/scheduler/scheduler.h"
 
 namespace espalier {
@@ -43,6 +44,18 @@ Status check_fields(const EngineConfig& c) {
   if (!(c.schedule_conservativeness > 0))
     return invalid_argument("schedule_conservativeness is {}, but must be above 0",
                             c.schedule_conservativeness);
+  ESP_RETURN_IF_ERROR(check_not_negative("schedule_max_overtakes", c.schedule_max_overtakes));
+  if (c.priority_scheduling_preemption_threshold < 1)
+    return invalid_argument(
+        "priority_scheduling_preemption_threshold is {}, but must be at least 1 "
+        "(disable_priority_preemption turns preemption off)",
+        c.priority_scheduling_preemption_threshold);
+  if (!(c.max_inter_token_latency_ms >= 0))
+    return invalid_argument("max_inter_token_latency_ms is {}, but must not be negative",
+                            c.max_inter_token_latency_ms);
+  if (const auto share = parse_fair_share(c.fair_share); !share) return share.error();
+  if (const auto policy = parse_eviction_policy(c.radix_eviction_policy); !policy)
+    return policy.error();
   if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling_defaults);

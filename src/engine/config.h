@@ -29,11 +29,22 @@ struct EngineConfig {
   // Samples that are held and not finished may be max_running_requests and so many more; beyond:
   // kResourceExhausted.
   int32_t max_queued_requests = 0;
-  int32_t chunked_prefill_size = 0;     // tokens of prefill in one step; -1: no limit
-  int32_t max_prefill_tokens = 0;       // the same, the smaller of the two counts
-  int32_t page_size = 1;                // tokens
-  std::string schedule_policy = "lpm";  // lpm, fcfs, lof, random or priority
+  int32_t chunked_prefill_size = 0;  // tokens of prefill in one step; -1: no limit
+  int32_t max_prefill_tokens = 0;    // the same, the smaller of the two counts
+  int32_t page_size = 1;             // tokens
+  // lpm, dfs-weight, fcfs, lof, random or priority. Requests with a priority are refused unless
+  // this or fair_share is "priority".
+  std::string schedule_policy = "lpm";
   double schedule_conservativeness = 1.0;
+  std::string fair_share = "none";        // none, tenant (extra_key) or priority
+  int32_t schedule_max_overtakes = 1024;  // later requests that go before a waiting one, at most
+  // With schedule_policy "priority": what waits takes the place of what runs with a priority so
+  // much lower.
+  int32_t priority_scheduling_preemption_threshold = 10;
+  bool disable_priority_preemption = false;
+  // Prompts are cut so that steps with running requests take about so long at most; 0: no bound.
+  double max_inter_token_latency_ms = 0;
+  std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused

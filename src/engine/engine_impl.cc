@@ -39,10 +39,12 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
   if (parts.tokenizer && parts.tokenizer->vocab_size() > parts.info.vocab_size)
     log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
                 parts.tokenizer->vocab_size(), parts.info.vocab_size);
-  ESP_ASSIGN_OR_RETURN(auto cache,
-                       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
-                                          .page_size = config.page_size,
-                                          .disable_radix_cache = config.disable_radix_cache}));
+  ESP_ASSIGN_OR_RETURN(
+      auto cache,
+      make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
+                         .page_size = config.page_size,
+                         .disable_radix_cache = config.disable_radix_cache,
+                         .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy)}));
   return std::unique_ptr<Engine>(new EngineImpl(config, std::move(parts), std::move(cache)));
 }
 
@@ -104,6 +106,12 @@ void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_token
 }
 
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
+  if (request.priority != 0 && config_.schedule_policy != "priority" &&
+      config_.fair_share != "priority")
+    return fail(error(StatusCode::kUnavailable,
+                      "priority is {}, but priorities are off: start with --schedule-policy "
+                      "priority, or leave it out",
+                      request.priority));
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
   live->awaits_tokens = request.input_ids.empty();

@@ -13,7 +13,12 @@ SchedulerConfig scheduler_config(const EngineConfig& c) {
           .max_waiting = c.max_running_requests + c.max_queued_requests,  // the registry's bound
           .chunked_prefill_size = std::min(c.chunked_prefill_size, c.max_prefill_tokens),
           .context_length = c.context_length,
+          .inter_token_seconds_max = c.max_inter_token_latency_ms * 1e-3,
           .policy = *parse_schedule_policy(c.schedule_policy),
+          .fair_share = *parse_fair_share(c.fair_share),
+          .max_overtakes = c.schedule_max_overtakes,
+          .priority_preemption_threshold =
+              c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
           .conservativeness = c.schedule_conservativeness};
 }
 

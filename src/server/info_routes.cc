@@ -50,6 +50,11 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("chunked_prefill_size", e.chunked_prefill_size);
   w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
   w.member("schedule_policy", e.schedule_policy);
+  w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
+  w.member("schedule_max_overtakes", e.schedule_max_overtakes);
+  w.member("priority_scheduling_preemption_threshold", e.priority_scheduling_preemption_threshold);
+  w.member("disable_priority_preemption", e.disable_priority_preemption);
+  w.member("max_inter_token_latency_ms", e.max_inter_token_latency_ms);
   w.member("schedule_conservativeness", e.schedule_conservativeness);
   w.member("disable_radix_cache", e.disable_radix_cache);
   w.member("disable_overlap_schedule", e.disable_overlap_schedule);

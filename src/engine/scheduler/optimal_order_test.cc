@@ -35,12 +35,9 @@ int64_t num_computed(const std::vector<Tokens>& prompts, SchedulePolicy policy) 
   auto cache = make_prefix_cache({.num_pages = static_cast<int32_t>(longest)}).value();
   const ManualClock clock;
   Silent silent;
-  Scheduler scheduler({.max_running = 1,
-                       .max_waiting = 1000,
-                       .context_length = 1000,
-                       .policy = policy,
-                       .lpm_window = 1000},
-                      *cache, clock, silent);
+  Scheduler scheduler(
+      {.max_running = 1, .max_waiting = 1000, .context_length = 1000, .policy = policy}, *cache,
+      clock, silent);
   FakeExecutor executor(1);
   const auto sampling = [](uint64_t seed) {
     SamplingSpec spec;
@@ -109,6 +106,7 @@ TEST(OptimalOrder, LongestPrefixAndDepthFirstReachTheOptimum) {
     std::stable_sort(prompts.begin(), prompts.end(),
                      [](const Tokens& a, const Tokens& b) { return a.size() > b.size(); });
     ASSERT_EQ(num_computed(prompts, SchedulePolicy::kLpm), best);
+    ASSERT_EQ(num_computed(prompts, SchedulePolicy::kDfsWeight), best);
     std::sort(prompts.begin(), prompts.end(), std::greater<>());  // depth first, deepest before
     ASSERT_EQ(num_computed(prompts, SchedulePolicy::kFcfs), best);
   }

@@ -13,12 +13,12 @@ Scheduler::Impl::Impl(const SchedulerConfig& config_in, PrefixCache& cache_in,
       cache(cache_in),
       clock(clock_in),
       observer(observer_in),
-      waiting(config_in.policy, config_in.lpm_window),
+      waiting(config_in, cache_in),
       slots(static_cast<size_t>(config_in.max_running), nullptr),
       promised(cache_in.page_size()),
       ratio(config_in),
       page_tables(config_in.max_running) {
-  ESP_CHECK(config.max_running > 0 && config.lpm_window > 0 && config.context_length > 0);
+  ESP_CHECK(config.max_running > 0 && config.context_length > 0);
   for (SlotId slot = config.max_running - 1; slot >= 0; --slot) free_slots.push_back(slot);
   running.reserve(slots.size());
 }
@@ -65,8 +65,8 @@ Status Scheduler::Impl::add(SequenceSpec spec) {
   sequence.spec = std::move(spec);
   sequence.stats.prompt_tokens = sequence.prompt_len;
   sequence.stats.arrived = sequence.spec.arrived;
-  sequence.overdue_at = num_admitted + waiting.size() + config.lpm_max_overtakes;
-  waiting.push(sequence);
+  waiting.add(sequence);
+  if (may_preempt()) admission_retry_step = 0;  // it may take others' places
   return Status();
 }
 
@@ -79,6 +79,7 @@ void Scheduler::Impl::abort(SequenceId id, FinishReason reason) {
   if (sequence.state == SequenceState::kWaiting) {
     tell_finish(sequence, std::move(reason));
     waiting.remove(sequence);
+    waiting.left(sequence);
     sequences.erase(found);
     admission_retry_step = 0;  // it may be the one that the others waited behind
     return;
@@ -127,12 +128,9 @@ void Scheduler::Impl::check_invariants() const {
   cache.check_invariants(pages, detached_pages);
   promised.tree().check_invariants(promises);
 
-  size_t num_waiting = 0;
-  for (const Sequence* s : waiting) {
-    ESP_CHECK(s->state == SequenceState::kWaiting);
-    ++num_waiting;
-  }
-  ESP_CHECK(num_waiting == num_by_state[0] && static_cast<int32_t>(num_waiting) == waiting.size());
+  waiting.check_invariants();
+  const size_t num_waiting = num_by_state[0];
+  ESP_CHECK(static_cast<int32_t>(num_waiting) == waiting.size());
   for (const Sequence* s : running) ESP_CHECK(s->state == SequenceState::kRunning);
   ESP_CHECK(running.size() == num_by_state[1]);
   ESP_CHECK(static_cast<size_t>(num_leaving) == num_by_state[2] + num_by_state[3]);

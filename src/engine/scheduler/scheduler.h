@@ -73,28 +73,44 @@ class SequenceObserver {
 
 // In which order waiting sequences are admitted; equals in order of arrival.
 enum class SchedulePolicy : uint8_t {
-  kLpm,       // longest cached prefix first
-  kFcfs,      // first come, first served
-  kLof,       // longest output (max_new_tokens) first
-  kRandom,    // by a hash of the id
-  kPriority,  // highest SequenceSpec::priority first; what runs is not preempted
+  kLpm,        // longest cached prefix first
+  kDfsWeight,  // depth first through the radix tree of the waiting prompts, heaviest branch first
+  kFcfs,       // first come, first served
+  kLof,        // longest output (max_new_tokens) first
+  kRandom,     // by a hash of the id
+  kPriority,   // highest SequenceSpec::priority first; see priority_preemption_threshold
 };
 
-// "lpm", "fcfs", "lof", "random", "priority"; else kInvalidArgument with the list.
+// "lpm", "dfs-weight", "fcfs", "lof", "random", "priority"; else kInvalidArgument with the list.
 Result<SchedulePolicy> parse_schedule_policy(std::string_view name);
 std::string_view schedule_policy_name(SchedulePolicy policy);
+
+// Between whom service is shared fairly, before the policy orders what each of them has waiting.
+enum class FairShare : uint8_t {
+  kNone,
+  kTenant,    // SequenceSpec::cache_namespace
+  kPriority,  // SequenceSpec::priority: the low ones get as much as the high ones
+};
+Result<FairShare> parse_fair_share(std::string_view name);  // "none", "tenant", "priority"
 
 struct SchedulerConfig {
   int32_t max_running = 0;           // sequences at once = slots
   int32_t max_waiting = 0;           // retracted ones come on top
   int32_t chunked_prefill_size = 0;  // prompt tokens in one step, over all lanes; 0: no limit
   int32_t context_length = 0;        // prompt and output together
+  // Steps that hold decode lanes take no more prompt tokens than keep them within this, as learnt
+  // from StepResult::forward_seconds; 0: no bound. Prompts advance in any case.
+  double inter_token_seconds_max = 0;
   SchedulePolicy policy = SchedulePolicy::kLpm;
 
-  // lpm ranks the first so many in order of arrival by their matches; those behind keep that order.
-  int32_t lpm_window = 128;
-  // lpm lets at most so many later arrivals go before a waiting sequence; then it goes first.
-  int32_t lpm_max_overtakes = 1024;
+  FairShare fair_share = FairShare::kNone;
+  // Whatever the policy, at most so many of its share that came later go before a waiting sequence;
+  // then it goes first.
+  int32_t max_overtakes = 1024;
+  // With kPriority: a waiting sequence takes the place of running ones whose priority is lower by
+  // so much; they wait again and lose no token. 0: nobody is preempted.
+  int32_t priority_preemption_threshold = 0;
+
   // A waiting sequence lets another one compute their common prefix first when that saves it so
   // many tokens, or half of what it would have to compute.
   int32_t deferral_min_tokens = 32;
@@ -110,7 +126,8 @@ struct SchedulerConfig {
 
 struct SchedulerStats {
   int32_t num_running = 0, num_waiting = 0;
-  int64_t num_retractions = 0;
+  int64_t num_retractions = 0;  // preemptions too
+  int64_t num_preemptions = 0;
   double new_token_ratio = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, lanes = 0;

@@ -6,6 +6,11 @@
 
 namespace espalier {
 
+namespace {
+// Of prompt tokens, whose service is 1: a step's output token costs more than a prompt's.
+constexpr int64_t kServiceOfOutput = 2;
+}  // namespace
+
 void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result) {
   ESP_CHECK(batch.step == committed_step + 1 && result.step == batch.step,
             "step {} committed with the result of {}, after {}", batch.step, result.step,
@@ -19,7 +24,15 @@ void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result
   running_changed = false;
   for (Sequence* sequence : departing) leave(*sequence);
   departing.clear();
+  if (config.inter_token_seconds_max > 0) observe_time(batch, result.forward_seconds);
   std::erase_if(detached, [&](const auto& pages) { return pages.first <= committed_step; });
+}
+
+void Scheduler::Impl::observe_time(const ForwardBatch& batch, double seconds) {
+  int32_t num_prompt_tokens = 0;
+  for (const Lane& lane : batch.lanes)
+    if (lane.num_query_tokens > 1) num_prompt_tokens += lane.num_query_tokens;
+  step_time.observe(num_prompt_tokens, seconds);
 }
 
 void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
@@ -42,6 +55,8 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
                  sequence.num_computed == sequence.prefill_end) {
         tell_finish(sequence, {.type = FinishReason::Type::kLength});
       }
+      // Its caller may come back with its answer before the lane in flight is committed.
+      if (sequence.finish_told && in_flight(sequence)) share_computed(sequence);
     }
   }
   if (sequence.state != SequenceState::kRunning && sequence.last_step == committed_step)
@@ -57,20 +72,24 @@ void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const Lane& lane,
 }
 
 void Scheduler::Impl::share_prefix(Sequence& sequence) {
-  if (sequence.state == SequenceState::kRunning) {
-    DetachedPages replaced;
-    cache.share(sequence.pages, sequence.first_tokens(sequence.num_computed), replaced);
-    if (!replaced.empty()) sequence.table_version = ++last_table_version;
-    if (!replaced.empty() && in_flight(sequence))
-      detached.emplace_back(sequence.last_step, std::move(replaced));
-  }
+  if (sequence.state == SequenceState::kRunning) share_computed(sequence);
   if (sequence.num_computed >= sequence.prefill_end) promised.remove(sequence);
 }
 
-// False when it has ended the sequence.
+void Scheduler::Impl::share_computed(Sequence& sequence) {
+  const std::span<const TokenId> computed = sequence.first_tokens(sequence.num_computed);
+  DetachedPages replaced;
+  cache.share(sequence.pages, computed, replaced);
+  waiting.on_stored(sequence.spec.cache_namespace, computed);
+  if (replaced.empty()) return;
+  sequence.table_version = ++last_table_version;
+  if (in_flight(sequence)) detached.emplace_back(sequence.last_step, std::move(replaced));
+}
+
 bool Scheduler::Impl::take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
   sequence.tokens.push_back(token);
   ++stats.generated_tokens;
+  waiting.charge(sequence, kServiceOfOutput);
   if (++sequence.stats.completion_tokens == 1) sequence.stats.first_token = now;
   std::optional<FinishReason> reason =
       observer.on_token(sequence.spec.id, token, std::move(logprobs), sequence.stats);
@@ -125,6 +144,7 @@ void Scheduler::Impl::leave(Sequence& sequence) {
   if (sequence.state == SequenceState::kRetracting) {
     requeue(sequence);
   } else {
+    waiting.left(sequence);
     sequences.erase(sequence.spec.id);
   }
 }
@@ -136,6 +156,7 @@ void Scheduler::Impl::give_back(Sequence& sequence) {
     sequence.pages.reset();
   } else {
     cache.finish(std::move(sequence.pages), sequence.first_tokens(count));
+    waiting.on_stored(sequence.spec.cache_namespace, sequence.first_tokens(count));
   }
   slots[static_cast<size_t>(sequence.slot)] = nullptr;
   free_slots.push_back(sequence.slot);
@@ -147,7 +168,11 @@ void Scheduler::Impl::requeue(Sequence& sequence) {
   sequence.state = SequenceState::kWaiting;
   sequence.num_computed = sequence.num_launched = 0;
   sequence.match_version = Sequence::kNeverMatched;
-  waiting.push_front(sequence);
+  if (std::exchange(sequence.preempted, false)) {
+    waiting.push_preempted(sequence);
+  } else {
+    waiting.push_retracted(sequence);
+  }
 }
 
 }  // namespace espalier

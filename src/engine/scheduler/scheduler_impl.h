@@ -13,6 +13,7 @@
 #include "engine/scheduler/promised_prefixes.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/step_time.h"
 #include "engine/scheduler/waiting_queue.h"
 
 namespace espalier {
@@ -40,7 +41,14 @@ struct Scheduler::Impl {
   void add_input_logprob_targets(Lane& lane, Sequence& sequence) const;
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence, int32_t num_reserved_pages);
-  bool should_wait_for_prefix(Sequence& sequence);
+  int32_t prefix_to_wait_for(Sequence& sequence);
+  bool may_preempt() const {
+    return config.policy == SchedulePolicy::kPriority && config.priority_preemption_threshold > 0;
+  }
+  bool make_way(Sequence& sequence);
+  std::vector<Sequence*> preemptible_by(const Sequence& sequence) const;
+  void preempt(Sequence& victim);
+  void leave_running(Sequence& victim);
   int32_t pages_still_needed(const Sequence& sequence) const;
   int32_t pages_coming_back() const;
   void retract(Sequence& victim);
@@ -51,6 +59,8 @@ struct Scheduler::Impl {
   void commit_lane(const Lane& lane, const LaneResult& result);
   void take_input_logprobs(Sequence& sequence, const Lane& lane, const LaneResult& result);
   void share_prefix(Sequence& sequence);
+  void share_computed(Sequence& sequence);
+  void observe_time(const ForwardBatch& batch, double seconds);
   bool take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);  // goes on
   void take_forced(Sequence& sequence);
   void tell_finish(Sequence& sequence, FinishReason reason);
@@ -72,6 +82,7 @@ struct Scheduler::Impl {
   bool running_changed = false;    // some of `running` run no more
   PromisedPrefixes promised;
   NewTokenRatio ratio;
+  StepTime step_time;
   PageTableLayout page_tables;
   uint64_t last_table_version = 0;
 
@@ -82,11 +93,9 @@ struct Scheduler::Impl {
   uint64_t committed_step = 0;
   int32_t chunk_left = 0;             // prompt tokens that the step being made may still take
   uint64_t admission_retry_step = 0;  // memory was short: not before this step, or a release
-  int64_t num_admitted = 0;
-  int32_t num_leaving = 0;  // kEnding and kRetracting
-  TimePoint now{};          // of the commit or abort being done
+  int32_t num_leaving = 0;            // kEnding and kRetracting
+  TimePoint now{};                    // of the commit or abort being done
   SchedulerStats stats;
-  std::vector<Sequence*> order;      // scratch
   std::vector<TokenId> forced;       // scratch
   std::vector<Sequence*> departing;  // whose last step is the one being committed
 };

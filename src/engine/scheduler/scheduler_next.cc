@@ -15,6 +15,11 @@ namespace {
 constexpr uint64_t kAdmissionRetrySteps = 8;
 // Output tokens that each running sequence is given for certain when the ratio is raised.
 constexpr int64_t kRetractionHeadroom = 20;
+// How many waiting sequences (each with all that share its prefix) a step may pass over. Their turn
+// comes when what they wait for is cached, a few steps later.
+constexpr int kSetAsideMax = 64;
+// So often a sequence is preempted at most.
+constexpr int32_t kPreemptionsMax = 3;
 }  // namespace
 
 bool Scheduler::Impl::next(ForwardBatch& batch) {
@@ -47,6 +52,8 @@ void Scheduler::Impl::fill(ForwardBatch& batch) {
                                                : std::numeric_limits<int32_t>::max();
   make_room_for_decode();
   add_decode_lanes(batch);
+  if (config.inter_token_seconds_max > 0 && !batch.lanes.empty())
+    chunk_left = std::min(chunk_left, step_time.tokens_within(config.inter_token_seconds_max));
   add_chunks(batch);
   if (running.empty() && num_leaving == 0) ratio.reset();
   admit(batch);
@@ -176,34 +183,41 @@ int32_t Scheduler::Impl::pages_still_needed(const Sequence& s) const {
 
 void Scheduler::Impl::admit(ForwardBatch& batch) {
   const bool empty = running.empty() && num_leaving == 0;
-  if (waiting.empty() || free_slots.empty() || chunk_left <= 0) return;
+  if (waiting.empty() || chunk_left <= 0) return;
+  if (free_slots.empty() && !may_preempt()) return;
   if (batch.step < admission_retry_step && !empty) return;
-  waiting.order(cache, num_admitted, order);
-  int32_t num_reserved = 0;
+  int32_t num_reserved = 0, num_set_aside = 0;
   for (const Sequence* s : running) num_reserved += pages_still_needed(*s);
-  for (Sequence* sequence : order) {
-    if (free_slots.empty() || chunk_left <= 0) return;
-    if (should_wait_for_prefix(*sequence)) continue;
-    if (!try_admit(*sequence, num_reserved)) {
+  while (chunk_left > 0 && num_set_aside < kSetAsideMax) {
+    Sequence* const sequence = waiting.next();
+    if (sequence == nullptr || (free_slots.empty() && !may_preempt())) break;
+    if (const int32_t num_shared = prefix_to_wait_for(*sequence); num_shared > 0) {
+      waiting.set_aside(*sequence, num_shared);
+      ++num_set_aside;
+      continue;
+    }
+    if (free_slots.empty() || !try_admit(*sequence, num_reserved)) {
       // Whoever comes after it must not take what it waits for.
-      admission_retry_step = batch.step + kAdmissionRetrySteps;
-      return;
+      if (!make_way(*sequence)) admission_retry_step = batch.step + kAdmissionRetrySteps;
+      break;
     }
     add_chunk(batch, *sequence);
     num_reserved += pages_still_needed(*sequence);  // beyond what the chunk has taken
   }
+  waiting.end_round();
 }
 
-// True when what others are computing now saves it much. Those that go first do not wait.
-bool Scheduler::Impl::should_wait_for_prefix(Sequence& sequence) {
-  if (promised.empty() || sequence.was_retracted() || num_admitted >= sequence.overdue_at)
-    return false;
+// How many tokens it shares with what others are computing now, when that saves it so much that it
+// waits; whoever shares as many waits too. 0: it does not. Those that go first do not wait.
+int32_t Scheduler::Impl::prefix_to_wait_for(Sequence& sequence) {
+  if (promised.empty() || sequence.was_retracted() || waiting.is_overdue(sequence)) return 0;
   const int32_t soon = promised.match(sequence, sequence.match_limit());
-  if (soon == 0) return false;
+  if (soon == 0) return 0;
   const int32_t cached = current_match(sequence, cache);
   const int32_t saved = soon - cached;
-  return saved > 0 &&
-         (saved >= config.deferral_min_tokens || 2 * saved >= sequence.num_tokens() - cached);
+  if (saved <= 0) return 0;
+  if (saved >= config.deferral_min_tokens) return cached + config.deferral_min_tokens;
+  return 2 * saved >= sequence.num_tokens() - cached ? std::numeric_limits<int32_t>::max() : 0;
 }
 
 // With nothing else to wait for, it is admitted whatever the estimate says: alone it fits.
@@ -221,6 +235,7 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
     sequence.pages.reset();
     return false;
   }
+  sequence.keeps_its_place = !sequence.was_retracted() && waiting.is_overdue(sequence);
   waiting.remove(sequence);
   running.push_back(&sequence);
   sequence.state = SequenceState::kRunning;
@@ -234,8 +249,8 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
   sequence.pages.reserve(sequence.num_pages_max);
   sequence.table_version = ++last_table_version;
   if (cache.reuses()) promised.add(sequence);
-  if (!sequence.was_retracted()) {
-    ++num_admitted;
+  if (sequence.stats.num_retractions == 0) {
+    waiting.charge(sequence, sequence.prompt_len - num_cached);
     sequence.stats.scheduled = clock.now();
     sequence.stats.cached_tokens = num_cached;
     stats.prompt_tokens += sequence.prompt_len;
@@ -252,13 +267,17 @@ Sequence& Scheduler::Impl::least_loss() const {
       [](const Sequence* a, const Sequence* b) { return a->num_outputs() < b->num_outputs(); });
 }
 
-void Scheduler::Impl::retract(Sequence& victim) {
+void Scheduler::Impl::leave_running(Sequence& victim) {
   std::erase(running, &victim);
   promised.remove(victim);
   victim.state = SequenceState::kRetracting;
   ++num_leaving;
   ++stats.num_retractions;
   ++victim.stats.num_retractions;
+}
+
+void Scheduler::Impl::retract(Sequence& victim) {
+  leave_running(victim);
   int64_t used = 0, allowed = 0;
   for (const Sequence* s : running) {
     used += s->num_outputs() + kRetractionHeadroom;
@@ -266,6 +285,53 @@ void Scheduler::Impl::retract(Sequence& victim) {
   }
   ratio.raise(used, allowed);
   if (!in_flight(victim)) leave(victim);
+}
+
+void Scheduler::Impl::preempt(Sequence& victim) {
+  victim.preempted = true;
+  ++victim.num_preemptions;
+  ++stats.num_preemptions;
+  leave_running(victim);
+  if (!in_flight(victim)) leave(victim);
+}
+
+// Lowest priority first, and of those the last admitted.
+std::vector<Sequence*> Scheduler::Impl::preemptible_by(const Sequence& sequence) const {
+  std::vector<Sequence*> victims;
+  const int64_t most = int64_t{sequence.spec.priority} - config.priority_preemption_threshold;
+  for (Sequence* s : running)
+    if (s->spec.priority <= most && !s->keeps_its_place && s->num_preemptions < kPreemptionsMax)
+      victims.push_back(s);
+  std::reverse(victims.begin(), victims.end());
+  std::stable_sort(victims.begin(), victims.end(), [](const Sequence* a, const Sequence* b) {
+    return a->spec.priority < b->spec.priority;
+  });
+  return victims;
+}
+
+// Preempts as few as it takes to admit `sequence` once their last step is committed, or nobody.
+// True when there will be room.
+bool Scheduler::Impl::make_way(Sequence& sequence) {
+  if (!may_preempt()) return false;
+  const int32_t to_come =
+      std::min(sequence.spec.max_new_tokens - sequence.num_outputs(), config.new_token_clip);
+  int32_t num_missing =
+      cache.num_pages_for(sequence.num_tokens() +
+                          static_cast<int32_t>(std::ceil(ratio.value() * to_come))) -
+      current_match(sequence, cache) / cache.page_size() - cache.sizes().available() -
+      pages_coming_back();
+  for (const Sequence* s : running) num_missing += pages_still_needed(*s);
+  bool slot_missing = free_slots.empty() && num_leaving == 0;
+  const std::vector<Sequence*> victims = preemptible_by(sequence);
+  size_t num_victims = 0;
+  while ((num_missing > 0 || slot_missing) && num_victims < victims.size()) {
+    const Sequence& victim = *victims[num_victims++];
+    num_missing -= cache.num_pages_held_alone(victim.pages) + pages_still_needed(victim);
+    slot_missing = false;
+  }
+  if (num_missing > 0 || slot_missing) return false;
+  for (size_t i = 0; i < num_victims; ++i) preempt(*victims[i]);
+  return true;
 }
 
 }  // namespace espalier

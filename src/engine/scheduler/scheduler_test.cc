@@ -4,13 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <memory>
-#include <string>
-
-#include "cache/prefix_cache.h"
-#include "engine/scheduler/fake_executor.h"
 #include "engine/scheduler/heap_count.h"
+#include "engine/scheduler/scheduler_fixture.h"
 
 namespace espalier {
 namespace {
@@ -18,109 +13,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using Tokens = std::vector<TokenId>;
-
-Tokens counting(TokenId first, int count) {
-  Tokens tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back((first + i) % kFakeVocab);
-  return tokens;
-}
-
-struct End {
-  FinishReason reason;
-  RequestStats stats;
-};
-
-class SchedulerTest : public testing::Test, public SequenceObserver {
- protected:
-  void start(int32_t num_pages, SchedulerConfig config, PrefixCacheConfig cache_config = {}) {
-    scheduler_.reset();  // before the cache that it borrows
-    cache_config.num_pages = num_pages;
-    cache_ = make_prefix_cache(cache_config).value();
-    if (config.max_running == 0) config.max_running = 8;
-    if (config.max_waiting == 0) config.max_waiting = 100;
-    if (config.context_length == 0) config.context_length = 1000;
-    scheduler_ = std::make_unique<Scheduler>(config, *cache_, clock_, *this);
-    executor_ = std::make_unique<FakeExecutor>(cache_->page_size());
-  }
-
-  Status add(SequenceId id, Tokens prompt, int32_t max_new_tokens, int32_t logprob_start = -1,
-             Tokens stop_ids = {}) {
-    SamplingSpec sampling;
-    sampling.seed = id;
-    sampling.presence_penalty = 1;  // so that slots are set up with histories, which are checked
-    executor_->expect(id, "", prompt);
-    SequenceSpec spec{.id = id,
-                      .prompt_ids = std::move(prompt),
-                      .sampling = std::make_shared<SamplingSpec>(sampling),
-                      .max_new_tokens = max_new_tokens,
-                      .stop_ids = std::move(stop_ids),
-                      .logprob_start_len = logprob_start,
-                      .priority = priority_};
-    return scheduler_->add(std::move(spec));
-  }
-
-  // The lanes of the next step as "ID:PREFIX+QUERY", with "s" where it samples.
-  std::vector<std::string> next() {
-    ForwardBatch& batch = batches_[num_launched_ % 2];
-    if (!scheduler_->next(batch)) return {};
-    ++num_launched_;
-    executor_->launch(batch);
-    for (const SlotInit& init : batch.slot_inits) id_of_slot_[init.slot] = init.sampling->seed;
-    std::vector<std::string> lanes;
-    for (const Lane& lane : batch.lanes)
-      lanes.push_back(std::to_string(id_of_slot_.at(lane.slot)) + ":" +
-                      std::to_string(lane.prefix_len) + "+" +
-                      std::to_string(lane.num_query_tokens) + (lane.sample ? "s" : ""));
-    scheduler_->check_invariants();
-    return lanes;
-  }
-  void commit() {
-    const ForwardBatch& batch = batches_[num_committed_++ % 2];
-    scheduler_->commit(batch, executor_->wait(batch.step));
-    scheduler_->check_invariants();
-  }
-  std::vector<std::string> step() {
-    std::vector<std::string> lanes = next();
-    if (!lanes.empty()) commit();
-    return lanes;
-  }
-  void run() {
-    while (!step().empty()) {
-    }
-    ASSERT_TRUE(scheduler_->idle());
-  }
-
-  void on_input_logprobs(SequenceId id, int32_t first,
-                         std::vector<TokenLogprobs>&& logprobs) override {
-    for (size_t i = 0; i < logprobs.size(); ++i)
-      input_positions_[id].push_back(first + static_cast<int32_t>(i));
-  }
-  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&&,
-                                       const RequestStats&) override {
-    if (listening_) outputs_[id].push_back(token);
-    return std::nullopt;
-  }
-  void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override {
-    ends_order_.push_back(id);
-    ASSERT_TRUE(ends_.try_emplace(id, End{std::move(reason), stats}).second);
-  }
-
-  ManualClock clock_;
-  std::unique_ptr<PrefixCache> cache_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<FakeExecutor> executor_;
-  ForwardBatch batches_[2];
-  uint64_t num_launched_ = 0, num_committed_ = 0;
-  bool listening_ = true;
-  int32_t priority_ = 0;  // of what is added
-  std::vector<SequenceId> ends_order_;
-  std::map<SlotId, SequenceId> id_of_slot_;
-  std::map<SequenceId, Tokens> outputs_;
-  std::map<SequenceId, End> ends_;
-  std::map<SequenceId, std::vector<int32_t>> input_positions_;
-};
-
 TEST_F(SchedulerTest, RefusesWhatCanNeverFit) {
   start(10, {.max_waiting = 1, .context_length = 50}, {.page_size = 2});
   EXPECT_EQ(scheduler_->max_sequence_tokens(), 21);
@@ -283,7 +175,7 @@ TEST_F(SchedulerTest, StaticOrders) {
 }
 
 TEST_F(SchedulerTest, LpmOvertakesSoOftenAndNoMore) {
-  start(300, {.max_running = 1, .lpm_max_overtakes = 3});
+  start(300, {.max_running = 1, .max_overtakes = 3});
   ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
   run();
   ASSERT_TRUE(add(2, counting(20, 10), 1).ok());  // has no prefix
@@ -308,7 +200,7 @@ TEST_F(SchedulerTest, WhoDoesNotFitIsNotOvertakenByWhoWould) {
 }
 
 TEST_F(SchedulerTest, RetractionTakesTheLeastAndLosesNothing) {
-  start(12, {.lpm_window = 4, .conservativeness = 0});
+  start(12, {.conservativeness = 0});
   ASSERT_TRUE(add(1, counting(0, 3), 8).ok());
   step();
   ASSERT_TRUE(add(2, counting(20, 3), 8).ok());
@@ -422,10 +314,10 @@ TEST_F(SchedulerTest, SteadyDecodeAllocatesNothing) {
 }
 
 TEST(SchedulePolicyTest, NamesAreParsed) {
-  for (const char* name : {"lpm", "fcfs", "lof", "random", "priority"})
+  for (const char* name : {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"})
     EXPECT_EQ(schedule_policy_name(parse_schedule_policy(name).value()), name);
   EXPECT_THAT(parse_schedule_policy("best").error().message(),
-              HasSubstr("lpm, fcfs, lof, random, priority"));
+              HasSubstr("lpm, dfs-weight, fcfs, lof, random, priority"));
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ struct WaitingRank {
 //   tokens:  | prompt                     | output so far |
 //            | num_computed | in flight | to come          |
 //                           num_launched
+struct WaitingNode;
+struct WaitingShare;
+
 struct Sequence {
   SequenceSpec spec;            // its prompt_ids are moved to `tokens`
   std::vector<TokenId> tokens;  // prompt, then output
@@ -54,10 +57,19 @@ struct Sequence {
   RequestStats stats;
 
   // While it waits.
-  WaitingRank waiting_rank;
-  int32_t matched = 0;  // tokens, when the cache had `match_version`
+  WaitingRank own_rank;      // by the policy
+  WaitingRank waiting_rank;  // the same, but when it was retracted
+  int32_t matched = 0;       // tokens, when the cache had `match_version`
   uint64_t match_version = kNeverMatched;
-  int64_t overdue_at = 0;        // in admissions: from then on it goes first
+  WaitingNode* waiting_node = nullptr;  // in a WaitingTree
+  WaitingShare* share = nullptr;        // whom its service counts for, until it leaves
+  Sequence* next_arrived = nullptr;     // in its share, of those that wait and were not retracted
+  Sequence* prev_arrived = nullptr;
+  int64_t overdue_at = 0;     // when so many of its share have left the queue, it goes first
+  bool in_retracted = false;  // it waits before all others
+  bool preempted = false;     // since it was admitted last: it goes back to its place
+  int32_t num_preemptions = 0;
+  bool keeps_its_place = false;  // it was overdue: it is not preempted
   RadixNode* promise = nullptr;  // while it prefills: its run in PromisedPrefixes
 
   static constexpr uint64_t kNeverMatched = ~0ull;
@@ -65,7 +77,7 @@ struct Sequence {
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_outputs() const { return num_tokens() - prompt_len; }
   bool prefilling() const { return num_launched < prefill_end; }
-  bool was_retracted() const { return stats.num_retractions > 0; }
+  bool was_retracted() const { return stats.num_retractions > num_preemptions; }
   std::span<const TokenId> first_tokens(int32_t count) const {
     ESP_CHECK(count <= num_tokens());
     return std::span(tokens).first(static_cast<size_t>(count));
@@ -87,5 +99,15 @@ struct Sequence {
     return next_logprob < prompt_len ? std::min(most, std::max(next_logprob - 1, 0)) : most;
   }
 };
+
+// The match of a waiting sequence, looked up again only when the cache has changed.
+inline int32_t current_match(Sequence& sequence, const PrefixCache& cache) {
+  if (sequence.match_version != cache.version()) {
+    sequence.matched =
+        cache.match(sequence.spec.cache_namespace, sequence.first_tokens(sequence.match_limit()));
+    sequence.match_version = cache.version();
+  }
+  return sequence.matched;
+}
 
 }  // namespace espalier

@@ -73,9 +73,10 @@ class Simulation final : public SequenceObserver {
     config_.max_waiting = 1000;
     config_.chunked_prefill_size = pick({0, 1, 5, 16, 64});
     config_.context_length = 120;
-    config_.policy = static_cast<SchedulePolicy>(rng_.below(5));
-    config_.lpm_window = pick({1, 4, 128});
-    config_.lpm_max_overtakes = pick({0, 3, 1000});
+    config_.policy = static_cast<SchedulePolicy>(rng_.below(6));
+    config_.fair_share = static_cast<FairShare>(rng_.below(3));
+    config_.max_overtakes = pick({0, 3, 1000});
+    config_.priority_preemption_threshold = pick({0, 1, 2});
     config_.deferral_min_tokens = pick({1, 8, 32});
     config_.conservativeness = pick({0, 0, 30, 100, 200}) * 0.01;
     config_.new_token_ratio_decay_steps = pick({1, 20, 600});

@@ -4,15 +4,12 @@
 #include <limits>
 #include <string>
 
+#include "base/check.h"
 #include "base/rng.h"
 
 namespace espalier {
 
 namespace {
-
-// Behind the window the queue is walked in its own order so much further, for when all of the
-// window are held back for prefixes that others compute.
-constexpr int32_t kReachInWindows = 4;
 
 // What goes first has the lower tier; within one, order of arrival.
 using TierFunction = int64_t (*)(const SequenceSpec&);
@@ -22,7 +19,6 @@ int64_t tier_of_chance(const SequenceSpec& spec) {
   return static_cast<int64_t>(mix64(spec.id) >> 1);
 }
 int64_t tier_of_priority(const SequenceSpec& spec) { return -int64_t{spec.priority}; }
-constexpr int64_t kRetractedTier = std::numeric_limits<int64_t>::min();
 
 struct PolicyEntry {
   SchedulePolicy policy;
@@ -31,6 +27,7 @@ struct PolicyEntry {
 };
 constexpr PolicyEntry kPolicies[] = {
     {SchedulePolicy::kLpm, "lpm", tier_of_arrival},
+    {SchedulePolicy::kDfsWeight, "dfs-weight", tier_of_arrival},
     {SchedulePolicy::kFcfs, "fcfs", tier_of_arrival},
     {SchedulePolicy::kLof, "lof", tier_of_output},
     {SchedulePolicy::kRandom, "random", tier_of_chance},
@@ -43,6 +40,8 @@ constexpr bool indexed_by_policy() {
   return true;
 }
 static_assert(indexed_by_policy());
+
+constexpr std::string_view kFairShares[] = {"none", "tenant", "priority"};
 
 }  // namespace
 
@@ -60,51 +59,197 @@ std::string_view schedule_policy_name(SchedulePolicy policy) {
   return kPolicies[static_cast<size_t>(policy)].name;
 }
 
+Result<FairShare> parse_fair_share(std::string_view name) {
+  for (size_t i = 0; i < std::size(kFairShares); ++i)
+    if (kFairShares[i] == name) return static_cast<FairShare>(i);
+  return fail(invalid_argument("unknown fair share '{}'; known: none, tenant, priority", name));
+}
+
+WaitingQueue::WaitingQueue(const SchedulerConfig& config, const PrefixCache& cache)
+    : config_(config), cache_(cache) {}
+
+std::string WaitingQueue::share_key(const SequenceSpec& spec) const {
+  switch (config_.fair_share) {
+    case FairShare::kNone:
+      break;
+    case FairShare::kTenant:
+      return spec.cache_namespace;
+    case FairShare::kPriority:
+      return std::to_string(spec.priority);
+  }
+  return {};
+}
+
+// Whoever comes back, or for the first time, has no claim on the past: it starts with the least
+// service of those that are there.
+WaitingShare& WaitingQueue::share_of(const Sequence& sequence) {
+  const std::string key = share_key(sequence.spec);
+  const auto found = shares_.find(key);
+  if (found != shares_.end()) return found->second;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const auto& [name, share] : shares_) least = std::min(least, share.service);
+  WaitingShare& share = shares_[key];
+  share.key = key;
+  share.service = shares_.size() == 1 ? 0 : least;
+  const SchedulePolicy policy = config_.policy;
+  if (policy == SchedulePolicy::kDfsWeight)
+    share.tree = std::make_unique<WaitingTree>(WaitingTree::Order::kDepthFirst, cache_);
+  if (policy == SchedulePolicy::kLpm && cache_.reuses())
+    share.tree = std::make_unique<WaitingTree>(WaitingTree::Order::kLongestMatch, cache_);
+  return share;
+}
+
+void WaitingQueue::add(Sequence& sequence) {
+  WaitingShare& share = share_of(sequence);
+  ++share.num_sequences;
+  sequence.share = &share;
+  sequence.overdue_at = share.num_arrived++ + config_.max_overtakes;
+  const TierFunction tier = kPolicies[static_cast<size_t>(config_.policy)].tier;
+  sequence.own_rank = {tier(sequence.spec), num_pushed_++};
+  push(sequence);
+  sequence.prev_arrived = share.newest;
+  (share.newest != nullptr ? share.newest->next_arrived : share.oldest) = &sequence;
+  share.newest = &sequence;
+}
+
+void WaitingQueue::left(Sequence& sequence) {
+  WaitingShare& share = *std::exchange(sequence.share, nullptr);
+  if (--share.num_sequences > 0) return;
+  shares_.erase(shares_.find(std::string(share.key)));
+}
+
 void WaitingQueue::push(Sequence& sequence) {
-  const TierFunction tier = kPolicies[static_cast<size_t>(policy_)].tier;
-  sequence.waiting_rank = {tier(sequence.spec), num_pushed_++};
-  sequences_.insert(&sequence);
-}
-
-void WaitingQueue::push_front(Sequence& sequence) {
-  sequence.waiting_rank = {kRetractedTier, -num_pushed_++};
-  sequences_.insert(&sequence);
-}
-
-int32_t current_match(Sequence& sequence, const PrefixCache& cache) {
-  if (sequence.match_version != cache.version()) {
-    sequence.matched =
-        cache.match(sequence.spec.cache_namespace, sequence.first_tokens(sequence.match_limit()));
-    sequence.match_version = cache.version();
+  sequence.waiting_rank = sequence.own_rank;
+  WaitingShare& share = *sequence.share;
+  ++size_;
+  ++share.num_waiting;
+  if (share.tree != nullptr) {
+    share.tree->add(sequence);
+  } else {
+    share.ranked.insert(&sequence);
   }
-  return sequence.matched;
 }
 
-void WaitingQueue::order(const PrefixCache& cache, int64_t num_admitted,
-                         std::vector<Sequence*>& order) const {
-  order.clear();
-  auto at = sequences_.begin();
-  const auto take = [&](int32_t count) {
-    for (; at != sequences_.end() && count > 0; --count, ++at) order.push_back(*at);
-  };
-  take(window_);
-  if (policy_ == SchedulePolicy::kLpm) {
-    for (Sequence* waiting : order) current_match(*waiting, cache);
-    sort_by_match(num_admitted, order);
+void WaitingQueue::push_retracted(Sequence& sequence) {
+  sequence.waiting_rank = {0, -num_pushed_++};
+  sequence.in_retracted = true;
+  retracted_.insert(&sequence);
+  ++size_;
+}
+
+// Also in the line of arrivals, whose front is near: it came before most that wait.
+void WaitingQueue::push_preempted(Sequence& sequence) {
+  push(sequence);
+  WaitingShare& share = *sequence.share;
+  --share.num_gone;
+  Sequence* next = share.oldest;
+  while (next != nullptr && next->overdue_at < sequence.overdue_at) next = next->next_arrived;
+  Sequence* const prev = next == nullptr ? share.newest : next->prev_arrived;
+  sequence.prev_arrived = prev;
+  sequence.next_arrived = next;
+  (prev != nullptr ? prev->next_arrived : share.oldest) = &sequence;
+  (next != nullptr ? next->prev_arrived : share.newest) = &sequence;
+}
+
+void WaitingQueue::remove(Sequence& sequence) {
+  --size_;
+  if (std::exchange(sequence.in_retracted, false)) {
+    retracted_.erase(&sequence);
+    return;
   }
-  take(window_ * (kReachInWindows - 1));
+  WaitingShare& share = *sequence.share;
+  --share.num_waiting;
+  if (share.tree != nullptr) {
+    share.tree->remove(sequence);
+  } else {
+    share.ranked.erase(&sequence);
+    std::erase(share.aside, &sequence);
+  }
+  const bool lined_up = share.oldest == &sequence || sequence.prev_arrived != nullptr;
+  if (!lined_up) return;
+  ++share.num_gone;
+  Sequence* const prev = std::exchange(sequence.prev_arrived, nullptr);
+  Sequence* const next = std::exchange(sequence.next_arrived, nullptr);
+  (prev != nullptr ? prev->next_arrived : share.oldest) = next;
+  (next != nullptr ? next->prev_arrived : share.newest) = prev;
 }
 
-void WaitingQueue::sort_by_match(int64_t num_admitted, std::vector<Sequence*>& order) {
-  const auto goes_first = [&](const Sequence* s) {
-    return s->was_retracted() || num_admitted >= s->overdue_at;
-  };
-  std::sort(order.begin(), order.end(), [&](const Sequence* a, const Sequence* b) {
-    const bool a_first = goes_first(a), b_first = goes_first(b);
-    if (a_first != b_first) return a_first;
-    if (!a_first && a->matched != b->matched) return a->matched > b->matched;
-    return a->waiting_rank < b->waiting_rank;
-  });
+void WaitingQueue::on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens) {
+  if (size_ == 0 || config_.policy != SchedulePolicy::kLpm) return;
+  for (auto& [key, share] : shares_)
+    if (share.tree != nullptr) share.tree->on_stored(cache_namespace, tokens);
+}
+
+Sequence* WaitingQueue::first_of(WaitingShare& share) {
+  Sequence* const oldest = share.oldest;
+  if (oldest != nullptr && is_overdue(*oldest)) return oldest;
+  if (share.tree != nullptr) return share.tree->first();
+  return share.ranked.empty() ? nullptr : *share.ranked.begin();
+}
+
+Sequence* WaitingQueue::next() {
+  if (!retracted_.empty()) return *retracted_.begin();
+  while (true) {
+    WaitingShare* least = nullptr;
+    for (auto& [key, share] : shares_)
+      if (share.num_waiting > 0 && (least == nullptr || share.service < least->service) &&
+          std::find(exhausted_.begin(), exhausted_.end(), &share) == exhausted_.end())
+        least = &share;
+    if (least == nullptr) return nullptr;
+    if (Sequence* const sequence = first_of(*least)) return sequence;
+    exhausted_.push_back(least);  // all of it is set aside
+  }
+}
+
+void WaitingQueue::set_aside(Sequence& sequence, int32_t num_tokens) {
+  WaitingShare& share = *sequence.share;
+  if (std::find(with_aside_.begin(), with_aside_.end(), &share) == with_aside_.end())
+    with_aside_.push_back(&share);
+  if (share.tree != nullptr) return share.tree->set_aside(sequence, num_tokens);
+  share.ranked.erase(&sequence);
+  share.aside.push_back(&sequence);
+}
+
+void WaitingQueue::end_round() {
+  for (WaitingShare* share : with_aside_) {
+    if (share->tree != nullptr) share->tree->take_back();
+    share->ranked.insert(share->aside.begin(), share->aside.end());
+    share->aside.clear();
+  }
+  with_aside_.clear();
+  exhausted_.clear();
+}
+
+int64_t WaitingQueue::service_of(const std::string& share) const {
+  const auto found = shares_.find(share);
+  return found == shares_.end() ? 0 : found->second.service;
+}
+
+void WaitingQueue::check_invariants() const {
+  ESP_CHECK(exhausted_.empty() && with_aside_.empty(), "a round has not ended");
+  auto count = static_cast<int32_t>(retracted_.size());
+  for (const Sequence* s : retracted_) ESP_CHECK(s->state == SequenceState::kWaiting);
+  for (const auto& [key, share] : shares_) {
+    ESP_CHECK(share.num_sequences >= share.num_waiting && share.num_sequences > 0);
+    if (share.tree != nullptr) {
+      ESP_CHECK(share.tree->size() == share.num_waiting && share.ranked.empty());
+      share.tree->check_invariants();
+    } else {
+      ESP_CHECK(static_cast<int32_t>(share.ranked.size()) == share.num_waiting);
+    }
+    count += share.num_waiting;
+    const Sequence* prev = nullptr;
+    int32_t num_lined_up = 0;
+    for (const Sequence* s = share.oldest; s != nullptr; prev = s, s = s->next_arrived) {
+      ESP_CHECK(s->state == SequenceState::kWaiting && s->share == &share);
+      ESP_CHECK(s->prev_arrived == prev);
+      ESP_CHECK(prev == nullptr || prev->overdue_at < s->overdue_at);
+      ++num_lined_up;
+    }
+    ESP_CHECK(share.newest == prev && num_lined_up <= share.num_waiting);
+    ESP_CHECK(num_lined_up == share.num_arrived - share.num_gone);
+  }
+  ESP_CHECK(count == size_, "{} wait, {} counted", count, size_);
 }
 
 }  // namespace espalier

@@ -1,0 +1,295 @@
+// Who goes first, and who is never forgotten: fair shares, preemption, aging, the bound on what
+// prompts may add to a step; and prefixes that are shared as early as can be.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+#include "base/rng.h"
+#include "engine/scheduler/scheduler_fixture.h"
+#include "engine/scheduler/step_time.h"
+#include "engine/scheduler/waiting_tree.h"
+
+namespace espalier {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+// The index against a sort of all, while sequences come and go and the cache changes under it.
+void compare_with_sort(uint64_t seed) {
+  Rng rng(seed);
+  const int32_t page_size = rng.below(3) == 0 ? 4 : 1;
+  auto cache = make_prefix_cache({.num_pages = 60, .page_size = page_size}).value();
+  WaitingTree tree(WaitingTree::Order::kLongestMatch, *cache);
+  std::vector<std::unique_ptr<Sequence>> waiting;
+  int64_t num_made = 0;
+  const auto random_tokens = [&] {
+    Tokens tokens;
+    for (auto n = rng.between(1, 30); n > 0; --n)
+      tokens.push_back(static_cast<TokenId>(rng.below(8) == 0 ? 1 : 0));
+    return tokens;
+  };
+  const auto random_namespace = [&] { return std::string(rng.below(3) == 0 ? "x" : ""); };
+  for (int event = 0; event < 300; ++event) {
+    const uint64_t kind = rng.below(8);
+    if (kind < 3) {
+      auto s = std::make_unique<Sequence>();
+      s->tokens = random_tokens();
+      s->prompt_len = s->next_logprob = s->num_tokens();
+      s->spec.cache_namespace = random_namespace();
+      s->waiting_rank.order = num_made++;
+      tree.add(*s);
+      waiting.push_back(std::move(s));
+    } else if (kind == 3 && !waiting.empty()) {
+      const size_t i = rng.below(waiting.size());
+      tree.remove(*waiting[i]);
+      waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
+    } else if (kind < 6) {
+      const Tokens tokens = random_tokens();
+      const std::string name_space = random_namespace();
+      SequencePages pages = cache->begin(name_space, tokens);
+      if (!cache->grow(pages, static_cast<int32_t>(tokens.size()))) continue;
+      cache->finish(std::move(pages), tokens);
+      tree.on_stored(name_space, tokens);
+    } else if (kind == 6) {
+      cache->evict(static_cast<int32_t>(rng.below(20)));
+    }
+    tree.check_invariants();
+    if (event % 5 != 0) continue;
+    std::vector<Sequence*> expected;
+    for (const auto& s : waiting) expected.push_back(s.get());
+    const auto rank = [&](const Sequence* s) {
+      const int32_t matched =
+          cache->match(s->spec.cache_namespace, s->first_tokens(s->match_limit()));
+      return std::pair(-matched, s->waiting_rank.order);
+    };
+    std::sort(expected.begin(), expected.end(),
+              [&](const Sequence* a, const Sequence* b) { return rank(a) < rank(b); });
+    for (Sequence* s : expected) {
+      ASSERT_EQ(tree.first(), s) << "event " << event;
+      tree.set_aside(*s, 1 << 20);
+    }
+    ASSERT_EQ(tree.first(), nullptr);
+    tree.take_back();
+    tree.check_invariants();
+  }
+  while (!waiting.empty()) {
+    tree.remove(*waiting.back());
+    waiting.pop_back();
+  }
+  tree.check_invariants();
+}
+
+TEST(WaitingTree, OrdersAsASortOfAllWould) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    compare_with_sort(seed);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(WaitingTree, WhoSharesAPrefixIsSetAsideTogether) {
+  auto cache = make_prefix_cache({.num_pages = 60}).value();
+  WaitingTree tree(WaitingTree::Order::kLongestMatch, *cache);
+  std::vector<std::unique_ptr<Sequence>> all;
+  for (int i = 0; i < 1000; ++i) {
+    auto s = std::make_unique<Sequence>();
+    s->tokens = counting(0, 20);
+    s->tokens.push_back(i);
+    s->tokens.push_back(i);
+    if (i == 500) s->tokens[10] = 49;  // parts from the others there
+    s->prompt_len = s->next_logprob = s->num_tokens();
+    s->waiting_rank.order = i;
+    tree.add(*s);
+    all.push_back(std::move(s));
+  }
+  EXPECT_EQ(tree.first(), all[0].get());
+  tree.set_aside(*all[0], 15);
+  EXPECT_EQ(tree.first(), all[500].get());
+  tree.set_aside(*all[500], 15);
+  EXPECT_EQ(tree.first(), nullptr);
+  tree.take_back();
+  tree.set_aside(*all[0], 8);
+  EXPECT_EQ(tree.first(), nullptr);
+  tree.take_back();
+  EXPECT_EQ(tree.first(), all[0].get());
+  for (const auto& s : all) tree.remove(*s);
+}
+
+// The guarantee of the README, for every policy: a sequence that the policy would never take goes
+// first once as many as stood before it and max_overtakes more have gone.
+TEST_F(SchedulerTest, NobodyStarvesUnderAnyPolicy) {
+  for (const SchedulePolicy policy :
+       {SchedulePolicy::kLpm, SchedulePolicy::kDfsWeight, SchedulePolicy::kFcfs,
+        SchedulePolicy::kLof, SchedulePolicy::kRandom, SchedulePolicy::kPriority}) {
+    SCOPED_TRACE(schedule_policy_name(policy));
+    constexpr int32_t kOvertakes = 10, kBefore = 3;
+    start(3000, {.max_running = 1, .policy = policy, .max_overtakes = kOvertakes});
+    ends_.clear();
+    ends_order_.clear();
+    ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
+    run();
+    SequenceId id = 2;
+    priority_ = 5;
+    for (int i = 0; i < kBefore; ++i) ASSERT_TRUE(add(id++, counting(0, 12), 9).ok());
+    const SequenceId victim = id++;
+    priority_ = -5;
+    ASSERT_TRUE(add(victim, counting(20, 10), 1).ok());
+    priority_ = 5;
+    while (!ends_.contains(victim)) {
+      while (scheduler_->stats().num_waiting < 4) ASSERT_TRUE(add(id++, counting(0, 12), 9).ok());
+      ASSERT_FALSE(step().empty());
+      ASSERT_LT(ends_order_.size(), 100u);
+    }
+    EXPECT_LE(ends_order_.size(), 2u + kBefore + kOvertakes);
+    run();
+  }
+}
+
+TEST_F(SchedulerTest, AFloodOfOneTenantDoesNotStopTheOthers) {
+  start(3000, {.max_running = 2, .max_waiting = 1000, .fair_share = FairShare::kTenant});
+  SequenceId id = 1;
+  cache_namespace_ = "flood";
+  for (; id <= 300; ++id) ASSERT_TRUE(add(id, counting(0, 10), 4).ok());
+  step();
+  step();
+  cache_namespace_ = "quiet";
+  for (; id <= 310; ++id) ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id % 40), 10), 4).ok());
+  while (!ends_.contains(310)) ASSERT_FALSE(step().empty());
+  // A sequence of ten tokens in and four out is a service of 18 at most; the flood's cost 8 and one
+  // token each, for they share their prompt. In turn, ten of one and twice as many of the other.
+  EXPECT_LE(ends_order_.size(), 40u);
+  run();
+  EXPECT_EQ(ends_.size(), 310u);
+}
+
+TEST_F(SchedulerTest, WhoHasPriorityTakesTheirPlaces) {
+  const auto config = [](int32_t threshold) {
+    return SchedulerConfig{.max_running = 2,
+                           .policy = SchedulePolicy::kPriority,
+                           .priority_preemption_threshold = threshold};
+  };
+  start(100, config(3));
+  priority_ = 1;
+  ASSERT_TRUE(add(1, counting(0, 5), 9).ok());
+  priority_ = 0;
+  ASSERT_TRUE(add(2, counting(10, 5), 9).ok());
+  EXPECT_THAT(step(), ElementsAre("1:0+5s", "2:0+5s"));
+  priority_ = 2;
+  ASSERT_TRUE(add(3, counting(20, 5), 2).ok());
+  EXPECT_THAT(step(), ElementsAre("1:5+1s", "2:5+1s"));  // not so much higher
+  priority_ = 3;
+  ASSERT_TRUE(add(4, counting(30, 5), 2).ok());
+  EXPECT_THAT(step(), ElementsAre("1:6+1s", "2:6+1s"));  // the lanes were chosen before
+  EXPECT_THAT(step(), ElementsAre("1:7+1s", "4:0+5s"));
+  EXPECT_EQ(scheduler_->stats().num_preemptions, 1);
+  EXPECT_THAT(step(), ElementsAre("1:8+1s", "4:5+1s"));
+  run();
+  EXPECT_EQ(ends_.at(2).stats.num_retractions, 1);
+  EXPECT_EQ(ends_.at(1).stats.num_retractions, 0);
+  EXPECT_THAT(ends_order_, ElementsAre(4, 3, 1, 2));
+  const Tokens crowd = outputs_[2];
+  start(100, config(0));
+  outputs_.clear();
+  ends_.clear();
+  ASSERT_TRUE(add(2, counting(10, 5), 9).ok());
+  run();
+  EXPECT_EQ(outputs_[2], crowd);
+}
+
+TEST_F(SchedulerTest, MemoryIsTakenFromLowerPriorities) {
+  start(20, {.policy = SchedulePolicy::kPriority, .priority_preemption_threshold = 1});
+  ASSERT_TRUE(add(1, counting(0, 8), 6).ok());
+  EXPECT_THAT(step(), ElementsAre("1:0+8s"));
+  priority_ = 1;
+  ASSERT_TRUE(add(2, counting(20, 15), 3).ok());
+  while (!ends_.contains(2)) ASSERT_FALSE(step().empty());
+  EXPECT_FALSE(ends_.contains(1));
+  run();
+  EXPECT_EQ(outputs_[1].size(), 6u);
+}
+
+// A step costs 10 ms and 1 ms for each prompt token; decode lanes shall not wait longer than 60.
+TEST_F(SchedulerTest, PromptsKeepWithinTheInterTokenBound) {
+  seconds_of_ = [](const ForwardBatch& batch) {
+    double seconds = 0.010;
+    for (const Lane& lane : batch.lanes)
+      if (lane.num_query_tokens > 1) seconds += 0.001 * lane.num_query_tokens;
+    return seconds;
+  };
+  start(3000, {.chunked_prefill_size = 500, .inter_token_seconds_max = 0.060});
+  ASSERT_TRUE(add(1, counting(0, 300), 60).ok());
+  EXPECT_THAT(step(), ElementsAre("1:0+300s"));  // nobody waits for a token
+  step();
+  for (SequenceId id = 2; id <= 5; ++id)
+    ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id * 5), 400), 1).ok());
+  int num_steps = 0;
+  double slowest = 0;
+  while (!ends_.contains(1)) {
+    ForwardBatch& batch = batches_[num_launched_ % 2];
+    ASSERT_FALSE(next().empty());
+    if (num_steps++ > 0) slowest = std::max(slowest, seconds_of_(batch));  // the first one learns
+    commit();
+  }
+  EXPECT_LE(slowest, 0.0605);
+  EXPECT_GE(slowest, 0.050);  // and uses what it may
+  run();
+  EXPECT_EQ(ends_.size(), 5u);
+}
+
+TEST(StepTime, KnowsWhatItHasSeen) {
+  StepTime time;
+  EXPECT_EQ(time.tokens_within(1), StepTime::kUnknown);
+  time.observe(100, 0.5);  // without a base it says nothing
+  EXPECT_EQ(time.tokens_within(1), StepTime::kUnknown);
+  time.observe(0, 0.1);
+  time.observe(100, 0.3);
+  EXPECT_EQ(time.tokens_within(0.5), 200);
+  EXPECT_EQ(time.tokens_within(0.05), StepTime::kLeast);
+}
+
+// The lane in flight of a sequence that has ended is not committed yet.
+TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsTold) {
+  start(100, {});
+  Tokens any_stop;
+  for (TokenId token = 0; token < kFakeVocab; ++token) any_stop.push_back(token);
+  ASSERT_TRUE(add(1, counting(0, 5), 9, -1, any_stop).ok());
+  EXPECT_THAT(next(), ElementsAre("1:0+5s"));
+  EXPECT_THAT(next(), ElementsAre("1:5+1s"));
+  listening_ = true;
+  commit();
+  ASSERT_TRUE(ends_.contains(1));
+  Tokens turn = counting(0, 5);
+  turn.push_back(outputs_[1].at(0));
+  turn.push_back(7);
+  ASSERT_TRUE(add(2, turn, 1).ok());
+  EXPECT_THAT(next(), ElementsAre("2:5+2s"));  // the token itself is computed by the lane in flight
+  commit();
+  commit();
+
+  // Longer answers, all but the last token.
+  ends_.clear();
+  outputs_.clear();
+  ASSERT_TRUE(add(3, counting(20, 5), 9).ok());
+  next();
+  next();
+  commit();
+  next();
+  commit();
+  turn = counting(20, 5);
+  turn.insert(turn.end(), outputs_[3].begin(), outputs_[3].end());
+  turn.push_back(7);
+  scheduler_->abort(3, {.type = FinishReason::Type::kAbort});
+  commit();
+  ASSERT_TRUE(ends_.contains(3));
+  ASSERT_TRUE(add(4, turn, 1).ok());
+  EXPECT_THAT(next(), ElementsAre("4:7+1s"));
+  commit();
+  EXPECT_TRUE(scheduler_->idle());
+}
+
+}  // namespace
+}  // namespace espalier
