@@ -79,11 +79,18 @@ class DetachedPages {
   std::vector<PageId> pages_;
 };
 
+// Of what the cache has, what a sequence may find: all, but for measurements.
+struct CacheReuse {
+  double match_share = 1;           // the first part of each match
+  bool whole_prompts_only = false;  // a match that is not of the whole prompt counts as none
+};
+
 struct PrefixCacheConfig {
   int32_t num_pages = 0;
   int32_t page_size = 1;  // tokens
   bool disable_radix_cache = false;
   EvictionPolicy eviction_policy = EvictionPolicy::kLru;
+  CacheReuse reuse;
 };
 
 // In pages. total = free + evictable + in use (protected by locks, or a sequence's own).

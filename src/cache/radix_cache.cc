@@ -16,10 +16,18 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
       tree_({.page_size = config.page_size,
              .policy = config.eviction_policy,
              .num_nodes_expected =
-                 static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}) {}
+                 static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}),
+      reuse_(config.reuse) {}
+
+int32_t RadixCache::usable(int32_t num_matched, size_t num_tokens) const {
+  const auto num_pages = static_cast<int32_t>(num_tokens) / page_size_;
+  if (reuse_.whole_prompts_only && num_matched < num_pages * page_size_) return 0;
+  const auto share = static_cast<int32_t>(reuse_.match_share * num_matched);
+  return share - share % page_size_;
+}
 
 int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
-  return tree_.match(cache_namespace, tokens);
+  return usable(tree_.match(cache_namespace, tokens), tokens.size());
 }
 
 SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
@@ -27,6 +35,8 @@ SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<cons
   SequencePages pages;
   pages.cache_ = this;
   pages.priority_ = priority;
+  if (reuse_.match_share < 1 || reuse_.whole_prompts_only)
+    tokens = tokens.first(static_cast<size_t>(match(cache_namespace, tokens)));
   pages.lock_ = tree_.lock(cache_namespace, tokens, &pages.table_, priority);
   pages.num_shared_ = pages.num_pages();
   return pages;

@@ -36,7 +36,10 @@ class RadixCache final : public PrefixCache {
   void move_to_tree(SequencePages& pages, std::span<const TokenId> tokens,
                     std::vector<PageId>& duplicates);
 
+  int32_t usable(int32_t num_matched, size_t num_tokens) const;
+
   RadixTree tree_;
+  const CacheReuse reuse_;
   std::vector<PageId> scratch_;  // kept for its capacity
   std::vector<PageId> present_;
 };

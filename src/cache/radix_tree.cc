@@ -312,6 +312,28 @@ void RadixTree::for_each_page(const std::function<void(Page)>& visit) const {
     for (const Page page : node->pages()) visit(page);
 }
 
+void RadixTree::for_each_node(
+    const std::function<void(int32_t, std::span<const Token>)>& visit) const {
+  struct Visit {
+    const RadixNode* node;
+    int32_t depth;
+  };
+  std::vector<Visit> to_come;  // the next one last
+  const auto add_children = [&](const RadixNode* node, int32_t depth) {
+    for (const RadixNode* at = node->first_child; at != nullptr; at = at->next_sibling)
+      to_come.push_back({at, depth});  // the newest first, so the oldest is visited first
+  };
+  for (const auto& [name, root] : roots_) {
+    add_children(root, 0);
+    while (!to_come.empty()) {
+      const Visit at = to_come.back();
+      to_come.pop_back();
+      visit(at.depth, at.node->tokens());
+      add_children(at.node, at.depth + 1);
+    }
+  }
+}
+
 void RadixTree::check_node(const RadixNode& node, int32_t num_locks) const {
   ESP_CHECK(node.num_locks == num_locks, "node {}: {} locks, {} held", node.id, node.num_locks,
             num_locks);

@@ -80,6 +80,10 @@ class RadixTree {
   // Each page with its owner, in no order.
   void for_each_page(const std::function<void(Page)>& visit) const;
 
+  // Each node but the roots with its depth (0: below a root) and its run; parents before their
+  // children, the older child first.
+  void for_each_node(const std::function<void(int32_t, std::span<const Token>)>& visit) const;
+
   // Aborts (ESP_CHECK) unless links, look-ups, counts and the order of eviction agree, and the
   // locks are exactly those on `locked` (a node once for each lock).
   void check_invariants(std::span<const RadixNode* const> locked) const;

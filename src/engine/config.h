@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "cache/prefix_cache.h"
 #include "engine/machine.h"
 #include "models/model.h"
 #include "seams/kv_view.h"
@@ -45,6 +46,7 @@ struct EngineConfig {
   // Prompts are cut so that steps with running requests take about so long at most; 0: no bound.
   double max_inter_token_latency_ms = 0;
   std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
+  CacheReuse cache_reuse;  // less than all: for measurements of what reuse is worth
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused

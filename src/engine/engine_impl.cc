@@ -44,7 +44,8 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
                          .page_size = config.page_size,
                          .disable_radix_cache = config.disable_radix_cache,
-                         .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy)}));
+                         .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
+                         .reuse = config.cache_reuse}));
   return std::unique_ptr<Engine>(new EngineImpl(config, std::move(parts), std::move(cache)));
 }
 

@@ -355,15 +355,27 @@ void EngineLoop::emit() {
   news_.clear();
 }
 
-// The rid is free again before its caller hears the last event, and so may use it at once.
+// A sink that only reads leaves the event's memory for the next one, so that steady decode needs no
+// more. The rid is free again before its caller hears the last event, and so may use it at once.
 void EngineLoop::emit(Sample& sample) {
   LiveRequest& request = *sample.request;
-  TokenEvent event = std::exchange(sample.event, {});
+  TokenEvent& event = sample.event;
   event.index = static_cast<int32_t>(&sample - request.samples.data());
   sample.has_news = false;
-  if (!sample.finished) return request.sink(std::move(event));
+  if (!sample.finished || request.num_unfinished > 1) {
+    if (sample.finished) {
+      registry_.release_sample();
+      --request.num_unfinished;
+    }
+    request.sink(std::move(event));
+    event.text.clear();
+    event.ids.clear();
+    event.logprobs.clear();
+    event.input_logprobs.clear();
+    return;
+  }
   registry_.release_sample();
-  if (--request.num_unfinished > 0) return request.sink(std::move(event));
+  --request.num_unfinished;
   registry_.release_rid(request.rid);
   const auto last = requests_.extract(request.id);
   request.sink(std::move(event));
