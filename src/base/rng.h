@@ -49,7 +49,7 @@ class Rng {
   }
 
  private:
-  __extension__ using uint128 = unsigned __int128;
+  __extension__ typedef unsigned __int128 uint128;  // nvcc takes no `using` here
   uint64_t state_;
 };
 

@@ -8,6 +8,8 @@
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/norm/cuda.h"
+#include "kernels/page_table/cuda.h"
+#include "kernels/random/cuda.h"
 #include "kernels/sampling/cuda.h"
 
 namespace espalier::kernels::cuda {

@@ -1,0 +1,20 @@
+// Weights drawn on the GPU from a seed, for benchmarks: the same bits as models/weight_source.h's
+// DummySource makes.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+struct DrawArgs {
+  DType type = DType::kBFloat16;  // kBFloat16 or kFloat32
+  void* out = nullptr;            // [count]
+  int64_t count = 0;
+  uint64_t key = 0;  // of the tensor
+  float centre = 0.0f;
+  float deviation = 1.0f;
+};
+// out[i] = centre + deviation * z(key, i), z close to normal: the sum of four bytes, in +-3.45.
+Status draw(const DrawArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda
