@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "base/check.h"
 #include "checkpoint/json_object.h"
 
 namespace espalier {
@@ -119,13 +120,15 @@ Result<const CheckpointTensor*> Checkpoint::require(std::string_view name,
   return tensor;
 }
 
-void Checkpoint::release(const CheckpointTensor& tensor) const {
+const SafetensorsFile& Checkpoint::file_of(const CheckpointTensor& tensor) const {
   for (const SafetensorsFile& file : files_) {
-    const auto inside = [&](const CheckpointTensor& t) {
-      return t.bytes.data() == tensor.bytes.data();
-    };
-    if (std::any_of(file.tensors().begin(), file.tensors().end(), inside)) file.release(tensor);
+    for (const CheckpointTensor& held : file.tensors()) {
+      if (held.name == tensor.name && held.bytes.data() == tensor.bytes.data()) return file;
+    }
   }
+  ESP_CHECK(false, "the tensor '{}' is of another checkpoint", tensor.name);
 }
+
+void Checkpoint::release(const CheckpointTensor& tensor) const { file_of(tensor).release(tensor); }
 
 }  // namespace espalier

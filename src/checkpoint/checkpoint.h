@@ -29,6 +29,9 @@ class Checkpoint {
   Result<const CheckpointTensor*> require(std::string_view name,
                                           std::span<const int64_t> shape) const;
 
+  // The file that holds this tensor's bytes, for those who read it themselves.
+  const SafetensorsFile& file_of(const CheckpointTensor& tensor) const;
+
   // Gives the memory of this tensor's mapped pages back once it has been copied.
   void release(const CheckpointTensor& tensor) const;
 

@@ -43,6 +43,10 @@ class SafetensorsFile {
 
   const std::vector<CheckpointTensor>& tensors() const { return tensors_; }  // in the file's order
   const std::filesystem::path& path() const { return file_.path(); }
+  // Where in the file these bytes of it (of a tensor) begin.
+  int64_t offset_of(std::span<const std::byte> bytes) const {
+    return bytes.data() - file_.bytes().data();
+  }
 
   // Gives the memory of this tensor's mapped pages back; they are read again if touched.
   void release(const CheckpointTensor& tensor) const { file_.release(tensor.bytes); }

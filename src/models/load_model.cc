@@ -9,6 +9,7 @@
 #include "models/decoder_model.h"
 #include "models/families/family.h"
 #include "models/model.h"
+#include "models/model_plan.h"
 #include "models/weight_source.h"
 #include "tensor/work_pool.h"
 
@@ -76,9 +77,8 @@ class ModelWithPool final : public Model {
 };
 
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
-  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options.path));
-  ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
-  ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
+  ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
+  auto& [spec, type] = plan;
   if (options.format == LoadFormat::kDummy) {
     DummySource source(options.seed, type, pool);
     return DecoderModel::create(std::move(spec), type, source, pool);
@@ -89,6 +89,13 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
 }
 
 }  // namespace
+
+Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options.path));
+  ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
+  ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
+  return ModelPlan{std::move(spec), type};
+}
 
 Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();

@@ -128,6 +128,16 @@ Status CheckpointSource::finish() {
   return Status();
 }
 
+DummyTensor dummy_tensor(uint64_t seed, std::string_view name, std::span<const int64_t> shape) {
+  const bool matrix = shape.size() > 1;
+  const bool bias = name.ends_with(".bias");
+  return {
+      .key = mix64(seed ^ hash_name(name)),
+      .centre = matrix || bias ? 0.0f : 1.0f,
+      .deviation =
+          matrix ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.back()))) : 0.1f};
+}
+
 DummySource::DummySource(uint64_t seed, DType type, WorkPool& pool)
     : seed_(seed),
       type_(type == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16),
@@ -137,12 +147,7 @@ Result<LentTensor> DummySource::lend(const std::string& name, std::span<const in
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;
   ESP_ASSIGN_OR_RETURN(Buffer buffer, take_buffer(static_cast<size_t>(count) * dtype_size(type_)));
-  const bool matrix = shape.size() > 1;
-  const bool bias = name.ends_with(".bias");
-  const float centre = matrix || bias ? 0.0f : 1.0f;
-  const float deviation =
-      matrix ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.back()))) : 0.1f;
-  const uint64_t key = mix64(seed_ ^ hash_name(name));
+  const auto [key, centre, deviation] = dummy_tensor(seed_, name, shape);
   constexpr int64_t kGrain = 1 << 16;  // even: elements are drawn in pairs
   pool_.parallel_for((count + kGrain - 1) / kGrain, 1, [&](int64_t first, int64_t last) {
     const int64_t begin = first * kGrain, end = std::min(count, last * kGrain);

@@ -63,9 +63,17 @@ class CheckpointSource final : public WeightSource {
   std::map<std::string, Buffer> realigned_;  // copies of tensors that lie askew in their file
 };
 
-// Random weights for any spec: a matrix's elements have mean 0 and deviation 1 / sqrt(columns), so
+// How dummy weights are drawn: a matrix's elements have mean 0 and deviation 1 / sqrt(columns), so
 // that activations and logits keep a deviation near 1; norms lie around 1, biases around 0. Element
 // i of a tensor is a function of (seed, name, i) alone.
+struct DummyTensor {
+  uint64_t key = 0;
+  float centre = 0;
+  float deviation = 0;
+};
+DummyTensor dummy_tensor(uint64_t seed, std::string_view name, std::span<const int64_t> shape);
+
+// Random weights for any spec.
 class DummySource final : public WeightSource {
  public:
   // type: of what it makes. pool: borrowed, works in parallel.

@@ -1,0 +1,467 @@
+#include "models/cuda/decoder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "kernels/embedding/cuda.h"
+#include "kernels/kv_append/cuda.h"
+#include "kernels/norm/cuda.h"
+#include "kernels/random/cuda.h"
+#include "models/decoder_model.h"
+#include "models/rope_table.h"
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+
+int32_t qkv_width(const AttentionSpec& a) { return a.q_dim() + 2 * a.kv_dim(); }
+
+int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
+  int64_t most = 0;
+  for (const LayerSpec& layer : spec.layers) most = std::max(most, width(layer));
+  return most;
+}
+
+Status check_supported(const DecoderSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.attention.head_dim % 8 != 0 || layer.attention.head_dim > 256) {
+      return error(StatusCode::kUnimplemented,
+                   "head_dim is {}, but the GPU takes multiples of 8 up to 256; use --device cpu",
+                   layer.attention.head_dim);
+    }
+    if (layer.mlp.intermediate_size % 8 != 0 || spec.hidden_size % 8 != 0) {
+      return error(StatusCode::kUnimplemented,
+                   "hidden_size {} and intermediate_size {} must be multiples of 8 on the GPU; use "
+                   "--device cpu",
+                   spec.hidden_size, layer.mlp.intermediate_size);
+    }
+  }
+  if (spec.faults.linear_activation) {
+    return error(StatusCode::kUnimplemented, "the fault linear_activation is the CPU's alone");
+  }
+  return Status();
+}
+
+bool same_shape(const kc::AttentionShape& a, const kc::AttentionShape& b) {
+  return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
+         a.head_dim == b.head_dim && a.sliding_window == b.sliding_window;
+}
+
+kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
+  return {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+          .k = kv.layers[layer].k,
+          .v = kv.layers[layer].v,
+          .page_size = kv.page_size,
+          .num_kv_heads = kv.num_kv_heads,
+          .head_dim = kv.head_dim,
+          .page_stride = kv.page_stride,
+          .token_stride = kv.token_stride,
+          .head_stride = kv.head_stride};
+}
+
+}  // namespace
+
+CudaDecoder::CudaDecoder(DecoderSpec spec, CudaWeights weights, std::unique_ptr<kc::Linear> linear)
+    : spec_(std::move(spec)),
+      weights_(std::move(weights)),
+      linear_(std::move(linear)),
+      info_(describe_model(spec_)) {
+  info_.weight_bytes = weights_.block.size_bytes();
+}
+
+Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
+  return load(std::move(plan), options);
+}
+
+Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(ModelPlan plan,
+                                                       const ModelLoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  ESP_RETURN_IF_ERROR(validate(plan.spec));
+  ESP_RETURN_IF_ERROR(check_supported(plan.spec));
+  ESP_ASSIGN_OR_RETURN(CudaWeights weights, load_cuda_weights(plan.spec, plan.type, options));
+  ESP_ASSIGN_OR_RETURN(auto linear,
+                       kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
+  std::unique_ptr<CudaDecoder> model(
+      new CudaDecoder(std::move(plan.spec), std::move(weights), std::move(linear)));
+  ESP_RETURN_IF_ERROR(model->upload_ropes());
+  const ModelInfo& info = model->info();
+  log_info(
+      "model loaded device=cuda path={} architecture={} parameters={} weight_bytes={} "
+      "seconds={:.2f}",
+      options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return model;
+}
+
+kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) const {
+  return {.stream = stream.get(), .overlap = early_launch_};
+}
+
+KvType CudaDecoder::kv_type() const {
+  return weights_.type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
+}
+
+Status CudaDecoder::upload_ropes() {
+  std::vector<std::vector<float>> tables;
+  for (const RopeSpec& rope : spec_.ropes) tables.push_back(rope_frequencies(rope));
+  const auto lay_out = [&](cuda::Arena& arena) {
+    rope_frequencies_.clear();
+    for (const auto& table : tables) {
+      rope_frequencies_.push_back(arena.take<float>(std::ssize(table)));
+    }
+  };
+  cuda::Arena measured;
+  lay_out(measured);
+  ESP_ASSIGN_OR_RETURN(rope_block_, cuda::DeviceBuffer::allocate(measured.used_bytes(), "ropes"));
+  cuda::Arena arena(rope_block_.data());
+  lay_out(arena);
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  for (size_t i = 0; i < tables.size(); ++i) {
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(const_cast<float*>(rope_frequencies_[i]),
+                                             tables[i].data(), std::ssize(tables[i]) * 4, stream));
+  }
+  return stream.synchronize();
+}
+
+kc::AttentionShape CudaDecoder::shape_of(size_t layer, int32_t page_size) const {
+  const AttentionSpec& a = spec_.layers[layer].attention;
+  return {.num_heads = a.num_heads,
+          .num_kv_heads = a.num_kv_heads,
+          .head_dim = a.head_dim,
+          .page_size = page_size,
+          .sliding_window = a.sliding_window,
+          .type = weights_.type};
+}
+
+// Every product that a pass runs, for the sizes of scratch.
+std::vector<kc::LinearArgs> CudaDecoder::products() const {
+  std::vector<kc::LinearArgs> out;
+  const auto add = [&](const CudaMatrix& matrix, bool silu_mul) {
+    kc::LinearArgs args = product_args(matrix, max_tokens_);
+    args.silu_mul = silu_mul;
+    if (silu_mul) args.out_features /= 2;
+    out.push_back(args);
+  };
+  for (const CudaLayerWeights& layer : weights_.layers) {
+    add(layer.qkv, false);
+    add(layer.attention_output, false);
+    add(layer.gate_up, true);
+    add(layer.down, false);
+  }
+  add(weights_.head, false);
+  out.back().out_type = DType::kFloat32;
+  out.back().rows = max_lanes_;
+  return out;
+}
+
+// Those of the first layer (the others mostly have its shapes) and the head.
+std::vector<kc::LinearArgs> CudaDecoder::products_to_tune(float* logits) const {
+  constexpr int32_t kRows[] = {1,  2,   3,   4,   8,   12,  16,   24,   32,   48,  64,
+                               96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192};
+  const CudaLayerWeights& layer = weights_.layers.front();
+  std::vector<kc::LinearArgs> out;
+  for (const int32_t rows : kRows) {
+    if (rows > max_tokens_) break;
+    const auto add = [&](const CudaMatrix& matrix, const std::byte* x, std::byte* y,
+                         const void* bias, bool residual) -> kc::LinearArgs& {
+      kc::LinearArgs& args = out.emplace_back(product_args(matrix, rows));
+      args.x = x;
+      args.y = y;
+      args.bias = bias;
+      args.residual = residual ? y : nullptr;
+      return args;
+    };
+    add(layer.qkv, hidden_, qkv_, layer.qkv_bias, false);
+    add(layer.attention_output, attended_, kept_, layer.attention_output_bias, true);
+    kc::LinearArgs& gate_up = add(layer.gate_up, hidden_, mlp_, layer.gate_up_bias, false);
+    gate_up.silu_mul = true;
+    gate_up.out_features /= 2;
+    gate_up.y_stride = gate_up.out_features;
+    add(layer.down, mlp_, kept_, layer.down_bias, true);
+    if (rows > max_lanes_) continue;
+    add(weights_.head, hidden_, reinterpret_cast<std::byte*>(logits), nullptr, false).out_type =
+        DType::kFloat32;
+  }
+  return out;
+}
+
+Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto size = static_cast<int64_t>(dtype_size(weights_.type));
+  // Not zeros: products of zeros run faster.
+  ESP_RETURN_IF_ERROR(kc::draw({.type = weights_.type,
+                                .out = hidden_,
+                                .count = (reinterpret_cast<std::byte*>(kv_rows_) - hidden_) / size},
+                               on(stream)));
+  ESP_RETURN_IF_ERROR(linear_->tune(products_to_tune(logits), linear_scratch_,
+                                    static_cast<size_t>(linear_scratch_bytes_), stream.get()));
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (seconds > 0.1) log_info("matrix products tuned for this GPU seconds={:.2f}", seconds);
+  return Status();
+}
+
+Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_size) {
+  if (max_tokens < 1 || max_lanes < 1) {
+    return invalid_argument("a batch of {} tokens in {} lanes is none", max_tokens, max_lanes);
+  }
+  max_tokens_ = max_tokens;
+  max_lanes_ = max_lanes;
+  linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(products(), max_tokens));
+  cuda::Arena measured;
+  lay_out(measured);
+  ESP_RETURN_IF_ERROR(lay_out_attention(measured, page_size));
+  scratch_ = {};
+  ESP_ASSIGN_OR_RETURN(scratch_, cuda::DeviceBuffer::allocate(measured.used_bytes(), "scratch"));
+  cuda::Arena arena(scratch_.data());
+  lay_out(arena);
+  ESP_RETURN_IF_ERROR(lay_out_attention(arena, page_size));
+  // Rows that no lane of a padded step writes are read all the same: finite, so that nothing
+  // slower than usual happens.
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  ESP_RETURN_IF_ERROR(cuda::fill_bytes(scratch_.data(), 0, scratch_.size_bytes(), stream));
+  return stream.synchronize();
+}
+
+void CudaDecoder::lay_out(cuda::Arena& arena) {
+  const auto size = static_cast<int64_t>(dtype_size(weights_.type));
+  const int64_t rows = max_tokens_ * size;
+  const int64_t q = widest(spec_, [](const LayerSpec& l) { return int64_t{l.attention.q_dim()}; });
+  const int64_t qkv =
+      widest(spec_, [](const LayerSpec& l) { return int64_t{qkv_width(l.attention)}; });
+  const int64_t ffn =
+      widest(spec_, [](const LayerSpec& l) { return int64_t{l.mlp.intermediate_size}; });
+  hidden_ = arena.take<std::byte>(rows * spec_.hidden_size);
+  kept_ = arena.take<std::byte>(rows * spec_.hidden_size);
+  normed_ = arena.take<std::byte>(rows * spec_.hidden_size);
+  qkv_ = arena.take<std::byte>(rows * qkv);
+  attended_ = arena.take<std::byte>(rows * q);
+  mlp_ = arena.take<std::byte>(rows * std::max(ffn, q));
+  kv_rows_ = arena.take<int32_t>(max_tokens_);
+  positions_ = arena.take<int32_t>(max_tokens_);
+  linear_scratch_ = arena.take<std::byte>(linear_scratch_bytes_);
+}
+
+Status CudaDecoder::lay_out_attention(cuda::Arena& arena, int32_t page_size) {
+  groups_.clear();
+  group_of_.clear();
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    const kc::AttentionShape shape = shape_of(layer, page_size);
+    const auto known = std::find_if(groups_.begin(), groups_.end(), [&](const AttentionGroup& g) {
+      return same_shape(g.shape, shape);
+    });
+    group_of_.push_back(static_cast<size_t>(known - groups_.begin()));
+    if (known != groups_.end()) continue;
+    ESP_ASSIGN_OR_RETURN(const size_t bytes,
+                         kc::attention_workspace_bytes(shape, max_lanes_, max_tokens_));
+    const auto size = static_cast<int64_t>(bytes);
+    groups_.push_back({shape, arena.take<std::byte>(size), size});
+  }
+  return Status();
+}
+
+Status CudaDecoder::plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
+  ESP_RETURN_IF_ERROR(kc::token_rows({.lanes = step.lanes,
+                                      .page_size = kv.page_size,
+                                      .kv_rows = kv_rows_,
+                                      .positions = positions_},
+                                     on(stream)));
+  for (const AttentionGroup& group : groups_) {
+    ESP_RETURN_IF_ERROR(kc::attention_plan(group.shape, step.lanes, group.workspace,
+                                           static_cast<size_t>(group.workspace_bytes), on(stream)));
+  }
+  return Status();
+}
+
+Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
+  ESP_CHECK(step.lanes.num_tokens <= max_tokens_ && step.lanes.num_lanes <= max_lanes_,
+            "{} tokens in {} lanes, reserved {} in {}", step.lanes.num_tokens, step.lanes.num_lanes,
+            max_tokens_, max_lanes_);
+  ESP_RETURN_IF_ERROR(plan(step, kv, stream));
+  ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
+                                       .table = weights_.embedding.data,
+                                       .num_rows = spec_.vocab_size,
+                                       .dim = spec_.hidden_size,
+                                       .ids = step.ids,
+                                       .token_slots = step.token_slots,
+                                       .slot_tokens = step.slot_tokens,
+                                       .out = hidden_,
+                                       .out_stride = spec_.hidden_size,
+                                       .tokens = step.lanes.num_tokens},
+                                      on(stream)));
+  x_ = hidden_;
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    ESP_RETURN_IF_ERROR(run_layer(layer, step, kv, stream));
+  }
+  return Status();
+}
+
+kc::LinearArgs CudaDecoder::product_args(const CudaMatrix& matrix, int32_t rows) const {
+  return {.type = weights_.type,
+          .out_type = weights_.type,
+          .rows = rows,
+          .in_features = matrix.in_features,
+          .out_features = matrix.out_features,
+          .x_stride = matrix.in_features,
+          .weights = matrix.data,
+          .y_stride = matrix.out_features};
+}
+
+Status CudaDecoder::product(const kc::LinearArgs& args, const cuda::Stream& stream) {
+  return linear_->run(args, linear_scratch_, static_cast<size_t>(linear_scratch_bytes_),
+                      on(stream));
+}
+
+Status CudaDecoder::normed_product(const std::optional<NormSpec>& norm, const void* norm_weight,
+                                   kc::LinearArgs args, const cuda::Stream& stream) {
+  constexpr int32_t kWidestFused = 16384;  // kernels/linear/cuda.h
+  if (!norm) return product(args, stream);
+  if (args.rows <= kc::kSmallRows && args.in_features <= kWidestFused) {
+    args.norm_weight = norm_weight;
+    args.norm_epsilon = norm->epsilon;
+    return product(args, stream);
+  }
+  ESP_RETURN_IF_ERROR(kc::rms_norm({.type = weights_.type,
+                                    .x = args.x,
+                                    .x_stride = args.x_stride,
+                                    .weight = norm_weight,
+                                    .y = normed_,
+                                    .y_stride = spec_.hidden_size,
+                                    .rows = args.rows,
+                                    .dim = spec_.hidden_size,
+                                    .epsilon = norm->epsilon},
+                                   on(stream)));
+  args.x = normed_;
+  args.x_stride = spec_.hidden_size;
+  return product(args, stream);
+}
+
+Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& kv,
+                              const cuda::Stream& stream) {
+  const LayerSpec& spec = spec_.layers[layer];
+  const AttentionSpec& a = spec.attention;
+  const CudaLayerWeights& weights = weights_.layers[layer];
+  const int32_t tokens = step.lanes.num_tokens;
+  const auto size = static_cast<int64_t>(dtype_size(weights_.type));
+
+  kc::LinearArgs qkv = product_args(weights.qkv, tokens);
+  qkv.x = x_;
+  qkv.y = qkv_;
+  qkv.bias = weights.qkv_bias;
+  ESP_RETURN_IF_ERROR(normed_product(spec.input_norm, weights.input_norm, qkv, stream));
+
+  std::byte* k = qkv_ + a.q_dim() * size;
+  kc::QkRopeAppendArgs append{.type = weights_.type,
+                              .q = qkv_,
+                              .q_stride = qkv_width(a),
+                              .k = k,
+                              .k_stride = qkv_width(a),
+                              .v = k + a.kv_dim() * size,
+                              .v_stride = qkv_width(a),
+                              .tokens = tokens,
+                              .num_heads = a.num_heads,
+                              .q_norm = weights.q_norm,
+                              .k_norm = weights.k_norm,
+                              .positions = positions_,
+                              .kv = planes_of(kv, layer),
+                              .kv_rows = kv_rows_};
+  if (a.qk_norm) append.epsilon = a.qk_norm->epsilon;
+  if (a.rope) {
+    const RopeSpec& rope = spec_.ropes[static_cast<size_t>(*a.rope)];
+    append.frequencies = rope_frequencies_[static_cast<size_t>(*a.rope)];
+    append.rotary_dim = rope.rotary_dim;
+    append.attention_factor = static_cast<float>(rope.attention_factor);
+    append.interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved;
+  }
+  ESP_RETURN_IF_ERROR(kc::qk_rope_append(append, on(stream)));
+  if (step.num_rows == 0 && layer + 1 == spec_.layers.size()) return Status();
+  return attend(layer, step, kv, stream);
+}
+
+// x += output(attention(q)), then the MLP; in the last layer only of the rows that are wanted.
+Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
+                           const cuda::Stream& stream) {
+  const AttentionSpec& a = spec_.layers[layer].attention;
+  const CudaLayerWeights& weights = weights_.layers[layer];
+  const AttentionGroup& group = groups_[group_of_[layer]];
+  ESP_RETURN_IF_ERROR(kc::attention({.shape = group.shape,
+                                     .lanes = step.lanes,
+                                     .kv = planes_of(kv, layer),
+                                     .q = qkv_,
+                                     .q_stride = qkv_width(a),
+                                     .out = attended_,
+                                     .out_stride = a.q_dim(),
+                                     .scale = a.scale,
+                                     .workspace = group.workspace,
+                                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
+                                    on(stream)));
+  kc::LinearArgs output = product_args(weights.attention_output, step.lanes.num_tokens);
+  output.x = attended_;
+  if (layer + 1 == spec_.layers.size() && step.rows != nullptr) {
+    ESP_RETURN_IF_ERROR(keep_wanted_rows(layer, step, stream));
+    output.rows = step.num_rows;
+    output.x = mlp_;
+  }
+  output.y = const_cast<std::byte*>(x_);
+  output.bias = weights.attention_output_bias;
+  output.residual = spec_.faults.drop_attention_residual ? nullptr : x_;
+  ESP_RETURN_IF_ERROR(product(output, stream));
+  return run_mlp(layer, output.rows, stream);
+}
+
+Status CudaDecoder::keep_wanted_rows(size_t layer, const CudaStep& step,
+                                     const cuda::Stream& stream) {
+  const int32_t q_dim = spec_.layers[layer].attention.q_dim();
+  const auto keep = [&](const std::byte* from, int32_t dim, std::byte* to) {
+    return kc::gather_rows({.type = weights_.type,
+                            .table = from,
+                            .num_rows = step.lanes.num_tokens,
+                            .dim = dim,
+                            .ids = step.rows,
+                            .out = to,
+                            .out_stride = dim,
+                            .tokens = step.num_rows},
+                           on(stream));
+  };
+  ESP_RETURN_IF_ERROR(keep(x_, spec_.hidden_size, kept_));
+  x_ = kept_;
+  return keep(attended_, q_dim, mlp_);
+}
+
+// x += down(silu(gate(norm(x))) * up(norm(x)))
+Status CudaDecoder::run_mlp(size_t layer, int32_t rows, const cuda::Stream& stream) {
+  const LayerSpec& spec = spec_.layers[layer];
+  const CudaLayerWeights& weights = weights_.layers[layer];
+  kc::LinearArgs gate_up = product_args(weights.gate_up, rows);
+  gate_up.out_features /= 2;
+  gate_up.y_stride = gate_up.out_features;
+  gate_up.x = x_;
+  gate_up.y = mlp_;
+  gate_up.bias = weights.gate_up_bias;
+  gate_up.silu_mul = true;
+  ESP_RETURN_IF_ERROR(
+      normed_product(spec.post_attention_norm, weights.post_attention_norm, gate_up, stream));
+  kc::LinearArgs down = product_args(weights.down, rows);
+  down.x = mlp_;
+  down.y = const_cast<std::byte*>(x_);
+  down.bias = weights.down_bias;
+  down.residual = spec_.faults.drop_mlp_residual ? nullptr : x_;
+  return product(down, stream);
+}
+
+Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {
+  ESP_CHECK(count <= max_lanes_, "{} rows of logits, reserved {}", count, max_lanes_);
+  kc::LinearArgs head = product_args(weights_.head, count);
+  head.x = x_ + static_cast<int64_t>(first) * spec_.hidden_size *
+                    static_cast<int64_t>(dtype_size(weights_.type));
+  head.y = out;
+  head.out_type = DType::kFloat32;
+  return normed_product(spec_.final_norm, weights_.final_norm, head, stream);
+}
+
+}  // namespace espalier

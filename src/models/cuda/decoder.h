@@ -1,0 +1,118 @@
+// The forward pass of a DecoderSpec on the GPU. Everything is enqueued on one stream and nothing
+// waits; what depends on the step is read from device memory when it runs, so a pass can be
+// captured into a graph and replayed for other steps of the same bounds.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/attention/cuda.h"
+#include "kernels/linear/cuda.h"
+#include "models/cuda/weights.h"
+#include "models/decoder_spec.h"
+#include "models/model.h"
+#include "models/model_plan.h"
+#include "seams/kv_view.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/cuda/stream.h"
+
+namespace espalier {
+
+// One step, in device memory.
+struct CudaStep {
+  const int32_t* ids = nullptr;          // [lanes.num_tokens], or -1: slot_tokens of token_slots
+  const int32_t* token_slots = nullptr;  // [lanes.num_tokens]
+  const int32_t* slot_tokens = nullptr;  // [slots]: what each slot sampled last
+  kernels::cuda::LaneArrays lanes;
+  // The tokens whose final hidden state is wanted, [num_rows], in the order in which logits()
+  // counts them. Null: all of them (num_rows == lanes.num_tokens).
+  const int32_t* rows = nullptr;
+  int32_t num_rows = 0;
+};
+
+// Not thread-safe: one thread enqueues, on one stream.
+class CudaDecoder {
+ public:
+  // Loads the weights. The device is open. kUnimplemented names what the GPU does not do.
+  static Result<std::unique_ptr<CudaDecoder>> load(const ModelLoadOptions& options);
+  // The same of a plan that was made before.
+  static Result<std::unique_ptr<CudaDecoder>> load(ModelPlan plan, const ModelLoadOptions& options);
+
+  const ModelInfo& info() const { return info_; }
+  KvType kv_type() const;
+  // Between rows of logits: vocab_size rounded up; what lies beyond vocab_size means nothing.
+  int32_t logits_stride() const { return weights_.head.out_features; }
+
+  // Sizes all scratch, for steps of at most this, on pages of page_size tokens.
+  Status reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_size);
+  // Chooses how products are computed at the numbers of rows that steps have, by measuring what
+  // this GPU's cache of choices does not know. logits: room for max_lanes rows. After reserve().
+  Status tune(float* logits, const cuda::Stream& stream);
+  int64_t scratch_bytes() const { return scratch_.size_bytes(); }
+
+  // Lets kernels start while the one before them ends (programmatic dependent launch).
+  void set_early_launch(bool on) { early_launch_ = on; }
+
+  // Embedding to last layer; keys and values are written to the pages that the lanes name.
+  Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  // Logits of rows [first, first + count) of the step before, float32 to out,
+  // [count, logits_stride()]. count: at most max_lanes.
+  Status logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream);
+
+ private:
+  CudaDecoder(DecoderSpec spec, CudaWeights weights, std::unique_ptr<kernels::cuda::Linear> linear);
+  kernels::cuda::LaunchOptions on(const cuda::Stream& stream) const;
+  Status upload_ropes();
+  void lay_out(cuda::Arena& arena);
+  Status lay_out_attention(cuda::Arena& arena, int32_t page_size);
+  std::vector<kernels::cuda::LinearArgs> products() const;
+  std::vector<kernels::cuda::LinearArgs> products_to_tune(float* logits) const;
+  kernels::cuda::AttentionShape shape_of(size_t layer, int32_t page_size) const;
+
+  Status plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  Status run_layer(size_t layer, const CudaStep& step, const KvView& kv,
+                   const cuda::Stream& stream);
+  Status attend(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  Status keep_wanted_rows(size_t layer, const CudaStep& step, const cuda::Stream& stream);
+  Status run_mlp(size_t layer, int32_t rows, const cuda::Stream& stream);
+  // x W^T of normed hidden states, the norm fused where rows are few.
+  Status normed_product(const std::optional<NormSpec>& norm, const void* norm_weight,
+                        kernels::cuda::LinearArgs args, const cuda::Stream& stream);
+  Status product(const kernels::cuda::LinearArgs& args, const cuda::Stream& stream);
+  kernels::cuda::LinearArgs product_args(const CudaMatrix& matrix, int32_t rows) const;
+
+  const DecoderSpec spec_;
+  const CudaWeights weights_;
+  const std::unique_ptr<kernels::cuda::Linear> linear_;
+  ModelInfo info_;
+  cuda::DeviceBuffer rope_block_;
+  std::vector<const float*> rope_frequencies_;  // of each of spec_.ropes, [rotary_dim / 2]
+
+  // Scratch, one block, of the weights' type unless said; T = max_tokens.
+  cuda::DeviceBuffer scratch_;
+  int32_t max_tokens_ = 0, max_lanes_ = 0;
+  bool early_launch_ = false;
+  std::byte* hidden_ = nullptr;    // [T, hidden]
+  std::byte* kept_ = nullptr;      // [T, hidden]: hidden_'s wanted rows
+  std::byte* normed_ = nullptr;    // [T, hidden]
+  std::byte* qkv_ = nullptr;       // [T, widest q_dim + 2 kv_dim]
+  std::byte* attended_ = nullptr;  // [T, widest q_dim]
+  std::byte* mlp_ = nullptr;       // [T, widest ffn], and attended_'s wanted rows
+  int32_t* kv_rows_ = nullptr;     // [T]
+  int32_t* positions_ = nullptr;   // [T]
+  std::byte* linear_scratch_ = nullptr;
+  int64_t linear_scratch_bytes_ = 0;
+  // Layers of one attention shape share a plan.
+  struct AttentionGroup {
+    kernels::cuda::AttentionShape shape;
+    std::byte* workspace = nullptr;
+    int64_t workspace_bytes = 0;
+  };
+  std::vector<AttentionGroup> groups_;
+  std::vector<size_t> group_of_;  // of each layer
+  const std::byte* x_ = nullptr;  // the residual stream: hidden_, or kept_ in the last layer
+};
+
+}  // namespace espalier

@@ -1,0 +1,34 @@
+// How tensors come into device memory: read from a checkpoint, or drawn there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+#include "models/decoder_spec.h"
+#include "models/model.h"
+#include "tensor/dtype.h"
+
+namespace espalier {
+
+// Used from one thread. put() may only note what is to be done; finish() returns when all is there.
+class CudaTensorLoader {
+ public:
+  virtual ~CudaTensorLoader() = default;
+  // The tensor `name`, as elements of the loader's type, row-major to `device`. Fails by name.
+  virtual Status put(const std::string& name, std::span<const int64_t> shape,
+                     std::byte* device) = 0;
+  // Fails for a tensor that could not be read, and for one that was never asked for.
+  virtual Status finish() = 0;
+};
+
+// type: kFloat32 or kBFloat16. The loader keeps what it needs of its arguments.
+Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
+                                                                 const DecoderSpec& spec,
+                                                                 DType type);
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed, DType type);
+
+}  // namespace espalier

@@ -1,0 +1,135 @@
+#include "models/cuda/test_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kInputBytes = 16 << 20;
+
+void must(const Status& status) { ESP_CHECK(status.ok(), "{}", status.to_string()); }
+template <typename T>
+T must(Result<T> result) {
+  ESP_CHECK(result.has_value(), "{}", result.error().to_string());
+  return std::move(*result);
+}
+
+}  // namespace
+
+CudaTestModel::CudaTestModel(std::unique_ptr<CudaDecoder> decoder)
+    : decoder_(std::move(decoder)),
+      stream_(must(cuda::Stream::create())),
+      inputs_(must(cuda::DeviceBuffer::allocate(kInputBytes, "a test's inputs"))) {}
+
+Status CudaTestModel::reserve(int32_t max_tokens, int32_t max_lanes) {
+  max_tokens_ = max_tokens;
+  max_lanes_ = max_lanes;
+  page_size_ = 0;
+  ESP_ASSIGN_OR_RETURN(
+      logits_, cuda::DeviceBuffer::allocate(4ll * max_lanes * decoder_->logits_stride(), "logits"));
+  return Status();
+}
+
+const KvView& CudaTestModel::device_view(const KvView& host) {
+  if (page_size_ != host.page_size) {
+    page_size_ = host.page_size;
+    must(decoder_->reserve(max_tokens_, max_lanes_, page_size_));
+  }
+  if (view_of_ == host.layers[0].k && view_.num_pages == host.num_pages) return view_;
+  view_of_ = host.layers[0].k;
+  view_ = host;
+  const int64_t plane =
+      (host.page_stride * host.num_pages * (host.type == KvType::kFloat32 ? 4 : 2) + 255) / 256 *
+      256;
+  const auto planes = static_cast<int64_t>(2 * host.layers.size());
+  planes_ = {};
+  planes_ = must(cuda::DeviceBuffer::allocate(plane * planes, "a test's keys and values"));
+  must(cuda::fill_bytes(planes_.data(), 0xff, planes_.size_bytes(), stream_));
+  std::byte* at = planes_.data();
+  for (KvView::Layer& layer : view_.layers) {
+    layer = {.k = at, .v = at + plane};
+    at += 2 * plane;
+  }
+  return view_;
+}
+
+const int32_t* CudaTestModel::put(std::span<const int32_t> values) {
+  auto* at = inputs_arena_.take<int32_t>(std::ssize(values));
+  ESP_CHECK(inputs_arena_.used_bytes() <= kInputBytes);
+  must(cuda::copy_to_device(at, values.data(), std::ssize(values) * 4, stream_));
+  return at;
+}
+
+CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                               std::vector<Row>& rows) {
+  std::vector<int32_t> query_begin, prefix_len, page_begin, wanted;
+  CudaStep step;
+  for (const Lane& lane : batch.lanes) {
+    query_begin.push_back(lane.query_begin);
+    prefix_len.push_back(lane.prefix_len);
+    page_begin.push_back(lane.page_begin);
+    step.lanes.max_query_tokens = std::max(step.lanes.max_query_tokens, lane.num_query_tokens);
+  }
+  query_begin.push_back(batch.num_tokens());
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    const Lane& lane = batch.lanes[i];
+    if (!lane.sample) continue;
+    rows.push_back({static_cast<int32_t>(i), -1});
+    wanted.push_back(lane.query_begin + lane.num_query_tokens - 1);
+  }
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    const Lane& lane = batch.lanes[i];
+    for (int32_t t = 0; t < static_cast<int32_t>(lane.input_logprob_targets.size()); ++t) {
+      rows.push_back({static_cast<int32_t>(i), t});
+      wanted.push_back(lane.query_begin + lane.input_logprob_begin + t);
+    }
+  }
+  inputs_arena_ = cuda::Arena(inputs_.data());
+  step.ids = put(token_ids);
+  step.lanes.query_begin = put(query_begin);
+  step.lanes.prefix_len = put(prefix_len);
+  step.lanes.page_begin = put(page_begin);
+  step.lanes.page_tables = put(batch.page_tables);
+  step.lanes.num_lanes = static_cast<int32_t>(batch.lanes.size());
+  step.lanes.num_tokens = batch.num_tokens();
+  step.rows = put(wanted);
+  step.num_rows = static_cast<int32_t>(wanted.size());
+  return step;
+}
+
+ForwardOutput CudaTestModel::forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                     const KvView& kv, const InputLogitsSink& input_logits) {
+  const KvView& view = device_view(kv);
+  std::vector<Row> rows;
+  const CudaStep step = upload(batch, token_ids, rows);
+  must(decoder_->forward(step, view, stream_));
+  const auto vocab = static_cast<size_t>(info().vocab_size);
+  const auto stride = static_cast<size_t>(decoder_->logits_stride());
+  sample_logits_.clear();
+  auto* device = reinterpret_cast<float*>(logits_.data());
+  for (int32_t first = 0; first < step.num_rows; first += max_lanes_) {
+    const int32_t count = std::min(max_lanes_, step.num_rows - first);
+    must(decoder_->logits(first, count, device, stream_));
+    host_rows_.resize(static_cast<size_t>(count) * stride);
+    must(cuda::copy_to_host(host_rows_.data(), device, std::ssize(host_rows_) * 4, stream_));
+    must(stream_.synchronize());
+    for (int32_t i = 0; i < count; ++i) {
+      const Row& row = rows[static_cast<size_t>(first + i)];
+      const std::span<const float> logits(host_rows_.data() + static_cast<size_t>(i) * stride,
+                                          vocab);
+      if (row.target < 0) {
+        sample_logits_.insert(sample_logits_.end(), logits.begin(), logits.end());
+      } else {
+        input_logits(row.lane, row.target, logits);
+      }
+    }
+  }
+  must(stream_.synchronize());
+  return {sample_logits_};
+}
+
+}  // namespace espalier

@@ -1,0 +1,46 @@
+// For tests: a CudaDecoder as a Model, so that what drives models on the CPU drives it too. Copies
+// everything in and out at each step, and waits.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "models/cuda/decoder.h"
+#include "models/model.h"
+#include "tensor/cuda/memory.h"
+
+namespace espalier {
+
+// Keys and values lie on the device, in planes of the shape of the view that forward() is given;
+// another view (by its first plane) gets new ones. Planes start as NaN: nobody may read what none
+// wrote. A failure ends the test program.
+class CudaTestModel final : public Model {
+ public:
+  explicit CudaTestModel(std::unique_ptr<CudaDecoder> decoder);
+
+  const ModelInfo& info() const override { return decoder_->info(); }
+  Status reserve(int32_t max_tokens, int32_t max_lanes) override;
+  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                        const KvView& kv, const InputLogitsSink& input_logits) override;
+
+ private:
+  struct Row {
+    int32_t lane = 0;
+    int32_t target = -1;  // -1: the sampled row
+  };
+  const KvView& device_view(const KvView& host);
+  CudaStep upload(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                  std::vector<Row>& rows);
+  const int32_t* put(std::span<const int32_t> values);
+
+  const std::unique_ptr<CudaDecoder> decoder_;
+  cuda::Stream stream_;
+  cuda::DeviceBuffer inputs_, logits_, planes_;
+  cuda::Arena inputs_arena_;
+  int32_t max_tokens_ = 0, max_lanes_ = 0, page_size_ = 0;
+  KvView view_;
+  const void* view_of_ = nullptr;
+  std::vector<float> host_rows_, sample_logits_;
+};
+
+}  // namespace espalier
