@@ -98,6 +98,8 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
+  table.toggle("disable-cuda-graph", engine.disable_cuda_graph,
+               "launch every kernel of a decode step by itself");
   table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
       "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them");
@@ -114,6 +116,8 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                     "of requests without a seed of their own, and of dummy weights"),
       "drawn");
   table.group("Machine");
+  table.choice("device", engine.device, {"auto", "cpu", "cuda"},
+               "what computes; auto takes a GPU where one can be used, else the CPU, and says so");
   shown_default(table.integer("num-threads", engine.num_threads, 0, 4096, "threads that compute"),
                 "one a core");
   shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,

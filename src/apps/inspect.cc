@@ -7,7 +7,7 @@
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
-#include "engine/machine.h"
+#include "engine/device.h"
 #include "models/model.h"
 
 namespace espalier::apps {
@@ -15,6 +15,7 @@ namespace {
 
 struct Inspection {
   ModelInfo info;
+  std::string device;  // "cpu", or the GPU's name
   MachineInfo machine;
   EngineConfig plan;  // effective
   KvType kv_type{};
@@ -30,7 +31,10 @@ Result<Inspection> inspect(EngineConfig config) {
     for (const CheckpointTensor& tensor : checkpoint.tensors())
       out.info.weight_bytes += static_cast<int64_t>(tensor.bytes.size());
   }
-  out.machine = read_machine();
+  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
+  out.device = device.name;
+  out.machine = device.machine;
+  config.device = device.cuda ? "cuda" : "cpu";
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.machine));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   return out;
@@ -58,10 +62,12 @@ void print_table(const Inspection& it) {
   row("context", fmt::format("{} tokens", it.info.context_length));
   row("KV bytes per token",
       fmt::format("{} ({})", kv_token, it.kv_type == KvType::kFloat32 ? "float32" : "bfloat16"));
-  fmt::print("\nThe plan on this machine ({} processors, {} free):\n", it.machine.num_cpus,
-             bytes(it.machine.available_bytes));
-  row("KV cache", fmt::format("{} tokens, {}", it.plan.max_total_tokens,
-                              bytes(kv_token * it.plan.max_total_tokens)));
+  fmt::print("\nThe plan on this machine ({} processors, {} free on {}):\n", it.machine.num_cpus,
+             bytes(it.machine.available_bytes), it.device);
+  // A GPU's scratch is measured when the engine starts, and told then.
+  row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
+      fmt::format("{} tokens, {}", it.plan.max_total_tokens,
+                  bytes(kv_token * it.plan.max_total_tokens)));
   row("requests at once", fmt::format("{}", it.plan.max_running_requests));
   row("requests waiting", fmt::format("{}", it.plan.max_queued_requests));
   row("context of a request", fmt::format("{} tokens", it.plan.context_length));
@@ -83,6 +89,8 @@ void print_json(const Inspection& it) {
                                    {"vocab_size", it.info.vocab_size},
                                    {"model_context_length", it.info.context_length},
                                    {"kv_bytes_per_token", kv_token},
+                                   {"device", it.plan.device},
+                                   {"device_name", it.device},
                                    {"available_bytes", it.machine.available_bytes},
                                    {"num_cpus", it.machine.num_cpus},
                                    {"max_total_tokens", it.plan.max_total_tokens},

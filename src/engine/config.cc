@@ -12,11 +12,6 @@ namespace {
 
 constexpr int32_t kDefaultMaxRunning = 256;
 constexpr int32_t kDefaultMaxQueued = 4096;
-// Prompt tokens of one step: enough rows for the matrix products to run at their rate on a
-// processor, and a step short enough that running requests do not stall behind a long prompt.
-constexpr int32_t kDefaultChunk = 512;
-// The machine is the user's, and is used for other things too.
-constexpr double kDefaultMemFraction = 0.6;
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
@@ -59,6 +54,8 @@ Status check_fields(const EngineConfig& c) {
   if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling_defaults);
+  if (c.device != "auto" && c.device != "cpu" && c.device != "cuda")
+    return invalid_argument("device is '{}', but must be auto, cpu or cuda", c.device);
   if (c.skip_tokenizer_init && !c.tokenizer_path.empty())
     return invalid_argument(
         "skip_tokenizer_init and tokenizer_path ({}) contradict each other: leave one of them out",
@@ -70,7 +67,7 @@ Status check_fields(const EngineConfig& c) {
 Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
                           const MachineInfo& machine) {
   const double fraction =
-      user.mem_fraction_static > 0 ? user.mem_fraction_static : kDefaultMemFraction;
+      user.mem_fraction_static > 0 ? user.mem_fraction_static : machine.mem_fraction;
   const auto usable = static_cast<int64_t>(fraction * static_cast<double>(machine.available_bytes));
   if (usable > info.weight_bytes) return usable - info.weight_bytes;
   return fail(error(
@@ -106,10 +103,10 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   return static_cast<int32_t>(whole_pages);
 }
 
-void resolve_prefill(const EngineConfig& user, EngineConfig& c) {
+void resolve_prefill(const EngineConfig& user, const MachineInfo& machine, EngineConfig& c) {
   c.chunked_prefill_size = user.chunked_prefill_size == -1 ? c.context_length
                            : user.chunked_prefill_size == 0
-                               ? std::min(kDefaultChunk, c.context_length)
+                               ? std::min(machine.prefill_chunk, c.context_length)
                                : user.chunked_prefill_size;
   if (user.max_prefill_tokens == 0) c.max_prefill_tokens = c.chunked_prefill_size;
 }
@@ -146,10 +143,10 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
-  if (c.mem_fraction_static == 0) c.mem_fraction_static = kDefaultMemFraction;
+  if (c.mem_fraction_static == 0) c.mem_fraction_static = machine.mem_fraction;
   ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, machine));
   c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
-  resolve_prefill(user, c);
+  resolve_prefill(user, machine, c);
   const int32_t cpus = std::max(1, machine.num_cpus);
   if (c.num_threads == 0) c.num_threads = cpus;
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);

@@ -49,13 +49,15 @@ struct EngineConfig {
   CacheReuse cache_reuse;  // less than all: for measurements of what reuse is worth
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
+  bool disable_cuda_graph = false;           // launch every kernel of a decode step by itself
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
-  uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
-  int32_t num_threads = 0;   // compute threads
+  uint64_t random_seed = 0;     // of requests without their own (0: drawn), and of dummy weights
+  std::string device = "auto";  // auto (a GPU where one can be used, else the CPU), cpu or cuda
+  int32_t num_threads = 0;      // compute threads of the CPU
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";                    // "model": generation_config.json overlays; "openai": not

@@ -4,97 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <list>
 #include <string>
 #include <vector>
 
-#include "base/rng.h"
-#include "engine/test_engine.h"
+#include "engine/test_requests.h"
 
 namespace espalier {
 namespace {
-
-const std::filesystem::path kModels = "tests/golden/models";
-constexpr int32_t kVocab = 120;  // ids that every model here knows
-
-std::unique_ptr<Engine> load(const std::string& model, EngineConfig config) {
-  config.model_path = kModels / model;
-  config.skip_tokenizer_init = true;
-  config.check_invariants = true;
-  config.random_seed = 5;
-  if (config.max_total_tokens == 0) config.max_total_tokens = 4000;
-  if (config.num_threads == 0) config.num_threads = 1;
-  auto engine = Engine::create(config);
-  EXPECT_TRUE(engine) << engine.error().to_string();
-  return engine ? std::move(*engine) : nullptr;
-}
-
-// Greedy, sampled with every filter, and with penalties; prompts that share prefixes.
-std::vector<GenerateRequest> make_requests() {
-  Rng rng(61);
-  std::vector<TokenId> shared;
-  for (int i = 0; i < 40; ++i) shared.push_back(static_cast<TokenId>(3 + rng.below(kVocab - 3)));
-  std::vector<GenerateRequest> requests;
-  for (int i = 0; i < 12; ++i) {
-    GenerateRequest r{.input_ids = {shared.begin(), shared.begin() + rng.between(0, 40)}};
-    for (auto own = 1 + rng.below(30); own > 0; --own)
-      r.input_ids.push_back(static_cast<TokenId>(3 + rng.below(kVocab - 3)));
-    r.sampling = {.max_new_tokens = static_cast<int32_t>(10 + rng.below(30)),
-                  .temperature = 0.0f,
-                  .ignore_eos = true,
-                  .sampling_seed = static_cast<uint64_t>(i)};
-    if (i % 4 == 1) r.sampling.temperature = 0.9f;
-    if (i % 4 == 2)
-      r.sampling.temperature = 1.3f, r.sampling.top_k = 40, r.sampling.top_p = 0.9f,
-      r.sampling.min_p = 0.01f;
-    if (i % 4 == 3)
-      r.sampling.temperature = i % 8 == 3 ? 0.0f : 0.8f, r.sampling.repetition_penalty = 1.3f,
-      r.sampling.frequency_penalty = 0.5f, r.sampling.presence_penalty = 0.25f,
-      r.sampling.logit_bias = {{7, 2.0f}};
-    r.return_logprob = i % 3 == 0;
-    r.logprob_start_len = i % 6 == 0 ? 0 : -1;
-    requests.push_back(std::move(r));
-  }
-  return requests;
-}
-
-struct Answer {
-  std::vector<TokenId> ids;
-  std::vector<float> logprobs, input_logprobs;
-  friend bool operator==(const Answer&, const Answer&) = default;
-};
-
-Answer answer_of(const GenerateResult& r) {
-  Answer a{.ids = r.output_ids};
-  for (const TokenLogprobs& l : r.output_logprobs) a.logprobs.push_back(l.logprob);
-  for (const TokenLogprobs& l : r.input_logprobs) a.input_logprobs.push_back(l.logprob);
-  return a;
-}
-
-// Each alone, with nothing cached.
-std::vector<Answer> answers_alone(Engine& engine) {
-  std::vector<Answer> answers;
-  for (const GenerateRequest& request : make_requests()) {
-    EXPECT_TRUE(engine.flush_cache().ok());
-    const auto r = engine.generate(request);
-    EXPECT_TRUE(r) << r.error().to_string();
-    answers.push_back(r ? answer_of(*r) : Answer{});
-  }
-  return answers;
-}
-
-std::vector<Answer> answers_in_a_crowd(Engine& engine) {
-  std::list<Collector> collectors;
-  for (const GenerateRequest& request : make_requests())
-    EXPECT_TRUE(engine.submit(request, collectors.emplace_back().sink()));
-  std::vector<Answer> answers;
-  for (Collector& c : collectors) {
-    EXPECT_TRUE(c.wait_end());
-    EXPECT_EQ(c.finish_type(), FinishReason::Type::kLength) << c.result().finish.status.to_string();
-    answers.push_back(answer_of(c.result()));
-  }
-  return answers;
-}
 
 void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want,
                  const std::string& how) {
@@ -110,7 +26,7 @@ class Determinism : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (!std::filesystem::exists(kModels / GetParam())) FAIL() << "no golden model " << GetParam();
-    auto engine = load(GetParam(), {});
+    auto engine = load_golden(GetParam(), {});
     ASSERT_NE(engine, nullptr);
     alone_ = answers_alone(*engine);
     size_t tokens = 0;
@@ -119,7 +35,7 @@ class Determinism : public testing::TestWithParam<std::string> {
   }
 
   void check(const std::string& how, const EngineConfig& config) {
-    auto engine = load(GetParam(), config);
+    auto engine = load_golden(GetParam(), config);
     ASSERT_NE(engine, nullptr);
     expect_same(answers_in_a_crowd(*engine), alone_, how + ", cold");
     expect_same(answers_in_a_crowd(*engine), alone_, how + ", warm");
@@ -131,7 +47,7 @@ class Determinism : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(Determinism, AloneAgainAndWarm) {
-  auto engine = load(GetParam(), {});
+  auto engine = load_golden(GetParam(), {});
   ASSERT_NE(engine, nullptr);
   expect_same(answers_alone(*engine), alone_, "again");
   std::vector<Answer> warm;
@@ -167,7 +83,7 @@ TEST_P(Determinism, Retraction) {
 }
 
 TEST_P(Determinism, SamplesDifferAndSeedsReproduce) {
-  auto engine = load(GetParam(), {});
+  auto engine = load_golden(GetParam(), {});
   ASSERT_NE(engine, nullptr);
   const GenerateRequest request{.input_ids = {5, 6, 7},
                                 .sampling = {.max_new_tokens = 20,

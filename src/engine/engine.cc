@@ -7,9 +7,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cache/kv_pool.h"
+#include "engine/device.h"
 #include "engine/engine_impl.h"
 #include "engine/executor/cpu_executor.h"
 #include "engine/machine.h"
+#include "engine/start_cuda.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
@@ -72,11 +74,13 @@ Status check(const Result<T>& result) {
   return result ? Status() : result.error();
 }
 
-void log_start(const EngineConfig& c, const ModelInfo& info, double seconds) {
+void log_start(const EngineConfig& c, const std::string& device, const ModelInfo& info,
+               double seconds) {
   log_info(
-      "engine ready model={} parameters={} max_total_tokens={} context={} max_running={} chunk={} "
+      "engine ready device=\"{}\" model={} parameters={} max_total_tokens={} context={} "
+      "max_running={} chunk={} "
       "threads={} seconds={:.2f}",
-      info.architecture, info.num_parameters, c.max_total_tokens, c.context_length,
+      device, info.architecture, info.num_parameters, c.max_total_tokens, c.context_length,
       c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
 }
 
@@ -89,12 +93,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts
   return EngineImpl::start(effective, std::move(parts));
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
-  const SteadyClock clock;
-  const TimePoint start = clock.now();
-  const MachineInfo machine = read_machine();
-  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
-  ESP_RETURN_IF_ERROR(check(resolve(config, stated, machine)));  // before weights take their time
+namespace {
+
+Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const MachineInfo& machine) {
   auto pool = std::make_unique<WorkPool>(config.num_threads);
   ESP_ASSIGN_OR_RETURN(auto model, load_model({.path = config.model_path,
                                                .format = config.load_format,
@@ -102,21 +103,39 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config) {
                                                .dtype = config.dtype,
                                                .context_length = config.context_length,
                                                .pool = pool.get()}));
-  Parts parts{.info = model->info()};
+  StartedExecutor out{.info = model->info()};
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, machine));
+  ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(out.config, out.info));
+  ESP_ASSIGN_OR_RETURN(
+      out.executor,
+      CpuExecutor::create({.pool = std::move(pool), .model = std::move(model), .kv = std::move(kv)},
+                          executor_config(out.config)));
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  EngineConfig config = user;
+  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
+  config.device = device.cuda ? "cuda" : "cpu";
+  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
+  // Before weights take their time.
+  ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.machine)));
+  ESP_ASSIGN_OR_RETURN(StartedExecutor started, device.cuda
+                                                    ? start_cuda_executor(config, device.machine)
+                                                    : start_cpu_executor(config, device.machine));
+  Parts parts{.executor = std::move(started.executor), .info = std::move(started.info)};
   if (!config.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(
         parts.tokenizer,
         load_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path));
   }
   ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model_path));
-  ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(config, parts.info, machine));
-  ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(effective, parts.info));
-  ESP_ASSIGN_OR_RETURN(
-      parts.executor,
-      CpuExecutor::create({.pool = std::move(pool), .model = std::move(model), .kv = std::move(kv)},
-                          executor_config(effective)));
-  log_start(effective, parts.info, to_seconds(clock.now() - start));
-  return EngineImpl::start(effective, std::move(parts));
+  log_start(started.config, device.name, parts.info, to_seconds(clock.now() - start));
+  return EngineImpl::start(started.config, std::move(parts));
 }
 
 Result<GrammarReport> Engine::compile_grammar(const SamplingParams&) {

@@ -37,13 +37,19 @@ float penalised(float x, const TokenCounts::Entry& seen, const SamplingSpec& spe
   return clamp_finite(x);
 }
 
-Status not_finite() {
+}  // namespace
+
+Status not_finite_logits() {
   return error(StatusCode::kInternal,
                "the model gave logits that are not finite; its weights may be damaged or overflow "
                "in this dtype (try float32)");
 }
 
-}  // namespace
+Status no_token_left(const SamplingSpec& spec) {
+  return invalid_argument(
+      "no token may come: the grammar and min_new_tokens ({}) together exclude every one",
+      spec.min_new_tokens);
+}
 
 Sampler::Sampler(int32_t vocab_size) {
   const auto n = static_cast<size_t>(vocab_size);
@@ -59,16 +65,13 @@ Sampler::Sampler(int32_t vocab_size) {
 Result<TokenId> Sampler::sample(const SampleInput& in) {
   ESP_DCHECK(in.logits.size() == row_.size());
   RowMax best = row_max(in.logits, block_max_);
-  if (!best.finite) return fail(not_finite());
+  if (!best.finite) return fail(not_finite_logits());
   std::span<const float> row = in.logits;
   if (needs_adjusting(in)) {
     adjust(in);
     row = row_;
     best = row_max(row, block_max_);
-    if (best.max == kBanned)
-      return fail(invalid_argument(
-          "no token may come: the grammar and min_new_tokens ({}) together exclude every one",
-          in.spec->min_new_tokens));
+    if (best.max == kBanned) return fail(no_token_left(*in.spec));
   }
   if (in.spec->greedy() || in.spec->top_k == 1) return best.index;
   return draw(best, row, in);
@@ -241,7 +244,7 @@ void Sampler::gather_top(std::span<const float> row, size_t count) {
 Result<TokenLogprobs> Sampler::logprobs(std::span<const float> logits, TokenId token,
                                         const SamplingSpec& spec) {
   const RowMax best = row_max(logits, block_max_);
-  if (!best.finite) return fail(not_finite());
+  if (!best.finite) return fail(not_finite_logits());
   const double log_sum = std::log(row_sum_exp(logits, best.max));
   const auto logprob = [&](TokenId id) {
     const double below = static_cast<double>(logits[static_cast<size_t>(id)]) - best.max;

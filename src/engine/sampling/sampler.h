@@ -19,6 +19,10 @@
 
 namespace espalier {
 
+// Why a lane has no token: a logit is NaN or infinite; mask and bans leave none.
+Status not_finite_logits();
+Status no_token_left(const SamplingSpec& spec);
+
 struct SampleInput {
   std::span<const float> logits;        // [vocab_size], raw
   const SamplingSpec* spec = nullptr;   // not null

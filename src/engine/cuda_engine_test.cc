@@ -1,0 +1,176 @@
+// The whole engine on a GPU: the tokens of the CPU's engine, however requests come together.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "engine/test_requests.h"
+#include "tensor/cuda/testing.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+// Natural logarithms; products are summed in another order than on the CPU.
+constexpr float kLogprobTolerance = 2e-3f;
+
+void expect_near(const std::vector<float>& got, const std::vector<float>& want,
+                 const std::string& how) {
+  ASSERT_EQ(got.size(), want.size()) << how;
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], kLogprobTolerance) << how << ", " << i;
+}
+
+void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want,
+                 const std::string& how) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    const std::string where = how + ", request " + std::to_string(i);
+    EXPECT_EQ(got[i].ids, want[i].ids) << where;
+    expect_near(got[i].logprobs, want[i].logprobs, where);
+    expect_near(got[i].input_logprobs, want[i].input_logprobs, where);
+  }
+}
+
+// In float32, where the best two logits are never so close that the order of a sum decides.
+class EngineCuda : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    ESPALIER_REQUIRE_DEVICE();
+    auto engine = load_golden(GetParam(), {.dtype = "float32", .device = "cpu"});
+    ASSERT_NE(engine, nullptr);
+    cpu_ = answers_alone(*engine);
+  }
+
+  void check(const std::string& how, EngineConfig config) {
+    config.device = "cuda";
+    config.dtype = "float32";
+    auto engine = load_golden(GetParam(), config);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(engine->config().device, "cuda");
+    expect_same(answers_alone(*engine), cpu_, how + ", alone");
+    expect_same(answers_in_a_crowd(*engine), cpu_, how + ", warm crowd");
+    last_stats_ = engine->stats();
+  }
+
+  std::vector<Answer> cpu_;
+  EngineStats last_stats_;
+};
+
+TEST_P(EngineCuda, GivesTheTokensOfTheCpu) {
+  check("as it is", {});
+  EXPECT_GT(last_stats_.cached_tokens_total, 100);
+  check("no graphs", {.disable_cuda_graph = true});
+  check("no overlap", {.disable_overlap_schedule = true});
+  check("no radix cache", {.disable_radix_cache = true});
+}
+
+TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
+  check("chunks of 7", {.chunked_prefill_size = 7});
+  check("pages of 5", {.chunked_prefill_size = 7, .page_size = 5});
+  check("pages of 16", {.page_size = 16});
+}
+
+TEST_P(EngineCuda, GivesThemThroughRetractions) {
+  check("a tiny pool",
+        {.max_total_tokens = 160, .chunked_prefill_size = 16, .schedule_conservativeness = 0.05});
+  EXPECT_GT(last_stats_.num_retractions_total, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EngineCuda, testing::Values("llama_untied_bias", "qwen2_f32"),
+                         [](const auto& model) { return model.param; });
+
+// One request at a time, so that every step has the same shapes: the same bits.
+TEST(EngineCudaBfloat16, GraphsAndOverlapChangeNothing) {
+  ESPALIER_REQUIRE_DEVICE();
+  const auto answers = [](EngineConfig config) {
+    config.device = "cuda";
+    const auto engine = load_golden("llama_tied_llama3", config);
+    return engine ? answers_alone(*engine) : std::vector<Answer>();
+  };
+  const auto plain = answers({});
+  ASSERT_FALSE(plain.empty());
+  EXPECT_EQ(answers({}), plain);
+  EXPECT_EQ(answers({.disable_cuda_graph = true}), plain);
+  EXPECT_EQ(answers({.disable_overlap_schedule = true}), plain);
+}
+
+// Masks are made on the host while the step's forward runs, and its sampling waits for them.
+TEST(EngineCudaGrammar, HoldsAnswersToWhatTheCpuGives) {
+  ESPALIER_REQUIRE_DEVICE();
+  const auto answers = [](const std::string& device, bool overlap) {
+    std::vector<std::string> texts;
+    auto engine = Engine::create({.model_path = "share/default_model",
+                                  .dtype = "float32",
+                                  .max_total_tokens = 4000,
+                                  .disable_overlap_schedule = !overlap,
+                                  .device = device,
+                                  .num_threads = 2});
+    EXPECT_TRUE(engine) << engine.error().to_string();
+    if (!engine) return texts;
+    std::list<Collector> collectors;
+    for (const char* regex : {"[0-9]{3}-[a-f]{2,6}", "(yes|no|maybe), [A-Z][a-z]+", ""}) {
+      for (const float temperature : {0.0f, 0.8f}) {
+        GenerateRequest r{.text = "Once upon a time"};
+        r.sampling = {.max_new_tokens = 16, .temperature = temperature, .sampling_seed = 5};
+        if (*regex != 0) r.sampling.regex = regex;
+        EXPECT_TRUE((*engine)->submit(std::move(r), collectors.emplace_back().sink()));
+      }
+    }
+    for (Collector& c : collectors) {
+      EXPECT_TRUE(c.wait_end());
+      EXPECT_TRUE(c.result().finish.status.ok()) << c.result().finish.status.to_string();
+      texts.push_back(c.result().text);
+    }
+    return texts;
+  };
+  const auto cpu = answers("cpu", true);
+  ASSERT_EQ(cpu.size(), 6u);
+  EXPECT_THAT(cpu[0], ::testing::MatchesRegex("[0-9][0-9][0-9]-[a-f]+"));
+  EXPECT_EQ(answers("cuda", true), cpu);
+  EXPECT_EQ(answers("cuda", false), cpu);
+}
+
+// Where a tensor's first element lies in a safetensors file of one.
+size_t offset_of(const std::string& file, const std::string& tensor) {
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const std::string key = "\"data_offsets\":[";
+  const size_t entry = file.find('"' + tensor + '"');
+  const size_t at = file.find(key, entry) + key.size();
+  return 8 + header_bytes + std::stoul(file.substr(at));
+}
+
+// A weight that is not a number ends the request with an error, and nothing else.
+TEST(EngineCudaFaults, LogitsThatAreNotFiniteEndTheRequest) {
+  ESPALIER_REQUIRE_DEVICE();
+  const fs::path from = kModels / "qwen2_f32", to = fs::path(testing::TempDir()) / "damaged_model";
+  fs::remove_all(to);
+  fs::copy(from, to);
+  std::ifstream in(to / "model.safetensors", std::ios::binary);
+  std::string file((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(file.data() + offset_of(file, "model.norm.weight"), &not_a_number, 4);
+  std::ofstream(to / "model.safetensors", std::ios::binary) << file;
+  auto engine = Engine::create(
+      {.model_path = to, .skip_tokenizer_init = true, .max_total_tokens = 1000, .device = "cuda"});
+  ASSERT_TRUE(engine) << engine.error().to_string();
+  for (int i = 0; i < 2; ++i) {  // and the next one gets its own
+    const auto answer =
+        (*engine)->generate({.input_ids = {3, 4, 5}, .sampling = {.max_new_tokens = 4}});
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code(), StatusCode::kInternal);
+    EXPECT_THAT(answer.error().message(), HasSubstr("not finite"));
+  }
+  fs::remove_all(to);
+}
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,37 @@
+#include "engine/device.h"
+
+#include "base/log.h"
+#include "tensor/cuda/device.h"
+
+namespace espalier {
+namespace {
+
+// The memory left after weights and workspaces is the KV cache's: a GPU is given to its server.
+constexpr double kCudaMemFraction = 1.0;
+// Prompt tokens of one step: about 0.2 seconds of an 8 B model.
+constexpr int32_t kCudaChunk = 8192;
+
+}  // namespace
+
+Result<EngineDevice> choose_device(const std::string& device) {
+  if (device != "auto" && device != "cpu" && device != "cuda") {
+    return fail(invalid_argument("device is '{}', but must be auto, cpu or cuda", device));
+  }
+  EngineDevice out{.name = "cpu", .machine = read_machine()};
+  if (device == "cpu") return out;
+  const auto info = cuda::open_device();
+  if (!info) {
+    if (device == "cuda") return fail(info.error());
+    log_info("device=cpu reason=\"{}\"", info.error().message());
+    return out;
+  }
+  ESP_ASSIGN_OR_RETURN(const cuda::DeviceMemory memory, cuda::read_device_memory());
+  out.cuda = true;
+  out.name = info->name;
+  out.machine.available_bytes = memory.free_bytes;
+  out.machine.mem_fraction = kCudaMemFraction;
+  out.machine.prefill_chunk = kCudaChunk;
+  return out;
+}
+
+}  // namespace espalier

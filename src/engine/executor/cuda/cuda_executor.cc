@@ -1,0 +1,338 @@
+#include "engine/executor/cuda/cuda_executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "kernels/sampling/cuda.h"
+#include "tensor/cuda/device.h"
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+
+// Graphs are made as sizes come up: some tens of them, each with a node for every kernel of a pass.
+// What CUDA keeps for one was measured at under 4 MiB for 32 layers.
+constexpr int64_t kBytesPerGraph = 4 << 20;
+// What the driver and libraries take after start: kernels loaded at first use.
+constexpr int64_t kLaterBytes = int64_t{512} << 20;
+
+int64_t num_graph_sizes(int32_t max_slots) {
+  int64_t count = 0;
+  for (int32_t lanes = 1; lanes <= max_slots; ++count)
+    lanes = StepPacker::graph_lanes(lanes, max_slots) + 1;
+  return count;
+}
+
+// Memory of the device for keys and values.
+class DevicePlanes final : public KvPlanes {
+ public:
+  explicit DevicePlanes(cuda::DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
+  std::byte* data() override { return buffer_.data(); }
+
+ private:
+  cuda::DeviceBuffer buffer_;
+};
+
+}  // namespace
+
+CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config)
+    : config_(config),
+      model_(std::move(model)),
+      limits_{
+          .max_slots = config.max_slots,
+          .max_tokens = config.max_tokens,
+          .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1},
+      mask_words_((model_->info().vocab_size + 31) / 32) {}
+
+// What is in flight still writes to the buffers.
+CudaExecutor::~CudaExecutor() { static_cast<void>(stream_.synchronize()); }
+
+Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaDecoder> model,
+                                                           const CudaExecutorConfig& config) {
+  std::unique_ptr<CudaExecutor> executor(new CudaExecutor(std::move(model), config));
+  ESP_RETURN_IF_ERROR(executor->allocate());
+  return executor;
+}
+
+Status CudaExecutor::allocate() {
+  model_->set_early_launch(config_.early_launch);
+  ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
+  ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
+  ESP_ASSIGN_OR_RETURN(StepPacker packer, StepPacker::create(limits_, stream_));
+  packer_ = std::make_unique<StepPacker>(std::move(packer));
+  const int32_t vocab_size = model_->info().vocab_size;
+  ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
+  slots_ = std::make_unique<SlotTable>(std::move(slots));
+  ESP_ASSIGN_OR_RETURN(const size_t workspace,
+                       kc::sample_workspace_bytes(config_.max_slots, vocab_size));
+  sample_workspace_bytes_ = static_cast<int64_t>(workspace);
+  cuda::Arena measured;
+  lay_out(measured);
+  ESP_ASSIGN_OR_RETURN(block_,
+                       cuda::DeviceBuffer::allocate(measured.used_bytes(), "logits and results"));
+  cuda::Arena arena(block_.data());
+  lay_out(arena);
+  ESP_RETURN_IF_ERROR(model_->tune(logits_, stream_));
+  for (Place& place : places_) ESP_RETURN_IF_ERROR(allocate_place(place));
+  ESP_RETURN_IF_ERROR(stream_.synchronize());
+  memory_.weights = model_->info().weight_bytes;
+  memory_.scratch = model_->scratch_bytes();
+  memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
+  memory_.graphs = config_.graphs ? num_graph_sizes(config_.max_slots) * kBytesPerGraph : 0;
+  return Status();
+}
+
+void CudaExecutor::lay_out(cuda::Arena& arena) {
+  const int64_t lanes = config_.max_slots;
+  logits_ = arena.take<float>(lanes * model_->logits_stride());
+  masks_ = arena.take<uint32_t>(lanes * mask_words_);
+  wanted_begin_ = arena.take<int32_t>(lanes + config_.max_tokens + 1);
+  wanted_ids_ = arena.take<int32_t>(ResultArrays::kWantedCapacity);
+  results_.lay_out(arena, limits_);
+  sample_workspace_ = arena.take<std::byte>(sample_workspace_bytes_);
+}
+
+Status CudaExecutor::allocate_place(Place& place) {
+  ESP_ASSIGN_OR_RETURN(place.inputs,
+                       cuda::PinnedBuffer::allocate(packer_->block_bytes(), "a step's inputs"));
+  cuda::Arena inputs(place.inputs.data());
+  place.host.lay_out(inputs, limits_);
+  cuda::Arena measured;
+  place.results.lay_out(measured, limits_);
+  ESP_ASSIGN_OR_RETURN(place.outputs,
+                       cuda::PinnedBuffer::allocate(measured.used_bytes(), "a step's results"));
+  cuda::Arena outputs(place.outputs.data());
+  place.results.lay_out(outputs, limits_);
+  ESP_ASSIGN_OR_RETURN(place.masks, cuda::PinnedBuffer::allocate(
+                                        4ll * config_.max_slots * mask_words_, "grammar masks"));
+  ESP_ASSIGN_OR_RETURN(place.started, cuda::Event::create(true));
+  ESP_ASSIGN_OR_RETURN(place.done, cuda::Event::create(true));
+  return Status();
+}
+
+Result<int64_t> CudaExecutor::kv_budget_bytes() const {
+  ESP_ASSIGN_OR_RETURN(const cuda::DeviceMemory memory, cuda::read_device_memory());
+  return std::max<int64_t>(0, memory.free_bytes - memory_.graphs - kLaterBytes);
+}
+
+Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
+  const auto allocate = [&](int64_t bytes) -> Result<std::unique_ptr<KvPlanes>> {
+    ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer,
+                         cuda::DeviceBuffer::allocate(bytes, "keys and values"));
+    ESP_RETURN_IF_ERROR(cuda::fill_bytes(buffer.data(), 0, bytes, stream_));
+    return std::make_unique<DevicePlanes>(std::move(buffer));
+  };
+  ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));
+  memory_.kv = kv.bytes();
+  kv_ = std::make_unique<KvPool>(std::move(kv));
+  return Status();
+}
+
+void CudaExecutor::launch(const ForwardBatch& batch) {
+  Place& p = place(batch.step);
+  p.batch = &batch;
+  p.status = lost_.ok() ? enqueue(p) : lost_;
+  if (!p.status.ok()) lose_device(p.status);
+}
+
+Status CudaExecutor::enqueue(Place& p) {
+  const ForwardBatch& batch = *p.batch;
+  ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
+  ESP_RETURN_IF_ERROR(p.started.record(stream_));
+  for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
+  p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
+  p.num_samples = 0;
+  for (const Lane& lane : batch.lanes) p.num_samples += lane.sample ? 1 : 0;
+  ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(batch, p.host, config_.graphs));
+  if (p.logprobs.num_wanted > 0) {
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(wanted_begin_, p.logprobs.wanted_begin.data(),
+                                             std::ssize(p.logprobs.wanted_begin) * 4, stream_));
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(wanted_ids_, p.logprobs.wanted_ids.data(),
+                                             std::ssize(p.logprobs.wanted_ids) * 4, stream_));
+  }
+  if (p.packed.num_tokens > 0) ESP_RETURN_IF_ERROR(enqueue_forward(p));
+  // Masks come when the tokens before them are known; their step is sampled then.
+  return p.packed.num_masked > 0 ? Status() : enqueue_sampling(p);
+}
+
+Status CudaExecutor::enqueue_forward(Place& p) {
+  return p.packed.decode ? run_decode(p.packed) : run_any(p);
+}
+
+// A size that comes for the first time runs as it is, which also loads its kernels; the second time
+// it is recorded, while the step before it still runs.
+Status CudaExecutor::run_decode(const PackedStep& packed) {
+  const auto run = [&]() -> Status {
+    ESP_RETURN_IF_ERROR(packer_->update_tables());
+    ESP_RETURN_IF_ERROR(
+        model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
+    return model_->logits(0, packed.num_samples, logits_, stream_);
+  };
+  if (!config_.graphs) return run();
+  DecodeGraph& known = graphs_[packed.num_lanes];
+  if (++known.num_uses == 1) return run();
+  if (!known.graph) {
+    ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
+    ++num_captures_;
+  }
+  ++num_replays_;
+  return known.graph.launch(stream_);
+}
+
+Status CudaExecutor::run_any(Place& p) {
+  ESP_RETURN_IF_ERROR(packer_->update_tables());
+  ESP_RETURN_IF_ERROR(
+      model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));
+  ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
+  if (p.num_samples == 0) return Status();
+  return model_->logits(0, p.num_samples, logits_, stream_);
+}
+
+// In blocks of as many rows of logits as there is room for.
+Status CudaExecutor::enqueue_input_logprobs(Place& p) {
+  const StepArrays& device = packer_->device();
+  for (int32_t first = 0; first < p.packed.num_input_rows; first += config_.max_slots) {
+    const int32_t rows = std::min(config_.max_slots, p.packed.num_input_rows - first);
+    ESP_RETURN_IF_ERROR(model_->logits(p.num_samples + first, rows, logits_, stream_));
+    ESP_RETURN_IF_ERROR(enqueue_logprobs(p, p.num_samples + first, rows, device.targets + first,
+                                         results_.input_logprobs + first,
+                                         results_.input_statuses + first));
+  }
+  return Status();
+}
+
+Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, int32_t rows,
+                                      const int32_t* targets, float* logprobs, int32_t* statuses) {
+  const int64_t top = int64_t{first_row} * p.logprobs.max_top;
+  const bool wanted = p.logprobs.num_wanted > 0;
+  return kc::logprobs({.logits = logits_,
+                       .logits_stride = model_->logits_stride(),
+                       .rows = rows,
+                       .vocab_size = model_->info().vocab_size,
+                       .targets = targets,
+                       .logprobs = logprobs,
+                       .max_top = p.logprobs.max_top,
+                       .top_ids = results_.top_ids + top,
+                       .top_logprobs = results_.top_logprobs + top,
+                       .wanted_begin = wanted ? wanted_begin_ + first_row : nullptr,
+                       .wanted_ids = wanted ? wanted_ids_ : nullptr,
+                       .wanted_logprobs = wanted ? results_.wanted : nullptr,
+                       .statuses = statuses},
+                      {.stream = stream_.get()});
+}
+
+Status CudaExecutor::enqueue_sampling(Place& p) {
+  if (p.num_samples > 0) {
+    const StepArrays& device = packer_->device();
+    const bool masked = p.packed.num_masked > 0;
+    ESP_RETURN_IF_ERROR(
+        kc::sample({.logits = logits_,
+                    .logits_stride = model_->logits_stride(),
+                    .rows = p.num_samples,
+                    .vocab_size = model_->info().vocab_size,
+                    .slots = slots_->sampling(),
+                    .row_slots = device.row_slots,
+                    .output_indices = device.output_indices,
+                    .masks = masked ? masks_ : nullptr,
+                    .mask_stride = mask_words_,
+                    .has_mask = masked ? device.has_mask : nullptr,
+                    .tokens = results_.tokens,
+                    .statuses = results_.statuses,
+                    .slot_tokens = slots_->tokens(),
+                    .workspace = sample_workspace_,
+                    .workspace_bytes = static_cast<size_t>(sample_workspace_bytes_)},
+                   {.stream = stream_.get()}));
+    if (p.logprobs.sampled) {
+      ESP_RETURN_IF_ERROR(
+          enqueue_logprobs(p, 0, p.num_samples, results_.tokens, results_.logprobs, nullptr));
+    }
+  }
+  ESP_RETURN_IF_ERROR(copy_results(p));
+  return p.done.record(stream_);
+}
+
+Status CudaExecutor::copy_results(Place& p) {
+  const auto copy = [&](auto* host, const auto* device, int64_t count) {
+    return cuda::copy_to_host(host, device, count * static_cast<int64_t>(sizeof(*host)), stream_);
+  };
+  // Tokens, statuses and log-probabilities lie one behind the other.
+  const int64_t heads = reinterpret_cast<std::byte*>(results_.input_logprobs) -
+                        reinterpret_cast<std::byte*>(results_.tokens);
+  if (p.num_samples > 0) {
+    ESP_RETURN_IF_ERROR(cuda::copy_to_host(p.results.tokens, results_.tokens, heads, stream_));
+  }
+  const int64_t inputs = p.packed.num_input_rows;
+  ESP_RETURN_IF_ERROR(copy(p.results.input_logprobs, results_.input_logprobs, inputs));
+  ESP_RETURN_IF_ERROR(copy(p.results.input_statuses, results_.input_statuses, inputs));
+  const int64_t top = (p.num_samples + inputs) * p.logprobs.max_top;
+  ESP_RETURN_IF_ERROR(copy(p.results.top_ids, results_.top_ids, top));
+  ESP_RETURN_IF_ERROR(copy(p.results.top_logprobs, results_.top_logprobs, top));
+  return copy(p.results.wanted, results_.wanted, p.logprobs.num_wanted);
+}
+
+void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
+  Place& p = place(step);
+  if (!p.status.ok()) return;
+  p.status = copy_masks(p, masks);
+  if (p.status.ok()) p.status = enqueue_sampling(p);
+  if (!p.status.ok()) lose_device(p.status);
+}
+
+// Each masked lane's words to its row; words that the grammar does not know are tokens that may not
+// come.
+Status CudaExecutor::copy_masks(Place& p, const MaskView& masks) {
+  auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
+  const auto given = static_cast<size_t>(masks.words_per_mask);
+  const size_t kept = std::min(given, static_cast<size_t>(mask_words_));
+  const uint32_t* from = masks.words.data();
+  int32_t first = -1, row = 0, end = 0;
+  for (const Lane& lane : p.batch->lanes) {
+    if (!lane.sample) continue;
+    uint32_t* to = host + static_cast<int64_t>(row++) * mask_words_;
+    if (!lane.has_mask) continue;
+    std::copy_n(from, kept, to);
+    std::fill(to + kept, to + mask_words_, 0u);
+    from += given;
+    if (first < 0) first = row - 1;
+    end = row;
+  }
+  if (first < 0) return Status();
+  const int64_t begin = static_cast<int64_t>(first) * mask_words_;
+  return cuda::copy_to_device(masks_ + begin, host + begin, 4ll * (end - first) * mask_words_,
+                              stream_);
+}
+
+const StepResult& CudaExecutor::wait(uint64_t step) {
+  Place& p = place(step);
+  ESP_CHECK(p.batch != nullptr && p.batch->step == step, "step {} is not in flight", step);
+  if (p.status.ok()) {
+    p.status = p.done.synchronize();
+    if (!p.status.ok()) lose_device(p.status);
+  }
+  p.result.step = step;
+  if (!p.status.ok()) {
+    p.result.lanes.assign(p.batch->lanes.size(), {});
+    for (size_t i = 0; i < p.batch->lanes.size(); ++i) {
+      p.result.lanes[i].status = p.status;
+      p.result.lanes[i].input_logprobs.resize(p.batch->lanes[i].input_logprob_targets.size());
+    }
+    return p.result;
+  }
+  const auto seconds = p.done.seconds_since(p.started);
+  p.result.forward_seconds = seconds ? *seconds : 0;
+  read_results(*p.batch, *slots_, p.logprobs, p.results, p.refused, p.result);
+  return p.result;
+}
+
+void CudaExecutor::lose_device(const Status& status) {
+  if (!lost_.ok()) return;
+  lost_ = status.with_context("the GPU failed");
+  log_error("device lost error=\"{}\"", lost_.message());
+  if (config_.on_device_lost) config_.on_device_lost(lost_);
+}
+
+}  // namespace espalier

@@ -1,0 +1,130 @@
+// Runs steps on the GPU. launch() packs a step, enqueues it and returns; sampled tokens stay on the
+// device, where the next step finds them; results come back through an event and pinned memory.
+// Nothing waits for the device but wait().
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_pool.h"
+#include "engine/executor/cuda/slot_table.h"
+#include "engine/executor/cuda/step_block.h"
+#include "engine/executor/cuda/step_results.h"
+#include "engine/executor/executor.h"
+#include "models/cuda/decoder.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/cuda/stream.h"
+
+namespace espalier {
+
+struct CudaExecutorConfig {
+  int32_t max_slots = 0;       // lanes of a step, and slots
+  int32_t max_tokens = 0;      // of a step
+  int32_t context_length = 0;  // of a sequence
+  int32_t page_size = 1;
+  bool graphs = true;  // decode steps of sizes that come again are replayed from graphs
+  // Programmatic dependent launch. Off: in graphs, kernels that started early were measured to slow
+  // down those that still ran (one request of an 8 B shape: 7.8 ms a step with it, 5.5 without).
+  bool early_launch = false;
+  // Called once, from wait(), when the device has failed: every step from then on fails with this
+  // status. Null: it is logged.
+  std::function<void(const Status&)> on_device_lost;
+};
+
+// Device memory by use, bytes: what the log and `inspect` show.
+struct CudaMemoryPlan {
+  int64_t weights = 0, scratch = 0, steps = 0, graphs = 0, kv = 0;
+};
+
+class CudaExecutor final : public Executor {
+ public:
+  // Takes all device memory but the KV pool's.
+  static Result<std::unique_ptr<CudaExecutor>> create(std::unique_ptr<CudaDecoder> model,
+                                                      const CudaExecutorConfig& config);
+  ~CudaExecutor() override;
+
+  // What is left for keys and values, with what graphs will take set aside. Measured.
+  Result<int64_t> kv_budget_bytes() const;
+  // REQUIRED once, before the first launch. Fails where the memory is not there after all.
+  Status allocate_kv(const KvPoolConfig& config);
+  const CudaMemoryPlan& memory() const { return memory_; }
+  const KvView& kv() const { return kv_->view(); }  // after allocate_kv
+
+  void launch(const ForwardBatch& batch) override;
+  void provide_masks(uint64_t step, const MaskView& masks) override;
+  const StepResult& wait(uint64_t step) override;
+
+  // So far. A capture is counted when it is made, a replay each time.
+  int64_t num_captures() const { return num_captures_; }
+  int64_t num_replays() const { return num_replays_; }
+
+ private:
+  // Results stay valid until the next wait while two further steps run: three places.
+  static constexpr uint64_t kPlaces = Executor::kMaxInFlight + 1;
+  struct Place {
+    const ForwardBatch* batch = nullptr;
+    cuda::PinnedBuffer inputs, outputs, masks;
+    StepArrays host;
+    ResultArrays results;
+    cuda::Event started, done;
+    PackedStep packed;
+    int32_t num_samples = 0;  // without padding
+    LogprobPlan logprobs;
+    std::vector<Status> refused;
+    Status status;
+    StepResult result;
+  };
+  struct DecodeGraph {
+    cuda::Graph graph;
+    int64_t num_uses = 0;
+  };
+
+  CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
+  Status allocate();
+  void lay_out(cuda::Arena& arena);
+  Status allocate_place(Place& place);
+  Place& place(uint64_t step) { return places_[step % kPlaces]; }
+
+  Status enqueue(Place& place);
+  Status enqueue_forward(Place& place);
+  Status run_decode(const PackedStep& packed);
+  Status run_any(Place& place);
+  Status enqueue_input_logprobs(Place& place);
+  Status enqueue_sampling(Place& place);
+  Status enqueue_logprobs(Place& place, int32_t first_row, int32_t rows, const int32_t* targets,
+                          float* logprobs, int32_t* statuses);
+  Status copy_results(Place& place);
+  Status copy_masks(Place& place, const MaskView& masks);
+  void lose_device(const Status& status);
+
+  const CudaExecutorConfig config_;
+  const std::unique_ptr<CudaDecoder> model_;
+  StepLimits limits_;
+  cuda::Stream stream_;
+  std::unique_ptr<StepPacker> packer_;
+  std::unique_ptr<SlotTable> slots_;
+  std::unique_ptr<KvPool> kv_;
+
+  cuda::DeviceBuffer block_;         // what follows
+  float* logits_ = nullptr;          // [max_slots, logits_stride]
+  uint32_t* masks_ = nullptr;        // [max_slots, mask_words_]
+  int32_t* wanted_begin_ = nullptr;  // [max_slots + max_tokens + 1]
+  int32_t* wanted_ids_ = nullptr;    // [ResultArrays::kWantedCapacity]
+  ResultArrays results_;
+  std::byte* sample_workspace_ = nullptr;
+  int64_t sample_workspace_bytes_ = 0;
+  int32_t mask_words_ = 0;
+
+  std::array<Place, kPlaces> places_;
+  std::map<int32_t, DecodeGraph> graphs_;  // by lanes, padding included
+  CudaMemoryPlan memory_;
+  Status lost_;
+  int64_t num_captures_ = 0, num_replays_ = 0;
+};
+
+}  // namespace espalier

@@ -1,0 +1,197 @@
+#include "engine/executor/cuda/step_block.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace espalier {
+namespace {
+
+// Entries of page tables: most steps bring one a lane, a prefill some thousands; a long cached
+// prefix up to a whole context. 4 MiB.
+constexpr int64_t kPageCapacity = 1 << 20;
+
+}  // namespace
+
+int64_t StepLimits::page_capacity() const {
+  return std::max<int64_t>(kPageCapacity, max_table_pages);
+}
+
+void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
+  const int64_t lanes = limits.max_slots, tokens = limits.max_tokens;
+  num_runs = arena.take<int32_t>(1);
+  query_begin = arena.take<int32_t>(lanes + 1);
+  prefix_len = arena.take<int32_t>(lanes);
+  page_begin = arena.take<int32_t>(lanes);
+  row_slots = arena.take<int32_t>(lanes);
+  output_indices = arena.take<int32_t>(lanes);
+  has_mask = arena.take<uint8_t>(lanes);
+  runs = arena.take<kernels::cuda::PageTableRun>(lanes);
+  ids = arena.take<int32_t>(tokens);
+  token_slots = arena.take<int32_t>(tokens);
+  rows = arena.take<int32_t>(lanes + tokens);
+  targets = arena.take<int32_t>(tokens);
+  pages = arena.take<int32_t>(limits.page_capacity());
+}
+
+Result<StepPacker> StepPacker::create(const StepLimits& limits, const cuda::Stream& stream) {
+  const int64_t entries = int64_t{limits.max_slots} * limits.max_table_pages;
+  if (entries > std::numeric_limits<int32_t>::max()) {
+    return fail(invalid_argument(
+        "{} requests at once with {} pages each need more page table entries than 32 bits count; "
+        "lower max_running_requests or context_length, or raise page_size",
+        limits.max_slots, limits.max_table_pages));
+  }
+  StepPacker packer(limits, stream);
+  cuda::Arena measured;
+  packer.device_.lay_out(measured, limits);
+  packer.block_bytes_ = measured.used_bytes();
+  ESP_ASSIGN_OR_RETURN(packer.block_,
+                       cuda::DeviceBuffer::allocate(packer.block_bytes_, "a step's inputs"));
+  cuda::Arena arena(packer.block_.data());
+  packer.device_.lay_out(arena, limits);
+  ESP_ASSIGN_OR_RETURN(
+      packer.tables_,
+      cuda::DeviceBuffer::allocate(entries * static_cast<int64_t>(sizeof(int32_t)), "page tables"));
+  packer.known_.resize(static_cast<size_t>(limits.max_slots));
+  // Lanes of padding are looked at before anything was written for them.
+  ESP_RETURN_IF_ERROR(cuda::fill_bytes(packer.block_.data(), 0, packer.block_bytes_, stream));
+  return packer;
+}
+
+int32_t StepPacker::graph_lanes(int32_t lanes, int32_t max_slots) {
+  int32_t rounded = lanes;
+  if (lanes > 4) {
+    const int32_t step = lanes <= 16 ? 4 : lanes <= 64 ? 8 : lanes <= 256 ? 16 : 32;
+    rounded = (lanes + step - 1) / step * step;
+  }
+  return std::min(rounded, max_slots);
+}
+
+Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const StepArrays& host,
+                                    bool pad_for_graphs) {
+  PackedStep packed{.num_lanes = static_cast<int32_t>(batch.lanes.size()),
+                    .num_tokens = batch.num_tokens(),
+                    .decode = true};
+  num_runs_ = 0;
+  num_pages_ = 0;
+  for (int32_t i = 0; i < packed.num_lanes; ++i) {
+    const Lane& lane = batch.lanes[static_cast<size_t>(i)];
+    ESP_RETURN_IF_ERROR(pack_table(batch, lane, host));
+    pack_lane(batch, lane, i, host, packed);
+  }
+  host.query_begin[packed.num_lanes] = packed.num_tokens;
+  pack_rows(batch, host, packed);
+  if (packed.decode && pad_for_graphs) {
+    pad(graph_lanes(packed.num_lanes, limits_.max_slots), host, packed);
+  }
+  *host.num_runs = num_runs_;
+  ESP_RETURN_IF_ERROR(copy_block(host));
+  return packed;
+}
+
+// Only what is new since the slot's last lane, unless its entries changed.
+Status StepPacker::pack_table(const ForwardBatch& batch, const Lane& lane, const StepArrays& host) {
+  Table& table = known_[static_cast<size_t>(lane.slot)];
+  const bool same = lane.table_version != 0 && table.version == lane.table_version;
+  const int32_t first = same ? std::min(table.num_pages, lane.num_pages) : 0;
+  table = {lane.table_version, lane.num_pages};
+  const int32_t count = lane.num_pages - first;
+  if (count == 0) return Status();
+  if (num_pages_ + count > limits_.page_capacity()) ESP_RETURN_IF_ERROR(flush_tables(host));
+  std::copy_n(batch.page_tables.begin() + lane.page_begin + first, count, host.pages + num_pages_);
+  host.runs[num_runs_++] = {.begin = int64_t{lane.slot} * limits_.max_table_pages + first,
+                            .source = static_cast<int32_t>(num_pages_),
+                            .count = count};
+  num_pages_ += count;
+  return Status();
+}
+
+void StepPacker::pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index,
+                           const StepArrays& host, PackedStep& packed) const {
+  host.query_begin[index] = lane.query_begin;
+  host.prefix_len[index] = lane.prefix_len;
+  host.page_begin[index] = lane.slot * limits_.max_table_pages;
+  for (int32_t i = lane.query_begin; i < lane.query_begin + lane.num_query_tokens; ++i) {
+    host.ids[i] = batch.token_ids[static_cast<size_t>(i)];
+    host.token_slots[i] = lane.slot;
+  }
+  packed.max_query_tokens = std::max(packed.max_query_tokens, lane.num_query_tokens);
+  packed.decode &= lane.num_query_tokens == 1 && lane.sample && lane.input_logprob_targets.empty();
+}
+
+void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
+                           PackedStep& packed) const {
+  for (const Lane& lane : batch.lanes) {
+    if (!lane.sample) continue;
+    const int32_t row = packed.num_samples++;
+    host.rows[row] = lane.query_begin + lane.num_query_tokens - 1;
+    host.row_slots[row] = lane.slot;
+    host.output_indices[row] = lane.output_index;
+    host.has_mask[row] = lane.has_mask ? 1 : 0;
+    packed.num_masked += lane.has_mask ? 1 : 0;
+  }
+  for (const Lane& lane : batch.lanes) {
+    for (size_t i = 0; i < lane.input_logprob_targets.size(); ++i) {
+      const int32_t row = packed.num_input_rows++;
+      host.rows[packed.num_samples + row] =
+          lane.query_begin + lane.input_logprob_begin + static_cast<int32_t>(i);
+      host.targets[row] = lane.input_logprob_targets[i];
+    }
+  }
+}
+
+void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const {
+  for (int32_t i = packed.num_lanes; i < lanes; ++i) {
+    host.query_begin[i + 1] = packed.num_tokens;
+    host.prefix_len[i] = 0;
+    host.page_begin[i] = 0;
+    host.ids[i] = 0;
+    host.token_slots[i] = 0;
+    host.row_slots[i] = -1;
+    host.output_indices[i] = 0;
+    host.has_mask[i] = 0;
+  }
+  packed.num_lanes = packed.num_samples = lanes;
+}
+
+Status StepPacker::copy_block(const StepArrays& host) const {
+  const auto* begin = reinterpret_cast<const std::byte*>(host.num_runs);
+  const auto* end = reinterpret_cast<const std::byte*>(host.pages + num_pages_);
+  return cuda::copy_to_device(block_.data(), begin, end - begin, *stream_);
+}
+
+Status StepPacker::flush_tables(const StepArrays& host) {
+  *host.num_runs = num_runs_;
+  ESP_RETURN_IF_ERROR(copy_block(host));
+  ESP_RETURN_IF_ERROR(update_tables());
+  ESP_RETURN_IF_ERROR(stream_->synchronize());
+  num_runs_ = 0;
+  num_pages_ = 0;
+  return Status();
+}
+
+Status StepPacker::update_tables() const {
+  return kernels::cuda::update_page_tables({.runs = device_.runs,
+                                            .num_runs = device_.num_runs,
+                                            .pages = device_.pages,
+                                            .tables = reinterpret_cast<int32_t*>(tables_.data())},
+                                           {.stream = stream_->get()});
+}
+
+CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) const {
+  // Of a padded decode step the grids cover every lane; its last lanes have no tokens.
+  return {.ids = device_.ids,
+          .token_slots = device_.token_slots,
+          .slot_tokens = slot_tokens,
+          .lanes = {.query_begin = device_.query_begin,
+                    .prefix_len = device_.prefix_len,
+                    .page_begin = device_.page_begin,
+                    .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
+                    .num_lanes = packed.num_lanes,
+                    .num_tokens = packed.decode ? packed.num_lanes : packed.num_tokens,
+                    .max_query_tokens = packed.max_query_tokens},
+          .rows = packed.decode ? nullptr : device_.rows,
+          .num_rows = packed.num_samples + packed.num_input_rows};
+}
+
+}  // namespace espalier

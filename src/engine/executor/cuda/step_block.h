@@ -1,0 +1,103 @@
+// What a step needs on the device, packed into one pinned block and copied in one go. Decode steps
+// are padded to a number of lanes for which there is a graph: the added lanes have no tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/attention/cuda.h"
+#include "kernels/page_table/cuda.h"
+#include "models/cuda/decoder.h"
+#include "seams/forward_batch.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/cuda/stream.h"
+
+namespace espalier {
+
+struct StepLimits {
+  int32_t max_slots = 0;          // lanes of a step, and slots
+  int32_t max_tokens = 0;         // of a step
+  int32_t max_table_pages = 0;    // of one sequence
+  int64_t page_capacity() const;  // new entries of page tables that one copy brings
+};
+
+// The block's parts; the same layout in pinned and in device memory. L = max_slots, T = max_tokens.
+struct StepArrays {
+  int32_t* num_runs = nullptr;                  // [1]
+  int32_t* query_begin = nullptr;               // [L + 1]
+  int32_t* prefix_len = nullptr;                // [L]
+  int32_t* page_begin = nullptr;                // [L]: into the device's tables
+  int32_t* row_slots = nullptr;                 // [L]: of the rows that are sampled; -1: padding
+  int32_t* output_indices = nullptr;            // [L]
+  uint8_t* has_mask = nullptr;                  // [L]
+  kernels::cuda::PageTableRun* runs = nullptr;  // [L]
+  int32_t* ids = nullptr;                       // [T]
+  int32_t* token_slots = nullptr;               // [T]
+  int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
+  int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row is asked for
+  int32_t* pages = nullptr;    // [page_capacity]
+
+  void lay_out(cuda::Arena& arena, const StepLimits& limits);
+};
+
+// What was packed: how the step is to be run.
+struct PackedStep {
+  int32_t num_lanes = 0;  // with padding, as num_tokens and num_samples
+  int32_t num_tokens = 0;
+  int32_t num_samples = 0;     // rows that are sampled
+  int32_t num_input_rows = 0;  // rows whose input log-probabilities are wanted, after those
+  int32_t max_query_tokens = 0;
+  int32_t num_masked = 0;
+  bool decode = false;  // one token a lane, all sampled, no input log-probabilities: has graphs
+};
+
+// Packs batches and keeps the device's page tables up to date. Not thread-safe.
+class StepPacker {
+ public:
+  // stream: what the steps run on; borrowed, as all.
+  static Result<StepPacker> create(const StepLimits& limits, const cuda::Stream& stream);
+
+  // The smallest number of lanes with a graph that holds `lanes`.
+  static int32_t graph_lanes(int32_t lanes, int32_t max_slots);
+
+  // Fills `host` (a pinned block's arrays) and enqueues its copy to the device and, for steps
+  // without a graph, the update of the tables.
+  Result<PackedStep> pack(const ForwardBatch& batch, const StepArrays& host, bool pad_for_graphs);
+
+  // The device's arrays as the model takes them.
+  CudaStep step(const PackedStep& packed, const int32_t* slot_tokens) const;
+  Status update_tables() const;
+  const StepArrays& device() const { return device_; }
+  int64_t block_bytes() const { return block_bytes_; }
+  int64_t device_bytes() const { return block_.size_bytes() + tables_.size_bytes(); }
+
+ private:
+  struct Table {
+    uint64_t version = 0;
+    int32_t num_pages = 0;  // on the device
+  };
+  StepPacker(const StepLimits& limits, const cuda::Stream& stream)
+      : limits_(limits), stream_(&stream) {}
+  Status pack_table(const ForwardBatch& batch, const Lane& lane, const StepArrays& host);
+  void pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index, const StepArrays& host,
+                 PackedStep& packed) const;
+  void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
+  void pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const;
+  // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
+  // prefixes are longer than a block holds.
+  Status flush_tables(const StepArrays& host);
+  Status copy_block(const StepArrays& host) const;
+
+  StepLimits limits_;
+  const cuda::Stream* stream_;
+  cuda::DeviceBuffer block_, tables_;
+  StepArrays device_;
+  int64_t block_bytes_ = 0;
+  std::vector<Table> known_;
+  int32_t num_runs_ = 0;
+  int64_t num_pages_ = 0;
+};
+
+}  // namespace espalier

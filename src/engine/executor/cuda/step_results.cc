@@ -1,0 +1,145 @@
+#include "engine/executor/cuda/step_results.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/sampling/sampler.h"
+
+namespace espalier {
+namespace {
+
+// Of the widest request, on average over the rows of the fullest step; kernels/sampling/cuda.h
+// allows 1,024 in a row.
+constexpr int32_t kTopPerRow = 32;
+constexpr int32_t kMostTop = 1024;
+
+// The rows of a batch as the packer orders them: sampled ones in lane order, then inputs'.
+template <typename Visit>
+void for_each_row(const ForwardBatch& batch, const Visit& visit) {
+  for (size_t lane = 0; lane < batch.lanes.size(); ++lane) {
+    if (batch.lanes[lane].sample) visit(lane, -1);
+  }
+  for (size_t lane = 0; lane < batch.lanes.size(); ++lane) {
+    const auto targets = static_cast<int32_t>(batch.lanes[lane].input_logprob_targets.size());
+    for (int32_t target = 0; target < targets; ++target) visit(lane, target);
+  }
+}
+
+Status status_of(int32_t code, const SamplingSpec& spec) {
+  switch (code) {
+    case kernels::cuda::kSampleOk:
+      return Status();
+    case kernels::cuda::kSampleNotFinite:
+      return not_finite_logits();
+    case kernels::cuda::kSampleNoToken:
+      return no_token_left(spec);
+    default:
+      return error(StatusCode::kInternal, "the sampler gave the status {}", code);
+  }
+}
+
+TokenLogprobs logprobs_at(const SamplingSpec& spec, const LogprobPlan& plan,
+                          const ResultArrays& host, size_t row, float logprob) {
+  TokenLogprobs out{.logprob = logprob};
+  const size_t top = row * static_cast<size_t>(plan.max_top);
+  for (size_t i = 0; i < static_cast<size_t>(spec.top_logprobs_num); ++i) {
+    if (host.top_ids[top + i] < 0) break;
+    out.top.emplace_back(host.top_ids[top + i], host.top_logprobs[top + i]);
+  }
+  for (size_t i = 0; i < spec.token_ids_logprob.size(); ++i) {
+    const auto at = static_cast<size_t>(plan.wanted_begin[row]) + i;
+    out.wanted.emplace_back(spec.token_ids_logprob[i], host.wanted[at]);
+  }
+  return out;
+}
+
+}  // namespace
+
+int64_t ResultArrays::top_capacity(const StepLimits& limits) {
+  return std::max<int64_t>(kMostTop, int64_t{kTopPerRow} * (limits.max_slots + limits.max_tokens));
+}
+
+void ResultArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
+  tokens = arena.take<int32_t>(limits.max_slots);
+  statuses = arena.take<int32_t>(limits.max_slots);
+  logprobs = arena.take<float>(limits.max_slots);
+  input_logprobs = arena.take<float>(limits.max_tokens);
+  input_statuses = arena.take<int32_t>(limits.max_tokens);
+  top_ids = arena.take<int32_t>(top_capacity(limits));
+  top_logprobs = arena.take<float>(top_capacity(limits));
+  wanted = arena.take<float>(kWantedCapacity);
+}
+
+LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
+                          const StepLimits& limits, std::vector<Status>& refused) {
+  LogprobPlan plan;
+  refused.assign(batch.lanes.size(), Status());
+  int64_t rows = 0, wanted = 0;
+  for (const Lane& lane : batch.lanes) {
+    rows += (lane.sample ? 1 : 0) + std::ssize(lane.input_logprob_targets);
+  }
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    const Lane& lane = batch.lanes[i];
+    const SamplingSpec& spec = slots.spec(lane.slot);
+    refused[i] = slots.status(lane.slot);
+    if (!spec.return_logprob) continue;
+    plan.sampled |= lane.sample;
+    const int64_t lane_rows = (lane.sample ? 1 : 0) + std::ssize(lane.input_logprob_targets);
+    const int64_t lane_wanted = lane_rows * std::ssize(spec.token_ids_logprob);
+    if (spec.top_logprobs_num > kMostTop ||
+        spec.top_logprobs_num * rows > ResultArrays::top_capacity(limits) ||
+        wanted + lane_wanted > ResultArrays::kWantedCapacity) {
+      refused[i] = error(
+          StatusCode::kUnimplemented,
+          "top_logprobs_num {} and {} token_ids_logprob for {} positions of one step are more than "
+          "a GPU gives back; ask for fewer, or raise logprob_start_len",
+          spec.top_logprobs_num, spec.token_ids_logprob.size(), rows);
+      continue;
+    }
+    wanted += lane_wanted;
+    plan.max_top = std::max(plan.max_top, spec.top_logprobs_num);
+  }
+  plan.num_wanted = wanted;
+  if (wanted == 0) return plan;
+  for_each_row(batch, [&](size_t lane, int32_t) {
+    plan.wanted_begin.push_back(static_cast<int32_t>(plan.wanted_ids.size()));
+    const SamplingSpec& spec = slots.spec(batch.lanes[lane].slot);
+    if (!spec.return_logprob || !refused[lane].ok()) return;
+    plan.wanted_ids.insert(plan.wanted_ids.end(), spec.token_ids_logprob.begin(),
+                           spec.token_ids_logprob.end());
+  });
+  plan.wanted_begin.push_back(static_cast<int32_t>(plan.wanted_ids.size()));
+  return plan;
+}
+
+void read_results(const ForwardBatch& batch, const SlotTable& slots, const LogprobPlan& plan,
+                  const ResultArrays& host, const std::vector<Status>& refused,
+                  StepResult& result) {
+  result.lanes.assign(batch.lanes.size(), {});
+  for (size_t i = 0; i < batch.lanes.size(); ++i) result.lanes[i].status = refused[i];
+  size_t row = 0, first_input = 0;
+  for (const Lane& lane : batch.lanes) first_input += lane.sample ? 1 : 0;
+  for_each_row(batch, [&](size_t lane, int32_t target) {
+    const size_t at = row++;
+    LaneResult& out = result.lanes[lane];
+    const SamplingSpec& spec = slots.spec(batch.lanes[lane].slot);
+    const bool input = target >= 0;
+    const int32_t code = input ? host.input_statuses[at - first_input] : host.statuses[at];
+    if (out.status.ok()) out.status = status_of(code, spec);
+    if (input) {
+      out.input_logprobs.emplace_back();
+      if (!out.status.ok()) return;
+      out.input_logprobs.back() =
+          logprobs_at(spec, plan, host, at, host.input_logprobs[at - first_input]);
+      return;
+    }
+    if (!out.status.ok()) return;
+    out.token = host.tokens[at];
+    if (spec.return_logprob) out.logprobs = logprobs_at(spec, plan, host, at, host.logprobs[at]);
+  });
+  for (LaneResult& lane : result.lanes) {
+    if (!lane.status.ok()) lane.token = -1;
+  }
+}
+
+}  // namespace espalier

@@ -1,0 +1,52 @@
+// What comes back from a step: arrays on the device, and a pinned copy for each step in flight.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/executor/cuda/slot_table.h"
+#include "engine/executor/cuda/step_block.h"
+#include "seams/step_result.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/cuda/stream.h"
+
+namespace espalier {
+
+// L = max_slots, T = max_tokens.
+struct ResultArrays {
+  int32_t* tokens = nullptr;          // [L]: of sampled rows; -1 where there is none
+  int32_t* statuses = nullptr;        // [L]: SampleStatus
+  float* logprobs = nullptr;          // [L]
+  float* input_logprobs = nullptr;    // [T]
+  int32_t* input_statuses = nullptr;  // [T]
+  // Rows of as many as the widest request of the step asks for: sampled rows, then input rows.
+  int32_t* top_ids = nullptr;     // [top_capacity]
+  float* top_logprobs = nullptr;  // [top_capacity]
+  float* wanted = nullptr;        // [wanted_capacity], row after row
+
+  void lay_out(cuda::Arena& arena, const StepLimits& limits);
+  static int64_t top_capacity(const StepLimits& limits);
+  static constexpr int64_t kWantedCapacity = 1 << 18;
+};
+
+// What log-probabilities a step gives back.
+struct LogprobPlan {
+  bool sampled = false;  // some sampled lane wants its token's
+  int32_t max_top = 0;
+  int64_t num_wanted = 0;
+  // [num_samples + num_input_rows + 1] where num_wanted is not 0: each row's first entry.
+  std::vector<int32_t> wanted_begin;
+  std::vector<int32_t> wanted_ids;
+};
+
+// Looks at what the lanes ask for. A lane that asks for more than there is room for is put into
+// `refused` ([lanes]) with a reason, and gets nothing.
+LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
+                          const StepLimits& limits, std::vector<Status>& refused);
+
+// Turns the arrays of a finished step into lane results.
+void read_results(const ForwardBatch& batch, const SlotTable& slots, const LogprobPlan& plan,
+                  const ResultArrays& host, const std::vector<Status>& refused, StepResult& result);
+
+}  // namespace espalier

@@ -1,0 +1,85 @@
+#include "engine/start_cuda.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/log.h"
+#include "engine/executor/cuda/cuda_executor.h"
+
+namespace espalier {
+namespace {
+
+constexpr int kExitDeviceLost = 70;  // sysexits.h: an internal software error
+
+// Requests in flight get their errors first; then a supervisor can start the process anew, which a
+// lost device needs.
+void end_process_soon(const Status&) {
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    log_error("ending: a GPU that failed works again only in a new process");
+    _exit(kExitDeviceLost);
+  }).detach();
+}
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+void log_memory(const CudaMemoryPlan& plan, const EngineConfig& config) {
+  log_info(
+      "device memory weights_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} graphs_gib={:.2f} "
+      "kv_gib={:.2f} max_total_tokens={}",
+      gib(plan.weights), gib(plan.scratch), gib(plan.steps), gib(plan.graphs), gib(plan.kv),
+      config.max_total_tokens);
+}
+
+}  // namespace
+
+Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
+                                            const MachineInfo& machine) {
+  ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::load({.path = config.model_path,
+                                                      .format = config.load_format,
+                                                      .seed = config.random_seed,
+                                                      .dtype = config.dtype,
+                                                      .context_length = config.context_length}));
+  StartedExecutor out{.info = model->info()};
+  const KvType type = model->kv_type();
+  ESP_ASSIGN_OR_RETURN(const KvType wanted, resolve_kv_type(config, out.info));
+  if (wanted != type) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "kv_cache_dtype is {}, but on a GPU keys and values are of the weights' "
+                      "type; leave it out, or use --device cpu",
+                      config.kv_cache_dtype));
+  }
+  // What does not depend on memory; the KV cache's size follows from what is then left.
+  ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, machine));
+  const int32_t chunk = std::min(sizes.chunked_prefill_size, sizes.max_prefill_tokens);
+  ESP_ASSIGN_OR_RETURN(
+      auto executor,
+      CudaExecutor::create(std::move(model), {.max_slots = sizes.max_running_requests,
+                                              .max_tokens = chunk + sizes.max_running_requests,
+                                              .context_length = sizes.context_length,
+                                              .page_size = sizes.page_size,
+                                              .graphs = !sizes.disable_cuda_graph,
+                                              .on_device_lost = end_process_soon}));
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, executor->kv_budget_bytes());
+  MachineInfo left = machine;
+  left.available_bytes = budget + out.info.weight_bytes;
+  EngineConfig user = config;
+  user.random_seed = sizes.random_seed;
+  user.max_running_requests = sizes.max_running_requests;
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(user, out.info, left));
+  ESP_RETURN_IF_ERROR(
+      executor->allocate_kv({.num_layers = out.info.num_layers,
+                             .num_kv_heads = out.info.num_kv_heads,
+                             .head_dim = out.info.head_dim,
+                             .type = type,
+                             .num_pages = out.config.max_total_tokens / out.config.page_size,
+                             .page_size = out.config.page_size}));
+  log_memory(executor->memory(), out.config);
+  out.executor = std::move(executor);
+  return out;
+}
+
+}  // namespace espalier
