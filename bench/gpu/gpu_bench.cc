@@ -1,0 +1,178 @@
+// What Espalier does on the GPU, as numbers: decode steps, prefill, offline workloads.
+// bench/gpu/run calls it beside ceilings and peers; alone:
+//
+//   gpu_bench --config bench/configs/llama_8b --part decode --json out.json
+#include <CLI/CLI.hpp>
+#include <boost/json.hpp>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "offline_bench.h"
+#include "step_bench.h"
+#include "tensor/cuda/device.h"
+
+namespace espalier::bench {
+namespace {
+
+namespace json = boost::json;
+
+struct Options {
+  std::string config = "bench/configs/llama_8b";
+  std::string part = "decode";
+  std::string json_path;
+  bool quick = false;
+  bool no_graphs = false;
+  bool early_launch = false;
+  int32_t page_size = 1;
+  std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
+  int steps = 0;
+};
+
+constexpr uint64_t kSeed = 1;
+
+StepBench::Limits limits(const Options& options) {
+  return {.page_size = options.page_size,
+          .graphs = !options.no_graphs,
+          .early_launch = options.early_launch};
+}
+ModelLoadOptions dummy_model(const Options& options) {
+  return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
+}
+
+json::object decode_row(const std::string& name, size_t lanes, int64_t context_tokens,
+                        const StepTimes& t) {
+  std::printf(
+      "%-24s %5zu lanes %9.3f ms/step %9.0f tok/s  device %9.3f ms  launch %5.0f us  idle %.2f%%\n",
+      name.c_str(), lanes, t.step_seconds * 1e3, static_cast<double>(lanes) / t.step_seconds,
+      t.device_seconds * 1e3, t.launch_seconds * 1e6, t.idle * 100);
+  std::fflush(stdout);
+  return {{"name", name},
+          {"lanes", lanes},
+          {"context_tokens", context_tokens},
+          {"step_seconds", t.step_seconds},
+          {"device_seconds", t.device_seconds},
+          {"launch_seconds", t.launch_seconds},
+          {"idle", t.idle}};
+}
+
+Status decode_part(const Options& options, json::array& out) {
+  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), limits(options)));
+  const std::vector<int32_t> lanes =
+      !options.lanes.empty() ? options.lanes
+      : options.quick        ? std::vector<int32_t>{1, 16, 128}
+                             : std::vector<int32_t>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
+  const std::vector<int32_t> contexts = !options.contexts.empty() ? options.contexts
+                                        : options.quick
+                                            ? std::vector<int32_t>{1024}
+                                            : std::vector<int32_t>{128, 1024, 4096, 32768};
+  const int steps = options.steps > 0 ? options.steps : options.quick ? 20 : 40;
+  const auto run = [&](const std::string& name, const std::vector<int32_t>& all) -> Status {
+    int64_t tokens = 0;
+    for (const int32_t context : all) tokens += context;
+    if (tokens + 64 * std::ssize(all) > bench->kv_tokens()) return Status();
+    ESP_ASSIGN_OR_RETURN(const StepTimes times, bench->decode(all, steps));
+    out.push_back(decode_row(name, all.size(), tokens, times));
+    return Status();
+  };
+  for (const int32_t context : contexts) {
+    for (const int32_t count : lanes) {
+      ESP_RETURN_IF_ERROR(run("decode at " + std::to_string(context),
+                              std::vector<int32_t>(static_cast<size_t>(count), context)));
+    }
+  }
+  if (!options.lanes.empty()) return Status();
+  std::vector<int32_t> mixed(31, 4096);
+  mixed.push_back(131072 - 128);
+  return run("mixed 31 x 4k, 1 x 128k", mixed);
+}
+
+Status prefill_part(const Options& options, json::array& out) {
+  ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), limits(options)));
+  const std::vector<int32_t> lengths = !options.lengths.empty() ? options.lengths
+                                       : options.quick
+                                           ? std::vector<int32_t>{512, 8192}
+                                           : std::vector<int32_t>{512, 2048, 8192, 16384, 32768};
+  for (const int32_t tokens : lengths) {
+    ESP_ASSIGN_OR_RETURN(const double seconds, bench->prefill(tokens, options.quick ? 2 : 3));
+    std::printf("prefill %6d tokens %9.2f ms %9.0f tok/s\n", tokens, seconds * 1e3,
+                tokens / seconds);
+    std::fflush(stdout);
+    out.push_back(json::object{{"name", "prefill"}, {"tokens", tokens}, {"seconds", seconds}});
+  }
+  return Status();
+}
+
+Status offline_part(const Options& options, json::array& out) {
+  for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
+    ESP_ASSIGN_OR_RETURN(const OfflineResult r, run_offline(workload, options.config, kSeed));
+    std::printf(
+        "%-44s %8.1f s %9.0f out tok/s %9.0f in tok/s  cached %4.1f%%  device idle %.2f%%  host "
+        "%.0f us/step\n",
+        workload.name.c_str(), r.seconds, r.output_tokens / r.seconds, r.prompt_tokens / r.seconds,
+        100.0 * r.cached_tokens / r.prompt_tokens, 100 * (1 - r.forward_seconds / r.seconds),
+        r.host_seconds / r.steps * 1e6);
+    std::fflush(stdout);
+    out.push_back(json::object{{"name", workload.name},
+                               {"requests", workload.num_requests},
+                               {"batch", workload.max_running},
+                               {"input", workload.input_tokens},
+                               {"output", workload.output_tokens},
+                               {"seconds", r.seconds},
+                               {"prompt_tokens", r.prompt_tokens},
+                               {"output_tokens", r.output_tokens},
+                               {"cached_tokens", r.cached_tokens},
+                               {"steps", r.steps},
+                               {"forward_seconds", r.forward_seconds},
+                               {"host_seconds", r.host_seconds}});
+  }
+  return Status();
+}
+
+Status run(const Options& options) {
+  ESP_ASSIGN_OR_RETURN(const cuda::DeviceInfo device, cuda::open_device());
+  json::array rows;
+  if (options.part == "decode") {
+    ESP_RETURN_IF_ERROR(decode_part(options, rows));
+  } else if (options.part == "prefill") {
+    ESP_RETURN_IF_ERROR(prefill_part(options, rows));
+  } else {
+    ESP_RETURN_IF_ERROR(offline_part(options, rows));
+  }
+  if (options.json_path.empty()) return Status();
+  std::ofstream file(options.json_path);
+  file << json::serialize(json::object{{"device", device.name},
+                                       {"part", options.part},
+                                       {"config", options.config},
+                                       {"rows", rows}})
+       << "\n";
+  return file ? Status() : invalid_argument("cannot write {}", options.json_path);
+}
+
+}  // namespace
+}  // namespace espalier::bench
+
+int main(int argc, char** argv) {
+  espalier::bench::Options options;
+  CLI::App app{"Decode steps, prefill and offline workloads of a model on the GPU."};
+  app.add_option("--config", options.config, "folder with config.json; weights are drawn");
+  app.add_option("--part", options.part, "what to measure")
+      ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared"}));
+  app.add_option("--json", options.json_path, "write the rows there");
+  app.add_option("--page-size", options.page_size, "tokens in a page")->check(CLI::Range(1, 1024));
+  app.add_option("--lanes", options.lanes, "of decode")->delimiter(',');
+  app.add_option("--contexts", options.contexts, "of decode, tokens")->delimiter(',');
+  app.add_option("--lengths", options.lengths, "of prefill, tokens")->delimiter(',');
+  app.add_option("--steps", options.steps, "of decode, timed");
+  app.add_flag("--quick", options.quick, "fewer and shorter rows");
+  app.add_flag("--no-graphs", options.no_graphs, "launch every kernel by itself");
+  app.add_flag("--early-launch", options.early_launch, "programmatic dependent launch");
+  CLI11_PARSE(app, argc, argv);
+  espalier::set_log_level(espalier::LogLevel::kWarning);
+  const espalier::Status status = espalier::bench::run(options);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "gpu_bench: %s\n", status.to_string().c_str());
+  return 1;
+}

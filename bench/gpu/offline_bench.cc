@@ -1,0 +1,154 @@
+#include "offline_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "base/rng.h"
+#include "engine/engine.h"
+
+namespace espalier::bench {
+namespace {
+
+// Counts ends; keeps the first failure.
+class Ends {
+ public:
+  explicit Ends(int32_t count) : left_(count) {}
+  void add(const TokenEvent& event) {
+    if (!event.finish) return;
+    std::lock_guard lock(mutex_);
+    if (failed_.ok()) failed_ = event.finish->status;
+    if (--left_ == 0) all_.notify_one();
+  }
+  Status wait() {
+    std::unique_lock lock(mutex_);
+    all_.wait(lock, [&] { return left_ == 0; });
+    return failed_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_;
+  int32_t left_;
+  Status failed_;
+};
+
+std::vector<TokenId> draw_tokens(Rng& rng, int32_t count, int32_t vocab) {
+  std::vector<TokenId> tokens;
+  for (int32_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<TokenId>(rng.below(static_cast<uint64_t>(vocab))));
+  return tokens;
+}
+
+// Every group's requests follow each other.
+std::vector<std::vector<TokenId>> draw_prompts(const OfflineWorkload& w, int32_t vocab) {
+  Rng rng(7);
+  std::vector<std::vector<TokenId>> prompts;
+  std::vector<TokenId> shared;
+  const int32_t per_group = w.groups > 0 ? w.num_requests / w.groups : 1;
+  for (int32_t i = 0; i < w.num_requests; ++i) {
+    if (w.groups > 0 && i % per_group == 0) shared = draw_tokens(rng, w.shared_tokens, vocab);
+    std::vector<TokenId>& prompt = prompts.emplace_back(shared);
+    const auto own = draw_tokens(rng, w.input_tokens - std::ssize(prompt), vocab);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+  }
+  return prompts;
+}
+
+Status run_once(Engine& engine, const OfflineWorkload& w,
+                const std::vector<std::vector<TokenId>>& prompts) {
+  Ends ends(static_cast<int32_t>(prompts.size()));
+  for (const auto& prompt : prompts) {
+    GenerateRequest request;
+    request.input_ids = prompt;
+    request.sampling.max_new_tokens = w.output_tokens;
+    request.sampling.temperature = 0.0f;
+    request.sampling.ignore_eos = true;
+    const auto rid = engine.submit(std::move(request), [&](TokenEvent&& e) { ends.add(e); });
+    if (!rid) return rid.error();
+  }
+  return ends.wait();
+}
+
+}  // namespace
+
+std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick) {
+  const auto plain = [](int32_t in, int32_t out, int32_t batch, int32_t rounds) {
+    return OfflineWorkload{.name = "offline " + std::to_string(in) + "/" + std::to_string(out) +
+                                   ", batch " + std::to_string(batch),
+                           .num_requests = batch * rounds,
+                           .max_running = batch,
+                           .input_tokens = in,
+                           .output_tokens = out};
+  };
+  std::vector<OfflineWorkload> out;
+  if (part == "offline") {
+    for (const int32_t batch :
+         quick ? std::vector<int32_t>{128} : std::vector<int32_t>{128, 256, 512})
+      out.push_back(plain(1000, 1000, batch, quick ? 1 : 2));
+  } else if (part == "lengths") {
+    out = {plain(500, 2000, 256, 1), plain(128, 2048, 256, 1), plain(2048, 128, 256, 2)};
+    if (quick) out = {plain(2048, 128, 256, 1)};
+  } else {
+    const int32_t groups = quick ? 16 : 64;
+    OfflineWorkload shared{.name = "shared prefix, cache on",
+                           .num_requests = groups * 16,
+                           .max_running = 512,
+                           .input_tokens = 2048 + 128,
+                           .output_tokens = 256,
+                           .groups = groups,
+                           .shared_tokens = 2048};
+    out.push_back(shared);
+    shared.name = "shared prefix, cache off";
+    shared.cache = false;
+    out.push_back(shared);
+    shared.name = "nothing shared, cache on";
+    shared.cache = true;
+    shared.groups = shared.shared_tokens = 0;
+    shared.num_requests = groups * 4;
+    out.push_back(shared);
+    shared.name = "nothing shared, cache off";
+    shared.cache = false;
+    out.push_back(shared);
+  }
+  return out;
+}
+
+Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& config,
+                                  uint64_t seed) {
+  ESP_ASSIGN_OR_RETURN(auto engine, Engine::create({.model_path = config,
+                                                    .load_format = LoadFormat::kDummy,
+                                                    .skip_tokenizer_init = true,
+                                                    .context_length = 8192,
+                                                    .max_running_requests = w.max_running,
+                                                    .disable_radix_cache = !w.cache,
+                                                    .random_seed = seed,
+                                                    .device = "cuda"}));
+  const int32_t vocab = engine->model_info().vocab_size;
+  // What comes first loads kernels and records graphs.
+  OfflineWorkload warm = w;
+  warm.num_requests = w.max_running;
+  warm.input_tokens = 16;
+  warm.output_tokens = 8;
+  warm.groups = warm.shared_tokens = 0;
+  ESP_RETURN_IF_ERROR(run_once(*engine, warm, draw_prompts(warm, vocab)));
+  ESP_RETURN_IF_ERROR(engine->flush_cache());
+  const EngineStats before = engine->stats();
+  const auto prompts = draw_prompts(w, vocab);
+  const auto start = std::chrono::steady_clock::now();
+  ESP_RETURN_IF_ERROR(run_once(*engine, w, prompts));
+  OfflineResult r;
+  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const EngineStats after = engine->stats();
+  const auto grown = [](auto now, auto then) { return static_cast<double>(now - then); };
+  r.prompt_tokens = grown(after.prompt_tokens_total, before.prompt_tokens_total);
+  r.output_tokens = grown(after.generation_tokens_total, before.generation_tokens_total);
+  r.cached_tokens = grown(after.cached_tokens_total, before.cached_tokens_total);
+  r.forward_seconds = grown(after.forward_seconds_total, before.forward_seconds_total);
+  r.host_seconds = grown(after.host_seconds_total, before.host_seconds_total);
+  r.steps = grown(after.num_steps_total, before.num_steps_total);
+  return r;
+}
+
+}  // namespace espalier::bench

@@ -1,0 +1,36 @@
+// Workloads that are there from the start, run by an engine in this process on the GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace espalier::bench {
+
+struct OfflineWorkload {
+  std::string name;
+  int32_t num_requests = 0;
+  int32_t max_running = 0;
+  int32_t input_tokens = 0;  // of a request, what it shares included
+  int32_t output_tokens = 0;
+  int32_t groups = 0;         // of requests that share a prefix; 0: nothing is shared
+  int32_t shared_tokens = 0;  // the prefix's length
+  bool cache = true;
+};
+
+struct OfflineResult {
+  double seconds = 0;  // from the first request's submission to the last token
+  double prompt_tokens = 0, output_tokens = 0, cached_tokens = 0;
+  double forward_seconds = 0, host_seconds = 0, steps = 0;
+};
+
+// part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths) or "shared".
+std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
+
+// `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.
+Result<OfflineResult> run_offline(const OfflineWorkload& workload, const std::string& config,
+                                  uint64_t seed);
+
+}  // namespace espalier::bench

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""The roof of a shape that can be worked out by hand, and what must hold for any."""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import roof  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TINY = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 32}
+
+
+def device(read_rate=1e3, matrix=1e6, attention=1e5):
+    return roof.Device(read_rate, lambda name, rows: matrix, attention)
+
+
+class RoofTest(unittest.TestCase):
+    def test_the_8b_shape_streams_what_its_sizes_say(self):
+        shape = roof.Shape.read(os.path.join(HERE, "..", "configs", "llama_8b"))
+        self.assertEqual(shape.kv_bytes_per_token(), 128 * 1024)
+        parameters = 8030261248  # of Llama 3.1 8B
+        norms = (2 * 32 + 1) * 4096
+        self.assertEqual(shape.streamed_bytes(), 2 * (parameters - norms - 128256 * 4096))
+
+    def test_a_tiny_shape_by_hand(self):
+        shape = roof.Shape(TINY)
+        # qkv 16 x 8, o 8 x 8, gate and up 32 x 8, down 8 x 16, twice; head 32 x 8.
+        self.assertEqual(shape.streamed_bytes(), 2 * (2 * (128 + 64 + 256 + 128) + 256))
+        self.assertEqual(shape.kv_bytes_per_token(), 2 * 2 * 4 * 2)
+        # Bound by bytes: 2,816 of weights and 10 tokens of 32 at 1,000 a second.
+        self.assertAlmostEqual(roof.decode_seconds(shape, device(), 1, 10), 2.816 + 0.32)
+        # Bound by operations: 2 a weight and row.
+        fast_memory = device(read_rate=1e12)
+        self.assertAlmostEqual(roof.decode_seconds(shape, fast_memory, 3, 0), 3 * 2816 / 1e6)
+        # 4 tokens see 10 pairs; logits of one row.
+        operations = 2 * 4 * 1152 + 2 * 256
+        pairs = 4 * 10 * 8 * 2
+        self.assertAlmostEqual(roof.prefill_seconds(shape, fast_memory, 4),
+                               operations / 1e6 + pairs / 1e5)
+
+    def test_offline_is_its_parts(self):
+        shape, d = roof.Shape(TINY), device(read_rate=1e9)
+        # One request: a prefill of 8192 // 5 requests' worth is counted by its share.
+        one = roof.offline_seconds(shape, d, 1, 1, 5, 3)
+        chunk = 8192 // 5
+        expected = roof.products_seconds(shape, d, chunk * 5, chunk) / chunk
+        expected += 4 * 15 * 8 * 2 / 1e5
+        expected += sum(roof.decode_seconds(shape, d, 1, 5 + i) for i in range(2))
+        self.assertAlmostEqual(one, expected)
+        self.assertAlmostEqual(roof.offline_seconds(shape, d, 4, 1, 5, 3), 4 * expected)
+
+    def test_few_rows_are_not_bound_by_a_slow_library(self):
+        rate = roof.matrix_rate({"o": {1: 1.0, 512: 500.0, 2048: 700.0, 8192: 650.0}})
+        self.assertEqual([rate("o", rows) for rows in (1, 512, 600, 2048, 8192)],
+                         [500, 500, 500, 700, 700])
+        self.assertEqual(roof.matrix_rate({"head": {1: 3.0}})("head", 7), 3)
+
+    def test_sharing_never_costs(self):
+        shape, d = roof.Shape(TINY), device()
+        alone = roof.offline_seconds(shape, d, 32, 32, 100, 10)
+        shared = roof.offline_seconds(shape, d, 32, 32, 100, 10, groups=2, shared_tokens=90)
+        self.assertLess(shared, alone)
+
+
+if __name__ == "__main__":
+    unittest.main()

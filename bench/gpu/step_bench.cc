@@ -1,0 +1,204 @@
+#include "step_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "base/rng.h"
+#include "kernels/random/cuda.h"
+
+namespace espalier::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+constexpr int kWarmSteps = 6;  // the second of a size captures its graph
+
+}  // namespace
+
+Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& model,
+                                                     const Limits& limits) {
+  std::unique_ptr<StepBench> bench(new StepBench);
+  bench->limits_ = limits;
+  ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
+  bench->info_ = decoder->info();
+  const KvType type = decoder->kv_type();
+  ESP_ASSIGN_OR_RETURN(bench->executor_,
+                       CudaExecutor::create(std::move(decoder),
+                                            {.max_slots = limits.max_lanes,
+                                             .max_tokens = limits.prefill_chunk + limits.max_lanes,
+                                             .context_length = limits.context_length,
+                                             .page_size = limits.page_size,
+                                             .graphs = limits.graphs,
+                                             .early_launch = limits.early_launch}));
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());
+  bench->num_pages_ = budget / (bench->info_.kv_bytes_per_token(type) * limits.page_size);
+  ESP_RETURN_IF_ERROR(
+      bench->executor_->allocate_kv({.num_layers = bench->info_.num_layers,
+                                     .num_kv_heads = bench->info_.num_kv_heads,
+                                     .head_dim = bench->info_.head_dim,
+                                     .type = type,
+                                     .num_pages = static_cast<int32_t>(bench->num_pages_),
+                                     .page_size = limits.page_size}));
+  ESP_RETURN_IF_ERROR(bench->fill_kv());
+  bench->shuffled_.resize(static_cast<size_t>(bench->num_pages_));
+  std::iota(bench->shuffled_.begin(), bench->shuffled_.end(), 0);
+  Rng rng(1);
+  std::shuffle(bench->shuffled_.begin(), bench->shuffled_.end(), rng);
+  return bench;
+}
+
+Status StepBench::fill_kv() {
+  const KvView& kv = executor_->kv();
+  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  uint64_t key = 1;
+  for (const KvView::Layer& layer : kv.layers) {
+    for (void* plane : {layer.k, layer.v}) {
+      ESP_RETURN_IF_ERROR(kernels::cuda::draw(
+          {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+           .out = plane,
+           .count = kv.page_stride * kv.num_pages,
+           .key = key++},
+          {.stream = stream.get()}));
+    }
+  }
+  return stream.synchronize();
+}
+
+void StepBench::take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const {
+  const auto begin = shuffled_.begin() + first;
+  out.insert(out.end(), begin, begin + count);
+}
+
+Status StepBench::check(const StepResult& result) const {
+  for (const LaneResult& lane : result.lanes) {
+    if (!lane.status.ok()) return lane.status;
+    if (lane.token < 0 || lane.token >= info_.vocab_size) {
+      return error(StatusCode::kInternal, "a lane drew the token {}", lane.token);
+    }
+  }
+  return Status();
+}
+
+Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int steps) {
+  const auto pages_for = [&](int32_t tokens) {
+    return (tokens + limits_.page_size - 1) / limits_.page_size;
+  };
+  const int all_steps = steps + kWarmSteps;
+  ForwardBatch batches[2];
+  auto sampling = std::make_shared<SamplingSpec>();
+  sampling->seed = 3;
+  ++table_version_;
+  for (ForwardBatch& batch : batches) {
+    int64_t first_page = 0;
+    for (size_t i = 0; i < contexts.size(); ++i) {
+      const int32_t pages = pages_for(contexts[i] + all_steps);
+      Lane lane{.slot = static_cast<SlotId>(i),
+                .num_query_tokens = 1,
+                .prefix_len = contexts[i],
+                .query_begin = static_cast<int32_t>(i),
+                .page_begin = static_cast<int32_t>(batch.page_tables.size()),
+                .table_version = table_version_,
+                .sample = true};
+      if (first_page + pages > num_pages_) {
+        return fail(invalid_argument("{} lanes of {} tokens do not fit into {} pages",
+                                     contexts.size(), contexts[i], num_pages_));
+      }
+      take_pages(first_page, pages, batch.page_tables);
+      first_page += pages;
+      batch.lanes.push_back(std::move(lane));
+      batch.token_ids.push_back(kTokenFromSlot);
+      batch.positions.push_back(contexts[i]);
+    }
+  }
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    batches[0].slot_inits.push_back({.slot = static_cast<SlotId>(i), .sampling = sampling});
+    batches[0].token_ids[i] =
+        static_cast<TokenId>(mix64(i) % static_cast<uint64_t>(info_.vocab_size));
+  }
+  std::vector<double> times, device, launches;
+  Clock::time_point last{};
+  double total = 0, busy = 0;
+  const auto launch = [&](int index) {
+    ForwardBatch& batch = batches[index % 2];
+    if (index > 1) batch.slot_inits.clear();
+    if (index == 2) batch.token_ids.assign(contexts.size(), kTokenFromSlot);
+    batch.step = ++step_;
+    for (size_t i = 0; i < batch.lanes.size(); ++i) {
+      Lane& lane = batch.lanes[i];
+      lane.prefix_len = contexts[i] + index;
+      lane.num_pages = pages_for(lane.prefix_len + 1);
+      lane.output_index = index;
+      batch.positions[i] = lane.prefix_len;
+    }
+    const Clock::time_point start = Clock::now();
+    executor_->launch(batch);
+    return seconds(Clock::now() - start);
+  };
+  double launched = launch(0);
+  for (int index = 0; index < all_steps; ++index) {
+    const double next = index + 1 < all_steps ? launch(index + 1) : 0;
+    const StepResult& result = executor_->wait(batches[index % 2].step);
+    const Clock::time_point now = Clock::now();
+    ESP_RETURN_IF_ERROR(check(result));
+    if (index >= kWarmSteps) {
+      times.push_back(seconds(now - last));
+      total += times.back();
+      busy += result.forward_seconds;
+      device.push_back(result.forward_seconds);
+      launches.push_back(launched);
+    }
+    launched = next;
+    last = now;
+  }
+  return StepTimes{.step_seconds = median(times),
+                   .device_seconds = median(device),
+                   .launch_seconds = median(launches),
+                   .idle = std::max(0.0, 1 - busy / total)};
+}
+
+Result<double> StepBench::prefill(int32_t tokens, int repeats) {
+  auto sampling = std::make_shared<SamplingSpec>();
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {  // the first one warms
+    ++table_version_;
+    std::vector<ForwardBatch> batches;
+    for (int32_t begin = 0; begin < tokens; begin += limits_.prefill_chunk) {
+      const int32_t end = std::min(tokens, begin + limits_.prefill_chunk);
+      ForwardBatch& batch = batches.emplace_back();
+      if (begin == 0) batch.slot_inits.push_back({.slot = 0, .sampling = sampling});
+      batch.step = ++step_;
+      batch.lanes.push_back({.slot = 0,
+                             .num_query_tokens = end - begin,
+                             .prefix_len = begin,
+                             .num_pages = (end + limits_.page_size - 1) / limits_.page_size,
+                             .table_version = table_version_,
+                             .sample = end == tokens});
+      take_pages(0, batch.lanes[0].num_pages, batch.page_tables);
+      for (int32_t i = begin; i < end; ++i) {
+        batch.positions.push_back(i);
+        batch.token_ids.push_back(static_cast<TokenId>(mix64(static_cast<uint64_t>(i)) %
+                                                       static_cast<uint64_t>(info_.vocab_size)));
+      }
+    }
+    const Clock::time_point start = Clock::now();
+    for (size_t i = 0; i < batches.size(); ++i) {
+      executor_->launch(batches[i]);
+      if (i > 0) executor_->wait(batches[i - 1].step);
+    }
+    ESP_RETURN_IF_ERROR(check(executor_->wait(batches.back().step)));
+    if (repeat > 0) times.push_back(seconds(Clock::now() - start));
+  }
+  return median(times);
+}
+
+}  // namespace espalier::bench

@@ -1,0 +1,59 @@
+// Steps of a model on the GPU, as the engine's loop would run them, without the engine: two in
+// flight, tokens from slots, keys and values of random numbers on scattered pages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/executor/cuda/cuda_executor.h"
+#include "models/model.h"
+
+namespace espalier::bench {
+
+struct StepTimes {
+  double step_seconds = 0;    // median time from one step's results to the next one's
+  double device_seconds = 0;  // median of what the device measured
+  double launch_seconds = 0;  // median that launch() took
+  double idle = 0;            // part of the time that the device had no step
+};
+
+class StepBench {
+ public:
+  struct Limits {
+    int32_t max_lanes = 512;
+    int32_t prefill_chunk = 8192;
+    int32_t context_length = 131072;
+    int32_t page_size = 1;
+    bool graphs = true;
+    bool early_launch = false;
+  };
+  static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
+                                                   const Limits& limits);
+
+  // One token a lane, lane i with contexts[i] tokens before it.
+  Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps);
+  // One prompt, in chunks; seconds from its first launch to its token, median of `repeats`.
+  Result<double> prefill(int32_t tokens, int repeats);
+
+  int64_t kv_tokens() const { return num_pages_ * limits_.page_size; }
+  const ModelInfo& info() const { return info_; }
+  const CudaMemoryPlan& memory() const { return executor_->memory(); }
+
+ private:
+  StepBench() = default;
+  Status fill_kv();
+  void take_pages(int64_t first, int64_t count, std::vector<PageId>& out) const;
+  Status check(const StepResult& result) const;
+
+  Limits limits_;
+  ModelInfo info_;
+  std::unique_ptr<CudaExecutor> executor_;
+  int64_t num_pages_ = 0;
+  std::vector<PageId> shuffled_;
+  uint64_t step_ = 0, table_version_ = 0;
+};
+
+}  // namespace espalier::bench
