@@ -1,0 +1,148 @@
+#include "text/parse/pythonic_calls.h"
+
+#include <boost/json.hpp>
+#include <cctype>
+#include <charconv>
+
+namespace espalier {
+namespace {
+
+namespace json = boost::json;
+
+constexpr int kDepthMax = 64;
+
+class LiteralReader {
+ public:
+  explicit LiteralReader(std::string_view text) : text_(text) {}
+
+  std::optional<json::object> arguments() {
+    json::object out;
+    while (skip_space(), !text_.empty()) {
+      const std::string name = identifier();
+      skip_space();
+      if (name.empty() || !eat("=")) return std::nullopt;
+      auto value = literal(0);
+      if (!value) return std::nullopt;
+      out[name] = std::move(*value);
+      skip_space();
+      if (!text_.empty() && !eat(",")) return std::nullopt;
+    }
+    return out;
+  }
+
+ private:
+  void skip_space() {
+    while (!text_.empty() && std::isspace(static_cast<unsigned char>(text_[0]))) pop();
+  }
+  void pop(size_t count = 1) { text_.remove_prefix(count); }
+  bool eat(std::string_view word) {
+    if (!text_.starts_with(word)) return false;
+    pop(word.size());
+    return true;
+  }
+  std::string identifier() {
+    size_t size = 0;
+    while (size < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[size])) || text_[size] == '_'))
+      ++size;
+    std::string out(text_.substr(0, size));
+    pop(size);
+    return out;
+  }
+
+  std::optional<json::value> literal(int depth) {
+    skip_space();
+    if (text_.empty() || depth > kDepthMax) return std::nullopt;
+    const char c = text_[0];
+    if (c == '"' || c == '\'') return string();
+    if (c == '[' || c == '(') return list(c == '[' ? ']' : ')', depth);
+    if (c == '{') return dictionary(depth);
+    if (eat("True") || eat("true")) return json::value(true);
+    if (eat("False") || eat("false")) return json::value(false);
+    if (eat("None") || eat("null")) return json::value(nullptr);
+    return number();
+  }
+
+  std::optional<json::value> number() {
+    size_t size = 0;
+    while (size < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[size])) ||
+                                   std::string_view("+-._").find(text_[size]) != std::string::npos))
+      ++size;
+    std::string word;
+    for (const char c : text_.substr(0, size))
+      if (c != '_') word += c;
+    if (word.starts_with('+')) word.erase(0, 1);
+    pop(size);
+    int64_t whole = 0;
+    const char* const end = word.data() + word.size();
+    if (const auto r = std::from_chars(word.data(), end, whole);
+        r.ec == std::errc() && r.ptr == end)
+      return json::value(whole);
+    double real = 0;
+    if (const auto r = std::from_chars(word.data(), end, real); r.ec == std::errc() && r.ptr == end)
+      return json::value(real);
+    return std::nullopt;
+  }
+
+  std::optional<json::value> string() {
+    const char quote = text_[0];
+    pop();
+    std::string out;
+    while (!text_.empty() && text_[0] != quote) {
+      char c = text_[0];
+      pop();
+      if (c == '\\' && !text_.empty()) {
+        c = text_[0];
+        pop();
+        if (c == 'n') c = '\n';
+        if (c == 't') c = '\t';
+        if (c == 'r') c = '\r';
+      }
+      out += c;
+    }
+    if (!eat(std::string_view(&quote, 1))) return std::nullopt;
+    return json::value(out);
+  }
+
+  std::optional<json::value> list(char close, int depth) {
+    pop();
+    json::array out;
+    while (skip_space(), !eat(std::string_view(&close, 1))) {
+      auto item = literal(depth + 1);
+      if (!item) return std::nullopt;
+      out.push_back(std::move(*item));
+      skip_space();
+      if (!eat(",") && !text_.starts_with(close)) return std::nullopt;
+    }
+    return out;
+  }
+
+  std::optional<json::value> dictionary(int depth) {
+    pop();
+    json::object out;
+    while (skip_space(), !eat("}")) {
+      const auto key = literal(depth + 1);
+      skip_space();
+      if (!key || !eat(":")) return std::nullopt;
+      auto value = literal(depth + 1);
+      if (!value) return std::nullopt;
+      out[key->is_string() ? key->get_string() : json::string(json::serialize(*key))] =
+          std::move(*value);
+      skip_space();
+      if (!eat(",") && !text_.starts_with('}')) return std::nullopt;
+    }
+    return out;
+  }
+
+  std::string_view text_;
+};
+
+}  // namespace
+
+std::optional<std::string> python_arguments_to_json(std::string_view text) {
+  const auto arguments = LiteralReader(text).arguments();
+  if (!arguments) return std::nullopt;
+  return json::serialize(*arguments);
+}
+
+}  // namespace espalier

@@ -1,0 +1,14 @@
+// Calls written as a Python list: [f(a=1, b="x"), g()].
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace espalier {
+
+// The keyword arguments between a call's parentheses as a JSON object; nothing when they are not
+// keyword arguments of literals (numbers, strings, True, False, None, lists, tuples, dictionaries).
+std::optional<std::string> python_arguments_to_json(std::string_view text);
+
+}  // namespace espalier

@@ -1,0 +1,120 @@
+#include "text/parse/reasoning_parser.h"
+
+#include <algorithm>
+
+namespace espalier {
+namespace {
+
+const std::vector<ReasoningFormat>& formats() {
+  static const std::vector<ReasoningFormat> all = {
+      {"deepseek-r1", "<think>", "</think>", true}, {"deepseek-v3", "<think>", "</think>", false},
+      {"glm45", "<think>", "</think>", false},      {"interns1", "<think>", "</think>", false},
+      {"kimi", "◁think▷", "◁/think▷", false},       {"minimax", "<think>", "</think>", true},
+      {"mistral", "[THINK]", "[/THINK]", false},    {"nemotron_3", "<think>", "</think>", false},
+      {"qwen3", "<think>", "</think>", false},      {"qwen3-thinking", "<think>", "</think>", true},
+      {"step3", "<think>", "</think>", true},
+  };
+  return all;
+}
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+}  // namespace
+
+std::vector<std::string> reasoning_format_names() {
+  std::vector<std::string> names;
+  for (const ReasoningFormat& format : formats()) names.push_back(format.name);
+  return names;
+}
+
+Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
+  std::string all;
+  for (const ReasoningFormat& format : formats()) {
+    if (format.name == name) return format;
+    all += (all.empty() ? "" : ", ") + format.name;
+  }
+  return fail(invalid_argument("'{}' is no reasoning parser; it must be one of {}", name, all));
+}
+
+ReasoningParser::ReasoningParser(const ReasoningFormat& format)
+    : format_(format), state_(format.begun_by_template ? State::kReasoning : State::kBefore) {}
+
+ReasoningParser::Parts ReasoningParser::push(std::string_view text) {
+  Parts out;
+  for (const char c : text) take(c, out);
+  return out;
+}
+
+void ReasoningParser::add_reasoning(char c, Parts& out) {
+  if (is_space(c)) {
+    if (has_reasoning_) space_ += c;  // white space before it is dropped
+    return;
+  }
+  has_reasoning_ = true;
+  out.reasoning += space_;
+  out.reasoning += c;
+  space_.clear();
+}
+
+// In each state text is held only as long as it could still become what that state looks for.
+void ReasoningParser::take(char c, Parts& out) {
+  switch (state_) {
+    case State::kAnswer:
+      out.answer += c;
+      return;
+    case State::kBehind:
+      if (is_space(c)) return;
+      state_ = State::kAnswer;
+      out.answer += c;
+      return;
+    case State::kBefore: {
+      held_ += c;
+      const size_t begin = held_.find_first_not_of(" \n\t\r");
+      const std::string_view mark =
+          begin == std::string::npos ? std::string_view() : std::string_view(held_).substr(begin);
+      if (mark == format_.begin) {
+        held_.clear();
+        state_ = State::kReasoning;
+        seen_ = true;
+      } else if (!std::string_view(format_.begin).starts_with(mark)) {
+        out.answer += held_;
+        held_.clear();
+        state_ = State::kAnswer;
+      }
+      return;
+    }
+    case State::kReasoning:
+      held_ += c;
+      // Some models repeat the mark that the template has written.
+      if (!has_reasoning_ && !seen_ && held_ == format_.begin) {
+        held_.clear();
+        seen_ = true;
+        return;
+      }
+      if (held_ == format_.end) {
+        held_.clear();
+        space_.clear();
+        seen_ = true;
+        state_ = State::kBehind;
+        return;
+      }
+      while (!held_.empty() && !std::string_view(format_.end).starts_with(held_) &&
+             (has_reasoning_ || seen_ || !std::string_view(format_.begin).starts_with(held_))) {
+        add_reasoning(held_[0], out);
+        held_.erase(0, 1);
+      }
+      return;
+  }
+}
+
+ReasoningParser::Parts ReasoningParser::finish() {
+  Parts out;
+  if (state_ == State::kReasoning) {
+    for (const char c : std::exchange(held_, {})) add_reasoning(c, out);
+  } else {
+    out.answer = std::exchange(held_, {});
+  }
+  return out;
+}
+
+}  // namespace espalier

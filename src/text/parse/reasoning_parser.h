@@ -1,0 +1,54 @@
+// Splits what a model generates into its reasoning ("<think>...</think>") and its answer, as the
+// text comes.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace espalier {
+
+// How a family of models marks its reasoning.
+struct ReasoningFormat {
+  std::string name;
+  std::string begin, end;
+  bool begun_by_template = false;  // the prompt ends inside the reasoning: no `begin` comes
+};
+
+// By the names that SGLang's --reasoning-parser has: deepseek-r1, deepseek-v3, glm45, interns1,
+// kimi, minimax, mistral, nemotron_3, qwen3, qwen3-thinking, step3. kInvalidArgument lists them.
+Result<ReasoningFormat> find_reasoning_format(std::string_view name);
+std::vector<std::string> reasoning_format_names();
+
+// Not thread-safe; one for each answer. However the text is cut into pieces, the parts put together
+// are the same: a mark that a piece cuts is held back until it is certain. White space next to the
+// marks is dropped; an answer without reasoning is kept as it is.
+class ReasoningParser {
+ public:
+  struct Parts {
+    std::string reasoning, answer;
+  };
+  explicit ReasoningParser(const ReasoningFormat& format);
+
+  Parts push(std::string_view text);
+  Parts finish();  // what was held back; nothing may follow
+
+  bool inside() const { return state_ == State::kReasoning; }
+  bool seen() const { return seen_; }  // there was some reasoning, or its end
+
+ private:
+  enum class State { kBefore, kReasoning, kBehind, kAnswer };
+  void take(char c, Parts& out);
+  void add_reasoning(char c, Parts& out);
+
+  const ReasoningFormat format_;
+  State state_;
+  bool seen_ = false;
+  std::string held_;   // could still become a mark
+  std::string space_;  // white space of the reasoning that is not its end yet
+  bool has_reasoning_ = false;
+};
+
+}  // namespace espalier

@@ -1,0 +1,28 @@
+// The formats of tool calls, as data. Internal to the folder.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace espalier {
+
+struct ToolCallFormat {
+  enum class Kind { kJson, kDeepSeek, kPythonic };
+  std::string name;
+  Kind kind = Kind::kJson;
+  std::string begin, end;               // marks around a call, or around all of them
+  bool bare = false;                    // a call may stand at the answer's start without a mark
+  bool names_outside = false;           // name[ARGS]{...} is understood too
+  std::string arguments = "arguments";  // the member that has them, as the model writes it
+  std::string sign;                     // in a chat template: this format is spoken
+};
+
+const ToolCallFormat* find_tool_call_format(std::string_view name);  // null: there is none
+
+inline constexpr const char* kDeepSeekCallsBegin = "<｜tool▁calls▁begin｜>";
+inline constexpr const char* kDeepSeekCallsEnd = "<｜tool▁calls▁end｜>";
+inline constexpr const char* kDeepSeekCallBegin = "<｜tool▁call▁begin｜>";
+inline constexpr const char* kDeepSeekCallEnd = "<｜tool▁call▁end｜>";
+inline constexpr const char* kDeepSeekSep = "<｜tool▁sep｜>";
+
+}  // namespace espalier
