@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "base/log.h"
+#include "text/parse/reasoning_parser.h"
+#include "text/parse/tool_call_parser.h"
 
 namespace espalier::apps {
 namespace {
@@ -16,6 +18,12 @@ constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 // 0 and "" are how a config says "chosen from the model and the machine"; the help says it in
 // words.
 void shown_default(Setting& row, std::string words) { row.default_text = std::move(words); }
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
 
 void add_model_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Model");
@@ -140,6 +148,24 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   shown_default(table.text("chat-template", server.chat_template, "FILE",
                            "Jinja template, or the path of one"),
                 "the model's");
+  shown_default(table.custom("tool-call-parser", "NAME",
+                             "format of tool calls: " + joined(tool_call_format_names()), "",
+                             [&server](std::string_view value) -> Status {
+                               ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
+                                                    make_tool_call_parser(value, {}));
+                               server.tool_call_parser = value;
+                               return {};
+                             }),
+                "what the chat template speaks");
+  shown_default(table.custom("reasoning-parser", "NAME",
+                             "how reasoning is marked: " + joined(reasoning_format_names()), "",
+                             [&server](std::string_view value) -> Status {
+                               ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto format,
+                                                    find_reasoning_format(value));
+                               server.reasoning_parser = value;
+                               return {};
+                             }),
+                "none");
   table.toggle("enable-cache-report", server.enable_cache_report,
                "tell cached tokens in the usage of OpenAI answers");
   table.toggle("enable-metrics", server.enable_metrics,

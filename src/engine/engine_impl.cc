@@ -6,6 +6,8 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "text/parse/reasoning_parser.h"
+#include "text/parse/tool_call_parser.h"
 
 namespace espalier {
 namespace {
@@ -25,6 +27,26 @@ constexpr size_t kReportedForcedMax = 256;  // bytes
 uint64_t random_nonce() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
+}
+
+// Marks of reasoning and of tool calls that a vocabulary has as special tokens have no bytes there;
+// for grammars, which hold models to them, they are their texts.
+void name_marks(const Tokenizer& tokenizer, std::deque<std::string>& texts,
+                std::vector<std::string_view>& token_bytes) {
+  token_bytes.assign(tokenizer.vocab().token_bytes.begin(), tokenizer.vocab().token_bytes.end());
+  std::vector<std::string> marks;
+  for (const std::string& format : tool_call_format_names())
+    for (std::string& mark : tool_call_marks(format)) marks.push_back(std::move(mark));
+  for (const std::string& name : reasoning_format_names())
+    if (const auto format = find_reasoning_format(name)) {
+      marks.push_back(format->begin);
+      marks.push_back(format->end);
+    }
+  for (const std::string& mark : marks) {
+    const auto id = tokenizer.token_to_id(mark);
+    if (id && token_bytes[static_cast<size_t>(*id)].empty())
+      token_bytes[static_cast<size_t>(*id)] = texts.emplace_back(mark);
+  }
 }
 
 int64_t max_samples(const EngineConfig& c) {
@@ -65,6 +87,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<
                                                 static_cast<size_t>(2 * max_samples(config)));
   if (config_.grammar_backend == "none") return;
   VocabView vocab = parts_.tokenizer->vocab();
+  name_marks(*parts_.tokenizer, mark_texts_, token_bytes_);
+  vocab.token_bytes = token_bytes_;
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
   grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads,

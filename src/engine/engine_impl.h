@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <string>
 
@@ -45,6 +46,8 @@ class EngineImpl final : public Engine {
   const EngineConfig config_;
   Parts parts_;
   SamplingContext sampling_context_;
+  std::deque<std::string> mark_texts_;         // what token_bytes_ points to beside the tokenizer's
+  std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
   const uint64_t rid_nonce_;
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
   std::unique_ptr<PrefixCache> cache_;

@@ -1,9 +1,11 @@
 #include "server/chat_format.h"
 
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
 #include "base/mapped_file.h"
+#include "text/parse/tool_call_parser.h"
 
 namespace espalier::server {
 
@@ -41,6 +43,59 @@ void parse_arguments(json::object& message) {
   }
 }
 
+// What a template that knows no tools cannot say, said as text.
+std::string describe_tools(const json::value& tools) {
+  std::string out =
+      "You can call functions. To call some, answer with nothing but a JSON list of calls: "
+      "[{\"name\": ..., \"parameters\": {...}}]. The functions are:";
+  for (const json::value& tool : tools.get_array())
+    out += "\n" + json::serialize(tool.at("function"));
+  return out;
+}
+
+void tell_calls_as_text(json::object& message) {
+  if (view(message.at("role").get_string()) == "tool") {
+    message["role"] = "user";
+    const json::value& content = message["content"];
+    message["content"] =
+        "Result of the call: " +
+        (content.is_string() ? std::string(view(content.get_string())) : json::serialize(content));
+    return;
+  }
+  const json::value* calls = message.if_contains("tool_calls");
+  if (calls == nullptr || !calls->is_array() || calls->get_array().empty()) return;
+  json::array told;
+  for (const json::value& call : calls->get_array()) {
+    const json::object* function = call.is_object() && call.get_object().contains("function")
+                                       ? call.at("function").if_object()
+                                       : nullptr;
+    if (function == nullptr) continue;
+    const json::value* name = function->if_contains("name");
+    const json::value* arguments = function->if_contains("arguments");
+    told.push_back({{"name", name != nullptr ? *name : json::value("")},
+                    {"parameters", arguments != nullptr ? *arguments : json::object{}}});
+  }
+  std::string text;
+  if (const json::value* content = message.if_contains("content");
+      content != nullptr && content->is_string())
+    text = view(content->get_string());
+  message["content"] = text + json::serialize(told);
+}
+
+// Behind what the first message says where that is the system's, else as one of its own.
+void add_system_note(json::array& messages, const std::string& note) {
+  if (!messages.empty()) {
+    json::object& first = messages.front().get_object();
+    const std::string_view role = view(first.at("role").get_string());
+    json::value& content = first["content"];
+    if ((role == "system" || role == "developer") && content.is_string()) {
+      content = std::string(view(content.get_string())) + "\n\n" + note;
+      return;
+    }
+  }
+  messages.insert(messages.begin(), json::object{{"role", "system"}, {"content", note}});
+}
+
 }  // namespace
 
 Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesystem::path& folder,
@@ -72,6 +127,9 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
     format.takes_parts_ |= source.find(sign) != std::string::npos;
   }
   format.knows_developer_ = source.find("developer") != std::string::npos;
+  format.knows_tools_ = source.find("tools") != std::string::npos;
+  format.tool_call_format_ =
+      format.knows_tools_ ? detect_tool_call_format(source) : std::string("json");
   return format;
 }
 
@@ -86,7 +144,11 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
     json::value& role = message["role"];
     if (!knows_developer_ && view(role.get_string()) == "developer") role = "system";
     parse_arguments(message);
+    if (!knows_tools_) tell_calls_as_text(message);
   }
+  if (options.tools != nullptr && !knows_tools_)
+    add_system_note(list, describe_tools(*options.tools));
+  if (!options.system_note.empty()) add_system_note(list, options.system_note);
   std::string beginning;  // of the answer
   if (options.continue_final_message) {
     const json::value* content =
@@ -101,7 +163,7 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
   }
   json::object variables;
   variables["messages"] = std::move(list);
-  variables["tools"] = nullptr;
+  variables["tools"] = options.tools != nullptr ? *options.tools : json::value(nullptr);
   variables["add_generation_prompt"] = true;
   variables["bos_token"] = bos_token_;
   variables["eos_token"] = eos_token_;

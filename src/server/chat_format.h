@@ -23,11 +23,17 @@ class ChatFormat {
   struct Options {
     const boost::json::value* kwargs = nullptr;  // an object: more variables; may be null
     std::optional<std::string> reasoning_effort;
-    bool continue_final_message = false;  // the last message's text ends the prompt
+    bool continue_final_message = false;        // the last message's text ends the prompt
+    const boost::json::value* tools = nullptr;  // a list that is not empty, or null
+    std::string system_note;                    // stands behind what the system message says
   };
   // `messages`: a checked list (openai_request.h). The text holds its special tokens itself: encode
   // it with add_special_tokens off.
   Result<std::string> render(const boost::json::value& messages, const Options& options) const;
+
+  // The format of tool calls that the template speaks; "json" where it knows no tools: they are
+  // then described in the system message, and calls and their results are told as text.
+  const std::string& tool_call_format() const { return tool_call_format_; }
 
  private:
   explicit ChatFormat(ChatTemplate compiled) : template_(std::move(compiled)) {}
@@ -35,6 +41,8 @@ class ChatFormat {
   std::string bos_token_, eos_token_;
   bool takes_parts_ = false;      // content may stay a list of parts
   bool knows_developer_ = false;  // else that role is called system
+  bool knows_tools_ = false;
+  std::string tool_call_format_;
 };
 
 }  // namespace espalier::server

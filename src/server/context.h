@@ -15,6 +15,7 @@
 #include "server/chat_format.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "text/parse/reasoning_parser.h"
 
 namespace espalier::server {
 
@@ -43,7 +44,9 @@ struct Context {
   Engine& engine;
   std::string model_name;
   std::optional<ChatFormat> chat;
-  Status chat_missing;  // why `chat` is not there
+  Status chat_missing;                              // why `chat` is not there
+  std::string tool_call_format = "json";            // text/parse/tool_call_parser.h
+  std::optional<ReasoningFormat> reasoning_format;  // none: reasoning is text
   std::unique_ptr<Metrics> metrics;
   std::unique_ptr<WorkerPool> workers;
   std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves

@@ -1,6 +1,7 @@
 // POST /generate, /v1/completions, /v1/chat/completions: read the body, start its generation.
 #include <boost/json/value.hpp>
 
+#include "server/chat_plan.h"
 #include "server/native_generation.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
@@ -36,25 +37,12 @@ void generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr resp
 
 std::shared_ptr<Generation> start_chat(const ContextPtr& context, const ResponsePtr& response,
                                        ChatRequest&& request) {
-  std::string prompt;
-  if (request.input_ids.empty()) {
-    const Status& missing = context->chat_missing;
-    if (!context->chat) {
-      response->send(error_response(Dialect::kOpenAi, missing));
-      return nullptr;
-    }
-    ChatFormat::Options options;
-    options.kwargs = request.template_kwargs.get();
-    options.reasoning_effort = request.reasoning_effort;
-    options.continue_final_message = request.continue_final_message;
-    auto rendered = context->chat->render(*request.messages, options);
-    if (!rendered) {
-      response->send(error_response(Dialect::kOpenAi, rendered.error()));
-      return nullptr;
-    }
-    prompt = std::move(*rendered);
+  auto plan = plan_chat(*context, request);
+  if (!plan) {
+    response->send(error_response(Dialect::kOpenAi, plan.error()));
+    return nullptr;
   }
-  return make_chat_generation(context, response, std::move(request), std::move(prompt));
+  return make_chat_generation(context, response, std::move(request), std::move(*plan));
 }
 
 }  // namespace

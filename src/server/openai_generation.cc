@@ -28,6 +28,9 @@ class OpenAiGeneration : public Generation {
  protected:
   Dialect dialect() const override { return Dialect::kOpenAi; }
 
+  // Of what the sample has generated, as far as its dialect tells them apart.
+  virtual int64_t reasoning_tokens(const Sample&) const { return 0; }
+
   void begin_answer(JsonWriter& w, std::string_view object) const {
     w.begin_object().member("id", id_).member("object", object);
     w.member("created", created_).member("model", model_);
@@ -46,10 +49,11 @@ class OpenAiGeneration : public Generation {
 
   // Each prompt counts once, however many choices it has.
   void write_usage(JsonWriter& w, const Sample* only = nullptr) const {
-    int64_t prompt = 0, completion = 0, cached = 0;
+    int64_t prompt = 0, completion = 0, cached = 0, reasoning = 0;
     for (const Sample& sample : samples()) {
       if (only != nullptr && &sample != only) continue;
       completion += sample.stats.completion_tokens;
+      reasoning += reasoning_tokens(sample);
       if (only == nullptr && sample.index % samples_per_prompt_ != 0) continue;
       prompt += sample.stats.prompt_tokens;
       cached += sample.stats.cached_tokens;
@@ -61,7 +65,7 @@ class OpenAiGeneration : public Generation {
     } else {
       w.null();
     }
-    w.member("reasoning_tokens", 0).end_object();
+    w.member("reasoning_tokens", reasoning).end_object();
   }
 
   void end_chunk(JsonWriter& w, const Sample& sample) const {
@@ -192,18 +196,40 @@ class CompletionGeneration final : public OpenAiGeneration {
 class ChatGeneration final : public OpenAiGeneration {
  public:
   ChatGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
-                 const ChatRequest& request)
+                 const ChatRequest& request, const AnswerFormat& format)
       : OpenAiGeneration(std::move(context), std::move(response), std::move(items), request),
-        with_logprobs_(request.logprobs) {}
+        with_logprobs_(request.logprobs),
+        reads_calls_(!format.tool_format.empty()) {
+    for (size_t i = 0; i < samples().size(); ++i) {
+      answers_.emplace_back(format);
+      call_ids_.emplace_back();
+    }
+  }
 
  protected:
-  // The role, the text and the end are chunks of their own.
+  // The role, reasoning, text, each piece of a call and the end are chunks of their own.
   void append_events(std::string& out, const Sample& sample) override {
-    if (!sample.sent_any) append_chunk(out, sample, Chunk::kRole);
-    const bool has_text = sample.text_sent < sample.text.size();
+    if (!sample.sent_any) {
+      append_chunk(out, sample, [](JsonWriter& w) {
+        w.member("role", "assistant").member("content", "").key("reasoning_content").null();
+      });
+    }
+    const ChatAnswer::News news = answer_of(sample).read(sample.text, sample.finish.has_value());
+    if (!news.reasoning.empty()) {
+      append_chunk(out, sample,
+                   [&](JsonWriter& w) { w.member("reasoning_content", news.reasoning); });
+    }
     const bool has_logprobs = with_logprobs_ && sample.ids_sent < sample.ids.size();
-    if (has_text || has_logprobs) append_chunk(out, sample, Chunk::kText);
-    if (sample.finish) append_chunk(out, sample, Chunk::kEnd);
+    if (!news.text.empty() || has_logprobs) {
+      append_chunk(
+          out, sample,
+          [&](JsonWriter& w) { w.member("content", news.text).key("reasoning_content").null(); },
+          true);
+    }
+    for (const ToolCallParts::Piece& piece : news.pieces) append_call(out, sample, piece);
+    if (sample.finish)
+      append_chunk(
+          out, sample, [](JsonWriter&) {}, false, true);
   }
   void append_last_events(std::string& out) override {
     append_usage_chunk(out, "chat.completion.chunk");
@@ -215,11 +241,23 @@ class ChatGeneration final : public OpenAiGeneration {
     begin_answer(w, "chat.completion");
     w.key("choices").begin_array();
     for (const Sample& sample : samples()) {
+      ChatAnswer& answer = answer_of(sample);
+      answer.read(sample.text, true);
       w.begin_object().member("index", sample.index).key("message").begin_object();
-      w.member("role", "assistant").member("content", sample.text);
-      w.key("reasoning_content").null().key("tool_calls").null().end_object();
+      w.member("role", "assistant").key("content");
+      if (answer.text().empty() && !answer.calls().empty()) {
+        w.null();
+      } else {
+        w.value(answer.text());
+      }
+      w.key("reasoning_content");
+      answer.reasoning().empty() ? static_cast<void>(w.null())
+                                 : static_cast<void>(w.value(answer.reasoning()));
+      w.key("tool_calls");
+      write_calls(w, sample);
+      w.end_object();
       write_logprobs(w, sample, 0);
-      write_finish(w, sample.finish);
+      write_end(w, sample);
       w.end_object();
     }
     w.end_array();
@@ -227,30 +265,87 @@ class ChatGeneration final : public OpenAiGeneration {
     return out;
   }
 
- private:
-  enum class Chunk { kRole, kText, kEnd };
+  int64_t reasoning_tokens(const Sample& sample) const override {
+    const std::string& text = answers_[static_cast<size_t>(sample.index)].reasoning();
+    const Tokenizer* const tokenizer = context().engine.tokenizer();
+    if (text.empty() || tokenizer == nullptr) return 0;
+    EncodeOptions options;
+    options.add_special_tokens = false;
+    return static_cast<int64_t>(tokenizer->encode(text, options).size());
+  }
 
-  void append_chunk(std::string& out, const Sample& sample, Chunk kind) const {
+ private:
+  ChatAnswer& answer_of(const Sample& sample) {
+    return answers_[static_cast<size_t>(sample.index)];
+  }
+  // Call `index` of a sample: the same wherever it is told.
+  const std::string& call_id(const Sample& sample, size_t index) {
+    std::vector<std::string>& ids = call_ids_[static_cast<size_t>(sample.index)];
+    while (ids.size() <= index) ids.push_back("call_" + context().make_rid().substr(0, 24));
+    return ids[index];
+  }
+
+  void write_calls(JsonWriter& w, const Sample& sample) {
+    const std::vector<ChatAnswer::Call>& calls = answer_of(sample).calls();
+    if (calls.empty()) {
+      w.null();
+      return;
+    }
+    w.begin_array();
+    for (size_t i = 0; i < calls.size(); ++i) {
+      w.begin_object().member("id", call_id(sample, i)).member("index", i);
+      w.member("type", "function").key("function").begin_object();
+      w.member("name", calls[i].name).member("arguments", calls[i].arguments);
+      w.end_object().end_object();
+    }
+    w.end_array();
+  }
+
+  // A call that begins has its id and name; its arguments come as they are generated.
+  void append_call(std::string& out, const Sample& sample, const ToolCallParts::Piece& piece) {
+    const auto index = static_cast<size_t>(piece.index);
+    const auto chunk = [&](bool begins, std::string_view arguments) {
+      append_chunk(out, sample, [&](JsonWriter& w) {
+        if (begins) w.key("content").null();
+        w.key("tool_calls").begin_array().begin_object().member("index", index);
+        if (begins) w.member("id", call_id(sample, index)).member("type", "function");
+        w.key("function").begin_object();
+        if (begins) w.member("name", piece.name);
+        w.member("arguments", arguments).end_object().end_object().end_array();
+      });
+    };
+    if (!piece.name.empty()) chunk(true, "");
+    if (!piece.arguments.empty()) chunk(false, piece.arguments);
+  }
+
+  template <typename WriteDelta>
+  void append_chunk(std::string& out, const Sample& sample, WriteDelta write_delta,
+                    bool logprobs = false, bool ends = false) {
     std::string payload;
     JsonWriter w(payload);
     begin_answer(w, "chat.completion.chunk");
     w.key("choices").begin_array().begin_object().member("index", sample.index);
     w.key("delta").begin_object();
-    if (kind == Chunk::kRole) w.member("role", "assistant").member("content", "");
-    if (kind == Chunk::kText) {
-      w.member("content", std::string_view(sample.text).substr(sample.text_sent));
-    }
-    if (kind != Chunk::kEnd) w.key("reasoning_content").null();
+    write_delta(w);
     w.end_object();
-    if (kind == Chunk::kText) {
+    if (logprobs) {
       write_logprobs(w, sample, sample.ids_sent);
     } else {
       w.key("logprobs").null();
     }
-    write_finish(w, kind == Chunk::kEnd ? sample.finish : std::nullopt);
+    ends ? write_end(w, sample) : write_finish(w, std::nullopt);
     w.end_object().end_array();
     end_chunk(w, sample);
     net::append_sse(out, payload);
+  }
+
+  // An answer that stopped behind calls waits for their results.
+  void write_end(JsonWriter& w, const Sample& sample) {
+    const bool waits = reads_calls_ && !answer_of(sample).calls().empty() && sample.finish &&
+                       sample.finish->type == FinishReason::Type::kStop;
+    if (!waits) return write_finish(w, sample.finish);
+    w.member("finish_reason", "tool_calls").key("matched_stop");
+    write_matched(w, *sample.finish);
   }
 
   void write_logprobs(JsonWriter& w, const Sample& sample, size_t ids_begin) const {
@@ -290,6 +385,9 @@ class ChatGeneration final : public OpenAiGeneration {
   }
 
   const bool with_logprobs_;
+  const bool reads_calls_;
+  std::vector<ChatAnswer> answers_;  // one for each sample
+  std::vector<std::vector<std::string>> call_ids_;
 };
 
 }  // namespace
@@ -320,18 +418,18 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
 }
 
 std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
-                                                 ChatRequest&& request, std::string prompt) {
+                                                 ChatRequest&& request, ChatPlan&& plan) {
   std::vector<GenerationItem> items(1);
   GenerationItem& item = items[0];
   item.stream_interval = context->config.stream_interval;
   item.request = request.make_request(0, 1);
   item.request.return_logprob = request.logprobs;
   item.request.top_logprobs_num = request.top_logprobs;
-  item.request.text = std::move(prompt);
+  item.request.text = std::move(plan.prompt);
   item.request.input_ids = std::move(request.input_ids);
   item.request.add_special_tokens = false;  // the template has put them
   return std::make_shared<ChatGeneration>(std::move(context), std::move(response), std::move(items),
-                                          request);
+                                          request, plan.answer);
 }
 
 }  // namespace espalier::server

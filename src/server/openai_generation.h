@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "server/chat_plan.h"
 #include "server/generation.h"
 #include "server/openai_request.h"
 
@@ -11,8 +12,8 @@ namespace espalier::server {
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                        net::ResponsePtr response,
                                                        CompletionRequest&& request);
-// `prompt`: the rendered messages; unused where the request has input_ids.
+// `plan`: what plan_chat() made of the request; its prompt is unused where there are input_ids.
 std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
-                                                 ChatRequest&& request, std::string prompt);
+                                                 ChatRequest&& request, ChatPlan&& plan);
 
 }  // namespace espalier::server

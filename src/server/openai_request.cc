@@ -230,18 +230,59 @@ Status read_template_kwargs(const Json& value, std::string_view where, T& out) {
   return {};
 }
 
-// Tools are refused while no parser reads calls out of the text; "none" asks for nothing.
-template <typename T>
-Status read_tool_choice(const Json& value, std::string_view where, T&) {
+// "none" | "auto" | "required" | {"type": "function", "function": {"name": ...}}
+Status read_tool_choice(const Json& value, std::string_view where, ChatRequest& out) {
+  using Choice = ChatRequest::ToolChoice;
   if (value.is_string()) {
     const std::string_view choice = view(value.get_string());
-    if (choice == "none" || choice == "auto") return {};
-    if (choice != "required") {
-      return invalid_argument("{} is \"{}\": it must be none, auto, required or a function", where,
-                              choice);
+    for (const auto& [name, meant] :
+         {std::pair("none", Choice::kNone), std::pair("auto", Choice::kAuto),
+          std::pair("required", Choice::kRequired)}) {
+      if (choice == name) {
+        out.tool_choice = meant;
+        return {};
+      }
     }
+    return invalid_argument("{} is \"{}\": it must be none, auto, required or a function", where,
+                            choice);
   }
-  return error(StatusCode::kUnimplemented, "{} is not supported yet: leave it out", where);
+  const Json* function = value.is_object() ? value.get_object().if_contains("function") : nullptr;
+  const Json* name = function != nullptr && function->is_object()
+                         ? function->get_object().if_contains("name")
+                         : nullptr;
+  if (name == nullptr || !name->is_string()) {
+    return invalid_argument(
+        "{} must be none, auto, required or {{\"type\": \"function\", "
+        "\"function\": {{\"name\": ...}}}}, but it is {}",
+        where, describe(value));
+  }
+  out.tool_choice = Choice::kNamed;
+  out.tool_name = std::string(view(name->get_string()));
+  return {};
+}
+
+Status check_tool(const Json& tool, std::string_view where) {
+  if (!tool.is_object()) {
+    return invalid_argument("{} must be an object, but it is {}", where, describe(tool));
+  }
+  const Json* type = tool.get_object().if_contains("type");
+  if (type != nullptr && *type != "function") {
+    return invalid_argument("{}.type must be \"function\", but it is {}", where, describe(*type));
+  }
+  const Json* function = tool.get_object().if_contains("function");
+  if (function == nullptr || !function->is_object()) {
+    return invalid_argument("{}.function is missing: an object with name and parameters", where);
+  }
+  const Json* name = function->get_object().if_contains("name");
+  if (name == nullptr || !name->is_string() || name->get_string().empty()) {
+    return invalid_argument("{}.function.name must be a string, not empty", where);
+  }
+  const Json* parameters = function->get_object().if_contains("parameters");
+  if (parameters != nullptr && !parameters->is_object() && !parameters->is_null()) {
+    return invalid_argument("{}.function.parameters must be a JSON Schema object, but it is {}",
+                            where, describe(*parameters));
+  }
+  return {};
 }
 
 constexpr const char* kMessagesSchema =
@@ -265,15 +306,23 @@ const Fields<ChatRequest>& chat_fields() {
         field<C>("reasoning_effort", "handed to the chat template", &C::reasoning_effort),
         custom<C>("chat_template_kwargs", R"({"type":"object"})",
                   "more variables for the chat template", read_template_kwargs<C>),
+        custom<C>("tools", R"({"type":"array","items":{"type":"object"}})",
+                  "functions that the answer may call",
+                  [](const Json& value, std::string_view where, C& out) {
+                    return read_tools(value, where, out.tools);
+                  }),
         custom<C>("tool_choice", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
-                  "none or auto", read_tool_choice<C>),
-        refused<C>("tools"),
+                  "auto, none, required, or the function to call", read_tool_choice),
+        field<C>("parallel_tool_calls", "whether an answer may call more than one; default true",
+                 &C::parallel_tool_calls),
+        field<C>("separate_reasoning", "reasoning as reasoning_content; default true",
+                 &C::separate_reasoning),
+        field<C>("stream_reasoning", "reasoning as it comes; default true", &C::stream_reasoning),
+        field<C>("describe_grammar", "tell the model in its prompt what its answer is held to",
+                 &C::describe_grammar),
         refused<C>("return_meta_info"),
         refused<C>("return_prompt_token_ids"),
         refused<C>("audio"),
-        ignored<C>("parallel_tool_calls"),
-        ignored<C>("separate_reasoning"),
-        ignored<C>("stream_reasoning"),
         ignored<C>("use_audio_in_video"),
         ignored<C>("modalities"),
         ignored<C>("store"),
@@ -342,6 +391,18 @@ Status check_common(const OpenAiCommon& common, size_t n) {
 }
 
 }  // namespace
+
+Status read_tools(const Json& value, std::string_view where,
+                  std::shared_ptr<const boost::json::value>& out) {
+  if (!value.is_array()) {
+    return invalid_argument("{} must be a list of tools, but it is {}", where, describe(value));
+  }
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    ESP_RETURN_IF_ERROR(check_tool(value.get_array()[i], fmt::format("{}[{}]", where, i)));
+  }
+  if (!value.get_array().empty()) out = std::make_shared<const Json>(value);
+  return {};
+}
 
 Status read_response_format(const Json& value, std::string_view where, SamplingParams& out) {
   if (!value.is_object()) {
@@ -418,6 +479,11 @@ Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
     request.sampling.max_new_tokens = request.max_completion_tokens;
   }
   request.sampling.to_context = !request.sampling.max_new_tokens;
+  const bool asks_for_a_call = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
+                               request.tool_choice == ChatRequest::ToolChoice::kNamed;
+  if (asks_for_a_call && request.tools == nullptr) {
+    return fail(invalid_argument("tool_choice asks for a call, but there are no tools"));
+  }
   return request;
 }
 

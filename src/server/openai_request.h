@@ -47,6 +47,13 @@ struct ChatRequest : OpenAiCommon {
   bool continue_final_message = false;
   std::optional<std::string> reasoning_effort;
   std::shared_ptr<const boost::json::value> template_kwargs;  // an object, or null
+
+  std::shared_ptr<const boost::json::value> tools;  // a checked list, or null
+  enum class ToolChoice { kAuto, kNone, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
+  std::string tool_name;  // kNamed
+  bool parallel_tool_calls = true;
+  bool separate_reasoning = true, stream_reasoning = true;
+  bool describe_grammar = false;  // tell the model in the prompt what its answer is held to
 };
 
 struct TokenizeRequest {
@@ -66,6 +73,10 @@ struct DetokenizeRequest {
 // field of SamplingParams that means the same.
 Status read_response_format(const boost::json::value& value, std::string_view where,
                             SamplingParams& out);
+
+// A list of tools as clients send it; into `out` where there are any.
+Status read_tools(const boost::json::value& value, std::string_view where,
+                  std::shared_ptr<const boost::json::value>& out);
 
 // As parse_native: `malformed` tells what kind of failure it is.
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);

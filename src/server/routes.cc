@@ -45,6 +45,18 @@ const std::vector<Route>& routes() {
        "Token ids to text",
        handle_detokenize,
        "DetokenizeRequest"},
+      {{"POST"},
+       "/parse_function_call",
+       kUser,
+       "Read tool calls out of a text",
+       handle_parse_function_call,
+       "ParseFunctionCallRequest"},
+      {{"POST"},
+       "/separate_reasoning",
+       kUser,
+       "Split a text into reasoning and answer",
+       handle_separate_reasoning,
+       "SeparateReasoningRequest"},
       {{"GET"}, "/health", kOpen, "200 while the server takes work", handle_health, ""},
       {{"GET"}, "/ping", kOpen, "As /health", handle_health, ""},
       {{"GET"},
@@ -110,6 +122,8 @@ std::string openapi_json() {
   w.key("ChatCompletionRequest").raw(chat_schema());
   w.key("TokenizeRequest").raw(tokenize_schema()).key("DetokenizeRequest").raw(detokenize_schema());
   w.key("GrammarCompileRequest").raw(grammar_compile_schema());
+  w.key("ParseFunctionCallRequest").raw(parse_function_call_schema());
+  w.key("SeparateReasoningRequest").raw(separate_reasoning_schema());
   w.key("AbortRequest").raw(abort_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");
   w.member("scheme", "bearer").end_object().end_object().end_object().end_object();

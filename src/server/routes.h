@@ -38,6 +38,11 @@ void handle_chat(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 // grammar_routes.cc
 void handle_grammar_compile(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 std::string grammar_compile_schema();
+// tool_routes.cc
+void handle_parse_function_call(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_separate_reasoning(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+std::string parse_function_call_schema();
+std::string separate_reasoning_schema();
 // text_routes.cc
 void handle_tokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_detokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);

@@ -10,6 +10,7 @@
 #include "server/context.h"
 #include "server/errors.h"
 #include "server/routes.h"
+#include "text/parse/tool_call_parser.h"
 
 namespace espalier {
 
@@ -86,6 +87,24 @@ void raise_descriptor_limit(int max_connections) {
 
 }  // namespace
 
+namespace {
+
+Status choose_parsers(server::Context& context) {
+  const ServerConfig& c = context.config;
+  if (context.chat) context.tool_call_format = context.chat->tool_call_format();
+  if (!c.tool_call_parser.empty()) {
+    ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto parser,
+                         make_tool_call_parser(c.tool_call_parser, {}));
+    context.tool_call_format = c.tool_call_parser;
+  }
+  if (!c.reasoning_parser.empty()) {
+    ESP_ASSIGN_OR_RETURN(context.reasoning_format, find_reasoning_format(c.reasoning_parser));
+  }
+  return {};
+}
+
+}  // namespace
+
 struct Server::Impl {
   ContextPtr context;
   std::unique_ptr<HttpServer> http;
@@ -137,6 +156,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
               "or use /v1/completions",
               chat.error().message());
   }
+  ESP_RETURN_IF_ERROR(choose_parsers(context));
   context.metrics = std::make_unique<server::Metrics>(context.model_name);
   context.workers = std::make_unique<server::WorkerPool>(context.config.worker_threads);
   return std::unique_ptr<Server>(new Server(std::move(impl)));

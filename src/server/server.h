@@ -32,6 +32,10 @@ struct ServerConfig {
   // the model folder's own. Without any, /v1/chat/completions answers 400 and says so.
   std::string chat_template;
 
+  // --tool-call-parser: the format of tool calls; empty: the one that the chat template speaks.
+  // --reasoning-parser: how reasoning is marked; empty: it is text like any other.
+  std::string tool_call_parser, reasoning_parser;
+
   bool enable_metrics =
       false;  // --enable-metrics: adds timings to meta_info; /metrics is always on
   bool enable_cache_report = false;           // --enable-cache-report: usage.prompt_tokens_details

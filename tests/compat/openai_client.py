@@ -92,6 +92,62 @@ def structured(client, model):
         assert set(json.loads(answer.choices[0].message.content)) == {"name", "age"}
 
 
+TOOLS = [
+    {"type": "function", "function": {
+        "name": "get_weather", "strict": True,
+        "parameters": {"type": "object", "additionalProperties": False,
+                       "properties": {"city": {"enum": ["Paris", "Rome"]},
+                                      "unit": {"enum": ["celsius", "kelvin"]}},
+                       "required": ["city", "unit"]}}},
+    {"type": "function", "function": {
+        "name": "now", "parameters": {"type": "object", "additionalProperties": False,
+                                      "properties": {"utc": {"type": "boolean"}},
+                                      "required": ["utc"]}}},
+]
+
+
+def tools(client, model):
+    def check(calls):
+        assert calls, "no call"
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "now":
+                assert isinstance(arguments["utc"], bool), call
+            else:
+                assert arguments["city"] in ("Paris", "Rome"), call
+                assert arguments["unit"] in ("celsius", "kelvin"), call
+
+    request = dict(model=model, messages=QUESTION, tools=TOOLS, max_tokens=300, temperature=0)
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice in ("required", named):
+        whole = client.chat.completions.create(**request, tool_choice=choice,
+                                               parallel_tool_calls=False).choices[0]
+        check(whole.message.tool_calls)
+        assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+        assert whole.message.tool_calls[0].id and whole.message.tool_calls[0].type == "function"
+        if choice is named:
+            assert whole.message.tool_calls[0].function.name == "now"
+        # The client's own assembly of a stream.
+        with client.chat.completions.stream(**request, tool_choice=choice,
+                                            parallel_tool_calls=False) as stream:
+            for event in stream:
+                if event.type == "tool_calls.function.arguments.delta":
+                    assert event.name, event
+            final = stream.get_final_completion().choices[0]
+        check(final.message.tool_calls)
+        assert [c.function.arguments for c in final.message.tool_calls] == \
+            [c.function.arguments for c in whole.message.tool_calls]
+        show("tool call", [(c.function.name, c.function.arguments) for c in whole.message.tool_calls])
+    told = QUESTION + [whole.message.model_dump(exclude_none=True),
+                       {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id,
+                        "content": "noon"}]
+    answer = client.chat.completions.create(model=model, messages=told, tools=TOOLS, max_tokens=8,
+                                            temperature=0, tool_choice="none")
+    assert answer.choices[0].message.tool_calls is None
+    auto = client.chat.completions.create(**request, tool_choice="auto")
+    show("auto", auto.choices[0].finish_reason)
+
+
 def errors(client, model):
     for arguments in ({"temperature": -1}, {"max_tokens": -5}, {"top_p": 3},
                       {"messages": [{"role": "user", "content": "word " * 100000}]}):
@@ -125,7 +181,7 @@ def main():
         model = client.models.list().data[0].id
         show("model", model)
         assert client.models.retrieve(model).id == model
-        for part in (chat, completions, samples, stop, structured, errors):
+        for part in (chat, completions, samples, stop, structured, tools, errors):
             part(client, model)
         asyncio.run(many(url, model))
         repeated = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)

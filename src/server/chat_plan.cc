@@ -1,0 +1,121 @@
+#include "server/chat_plan.h"
+
+#include <boost/json.hpp>
+
+namespace espalier::server {
+namespace {
+
+namespace json = boost::json;
+using Choice = ChatRequest::ToolChoice;
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+
+std::string name_of(const json::value& tool) {
+  return std::string(view(tool.at("function").at("name").get_string()));
+}
+
+// The tools that an answer may call; an empty list: none.
+Result<json::value> allowed_tools(const ChatRequest& request) {
+  json::array out;
+  if (request.tools == nullptr || request.tool_choice == Choice::kNone) return json::value(out);
+  for (const json::value& tool : request.tools->get_array())
+    if (request.tool_choice != Choice::kNamed || name_of(tool) == request.tool_name)
+      out.push_back(tool);
+  if (out.empty() && request.tool_choice == Choice::kNamed)
+    return fail(invalid_argument("tool_choice names the function '{}', which is not among tools",
+                                 request.tool_name));
+  return json::value(out);
+}
+
+bool switched_off(const json::value* kwargs) {
+  if (kwargs == nullptr) return false;
+  for (const char* name : {"enable_thinking", "thinking"}) {
+    const json::value* value = kwargs->get_object().if_contains(name);
+    if (value != nullptr && value->is_bool() && !value->get_bool()) return true;
+  }
+  return false;
+}
+
+bool ends_with_mark(std::string_view prompt, std::string_view mark) {
+  while (!prompt.empty() && (prompt.back() == '\n' || prompt.back() == ' '))
+    prompt.remove_suffix(1);
+  return prompt.ends_with(mark);
+}
+
+bool has_grammar(const SamplingParams& s) {
+  return s.json_schema || s.regex || s.ebnf || s.structural_tag || !s.choices.empty();
+}
+
+Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& answer,
+                  const json::value& tools) {
+  if (tools.get_array().empty()) return {};
+  const bool required =
+      request.tool_choice == Choice::kRequired || request.tool_choice == Choice::kNamed;
+  answer.tool_format = context.tool_call_format;
+  // Python's calls cannot be held to a schema; calls that must come are JSON then.
+  if (required && answer.tool_format == "pythonic") answer.tool_format = "json";
+  answer.parallel = request.parallel_tool_calls && request.tool_choice != Choice::kNamed;
+  for (const json::value& tool : tools.get_array()) answer.tool_names.push_back(name_of(tool));
+  SamplingParams& sampling = request.sampling;
+  sampling.skip_special_tokens = false;  // the marks of calls may be special tokens
+  if (has_grammar(sampling)) {
+    if (required)
+      return invalid_argument(
+          "tool_choice asks for a call and response_format (or another grammar) for something "
+          "else; leave one out");
+    return {};
+  }
+  std::string tag = tool_call_structural_tag(answer.tool_format, tools,
+                                             {.required = required, .parallel = answer.parallel});
+  if (!tag.empty()) sampling.structural_tag = std::move(tag);
+  return {};
+}
+
+void plan_reasoning(const Context& context, ChatRequest& request, std::string_view prompt,
+                    AnswerFormat& answer) {
+  if (!context.reasoning_format || switched_off(request.template_kwargs.get())) return;
+  ReasoningFormat format = *context.reasoning_format;
+  if (ends_with_mark(prompt, format.end)) return;  // the template has left it out
+  if (ends_with_mark(prompt, format.begin)) format.begun_by_template = true;
+  request.sampling.reasoning_begin = format.begun_by_template ? "" : format.begin;
+  request.sampling.reasoning_end = format.end;
+  if (!request.separate_reasoning) return;
+  request.sampling.skip_special_tokens = false;
+  answer.reasoning = std::move(format);
+  answer.stream_reasoning = request.stream_reasoning;
+}
+
+// The paper's remedy (appendix B.3) against answers that a grammar bends: the model is told.
+std::string grammar_note(const SamplingParams& s) {
+  if (!s.choices.empty()) {
+    std::string out = "Answer with exactly one of these:";
+    for (const std::string& choice : s.choices) out += "\n" + choice;
+    return out;
+  }
+  if (s.json_schema) return "Answer with JSON that follows this JSON Schema:\n" + *s.json_schema;
+  if (s.regex) return "Answer with a text that matches this regular expression:\n" + *s.regex;
+  if (s.ebnf) return "Answer with a text of this grammar:\n" + *s.ebnf;
+  return {};
+}
+
+}  // namespace
+
+Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
+  ChatPlan plan;
+  ESP_ASSIGN_OR_RETURN(const json::value tools, allowed_tools(request));
+  ESP_RETURN_IF_ERROR(plan_tools(context, request, plan.answer, tools));
+  if (request.input_ids.empty()) {
+    if (!context.chat) return fail(context.chat_missing);
+    ChatFormat::Options options;
+    options.kwargs = request.template_kwargs.get();
+    options.reasoning_effort = request.reasoning_effort;
+    options.continue_final_message = request.continue_final_message;
+    if (!tools.get_array().empty()) options.tools = &tools;
+    if (request.describe_grammar) options.system_note = grammar_note(request.sampling);
+    ESP_ASSIGN_OR_RETURN(plan.prompt, context.chat->render(*request.messages, options));
+  }
+  plan_reasoning(context, request, plan.prompt, plan.answer);
+  return plan;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,23 @@
+// What a chat request's tools and reasoning mean for its prompt, its grammar and the reading of its
+// answer. Internal to the room.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "server/chat_answer.h"
+#include "server/context.h"
+#include "server/openai_request.h"
+
+namespace espalier::server {
+
+// Renders the prompt (unless the request brings input_ids), sets the grammar that its tools ask for
+// and where reasoning ends, and says how the answer is to be read. kInvalidArgument: a tool_choice
+// that names no tool, or that contradicts another grammar.
+struct ChatPlan {
+  std::string prompt;
+  AnswerFormat answer;
+};
+Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
+
+}  // namespace espalier::server
