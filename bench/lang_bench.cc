@@ -229,7 +229,7 @@ void compiled_against_interpreted(const std::shared_ptr<Backend>& instant, int c
   };
   fmt::print(
       "a program of 4 forks and 5 calls, instant back end: interpreted {:.1f} us "
-      "{:.1f} us\n",
+      "of processor, compiled {:.1f} us\n",
       time(tips()), time(graph));
 }
 

@@ -1,5 +1,6 @@
 // run_batch: many programs at once on few threads.
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -105,7 +106,8 @@ void prefetch_prefix(const Program& program, const RunOptions& run) {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  backend->prefetch("lang-prefix", {.text = prefix}, [&](const Status&) {  // a hint: it may fail
+  static std::atomic<int64_t> next_id{0};
+  backend->prefetch(fmt::format("lang-prefix-{}", next_id++), {.text = prefix}, [&](const Status&) {  // a hint: it may fail
     std::lock_guard lock(mutex);
     done = true;
     changed.notify_one();

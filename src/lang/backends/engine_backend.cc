@@ -11,6 +11,7 @@
 #include <set>
 
 #include "lang/backends/tokenisations.h"
+#include "lang/json_text.h"
 
 namespace espalier::lang {
 namespace {
@@ -57,40 +58,77 @@ SamplingParams sampling_of(const GenOptions& o) {
   return p;
 }
 
-json::array entries(const std::vector<TokenLogprobs>& logprobs, const std::vector<TokenId>& ids) {
-  json::array out;
-  for (size_t i = 0; i < logprobs.size(); ++i)
-    out.push_back(
-        json::array{logprobs[i].logprob, i < ids.size() ? json::value(ids[i]) : nullptr, nullptr});
-  return out;
-}
+// [[logprob, id, text or null], ...] as the native API has it; a first entry without a
+// log-probability where `ids` has one more.
+class LogprobsJson {
+ public:
+  explicit LogprobsJson(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}  // null: no texts
 
-MetaInfo meta_of(const GenerateResult& r) {
+  std::string entries(const std::vector<TokenLogprobs>& logprobs,
+                      const std::vector<TokenId>& ids) const {
+    json::array out;
+    const size_t first = ids.size() - std::min(ids.size(), logprobs.size());
+    for (size_t i = 0; i < first; ++i) out.push_back(json::array{nullptr, ids[i], text(ids[i])});
+    for (size_t i = 0; first + i < ids.size(); ++i)
+      out.push_back(entry(ids[first + i], logprobs[i].logprob));
+    return json::serialize(out);
+  }
+  std::string top(const std::vector<TokenLogprobs>& logprobs) const {
+    json::array out;
+    for (const TokenLogprobs& position : logprobs) {
+      json::array best;
+      for (const auto& [id, logprob] : position.top) best.push_back(entry(id, logprob));
+      out.push_back(std::move(best));
+    }
+    return json::serialize(out);
+  }
+
+ private:
+  json::value text(TokenId id) const {
+    return tokenizer_ == nullptr
+               ? json::value(nullptr)
+               : json::value(tokenizer_->decode({id}, {.skip_special_tokens = false}));
+  }
+  json::array entry(TokenId id, float logprob) const { return {logprob, id, text(id)}; }
+
+  const Tokenizer* tokenizer_;
+};
+
+// On the engine's thread, so the common case is written without a JSON library.
+// `input_ids`: the prompt's tokens from where its log-probabilities are wanted.
+MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
+                 const LogprobsJson& logprobs) {
   MetaInfo meta{.id = r.rid, .finish_reason = std::string(finish_name(r.finish.type))};
-  json::object finish{{"type", meta.finish_reason}};
+  std::string finish = fmt::format(R"({{"type":"{}")", meta.finish_reason);
   if (const auto* text = std::get_if<std::string>(&r.finish.matched)) {
     meta.matched = *text;
-    finish["matched"] = *text;
+    finish += R"(,"matched":)" + json_quoted(*text);
   } else if (const auto* id = std::get_if<TokenId>(&r.finish.matched)) {
     meta.matched = std::to_string(*id);
-    finish["matched"] = *id;
+    finish += fmt::format(R"(,"matched":{})", *id);
   } else if (r.finish.type == FinishReason::Type::kLength) {
-    finish["length"] = r.stats.completion_tokens;
+    finish += fmt::format(R"(,"length":{})", r.stats.completion_tokens);
   }
   meta.prompt_tokens = r.stats.prompt_tokens;
   meta.completion_tokens = r.stats.completion_tokens;
   meta.cached_tokens = r.stats.cached_tokens;
   meta.seconds = to_seconds(r.stats.finished - r.stats.arrived);
-  json::object all{{"id", r.rid},
-                   {"finish_reason", std::move(finish)},
-                   {"prompt_tokens", meta.prompt_tokens},
-                   {"completion_tokens", meta.completion_tokens},
-                   {"cached_tokens", meta.cached_tokens},
-                   {"e2e_latency", meta.seconds}};
-  if (!r.output_logprobs.empty())
-    all["output_token_logprobs"] = entries(r.output_logprobs, r.output_ids);
-  if (!r.input_logprobs.empty()) all["input_token_logprobs"] = entries(r.input_logprobs, {});
-  meta.json = json::serialize(all);
+  meta.json =
+      fmt::format(R"({{"id":{},"finish_reason":{}}},"prompt_tokens":{},"completion_tokens":{},)"
+                  R"("cached_tokens":{},"e2e_latency":{:.6f})",
+                  json_quoted(r.rid), finish, meta.prompt_tokens, meta.completion_tokens,
+                  meta.cached_tokens, meta.seconds);
+  if (!r.output_logprobs.empty()) {
+    meta.json += R"(,"output_token_logprobs":)" + logprobs.entries(r.output_logprobs, r.output_ids);
+    if (!r.output_logprobs[0].top.empty())
+      meta.json += R"(,"output_top_logprobs":)" + logprobs.top(r.output_logprobs);
+  }
+  if (!input_ids.empty()) {
+    meta.json += R"(,"input_token_logprobs":)" + logprobs.entries(r.input_logprobs, input_ids);
+    if (!r.input_logprobs.empty() && !r.input_logprobs[0].top.empty())
+      meta.json += R"(,"input_top_logprobs":)" + logprobs.top(r.input_logprobs);
+  }
+  meta.json += "}";
   return meta;
 }
 
@@ -184,6 +222,8 @@ class Held {
 struct Gathered {
   CallEvents events;
   std::vector<GenerateResult> results;
+  std::vector<TokenId> input_ids;  // whose log-probabilities are wanted
+  bool with_text = false;          // in log-probabilities
   size_t num_open = 0;
   Status failed;
 };
@@ -232,15 +272,27 @@ class EngineBackend final : public Backend {
     if (request.text.empty() && engine_->tokenizer()->encode("").empty())
       return events.on_done(
           fail(invalid_argument("the prompt is empty: append text before a gen")));
-    submit(std::move(request), std::move(events));
+    auto gathered = std::make_shared<Gathered>();
+    gathered->with_text = call.options.return_text_in_logprobs.value_or(false);
+    if (request.return_logprob && request.logprob_start_len >= 0) {
+      request.input_ids = engine_->tokenizer()->encode(request.text);
+      const auto begin =
+          std::min(request.input_ids.size(), static_cast<size_t>(request.logprob_start_len));
+      gathered->input_ids.assign(request.input_ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                                 request.input_ids.end());
+    }
+    gathered->events = std::move(events);
+    submit(std::move(request), std::move(gathered));
   }
 
   void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done) override {
     GenerateRequest request{.rid = std::move(id), .text = prompt.text};
     request.sampling.max_new_tokens = 0;
-    submit(std::move(request), {.on_done = [done = std::move(done)](const Result<Completion>& r) {
-             done(r ? Status() : r.error());
-           }});
+    auto gathered = std::make_shared<Gathered>();
+    gathered->events.on_done = [done = std::move(done)](const Result<Completion>& r) {
+      done(r ? Status() : r.error());
+    };
+    submit(std::move(request), std::move(gathered));
   }
 
   void cancel(const std::string& id) override {
@@ -277,11 +329,9 @@ class EngineBackend final : public Backend {
                  prompt.media.front().path);
   }
 
-  void submit(GenerateRequest request, CallEvents events) {
-    auto gathered = std::make_shared<Gathered>();
+  void submit(GenerateRequest request, std::shared_ptr<Gathered> gathered) {
     gathered->num_open = static_cast<size_t>(std::max(1, request.sampling.n));
     gathered->results.resize(gathered->num_open);
-    gathered->events = std::move(events);
     const std::string rid = request.rid;
     // The sink may outlive everything but what it captures, and this back end waits for its end.
     auto sink = [gathered, rid, this](TokenEvent&& event) {
@@ -337,8 +387,10 @@ class EngineBackend final : public Backend {
     if (!gathered.failed.ok()) return gathered.events.on_done(fail(gathered.failed));
     Completion completion;
     Usage used{.num_calls = 1};
+    const LogprobsJson logprobs(gathered.with_text ? engine_->tokenizer() : nullptr);
     for (GenerateResult& r : gathered.results) {
-      completion.samples.push_back({.text = std::move(r.text), .meta = meta_of(r)});
+      completion.samples.push_back(
+          {.text = std::move(r.text), .meta = meta_of(r, gathered.input_ids, logprobs)});
       used.completion_tokens += r.stats.completion_tokens;
     }
     used.prompt_tokens = completion.samples.front().meta.prompt_tokens;

@@ -38,6 +38,25 @@ TEST_F(Interpreter, GenContinuesTheText) {
   EXPECT_EQ(meta.prompt_tokens, 9);
   EXPECT_EQ(meta.completion_tokens, 8);
   EXPECT_EQ(meta.finish_reason, "length");
+  EXPECT_NE(meta.json.find(R"("finish_reason":{"type":"length","length":8},"prompt_tokens":9,)"),
+            std::string::npos)
+      << meta.json;
+}
+
+TEST_F(Interpreter, LogprobsAreInTheMetaInformation) {
+  State s = start(options());
+  s += "ab" + gen("c", {.max_tokens = 1,
+                        .return_logprob = true,
+                        .logprob_start_len = 0,
+                        .return_text_in_logprobs = true});
+  // The device's log-probability of byte b is -0.01 (1 + b mod 100); the first has none.
+  const std::string json = s.meta_info("c").json;
+  EXPECT_NE(json.find(R"("input_token_logprobs":[[null,97,"a"],[-)"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"(,98,"b"]])"), std::string::npos) << json;
+  EXPECT_NE(
+      json.find(fmt::format(R"(,{},"{}"]])", static_cast<int>(s["c"].str()[0]), s["c"].str())),
+      std::string::npos)
+      << json;
 }
 
 TEST_F(Interpreter, StopsAreHonoured) {
