@@ -38,7 +38,9 @@ Result<ExprId> with_reasoning(Ir& ir, const GrammarSpec& spec, ExprId body) {
 
 struct CompiledGrammar::Impl {
   Impl(Network made, std::shared_ptr<const TokenTrie> tokens, const GrammarLimits& limits)
-      : network(std::move(made)), trie(std::move(tokens)), machine(network, limits) {
+      : network(std::move(made)),
+        trie(std::move(tokens)),
+        machine(network, limits, static_cast<uint32_t>(trie->all().depth_max)) {
     path.resize(static_cast<size_t>(trie->all().depth_max) + 1);
   }
 
@@ -48,7 +50,8 @@ struct CompiledGrammar::Impl {
   void walk(const TrieWalk& walk, SetId from, std::vector<uint32_t>& words);
   void walk_checked(const TrieWalk& walk, SetId from, std::string_view text,
                     std::vector<uint32_t>& words);
-  bool keeps_string_inside(SetId set);
+  SetId after_string_inside(SetId set);
+  bool fill_inside_string(SetId set, std::vector<uint32_t>& words);
 
   const Network network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
@@ -105,11 +108,14 @@ void CompiledGrammar::Impl::walk_checked(const TrieWalk& walk, SetId from, std::
   }
 }
 
-// Whether every character that may stand in a JSON string's inside leads from `set` back to it.
-bool CompiledGrammar::Impl::keeps_string_inside(SetId set) {
+// Whether every character that may stand in a JSON string's inside leads from `set` to one state:
+// then that state, else kDead.
+SetId CompiledGrammar::Impl::after_string_inside(SetId set) {
+  const SetId next = machine.step(set, 'a');
+  if (next == Machine::kDead) return Machine::kDead;
   for (int b = 0x20; b < 0x80; ++b) {
     if (b == '"' || b == '\\') continue;
-    if (machine.step(set, static_cast<uint8_t>(b)) != set) return false;
+    if (machine.step(set, static_cast<uint8_t>(b)) != next) return Machine::kDead;
   }
   struct Tail {
     int lead_low, lead_high, low, high,
@@ -119,11 +125,11 @@ bool CompiledGrammar::Impl::keeps_string_inside(SetId set) {
                              {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
                              {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
                              {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
-  const auto trails_back = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
+  const auto trails_on = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
     SetId last = Machine::kDead;
     for (int b = low; b <= high; ++b) {
       const SetId to = machine.step(from, static_cast<uint8_t>(b));
-      if (more == 0 ? to != set : to == Machine::kDead) return false;
+      if (more == 0 ? to != next : to == Machine::kDead) return false;
       if (more > 0 && to != last && !self(self, to, 0x80, 0xbf, more - 1)) return false;
       last = to;
     }
@@ -133,33 +139,62 @@ bool CompiledGrammar::Impl::keeps_string_inside(SetId set) {
     SetId last = Machine::kDead;
     for (int lead = tail.lead_low; lead <= tail.lead_high; ++lead) {
       const SetId to = machine.step(set, static_cast<uint8_t>(lead));
-      if (to == Machine::kDead) return false;
-      if (to != last && !trails_back(trails_back, to, tail.low, tail.high, tail.more)) return false;
+      if (to == Machine::kDead) return Machine::kDead;
+      if (to != last && !trails_on(trails_on, to, tail.low, tail.high, tail.more)) {
+        return Machine::kDead;
+      }
       last = to;
     }
   }
-  return true;
+  return next;
 }
 
-const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set, std::string_view text) {
+// Where a string's inside goes on as it was, or counts: its tokens at once, and the rests of the
+// others. False where it does neither, or a check asks for the text.
+bool CompiledGrammar::Impl::fill_inside_string(SetId set, std::vector<uint32_t>& words) {
+  const SetId next = after_string_inside(set);
+  if (next == Machine::kDead) return false;
+  const uint64_t checks_before = machine.checks_made();
+  if (next == set || machine.canonical(next) == set) {
+    std::ranges::copy(trie->string_inside_mask(), words.begin());
+    walk(trie->rests(), set, words);
+  } else if (machine.same_but_counts(set, next)) {
+    const std::vector<TrieWalk>& rests = trie->rests_after();
+    const size_t longest = std::max(trie->inside_characters_max(), rests.size());
+    SetId now = set;
+    size_t characters = 0;
+    while (true) {
+      if (characters < rests.size()) walk(rests[characters], now, words);
+      if (characters >= longest) break;
+      now = machine.step(now, 'a');
+      if (now == Machine::kDead) break;
+      ++characters;
+    }
+    trie->add_string_inside(characters, words);
+  } else {
+    return false;
+  }
+  if (machine.checks_made() == checks_before) return true;
+  std::ranges::fill(words, 0);
+  return false;
+}
+
+const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId exact, std::string_view text) {
+  const SetId set = machine.canonical(exact);
   if (const auto it = masks.find(set); it != masks.end()) return it->second;
   const auto words_count = static_cast<size_t>(trie->words_per_mask());
   if ((masks.size() + 1) * words_count * sizeof(uint32_t) > kMaskBytesMax) masks.clear();
   std::vector<uint32_t> words(words_count, 0);
-  const uint64_t checks_before = machine.checks_made();
-  const auto walked = [&](const TrieWalk& tokens) {
-    if (machine.has_checks()) {
-      walk_checked(tokens, set, text, words);
-    } else {
-      walk(tokens, set, words);
-    }
-  };
+  bool depends = false;  // on the text
   if (set != Machine::kDead) {
-    if (keeps_string_inside(set)) {
-      std::ranges::copy(trie->string_inside_mask(), words.begin());
-      walked(trie->not_string_inside());
+    if (fill_inside_string(set, words)) {
+      // Done.
+    } else if (machine.has_checks()) {
+      const uint64_t checks_now = machine.checks_made();
+      walk_checked(trie->all(), set, text, words);
+      depends = machine.checks_made() != checks_now;
     } else {
-      walked(trie->all());
+      walk(trie->all(), set, words);
     }
     if (machine.accepting(set)) {
       for (TokenId id : trie->eos_ids()) {
@@ -169,7 +204,7 @@ const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId set, std::string_
       }
     }
   }
-  if (machine.checks_made() != checks_before) return unkept = std::move(words);
+  if (depends) return unkept = std::move(words);
   return masks.emplace(set, std::move(words)).first->second;
 }
 

@@ -205,6 +205,13 @@ uint32_t Machine::canonical_count(const Item& item) const {
   return item.count + margin < counter.min ? 0 : item.count;
 }
 
+bool Machine::same_but_counts(SetId a, SetId b) const {
+  if (a == kDead || b == kDead) return a == b;
+  return std::ranges::equal(*sets_[a].kernel, *sets_[b].kernel, [](const Item& x, const Item& y) {
+    return x.node == y.node && x.link == y.link;
+  });
+}
+
 SetId Machine::canonical(SetId id) {
   if (network_.counters.empty() || id == kDead) return id;
   if (sets_[id].canonical != kUnknown) return sets_[id].canonical;

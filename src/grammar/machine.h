@@ -46,6 +46,9 @@ class Machine {
   // their bounds are told apart no more.
   SetId canonical(SetId set);
 
+  // Whether two states hold the same but for counters.
+  bool same_but_counts(SetId a, SetId b) const;
+
   bool accepting(SetId set) const { return sets_[set].accepting; }
   bool exhausted() const { return exhausted_; }
   size_t num_sets() const { return sets_.size(); }

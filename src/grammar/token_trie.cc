@@ -13,20 +13,39 @@ bool string_inside(std::string_view text) {
   return plain && valid_utf8(text);
 }
 
+// How many bytes at the front stand inside a string as they are, and how many characters they are.
+struct Inside {
+  size_t bytes = 0, characters = 0;
+};
+Inside inside_of(std::string_view text) {
+  Inside inside;
+  for (std::string_view rest = text; !rest.empty(); ++inside.characters) {
+    const char c = rest[0];
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) break;
+    if (!take_code_point(rest)) break;
+    inside.bytes = text.size() - rest.size();
+  }
+  return inside;
+}
+
+constexpr size_t kUpToMasksMax = 32;  // as many masks of a vocabulary's size
+
 class Builder {
  public:
-  explicit Builder(const TokenTrie& trie) : trie_(trie) {}
+  // With the first skip[id] bytes of each left out, where given.
+  explicit Builder(const TokenTrie& trie, const std::vector<uint16_t>* skip = nullptr)
+      : trie_(trie), skip_(skip) {}
 
   TrieWalk build(std::vector<TokenId> ids) {
     std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
-      const auto x = trie_.bytes(a), y = trie_.bytes(b);
+      const auto x = text_of(a), y = text_of(b);
       return x != y ? x < y : a < b;
     });
     TrieWalk walk;
     std::vector<uint32_t> open;  // nodes of the path to the last token
     std::string_view last;
     for (TokenId id : ids) {
-      const std::string_view text = trie_.bytes(id);
+      const std::string_view text = text_of(id);
       size_t common = 0;
       while (common < last.size() && common < text.size() && last[common] == text[common]) ++common;
       close(walk, open, common);
@@ -52,7 +71,12 @@ class Builder {
       walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
     }
   }
+  std::string_view text_of(TokenId id) const {
+    return trie_.bytes(id).substr(skip_ == nullptr ? 0 : (*skip_)[static_cast<size_t>(id)]);
+  }
+
   const TokenTrie& trie_;
+  const std::vector<uint16_t>* skip_;
 };
 
 }  // namespace
@@ -79,8 +103,49 @@ TokenTrie::TokenTrie(const VocabView& vocab)
       others.push_back(id);
     }
   }
-  all_ = Builder(*this).build(std::move(ids));
-  not_string_inside_ = Builder(*this).build(std::move(others));
+  all_ = Builder(*this).build(ids);
+  not_string_inside_ = Builder(*this).build(others);
+
+  std::vector<uint16_t> skip(static_cast<size_t>(vocab_size_), 0);
+  std::vector<std::vector<TokenId>> by_characters;
+  const auto file = [](auto& lists, size_t index, TokenId id) {
+    if (lists.size() <= index) lists.resize(index + 1);
+    lists[index].push_back(id);
+  };
+  for (TokenId id : ids) {
+    const auto i = static_cast<size_t>(id);
+    const Inside inside = inside_of(bytes(id));
+    if (string_inside_mask_[i / 32] >> (i % 32) & 1) {
+      file(inside_by_characters_, inside.characters - 1, id);
+    } else {
+      skip[i] = static_cast<uint16_t>(inside.bytes);
+      file(by_characters, inside.characters, id);
+    }
+  }
+  rests_ = Builder(*this, &skip).build(std::move(others));
+  for (auto& list : by_characters) {
+    rests_after_.push_back(Builder(*this, &skip).build(std::move(list)));
+  }
+  std::vector<uint32_t> mask(string_inside_mask_.size(), 0);
+  for (const auto& list : inside_by_characters_) {
+    if (inside_up_to_.size() == kUpToMasksMax) break;
+    for (TokenId id : list) mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    inside_up_to_.push_back(mask);
+  }
+}
+
+void TokenTrie::add_string_inside(size_t characters, std::span<uint32_t> words) const {
+  characters = std::min(characters, inside_by_characters_.size());
+  const size_t whole = std::min(characters, inside_up_to_.size());
+  if (whole > 0) {
+    const std::vector<uint32_t>& mask = inside_up_to_[whole - 1];
+    for (size_t i = 0; i < mask.size(); ++i) words[i] |= mask[i];
+  }
+  for (size_t n = whole; n < characters; ++n) {
+    for (TokenId id : inside_by_characters_[n]) {
+      words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    }
+  }
 }
 
 std::string_view TokenTrie::bytes(TokenId id) const {

@@ -40,6 +40,17 @@ class TokenTrie {
   std::span<const uint32_t> string_inside_mask() const { return string_inside_mask_; }
   const TrieWalk& not_string_inside() const { return not_string_inside_; }
 
+  // The other tokens are such text (maybe none) and a rest that begins where it ends: at a quote, a
+  // backslash, a control character, or bytes that are no character. Rests are few: a state that the
+  // text does not change walks them alone, whatever came before.
+  const TrieWalk& rests() const { return rests_; }
+  // By the characters before them, for states that count: entries beyond the last have none.
+  const std::vector<TrieWalk>& rests_after() const { return rests_after_; }
+  // Sets the tokens of string_inside_mask() that have at most `characters`.
+  void add_string_inside(size_t characters, std::span<uint32_t> words) const;
+  // The most characters that any token has before its rest or its end.
+  size_t inside_characters_max() const { return inside_by_characters_.size(); }
+
   int32_t vocab_size() const { return vocab_size_; }
   int32_t words_per_mask() const { return (vocab_size_ + 31) / 32; }
   std::string_view bytes(TokenId id) const;  // empty: never allowed by a grammar
@@ -51,7 +62,11 @@ class TokenTrie {
   std::string text_;
   std::vector<uint32_t> offsets_;  // [vocab_size + 1]
   std::vector<TokenId> eos_ids_;
-  TrieWalk all_, not_string_inside_;
+  TrieWalk all_, not_string_inside_, rests_;
+  std::vector<TrieWalk> rests_after_;
+  // [n - 1]: tokens of n characters; and the masks of up to n of them, for the first of these
+  std::vector<std::vector<TokenId>> inside_by_characters_;
+  std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
 };
 
