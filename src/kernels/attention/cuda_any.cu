@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
     if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
   float best = kNone, sum = 0;
   for (int position = first + warp; position <= last; position += kWarps) {
-    const int64_t at = kv_offset(args.kv, pages, position, kv_head);
+    const int64_t at = kv_offset(args.kv, kv_page(args.kv, pages, position), position, kv_head);
     const T* key = static_cast<const T*>(args.kv.k) + at;
     const T* value = static_cast<const T*>(args.kv.v) + at;
     float dot = 0;

@@ -2,7 +2,7 @@
 // with the matrix instruction of a whole warp group, after FlashAttention 3 (Shah et al. 2024).
 //
 // Operations and bytes as there. Three warp groups: one brings keys and values (page by page, so by
-// ordinary asynchronous copies), 128 positions at a time, two stages; two multiply, 64 rows each.
+// ordinary asynchronous copies), 128 positions at a time; two multiply, 64 rows each.
 // The next block's scores are computed while this block's values are weighted, and the softmax of
 // one overlaps the products of the other:
 //
@@ -10,8 +10,12 @@
 //    for each block:  start scores(j + 1); start out += weights(j) values(j)
 //                     wait for the scores; softmax(j + 1); wait for the values; scale out
 //
-// A piece (keys or values of a block) is announced one piece late, when its copies have surely
-// landed: the writing thread then makes them visible to the matrix instruction.
+// The copies of a piece (keys or values of a block) announce themselves when they land, and who
+// multiplies makes them visible to the matrix instruction, so the group that brings never waits for
+// memory. Keys come a block before their values (keys 0, keys 1, values 0, keys 2 ...).
+//
+// Measured at 16k tokens, 32 heads of 128: mma.sync tiles 174 TFLOP/s; this with pieces announced
+// by the bringing threads, which had to wait for each to land, 409.
 #include "kernels/attention/cuda_tile.cuh"
 #include "kernels/attention/cuda_wgmma.cuh"
 #include "kernels/cuda/barrier.cuh"
@@ -21,17 +25,17 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kKeys = 128;  // positions of a block
-constexpr int kStages = 2;
+constexpr int kKeyStages = 3, kValueStages = 2;
 constexpr int kGroup = 128;  // threads of a warp group
 constexpr int kThreads = 3 * kGroup;
 
 template <int DIM>
 struct Shared {
   bf16 q[kTileRows * DIM];  // each 64-row half by itself
-  bf16 k[kStages][kKeys * DIM];
-  bf16 v[kStages][kKeys * DIM];
-  int64_t offsets[2][kKeys];
-  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  bf16 k[kKeyStages][kKeys * DIM];
+  bf16 v[kValueStages][kKeys * DIM];
+  int64_t offsets[3][kKeys];
+  Barrier k_full[kKeyStages], k_empty[kKeyStages], v_full[kValueStages], v_empty[kValueStages];
 };
 
 struct Tile {
@@ -63,42 +67,36 @@ __device__ void bring(const AttentionArgs& args, const Tile& tile, Shared<DIM>& 
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[tile.lane];
   const int row0 = thread / kEights, at = thread % kEights * 8;
-  const auto look_up = [&](int block) -> int64_t {
-    const int position = min(tile.key_begin + block * kKeys + thread, tile.key_end - 1);
-    return kv_offset(args.kv, pages, position, tile.kv_head);
+  const auto position_of = [&](int block) {  // that this thread looks up
+    return min(tile.key_begin + block * kKeys + thread, tile.key_end - 1);
   };
   const auto copy = [&](bf16* to, const void* plane, int block) {
     const int begin = tile.key_begin + block * kKeys;
 #pragma unroll 4
     for (int row = row0; row < kKeys; row += kRowsAtOnce)
       copy_async(to + swizzled(row, at, kKeys),
-                 static_cast<const bf16*>(plane) + shared.offsets[block % 2][row] + at,
+                 static_cast<const bf16*>(plane) + shared.offsets[block % 3][row] + at,
                  begin + row < tile.key_end);
-    copy_commit();
   };
-  int64_t offset = look_up(0);
-  for (int block = 0; block < tile.blocks; ++block) {
-    const int stage = block % kStages;
-    const uint32_t parity = (block / kStages & 1) ^ 1;
-    shared.offsets[block % 2][thread] = offset;
+  int page = kv_page(args.kv, pages, position_of(0));
+  const auto keys = [&](int block) {
+    // The buffer was last read for the values of block - 3, a barrier ago.
+    shared.offsets[block % 3][thread] = kv_offset(args.kv, page, position_of(block), tile.kv_head);
     part_sync(1, kGroup);
-    if (block + 1 < tile.blocks) offset = look_up(block + 1);
-    barrier_wait(shared.k_empty[stage], parity);
+    if (block + 1 < tile.blocks) page = kv_page(args.kv, pages, position_of(block + 1));
+    const int stage = block % kKeyStages;
+    barrier_wait(shared.k_empty[stage], (block / kKeyStages & 1) ^ 1);
     copy(shared.k[stage], args.kv.k, block);
-    if (block > 0) {  // the values of the block before
-      copy_wait<1>();
-      fence_async();
-      barrier_arrive(shared.v_full[(block - 1) % kStages]);
-    }
-    barrier_wait(shared.v_empty[stage], parity);
+    barrier_arrive_after_copies(shared.k_full[stage]);
+  };
+  keys(0);
+  for (int block = 0; block < tile.blocks; ++block) {
+    if (block + 1 < tile.blocks) keys(block + 1);
+    const int stage = block % kValueStages;
+    barrier_wait(shared.v_empty[stage], (block / kValueStages & 1) ^ 1);
     copy(shared.v[stage], args.kv.v, block);
-    copy_wait<1>();
-    fence_async();
-    barrier_arrive(shared.k_full[stage]);
+    barrier_arrive_after_copies(shared.v_full[stage]);
   }
-  copy_wait<0>();
-  fence_async();
-  barrier_arrive(shared.v_full[(tile.blocks - 1) % kStages]);
 }
 
 // A warp group that multiplies: 64 rows.
@@ -127,11 +125,11 @@ struct Rows {
       start_values(shared, block);
       wgmma_wait<1>();
       pin(scores);
-      release(shared.k_empty[(block + 1) % kStages]);
+      release(shared.k_empty[(block + 1) % kKeyStages]);
       softmax(args, tile, half, block + 1, keep);
       wgmma_wait<0>();
       pin(out);
-      release(shared.v_empty[block % kStages]);
+      release(shared.v_empty[block % kValueStages]);
 #pragma unroll
       for (int i = 0; i < DIM / 2; ++i) out[i] *= keep[i / 2 % 2];
       to_weights();
@@ -148,8 +146,9 @@ struct Rows {
   }
 
   __device__ void start_scores(Shared<DIM>& shared, const bf16* q, int block) {
-    const int stage = block % kStages;
-    barrier_wait(shared.k_full[stage], block / kStages & 1);
+    const int stage = block % kKeyStages;
+    barrier_wait(shared.k_full[stage], block / kKeyStages & 1);
+    fence_async();
     pin(scores);
     wgmma_begin();
 #pragma unroll
@@ -160,8 +159,9 @@ struct Rows {
   }
 
   __device__ void start_values(Shared<DIM>& shared, int block) {
-    const int stage = block % kStages;
-    barrier_wait(shared.v_full[stage], block / kStages & 1);
+    const int stage = block % kValueStages;
+    barrier_wait(shared.v_full[stage], block / kValueStages & 1);
+    fence_async();
     pin(out);
     wgmma_begin();
 #pragma unroll
@@ -272,12 +272,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Tile tile = tile_at(args, plan, index, static_cast<int>(blockIdx.x));
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared.k_full[i], kGroup);
-      barrier_init(shared.v_full[i], kGroup);
-      barrier_init(shared.k_empty[i], 8);  // warps that multiply
-      barrier_init(shared.v_empty[i], 8);
-    }
+    for (Barrier& full : shared.k_full) barrier_init(full, kGroup);
+    for (Barrier& full : shared.v_full) barrier_init(full, kGroup);
+    for (Barrier& empty : shared.k_empty) barrier_init(empty, 8);  // warps that multiply
+    for (Barrier& empty : shared.v_empty) barrier_init(empty, 8);
     barrier_init_done();
   }
   constexpr int kEights = DIM / 8;

@@ -71,10 +71,21 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int i = threadIdx.x; i < lanes.num_lanes * shape.num_kv_heads; i += kThreads)
     plan.arrived[i] = 0;
-  if (threadIdx.x == 0) {
-    const int even = (carried.units + split_blocks - 1) / split_blocks;
-    *plan.header = {
-        .num_units = carried.units, .chunk = max(even, kMinChunk), .num_tiles = carried.tiles};
+  const int chunk = max((carried.units + split_blocks - 1) / split_blocks, kMinChunk);
+  if (threadIdx.x == 0)
+    *plan.header = {.num_units = carried.units, .chunk = chunk, .num_tiles = carried.tiles};
+  for (int block = threadIdx.x; block < split_blocks; block += kThreads) {
+    SplitStart start{
+        .unit = block * chunk, .unit_end = min((block + 1) * chunk, carried.units), .chunk = chunk};
+    if (start.unit < start.unit_end) {
+      start.lane = lane_with(plan.unit_begin, lanes.num_lanes, start.unit);
+      start.lane_unit = plan.unit_begin[start.lane];
+      start.blocks = (plan.unit_begin[start.lane + 1] - start.lane_unit) / shape.num_kv_heads;
+      start.query_begin = lanes.query_begin[start.lane];
+      start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
+      start.prefix_len = lanes.prefix_len[start.lane];
+    }
+    plan.starts[block] = start;
   }
 }
 
@@ -93,6 +104,8 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, int32_t split
   const auto lanes = static_cast<size_t>(num_lanes);
   const auto parts = static_cast<size_t>(2 * split_blocks) * kSplitRows;
   view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
+  view.starts =
+      reinterpret_cast<SplitStart*>(take(static_cast<size_t>(split_blocks) * sizeof(SplitStart)));
   view.unit_begin = reinterpret_cast<int32_t*>(take((lanes + 1) * 4));
   view.tile_begin = reinterpret_cast<int32_t*>(take((lanes + 1) * 4));
   view.arrived =

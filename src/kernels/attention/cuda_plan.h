@@ -33,9 +33,18 @@ struct PlanHeader {
   int32_t num_tiles = 0;
 };
 
+// Where a block of the split kernel begins: all it must know in one read.
+struct SplitStart {
+  int32_t unit = 0, unit_end = 0, chunk = 0;
+  int32_t lane = 0, lane_unit = 0;  // the lane's first unit
+  int32_t blocks = 0;               // of 64 positions, of a kv head of the lane
+  int32_t query_begin = 0, tokens = 0, prefix_len = 0;
+};
+
 // Device pointers into a workspace.
 struct PlanView {
   PlanHeader* header = nullptr;
+  SplitStart* starts = nullptr;   // [blocks]
   int32_t* unit_begin = nullptr;  // [num_lanes + 1]: prefix sums of units
   int32_t* tile_begin = nullptr;  // [num_lanes + 1]: prefix sums of tiles
   int32_t* arrived = nullptr;     // [num_lanes * kv_heads]: parts that are done; 0 between launches

@@ -44,25 +44,33 @@ struct Segment {
   int prefix_len, query_begin;
 };
 
-__device__ Segment segment_at(const AttentionArgs& args, const PlanView& plan, int unit,
-                              int last_unit) {
-  const LaneArrays& lanes = args.lanes;
+__device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start) {
   Segment s;
-  s.lane = lane_with(plan.unit_begin, lanes.num_lanes, unit);
-  const int begin = plan.unit_begin[s.lane];
-  const int blocks = (plan.unit_begin[s.lane + 1] - begin) / args.shape.num_kv_heads;
-  s.kv_head = (unit - begin) / blocks;
-  s.unit_begin = begin + s.kv_head * blocks;
-  s.unit_end = s.unit_begin + blocks;
-  s.query_begin = lanes.query_begin[s.lane];
-  const int tokens = lanes.query_begin[s.lane + 1] - s.query_begin;
-  s.rows = tokens * (args.shape.num_heads / args.shape.num_kv_heads);
-  s.prefix_len = lanes.prefix_len[s.lane];
+  s.lane = start.lane;
+  s.kv_head = (start.unit - start.lane_unit) / start.blocks;
+  s.unit_begin = start.lane_unit + s.kv_head * start.blocks;
+  s.unit_end = s.unit_begin + start.blocks;
+  s.query_begin = start.query_begin;
+  s.rows = start.tokens * (args.shape.num_heads / args.shape.num_kv_heads);
+  s.prefix_len = start.prefix_len;
   const int first = first_seen(s.prefix_len, args.shape.sliding_window);
-  s.begin = first + (unit - s.unit_begin) * kSplitBlock;
-  s.end =
-      min(s.prefix_len + tokens, first + (min(last_unit, s.unit_end) - s.unit_begin) * kSplitBlock);
+  s.begin = first + (start.unit - s.unit_begin) * kSplitBlock;
+  s.end = min(s.prefix_len + start.tokens,
+              first + (min(start.unit_end, s.unit_end) - s.unit_begin) * kSplitBlock);
   return s;
+}
+
+// Moves on to `unit`, which may be of another lane.
+__device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, SplitStart& start) {
+  const LaneArrays& lanes = args.lanes;
+  start.unit = unit;
+  if (unit < start.lane_unit + start.blocks * args.shape.num_kv_heads) return;
+  start.lane = lane_with(plan.unit_begin, lanes.num_lanes, unit);
+  start.lane_unit = plan.unit_begin[start.lane];
+  start.blocks = (plan.unit_begin[start.lane + 1] - start.lane_unit) / args.shape.num_kv_heads;
+  start.query_begin = lanes.query_begin[start.lane];
+  start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
+  start.prefix_len = lanes.prefix_len[start.lane];
 }
 
 template <int DIM>
@@ -92,12 +100,15 @@ struct Walk {
     const int mine = (steps - warp + kWarps - 1) / kWarps;
     const auto step_begin = [&](int i) { return s.begin + (warp + i * kWarps) * kStep; };
     const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[s.lane];
-    const auto offset_of = [&](int i) -> int64_t {  // of the position that this lane looks up
-      if (i >= mine) return 0;
-      return kv_offset(args.kv, pages, min(step_begin(i) + lane % kStep, s.end - 1), s.kv_head);
+    const auto position_of = [&](int i) {  // that this lane looks up
+      return min(step_begin(i) + lane % kStep, s.end - 1);
     };
-    const auto fetch = [&](int i, int64_t offset) {
+    const auto page_of = [&](int i) {
+      return i < mine ? kv_page(args.kv, pages, position_of(i)) : 0;
+    };
+    const auto fetch = [&](int i, int page) {
       if (i < mine) {
+        const int64_t offset = kv_offset(args.kv, page, position_of(i), s.kv_head);
         auto& stage = shared.stages[warp][i % kStages];
         constexpr int kEights = DIM / 8;
         static_assert(kStep * kEights % 32 == 0);
@@ -117,14 +128,13 @@ struct Walk {
     largest[0] = largest[1] = kNone;
     sum[0] = sum[1] = 0;
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) fetch(i, offset_of(i));
-    int64_t next_offset = offset_of(kStages - 1);
+    for (int i = 0; i < kStages - 1; ++i) fetch(i, page_of(i));
+    int next_page = page_of(kStages - 1);
     for (int i = 0; i < mine; ++i) {
       copy_wait<kStages - 2>();
       __syncwarp();
-      const int64_t offset = next_offset;
-      next_offset = offset_of(i + kStages);
-      fetch(i + kStages - 1, offset);
+      fetch(i + kStages - 1, next_page);
+      next_page = page_of(i + kStages);
       take(args, s, shared, shared.stages[warp][i % kStages], step_begin(i));
       __syncwarp();
     }
@@ -306,18 +316,17 @@ __global__ void __launch_bounds__(kThreads)
   auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
   release_next();
   wait_for_previous();
-  const PlanHeader header = *plan.header;
-  const int begin = static_cast<int>(blockIdx.x) * header.chunk;
-  const int end = min(begin + header.chunk, header.num_units);
-  for (int unit = begin; unit < end;) {
-    const Segment s = segment_at(args, plan, unit, end);
+  SplitStart start = plan.starts[blockIdx.x];
+  while (start.unit < start.unit_end) {
+    const Segment s = segment_of(args, start);
     load_queries(args, s, shared);
     __syncthreads();
     Walk<DIM> walk;
     walk.run(args, s, shared);
-    finish_segment(args, plan, s, walk, shared, header.chunk);
+    finish_segment(args, plan, s, walk, shared, start.chunk);
     __syncthreads();
-    unit = min(end, s.unit_end);
+    if (s.unit_end >= start.unit_end) return;
+    seek(args, plan, s.unit_end, start);
   }
 }
 

@@ -75,10 +75,13 @@ __device__ __forceinline__ float to_score(float product, float scale, float soft
   return product * scale * kLog2E;
 }
 
-// Where the key or value of a position begins, in elements of a plane.
-__device__ __forceinline__ int64_t kv_offset(const KvPlanes& kv, const int32_t* pages, int position,
+// Where the key or value of a position begins, in elements of a plane. Two steps, since a warp
+// stops at the first use of what it reads: the page is read a while before its offset is wanted.
+__device__ __forceinline__ int kv_page(const KvPlanes& kv, const int32_t* pages, int position) {
+  return pages[position / kv.page_size];
+}
+__device__ __forceinline__ int64_t kv_offset(const KvPlanes& kv, int page, int position,
                                              int kv_head) {
-  const int page = pages[position / kv.page_size];
   return page * kv.page_stride + position % kv.page_size * kv.token_stride +
          kv_head * kv.head_stride;
 }

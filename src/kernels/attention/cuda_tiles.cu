@@ -79,14 +79,17 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
     copy_async(&shared.q[row][at], from, row < rows);
   }
   const int blocks = (tile.key_end - tile.key_begin + L::kKeys - 1) / L::kKeys;
-  const auto look_up = [&](int block) -> int64_t {  // this thread's position of the block
-    if (block >= blocks || static_cast<int>(threadIdx.x) >= L::kKeys) return 0;
-    const int position =
-        min(tile.key_begin + block * L::kKeys + static_cast<int>(threadIdx.x), tile.key_end - 1);
-    return kv_offset(args.kv, pages, position, tile.kv_head);
+  const auto position_of = [&](int block) {  // that this thread looks up
+    return min(tile.key_begin + block * L::kKeys + static_cast<int>(threadIdx.x), tile.key_end - 1);
   };
-  const auto keep_offset = [&](int block, int64_t offset) {
-    if (static_cast<int>(threadIdx.x) < L::kKeys) shared.offsets[block % 2][threadIdx.x] = offset;
+  const auto page_of = [&](int block) {
+    const bool mine = block < blocks && static_cast<int>(threadIdx.x) < L::kKeys;
+    return mine ? kv_page(args.kv, pages, position_of(block)) : 0;
+  };
+  const auto keep_offset = [&](int block, int page) {
+    if (static_cast<int>(threadIdx.x) < L::kKeys)
+      shared.offsets[block % 2][threadIdx.x] =
+          kv_offset(args.kv, page, position_of(block), tile.kv_head);
   };
   const auto fetch = [&](int block) {
     if (block < blocks) {
@@ -110,8 +113,8 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
 #pragma unroll
     for (int half = 0; half < 2; ++half) largest[m][half] = kNone, sum[m][half] = 0;
 
-  keep_offset(0, look_up(0));
-  keep_offset(1, look_up(1));
+  keep_offset(0, page_of(0));
+  keep_offset(1, page_of(1));
   __syncthreads();
   fetch(0);
   const int warp_row = warp * 16 * L::kRowTiles;
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
     copy_wait<0>();
     __syncthreads();
     fetch(block + 1);
-    const int64_t offset_after = look_up(block + 2);  // read now, needed when this block is done
+    const int page_after = page_of(block + 2);  // read now, needed when this block is done
     typename L::Stage& stage = shared.stages[block % 2];
     const int begin = tile.key_begin + block * L::kKeys;
 
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
           mma(out[m][n / 8 + 1], weights[m][k / 16], b[2], b[3]);
         }
       }
-    keep_offset(block + 2, offset_after);
+    keep_offset(block + 2, page_after);
   }
 
 #pragma unroll

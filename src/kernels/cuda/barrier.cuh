@@ -37,6 +37,12 @@ __device__ __forceinline__ void barrier_expect(Barrier& barrier, uint32_t bytes)
       "r"(bytes)
       : "memory");
 }
+// Arrives once all asynchronous copies (cp.async) that this thread has started have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(Barrier& barrier) {
+  ESP_HOPPER_ASM(
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier_address(barrier))
+      : "memory");
+}
 // Until the phase of this parity is complete; a fresh barrier is in the phase of parity 0.
 __device__ __forceinline__ void barrier_wait(Barrier& barrier, uint32_t parity) {
   ESP_HOPPER_ASM(

@@ -57,18 +57,20 @@ struct Barriers {
 };
 
 // Shared memory: pieces [ahead][2][piece_inputs], sums [2][warp][16 outputs x ROWS], x [ROWS][in],
-// barriers.
+// the norm's weight [in], barriers.
 template <int ROWS>
 struct Shared {
   static constexpr int kSums = 2 * kPairs * ROWS;  // of a warp
   bf16* pieces;
   float* sums;
   bf16* x;
+  bf16* norm_weight;
   Barriers* barriers;
 
-  static size_t fixed_bytes(int in) {
+  static size_t fixed_bytes(int in, bool norm) {
     return size_t{2} * kWarps * kSums * 4 +
-           static_cast<size_t>(ROWS) * static_cast<size_t>(in) * 2 + sizeof(Barriers);
+           static_cast<size_t>(ROWS + (norm ? 1 : 0)) * static_cast<size_t>(in) * 2 +
+           sizeof(Barriers);
   }
   __device__ Shared(char* at, const Params& p) {
     pieces = reinterpret_cast<bf16*>(at);
@@ -77,6 +79,8 @@ struct Shared {
     at += 2 * kWarps * kSums * 4;
     x = reinterpret_cast<bf16*>(at);
     at += ROWS * p.in * 2;
+    norm_weight = reinterpret_cast<bf16*>(at);
+    if (p.norm_weight != nullptr) at += p.in * 2;
     barriers = reinterpret_cast<Barriers*>(at);
   }
 };
@@ -148,7 +152,7 @@ __device__ void stage_rows(const Params& p, const Shared<ROWS>& shared) {
     for (int c = threadIdx.x; c < eights; c += kMathThreads) {
       float value[8], weight[8];
       load8(shared.x + row * p.in + c * 8, value);
-      load8(p.norm_weight + c * 8, weight);
+      load8(shared.norm_weight + c * 8, weight);
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[i] = value[i] * scale * weight[i];
       store8(shared.x + row * p.in + c * 8, value);
@@ -260,12 +264,7 @@ __device__ void multiply(const Params& p, const Shared<ROWS>& shared, const Rang
     }
     add_by_halves(acc);
     float* sums = shared.sums + turn % 2 * kWarps * kSums;
-    if constexpr (kSums == 16) {
-      if (lane % 2 == 0) sums[warp * kSums + lane / 2] = acc[0];
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSums / 32; ++i) sums[warp * kSums + lane * (kSums / 32) + i] = acc[i];
-    }
+    if (ROWS == 2 || lane % 2 == 0) sums[warp * kSums + lane * ROWS / 2] = acc[0];
     part_sync(1, kMathThreads);
     finish_pairs<ROWS>(p, sums, pair, min(kPairs, range.end - pair), turn);
   }
@@ -288,6 +287,9 @@ __global__ void __launch_bounds__(kThreads, 2) small_linear_kernel(const Params 
   if (threadIdx.x >= kMathThreads) {
     if (threadIdx.x == kMathThreads) fetch_weights<ROWS>(p, shared, range);
   } else {
+    for (int c = threadIdx.x; p.norm_weight != nullptr && c < p.in / 8; c += kMathThreads)
+      *reinterpret_cast<uint4*>(shared.norm_weight + c * 8) =
+          *reinterpret_cast<const uint4*>(p.norm_weight + c * 8);  // read by this thread alone
     wait_for_previous();
     stage_rows<ROWS>(p, shared);
     multiply<ROWS>(p, shared, range);
@@ -300,18 +302,14 @@ struct Plan {
   size_t bytes = 0;
 };
 
-size_t fixed_bytes(int rows, int in) {
-  return rows == 1   ? Shared<1>::fixed_bytes(in)
-         : rows == 2 ? Shared<2>::fixed_bytes(in)
-                     : Shared<4>::fixed_bytes(in);
-}
-
 Plan plan_for(const LinearArgs& args, const DeviceTraits& traits) {
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   const int pieces = (args.in_features + kMostInputs - 1) / kMostInputs;
   Plan plan{.piece_inputs = ((args.in_features + pieces - 1) / pieces + 7) / 8 * 8};
   const auto piece_bytes = static_cast<size_t>(plan.piece_inputs) * 4;
-  const size_t fixed = fixed_bytes(args.rows, args.in_features);
+  const bool norm = args.norm_weight != nullptr;
+  const size_t fixed = args.rows == 1 ? Shared<1>::fixed_bytes(args.in_features, norm)
+                                      : Shared<2>::fixed_bytes(args.in_features, norm);
   // Best with room for the next kernel's block beside this one.
   for (const size_t room : {most / 2 - 1024, most}) {
     if (fixed + kFewPieces * piece_bytes > room) continue;
@@ -361,8 +359,8 @@ Status small_linear(const LinearArgs& args, const DeviceTraits& traits,
                       .float_out = args.out_type == DType::kFloat32};
   const int blocks = std::min(params.num_pairs, traits.num_multiprocessors);
   if (args.rows == 1) return start<1>(params, blocks, plan.bytes, launch);
-  if (args.rows == 2) return start<2>(params, blocks, plan.bytes, launch);
-  return start<4>(params, blocks, plan.bytes, launch);
+  // Two rows keep the multiprocessor so busy that a second block beside this one only slows it.
+  return start<2>(params, blocks, plan.bytes, {.stream = launch.stream});
 }
 
 }  // namespace espalier::kernels::cuda

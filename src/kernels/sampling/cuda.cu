@@ -34,19 +34,21 @@ __device__ __forceinline__ uint32_t ordered_key(float x) {
 // ones left out where `bans`.
 __device__ RowBest row_best(const Row& row, bool bans, RowScratch& s) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  Mass best = 0;  // key, complement of the id
+  float largest = kBannedLogit;
+  int largest_id = 0;
   bool finite = true;
-  each_part(row, [&](int, int at, const float4& x) {
+  each_part(row, [&](int at, const float4& x) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (at + i >= row.size) continue;
       const float value = entry(x, i);
       finite &= is_finite(value) || (bans && value == kBannedLogit);
-      const Mass own = static_cast<Mass>(ordered_key(value)) << 32 |
-                       (0xffffffffu - static_cast<uint32_t>(at + i));
-      best = max(best, own);
+      if (value > largest) largest = value, largest_id = at + i;  // ids come in their order
     }
   });
+  // Key, complement of the id.
+  Mass best = static_cast<Mass>(ordered_key(largest)) << 32 |
+              (0xffffffffu - static_cast<uint32_t>(largest_id));
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(~0u, best, step));
   if (lane == 0) s.warp_mass[warp] = best;
@@ -65,7 +67,7 @@ __device__ __forceinline__ float clamp_finite(float x) {
 __device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const Row& row,
                        const uint32_t* mask, bool bans, float* to) {
   const bool penalties = slot.counts != nullptr;
-  each_part(row, [&](int, int at, const float4& x) {
+  each_part(row, [&](int at, const float4& x) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int id = at + i;
@@ -100,14 +102,20 @@ __device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const R
 // exp((x - max) / temperature) as a key (the float's bits) and as a mass. Written with roundings
 // spelled out, so that every pass computes the same.
 struct Weights {
-  float max, scale;
+  float max, scale;  // scale: of the exponent in base 2
+  __device__ Weights(float largest, float temperature)
+      : max(largest), scale(fminf(1.4426950408889634f / temperature, FLT_MAX)) {}
   __device__ uint32_t key(float x) const {
-    if (x == kBannedLogit) return 0;
     const float below = fmaxf(__fsub_rn(x, max), -FLT_MAX);
-    return __float_as_uint(expf(__fmul_rn(below, scale)));
+    float weight;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(__fmul_rn(below, scale)));
+    return x == kBannedLogit ? 0 : __float_as_uint(weight);
   }
+  // The weight times 2^44, rounded down; by shifts, since conversions to 64 bits are slow.
   __device__ Mass mass(uint32_t key) const {
-    return __float2ull_rn(__fmul_rn(__uint_as_float(key), 17592186044416.0f));  // 2^44
+    const Mass digits = key & 0x7fffff | 0x800000;
+    const int shift = static_cast<int>(key >> 23) - (127 + 23 - 44);
+    return shift >= 0 ? digits << shift : shift > -24 ? digits >> -shift : 0;
   }
 };
 
@@ -124,7 +132,7 @@ __device__ double hash_uniform(uint64_t seed, uint64_t counter) {
 }
 
 __device__ int draw(const SlotSampling& slot, const Row& row, float best, double u, RowScratch& s) {
-  const Weights weights{best, fminf(1.0f / slot.temperature, FLT_MAX)};
+  const Weights weights(best, slot.temperature);
   const auto any = [&](float x, int) { return weights.mass(weights.key(x)); };
   Mass total = sum_parts(row, s, any);
   const auto target = [&](Mass all) {
@@ -223,7 +231,7 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   if (args.statuses != nullptr && threadIdx.x == 0)
     args.statuses[index] = best.finite ? kSampleOk : kSampleNotFinite;
   double sum = 0;
-  each_part(row, [&](int, int, const float4& x) {
+  each_part(row, [&](int, const float4& x) {
     sum += static_cast<double>(expf(x.x - best.value) + expf(x.y - best.value)) +
            static_cast<double>(expf(x.z - best.value) + expf(x.w - best.value));
   });

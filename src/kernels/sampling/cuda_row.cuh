@@ -1,9 +1,9 @@
 // One row of logits and one block of threads: passes over the row, sums in fixed point, the place
 // where a cumulative mass is reached, and the cut that top-k, top-p and min-p make.
 //
-// A row is taken in parts of 128 entries, a warp at a time and four entries a thread. Every sum is
-// of integers, so its order does not matter and a row gives the same answer whatever runs beside
-// it.
+// A row is taken in parts of 512 entries, a warp at a time, four times four entries a thread. Every
+// sum is of integers, so its order does not matter and a row gives the same answer whatever runs
+// beside it.
 #pragma once
 
 #include <cfloat>
@@ -17,8 +17,8 @@ using Mass = unsigned long long;  // in units of 2^-44
 
 constexpr int kRowThreads = 1024;
 constexpr int kRowWarps = kRowThreads / 32;
-constexpr int kPart = 128;
-constexpr int kMaxParts = 4096;       // of a row of 2^19
+constexpr int kPart = 512;
+constexpr int kMaxParts = 1024;       // of a row of 2^19
 constexpr int kMaxCandidates = 4096;  // that are sorted
 constexpr float kBannedLogit = -__builtin_huge_valf();
 constexpr int32_t kAnyId = 0x7fffffff;
@@ -51,22 +51,25 @@ struct RowScratch {
   int found_id;
 };
 
-// visit(part, first id, four entries) for every part of the row, each by a whole warp.
-template <typename Visit>
-__device__ __forceinline__ void each_part(const Row& row, Visit&& visit) {
+// visit(first id, four entries) for all of the row, each by a whole warp in order of ids, and
+// done(part) behind each part.
+template <typename Visit, typename Done>
+__device__ __forceinline__ void each_part(const Row& row, Visit&& visit, Done&& done) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int parts = row.parts();
-  for (int first = warp; first < parts; first += 4 * kRowWarps) {
+  for (int part = warp; part < parts; part += kRowWarps) {
+    const int at = part * kPart + lane * 4;
     float4 x[4];
 #pragma unroll
-    for (int u = 0; u < 4; ++u)
-      if (first + u * kRowWarps < parts)
-        x[u] = row.load((first + u * kRowWarps) * kPart + lane * 4);
+    for (int u = 0; u < 4; ++u) x[u] = row.load(at + u * 128);
 #pragma unroll
-    for (int u = 0; u < 4; ++u)
-      if (const int part = first + u * kRowWarps; part < parts)
-        visit(part, part * kPart + lane * 4, x[u]);
+    for (int u = 0; u < 4; ++u) visit(at + u * 128, x[u]);
+    done(part);
   }
+}
+template <typename Visit>
+__device__ __forceinline__ void each_part(const Row& row, Visit&& visit) {
+  each_part(row, visit, [](int) {});
 }
 
 __device__ __forceinline__ float entry(const float4& x, int i) {
@@ -102,15 +105,18 @@ __device__ inline Mass block_prefix(Mass value, RowScratch& s, Mass& total) {
 // The masses mass(x, id) of the row's parts into part_mass; returns their sum.
 template <typename MassOf>
 __device__ Mass sum_parts(const Row& row, RowScratch& s, MassOf&& mass) {
-  Mass mine = 0;
-  each_part(row, [&](int part, int at, const float4& x) {
-    Mass sum = 0;
+  Mass mine = 0, sum = 0;
+  each_part(
+      row,
+      [&](int at, const float4& x) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum += mass(entry(x, i), at + i);
-    sum = warp_total(sum);
-    if (threadIdx.x % 32 == 0) s.part_mass[part] = sum;
-    if (threadIdx.x % 32 == 0) mine += sum;
-  });
+        for (int i = 0; i < 4; ++i) sum += mass(entry(x, i), at + i);
+      },
+      [&](int part) {
+        sum = warp_total(sum);
+        if (threadIdx.x % 32 == 0) s.part_mass[part] = sum, mine += sum;
+        sum = 0;
+      });
   __syncthreads();
   Mass total = 0;
   block_prefix(mine, s, total);
@@ -121,40 +127,41 @@ __device__ Mass sum_parts(const Row& row, RowScratch& s, MassOf&& mass) {
 // REQUIRES: sum_parts() with the same mass.
 template <typename MassOf>
 __device__ int locate(const Row& row, RowScratch& s, Mass target, MassOf&& mass) {
-  constexpr int kEach = kMaxParts / kRowThreads;
-  const int parts = row.parts(), first = static_cast<int>(threadIdx.x) * kEach;
-  Mass mine = 0, total = 0;
-  for (int i = first; i < min(first + kEach, parts); ++i) mine += s.part_mass[i];
+  static_assert(kMaxParts == kRowThreads);
+  const int part = static_cast<int>(threadIdx.x);
+  const Mass mine = part < row.parts() ? s.part_mass[part] : 0;
+  Mass total = 0;
   const Mass upto = block_prefix(mine, s, total);
   if (upto >= target && upto - mine < target) {
-    Mass before = upto - mine;
-    int part = first;
-    while (before + s.part_mass[part] < target) before += s.part_mass[part++];
     s.found_part = part;
-    s.found_before = before;
+    s.found_before = upto - mine;
   }
   __syncthreads();
   if (threadIdx.x < 32) {
-    const int at = s.found_part * kPart + static_cast<int>(threadIdx.x) * 4;
-    const float4 x = row.load(at);
-    Mass own[4], sum = 0;
+    Mass before = s.found_before;
+    for (int u = 0; u < kPart / 128; ++u) {
+      const int at = s.found_part * kPart + u * 128 + static_cast<int>(threadIdx.x) * 4;
+      const float4 x = row.load(at);
+      Mass own[4], sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum += own[i] = mass(entry(x, i), at + i);
-    Mass upto_lane = sum;
+      for (int i = 0; i < 4; ++i) sum += own[i] = mass(entry(x, i), at + i);
+      Mass upto_lane = sum;
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const Mass other = __shfl_up_sync(~0u, upto_lane, step);
-      if (threadIdx.x >= static_cast<unsigned>(step)) upto_lane += other;
-    }
-    Mass cumulative = s.found_before + upto_lane - sum;
-    if (cumulative < target && cumulative + sum >= target) {
-      int id = at;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (cumulative < target) id = at + i;
-        cumulative += own[i];
+      for (int step = 1; step < 32; step *= 2) {
+        const Mass other = __shfl_up_sync(~0u, upto_lane, step);
+        if (threadIdx.x >= static_cast<unsigned>(step)) upto_lane += other;
       }
-      s.found_id = id;
+      Mass cumulative = before + upto_lane - sum;
+      if (cumulative < target && cumulative + sum >= target) {
+        int id = at;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (cumulative < target) id = at + i;
+          cumulative += own[i];
+        }
+        s.found_id = id;
+      }
+      before += __shfl_sync(~0u, upto_lane, 31);
     }
   }
   __syncthreads();
@@ -200,7 +207,7 @@ template <typename Eval, typename Keep>
 __device__ int gather(const Row& row, const Eval& eval, RowScratch& s, Keep&& keep) {
   if (threadIdx.x == 0) s.num_candidates = 0;
   __syncthreads();
-  each_part(row, [&](int, int at, const float4& x) {
+  each_part(row, [&](int at, const float4& x) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t key = eval.key(entry(x, i));
@@ -232,7 +239,7 @@ __device__ Cut find_cut(const Row& row, const Eval& eval, const CutLimits& limit
     edge[3] = low;
     Mass mass[4] = {};
     int count[4] = {};
-    each_part(row, [&](int, int at, const float4& x) {
+    each_part(row, [&](int at, const float4& x) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t key = eval.key(entry(x, i));
