@@ -119,14 +119,21 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
-  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
+  ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device));
   config.device = device.cuda ? "cuda" : "cpu";
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.machine)));
-  ESP_ASSIGN_OR_RETURN(StartedExecutor started, device.cuda
-                                                    ? start_cuda_executor(config, device.machine)
-                                                    : start_cpu_executor(config, device.machine));
+  auto start_it = device.cuda ? start_cuda_executor(config, device.machine)
+                              : start_cpu_executor(config, device.machine);
+  if (!start_it && user.device == "auto" && device.cuda &&
+      start_it.error().code() == StatusCode::kUnimplemented) {
+    log_info("device=cpu reason=\"{}\"", start_it.error().message());
+    ESP_ASSIGN_OR_RETURN(device, choose_device("cpu"));
+    config.device = "cpu";
+    start_it = start_cpu_executor(config, device.machine);
+  }
+  ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
   Parts parts{.executor = std::move(started.executor), .info = std::move(started.info)};
   if (!config.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
+#include "models/model_plan.h"
 
 namespace espalier {
 namespace {
@@ -38,11 +39,13 @@ void log_memory(const CudaMemoryPlan& plan, const EngineConfig& config) {
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                                             const MachineInfo& machine) {
-  ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::load({.path = config.model_path,
-                                                      .format = config.load_format,
-                                                      .seed = config.random_seed,
-                                                      .dtype = config.dtype,
-                                                      .context_length = config.context_length}));
+  const ModelLoadOptions options{.path = config.model_path,
+                                 .format = config.load_format,
+                                 .seed = config.random_seed,
+                                 .dtype = config.dtype,
+                                 .context_length = config.context_length};
+  ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
+  ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
   StartedExecutor out{.info = model->info()};
   const KvType type = model->kv_type();
   ESP_ASSIGN_OR_RETURN(const KvType wanted, resolve_kv_type(config, out.info));
@@ -78,6 +81,8 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                              .num_pages = out.config.max_total_tokens / out.config.page_size,
                              .page_size = out.config.page_size}));
   log_memory(executor->memory(), out.config);
+  ESP_RETURN_IF_ERROR(executor->warm_up());
+  ESP_RETURN_IF_ERROR(executor->finish_loading());
   out.executor = std::move(executor);
   return out;
 }

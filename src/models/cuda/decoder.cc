@@ -26,7 +26,49 @@ int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
   return most;
 }
 
+bool plain(const std::optional<NormSpec>& norm) {
+  return !norm || norm->kind == NormSpec::Kind::kRms;
+}
+
+// What of a layer this pass has no code for; empty: it has all of it.
+std::string_view missing_part(const LayerSpec& layer) {
+  const AttentionSpec& a = layer.attention;
+  if (layer.experts) return "experts";
+  if (a.latent) return "latent attention";
+  if (a.sinks) return "attention sinks";
+  if (layer.attention_output_norm || layer.mlp_output_norm) return "norms after attention and MLP";
+  if (!plain(layer.input_norm) || !plain(layer.post_attention_norm) || !plain(a.qk_norm)) {
+    return "norms of other kinds than RMSNorm";
+  }
+  if (a.qk_norm && a.qk_norm_scope != AttentionSpec::NormScope::kHead) {
+    return "norms of q and k over all heads";
+  }
+  if (!layer.mlp.gated || layer.mlp.activation != kernels::Activation::kSilu) {
+    return "MLPs of other kinds than gated SiLU";
+  }
+  return {};
+}
+
+std::string_view missing_part(const DecoderSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (const std::string_view part = missing_part(layer); !part.empty()) return part;
+  }
+  if (!plain(spec.final_norm)) return "norms of other kinds than RMSNorm";
+  if (spec.embedding_scale != 1 || spec.residual_scale != 1 || spec.logits_scale != 1) {
+    return "multipliers of embedding, residual or logits";
+  }
+  if (spec.logits_softcap != 0) return "a softcap of logits";
+  if (spec.learned_positions != 0) return "learned positions";
+  if (spec.names.transposed) return "transposed matrices";
+  if (spec.faults.linear_activation) return "the fault linear_activation";
+  return {};
+}
+
 Status check_supported(const DecoderSpec& spec) {
+  if (const std::string_view part = missing_part(spec); !part.empty()) {
+    return error(StatusCode::kUnimplemented, "{}: {} do not run on the GPU yet; use --device cpu",
+                 spec.architecture, part);
+  }
   for (const LayerSpec& layer : spec.layers) {
     if (layer.attention.head_dim % 8 != 0 || layer.attention.head_dim > 256) {
       return error(StatusCode::kUnimplemented,
@@ -39,9 +81,6 @@ Status check_supported(const DecoderSpec& spec) {
                    "--device cpu",
                    spec.hidden_size, layer.mlp.intermediate_size);
     }
-  }
-  if (spec.faults.linear_activation) {
-    return error(StatusCode::kUnimplemented, "the fault linear_activation is the CPU's alone");
   }
   return Status();
 }
@@ -65,9 +104,11 @@ kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
 
 }  // namespace
 
-CudaDecoder::CudaDecoder(DecoderSpec spec, CudaWeights weights, std::unique_ptr<kc::Linear> linear)
+CudaDecoder::CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
+                         std::unique_ptr<kc::Linear> linear)
     : spec_(std::move(spec)),
-      weights_(std::move(weights)),
+      weights_(std::move(weights.weights)),
+      loader_(std::move(weights.loader)),
       linear_(std::move(linear)),
       info_(describe_model(spec_)) {
   info_.weight_bytes = weights_.block.size_bytes();
@@ -80,22 +121,35 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(const ModelLoadOptions& o
 
 Result<std::unique_ptr<CudaDecoder>> CudaDecoder::load(ModelPlan plan,
                                                        const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(auto model, begin_load(std::move(plan), options));
+  ESP_RETURN_IF_ERROR(model->finish_loading());
+  return model;
+}
+
+Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
+                                                             const ModelLoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   ESP_RETURN_IF_ERROR(validate(plan.spec));
   ESP_RETURN_IF_ERROR(check_supported(plan.spec));
-  ESP_ASSIGN_OR_RETURN(CudaWeights weights, load_cuda_weights(plan.spec, plan.type, options));
+  ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights,
+                       load_cuda_weights(plan.spec, plan.type, options));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
   std::unique_ptr<CudaDecoder> model(
       new CudaDecoder(std::move(plan.spec), std::move(weights), std::move(linear)));
+  model->load_start_ = start;
   ESP_RETURN_IF_ERROR(model->upload_ropes());
-  const ModelInfo& info = model->info();
-  log_info(
-      "model loaded device=cuda path={} architecture={} parameters={} weight_bytes={} "
-      "seconds={:.2f}",
-      options.path.string(), info.architecture, info.num_parameters, info.weight_bytes,
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return model;
+}
+
+Status CudaDecoder::finish_loading() {
+  if (!loader_) return Status();
+  ESP_RETURN_IF_ERROR(loader_->finish());
+  loader_.reset();
+  log_info("model loaded device=cuda architecture={} parameters={} weight_bytes={} seconds={:.2f}",
+           info_.architecture, info_.num_parameters, info_.weight_bytes,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - load_start_).count());
+  return Status();
 }
 
 kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) const {
@@ -108,7 +162,9 @@ KvType CudaDecoder::kv_type() const {
 
 Status CudaDecoder::upload_ropes() {
   std::vector<std::vector<float>> tables;
-  for (const RopeSpec& rope : spec_.ropes) tables.push_back(rope_frequencies(rope));
+  for (const RopeSpec& rope : spec_.ropes) {
+    tables.push_back(rope_frequencies(rope, spec_.context_length));
+  }
   const auto lay_out = [&](cuda::Arena& arena) {
     rope_frequencies_.clear();
     for (const auto& table : tables) {
@@ -397,6 +453,7 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
                                      .out = attended_,
                                      .out_stride = a.q_dim(),
                                      .scale = a.scale,
+                                     .softcap = a.softcap,
                                      .workspace = group.workspace,
                                      .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
                                     on(stream)));

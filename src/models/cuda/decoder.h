@@ -3,6 +3,7 @@
 // captured into a graph and replayed for other steps of the same bounds.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,6 +40,11 @@ class CudaDecoder {
   static Result<std::unique_ptr<CudaDecoder>> load(const ModelLoadOptions& options);
   // The same of a plan that was made before.
   static Result<std::unique_ptr<CudaDecoder>> load(ModelPlan plan, const ModelLoadOptions& options);
+  // Begins to load: until finish_loading() has returned the weights are zeros or what has come of
+  // them so far, good enough to warm up with.
+  static Result<std::unique_ptr<CudaDecoder>> begin_load(ModelPlan plan,
+                                                         const ModelLoadOptions& options);
+  Status finish_loading();
 
   const ModelInfo& info() const { return info_; }
   KvType kv_type() const;
@@ -62,7 +68,8 @@ class CudaDecoder {
   Status logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream);
 
  private:
-  CudaDecoder(DecoderSpec spec, CudaWeights weights, std::unique_ptr<kernels::cuda::Linear> linear);
+  CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
+              std::unique_ptr<kernels::cuda::Linear> linear);
   kernels::cuda::LaunchOptions on(const cuda::Stream& stream) const;
   Status upload_ropes();
   void lay_out(cuda::Arena& arena);
@@ -85,8 +92,10 @@ class CudaDecoder {
 
   const DecoderSpec spec_;
   const CudaWeights weights_;
+  std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there
   const std::unique_ptr<kernels::cuda::Linear> linear_;
   ModelInfo info_;
+  std::chrono::steady_clock::time_point load_start_;
   cuda::DeviceBuffer rope_block_;
   std::vector<const float*> rope_frequencies_;  // of each of spec_.ropes, [rotary_dim / 2]
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "models/cuda/test_model.h"
@@ -30,6 +31,11 @@ KvType kv_type(DType type) {
 }
 const char* name_of(DType type) { return type == DType::kFloat32 ? "float32" : "bfloat16"; }
 
+// Models that must run; others may have parts that the GPU has no code for yet, and skip.
+constexpr std::string_view kMustRun[] = {"llama_tied_llama3", "llama_untied_bias",
+                                         "mistral_f16",       "qwen2_f32",
+                                         "qwen2_sharded",     "qwen3_head_dim"};
+
 std::unique_ptr<CudaTestModel> load(const DecoderSpec& spec, DType type,
                                     const ModelLoadOptions& options) {
   auto decoder = CudaDecoder::load({spec, type}, options);
@@ -41,8 +47,13 @@ class GoldenModelCuda : public testing::TestWithParam<std::tuple<std::string, DT
  protected:
   void SetUp() override {
     ESPALIER_REQUIRE_DEVICE();
-    model_ = load(golden_.spec, type_, {.path = golden_.folder});
-    ASSERT_NE(model_, nullptr);
+    auto decoder = CudaDecoder::load({golden_.spec, type_}, {.path = golden_.folder});
+    if (!decoder && decoder.error().code() == StatusCode::kUnimplemented &&
+        std::ranges::find(kMustRun, std::get<0>(GetParam())) == std::end(kMustRun)) {
+      GTEST_SKIP() << decoder.error().message();
+    }
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    model_ = std::make_unique<CudaTestModel>(std::move(*decoder));
   }
   const DType type_ = std::get<1>(GetParam());
   const golden::Golden golden_ = golden::read(std::get<0>(GetParam()));

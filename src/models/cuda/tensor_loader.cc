@@ -40,6 +40,7 @@ class DummyLoader final : public CudaTensorLoader {
                                 .deviation = deviation},
                                {.stream = stream_.get()});
   }
+  Status start() override { return Status(); }
   Status finish() override { return stream_.synchronize(); }
 
  private:
@@ -191,18 +192,26 @@ class CheckpointLoader final : public CudaTensorLoader {
     return Status();
   }
 
-  Status finish() override {
+  ~CheckpointLoader() override {
+    next_ = chunks_.size();
+    join();
+  }
+
+  Status start() override {
     ESP_RETURN_IF_ERROR(source_.finish());
     const size_t count = std::clamp<size_t>(
         chunks_.size(), 1, std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
-    std::vector<std::thread> threads;
-    for (size_t i = 1; i < count; ++i)
-      threads.emplace_back([this] {
+    for (size_t i = 0; i < count; ++i) {
+      threads_.emplace_back([this] {
         set_thread_name("load");
         read_chunks();
       });
-    read_chunks();
-    for (std::thread& thread : threads) thread.join();
+    }
+    return Status();
+  }
+
+  Status finish() override {
+    join();
     return failed_;
   }
 
@@ -213,6 +222,11 @@ class CheckpointLoader final : public CudaTensorLoader {
     if (!lent) return lent.error();
     source_.give_back(name);
     return Status();
+  }
+
+  void join() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
   void read_chunks() {
@@ -240,6 +254,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   std::atomic<size_t> next_{0};
   std::mutex mutex_;
   Status failed_;
+  std::vector<std::thread> threads_;  // last: they use all of the above
 };
 
 }  // namespace

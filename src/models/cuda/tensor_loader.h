@@ -14,14 +14,17 @@
 
 namespace espalier {
 
-// Used from one thread. put() may only note what is to be done; finish() returns when all is there.
+// Used from one thread: put() for each tensor, start(), finish(). What is put may come only between
+// start(), which returns at once, and finish(), which returns when all is there.
 class CudaTensorLoader {
  public:
   virtual ~CudaTensorLoader() = default;
   // The tensor `name`, as elements of the loader's type, row-major to `device`. Fails by name.
   virtual Status put(const std::string& name, std::span<const int64_t> shape,
                      std::byte* device) = 0;
-  // Fails for a tensor that could not be read, and for one that was never asked for.
+  // Fails for a tensor that was never asked for.
+  virtual Status start() = 0;
+  // Fails for a tensor that could not be read.
   virtual Status finish() = 0;
 };
 

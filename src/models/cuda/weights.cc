@@ -1,6 +1,5 @@
 #include "models/cuda/weights.h"
 
-#include "models/cuda/tensor_loader.h"
 #include "models/weight_layout.h"
 
 namespace espalier {
@@ -37,16 +36,20 @@ class Placer {
     ESP_RETURN_IF_ERROR(matrix(layout.attention_output, out.attention_output));
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_bias, out.attention_output_bias));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, out.post_attention_norm));
-    ESP_RETURN_IF_ERROR(matrix(layout.gate_up, out.gate_up));
-    ESP_RETURN_IF_ERROR(vector(layout.gate_up_bias, out.gate_up_bias));
-    ESP_RETURN_IF_ERROR(matrix(layout.down, out.down));
-    return vector(layout.down_bias, out.down_bias);
+    ESP_RETURN_IF_ERROR(matrix(layout.mlp.gate_up, out.gate_up));
+    ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, out.gate_up_bias));
+    ESP_RETURN_IF_ERROR(matrix(layout.mlp.down, out.down));
+    return vector(layout.mlp.down_bias, out.down_bias);
   }
 
   Status matrix(const MatrixLayout& layout, CudaMatrix& out) {
     const int64_t rows = (layout.out_features() + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
     auto* data = arena_.take<std::byte>(rows * layout.in_features * size());
     out = {data, static_cast<int32_t>(layout.in_features), static_cast<int32_t>(rows)};
+    if (layout.fused) {
+      const int64_t shape[] = {layout.out_features(), layout.in_features};
+      return put(layout.blocks.front().name, shape, data);
+    }
     for (const WeightBlock& block : layout.blocks) {
       const int64_t shape[] = {block.rows, layout.in_features};
       ESP_RETURN_IF_ERROR(put(block.name, shape, data));
@@ -80,26 +83,25 @@ class Placer {
 
 }  // namespace
 
-Result<CudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
-                                      const ModelLoadOptions& options) {
+Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
+                                             const ModelLoadOptions& options) {
   const WeightLayout layout = weight_layout(spec);
-  CudaWeights weights;
+  PendingCudaWeights out;
   cuda::Arena measured;
-  ESP_RETURN_IF_ERROR(Placer(type, measured, nullptr).place_all(layout, weights));
-  ESP_ASSIGN_OR_RETURN(weights.block,
-                       cuda::DeviceBuffer::allocate(measured.used_bytes(), "the weights"));
+  ESP_RETURN_IF_ERROR(Placer(type, measured, nullptr).place_all(layout, out.weights));
+  cuda::DeviceBuffer& block = out.weights.block;
+  ESP_ASSIGN_OR_RETURN(block, cuda::DeviceBuffer::allocate(measured.used_bytes(), "the weights"));
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-  ESP_RETURN_IF_ERROR(
-      cuda::fill_bytes(weights.block.data(), 0, weights.block.size_bytes(), stream));
+  ESP_RETURN_IF_ERROR(cuda::fill_bytes(block.data(), 0, block.size_bytes(), stream));
   ESP_RETURN_IF_ERROR(stream.synchronize());
 
-  ESP_ASSIGN_OR_RETURN(const auto loader, options.format == LoadFormat::kDummy
-                                              ? make_dummy_loader(options.seed, type)
-                                              : make_checkpoint_loader(options, spec, type));
-  cuda::Arena arena(weights.block.data());
-  ESP_RETURN_IF_ERROR(Placer(type, arena, loader.get()).place_all(layout, weights));
-  ESP_RETURN_IF_ERROR(loader->finish());
-  return weights;
+  ESP_ASSIGN_OR_RETURN(out.loader, options.format == LoadFormat::kDummy
+                                       ? make_dummy_loader(options.seed, type)
+                                       : make_checkpoint_loader(options, spec, type));
+  cuda::Arena arena(block.data());
+  ESP_RETURN_IF_ERROR(Placer(type, arena, out.loader.get()).place_all(layout, out.weights));
+  ESP_RETURN_IF_ERROR(out.loader->start());
+  return out;
 }
 
 }  // namespace espalier

@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
+#include "models/cuda/tensor_loader.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "tensor/cuda/memory.h"
@@ -46,9 +47,15 @@ struct CudaWeights {
   const void* final_norm = nullptr;
 };
 
-// Loads what `options` say: a checkpoint, read by several threads into pinned buffers that the
-// device copies from meanwhile, or weights drawn on the device. All is there on return.
-Result<CudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
-                                      const ModelLoadOptions& options);
+// Weights on their way: their places hold zeros until the loader has finished.
+struct PendingCudaWeights {
+  CudaWeights weights;
+  std::unique_ptr<CudaTensorLoader> loader;  // started
+};
+
+// Begins to load what `options` say: a checkpoint, read by several threads into pinned buffers that
+// the device copies from meanwhile, or weights drawn on the device.
+Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
+                                             const ModelLoadOptions& options);
 
 }  // namespace espalier

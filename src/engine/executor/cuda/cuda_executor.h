@@ -52,6 +52,12 @@ class CudaExecutor final : public Executor {
   Result<int64_t> kv_budget_bytes() const;
   // REQUIRED once, before the first launch. Fails where the memory is not there after all.
   Status allocate_kv(const KvPoolConfig& config);
+  // Runs a few made-up steps, so that the first request does not wait for kernels to be loaded and
+  // the first graph to be made. After allocate_kv, before the first launch; what the steps write to
+  // the pages of nobody is written over before anyone reads it.
+  Status warm_up();
+  // Of the model's weights, which may be loading meanwhile.
+  Status finish_loading() { return model_->finish_loading(); }
   const CudaMemoryPlan& memory() const { return memory_; }
   const KvView& kv() const { return kv_->view(); }  // after allocate_kv
 
