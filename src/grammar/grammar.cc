@@ -42,6 +42,7 @@ struct CompiledGrammar::Impl {
         trie(std::move(tokens)),
         machine(network, limits, static_cast<uint32_t>(trie->all().depth_max)) {
     path.resize(static_cast<size_t>(trie->all().depth_max) + 1);
+    other_path.resize(path.size());
   }
 
   // All under `mutex`.
@@ -52,14 +53,16 @@ struct CompiledGrammar::Impl {
                     std::vector<uint32_t>& words);
   SetId after_string_inside(SetId set);
   bool fill_inside_string(SetId set, std::vector<uint32_t>& words);
+  bool fill_by_difference(SetId set, std::vector<uint32_t>& words);
 
   const Network network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
   std::mutex mutex;
   Machine machine;
   std::unordered_map<SetId, std::vector<uint32_t>> masks;
-  std::vector<SetId> path;       // [depth]: states along the walk
-  std::vector<uint32_t> unkept;  // a mask that depended on the text
+  std::vector<SetId> other_path;  // of the state that is followed beside it
+  std::vector<SetId> path;        // [depth]: states along the walk
+  std::vector<uint32_t> unkept;   // a mask that depended on the text
 };
 
 // One scan of the trie: a refused byte skips its subtree.
@@ -179,6 +182,68 @@ bool CompiledGrammar::Impl::fill_inside_string(SetId set, std::vector<uint32_t>&
   return false;
 }
 
+// Where most characters lead to a state that a string's inside leaves as it is (a key that is none
+// of those declared so far), the mask is that state's but for what goes on differently: both are
+// followed side by side, and left where they meet.
+bool CompiledGrammar::Impl::fill_by_difference(SetId set, std::vector<uint32_t>& words) {
+  constexpr int kMost = 48;  // of the 93 characters that are looked at
+  std::vector<std::pair<SetId, int>> counts;
+  for (int b = 0x20; b < 0x7f; ++b) {
+    if (b == '"' || b == '\\') continue;
+    const SetId to = machine.step(set, static_cast<uint8_t>(b));
+    const auto known = std::ranges::find(counts, to, &std::pair<SetId, int>::first);
+    if (known == counts.end()) {
+      counts.emplace_back(to, 1);
+    } else {
+      ++known->second;
+    }
+  }
+  const auto [other, count] = *std::ranges::max_element(counts, {}, &std::pair<SetId, int>::second);
+  if (count < kMost || other == Machine::kDead || other == set || machine.accepting(other) ||
+      after_string_inside(other) != other) {
+    return false;
+  }
+  const uint64_t checks_before = machine.checks_made();
+  if (!masks.contains(other)) {
+    std::vector<uint32_t> made(words.size(), 0);
+    if (!fill_inside_string(other, made)) return false;
+    masks.emplace(other, std::move(made));
+  }
+  words = masks.at(other);
+  const TrieWalk& tokens = trie->all();
+  path[0] = set;
+  other_path[0] = other;
+  const size_t end = tokens.nodes.size() - 1;
+  const auto assign = [&](uint32_t from, uint32_t to, bool allowed) {
+    for (uint32_t t = from; t < to; ++t) {
+      const auto token = static_cast<uint32_t>(tokens.token_ids[t]);
+      const uint32_t bit = 1u << (token % 32);
+      words[token / 32] = allowed ? words[token / 32] | bit : words[token / 32] & ~bit;
+    }
+  };
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = tokens.nodes[i];
+    const SetId here = machine.step(path[node.depth], node.byte);
+    const SetId there = machine.step(other_path[node.depth], node.byte);
+    if (here == there) {
+      i = node.skip;
+      continue;
+    }
+    if (here == Machine::kDead) {
+      assign(node.tokens_begin, tokens.nodes[node.skip].tokens_begin, false);
+      i = node.skip;
+      continue;
+    }
+    path[node.depth + 1] = here;
+    other_path[node.depth + 1] = there;
+    assign(node.tokens_begin, tokens.nodes[i + 1].tokens_begin, true);
+    ++i;
+  }
+  if (machine.checks_made() == checks_before) return true;
+  std::ranges::fill(words, 0);
+  return false;
+}
+
 const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId exact, std::string_view text) {
   const SetId set = machine.canonical(exact);
   if (const auto it = masks.find(set); it != masks.end()) return it->second;
@@ -187,7 +252,7 @@ const std::vector<uint32_t>& CompiledGrammar::Impl::mask(SetId exact, std::strin
   std::vector<uint32_t> words(words_count, 0);
   bool depends = false;  // on the text
   if (set != Machine::kDead) {
-    if (fill_inside_string(set, words)) {
+    if (fill_inside_string(set, words) || fill_by_difference(set, words)) {
       // Done.
     } else if (machine.has_checks()) {
       const uint64_t checks_now = machine.checks_made();

@@ -11,7 +11,7 @@ namespace espalier::grammar {
 namespace {
 
 constexpr int kExponentMax = 400;
-constexpr uint64_t kDivisorStatesMax = 4000;
+constexpr uint64_t kDivisorStatesMax = 12'000;
 
 ExprId digit(Ir& ir, char low, char high) {
   return ir.chars({{static_cast<uint32_t>(low), static_cast<uint32_t>(high)}});

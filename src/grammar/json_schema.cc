@@ -226,6 +226,7 @@ Status SchemaCompiler::expand(const Element& element, Conjunction& out) {
     out.push_back(inner(opposite));
     rest.done |= kDoneNot;
   }
+  if (!document_.has_conditions(element.schema)) rest.done |= kDoneIf;
   if (member(element, "if") != nullptr && !(rest.done & kDoneIf)) {
     if (const json::value* made = condition(element)) out.push_back(inner(made));
     rest.done |= kDoneIf;

@@ -520,4 +520,34 @@ Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions&
   return Lowering(ir, options).whole(tree);
 }
 
+std::optional<LookaheadParts> split_lookahead(std::string_view pattern) {
+  if (!pattern.starts_with("^(?=") && !pattern.starts_with("^(?!")) return std::nullopt;
+  // The look-ahead's end, and whether an alternative stands outside all groups.
+  size_t end = 0;
+  int depth = 0;
+  bool in_class = false;
+  for (size_t i = 1; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\') {
+      ++i;
+    } else if (in_class) {
+      in_class = c != ']';
+    } else if (c == '[') {
+      in_class = true;
+    } else if (c == '(') {
+      ++depth;
+    } else if (c == ')') {
+      if (--depth == 0 && end == 0) end = i;
+    } else if (c == '|' && depth == 0) {
+      return std::nullopt;
+    }
+  }
+  if (end == 0 || depth != 0) return std::nullopt;
+  std::string_view rest = pattern.substr(end + 1);
+  if (rest.starts_with("^")) rest.remove_prefix(1);
+  return LookaheadParts{.rest = "^" + std::string(rest),
+                        .ahead = "^(?:" + std::string(pattern.substr(4, end - 4)) + ")",
+                        .wanted = pattern[3] == '='};
+}
+
 }  // namespace espalier::grammar

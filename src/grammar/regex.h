@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +21,14 @@ struct RegexOptions {
   // escapes as well.
   std::function<ExprId(Ir&, const std::vector<CodeRange>&)> encode;
 };
+
+// A pattern that begins with ^ and a look-ahead, as two that both must hold: `rest` matches, and
+// `ahead` does exactly if `wanted`. Nothing where it has another shape.
+struct LookaheadParts {
+  std::string rest, ahead;
+  bool wanted = true;
+};
+std::optional<LookaheadParts> split_lookahead(std::string_view pattern);
 
 // Supported: literals, . [...] [^...] \d \D \w \W \s \S \p{..} \P{..} (general categories) and the
 // usual escapes; (...) (?:...) (?P<n>...) (?<n>...); | ; * + ? {m} {m,} {m,n} {,n}, lazy forms read

@@ -138,7 +138,6 @@ uint32_t SchemaDocument::enter_resource(const json::object& object, const json::
   }
   const bool hides = draft <= Draft::k7 && object.contains("$ref");
   const json::string* id = string_member(value, draft <= Draft::k4 ? "id" : "$id");
-  if (id == nullptr && draft == Draft::k4) id = string_member(value, "$id");
   uint32_t number = outer;
   const bool is_root = resources_[outer].root == &value;
   if (id != nullptr && !hides && !id->starts_with("#")) {

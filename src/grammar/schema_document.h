@@ -84,6 +84,10 @@ class SchemaDocument {
   bool ref_hides_siblings(const boost::json::value* schema) const {
     return draft_of(schema) <= Draft::k7;
   }
+  // if, then and else came with draft 7.
+  bool has_conditions(const boost::json::value* schema) const {
+    return draft_of(schema) >= Draft::k7;
+  }
   // Whether the dialect of `schema` asserts: a metaschema may leave the validation vocabulary out.
   bool asserts(const boost::json::value* schema) const;
   bool formats_annotate() const { return options_.formats_annotate; }

@@ -109,6 +109,10 @@ Status SchemaCompiler::gather_keyword(std::string_view key, const json::value& v
   }
   if (key == "format" || key == kNotFormat) {
     if (!value.is_string()) return wrong(element, "format", "a string");
+    if (value.get_string() == "regex" && !document_.formats_annotate()) {
+      left_out_ = facts.any_facts = true;  // what is a pattern is for the check
+      return {};
+    }
     const auto pattern =
         document_.formats_annotate() ? std::nullopt : format_pattern(value.get_string());
     if (pattern) {

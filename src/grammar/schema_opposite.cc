@@ -88,7 +88,7 @@ class Opposites {
     if (key == "required") return add_required(value);
     if (key == "properties") return add_properties(value);
     if (key == "oneOf") return add_one_of(value);
-    if (key == "if") return add_if(value);
+    if (key == "if") return !document_.has_conditions(&whole_) || add_if(value);
     if (key == "$dynamicRef" || key == "$recursiveRef") return false;
     // What is wrong with an array or an object in a way that no keyword says matters to those only.
     if (std::ranges::find(kOfArrays, key) != kOfArrays.end()) {

@@ -285,6 +285,14 @@ Result<ExprId> SchemaCompiler::lower_number(const Facts& facts) {
 Result<ExprId> SchemaCompiler::pattern_string(const std::string& pattern, bool counted) {
   const auto key = std::pair(pattern, counted);
   if (const auto it = patterns_.find(key); it != patterns_.end()) return it->second;
+  if (const auto parts = split_lookahead(pattern)) {
+    ESP_ASSIGN_OR_RETURN(const ExprId rest, pattern_string(parts->rest, counted));
+    ESP_ASSIGN_OR_RETURN(const ExprId ahead, pattern_string(parts->ahead, counted));
+    ESP_ASSIGN_OR_RETURN(const ExprId both, parts->wanted ? intersection(ir_, rest, ahead, limits_)
+                                                          : difference(ir_, rest, ahead, limits_));
+    patterns_.emplace(key, both);
+    return both;
+  }
   const RegexOptions options{
       .search = true, .encode = [this, counted](Ir&, const std::vector<CodeRange>& r) {
         return counted ? ir_.sequence({ir_.tick(), canonical_char(r)}) : canonical_char(r);
@@ -611,7 +619,8 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
       }
     }
   }
-  if (patterns.size() > kPatternsMax && rough_) {
+  if (rough_ && !patterns.empty()) {
+    // Which patterns a key matches is left to the check.
     left_out_ = true;
     ESP_ASSIGN_OR_RETURN(const ExprId keys, key_language(elements));
     if (keys == ir_.never()) return std::vector<ExtraKeys>();

@@ -65,6 +65,13 @@ bool has_type(const json::value& v, std::string_view type, Draft draft) {
   return false;
 }
 
+// What is not supported is a pattern all the same.
+bool is_regex(std::string_view text) {
+  Ir ir;
+  const auto parsed = parse_regex(ir, text);
+  return parsed || parsed.error().message().find("not supported") != std::string::npos;
+}
+
 bool contains_value(const json::value& list, const json::value& v) {
   return list.is_array() && std::ranges::any_of(list.get_array(), [&](const json::value& w) {
            return equal_values(v, w);
@@ -245,7 +252,8 @@ bool SchemaValidator::check_applicators(const Context& c) {
   if (const Value* negated = c.keywords.if_contains("not")) {
     if (check(negated, c.scope, c.instance, nullptr)) return false;
   }
-  if (const Value* condition = c.keywords.if_contains("if")) {
+  if (const Value* condition = c.keywords.if_contains("if");
+      condition != nullptr && document_.has_conditions(&c.schema)) {
     const Value* next = c.keywords.if_contains(holds(*condition) ? "then" : "else");
     if (next != nullptr && !holds(*next)) return false;
   }
@@ -286,6 +294,9 @@ bool SchemaValidator::check_number(const Context& c) {
 }
 
 bool SchemaValidator::matches(std::string_view pattern, std::string_view text) {
+  if (const auto parts = split_lookahead(pattern)) {
+    return matches(parts->rest, text) && matches(parts->ahead, text) == parts->wanted;
+  }
   std::unique_ptr<Pattern>& known = patterns_[std::string(pattern)];
   if (known == nullptr) {
     Ir ir;
@@ -326,6 +337,7 @@ bool SchemaValidator::check_string(const Context& c) {
   const auto format_holds = [&](std::string_view key, bool wanted) {
     const Value* format = c.keywords.if_contains(key);
     if (format == nullptr || !format->is_string() || document_.formats_annotate()) return true;
+    if (format->get_string() == "regex") return is_regex(text) == wanted;
     const auto pattern = format_pattern(format->get_string());
     return (pattern ? matches(*pattern, text) : true) == wanted;
   };

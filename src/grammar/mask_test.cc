@@ -1,0 +1,129 @@
+// Masks over real vocabularies against trying every token, at random places of random texts.
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+#include "grammar/grammar.h"
+
+namespace espalier::grammar {
+namespace {
+
+// Many short tokens over what JSON is written with, and long ones of every kind: text, escapes,
+// quotes amid text, control characters, parts of characters.
+std::shared_ptr<const TokenTrie> made_up_vocabulary(uint64_t seed) {
+  Rng rng(seed);
+  std::vector<std::string> tokens;
+  for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
+  const std::vector<std::string> parts = {"a",
+                                          "b",
+                                          "na",
+                                          "me",
+                                          "id",
+                                          "key",
+                                          " ",
+                                          "  ",
+                                          "x1",
+                                          "0",
+                                          "12",
+                                          "7",
+                                          "-",
+                                          ".",
+                                          "\"",
+                                          "\":",
+                                          "\",",
+                                          "\"}",
+                                          "\"]",
+                                          "\\",
+                                          "\\n",
+                                          "n",
+                                          "\\u0",
+                                          "04",
+                                          "\n",
+                                          "\t",
+                                          "{",
+                                          "}",
+                                          "[",
+                                          "]",
+                                          ",",
+                                          ":",
+                                          "true",
+                                          "fa",
+                                          "null",
+                                          "\xC3",
+                                          "\xA9",
+                                          "\xC3\xA9",
+                                          "\xE2\x82",
+                                          "\xAC",
+                                          "\xF0\x9F\x98\x80",
+                                          "\xF0",
+                                          "z",
+                                          "_",
+                                          "q"};
+  for (int i = 0; i < 6000; ++i) {
+    std::string token;
+    for (int64_t n = rng.between(2, 6); n > 0; --n) token += parts[rng.below(parts.size())];
+    tokens.push_back(token);
+  }
+  tokens.emplace_back("<end>");
+  const std::vector<std::string_view> views(tokens.begin(), tokens.end());
+  VocabView view;
+  view.token_bytes = views;
+  view.eos_ids = view.special_ids = {static_cast<TokenId>(tokens.size() - 1)};
+  return std::make_shared<const TokenTrie>(view);
+}
+
+// Follows random allowed tokens and holds each mask to trying all tokens.
+void expect_exact_masks(const char* schema, bool any_order,
+                        const std::shared_ptr<const TokenTrie>& trie, uint64_t seed, int texts) {
+  SCOPED_TRACE(fmt::format("seed {} schema {}", seed, schema));
+  const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                                        .source = schema,
+                                        .choices = {},
+                                        .json = {.any_order = any_order}},
+                                       trie);
+  ASSERT_TRUE(grammar) << grammar.error().to_string();
+  Rng rng(seed);
+  std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));
+  for (int text = 0; text < texts; ++text) {
+    Matcher matcher(*grammar);
+    for (int step = 0; step < 12 && !matcher.ended(); ++step) {
+      matcher.fill_mask(words);
+      std::vector<TokenId> allowed;
+      for (TokenId t = 0; t < trie->vocab_size(); ++t) {
+        const bool bit = words[static_cast<size_t>(t) / 32] >> (t % 32) & 1;
+        const bool accepted = matcher.accept_token(t);
+        if (accepted) matcher.rollback(1);
+        ASSERT_EQ(bit, accepted) << "token " << t << " '" << trie->bytes(t) << "' after " << step;
+        if (bit) allowed.push_back(t);
+      }
+      if (allowed.empty()) break;  // only where a check may leave nothing
+      ASSERT_TRUE(matcher.accept_token(allowed[rng.below(allowed.size())]));
+    }
+  }
+}
+
+constexpr const char* kSchemas[] = {
+    R"({"type":"string"})",
+    R"({"type":"string","minLength":2,"maxLength":5})",
+    R"({"type":"string","minLength":40,"maxLength":100000})",
+    R"({"type":"string","pattern":"^[a-z]+[0-9]*$","maxLength":9})",
+    R"({"type":"string","pattern":"na","minLength":3})",
+    R"({"type":"object","properties":{"name":{"type":"string"},"id":{"type":"integer"}},
+        "required":["id"]})",
+    R"({"type":"object","properties":{"key":{"type":"string","maxLength":3}},
+        "additionalProperties":{"type":"array","items":{"type":"string"},"maxItems":9}})",
+    R"({"type":"array","items":{"type":["integer","null"]},"minItems":6,"maxItems":8})",
+    R"({"type":"array","items":{"enum":["a","b",7]},"uniqueItems":true})",
+    R"({"oneOf":[{"type":"object","propertyNames":{"maxLength":2}},
+        {"type":"object","patternProperties":{"^x":{"type":"string"}},"required":["x1"]}]})"};
+
+TEST(Mask, EqualsTryingEveryToken) {
+  const auto trie = made_up_vocabulary(1);
+  uint64_t seed = 100;
+  for (const char* schema : kSchemas) {
+    for (bool any_order : {false, true}) expect_exact_masks(schema, any_order, trie, ++seed, 6);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace espalier::grammar
