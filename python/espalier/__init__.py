@@ -1,0 +1,48 @@
+"""Espalier's frontend language: programs of many model calls, by SGLang's names.
+
+    import espalier as sgl
+
+    @sgl.function
+    def capital(s, country):
+        s += sgl.user("What is the capital of " + country + "?")
+        s += sgl.assistant(sgl.gen("answer", max_tokens=16, stop="."))
+
+    sgl.set_default_backend(sgl.Engine("share/default_model"))
+    print(capital.run(country="France")["answer"])
+
+Appending never waits; reading a variable does, with the interpreter lock released.
+"""
+import atexit
+import os
+
+from . import _native
+from ._backends import (Anthropic, Engine, OpenAI, RuntimeEndpoint, flush_cache, get_server_info,
+                        set_default_backend)
+from ._errors import Error, InvalidArgumentError, NotFoundError, make_error
+from ._native import (Backend, ChoicesMethod, Expr, Graph, ProgramState, ProgramStateGroup, Value)
+from ._primitives import (assistant, assistant_begin, assistant_end, exact_likelihood, gen, gen_int,
+                          gen_string, greedy_token_selection, image, select, separate_reasoning,
+                          system, system_begin, system_end, token_length_normalized,
+                          unconditional_likelihood_normalized, user, user_begin, user_end, video)
+from ._programs import Function, function, run_graph, text_async_iter
+
+_native._set_package(os.path.join(os.path.dirname(__file__), ""), Error, make_error)
+ProgramState.text_async_iter = text_async_iter
+Graph.run = run_graph
+
+
+@atexit.register
+def _end() -> None:
+    _native._wait_for_programs()
+    _native.set_default_backend(None)
+
+
+__all__ = [
+    "Anthropic", "Backend", "ChoicesMethod", "Engine", "Error", "Expr", "Function", "Graph",
+    "InvalidArgumentError", "NotFoundError", "OpenAI", "ProgramState", "ProgramStateGroup",
+    "RuntimeEndpoint", "Value", "assistant", "assistant_begin", "assistant_end",
+    "exact_likelihood", "flush_cache", "function", "gen", "gen_int", "gen_string",
+    "get_server_info", "greedy_token_selection", "image", "select", "separate_reasoning",
+    "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
+    "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
+]

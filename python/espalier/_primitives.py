@@ -1,0 +1,182 @@
+"""What a program appends to its prompt. Arguments have SGLang's names and order; one that is None is
+the run's default, and where that is absent the back end's."""
+from __future__ import annotations
+
+import json
+from typing import Any, List, Optional, Sequence, Type, Union
+
+from . import _native
+from ._native import ChoicesMethod, Expr, Value
+
+Content = Union[str, Expr, Value]
+StrOrList = Union[str, Sequence[str]]
+
+token_length_normalized = ChoicesMethod.token_length_normalized
+greedy_token_selection = ChoicesMethod.greedy_token_selection
+unconditional_likelihood_normalized = ChoicesMethod.unconditional_likelihood_normalized
+exact_likelihood = ChoicesMethod.exact_likelihood
+
+
+def _with_schema(options: dict) -> dict:
+    """A schema that is a dict or a pydantic model becomes text, with a reader of what is written."""
+    schema = options["json_schema"]
+    if schema is None or isinstance(schema, str):
+        return options
+    if hasattr(schema, "model_json_schema"):
+        text, reader = json.dumps(schema.model_json_schema()), schema.model_validate_json
+    elif isinstance(schema, dict):
+        text, reader = json.dumps(schema), json.loads
+    else:
+        raise TypeError("json_schema is a str, a dict or a pydantic model, not "
+                        f"{type(schema).__name__}")
+    return {**options, "json_schema": text, "reader": reader}
+
+
+def gen(
+    name: Optional[str] = None,
+    max_tokens: Optional[int] = None,
+    min_tokens: Optional[int] = None,
+    n: Optional[int] = None,
+    stop: Optional[StrOrList] = None,
+    stop_token_ids: Optional[List[int]] = None,
+    stop_regex: Optional[StrOrList] = None,
+    temperature: Optional[float] = None,
+    top_p: Optional[float] = None,
+    top_k: Optional[int] = None,
+    min_p: Optional[float] = None,
+    frequency_penalty: Optional[float] = None,
+    presence_penalty: Optional[float] = None,
+    ignore_eos: Optional[bool] = None,
+    return_logprob: Optional[bool] = None,
+    logprob_start_len: Optional[int] = None,
+    top_logprobs_num: Optional[int] = None,
+    return_text_in_logprobs: Optional[bool] = None,
+    dtype: Optional[Union[type, str]] = None,
+    choices: Optional[List[str]] = None,
+    choices_method: Optional[Union[ChoicesMethod, str]] = None,
+    regex: Optional[str] = None,
+    json_schema: Optional[Union[str, dict, Type[Any]]] = None,
+    ebnf: Optional[str] = None,
+    seed: Optional[int] = None,
+) -> Expr:
+    """The model writes, until it ends, a stop or max_tokens; the text is the variable `name`.
+
+    n: above 1 the variable is a list, and its first goes into the prompt
+    stop: one or several texts that end it; they are not part of it
+    dtype: str, int, float or bool: holds the text to that form
+    choices: makes it a select
+    regex, json_schema, ebnf: at most one; the text is held to it. With a schema that is a dict the
+        variable reads as parsed JSON, with a pydantic model as one of it, with a str as text.
+    """
+    return _native.gen(_with_schema(locals()))
+
+
+def gen_int(
+    name: Optional[str] = None,
+    max_tokens: Optional[int] = None,
+    n: Optional[int] = None,
+    stop: Optional[StrOrList] = None,
+    stop_token_ids: Optional[List[int]] = None,
+    stop_regex: Optional[StrOrList] = None,
+    temperature: Optional[float] = None,
+    top_p: Optional[float] = None,
+    top_k: Optional[int] = None,
+    min_p: Optional[float] = None,
+    frequency_penalty: Optional[float] = None,
+    presence_penalty: Optional[float] = None,
+    ignore_eos: Optional[bool] = None,
+    return_logprob: Optional[bool] = None,
+    logprob_start_len: Optional[int] = None,
+    top_logprobs_num: Optional[int] = None,
+    return_text_in_logprobs: Optional[bool] = None,
+) -> Expr:
+    """A gen held to an integer. The variable is its text, as in SGLang."""
+    return _native.gen_int(locals())
+
+
+def gen_string(
+    name: Optional[str] = None,
+    max_tokens: Optional[int] = None,
+    n: Optional[int] = None,
+    stop: Optional[StrOrList] = None,
+    stop_token_ids: Optional[List[int]] = None,
+    stop_regex: Optional[StrOrList] = None,
+    temperature: Optional[float] = None,
+    top_p: Optional[float] = None,
+    top_k: Optional[int] = None,
+    min_p: Optional[float] = None,
+    frequency_penalty: Optional[float] = None,
+    presence_penalty: Optional[float] = None,
+    ignore_eos: Optional[bool] = None,
+    return_logprob: Optional[bool] = None,
+    logprob_start_len: Optional[int] = None,
+    top_logprobs_num: Optional[int] = None,
+    return_text_in_logprobs: Optional[bool] = None,
+) -> Expr:
+    """A gen held to a quoted string."""
+    return _native.gen_string(locals())
+
+
+def select(
+    name: Optional[str] = None,
+    choices: Sequence[str] = (),
+    temperature: float = 0.0,
+    choices_method: Union[ChoicesMethod, str] = token_length_normalized,
+) -> Expr:
+    """The most probable of `choices`. `temperature` is there for SGLang's programs; a select is
+    always decided by the largest score."""
+    del temperature
+    return _native.select(name or "", list(choices), choices_method)
+
+
+def image(path: str) -> Expr:
+    """A file, or "data:image/...;base64,...". The HTTP and API back ends send it."""
+    return _native.image(path)
+
+
+def video(path: str, num_frames: int) -> Expr:
+    return _native.video(path, num_frames)
+
+
+def separate_reasoning(expr: Expr, model_type: str) -> Expr:
+    """Of one gen: its variable keeps the answer, NAME_reasoning_content what stood in <think>."""
+    return _native.separate_reasoning(expr, model_type)
+
+
+def system(expr: Content) -> Expr:
+    """A whole message of the system; `system_begin() + ... + system_end()` in parts."""
+    return _native.system(expr)
+
+
+def user(expr: Content) -> Expr:
+    """A whole message of the user."""
+    return _native.user(expr)
+
+
+def assistant(expr: Content) -> Expr:
+    """A whole message of the assistant."""
+    return _native.assistant(expr)
+
+
+def system_begin() -> Expr:
+    return _native.system_begin()
+
+
+def system_end() -> Expr:
+    return _native.system_end()
+
+
+def user_begin() -> Expr:
+    return _native.user_begin()
+
+
+def user_end() -> Expr:
+    return _native.user_end()
+
+
+def assistant_begin() -> Expr:
+    return _native.assistant_begin()
+
+
+def assistant_end() -> Expr:
+    return _native.assistant_end()

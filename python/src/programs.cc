@@ -1,0 +1,227 @@
+#include <pybind11/stl.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "bind.h"
+
+namespace espalier::python {
+namespace {
+
+// ---- programs that run on threads of their own ----
+
+// The interpreter waits for them before it ends, as it does for its own threads.
+class Running {
+ public:
+  void begin() {
+    std::lock_guard lock(mutex_);
+    ++count_;
+  }
+  void end() {
+    std::lock_guard lock(mutex_);
+    if (--count_ == 0) none_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    none_.wait(lock, [&] { return count_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int count_ = 0;
+};
+Running& running() {
+  static auto* one = new Running;  // threads may look at it until the process is gone
+  return *one;
+}
+
+// Python objects that C++ threads hold: they go with the interpreter lock held.
+template <typename T>
+std::shared_ptr<T> guarded(T value) {
+  return std::shared_ptr<T>(new T(std::move(value)), [](T* held) {
+    const py::gil_scoped_acquire acquire;
+    delete held;
+  });
+}
+
+struct Call {
+  py::object function;
+  py::tuple arguments;
+  py::dict named;
+  std::shared_ptr<Shared> shared;
+
+  // Throws what the function throws.
+  void operator()(const lang::State& state) const {
+    const py::object result = function(State{state, shared}, *arguments, **named);
+    shared->result = result;
+  }
+  // From a thread without the interpreter lock; what it throws needs no interpreter.
+  void from_thread(const lang::State& state) const {
+    const py::gil_scoped_acquire acquire;
+    try {
+      (*this)(state);
+    } catch (const py::error_already_set& thrown) {
+      throw error_of(thrown);
+    } catch (const py::builtin_exception& thrown) {
+      throw lang::Error(error(StatusCode::kAborted, "the program threw: {}", thrown.what()), {});
+    }
+  }
+};
+
+lang::RunOptions run_options(const py::dict& defaults, std::shared_ptr<lang::Backend> backend,
+                             int num_api_spec_tokens, bool stream) {
+  lang::RunOptions options{.backend = std::move(backend), .defaults = gen_options(defaults)};
+  options.num_api_spec_tokens = num_api_spec_tokens;
+  options.stream = stream;
+  if (options.backend == nullptr && lang::default_backend() == nullptr)
+    throw_status(error(StatusCode::kFailedPrecondition,
+                       "no back end: pass backend=, or call set_default_backend() first"),
+                 here());
+  return options;
+}
+
+State run(Call call, const lang::RunOptions& options) {
+  lang::State state = lang::start(options, here());
+  try {
+    call(state);
+  } catch (const py::error_already_set& thrown) {
+    lang::internal::program_threw(state, error_of(thrown), {});
+    throw;
+  }
+  const py::gil_scoped_release release;
+  (void)lang::finish(state);  // it is in state.error()
+  return {state, call.shared};
+}
+
+// Returns at once; the state is read while it is written.
+State launch(Call call, const lang::RunOptions& options) {
+  const auto shared = call.shared;
+  const auto held = guarded(std::move(call));
+  running().begin();
+  const auto body = [held](lang::State& state) {
+    struct AtEnd {
+      ~AtEnd() { running().end(); }
+    } at_end;
+    held->from_thread(state);
+  };
+  const py::gil_scoped_release release;
+  return {lang::launch(body, options), shared};
+}
+
+// ---- batches and traces ----
+
+// The function with abstract arguments, one for each parameter.
+void call_traced(const py::object& function, lang::State& state,
+                 const std::vector<std::string>& parameters, const lang::Arguments& arguments,
+                 const std::shared_ptr<lang::PromptStream>& tracer) {
+  auto shared = std::make_shared<Shared>();
+  shared->is_traced = true;
+  py::dict named;
+  for (const std::string& name : parameters) {
+    const lang::Value* value = arguments.find(name);
+    named[py::str(name)] = value != nullptr ? *value : lang::Value::argument(tracer, name);
+  }
+  try {
+    function(State{state, shared}, **named);
+  } catch (const py::error_already_set& thrown) {
+    throw error_of(thrown);
+  }
+}
+
+// The rows may hold any object, so that the C++ program has one argument, the row's number; where
+// it is traced for its constant prefix, the function gets an abstract argument for each parameter.
+py::list run_batch(const py::object& function, const std::vector<std::string>& parameters,
+                   const py::list& rows, const lang::BatchOptions& options,
+                   const std::string& name) {
+  struct Batch {
+    py::object function;
+    std::vector<Call> calls;
+  };
+  Batch batch{function, {}};
+  std::vector<lang::Arguments> numbers;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    batch.calls.push_back({function, py::tuple(), py::dict(rows[i]), std::make_shared<Shared>()});
+    numbers.push_back({{"row", std::to_string(i)}});
+  }
+  const auto held = guarded(std::move(batch));
+  const lang::Program program(
+      name, {"row"},
+      lang::Program::Body([held, parameters](lang::State& state, const lang::Arguments& arguments) {
+        const lang::Value& row = *arguments.find("row");
+        if (!row.is_argument()) {
+          held->calls[std::stoul(row.text())].from_thread(state);
+        } else {
+          const py::gil_scoped_acquire acquire;
+          call_traced(held->function, state, parameters, {}, row.stream());
+        }
+      }));
+  const lang::Location where = here();
+  const std::vector<lang::State> states = [&] {
+    const py::gil_scoped_release release;
+    return lang::run_batch(program, numbers, options, where);
+  }();
+  py::list all;
+  for (size_t i = 0; i < states.size(); ++i) all.append(State{states[i], held->calls[i].shared});
+  return all;
+}
+
+lang::Graph trace(const py::object& function, const std::vector<std::string>& parameters,
+                  const std::string& name) {
+  const lang::Program program(
+      name, parameters,
+      lang::Program::Body([&](lang::State& state, const lang::Arguments& arguments) {
+        call_traced(function, state, parameters, arguments, nullptr);
+      }));
+  return value_or_throw(lang::trace(program), here());
+}
+
+State run_graph(const lang::Graph& graph, std::shared_ptr<lang::Backend> backend,
+                const py::dict& options, const std::map<std::string, std::string>& named) {
+  lang::Arguments arguments;
+  for (const auto& [name, value] : named) arguments.set(name, value);
+  const lang::RunOptions run = run_options(options, std::move(backend), 0, false);
+  auto shared = std::make_shared<Shared>();
+  const py::gil_scoped_release release;
+  return {lang::run_graph(graph, arguments, run), std::move(shared)};
+}
+
+}  // namespace
+
+void bind_programs(py::module_& m) {
+  m.def("run",
+        [](py::object function, py::tuple arguments, py::dict named, const py::dict& defaults,
+           std::shared_ptr<lang::Backend> backend, int num_api_spec_tokens, bool stream) {
+          Call call{std::move(function), std::move(arguments), std::move(named),
+                    std::make_shared<Shared>()};
+          const lang::RunOptions options =
+              run_options(defaults, std::move(backend), num_api_spec_tokens, stream);
+          return stream ? launch(std::move(call), options) : run(std::move(call), options);
+        });
+  m.def("run_batch",
+        [](const py::object& function, const std::vector<std::string>& parameters,
+           const py::list& rows, const py::dict& defaults, std::shared_ptr<lang::Backend> backend,
+           int num_api_spec_tokens, int num_threads, bool progress_bar, const std::string& name) {
+          lang::BatchOptions options{
+              .run = run_options(defaults, std::move(backend), num_api_spec_tokens, false)};
+          options.num_threads = num_threads;
+          if (progress_bar) options.progress = lang::progress_bar(name);
+          return run_batch(function, parameters, rows, options, name);
+        });
+  m.def("trace", trace);
+  m.def("_wait_for_programs", [] {
+    const py::gil_scoped_release release;
+    running().wait();
+  });
+  py::class_<lang::Graph>(m, "Graph", "A traced program as data; runs without its function.")
+      .def("to_json", [](const lang::Graph& graph) { return lang::to_json(graph); })
+      .def_static(
+          "from_json",
+          [](const std::string& json) { return value_or_throw(lang::parse_graph(json), here()); })
+      .def("to_svg", [](const lang::Graph& graph) { return lang::to_svg(graph); })
+      .def_readonly("name", &lang::Graph::name)
+      .def_readonly("parameters", &lang::Graph::parameters)
+      .def("_run", run_graph);
+}
+
+}  // namespace espalier::python
