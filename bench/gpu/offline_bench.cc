@@ -86,7 +86,7 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
   if (part == "offline") {
     for (const int32_t batch :
          quick ? std::vector<int32_t>{128} : std::vector<int32_t>{128, 256, 512})
-      out.push_back(plain(1000, 1000, batch, quick ? 1 : 2));
+      out.push_back(plain(1000, 1000, batch, quick || batch > 128 ? 1 : 2));
   } else if (part == "lengths") {
     out = {plain(500, 2000, 256, 1), plain(128, 2048, 256, 1), plain(2048, 128, 256, 2)};
     if (quick) out = {plain(2048, 128, 256, 1)};
