@@ -29,8 +29,8 @@ struct CudaExecutorConfig {
   int32_t page_size = 1;
   bool graphs = true;  // decode steps of sizes that come again are replayed from graphs
   // Programmatic dependent launch. Off: in graphs, kernels that started early were measured to slow
-  // down those that still ran (one request of an 8 B shape: 4.98 ms a step with it, 4.64 without; at 8
-  // lanes 5.10 and 5.35).
+  // down those that still ran (one request of an 8 B shape: 4.98 ms a step with it, 4.64 without;
+  // at 8 lanes 5.10 and 5.35).
   bool early_launch = false;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
