@@ -56,14 +56,15 @@ class NetworkBuilder {
   }
 
   // Rules named by `expr`, each once or more.
-  void references(ExprId expr, std::vector<RuleId>& out) const {
+  void references(ExprId expr, std::vector<RuleId>& out) {
     std::vector<ExprId> stack = {expr};
-    std::vector<bool> seen(ir_.size(), false);
+    seen_.resize(ir_.size(), 0);
+    ++searches_;
     while (!stack.empty()) {
       const ExprId id = stack.back();
       stack.pop_back();
-      if (seen[id]) continue;
-      seen[id] = true;
+      if (seen_[id] == searches_) continue;
+      seen_[id] = searches_;
       const Ir::Node& node = ir_.node(id);
       if (node.op == Ir::Op::kRule) out.push_back(node.first);
       if (node.op == Ir::Op::kBytes || node.op == Ir::Op::kRule) continue;
@@ -173,6 +174,7 @@ class NetworkBuilder {
 
   Result<Nfa> automaton_of(ExprId body) {
     if (size_of(body) > static_cast<int64_t>(limits_.nodes_max)) return fail(too_large());
+    if (is_minimal_graph(ir_, body)) return nfa_of_minimal(ir_, ir_.graph_of(body));
     Nfa nfa = nfa_of(ir_, body, [this](RuleId rule) {
       return rules_[rule].treatment == Treatment::kInlined ? kInlineRule : rules_[rule].call;
     });
@@ -368,6 +370,8 @@ class NetworkBuilder {
   std::vector<RuleInfo> rules_;
   std::vector<RuleId> order_;  // called rules; the root first
   std::unordered_map<ExprId, int64_t> sizes_;
+  std::vector<uint32_t> seen_;  // [expression]: the last search that met it
+  uint32_t searches_ = 0;
 };
 
 }  // namespace

@@ -69,6 +69,7 @@ class Ir {
     uint32_t num_states = 0;
     std::vector<GraphEdge> edges;
     std::vector<uint32_t> finals;
+    bool minimal = false;  // a minimal deterministic automaton over bytes and the counter's symbols
     friend bool operator==(const Graph&, const Graph&) = default;
   };
   struct Node {

@@ -257,6 +257,32 @@ Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call
   return without_empty_moves(Emitter(ir, call_of).emit_all(expr));
 }
 
+Nfa nfa_of_minimal(const Ir& ir, const Ir::Graph& graph) {
+  Nfa nfa;
+  nfa.states.resize(graph.num_states);
+  for (uint32_t final : graph.finals) nfa.states[final].final = true;
+  for (const Ir::GraphEdge& edge : graph.edges) {
+    std::vector<Nfa::Edge>& edges = nfa.states[edge.from].edges;
+    const Ir::Op op = ir.node(edge.expr).op;
+    if (op == Ir::Op::kTick || op == Ir::Op::kEnough) {
+      edges.push_back({.call = op == Ir::Op::kTick ? kTickCall : kEnoughCall, .target = edge.to});
+      continue;
+    }
+    const ByteSet& set = ir.byte_set(edge.expr);
+    for (int low = 0; low < 256; ++low) {
+      if (!set[static_cast<size_t>(low)]) continue;
+      int high = low;
+      while (high + 1 < 256 && set[static_cast<size_t>(high) + 1]) ++high;
+      edges.push_back({.low = static_cast<uint8_t>(low),
+                       .high = static_cast<uint8_t>(high),
+                       .target = edge.to});
+      low = high;
+    }
+  }
+  for (Nfa::State& state : nfa.states) join_ranges(state);
+  return nfa;
+}
+
 Nfa without_empty_moves(const Nfa& nfa) {
   Nfa out;
   out.states.resize(nfa.states.size());

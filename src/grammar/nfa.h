@@ -47,6 +47,14 @@ inline constexpr int32_t kInlineRule = -1;
 // where it stands (REQUIRES: it does not recurse).
 Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of);
 
+// The automaton of a graph that is marked minimal, as it stands.
+Nfa nfa_of_minimal(const Ir& ir, const Ir::Graph& graph);
+
+// Whether `expr` is such a graph.
+inline bool is_minimal_graph(const Ir& ir, ExprId expr) {
+  return ir.node(expr).op == Ir::Op::kGraph && ir.graph_of(expr).minimal;
+}
+
 // The same language without empty moves, unreachable states, or states from which no final state
 // can be reached (calls count as passable).
 Nfa without_empty_moves(const Nfa& nfa);

@@ -14,6 +14,7 @@ constexpr NodeId kNone = ~NodeId{0};
 
 Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
   ESP_RETURN_IF_ERROR(limits.check_time());
+  if (is_minimal_graph(ir, expr)) return nfa_of_minimal(ir, ir.graph_of(expr));
   const Nfa nfa = nfa_of(ir, expr, [](RuleId) { return kInlineRule; });
   std::optional<Nfa> dfa = determinised(nfa, limits.dfa_nodes_max);
   if (!dfa) {
@@ -25,6 +26,7 @@ Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
 
 ExprId graph_of(Ir& ir, const Nfa& dfa) {
   Ir::Graph graph;
+  graph.minimal = true;
   graph.num_states = static_cast<uint32_t>(dfa.states.size());
   // The start is state 0: swap it with whoever is.
   const auto name = [&](NodeId id) { return id == dfa.start ? 0 : id == 0 ? dfa.start : id; };

@@ -152,6 +152,7 @@ class SchemaCompiler {
   Result<ExprId> lower_string_exactly(const Facts& facts);
   Result<std::optional<ExprId>> counted_string(const Facts& facts);
   Result<ExprId> counted_array(const Conjunction& elements, const Facts& facts);
+  ExprId own_rule(ExprId expr, const char* name);
   ExprId with_whole_fraction(ExprId integer);
   Result<ExprId> lower_array(const Conjunction& elements, const Facts& facts);
   Result<ExprId> lower_object(const Conjunction& elements, const Facts& facts);
