@@ -27,13 +27,15 @@ std::string joined(const std::vector<std::string>& names) {
 
 void add_model_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Model");
-  Setting& model = table.path("model-path", engine.model_path,
-                              "folder with config.json, *.safetensors and tokenizer.json");
+  Setting& model =
+      table.path("model-path", engine.model_path,
+                 "folder with config.json, *.safetensors and tokenizer.json, or a .gguf file");
   model.aliases = {"model"};
   shown_default(model, "the model that ships");
-  shown_default(table.path("tokenizer-path", engine.tokenizer_path,
-                           "folder (or tokenizer.json) of another tokenizer"),
-                "model-path");
+  shown_default(
+      table.path("tokenizer-path", engine.tokenizer_path,
+                 "folder, tokenizer.json, .model, .tiktoken or .gguf of another tokenizer"),
+      "model-path");
   table.custom("load-format", "auto|dummy",
                "dummy draws weights from random-seed for any config.json", "auto",
                [&engine](std::string_view value) -> Status {

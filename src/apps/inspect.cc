@@ -1,17 +1,25 @@
-// espalier inspect: what a model folder holds, and what serving it on this machine would take.
+// espalier inspect: what a model holds, and what serving it on this machine would take.
 #include <fmt/format.h>
 
 #include <boost/json.hpp>
+#include <map>
 
 #include "apps/commands.h"
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
 #include "engine/device.h"
+#include "engine/open_tokenizer.h"
 #include "models/model.h"
+#include "text/template/chat_template.h"
 
 namespace espalier::apps {
 namespace {
+
+// What lies in the checkpoint in one type.
+struct TypeShare {
+  int64_t num_tensors = 0, num_elements = 0, bytes = 0;
+};
 
 struct Inspection {
   ModelInfo info;
@@ -19,17 +27,52 @@ struct Inspection {
   MachineInfo machine;
   EngineConfig plan;  // effective
   KvType kv_type{};
+  std::map<std::string, TypeShare> types;  // of the checkpoint
+  int64_t batch = 0;                       // requests at once that are asked about
+  std::unique_ptr<Tokenizer> tokenizer;    // null: why not is below
+  std::string tokenizer_problem, template_problem;
+  size_t template_bytes = 0;
+
+  int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
+  // With every request at its full context.
+  int64_t kv_bytes_at_batch() const { return kv_bytes_per_token() * batch * plan.context_length; }
+  bool batch_fits() const { return batch * plan.context_length <= plan.max_total_tokens; }
 };
 
-Result<Inspection> inspect(EngineConfig config) {
+void inspect_text(const EngineConfig& config, Inspection& out) {
+  Result<std::unique_ptr<Tokenizer>> tokenizer =
+      open_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path);
+  if (tokenizer) {
+    out.tokenizer = std::move(*tokenizer);
+  } else {
+    out.tokenizer_problem = tokenizer.error().message();
+  }
+  const Result<ChatTemplateSource> source = find_chat_template(config.model_path);
+  std::string text(out.tokenizer != nullptr ? out.tokenizer->chat_template() : "");
+  if (source) text = source->source;
+  if (text.empty()) {
+    out.template_problem = source ? "it is empty" : source.error().message();
+    return;
+  }
+  out.template_bytes = text.size();
+  const Result<ChatTemplate> compiled = ChatTemplate::compile(text);
+  if (!compiled) out.template_problem = compiled.error().message();
+}
+
+Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(config.model_path));
   if (config.load_format == LoadFormat::kAuto) {
     out.info.weight_bytes = 0;
     ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(config.model_path));
-    for (const CheckpointTensor& tensor : checkpoint.tensors())
+    for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+      TypeShare& share = out.types[tensor.dtype_name];
+      ++share.num_tensors;
+      share.num_elements += tensor.num_elements();
+      share.bytes += static_cast<int64_t>(tensor.bytes.size());
       out.info.weight_bytes += static_cast<int64_t>(tensor.bytes.size());
+    }
   }
   ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
   out.device = device.name;
@@ -37,6 +80,8 @@ Result<Inspection> inspect(EngineConfig config) {
   config.device = device.cuda ? "cuda" : "cpu";
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.machine));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
+  out.batch = batch > 0 ? batch : out.plan.max_running_requests;
+  inspect_text(config, out);
   return out;
 }
 
@@ -55,11 +100,21 @@ void print_table(const Inspection& it) {
   row("model", it.plan.model_path.string());
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
-  row("weights in the folder", bytes(it.info.weight_bytes));
+  row("weights as stored", bytes(it.info.weight_bytes));
+  for (const auto& [type, share] : it.types) {
+    row("  " + type, fmt::format("{} in {} tensors, {:.2f} M elements", bytes(share.bytes),
+                                 share.num_tensors, static_cast<double>(share.num_elements) / 1e6));
+  }
   row("layers", fmt::format("{}", it.info.num_layers));
   row("KV heads", fmt::format("{} of {}", it.info.num_kv_heads, it.info.head_dim));
   row("vocabulary", fmt::format("{}", it.info.vocab_size));
   row("context", fmt::format("{} tokens", it.info.context_length));
+  row("tokenizer", it.tokenizer == nullptr
+                       ? "none: " + it.tokenizer_problem
+                       : fmt::format("{} tokens, {} of them special", it.tokenizer->vocab_size(),
+                                     it.tokenizer->vocab().special_ids.size()));
+  row("chat template", it.template_problem.empty() ? fmt::format("{} bytes", it.template_bytes)
+                                                   : "none: " + it.template_problem);
   row("KV bytes per token",
       fmt::format("{} ({})", kv_token, it.kv_type == KvType::kFloat32 ? "float32" : "bfloat16"));
   fmt::print("\nThe plan on this machine ({} processors, {} free on {}):\n", it.machine.num_cpus,
@@ -68,12 +123,35 @@ void print_table(const Inspection& it) {
   row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
       fmt::format("{} tokens, {}", it.plan.max_total_tokens,
                   bytes(kv_token * it.plan.max_total_tokens)));
+  row(fmt::format("KV of {} requests", it.batch),
+      fmt::format("{} at full context: {}", bytes(it.kv_bytes_at_batch()),
+                  it.batch_fits() ? "it fits" : "more than the cache; they share or wait"));
   row("requests at once", fmt::format("{}", it.plan.max_running_requests));
   row("requests waiting", fmt::format("{}", it.plan.max_queued_requests));
   row("context of a request", fmt::format("{} tokens", it.plan.context_length));
   row("prefill in one step", fmt::format("{} tokens", it.plan.chunked_prefill_size));
   row("page", fmt::format("{} tokens", it.plan.page_size));
   row("threads", fmt::format("{}", it.plan.num_threads));
+}
+
+boost::json::object types_json(const Inspection& it) {
+  boost::json::object types;
+  for (const auto& [type, share] : it.types) {
+    types[type] = {
+        {"tensors", share.num_tensors}, {"parameters", share.num_elements}, {"bytes", share.bytes}};
+  }
+  return types;
+}
+
+boost::json::value tokenizer_json(const Inspection& it) {
+  if (it.tokenizer == nullptr) return nullptr;
+  const VocabView& vocab = it.tokenizer->vocab();
+  boost::json::object out{{"vocab_size", vocab.vocab_size()},
+                          {"num_special_tokens", vocab.special_ids.size()},
+                          {"eos_ids", boost::json::value_from(vocab.eos_ids)},
+                          {"bos_id", nullptr}};
+  if (const auto bos = it.tokenizer->bos_id()) out["bos_id"] = *bos;
+  return out;
 }
 
 void print_json(const Inspection& it) {
@@ -83,6 +161,12 @@ void print_json(const Inspection& it) {
                                    {"model_type", it.info.model_type},
                                    {"num_parameters", it.info.num_parameters},
                                    {"weight_bytes", it.info.weight_bytes},
+                                   {"memory_by_dtype", types_json(it)},
+                                   {"tokenizer", tokenizer_json(it)},
+                                   {"has_chat_template", it.template_problem.empty()},
+                                   {"batch", it.batch},
+                                   {"kv_bytes_at_batch", it.kv_bytes_at_batch()},
+                                   {"batch_fits", it.batch_fits()},
                                    {"num_layers", it.info.num_layers},
                                    {"num_kv_heads", it.info.num_kv_heads},
                                    {"head_dim", it.info.head_dim},
@@ -110,16 +194,24 @@ int run_inspect(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
   bool json = false;
+  int64_t batch = 0;
   SettingTable table;
   table.group("Output");
   table.toggle("json", json, "print one JSON object");
+  table.integer("batch", batch, 0, 1 << 20, "tell the memory of so many requests at once")
+      .default_text = "as many as may run";
   CommandLine command{"espalier inspect",
-                      "Tells what a model folder holds and what serving it here would take.",
-                      "Example:\n  espalier inspect --model-path my-model",
-                      "",
+                      "Tells what a model's folder or GGUF holds and what serving it here takes.",
+                      "Example:\n  espalier inspect my-model.gguf --batch 16",
+                      "MODEL",
                       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
-  const Result<Inspection> inspection = inspect(config.engine);
+  if (command.words.size() > 1 || (!command.words.empty() && !config.engine.model_path.empty())) {
+    return report(invalid_argument("one model at a time: {}", fmt::join(command.words, " ")),
+                  kExitUsage);
+  }
+  if (!command.words.empty()) config.engine.model_path = command.words[0];
+  const Result<Inspection> inspection = inspect(config.engine, batch);
   if (!inspection) return report(inspection.error(), kExitFailure);
   if (json) {
     print_json(*inspection);

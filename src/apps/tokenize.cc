@@ -9,7 +9,7 @@
 #include "apps/commands.h"
 #include "apps/config.h"
 #include "apps/session.h"
-#include "text/tokenizer/tokenizer.h"
+#include "engine/open_tokenizer.h"
 
 namespace espalier::apps {
 namespace {
@@ -136,7 +136,7 @@ int run_tokenize(const std::vector<std::string>& args) {
     if (!model) return report(model.error(), kExitFailure);
     path = std::move(*model);
   }
-  const Result<std::unique_ptr<Tokenizer>> tokenizer = load_tokenizer(path);
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = open_tokenizer(path);
   if (!tokenizer) return report(tokenizer.error(), kExitFailure);
   const std::string text = read_input(command.words);
   for (const std::string_view input : inputs_of(text, options.lines)) {

@@ -5,7 +5,9 @@
 #include <string>
 
 #include "base/check.h"
+#include "checkpoint/gguf_model.h"
 #include "checkpoint/json_object.h"
+#include "checkpoint/quantized_tensor.h"
 
 namespace espalier {
 namespace {
@@ -28,22 +30,80 @@ size_t common_suffix(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-Result<Checkpoint> Checkpoint::open(const std::filesystem::path& folder) {
-  Checkpoint checkpoint;
-  checkpoint.folder_ = folder;
+namespace {
+
+// What PyTorch pickles are called; they are programs, and are not run.
+Status refuse_pickles(const std::filesystem::path& folder) {
   std::error_code ignored;
-  if (std::filesystem::exists(folder / kSingleFile, ignored)) {
-    ESP_RETURN_IF_ERROR(checkpoint.add_file(folder / kSingleFile));
-  } else if (std::filesystem::exists(folder / kIndexFile, ignored)) {
-    ESP_RETURN_IF_ERROR(checkpoint.read_index(folder / kIndexFile));
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string extension = entry.path().extension().string();
+    const std::string name = entry.path().filename().string();
+    if (extension != ".pt" && extension != ".pth" && extension != ".ckpt" &&
+        !(extension == ".bin" && name.starts_with("pytorch_model"))) {
+      continue;
+    }
+    return error(StatusCode::kUnimplemented,
+                 "{} is a PyTorch pickle, which can run any code when it is read; convert it once: "
+                 "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, "
+                 "safe_serialization=True)",
+                 entry.path().string());
+  }
+  return {};
+}
+
+Result<std::optional<JsonObject>> quantization_config(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder / "config.json", ignored)) return std::optional<JsonObject>();
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(folder / "config.json"));
+  if (!config.has("quantization_config")) return std::optional<JsonObject>();
+  ESP_ASSIGN_OR_RETURN(JsonObject quantization, config.object("quantization_config"));
+  return std::optional<JsonObject>(std::move(quantization));
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const std::filesystem::path& path) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = path;
+  if (const auto gguf = find_gguf(path)) {
+    ESP_RETURN_IF_ERROR(checkpoint.open_gguf(*gguf));
   } else {
-    return fail(error(StatusCode::kNotFound,
-                      "{} has no weights: neither {} nor {} is there (other formats are not read)",
-                      folder.string(), kSingleFile, kIndexFile));
+    ESP_RETURN_IF_ERROR(checkpoint.open_folder());
   }
   std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(),
             [](const CheckpointTensor& a, const CheckpointTensor& b) { return a.name < b.name; });
   return checkpoint;
+}
+
+Status Checkpoint::open_folder() {
+  std::error_code ignored;
+  if (std::filesystem::exists(folder_ / kSingleFile, ignored)) {
+    ESP_RETURN_IF_ERROR(add_file(folder_ / kSingleFile));
+  } else if (std::filesystem::exists(folder_ / kIndexFile, ignored)) {
+    ESP_RETURN_IF_ERROR(read_index(folder_ / kIndexFile));
+  } else {
+    ESP_RETURN_IF_ERROR(refuse_pickles(folder_));
+    return error(StatusCode::kNotFound,
+                 "{} has no weights: neither {} nor {} nor a .gguf file is there", folder_.string(),
+                 kSingleFile, kIndexFile);
+  }
+  ESP_ASSIGN_OR_RETURN(const std::optional<JsonObject> quantization, quantization_config(folder_));
+  return combine_quantized(quantization, tensors_).with_context(folder_.string());
+}
+
+Status Checkpoint::open_gguf(const std::filesystem::path& path) {
+  ESP_ASSIGN_OR_RETURN(const auto parts, gguf_parts(path));
+  for (const std::filesystem::path& part : parts) {
+    ESP_ASSIGN_OR_RETURN(GgufFile file, GgufFile::open(part));
+    gguf_files_.push_back(std::move(file));
+  }
+  ESP_ASSIGN_OR_RETURN(tensors_, gguf_tensors(gguf_files_));
+  std::vector<std::string_view> names;
+  for (const CheckpointTensor& tensor : tensors_) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return {};
+  return error(StatusCode::kDataLoss, "{}: two tensors are '{}'", path.string(), *twice);
 }
 
 Status Checkpoint::add_file(const std::filesystem::path& path) {
@@ -112,9 +172,9 @@ Result<const CheckpointTensor*> Checkpoint::require(std::string_view name,
                       "{}: the tensor '{}' has shape {} and config.json asks for {}",
                       folder_.string(), name, shape_string(tensor->shape), shape_string(shape)));
   }
-  if (!tensor->dtype) {
+  if (!tensor->readable()) {
     return fail(error(StatusCode::kUnimplemented,
-                      "{}: the tensor '{}' is of type {}; weights are read from F32, BF16 and F16",
+                      "{}: the tensor '{}' is of type {}, which weights are not read from",
                       folder_.string(), name, tensor->dtype_name));
   }
   return tensor;
@@ -129,6 +189,40 @@ const SafetensorsFile& Checkpoint::file_of(const CheckpointTensor& tensor) const
   ESP_CHECK(false, "the tensor '{}' is of another checkpoint", tensor.name);
 }
 
-void Checkpoint::release(const CheckpointTensor& tensor) const { file_of(tensor).release(tensor); }
+Result<JsonObject> read_model_config(const std::filesystem::path& path) {
+  if (const auto gguf = find_gguf(path)) {
+    ESP_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::open(*gguf));
+    return gguf_config(file);
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    return fail(error(StatusCode::kNotFound,
+                      "{} is no folder; a model path names a folder with config.json, or a .gguf "
+                      "file",
+                      path.string()));
+  }
+  return JsonObject::read(path / "config.json");
+}
+
+Result<std::optional<StoredVocabulary>> read_stored_vocabulary(const std::filesystem::path& path) {
+  const auto gguf = find_gguf(path);
+  if (!gguf) return std::optional<StoredVocabulary>();
+  ESP_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::open(*gguf));
+  ESP_ASSIGN_OR_RETURN(StoredVocabulary vocabulary, gguf_vocabulary(file));
+  return std::optional<StoredVocabulary>(std::move(vocabulary));
+}
+
+void Checkpoint::release(const CheckpointTensor& tensor) const {
+  const auto holds = [&](const auto& file) {
+    return std::any_of(file.tensors().begin(), file.tensors().end(),
+                       [&](const auto& held) { return held.bytes.data() == tensor.bytes.data(); });
+  };
+  for (const SafetensorsFile& file : files_) {
+    if (holds(file)) file.release(tensor);
+  }
+  for (const GgufFile& file : gguf_files_) {
+    if (holds(file)) file.release(tensor.bytes);
+  }
+}
 
 }  // namespace espalier

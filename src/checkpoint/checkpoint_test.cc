@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr char kFirst[] = R"({"x.weight":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})";
-constexpr char kSecond[] = R"({"y.weight":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}})";
+constexpr char kSecond[] = R"({"y.weight":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}})";
 constexpr char kIndex[] =
     R"({"metadata":{"total_size":16},"weight_map":{"x.weight":"1.safetensors",)"
     R"("y.weight":"2.safetensors"}})";
@@ -65,7 +65,7 @@ TEST_F(SplitCheckpoint, RequireNamesWhatIsWrong) {
   const int64_t one[] = {1};
   const auto integers = checkpoint->require("y.weight", one);
   EXPECT_EQ(integers.error().code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(integers.error().message(), HasSubstr("of type I64"));
+  EXPECT_THAT(integers.error().message(), HasSubstr("of type C64"));
 }
 
 TEST_F(SplitCheckpoint, IndexAndShardsMustAgree) {

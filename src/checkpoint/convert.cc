@@ -1,5 +1,7 @@
 #include "checkpoint/convert.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -27,6 +29,7 @@ T load(const std::byte* from, size_t i) {
 }  // namespace
 
 void copy_as_float(const CheckpointTensor& tensor, int64_t first, std::span<float> out) {
+  if (tensor.reader != nullptr) return tensor.reader->read(first, out);
   const std::byte* from = begin_of(tensor, first, out.size());
   switch (*tensor.dtype) {
     case DType::kFloat32:
@@ -42,6 +45,16 @@ void copy_as_float(const CheckpointTensor& tensor, int64_t first, std::span<floa
 }
 
 void copy_as_bfloat16(const CheckpointTensor& tensor, int64_t first, std::span<BFloat16> out) {
+  if (tensor.reader != nullptr) {
+    std::array<float, 4096> values;
+    for (size_t done = 0; done < out.size();) {
+      const size_t count = std::min(values.size(), out.size() - done);
+      tensor.reader->read(first + static_cast<int64_t>(done), std::span(values).first(count));
+      for (size_t i = 0; i < count; ++i) out[done + i] = to_bfloat16(values[i]);
+      done += count;
+    }
+    return;
+  }
   const std::byte* from = begin_of(tensor, first, out.size());
   switch (*tensor.dtype) {
     case DType::kFloat32:

@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-// Elements [first, first + out.size()) in row-major order. Exact.
-// REQUIRES: tensor.dtype is set, the range lies inside.
+// Elements [first, first + out.size()) in row-major order. Exact for the types that `dtype` names;
+// a reader's elements as it computes them. REQUIRES: tensor.readable(), the range lies inside.
 void copy_as_float(const CheckpointTensor& tensor, int64_t first, std::span<float> out);
 
 // The same rounded to bf16 (nearest, ties to even); exact for BF16.

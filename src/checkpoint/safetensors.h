@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,18 +15,24 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "checkpoint/tensor_reader.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
 
 // A tensor of a checkpoint. Its bytes are borrowed from the mapped file and may start anywhere:
-// read them with copy_as_float (convert.h) or memcpy, not through a cast pointer.
+// read it with copy_as_float (convert.h), not through a cast pointer.
 struct CheckpointTensor {
   std::string name;
   std::string dtype_name;      // as the file writes it: "BF16", "I64", ...
   std::optional<DType> dtype;  // for the types that weights are read from
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // row-major
+  // Computes the elements where the bytes are no plain array of `dtype`; null otherwise, and for
+  // types that are not read at all. Shared by the tensor's copies.
+  std::shared_ptr<const TensorReader> reader;
+
+  bool readable() const { return dtype.has_value() || reader != nullptr; }
 
   int64_t num_elements() const;
 };

@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/executor/cpu_executor.h"
 #include "engine/machine.h"
+#include "engine/open_tokenizer.h"
 #include "engine/start_cuda.h"
 #include "tensor/work_pool.h"
 
@@ -138,7 +139,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   if (!config.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(
         parts.tokenizer,
-        load_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path));
+        open_tokenizer(config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path));
   }
   ESP_ASSIGN_OR_RETURN(parts.defaults, read_generation_defaults(config.model_path));
   log_start(started.config, device.name, parts.info, to_seconds(clock.now() - start));

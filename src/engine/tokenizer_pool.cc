@@ -1,5 +1,7 @@
 #include "engine/tokenizer_pool.h"
 
+#include <algorithm>
+
 #include "base/thread.h"
 
 namespace espalier {
@@ -22,7 +24,13 @@ bool TokenizerPool::submit(std::string text, const EncodeOptions& options, Done 
 
 void TokenizerPool::work() {
   set_thread_name("tokenizer");
-  while (auto job = jobs_.pop()) job->done(tokenizer_.encode(job->text, job->options));
+  // A long prompt is cut and encoded side by side; how many threads that takes is bounded by the
+  // machine.
+  const int num_threads = static_cast<int>(usable_cpus().size());
+  while (auto job = jobs_.pop()) {
+    job->options.num_threads = std::max(job->options.num_threads, num_threads);
+    job->done(tokenizer_.encode(job->text, job->options));
+  }
 }
 
 }  // namespace espalier

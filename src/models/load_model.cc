@@ -16,16 +16,10 @@
 namespace espalier {
 namespace {
 
-// The spec of a folder's config.json, with generation_config.json's end-of-sequence ids where that
-// has some: they are the ones that its makers correct.
+// The spec of a folder's config.json (or of a GGUF's metadata), with generation_config.json's
+// end-of-sequence ids where that has some: they are the ones that its makers correct.
 Result<DecoderSpec> read_spec(const std::filesystem::path& folder) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder, ignored)) {
-    return fail(error(StatusCode::kNotFound,
-                      "{} is no folder; a model path names a folder with config.json",
-                      folder.string()));
-  }
-  ESP_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::read(folder / "config.json"));
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(folder));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_decoder_spec(config));
   ESP_ASSIGN_OR_RETURN(GenerationConfig generation, read_generation_config(folder));
   if (!generation.eos_token_ids.empty()) {
@@ -84,7 +78,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
     return DecoderModel::create(std::move(spec), type, source, pool);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
-  CheckpointSource source(checkpoint, spec);
+  CheckpointSource source(checkpoint, spec, type, &pool);
   return DecoderModel::create(std::move(spec), type, source, pool);
 }
 
@@ -116,6 +110,10 @@ Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
 Result<ModelInfo> read_model_info(const std::filesystem::path& folder) {
   ESP_ASSIGN_OR_RETURN(const DecoderSpec spec, read_spec(folder));
   return describe_model(spec);
+}
+
+Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path) {
+  return read_stored_vocabulary(path);
 }
 
 Result<GenerationDefaults> read_generation_defaults(const std::filesystem::path& folder) {

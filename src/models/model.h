@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "seams/forward_batch.h"
 #include "seams/kv_view.h"
+#include "seams/stored_vocabulary.h"
 
 namespace espalier {
 
@@ -47,12 +48,12 @@ struct GenerationDefaults {
 };
 
 enum class LoadFormat {
-  kAuto,   // safetensors of the folder
+  kAuto,   // safetensors of the folder, or the GGUF
   kDummy,  // weights drawn from a seed for any config.json
 };
 
 struct ModelLoadOptions {
-  std::filesystem::path path;  // a folder with config.json
+  std::filesystem::path path;  // a folder with config.json, or a .gguf file
   LoadFormat format = LoadFormat::kAuto;
   uint64_t seed = 0;           // of dummy weights
   std::string dtype = "auto";  // auto (the checkpoint's), float32, bfloat16
@@ -96,6 +97,8 @@ Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options);
 
 // config.json and generation_config.json alone, no weights.
 Result<ModelInfo> read_model_info(const std::filesystem::path& folder);
+// The vocabulary inside a model's file (a GGUF); nothing where the model is a folder of others.
+Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path);
 Result<GenerationDefaults> read_generation_defaults(const std::filesystem::path& folder);
 
 }  // namespace espalier

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "checkpoint/convert.h"
 
 namespace espalier {
 namespace {
@@ -51,17 +52,23 @@ void draw(uint64_t key, float centre, float deviation, int64_t begin, int64_t en
 
 }  // namespace
 
-CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec)
-    : checkpoint_(checkpoint), names_(spec.names), tied_(spec.tied_embeddings) {}
+CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
+                                   DType type, WorkPool* pool)
+    : checkpoint_(checkpoint),
+      names_(spec.names),
+      tied_(spec.tied_embeddings),
+      type_(type == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16),
+      pool_(pool) {}
 
 Result<LentTensor> CheckpointSource::lend(const std::string& name, std::span<const int64_t> shape) {
   ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
   lent_.insert(name);
+  if (tensor->reader != nullptr) return compute(*tensor);
   const std::byte* data = tensor->bytes.data();
   if (!aligned_for(*tensor->dtype, data)) {
     ESP_ASSIGN_OR_RETURN(Buffer copy, Buffer::allocate(tensor->bytes.size()));
     std::memcpy(copy.data(), data, tensor->bytes.size());
-    data = realigned_.insert_or_assign(name, std::move(copy)).first->second.data();
+    data = made_.insert_or_assign(name, std::move(copy)).first->second.data();
   }
   return LentTensor{data, *tensor->dtype};
 }
@@ -88,8 +95,32 @@ Result<std::span<const std::byte>> CheckpointSource::lend_bytes(const std::strin
   return tensor->bytes;
 }
 
+Result<LentTensor> CheckpointSource::compute(const CheckpointTensor& tensor) {
+  const int64_t count = tensor.num_elements();
+  ESP_ASSIGN_OR_RETURN(Buffer buffer,
+                       Buffer::allocate(static_cast<size_t>(count) * dtype_size(type_)));
+  constexpr int64_t kGrain = 1 << 16;  // whole blocks of any format
+  const auto compute_grains = [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kGrain, end = std::min(count, last * kGrain);
+    const auto size = static_cast<size_t>(end - begin);
+    if (type_ == DType::kFloat32) {
+      copy_as_float(tensor, begin, {buffer.as<float>() + begin, size});
+    } else {
+      copy_as_bfloat16(tensor, begin, {buffer.as<BFloat16>() + begin, size});
+    }
+  };
+  const int64_t num_grains = (count + kGrain - 1) / kGrain;
+  if (pool_ != nullptr) {
+    pool_->parallel_for(num_grains, 1, compute_grains);
+  } else {
+    compute_grains(0, num_grains);
+  }
+  const Buffer& kept = made_.insert_or_assign(tensor.name, std::move(buffer)).first->second;
+  return LentTensor{kept.data(), type_};
+}
+
 void CheckpointSource::give_back(const std::string& name) {
-  realigned_.erase(name);
+  made_.erase(name);
   if (const CheckpointTensor* tensor = checkpoint_.find(name)) checkpoint_.release(*tensor);
 }
 
@@ -131,11 +162,11 @@ Status CheckpointSource::finish() {
 DummyTensor dummy_tensor(uint64_t seed, std::string_view name, std::span<const int64_t> shape) {
   const bool matrix = shape.size() > 1;
   const bool bias = name.ends_with(".bias");
-  return {
-      .key = mix64(seed ^ hash_name(name)),
-      .centre = matrix || bias ? 0.0f : 1.0f,
-      .deviation =
-          matrix ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.back()))) : 0.1f};
+  return {.key = mix64(seed ^ hash_name(name)),
+          .centre = matrix || bias ? 0.0f : 1.0f,
+          .deviation = matrix
+                           ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.back())))
+                           : 0.1f};
 }
 
 DummySource::DummySource(uint64_t seed, DType type, WorkPool& pool)

@@ -42,10 +42,13 @@ class WeightSource {
   virtual Status finish() = 0;
 };
 
-// Borrows the checkpoint; the spec says which tensors may be left over.
+// Borrows the checkpoint; the spec says which tensors may be left over. Tensors that have to be
+// computed (quantised ones) are, as `type` (float32, else bfloat16), on the pool's threads if there
+// is a pool.
 class CheckpointSource final : public WeightSource {
  public:
-  CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec);
+  CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
+                   DType type = DType::kBFloat16, WorkPool* pool = nullptr);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                 std::span<const int64_t> shape) override;
@@ -53,14 +56,17 @@ class CheckpointSource final : public WeightSource {
   Status finish() override;
 
  private:
+  Result<LentTensor> compute(const CheckpointTensor& tensor);
   bool may_be_left(std::string_view name) const;
   Status check_unused_head() const;
 
   const Checkpoint& checkpoint_;
   const WeightNames names_;
   const bool tied_;
-  std::set<std::string> lent_;               // ever
-  std::map<std::string, Buffer> realigned_;  // copies of tensors that lie askew in their file
+  const DType type_;
+  WorkPool* const pool_;
+  std::set<std::string> lent_;          // ever
+  std::map<std::string, Buffer> made_;  // of tensors that are computed or lie askew in their file
 };
 
 // How dummy weights are drawn: a matrix's elements have mean 0 and deviation 1 / sqrt(columns), so

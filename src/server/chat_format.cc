@@ -106,6 +106,9 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
     source = stated;
   } else if (!stated.empty()) {
     ESP_ASSIGN_OR_RETURN(source, read_text_file(stated));
+  } else if (!own && tokenizer != nullptr && !tokenizer->chat_template().empty()) {
+    source = tokenizer->chat_template();
+    name = "the chat template in the model's file";
   } else if (!own) {
     return fail(own.error());
   } else {

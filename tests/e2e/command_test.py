@@ -205,6 +205,15 @@ class CommandTest(unittest.TestCase):
         facts = json.loads(run("inspect", "--json").stdout)
         self.assertGreater(facts["num_parameters"], 0)
         self.assertGreater(facts["kv_bytes_per_token"], 0)
+        shares = facts["memory_by_dtype"].values()
+        self.assertEqual(sum(share["bytes"] for share in shares), facts["weight_bytes"])
+        self.assertGreater(facts["tokenizer"]["vocab_size"], 0)
+        self.assertTrue(facts["has_chat_template"])
+        named = json.loads(run("inspect", facts["model_path"], "--json", "--batch", "3").stdout)
+        self.assertEqual(named["batch"], 3)
+        self.assertEqual(named["kv_bytes_at_batch"],
+                         3 * named["context_length"] * named["kv_bytes_per_token"])
+        self.assert_usage_error(run("inspect", "a", "b"), "one model")
 
     def test_tokenize_round_trips_through_the_ids(self):
         ids = run("tokenize", "Hello world").stdout.split()

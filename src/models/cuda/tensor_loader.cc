@@ -173,6 +173,12 @@ class CheckpointLoader final : public CudaTensorLoader {
       : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec), type_(type) {}
 
   Status put(const std::string& name, std::span<const int64_t> shape, std::byte* device) override {
+    if (const CheckpointTensor* found = checkpoint_.find(name);
+        found != nullptr && found->reader != nullptr) {
+      return error(StatusCode::kUnimplemented,
+                   "the tensor '{}' is of type {}; such weights are read on the CPU (--device cpu)",
+                   name, found->dtype_name);
+    }
     ESP_RETURN_IF_ERROR(check(name, shape));
     const CheckpointTensor& tensor = *checkpoint_.find(name);
     const SafetensorsFile& file = checkpoint_.file_of(tensor);

@@ -30,8 +30,9 @@ Status refuse_quantised(const JsonObject& config, const FamilyDefaults& defaults
   ESP_ASSIGN_OR_RETURN(const JsonObject quantisation, config.object("quantization_config"));
   ESP_ASSIGN_OR_RETURN(const std::string method, quantisation.string_or("quant_method", "unknown"));
   if (defaults.may_be_mxfp4 && method == "mxfp4") return Status();
+  if (method == "fp8" || method == "gptq" || method == "awq") return Status();
   return error(StatusCode::kUnimplemented,
-               "{}: 'quantization_config' is there (quant_method '{}'); such weights are not read",
+               "{}: 'quantization_config' is there (quant_method '{}'); such weights are not read; fp8, gptq and awq are",
                config.name(), method);
 }
 

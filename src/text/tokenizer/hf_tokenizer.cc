@@ -64,7 +64,8 @@ Result<std::unique_ptr<Tokenizer>> parse_hf_tokenizer(std::string_view text,
                                  .frame = std::move(frame),
                                  .decoder = std::move(decoder),
                                  .bos_tokens = {},
-                                 .eos_tokens = {}};
+                                 .eos_tokens = {},
+                                 .chat_template = {}};
   if (!config_text.empty()) {
     ESP_ASSIGN_OR_RETURN(const json::value config, parse_json(config_text, {}));
     append_named_token(config, "bos_token", parts.bos_tokens);

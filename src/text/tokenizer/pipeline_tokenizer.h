@@ -34,6 +34,7 @@ class PipelineTokenizer final : public Tokenizer {
     SequenceFrame frame;
     Decoder decoder;
     std::vector<std::string> bos_tokens, eos_tokens;  // by name
+    std::string chat_template;
   };
   explicit PipelineTokenizer(Parts parts);
 
@@ -43,6 +44,7 @@ class PipelineTokenizer final : public Tokenizer {
   std::optional<TokenId> token_to_id(std::string_view token) const override;
   std::string id_to_token(TokenId id) const override;
   std::optional<TokenId> bos_id() const override { return bos_id_; }
+  std::string_view chat_template() const override { return chat_template_; }
 
  private:
   class ByteStream;
@@ -70,6 +72,7 @@ class PipelineTokenizer final : public Tokenizer {
   AddedTokenMatcher raw_matcher_, normalized_matcher_;
   SequenceFrame frame_;
   Decoder decoder_;
+  const std::string chat_template_;
   bool keeps_invalid_utf8_;
   bool cuts_at_lines_;  // text can be cut before a line that begins with a letter
 

@@ -69,6 +69,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return id >= 0 && id < vocab_size() ? model_.pieces[id].text : std::string();
   }
   std::optional<TokenId> bos_id() const override { return bos_id_; }
+  std::string_view chat_template() const override { return frame_.chat_template; }
 
  private:
   class Stream;

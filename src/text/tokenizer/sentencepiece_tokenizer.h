@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "text/tokenizer/sentencepiece_model.h"
@@ -15,6 +16,7 @@ struct SentencePieceFrame {
   bool add_bos = true;  // where the model has such a piece
   bool add_eos = false;
   bool parse_control = false;  // "<s>" in a text is the control piece; to SentencePiece it is text
+  std::string chat_template;
 };
 
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(SentencePieceModel model,

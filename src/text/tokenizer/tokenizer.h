@@ -67,6 +67,8 @@ class Tokenizer {
   virtual std::string id_to_token(TokenId id) const = 0;
 
   virtual std::optional<TokenId> bos_id() const = 0;
+  // The chat template that came with the vocabulary in one file; "" when there was none.
+  virtual std::string_view chat_template() const { return {}; }
 };
 
 // Reads a model's folder or one file: tokenizer.json (with tokenizer_config.json beside it), a

@@ -1,0 +1,33 @@
+// What a GGUF file says of a language model, in the terms of Hugging Face's folders: config.json's
+// fields, tensors' names and rows, the vocabulary.
+// Source: llama.cpp's gguf-py/gguf/tensor_mapping.py and conversion.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/gguf_file.h"
+#include "checkpoint/json_object.h"
+#include "checkpoint/safetensors.h"
+#include "seams/stored_vocabulary.h"
+
+namespace espalier {
+
+// The GGUF file that a model path means: itself, or the one in a folder without config.json (the
+// first of its parts). Nothing for any other path.
+std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& model_path);
+
+// config.json's fields. Architectures that are not mapped keep their GGUF name, for the registry to
+// refuse. kDataLoss, by key, for what is missing or cannot be told in those fields.
+Result<JsonObject> gguf_config(const GgufFile& file);
+
+// The tensors by Hugging Face's names, with readers for those that are no plain arrays. `files`:
+// the parts, which outlive the tensors; the first has the metadata. Rows of q and k are put back in
+// the order that they had before conversion where the architecture's are interleaved.
+Result<std::vector<CheckpointTensor>> gguf_tensors(const std::vector<GgufFile>& files);
+
+Result<StoredVocabulary> gguf_vocabulary(const GgufFile& file);
+
+}  // namespace espalier
