@@ -545,7 +545,7 @@ bool is_one_of(std::string_view name, std::span<const std::string_view> names) {
 
 Status unsafe(const Value& self, std::string_view name) {
   return template_error(
-      fmt::format("access to attribute '{}' of '{}' object is unsafe: a template may not change "
+      fmt::format("access to attribute '{}' of '{}' object is unsafe. A template may not change "
                   "data (build a new list with + or use a namespace)",
                   name, self.type_name()));
 }

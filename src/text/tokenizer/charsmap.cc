@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "text/unicode/char_class.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
@@ -18,6 +19,12 @@ bool has_leaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
 uint32_t label_of(uint32_t unit) { return unit & (1u << 31 | 0xFF); }
 uint32_t offset_of(uint32_t unit) { return (unit >> 10) << ((unit & 1u << 9) >> 6); }
 uint32_t value_of(uint32_t unit) { return unit & ~(1u << 31); }
+
+// A mark of Unicode 16 that the library's older tables do not know; it extends a cluster.
+bool is_new_mark(char32_t code) {
+  return code >= 0x300 && CharClasses().is(code, kMark) &&
+         utf8proc_category(static_cast<utf8proc_int32_t>(code)) == UTF8PROC_CATEGORY_CN;
+}
 
 }  // namespace
 
@@ -70,10 +77,9 @@ std::string apply_precompiled(const Charsmap& charsmap, std::string_view text) {
     utf8proc_int32_t state = 0;
     while (end < text.size()) {
       const Utf8Char next = decode_utf8(text, end);
-      if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(c.code),
-                                           static_cast<utf8proc_int32_t>(next.code), &state)) {
-        break;
-      }
+      const bool breaks = utf8proc_grapheme_break_stateful(
+          static_cast<utf8proc_int32_t>(c.code), static_cast<utf8proc_int32_t>(next.code), &state);
+      if (breaks && !is_new_mark(next.code)) break;
       end += next.size;
       c = next;
     }

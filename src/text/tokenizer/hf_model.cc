@@ -55,9 +55,11 @@ Result<Vocabulary> parse_vocabulary(const JsonFields& fields, bool byte_level) {
   Vocabulary vocabulary(byte_level, vocab->size());
   for (const auto& [key, value] : *vocab) {
     const std::string_view token = key;
-    ESP_ASSIGN_OR_RETURN(const TokenId id,
-                         parse_id(value, fmt::format("'model.vocab[\"{}\"]'", token)));
-    if (Status status = vocabulary.add(token, id); !status.ok()) {
+    const int64_t* number = value.if_int64();
+    if (number == nullptr || *number < 0 || *number >= kVocabularyMax) {
+      return fail(parse_id(value, fmt::format("'model.vocab[\"{}\"]'", token)).error());
+    }
+    if (Status status = vocabulary.add(token, static_cast<TokenId>(*number)); !status.ok()) {
       return fail(status.with_context("'model.vocab'"));
     }
   }

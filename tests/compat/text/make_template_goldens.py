@@ -521,4 +521,5 @@ def main():
         "[\n" + ",\n".join(json.dumps(e, ensure_ascii=False) for e in edges) + "]\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
