@@ -245,6 +245,7 @@ Result<Value> filter_reverse(Interpreter& interpreter, const Value& input, const
 }
 
 Result<Value> filter_map(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
+  if (!input.truthy()) return Value(std::vector<Value>());  // nothing is looked at, none included
   ESP_ASSIGN_OR_RETURN(std::vector<Value> items, interpreter.iterate(input));
   if (arguments.positional.empty()) {
     ESP_ASSIGN_OR_RETURN(const Bound bound, bind("map", arguments, {"attribute", "default"}));
@@ -271,6 +272,7 @@ Result<Value> filter_map(Interpreter& interpreter, const Value& input, const Arg
 // select, reject, selectattr, rejectattr.
 Result<Value> filter_items(Interpreter& interpreter, const Value& input, const Arguments& arguments,
                            bool by_attribute, bool wanted) {
+  if (!input.truthy()) return Value(std::vector<Value>());  // as map
   ESP_ASSIGN_OR_RETURN(const std::vector<Value> items, interpreter.iterate(input));
   Arguments rest = arguments;
   std::optional<Value> attribute;

@@ -254,6 +254,9 @@ Result<Value> Interpreter::item(const Value& object, const Value& key) {
     }
     return attribute(object, key.string());
   }
+  if (object.is_none()) {
+    return Value::undefined(fmt::format("None has no element {}", key.str()));
+  }
   return Value::undefined(missing(object, key.str()));
 }
 
