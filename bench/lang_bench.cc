@@ -26,7 +26,7 @@ using namespace espalier::lang;
 class Instant final : public Backend {
  public:
   std::string name() const override { return "instant"; }
-  RoleFrame role_frame(Role, bool) const override { return {"<", ">", {}}; }
+  RoleFrame role_frame(Role, std::optional<Role>) const override { return {"<", ">", {}}; }
   void generate(GenerateCall call, CallEvents events) override {
     Completion completion;
     completion.samples.push_back({"answer", {.id = std::move(call.id), .finish_reason = "stop"}});

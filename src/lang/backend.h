@@ -41,7 +41,7 @@ struct Prompt {
 };
 inline constexpr std::string_view kMediaMark = "<image>";
 
-// The text that a back end puts around a message. `first`: it opens the conversation.
+// The text that a back end puts around a message.
 struct RoleFrame {
   std::string begin, end;
   Strings stop;  // what ends a gen inside of it, besides the gen's own stops
@@ -117,7 +117,8 @@ class Backend {
   // True for APIs that are paid by the call: num_api_spec_tokens takes effect.
   virtual bool is_api() const { return false; }
   virtual double dollars_per_input_token() const { return 0; }
-  virtual RoleFrame role_frame(Role role, bool first) const = 0;
+  // `previous`: the role of the message before; none opens the conversation.
+  virtual RoleFrame role_frame(Role role, std::optional<Role> previous) const = 0;
 
   virtual void generate(GenerateCall call, CallEvents events) = 0;
   // kUnimplemented by name for back ends or methods that cannot.

@@ -22,7 +22,9 @@ class AnthropicBackend final : public ApiBackend {
   ~AnthropicBackend() override { close(); }
 
   bool is_chat() const override { return true; }
-  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
+    return frames_.frame(role, previous);
+  }
 
  protected:
   Result<Request> write_call(const GenerateCall& call) const override;

@@ -13,7 +13,8 @@ size_t index_of(Role role) { return static_cast<size_t>(role); }
 struct Known {
   std::string_view name;
   RoleFrame system, user, assistant;
-  std::vector<std::string_view> paths;  // parts of a model's path, in lower case
+  std::vector<std::string_view> paths;      // parts of a model's path, in lower case
+  std::string_view user_after_system = {};  // where both are one message
 };
 
 const std::vector<Known>& known_frames() {
@@ -30,10 +31,11 @@ const std::vector<Known>& known_frames() {
        {"<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", {"<|eot_id|>"}},
        {"llama-3", "llama3"}},
       {"llama-2-chat",
-       {"<<SYS>>\n", "\n<</SYS>>\n\n", {}},
+       {"[INST] <<SYS>>\n", "", {}},
        {"[INST] ", " [/INST]", {}},
        {"", " </s><s>", {}},
-       {"llama-2", "llama2"}},
+       {"llama-2", "llama2"},
+       "\n<</SYS>>\n\n"},
       {"mistral",
        {"[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]", {}},
        {"[INST] ", " [/INST]", {}},
@@ -41,10 +43,11 @@ const std::vector<Known>& known_frames() {
        {"mistral", "mixtral"}},
       {"vicuna", {"", " ", {}}, {"USER: ", " ", {}}, {"ASSISTANT: ", "</s>", {}}, {"vicuna"}},
       {"gemma-it",
-       {"", "", {}},
+       {"<start_of_turn>user\n", "", {}},
        {"<start_of_turn>user\n", "<end_of_turn>\n", {}},
        {"<start_of_turn>model\n", "<end_of_turn>\n", {"<end_of_turn>"}},
-       {"gemma"}},
+       {"gemma"},
+       "\n\n"},
   };
   return all;
 }
@@ -119,6 +122,8 @@ Result<ChatFrames> ChatFrames::named(std::string_view name) {
     frames.frames_[0] = known.system;
     frames.frames_[1] = known.user;
     frames.frames_[2] = known.assistant;
+    frames.user_after_system_ = known.user_after_system;
+    frames.joins_system_ = !known.user_after_system.empty();
     return frames;
   }
   return fail(invalid_argument("no chat template is named \"{}\": use one of {}", name, names));
@@ -150,10 +155,15 @@ Result<ChatFrames> ChatFrames::from_template(const std::string& source,
   ESP_ASSIGN_OR_RETURN(ChatTemplate compiled, ChatTemplate::compile(source));
   const Prober prober(std::move(compiled), bos_token, eos_token);
   constexpr Role kU = Role::kUser, kA = Role::kAssistant;
-  ESP_ASSIGN_OR_RETURN(const auto one, prober.around({kU}, false));
+  ESP_ASSIGN_OR_RETURN(auto one, prober.around({kU}, false));
   ESP_ASSIGN_OR_RETURN(const auto asked, prober.around({kU}, true));
-  ESP_ASSIGN_OR_RETURN(const auto two, prober.around({kU, kA}, false));
-  ESP_ASSIGN_OR_RETURN(const auto four, prober.around({kU, kA, kU, kA}, false));
+  ESP_ASSIGN_OR_RETURN(auto two, prober.around({kU, kA}, false));
+  ESP_ASSIGN_OR_RETURN(auto four, prober.around({kU, kA, kU, kA}, false));
+  // Some end a whole conversation, where no answer is asked for, with one more mark.
+  if (!eos_token.empty() && !asked[1].starts_with(one[1]))
+    for (auto* pieces : {&one, &two, &four})
+      if (pieces->back().ends_with(eos_token))
+        pieces->back().resize(pieces->back().size() - eos_token.size());
   ChatFrames frames;
   RoleFrame& user = frames.frames_[index_of(kU)];
   RoleFrame& assistant = frames.frames_[index_of(kA)];
@@ -162,16 +172,24 @@ Result<ChatFrames> ChatFrames::from_template(const std::string& source,
   assistant.end = two[2];
   ESP_ASSIGN_OR_RETURN(user.begin, without_prefix(four[2], assistant.end));
   ESP_ASSIGN_OR_RETURN(const std::string generation, without_prefix(asked[1], user.end));
-  if (!generation.starts_with(assistant.begin) || four[3] != two[1] || four[4] != two[2])
-    return fail(Prober::not_pieces());
+  // White space that stands before an answer in a history is the model's to write.
+  const bool begins_alike = generation.starts_with(assistant.begin) ||
+                            assistant.begin.find_first_not_of(" \n") == std::string::npos;
+  if (!begins_alike || four[3] != two[1] || four[4] != two[2]) return fail(Prober::not_pieces());
   assistant.begin = generation;  // a template may open a turn for the model in a way of its own
-  ESP_ASSIGN_OR_RETURN(frames.openings_[index_of(kU)], without_suffix(one[0], user.begin));
-  // A system message, for templates that take one.
+  ESP_ASSIGN_OR_RETURN(frames.user_opening_, without_suffix(one[0], user.begin));
+  // A system's message, for templates that take one.
   RoleFrame& system = frames.frames_[index_of(Role::kSystem)];
   system = {};
   if (const auto with_system = prober.around({Role::kSystem, kU}, false)) {
     system.begin = (*with_system)[0];
-    ESP_ASSIGN_OR_RETURN(system.end, without_suffix((*with_system)[1], user.begin));
+    const std::string& between = (*with_system)[1];
+    frames.joins_system_ = !between.ends_with(user.begin);
+    if (frames.joins_system_) {
+      frames.user_after_system_ = between;
+    } else {
+      system.end = between.substr(0, between.size() - user.begin.size());
+    }
   }
   const std::string& end = assistant.end;
   const size_t text_end = end.find_last_not_of(" \n");
@@ -179,9 +197,11 @@ Result<ChatFrames> ChatFrames::from_template(const std::string& source,
   return frames;
 }
 
-RoleFrame ChatFrames::frame(Role role, bool first) const {
+RoleFrame ChatFrames::frame(Role role, std::optional<Role> previous) const {
   RoleFrame frame = frames_[index_of(role)];
-  if (first) frame.begin = openings_[index_of(role)] + frame.begin;
+  if (role != Role::kUser) return frame;
+  if (!previous) frame.begin = user_opening_ + frame.begin;
+  if (previous == Role::kSystem && joins_system_) frame.begin = user_after_system_;
   return frame;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,7 +18,9 @@ class ChatFrames {
   ChatFrames();
 
   // Reads the frames off a Jinja template by rendering it around marks. kUnimplemented for one
-  // whose messages are not put behind each other (what a message looks like depends on others).
+  // whose messages are not put behind each other (what a message looks like depends on later ones).
+  // A template that writes the system's text into a later user's message is read as one that writes
+  // it into the first.
   static Result<ChatFrames> from_template(const std::string& source, const std::string& bos_token,
                                           const std::string& eos_token);
   // "default", "chatml", "llama-2-chat", "llama-3-instruct", "mistral", "vicuna", "gemma-it".
@@ -27,11 +30,15 @@ class ChatFrames {
   // The template of a model folder; for_model() of its path where it has none that can be read.
   static ChatFrames for_folder(const std::filesystem::path& folder);
 
-  RoleFrame frame(Role role, bool first) const;
+  RoleFrame frame(Role role, std::optional<Role> previous) const;
 
  private:
   RoleFrame frames_[3];
-  std::string openings_[3];  // before a first message of each role: a default system message
+  // Before a user's message that opens the conversation: a default system message.
+  std::string user_opening_;
+  // What stands before a user's message after a system's, where a template writes the two as one.
+  std::string user_after_system_;
+  bool joins_system_ = false;
 };
 
 }  // namespace espalier::lang

@@ -114,7 +114,9 @@ class EndpointBackend final : public Backend {
       : url_(std::move(url)), frames_(std::move(frames)), calls_(std::move(calls)) {}
 
   std::string name() const override { return url_; }
-  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
+    return frames_.frame(role, previous);
+  }
   bool can_prefetch() const override { return true; }
   void cancel(const std::string& id) override { calls_->cancel(id); }
 

@@ -259,7 +259,9 @@ class EngineBackend final : public Backend {
   }
 
   std::string name() const override { return "engine"; }
-  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
+    return frames_.frame(role, previous);
+  }
   bool can_prefetch() const override { return !engine_->config().disable_radix_cache; }
 
   void generate(GenerateCall call, CallEvents events) override {

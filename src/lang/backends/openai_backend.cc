@@ -17,7 +17,9 @@ class OpenAiBackend final : public ApiBackend {
   ~OpenAiBackend() override { close(); }
 
   bool is_chat() const override { return config_.is_chat; }
-  RoleFrame role_frame(Role role, bool first) const override { return frames_.frame(role, first); }
+  RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
+    return frames_.frame(role, previous);
+  }
   void score(ScoreCall call, ScoreDone done) override;
 
  protected:

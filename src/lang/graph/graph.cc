@@ -124,7 +124,7 @@ Status Graph::check() const {
 
 std::string constant_prefix(const Graph& graph, const Backend& backend) {
   std::string prefix;
-  bool first = true;
+  std::optional<Role> previous;
   for (const GraphNode& node : graph.nodes) {
     if (node.stream != 0) continue;
     switch (node.kind) {
@@ -132,11 +132,11 @@ std::string constant_prefix(const Graph& graph, const Backend& backend) {
         prefix += node.text;
         break;
       case NodeKind::kRoleBegin:
-        prefix += backend.role_frame(node.role, first).begin;
+        prefix += backend.role_frame(node.role, previous).begin;
         break;
       case NodeKind::kRoleEnd:
-        prefix += backend.role_frame(node.role, first).end;
-        first = false;
+        prefix += backend.role_frame(node.role, previous).end;
+        previous = node.role;
         break;
       case NodeKind::kSetVariable:
       case NodeKind::kScopeBegin:

@@ -94,7 +94,7 @@ GenOptions LiveStream::complete(const Gen& gen) const {
   if (!o.max_tokens) o.max_tokens = kMaxTokens;
   if (written_.open) {
     const RoleFrame frame =
-        session_->options.backend->role_frame(written_.open->role, written_.messages.empty());
+        session_->options.backend->role_frame(written_.open->role, previous_role());
     for (const std::string& stop : frame.stop)
       if (std::find(o.stop.begin(), o.stop.end(), stop) == o.stop.end()) o.stop.push_back(stop);
   }

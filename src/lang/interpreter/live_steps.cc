@@ -35,6 +35,12 @@ LiveStream::Step LiveStream::step(Operation& op, const Media& media) {
   return Step::kDone;
 }
 
+// Of the message before the open one, or before the next.
+std::optional<Role> LiveStream::previous_role() const {
+  if (written_.messages.empty()) return std::nullopt;
+  return written_.messages.back().role;
+}
+
 LiveStream::Step LiveStream::step(Operation& op, const RoleBegin& begin) {
   if (written_.open)
     return refuse(op, espalier::error(StatusCode::kFailedPrecondition,
@@ -45,8 +51,7 @@ LiveStream::Step LiveStream::step(Operation& op, const RoleBegin& begin) {
     written_.open = Message{begin.role, {}};
     return Step::kDone;
   }
-  const RoleFrame frame =
-      session_->options.backend->role_frame(begin.role, written_.messages.empty());
+  const RoleFrame frame = session_->options.backend->role_frame(begin.role, previous_role());
   ahead_.clear();
   write(frame.begin);
   std::lock_guard lock(mutex_);
@@ -62,17 +67,15 @@ LiveStream::Step LiveStream::step(Operation& op, const RoleEnd& end) {
   if (!deferred_gens_.empty()) return send_message(op);
   for (const TemplateItem& item : deferred_) write(item.text);
   deferred_.clear();
-  Message message;
+  std::string frame_end;
+  if (session_->options.backend != nullptr)
+    frame_end = session_->options.backend->role_frame(end.role, previous_role()).end;
   {
     std::lock_guard lock(mutex_);
-    message = std::move(*written_.open);
+    written_.messages.push_back(std::move(*written_.open));
     written_.open.reset();
-    written_.messages.push_back(std::move(message));
   }
-  if (session_->options.backend != nullptr) {
-    const bool first = written_.messages.size() == 1;
-    write(session_->options.backend->role_frame(end.role, first).end);
-  }
+  write(frame_end);
   ahead_.clear();
   record(op);
   return Step::kDone;

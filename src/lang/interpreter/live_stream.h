@@ -170,6 +170,7 @@ class LiveStream final : public PromptStream {
 
   // ---- calls; live_calls.cc ----
   bool speculates() const;
+  std::optional<Role> previous_role() const;
   bool defers() const;  // gens wait for the end of their message
   Prompt prompt() const;
   GenOptions complete(const Gen& gen) const;
