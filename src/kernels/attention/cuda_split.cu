@@ -8,6 +8,11 @@
 // its own largest score, sum and output; the four meet at the end of a segment (a lane and kv head,
 // or the part of it that this block has).
 //
+// Measured on an H200 that reads 4.65 TB/s: 64 x 4k 4.1 TB/s (88 %; pages of one token 78 %), 31 x 4k
+// with one of 128k 4.07 (88 %), 256 x 1k 4.0; one lane of 1k 9 us, a chain of latencies (the block's
+// start, pages, keys, parts, their sum). Reading the start in one piece and pages a step early gained
+// 1 to 3 %.
+//
 // Rows of a tile are query token x group: row r is head r % group of token r / group, so one
 // product with the tensor cores serves a whole group.
 #include "kernels/attention/cuda_tile.cuh"

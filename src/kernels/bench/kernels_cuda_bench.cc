@@ -46,6 +46,7 @@ class Memory {
   Memory(size_t bytes, uint32_t seed, float deviation = 1.0f) : bytes_(bytes) {
     must(cudaMalloc(&data_, bytes));
     fill_random(data_, bytes / 2, seed, deviation, nullptr);
+    must(cudaStreamSynchronize(nullptr));  // the measuring stream does not wait for this one
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -249,6 +250,99 @@ void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
           seconds, static_cast<double>(weights.bytes()),
           static_cast<double>(weights.bytes()) * rows);
     }
+  }
+}
+
+// A whole decode step of one request, as a model runs it: products, rotation, attention.
+void one_request(Bench& bench, Linear& linear, Memory& workspace) {
+  constexpr int kLayers = 32;
+  if (!bench.wants("request")) return;
+  size_t layer_bytes = 0;
+  for (const Product& p : kProducts)
+    layer_bytes += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
+  const size_t head_bytes = static_cast<size_t>(kHidden) * kVocab * 2;
+  const Memory weights(kLayers * layer_bytes + head_bytes, 3, 0.02f);
+  const Memory x(size_t{kHidden} * 2, 4), qkv(size_t{kQkv} * 2, 5), out(size_t{kHidden} * 2, 6),
+      inner(size_t{kInner} * 2, 7), logits(size_t{kVocab} * 4, 8), ints(4096, 0),
+      frequencies(256, 9, 1e-3f);
+  for (const int context : {128, 1024, 8192}) {
+    const size_t plane = static_cast<size_t>(context) * kKvHeads * kDim * 2;
+    const Memory kv(2 * plane * kLayers, 10);
+    std::vector<int32_t> pages(static_cast<size_t>(context) / 16);
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    const Memory table(pages.size() * 4, 0);
+    const int32_t host[] = {0, 1, context - 1, 0, context - 1};  // begins, prefix, page, row
+    must(cudaDeviceSynchronize());
+    must(cudaMemcpy(table.get(), pages.data(), pages.size() * 4, cudaMemcpyDefault));
+    must(cudaMemcpy(ints.get(), host, sizeof(host), cudaMemcpyDefault));
+    auto* words = reinterpret_cast<int32_t*>(ints.get());
+    const LaneArrays lanes{words, words + 2, words + 3, reinterpret_cast<int32_t*>(table.get()),
+                           1,     1,         1};
+    const AttentionShape shape{
+        .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim, .page_size = 16};
+    const size_t bytes = *attention_workspace_bytes(shape, 1, 1);
+    const Memory scratch(bytes, 11);
+    const LaunchOptions launch{bench.stream(), true};
+    const auto step = [&](int) {
+      must(attention_plan(shape, lanes, scratch.get(), bytes, launch));
+      size_t at = 0;
+      const auto product = [&](const Product& p, const Memory& from, const Memory& to) {
+        const LinearArgs args = product_args(p, 1, from, weights.get(at), to, true);
+        must(linear.run(args, workspace.get(), workspace.bytes(), launch));
+        at += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
+      };
+      for (int layer = 0; layer < kLayers; ++layer) {
+        KvPlanes planes{.k = kv.get(2 * plane * static_cast<size_t>(layer)),
+                        .v = kv.get(2 * plane * static_cast<size_t>(layer) + plane),
+                        .page_size = 16,
+                        .num_kv_heads = kKvHeads,
+                        .head_dim = kDim,
+                        .page_stride = 16 * kKvHeads * kDim,
+                        .token_stride = kKvHeads * kDim,
+                        .head_stride = kDim};
+        product(kProducts[0], x, qkv);
+        must(qk_rope_append({.q = qkv.get(),
+                             .q_stride = kQkv,
+                             .k = qkv.get(kHidden * 2),
+                             .k_stride = kQkv,
+                             .v = qkv.get((kHidden + kKvHeads * kDim) * 2),
+                             .v_stride = kQkv,
+                             .tokens = 1,
+                             .num_heads = kHeads,
+                             .positions = words + 2,
+                             .frequencies = reinterpret_cast<float*>(frequencies.get()),
+                             .rotary_dim = kDim,
+                             .kv = planes,
+                             .kv_rows = words + 4},
+                            launch));
+        must(attention({.shape = shape,
+                        .lanes = lanes,
+                        .kv = planes,
+                        .q = qkv.get(),
+                        .q_stride = kQkv,
+                        .out = out.get(),
+                        .out_stride = kHidden,
+                        .scale = 0.0884f,
+                        .workspace = scratch.get(),
+                        .workspace_bytes = bytes},
+                       launch));
+        product(kProducts[1], out, x);
+        product(kProducts[2], x, inner);
+        product(kProducts[3], inner, x);
+      }
+      const LinearArgs head{.out_type = DType::kFloat32,
+                            .rows = 1,
+                            .in_features = kHidden,
+                            .out_features = kVocab,
+                            .x = x.get(),
+                            .x_stride = kHidden,
+                            .weights = weights.get(kLayers * layer_bytes),
+                            .y = logits.get(),
+                            .y_stride = kVocab};
+      must(linear.run(head, workspace.get(), workspace.bytes(), launch));
+    };
+    bench.row(fmt::format("request: step at {} tokens", context), bench.time(step, 1),
+              static_cast<double>(weights.bytes()) + 2.0 * static_cast<double>(plane) * kLayers, 0);
   }
 }
 
@@ -494,6 +588,7 @@ int run(const std::string& only, const std::string& json_path) {
   Memory workspace(size_t{1} << 30, 20);
   ceilings(bench, **linear, workspace);
   few_rows(bench, **linear, workspace);
+  one_request(bench, **linear, workspace);
   attention_rows(bench);
   elementwise(bench);
   sampling(bench);

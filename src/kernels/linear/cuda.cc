@@ -353,12 +353,14 @@ class LinearImpl final : public Linear {
     return found != choices_.end() && found->second.contains(args.rows);
   }
 
-  // That of the nearest number of rows that was tuned, from above if there is one.
+  // That of the nearest number of rows that was tuned, from above if there is one; our own for few
+  // rows that were not tuned themselves.
   Choice chosen(const LinearArgs& args) const {
     const std::lock_guard lock(mutex_);
     const auto found = choices_.find(shape_of(args));
     if (found == choices_.end() || found->second.empty()) return {};
     const auto& by_rows = found->second;
+    if (args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
     auto at = by_rows.lower_bound(args.rows);
     if (at == by_rows.end()) --at;
     if (!at->second && args.rows > kSmallRows) return {};

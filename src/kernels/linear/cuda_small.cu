@@ -18,6 +18,11 @@
 // want them, 3.8 TB/s (the engine starts a copy every 60 cycles at best); 2 x 8 KiB 4.53; loads
 // straight into registers 4.4, and 3.2 to 3.5 with the products in between, since a warp's six
 // scoreboards keep fewer loads in flight than were asked for.
+//
+// Measured on an H200 that reads 4.65 TB/s: the 129 products of a step at one row 3.62 ms, 89 to 92 %
+// of the read rate over several runs; at two rows 4.0 ms, where the multiply-adds begin to count.
+// Bringing more of the weights to the second-level cache during the kernel before, and one division of
+// on-chip memory for all kernels, gained nothing.
 #include <algorithm>
 
 #include "kernels/cuda/barrier.cuh"
