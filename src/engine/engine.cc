@@ -89,6 +89,13 @@ void log_start(const EngineConfig& c, const std::string& device, const ModelInfo
 
 Engine::~Engine() = default;
 
+Status Engine::pause_generation(PauseMode) {
+  return error(StatusCode::kUnimplemented, "this engine cannot be paused");
+}
+Status Engine::continue_generation() {
+  return error(StatusCode::kUnimplemented, "this engine cannot be paused");
+}
+
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts parts) {
   ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(config, parts.info, read_machine()));
   return EngineImpl::start(effective, std::move(parts));

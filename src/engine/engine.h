@@ -106,6 +106,12 @@ class Engine {
 
   // Drops all that is cached. kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;
+  // Stops generating until continue_generation(), once the step in flight is done; new requests are
+  // taken in and wait. kAbort ends all that there are; kRetract sends what runs back to the queue,
+  // so that its memory can be flushed; kInPlace leaves everything where it is.
+  enum class PauseMode { kAbort, kRetract, kInPlace };
+  virtual Status pause_generation(PauseMode mode);
+  virtual Status continue_generation();
   // Refuses new requests with kUnavailable and waits until none is left or `timeout` has passed
   // (then the rest is aborted).
   virtual void drain(Duration timeout) = 0;

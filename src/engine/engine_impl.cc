@@ -222,6 +222,20 @@ Status EngineImpl::flush_cache() {
   return done.get();
 }
 
+Status EngineImpl::pause_generation(PauseMode mode) {
+  PauseMessage message{.mode = mode};
+  std::future<Status> done = message.done.get_future();
+  loop_->push(std::move(message));
+  return done.get();
+}
+
+Status EngineImpl::continue_generation() {
+  ContinueMessage message;
+  std::future<Status> done = message.done.get_future();
+  loop_->push(std::move(message));
+  return done.get();
+}
+
 void EngineImpl::drain(Duration timeout) {
   registry_.close();
   if (registry_.wait_settled(timeout)) return;

@@ -27,6 +27,8 @@ class EngineImpl final : public Engine {
   void abort(std::string_view rid, AbortScope scope) override;
   Result<GrammarReport> compile_grammar(const SamplingParams& params) override;
   Status flush_cache() override;
+  Status pause_generation(PauseMode mode) override;
+  Status continue_generation() override;
   void drain(Duration timeout) override;
 
   EngineStats stats() const override;

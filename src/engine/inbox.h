@@ -1,6 +1,6 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
 // most four messages (it came, its tokens are there, its grammar is, abort it), and each flush
-// blocks its caller.
+// or pause blocks its caller.
 #pragma once
 
 #include <condition_variable>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/engine.h"
 #include "engine/grammar_compiler.h"
 #include "engine/live_request.h"
 
@@ -34,8 +35,15 @@ struct AbortMessage {
 struct FlushMessage {
   std::promise<Status> done;
 };
-using Message =
-    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage, FlushMessage>;
+struct PauseMessage {
+  Engine::PauseMode mode = Engine::PauseMode::kAbort;
+  std::promise<Status> done;
+};
+struct ContinueMessage {
+  std::promise<Status> done;
+};
+using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage,
+                             FlushMessage, PauseMessage, ContinueMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

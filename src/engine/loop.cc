@@ -64,12 +64,14 @@ void EngineLoop::run() {
 // False when the engine is being destroyed and nothing is left.
 bool EngineLoop::take_inbox() {
   messages_.clear();
-  const bool park = idle() && flushes_.empty();
+  const bool still = idle() || (paused_ && in_flight_ == nullptr && news_.empty());
+  const bool park = still && flushes_.empty() && pauses_.empty();
   if (park && config_.check_invariants) scheduler_.check_invariants();
   const bool stopped = inbox_.take(messages_, park);
   turn_start_ = clock_.now();
   for (Message& message : messages_) std::visit([this](auto& m) { handle(m); }, message);
   if (stopped) abort_all(stopping());
+  answer_pauses();
   answer_flushes();
   return !stopped || !idle() || !requests_.empty();
 }
@@ -113,6 +115,29 @@ void EngineLoop::handle(AbortMessage& message) {
   const auto it = requests_.find(message.id);
   if (it != requests_.end())
     abort(*it->second, error(StatusCode::kAborted, "request '{}' was aborted", it->second->rid));
+}
+
+void EngineLoop::handle(PauseMessage& message) {
+  paused_ = true;
+  if (message.mode == Engine::PauseMode::kAbort)
+    abort_all(error(StatusCode::kAborted, "generation was paused"));
+  pauses_.push_back(std::move(message));
+}
+
+void EngineLoop::handle(ContinueMessage& message) {
+  paused_ = false;
+  message.done.set_value(Status());
+}
+
+// A pause is told when the last step is committed.
+void EngineLoop::answer_pauses() {
+  if (pauses_.empty() || in_flight_ != nullptr) return;
+  for (PauseMessage& pause : pauses_) {
+    if (pause.mode == Engine::PauseMode::kRetract) scheduler_.retract_all();
+    pause.done.set_value(Status());
+  }
+  pauses_.clear();
+  publish_stats();
 }
 
 void EngineLoop::start(LiveRequest& request) {
@@ -183,11 +208,12 @@ void EngineLoop::abort_all(const Status& why) {
 void EngineLoop::answer_flushes() {
   if (flushes_.empty()) return;
   Status status;
-  if (!requests_.empty())
+  const bool in_use = !requests_.empty() && !(paused_ && scheduler_.stats().num_running == 0);
+  if (in_use)
     status = error(StatusCode::kFailedPrecondition,
                    "the cache is in use: {} requests run or wait; abort them or try again later",
                    requests_.size());
-  else if (!idle())
+  else if (in_flight_ != nullptr || (!paused_ && !idle()))
     return;
   else
     cache_.flush();
@@ -197,7 +223,7 @@ void EngineLoop::answer_flushes() {
 }
 
 ForwardBatch* EngineLoop::launch_next() {
-  if (in_flight_ != nullptr && config_.disable_overlap_schedule) return nullptr;
+  if (paused_ || (in_flight_ != nullptr && config_.disable_overlap_schedule)) return nullptr;
   ForwardBatch& batch = batches_[next_batch_];
   if (!scheduler_.next(batch)) return nullptr;
   next_batch_ = (next_batch_ + 1) % Executor::kMaxInFlight;

@@ -48,6 +48,9 @@ class EngineLoop : private SequenceObserver {
   void handle(GrammarMessage& message);
   void handle(AbortMessage& message);
   void handle(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
+  void handle(PauseMessage& message);
+  void handle(ContinueMessage& message);
+  void answer_pauses();
   void start_when_ready(LiveRequest& request);
   void start(LiveRequest& request);
   Status check_prompt(const LiveRequest& request) const;
@@ -94,6 +97,8 @@ class EngineLoop : private SequenceObserver {
   Inbox inbox_;
   std::vector<Message> messages_;
   std::vector<std::promise<Status>> flushes_;
+  std::vector<PauseMessage> pauses_;  // not answered yet
+  bool paused_ = false;
   std::unordered_map<RequestId, std::unique_ptr<LiveRequest>> requests_;
   std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
   SequenceId last_sequence_ = 0;

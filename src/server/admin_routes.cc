@@ -1,10 +1,12 @@
-// /flush_cache and /abort_request.
+// /flush_cache, /abort_request, /pause_generation and /continue_generation.
 #include <boost/json/value.hpp>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 
 #include "server/errors.h"
 #include "server/json_fields.h"
+#include "server/json_writer.h"
 #include "server/routes.h"
 
 namespace espalier::server {
@@ -49,7 +51,50 @@ const Fields<AbortBody>& abort_fields() {
   return fields;
 }
 
+struct PauseBody {
+  std::string mode = "abort";
+};
+
+const Fields<PauseBody>& pause_fields() {
+  static const Fields<PauseBody> fields = {
+      field<PauseBody>("mode", "abort, retract or in_place", &PauseBody::mode),
+  };
+  return fields;
+}
+
+void send_done(const ResponsePtr& response, const Status& status, std::string_view message) {
+  if (!status.ok()) return response->send(malformed_response(status));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("message", message).member("status", "ok").end_object();
+  response->send(HttpResponse::json(200, std::move(out)));
+}
+
 }  // namespace
+
+void handle_pause(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  using Mode = Engine::PauseMode;
+  PauseBody body;
+  if (!request.body.empty()) {
+    auto value = parse_json(request.body);
+    if (!value) return response->send(malformed_response(value.error()));
+    if (const Status read = read_fields(pause_fields(), *value, "", body); !read.ok())
+      return response->send(malformed_response(read));
+  }
+  const std::map<std::string_view, Mode> modes = {
+      {"abort", Mode::kAbort}, {"retract", Mode::kRetract}, {"in_place", Mode::kInPlace}};
+  const auto mode = modes.find(body.mode);
+  if (mode == modes.end())
+    return response->send(malformed_response(
+        invalid_argument("mode is \"{}\", but must be abort, retract or in_place", body.mode)));
+  send_done(response, context->engine.pause_generation(mode->second), "Generation paused.");
+}
+
+void handle_continue(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  send_done(response, context->engine.continue_generation(), "Generation continued.");
+}
+
+std::string pause_schema() { return schema_of(pause_fields()); }
 
 void handle_flush_cache(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   double timeout = 0;  // seconds

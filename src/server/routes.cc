@@ -74,6 +74,8 @@ const std::vector<Route>& routes() {
       {{"GET"}, "/metrics", kOpen, "Prometheus metrics", handle_metrics, ""},
       {{"GET"}, "/openapi.json", kOpen, "This description", handle_openapi, ""},
       {{"GET", "POST"}, "/flush_cache", kAdmin, "Drop all cached prefixes", handle_flush_cache, ""},
+      {{"POST"}, "/pause_generation", kAdmin, "Stop generating", handle_pause, "PauseGeneration"},
+      {{"POST"}, "/continue_generation", kAdmin, "Go on generating", handle_continue, ""},
       {{"POST"}, "/abort_request", kAdmin, "Abort requests by rid", handle_abort, "AbortRequest"},
   };
   return table;
@@ -124,7 +126,8 @@ std::string openapi_json() {
   w.key("GrammarCompileRequest").raw(grammar_compile_schema());
   w.key("ParseFunctionCallRequest").raw(parse_function_call_schema());
   w.key("SeparateReasoningRequest").raw(separate_reasoning_schema());
-  w.key("AbortRequest").raw(abort_schema()).end_object();
+  w.key("AbortRequest").raw(abort_schema());
+  w.key("PauseGeneration").raw(pause_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");
   w.member("scheme", "bearer").end_object().end_object().end_object().end_object();
   return out;

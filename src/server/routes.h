@@ -60,7 +60,10 @@ void handle_metrics(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_openapi(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 // admin_routes.cc
 void handle_flush_cache(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_pause(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_continue(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_abort(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 std::string abort_schema();
+std::string pause_schema();
 
 }  // namespace espalier::server

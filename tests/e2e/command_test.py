@@ -18,7 +18,8 @@ class CommandTest(unittest.TestCase):
 
     def test_help_and_version(self):
         for command in ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "bench serving",
-                        "bench offline", "bench grammar", "bench radix", "bench host", "grammar check", "grammar mask",
+                        "bench offline", "bench grammar", "bench radix", "bench host",
+                        "bench workloads", "grammar check", "grammar mask",
                         "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
@@ -293,6 +294,20 @@ class CommandTest(unittest.TestCase):
             self.assertGreaterEqual(row["host_us_per_step"]["p99"], row["host_us_per_step"]["p50"])
         self.assert_usage_error(run("bench", "host", "--running", "4", "--output-len", "2"),
                                 "--waiting")
+
+    def test_bench_workloads_reports(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.json")
+            result = run("bench", "workloads", "--only", "json_decoding", "--scale", "0.2",
+                         "--json", path, "--plots", folder)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path) as file:
+                row = json.load(file)["workloads"][0]
+            self.assertGreater(row["hit_rate"], 0)
+            self.assertLessEqual(row["hit_rate"], row["hit_rate_optimal"] + 1e-9)
+            self.assertGreater(row["throughput_cache_off"], 0)
+            self.assertTrue(os.path.exists(os.path.join(folder, "hit_rate.svg")))
+        self.assert_usage_error(run("bench", "workloads", "--only", "nothing"), "retrieval")
 
     def test_bench_serving_reports_every_dialect(self):
         with Server() as server:

@@ -150,6 +150,14 @@ Scheduler::~Scheduler() = default;
 Status Scheduler::add(SequenceSpec spec) { return impl_->add(std::move(spec)); }
 int32_t Scheduler::max_sequence_tokens() const { return impl_->max_sequence_tokens(); }
 void Scheduler::abort(SequenceId id, FinishReason reason) { impl_->abort(id, std::move(reason)); }
+void Scheduler::retract_all() {
+  ESP_CHECK(impl_->launched_step == impl_->committed_step, "a step is in flight");
+  while (!impl_->running.empty()) {  // the last first, so that the first comes back first
+    Sequence& last = *impl_->running.back();
+    impl_->leave_running(last);
+    impl_->leave(last);
+  }
+}
 bool Scheduler::next(ForwardBatch& batch) { return impl_->next(batch); }
 void Scheduler::commit(const ForwardBatch& batch, const StepResult& result) {
   impl_->commit(batch, result);

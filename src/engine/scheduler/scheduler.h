@@ -153,6 +153,10 @@ class Scheduler {
   // (it gets no further lanes and no further on_token). Unknown ids are ignored.
   void abort(SequenceId id, FinishReason reason);
 
+  // Sends what runs back to the queue, before all that wait; its computed tokens stay in the cache
+  // while nobody needs the memory. REQUIRES: no uncommitted batch.
+  void retract_all();
+
   // Fills `batch` with the next step and true; false when there is
   // nothing to run now: then commit what is uncommitted before calling again (with nothing
   // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode lanes come
