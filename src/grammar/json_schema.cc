@@ -16,7 +16,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr size_t kRulesExactMax = 1500;  // beyond it the compiler starts again, frugally
+constexpr size_t kRulesExactMax = 500;  // beyond it the compiler starts again, frugally
 constexpr size_t kRulesMax = 20'000;
 constexpr int kDepthMax = 400;
 

@@ -72,6 +72,17 @@ bool is_regex(std::string_view text) {
   return parsed || parsed.error().message().find("not supported") != std::string::npos;
 }
 
+// Whether a pattern can be compiled once it is needed.
+Status readable(std::string_view pattern) {
+  if (const auto parts = split_lookahead(pattern)) {
+    ESP_RETURN_IF_ERROR(readable(parts->rest));
+    return readable(parts->ahead);
+  }
+  Ir ir;
+  const auto parsed = parse_regex(ir, pattern);
+  return parsed ? Status() : parsed.error().with_context("pattern");
+}
+
 bool contains_value(const json::value& list, const json::value& v) {
   return list.is_array() && std::ranges::any_of(list.get_array(), [&](const json::value& w) {
            return equal_values(v, w);
@@ -140,10 +151,10 @@ Status SchemaValidator::admits(const Value* schema, ScopeId scope) {
                            document_.resolve(schema, name, value.get_string(), scope));
       ESP_RETURN_IF_ERROR(admits(target.schema, target.scope));
     } else if ((name == "pattern" || name == kNotPattern) && value.is_string()) {
-      (void)matches(value.get_string(), "");
+      ESP_RETURN_IF_ERROR(readable(value.get_string()));
     } else if (name == "patternProperties" && value.is_object()) {
       for (const auto& [pattern, inner] : value.get_object()) {
-        (void)matches(pattern, "");
+        ESP_RETURN_IF_ERROR(readable(pattern));
         ESP_RETURN_IF_ERROR(admits(&inner, scope));
       }
     } else if (name != "enum" && name != "const" && name != "default" && name != "examples") {
@@ -158,7 +169,6 @@ Status SchemaValidator::admits(const Value* schema, ScopeId scope) {
         for (const Value& inner : value.get_array()) ESP_RETURN_IF_ERROR(admits(&inner, scope));
       }
     }
-    if (!status_.ok()) return std::exchange(status_, {});
   }
   return {};
 }
