@@ -26,6 +26,13 @@ bool is_new_mark(char32_t code) {
          utf8proc_category(static_cast<utf8proc_int32_t>(code)) == UTF8PROC_CATEGORY_CN;
 }
 
+// Control characters and line ends, which nothing extends.
+bool ends_cluster(char32_t code) {
+  const int boundclass = utf8proc_get_property(static_cast<utf8proc_int32_t>(code))->boundclass;
+  return boundclass == UTF8PROC_BOUNDCLASS_CR || boundclass == UTF8PROC_BOUNDCLASS_LF ||
+         boundclass == UTF8PROC_BOUNDCLASS_CONTROL;
+}
+
 }  // namespace
 
 Result<Charsmap> Charsmap::parse(std::string_view blob) {
@@ -79,7 +86,7 @@ std::string apply_precompiled(const Charsmap& charsmap, std::string_view text) {
       const Utf8Char next = decode_utf8(text, end);
       const bool breaks = utf8proc_grapheme_break_stateful(
           static_cast<utf8proc_int32_t>(c.code), static_cast<utf8proc_int32_t>(next.code), &state);
-      if (breaks && !is_new_mark(next.code)) break;
+      if (breaks && (!is_new_mark(next.code) || ends_cluster(c.code))) break;
       end += next.size;
       c = next;
     }
