@@ -11,6 +11,7 @@
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
 #include "base/rng.h"
+#include "engine/jump_forward.h"
 #include "grammar/conformance.h"
 #include "server/json_writer.h"
 
@@ -61,7 +62,19 @@ Percentiles percentiles(std::vector<double> values) {
   return {at(0.5), at(0.99), at(0.999), values.back()};
 }
 
+// Jump-forward along texts: of `tokens`, those that were forced; `strange` ones were not those of
+// the text, which is tokenised as a whole.
+struct Jumps {
+  int64_t texts = 0, tokens = 0, forced = 0, strange = 0;
+  std::vector<double> us;  // of each search for forced tokens
+  double gain() const {    // tokens for each forward
+    return static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(tokens - forced, 1));
+  }
+};
+
 struct Totals {
+  Jumps jumps, jumps_in_calls;  // function calls: schemas named BFCL_...
+
   int64_t schemas = 0, declined = 0, instances = 0, instances_rejected = 0;
   std::vector<double> first_mask_us, cold_us, warm_us, random_us;
   std::vector<std::pair<double, std::string>> slowest_compile, slowest_mask;  // with names
@@ -77,7 +90,11 @@ void keep_slowest(std::vector<std::pair<double, std::string>>& list, double us,
 class GrammarBench {
  public:
   GrammarBench(const Vocabulary& vocab, grammar::Whitespace whitespace, int replays, uint64_t seed)
-      : vocab_(vocab), whitespace_(whitespace), replays_(replays), rng_(seed) {
+      : vocab_(vocab),
+        whitespace_(whitespace),
+        replays_(replays),
+        rng_(seed),
+        jump_(*vocab.tokenizer) {
     words_.resize(static_cast<size_t>(vocab.trie->words_per_mask()));
     for (TokenId id = 0; id < vocab.trie->vocab_size(); ++id) {
       const std::string_view bytes = vocab.trie->bytes(id);
@@ -92,9 +109,11 @@ class GrammarBench {
     std::vector<std::vector<TokenId>> canonical, random;
     for (const auto& instance : test.instances) {
       if (!instance.valid) continue;
-      canonical.push_back(vocab_.tokenizer->encode(
-          instance.text, {.add_special_tokens = false, .parse_special = false}));
-      random.push_back(random_tokens(instance.text));
+      const std::string text =
+          whitespace_ == grammar::Whitespace::kCompact ? compact(instance.text) : instance.text;
+      canonical.push_back(
+          vocab_.tokenizer->encode(text, {.add_special_tokens = false, .parse_special = false}));
+      random.push_back(random_tokens(text));
       ++totals_.instances;
     }
     double first_us = std::numeric_limits<double>::max();
@@ -113,6 +132,8 @@ class GrammarBench {
       follow(*made, canonical, warm, false);
       made = compile(test);
       if (made) follow(*made, random, random_times, false);
+      if (made && replay == 0)
+        for (const auto& ids : canonical) jump_along(*made, ids, test.name.starts_with("BFCL"));
     }
     totals_.first_mask_us.push_back(first_us);
     keep_slowest(totals_.slowest_compile, first_us, test.name);
@@ -151,6 +172,52 @@ class GrammarBench {
     }
   }
 
+  // JSON without the spaces between its tokens.
+  static std::string compact(std::string_view text) {
+    std::string out;
+    bool in_string = false, escaped = false;
+    for (const char c : text) {
+      if (in_string) {
+        if (c == '"' && !escaped) in_string = false;
+        escaped = c == '\\' && !escaped;
+      } else if (c == ' ') {
+        continue;
+      } else if (c == '"') {
+        in_string = true;
+      }
+      out += c;
+    }
+    return out;
+  }
+
+  void jump_along(const std::shared_ptr<CompiledGrammar>& grammar, const std::vector<TokenId>& ids,
+                  bool is_call) {
+    Matcher matcher(grammar);
+    Jumps jumps{.texts = 1, .tokens = static_cast<int64_t>(ids.size())};
+    std::vector<TokenId> forced;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!matcher.accept_token(ids[i])) return;  // not of the grammar: it says nothing of jumps
+      forced.clear();
+      const double start = cpu_us();
+      jump_.append_forced(matcher, std::span(ids).first(i + 1), forced);
+      jumps.us.push_back(cpu_us() - start);
+      for (const TokenId token : forced) {
+        if (++i >= ids.size() || ids[i] != token || !matcher.accept_token(token)) {
+          ++totals_.jumps.strange;
+          return;
+        }
+        ++jumps.forced;
+      }
+    }
+    for (Jumps* sum : {&totals_.jumps, is_call ? &totals_.jumps_in_calls : nullptr}) {
+      if (sum == nullptr) continue;
+      sum->texts += jumps.texts;
+      sum->tokens += jumps.tokens;
+      sum->forced += jumps.forced;
+    }
+    totals_.jumps.us.insert(totals_.jumps.us.end(), jumps.us.begin(), jumps.us.end());
+  }
+
   std::vector<TokenId> random_tokens(std::string_view text) {
     std::vector<TokenId> ids, fitting;
     while (!text.empty()) {
@@ -173,6 +240,7 @@ class GrammarBench {
   const grammar::Whitespace whitespace_;
   const int replays_;
   Rng rng_;
+  JumpForward jump_;
   std::vector<uint32_t> words_;
   std::unordered_map<std::string_view, TokenId> ids_;
   size_t longest_ = 0;
@@ -196,6 +264,13 @@ std::string to_json(const Totals& t, const Vocabulary& vocab, int replays) {
   write(w, "mask_cold_us", t.cold_us, 1);
   write(w, "mask_warm_us", t.warm_us, 1);
   write(w, "mask_random_tokens_us", t.random_us, 1);
+  write(w, "jump_search_us", t.jumps.us, 1);
+  for (const auto& [name, jumps] :
+       {std::pair("jump_forward", &t.jumps), std::pair("jump_forward_calls", &t.jumps_in_calls)}) {
+    w.key(name).begin_object().member("texts", jumps->texts).member("tokens", jumps->tokens);
+    w.member("forced", jumps->forced).member("not_canonical", jumps->strange);
+    w.member("gain", jumps->gain()).end_object();
+  }
   for (const auto& [name, list] : {std::pair("slowest_first_mask", &t.slowest_compile),
                                    std::pair("slowest_mask", &t.slowest_mask)}) {
     w.key(name).begin_array();
@@ -223,6 +298,13 @@ void print(const Totals& t, const Vocabulary& vocab, int replays) {
   row("mask and commit, cold, us", t.cold_us, 1);
   row("mask and commit, warm, us", t.warm_us, 1);
   row("random tokenisations, cold, us", t.random_us, 1);
+  row("search for forced tokens, us", t.jumps.us, 1);
+  for (const auto& [name, jumps] :
+       {std::pair("all", &t.jumps), std::pair("function calls", &t.jumps_in_calls)})
+    fmt::print(
+        "jump-forward, {}: {} of {} tokens forced in {} texts, {:.3f} tokens a forward, {} texts "
+        "with a forced token that is not the text's\n",
+        name, jumps->forced, jumps->tokens, jumps->texts, jumps->gain(), jumps->strange);
   for (const auto& [us, name] : t.slowest_compile)
     fmt::print("  slow to compile: {:.2f} ms  {}\n", us / 1e3, name);
   for (const auto& [us, name] : t.slowest_mask)
