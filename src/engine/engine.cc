@@ -127,9 +127,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
+  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
   ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device));
   config.device = device.cuda ? "cuda" : "cpu";
-  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.machine)));
   auto start_it = device.cuda ? start_cuda_executor(config, device.machine)
