@@ -6,6 +6,7 @@
 #include <openssl/x509v3.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <thread>
 
@@ -53,6 +54,7 @@ struct Identity {
 class TlsServer {
  public:
   explicit TlsServer(const Identity& identity) {
+    std::signal(SIGPIPE, SIG_IGN);  // OpenSSL's goodbye to a client that has hung up
     context_ = SSL_CTX_new(TLS_server_method());
     SSL_CTX_use_certificate(context_, identity.certificate);
     SSL_CTX_use_PrivateKey(context_, identity.key);

@@ -139,8 +139,9 @@ const RowOps& row_ops() { return usable_row_ops().front(); }
 }  // namespace
 
 std::span<const RowOps> usable_row_ops() {
-  static const std::vector<RowOps> usable = list_row_ops();
-  return usable;
+  // Never destroyed: an engine that a static object holds still samples while the process ends.
+  static const auto* const kUsable = new std::vector<RowOps>(list_row_ops());
+  return *kUsable;
 }
 
 RowMax row_max(std::span<const float> row, std::span<float> block_max) {

@@ -31,8 +31,8 @@ std::unique_ptr<uint8_t[]> make_table() {
 }  // namespace
 
 const uint8_t* char_class_table() {
-  static const std::unique_ptr<uint8_t[]> table = make_table();
-  return table.get();
+  static const uint8_t* const kTable = make_table().release();  // as long as any thread runs
+  return kTable;
 }
 
 }  // namespace espalier::internal
