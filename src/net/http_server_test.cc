@@ -315,16 +315,17 @@ TEST_F(HttpServerTest, AClientThatDoesNotReadIsDroppedAndBlocksNoOne) {
   config_.max_pending_output_bytes = 1 << 20;
   Event dropped;
   std::atomic<int64_t> written = 0;
+  std::thread writer;
   add("GET", "/flood", [&](HttpRequest&&, ResponsePtr r) {
     r->on_disconnect([&] { dropped.raise(); });
     r->start_stream(200, {});
-    std::thread([&written, r] {
+    writer = std::thread([&written, r] {
       while (!r->closed() && written < (1 << 30)) {
         r->write(std::string(64 << 10, 'x'));
         written += 64 << 10;
         std::this_thread::sleep_for(100us);
       }
-    }).detach();
+    });
   });
   start();
   TestSocket slow(port(), 4096);
@@ -332,6 +333,7 @@ TEST_F(HttpServerTest, AClientThatDoesNotReadIsDroppedAndBlocksNoOne) {
   EXPECT_NE(slow.read_until([](auto& t) { return t.size() > 10; }), "");
   expect_serves();  // meanwhile
   EXPECT_TRUE(dropped.wait());
+  writer.join();
   EXPECT_LT(written.load(), 1 << 30);
   EXPECT_EQ(server_->stats().dropped_slow_total, 1);
   expect_serves();
