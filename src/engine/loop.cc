@@ -132,12 +132,12 @@ void EngineLoop::handle(ContinueMessage& message) {
 // A pause is told when the last step is committed.
 void EngineLoop::answer_pauses() {
   if (pauses_.empty() || in_flight_ != nullptr) return;
-  for (PauseMessage& pause : pauses_) {
+  for (const PauseMessage& pause : pauses_) {
     if (pause.mode == Engine::PauseMode::kRetract) scheduler_.retract_all();
-    pause.done.set_value(Status());
   }
+  publish_stats();  // before the callers ask what is running now
+  for (PauseMessage& pause : pauses_) pause.done.set_value(Status());
   pauses_.clear();
-  publish_stats();
 }
 
 void EngineLoop::start(LiveRequest& request) {
