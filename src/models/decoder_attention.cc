@@ -10,14 +10,6 @@
 #include "models/decoder_model.h"
 
 namespace espalier {
-namespace {
-
-const float* or_null(const std::vector<float>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-}  // namespace
-
 // qkv_ = [q; k; v] of every row, normalised and rotated.
 void DecoderModel::project_qkv(size_t layer, int64_t rows) {
   const LayerSpec& spec = spec_.layers[layer];

@@ -9,14 +9,6 @@
 #include "models/decoder_model.h"
 
 namespace espalier {
-namespace {
-
-const float* or_null(const std::vector<float>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-}  // namespace
-
 // x += mlp(norm(x))
 void DecoderModel::run_mlp(size_t layer, int64_t rows) {
   const LayerSpec& spec = spec_.layers[layer];

@@ -19,6 +19,11 @@ struct NormWeights {
   std::vector<float> weight, bias;
 };
 
+// As kernels take a vector that may be absent.
+inline const float* or_null(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
 struct MlpWeights {
   // hidden -> ffn, gate and up packed for linear_silu_mul where silu_mul_fused() says so; else
   // hidden -> [gate; up], a plain matrix, or hidden -> up alone where there is no gate.
