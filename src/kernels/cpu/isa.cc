@@ -12,10 +12,14 @@ std::string_view cpu_isa_name(CpuIsa isa) {
       return "plain";
     case CpuIsa::kNeon:
       return "neon";
+    case CpuIsa::kNeonDot:
+      return "neondot";
     case CpuIsa::kAvx2:
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAvx512Vnni:
+      return "avx512vnni";
     case CpuIsa::kAvx512Bf16:
       return "avx512bf16";
     case CpuIsa::kAmx:

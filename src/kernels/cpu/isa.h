@@ -12,10 +12,12 @@ namespace espalier::kernels {
 enum class CpuIsa {
   kPlain,       // "plain": portable C++
   kNeon,        // "neon": Armv8-A
-  kAvx2,        // "avx2": with FMA
+  kNeonDot,     // "neondot": 8-bit dot products
+  kAvx2,        // "avx2": with FMA and F16C
   kAvx512,      // "avx512": F, BW, DQ, VL
+  kAvx512Vnni,  // "avx512vnni": 8-bit dot products
   kAvx512Bf16,  // "avx512bf16": bf16 dot products
-  kAmx,         // "amx": bf16 tiles, besides all of the above
+  kAmx,         // "amx": bf16 and 8-bit tiles, besides all of the above
 };
 
 std::string_view cpu_isa_name(CpuIsa isa);

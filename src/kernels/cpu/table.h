@@ -6,12 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tensor/block_format.h"
+
 namespace espalier::kernels {
 
 // Two panels of 16 outputs: what a product computes at a time. See PackedMatrix.
 inline constexpr int64_t kUnitOutputs = 32;
 // Rows of a bfloat16 product are prepared in groups of this many (a tile's height).
 inline constexpr int64_t kRowGroup = 16;
+// How far ahead of its reading a product of quantised weights asks for them.
+inline constexpr int64_t kPrefetchBytes = 4096;
 
 struct LinearTask {
   const std::byte* weights;  // unit after unit
@@ -21,9 +25,11 @@ struct LinearTask {
   int64_t out_features;
   bool gate_up;
 
-  const float* x;        // float32 weights: the activations themselves
-  int64_t x_stride;      // in elements
-  const void* prepared;  // bfloat16 weights: what prepare_bf16 made of them
+  const float* x;    // float32 weights: the activations themselves
+  int64_t x_stride;  // in elements
+  const void*
+      prepared;  // bfloat16 weights: what prepare_bf16 made of them; quantised: prepare_blocks
+  int64_t prepared_stride;  // in bytes; quantised weights alone
   int64_t rows;
 
   float* y;
@@ -85,6 +91,11 @@ struct CpuTable {
   PrepareFn prepare_bf16;
   int64_t prepared_bytes;  // an element
 
+  // By BlockFormat. padded_in of prepare_blocks is a multiple of 256; a row takes 3 / 2 padded_in
+  // bytes (block_layout.h).
+  LinearFn linear_blocks[kNumBlockFormats];
+  PrepareFn prepare_blocks;
+
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t dim, float* y);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
                      int64_t dim, float* y);
@@ -121,9 +132,12 @@ extern const CpuTable kNeonTable;
 extern const CpuTable kAvx2Table;
 extern const CpuTable kAvx512Table;
 
-// The parts in which the instruction sets after AVX-512 differ from it.
+// The parts in which the instruction sets after AVX-512, and after NEON, differ from it.
+extern const LinearFn kLinearBlocksNeonDot[kNumBlockFormats];
 extern const LinearFn kLinearAvx512Bf16;
 extern const PrepareFn kPrepareAvx512Bf16;
+extern const LinearFn kLinearBlocksVnni[kNumBlockFormats];
+extern const LinearFn kLinearBlocksAmx[kNumBlockFormats];
 extern const LinearFn kLinearAmx;
 extern const PrepareFn kPrepareAmx;
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/simd_avx2.h"
+#include "kernels/cpu/bytes_avx2.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/table_impl.h"

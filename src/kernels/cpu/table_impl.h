@@ -5,6 +5,7 @@
 #include "kernels/activation/cpu_impl.h"
 #include "kernels/attention/cpu_impl.h"
 #include "kernels/cpu/table.h"
+#include "kernels/linear/cpu_blocks_impl.h"
 #include "kernels/linear/cpu_impl.h"
 #include "kernels/logits/cpu_impl.h"
 #include "kernels/norm/cpu_impl.h"
@@ -18,6 +19,11 @@ constexpr CpuTable kGenericTable = {
     .linear_bf16 = linear_units<true>,
     .prepare_bf16 = prepare_bf16_as_f32,
     .prepared_bytes = sizeof(float),
+    .linear_blocks = {linear_blocks<BlockFormat::kQ8_0>, linear_blocks<BlockFormat::kQ4_0>,
+                      linear_blocks<BlockFormat::kQ4_1>, linear_blocks<BlockFormat::kQ5_0>,
+                      linear_blocks<BlockFormat::kQ5_1>, linear_blocks<BlockFormat::kQ4K>,
+                      linear_blocks<BlockFormat::kQ5K>, linear_blocks<BlockFormat::kQ6K>},
+    .prepare_blocks = prepare_blocks_rows,
     .rms_norm = rms_norm_row,
     .layer_norm = layer_norm_row,
     .silu_mul = silu_mul_run,

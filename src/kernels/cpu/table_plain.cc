@@ -1,4 +1,4 @@
-#include "kernels/cpu/simd_plain.h"
+#include "kernels/cpu/bytes_plain.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/table_impl.h"

@@ -1,5 +1,5 @@
-// cuBLASLt, opened when the first product on a GPU asks for it. Linked against, the library (500 MB)
-// would have to be there for every command, and be mapped at every start.
+// cuBLASLt, opened when the first product on a GPU asks for it. Linked against, the library (500
+// MB) would have to be there for every command, and be mapped at every start.
 //
 // The functions that linear/cuda.cc calls stand here under their own names and pass the call on.
 #include <cublasLt.h>

@@ -20,11 +20,16 @@ struct Scratch {
   size_t total_bytes;
 };
 
-Scratch scratch_for(CpuBackend& backend, int64_t rows, int64_t padded_in) {
-  const auto elements = static_cast<size_t>(round_up(rows, kRowGroup) * padded_in);
+// Bytes of a prepared row: numbers, or 8-bit blocks (block_layout.h).
+int64_t prepared_row_bytes(const CpuBackend& backend, int64_t in_features, bool quantized) {
+  return quantized ? round_up(in_features, 256) / 2 * 3
+                   : round_up(in_features, 32) * backend.table().prepared_bytes;
+}
+
+Scratch scratch_for(CpuBackend& backend, int64_t rows, int64_t row_bytes) {
   Scratch scratch;
   scratch.prepared_bytes =
-      (elements * static_cast<size_t>(backend.table().prepared_bytes) + 63) / 64 * 64;
+      static_cast<size_t>((round_up(rows, kRowGroup) * row_bytes + 63) / 64 * 64);
   scratch.total_bytes = scratch.prepared_bytes +
                         static_cast<size_t>(backend.pool().num_threads()) * kLinearScratchBytes;
   return scratch;
@@ -33,8 +38,10 @@ Scratch scratch_for(CpuBackend& backend, int64_t rows, int64_t padded_in) {
 // Rounds the activations once for all units.
 void prepare(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args, void* prepared) {
   const auto part = [&](int64_t begin, int64_t end) {
-    backend.table().prepare_bf16(args.x, args.x_stride, begin, end, w.in_features(), w.padded_in(),
-                                 prepared);
+    const PrepareFn prepare_rows =
+        w.quantized() ? backend.table().prepare_blocks : backend.table().prepare_bf16;
+    prepare_rows(args.x, args.x_stride, begin, end, w.in_features(),
+                 round_up(w.in_features(), w.quantized() ? 256 : 32), prepared);
   };
   // Under a microsecond or so of work, waking the threads costs more than it gives.
   constexpr int64_t kAloneElements = 16384;
@@ -51,47 +58,65 @@ int64_t units_at_once(int64_t units, int threads) {
   return std::clamp<int64_t>(units / (4 * threads), 1, 8);
 }
 
-void run(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args) {
-  if (args.rows <= 0 || w.num_units() == 0) return;
-  ESP_CHECK(args.x_stride >= w.in_features() && args.y_stride >= w.out_features(),
-            "strides {} and {} are below the {} inputs and {} outputs of the matrix", args.x_stride,
-            args.y_stride, w.in_features(), w.out_features());
-  const Scratch sizes = scratch_for(backend, args.rows, w.padded_in());
-  std::byte* scratch = backend.scratch(sizes.total_bytes);
-  const bool bf16 = w.type() == DType::kBFloat16;
-  if (bf16) prepare(backend, w, args, scratch);
-
-  const LinearTask task = {
-      .weights = w.unit(0),
-      .unit_bytes = w.unit_bytes(),
+// A product by one part of the matrix.
+LinearTask task_of(const PackedMatrix& w, const PackedMatrix::Part& part, const LinearArgs& args,
+                   const void* prepared, int64_t prepared_stride) {
+  return {
+      .weights = w.weights(part),
+      .unit_bytes = part.unit_bytes,
       .in_features = w.in_features(),
-      .padded_in = w.padded_in(),
-      .out_features = w.out_features(),
+      .padded_in = part.padded_in,
+      .out_features = part.out_features,
       .gate_up = w.gate_up(),
       .x = args.x,
       .x_stride = args.x_stride,
-      .prepared = scratch,
+      .prepared = prepared,
+      .prepared_stride = prepared_stride,
       .rows = args.rows,
-      .y = args.y,
+      .y = args.y + part.first_output,
       .y_stride = args.y_stride,
-      .bias = args.bias,
+      .bias = args.bias == nullptr ? nullptr : args.bias + part.first_output,
       .accumulate = args.accumulate,
   };
-  const LinearFn multiply = bf16 ? backend.table().linear_bf16 : backend.table().linear_f32;
-  const int64_t step = units_at_once(w.num_units(), backend.pool().num_threads());
+}
+
+LinearFn leaf_for(const CpuTable& table, const PackedMatrix& w, const PackedMatrix::Part& part) {
+  if (part.format) return table.linear_blocks[static_cast<size_t>(*part.format)];
+  return w.type() == DType::kBFloat16 ? table.linear_bf16 : table.linear_f32;
+}
+
+void run(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args) {
+  const int64_t num_units = w.num_units();
+  if (args.rows <= 0 || num_units == 0) return;
+  ESP_CHECK(args.x_stride >= w.in_features() && args.y_stride >= w.out_features(),
+            "strides {} and {} are below the {} inputs and {} outputs of the matrix", args.x_stride,
+            args.y_stride, w.in_features(), w.out_features());
+  const int64_t row_bytes = prepared_row_bytes(backend, w.in_features(), w.quantized());
+  const Scratch sizes = scratch_for(backend, args.rows, row_bytes);
+  std::byte* scratch = backend.scratch(sizes.total_bytes);
+  if (w.quantized() || w.type() == DType::kBFloat16) prepare(backend, w, args, scratch);
+
+  const int64_t step = units_at_once(num_units, backend.pool().num_threads());
   std::atomic<int64_t> next{0};
   const auto work = [&](int thread) {
     std::byte* own =
         scratch + sizes.prepared_bytes + static_cast<size_t>(thread) * kLinearScratchBytes;
     while (true) {
-      const int64_t unit = next.fetch_add(step, std::memory_order_relaxed);
-      if (unit >= w.num_units()) return;
-      multiply(task, unit, std::min(unit + step, w.num_units()), own);
+      const int64_t begin = next.fetch_add(step, std::memory_order_relaxed);
+      if (begin >= num_units) return;
+      const int64_t end = std::min(begin + step, num_units);
+      for (const PackedMatrix::Part& part : w.parts()) {
+        const int64_t first = std::max<int64_t>(begin - part.first_unit, 0);
+        const int64_t last = std::min(end - part.first_unit, part.num_units);
+        if (first >= last) continue;
+        const LinearTask task = task_of(w, part, args, scratch, row_bytes);
+        leaf_for(backend.table(), w, part)(task, first, last, own);
+      }
     }
   };
   // A product of less than this (a few microseconds) is done before other threads would have woken.
   constexpr int64_t kAloneProducts = 65536;
-  if (args.rows * w.in_features() * w.num_units() * kUnitOutputs <= kAloneProducts) {
+  if (args.rows * w.in_features() * num_units * kUnitOutputs <= kAloneProducts) {
     work(0);
   } else {
     backend.pool().run(work);
@@ -101,7 +126,9 @@ void run(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args) {
 }  // namespace
 
 Status CpuBackend::reserve_linear(int64_t rows, int64_t in_features) {
-  return grow(scratch_for(*this, rows, round_up(in_features, 32)).total_bytes);
+  const int64_t row_bytes = std::max(prepared_row_bytes(*this, in_features, false),
+                                     prepared_row_bytes(*this, in_features, true));
+  return grow(scratch_for(*this, rows, row_bytes).total_bytes);
 }
 
 void linear(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args) {

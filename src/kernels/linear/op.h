@@ -6,10 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
+#include "tensor/block_format.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 
@@ -21,6 +24,10 @@ struct WeightRows {
   DType type = DType::kBFloat16;
   int64_t rows = 0;
   int64_t row_stride = 0;  // in elements; 0: in_features
+  // The rows are blocks of this format, one row after the other: neither type nor row_stride.
+  std::optional<BlockFormat> format = std::nullopt;
+  // Which row of `data` each row is, [rows]; empty for the order in which they lie.
+  std::span<const int64_t> order = {};
 };
 
 struct PackSpec {
@@ -32,6 +39,8 @@ struct PackSpec {
   std::span<const WeightRows> blocks;
   // For linear_silu_mul: blocks are {gate, up} of equal rows, and out_features is that of one.
   bool gate_up = false;
+  // Rounds rows of numbers to this format (kQ8_0, kQ4K or kQ6K) instead of `type`.
+  std::optional<BlockFormat> quantize = std::nullopt;
 };
 
 // Owns its weights in the layout of the kernels; move-only. Immutable, so safe to share.
@@ -41,7 +50,12 @@ struct PackSpec {
 //   float32:   [unit][in][32]
 //   bfloat16:  [unit][in / 32][panel: 2][pair: 16][output: 16][2], `in` filled up with zeros to a
 //              multiple of 32: what AMX loads as tiles and vdpbf16ps as vectors
+//   quantised:  block_layout.h; exactly the numbers of the source's blocks
 // With gate_up the first panel of a unit is 16 outputs of gate, the second the same of up.
+//
+// Blocks of different formats make one matrix of several parts, each of whole units. With quantised
+// weights the activations are rounded to 8 bits, by blocks of 32 inputs, once a call: each product
+// is off by at most half of a 127th of its block's largest activation, times the weight.
 class PackedMatrix {
  public:
   static constexpr int64_t kUnit = 32;
@@ -53,25 +67,35 @@ class PackedMatrix {
   PackedMatrix() = default;
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }
-  DType type() const { return type_; }
+  DType type() const { return type_; }  // where it is not quantised
+  bool quantized() const { return !parts_.empty() && parts_[0].format.has_value(); }
   bool gate_up() const { return gate_up_; }
   size_t size_bytes() const { return data_.size_bytes(); }
 
-  int64_t padded_in() const { return padded_in_; }
-  int64_t num_units() const { return num_units_; }
-  size_t unit_bytes() const { return static_cast<size_t>(padded_in_ * kUnit) * dtype_size(type_); }
-  const std::byte* unit(int64_t index) const {
-    return data_.data() + static_cast<size_t>(index) * unit_bytes();
+  // Outputs that are held alike. Units are counted over all parts.
+  struct Part {
+    std::optional<BlockFormat> format;
+    int64_t first_output = 0, out_features = 0;
+    int64_t first_unit = 0, num_units = 0;
+    int64_t padded_in = 0;
+    size_t unit_bytes = 0;
+    size_t offset = 0;  // of the first unit
+  };
+  std::span<const Part> parts() const { return parts_; }
+  int64_t num_units() const {
+    return parts_.empty() ? 0 : parts_.back().first_unit + parts_.back().num_units;
   }
+  const std::byte* weights(const Part& part) const { return data_.data() + part.offset; }
 
  private:
+  void add_part(std::optional<BlockFormat> format, int64_t rows);
+
   Buffer data_;
   DType type_ = DType::kFloat32;
   bool gate_up_ = false;
   int64_t in_features_ = 0;
   int64_t out_features_ = 0;
-  int64_t padded_in_ = 0;
-  int64_t num_units_ = 0;
+  std::vector<Part> parts_;
 };
 
 struct LinearArgs {
@@ -91,7 +115,8 @@ void linear(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 // REQUIRES: w is packed with gate_up; no bias, no accumulate.
 void linear_silu_mul(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 
-// out[i] = row ids[i] of w as float32: an embedding that shares its memory with the output head.
+// out[i] = row ids[i] of w as float32: an embedding that shares its memory with the output head, or
+// is quantised.
 //   ids: each in [0, out_features); out: [ids.size(), in_features], rows out_stride apart.
 // REQUIRES: w is packed without gate_up.
 void gather_packed_rows(CpuBackend& backend, const PackedMatrix& w, std::span<const int32_t> ids,

@@ -1,0 +1,79 @@
+// Products of bytes for the texts of quantised weights, in AVX-512; with VNNI where the file that
+// includes this is compiled for it. Included after simd_avx512.h.
+#pragma once
+
+#include "kernels/cpu/simd_avx512.h"
+
+namespace espalier::kernels {
+namespace {
+namespace simd {
+
+constexpr int64_t kQuantRows = 6;  // rows of a product with quantised weights computed together
+using I = __m512i;                 // kWidth int32
+using Bytes = __m512i;             // kWidth groups of four
+
+inline I set1_int(int32_t value) { return _mm512_set1_epi32(value); }
+inline F to_floats(I v) { return _mm512_cvtepi32_ps(v); }
+inline Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+// Four bytes in every group.
+inline Bytes repeat_four(const int8_t* p) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm512_set1_epi32(bits);
+}
+inline Bytes low_four(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline Bytes high_four(Bytes v) {
+  return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
+}
+// low | (bits k to k + width - 1 of each byte of high) << 4
+template <int k, int width>
+inline Bytes with_high_bits(Bytes low, Bytes high) {
+  const Bytes moved = k <= 4 ? _mm512_slli_epi16(high, k <= 4 ? 4 - k : 0)
+                             : _mm512_srli_epi16(high, k > 4 ? k - 4 : 0);
+  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(((1 << width) - 1) << 4), 0xf8);
+}
+inline Bytes flip_sign_bit(Bytes v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
+inline Bytes subtract_bytes(Bytes v, int value) {
+  return _mm512_sub_epi8(v, _mm512_set1_epi8(static_cast<char>(value)));
+}
+inline void store_bytes(void* p, Bytes v) { _mm512_storeu_si512(p, v); }
+
+// sum + the four products of each group; w unsigned, x in [-127, 127]. dot_small wants w <= 63;
+// dot_wide takes all of a byte and answers for the values less kWideZero.
+#ifdef __AVX512VNNI__
+constexpr int32_t kWideZero = 0;
+inline I dot_small(I sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+inline I dot_wide(I sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+#else
+// Sums of two products in 16 bits are exact: at most 2 * 63 * 127; of 128 * 127 twice 32512.
+constexpr int32_t kWideZero = 128;
+inline I dot_small(I sum, Bytes w, Bytes x) {
+  const __m512i pairs = _mm512_maddubs_epi16(w, x);
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+inline I dot_wide(I sum, Bytes w, Bytes x) {
+  const __m512i values = flip_sign_bit(w);
+  const __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(values),
+                                              _mm512_setzero_si512(), x);  // x times w's sign
+  return dot_small(sum, _mm512_abs_epi8(values), turned);
+}
+#endif
+
+inline F load_f16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+inline F load_u8(const void* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+inline F load_s8(const void* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+// v: whole, in [-127, 127].
+inline void store_s8(int8_t* p, F v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+inline F abs(F v) { return _mm512_abs_ps(v); }
+
+}  // namespace simd
+}  // namespace
+}  // namespace espalier::kernels

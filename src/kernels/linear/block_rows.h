@@ -1,0 +1,43 @@
+// One row of quantised weights, taken apart: between a GGUF's blocks, the layout of the kernels
+// (block_layout.h) and plain numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tensor/block_format.h"
+
+namespace espalier::kernels {
+
+// `padded` inputs, whole chunks. Input i stands for
+// scale(i) * (values[i] - zero) - minimum(i), where scale(i) is d[i / chunk] alone, or times
+// scales[i / group]; and minimum(i) the same of dmin and minima.
+struct BlockRow {
+  int64_t padded = 0;
+  std::vector<uint8_t> values;          // [padded]
+  std::vector<uint16_t> d, dmin;        // [padded / chunk] float16
+  std::vector<uint8_t> scales, minima;  // [padded / group]; scales of groups of 16 are signed
+};
+
+// Inputs of a row of `in_features`, rounded up to whole chunks.
+int64_t padded_inputs(BlockFormat format, int64_t in_features);
+
+// Sizes the row for these inputs; padding stands for zero.
+void clear_row(BlockFormat format, int64_t in_features, BlockRow& row);
+
+// blocks: in_features / elements of them. REQUIRES: in_features is whole blocks.
+void take_apart(BlockFormat format, const std::byte* blocks, int64_t in_features, BlockRow& row);
+
+// The row's numbers rounded to kQ8_0, kQ4K or kQ6K.
+void quantize_row(BlockFormat format, const float* numbers, int64_t in_features, BlockRow& row);
+
+// Writes the row as output `output` of a unit that was zero there.
+void place_row(BlockFormat format, const BlockRow& row, int64_t output, std::byte* unit);
+
+// The numbers of output `output` of a unit, with the bits that checkpoint's reading of the blocks
+// has.
+void widen_row(BlockFormat format, const std::byte* unit, int64_t output, int64_t in_features,
+               float* out);
+
+}  // namespace espalier::kernels

@@ -1,0 +1,225 @@
+// Products of quantised weights on AMX tiles, for more than a few rows; fewer go through VNNI. Both
+// sum the same whole numbers and add the groups in the same order, so a row's result is the same
+// bits in both.
+//
+// For kGroup units and kSlice inputs at a time the weights are unpacked to signed bytes and float32
+// scales (11 KiB a unit, in the second cache), which every 16 rows then use: a tile product of a
+// block of 32 inputs (or two, of 16) leaves whole numbers in memory, and vectors scale them and add
+// them to 16 sums that stay in registers over the slice. The products of the next block run
+// meanwhile. A block costs the tiles about 16 cycles and the vectors 16 x (convert, scale, add).
+#include "kernels/cpu/bytes_avx512.h"
+// The vectors come first: what follows is written in them.
+#include "kernels/linear/cpu_blocks_impl.h"
+
+namespace espalier::kernels {
+namespace {
+
+constexpr int64_t kFewRows = 4;  // up to here VNNI is faster
+constexpr int64_t kGroup = 8;    // units
+constexpr int64_t kSlice = 256;  // inputs
+constexpr int64_t kSliceBlocks = kSlice / kBlockInputs;
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileSums = kTileRows * kUnitOutputs;  // of one unit
+constexpr int64_t kRowsAtOnce = 896;
+
+// A slice of a unit.
+struct alignas(64) UnpackedUnit {
+  int8_t values[kSliceBlocks][2][8 * kVectorBytes];  // by block and panel, less zero
+  float scales[kSliceBlocks][2][kUnitOutputs];       // the second where groups are of 16
+  float minima[kSliceBlocks][kUnitOutputs];
+};
+
+struct alignas(64) Scratch {
+  float sums[kRowsAtOnce / kTileRows * kGroup * kTileSums];  // [row tile][unit][16][32]
+  UnpackedUnit units[kGroup];
+  int32_t products[2][2][kTileRows * 16];  // in turns; of each half
+};
+static_assert(sizeof(Scratch) <= kLinearScratchBytes);
+
+template <BlockFormat kFormat>
+void unpack(const LinearTask& task, int64_t unit, int64_t first_block, int64_t blocks,
+            UnpackedUnit& out) {
+  using namespace simd;
+  constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
+  constexpr int64_t kChunkBlocks = kLayout.chunk / kBlockInputs;
+  const std::byte* w = task.weights + static_cast<size_t>(unit) * task.unit_bytes +
+                       first_block / kChunkBlocks * kLayout.chunk_bytes;
+  F d[2] = {zero(), zero()}, dmin[2] = {zero(), zero()};
+  if constexpr (kLayout.header_bytes > 0) {  // a slice is one chunk
+    for (int64_t panel = 0; panel < 2; ++panel) {
+      d[panel] = load_f16(w + 32 * panel);
+      if (kLayout.minima) dmin[panel] = load_f16(w + 64 + 32 * panel);
+    }
+    w += kLayout.header_bytes;
+  }
+  for (int64_t block = 0; block < blocks; ++block, w += kLayout.block_bytes) {
+    for (int64_t line = 0; line < kLayout.block_bytes; line += 64) {
+      prefetch(w + kPrefetchBytes + line);
+    }
+    for (int64_t panel = 0; panel < 2; ++panel) {
+      const int64_t output = panel * kPanelOutputs;
+      for (int half = 0; half < kBlockInputs / kLayout.group; ++half) {
+        store(out.scales[block][half] + output, load_scale<kFormat>(w, output, half, d[panel]));
+      }
+      if constexpr (kLayout.minima) {
+        store(out.minima[block] + output, load_minimum<kFormat>(w, output, dmin[panel]));
+      }
+      Bytes v[8];
+      load_values<kFormat>(values_of<kFormat>(w, output), v);
+      for (int k = 0; k < 8; ++k) {
+        store_bytes(
+            out.values[block][panel] + k * kVectorBytes,
+            kLayout.zero == 0 ? v[k] : subtract_bytes(v[k], static_cast<int>(kLayout.zero)));
+      }
+    }
+  }
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t column_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0 to 3: products; 4, 5: activations, [16][group] bytes; 6, 7: weights, [group / 4][64].
+inline void configure_tiles(int64_t group) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.column_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? group : 64);
+    config.rows[i] = static_cast<uint8_t>(i < 6 ? kTileRows : group / 4);
+  }
+  // GCC's intrinsic owns up to reading the first bytes only; without this it drops the others.
+  asm volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+// 16 rows of activations by one panel of a block.
+template <BlockFormat kFormat>
+inline void multiply_tile(const int8_t* x, int64_t x_stride, const int8_t* values,
+                          int32_t (&products)[2][kTileRows * 16]) {
+  _tile_zero(0);
+  _tile_loadd(4, x, x_stride);
+  _tile_loadd(6, values, 64);
+  _tile_dpbssd(0, 4, 6);
+  _tile_stored(0, products[0], 64);
+  if constexpr (kLayoutOf<kFormat>.group == 16) {
+    _tile_zero(1);
+    _tile_loadd(5, x + 16, x_stride);
+    _tile_loadd(7, values + 4 * kVectorBytes, 64);
+    _tile_dpbssd(1, 5, 7);
+    _tile_stored(1, products[1], 64);
+  }
+}
+
+// 16 rows by one panel of a unit over a slice; sums: [16][32], at the panel's first.
+// Kept out of line: 16 sums and what they are made of take all registers.
+template <BlockFormat kFormat>
+__attribute__((noinline)) void multiply_panel(const LinearTask& task, int64_t row,
+                                              int64_t first_block, int64_t blocks,
+                                              const UnpackedUnit& unit, int64_t panel,
+                                              int32_t (&products)[2][2][kTileRows * 16],
+                                              float* sums) {
+  using namespace simd;
+  constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
+  const int64_t stride = task.prepared_stride, output = panel * kPanelOutputs;
+  const auto* x = static_cast<const int8_t*>(task.prepared) + row * stride;
+  const std::byte* about = reinterpret_cast<const std::byte*>(x + stride / 3 * 2) +
+                           first_block * static_cast<int64_t>(sizeof(ActivationBlock));
+  x += first_block * kBlockInputs;
+  F s[kTileRows];
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    s[r] = first_block == 0 ? zero() : load(sums + r * kUnitOutputs);
+  }
+  multiply_tile<kFormat>(x, stride, unit.values[0][panel], products[0]);
+  for (int64_t block = 0; block < blocks; ++block, about += sizeof(ActivationBlock)) {
+    if (block + 1 < blocks) {
+      multiply_tile<kFormat>(x + (block + 1) * kBlockInputs, stride, unit.values[block + 1][panel],
+                             products[(block + 1) % 2]);
+    }
+    for (int half = 0; half < kBlockInputs / kLayout.group; ++half) {
+      const F scale = load(unit.scales[block][half] + output);
+      const int32_t* of_half = products[block % 2][half];
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kTileRows; ++r) {
+        const auto* of_row = reinterpret_cast<const ActivationBlock*>(about + r * stride);
+        s[r] = fma(to_floats(_mm512_load_si512(of_half + r * 16)), mul(scale, set1(of_row->scale)),
+                   s[r]);
+      }
+    }
+    if constexpr (kLayout.minima) {
+      const F minimum = load(unit.minima[block] + output);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kTileRows; ++r) {
+        const auto* of_row = reinterpret_cast<const ActivationBlock*>(about + r * stride);
+        s[r] = fnma(minimum, set1(of_row->scaled_sum), s[r]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < kTileRows; ++r) store(sums + r * kUnitOutputs, s[r]);
+}
+
+inline void finish_tile(const LinearTask& task, int64_t row, int64_t row_end, int64_t unit_begin,
+                        int64_t unit_end, const float* sums) {
+  const int64_t rows = row_end - row < kTileRows ? row_end - row : kTileRows;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+      const float* from = sums + (unit - unit_begin) * kTileSums + r * kUnitOutputs;
+      const simd::F pair[2] = {simd::load(from), simd::load(from + 16)};
+      finish_row(task, unit, row + r, pair);
+    }
+  }
+}
+
+// Rows [row_begin, row_end), at most kRowsAtOnce, by units [unit_begin, unit_end), at most kGroup.
+// Rows up to the next multiple of 16 have room in `prepared`; what they hold goes nowhere.
+template <BlockFormat kFormat>
+void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64_t unit_begin,
+                    int64_t unit_end, Scratch& scratch) {
+  const int64_t all_blocks = task.padded_in / kBlockInputs;
+  for (int64_t first = 0; first < all_blocks; first += kSliceBlocks) {
+    const int64_t blocks = all_blocks - first < kSliceBlocks ? all_blocks - first : kSliceBlocks;
+    for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+      unpack<kFormat>(task, unit, first, blocks, scratch.units[unit - unit_begin]);
+    }
+    for (int64_t row = row_begin; row < row_end; row += kTileRows) {
+      float* sums = scratch.sums + (row - row_begin) / kTileRows * kGroup * kTileSums;
+      for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+        for (int64_t panel = 0; panel < 2; ++panel) {
+          multiply_panel<kFormat>(task, row, first, blocks, scratch.units[unit - unit_begin], panel,
+                                  scratch.products,
+                                  sums + (unit - unit_begin) * kTileSums + panel * kPanelOutputs);
+        }
+      }
+      if (first + blocks == all_blocks) finish_tile(task, row, row_end, unit_begin, unit_end, sums);
+    }
+  }
+}
+
+template <BlockFormat kFormat>
+void linear_tiles_int8(const LinearTask& task, int64_t unit_begin, int64_t unit_end, void* memory) {
+  if (task.rows <= kFewRows) return linear_blocks<kFormat>(task, unit_begin, unit_end, memory);
+  auto& scratch = *static_cast<Scratch*>(memory);
+  configure_tiles(kLayoutOf<kFormat>.group);
+  for (int64_t unit = unit_begin; unit < unit_end; unit += kGroup) {
+    const int64_t end = unit + kGroup < unit_end ? unit + kGroup : unit_end;
+    for (int64_t row = 0; row < task.rows; row += kRowsAtOnce) {
+      const int64_t row_end = row + kRowsAtOnce < task.rows ? row + kRowsAtOnce : task.rows;
+      multiply_group<kFormat>(task, row, row_end, unit, end, scratch);
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+constinit const LinearFn kLinearBlocksAmx[kNumBlockFormats] = {
+    linear_tiles_int8<BlockFormat::kQ8_0>, linear_tiles_int8<BlockFormat::kQ4_0>,
+    linear_tiles_int8<BlockFormat::kQ4_1>, linear_tiles_int8<BlockFormat::kQ5_0>,
+    linear_tiles_int8<BlockFormat::kQ5_1>, linear_tiles_int8<BlockFormat::kQ4K>,
+    linear_tiles_int8<BlockFormat::kQ5K>,  linear_tiles_int8<BlockFormat::kQ6K>};
+
+}  // namespace espalier::kernels

@@ -1,0 +1,20 @@
+// Products of quantised weights with AVX512-VNNI: vpdpbusd adds the four products of bytes of each
+// group at once. The text is the generic one; the sums of whole numbers, and so the results, are
+// those of AVX-512 without it.
+#include "kernels/cpu/bytes_avx512.h"
+// The vectors come first: what follows is written in them.
+#include "kernels/linear/cpu_blocks_impl.h"
+
+#ifndef __AVX512VNNI__
+#error "this file is compiled with -mavx512vnni"
+#endif
+
+namespace espalier::kernels {
+
+constinit const LinearFn kLinearBlocksVnni[kNumBlockFormats] = {
+    linear_blocks<BlockFormat::kQ8_0>, linear_blocks<BlockFormat::kQ4_0>,
+    linear_blocks<BlockFormat::kQ4_1>, linear_blocks<BlockFormat::kQ5_0>,
+    linear_blocks<BlockFormat::kQ5_1>, linear_blocks<BlockFormat::kQ4K>,
+    linear_blocks<BlockFormat::kQ5K>,  linear_blocks<BlockFormat::kQ6K>};
+
+}  // namespace espalier::kernels
