@@ -242,6 +242,9 @@ class NetworkBuilder {
         least[id] = now;
       }
     }
+    for (NodeId id = 0; id < network.nodes.size(); ++id) {
+      if (network.nodes[id].counter >= 0) network.nodes[id].room = least[id];
+    }
     for (Network::CountEdge& edge : network.count_edges) {
       edge.room = least[edge.target];
       network.room_max = std::max(network.room_max, edge.room);

@@ -58,6 +58,7 @@ struct Network {
     uint32_t calls_begin = 0, calls_end = 0;
     uint32_t counts_begin = 0, counts_end = 0;
     int32_t counter = -1;  // its rule's: into counters
+    uint32_t room = 0;     // with a counter: ticks to the rule's end at least
     bool final = false;
     int32_t check = -1;  // what its rule asks of the value that ends here: into checks
   };

@@ -160,6 +160,7 @@ void Machine::close(SetId id, std::vector<Item> work) {
       if (count_step(edge, next)) add(next);
     }
     for (const Network::CallEdge& call : network_.calls_of(item.node)) {
+      if (!has_room(call.target, item.count)) continue;
       const NodeId start = network_.starts[call.rule];
       if (call.tail) {
         add({start, item.link});
@@ -191,6 +192,14 @@ bool Machine::count_step(const Network::CountEdge& edge, Item& item) const {
   }
   ++item.count;
   return uint64_t{item.count} + edge.room <= counter.max;
+}
+
+// Whether the ticks that the way from `node` to its rule's end takes still fit.
+bool Machine::has_room(NodeId node, uint32_t count) const {
+  const Network::Node& at = network_.nodes[node];
+  if (at.counter < 0) return true;
+  const uint32_t max = network_.counters[static_cast<size_t>(at.counter)].max;
+  return max == Ir::kNoMax || uint64_t{count} + at.room <= max;
 }
 
 // A byte ticks once at most.
@@ -241,7 +250,7 @@ SetId Machine::step_slow(SetId from, uint8_t byte, std::string_view text) {
   std::vector<Item> kernel;
   for (const Item& item : sets_[from].scanning) {
     for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
-      if (edge.low <= byte && byte <= edge.high)
+      if (edge.low <= byte && byte <= edge.high && has_room(edge.target, item.count))
         kernel.push_back({edge.target, item.link, item.count});
     }
   }

@@ -104,6 +104,7 @@ class Machine {
   SetId intern_settled(std::vector<Item> kernel);
   uint32_t canonical_count(const Item& item) const;
   bool count_step(const Network::CountEdge& edge, Item& item) const;
+  bool has_room(NodeId node, uint32_t count) const;
   bool passes(int32_t check, const Text& text);
   void close(SetId id, std::vector<Item> work);
   void complete(LinkId link, SetId current, std::vector<Item>& out, bool& accepting) const;

@@ -334,8 +334,10 @@ bool Naive::may_end(Expr expr) {
     case Op::kInteger: {
       if (node.bytes.empty() || node.bytes == "-") break;
       const Bounds& bounds = bounds_[node.a];
-      const int64_t value = std::stoll(node.bytes);
-      out = (!bounds.low || value >= *bounds.low) && (!bounds.high || value <= *bounds.high);
+      // Exact up to 2^63, and no bound is beyond.
+      const long double value = std::stold(node.bytes);
+      out = (!bounds.low || value >= static_cast<long double>(*bounds.low)) &&
+            (!bounds.high || value <= static_cast<long double>(*bounds.high));
       break;
     }
     default:
@@ -387,11 +389,11 @@ Expr Naive::derive_integer(const Node& node, uint8_t byte) {
   const bool is_digit = byte >= '0' && byte <= '9';
   if (!is_digit && !(byte == '-' && read.size() == 1)) return kNever;
   if (digits.size() > 1 && digits[0] == '0') return kNever;
-  if (digits.size() > 17) return kNever;  // the tests' texts are shorter
   const Bounds& bounds = bounds_[node.a];
   const auto fits = [&](long double low, long double high) {
     if (negative) low = -std::exchange(high, -low);
-    return (!bounds.low || high >= *bounds.low) && (!bounds.high || low <= *bounds.high);
+    return (!bounds.low || high >= static_cast<long double>(*bounds.low)) &&
+           (!bounds.high || low <= static_cast<long double>(*bounds.high));
   };
   bool possible = false;
   if (digits.empty()) {
@@ -399,7 +401,7 @@ Expr Naive::derive_integer(const Node& node, uint8_t byte) {
   } else if (digits == "0") {
     possible = fits(0, 0);
   } else {
-    auto low = static_cast<long double>(std::stoll(digits)), high = low;
+    auto low = std::stold(digits), high = low;
     for (int k = 0; k < 19 && !possible; ++k, low *= 10, high = high * 10 + 9)
       possible = fits(low, high);
   }
