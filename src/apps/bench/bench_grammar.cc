@@ -63,12 +63,17 @@ Percentiles percentiles(std::vector<double> values) {
 }
 
 // Jump-forward along texts: of `tokens`, those that were forced; `strange` ones were not those of
-// the text, which is tokenised as a whole.
+// the text, which is tokenised as a whole. `forced_bytes` is what forces could reach at most:
+// tokens whose bytes all had to come, whatever a longer token might do to the last of them.
 struct Jumps {
-  int64_t texts = 0, tokens = 0, forced = 0, strange = 0;
-  std::vector<double> us;  // of each search for forced tokens
-  double gain() const {    // tokens for each forward
-    return static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(tokens - forced, 1));
+  int64_t texts = 0, tokens = 0, forced = 0, forced_bytes = 0, strange = 0;
+  std::vector<double> us;                              // of each search for forced tokens
+  double gain() const { return per_forward(forced); }  // tokens for each forward
+  double gain_max() const { return per_forward(forced_bytes); }
+
+ private:
+  double per_forward(int64_t saved) const {
+    return static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(tokens - saved, 1));
   }
 };
 
@@ -190,30 +195,43 @@ class GrammarBench {
     return out;
   }
 
+  // As an engine goes along a text of the grammar: from the prompt on, whatever is forced is taken.
   void jump_along(const std::shared_ptr<CompiledGrammar>& grammar, const std::vector<TokenId>& ids,
                   bool is_call) {
+    if (Matcher whole(grammar);
+        !std::ranges::all_of(ids, [&](TokenId id) { return whole.accept_token(id); }))
+      return;  // not of the grammar (properties in another order): it says nothing of jumps
     Matcher matcher(grammar);
     Jumps jumps{.texts = 1, .tokens = static_cast<int64_t>(ids.size())};
     std::vector<TokenId> forced;
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (!matcher.accept_token(ids[i])) return;  // not of the grammar: it says nothing of jumps
       forced.clear();
       const double start = cpu_us();
-      jump_.append_forced(matcher, std::span(ids).first(i + 1), forced);
+      jump_.append_forced(matcher, std::span(ids).first(i), forced);
       jumps.us.push_back(cpu_us() - start);
+      const size_t num_bytes = matcher.forced_bytes(JumpForward::kForcedBytesMax).size();
+      for (size_t reach = 0, next = i; next < ids.size(); ++next) {
+        reach += vocab_.trie->bytes(ids[next]).size();
+        if (reach > num_bytes) break;
+        if (next - i <= forced.size()) ++jumps.forced_bytes;
+      }
       for (const TokenId token : forced) {
-        if (++i >= ids.size() || ids[i] != token || !matcher.accept_token(token)) {
+        if (i >= ids.size() || ids[i] != token) {
           ++totals_.jumps.strange;
           return;
         }
+        matcher.accept_token(token);
         ++jumps.forced;
+        ++i;
       }
+      if (i < ids.size()) matcher.accept_token(ids[i]);
     }
     for (Jumps* sum : {&totals_.jumps, is_call ? &totals_.jumps_in_calls : nullptr}) {
       if (sum == nullptr) continue;
       sum->texts += jumps.texts;
       sum->tokens += jumps.tokens;
       sum->forced += jumps.forced;
+      sum->forced_bytes += jumps.forced_bytes;
     }
     totals_.jumps.us.insert(totals_.jumps.us.end(), jumps.us.begin(), jumps.us.end());
   }
@@ -269,7 +287,7 @@ std::string to_json(const Totals& t, const Vocabulary& vocab, int replays) {
        {std::pair("jump_forward", &t.jumps), std::pair("jump_forward_calls", &t.jumps_in_calls)}) {
     w.key(name).begin_object().member("texts", jumps->texts).member("tokens", jumps->tokens);
     w.member("forced", jumps->forced).member("not_canonical", jumps->strange);
-    w.member("gain", jumps->gain()).end_object();
+    w.member("gain", jumps->gain()).member("gain_max", jumps->gain_max()).end_object();
   }
   for (const auto& [name, list] : {std::pair("slowest_first_mask", &t.slowest_compile),
                                    std::pair("slowest_mask", &t.slowest_mask)}) {
@@ -302,9 +320,11 @@ void print(const Totals& t, const Vocabulary& vocab, int replays) {
   for (const auto& [name, jumps] :
        {std::pair("all", &t.jumps), std::pair("function calls", &t.jumps_in_calls)})
     fmt::print(
-        "jump-forward, {}: {} of {} tokens forced in {} texts, {:.3f} tokens a forward, {} texts "
-        "with a forced token that is not the text's\n",
-        name, jumps->forced, jumps->tokens, jumps->texts, jumps->gain(), jumps->strange);
+        "jump-forward, {}: {} of {} tokens forced in {} texts, {:.3f} tokens a forward (at most "
+        "{:.3f} if all forced bytes were tokens), {} texts with a forced token that is not "
+        "theirs\n",
+        name, jumps->forced, jumps->tokens, jumps->texts, jumps->gain(), jumps->gain_max(),
+        jumps->strange);
   for (const auto& [us, name] : t.slowest_compile)
     fmt::print("  slow to compile: {:.2f} ms  {}\n", us / 1e3, name);
   for (const auto& [us, name] : t.slowest_mask)
