@@ -1,0 +1,211 @@
+// What is generated is useful: a model of random logits under real schemas, and the model that
+// ships. Every output that ends parses, and a validator of our own finds it valid. The random model
+// writes freely for a while and is then asked to come to an end, as max_tokens would have it; what
+// does not end, or can go no way on, is counted.
+//   ESPALIER_GENERATE_SCHEMAS   how many (a normal run: a few dozens; tools/long_tests: 10000)
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+#include <map>
+
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "grammar/grammar.h"
+#include "grammar/schema_validator.h"
+#include "real_data.h"
+
+namespace espalier {
+namespace {
+
+namespace json = boost::json;
+
+struct Outcomes {
+  int64_t ended = 0, invalid = 0, unparsable = 0, unfinished = 0, stuck = 0, refused = 0;
+  int64_t stuck_unchecked = 0;
+  int64_t tokens = 0;
+  void print(const char* who) const {
+    fmt::print(
+        "{}: {} outputs ended ({} tokens): {} do not parse, {} are invalid; {} not ended when "
+        "their "
+        "tokens were, {} stuck where a value is judged at its end ({} elsewhere); {} schemas "
+        "refused\n",
+        who, ended, tokens, unparsable, invalid, unfinished, stuck, stuck_unchecked, refused);
+  }
+};
+
+// kInvalidArgument: not JSON; false: not valid.
+Result<bool> judge(std::string_view schema, std::string_view output) {
+  json::error_code failed;
+  json::parse_options options;
+  options.max_depth = 500;
+  const json::value value = json::parse(output, failed, {}, options);
+  if (failed) return fail(invalid_argument("not JSON: {}", failed.message()));
+  ESP_ASSIGN_OR_RETURN(const auto document, grammar::SchemaDocument::parse(schema, {}));
+  grammar::SchemaValidator validator(*document);
+  return validator.valid(value, &document->root(), grammar::kNoScope);
+}
+
+void count(std::string_view name, std::string_view schema, const std::string& output,
+           Outcomes& sum) {
+  ++sum.ended;
+  const Result<bool> valid = judge(schema, output);
+  if (!valid) {
+    ++sum.unparsable;
+    ADD_FAILURE() << name << ": " << valid.error().message() << ": " << output.substr(0, 2000);
+  } else if (!*valid) {
+    ++sum.invalid;
+    ADD_FAILURE() << name << ": invalid: " << output.substr(0, 2000);
+  }
+}
+
+class RandomModel {
+ public:
+  RandomModel(const grammar::TokenTrie& trie, uint64_t seed) : trie_(trie), rng_(seed) {
+    words_.resize(static_cast<size_t>(trie.words_per_mask()));
+    for (TokenId t = 0; t < trie.vocab_size(); ++t)
+      if (trie.bytes(t).size() == 1) by_byte_[static_cast<uint8_t>(trie.bytes(t)[0])] = t;
+  }
+
+  enum class End : uint8_t { kEnded, kUnfinished, kStuck };
+  End generate(const std::shared_ptr<grammar::CompiledGrammar>& compiled, int free_tokens,
+               int tokens_max, std::string& text, int64_t& tokens) {
+    grammar::Matcher matcher(compiled);
+    for (int i = 0; i < tokens_max; ++i, ++tokens) {
+      if (!matcher.fill_mask(words_)) return End::kStuck;
+      const TokenId token = i < free_tokens ? any_token() : towards_the_end(matcher, text);
+      if (token < 0) return End::kStuck;
+      if (!matcher.accept_token(token)) {
+        ADD_FAILURE() << "token " << token << " of the mask is refused after " << text;
+        return End::kStuck;
+      }
+      if (matcher.ended()) return End::kEnded;
+      text += trie_.bytes(token);
+    }
+    return End::kUnfinished;
+  }
+
+ private:
+  bool allowed(TokenId t) const { return words_[static_cast<size_t>(t) / 32] >> (t % 32) & 1; }
+
+  // Logits without any preference: the first allowed token from a random place on.
+  TokenId any_token() {
+    const auto vocab = static_cast<uint64_t>(trie_.vocab_size());
+    for (int i = 0; i < 64; ++i)
+      if (const auto t = static_cast<TokenId>(rng_.below(vocab)); allowed(t)) return t;
+    const size_t from = rng_.below(words_.size());
+    for (size_t i = 0; i < words_.size(); ++i) {
+      const size_t at = (from + i) % words_.size();
+      if (words_[at] == 0) continue;
+      std::vector<TokenId> set;
+      for (int bit = 0; bit < 32; ++bit)
+        if (words_[at] >> bit & 1) set.push_back(static_cast<TokenId>(at * 32) + bit);
+      return set[rng_.below(set.size())];
+    }
+    return -1;
+  }
+
+  // Closes what is open, with single bytes.
+  TokenId towards_the_end(grammar::Matcher& matcher, std::string_view text) {
+    for (const TokenId eos : trie_.eos_ids())
+      if (allowed(eos)) return eos;
+    const std::string forced = matcher.forced_bytes(1);
+    if (!forced.empty()) return by_byte_.at(static_cast<uint8_t>(forced[0]));
+    const char opened = text.empty() ? ' ' : text.back();
+    const std::string closing = std::string(opened == '{'   ? "}"
+                                            : opened == '[' ? "]"
+                                                            : "") +
+                                "\"}],:0123456789tfn";
+    for (const char c : closing)
+      if (const TokenId t = by_byte_.at(static_cast<uint8_t>(c)); allowed(t)) return t;
+    std::vector<TokenId> others;
+    for (const auto& [byte, t] : by_byte_)
+      if (allowed(t) && byte > ' ') others.push_back(t);
+    return others.empty() ? any_token() : others[rng_.below(others.size())];
+  }
+
+  const grammar::TokenTrie& trie_;
+  Rng rng_;
+  std::vector<uint32_t> words_;
+  std::map<uint8_t, TokenId> by_byte_;
+};
+
+TEST(Usefulness, RandomLogitsUnderRealSchemas) {
+  const std::filesystem::path schemas = real_data::folder() / "maskbench_dev.jsonl.xz";
+  ESPALIER_NEED(schemas);
+  const std::vector<std::string> lines = real_data::lines_of(real_data::read_xz(schemas));
+  const int64_t wanted = real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 48);
+  const auto seed = static_cast<uint64_t>(real_data::count_from_environment("ESPALIER_SEED", 1));
+  const real_data::Vocabulary vocabulary =
+      real_data::load_vocabulary(wanted > 1000 ? "llama3_128k.tiktoken.xz" : "tokenizer.model.v1");
+  ASSERT_NE(vocabulary.trie, nullptr);
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  RandomModel model(*vocabulary.trie, seed);
+  Outcomes sum;
+  for (int64_t i = 0; i < wanted; ++i) {
+    const json::value entry =
+        json::parse(lines[static_cast<size_t>(i * 97) % lines.size()], {}, {.max_depth = 500});
+    const std::string schema = json::serialize(entry.at("schema"));
+    const std::string_view name = entry.at("name").as_string();
+    const auto compiled = compile_grammar(
+        {.kind = grammar::GrammarSpec::Kind::kJsonSchema, .source = schema}, vocabulary.trie);
+    if (!compiled) {
+      ++sum.refused;
+      continue;
+    }
+    std::string text;
+    switch (model.generate(*compiled, 24, 1500, text, sum.tokens)) {
+      case RandomModel::End::kEnded:
+        count(name, schema, text, sum);
+        break;
+      case RandomModel::End::kUnfinished:
+        ++sum.unfinished;
+        if (getenv("ESPALIER_VERBOSE") != nullptr) fmt::print("unfinished: {}: {}\n", name, text);
+        break;
+      case RandomModel::End::kStuck:
+        ++((*compiled)->network().checks.empty() ? sum.stuck_unchecked : sum.stuck);
+        if (getenv("ESPALIER_VERBOSE") != nullptr) fmt::print("stuck: {}: {}\n", name, text);
+        break;
+    }
+  }
+  sum.print("random logits");
+  EXPECT_EQ(sum.stuck_unchecked, 0);
+  EXPECT_GT(sum.ended, wanted * 9 / 10);
+}
+
+TEST(Usefulness, TheModelThatShips) {
+  const std::filesystem::path schemas = real_data::folder() / "maskbench_dev.jsonl.xz";
+  ESPALIER_NEED(schemas);
+  const std::vector<std::string> lines = real_data::lines_of(real_data::read_xz(schemas));
+  const int64_t wanted =
+      std::min<int64_t>(real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 16), 2000);
+  EngineConfig config{.model_path = "share/default_model"};
+  config.max_total_tokens = 8192;
+  const auto engine = Engine::create(config);
+  ASSERT_TRUE(engine) << engine.error().to_string();
+  Outcomes sum;
+  for (int64_t i = 0; i < wanted; ++i) {
+    const json::value entry =
+        json::parse(lines[static_cast<size_t>(i * 89) % lines.size()], {}, {.max_depth = 500});
+    const std::string schema = json::serialize(entry.at("schema"));
+    const auto answer = (*engine)->generate({.text = "Hermione Granger:",
+                                             .sampling = {.max_new_tokens = 120,
+                                                          .temperature = 1.0f,
+                                                          .sampling_seed = i,
+                                                          .json_schema = schema}});
+    if (!answer) {
+      ++sum.refused;
+      continue;
+    }
+    sum.tokens += static_cast<int64_t>(answer->output_ids.size());
+    if (answer->finish.type == FinishReason::Type::kStop) {
+      count(entry.at("name").as_string(), schema, answer->text, sum);
+    } else {
+      ++sum.unfinished;
+    }
+  }
+  sum.print("the model that ships");
+  EXPECT_GT(sum.ended, 0);
+}
+
+}  // namespace
+}  // namespace espalier
