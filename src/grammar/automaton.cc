@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -11,33 +12,71 @@
 namespace espalier::grammar {
 namespace {
 
+// A rule of more automaton states is made when the grammar is compiled, under its limits.
+constexpr int64_t kLazyNodesMax = 5000;
+// Larger automata are left as they are: the machine makes of them what texts need.
+constexpr size_t kDeterminisedMax = 600;
+
 // What a rule becomes: part of its callers, or an automaton of its own that they call.
 enum class Treatment : uint8_t { kUnreached, kInlined, kCalled };
 
-class NetworkBuilder {
- public:
-  NetworkBuilder(const Ir& ir, RuleId root, const GrammarLimits& limits)
-      : ir_(ir), root_(root), limits_(limits), rules_(ir.rules().size()) {}
+}  // namespace
 
-  Result<Network> build() {
+class NetworkMaker::Impl {
+ public:
+  Impl(std::shared_ptr<const Ir> ir, RuleId root, const GrammarLimits& limits)
+      : shared_(std::move(ir)),
+        ir_(*shared_),
+        root_(root),
+        limits_(limits),
+        rules_(ir_.rules().size()),
+        sizes_(ir_.size(), -1) {}
+
+  Network network;
+
+  Status begin() {
     plan();
-    std::vector<Nfa> automata(order_.size());
-    size_t total = 0;
+    ESP_RETURN_IF_ERROR(limits_.check_time());
+    find_in_rules(productive_, [this](ExprId body) { return productive(body); });
+    if (!productive_[root_]) {
+      return invalid_argument("the grammar matches nothing at all: rule '{}' cannot end",
+                              ir_.rules()[root_].name);
+    }
+    find_in_rules(nullable_, [this](ExprId body) { return nullable(body); });
+    ESP_RETURN_IF_ERROR(limits_.check_time());
+    int64_t total = 0;
+    for (RuleId rule : order_) total += size_of(ir_.rules()[rule].body);
+    if (total > static_cast<int64_t>(limits_.nodes_max)) return too_large();
+    classify_bytes();
+    network.checks = ir_.checks();
+    network.counters = ir_.counters();
+    network.room_max.assign(network.counters.size(), 0);
+    network.starts.assign(order_.size(), Network::kNotMade);
+    for (RuleId rule : order_) {
+      network.nullable.push_back(nullable_[rule] ? 1 : 0);
+      network.rule_names.push_back(ir_.rules()[rule].name);
+    }
     for (size_t i = 0; i < order_.size(); ++i) {
+      if (i > 0 && size_of(ir_.rules()[order_[i]].body) <= kLazyNodesMax) continue;
+      make(static_cast<RuleId>(i));
       ESP_RETURN_IF_ERROR(limits_.check_time());
-      ESP_ASSIGN_OR_RETURN(automata[i], automaton_of(ir_.rules()[order_[i]].body));
-      total += automata[i].states.size();
-      if (total > limits_.nodes_max) return fail(too_large());
+      if (network.nodes.size() > limits_.nodes_max) return too_large();
     }
-    Network network = assemble(automata);
-    if (!prune(network)) {
-      return fail(invalid_argument("the grammar matches nothing at all: rule '{}' cannot end",
-                                   ir_.rules()[root_].name));
-    }
-    find_nullable(network);
-    find_room(network);
-    classify_bytes(network);
-    return network;
+    limits_.deadline = {};
+    limits_.cancelled = nullptr;  // whose it is may not live on
+    return {};
+  }
+
+  void make(RuleId rule) {
+    if (network.starts[rule] != Network::kNotMade) return;
+    append(rule, automaton_of(ir_.rules()[order_[rule]].body));
+  }
+  const GrammarLimits& limits() const { return limits_; }
+  Status too_large() const {
+    return error(StatusCode::kResourceExhausted,
+                 "the grammar needs more than {} automaton states; bound its repetitions more "
+                 "tightly or split it",
+                 limits_.nodes_max);
   }
 
  private:
@@ -48,14 +87,7 @@ class NetworkBuilder {
     int32_t call = -1;  // its place in order_, when called
   };
 
-  Status too_large() const {
-    return error(StatusCode::kResourceExhausted,
-                 "the grammar needs more than {} automaton states; bound its repetitions more "
-                 "tightly or split it",
-                 limits_.nodes_max);
-  }
-
-  // Rules named by `expr`, each once or more.
+  // Rules named by `expr`, each once or more; notes graphs and byte sets on its way.
   void references(ExprId expr, std::vector<RuleId>& out) {
     std::vector<ExprId> stack = {expr};
     seen_.resize(ir_.size(), 0);
@@ -64,6 +96,7 @@ class NetworkBuilder {
       const ExprId id = stack.back();
       stack.pop_back();
       if (seen_[id] == searches_) continue;
+      if (seen_[id] == 0) reached_.push_back(id);
       seen_[id] = searches_;
       const Ir::Node& node = ir_.node(id);
       if (node.op == Ir::Op::kRule) out.push_back(node.first);
@@ -121,10 +154,12 @@ class NetworkBuilder {
 
   void close_component(std::vector<RuleId>& stack, RuleId head, bool calls_itself) {
     const bool recursive = calls_itself || stack.back() != head;
+    recursive_ |= recursive;
     for (RuleId member = ~RuleId{0}; member != head;) {
       member = stack.back();
       stack.pop_back();
       rules_[member].on_stack = false;
+      finished_.push_back(member);
       const bool inlined = !recursive && member != root_ && ir_.rules()[member].check < 0 &&
                            ir_.rules()[member].counter < 0 &&
                            size_of(ir_.rules()[member].body) <= limits_.inline_nodes_max;
@@ -139,7 +174,7 @@ class NetworkBuilder {
   // Roughly the states that nfa_of() makes for `expr`, saturating.
   int64_t size_of(ExprId expr) {
     constexpr int64_t kHuge = int64_t{1} << 40;
-    if (const auto it = sizes_.find(expr); it != sizes_.end()) return it->second;
+    if (sizes_[expr] >= 0) return sizes_[expr];
     const Ir::Node& node = ir_.node(expr);
     int64_t size = 1;
     switch (node.op) {
@@ -155,7 +190,7 @@ class NetworkBuilder {
         }
         break;
       case Ir::Op::kGraph:
-        size += ir_.graph_of(expr).num_states;
+        size += ir_.graph_of(expr).num_states + std::ssize(ir_.graph_of(expr).arcs) / 4;
         [[fallthrough]];
       case Ir::Op::kSequence:
       case Ir::Op::kChoice:
@@ -168,138 +203,229 @@ class NetworkBuilder {
       }
     }
     size = std::min(size, kHuge);
-    sizes_.emplace(expr, size);
+    sizes_[expr] = size;
     return size;
   }
 
-  Result<Nfa> automaton_of(ExprId body) {
-    if (size_of(body) > static_cast<int64_t>(limits_.nodes_max)) return fail(too_large());
-    if (is_minimal_graph(ir_, body)) return nfa_of_minimal(ir_, ir_.graph_of(body));
-    Nfa nfa = nfa_of(ir_, body, [this](RuleId rule) {
-      return rules_[rule].treatment == Treatment::kInlined ? kInlineRule : rules_[rule].call;
-    });
-    const size_t bound =
-        std::max(limits_.dfa_nodes_free, limits_.dfa_growth_max * nfa.states.size());
-    std::optional<Nfa> dfa = determinised(nfa, bound);
-    if (!dfa) return nfa;
-    return minimised(*dfa);
+  // Whether something holds of each rule's body, given of which rules it holds: the least answer.
+  template <typename Holds>
+  void find_in_rules(std::vector<bool>& rules, Holds holds) {
+    rules.assign(ir_.rules().size(), false);
+    for (bool changed = true; changed;) {
+      changed = false;
+      known_.assign(ir_.size(), Known::kNothing);
+      for (RuleId rule : finished_) {
+        if (rules[rule] || !holds(ir_.rules()[rule].body)) continue;
+        rules[rule] = true;
+        changed = recursive_;  // else all that it needs was known before it
+      }
+      if (limits_.interrupted()) return;
+    }
   }
 
-  Network assemble(const std::vector<Nfa>& automata) const {
-    Network network;
-    network.checks = ir_.checks();
-    network.counters = ir_.counters();
-    for (size_t i = 0; i < automata.size(); ++i) {
-      const auto base = static_cast<NodeId>(network.nodes.size());
-      network.starts.push_back(base + automata[i].start);
-      network.rule_names.push_back(ir_.rules()[order_[i]].name);
-      for (const Nfa::State& state : automata[i].states) {
-        Network::Node node;
-        node.final = state.final;
-        node.check = ir_.rules()[order_[i]].check;
-        node.counter = ir_.rules()[order_[i]].counter;
-        node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
-        node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
-        node.calls_begin = static_cast<uint32_t>(network.call_edges.size());
-        for (const Nfa::Edge& e : state.edges) {
-          if (e.call < 0) {
-            network.byte_edges.push_back({e.low, e.high, base + e.target});
-          } else if (e.call >= kTickCall) {
-            network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
-          } else {
-            network.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, false});
-          }
-        }
-        node.bytes_end = static_cast<uint32_t>(network.byte_edges.size());
-        node.calls_end = static_cast<uint32_t>(network.call_edges.size());
-        node.counts_end = static_cast<uint32_t>(network.count_edges.size());
-        network.nodes.push_back(node);
+  // Whether some text matches.
+  bool productive(ExprId expr) {
+    return remembered(expr, [&](const Ir::Node& node) {
+      const auto inner = [&](ExprId child) { return productive(child); };
+      switch (node.op) {
+        case Ir::Op::kNever:
+          return false;
+        case Ir::Op::kEmpty:
+        case Ir::Op::kBytes:
+        case Ir::Op::kTick:
+        case Ir::Op::kEnough:
+          return true;
+        case Ir::Op::kSequence:
+          return std::ranges::all_of(ir_.children(expr), inner);
+        case Ir::Op::kChoice:
+          return std::ranges::any_of(ir_.children(expr), inner);
+        case Ir::Op::kRepeat:
+          return node.min == 0 || productive(ir_.children(expr)[0]);
+        case Ir::Op::kGraph:
+          return ir_.graph_of(expr).deterministic || reaches_final(ir_.graph_of(expr), inner);
+        case Ir::Op::kRule:
+          return bool{productive_[node.first]};
+      }
+      return false;
+    });
+  }
+
+  // Whether the empty text does; counters are not asked.
+  bool nullable(ExprId expr) {
+    return remembered(expr, [&](const Ir::Node& node) {
+      const auto inner = [&](ExprId child) { return nullable(child); };
+      switch (node.op) {
+        case Ir::Op::kNever:
+        case Ir::Op::kBytes:
+          return false;
+        case Ir::Op::kEmpty:
+        case Ir::Op::kTick:
+        case Ir::Op::kEnough:
+          return true;
+        case Ir::Op::kSequence:
+          return std::ranges::all_of(ir_.children(expr), inner);
+        case Ir::Op::kChoice:
+          return std::ranges::any_of(ir_.children(expr), inner);
+        case Ir::Op::kRepeat:
+          return node.min == 0 || nullable(ir_.children(expr)[0]);
+        case Ir::Op::kGraph:
+          return reaches_final(ir_.graph_of(expr), inner);
+        case Ir::Op::kRule:
+          return bool{nullable_[node.first]};
+      }
+      return false;
+    });
+  }
+
+  enum class Known : uint8_t { kNothing, kTrue, kFalse };
+  template <typename Find>
+  bool remembered(ExprId expr, Find find) {
+    if (known_[expr] != Known::kNothing) return known_[expr] == Known::kTrue;
+    const bool found = find(ir_.node(expr));
+    known_[expr] = found ? Known::kTrue : Known::kFalse;
+    return found;
+  }
+
+  // Whether edges that `passes` lead from a graph's start to a final state.
+  template <typename Passes>
+  static bool reaches_final(const Ir::Graph& graph, Passes passes) {
+    std::vector<std::vector<uint32_t>> next(graph.num_states);
+    for (const Ir::Arc& arc : graph.arcs) {
+      if (arc.symbol != Ir::Arc::Symbol::kBytes) next[arc.from].push_back(arc.to);
+    }
+    for (const Ir::GraphEdge& edge : graph.edges) {
+      if (passes(edge.expr)) next[edge.from].push_back(edge.to);
+    }
+    std::vector<bool> seen(graph.num_states, false);
+    std::vector<uint32_t> stack = {0};
+    seen[0] = true;
+    while (!stack.empty()) {
+      const uint32_t state = stack.back();
+      stack.pop_back();
+      for (uint32_t to : next[state]) {
+        if (!seen[to]) stack.push_back(to);
+        seen[to] = true;
       }
     }
-    return network;
+    return std::ranges::any_of(graph.finals, [&](uint32_t state) { return seen[state]; });
+  }
+
+  Nfa automaton_of(ExprId body) {
+    if (is_deterministic_graph(ir_, body)) return nfa_of_graph(ir_.graph_of(body));
+    Nfa nfa = nfa_of(
+        ir_, body,
+        [this](RuleId rule) {
+          if (!productive_[rule]) return kNeverRule;
+          return rules_[rule].treatment == Treatment::kInlined ? kInlineRule : rules_[rule].call;
+        },
+        limits_);
+    if (nfa.states.size() > kDeterminisedMax) return nfa;
+    const size_t bound = std::max<size_t>(256, limits_.dfa_growth_max * nfa.states.size());
+    std::optional<Nfa> dfa = determinised(nfa, bound, limits_);
+    if (!dfa) return nfa;
+    return minimised(*dfa, limits_);
+  }
+
+  void append(RuleId rule, const Nfa& nfa) {
+    const Ir::Rule& from = ir_.rules()[order_[rule]];
+    const auto base = static_cast<NodeId>(network.nodes.size());
+    network.starts[rule] = base + nfa.start;
+    NodeId last = base;  // with a tag there is one end
+    for (NodeId s = 0; s < nfa.states.size(); ++s) {
+      if (nfa.states[s].final) last = base + s;
+    }
+    for (const Nfa::State& state : nfa.states) {
+      Network::Node node;
+      node.final = state.final;
+      node.tag = state.tag;
+      node.end = last;
+      node.check = from.check;
+      node.counter = from.counter;
+      node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
+      node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
+      node.calls_begin = static_cast<uint32_t>(network.call_edges.size());
+      for (const Nfa::Edge& e : state.edges) {
+        if (e.call < 0) {
+          network.byte_edges.push_back({e.low, e.high, base + e.target});
+        } else if (e.call >= kTickCall) {
+          network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
+        } else {
+          // A rule that is checked waits for its end itself.
+          const Nfa::State& target = nfa.states[e.target];
+          const bool tail = from.check < 0 && target.final && target.edges.empty();
+          network.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, tail});
+        }
+      }
+      node.bytes_end = static_cast<uint32_t>(network.byte_edges.size());
+      node.calls_end = static_cast<uint32_t>(network.call_edges.size());
+      node.counts_end = static_cast<uint32_t>(network.count_edges.size());
+      network.nodes.push_back(node);
+    }
+    if (from.counter >= 0) find_room(base, static_cast<size_t>(from.counter));
   }
 
   // The least number of ticks from each node of a counting rule to its end, by relaxation: there
   // are few such nodes.
-  static void find_room(Network& network) {
-    if (network.count_edges.empty()) return;
+  void find_room(NodeId base, size_t counter) {
     constexpr uint32_t kFar = 1u << 30;
-    std::vector<uint32_t> least(network.nodes.size(), kFar);
-    for (NodeId id = 0; id < network.nodes.size(); ++id) {
-      if (network.nodes[id].final) least[id] = 0;
+    const auto end = static_cast<NodeId>(network.nodes.size());
+    std::vector<uint32_t> least(end - base, kFar);
+    for (NodeId id = base; id < end; ++id) {
+      if (network.nodes[id].final) least[id - base] = 0;
     }
     for (bool changed = true; changed;) {
       changed = false;
-      for (NodeId id = static_cast<NodeId>(network.nodes.size()); id-- > 0;) {
-        if (network.nodes[id].counter < 0) continue;
-        uint32_t now = least[id];
-        for (const auto& edge : network.bytes_of(id)) now = std::min(now, least[edge.target]);
-        for (const auto& edge : network.calls_of(id)) now = std::min(now, least[edge.target]);
-        for (const auto& edge : network.counts_of(id)) {
-          now = std::min(now, least[edge.target] + (edge.tick ? 1 : 0));
+      for (NodeId id = end; id-- > base;) {
+        uint32_t now = least[id - base];
+        for (const auto& e : network.bytes_of(id)) now = std::min(now, least[e.target - base]);
+        for (const auto& e : network.calls_of(id)) now = std::min(now, least[e.target - base]);
+        for (const auto& e : network.counts_of(id)) {
+          now = std::min(now, least[e.target - base] + (e.tick ? 1 : 0));
         }
-        changed |= now != least[id];
-        least[id] = now;
+        changed |= now != least[id - base];
+        least[id - base] = now;
       }
     }
-    for (NodeId id = 0; id < network.nodes.size(); ++id) {
-      if (network.nodes[id].counter >= 0) network.nodes[id].room = least[id];
-    }
-    for (Network::CountEdge& edge : network.count_edges) {
-      edge.room = least[edge.target];
-      network.room_max = std::max(network.room_max, edge.room);
-    }
-  }
-
-  // A rule is nullable when calls of nullable rules lead from its start to a final node.
-  static void find_nullable(Network& network) {
-    network.nullable.assign(network.starts.size(), 0);
-    for (bool changed = true; changed;) {
-      changed = false;
-      for (size_t rule = 0; rule < network.starts.size(); ++rule) {
-        if (network.nullable[rule] || !reaches_final(network, rule)) continue;
-        network.nullable[rule] = 1;
-        changed = true;
+    for (NodeId id = base; id < end; ++id) {
+      network.nodes[id].room = least[id - base];
+      for (uint32_t i = network.nodes[id].counts_begin; i < network.nodes[id].counts_end; ++i) {
+        Network::CountEdge& edge = network.count_edges[i];
+        edge.room = least[edge.target - base];
+        network.room_max[counter] = std::max(network.room_max[counter], edge.room);
       }
     }
   }
 
-  static bool reaches_final(const Network& network, size_t rule) {
-    std::vector<NodeId> stack = {network.starts[rule]};
-    std::vector<NodeId> seen = stack;
-    while (!stack.empty()) {
-      const NodeId id = stack.back();
-      stack.pop_back();
-      if (network.nodes[id].final) return true;
-      for (const Network::CountEdge& edge : network.counts_of(id)) {
-        if (std::find(seen.begin(), seen.end(), edge.target) != seen.end()) continue;
-        seen.push_back(edge.target);
-        stack.push_back(edge.target);
-      }
-      for (const Network::CallEdge& call : network.calls_of(id)) {
-        if (!network.nullable[call.rule]) continue;
-        if (std::find(seen.begin(), seen.end(), call.target) != seen.end()) continue;
-        seen.push_back(call.target);
-        stack.push_back(call.target);
-      }
-    }
-    return false;
-  }
-
-  // Two bytes are of one class when the same edges take both: edges are summed as hashes over the
-  // bytes that they cover, by differences at their ends.
-  static void classify_bytes(Network& network) {
+  // Two bytes are of one class when the same sets and arcs hold both: each is summed as a hash over
+  // the bytes that it covers.
+  void classify_bytes() {
     std::array<uint64_t, 257> delta{};
-    for (NodeId id = 0; id < network.nodes.size(); ++id) {
-      for (const Network::ByteEdge& edge : network.bytes_of(id)) {
-        const uint64_t h = mix64(mix64(id) ^ edge.target);
-        delta[edge.low] += h;
-        delta[edge.high + 1] -= h;
+    const auto add = [&](int low, int high, uint64_t h) {
+      delta[static_cast<size_t>(low)] += h;
+      delta[static_cast<size_t>(high) + 1] -= h;
+    };
+    for (ExprId id : reached_) {
+      const Ir::Node& node = ir_.node(id);
+      if (node.op == Ir::Op::kBytes) {
+        const uint64_t h = mix64(id);
+        const ByteSet& set = ir_.byte_set(id);
+        for (size_t low = set._Find_first(); low < 256;) {
+          size_t high = low;
+          while (high < 255 && set[high + 1]) ++high;
+          add(static_cast<int>(low), static_cast<int>(high), h);
+          low = set._Find_next(high);
+        }
+      } else if (node.op == Ir::Op::kGraph) {
+        const uint64_t seed = mix64(id);
+        for (const Ir::Arc& arc : ir_.graph_of(id).arcs) {
+          if (arc.symbol != Ir::Arc::Symbol::kBytes) continue;
+          add(arc.low, arc.high, mix64(seed ^ (uint64_t{arc.from} << 32 | arc.to)));
+        }
       }
     }
     std::unordered_map<uint64_t, uint8_t> classes;
     uint64_t sum = 0;
-    for (int b = 0; b < 256; ++b) {
+    for (size_t b = 0; b < 256; ++b) {
       sum += delta[b];
       const auto [it, added] = classes.try_emplace(sum, static_cast<uint8_t>(classes.size()));
       if (added) {
@@ -311,73 +437,33 @@ class NetworkBuilder {
     }
   }
 
-  // Removes every edge from which the end cannot be reached, so that whatever is allowed can be
-  // finished. False when nothing at all can be.
-  static bool prune(Network& network) {
-    const std::vector<uint8_t> good = finishing(network);
-    std::vector<Network::ByteEdge> bytes;
-    std::vector<Network::CallEdge> calls;
-    std::vector<Network::CountEdge> counts;
-    for (NodeId id = 0; id < network.nodes.size(); ++id) {
-      Network::Node node = network.nodes[id];
-      node.bytes_begin = static_cast<uint32_t>(bytes.size());
-      node.calls_begin = static_cast<uint32_t>(calls.size());
-      node.counts_begin = static_cast<uint32_t>(counts.size());
-      for (const auto& edge : network.bytes_of(id)) {
-        if (good[edge.target]) bytes.push_back(edge);
-      }
-      for (const auto& call : network.calls_of(id)) {
-        if (good[call.target] && good[network.starts[call.rule]]) calls.push_back(call);
-      }
-      node.bytes_end = static_cast<uint32_t>(bytes.size());
-      for (const auto& edge : network.counts_of(id)) {
-        if (good[edge.target]) counts.push_back(edge);
-      }
-      node.calls_end = static_cast<uint32_t>(calls.size());
-      node.counts_end = static_cast<uint32_t>(counts.size());
-      network.nodes[id] = node;
-    }
-    network.byte_edges = std::move(bytes);
-    network.call_edges = std::move(calls);
-    network.count_edges = std::move(counts);
-    for (Network::CallEdge& call : network.call_edges) {
-      // A rule that is checked waits for its end itself.
-      call.tail = network.nodes[call.target].check < 0 && network.only_final(call.target);
-    }
-    return good[network.starts[0]] != 0;
-  }
-
-  // The nodes from which their rule can end, by fixpoint.
-  static std::vector<uint8_t> finishing(const Network& network) {
-    std::vector<uint8_t> good(network.nodes.size(), 0);
-    for (NodeId id = 0; id < network.nodes.size(); ++id) good[id] = network.nodes[id].final;
-    for (bool changed = true; changed;) {
-      changed = false;
-      for (NodeId id = static_cast<NodeId>(network.nodes.size()); id-- > 0;) {
-        if (good[id]) continue;
-        bool now = false;
-        for (const auto& edge : network.bytes_of(id)) now = now || good[edge.target];
-        for (const auto& call : network.calls_of(id)) {
-          now = now || (good[call.target] && good[network.starts[call.rule]]);
-        }
-        for (const auto& edge : network.counts_of(id)) now = now || good[edge.target];
-        if (now) good[id] = 1, changed = true;
-      }
-    }
-    return good;
-  }
-
+  const std::shared_ptr<const Ir> shared_;  // lives on with what asks for rules later
   const Ir& ir_;
   const RuleId root_;
-  const GrammarLimits& limits_;
+  GrammarLimits limits_;
   std::vector<RuleInfo> rules_;
-  std::vector<RuleId> order_;  // called rules; the root first
-  std::unordered_map<ExprId, int64_t> sizes_;
-  std::vector<uint32_t> seen_;  // [expression]: the last search that met it
+  std::vector<RuleId> order_;     // called rules; the root first
+  std::vector<RuleId> finished_;  // all that are reached, callees first where they do not recurse
+  bool recursive_ = false;        // whether any does
+  std::vector<ExprId> reached_;
+  std::vector<bool> productive_, nullable_;  // [rule of the Ir]
+  std::vector<Known> known_;                 // [expression]
+  std::vector<int64_t> sizes_;               // [expression], -1: not known yet
+  std::vector<uint32_t> seen_;               // [expression]: the last search that met it
   uint32_t searches_ = 0;
 };
 
-}  // namespace
+NetworkMaker::NetworkMaker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+NetworkMaker::~NetworkMaker() = default;
+Network& NetworkMaker::network() { return impl_->network; }
+void NetworkMaker::make(RuleId rule) { impl_->make(rule); }
+
+Result<std::unique_ptr<NetworkMaker>> NetworkMaker::plan(std::shared_ptr<const Ir> ir, RuleId root,
+                                                         const GrammarLimits& limits) {
+  auto impl = std::make_unique<Impl>(std::move(ir), root, limits);
+  ESP_RETURN_IF_ERROR(impl->begin());
+  return std::unique_ptr<NetworkMaker>(new NetworkMaker(std::move(impl)));
+}
 
 Status GrammarLimits::check_time() const {
   if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed))
@@ -388,8 +474,27 @@ Status GrammarLimits::check_time() const {
                compile_seconds_max);
 }
 
+bool GrammarLimits::interrupted() const {
+  if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) return true;
+  return deadline != TimePoint{} && SteadyClock().now() >= deadline;
+}
+
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits) {
-  return NetworkBuilder(ir, root, limits).build();
+  // The caller's Ir outlives the maker.
+  const std::shared_ptr<const Ir> borrowed(std::shared_ptr<const Ir>(), &ir);
+  ESP_ASSIGN_OR_RETURN(const auto maker, NetworkMaker::plan(borrowed, root, limits));
+  Network& network = maker->network();
+  for (RuleId rule = 0; rule < network.starts.size(); ++rule) {
+    maker->make(rule);
+    ESP_RETURN_IF_ERROR(limits.check_time());
+    if (network.nodes.size() > limits.nodes_max) {
+      return fail(error(StatusCode::kResourceExhausted,
+                        "the grammar needs more than {} automaton states; bound its repetitions "
+                        "more tightly or split it",
+                        limits.nodes_max));
+    }
+  }
+  return std::move(network);
 }
 
 }  // namespace espalier::grammar

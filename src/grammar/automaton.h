@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,8 +24,7 @@ using NodeId = uint32_t;
 // never stalls.
 struct GrammarLimits {
   size_t nodes_max = 2'000'000;         // automaton nodes in all, before determinising
-  size_t dfa_growth_max = 4;            // determinising may grow an automaton by this factor...
-  size_t dfa_nodes_free = 4096;         // ...or to this many nodes; else it stays as it is
+  size_t dfa_growth_max = 4;            // determinising may grow an automaton by this factor
   size_t dfa_nodes_max = 10'000;        // of one pattern, where keywords are intersected
   int32_t inline_nodes_max = 64;        // a rule that does not recurse is inlined up to this size
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
@@ -32,9 +32,11 @@ struct GrammarLimits {
   TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
   const std::atomic<bool>* cancelled = nullptr;  // the caller's; set to end a compilation early
 
-  // kResourceExhausted once the deadline has passed, kAborted once cancelled; asked between steps
-  // that are bounded themselves.
+  // kResourceExhausted once the deadline has passed, kAborted once cancelled.
   Status check_time() const;
+  // Whether check_time() would fail; what takes long asks every few microseconds and then leaves
+  // with whatever it has, and its caller asks check_time().
+  bool interrupted() const;
 };
 
 struct Network {
@@ -60,6 +62,8 @@ struct Network {
     int32_t counter = -1;  // its rule's: into counters
     uint32_t room = 0;     // with a counter: ticks to the rule's end at least
     bool final = false;
+    uint16_t tag = 0;    // see lexeme.h
+    NodeId end = 0;      // of a node with a tag: where its rule ends
     int32_t check = -1;  // what its rule asks of the value that ends here: into checks
   };
   std::vector<Node> nodes;
@@ -67,8 +71,9 @@ struct Network {
   std::vector<CallEdge> call_edges;
   std::vector<CountEdge> count_edges;
   std::vector<Ir::Counter> counters;
-  uint32_t room_max = 0;          // of all count edges
-  std::vector<NodeId> starts;     // [rule]; rule 0 is the root
+  std::vector<uint32_t> room_max;  // [counter] of its count edges
+  std::vector<NodeId> starts;      // [rule]; rule 0 is the root; kNotMade
+  static constexpr NodeId kNotMade = ~NodeId{0};
   std::vector<uint8_t> nullable;  // [rule]
   std::vector<std::string> rule_names;
   std::vector<Ir::Check> checks;
@@ -96,7 +101,27 @@ struct Network {
   }
 };
 
-// Compiles what is reachable from `root`. kInvalidArgument when nothing at all can match.
+// Makes a network's rules as they are asked for. What can fail fails when the plan is made; making
+// a rule later takes bounded time. Not thread-safe.
+class NetworkMaker {
+ public:
+  // Of what is reachable from `root`: which rules are written out where they stand and which are
+  // called, what can end, what a rule may leave out. Rules that take long are made at once.
+  // kInvalidArgument when nothing at all can match. `ir`: shared with nobody who changes it.
+  static Result<std::unique_ptr<NetworkMaker>> plan(std::shared_ptr<const Ir> ir, RuleId root,
+                                                    const GrammarLimits& limits);
+  ~NetworkMaker();
+
+  Network& network();
+  void make(RuleId rule);  // of the network; nothing when it is made already
+
+ private:
+  class Impl;
+  explicit NetworkMaker(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// All of it at once.
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits);
 
 }  // namespace espalier::grammar

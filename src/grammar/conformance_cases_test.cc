@@ -88,7 +88,7 @@ TEST(Drawing, ChainsAreOneEdgeAndNothingIsLeftOpen) {
   const auto grammar = compile_grammar(
       {.kind = GrammarSpec::Kind::kRegex, .source = "(yes|no)<&> please"}, byte_trie());
   ASSERT_TRUE(grammar);
-  const std::string svg = draw_svg((*grammar)->network());
+  const std::string svg = draw_svg((*grammar)->whole_network());
   EXPECT_THAT(svg, HasSubstr(">yes<"));
   EXPECT_THAT(svg, HasSubstr(">&lt;&amp;&gt;␣please<"));
   EXPECT_THAT(svg, Not(HasSubstr("<&")));
@@ -98,8 +98,8 @@ TEST(Drawing, ChainsAreOneEdgeAndNothingIsLeftOpen) {
       {.kind = GrammarSpec::Kind::kEbnf, .source = "root ::= \"(\" root? \")\" | \"x\""},
       byte_trie());
   ASSERT_TRUE(nested);
-  EXPECT_THAT(draw_svg((*nested)->network()), HasSubstr("⟨root⟩"));
-  EXPECT_THAT(draw_svg((*nested)->network(), 1), HasSubstr("(the first 1 states)"));
+  EXPECT_THAT(draw_svg((*nested)->whole_network()), HasSubstr("⟨root⟩"));
+  EXPECT_THAT(draw_svg((*nested)->whole_network(), 1), HasSubstr("(the first 1 states)"));
 }
 
 }  // namespace

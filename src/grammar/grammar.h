@@ -41,7 +41,7 @@ struct GrammarSpec {
 // kInvalidArgument with the list.
 Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);
 
-// What a grammar has become.
+// What a grammar has become so far: rules are made when texts reach them.
 struct GrammarSize {
   size_t num_rules = 0;  // those that are called; all others are inlined
   size_t num_nodes = 0, num_byte_edges = 0, num_call_edges = 0;
@@ -55,10 +55,14 @@ class CompiledGrammar {
  public:
   CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
                   const GrammarLimits& limits);
+  // Of a network whose rules are made when texts reach them.
+  CompiledGrammar(std::unique_ptr<NetworkMaker> maker, std::shared_ptr<const TokenTrie> trie,
+                  const GrammarLimits& limits);
   ~CompiledGrammar();
   const TokenTrie& trie() const;
-  const Network& network() const;
   GrammarSize size() const;
+  const Network& network() const;  // as far as it is made
+  const Network& whole_network();  // all rules made; REQUIRES: no matcher is used meanwhile
 
  private:
   friend class Matcher;
@@ -70,7 +74,7 @@ class CompiledGrammar {
 // for what is not supported (says what); kResourceExhausted: it is too large.
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,
-                                                         const GrammarLimits& limits = {});
+                                                         GrammarLimits limits = {});
 
 // The same without a vocabulary: what texts the grammar has.
 Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits = {});

@@ -46,6 +46,16 @@ class Naive {
     at[0] = {from};
     for (size_t round = 0; round <= graph.num_states * (text_.size() + 1); ++round) {
       for (const Ir::GraphEdge& e : graph.edges) at[e.to].merge(after(at[e.from], e.expr));
+      for (const Ir::Arc& arc : graph.arcs) {
+        for (size_t i : at[arc.from]) {
+          if (arc.symbol != Ir::Arc::Symbol::kBytes) {
+            at[arc.to].insert(i);
+          } else if (i < text_.size() && arc.low <= static_cast<uint8_t>(text_[i]) &&
+                     static_cast<uint8_t>(text_[i]) <= arc.high) {
+            at[arc.to].insert(i + 1);
+          }
+        }
+      }
     }
     std::set<size_t> ends;
     for (uint32_t final : graph.finals) ends.insert(at[final].begin(), at[final].end());

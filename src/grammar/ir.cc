@@ -224,7 +224,8 @@ ExprId Ir::graph(Graph graph) {
   std::vector<ExprId> parts;
   for (const GraphEdge& edge : graph.edges) parts.push_back(edge.expr);
   if (graph.num_states == 0 || graph.finals.empty()) return never();
-  if (parts.empty()) return std::ranges::count(graph.finals, 0u) > 0 ? empty() : never();
+  if (parts.empty() && graph.arcs.empty())
+    return std::ranges::count(graph.finals, 0u) > 0 ? empty() : never();
   // Graphs are not compared: whoever makes one keeps its id.
   const auto index = static_cast<uint32_t>(graphs_.size());
   graphs_.push_back(std::move(graph));

@@ -65,11 +65,22 @@ class Ir {
     uint32_t to = 0;
     friend bool operator==(const GraphEdge&, const GraphEdge&) = default;
   };
+  // An edge of a deterministic graph: bytes low to high, or a symbol of the counter.
+  struct Arc {
+    enum class Symbol : uint8_t { kBytes, kTick, kEnough };
+    uint32_t from = 0, to = 0;
+    uint8_t low = 0, high = 0;
+    Symbol symbol = Symbol::kBytes;
+    friend bool operator==(const Arc&, const Arc&) = default;
+  };
   struct Graph {
     uint32_t num_states = 0;
     std::vector<GraphEdge> edges;
     std::vector<uint32_t> finals;
-    bool minimal = false;  // a minimal deterministic automaton over bytes and the counter's symbols
+    // A deterministic graph has arcs, by state, and no edges; each state leads to a final one.
+    bool deterministic = false;
+    std::vector<Arc> arcs;
+    std::vector<uint16_t> tags;  // [state], where masks are known of old: see lexeme.h; or empty
     friend bool operator==(const Graph&, const Graph&) = default;
   };
   struct Node {
@@ -145,6 +156,8 @@ class Ir {
     return {children_.data() + nodes_[id].first, nodes_[id].count};
   }
   const Graph& graph_of(ExprId id) const { return graphs_[nodes_[id].graph]; }
+  const std::vector<Graph>& graphs() const { return graphs_; }
+  const std::vector<ByteSet>& byte_sets() const { return sets_; }
   const ByteSet& byte_set(ExprId id) const { return sets_[nodes_[id].first]; }
   const std::vector<Rule>& rules() const { return rules_; }
   size_t size() const { return nodes_.size(); }

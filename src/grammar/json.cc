@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "grammar/lexeme.h"
+
 namespace espalier::grammar {
 namespace {
 
@@ -104,8 +106,7 @@ ExprId JsonPieces::string() {
   if (!has_string_) {
     has_string_ = true;
     string_rule_ = ir_.add_rule("json string");
-    const ExprId quote = ir_.literal("\"");
-    ir_.set_body(string_rule_, ir_.sequence({quote, ir_.star(string_char()), quote}));
+    ir_.set_body(string_rule_, lexeme(ir_, Lexeme::kString));
   }
   return ir_.rule(string_rule_);
 }

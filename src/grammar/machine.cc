@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <set>
+#include <utility>
 
 #include "base/rng.h"
 
@@ -52,29 +52,78 @@ size_t value_size(std::string_view text, uint8_t last) {
 
 }  // namespace
 
-size_t Machine::KeyHash::operator()(const std::vector<Item>& items) const {
+uint32_t Machine::hash_of(std::span<const Item> items) {
   uint64_t h = items.size();
   for (const Item& item : items)
-    h = mix64(h ^ (uint64_t{item.node} << 32 | item.link) ^ mix64(item.count));
-  return h;
+    h = mix64(h ^ (uint64_t{item.node} << 32 | item.link) ^ uint64_t{item.count} << 17);
+  return static_cast<uint32_t>(h);
 }
 
-Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t reach)
+void Machine::Seen::clear() {
+  ++round_;
+  count_ = 0;
+}
+
+bool Machine::Seen::insert(const Item& item) {
+  if (2 * ++count_ > slots_.size()) {
+    const std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(2 * slots_.size()));
+    count_ = 1;
+    for (const Slot& slot : old) {
+      if (slot.round == round_) insert(slot.item);
+    }
+  }
+  const size_t mask = slots_.size() - 1;
+  for (size_t i = hash_of({&item, 1}) & mask;; i = (i + 1) & mask) {
+    Slot& slot = slots_[i];
+    if (slot.round != round_) {
+      slot = {item, round_};
+      return true;
+    }
+    if (slot.item == item) {
+      --count_;
+      return false;
+    }
+  }
+}
+
+Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t reach,
+                 NetworkMaker* maker)
     : network_(network),
+      maker_(maker),
       num_classes_(static_cast<size_t>(network.num_classes())),
       sets_max_(limits.machine_sets_max),
-      reach_(reach) {
+      reach_(reach),
+      table_(256, kDead),
+      link_table_(256, kRootLink) {
   links_.push_back({kDead, 0});  // kRootLink
   sets_.emplace_back();          // kDead
   transitions_.assign(num_classes_, kDead);
-  start_ = intern({{network_.starts[0], kRootLink}}, {});
+  kernel_ = {{network_.starts[0], kRootLink}};
+  start_ = intern(kernel_, {});
 }
 
 LinkId Machine::link_of(SetId set, RuleId rule) {
-  const uint64_t key = uint64_t{set} << 32 | rule;
-  const auto [it, added] = link_index_.try_emplace(key, static_cast<LinkId>(links_.size()));
-  if (added) links_.push_back({set, rule});
-  return it->second;
+  if (2 * links_.size() > link_table_.size()) grow_links();
+  const size_t mask = link_table_.size() - 1;
+  for (size_t i = mix64(uint64_t{set} << 32 | rule) & mask;; i = (i + 1) & mask) {
+    LinkId& slot = link_table_[i];
+    if (slot == kRootLink) {
+      slot = static_cast<LinkId>(links_.size());
+      links_.push_back({set, rule});
+      return slot;
+    }
+    if (links_[slot].set == set && links_[slot].rule == rule) return slot;
+  }
+}
+
+void Machine::grow_links() {
+  link_table_.assign(2 * link_table_.size(), kRootLink);
+  const size_t mask = link_table_.size() - 1;
+  for (LinkId id = 1; id < links_.size(); ++id) {
+    size_t i = mix64(uint64_t{links_[id].set} << 32 | links_[id].rule) & mask;
+    while (link_table_[i] != kRootLink) i = (i + 1) & mask;
+    link_table_[i] = id;
+  }
 }
 
 // A rule has ended: whoever waited for it in the state where it was called goes on. A rule that
@@ -86,7 +135,8 @@ void Machine::complete(LinkId link, SetId current, std::vector<Item>& out, bool&
   }
   const Link& origin = links_[link];
   if (origin.set == current) return;
-  const std::vector<Waiting>& waiting = sets_[origin.set].waiting;
+  const Range range = sets_[origin.set].waiting;
+  const std::span<const Waiting> waiting(waiting_.data() + range.begin, range.size);
   auto it = std::lower_bound(waiting.begin(), waiting.end(), origin.rule,
                              [](const Waiting& w, RuleId rule) { return w.rule < rule; });
   for (; it != waiting.end() && it->rule == origin.rule; ++it)
@@ -95,88 +145,125 @@ void Machine::complete(LinkId link, SetId current, std::vector<Item>& out, bool&
 
 // States are compared by their kernel: what the last byte led to, with items that can only return
 // replaced by where they return to, so that the same place in a text is the same state however it
-// was reached.
-SetId Machine::intern(std::vector<Item> kernel, const Text& text) {
-  std::vector<Item> settled;
-  std::set<Item> seen(kernel.begin(), kernel.end());
+// was reached. REQUIRES: `kernel` sorted, each item once. Used up.
+SetId Machine::intern(std::vector<Item>& kernel, const Text& text) {
+  const auto returns = [&](const Item& item) { return network_.only_final(item.node); };
+  if (std::ranges::none_of(kernel, returns)) {
+    return kernel.empty() ? kDead : intern_settled(kernel);
+  }
+  settled_.clear();
+  seen_.clear();
+  for (const Item& item : kernel) seen_.insert(item);
   bool accepting = false;
   while (!kernel.empty()) {
     const Item item = kernel.back();
     kernel.pop_back();
-    if (!network_.only_final(item.node)) {
-      settled.push_back(item);
+    if (!returns(item)) {
+      settled_.push_back(item);
       continue;
     }
     const int32_t check = network_.nodes[item.node].check;
     if (check >= 0 && !passes(check, text)) continue;
-    std::vector<Item> returned;
+    returned_.clear();
     const bool was_root = item.link == kRootLink;
-    complete(item.link, kUnknown, returned, accepting);
-    if (was_root) settled.push_back(item);  // the mark of acceptance stays in the key
-    for (const Item& next : returned) {
-      if (seen.insert(next).second) kernel.push_back(next);
+    complete(item.link, kUnknown, returned_, accepting);
+    if (was_root) settled_.push_back(item);  // the mark of acceptance stays in the key
+    for (const Item& next : returned_) {
+      if (seen_.insert(next)) kernel.push_back(next);
     }
   }
-  std::sort(settled.begin(), settled.end());
-  return settled.empty() ? kDead : intern_settled(std::move(settled));
+  std::sort(settled_.begin(), settled_.end());
+  return settled_.empty() ? kDead : intern_settled(settled_);
 }
 
-SetId Machine::intern_settled(std::vector<Item> settled) {
-  const auto it = index_.find(settled);
-  if (it != index_.end()) return it->second;
+SetId Machine::intern_settled(const std::vector<Item>& settled) {
+  const uint32_t hash = hash_of(settled);
+  if (2 * sets_.size() > table_.size()) grow_table();
+  const size_t mask = table_.size() - 1;
+  size_t at = hash & mask;
+  for (; table_[at] != kDead; at = (at + 1) & mask) {
+    const Set& set = sets_[table_[at]];
+    if (set.hash == hash && std::ranges::equal(items(set.kernel), settled)) return table_[at];
+  }
   if (sets_.size() >= sets_max_) {
     exhausted_ = true;
     return kDead;
   }
   const auto id = static_cast<SetId>(sets_.size());
-  sets_.emplace_back();
+  table_[at] = id;
+  Set& set = sets_.emplace_back();
+  set.hash = hash;
+  set.kernel = {static_cast<uint32_t>(items_.size()), static_cast<uint32_t>(settled.size())};
+  items_.insert(items_.end(), settled.begin(), settled.end());
   transitions_.resize(transitions_.size() + num_classes_, kUnknown);
-  sets_[id].kernel = &index_.emplace(settled, id).first->first;
-  close(id, std::move(settled));
+  close(id);
   return id;
 }
 
+void Machine::grow_table() {
+  table_.assign(2 * table_.size(), kDead);
+  const size_t mask = table_.size() - 1;
+  for (SetId id = 1; id < sets_.size(); ++id) {
+    size_t i = sets_[id].hash & mask;
+    while (table_[i] != kDead) i = (i + 1) & mask;
+    table_[i] = id;
+  }
+}
+
 // Adds to state `id` all that follows from its kernel without a byte: calls, and returns.
-void Machine::close(SetId id, std::vector<Item> work) {
-  std::set<Item> seen(work.begin(), work.end());
-  std::vector<Waiting> waiting;
-  std::vector<Item> scanning;
+void Machine::close(SetId id) {
+  const Range kernel = sets_[id].kernel;
+  work_.assign(items_.begin() + kernel.begin, items_.begin() + kernel.begin + kernel.size);
+  seen_.clear();
+  for (const Item& item : work_) seen_.insert(item);
+  waiting_now_.clear();
+  scanning_now_.clear();
   bool accepting = false;
-  const auto add = [&](Item item) {
-    if (seen.insert(item).second) work.push_back(item);
+  const auto add = [&](const Item& item) {
+    if (seen_.insert(item)) work_.push_back(item);
   };
-  while (!work.empty()) {
-    const Item item = work.back();
-    work.pop_back();
-    const Network::Node& node = network_.nodes[item.node];
-    if (node.bytes_begin != node.bytes_end) scanning.push_back(item);
+  while (!work_.empty()) {
+    const Item item = work_.back();
+    work_.pop_back();
+    const Network::Node node = network_.nodes[item.node];  // making rules moves the nodes
+    if (node.bytes_begin != node.bytes_end) scanning_now_.push_back(item);
     if (node.final) {
-      std::vector<Item> returned;
-      complete(item.link, id, returned, accepting);
-      for (const Item& next : returned) add(next);
+      returned_.clear();
+      complete(item.link, id, returned_, accepting);
+      for (const Item& next : returned_) add(next);
     }
-    for (const Network::CountEdge& edge : network_.counts_of(item.node)) {
+    for (uint32_t i = node.counts_begin; i < node.counts_end; ++i) {
       Item next = item;
-      if (count_step(edge, next)) add(next);
+      if (count_step(network_.count_edges[i], next)) add(next);
     }
-    for (const Network::CallEdge& call : network_.calls_of(item.node)) {
+    for (uint32_t i = node.calls_begin; i < node.calls_end; ++i) {
+      const Network::CallEdge call = network_.call_edges[i];
       if (!has_room(call.target, item.count)) continue;
+      if (network_.starts[call.rule] == Network::kNotMade) maker_->make(call.rule);
       const NodeId start = network_.starts[call.rule];
       if (call.tail) {
         add({start, item.link});
         continue;
       }
-      waiting.push_back({call.rule, call.target, item.link, item.count});
+      waiting_now_.push_back({call.rule, call.target, item.link, item.count});
       add({start, link_of(id, call.rule)});
       if (network_.nullable[call.rule]) add({call.target, item.link, item.count});
     }
   }
-  std::sort(waiting.begin(), waiting.end());
-  waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
-  std::sort(scanning.begin(), scanning.end());
+  std::sort(waiting_now_.begin(), waiting_now_.end());
+  waiting_now_.erase(std::unique(waiting_now_.begin(), waiting_now_.end()), waiting_now_.end());
+  std::sort(scanning_now_.begin(), scanning_now_.end());
   Set& set = sets_[id];
-  set.scanning = std::move(scanning);
-  set.waiting = std::move(waiting);
+  if (std::ranges::equal(scanning_now_, items(kernel))) {
+    set.scanning = kernel;
+  } else {
+    set.scanning = {static_cast<uint32_t>(items_.size()),
+                    static_cast<uint32_t>(scanning_now_.size())};
+    items_.insert(items_.end(), scanning_now_.begin(), scanning_now_.end());
+  }
+  set.waiting = {static_cast<uint32_t>(waiting_.size()),
+                 static_cast<uint32_t>(waiting_now_.size())};
+  waiting_.insert(waiting_.end(), waiting_now_.begin(), waiting_now_.end());
   set.accepting = accepting;
 }
 
@@ -207,7 +294,7 @@ uint32_t Machine::canonical_count(const Item& item) const {
   const int32_t number = network_.nodes[item.node].counter;
   if (number < 0) return item.count;
   const Ir::Counter& counter = network_.counters[static_cast<size_t>(number)];
-  const uint64_t margin = uint64_t{reach_} + network_.room_max + 1;
+  const uint64_t margin = uint64_t{reach_} + network_.room_max[static_cast<size_t>(number)] + 1;
   const bool far_from_max = counter.max == Ir::kNoMax || item.count + margin < counter.max;
   if (!far_from_max) return item.count;
   if (item.count >= counter.min) return counter.min;
@@ -216,15 +303,33 @@ uint32_t Machine::canonical_count(const Item& item) const {
 
 bool Machine::same_but_counts(SetId a, SetId b) const {
   if (a == kDead || b == kDead) return a == b;
-  return std::ranges::equal(*sets_[a].kernel, *sets_[b].kernel, [](const Item& x, const Item& y) {
-    return x.node == y.node && x.link == y.link;
-  });
+  return std::ranges::equal(
+      items(sets_[a].kernel), items(sets_[b].kernel),
+      [](const Item& x, const Item& y) { return x.node == y.node && x.link == y.link; });
+}
+
+Machine::Inside Machine::inside(SetId set) const {
+  const Range kernel = sets_[set].kernel;
+  if (kernel.size != 1) return {};
+  const Item& item = items_[kernel.begin];
+  const Network::Node& node = network_.nodes[item.node];
+  if (node.tag == 0 || node.counter < 0) return {node.tag};
+  const Ir::Counter& counter = network_.counters[static_cast<size_t>(node.counter)];
+  return {node.tag, counter.min - std::min(counter.min, item.count),
+          counter.max == Ir::kNoMax ? Ir::kNoMax : counter.max - item.count};
+}
+
+SetId Machine::after_lexeme(SetId set) {
+  const Item item = items_[sets_[set].kernel.begin];
+  kernel_ = {{network_.nodes[item.node].end, item.link, item.count}};
+  return intern(kernel_, {});
 }
 
 SetId Machine::canonical(SetId id) {
   if (network_.counters.empty() || id == kDead) return id;
   if (sets_[id].canonical != kUnknown) return sets_[id].canonical;
-  std::vector<Item> kernel = *sets_[id].kernel;
+  const std::span<const Item> own = items(sets_[id].kernel);
+  std::vector<Item> kernel(own.begin(), own.end());
   for (Item& item : kernel) {
     item.count = canonical_count(item);
     if (item.link == kRootLink) continue;
@@ -233,7 +338,8 @@ SetId Machine::canonical(SetId id) {
   }
   std::sort(kernel.begin(), kernel.end());
   kernel.erase(std::unique(kernel.begin(), kernel.end()), kernel.end());
-  const SetId made = kernel == *sets_[id].kernel ? id : intern_settled(std::move(kernel));
+  const bool same = std::ranges::equal(kernel, items(sets_[id].kernel));
+  const SetId made = same ? id : intern_settled(kernel);
   sets_[id].canonical = exhausted_ ? id : made;
   return sets_[id].canonical;
 }
@@ -247,17 +353,19 @@ bool Machine::passes(int32_t check, const Text& text) {
 }
 
 SetId Machine::step_slow(SetId from, uint8_t byte, std::string_view text) {
-  std::vector<Item> kernel;
-  for (const Item& item : sets_[from].scanning) {
+  kernel_.clear();
+  for (const Item& item : items(sets_[from].scanning)) {
     for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
       if (edge.low <= byte && byte <= edge.high && has_room(edge.target, item.count))
-        kernel.push_back({edge.target, item.link, item.count});
+        kernel_.push_back({edge.target, item.link, item.count});
     }
   }
-  std::sort(kernel.begin(), kernel.end());
-  kernel.erase(std::unique(kernel.begin(), kernel.end()), kernel.end());
+  if (kernel_.size() > 1) {
+    std::sort(kernel_.begin(), kernel_.end());
+    kernel_.erase(std::unique(kernel_.begin(), kernel_.end()), kernel_.end());
+  }
   const uint64_t checks_before = checks_made_;
-  const SetId to = kernel.empty() ? kDead : intern(std::move(kernel), {text, byte});
+  const SetId to = kernel_.empty() ? kDead : intern(kernel_, {text, byte});
   if (!exhausted_) {
     transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]] =
         checks_made_ == checks_before ? to : kDepends;

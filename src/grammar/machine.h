@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "grammar/automaton.h"
@@ -24,8 +24,10 @@ class Machine {
  public:
   static constexpr SetId kDead = 0;  // no text leads on from here
 
-  // `reach`: how many bytes canonical() looks ahead.
-  Machine(const Network& network, const GrammarLimits& limits, uint32_t reach = 0);
+  // `reach`: how many bytes canonical() looks ahead. `maker` makes the rules of the network that
+  // are not made yet when texts reach them; without one all are.
+  Machine(const Network& network, const GrammarLimits& limits, uint32_t reach = 0,
+          NetworkMaker* maker = nullptr);
 
   SetId start() const { return start_; }
 
@@ -48,6 +50,15 @@ class Machine {
 
   // Whether two states hold the same but for counters.
   bool same_but_counts(SetId a, SetId b) const;
+
+  // Of a state that is one place inside a lexeme (lexeme.h) and nothing else: its tag, how many
+  // more characters there may and must be, and what follows the lexeme. A tag of 0: no such state.
+  struct Inside {
+    uint16_t tag = 0;
+    uint32_t least = 0, most = ~uint32_t{0};
+  };
+  Inside inside(SetId set) const;
+  SetId after_lexeme(SetId set);  // REQUIRES: inside() says so
 
   bool accepting(SetId set) const { return sets_[set].accepting; }
   bool exhausted() const { return exhausted_; }
@@ -79,19 +90,36 @@ class Machine {
     uint32_t count;
     friend auto operator<=>(const Waiting&, const Waiting&) = default;
   };
+  // A part of items_ or waiting_.
+  struct Range {
+    uint32_t begin = 0, size = 0;
+  };
   struct Set {
-    std::vector<Item> scanning;                 // items that take a byte
-    std::vector<Waiting> waiting;               // sorted by rule
-    const std::vector<Item>* kernel = nullptr;  // in index_
+    Range kernel;    // what it is known by
+    Range scanning;  // items that take a byte
+    Range waiting;   // sorted by rule
     SetId canonical = kUnknown;
+    uint32_t hash = 0;  // of its kernel
     bool accepting = false;
   };
   struct Link {
     SetId set;
     RuleId rule;
   };
-  struct KeyHash {
-    size_t operator()(const std::vector<Item>& items) const;
+  // Items that were met, forgotten at once.
+  class Seen {
+   public:
+    void clear();
+    bool insert(const Item& item);  // false: it was there
+
+   private:
+    struct Slot {
+      Item item;
+      uint32_t round = 0;
+    };
+    std::vector<Slot> slots_ = std::vector<Slot>(64);
+    uint32_t round_ = 0;
+    size_t count_ = 0;
   };
 
   // What was read, its last byte apart.
@@ -99,29 +127,42 @@ class Machine {
     std::string_view before;
     uint8_t last = 0;
   };
+  std::span<const Item> items(Range range) const {
+    return {items_.data() + range.begin, range.size};
+  }
+  static uint32_t hash_of(std::span<const Item> items);
   SetId step_slow(SetId from, uint8_t byte, std::string_view text);
-  SetId intern(std::vector<Item> kernel, const Text& text);
-  SetId intern_settled(std::vector<Item> kernel);
+  SetId intern(std::vector<Item>& kernel, const Text& text);
+  SetId intern_settled(const std::vector<Item>& kernel);
+  void grow_table();
   uint32_t canonical_count(const Item& item) const;
   bool count_step(const Network::CountEdge& edge, Item& item) const;
   bool has_room(NodeId node, uint32_t count) const;
   bool passes(int32_t check, const Text& text);
-  void close(SetId id, std::vector<Item> work);
+  void close(SetId id);
   void complete(LinkId link, SetId current, std::vector<Item>& out, bool& accepting) const;
   LinkId link_of(SetId set, RuleId rule);
+  void grow_links();
 
   const Network& network_;
+  NetworkMaker* const maker_;
   const size_t num_classes_;
   const size_t sets_max_;
   const uint32_t reach_;
   std::vector<Set> sets_;
+  std::vector<Item> items_;
+  std::vector<Waiting> waiting_;
   std::vector<SetId> transitions_;  // [set, class]
+  std::vector<SetId> table_;        // of sets by the hash of their kernels; kDead: free
   std::vector<Link> links_;
-  std::unordered_map<std::vector<Item>, SetId, KeyHash> index_;
-  std::unordered_map<uint64_t, LinkId> link_index_;
+  std::vector<LinkId> link_table_;  // of links by set and rule; kRootLink: free
   SetId start_ = kDead;
   bool exhausted_ = false;
   uint64_t checks_made_ = 0;
+  // Used within one call.
+  Seen seen_;
+  std::vector<Item> kernel_, settled_, returned_, work_, scanning_now_;
+  std::vector<Waiting> waiting_now_;
 };
 
 }  // namespace espalier::grammar

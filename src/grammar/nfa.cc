@@ -12,6 +12,8 @@ namespace {
 // What an edge asks for: bytes below 256, calls above.
 using Symbol = uint32_t;
 constexpr Symbol kFirstCall = 256;
+// Steps of a microsecond or so between two looks at the clock.
+constexpr uint32_t kCheckedEvery = 256;
 
 bool edge_less(const Nfa::Edge& a, const Nfa::Edge& b) {
   return std::tuple(a.call, a.low, a.high, a.target) < std::tuple(b.call, b.low, b.high, b.target);
@@ -148,11 +150,23 @@ void join_ranges(Nfa::State& state) {
   state.edges = std::move(joined);
 }
 
+int32_t call_of_symbol(Ir::Arc::Symbol symbol) {
+  switch (symbol) {
+    case Ir::Arc::Symbol::kBytes:
+      break;
+    case Ir::Arc::Symbol::kTick:
+      return kTickCall;
+    case Ir::Arc::Symbol::kEnough:
+      return kEnoughCall;
+  }
+  return -1;
+}
+
 // Thompson's construction.
 class Emitter {
  public:
-  Emitter(const Ir& ir, const std::function<int32_t(RuleId)>& call_of)
-      : ir_(ir), call_of_(call_of) {}
+  Emitter(const Ir& ir, const std::function<int32_t(RuleId)>& call_of, const GrammarLimits& limits)
+      : ir_(ir), call_of_(call_of), limits_(limits) {}
 
   Nfa emit_all(ExprId expr) {
     nfa_.start = nfa_.add();
@@ -165,6 +179,10 @@ class Emitter {
   // Adds states that match `expr` from `from`; returns the state where it has matched. No move made
   // here leads back into `from`, so alternatives may share it.
   NodeId emit(ExprId expr, NodeId from) {
+    if (stopped_ || (++emitted_ % kCheckedEvery == 0 && limits_.interrupted())) {
+      stopped_ = true;
+      return from;
+    }
     const Ir::Node& node = ir_.node(expr);
     switch (node.op) {
       case Ir::Op::kNever:
@@ -191,6 +209,7 @@ class Emitter {
         return emit_call(kEnoughCall, from);
       case Ir::Op::kRule: {
         const int32_t call = call_of_(node.first);
+        if (call == kNeverRule) return nfa_.add();
         if (call == kInlineRule) return emit(ir_.rules()[node.first].body, from);
         return emit_call(call, from);
       }
@@ -218,7 +237,7 @@ class Emitter {
   }
 
   NodeId emit_repeat(const Ir::Node& repeat, ExprId child, NodeId from) {
-    for (int32_t i = 0; i < repeat.min; ++i) from = emit(child, from);
+    for (int32_t i = 0; i < repeat.min && !stopped_; ++i) from = emit(child, from);
     if (repeat.max == kUnbounded) {
       const NodeId loop = nfa_.add();
       nfa_.empty_move(from, loop);
@@ -226,7 +245,7 @@ class Emitter {
       return loop;
     }
     const NodeId to = nfa_.add();
-    for (int32_t i = repeat.min; i < repeat.max; ++i) {
+    for (int32_t i = repeat.min; i < repeat.max && !stopped_; ++i) {
       nfa_.empty_move(from, to);
       from = emit(child, from);
     }
@@ -238,6 +257,12 @@ class Emitter {
     std::vector<NodeId> states;
     for (uint32_t i = 0; i < graph.num_states; ++i) states.push_back(nfa_.add());
     nfa_.empty_move(from, states[0]);
+    for (const Ir::Arc& arc : graph.arcs) {
+      nfa_.states[states[arc.from]].edges.push_back({.low = arc.low,
+                                                     .high = arc.high,
+                                                     .call = call_of_symbol(arc.symbol),
+                                                     .target = states[arc.to]});
+    }
     for (const Ir::GraphEdge& edge : graph.edges) {
       nfa_.empty_move(emit(edge.expr, states[edge.from]), states[edge.to]);
     }
@@ -248,48 +273,58 @@ class Emitter {
 
   const Ir& ir_;
   const std::function<int32_t(RuleId)>& call_of_;
+  const GrammarLimits& limits_;
+  uint32_t emitted_ = 0;
+  bool stopped_ = false;
   Nfa nfa_;
 };
 
 }  // namespace
 
-Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of) {
-  return without_empty_moves(Emitter(ir, call_of).emit_all(expr));
+Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
+           const GrammarLimits& limits) {
+  return without_empty_moves(Emitter(ir, call_of, limits).emit_all(expr), limits);
 }
 
-Nfa nfa_of_minimal(const Ir& ir, const Ir::Graph& graph) {
+Nfa nfa_of_graph(const Ir::Graph& graph) {
   Nfa nfa;
   nfa.states.resize(graph.num_states);
   for (uint32_t final : graph.finals) nfa.states[final].final = true;
-  for (const Ir::GraphEdge& edge : graph.edges) {
-    std::vector<Nfa::Edge>& edges = nfa.states[edge.from].edges;
-    const Ir::Op op = ir.node(edge.expr).op;
-    if (op == Ir::Op::kTick || op == Ir::Op::kEnough) {
-      edges.push_back({.call = op == Ir::Op::kTick ? kTickCall : kEnoughCall, .target = edge.to});
-      continue;
-    }
-    const ByteSet& set = ir.byte_set(edge.expr);
-    for (int low = 0; low < 256; ++low) {
-      if (!set[static_cast<size_t>(low)]) continue;
-      int high = low;
-      while (high + 1 < 256 && set[static_cast<size_t>(high) + 1]) ++high;
-      edges.push_back({.low = static_cast<uint8_t>(low),
-                       .high = static_cast<uint8_t>(high),
-                       .target = edge.to});
-      low = high;
-    }
+  for (size_t i = 0; i < graph.tags.size(); ++i) nfa.states[i].tag = graph.tags[i];
+  for (const Ir::Arc& arc : graph.arcs) {
+    nfa.states[arc.from].edges.push_back(
+        {.low = arc.low, .high = arc.high, .call = call_of_symbol(arc.symbol), .target = arc.to});
   }
-  for (Nfa::State& state : nfa.states) join_ranges(state);
   return nfa;
 }
 
-Nfa without_empty_moves(const Nfa& nfa) {
+Ir::Graph graph_of(const Nfa& dfa) {
+  Ir::Graph graph;
+  graph.deterministic = true;
+  graph.num_states = static_cast<uint32_t>(dfa.states.size());
+  // The start is state 0: swap it with whoever is.
+  const auto name = [&](NodeId id) { return id == dfa.start ? 0 : id == 0 ? dfa.start : id; };
+  for (NodeId i = 0; i < dfa.states.size(); ++i) {
+    const NodeId from = name(i);
+    for (const Nfa::Edge& edge : dfa.states[from].edges) {
+      const auto symbol = edge.call == kTickCall     ? Ir::Arc::Symbol::kTick
+                          : edge.call == kEnoughCall ? Ir::Arc::Symbol::kEnough
+                                                     : Ir::Arc::Symbol::kBytes;
+      graph.arcs.push_back({i, name(edge.target), edge.low, edge.high, symbol});
+    }
+    if (dfa.states[from].final) graph.finals.push_back(i);
+  }
+  return graph;
+}
+
+Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits) {
   Nfa out;
   out.states.resize(nfa.states.size());
   out.start = nfa.start;
   std::vector<uint32_t> seen(nfa.states.size(), 0);
   std::vector<NodeId> stack;
   for (NodeId s = 0; s < nfa.states.size(); ++s) {
+    if (s % kCheckedEvery == 0 && limits.interrupted()) return nfa;
     stack = {s};
     seen[s] = s + 1;
     while (!stack.empty()) {
@@ -309,7 +344,7 @@ Nfa without_empty_moves(const Nfa& nfa) {
   return trimmed(out);
 }
 
-std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max) {
+std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const GrammarLimits& limits) {
   Nfa out;
   std::unordered_map<std::vector<uint32_t>, NodeId, VectorHash> index;
   std::vector<std::vector<uint32_t>> members;
@@ -327,6 +362,7 @@ std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max) {
   out.start = id_of({nfa.start});
   for (NodeId current = 0; current < out.states.size(); ++current) {
     if (out.states.size() > states_max) return std::nullopt;
+    if (current % kCheckedEvery == 0 && limits.interrupted()) return std::nullopt;
     std::vector<const Nfa::Edge*> bytes;
     std::map<int32_t, std::vector<uint32_t>> calls;
     const std::vector<uint32_t> set = members[current];
@@ -361,7 +397,8 @@ namespace {
 // part keeps its number, so a state is renumbered a logarithmic number of times.
 class Refinement {
  public:
-  explicit Refinement(const Nfa& dfa) : dfa_(dfa), classes_(dfa.states.size(), 0) {
+  Refinement(const Nfa& dfa, const GrammarLimits& limits)
+      : dfa_(dfa), classes_(dfa.states.size(), 0) {
     const size_t count = dfa.states.size();
     sources_.resize(count);
     for (NodeId s = 0; s < count; ++s) {
@@ -372,7 +409,8 @@ class Refinement {
     for (NodeId s = 0; s < count; ++s) members_[0].push_back(s);
     queue_.push_back(0);
     queued_.push_back(true);
-    while (!queue_.empty()) {
+    for (uint32_t round = 1; !queue_.empty(); ++round) {
+      if (round % kCheckedEvery == 0 && limits.interrupted()) return;
       const uint32_t c = queue_.back();
       queue_.pop_back();
       queued_[c] = false;
@@ -447,9 +485,9 @@ class Refinement {
 
 }  // namespace
 
-Nfa minimised(const Nfa& dfa) {
+Nfa minimised(const Nfa& dfa, const GrammarLimits& limits) {
   const size_t count = dfa.states.size();
-  const Refinement refinement(dfa);
+  const Refinement refinement(dfa, limits);
   const std::vector<uint32_t>& classes = refinement.classes();
   const size_t num_classes = refinement.count();
   Nfa out;

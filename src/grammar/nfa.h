@@ -23,6 +23,7 @@ struct Nfa {
   struct State {
     std::vector<Edge> edges;
     bool final = false;
+    uint16_t tag = 0;  // of a graph's state (Ir::Graph::tags); lost where states are made anew
   };
   std::vector<State> states;
   NodeId start = 0;
@@ -42,28 +43,34 @@ inline constexpr int32_t kEnoughCall = kTickCall + 1;
 
 // What a rule is in nfa_of: the number of a call, or kInlineRule.
 inline constexpr int32_t kInlineRule = -1;
+inline constexpr int32_t kNeverRule = -2;  // it matches nothing
 
 // The automaton of `expr`, without empty moves. A rule that does not become a call is written out
 // where it stands (REQUIRES: it does not recurse).
-Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of);
+Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
+           const GrammarLimits& limits);
 
-// The automaton of a graph that is marked minimal, as it stands.
-Nfa nfa_of_minimal(const Ir& ir, const Ir::Graph& graph);
+// The automaton of a deterministic graph, as it stands; and back, with the start as state 0.
+Nfa nfa_of_graph(const Ir::Graph& graph);
+Ir::Graph graph_of(const Nfa& dfa);
 
 // Whether `expr` is such a graph.
-inline bool is_minimal_graph(const Ir& ir, ExprId expr) {
-  return ir.node(expr).op == Ir::Op::kGraph && ir.graph_of(expr).minimal;
+inline bool is_deterministic_graph(const Ir& ir, ExprId expr) {
+  return ir.node(expr).op == Ir::Op::kGraph && ir.graph_of(expr).deterministic;
 }
+
+// What follows, and nfa_of, leaves with an automaton of no meaning once limits.interrupted(); the
+// caller asks limits.check_time().
 
 // The same language without empty moves, unreachable states, or states from which no final state
 // can be reached (calls count as passable).
-Nfa without_empty_moves(const Nfa& nfa);
+Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits);
 
 // The deterministic automaton (calls are symbols like any other), or nothing when it would pass
 // `states_max`.
-std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max);
+std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const GrammarLimits& limits);
 
 // The minimal form of a deterministic automaton.
-Nfa minimised(const Nfa& dfa);
+Nfa minimised(const Nfa& dfa, const GrammarLimits& limits);
 
 }  // namespace espalier::grammar

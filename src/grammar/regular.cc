@@ -14,37 +14,17 @@ constexpr NodeId kNone = ~NodeId{0};
 
 Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
   ESP_RETURN_IF_ERROR(limits.check_time());
-  if (is_minimal_graph(ir, expr)) return nfa_of_minimal(ir, ir.graph_of(expr));
-  const Nfa nfa = nfa_of(ir, expr, [](RuleId) { return kInlineRule; });
-  std::optional<Nfa> dfa = determinised(nfa, limits.dfa_nodes_max);
+  if (is_deterministic_graph(ir, expr)) return nfa_of_graph(ir.graph_of(expr));
+  const Nfa nfa = nfa_of(
+      ir, expr, [](RuleId) { return kInlineRule; }, limits);
+  ESP_RETURN_IF_ERROR(limits.check_time());
+  std::optional<Nfa> dfa = determinised(nfa, limits.dfa_nodes_max, limits);
+  ESP_RETURN_IF_ERROR(limits.check_time());
   if (!dfa) {
     return fail(error(StatusCode::kResourceExhausted,
                       "a pattern needs more than {} automaton states", limits.dfa_nodes_max));
   }
-  return minimised(*dfa);
-}
-
-ExprId graph_of(Ir& ir, const Nfa& dfa) {
-  Ir::Graph graph;
-  graph.minimal = true;
-  graph.num_states = static_cast<uint32_t>(dfa.states.size());
-  // The start is state 0: swap it with whoever is.
-  const auto name = [&](NodeId id) { return id == dfa.start ? 0 : id == 0 ? dfa.start : id; };
-  for (NodeId from = 0; from < dfa.states.size(); ++from) {
-    std::map<NodeId, ByteSet> moves;
-    for (const Nfa::Edge& edge : dfa.states[from].edges) {
-      if (edge.call >= kTickCall) {
-        const ExprId symbol = edge.call == kTickCall ? ir.tick() : ir.enough();
-        graph.edges.push_back({name(from), symbol, name(edge.target)});
-        continue;
-      }
-      for (int b = edge.low; b <= edge.high; ++b) moves[edge.target].set(static_cast<size_t>(b));
-    }
-    for (const auto& [to, set] : moves)
-      graph.edges.push_back({name(from), ir.bytes(set), name(to)});
-    if (dfa.states[from].final) graph.finals.push_back(name(from));
-  }
-  return ir.graph(std::move(graph));
+  return minimised(*dfa, limits);
 }
 
 // Where the symbol of a counter leads.
@@ -85,6 +65,7 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
   };
   out.start = id_of(x.start, y.start);
   for (NodeId current = 0; current < pairs.size(); ++current) {
+    if (current % 64 == 0) ESP_RETURN_IF_ERROR(limits.check_time());
     if (pairs.size() > limits.dfa_nodes_max) {
       return fail(error(StatusCode::kResourceExhausted,
                         "patterns together need more than {} automaton states",
@@ -112,7 +93,7 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
       }
     }
   }
-  return graph_of(ir, minimised(without_empty_moves(out)));
+  return ir.graph(graph_of(minimised(without_empty_moves(out, limits), limits)));
 }
 
 }  // namespace
@@ -129,7 +110,7 @@ Result<ExprId> difference(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limit
 
 Result<ExprId> canonical(Ir& ir, ExprId expr, const GrammarLimits& limits) {
   ESP_ASSIGN_OR_RETURN(const Nfa dfa, dfa_of(ir, expr, limits));
-  return graph_of(ir, dfa);
+  return ir.graph(graph_of(dfa));
 }
 
 Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limits) {

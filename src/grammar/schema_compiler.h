@@ -176,11 +176,11 @@ class SchemaCompiler {
                                           const Conjunction& elements) const;
   Result<bool> key_matches(const std::string& pattern, const std::string& name);
   Result<ExprId> key_language(const Conjunction& elements);  // what propertyNames leaves
+  bool limits_names(const Conjunction& elements) const;      // whether it stands there
   Status require_regular(const Element& element, std::string_view key, ExprId expr) const;
   // Quoted strings that it matches, with ticks for their characters where they are counted.
   Result<ExprId> pattern_string(const std::string& pattern, bool counted = false);
 
-  ExprId canonical_char(const std::vector<CodeRange>& ranges);
   ExprId literal_value(const boost::json::value& value);
   ExprId quoted(std::string_view text);
   const boost::json::value* member(const Element& element, std::string_view key) const;

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "grammar/lexeme.h"
 #include "grammar/regular.h"
 #include "grammar/schema_compiler.h"
 
@@ -242,9 +243,13 @@ Status SchemaCompiler::require_regular(const Element& element, std::string_view 
   return ends(ends, expr) ? Status() : unsupported(element, key);
 }
 
+bool SchemaCompiler::limits_names(const Conjunction& elements) const {
+  return std::ranges::any_of(
+      elements, [&](const Element& e) { return member(e, "propertyNames") != nullptr; });
+}
+
 Result<ExprId> SchemaCompiler::key_language(const Conjunction& elements) {
-  const ExprId quote = ir_.literal("\"");
-  ExprId keys = ir_.sequence({quote, ir_.star(canonical_char({{0, 0x10ffff}})), quote});
+  ExprId keys = lexeme(ir_, Lexeme::kKey);
   for (const Element& element : elements) {
     const json::value* names = member(element, "propertyNames");
     if (names == nullptr) continue;
@@ -285,15 +290,20 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
       }
     }
   }
+  const bool names_limited = limits_names(elements);
+  // Keys that are not declared.
+  const auto other_than_declared = [&]() -> Result<ExprId> {
+    if (!names_limited) return other_keys(ir_, literals);
+    ESP_ASSIGN_OR_RETURN(const ExprId keys, key_language(elements));
+    if (keys == ir_.never() || literals.empty()) return keys;
+    return difference(ir_, keys, ir_.literals(literals), limits_);
+  };
   if (rough_ && !patterns.empty()) {
     // Which patterns a key matches is left to the check.
     left_out_ = true;
-    ESP_ASSIGN_OR_RETURN(const ExprId keys, key_language(elements));
-    if (keys == ir_.never()) return std::vector<ExtraKeys>();
-    if (literals.empty()) return std::vector<ExtraKeys>{{keys, pieces_.value()}};
-    ESP_ASSIGN_OR_RETURN(const ExprId others,
-                         difference(ir_, keys, ir_.literals(literals), limits_));
-    return std::vector<ExtraKeys>{{others, pieces_.value()}};
+    ESP_ASSIGN_OR_RETURN(const ExprId others, other_than_declared());
+    if (others == ir_.never()) return std::vector<ExtraKeys>();
+    return std::vector<ExtraKeys>{{own_rule(others, "other key"), pieces_.value()}};
   }
   if (patterns.size() > kPatternsMax) {
     return fail(error(StatusCode::kUnimplemented,
@@ -319,12 +329,8 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
     ESP_ASSIGN_OR_RETURN(const ExprId value_expr, compile(std::move(value)));
     if (value_expr == ir_.never()) continue;
     if (!rest) {
-      ESP_ASSIGN_OR_RETURN(const ExprId keys, key_language(elements));
-      if (keys == ir_.never()) return out;
-      rest = keys;
-      if (!literals.empty()) {
-        ESP_ASSIGN_OR_RETURN(rest, difference(ir_, keys, ir_.literals(literals), limits_));
-      }
+      ESP_ASSIGN_OR_RETURN(rest, other_than_declared());
+      if (*rest == ir_.never()) return out;
     }
     ExprId key = *rest;
     for (size_t p = 0; p < patterns.size() && key != ir_.never(); ++p) {
@@ -358,9 +364,11 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
     if (known.insert(name).second) names.push_back(name);
   }
   const std::set<std::string> required(facts.required.begin(), facts.required.end());
-  ESP_ASSIGN_OR_RETURN(const ExprId allowed_keys, key_language(elements));
-  const bool names_limited = std::ranges::any_of(
-      elements, [&](const Element& e) { return member(e, "propertyNames") != nullptr; });
+  const bool names_limited = limits_names(elements);
+  ExprId allowed_keys = ir_.never();
+  if (names_limited) {
+    ESP_ASSIGN_OR_RETURN(allowed_keys, key_language(elements));
+  }
 
   struct Property {
     ExprId pair;

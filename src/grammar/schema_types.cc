@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "grammar/lexeme.h"
 #include "grammar/machine.h"
 #include "grammar/regex.h"
 #include "grammar/regular.h"
@@ -20,42 +21,6 @@ constexpr int64_t kEscapedLengthMax = 200;  // longer bounded strings take short
 constexpr int64_t kLengthMax = 300;         // of strings that are written out
 
 }  // namespace
-
-// A character as serialisers write it: itself, or the shortest escape where it needs one.
-ExprId SchemaCompiler::canonical_char(const std::vector<CodeRange>& ranges) {
-  constexpr std::pair<uint32_t, const char*> kEscapes[] = {
-      {'"', "\\\""}, {'\\', "\\\\"}, {'\b', "\\b"}, {'\f', "\\f"},
-      {'\n', "\\n"}, {'\r', "\\r"},  {'\t', "\\t"}};
-  std::vector<ExprId> parts;
-  std::vector<CodeRange> plain;
-  for (const CodeRange& r : normalized(ranges)) {
-    uint32_t from = r.low;
-    for (; from < 0x20 && from <= r.high; ++from) {
-      constexpr char kHex[] = "0123456789abcdef";
-      const auto* known =
-          std::ranges::find(kEscapes, from, &std::pair<uint32_t, const char*>::first);
-      if (known != std::end(kEscapes)) {
-        parts.push_back(ir_.literal(known->second));
-      } else {
-        const std::string head = std::string("\\u00") + kHex[from >> 4];
-        const char low = kHex[from & 15];
-        const ExprId last = low >= 'a' ? ir_.choice({ir_.byte(static_cast<uint8_t>(low)),
-                                                     ir_.byte(static_cast<uint8_t>(low - 32))})
-                                       : ir_.byte(static_cast<uint8_t>(low));
-        parts.push_back(ir_.sequence({ir_.literal(head), last}));
-      }
-    }
-    for (uint32_t special : {uint32_t{'"'}, uint32_t{'\\'}}) {
-      if (from > special || special > r.high) continue;
-      if (special > from) plain.push_back({from, special - 1});
-      parts.push_back(ir_.literal(special == '"' ? "\\\"" : "\\\\"));
-      from = special + 1;
-    }
-    if (from <= r.high) plain.push_back({from, r.high});
-  }
-  parts.push_back(ir_.chars(std::move(plain)));
-  return ir_.choice(parts);
-}
 
 ExprId SchemaCompiler::quoted(std::string_view text) {
   return ir_.literal(json::serialize(json::string(text)));
@@ -190,14 +155,15 @@ Result<ExprId> SchemaCompiler::lower_values(const Conjunction& elements,
 Result<std::optional<ExprId>> SchemaCompiler::counted_string(const Facts& facts) {
   using Counted = std::optional<ExprId>;
   constexpr int64_t kMost = 1 << 30;
-  const ExprId quote = ir_.literal("\"");
-  const auto any = [&](ExprId one) {
-    return ir_.sequence({quote, ir_.star(ir_.sequence({ir_.tick(), one})), ir_.enough(), quote});
-  };
   const bool plain = facts.patterns.empty() && facts.not_patterns.empty();
   std::optional<ExprId> expr;
   if (facts.patterns.empty()) {
-    expr = any(plain ? pieces_.string_char() : canonical_char({{0, 0x10ffff}}));
+    const ExprId quote = ir_.literal("\"");
+    const ExprId one = plain ? ir_.empty() : serialised_char(ir_, {{0, 0x10ffff}});
+    expr =
+        plain
+            ? grammar::counted_string(ir_)
+            : ir_.sequence({quote, ir_.star(ir_.sequence({ir_.tick(), one})), ir_.enough(), quote});
   }
   for (const std::string& pattern : facts.patterns) {
     ESP_ASSIGN_OR_RETURN(const ExprId matched, pattern_string(pattern, true));
@@ -298,10 +264,11 @@ Result<ExprId> SchemaCompiler::pattern_string(const std::string& pattern, bool c
     patterns_.emplace(key, both);
     return both;
   }
-  const RegexOptions options{
-      .search = true, .encode = [this, counted](Ir&, const std::vector<CodeRange>& r) {
-        return counted ? ir_.sequence({ir_.tick(), canonical_char(r)}) : canonical_char(r);
-      }};
+  const RegexOptions options{.search = true,
+                             .encode = [this, counted](Ir&, const std::vector<CodeRange>& r) {
+                               return counted ? ir_.sequence({ir_.tick(), serialised_char(ir_, r)})
+                                              : serialised_char(ir_, r);
+                             }};
   auto body = parse_regex(ir_, pattern, options);
   if (!body) return fail(body.error().with_context("pattern"));
   const ExprId quote = ir_.literal("\"");
@@ -340,7 +307,7 @@ Result<ExprId> SchemaCompiler::lower_string_exactly(const Facts& facts) {
                       kLengthMax, longest));
   }
   const ExprId one = plain && longest <= kEscapedLengthMax ? pieces_.string_char()
-                                                           : canonical_char({{0, 0x10ffff}});
+                                                           : serialised_char(ir_, {{0, 0x10ffff}});
   const ExprId quote = ir_.literal("\"");
   std::optional<ExprId> expr;
   if (!any_length || facts.patterns.empty()) {

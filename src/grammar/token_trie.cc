@@ -1,6 +1,8 @@
 #include "grammar/token_trie.h"
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 #include "grammar/unicode.h"
 
@@ -32,9 +34,9 @@ constexpr size_t kUpToMasksMax = 32;  // as many masks of a vocabulary's size
 
 class Builder {
  public:
-  // With the first skip[id] bytes of each left out, where given.
-  explicit Builder(const TokenTrie& trie, const std::vector<uint16_t>* skip = nullptr)
-      : trie_(trie), skip_(skip) {}
+  // With the first skip->at(id) bytes of each left out, where given.
+  using Skips = std::unordered_map<TokenId, uint16_t>;
+  explicit Builder(const TokenTrie& trie, const Skips* skip = nullptr) : trie_(trie), skip_(skip) {}
 
   TrieWalk build(std::vector<TokenId> ids) {
     std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
@@ -72,11 +74,11 @@ class Builder {
     }
   }
   std::string_view text_of(TokenId id) const {
-    return trie_.bytes(id).substr(skip_ == nullptr ? 0 : (*skip_)[static_cast<size_t>(id)]);
+    return trie_.bytes(id).substr(skip_ == nullptr ? 0 : skip_->at(id));
   }
 
   const TokenTrie& trie_;
-  const std::vector<uint16_t>* skip_;
+  const Skips* skip_;
 };
 
 }  // namespace
@@ -106,7 +108,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   all_ = Builder(*this).build(ids);
   not_string_inside_ = Builder(*this).build(others);
 
-  std::vector<uint16_t> skip(static_cast<size_t>(vocab_size_), 0);
+  Builder::Skips skip;
   std::vector<std::vector<TokenId>> by_characters;
   const auto file = [](auto& lists, size_t index, TokenId id) {
     if (lists.size() <= index) lists.resize(index + 1);
@@ -118,7 +120,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
     if (string_inside_mask_[i / 32] >> (i % 32) & 1) {
       file(inside_by_characters_, inside.characters - 1, id);
     } else {
-      skip[i] = static_cast<uint16_t>(inside.bytes);
+      skip[id] = static_cast<uint16_t>(inside.bytes);
       file(by_characters, inside.characters, id);
     }
   }
@@ -132,6 +134,75 @@ TokenTrie::TokenTrie(const VocabView& vocab)
     for (TokenId id : list) mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
     inside_up_to_.push_back(mask);
   }
+  make_lexeme(Lexeme::kString);
+  make_lexeme(Lexeme::kKey);
+  const LexemeMasks& string = lexeme(Lexeme::kString)[lexeme_automaton(Lexeme::kString).inside];
+  std::ranges::fill(mask, 0);
+  for (size_t i = 0; string_up_to_.size() <= kUpToMasksMax;) {
+    for (; i < string.inside_ids.size() && string.inside_characters[i] <= string_up_to_.size();
+         ++i) {
+      const auto id = static_cast<size_t>(string.inside_ids[i]);
+      mask[id / 32] |= 1u << (id % 32);
+    }
+    string_up_to_.push_back(mask);
+  }
+}
+
+void TokenTrie::make_lexeme(Lexeme lexeme) {
+  const LexemeAutomaton& automaton = lexeme_automaton(lexeme);
+  auto& masks = lexemes_[static_cast<size_t>(lexeme)];
+  for (size_t state = 0; state < automaton.next.size(); ++state) {
+    masks.push_back(masks_from(automaton, static_cast<uint8_t>(state)));
+  }
+}
+
+// One scan of the trie, with the state and the characters begun after each byte of the path.
+LexemeMasks TokenTrie::masks_from(const LexemeAutomaton& automaton, uint8_t from) const {
+  struct Step {
+    uint8_t state;
+    uint16_t characters;
+  };
+  LexemeMasks out;
+  out.inside.assign(static_cast<size_t>(words_per_mask()), 0);
+  std::vector<Step> path(static_cast<size_t>(all_.depth_max) + 1);
+  path[0] = {from, 0};
+  std::vector<std::pair<uint16_t, TokenId>> inside;
+  std::vector<TokenId> ending;
+  std::unordered_map<TokenId, uint16_t> skip, characters;
+  for (size_t i = 0; i + 1 < all_.nodes.size();) {
+    const TrieWalk::Node& node = all_.nodes[i];
+    const Step& here = path[node.depth];
+    const uint8_t to = automaton.next[here.state][node.byte];
+    if (to == LexemeAutomaton::kDead) {
+      i = node.skip;
+      continue;
+    }
+    if (to == automaton.end) {
+      const uint32_t end = all_.nodes[node.skip].tokens_begin;
+      for (uint32_t t = node.tokens_begin; t < end; ++t) {
+        ending.push_back(all_.token_ids[t]);
+        skip[all_.token_ids[t]] = static_cast<uint16_t>(node.depth + 1);
+        characters[all_.token_ids[t]] = here.characters;
+      }
+      i = node.skip;
+      continue;
+    }
+    const bool begins = here.state == automaton.inside;
+    path[node.depth + 1] = {to, static_cast<uint16_t>(here.characters + (begins ? 1 : 0))};
+    for (uint32_t t = node.tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t) {
+      inside.emplace_back(path[node.depth + 1].characters, all_.token_ids[t]);
+    }
+    ++i;
+  }
+  std::ranges::sort(inside);
+  for (const auto& [count, id] : inside) {
+    out.inside_characters.push_back(count);
+    out.inside_ids.push_back(id);
+    out.inside[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+  }
+  out.tails = Builder(*this, &skip).build(std::move(ending));
+  for (TokenId id : out.tails.token_ids) out.tail_characters.push_back(characters.at(id));
+  return out;
 }
 
 void TokenTrie::add_string_inside(size_t characters, std::span<uint32_t> words) const {

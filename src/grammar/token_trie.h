@@ -2,6 +2,7 @@
 // walk is a scan and a refused prefix is a jump.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "grammar/lexeme.h"
 #include "seams/vocab_view.h"
 
 namespace espalier::grammar {
@@ -26,6 +28,18 @@ struct TrieWalk {
   int32_t depth_max = 0;           // longest token, bytes
 };
 
+// What tokens do from one state of a lexeme.
+struct LexemeMasks {
+  // Those that stay inside, ordered by the characters that they begin, and as bits.
+  std::vector<TokenId> inside_ids;
+  std::vector<uint16_t> inside_characters;  // [inside_ids]
+  std::vector<uint32_t> inside;
+  // Those that end the lexeme: what they have after its end. Tokens that end with it come first in
+  // token_ids, before the first node's.
+  TrieWalk tails;
+  std::vector<uint16_t> tail_characters;  // [tails.token_ids] characters before the end
+};
+
 // Immutable, shared by all grammars of a model; thread-safe to read. Copies the vocabulary's bytes.
 class TokenTrie {
  public:
@@ -37,7 +51,7 @@ class TokenTrie {
   // Tokens that are whole characters of a JSON string's inside, no quote, backslash or control
   // character: most of any vocabulary. A state that such text does not change allows them all at
   // once and walks only the rest.
-  std::span<const uint32_t> string_inside_mask() const { return string_inside_mask_; }
+  const std::vector<uint32_t>& string_inside_mask() const { return string_inside_mask_; }
   const TrieWalk& not_string_inside() const { return not_string_inside_; }
 
   // The other tokens are such text (maybe none) and a rest that begins where it ends: at a quote, a
@@ -51,6 +65,14 @@ class TokenTrie {
   // The most characters that any token has before its rest or its end.
   size_t inside_characters_max() const { return inside_by_characters_.size(); }
 
+  // [state of the lexeme's automaton]
+  const std::vector<LexemeMasks>& lexeme(Lexeme lexeme) const {
+    return lexemes_[static_cast<size_t>(lexeme)];
+  }
+  // The tokens that stay inside a string, between its characters, with at most `characters` more:
+  // [characters], as far as there are masks; see lexeme() beyond.
+  const std::vector<std::vector<uint32_t>>& string_up_to() const { return string_up_to_; }
+
   int32_t vocab_size() const { return vocab_size_; }
   int32_t words_per_mask() const { return (vocab_size_ + 31) / 32; }
   std::string_view bytes(TokenId id) const;  // empty: never allowed by a grammar
@@ -58,6 +80,9 @@ class TokenTrie {
   bool is_eos(TokenId id) const;
 
  private:
+  void make_lexeme(Lexeme lexeme);
+  LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
+
   int32_t vocab_size_ = 0;
   std::string text_;
   std::vector<uint32_t> offsets_;  // [vocab_size + 1]
@@ -68,6 +93,8 @@ class TokenTrie {
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
+  std::array<std::vector<LexemeMasks>, kNumLexemes> lexemes_;
+  std::vector<std::vector<uint32_t>> string_up_to_;
 };
 
 }  // namespace espalier::grammar

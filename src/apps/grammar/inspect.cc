@@ -194,7 +194,7 @@ int run_grammar_explain(const std::vector<std::string>& args) {
   const std::string forced = matcher.forced_bytes(kForcedMax);
   fmt::print("every text begins with {}\n",
              forced.empty() ? "(nothing certain)" : in_quotes(forced));
-  const grammar::Network& network = made->grammar->network();
+  const grammar::Network& network = made->grammar->whole_network();
   for (size_t rule = 0; rule < network.starts.size(); ++rule)
     fmt::print("rule {}{}\n", network.rule_names[rule],
                network.nullable[rule] != 0 ? " (may be empty)" : "");

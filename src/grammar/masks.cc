@@ -1,0 +1,344 @@
+#include "grammar/masks.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "base/rng.h"
+
+namespace espalier::grammar {
+namespace {
+
+// What the masks of one grammar may take, bytes; beyond it they are dropped and made again.
+constexpr size_t kKeptBytesMax = size_t{64} << 20;
+
+// More changes than this are kept as words.
+constexpr size_t kChangesMax = 2048;
+
+constexpr uint32_t allowed(TokenId token) { return static_cast<uint32_t>(token) * 2 + 1; }
+
+void set_bit(std::span<uint32_t> words, uint32_t token, bool on) {
+  const uint32_t bit = 1u << (token % 32);
+  words[token / 32] = on ? words[token / 32] | bit : words[token / 32] & ~bit;
+}
+
+}  // namespace
+
+size_t Masks::TailHash::operator()(const TailKey& key) const {
+  return mix64(reinterpret_cast<uintptr_t>(key.masks) ^ mix64(key.after));
+}
+
+Masks::Masks(Machine& machine, const TokenTrie& trie) : machine_(machine), trie_(trie) {
+  path_.resize(static_cast<size_t>(trie.all().depth_max) + 1);
+  other_path_.resize(path_.size());
+  scratch_.resize(static_cast<size_t>(trie.words_per_mask()));
+}
+
+// One scan of the trie: a refused byte skips its subtree.
+template <typename Allow>
+void Masks::walk(const TrieWalk& walk, SetId from, Allow allow) {
+  path_[0] = from;
+  const TrieWalk::Node* const nodes = walk.nodes.data();
+  const size_t end = walk.nodes.size() - 1;
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = nodes[i];
+    const SetId to = machine_.step(path_[node.depth], node.byte);
+    if (to == Machine::kDead) {
+      i = node.skip;
+      continue;
+    }
+    path_[node.depth + 1] = to;
+    for (uint32_t t = node.tokens_begin; t < nodes[i + 1].tokens_begin; ++t) allow(t);
+    ++i;
+  }
+}
+
+// The same where checks look at the text.
+template <typename Allow>
+void Masks::walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow) {
+  // No check looks further back than the value that it judges; the whole text is kept for it.
+  std::string read(text);
+  path_[0] = from;
+  const size_t end = walk.nodes.size() - 1;
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = walk.nodes[i];
+    read.resize(text.size() + node.depth);
+    const SetId to = machine_.step(path_[node.depth], node.byte, read);
+    if (to == Machine::kDead) {
+      i = node.skip;
+      continue;
+    }
+    read.push_back(static_cast<char>(node.byte));
+    path_[node.depth + 1] = to;
+    for (uint32_t t = node.tokens_begin; t < walk.nodes[i + 1].tokens_begin; ++t) allow(t);
+    ++i;
+  }
+}
+
+// Which tokens that end a lexeme may come, by what they have after it: known for each state that
+// may follow the lexeme.
+const std::vector<uint32_t>& Masks::tails_of(const LexemeMasks& masks, SetId after) {
+  const auto [it, added] = tails_.try_emplace({&masks, after});
+  if (!added) return it->second;
+  std::vector<uint32_t>& found = it->second;
+  for (uint32_t t = 0; t < masks.tails.nodes[0].tokens_begin; ++t) found.push_back(t);
+  walk(masks.tails, after, [&](uint32_t t) { found.push_back(t); });
+  return found;
+}
+
+// One place inside a lexeme: the vocabulary knows which tokens stay inside, and what the others
+// have after its end is few bytes.
+bool Masks::by_lexeme(SetId set, Mask& mask) {
+  const Machine::Inside inside = machine_.inside(set);
+  if (inside.tag == 0) return false;
+  const LexemeTag tag = to_tag(inside.tag);
+  const LexemeAutomaton& automaton = lexeme_automaton(tag.lexeme);
+  if (tag.state == automaton.end) return false;
+  const LexemeMasks& masks = trie_.lexeme(tag.lexeme)[tag.state];
+  const uint64_t checks_before = machine_.checks_made();
+  const SetId after = machine_.after_lexeme(set);
+  const std::vector<uint32_t>& tails = tails_of(masks, after);
+  if (machine_.checks_made() != checks_before) {
+    tails_.erase({&masks, after});
+    return false;
+  }
+  if (inside.most >= (masks.inside_characters.empty() ? 0 : masks.inside_characters.back())) {
+    mask.base = &masks.inside;
+  } else {
+    const auto end = std::ranges::upper_bound(masks.inside_characters, inside.most);
+    size_t first = 0;
+    const auto& up_to = trie_.string_up_to();
+    if (tag.lexeme == Lexeme::kString && tag.state == automaton.inside) {
+      const size_t characters = std::min<size_t>(inside.most, up_to.size() - 1);
+      mask.base = &up_to[characters];
+      first = static_cast<size_t>(std::ranges::upper_bound(masks.inside_characters, characters) -
+                                  masks.inside_characters.begin());
+    }
+    const auto last = static_cast<size_t>(end - masks.inside_characters.begin());
+    for (size_t i = first; i < last; ++i) mask.changes.push_back(allowed(masks.inside_ids[i]));
+  }
+  for (uint32_t t : tails) {
+    const uint32_t characters = masks.tail_characters[t];
+    if (characters < inside.least || characters > inside.most) continue;
+    mask.changes.push_back(allowed(masks.tails.token_ids[t]));
+  }
+  return true;
+}
+
+// Whether every character that may stand in a JSON string's inside leads from `set` to one state:
+// then that state, else kDead.
+SetId Masks::after_string_inside(SetId set) {
+  const SetId next = machine_.step(set, 'a');
+  if (next == Machine::kDead) return Machine::kDead;
+  for (int b = 0x20; b < 0x80; ++b) {
+    if (b == '"' || b == '\\') continue;
+    if (machine_.step(set, static_cast<uint8_t>(b)) != next) return Machine::kDead;
+  }
+  struct Tail {
+    int lead_low, lead_high, low, high,
+        more;  // lead bytes, the second byte's range, bytes after it
+  };
+  constexpr Tail kTails[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
+                             {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
+                             {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
+                             {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
+  const auto trails_on = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
+    SetId last = Machine::kDead;
+    for (int b = low; b <= high; ++b) {
+      const SetId to = machine_.step(from, static_cast<uint8_t>(b));
+      if (more == 0 ? to != next : to == Machine::kDead) return false;
+      if (more > 0 && to != last && !self(self, to, 0x80, 0xbf, more - 1)) return false;
+      last = to;
+    }
+    return true;
+  };
+  for (const Tail& tail : kTails) {
+    SetId last = Machine::kDead;
+    for (int lead = tail.lead_low; lead <= tail.lead_high; ++lead) {
+      const SetId to = machine_.step(set, static_cast<uint8_t>(lead));
+      if (to == Machine::kDead) return Machine::kDead;
+      if (to != last && !trails_on(trails_on, to, tail.low, tail.high, tail.more)) {
+        return Machine::kDead;
+      }
+      last = to;
+    }
+  }
+  return next;
+}
+
+// Where a string's inside that no lexeme is goes on as it was, or counts: its tokens at once, and
+// the rests of the others. False where it does neither, or a check asks for the text.
+bool Masks::inside_string(SetId set, Mask& mask) {
+  const SetId next = after_string_inside(set);
+  if (next == Machine::kDead) return false;
+  const uint64_t checks_before = machine_.checks_made();
+  const auto rest = [&](const TrieWalk& rests, SetId from) {
+    walk(rests, from, [&](uint32_t t) { mask.changes.push_back(allowed(rests.token_ids[t])); });
+  };
+  if (next == set || machine_.canonical(next) == set) {
+    mask.base = &trie_.string_inside_mask();
+    rest(trie_.rests(), set);
+  } else if (machine_.same_but_counts(set, next)) {
+    const std::vector<TrieWalk>& rests = trie_.rests_after();
+    const size_t longest = std::max(trie_.inside_characters_max(), rests.size());
+    SetId now = set;
+    size_t characters = 0;
+    while (true) {
+      if (characters < rests.size()) rest(rests[characters], now);
+      if (characters >= longest) break;
+      now = machine_.step(now, 'a');
+      if (now == Machine::kDead) break;
+      ++characters;
+    }
+    mask.words.assign(scratch_.size(), 0);
+    trie_.add_string_inside(characters, mask.words);
+  } else {
+    return false;
+  }
+  if (machine_.checks_made() == checks_before) return true;
+  mask = {};
+  return false;
+}
+
+// The mask of a state inside a string, where it is one.
+const Masks::Mask* Masks::known_inside(SetId set) {
+  if (const auto it = kept_.find(set); it != kept_.end()) return &it->second;
+  Mask mask;
+  if (machine_.accepting(set) || (!by_lexeme(set, mask) && !inside_string(set, mask))) {
+    return nullptr;
+  }
+  settle(mask);
+  kept_bytes_ += size_of(mask);
+  return &kept_.emplace(set, std::move(mask)).first->second;
+}
+
+// Where most characters lead to a state that a string's inside leaves as it is (a key that is none
+// of those declared so far), the mask is that state's but for what goes on differently: both are
+// followed side by side, and left where they meet.
+bool Masks::by_difference(SetId set, Mask& mask) {
+  constexpr int kMost = 48;  // of the 93 characters that are looked at
+  std::vector<std::pair<SetId, int>> counts;
+  for (int b = 0x20; b < 0x7f; ++b) {
+    if (b == '"' || b == '\\') continue;
+    const SetId to = machine_.step(set, static_cast<uint8_t>(b));
+    const auto known = std::ranges::find(counts, to, &std::pair<SetId, int>::first);
+    if (known == counts.end()) {
+      counts.emplace_back(to, 1);
+    } else {
+      ++known->second;
+    }
+  }
+  const auto [other, count] = *std::ranges::max_element(counts, {}, &std::pair<SetId, int>::second);
+  if (count < kMost || other == Machine::kDead || other == set ||
+      machine_.step(other, 'a') != other) {
+    return false;
+  }
+  const uint64_t checks_before = machine_.checks_made();
+  const Mask* const base = known_inside(other);
+  if (base == nullptr) return false;
+  mask.base = base->base;
+  mask.words = base->words;
+  mask.changes = base->changes;
+  const TrieWalk& tokens = trie_.all();
+  path_[0] = set;
+  other_path_[0] = other;
+  const size_t end = tokens.nodes.size() - 1;
+  const auto assign = [&](uint32_t from, uint32_t to, bool on) {
+    for (uint32_t t = from; t < to; ++t) {
+      mask.changes.push_back(static_cast<uint32_t>(tokens.token_ids[t]) * 2 + (on ? 1 : 0));
+    }
+  };
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = tokens.nodes[i];
+    const SetId here = machine_.step(path_[node.depth], node.byte);
+    const SetId there = machine_.step(other_path_[node.depth], node.byte);
+    if (here == there) {
+      i = node.skip;
+      continue;
+    }
+    if (here == Machine::kDead) {
+      assign(node.tokens_begin, tokens.nodes[node.skip].tokens_begin, false);
+      i = node.skip;
+      continue;
+    }
+    path_[node.depth + 1] = here;
+    other_path_[node.depth + 1] = there;
+    assign(node.tokens_begin, tokens.nodes[i + 1].tokens_begin, true);
+    ++i;
+  }
+  if (machine_.checks_made() == checks_before) return true;
+  mask = {};
+  return false;
+}
+
+void Masks::make(SetId set, std::string_view text, Mask& mask, bool& depends) {
+  depends = false;
+  if (set == Machine::kDead) return;
+  if (!by_lexeme(set, mask) && !inside_string(set, mask) && !by_difference(set, mask)) {
+    const TrieWalk& all = trie_.all();
+    const auto allow = [&](uint32_t t) { mask.changes.push_back(allowed(all.token_ids[t])); };
+    if (machine_.has_checks()) {
+      const uint64_t checks_now = machine_.checks_made();
+      walk_checked(all, set, text, allow);
+      depends = machine_.checks_made() != checks_now;
+    } else {
+      walk(all, set, allow);
+    }
+  }
+  if (!machine_.accepting(set)) return;
+  for (TokenId id : trie_.eos_ids()) {
+    if (id >= 0 && id < trie_.vocab_size()) mask.changes.push_back(allowed(id));
+  }
+}
+
+void Masks::write(const Mask& mask, std::span<uint32_t> words) const {
+  if (mask.base != nullptr) {
+    std::ranges::copy(*mask.base, words.begin());
+  } else if (!mask.words.empty()) {
+    std::ranges::copy(mask.words, words.begin());
+  } else {
+    std::ranges::fill(words, 0);
+  }
+  for (uint32_t change : mask.changes) set_bit(words, change / 2, change % 2 == 1);
+}
+
+// Gives a new mask the form in which it is kept.
+void Masks::settle(Mask& mask) {
+  write(mask, scratch_);
+  mask.empty = std::ranges::none_of(scratch_, [](uint32_t w) { return w != 0; });
+  if (mask.changes.size() <= kChangesMax) {
+    mask.changes.shrink_to_fit();
+    return;
+  }
+  mask = {.base = nullptr, .words = scratch_, .changes = {}, .empty = mask.empty};
+}
+
+size_t Masks::size_of(const Mask& mask) const {
+  return sizeof(Mask) + (mask.words.size() + mask.changes.size()) * sizeof(uint32_t);
+}
+
+bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) {
+  const SetId set = machine_.canonical(exact);
+  if (const auto it = kept_.find(set); it != kept_.end()) {
+    write(it->second, words);
+    return !it->second.empty;
+  }
+  if (kept_bytes_ > kKeptBytesMax) {
+    kept_.clear();
+    tails_.clear();
+    kept_bytes_ = 0;
+  }
+  Mask mask;
+  bool depends = false;
+  make(set, text, mask, depends);
+  settle(mask);
+  write(mask, words);
+  const bool any = !mask.empty;
+  if (!depends) {
+    kept_bytes_ += size_of(mask);
+    kept_.emplace(set, std::move(mask));
+  }
+  return any;
+}
+
+}  // namespace espalier::grammar

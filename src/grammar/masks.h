@@ -1,0 +1,72 @@
+// The masks of a grammar: which tokens of a vocabulary lead on from a state of the machine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "grammar/machine.h"
+#include "grammar/token_trie.h"
+
+namespace espalier::grammar {
+
+// Makes masks and keeps them. Not thread-safe: CompiledGrammar guards it.
+class Masks {
+ public:
+  // Both borrowed; the machine reaches as far as the vocabulary's longest token.
+  Masks(Machine& machine, const TokenTrie& trie);
+
+  // Writes the mask of the state into trie.words_per_mask() words. False: no token is allowed.
+  // `text`: what was read so far; looked at where the grammar has checks.
+  bool fill(SetId set, std::string_view text, std::span<uint32_t> words);
+
+  size_t num_kept() const { return kept_.size(); }
+
+ private:
+  // A mask that is kept: one of the vocabulary's own, or words, or nothing; and what differs.
+  struct Mask {
+    const std::vector<uint32_t>* base = nullptr;  // the vocabulary's
+    std::vector<uint32_t> words;
+    std::vector<uint32_t> changes;  // in order: token * 2, and 1 to allow it
+    bool empty = true;
+  };
+  // Tokens that a state allows behind the end of a lexeme.
+  struct TailKey {
+    const LexemeMasks* masks;
+    SetId after;
+    friend bool operator==(const TailKey&, const TailKey&) = default;
+  };
+  struct TailHash {
+    size_t operator()(const TailKey& key) const;
+  };
+
+  void make(SetId set, std::string_view text, Mask& mask, bool& depends);
+  template <typename Allow>
+  void walk(const TrieWalk& walk, SetId from, Allow allow);
+  template <typename Allow>
+  void walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow);
+  SetId after_string_inside(SetId set);
+  bool by_lexeme(SetId set, Mask& mask);
+  const std::vector<uint32_t>& tails_of(const LexemeMasks& masks, SetId after);
+  bool inside_string(SetId set, Mask& mask);
+  bool by_difference(SetId set, Mask& mask);
+  const Mask* known_inside(SetId set);
+  void write(const Mask& mask, std::span<uint32_t> words) const;
+  void settle(Mask& mask);
+  size_t size_of(const Mask& mask) const;
+
+  Machine& machine_;
+  const TokenTrie& trie_;
+  std::unordered_map<SetId, Mask> kept_;
+  size_t kept_bytes_ = 0;
+  std::unordered_map<TailKey, std::vector<uint32_t>, TailHash> tails_;  // indices of token_ids
+  std::vector<SetId> path_, other_path_;                                // [depth]: along a walk
+  std::vector<uint32_t> scratch_;                                       // a mask's words
+  Mask unkept_;  // one that depended on the text
+};
+
+}  // namespace espalier::grammar
