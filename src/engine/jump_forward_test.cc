@@ -162,11 +162,23 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
     EXPECT_EQ(answer->finish.type, Type::kStop);
     EXPECT_EQ(answer->output_ids.size(), 28u);
     EXPECT_EQ(answer->stats.completion_tokens, 28);
-    EXPECT_EQ(answer->stats.forced_tokens, jump ? 26 : 0);
+    EXPECT_EQ(answer->stats.forced_tokens, jump ? 27 : 0);
     steps[jump ? 0 : 1] = engine->stats().num_steps_total;
   }
   EXPECT_LT(steps[0], 8);
   EXPECT_GE(steps[1], 28);
+  {
+    // All of it is forced: nothing runs at all.
+    auto [engine, device] = make_test_engine();
+    for (const int32_t most : {200, 2}) {
+      const auto answer = engine->generate(
+          {.text = "x", .sampling = {.max_new_tokens = most, .n = 2, .regex = "abcd"}});
+      ASSERT_TRUE(answer);
+      EXPECT_EQ(answer->text, most == 2 ? "ab" : "abcd");
+      EXPECT_EQ(answer->finish.type, most == 2 ? Type::kLength : Type::kStop);
+    }
+    EXPECT_EQ(engine->stats().num_steps_total, 0);
+  }
   // Log-probabilities need each token's forward.
   auto [engine, device] = make_test_engine();
   const auto answer = engine->generate({.text = "x",

@@ -65,6 +65,10 @@ Status Scheduler::Impl::add(SequenceSpec spec) {
   sequence.spec = std::move(spec);
   sequence.stats.prompt_tokens = sequence.prompt_len;
   sequence.stats.arrived = sequence.spec.arrived;
+  if (!take_first_forced(sequence)) {
+    sequences.erase(place);
+    return Status();
+  }
   waiting.add(sequence);
   if (may_preempt()) admission_retry_step = 0;  // it may take others' places
   return Status();

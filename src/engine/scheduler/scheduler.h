@@ -62,9 +62,10 @@ class SequenceObserver {
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
 
-  // Asked after an output token that has not ended the sequence: appends to `forced` the tokens
-  // that must follow. They are taken as output at once (on_token for each), and computed together
-  // in the sequence's next lane; what a lane in flight samples for it is dropped.
+  // Asked after an output token that has not ended the sequence, and (of one with a grammar) when it
+  // is added, which may so end before it has run: appends to `forced` the tokens that must follow.
+  // They are taken as output at once (on_token for each), and computed together in the sequence's
+  // next lane; what a lane in flight samples for it is dropped.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
 
   // The end; exactly once for every sequence that was added, and nothing comes after it.

@@ -87,9 +87,13 @@ void Scheduler::Impl::share_computed(Sequence& sequence) {
 }
 
 bool Scheduler::Impl::take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
+  waiting.charge(sequence, kServiceOfOutput);
+  return append_token(sequence, token, std::move(logprobs));
+}
+
+bool Scheduler::Impl::append_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs) {
   sequence.tokens.push_back(token);
   ++stats.generated_tokens;
-  waiting.charge(sequence, kServiceOfOutput);
   if (++sequence.stats.completion_tokens == 1) sequence.stats.first_token = now;
   std::optional<FinishReason> reason =
       observer.on_token(sequence.spec.id, token, std::move(logprobs), sequence.stats);
@@ -122,6 +126,23 @@ void Scheduler::Impl::take_forced(Sequence& sequence) {
   sequence.num_samples_launched = sequence.num_outputs();
   // The executor has counted what it sampled, not what came.
   if (sequence.spec.sampling->has_penalties()) sequence.needs_slot_init = true;
+}
+
+// What a grammar begins with is output before anything has run, and is computed with the prompt. A
+// sequence may end with it.
+bool Scheduler::Impl::take_first_forced(Sequence& sequence) {
+  if (!sequence.spec.has_grammar || sequence.spec.max_new_tokens == 0) return true;
+  forced.clear();
+  observer.on_forced(sequence.spec.id, forced);
+  now = clock.now();
+  for (const TokenId token : forced) {
+    ++sequence.stats.forced_tokens;
+    ++stats.forced_tokens;
+    ++sequence.stats.forwards_saved;
+    ++stats.forwards_saved;
+    if (!append_token(sequence, token, {})) return false;
+  }
+  return true;
 }
 
 void Scheduler::Impl::tell_finish(Sequence& sequence, FinishReason reason) {

@@ -63,6 +63,8 @@ struct Scheduler::Impl {
   void observe_time(const ForwardBatch& batch, double seconds);
   bool take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);  // goes on
   void take_forced(Sequence& sequence);
+  bool take_first_forced(Sequence& sequence);  // false: it has ended
+  bool append_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);
   void tell_finish(Sequence& sequence, FinishReason reason);
   void leave(Sequence& sequence);      // its last step is committed
   void give_back(Sequence& sequence);  // pages and slot
