@@ -182,7 +182,8 @@ Result<Value> filter_capitalize(Interpreter& interpreter, const Value& input, co
 }
 Result<Value> filter_replace(Interpreter& interpreter, const Value& input,
                              const Arguments& arguments) {
-  return call_method_named(interpreter, input, "replace", arguments);
+  // The text alone, as jinja2 does where it does not escape.
+  return call_method(interpreter, Value(input.str()), "replace", arguments);
 }
 Result<Value> filter_center(Interpreter& interpreter, const Value& input,
                             const Arguments& arguments) {
@@ -230,6 +231,9 @@ Result<Value> filter_first(Interpreter& interpreter, const Value& input, const A
 }
 
 Result<Value> filter_last(Interpreter& interpreter, const Value& input, const Arguments&) {
+  if (is_generator(input)) {
+    return fail(template_error(fmt::format("'{}' object is not reversible", input.type_name())));
+  }
   ESP_ASSIGN_OR_RETURN(const std::vector<Value> items, interpreter.iterate(input));
   if (items.empty()) return Value::undefined("No last item, sequence was empty.");
   return items.back();
@@ -238,7 +242,12 @@ Result<Value> filter_last(Interpreter& interpreter, const Value& input, const Ar
 Result<Value> filter_reverse(Interpreter& interpreter, const Value& input, const Arguments&) {
   ESP_ASSIGN_OR_RETURN(std::vector<Value> items, interpreter.iterate(input));
   std::reverse(items.begin(), items.end());
-  if (!input.is_string()) return Value(std::move(items));
+  if (!input.is_string()) {
+    const bool is_list = input.is_list() && !input.list().is_tuple;
+    return make_generator(std::move(items), is_list           ? "list_reverseiterator"
+                                            : input.is_dict() ? "dict_reversekeyiterator"
+                                                              : "reversed");
+  }
   std::string out;
   for (const Value& item : items) out += item.string();
   return Value(std::move(out));
@@ -517,6 +526,7 @@ Result<Value> filter_abs(Interpreter& interpreter, const Value& input, const Arg
 
 Result<Value> filter_string(Interpreter& interpreter, const Value& input, const Arguments&) {
   if (input.is_string()) return input;
+  if (input.is_string()) return input;
   std::string text = input.str();
   ESP_RETURN_IF_ERROR(interpreter.charge_bytes(text.size()));
   return Value(std::move(text));
@@ -544,38 +554,31 @@ Result<Value> filter_indent(Interpreter& interpreter, const Value& input,
     if (i > 0 && (blank || !line.empty())) out += indentation;
     out += line;
   }
+  if (input.is_markup()) return Value::markup(std::move(out));
   return Value(std::move(out));
 }
 
-Result<Value> filter_escape(Interpreter& interpreter, const Value& input, const Arguments&) {
-  std::string out;
-  for (const char c : input.str()) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
+Result<Value> filter_forceescape(Interpreter& interpreter, const Value& input, const Arguments&) {
+  std::string out = escape_html(input.str());
   ESP_RETURN_IF_ERROR(interpreter.charge_bytes(out.size()));
-  return Value(std::move(out));
+  return Value::markup(std::move(out));
 }
 
-Result<Value> filter_safe(Interpreter& interpreter, const Value& input, const Arguments& a) {
-  return filter_string(interpreter, input, a);  // nothing is escaped here
+Result<Value> filter_escape(Interpreter& interpreter, const Value& input, const Arguments& a) {
+  return input.is_markup() ? input : filter_forceescape(interpreter, input, a);
+}
+
+Result<Value> filter_safe(Interpreter& interpreter, const Value& input, const Arguments&) {
+  std::string text = input.str();
+  ESP_RETURN_IF_ERROR(interpreter.charge_bytes(text.size()));
+  return Value::markup(std::move(text));
+}
+
+// What jinja2 makes as it is asked for: a filter whose list can be gone through once.
+template <Filter filter>
+Result<Value> lazy(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
+  ESP_ASSIGN_OR_RETURN(const Value list, filter(interpreter, input, arguments));
+  return make_generator(list.items());
 }
 
 Result<Value> filter_attr(Interpreter& interpreter, const Value& input,
@@ -643,7 +646,7 @@ Result<Value> filter_urlencode(Interpreter& interpreter, const Value& input, con
 constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"abs", filter_abs},
     {"attr", filter_attr},
-    {"batch", filter_batch},
+    {"batch", lazy<filter_batch>},
     {"capitalize", filter_capitalize},
     {"center", filter_center},
     {"count", filter_length},
@@ -654,28 +657,28 @@ constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"escape", filter_escape},
     {"first", filter_first},
     {"float", filter_float},
-    {"forceescape", filter_escape},
+    {"forceescape", filter_forceescape},
     {"format", filter_format},
     {"groupby", filter_groupby},
     {"indent", filter_indent},
     {"int", filter_int},
-    {"items", filter_items_of},
+    {"items", lazy<filter_items_of>},
     {"join", filter_join},
     {"last", filter_last},
     {"length", filter_length},
     {"list", filter_list},
     {"lower", filter_lower},
-    {"map", filter_map},
+    {"map", lazy<filter_map>},
     {"max", filter_max},
     {"min", filter_min},
-    {"reject", filter_reject},
-    {"rejectattr", filter_rejectattr},
+    {"reject", lazy<filter_reject>},
+    {"rejectattr", lazy<filter_rejectattr>},
     {"replace", filter_replace},
     {"reverse", filter_reverse},
     {"round", filter_round},
     {"safe", filter_safe},
-    {"select", filter_select},
-    {"selectattr", filter_selectattr},
+    {"select", lazy<filter_select>},
+    {"selectattr", lazy<filter_selectattr>},
     {"sort", filter_sort},
     {"string", filter_string},
     {"sum", filter_sum},
@@ -683,7 +686,7 @@ constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"tojson", filter_tojson},
     {"trim", filter_trim},
     {"truncate", filter_truncate},
-    {"unique", filter_unique},
+    {"unique", lazy<filter_unique>},
     {"upper", filter_upper},
     {"urlencode", filter_urlencode},
     {"wordcount", filter_wordcount},

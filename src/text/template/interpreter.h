@@ -123,6 +123,24 @@ bool has_method(const Value& self, std::string_view name);
 Result<Value> call_method(Interpreter& interpreter, const Value& self, std::string_view name,
                           const Arguments& arguments);
 
+// ---- markup.cc: strings that are safe HTML ----
+
+std::string escape_html(std::string_view text);
+// `value` for use with a safe string: a string that is none is escaped, in tuples and dictionaries
+// too.
+Value escaped(const Value& value);
+// A method of a safe string: its arguments are escaped where they go into the text, and what it
+// makes is safe.
+Result<Value> call_markup_method(Interpreter& interpreter, const Value& self, std::string_view name,
+                                 const Arguments& arguments);
+
+// ---- generator.cc: what `map`, `select` and their like make: it can be gone through once ----
+
+Value make_generator(std::vector<Value> items, std::string type_name = "generator");
+bool is_generator(const Value& value);
+// What is left of it; nothing is afterwards. REQUIRES: is_generator(value).
+std::vector<Value> take_generated(const Value& value);
+
 // ---- operations ----
 
 // + - * / // % **

@@ -628,6 +628,7 @@ bool has_method(const Value& self, std::string_view name) {
 
 Result<Value> call_method(Interpreter& interpreter, const Value& self, std::string_view name,
                           const Arguments& arguments) {
+  if (self.is_markup()) return call_markup_method(interpreter, self, name, arguments);
   if (self.is_string()) return call_string_method(interpreter, self.string(), name, arguments);
   if (self.is_dict()) {
     ESP_RETURN_IF_ERROR(interpreter.charge(self.dict().entries.size() / 8));

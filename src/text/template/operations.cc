@@ -20,7 +20,7 @@ std::string missing(const Value& object, std::string_view name) {
 Status unsupported(std::string_view op, const Value& a, const Value& b) {
   if (a.is_undefined()) return template_error(a.why_undefined());
   if (b.is_undefined()) return template_error(b.why_undefined());
-  if (op == "+" && a.is_string()) {
+  if (op == "+" && a.is_string() && !a.is_markup()) {
     return template_error(
         fmt::format("can only concatenate str (not \"{}\") to str", b.type_name()));
   }
@@ -82,6 +82,11 @@ Result<Value> float_operation(std::string_view op, double a, double b) {
   return Value(remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder);
 }
 
+// Safe where `origin`, of which it is made, was.
+Value like(const Value& origin, std::string text) {
+  return origin.is_markup() ? Value::markup(std::move(text)) : Value(std::move(text));
+}
+
 Result<Value> repeat(Interpreter& interpreter, const Value& value, int64_t count) {
   const auto times = static_cast<size_t>(std::max<int64_t>(count, 0));
   const size_t size = value.is_string() ? value.string().size() : value.items().size();
@@ -94,7 +99,7 @@ Result<Value> repeat(Interpreter& interpreter, const Value& value, int64_t count
     std::string text;
     text.reserve(size * times);
     for (size_t i = 0; i < (size > 0 ? times : 0); ++i) text += value.string();
-    return Value(std::move(text));
+    return like(value, std::move(text));
   }
   ESP_RETURN_IF_ERROR(interpreter.charge(size * times / 8));
   std::vector<Value> items;
@@ -115,6 +120,9 @@ Result<Value> binary_operation(Interpreter& interpreter, std::string_view op, co
   }
   if (op == "+" && a.is_string() && b.is_string()) {
     ESP_RETURN_IF_ERROR(interpreter.charge_bytes(a.string().size() + b.string().size()));
+    if (a.is_markup() || b.is_markup()) {
+      return Value::markup(escaped(a).string() + escaped(b).string());
+    }
     return Value(a.string() + b.string());
   }
   if (op == "+" && a.is_list() && b.is_list() && a.list().is_tuple == b.list().is_tuple) {
@@ -130,9 +138,10 @@ Result<Value> binary_operation(Interpreter& interpreter, std::string_view op, co
     return repeat(interpreter, b, a.integer());
   }
   if (op == "%" && a.is_string()) {
-    ESP_ASSIGN_OR_RETURN(std::string text, percent_format(a.string(), b));
+    ESP_ASSIGN_OR_RETURN(std::string text,
+                         percent_format(a.string(), a.is_markup() ? escaped(b) : b));
     ESP_RETURN_IF_ERROR(interpreter.charge_bytes(text.size()));
-    return Value(std::move(text));
+    return like(a, std::move(text));
   }
   return fail(unsupported(op, a, b));
 }
@@ -150,6 +159,7 @@ Result<bool> contains(const Value& container, const Value& item) {
                        [&](const Value& candidate) { return equal(candidate, item); });
   }
   if (container.is_dict()) return container.dict().find(item) != nullptr;
+  if (is_generator(container)) return contains(Value(take_generated(container)), item);
   if (container.is_undefined()) return false;
   return fail(
       template_error(fmt::format("argument of type '{}' is not iterable", container.type_name())));
@@ -192,7 +202,7 @@ Result<Value> slice(const Value& value, const Value& start, const Value& stop, c
     }
     if (i > distance - size) break;  // the next would be beyond, and could overflow
   }
-  if (value.is_string()) return Value(std::move(out));
+  if (value.is_string()) return like(value, std::move(out));
   return value.list().is_tuple ? Value::tuple(std::move(items)) : Value(std::move(items));
 }
 
@@ -246,7 +256,7 @@ Result<Value> Interpreter::item(const Value& object, const Value& key) {
           fmt::format("{} object has no element {}", object.type_name(), key.integer()));
     }
     const auto at = static_cast<size_t>(i);
-    return object.is_string() ? Value(text[at]) : object.items()[at];
+    return object.is_string() ? like(object, std::string(text[at])) : object.items()[at];
   }
   if (key.is_string()) {
     if (object.is_dict() && !has_method(object, key.string())) {
@@ -257,7 +267,8 @@ Result<Value> Interpreter::item(const Value& object, const Value& key) {
   if (object.is_none()) {
     return Value::undefined(fmt::format("None has no element {}", key.str()));
   }
-  return Value::undefined(missing(object, key.str()));
+  return Value::undefined(
+      fmt::format("{} object has no element {}", object.type_name(), key.repr()));
 }
 
 Result<std::vector<Value>> Interpreter::iterate(const Value& value) {
@@ -268,6 +279,8 @@ Result<std::vector<Value>> Interpreter::iterate(const Value& value) {
     for (const auto& entry : value.dict().entries) items.push_back(entry.first);
   } else if (value.is_string()) {
     for (const std::string_view c : characters(value.string())) items.emplace_back(c);
+  } else if (is_generator(value)) {
+    items = take_generated(value);
   } else if (!value.is_undefined()) {
     return fail(template_error(fmt::format("'{}' object is not iterable", value.type_name())));
   }

@@ -91,14 +91,14 @@ constexpr std::pair<std::string_view, Property> kProperties[] = {
     {"boolean", [](const Value& v) { return v.is_bool(); }},
     {"callable", [](const Value& v) { return v.is_object() && v.object()->callable(); }},
     {"defined", [](const Value& v) { return !v.is_undefined(); }},
-    {"escaped", [](const Value&) { return false; }},
+    {"escaped", [](const Value& v) { return v.is_markup(); }},
     {"false", [](const Value& v) { return v.is_bool() && !v.boolean(); }},
     {"filter", [](const Value& v) { return v.is_string() && find_filter(v.string()) != nullptr; }},
     {"float", [](const Value& v) { return v.is_float(); }},
     {"integer", [](const Value& v) { return v.is_integer(); }},
     {"iterable",
      [](const Value& v) {
-       return v.is_string() || v.is_list() || v.is_dict() || v.is_undefined();
+       return v.is_string() || v.is_list() || v.is_dict() || v.is_undefined() || is_generator(v);
      }},
     {"mapping", [](const Value& v) { return v.is_dict(); }},
     {"none", [](const Value& v) { return v.is_none(); }},

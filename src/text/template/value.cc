@@ -69,6 +69,12 @@ Value Value::undefined(std::string why) {
   return value;
 }
 
+Value Value::markup(std::string text) {
+  Value value(std::move(text));
+  value.is_markup_ = true;
+  return value;
+}
+
 Value Value::tuple(std::vector<Value> items) {
   Value value;
   value.data_ = std::make_shared<const List>(List{std::move(items), true});
@@ -124,7 +130,7 @@ std::string Value::type_name() const {
   if (is_bool()) return "bool";
   if (is_integer()) return "int";
   if (is_float()) return "float";
-  if (is_string()) return "str";
+  if (is_string()) return is_markup_ ? "Markup" : "str";
   if (is_list()) return list().is_tuple ? "tuple" : "list";
   if (is_dict()) return "dict";
   return object()->type_name();
@@ -160,7 +166,9 @@ std::string Value::repr() const {
   if (is_bool()) return boolean() ? "True" : "False";
   if (is_integer()) return std::to_string(integer());
   if (is_float()) return float_repr(number());
-  if (is_string()) return quoted(string());
+  if (is_string()) {
+    return is_markup_ ? fmt::format("Markup({})", quoted(string())) : quoted(string());
+  }
   if (is_list()) {
     const bool is_tuple = list().is_tuple;
     std::string out(is_tuple ? "(" : "[");

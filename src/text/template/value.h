@@ -68,6 +68,9 @@ class Value {
   Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
   static Value undefined(std::string why);
   static Value tuple(std::vector<Value> items);
+  // A string that `safe` or `escape` made: what is added to it is escaped for HTML, as markupsafe
+  // does, though nothing else here is.
+  static Value markup(std::string text);
 
   bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
   bool is_none() const { return std::holds_alternative<None>(data_); }
@@ -76,6 +79,7 @@ class Value {
   bool is_float() const { return std::holds_alternative<double>(data_); }
   bool is_number() const { return is_bool() || is_integer() || is_float(); }
   bool is_string() const { return std::holds_alternative<StringPtr>(data_); }
+  bool is_markup() const { return is_markup_; }  // strings are, or are not
   bool is_list() const { return std::holds_alternative<ListPtr>(data_); }  // tuples too
   bool is_dict() const { return std::holds_alternative<DictPtr>(data_); }
   bool is_object() const { return std::holds_alternative<ObjectPtr>(data_); }
@@ -103,6 +107,7 @@ class Value {
   using ObjectPtr = std::shared_ptr<Object>;
   std::variant<Undefined, None, bool, int64_t, double, StringPtr, ListPtr, DictPtr, ObjectPtr>
       data_;
+  bool is_markup_ = false;
 };
 
 bool equal(const Value& a, const Value& b);
