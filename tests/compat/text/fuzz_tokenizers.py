@@ -155,27 +155,34 @@ class Ours:
         return answers
 
 
+def compare(tool, argument, count, seed):
+    """Cases and differences of one file; the first few differences are printed."""
+    path, _, other = argument.partition("=")
+    rng = random.Random(seed)
+    reference = reference_of(other or path)
+    ours, differences, compared = Ours(tool, path), 0, 0
+    for begin in range(0, count, BATCH):
+        requests = make_requests(rng, reference, min(BATCH, count - begin))
+        for request, answer, expected in zip(requests, ours.answer(requests),
+                                             expected_answers(reference, requests), strict=True):
+            compared += 1
+            if answer != expected:
+                differences += 1
+                if differences <= 5:
+                    print("DIFFERENT", json.dumps(request), "\n  ours     ", answer,
+                          "\n  reference", expected)
+    return compared, differences
+
+
 def main():
     tool, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     total = 0
     for argument in sys.argv[4:]:
-        path, _, other = argument.partition("=")
-        rng = random.Random(seed)
-        reference = reference_of(other or path)
-        ours, differences, compared = Ours(tool, path), 0, 0
-        for begin in range(0, count, BATCH):
-            requests = make_requests(rng, reference, min(BATCH, count - begin))
-            for request, answer, expected in zip(requests, ours.answer(requests),
-                                                 expected_answers(reference, requests), strict=True):
-                compared += 1
-                if answer != expected:
-                    differences += 1
-                    if differences <= 5:
-                        print("DIFFERENT", json.dumps(request), "\n  ours     ", answer,
-                              "\n  reference", expected)
+        compared, differences = compare(tool, argument, count, seed)
         print(f"{argument}: {compared} cases, {differences} differences (seed {seed})", flush=True)
         total += differences
     sys.exit(1 if total else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -75,24 +75,30 @@ def reference(kind, path):
     return "sentencepiece", processor.encode
 
 
+def measure(tool, kind, path, text):
+    """The tool's report, the reference's name and seconds, and whether the ids are equal."""
+    name, encode = reference(kind, path)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+        file.write(text)
+        file.flush()
+        report = json.loads(subprocess.run([tool, path, "--time", file.name, str(ROUNDS)],
+                                           capture_output=True, text=True, check=True).stdout)
+    seconds, ids = best_of(encode, text)
+    return report, name, seconds, ids == report["ids"]
+
+
 def main():
     tool, text = sys.argv[1], mixed_text()
+    size = len(text.encode())
     for argument in sys.argv[2:]:
         kind, path = argument.split("=", 1)
-        name, encode = reference(kind, path)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
-            file.write(text)
-            file.flush()
-            report = json.loads(subprocess.run([tool, path, "--time", file.name, str(ROUNDS)],
-                                               capture_output=True, text=True, check=True).stdout)
-        seconds, ids = best_of(encode, text)
-        size = len(text.encode())
-        same = ids == report["ids"]
-        print(f"{path}: {size / 1e6:.1f} MB, {len(ids)} tokens, "
+        report, name, seconds, same = measure(tool, kind, path, text)
+        print(f"{path}: {size / 1e6:.1f} MB, {len(report['ids'])} tokens, "
               f"{'equal' if same else 'DIFFERENT'}; ours {size / report['seconds'] / 1e6:.1f} MB/s "
               f"(first round {size / report['first_seconds'] / 1e6:.1f}), {name} "
               f"{size / seconds / 1e6:.1f} MB/s, ratio {seconds / report['seconds']:.2f}; loaded in "
               f"{report['load_ms']:.0f} ms", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
