@@ -1,7 +1,10 @@
-// POST /generate, /v1/completions, /v1/chat/completions: read the body, start its generation.
+// POST /generate, /v1/completions, /v1/chat/completions: read the body, start its generation; and
+// the call by which SGLang's frontend joins branches.
 #include <boost/json/value.hpp>
 
 #include "server/chat_plan.h"
+#include "server/errors.h"
+#include "server/json_fields.h"
 #include "server/native_generation.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
@@ -45,7 +48,41 @@ std::shared_ptr<Generation> start_chat(const ContextPtr& context, const Response
   return make_chat_generation(context, response, std::move(request), std::move(*plan));
 }
 
+struct ConcatenateBody {
+  std::vector<std::string> src_rids;
+  std::string dst_rid;
+};
+
+const Fields<ConcatenateBody>& concatenate_fields() {
+  static const Fields<ConcatenateBody> fields = {
+      field<ConcatenateBody>("src_rids", "the branches' states, in order",
+                             &ConcatenateBody::src_rids),
+      field<ConcatenateBody>("dst_rid", "the state that they are appended to",
+                             &ConcatenateBody::dst_rid),
+  };
+  return fields;
+}
+
 }  // namespace
+
+// The ids are states of the client, of which no request tells, and the client sends the joined text
+// whole with its next call: it is computed then, exactly, from the cached common prefix on.
+void handle_concatenate(const ContextPtr&, HttpRequest&& request, ResponsePtr response) {
+  auto value = parse_json(request.body);
+  if (!value) return response->send(malformed_response(value.error()));
+  ConcatenateBody body;
+  Status read = read_fields(concatenate_fields(), *value, "", body);
+  if (read.ok() && (body.src_rids.empty() || body.dst_rid.empty()))
+    read = invalid_argument("src_rids and dst_rid must name states");
+  if (!read.ok()) return response->send(malformed_response(read));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("success", true);
+  w.member("message", "the joined text is computed with the next call").end_object();
+  response->send(net::HttpResponse::json(200, std::move(out)));
+}
+
+std::string concatenate_schema() { return schema_of(concatenate_fields()); }
 
 void handle_generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   generate(context, std::move(request), std::move(response), Dialect::kNative, parse_native,

@@ -73,6 +73,12 @@ const std::vector<Route>& routes() {
       {{"GET"}, "/get_load", kUser, "Load, in few figures", handle_get_load, ""},
       {{"GET"}, "/metrics", kOpen, "Prometheus metrics", handle_metrics, ""},
       {{"GET"}, "/openapi.json", kOpen, "This description", handle_openapi, ""},
+      {{"POST"},
+       "/concate_and_append_request",
+       kUser,
+       "Join branches of SGLang's frontend",
+       handle_concatenate,
+       "ConcatenateRequest"},
       {{"GET", "POST"}, "/flush_cache", kAdmin, "Drop all cached prefixes", handle_flush_cache, ""},
       {{"POST"}, "/pause_generation", kAdmin, "Stop generating", handle_pause, "PauseGeneration"},
       {{"POST"}, "/continue_generation", kAdmin, "Go on generating", handle_continue, ""},
@@ -127,6 +133,7 @@ std::string openapi_json() {
   w.key("ParseFunctionCallRequest").raw(parse_function_call_schema());
   w.key("SeparateReasoningRequest").raw(separate_reasoning_schema());
   w.key("AbortRequest").raw(abort_schema());
+  w.key("ConcatenateRequest").raw(concatenate_schema());
   w.key("PauseGeneration").raw(pause_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");
   w.member("scheme", "bearer").end_object().end_object().end_object().end_object();

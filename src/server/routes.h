@@ -35,6 +35,8 @@ std::string openapi_json();
 void handle_generate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_completions(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_chat(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_concatenate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+std::string concatenate_schema();
 // grammar_routes.cc
 void handle_grammar_compile(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 std::string grammar_compile_schema();

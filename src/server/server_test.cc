@@ -60,6 +60,18 @@ TEST_F(ServerTest, AdminRoutesTakeTheOrdinaryKeyWhereThereIsNoOther) {
   EXPECT_EQ(call("POST", "/flush_cache", "", bearer("k")).status, 200);
 }
 
+TEST_F(ServerTest, BranchesOfSglangsFrontendAreJoined) {
+  start();
+  const auto status = [&](std::string_view body) {
+    return call("POST", "/concate_and_append_request", std::string(body)).status;
+  };
+  EXPECT_EQ(status(R"({"src_rids":["a","b"],"dst_rid":"c"})"), 200);
+  EXPECT_EQ(status(R"({"src_rids":[],"dst_rid":"c"})"), 400);
+  EXPECT_EQ(status(R"({"src_rids":["a"]})"), 400);
+  EXPECT_EQ(status(R"({"src_rids":"a","dst_rid":"c"})"), 400);
+  EXPECT_EQ(status("{"), 400);
+}
+
 TEST_F(ServerTest, Models) {
   config_.served_model_name = "org/model";
   start();
