@@ -11,6 +11,7 @@
 #include "lang/graph/tracer.h"
 #include "lang/interpreter/live_stream.h"
 #include "lang/program.h"
+#include "lang/waiting.h"
 
 namespace espalier::lang {
 namespace {
@@ -27,7 +28,8 @@ class Batch {
         arguments_(arguments),
         options_(options),
         where_(where),
-        states_(arguments.size()) {}
+        states_(arguments.size()),
+        num_to_do_(arguments.size()) {}
 
   std::vector<State> run() {
     const size_t asked =
@@ -35,11 +37,29 @@ class Batch {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < std::min(asked, arguments_.size()); ++i)
       threads.emplace_back([this] { work(); });
+    const auto is_done = [&] { return num_done_ == num_to_do_; };
+    {
+      std::unique_lock lock(mutex_);
+      if (!wait_until(lock, changed_, is_done)) {
+        num_to_do_ = num_begun_;  // no more of them begin
+        const std::vector<std::optional<State>> begun = states_;
+        changed_.notify_all();
+        lock.unlock();
+        for (std::optional<State> state : begun)
+          if (state) state->cancel();
+        lock.lock();
+        changed_.wait(lock, is_done);
+      }
+    }
     for (std::thread& thread : threads) thread.join();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return num_done_ == arguments_.size(); });
     std::vector<State> states;
-    for (auto& state : states_) states.push_back(std::move(*state));
+    for (auto& state : states_) {
+      if (!state) {
+        state = start(options_.run, where_);
+        state->handle()->fail_with(interrupted(), where_);
+      }
+      states.push_back(std::move(*state));
+    }
     return states;
   }
 
@@ -48,10 +68,13 @@ class Batch {
     set_thread_name("esp-batch");
     while (const std::optional<size_t> index = next()) {
       State state = start(options_.run, where_);
+      bool is_broken_off = false;
       {
         std::lock_guard lock(mutex_);
         states_[*index] = state;
+        is_broken_off = num_to_do_ < arguments_.size();
       }
+      if (is_broken_off) state.cancel();
       const Arguments& arguments = arguments_[*index];
       if (Status status = program_.check(arguments); !status.ok()) {
         state.handle()->fail_with(std::move(status), where_);
@@ -70,9 +93,8 @@ class Batch {
   std::optional<size_t> next() {
     std::unique_lock lock(mutex_);
     const auto max = static_cast<size_t>(std::max(1, options_.num_in_flight_max));
-    changed_.wait(lock,
-                  [&] { return num_begun_ == arguments_.size() || num_begun_ - num_done_ < max; });
-    if (num_begun_ == arguments_.size()) return std::nullopt;
+    changed_.wait(lock, [&] { return num_begun_ == num_to_do_ || num_begun_ - num_done_ < max; });
+    if (num_begun_ == num_to_do_) return std::nullopt;
     return num_begun_++;
   }
 
@@ -95,6 +117,7 @@ class Batch {
   std::mutex mutex_, progress_mutex_;
   std::condition_variable changed_;
   std::vector<std::optional<State>> states_;
+  size_t num_to_do_;  // fewer than there are once the caller has broken off
   size_t num_begun_ = 0, num_done_ = 0, num_ended_ = 0;
 };
 
@@ -107,13 +130,14 @@ void prefetch_prefix(const Program& program, const RunOptions& run) {
   std::condition_variable changed;
   bool done = false;
   static std::atomic<int64_t> next_id{0};
-  backend->prefetch(fmt::format("lang-prefix-{}", next_id++), {.text = prefix}, [&](const Status&) {  // a hint: it may fail
-    std::lock_guard lock(mutex);
-    done = true;
-    changed.notify_one();
-  });
+  backend->prefetch(fmt::format("lang-prefix-{}", next_id++), {.text = prefix},
+                    [&](const Status&) {  // a hint: it may fail
+                      std::lock_guard lock(mutex);
+                      done = true;
+                      changed.notify_one();
+                    });
   std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return done; });
+  changed.wait(lock, [&] { return done; });  // not to be broken off: what is asked refers to here
 }
 
 }  // namespace

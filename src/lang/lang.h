@@ -17,6 +17,7 @@
 #include "lang/error.h"
 #include "lang/expr.h"
 #include "lang/graph/graph.h"
+#include "lang/graph/movement.h"
 #include "lang/graph/passes.h"
 #include "lang/graph/tracer.h"
 #include "lang/options.h"

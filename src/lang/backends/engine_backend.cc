@@ -10,29 +10,13 @@
 #include <mutex>
 #include <set>
 
-#include "lang/backends/tokenisations.h"
-#include "lang/json_text.h"
+#include "lang/backends/engine_answer.h"
+#include "lang/backends/exact_search.h"
 
 namespace espalier::lang {
 namespace {
 
 namespace json = boost::json;
-
-// The sum over more spellings than this is not worth its forward passes.
-constexpr size_t kTokenisationsMax = 512;
-
-std::string_view finish_name(FinishReason::Type type) {
-  switch (type) {
-    case FinishReason::Type::kStop:
-      return "stop";
-    case FinishReason::Type::kLength:
-      return "length";
-    case FinishReason::Type::kAbort:
-    case FinishReason::Type::kError:
-      return "abort";
-  }
-  return "";
-}
 
 SamplingParams sampling_of(const GenOptions& o) {
   SamplingParams p;
@@ -56,80 +40,6 @@ SamplingParams sampling_of(const GenOptions& o) {
   if (!o.regex.empty()) p.regex = o.regex;
   if (!dtype.empty()) p.regex = std::string(dtype);
   return p;
-}
-
-// [[logprob, id, text or null], ...] as the native API has it; a first entry without a
-// log-probability where `ids` has one more.
-class LogprobsJson {
- public:
-  explicit LogprobsJson(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}  // null: no texts
-
-  std::string entries(const std::vector<TokenLogprobs>& logprobs,
-                      const std::vector<TokenId>& ids) const {
-    json::array out;
-    const size_t first = ids.size() - std::min(ids.size(), logprobs.size());
-    for (size_t i = 0; i < first; ++i) out.push_back(json::array{nullptr, ids[i], text(ids[i])});
-    for (size_t i = 0; first + i < ids.size(); ++i)
-      out.push_back(entry(ids[first + i], logprobs[i].logprob));
-    return json::serialize(out);
-  }
-  std::string top(const std::vector<TokenLogprobs>& logprobs) const {
-    json::array out;
-    for (const TokenLogprobs& position : logprobs) {
-      json::array best;
-      for (const auto& [id, logprob] : position.top) best.push_back(entry(id, logprob));
-      out.push_back(std::move(best));
-    }
-    return json::serialize(out);
-  }
-
- private:
-  json::value text(TokenId id) const {
-    return tokenizer_ == nullptr
-               ? json::value(nullptr)
-               : json::value(tokenizer_->decode({id}, {.skip_special_tokens = false}));
-  }
-  json::array entry(TokenId id, float logprob) const { return {logprob, id, text(id)}; }
-
-  const Tokenizer* tokenizer_;
-};
-
-// On the engine's thread, so the common case is written without a JSON library.
-// `input_ids`: the prompt's tokens from where its log-probabilities are wanted.
-MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
-                 const LogprobsJson& logprobs) {
-  MetaInfo meta{.id = r.rid, .finish_reason = std::string(finish_name(r.finish.type))};
-  std::string finish = fmt::format(R"({{"type":"{}")", meta.finish_reason);
-  if (const auto* text = std::get_if<std::string>(&r.finish.matched)) {
-    meta.matched = *text;
-    finish += R"(,"matched":)" + json_quoted(*text);
-  } else if (const auto* id = std::get_if<TokenId>(&r.finish.matched)) {
-    meta.matched = std::to_string(*id);
-    finish += fmt::format(R"(,"matched":{})", *id);
-  } else if (r.finish.type == FinishReason::Type::kLength) {
-    finish += fmt::format(R"(,"length":{})", r.stats.completion_tokens);
-  }
-  meta.prompt_tokens = r.stats.prompt_tokens;
-  meta.completion_tokens = r.stats.completion_tokens;
-  meta.cached_tokens = r.stats.cached_tokens;
-  meta.seconds = to_seconds(r.stats.finished - r.stats.arrived);
-  meta.json =
-      fmt::format(R"({{"id":{},"finish_reason":{}}},"prompt_tokens":{},"completion_tokens":{},)"
-                  R"("cached_tokens":{},"e2e_latency":{:.6f})",
-                  json_quoted(r.rid), finish, meta.prompt_tokens, meta.completion_tokens,
-                  meta.cached_tokens, meta.seconds);
-  if (!r.output_logprobs.empty()) {
-    meta.json += R"(,"output_token_logprobs":)" + logprobs.entries(r.output_logprobs, r.output_ids);
-    if (!r.output_logprobs[0].top.empty())
-      meta.json += R"(,"output_top_logprobs":)" + logprobs.top(r.output_logprobs);
-  }
-  if (!input_ids.empty()) {
-    meta.json += R"(,"input_token_logprobs":)" + logprobs.entries(r.input_logprobs, input_ids);
-    if (!r.input_logprobs.empty() && !r.input_logprobs[0].top.empty())
-      meta.json += R"(,"input_top_logprobs":)" + logprobs.top(r.input_logprobs);
-  }
-  meta.json += "}";
-  return meta;
 }
 
 // The requests of one back end: those that the engine holds, so that the back end's end can end
@@ -232,18 +142,10 @@ struct Gathered {
 struct Scoring {
   std::mutex mutex;
   std::vector<ChoiceScore> scores;
-  std::vector<std::vector<double>> spellings;  // of each choice: log p of each, exact method
   size_t num_open = 0;
   Status failed;
   ScoreDone done;
 };
-
-double log_sum_exp(const std::vector<double>& logs) {
-  const double top = *std::max_element(logs.begin(), logs.end());
-  double sum = 0;
-  for (double x : logs) sum += std::exp(x - top);
-  return top + std::log(sum);
-}
 
 class EngineBackend final : public Backend {
  public:
@@ -258,6 +160,7 @@ class EngineBackend final : public Backend {
     held_->wait_empty();
   }
 
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
   std::string name() const override { return "engine"; }
   RoleFrame role_frame(Role role, std::optional<Role> previous) const override {
     return frames_.frame(role, previous);
@@ -389,10 +292,10 @@ class EngineBackend final : public Backend {
     if (!gathered.failed.ok()) return gathered.events.on_done(fail(gathered.failed));
     Completion completion;
     Usage used{.num_calls = 1};
-    const LogprobsJson logprobs(gathered.with_text ? engine_->tokenizer() : nullptr);
+    const Tokenizer* const tokenizer = gathered.with_text ? engine_->tokenizer() : nullptr;
     for (GenerateResult& r : gathered.results) {
       completion.samples.push_back(
-          {.text = std::move(r.text), .meta = meta_of(r, gathered.input_ids, logprobs)});
+          {.text = std::move(r.text), .meta = meta_of(r, gathered.input_ids, tokenizer)});
       used.completion_tokens += r.stats.completion_tokens;
     }
     used.prompt_tokens = completion.samples.front().meta.prompt_tokens;
@@ -407,13 +310,17 @@ class EngineBackend final : public Backend {
   void measure(std::string rid, std::vector<TokenId> ids, size_t begin,
                std::function<void(Result<Logprobs>)> done);
   void score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
-  void score_exactly(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
+  void score_exactly(const ScoreCall& call, const std::shared_ptr<Scoring>& scoring);
+  void ask_next(GenerateRequest request, std::function<void(Result<std::vector<float>>)> done);
+  std::shared_ptr<const Speller> speller();
   // `count` requests have ended; with the last the scores are told.
   static void measured(const std::shared_ptr<Scoring>& scoring, const Status& status);
 
   const std::shared_ptr<Engine> engine_;
   const ChatFrames frames_;
-  const std::shared_ptr<Held> held_;  // shared with what ends while this does
+  const std::shared_ptr<Held> held_;        // shared with what ends while this does
+  std::once_flag speller_made_;             // by the first exact select
+  std::shared_ptr<const Speller> speller_;  // shared with the searches
 };
 
 void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t begin,
@@ -453,8 +360,6 @@ void EngineBackend::measured(const std::shared_ptr<Scoring>& scoring, const Stat
     if (scoring->failed.ok()) scoring->failed = status;
     if (--scoring->num_open > 0) return;
   }
-  for (size_t i = 0; i < scoring->spellings.size(); ++i)
-    if (scoring->failed.ok()) scoring->scores[i].exact_logprob = log_sum_exp(scoring->spellings[i]);
   if (scoring->failed.ok()) {
     scoring->done(std::move(scoring->scores));
   } else {
@@ -469,7 +374,7 @@ void EngineBackend::score(ScoreCall call, ScoreDone done) {
   scoring->scores.resize(call.choices.size());
   for (size_t i = 0; i < call.choices.size(); ++i) scoring->scores[i].text = call.choices[i];
   if (call.method == ChoicesMethod::kExact) {
-    score_exactly(std::move(call), scoring);
+    score_exactly(call, scoring);
   } else {
     score_choices(std::move(call), scoring);
   }
@@ -507,42 +412,73 @@ void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>
   }
 }
 
-// p(text | prompt) = sum over every spelling of the text of p(its tokens | the prompt's tokens).
-void EngineBackend::score_exactly(ScoreCall call, const std::shared_ptr<Scoring>& scoring) {
-  const Tokenizer& tokenizer = *engine_->tokenizer();
-  const std::vector<TokenId> prompt = tokenizer.encode(call.prompt.text);
-  if (prompt.empty())
+// p(text | prompt), summed over the spellings of the text; the choices at once, each with a
+// question at a time.
+void EngineBackend::score_exactly(const ScoreCall& call, const std::shared_ptr<Scoring>& scoring) {
+  auto prompt =
+      std::make_shared<const std::vector<TokenId>>(engine_->tokenizer()->encode(call.prompt.text));
+  if (prompt->empty())
     return scoring->done(fail(invalid_argument(
         "the exact probability of a choice needs a prompt before it: append text first")));
-  std::vector<std::vector<std::vector<TokenId>>> spellings;
-  for (const std::string& choice : call.choices) {
-    auto ways = tokenisations(choice, tokenizer.vocab(), kTokenisationsMax);
-    if (!ways) return scoring->done(fail(ways.error()));
-    if (ways->empty())
-      return scoring->done(
-          fail(invalid_argument("the vocabulary cannot spell the choice \"{}\"", choice)));
-    scoring->num_open += ways->size();
-    scoring->spellings.emplace_back(ways->size());
-    spellings.push_back(std::move(*ways));
-  }
-  for (size_t i = 0; i < spellings.size(); ++i) {
-    for (size_t j = 0; j < spellings[i].size(); ++j) {
-      std::vector<TokenId> whole = prompt;
-      whole.insert(whole.end(), spellings[i][j].begin(), spellings[i][j].end());
-      measure(fmt::format("{}/{}.{}", call.id, i, j), std::move(whole), prompt.size(),
-              [scoring, i, j](Result<Logprobs> r) {
-                if (r) {
-                  double sum = 0;
-                  for (const auto& logprob : *r) sum += logprob.value_or(0.0f);
-                  scoring->spellings[i][j] = sum;
-                }
-                measured(scoring, r ? Status() : r.error());
-              });
-    }
+  scoring->num_open = call.choices.size();
+  for (size_t i = 0; i < call.choices.size(); ++i) {
+    auto num_asked = std::make_shared<int>(0);
+    const std::string id = fmt::format("{}/{}", call.id, i);
+    const AskNext ask = [this, prompt, num_asked, id](
+                            const std::vector<TokenId>& tokens, const std::vector<TokenId>& wanted,
+                            std::function<void(Result<std::vector<float>>)> done) {
+      GenerateRequest request{.rid = fmt::format("{}.{}", id, (*num_asked)++),
+                              .input_ids = *prompt};
+      request.input_ids.insert(request.input_ids.end(), tokens.begin(), tokens.end());
+      request.token_ids_logprob = wanted;
+      ask_next(std::move(request), std::move(done));
+    };
+    exact_probability(speller(), call.choices[i], {}, ask,
+                      [scoring, i](const Result<ExactProbability>& r) {
+                        if (r) scoring->scores[i].exact_logprob = r->logprob;
+                        measured(scoring, r ? Status() : r.error());
+                      });
   }
 }
 
+std::shared_ptr<const Speller> EngineBackend::speller() {
+  std::call_once(speller_made_, [&] {
+    speller_ = std::make_shared<const Speller>(engine_->tokenizer()->vocab());
+  });
+  return speller_;
+}
+
+// The log-probabilities of the wanted tokens after the request's prompt.
+void EngineBackend::ask_next(GenerateRequest request,
+                             std::function<void(Result<std::vector<float>>)> done) {
+  request.return_logprob = true;
+  request.sampling.max_new_tokens = 1;
+  request.sampling.temperature = 0.0f;
+  request.sampling.ignore_eos = true;
+  const std::string rid = request.rid;
+  auto found = std::make_shared<std::vector<float>>();
+  auto sink = [this, rid, found, done](TokenEvent&& event) {
+    for (const TokenLogprobs& position : event.logprobs)
+      for (const auto& [id, logprob] : position.wanted) found->push_back(logprob);
+    if (!event.finish) return;
+    if (event.finish->status.ok()) {
+      done(std::move(*found));
+    } else {
+      done(fail(event.finish->status));
+    }
+    ended(rid, 1);
+  };
+  send({.request = std::move(request), .sink = std::move(sink), .refused = [done](Status why) {
+          done(fail(std::move(why)));
+        }});
+}
+
 }  // namespace
+
+std::shared_ptr<Engine> engine_of(const Backend& backend) {
+  const auto* one = dynamic_cast<const EngineBackend*>(&backend);
+  return one != nullptr ? one->engine() : nullptr;
+}
 
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, ChatFrames frames) {
   if (engine->tokenizer() == nullptr)

@@ -1,4 +1,5 @@
-// The engine in this process as a back end. The one file of the room that includes engine/.
+// The engine in this process as a back end. With engine_answer.h the one place of the room that
+// includes engine/.
 #pragma once
 
 #include <memory>
@@ -16,5 +17,7 @@ Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine);
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, ChatFrames frames);
 // Loads the model and starts the engine.
 Result<std::shared_ptr<Backend>> engine_backend(const EngineConfig& config);
+// The engine behind such a back end, for its own interface; null for another one.
+std::shared_ptr<Engine> engine_of(const Backend& backend);
 
 }  // namespace espalier::lang

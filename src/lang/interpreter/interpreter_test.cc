@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "lang/test_backend.h"
+#include "lang/waiting.h"
 
 namespace espalier::lang {
 namespace {
@@ -487,6 +488,37 @@ TEST_F(Interpreter, ABatchComputesItsConstantPrefixFirst) {
     ASSERT_TRUE(s.error().ok()) << s.error().to_string();
     EXPECT_GE(s.meta_info("a").cached_tokens, static_cast<int64_t>(prefix.size()) - 1);
   }
+}
+
+TEST_F(Interpreter, AWaitCanBeBrokenOff) {
+  use({}, std::chrono::milliseconds(2));
+  State s = start(options());
+  s += "x" + gen("a", {.max_tokens = 3000});
+  int times = 0;
+  {
+    const Interruptible interruptible([&] { return ++times >= 2; });
+    EXPECT_EQ(s.get("a").error().code(), StatusCode::kAborted);
+    EXPECT_EQ(s.sync().code(), StatusCode::kAborted);
+  }
+  EXPECT_EQ(times, 3);
+  EXPECT_TRUE(s.error().ok());  // the wait has ended, the program goes on
+  s.cancel();
+  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
+}
+
+TEST_F(Interpreter, ABatchThatIsBrokenOffLeavesNothingRunning) {
+  use({}, std::chrono::milliseconds(2));
+  const Program program("long", {"i"}, [](State& s, const Value& i) {
+    s += "x" + i + gen("a", {.max_tokens = 3000});
+    (void)s.get("a");
+  });
+  std::vector<Arguments> batch;
+  for (int i = 0; i < 50; ++i) batch.push_back({{"i", std::to_string(i)}});
+  const Interruptible interruptible([] { return true; });
+  const auto states = run_batch(program, batch, {.run = options(), .num_threads = 4});
+  ASSERT_EQ(states.size(), batch.size());
+  for (const State& s : states) EXPECT_EQ(s.error().code(), StatusCode::kAborted);
+  while (engine_->stats().num_running + engine_->stats().num_waiting > 0) std::this_thread::yield();
 }
 
 TEST_F(Interpreter, ProgramsCheckTheirArguments) {

@@ -12,6 +12,20 @@ namespace {
 constexpr int32_t kMaxTokens = 128;  // of a gen that says nothing, as in SGLang
 constexpr int kMessageTries = 3;     // of a chat message that must read as its template
 
+// Of each choice [[logprob or null, token id or null, null], ...], as the native API has it.
+std::string json_logprobs(const std::vector<ChoiceScore>& scores) {
+  std::string out = "[";
+  for (const ChoiceScore& score : scores) {
+    out += out.size() > 1 ? ",[" : "[";
+    for (size_t i = 0; i < score.logprobs.size(); ++i)
+      out += fmt::format("{}[{},{},null]", i > 0 ? "," : "",
+                         score.logprobs[i] ? fmt::format("{}", *score.logprobs[i]) : "null",
+                         i < score.tokens.size() ? std::to_string(score.tokens[i]) : "null");
+    out += "]";
+  }
+  return out + "]";
+}
+
 std::string json_numbers(const std::vector<double>& numbers) {
   std::string out = "[";
   for (double number : numbers) out += fmt::format("{}{:.9g}", out.size() > 1 ? "," : "", number);
@@ -326,8 +340,9 @@ void LiveStream::finish_score(uint64_t turn, Result<std::vector<ChoiceScore>> re
   } else {
     write(decision->text);
     MetaInfo meta{.finish_reason = "stop"};
-    meta.json = fmt::format(R"({{"choices_method":"{}","normalized_prompt_logprobs":{}}})",
-                            choices_method_name(op.method), json_numbers(decision->scores));
+    meta.json = fmt::format(
+        R"({{"choices_method":"{}","normalized_prompt_logprobs":{},"input_token_logprobs":{}}})",
+        choices_method_name(op.method), json_numbers(decision->scores), json_logprobs(*result));
     record(op, &meta);
     op.target->fill({.text = decision->text}, std::move(meta));
   }

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "lang/pool.h"
+#include "lang/waiting.h"
 
 namespace espalier::lang {
 namespace {
@@ -144,7 +145,7 @@ VariablePtr LiveStream::find(std::string_view name, std::unique_lock<std::mutex>
   const auto is_there = [&] { return variables_.contains(name); };
   if (!is_there() && writer_ != std::thread::id() && writer_ != std::this_thread::get_id()) {
     auto& changed = const_cast<std::condition_variable&>(changed_);
-    changed.wait(lock, [&] { return is_there() || writer_ == std::thread::id(); });
+    wait_until(lock, changed, [&] { return is_there() || writer_ == std::thread::id(); });
   }
   const auto it = variables_.find(name);
   return it != variables_.end() ? it->second : nullptr;
@@ -249,9 +250,10 @@ std::shared_ptr<TextStream::Source> LiveStream::open_text(const std::string& nam
 
 Result<bool> LiveStream::read_text(size_t offset, std::string& out) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    return written_.text.size() > offset || (!busy_ && writer_ == std::thread::id());
-  });
+  if (!wait_until(lock, changed_, [&] {
+        return written_.text.size() > offset || (!busy_ && writer_ == std::thread::id());
+      }))
+    return espalier::fail(interrupted());
   if (written_.text.size() > offset) {
     out.append(written_.text, offset);
     return true;
@@ -339,9 +341,10 @@ void LiveStream::release() {
 
 Status LiveStream::sync() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    return !busy_ && (writer_ == std::thread::id() || writer_ == std::this_thread::get_id());
-  });
+  if (!wait_until(lock, changed_, [&] {
+        return !busy_ && (writer_ == std::thread::id() || writer_ == std::this_thread::get_id());
+      }))
+    return interrupted();
   return error_;
 }
 

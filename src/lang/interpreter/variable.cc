@@ -1,17 +1,20 @@
 #include "lang/interpreter/variable.h"
 
+#include "lang/waiting.h"
+
 namespace espalier::lang {
 
 PromptStream::Read Variable::read() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return done_; });
+  if (!wait_until(lock, changed_, [&] { return done_; }))
+    return {espalier::fail(interrupted()), {}};
   if (!status_.ok()) return {espalier::fail(status_), where_};
   return {content_, where_};
 }
 
 Result<MetaInfo> Variable::meta() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return done_; });
+  if (!wait_until(lock, changed_, [&] { return done_; })) return espalier::fail(interrupted());
   if (!status_.ok()) return espalier::fail(status_);
   return meta_;
 }
@@ -73,7 +76,8 @@ void Variable::finish(std::unique_lock<std::mutex> lock) {
 
 Result<bool> Variable::read_text(size_t offset, std::string& out) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return done_ || partial_.size() > offset; });
+  if (!wait_until(lock, changed_, [&] { return done_ || partial_.size() > offset; }))
+    return espalier::fail(interrupted());
   if (partial_.size() > offset) {
     out.append(partial_, offset);
     return true;
