@@ -16,19 +16,23 @@ import atexit
 import os
 
 from . import _native
-from ._backends import (Anthropic, Engine, OpenAI, RuntimeEndpoint, flush_cache, get_server_info,
-                        set_default_backend)
+from ._backends import (Anthropic, Engine, OpenAI, Runtime, RuntimeEndpoint, flush_cache,
+                        get_server_info, global_config, set_default_backend)
 from ._errors import Error, InvalidArgumentError, NotFoundError, make_error
-from ._native import (Backend, ChoicesMethod, Expr, Graph, ProgramState, ProgramStateGroup, Value)
+from ._native import (Backend, ChoicesMethod, Expr, Graph, Plan, ProgramState, ProgramStateGroup,
+                      Recorder, Value)
 from ._primitives import (assistant, assistant_begin, assistant_end, exact_likelihood, gen, gen_int,
                           gen_string, greedy_token_selection, image, select, separate_reasoning,
                           system, system_begin, system_end, token_length_normalized,
                           unconditional_likelihood_normalized, user, user_begin, user_end, video)
-from ._programs import Function, function, run_graph, text_async_iter
+from ._programs import Function, fold_constants, function, optimize, run_graph, text_async_iter
 
 _native._set_package(os.path.join(os.path.dirname(__file__), ""), Error, make_error)
-ProgramState.text_async_iter = text_async_iter
-Graph.run = run_graph
+for name, method in (("run", run_graph), ("optimize", optimize),
+                     ("fold_constants", fold_constants)):
+    setattr(Graph, name, method)
+setattr(ProgramState, "text_async_iter", text_async_iter)
+del name, method
 
 
 @atexit.register
@@ -38,11 +42,11 @@ def _end() -> None:
 
 
 __all__ = [
-    "Anthropic", "Backend", "ChoicesMethod", "Engine", "Error", "Expr", "Function", "Graph",
-    "InvalidArgumentError", "NotFoundError", "OpenAI", "ProgramState", "ProgramStateGroup",
-    "RuntimeEndpoint", "Value", "assistant", "assistant_begin", "assistant_end",
-    "exact_likelihood", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_info", "greedy_token_selection", "image", "select", "separate_reasoning",
-    "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
-    "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
+    "assistant", "assistant_begin", "assistant_end", "exact_likelihood", "flush_cache", "function",
+    "gen", "gen_int", "gen_string", "get_server_info", "global_config", "greedy_token_selection",
+    "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+    "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
+    "user_begin", "user_end", "video", "Anthropic", "Backend", "ChoicesMethod", "Engine", "Error",
+    "Expr", "Function", "Graph", "InvalidArgumentError", "NotFoundError", "OpenAI", "Plan",
+    "ProgramState", "ProgramStateGroup", "Recorder", "Runtime", "RuntimeEndpoint", "Value",
 ]

@@ -3,7 +3,8 @@ the run's default, and where that is absent the back end's."""
 from __future__ import annotations
 
 import json
-from typing import Any, List, Optional, Sequence, Type, Union
+import warnings
+from typing import Any, Dict, List, Optional, Sequence, Type, Union
 
 from . import _native
 from ._native import ChoicesMethod, Expr, Value
@@ -17,7 +18,7 @@ unconditional_likelihood_normalized = ChoicesMethod.unconditional_likelihood_nor
 exact_likelihood = ChoicesMethod.exact_likelihood
 
 
-def _with_schema(options: dict) -> dict:
+def _with_schema(options: Dict[str, Any]) -> Dict[str, Any]:
     """A schema that is a dict or a pydantic model becomes text, with a reader of what is written."""
     schema = options["json_schema"]
     if schema is None or isinstance(schema, str):
@@ -55,7 +56,7 @@ def gen(
     choices: Optional[List[str]] = None,
     choices_method: Optional[Union[ChoicesMethod, str]] = None,
     regex: Optional[str] = None,
-    json_schema: Optional[Union[str, dict, Type[Any]]] = None,
+    json_schema: Optional[Union[str, Dict[str, Any], Type[Any]]] = None,
     ebnf: Optional[str] = None,
     seed: Optional[int] = None,
 ) -> Expr:
@@ -123,9 +124,11 @@ def select(
     temperature: float = 0.0,
     choices_method: Union[ChoicesMethod, str] = token_length_normalized,
 ) -> Expr:
-    """The most probable of `choices`. `temperature` is there for SGLang's programs; a select is
-    always decided by the largest score."""
-    del temperature
+    """The most probable of `choices`; a select is decided by the largest score and draws nothing,
+    so that a `temperature` above 0, which SGLang's takes and does not use, is warned of."""
+    if temperature > 0:
+        warnings.warn("temperature has no effect on a select: the largest score decides",
+                      stacklevel=2)
     return _native.select(name or "", list(choices), choices_method)
 
 
@@ -143,19 +146,19 @@ def separate_reasoning(expr: Expr, model_type: str) -> Expr:
     return _native.separate_reasoning(expr, model_type)
 
 
-def system(expr: Content) -> Expr:
+def system(expr: Optional[Content] = None) -> Expr:
     """A whole message of the system; `system_begin() + ... + system_end()` in parts."""
-    return _native.system(expr)
+    return _native.system("" if expr is None else expr)
 
 
-def user(expr: Content) -> Expr:
+def user(expr: Optional[Content] = None) -> Expr:
     """A whole message of the user."""
-    return _native.user(expr)
+    return _native.user("" if expr is None else expr)
 
 
-def assistant(expr: Content) -> Expr:
+def assistant(expr: Optional[Content] = None) -> Expr:
     """A whole message of the assistant."""
-    return _native.assistant(expr)
+    return _native.assistant("" if expr is None else expr)
 
 
 def system_begin() -> Expr:

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Sequence, Union
+from typing import (Any, AsyncIterator, Callable, Dict, Iterator, List, Optional, Sequence, Tuple,
+                    Union, overload)
 
 from . import _native
-from ._native import Backend, Graph, ProgramState
+from ._native import Backend, Graph, ProgramState, Recorder
 from ._primitives import StrOrList
 
 
@@ -56,20 +57,22 @@ class Function:
         stream: bool = False,
         backend: Optional[Backend] = None,
         use_thread: bool = True,
+        recorder: Optional[Recorder] = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the program and waits for all that it appended.
 
         What the function throws is thrown here; what a gen of it failed with is in error() and is
         thrown where its variable is read. With stream=True it runs on a thread of its own and the
-        state is there at once, for text_iter(). use_thread is there for SGLang's programs: a prompt
-        state needs no thread here.
+        state is there at once, for text_iter(). With use_thread=False each append waits until it is
+        done and throws what failed. Ctrl-C ends the program's calls.
+
+        recorder: gets a span of every primitive, for chrome_trace() and tree()
         """
-        options = locals()
-        defaults = {name: options[name] for name in _DEFAULTS}
-        defaults["max_tokens"] = max_new_tokens
-        return _native.run(self.func, args, {**self.bound, **kwargs}, defaults, backend,
-                           self.num_api_spec_tokens or 0, stream)
+        defaults = _defaults(locals())
+        how = {"backend": backend, "num_api_spec_tokens": self.num_api_spec_tokens,
+               "stream": stream, "use_thread": use_thread, "recorder": recorder}
+        return _native.run(self.func, args, {**self.bound, **kwargs}, defaults, how)
 
     def run_batch(
         self,
@@ -95,21 +98,35 @@ class Function:
         backend: Optional[Backend] = None,
         num_threads: Union[int, str] = "auto",
         progress_bar: bool = False,
-    ) -> List[ProgramState]:
+        generator_style: bool = False,
+        recorder: Optional[Recorder] = None,
+    ) -> Any:
         """Runs the program once for each dict (or sequence) of arguments; states in their order.
 
         The constant text with which all of them begin is computed first: for that, the function is
         called once with arguments that have no value yet. A program that throws leaves the others
         alone: its own state's error() tells, and reading from that state throws.
+
+        generator_style: gives an iterator instead of a list; 200 programs are at work at a time,
+            and those that were read can go
         """
-        options = locals()
-        defaults = {name: options[name] for name in _DEFAULTS}
-        defaults["max_tokens"] = max_new_tokens
+        defaults = _defaults(locals())
         rows = [{**self.bound, **self._named(row)} for row in batch_kwargs]
-        threads = 0 if num_threads == "auto" else int(num_threads)
-        return _native.run_batch(self.func, self.arg_names, rows, defaults, backend,
-                                 self.num_api_spec_tokens or 0, threads, progress_bar,
+        how = {"backend": backend, "num_api_spec_tokens": self.num_api_spec_tokens,
+               "num_threads": 0 if num_threads == "auto" else int(num_threads),
+               "recorder": recorder}
+        if generator_style:
+            return self._in_parts(rows, defaults, how, progress_bar)
+        return _native.run_batch(self.func, self.arg_names, rows, defaults, how, progress_bar,
                                  self.__name__)
+
+    def _in_parts(self, rows: List[Dict[str, Any]], defaults: Dict[str, Any], how: Dict[str, Any],
+                  progress_bar: bool, size: int = 200) -> Iterator[ProgramState]:
+        for begin in range(0, len(rows), size):
+            part = {**how, "prefetch_prefix": begin == 0, "num_done_before": begin,
+                    "num_in_all": len(rows)}
+            yield from _native.run_batch(self.func, self.arg_names, rows[begin:begin + size],
+                                         defaults, part, progress_bar, self.__name__)
 
     def _named(self, row: Union[Dict[str, Any], Sequence[Any]]) -> Dict[str, Any]:
         if isinstance(row, dict):
@@ -139,6 +156,17 @@ _DEFAULTS = ("n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p"
              "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "seed")
 
 
+def _defaults(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Of a function's arguments those that are every gen's."""
+    defaults = {name: arguments[name] for name in _DEFAULTS}
+    return {**defaults, "max_tokens": arguments["max_new_tokens"]}
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: Optional[int] = None) -> Function: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: Optional[int] = None
+             ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(func: Optional[Callable[..., Any]] = None,
              num_api_spec_tokens: Optional[int] = None) -> Any:
     """Makes a program of a function whose first argument is its state: @function, or
@@ -148,18 +176,47 @@ def function(func: Optional[Callable[..., Any]] = None,
     return lambda f: Function(f, num_api_spec_tokens)
 
 
-async def text_async_iter(state: ProgramState, var_name: Optional[str] = None) -> AsyncIterator[str]:
-    """text_iter() for coroutines."""
+async def text_async_iter(state: ProgramState, var_name: Optional[str] = None,
+                          return_meta_data: bool = False
+                          ) -> AsyncIterator[Union[str, Tuple[str, Dict[str, Any]]]]:
+    """text_iter() for coroutines.
+
+    return_meta_data: pairs of a piece and the variable's meta information; it is known with the
+        last piece, and {} before
+    """
+    if return_meta_data and var_name is None:
+        raise ValueError("return_meta_data is of a variable: name it")
     loop = asyncio.get_running_loop()
     pieces = state.text_iter(var_name)
     end = object()
+    held: Optional[str] = None  # one piece, until it is known whether it is the last
     while (piece := await loop.run_in_executor(None, next, pieces, end)) is not end:
-        yield piece
+        assert isinstance(piece, str)
+        if not return_meta_data:
+            yield piece
+            continue
+        if held is not None:
+            yield held, {}
+        held = piece
+    if return_meta_data and var_name is not None:
+        meta = await loop.run_in_executor(None, state.get_meta_info, var_name)
+        yield held or "", meta
+
+
+def fold_constants(graph: Graph, **arguments: str) -> Graph:
+    """Puts arguments that are known into the text, and texts next to each other into one."""
+    return graph._fold_constants(arguments)
+
+
+def optimize(graph: Graph, **arguments: str) -> Graph:
+    """All passes that keep every prompt: constants folded, what nobody can read eliminated, what
+    all branches of a fork begin with computed once. `arguments` that are known become text."""
+    return graph._optimize(arguments)
 
 
 def run_graph(graph: Graph, backend: Optional[Backend] = None, max_new_tokens: int = 128,
               temperature: Optional[float] = None, seed: Optional[int] = None,
-              **arguments: str) -> ProgramState:
+              recorder: Optional[Recorder] = None, **arguments: str) -> ProgramState:
     """Runs a graph by its arguments, without the function that it was traced from."""
-    options = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    return graph._run(backend, options, arguments)
+    defaults = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    return graph._run(defaults, {"backend": backend, "recorder": recorder}, arguments)

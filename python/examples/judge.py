@@ -8,8 +8,8 @@ The model that ships reads no images: without IMAGE, the figure's image is an em
 """
 import sys
 
-from espalier import (Engine, RuntimeEndpoint, assistant, function, gen, image, select,
-                      set_default_backend, system, user)
+from espalier import assistant, function, gen, image, select, set_default_backend, system, user
+from example import backend
 
 dimensions = ["Clarity", "Originality", "Evidence"]
 
@@ -46,12 +46,11 @@ def multi_dimensional_judge(s, path, essay):
 
 
 if __name__ == "__main__":
-    place = sys.argv[1] if len(sys.argv) > 1 else "share/default_model"
     path = sys.argv[2] if len(sys.argv) > 2 else None
     if path is None:
         def image(_):
             return ""
-    set_default_backend(RuntimeEndpoint(place) if place.startswith("http") else Engine(place))
+    set_default_backend(backend())
     state = multi_dimensional_judge.run(
         path, "A boat lies in the harbor. The water is calm and the sky is red.",
         max_new_tokens=64, temperature=0)

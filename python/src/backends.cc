@@ -103,6 +103,8 @@ py::dict usage(const lang::Backend& backend) {
 
 void bind_backends(py::module_& m) {
   py::class_<lang::Backend, Backend>(m, "Backend", "What runs a program's calls.")
+      // For classes of the package: the same back end under their name.
+      .def(py::init([](Backend made) { return made; }), py::arg("made"))
       .def_property_readonly("name", &lang::Backend::name)
       .def("usage", usage)
       .def("flush_cache",

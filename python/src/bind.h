@@ -8,10 +8,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lang/lang.h"
+#include "lang/waiting.h"
 
 namespace espalier::python {
 
@@ -36,11 +38,47 @@ inline void ok_or_throw(Status status, const lang::Location& where) {
   if (!status.ok()) throw_status(std::move(status), where);
 }
 
+// Does `work` without the interpreter lock: it may wait for the model. Ctrl-C breaks the wait off
+// and is thrown once `work` has ended.
+template <typename F>
+auto unlocked(F&& work) {
+  const auto run = [&] {
+    const py::gil_scoped_release release;
+    const lang::Interruptible interruptible([] {
+      const py::gil_scoped_acquire acquire;
+      return PyErr_CheckSignals() != 0;
+    });
+    return work();
+  };
+  const auto throw_what_came = [] {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  };
+  try {
+    if constexpr (std::is_void_v<decltype(work())>) {
+      run();
+      throw_what_came();
+    } else {
+      auto result = run();
+      throw_what_came();
+      return result;
+    }
+  } catch (const lang::Error&) {
+    throw_what_came();
+    throw;
+  }
+}
+
 // ---- options.cc: dicts whose absent and None members mean "not said" ----
 
 // By SGLang's names. TypeError names what is unknown or of a wrong type.
 lang::GenOptions gen_options(const py::dict& options);
 Result<lang::ChoicesMethod> choices_method(const py::handle& method);
+
+// ---- programs.cc ----
+
+// `how`: backend, stream, recorder and the like; run() in _programs.py names them. Error without a
+// back end.
+lang::RunOptions run_options(const py::dict& defaults, const py::dict& how);
 
 // ---- expr.cc ----
 
@@ -61,6 +99,7 @@ struct Shared {
   Readers readers;
   py::object result = py::none();  // what the program returned
   bool is_traced = false;          // variables are values that cannot be read
+  bool is_sequential = false;      // use_thread=False: appending waits, and throws what failed
 };
 
 struct State {
@@ -75,6 +114,8 @@ State branch_of(const State& state, lang::State branch);
 void bind_expressions(py::module_& m);
 void bind_states(py::module_& m);
 void bind_backends(py::module_& m);
+void bind_engine(py::module_& m);
+void bind_graphs(py::module_& m);
 void bind_programs(py::module_& m);
 void bind_places(py::module_& m);
 

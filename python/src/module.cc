@@ -8,6 +8,8 @@ PYBIND11_MODULE(_native, m) {
   bind_places(m);
   bind_expressions(m);
   bind_backends(m);
+  bind_engine(m);
   bind_states(m);
   bind_programs(m);
+  bind_graphs(m);
 }

@@ -17,19 +17,34 @@ class Running {
     std::lock_guard lock(mutex_);
     ++count_;
   }
+  // Of one that has begun: what can be cancelled.
+  void add(const lang::State& state) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(streams_, [](const auto& stream) { return stream.expired(); });
+    streams_.push_back(state.handle());
+  }
   void end() {
     std::lock_guard lock(mutex_);
     if (--count_ == 0) none_.notify_all();
   }
+  // Interrupted, it cancels them first.
   void wait() {
     std::unique_lock lock(mutex_);
-    none_.wait(lock, [&] { return count_ == 0; });
+    const auto is_none = [&] { return count_ == 0; };
+    if (lang::wait_until(lock, none_, is_none)) return;
+    const std::vector<std::weak_ptr<lang::PromptStream>> streams = streams_;
+    lock.unlock();
+    for (const auto& weak : streams)
+      if (auto stream = weak.lock()) lang::State(std::move(stream)).cancel();
+    lock.lock();
+    none_.wait(lock, is_none);
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable none_;
   int count_ = 0;
+  std::vector<std::weak_ptr<lang::PromptStream>> streams_;
 };
 Running& running() {
   static auto* one = new Running;  // threads may look at it until the process is gone
@@ -69,16 +84,12 @@ struct Call {
   }
 };
 
-lang::RunOptions run_options(const py::dict& defaults, std::shared_ptr<lang::Backend> backend,
-                             int num_api_spec_tokens, bool stream) {
-  lang::RunOptions options{.backend = std::move(backend), .defaults = gen_options(defaults)};
-  options.num_api_spec_tokens = num_api_spec_tokens;
-  options.stream = stream;
-  if (options.backend == nullptr && lang::default_backend() == nullptr)
-    throw_status(error(StatusCode::kFailedPrecondition,
-                       "no back end: pass backend=, or call set_default_backend() first"),
-                 here());
-  return options;
+// One of `how`; absent or None: the
+// default.
+template <typename T>
+T setting(const py::dict& how, const char* name, T otherwise) {
+  if (!how.contains(name) || py::object(how[name]).is_none()) return otherwise;
+  return py::cast<T>(how[name]);
 }
 
 State run(Call call, const lang::RunOptions& options) {
@@ -86,11 +97,18 @@ State run(Call call, const lang::RunOptions& options) {
   try {
     call(state);
   } catch (const py::error_already_set& thrown) {
-    lang::internal::program_threw(state, error_of(thrown), {});
+    const lang::Error why = error_of(thrown);
+    const py::gil_scoped_release release;
+    lang::internal::program_threw(state, why, {});
     throw;
   }
-  const py::gil_scoped_release release;
-  (void)lang::finish(state);  // it is in state.error()
+  try {
+    (void)unlocked([&] { return lang::finish(state); });  // it is in state.error()
+  } catch (const py::error_already_set&) {
+    const py::gil_scoped_release release;
+    state.cancel();
+    throw;
+  }
   return {state, call.shared};
 }
 
@@ -106,7 +124,9 @@ State launch(Call call, const lang::RunOptions& options) {
     held->from_thread(state);
   };
   const py::gil_scoped_release release;
-  return {lang::launch(body, options), shared};
+  const lang::State state = lang::launch(body, options);
+  running().add(state);
+  return {state, shared};
 }
 
 // ---- batches and traces ----
@@ -157,10 +177,8 @@ py::list run_batch(const py::object& function, const std::vector<std::string>& p
         }
       }));
   const lang::Location where = here();
-  const std::vector<lang::State> states = [&] {
-    const py::gil_scoped_release release;
-    return lang::run_batch(program, numbers, options, where);
-  }();
+  const std::vector<lang::State> states =
+      unlocked([&] { return lang::run_batch(program, numbers, options, where); });
   py::list all;
   for (size_t i = 0; i < states.size(); ++i) all.append(State{states[i], held->calls[i].shared});
   return all;
@@ -176,52 +194,48 @@ lang::Graph trace(const py::object& function, const std::vector<std::string>& pa
   return value_or_throw(lang::trace(program), here());
 }
 
-State run_graph(const lang::Graph& graph, std::shared_ptr<lang::Backend> backend,
-                const py::dict& options, const std::map<std::string, std::string>& named) {
-  lang::Arguments arguments;
-  for (const auto& [name, value] : named) arguments.set(name, value);
-  const lang::RunOptions run = run_options(options, std::move(backend), 0, false);
-  auto shared = std::make_shared<Shared>();
-  const py::gil_scoped_release release;
-  return {lang::run_graph(graph, arguments, run), std::move(shared)};
-}
-
 }  // namespace
 
+lang::RunOptions run_options(const py::dict& defaults, const py::dict& how) {
+  lang::RunOptions options{.backend = setting<std::shared_ptr<lang::Backend>>(how, "backend", {}),
+                           .defaults = gen_options(defaults)};
+  options.num_api_spec_tokens = setting(how, "num_api_spec_tokens", 0);
+  options.stream = setting(how, "stream", false);
+  options.fork_hint = setting(how, "fork_hint", true);
+  options.recorder = setting<std::shared_ptr<lang::Recorder>>(how, "recorder", {});
+  if (options.backend == nullptr && lang::default_backend() == nullptr)
+    throw_status(error(StatusCode::kFailedPrecondition,
+                       "no back end: pass backend=, or call set_default_backend() first"),
+                 here());
+  return options;
+}
+
 void bind_programs(py::module_& m) {
-  m.def("run",
-        [](py::object function, py::tuple arguments, py::dict named, const py::dict& defaults,
-           std::shared_ptr<lang::Backend> backend, int num_api_spec_tokens, bool stream) {
-          Call call{std::move(function), std::move(arguments), std::move(named),
-                    std::make_shared<Shared>()};
-          const lang::RunOptions options =
-              run_options(defaults, std::move(backend), num_api_spec_tokens, stream);
-          return stream ? launch(std::move(call), options) : run(std::move(call), options);
-        });
-  m.def("run_batch",
-        [](const py::object& function, const std::vector<std::string>& parameters,
-           const py::list& rows, const py::dict& defaults, std::shared_ptr<lang::Backend> backend,
-           int num_api_spec_tokens, int num_threads, bool progress_bar, const std::string& name) {
-          lang::BatchOptions options{
-              .run = run_options(defaults, std::move(backend), num_api_spec_tokens, false)};
-          options.num_threads = num_threads;
-          if (progress_bar) options.progress = lang::progress_bar(name);
-          return run_batch(function, parameters, rows, options, name);
-        });
-  m.def("trace", trace);
-  m.def("_wait_for_programs", [] {
-    const py::gil_scoped_release release;
-    running().wait();
+  m.def("run", [](py::object function, py::tuple arguments, py::dict named,
+                  const py::dict& defaults, const py::dict& how) {
+    Call call{std::move(function), std::move(arguments), std::move(named),
+              std::make_shared<Shared>()};
+    call.shared->is_sequential = !setting(how, "use_thread", true);
+    const lang::RunOptions options = run_options(defaults, how);
+    return options.stream ? launch(std::move(call), options) : run(std::move(call), options);
   });
-  py::class_<lang::Graph>(m, "Graph", "A traced program as data; runs without its function.")
-      .def("to_json", [](const lang::Graph& graph) { return lang::to_json(graph); })
-      .def_static(
-          "from_json",
-          [](const std::string& json) { return value_or_throw(lang::parse_graph(json), here()); })
-      .def("to_svg", [](const lang::Graph& graph) { return lang::to_svg(graph); })
-      .def_readonly("name", &lang::Graph::name)
-      .def_readonly("parameters", &lang::Graph::parameters)
-      .def("_run", run_graph);
+  m.def("run_batch", [](const py::object& function, const std::vector<std::string>& parameters,
+                        const py::list& rows, const py::dict& defaults, const py::dict& how,
+                        bool progress_bar, const std::string& name) {
+    lang::BatchOptions options{.run = run_options(defaults, how)};
+    options.num_threads = setting(how, "num_threads", 0);
+    options.prefetch_prefix = setting(how, "prefetch_prefix", true);
+    // A part of a larger batch, of which so many were done before.
+    const auto before = setting<size_t>(how, "num_done_before", 0);
+    const auto total = setting<size_t>(how, "num_in_all", rows.size());
+    if (progress_bar)
+      options.progress = [bar = lang::progress_bar(name), before, total](size_t done, size_t) {
+        bar(before + done, total);
+      };
+    return run_batch(function, parameters, rows, options, name);
+  });
+  m.def("trace", trace);
+  m.def("_wait_for_programs", [] { unlocked([] { running().wait(); }); });
 }
 
 }  // namespace espalier::python

@@ -7,11 +7,17 @@
 namespace espalier::python {
 namespace {
 
-// Does `work` without the interpreter lock: it may wait for the model.
+// The same of a state; what interrupts the wait cancels the state: its calls end, and nobody waits
+// for it at the interpreter's end.
 template <typename F>
-auto unlocked(F&& work) {
-  const py::gil_scoped_release release;
-  return work();
+auto waited(const lang::State& state, F&& work) {
+  try {
+    return unlocked(work);
+  } catch (const py::error_already_set&) {
+    const py::gil_scoped_release release;
+    lang::State(state).cancel();
+    throw;
+  }
 }
 
 py::object parse_json(const std::string& text) {
@@ -23,9 +29,9 @@ py::object parse_json(const std::string& text) {
 py::object read_variable(const State& s, const std::string& name) {
   const lang::Location where = here();
   // A program that still runs on another thread may be about to make it: this waits, too.
-  const lang::Value value = unlocked([&] { return s.state[lang::Name(name, where)]; });
+  const lang::Value value = waited(s.state, [&] { return s.state[lang::Name(name, where)]; });
   if (s.shared->is_traced) return py::cast(value);
-  const Result<lang::Content> content = unlocked([&] { return value.content(); });
+  const Result<lang::Content> content = waited(s.state, [&] { return value.content(); });
   if (!content) {
     const lang::Location failed = s.state.error_place();
     throw_status(content.error(), failed.line != 0 ? failed : where);
@@ -42,7 +48,8 @@ py::object read_variable(const State& s, const std::string& name) {
 
 py::object meta_info(const State& s, const std::string& name) {
   const lang::Location where = here();
-  const lang::MetaInfo meta = unlocked([&] { return s.state.meta_info(lang::Name(name, where)); });
+  const lang::MetaInfo meta =
+      waited(s.state, [&] { return s.state.meta_info(lang::Name(name, where)); });
   if (!meta.json.empty()) return parse_json(meta.json);
   py::dict fields;
   fields["id"] = meta.id;
@@ -53,18 +60,25 @@ py::object meta_info(const State& s, const std::string& name) {
   return fields;
 }
 
+// What is no text reads as the object that it is, and stands in a prompt as its str().
 void set_variable(State& s, const std::string& name, const py::object& value) {
   const lang::Name where(name, here());
-  lang::Value known = py::isinstance<lang::Value>(value)
-                          ? py::cast<lang::Value>(value)
-                          : lang::Value(py::cast<std::string>(value));
+  lang::Value known;
+  s.shared->readers.erase(name);
+  if (py::isinstance<lang::Value>(value)) {
+    known = py::cast<lang::Value>(value);
+  } else {
+    known = lang::Value(py::cast<std::string>(py::str(value)));
+    if (!py::isinstance<py::str>(value))
+      s.shared->readers[name] = py::cpp_function([value](const py::str&) { return value; });
+  }
   unlocked([&] { s.state.set_var(where, std::move(known)); });
 }
 
 py::list messages(const State& s) {
   const lang::Location where = here();
   py::list all;
-  for (const lang::Message& message : unlocked([&] { return s.state.messages(where); })) {
+  for (const lang::Message& message : waited(s.state, [&] { return s.state.messages(where); })) {
     py::dict one;
     one["role"] = std::string(lang::role_name(message.role));
     one["content"] = message.text();
@@ -84,7 +98,7 @@ struct TextIterator {
 
   std::string next() {
     std::string piece;
-    const Result<bool> more = unlocked([&] {
+    const Result<bool> more = waited(state, [&] {
       if (!stream)
         stream.emplace(name ? state.stream(lang::Name(*name, where)) : state.stream(where));
       return stream->next(piece);
@@ -164,8 +178,18 @@ struct Forks {
   }
 };
 
-Forks fork(State& s, int size) {
+// SGLang's frontend takes the argument and its runtime has no use for it either.
+void warn_of_offset(const py::object& offset) {
+  if (offset.is_none()) return;
+  if (PyErr_WarnEx(PyExc_UserWarning,
+                   "position_ids_offset has no effect: a branch's tokens stand behind its prefix",
+                   2) != 0)
+    throw py::error_already_set();
+}
+
+Forks fork(State& s, int size, const py::object& position_ids_offset) {
   const lang::Location where = here();
+  warn_of_offset(position_ids_offset);
   lang::Forks forks = unlocked([&] { return s.state.fork(size, where); });
   std::vector<State> branches;
   for (const lang::State& branch : forks) branches.push_back(branch_of(s, branch));
@@ -192,6 +216,12 @@ void bind_forks(py::module_& m) {
              py::list values;
              for (const State& branch : f.branches) values.append(read_variable(branch, name));
              return values;
+           })
+      // What `forks[i] += ...` ends with: the branch itself.
+      .def("__setitem__",
+           [](const Forks& f, size_t i, const State& branch) {
+             if (i >= f.branches.size() || f.branches[i].state.handle() != branch.state.handle())
+               throw py::value_error("a branch cannot be replaced by another state");
            })
       .def("__iter__", [](const Forks& f) { return py::iter(py::cast(f.branches)); })
       .def("__iadd__",
@@ -223,12 +253,16 @@ void State::append(const py::handle& any) {
   Expression what = to_expression(any);
   for (auto& [name, reader] : what.readers) shared->readers[name] = reader;
   state += std::move(what.expr);
+  if (!shared->is_sequential || shared->is_traced) return;
+  const Status done = waited(state, [&] { return state.sync(); });
+  ok_or_throw(done, state.error_place());
 }
 
 State branch_of(const State& state, lang::State branch) {
   auto shared = std::make_shared<Shared>();
   shared->readers = state.shared->readers;
   shared->is_traced = state.shared->is_traced;
+  shared->is_sequential = state.shared->is_sequential;
   return {std::move(branch), std::move(shared)};
 }
 
@@ -261,15 +295,18 @@ void bind_states(py::module_& m) {
       .def("text",
            [](const State& s) {
              const lang::Location where = here();
-             return unlocked([&] { return s.state.text(where); });
+             return waited(s.state, [&] { return s.state.text(where); });
+           })
+      .def("__str__",
+           [](const State& s) {
+             const lang::Location where = here();
+             return "ProgramState(" + waited(s.state, [&] { return s.state.text(where); }) + ")";
            })
       .def("messages", messages)
       .def("text_iter", text_iterator, py::arg("var_name") = py::none())
+      .def("fork", fork, py::arg("size") = 1, py::arg("position_ids_offset") = py::none())
       .def(
-          "fork", [](State& s, int size, const py::object&) { return fork(s, size); },
-          py::arg("size") = 1, py::arg("position_ids_offset") = py::none())
-      .def(
-          "copy", [](State& s, const py::object&) { return Copy{fork(s, 1)}; },
+          "copy", [](State& s, const py::object& offset) { return Copy{fork(s, 1, offset)}; },
           py::arg("position_ids_offset") = py::none())
       .def(
           "system",
@@ -299,7 +336,7 @@ void bind_states(py::module_& m) {
           py::arg("name"))
       .def("sync",
            [](const State& s) {
-             const Status done = unlocked([&] { return s.state.sync(); });
+             const Status done = waited(s.state, [&] { return s.state.sync(); });
              ok_or_throw(done, s.state.error_place());
            })
       .def("error", error_object)

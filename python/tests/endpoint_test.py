@@ -51,6 +51,28 @@ class EndpointTest(unittest.TestCase):
         self.assertIn("Paris", capital.run(country="France", backend=api)["answer"])
         self.assertGreater(api.usage()["dollars"], 0)
 
+    def test_a_server_that_is_lost_is_an_error_at_the_line_of_the_gen(self):
+        @sgl.function
+        def endless(s):
+            s += "Once"
+            s += sgl.gen("tale", max_tokens=1500, ignore_eos=True)  # here it is lost
+
+        runtime = sgl.Runtime(num_threads=1)
+        s = endless.run(stream=True, backend=runtime)
+        next(s.text_iter("tale"))
+        runtime.shutdown()
+        with self.assertRaises(sgl.Error) as caught:
+            s["tale"]
+        with open(__file__, encoding="utf-8") as f:
+            line = next(i for i, line in enumerate(f, 1) if "# here it is lost" in line)
+        self.assertEqual(caught.exception.line, line)
+        self.assertIn(caught.exception.code, ("unavailable", "aborted"))
+        runtime.shutdown()  # a second time is nothing
+
+    def test_a_runtime_that_cannot_start_says_why(self):
+        with self.assertRaisesRegex(RuntimeError, "no_such_folder"):
+            sgl.Runtime("/no_such_folder")
+
     def test_no_server(self):
         with self.assertRaises(sgl.Error) as caught:
             sgl.RuntimeEndpoint("http://127.0.0.1:1")

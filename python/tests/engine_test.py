@@ -1,0 +1,333 @@
+"""SGLang's Engine interface, traces of runs, passes over graphs, and what ends a program early."""
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import warnings
+
+import espalier as sgl
+
+MODEL = os.path.join(os.path.dirname(__file__), "..", "..", "share", "default_model")
+LONG = {"max_new_tokens": 1500, "ignore_eos": True}
+
+
+def setUpModule():
+    global engine
+    engine = sgl.Engine(MODEL, num_threads=2, random_seed=1)
+    sgl.set_default_backend(engine)
+
+
+def num_running():
+    return engine.get_server_info()["num_running"] + engine.get_server_info()["num_waiting"]
+
+
+def wait_for_none(test):
+    deadline = time.monotonic() + 60
+    while num_running() > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    test.assertEqual(num_running(), 0)
+
+
+@sgl.function
+def capital(s, country):
+    s += sgl.user("What is the capital of " + country + "?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=16, temperature=0))
+
+
+@sgl.function
+def endless(s):
+    s += "Once upon a time" + sgl.gen("tale", max_tokens=1500, ignore_eos=True)
+
+
+class GenerateTest(unittest.TestCase):
+    GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+
+    def test_one_and_a_list(self):
+        one = engine.generate("Once upon a time", self.GREEDY)
+        self.assertEqual(len(one["output_ids"]), 6)
+        self.assertEqual(one["meta_info"]["completion_tokens"], 6)
+        self.assertEqual(one["meta_info"]["finish_reason"], {"type": "length", "length": 6})
+        both = engine.generate(["Once upon a time", "The sun"], self.GREEDY)
+        self.assertEqual(both[0]["text"], one["text"])
+        self.assertEqual(len(both), 2)
+        own = engine.generate(["A", "B"], [{"max_new_tokens": 1}, {"max_new_tokens": 2}])
+        self.assertEqual([o["meta_info"]["completion_tokens"] for o in own], [1, 2])
+        self.assertEqual(len(engine.generate("A", {"n": 3, "max_new_tokens": 1})), 3)
+
+    def test_ids_and_log_probabilities(self):
+        ids = engine.generate(input_ids=[5, 6, 7], sampling_params=self.GREEDY, return_logprob=True,
+                              logprob_start_len=0, top_logprobs_num=2, token_ids_logprob=[9])
+        meta = ids["meta_info"]
+        self.assertEqual(len(meta["input_token_logprobs"]), 3)
+        self.assertEqual(meta["input_token_logprobs"][0][0], None)
+        self.assertEqual([e[1] for e in meta["output_token_logprobs"]], ids["output_ids"])
+        self.assertEqual([len(t) for t in meta["output_top_logprobs"]], [2] * 6)
+        self.assertEqual([t[0][1] for t in meta["output_token_ids_logprobs"]], [9] * 6)
+
+    def test_streams_grow(self):
+        pieces = list(engine.generate("The sun", self.GREEDY, stream=True))
+        texts = [p["text"] for p in pieces]
+        self.assertTrue(all(b.startswith(a) for a, b in zip(texts, texts[1:])))
+        self.assertEqual(texts[-1], engine.generate("The sun", self.GREEDY)["text"])
+        self.assertEqual(pieces[-1]["meta_info"]["finish_reason"]["type"], "length")
+        self.assertTrue(all(p["meta_info"]["finish_reason"] is None for p in pieces[:-1]))
+        seen = {p["index"] for p in engine.generate(["A", "B"], self.GREEDY, stream=True)}
+        self.assertEqual(seen, {0, 1})
+
+    def test_a_stream_that_is_dropped_ends(self):
+        pieces = engine.generate("Once", LONG, stream=True)
+        next(pieces)
+        self.assertEqual(num_running(), 1)
+        del pieces
+        wait_for_none(self)
+
+    def test_coroutines(self):
+        async def all_of_them():
+            whole = await asyncio.gather(*(engine.async_generate(p, self.GREEDY)
+                                           for p in ("The sun", "One day")))
+            last = {}
+            async for last in await engine.async_generate("The sun", self.GREEDY, stream=True):
+                pass
+            return whole, last
+
+        whole, last = asyncio.run(all_of_them())
+        self.assertEqual(last["text"], whole[0]["text"])
+
+    def test_what_is_wrong_is_said(self):
+        for arguments, said in (((None,), "text"), (("a", {"temperature": -1}), "temperature"),
+                                (("a", {"regex": "("}), "regex")):
+            with self.assertRaisesRegex(sgl.Error, said):
+                engine.generate(*arguments)
+        with self.assertRaisesRegex(TypeError, "nonsense"):
+            engine.generate("a", nonsense=1)
+        with self.assertRaisesRegex(TypeError, "max_tokens.*max_new_tokens"):
+            engine.generate(["a", "b"], [{}, {"max_tokens": 1}])
+        wait_for_none(self)
+
+    def test_abort_and_shutdown(self):
+        own = sgl.Engine(MODEL, num_threads=1)
+        thread = threading.Timer(0.3, own.abort_request, kwargs={"abort_all": True})
+        thread.start()
+        self.assertEqual(own.generate("Once", LONG)["meta_info"]["finish_reason"]["type"], "abort")
+        thread.join()
+        own.shutdown()
+        with self.assertRaisesRegex(sgl.Error, "unavailable"):
+            own.generate("Once")
+        with self.assertRaises(sgl.Error):
+            capital.run(country="France", backend=own)["answer"]
+        with sgl.Engine(MODEL, num_threads=1) as other:
+            self.assertIn("Paris", capital.run(country="France", backend=other)["answer"])
+
+
+class RecorderTest(unittest.TestCase):
+    def test_spans_tree_and_trace(self):
+        recorder = sgl.Recorder()
+        s = capital.run(country="France", recorder=recorder)
+        gens = [span for span in recorder.spans() if span["kind"] == "gen"]
+        self.assertEqual(len(gens), 1)
+        self.assertEqual(gens[0]["completion_tokens"],
+                         s.get_meta_info("answer")["completion_tokens"])
+        self.assertTrue(gens[0]["file"].endswith("engine_test.py"))
+        self.assertIn("gen answer", recorder.tree())
+        events = json.loads(recorder.chrome_trace())["traceEvents"]
+        self.assertIn("gen answer", [e["name"] for e in events])
+
+    def test_a_batch_and_a_graph_are_recorded(self):
+        recorder = sgl.Recorder()
+        capital.run_batch([{"country": c} for c in ("France", "Italy")], recorder=recorder)
+        capital.trace().run(country="Spain", recorder=recorder)
+        self.assertEqual(len([s for s in recorder.spans() if s["kind"] == "gen"]), 3)
+
+
+class GraphTest(unittest.TestCase):
+    def test_passes(self):
+        @sgl.function
+        def tips(s, topic, unused):
+            s += "About " + topic + ". "
+            forks = s.fork(3)
+            for i, f in enumerate(forks):
+                f += f"Tip number {i}:" + sgl.gen("tip", max_tokens=2)
+            s += forks[0]["tip"] + forks[1]["tip"]
+
+        graph = tips.trace()
+        plan = graph.plan()
+        self.assertEqual((plan.num_calls, len(plan.stages), plan.width, plan.parallelism),
+                         (3, 1, 3, 3.0))
+        best = graph.optimize(unused="x")
+        self.assertEqual(best.plan().num_calls, 2)  # nobody reads the third
+        self.assertEqual(best.parameters, ["topic"])
+        self.assertEqual(graph.fold_constants(topic="boats", unused="").parameters, [])
+        self.assertEqual(len(graph.eliminate_dead([])), 0)
+        self.assertEqual(graph.hoist_common_prefixes().plan().num_calls, 3)
+        self.assertEqual(best.run(topic="boats", temperature=0).text(),
+                         tips.run("boats", "", temperature=0).text())
+
+
+class RunTest(unittest.TestCase):
+    def test_generator_style(self):
+        rows = [{"country": c} for c in ["France", "Italy"] * 120]
+        states = capital.run_batch(rows, generator_style=True)
+        self.assertFalse(hasattr(states, "__len__"))
+        first = next(states)
+        self.assertIn("Paris", first["answer"])
+        rest = list(states)
+        self.assertEqual(len(rest), 239)
+        self.assertEqual(rest[-1]["answer"], rest[0]["answer"])
+
+    def test_without_a_thread_appending_waits(self):
+        @sgl.function
+        def program(s, sync):
+            s += "Once" + sgl.gen("a", max_tokens=3, ignore_eos=True)
+            if sync:
+                self.assertEqual(num_running(), 0)
+            s += "x" + sgl.gen("b", regex="(")  # fails at once
+            return "not reached" if sync else "reached"
+
+        self.assertEqual(program.run(False).ret_value, "reached")
+        with self.assertRaisesRegex(sgl.Error, "engine_test.py"):
+            program.run(True, use_thread=False)
+
+    def test_what_has_no_effect_is_warned_of(self):
+        @sgl.function
+        def program(s):
+            s += "x"
+            with self.assertWarnsRegex(UserWarning, "position_ids_offset"):
+                s.fork(2, position_ids_offset=[1, 2])
+            with self.assertWarnsRegex(UserWarning, "temperature"):
+                sgl.select("c", ["a", "b"], temperature=0.5)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                s.fork(2)
+                sgl.select("c", ["a", "b"])
+
+        self.assertIsNone(program.run().error())
+
+    def test_variables_may_be_any_object(self):
+        @sgl.function
+        def program(s):
+            s.set_var("n", 3)
+            s["items"] = [1, 2]
+            s += "x" + sgl.gen("a", regex="7") + sgl.select("c", ["a", "b"])
+            s["a"] = int(s["a"])
+
+        s = program.run()
+        self.assertEqual((s["n"], s["items"], s["a"]), (3, [1, 2], 7))
+        self.assertEqual(str(s), f"ProgramState({s.text()})")
+        scores = s.get_meta_info("c")["input_token_logprobs"]
+        self.assertEqual(len(scores), 2)
+        self.assertLess(scores[0][0][0], 0)
+
+    def test_branches_are_items(self):
+        @sgl.function
+        def program(s):
+            forks = s.fork(2)
+            forks[0] += "a"
+            forks[1] += "b"
+            with self.assertRaises(ValueError):
+                forks[0] = forks[1]
+            return [f.text() for f in forks]
+
+        self.assertEqual(program.run().ret_value, ["a", "b"])
+
+    def test_meta_information_comes_with_the_last_piece(self):
+        async def read():
+            s = capital.run(country="France", stream=True)
+            pairs = [pair async for pair in s.text_async_iter("answer", return_meta_data=True)]
+            return s, pairs
+
+        s, pairs = asyncio.run(read())
+        self.assertEqual("".join(text for text, _ in pairs), s["answer"])
+        self.assertEqual(pairs[-1][1]["completion_tokens"],
+                         s.get_meta_info("answer")["completion_tokens"])
+
+    def test_the_lock_is_released_in_every_wait(self):
+        def ticks_during(work):
+            done, count = threading.Event(), [0]
+
+            def tick():
+                while not done.wait(0.001):
+                    count[0] += 1
+
+            thread = threading.Thread(target=tick)
+            thread.start()
+            work()
+            done.set()
+            thread.join()
+            return count[0]
+
+        self.assertGreater(ticks_during(lambda: engine.generate("Once", {**LONG,
+                                                                         "max_new_tokens": 100})), 5)
+        self.assertGreater(ticks_during(lambda: capital.run_batch([{"country": "France"}] * 30)), 5)
+        s = endless.run(stream=True)
+        self.assertGreater(ticks_during(lambda: [next(s.text_iter("tale")) for _ in range(1)]
+                                        and time.sleep(0.05)), 5)
+        s.cancel()
+        wait_for_none(self)
+
+
+# Ends by KeyboardInterrupt in each kind of wait; then nothing runs any more.
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import espalier as sgl
+engine = sgl.Engine(sys.argv[1], num_threads=1)
+sgl.set_default_backend(engine)
+
+@sgl.function
+def endless(s, i=0):
+    s += f"{i}. Once upon a time" + sgl.gen("tale", max_tokens=1500, ignore_eos=True)
+
+@sgl.function
+def reads(s):
+    endless(s)
+    s["tale"]
+
+def stream():
+    for _ in endless.run(stream=True).text_iter("tale"):
+        pass
+
+waits = {
+    "run": lambda: endless.run(),
+    "read": lambda: reads.run(),
+    "text": lambda: endless.run(stream=True).text(),
+    "text_iter": stream,
+    "run_batch": lambda: endless.run_batch([{"i": i} for i in range(300)]),
+    "generate": lambda: engine.generate("Once", {"max_new_tokens": 1500, "ignore_eos": True}),
+}
+for name, wait in waits.items():
+    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    try:
+        wait()
+        print(name, "was not interrupted")
+    except KeyboardInterrupt:
+        deadline = time.monotonic() + 20
+        def left():
+            info = engine.get_server_info()
+            return info["num_running"] + info["num_waiting"]
+        while left() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(name, "interrupted,", left(), "left")
+"""
+
+
+class InterruptTest(unittest.TestCase):
+    def test_control_c_ends_every_wait_and_what_it_waits_for(self):
+        result = subprocess.run([sys.executable, "-B", "-c", INTERRUPTED, MODEL], timeout=200,
+                                capture_output=True, text=True, check=False,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT,
+                                                                 signal.default_int_handler))
+        self.assertEqual(result.stdout.splitlines(),
+                         [f"{name} interrupted, 0 left" for name in
+                          ("run", "read", "text", "text_iter", "run_batch", "generate")],
+                         result.stderr)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
