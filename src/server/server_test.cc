@@ -68,7 +68,7 @@ TEST_F(ServerTest, BranchesOfSglangsFrontendAreJoined) {
   EXPECT_EQ(status(R"({"src_rids":["a","b"],"dst_rid":"c"})"), 200);
   EXPECT_EQ(status(R"({"src_rids":[],"dst_rid":"c"})"), 400);
   EXPECT_EQ(status(R"({"src_rids":["a"]})"), 400);
-  EXPECT_EQ(status(R"({"src_rids":"a","dst_rid":"c"})"), 400);
+  EXPECT_EQ(status(R"({"src_rids":3,"dst_rid":"c"})"), 400);
   EXPECT_EQ(status("{"), 400);
 }
 
