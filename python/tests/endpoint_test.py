@@ -60,13 +60,14 @@ class EndpointTest(unittest.TestCase):
         runtime = sgl.Runtime(num_threads=1)
         s = endless.run(stream=True, backend=runtime)
         next(s.text_iter("tale"))
-        runtime.shutdown()
+        runtime._process.kill()  # shutdown() would let it answer
         with self.assertRaises(sgl.Error) as caught:
             s["tale"]
         with open(__file__, encoding="utf-8") as f:
             line = next(i for i, line in enumerate(f, 1) if "# here it is lost" in line)
         self.assertEqual(caught.exception.line, line)
         self.assertIn(caught.exception.code, ("unavailable", "aborted"))
+        runtime.shutdown()
         runtime.shutdown()  # a second time is nothing
 
     def test_a_runtime_that_cannot_start_says_why(self):
