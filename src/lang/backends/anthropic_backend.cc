@@ -74,8 +74,7 @@ Result<ApiBackend::Request> AnthropicBackend::write_call(const GenerateCall& cal
   json::object& body = request.body;
   body["model"] = config_.model;
   body["max_tokens"] = o.max_tokens.value_or(128);
-  if (!o.stop.empty())
-    body["stop_sequences"] = json::value_from(static_cast<std::vector<std::string>>(o.stop));
+  set_members<std::string>(body, "stop_sequences", o.stop);
   if (o.temperature) body["temperature"] = *o.temperature;
   if (o.top_p) body["top_p"] = *o.top_p;
   if (o.top_k) body["top_k"] = *o.top_k;

@@ -12,28 +12,22 @@ namespace {
 
 namespace json = boost::json;
 
-template <typename T>
-void set(json::object& object, std::string_view name, const std::optional<T>& value) {
-  if (value) object[name] = *value;
-}
-
 json::object sampling_of(const GenOptions& o) {
   json::object p;
-  set(p, "max_new_tokens", o.max_tokens);
-  set(p, "min_new_tokens", o.min_tokens);
-  set(p, "n", o.n);
-  if (!o.stop.empty()) p["stop"] = json::value_from(static_cast<std::vector<std::string>>(o.stop));
-  if (!o.stop_token_ids.empty()) p["stop_token_ids"] = json::value_from(o.stop_token_ids);
-  if (!o.stop_regex.empty())
-    p["stop_regex"] = json::value_from(static_cast<std::vector<std::string>>(o.stop_regex));
-  set(p, "temperature", o.temperature);
-  set(p, "top_p", o.top_p);
-  set(p, "top_k", o.top_k);
-  set(p, "min_p", o.min_p);
-  set(p, "frequency_penalty", o.frequency_penalty);
-  set(p, "presence_penalty", o.presence_penalty);
-  set(p, "ignore_eos", o.ignore_eos);
-  set(p, "sampling_seed", o.seed);
+  set_member(p, "max_new_tokens", o.max_tokens);
+  set_member(p, "min_new_tokens", o.min_tokens);
+  set_member(p, "n", o.n);
+  set_members<std::string>(p, "stop", o.stop);
+  set_members(p, "stop_token_ids", o.stop_token_ids);
+  set_members<std::string>(p, "stop_regex", o.stop_regex);
+  set_member(p, "temperature", o.temperature);
+  set_member(p, "top_p", o.top_p);
+  set_member(p, "top_k", o.top_k);
+  set_member(p, "min_p", o.min_p);
+  set_member(p, "frequency_penalty", o.frequency_penalty);
+  set_member(p, "presence_penalty", o.presence_penalty);
+  set_member(p, "ignore_eos", o.ignore_eos);
+  set_member(p, "sampling_seed", o.seed);
   const std::string_view dtype = dtype_regex(o.dtype);
   if (!dtype.empty()) p["regex"] = dtype;
   if (!o.regex.empty()) p["regex"] = o.regex;
@@ -46,9 +40,7 @@ MetaInfo meta_of(const json::object& meta) {
   MetaInfo m;
   m.id = string_at(meta, "id");
   m.finish_reason = string_at(meta, "finish_reason.type");
-  if (const auto* matched = find_member(meta, "finish_reason.matched"))
-    m.matched =
-        matched->is_string() ? std::string(matched->get_string()) : json::serialize(*matched);
+  m.matched = text_at(meta, "finish_reason.matched");
   m.prompt_tokens = integer_at(meta, "prompt_tokens");
   m.completion_tokens = integer_at(meta, "completion_tokens");
   m.cached_tokens = integer_at(meta, "cached_tokens");
@@ -123,10 +115,10 @@ class EndpointBackend final : public Backend {
   void generate(GenerateCall call, CallEvents events) override {
     json::object body{{"text", call.prompt.text}, {"sampling_params", sampling_of(call.options)}};
     body["rid"] = call.id;
-    set(body, "return_logprob", call.options.return_logprob);
-    set(body, "logprob_start_len", call.options.logprob_start_len);
-    set(body, "top_logprobs_num", call.options.top_logprobs_num);
-    set(body, "return_text_in_logprobs", call.options.return_text_in_logprobs);
+    set_member(body, "return_logprob", call.options.return_logprob);
+    set_member(body, "logprob_start_len", call.options.logprob_start_len);
+    set_member(body, "top_logprobs_num", call.options.top_logprobs_num);
+    set_member(body, "return_text_in_logprobs", call.options.return_text_in_logprobs);
     if (Status media = add_media(body, call.prompt); !media.ok())
       return events.on_done(fail(std::move(media)));
     const bool stream = call.stream && call.options.n.value_or(1) == 1;

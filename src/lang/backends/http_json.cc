@@ -63,6 +63,12 @@ double number_at(const boost::json::object& object, std::string_view path) {
   return failed ? 0 : number;
 }
 
+std::string text_at(const boost::json::object& object, std::string_view path) {
+  const boost::json::value* value = find_member(object, path);
+  if (value == nullptr) return "";
+  return value->is_string() ? std::string(value->get_string()) : boost::json::serialize(*value);
+}
+
 int64_t integer_at(const boost::json::object& object, std::string_view path) {
   return static_cast<int64_t>(number_at(object, path));
 }

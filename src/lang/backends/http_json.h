@@ -2,8 +2,10 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "lang/backend.h"
@@ -18,6 +20,18 @@ const boost::json::value* find_member(const boost::json::object& object, std::st
 std::string string_at(const boost::json::object& object, std::string_view path);  // "" by default
 int64_t integer_at(const boost::json::object& object, std::string_view path);     // 0 by default
 double number_at(const boost::json::object& object, std::string_view path);       // 0 by default
+
+// Sets what is said: an option that is absent, and a list that is empty, leave no member.
+template <typename T>
+void set_member(boost::json::object& object, std::string_view name, const std::optional<T>& value) {
+  if (value) object[name] = *value;
+}
+template <typename T>
+void set_members(boost::json::object& object, std::string_view name, const std::vector<T>& values) {
+  if (!values.empty()) object[name] = boost::json::value_from(values);
+}
+// A member that is a text or a number, as text ("matched" of a finish); "" when it is not there.
+std::string text_at(const boost::json::object& object, std::string_view path);
 
 // A file's bytes in base64, or those of a "data:TYPE;base64,..." path.
 struct MediaData {

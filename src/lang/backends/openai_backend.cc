@@ -36,20 +36,15 @@ class OpenAiBackend final : public ApiBackend {
   const ChatFrames frames_;  // how text() shows a conversation
 };
 
-template <typename T>
-void set(json::object& object, std::string_view name, const std::optional<T>& value) {
-  if (value) object[name] = *value;
-}
-
 Status OpenAiBackend::add_options(json::object& body, const GenOptions& o) const {
   body["model"] = config_.model;
-  set(body, "max_tokens", o.max_tokens);
-  set(body, "temperature", o.temperature);
-  set(body, "top_p", o.top_p);
-  set(body, "n", o.n);
-  set(body, "seed", o.seed);
-  set(body, "frequency_penalty", o.frequency_penalty);
-  set(body, "presence_penalty", o.presence_penalty);
+  set_member(body, "max_tokens", o.max_tokens);
+  set_member(body, "temperature", o.temperature);
+  set_member(body, "top_p", o.top_p);
+  set_member(body, "n", o.n);
+  set_member(body, "seed", o.seed);
+  set_member(body, "frequency_penalty", o.frequency_penalty);
+  set_member(body, "presence_penalty", o.presence_penalty);
   if (!o.stop.empty()) {
     constexpr size_t kStopsMax = 4;  // of OpenAI's; servers of ours take any number
     if (o.stop.size() > kStopsMax && !config_.has_extensions)
@@ -83,13 +78,12 @@ Status OpenAiBackend::add_options(json::object& body, const GenOptions& o) const
                  "for a server that takes them");
   if (!regex.empty()) body["regex"] = regex;
   if (!o.ebnf.empty()) body["ebnf"] = o.ebnf;
-  set(body, "top_k", o.top_k);
-  set(body, "min_p", o.min_p);
-  set(body, "min_tokens", o.min_tokens);
-  set(body, "ignore_eos", o.ignore_eos);
-  if (!o.stop_token_ids.empty()) body["stop_token_ids"] = json::value_from(o.stop_token_ids);
-  if (!o.stop_regex.empty())
-    body["stop_regex"] = json::value_from(static_cast<std::vector<std::string>>(o.stop_regex));
+  set_member(body, "top_k", o.top_k);
+  set_member(body, "min_p", o.min_p);
+  set_member(body, "min_tokens", o.min_tokens);
+  set_member(body, "ignore_eos", o.ignore_eos);
+  set_members(body, "stop_token_ids", o.stop_token_ids);
+  set_members<std::string>(body, "stop_regex", o.stop_regex);
   return {};
 }
 
@@ -134,9 +128,7 @@ Result<ApiBackend::Request> OpenAiBackend::write_call(const GenerateCall& call) 
 
 MetaInfo OpenAiBackend::meta_of(const json::object& answer, const json::object& choice) const {
   MetaInfo meta{.id = string_at(answer, "id"), .finish_reason = string_at(choice, "finish_reason")};
-  if (const auto* matched = find_member(choice, "matched_stop"))
-    meta.matched =
-        matched->is_string() ? std::string(matched->get_string()) : json::serialize(*matched);
+  meta.matched = text_at(choice, "matched_stop");
   meta.prompt_tokens = integer_at(answer, "usage.prompt_tokens");
   meta.completion_tokens = integer_at(answer, "usage.completion_tokens");
   meta.cached_tokens = integer_at(answer, "usage.prompt_tokens_details.cached_tokens");
