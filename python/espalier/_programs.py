@@ -139,11 +139,21 @@ class Function:
     def trace(self) -> Graph:
         """The program as a graph, for to_json(), to_svg() and run(). Throws, with the line, where
         the function's way depends on a value. Bound arguments are constants."""
+        return _native.trace(*self._free())
+
+    def cache(self, backend: Optional[Backend] = None) -> int:
+        """Computes the constant text with which every run begins, so that runs find it in the
+        cache; its size in bytes, 0 where a back end has no cache to fill. run_batch does so by
+        itself."""
+        return _native.cache(*self._free(), {"backend": backend})
+
+    def _free(self) -> Tuple[Callable[..., Any], List[str], str]:
+        """The function of the arguments that are not bound, their names, its own."""
         func, bound = self.func, self.bound
         if not bound:
-            return _native.trace(func, self.arg_names, self.__name__)
+            return func, self.arg_names, self.__name__
         free = [name for name in self.arg_names if name not in bound]
-        return _native.trace(lambda s, **kwargs: func(s, **bound, **kwargs), free, self.__name__)
+        return lambda s, **kwargs: func(s, **bound, **kwargs), free, self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], ProgramState):

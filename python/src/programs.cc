@@ -184,14 +184,34 @@ py::list run_batch(const py::object& function, const std::vector<std::string>& p
   return all;
 }
 
+lang::Program traceable(const py::object& function, const std::vector<std::string>& parameters,
+                        const std::string& name) {
+  return lang::Program(
+      name, parameters,
+      lang::Program::Body(
+          [&function, &parameters](lang::State& state, const lang::Arguments& arguments) {
+            call_traced(function, state, parameters, arguments, nullptr);
+          }));
+}
+
 lang::Graph trace(const py::object& function, const std::vector<std::string>& parameters,
                   const std::string& name) {
-  const lang::Program program(
-      name, parameters,
-      lang::Program::Body([&](lang::State& state, const lang::Arguments& arguments) {
-        call_traced(function, state, parameters, arguments, nullptr);
-      }));
-  return value_or_throw(lang::trace(program), here());
+  return value_or_throw(lang::trace(traceable(function, parameters, name)), here());
+}
+
+// Computes the constant text with which the program begins; its size in bytes.
+size_t cache(const py::object& function, const std::vector<std::string>& parameters,
+             const std::string& name, const py::dict& how) {
+  const lang::Location where = here();
+  const lang::RunOptions options = run_options(py::dict(), how);
+  const auto backend = options.backend != nullptr ? options.backend : lang::default_backend();
+  if (!backend->can_prefetch()) return 0;
+  const std::string prefix = lang::constant_prefix(traceable(function, parameters, name), *backend);
+  if (prefix.empty()) return 0;
+  lang::State state = lang::start(options, where);
+  state += lang::Expr(prefix, where) + lang::gen("", {.max_tokens = 0}, where);
+  ok_or_throw(unlocked([&] { return state.sync(); }), where);
+  return prefix.size();
 }
 
 }  // namespace
@@ -235,6 +255,7 @@ void bind_programs(py::module_& m) {
     return run_batch(function, parameters, rows, options, name);
   });
   m.def("trace", trace);
+  m.def("cache", cache);
   m.def("_wait_for_programs", [] { unlocked([] { running().wait(); }); });
 }
 

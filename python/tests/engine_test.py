@@ -179,6 +179,20 @@ class RunTest(unittest.TestCase):
         self.assertEqual(len(rest), 239)
         self.assertEqual(rest[-1]["answer"], rest[0]["answer"])
 
+    def test_the_constant_beginning_can_be_cached_ahead(self):
+        @sgl.function
+        def notes(s, question):
+            s += "The lighthouse stands at the end of the pier, and the harbor is old. " * 4
+            s += question + sgl.gen("a", max_tokens=1)
+            if s["a"] == "never":
+                s += "x"
+
+        engine.flush_cache()
+        self.assertEqual(notes.cache(), len("The lighthouse stands at the end of the pier, and "
+                                            "the harbor is old. ") * 4)
+        meta = notes.run("How old?").get_meta_info("a")
+        self.assertGreater(meta["cached_tokens"], 0.7 * meta["prompt_tokens"])
+
     def test_without_a_thread_appending_waits(self):
         @sgl.function
         def program(s, sync):
