@@ -365,6 +365,52 @@ class ErrorTest(unittest.TestCase):
         finally:
             sgl.set_default_backend(kept)
 
+    def test_bad_input_is_told_at_its_line_and_leaves_nothing_running(self):
+        def unknown(s):
+            s += sgl.gen("a", max_tokens=1500, ignore_eos=True)
+            s += "x" + s["b"]  # unknown: wrong
+
+        def joined_twice(s):
+            forks = s.fork(2)
+            forks += sgl.gen("a", max_tokens=1500, ignore_eos=True)
+            forks.join()
+            forks.join()  # joined_twice: wrong
+
+        def no_choices(s):
+            s += sgl.select("c", [])  # no_choices: wrong
+            s += sgl.gen("a", max_tokens=1500, ignore_eos=True)
+            s["a"]
+
+        def equal_choices(s):
+            s += sgl.select("c", ["x", "x"])  # equal_choices: wrong
+            s["c"]
+
+        def empty_choice(s):
+            s += sgl.select("c", ["x", ""])  # empty_choice: wrong
+            s["c"]
+
+        engine = sgl._native.default_backend()
+        for program, said in ((unknown, 'no variable "b"'), (joined_twice, "joined before"),
+                              (no_choices, "has no choices"), (equal_choices, 'are equal: "x"'),
+                              (empty_choice, "is empty")):
+            with self.subTest(program.__name__):
+                def whole(s):
+                    s += "x"
+                    program(s)
+
+                with self.assertRaises(sgl.Error) as caught:
+                    sgl.function(whole).run()
+                self.assertIn(said, str(caught.exception))
+                self.assertEqual(caught.exception.line,
+                                 line_of(f"# {program.__name__}: wrong"))
+                deadline = time.monotonic() + 60
+                while time.monotonic() < deadline:
+                    info = engine.get_server_info()
+                    if info["num_running"] + info["num_waiting"] == 0:
+                        break
+                    time.sleep(0.01)
+                self.assertEqual((info["num_running"], info["num_waiting"]), (0, 0))
+
     def test_a_cancelled_program_ends(self):
         @sgl.function
         def long(s):

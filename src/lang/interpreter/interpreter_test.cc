@@ -490,6 +490,84 @@ TEST_F(Interpreter, ABatchComputesItsConstantPrefixFirst) {
   }
 }
 
+// What a user may get wrong: told with its line, and nothing goes on running.
+TEST_F(Interpreter, BadInputIsToldAndLeavesNothingRunning) {
+  use({}, std::chrono::milliseconds(1));
+  struct Case {
+    std::string_view said;
+    std::function<int(State&)> program;  // the line that is wrong
+  };
+  const std::vector<Case> cases = {
+      {"no variable \"b\"",
+       [](State& s) {
+         s += gen("a", {.max_tokens = 2000});
+         const int line = __LINE__ + 1;
+         s += "x" + s["b"];
+         return line;
+       }},
+      {"joined before",
+       [](State& s) {
+         auto forks = s.fork(2);
+         forks += gen("a", {.max_tokens = 2000});
+         forks.join();
+         const int line = __LINE__ + 1;
+         forks.join();
+         return line;
+       }},
+      {"has no choices",
+       [](State& s) {
+         const int line = __LINE__ + 1;
+         s += select("c", {});
+         s += gen("a", {.max_tokens = 2000});
+         return line;
+       }},
+      {"are equal: \"x\"",
+       [](State& s) {
+         const int line = __LINE__ + 1;
+         s += select("c", {"x", "y", "x"});
+         s += gen("a", {.max_tokens = 2000});
+         return line;
+       }},
+      {"choice 1 of the select is empty",
+       [](State& s) {
+         const int line = __LINE__ + 1;
+         s += select("c", {"x", ""});
+         s += gen("a", {.max_tokens = 2000});
+         return line;
+       }},
+      {"one branch or more",
+       [](State& s) {
+         s += gen("a", {.max_tokens = 2000});
+         const int line = __LINE__ + 1;
+         (void)s.fork(0);
+         return line;
+       }},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.said);
+    State s = start(options());
+    s += "x";
+    int line = 0;
+    std::string said;
+    Location where;
+    try {
+      line = c.program(s);
+      said = s.sync().message();
+      where = s.error_place();
+      EXPECT_EQ(line_of(where), line);
+    } catch (const Error& error) {
+      said = error.status().message();
+      where = error.where();
+      EXPECT_GT(line_of(where), 0);
+    }
+    EXPECT_NE(said.find(c.said), std::string::npos) << said;
+    EXPECT_NE(std::string_view(where.file).find("interpreter_test"), std::string_view::npos);
+    s.cancel();
+    while (engine_->stats().num_running + engine_->stats().num_waiting > 0)
+      std::this_thread::yield();
+  }
+}
+
 TEST_F(Interpreter, AWaitCanBeBrokenOff) {
   use({}, std::chrono::milliseconds(2));
   State s = start(options());
