@@ -7,32 +7,6 @@
 #include "base/thread.h"
 
 namespace espalier {
-namespace {
-
-std::string key_of(const grammar::GrammarSpec& spec) {
-  std::string key;
-  key += static_cast<char>('0' + static_cast<int>(spec.kind));
-  key += static_cast<char>('0' + static_cast<int>(spec.whitespace));
-  key +=
-      static_cast<char>('0' + (spec.json.any_order ? 1 : 0) + (spec.json.whole_fractions ? 2 : 0) +
-                        (spec.json.formats_annotate ? 4 : 0));
-  for (const std::string* part : {&spec.reasoning_begin, &spec.reasoning_end, &spec.source}) {
-    key += *part;
-    key += '\0';
-  }
-  for (const std::string& choice : spec.choices) {
-    key += '\0';
-    key += choice;
-  }
-  key += spec.json.draft;
-  for (const grammar::SchemaText& document : spec.json.documents) {
-    key += '\0' + document.uri + '\0' + document.text;
-  }
-  return key;
-}
-
-}  // namespace
-
 GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads, double seconds_max)
     : vocab_(std::move(vocab)), seconds_max_(seconds_max) {
   for (int32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });

@@ -69,7 +69,11 @@ class NetworkMaker::Impl {
 
   void make(RuleId rule) {
     if (network.starts[rule] != Network::kNotMade) return;
-    append(rule, automaton_of(ir_.rules()[order_[rule]].body));
+    const ExprId body = ir_.rules()[order_[rule]].body;
+    const NodeId base = is_deterministic_graph(ir_, body) ? append_graph(rule, ir_.graph_of(body))
+                                                          : append(rule, automaton_of(body));
+    const int32_t counter = ir_.rules()[order_[rule]].counter;
+    if (counter >= 0) find_room(base, static_cast<size_t>(counter));
   }
   const GrammarLimits& limits() const { return limits_; }
   Status too_large() const {
@@ -311,7 +315,6 @@ class NetworkMaker::Impl {
   }
 
   Nfa automaton_of(ExprId body) {
-    if (is_deterministic_graph(ir_, body)) return nfa_of_graph(ir_.graph_of(body));
     Nfa nfa = nfa_of(
         ir_, body,
         [this](RuleId rule) {
@@ -326,19 +329,49 @@ class NetworkMaker::Impl {
     return minimised(*dfa, limits_);
   }
 
-  void append(RuleId rule, const Nfa& nfa) {
+  // A deterministic graph as it stands.
+  NodeId append_graph(RuleId rule, const Ir::Graph& graph) {
+    const Ir::Rule& from = ir_.rules()[order_[rule]];
+    const auto base = static_cast<NodeId>(network.nodes.size());
+    network.starts[rule] = base;
+    std::vector<uint32_t> ends(graph.num_states + 1, 0);  // of each state's arcs, by counting
+    for (const Ir::Arc& arc : graph.arcs) ++ends[arc.from + 1];
+    for (size_t s = 1; s < ends.size(); ++s) ends[s] += ends[s - 1];
+    std::vector<const Ir::Arc*> arcs(graph.arcs.size());
+    std::vector<uint32_t> next(ends.begin(), ends.end() - 1);
+    for (const Ir::Arc& arc : graph.arcs) arcs[next[arc.from]++] = &arc;
+    for (uint32_t s = 0; s < graph.num_states; ++s) {
+      Network::Node node;
+      if (!graph.tags.empty()) node.tag = graph.tags[s];
+      node.end = base + graph.finals.back();  // with tags there is one
+      node.check = from.check;
+      node.counter = from.counter;
+      node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
+      node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
+      node.calls_begin = node.calls_end = static_cast<uint32_t>(network.call_edges.size());
+      for (uint32_t i = ends[s]; i < ends[s + 1]; ++i) {
+        const Ir::Arc& arc = *arcs[i];
+        if (arc.symbol == Ir::Arc::Symbol::kBytes) {
+          network.byte_edges.push_back({arc.low, arc.high, base + arc.to});
+        } else {
+          network.count_edges.push_back({base + arc.to, arc.symbol == Ir::Arc::Symbol::kTick, 0});
+        }
+      }
+      node.bytes_end = static_cast<uint32_t>(network.byte_edges.size());
+      node.counts_end = static_cast<uint32_t>(network.count_edges.size());
+      network.nodes.push_back(node);
+    }
+    for (uint32_t state : graph.finals) network.nodes[base + state].final = true;
+    return base;
+  }
+
+  NodeId append(RuleId rule, const Nfa& nfa) {
     const Ir::Rule& from = ir_.rules()[order_[rule]];
     const auto base = static_cast<NodeId>(network.nodes.size());
     network.starts[rule] = base + nfa.start;
-    NodeId last = base;  // with a tag there is one end
-    for (NodeId s = 0; s < nfa.states.size(); ++s) {
-      if (nfa.states[s].final) last = base + s;
-    }
     for (const Nfa::State& state : nfa.states) {
       Network::Node node;
       node.final = state.final;
-      node.tag = state.tag;
-      node.end = last;
       node.check = from.check;
       node.counter = from.counter;
       node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
@@ -361,7 +394,7 @@ class NetworkMaker::Impl {
       node.counts_end = static_cast<uint32_t>(network.count_edges.size());
       network.nodes.push_back(node);
     }
-    if (from.counter >= 0) find_room(base, static_cast<size_t>(from.counter));
+    return base;
   }
 
   // The least number of ticks from each node of a counting rule to its end, by relaxation: there

@@ -102,5 +102,49 @@ TEST(Drawing, ChainsAreOneEdgeAndNothingIsLeftOpen) {
   EXPECT_THAT(draw_svg((*nested)->whole_network(), 1), HasSubstr("(the first 1 states)"));
 }
 
+// Every field tells specs apart, and no field runs into the next.
+TEST(GrammarKey, DiffersWhereAnyFieldDoes) {
+  using Kind = GrammarSpec::Kind;
+  const GrammarSpec base{.kind = Kind::kChoices, .source = "s", .choices = {"a", "b"}};
+  const auto with = [&](auto change) {
+    GrammarSpec spec = base;
+    change(spec);
+    return spec;
+  };
+  const std::vector<GrammarSpec> specs = {
+      base,
+      with([](GrammarSpec& s) { s.kind = Kind::kRegex; }),
+      with([](GrammarSpec& s) { s.source = "t"; }),
+      with([](GrammarSpec& s) { s.source = ""; }),
+      with([](GrammarSpec& s) { s.choices = {"ab"}; }),
+      with([](GrammarSpec& s) {
+        s.choices = {"a", "b", ""};
+      }),
+      with([](GrammarSpec& s) { s.choices = {"a1 b"}; }),
+      with([](GrammarSpec& s) { s.choices.clear(); }),
+      with([](GrammarSpec& s) { s.whitespace = Whitespace::kCompact; }),
+      with([](GrammarSpec& s) { s.reasoning_begin = "x"; }),
+      with([](GrammarSpec& s) { s.reasoning_end = "x"; }),
+      with([](GrammarSpec& s) { s.json.any_order = true; }),
+      with([](GrammarSpec& s) { s.json.whole_fractions = true; }),
+      with([](GrammarSpec& s) { s.json.formats_annotate = true; }),
+      with([](GrammarSpec& s) { s.json.draft = "x"; }),
+      with([](GrammarSpec& s) {
+        s.json.documents = {{"x", ""}};
+      }),
+      with([](GrammarSpec& s) {
+        s.json.documents = {{"", "x"}};
+      }),
+      with([](GrammarSpec& s) {
+        s.json.documents = {{"", ""}, {"", "x"}};
+      })};
+  for (size_t i = 0; i < specs.size(); ++i) {
+    for (size_t j = 0; j < specs.size(); ++j) {
+      EXPECT_EQ(key_of(specs[i]) == key_of(specs[j]), i == j) << i << " and " << j;
+      EXPECT_EQ(specs[i] == specs[j], i == j) << i << " and " << j;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace espalier::grammar

@@ -37,6 +37,9 @@ struct GrammarSpec {
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
+// A text that is the same exactly for equal specs: compiled grammars are cached under it.
+std::string key_of(const GrammarSpec& spec);
+
 // "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else
 // kInvalidArgument with the list.
 Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);

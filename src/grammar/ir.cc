@@ -11,6 +11,7 @@ namespace espalier::grammar {
 namespace {
 
 constexpr uint32_t kMaxCodePoint = 0x10ffff;
+constexpr size_t kLiteralsWrittenOut = 32;  // more are a graph
 
 // UTF-8's shape: code points up to `high` take `length` bytes, the first of them led by `lead`.
 struct Utf8Length {
@@ -79,6 +80,34 @@ ExprId literal_trie(Ir& ir, std::span<const std::string> sorted, size_t depth) {
     begin = end;
   }
   return ir.choice(parts);
+}
+
+// The same as a deterministic graph: what leads nowhere else shares one end.
+Ir::Graph literal_graph(std::span<const std::string> sorted) {
+  struct Place {  // texts begin to end share `depth` bytes
+    size_t begin, end, depth;
+    uint32_t id;
+  };
+  Ir::Graph graph{.num_states = 2, .edges = {}, .finals = {1}, .deterministic = true};
+  std::vector<Place> work = {{0, sorted.size(), 0, 0}};
+  for (size_t i = 0; i < work.size(); ++i) {
+    Place place = work[i];
+    if (sorted[place.begin].size() == place.depth) {
+      graph.finals.push_back(place.id);
+      ++place.begin;
+    }
+    while (place.begin < place.end) {
+      const char byte = sorted[place.begin][place.depth];
+      size_t end = place.begin;
+      while (end < place.end && sorted[end][place.depth] == byte) ++end;
+      const bool leaf = end - place.begin == 1 && sorted[place.begin].size() == place.depth + 1;
+      const uint32_t to = leaf ? 1 : graph.num_states++;
+      if (!leaf) work.push_back({place.begin, end, place.depth + 1, to});
+      graph.arcs.push_back({place.id, to, static_cast<uint8_t>(byte), static_cast<uint8_t>(byte)});
+      place.begin = end;
+    }
+  }
+  return graph;
 }
 
 }  // namespace
@@ -248,6 +277,7 @@ ExprId Ir::chars(std::vector<CodeRange> ranges) {
 ExprId Ir::literals(std::vector<std::string> texts) {
   std::sort(texts.begin(), texts.end());
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  if (texts.size() > kLiteralsWrittenOut) return graph(literal_graph(texts));
   return literal_trie(*this, texts, 0);
 }
 

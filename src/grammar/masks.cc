@@ -13,7 +13,10 @@ namespace {
 constexpr size_t kKeptBytesMax = size_t{64} << 20;
 
 // More changes than this are kept as words.
-constexpr size_t kChangesMax = 2048;
+constexpr size_t kChangesMax = 512;
+
+// States that a string's inside may lead through to be looked at as a whole.
+constexpr size_t kInsideStatesMax = 48;
 
 constexpr uint32_t allowed(TokenId token) { return static_cast<uint32_t>(token) * 2 + 1; }
 
@@ -125,51 +128,95 @@ bool Masks::by_lexeme(SetId set, Mask& mask) {
   return true;
 }
 
-// Whether every character that may stand in a JSON string's inside leads from `set` to one state:
-// then that state, else kDead.
-SetId Masks::after_string_inside(SetId set) {
-  const SetId next = machine_.step(set, 'a');
-  if (next == Machine::kDead) return Machine::kDead;
-  for (int b = 0x20; b < 0x80; ++b) {
-    if (b == '"' || b == '\\') continue;
-    if (machine_.step(set, static_cast<uint8_t>(b)) != next) return Machine::kDead;
-  }
+// The states that the characters which may stand in a JSON string's inside lead to, each once.
+// False where some character leads nowhere, or to more than kInsideStatesMax states.
+bool Masks::inside_successors(SetId set, std::vector<SetId>& out) {
   struct Tail {
-    int lead_low, lead_high, low, high,
-        more;  // lead bytes, the second byte's range, bytes after it
+    int lead_low, lead_high, low, high, more;  // lead bytes, the second byte, bytes after it
   };
   constexpr Tail kTails[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
                              {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
                              {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
                              {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
-  const auto trails_on = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
+  const auto lead_to = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
     SetId last = Machine::kDead;
     for (int b = low; b <= high; ++b) {
       const SetId to = machine_.step(from, static_cast<uint8_t>(b));
-      if (more == 0 ? to != next : to == Machine::kDead) return false;
-      if (more > 0 && to != last && !self(self, to, 0x80, 0xbf, more - 1)) return false;
+      if (to == Machine::kDead) return false;
+      if (to == last) continue;
       last = to;
+      if (more > 0) {
+        if (!self(self, to, 0x80, 0xbf, more - 1)) return false;
+      } else if (std::ranges::find(out, to) == out.end()) {
+        if (out.size() == kInsideStatesMax) return false;
+        out.push_back(to);
+      }
     }
     return true;
   };
+  // Letters first: most sets that are no string's inside end here.
+  if (machine_.step(set, 'a') == Machine::kDead || machine_.step(set, ' ') == Machine::kDead) {
+    return false;
+  }
+  for (const auto& [low, high] : {std::pair{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0x7f}}) {
+    if (!lead_to(lead_to, set, low, high, 0)) return false;
+  }
   for (const Tail& tail : kTails) {
     SetId last = Machine::kDead;
     for (int lead = tail.lead_low; lead <= tail.lead_high; ++lead) {
       const SetId to = machine_.step(set, static_cast<uint8_t>(lead));
-      if (to == Machine::kDead) return Machine::kDead;
-      if (to != last && !trails_on(trails_on, to, tail.low, tail.high, tail.more)) {
-        return Machine::kDead;
-      }
+      if (to == Machine::kDead) return false;
+      if (to != last && !lead_to(lead_to, to, tail.low, tail.high, tail.more)) return false;
       last = to;
     }
   }
-  return next;
+  return true;
 }
 
-// Where a string's inside that no lexeme is goes on as it was, or counts: its tokens at once, and
-// the rests of the others. False where it does neither, or a check asks for the text.
+// The one state that all these characters lead to, or kDead; remembered.
+SetId Masks::next_inside(SetId set) {
+  const auto [it, added] = next_inside_.try_emplace(set, Machine::kDead);
+  if (!added) return it->second;
+  std::vector<SetId> next;
+  const bool one = inside_successors(set, next) && next.size() == 1;
+  return next_inside_[set] = one ? next[0] : Machine::kDead;
+}
+
+// Whether a string's inside goes on for ever from here, through few states: what must come
+// somewhere in it may still come.
+bool Masks::inside_for_ever(SetId set) {
+  if (const auto it = for_ever_.find(set); it != for_ever_.end()) return it->second;
+  std::vector<SetId> states = {set}, next;
+  bool holds = true;
+  for (size_t i = 0; i < states.size() && holds; ++i) {
+    next.clear();
+    holds = inside_successors(states[i], next);
+    for (SetId to : next) {
+      const SetId known = machine_.canonical(to);
+      if (std::ranges::find(states, known) == states.end()) states.push_back(known);
+    }
+    holds = holds && states.size() <= kInsideStatesMax;
+  }
+  if (!holds) return for_ever_[set] = false;
+  for (SetId state : states) for_ever_[state] = true;
+  return true;
+}
+
+// Whether no character of a string's inside leads on. REQUIRES: no bytes but those of characters
+// do.
+bool Masks::inside_ends(SetId set) {
+  for (int b = 0x20; b < 0x100; ++b) {
+    if (b == '"' || b == '\\') continue;
+    if (machine_.step(set, static_cast<uint8_t>(b)) != Machine::kDead) return false;
+  }
+  return true;
+}
+
+// Where a string's inside that no lexeme is goes on as it was, or goes on from state to state until
+// it must end: its tokens at once, and the rests of the others. False where it does neither, or a
+// check asks for the text.
 bool Masks::inside_string(SetId set, Mask& mask) {
-  const SetId next = after_string_inside(set);
+  const SetId next = next_inside(set);
   if (next == Machine::kDead) return false;
   const uint64_t checks_before = machine_.checks_made();
   const auto rest = [&](const TrieWalk& rests, SetId from) {
@@ -178,23 +225,56 @@ bool Masks::inside_string(SetId set, Mask& mask) {
   if (next == set || machine_.canonical(next) == set) {
     mask.base = &trie_.string_inside_mask();
     rest(trie_.rests(), set);
-  } else if (machine_.same_but_counts(set, next)) {
+  } else {
+    // The states after so many characters, as far as tokens reach.
     const std::vector<TrieWalk>& rests = trie_.rests_after();
     const size_t longest = std::max(trie_.inside_characters_max(), rests.size());
-    SetId now = set;
-    size_t characters = 0;
-    while (true) {
-      if (characters < rests.size()) rest(rests[characters], now);
-      if (characters >= longest) break;
-      now = machine_.step(now, 'a');
+    std::vector<SetId> chain = {set};
+    while (chain.size() <= longest) {
+      const SetId now = next_inside(chain.back());
       if (now == Machine::kDead) break;
-      ++characters;
+      chain.push_back(now);
     }
+    if (chain.size() <= longest && !inside_ends(chain.back())) return false;
+    for (size_t i = 0; i < std::min(chain.size(), rests.size()); ++i) rest(rests[i], chain[i]);
     mask.words.assign(scratch_.size(), 0);
-    trie_.add_string_inside(characters, mask.words);
-  } else {
-    return false;
+    trie_.add_string_inside(chain.size() - 1, mask.words);
   }
+  if (machine_.checks_made() == checks_before) return true;
+  mask = {};
+  return false;
+}
+
+// Where a string's inside goes on for ever, its tokens at once; the others are walked.
+bool Masks::by_inside_for_ever(SetId set, Mask& mask) {
+  const uint64_t checks_before = machine_.checks_made();
+  if (!inside_for_ever(set)) return false;
+  mask.base = &trie_.string_inside_mask();
+  const TrieWalk& others = trie_.not_string_inside();
+  walk(others, set, [&](uint32_t t) { mask.changes.push_back(allowed(others.token_ids[t])); });
+  if (machine_.checks_made() == checks_before) return true;
+  mask = {};
+  return false;
+}
+
+// Where letters and digits lead round in a few states (a pattern's), the tokens of nothing else at
+// once; the others are walked.
+bool Masks::by_words(SetId set, Mask& mask) {
+  constexpr size_t kStatesMax = 24;
+  std::vector<SetId> states = {set};
+  for (size_t i = 0; i < states.size(); ++i) {
+    for (char c : kWordBytes) {
+      const SetId to = machine_.canonical(machine_.step(states[i], static_cast<uint8_t>(c)));
+      if (to == Machine::kDead) return false;
+      if (std::ranges::find(states, to) != states.end()) continue;
+      if (states.size() == kStatesMax) return false;
+      states.push_back(to);
+    }
+  }
+  const uint64_t checks_before = machine_.checks_made();
+  mask.base = &trie_.words_mask();
+  const TrieWalk& others = trie_.not_words();
+  walk(others, set, [&](uint32_t t) { mask.changes.push_back(allowed(others.token_ids[t])); });
   if (machine_.checks_made() == checks_before) return true;
   mask = {};
   return false;
@@ -274,7 +354,8 @@ bool Masks::by_difference(SetId set, Mask& mask) {
 void Masks::make(SetId set, std::string_view text, Mask& mask, bool& depends) {
   depends = false;
   if (set == Machine::kDead) return;
-  if (!by_lexeme(set, mask) && !inside_string(set, mask) && !by_difference(set, mask)) {
+  if (!by_lexeme(set, mask) && !inside_string(set, mask) && !by_difference(set, mask) &&
+      !by_inside_for_ever(set, mask) && !by_words(set, mask)) {
     const TrieWalk& all = trie_.all();
     const auto allow = [&](uint32_t t) { mask.changes.push_back(allowed(all.token_ids[t])); };
     if (machine_.has_checks()) {
@@ -304,13 +385,17 @@ void Masks::write(const Mask& mask, std::span<uint32_t> words) const {
 
 // Gives a new mask the form in which it is kept.
 void Masks::settle(Mask& mask) {
-  write(mask, scratch_);
-  mask.empty = std::ranges::none_of(scratch_, [](uint32_t w) { return w != 0; });
-  if (mask.changes.size() <= kChangesMax) {
-    mask.changes.shrink_to_fit();
-    return;
+  const bool plain = std::ranges::all_of(mask.changes, [](uint32_t c) { return c % 2 == 1; });
+  const bool many = mask.changes.size() > kChangesMax;
+  if (many || !plain || mask.changes.empty()) write(mask, scratch_);
+  if (plain && !mask.changes.empty()) {
+    mask.empty = false;
+  } else if (mask.changes.empty() && mask.base == nullptr && mask.words.empty()) {
+    mask.empty = true;
+  } else {
+    mask.empty = std::ranges::none_of(scratch_, [](uint32_t w) { return w != 0; });
   }
-  mask = {.base = nullptr, .words = scratch_, .changes = {}, .empty = mask.empty};
+  if (many) mask = {.base = nullptr, .words = scratch_, .changes = {}, .empty = mask.empty};
 }
 
 size_t Masks::size_of(const Mask& mask) const {

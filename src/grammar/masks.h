@@ -49,11 +49,16 @@ class Masks {
   void walk(const TrieWalk& walk, SetId from, Allow allow);
   template <typename Allow>
   void walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow);
-  SetId after_string_inside(SetId set);
+  bool inside_successors(SetId set, std::vector<SetId>& out);
+  SetId next_inside(SetId set);
+  bool inside_for_ever(SetId set);
+  bool inside_ends(SetId set);
   bool by_lexeme(SetId set, Mask& mask);
   const std::vector<uint32_t>& tails_of(const LexemeMasks& masks, SetId after);
   bool inside_string(SetId set, Mask& mask);
   bool by_difference(SetId set, Mask& mask);
+  bool by_inside_for_ever(SetId set, Mask& mask);
+  bool by_words(SetId set, Mask& mask);
   const Mask* known_inside(SetId set);
   void write(const Mask& mask, std::span<uint32_t> words) const;
   void settle(Mask& mask);
@@ -64,9 +69,11 @@ class Masks {
   std::unordered_map<SetId, Mask> kept_;
   size_t kept_bytes_ = 0;
   std::unordered_map<TailKey, std::vector<uint32_t>, TailHash> tails_;  // indices of token_ids
-  std::vector<SetId> path_, other_path_;                                // [depth]: along a walk
-  std::vector<uint32_t> scratch_;                                       // a mask's words
-  Mask unkept_;  // one that depended on the text
+  std::unordered_map<SetId, SetId> next_inside_;
+  std::unordered_map<SetId, bool> for_ever_;
+  std::vector<SetId> path_, other_path_;  // [depth]: along a walk
+  std::vector<uint32_t> scratch_;         // a mask's words
+  Mask unkept_;                           // one that depended on the text
 };
 
 }  // namespace espalier::grammar

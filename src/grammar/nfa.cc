@@ -290,7 +290,6 @@ Nfa nfa_of_graph(const Ir::Graph& graph) {
   Nfa nfa;
   nfa.states.resize(graph.num_states);
   for (uint32_t final : graph.finals) nfa.states[final].final = true;
-  for (size_t i = 0; i < graph.tags.size(); ++i) nfa.states[i].tag = graph.tags[i];
   for (const Ir::Arc& arc : graph.arcs) {
     nfa.states[arc.from].edges.push_back(
         {.low = arc.low, .high = arc.high, .call = call_of_symbol(arc.symbol), .target = arc.to});

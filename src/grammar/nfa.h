@@ -23,7 +23,6 @@ struct Nfa {
   struct State {
     std::vector<Edge> edges;
     bool final = false;
-    uint16_t tag = 0;  // of a graph's state (Ir::Graph::tags); lost where states are made anew
   };
   std::vector<State> states;
   NodeId start = 0;

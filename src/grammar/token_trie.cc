@@ -107,6 +107,16 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   }
   all_ = Builder(*this).build(ids);
   not_string_inside_ = Builder(*this).build(others);
+  std::vector<TokenId> not_words;
+  words_mask_.assign(string_inside_mask_.size(), 0);
+  for (TokenId id : ids) {
+    if (bytes(id).find_first_not_of(kWordBytes) == std::string_view::npos) {
+      words_mask_[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    } else {
+      not_words.push_back(id);
+    }
+  }
+  not_words_ = Builder(*this).build(std::move(not_words));
 
   Builder::Skips skip;
   std::vector<std::vector<TokenId>> by_characters;

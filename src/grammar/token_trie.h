@@ -15,6 +15,9 @@
 
 namespace espalier::grammar {
 
+inline constexpr std::string_view kWordBytes =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+
 struct TrieWalk {
   // Nodes in depth-first order; the root is not among them.
   struct Node {
@@ -65,6 +68,10 @@ class TokenTrie {
   // The most characters that any token has before its rest or its end.
   size_t inside_characters_max() const { return inside_by_characters_.size(); }
 
+  // Tokens of letters and digits alone (kWordBytes), and all others.
+  const std::vector<uint32_t>& words_mask() const { return words_mask_; }
+  const TrieWalk& not_words() const { return not_words_; }
+
   // [state of the lexeme's automaton]
   const std::vector<LexemeMasks>& lexeme(Lexeme lexeme) const {
     return lexemes_[static_cast<size_t>(lexeme)];
@@ -87,12 +94,12 @@ class TokenTrie {
   std::string text_;
   std::vector<uint32_t> offsets_;  // [vocab_size + 1]
   std::vector<TokenId> eos_ids_;
-  TrieWalk all_, not_string_inside_, rests_;
+  TrieWalk all_, not_string_inside_, not_words_, rests_;
   std::vector<TrieWalk> rests_after_;
   // [n - 1]: tokens of n characters; and the masks of up to n of them, for the first of these
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
-  std::vector<uint32_t> string_inside_mask_;
+  std::vector<uint32_t> string_inside_mask_, words_mask_;
   std::array<std::vector<LexemeMasks>, kNumLexemes> lexemes_;
   std::vector<std::vector<uint32_t>> string_up_to_;
 };

@@ -8,6 +8,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "apps/bench/grammar_cliffs.h"
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
 #include "base/rng.h"
@@ -272,7 +273,13 @@ void write(JsonWriter& w, const char* name, const std::vector<double>& us, doubl
   w.end_object();
 }
 
-std::string to_json(const Totals& t, const Vocabulary& vocab, int replays) {
+// What does not depend on the schemas given.
+struct Fixed {
+  std::vector<GrammarCliff> cliffs;
+  double batch_ms = 0;
+};
+
+std::string to_json(const Totals& t, const Fixed& fixed, const Vocabulary& vocab, int replays) {
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("vocab", vocab.name).member("vocab_size", vocab.trie->vocab_size());
@@ -296,8 +303,31 @@ std::string to_json(const Totals& t, const Vocabulary& vocab, int replays) {
       w.begin_object().member("schema", schema).member("us", us).end_object();
     w.end_array();
   }
+  w.key("cliffs").begin_array();
+  for (const GrammarCliff& cliff : fixed.cliffs) {
+    w.begin_object().member("name", cliff.name).member("declined", cliff.declined);
+    if (!cliff.declined)
+      w.member("first_mask_ms", cliff.first_mask_ms).member("mask_p50_us", cliff.mask_us);
+    w.end_object();
+  }
+  w.end_array().member("batch_256_ms", fixed.batch_ms);
   w.end_object();
   return out;
+}
+
+void print(const Fixed& fixed) {
+  const auto goal = [](double limit) {
+    return limit > 0 ? fmt::format(" (goal {:g})", limit) : std::string();
+  };
+  for (const GrammarCliff& c : fixed.cliffs) {
+    if (c.declined) {
+      fmt::print("G6 {}: declined\n", c.name);
+      continue;
+    }
+    fmt::print("G6 {}: first mask {:.2f} ms{}, masks {:.2f} us{}\n", c.name, c.first_mask_ms,
+               goal(c.first_mask_ms_goal), c.mask_us, goal(c.mask_us_goal));
+  }
+  fmt::print("G7 a step of 256 sequences: {:.3f} ms (goal 0.5)\n", fixed.batch_ms);
 }
 
 void print(const Totals& t, const Vocabulary& vocab, int replays) {
@@ -312,8 +342,8 @@ void print(const Totals& t, const Vocabulary& vocab, int replays) {
     fmt::print("{:<30}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}\n", name, p.p50 / unit,
                p.p99 / unit, p.p999 / unit, p.max / unit, us.size());
   };
-  row("time to first mask, ms", t.first_mask_us, 1e3);
-  row("mask and commit, cold, us", t.cold_us, 1);
+  row("G2 time to first mask, ms", t.first_mask_us, 1e3);
+  row("G1 mask and commit, cold, us", t.cold_us, 1);
   row("mask and commit, warm, us", t.warm_us, 1);
   row("random tokenisations, cold, us", t.random_us, 1);
   row("search for forced tokens, us", t.jumps.us, 1);
@@ -373,10 +403,12 @@ int run_bench_grammar(const std::vector<std::string>& args) {
     return {};
   });
   if (!read.ok()) return report(read, kExitFailure);
+  const Fixed fixed{measure_cliffs(*vocab), measure_batch_ms(*vocab)};
   print(bench.totals(), *vocab, replays);
+  print(fixed);
   if (json_file.empty()) return kExitOk;
   std::ofstream out(json_file);
-  out << to_json(bench.totals(), *vocab, replays) << '\n';
+  out << to_json(bench.totals(), fixed, *vocab, replays) << '\n';
   if (!out.flush())
     return report(error(StatusCode::kNotFound, "{}: cannot be written", json_file.string()),
                   kExitFailure);
