@@ -20,6 +20,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/json_object.h"
 #include "models/model.h"
 #include "read_rate.h"
@@ -35,6 +36,7 @@ struct Options {
   std::string config = "bench/configs/llama_1.24b";
   std::string load_format = "dummy";
   std::string dtype = "auto";
+  std::string quantization = "auto";
   std::string kv_dtype = "bfloat16";
   std::vector<int32_t> contexts = {0, 512, 2048};
   std::vector<int32_t> lanes = {1};
@@ -183,10 +185,10 @@ class Bench {
                                              .format = format,
                                              .seed = 1,
                                              .dtype = options_.dtype,
+                                             .quantization = options_.quantization,
                                              .pool = &pool_}));
     load_seconds_ = seconds_since(start);
-    ESP_ASSIGN_OR_RETURN(const JsonObject config,
-                         JsonObject::read(std::filesystem::path(options_.config) / "config.json"));
+    ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(options_.config));
     ESP_ASSIGN_OR_RETURN(const int64_t hidden_size, config.integer("hidden_size"));
     hidden_size_ = static_cast<double>(hidden_size);
     loaded_bytes_ = resident_bytes();
@@ -359,6 +361,7 @@ class Bench {
     if (options_.json_path.empty()) return;
     const json::object all{{"config", options_.config},
                            {"dtype", options_.dtype},
+                           {"quantization", options_.quantization},
                            {"kv_dtype", options_.kv_dtype},
                            {"threads", pool_.num_threads()},
                            {"load_average", load},
@@ -389,11 +392,14 @@ int main(int argc, char** argv) {
   espalier::bench::Options options;
   CLI::App app(
       "Measures a model's decoding and prefill beside the machine's read rate and a peer.");
-  app.add_option("--config", options.config, "folder with config.json")->capture_default_str();
+  app.add_option("--config", options.config, "folder with config.json, or a .gguf file")
+      ->capture_default_str();
   app.add_option("--load-format", options.load_format, "dummy or auto")
       ->check(CLI::IsMember({"dummy", "auto"}))
       ->capture_default_str();
   app.add_option("--dtype", options.dtype, "auto, bfloat16 or float32")->capture_default_str();
+  app.add_option("--quantization", options.quantization, "auto, none, q8_0 or q4_k")
+      ->capture_default_str();
   app.add_option("--kv-dtype", options.kv_dtype, "of keys and values")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->capture_default_str();

@@ -28,6 +28,8 @@ struct Inspection {
   EngineConfig plan;  // effective
   KvType kv_type{};
   std::map<std::string, TypeShare> types;  // of the checkpoint
+  std::map<std::string, int64_t> held;     // bytes in memory by type
+  int64_t stored_bytes = 0;                // of the checkpoint
   int64_t batch = 0;                       // requests at once that are asked about
   std::unique_ptr<Tokenizer> tokenizer;    // null: why not is below
   std::string tokenizer_problem, template_problem;
@@ -64,20 +66,26 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(config.model_path));
   if (config.load_format == LoadFormat::kAuto) {
-    out.info.weight_bytes = 0;
     ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(config.model_path));
     for (const CheckpointTensor& tensor : checkpoint.tensors()) {
       TypeShare& share = out.types[tensor.dtype_name];
       ++share.num_tensors;
       share.num_elements += tensor.num_elements();
       share.bytes += static_cast<int64_t>(tensor.bytes.size());
-      out.info.weight_bytes += static_cast<int64_t>(tensor.bytes.size());
+      out.stored_bytes += static_cast<int64_t>(tensor.bytes.size());
     }
   }
   ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
   out.device = device.name;
   out.machine = device.machine;
   config.device = device.cuda ? "cuda" : "cpu";
+  ESP_ASSIGN_OR_RETURN(
+      out.held, read_weight_memory({.path = config.model_path,
+                                    .format = config.load_format,
+                                    .dtype = config.dtype,
+                                    .quantization = device.cuda ? "none" : config.quantization}));
+  out.info.weight_bytes = 0;
+  for (const auto& [type, held_bytes] : out.held) out.info.weight_bytes += held_bytes;
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.machine));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.max_running_requests;
@@ -100,11 +108,13 @@ void print_table(const Inspection& it) {
   row("model", it.plan.model_path.string());
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
-  row("weights as stored", bytes(it.info.weight_bytes));
+  row("weights as stored", bytes(it.stored_bytes));
   for (const auto& [type, share] : it.types) {
     row("  " + type, fmt::format("{} in {} tensors, {:.2f} M elements", bytes(share.bytes),
                                  share.num_tensors, static_cast<double>(share.num_elements) / 1e6));
   }
+  row("weights in memory", bytes(it.info.weight_bytes));
+  for (const auto& [type, held_bytes] : it.held) row("  " + type, bytes(held_bytes));
   row("layers", fmt::format("{}", it.info.num_layers));
   row("KV heads", fmt::format("{} of {}", it.info.num_kv_heads, it.info.head_dim));
   row("vocabulary", fmt::format("{}", it.info.vocab_size));
@@ -134,6 +144,12 @@ void print_table(const Inspection& it) {
   row("threads", fmt::format("{}", it.plan.num_threads));
 }
 
+boost::json::object held_json(const Inspection& it) {
+  boost::json::object types;
+  for (const auto& [type, held_bytes] : it.held) types[type] = {{"bytes", held_bytes}};
+  return types;
+}
+
 boost::json::object types_json(const Inspection& it) {
   boost::json::object types;
   for (const auto& [type, share] : it.types) {
@@ -161,7 +177,9 @@ void print_json(const Inspection& it) {
                                    {"model_type", it.info.model_type},
                                    {"num_parameters", it.info.num_parameters},
                                    {"weight_bytes", it.info.weight_bytes},
-                                   {"memory_by_dtype", types_json(it)},
+                                   {"memory_by_dtype", held_json(it)},
+                                   {"stored_bytes", it.stored_bytes},
+                                   {"stored_by_dtype", types_json(it)},
                                    {"tokenizer", tokenizer_json(it)},
                                    {"has_chat_template", it.template_problem.empty()},
                                    {"batch", it.batch},

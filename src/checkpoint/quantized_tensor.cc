@@ -56,6 +56,12 @@ class BlockReader final : public TensorReader {
     }
   }
 
+  std::optional<StoredBlocks> blocks() const override {
+    const std::optional<BlockFormat> format = parse_block_format(type_.name);
+    if (!format || columns_ % type_.elements != 0) return std::nullopt;
+    return StoredBlocks{*format, bytes_, rows_};
+  }
+
  private:
   static int64_t row_size(const GgufTensor& tensor) {
     return tensor.shape.empty() ? 1 : std::max<int64_t>(tensor.shape.back(), 1);

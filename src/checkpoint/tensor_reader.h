@@ -2,10 +2,21 @@
 // tensor, rows in another order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "tensor/block_format.h"
+
 namespace espalier {
+
+// A matrix as blocks that kernels read themselves.
+struct StoredBlocks {
+  BlockFormat format{};
+  const std::byte* data = nullptr;  // row after row, whole blocks each
+  std::span<const int64_t> order;   // which row of `data` each row is; empty for their own order
+};
 
 // Immutable; thread-safe. Borrows the checkpoint's files.
 class TensorReader {
@@ -13,6 +24,8 @@ class TensorReader {
   virtual ~TensorReader() = default;
   // Elements [first, first + out.size()) in row-major order; the range lies inside the tensor.
   virtual void read(int64_t first, std::span<float> out) const = 0;
+  // The blocks that the elements are computed from; nothing where they are no such blocks.
+  virtual std::optional<StoredBlocks> blocks() const { return std::nullopt; }
 };
 
 }  // namespace espalier

@@ -39,6 +39,12 @@ void log_memory(const CudaMemoryPlan& plan, const EngineConfig& config) {
 
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                                             const MachineInfo& machine) {
+  if (config.dtype == "q8_0" || config.dtype == "q4_k") {
+    return fail(error(StatusCode::kUnimplemented,
+                      "quantization is {}, which a GPU does not do yet; leave it out, or use "
+                      "--device cpu",
+                      config.dtype));
+  }
   const ModelLoadOptions options{.path = config.model_path,
                                  .format = config.load_format,
                                  .seed = config.random_seed,

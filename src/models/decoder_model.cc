@@ -105,11 +105,12 @@ DecoderModel::DecoderModel(DecoderSpec spec, DecoderWeights weights,
   }
 }
 
-Result<std::unique_ptr<DecoderModel>> DecoderModel::create(DecoderSpec spec, DType type,
+Result<std::unique_ptr<DecoderModel>> DecoderModel::create(DecoderSpec spec,
+                                                           const WeightTypes& types,
                                                            WeightSource& source, WorkPool& pool) {
   ESP_RETURN_IF_ERROR(validate(spec));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
-  ESP_ASSIGN_OR_RETURN(DecoderWeights weights, load_weights(*backend, spec, type, source));
+  ESP_ASSIGN_OR_RETURN(DecoderWeights weights, load_weights(*backend, spec, types, source));
   return std::unique_ptr<DecoderModel>(
       new DecoderModel(std::move(spec), std::move(weights), std::move(backend)));
 }
@@ -196,8 +197,10 @@ void DecoderModel::embed(std::span<const TokenId> token_ids) {
     ESP_CHECK(id >= 0 && id < spec_.vocab_size, "token {} of a vocabulary of {}", id,
               spec_.vocab_size);
   }
-  if (spec_.tied_embeddings) {
-    kernels::gather_packed_rows(*backend_, weights_.head, token_ids, hidden_.as<float>(),
+  if (spec_.tied_embeddings || weights_.quantized_embedding.quantized()) {
+    const kernels::PackedMatrix& table =
+        spec_.tied_embeddings ? weights_.head : weights_.quantized_embedding;
+    kernels::gather_packed_rows(*backend_, table, token_ids, hidden_.as<float>(),
                                 spec_.hidden_size);
     return;
   }

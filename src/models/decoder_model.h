@@ -51,9 +51,8 @@ ModelInfo describe_model(const DecoderSpec& spec);
 
 class DecoderModel final : public Model {
  public:
-  // Checks the spec and loads the weights. pool: borrowed, outlives the model. type: kFloat32 or
-  // kBFloat16, what the matrices are held in.
-  static Result<std::unique_ptr<DecoderModel>> create(DecoderSpec spec, DType type,
+  // Checks the spec and loads the weights. pool: borrowed, outlives the model.
+  static Result<std::unique_ptr<DecoderModel>> create(DecoderSpec spec, const WeightTypes& types,
                                                       WeightSource& source, WorkPool& pool);
 
   const ModelInfo& info() const override { return info_; }

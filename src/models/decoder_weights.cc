@@ -13,14 +13,19 @@ using kernels::PackedMatrix;
 
 class Loader {
  public:
-  Loader(CpuBackend& backend, const DecoderSpec& spec, DType type, WeightSource& source)
-      : spec_(spec), type_(type), read_(backend, source, type) {}
+  Loader(CpuBackend& backend, const DecoderSpec& spec, const WeightTypes& types,
+         WeightSource& source)
+      : spec_(spec), type_(types.type), read_(backend, source, types) {}
 
   Result<DecoderWeights> load() {
     const WeightLayout layout = weight_layout(spec_);
     DecoderWeights weights;
     weights.type = type_;
-    ESP_RETURN_IF_ERROR(read_.table(layout.embedding, weights.embedding));
+    if (read_.quantizes(layout.embedding)) {
+      ESP_RETURN_IF_ERROR(read_.matrix(layout.embedding, weights.quantized_embedding));
+    } else {
+      ESP_RETURN_IF_ERROR(read_.table(layout.embedding, weights.embedding));
+    }
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     for (size_t i = 0; i < layout.layers.size(); ++i) {
@@ -88,7 +93,7 @@ class Loader {
 
   Status load_mlp(const MlpSpec& spec, const MlpLayout& layout, MlpWeights& out) {
     const bool fused = silu_mul_fused(spec_, spec);
-    ESP_RETURN_IF_ERROR(read_.matrix(layout.gate_up, out.gate_up, {.gate_up = fused}));
+    ESP_RETURN_IF_ERROR(read_.matrix(layout.gate_up, out.gate_up, fused));
     ESP_RETURN_IF_ERROR(read_.vector(layout.gate_up_bias, out.gate_up_bias));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.down, out.down));
     return read_.vector(layout.down_bias, out.down_bias);
@@ -96,8 +101,7 @@ class Loader {
 
   Status load_experts(const ExpertsSpec& spec, const LayerLayout& layout, LayerWeights& out) {
     const ExpertsLayout& experts = layout.experts;
-    ESP_RETURN_IF_ERROR(
-        read_.matrix(experts.router, out.experts.router, {.type = DType::kFloat32}));
+    ESP_RETURN_IF_ERROR(read_.matrix(experts.router, out.experts.router));
     ESP_RETURN_IF_ERROR(read_.vector(experts.router_bias, out.experts.router_bias));
     ESP_RETURN_IF_ERROR(read_.vector(experts.router_correction, out.experts.router_correction));
     for (const MlpLayout& expert : experts.experts) {
@@ -178,7 +182,8 @@ int64_t bytes_of(const LayerWeights& layer) {
 
 int64_t DecoderWeights::size_bytes() const {
   return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
-         bytes_of(head) + bytes_of(final_norm) + bytes_of_all(layers);
+         bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(final_norm) +
+         bytes_of_all(layers);
 }
 
 bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp) {
@@ -186,9 +191,9 @@ bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp) {
          !spec.faults.linear_activation;
 }
 
-Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec, DType type,
-                                    WeightSource& source) {
-  return Loader(backend, spec, type, source).load();
+Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec,
+                                    const WeightTypes& types, WeightSource& source) {
+  return Loader(backend, spec, types, source).load();
 }
 
 }  // namespace espalier

@@ -8,6 +8,7 @@
 #include "kernels/cpu/backend.h"
 #include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
+#include "models/weight_holding.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
 
@@ -70,9 +71,11 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  DType type = DType::kBFloat16;  // of matrices and embedding: kFloat32 or kBFloat16
-  Buffer embedding;               // [vocab, hidden]; empty where it is tied: rows come from head
-  Buffer position_embedding;      // [learned_positions, hidden]
+  DType type = DType::kBFloat16;  // of tables, and of matrices that are not quantised
+  // [vocab, hidden], as numbers or quantised; both empty where it is tied: rows come from head.
+  Buffer embedding;
+  kernels::PackedMatrix quantized_embedding;
+  Buffer position_embedding;  // [learned_positions, hidden]
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab
@@ -84,8 +87,8 @@ struct DecoderWeights {
 bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp);
 
 // Takes each tensor that the spec asks for from the source, packs it and gives it back, so that
-// never more than one matrix is held twice. type: kFloat32 or kBFloat16.
+// never more than one matrix is held twice.
 Result<DecoderWeights> load_weights(kernels::CpuBackend& backend, const DecoderSpec& spec,
-                                    DType type, WeightSource& source);
+                                    const WeightTypes& types, WeightSource& source);
 
 }  // namespace espalier

@@ -35,10 +35,11 @@ Result<DecoderSpec> read_spec(const std::filesystem::path& folder) {
 Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
   if (name == "float32" || name == "float") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "auto") {
+  if (name == "auto" || name == "q8_0" || name == "q4_k") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
-  return fail(invalid_argument("dtype '{}' is not known; use auto, bfloat16 or float32", name));
+  return fail(
+      invalid_argument("dtype '{}' is not known; use auto, bfloat16, float32, q8_0 or q4_k", name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -72,14 +73,14 @@ class ModelWithPool final : public Model {
 
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
-  auto& [spec, type] = plan;
+  auto& [spec, type, weights] = plan;
   if (options.format == LoadFormat::kDummy) {
     DummySource source(options.seed, type, pool);
-    return DecoderModel::create(std::move(spec), type, source, pool);
+    return DecoderModel::create(std::move(spec), weights, source, pool);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   CheckpointSource source(checkpoint, spec, type, &pool);
-  return DecoderModel::create(std::move(spec), type, source, pool);
+  return DecoderModel::create(std::move(spec), weights, source, pool);
 }
 
 }  // namespace
@@ -88,7 +89,7 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options.path));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
   ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
-  return ModelPlan{std::move(spec), type};
+  return ModelPlan{std::move(spec), type, choose_weight_types(options.dtype, type)};
 }
 
 Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
@@ -110,6 +111,18 @@ Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
 Result<ModelInfo> read_model_info(const std::filesystem::path& folder) {
   ESP_ASSIGN_OR_RETURN(const DecoderSpec spec, read_spec(folder));
   return describe_model(spec);
+}
+
+Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
+  if (options.format == LoadFormat::kDummy) {
+    return weight_memory(plan.spec, plan.weights,
+                         [](std::string_view) { return std::optional<BlockFormat>(); });
+  }
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  const CheckpointSource source(checkpoint, plan.spec, plan.type);
+  return weight_memory(plan.spec, plan.weights,
+                       [&](std::string_view name) { return source.stored_format(name); });
 }
 
 Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path) {

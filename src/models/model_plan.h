@@ -1,19 +1,30 @@
-// What is to be loaded, before any weight is: what load_model and other back ends' loaders begin with.
+// What is to be loaded, before any weight is: what load_model and other back ends' loaders begin
+// with.
 #pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
 
 #include "base/status.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
+#include "models/weight_holding.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
 
 struct ModelPlan {
-  DecoderSpec spec;                // valid, with the context length that was asked for
+  DecoderSpec spec;               // valid, with the context length that was asked for
   DType type = DType::kBFloat16;  // what matrices are to be held in: kFloat32 or kBFloat16
+  WeightTypes weights;            // the same on the CPU, which may hold them quantised
 };
 
-// Reads config.json and generation_config.json. Uses path, dtype and context_length.
+// Reads config.json and generation_config.json. Uses path, dtype and context_length. dtype may also
+// be q8_0 or q4_k: see choose_weight_types.
 Result<ModelPlan> plan_model(const ModelLoadOptions& options);
+
+// What load_model() would hold the weights in: bytes by the type's name. Opens the checkpoint.
+Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options);
 
 }  // namespace espalier

@@ -118,6 +118,7 @@ class Layer {
     ExpertsLayout& e = out.experts;
     const int32_t count = spec.router.num_experts;
     e.router = matrix({{name(names_.router), count}}, spec_.hidden_size);
+    e.router.precision = Precision::kFloat32;
     if (spec.router_bias) e.router_bias = biases(e.router);
     if (spec.router.correction) {
       e.router_correction = vector_of(name(names_.router_correction), count);
@@ -138,6 +139,7 @@ class Layer {
     }
     if (spec.shared_gate) {
       e.shared_gate = matrix({{name(names_.shared_gate), 1}}, spec_.hidden_size);
+      e.shared_gate.precision = Precision::kUnrounded;
     }
   }
 
@@ -153,7 +155,9 @@ int64_t VectorLayout::size() const { return rows_of(blocks); }
 
 WeightLayout weight_layout(const DecoderSpec& spec) {
   const auto table = [&](const std::string& name, int64_t rows) {
-    return MatrixLayout{.blocks = {{name + ".weight", rows}}, .in_features = spec.hidden_size};
+    return MatrixLayout{.blocks = {{name + ".weight", rows}},
+                        .in_features = spec.hidden_size,
+                        .precision = Precision::kVocabulary};
   };
   WeightLayout out;
   const WeightNames& names = spec.names;
@@ -161,6 +165,7 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
   if (spec.learned_positions > 0) {
     out.position_embedding = table(names.position_embedding, spec.learned_positions);
+    out.position_embedding.precision = Precision::kUnrounded;
   }
   for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
     out.layers.push_back(Layer(spec, i).layout());

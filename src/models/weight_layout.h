@@ -16,6 +16,14 @@ struct WeightBlock {
   int64_t rows = 0;
 };
 
+// What a matrix may be held in, where weights are held in fewer bits.
+enum class Precision : uint8_t {
+  kWeights,     // what the model's matrices are
+  kVocabulary,  // embedding and head: more bits than the others
+  kUnrounded,   // the model's dtype: small, or added to what is exact
+  kFloat32,     // whatever the others are: a rounded score would choose other experts
+};
+
 // Blocks stacked by rows: [out_features, in_features], row-major in the checkpoint. No blocks: the
 // model has no such matrix.
 struct MatrixLayout {
@@ -23,6 +31,7 @@ struct MatrixLayout {
   int64_t in_features = 0;
   bool fused = false;       // the blocks, all of one name, are parts of one tensor
   bool transposed = false;  // a tensor lies [in, out]
+  Precision precision = Precision::kWeights;
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
 };

@@ -51,17 +51,35 @@ LentTensor skip_elements(const LentTensor& tensor, int64_t count) {
           tensor.type};
 }
 
-Status WeightReader::pack_rows(std::span<const WeightRows> rows, int64_t in_features, DType type,
-                               bool gate_up, PackedMatrix& out) {
-  ESP_ASSIGN_OR_RETURN(
-      out, PackedMatrix::pack(
-               backend_,
-               {.in_features = in_features, .type = type, .blocks = rows, .gate_up = gate_up}));
+MatrixHolding WeightReader::holding(const MatrixLayout& layout, bool gate_up) const {
+  return holding_of(layout, gate_up, types_,
+                    [this](std::string_view name) { return source_.stored_format(name); });
+}
+
+Status WeightReader::pack_rows(const kernels::PackSpec& spec, PackedMatrix& out) {
+  ESP_ASSIGN_OR_RETURN(out, PackedMatrix::pack(backend_, spec));
   return Status();
 }
 
-Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, const PackAs& as) {
+// The checkpoint's own blocks.
+Status WeightReader::stored_matrix(const MatrixLayout& layout, bool gate_up, PackedMatrix& out) {
+  std::vector<WeightRows> rows;
+  for (const WeightBlock& block : layout.blocks) {
+    const int64_t shape[] = {block.rows, layout.in_features};
+    ESP_ASSIGN_OR_RETURN(const StoredBlocks lent, source_.lend_blocks(block.name, shape));
+    rows.push_back(
+        {.data = lent.data, .rows = block.rows, .format = lent.format, .order = lent.order});
+  }
+  ESP_RETURN_IF_ERROR(
+      pack_rows({.in_features = layout.in_features, .blocks = rows, .gate_up = gate_up}, out));
+  for (const WeightBlock& block : layout.blocks) source_.give_back(block.name);
+  return Status();
+}
+
+Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool gate_up) {
   if (layout.empty()) return Status();
+  const MatrixHolding held = holding(layout, gate_up);
+  if (held.stored) return stored_matrix(layout, gate_up, out);
   const int64_t in_features = layout.in_features;
   std::vector<WeightRows> rows;
   std::vector<std::string> taken;
@@ -88,7 +106,10 @@ Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, const
     }
     rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
   }
-  ESP_RETURN_IF_ERROR(pack_rows(rows, in_features, as.type.value_or(type_), as.gate_up, out));
+  kernels::PackSpec spec{
+      .in_features = in_features, .type = held.type, .blocks = rows, .gate_up = gate_up};
+  if (!held.formats.empty()) spec.quantize = held.formats[0];
+  ESP_RETURN_IF_ERROR(pack_rows(spec, out));
   for (const std::string& name : taken) source_.give_back(name);
   return Status();
 }
@@ -168,7 +189,7 @@ Result<Buffer> WeightReader::transpose(const LentTensor& tensor, int64_t rows, i
 Status WeightReader::pack(const LentTensor& tensor, int64_t rows, int64_t columns,
                           PackedMatrix& out) {
   const WeightRows block{.data = tensor.data, .type = tensor.type, .rows = rows};
-  return pack_rows({&block, 1}, columns, type_, false, out);
+  return pack_rows({.in_features = columns, .type = type_, .blocks = {&block, 1}}, out);
 }
 
 Status WeightReader::pack_transposed(const LentTensor& tensor, int64_t rows, int64_t columns,
@@ -195,7 +216,11 @@ Status WeightReader::experts(const std::string& name, const ExpertRows& shape,
                         .rows = shape.rows / step,
                         .row_stride = step * shape.columns});
     }
-    ESP_RETURN_IF_ERROR(pack_rows(blocks, shape.columns, type_, false, out.emplace_back()));
+    ESP_RETURN_IF_ERROR(pack_rows({.in_features = shape.columns,
+                                   .type = type_,
+                                   .blocks = blocks,
+                                   .quantize = types_.quantize},
+                                  out.emplace_back()));
   }
   source_.give_back(name);
   return Status();
@@ -226,8 +251,12 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
                     wide.as<float>() + to * shape.columns);
       }
     });
-    ESP_RETURN_IF_ERROR(
-        pack({wide.data(), DType::kFloat32}, shape.rows, shape.columns, out.emplace_back()));
+    const WeightRows block{.data = wide.data(), .type = DType::kFloat32, .rows = shape.rows};
+    ESP_RETURN_IF_ERROR(pack_rows({.in_features = shape.columns,
+                                   .type = type_,
+                                   .blocks = {&block, 1},
+                                   .quantize = types_.quantize},
+                                  out.emplace_back()));
   }
   source_.give_back(name + "_blocks");
   source_.give_back(name + "_scales");

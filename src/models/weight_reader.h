@@ -12,6 +12,7 @@
 #include "kernels/cpu/backend.h"
 #include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
+#include "models/weight_holding.h"
 #include "models/weight_layout.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
@@ -20,11 +21,6 @@
 namespace espalier {
 
 struct NormWeights;
-
-struct PackAs {
-  bool gate_up = false;       // for linear_silu_mul
-  std::optional<DType> type;  // held in this instead of the model's
-};
 
 // [count] matrices of [rows, columns] in one tensor. interleaved: gate and up take turns as rows;
 // they are parted, all of gate first.
@@ -39,11 +35,14 @@ LentTensor skip_elements(const LentTensor& tensor, int64_t count);
 // Used from one thread. Each function fails by the tensor's name.
 class WeightReader {
  public:
-  WeightReader(kernels::CpuBackend& backend, WeightSource& source, DType type)
-      : backend_(backend), source_(source), type_(type) {}
+  WeightReader(kernels::CpuBackend& backend, WeightSource& source, const WeightTypes& types)
+      : backend_(backend), source_(source), types_(types), type_(types.type) {}
 
-  // Each does nothing where the layout is empty.
-  Status matrix(const MatrixLayout& layout, kernels::PackedMatrix& out, const PackAs& as = {});
+  // Whether matrix() would hold it in blocks.
+  bool quantizes(const MatrixLayout& layout) const { return !holding(layout).formats.empty(); }
+
+  // Each does nothing where the layout is empty. gate_up: for linear_silu_mul.
+  Status matrix(const MatrixLayout& layout, kernels::PackedMatrix& out, bool gate_up = false);
   Status vector(const VectorLayout& layout, std::vector<float>& out);
   Status norm(const std::optional<NormSpec>& spec, const VectorLayout& layout, NormWeights& out);
   // [rows, columns] in the model's type, not packed.
@@ -70,13 +69,15 @@ class WeightReader {
   Status finish() { return source_.finish(); }
 
  private:
-  Status pack_rows(std::span<const kernels::WeightRows> rows, int64_t in_features, DType type,
-                   bool gate_up, kernels::PackedMatrix& out);
+  MatrixHolding holding(const MatrixLayout& layout, bool gate_up = false) const;
+  Status pack_rows(const kernels::PackSpec& spec, kernels::PackedMatrix& out);
+  Status stored_matrix(const MatrixLayout& layout, bool gate_up, kernels::PackedMatrix& out);
   // [rows, columns] to [columns, rows] in float32.
   Result<Buffer> transpose(const LentTensor& tensor, int64_t rows, int64_t columns);
 
   kernels::CpuBackend& backend_;
   WeightSource& source_;
+  const WeightTypes types_;
   const DType type_;
 };
 

@@ -79,6 +79,35 @@ Result<std::span<const std::byte>> WeightSource::lend_bytes(const std::string& n
                     name, shape_string(shape)));
 }
 
+std::optional<BlockFormat> WeightSource::stored_format(std::string_view) const {
+  return std::nullopt;
+}
+
+Result<StoredBlocks> WeightSource::lend_blocks(const std::string& name,
+                                               std::span<const int64_t> shape) {
+  return fail(error(StatusCode::kUnimplemented, "'{}' {} is not held in blocks", name,
+                    shape_string(shape)));
+}
+
+std::optional<BlockFormat> CheckpointSource::stored_format(std::string_view name) const {
+  const CheckpointTensor* tensor = checkpoint_.find(name);
+  if (tensor == nullptr || tensor->reader == nullptr || tensor->shape.size() != 2) {
+    return std::nullopt;
+  }
+  const std::optional<StoredBlocks> blocks = tensor->reader->blocks();
+  return blocks ? std::optional(blocks->format) : std::nullopt;
+}
+
+Result<StoredBlocks> CheckpointSource::lend_blocks(const std::string& name,
+                                                   std::span<const int64_t> shape) {
+  ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
+  const std::optional<StoredBlocks> blocks =
+      tensor->reader == nullptr ? std::nullopt : tensor->reader->blocks();
+  if (!blocks) return WeightSource::lend_blocks(name, shape);
+  lent_.insert(name);
+  return *blocks;
+}
+
 Result<std::span<const std::byte>> CheckpointSource::lend_bytes(const std::string& name,
                                                                 std::span<const int64_t> shape) {
   const CheckpointTensor* tensor = checkpoint_.find(name);

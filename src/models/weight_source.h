@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "models/decoder_spec.h"
+#include "tensor/block_format.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 #include "tensor/work_pool.h"
@@ -36,6 +38,11 @@ class WeightSource {
   // source has no such tensors.
   virtual Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                         std::span<const int64_t> shape);
+  // The format of a matrix's blocks, for those that kernels read themselves; nothing for any other
+  // tensor.
+  virtual std::optional<BlockFormat> stored_format(std::string_view name) const;
+  // Such a matrix's blocks, as lend() lends elements. REQUIRES: it has a stored_format.
+  virtual Result<StoredBlocks> lend_blocks(const std::string& name, std::span<const int64_t> shape);
   // The loader has copied it; its memory may go.
   virtual void give_back(const std::string& name) = 0;
   // After the last tensor: fails by name for one that was never asked for.
@@ -52,6 +59,9 @@ class CheckpointSource final : public WeightSource {
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                 std::span<const int64_t> shape) override;
+  std::optional<BlockFormat> stored_format(std::string_view name) const override;
+  Result<StoredBlocks> lend_blocks(const std::string& name,
+                                   std::span<const int64_t> shape) override;
   void give_back(const std::string& name) override;
   Status finish() override;
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -25,6 +26,7 @@ constexpr int32_t kLayers = 16, kHeads = 32, kKvHeads = 8, kHeadDim = 64;
 struct Options {
   int threads = 0;
   std::string isa;
+  std::string quantization;  // empty: numbers
   std::string json;
   int layers = kLayers;
   int repeats = 5;
@@ -89,6 +91,11 @@ std::vector<float> normals(Rng& rng, int64_t count) {
   return values;
 }
 
+std::optional<BlockFormat> format_of(const Options& options) {
+  if (options.quantization.empty()) return std::nullopt;
+  return parse_block_format(options.quantization);
+}
+
 // The weights of the model, each matrix in memory of its own.
 struct Model {
   struct Layer {
@@ -108,11 +115,12 @@ struct Model {
 };
 
 PackedMatrix pack(CpuBackend& backend, const std::vector<BFloat16>& source, int64_t in, int64_t out,
-                  bool gate_up, DType type) {
+                  bool gate_up, DType type, std::optional<BlockFormat> format) {
   const auto rows = gate_up ? out / 2 : out;
   const WeightRows block = {source.data(), DType::kBFloat16, rows, in};
   const WeightRows blocks[] = {block, block};
-  auto packed = PackedMatrix::pack(backend, {in, type, {blocks, gate_up ? 2u : 1u}, gate_up});
+  auto packed =
+      PackedMatrix::pack(backend, {in, type, {blocks, gate_up ? 2u : 1u}, gate_up, format});
   ESP_CHECK(packed.has_value(), "{}", packed.error().message());
   return std::move(*packed);
 }
@@ -123,15 +131,16 @@ Model make_model(CpuBackend& backend, const Options& options) {
   for (size_t i = 0; i < source.size(); ++i) {
     source[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
   }
+  const std::optional<BlockFormat> format = format_of(options);
   const DType type = options.float32 ? DType::kFloat32 : DType::kBFloat16;
   Model model;
   for (int i = 0; i < options.layers; ++i) {
-    model.layers.push_back({pack(backend, source, kHidden, kQkv, false, type),
-                            pack(backend, source, kHidden, kHidden, false, type),
-                            pack(backend, source, kHidden, 2 * kFfn, true, type),
-                            pack(backend, source, kFfn, kHidden, false, type)});
+    model.layers.push_back({pack(backend, source, kHidden, kQkv, false, type, format),
+                            pack(backend, source, kHidden, kHidden, false, type, format),
+                            pack(backend, source, kHidden, 2 * kFfn, true, type, format),
+                            pack(backend, source, kFfn, kHidden, false, type, format)});
   }
-  model.head = pack(backend, source, kHidden, kVocab, false, type);
+  model.head = pack(backend, source, kHidden, kVocab, false, type, format);
   return model;
 }
 
@@ -197,7 +206,8 @@ void bench_linear(CpuBackend& backend, const Options& options, double read_rate,
                          {"gate_up 2048x16384", Products::Part::kGateUp, 2.0 * kHidden * kFfn},
                          {"down 8192x2048", Products::Part::kDown, kFfn * kHidden},
                          {"head 2048x128256", Products::Part::kHead, kHidden * kVocab}};
-  const double weight_size = options.float32 ? 4 : 2;
+  double weight_size = options.float32 ? 4 : 2;
+  if (model.head.quantized()) weight_size = head_bytes / (double{kHidden} * kVocab);
   for (const int64_t rows : {1, 4, 16, 64, 512}) {
     Products products(backend, model, rows);
     for (const Named& part : parts) {
@@ -360,6 +370,8 @@ int main(int argc, char** argv) {
   app.add_flag("--cpu-time", options.watch.cpu_time,
                "time by the process's processor time; with --threads 1, on a busy machine");
   app.add_flag("--float32", options.float32, "float32 weights");
+  app.add_option("--quantization", options.quantization, "quantised weights")
+      ->check(CLI::IsMember({"Q8_0", "Q4_K", "Q6_K"}));
   CLI11_PARSE(app, argc, argv);
   return espalier::kernels::bench::run(options);
 }

@@ -52,11 +52,30 @@ void prepare(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args,
   }
 }
 
-// Units that a thread takes at a time: enough threads' worth of pieces to even out their speeds,
-// but pieces as long as that allows, since each is one stream from memory.
-int64_t units_at_once(int64_t units, int threads) {
-  return std::clamp<int64_t>(units / (4 * threads), 1, 8);
-}
+// Units handed to threads: at first long pieces, since each is one stream from memory; towards the
+// end shorter ones, so that all threads finish together though their speeds differ.
+class Units {
+ public:
+  Units(int64_t count, int threads) : count_(count), threads_(threads) {}
+
+  struct Range {
+    int64_t begin, end;  // equal: none is left
+  };
+  Range take() {
+    int64_t begin = next_.load(std::memory_order_relaxed);
+    while (true) {
+      const int64_t piece = std::clamp<int64_t>((count_ - begin) / (2 * threads_), 1, 8);
+      const int64_t end = std::min(begin + piece, count_);
+      if (begin >= end) return {count_, count_};
+      if (next_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
+    }
+  }
+
+ private:
+  const int64_t count_;
+  const int64_t threads_;
+  std::atomic<int64_t> next_{0};
+};
 
 // A product by one part of the matrix.
 LinearTask task_of(const PackedMatrix& w, const PackedMatrix::Part& part, const LinearArgs& args,
@@ -96,15 +115,13 @@ void run(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args) {
   std::byte* scratch = backend.scratch(sizes.total_bytes);
   if (w.quantized() || w.type() == DType::kBFloat16) prepare(backend, w, args, scratch);
 
-  const int64_t step = units_at_once(num_units, backend.pool().num_threads());
-  std::atomic<int64_t> next{0};
+  Units units(num_units, backend.pool().num_threads());
   const auto work = [&](int thread) {
     std::byte* own =
         scratch + sizes.prepared_bytes + static_cast<size_t>(thread) * kLinearScratchBytes;
     while (true) {
-      const int64_t begin = next.fetch_add(step, std::memory_order_relaxed);
-      if (begin >= num_units) return;
-      const int64_t end = std::min(begin + step, num_units);
+      const auto [begin, end] = units.take();
+      if (begin == end) return;
       for (const PackedMatrix::Part& part : w.parts()) {
         const int64_t first = std::max<int64_t>(begin - part.first_unit, 0);
         const int64_t last = std::min(end - part.first_unit, part.num_units);

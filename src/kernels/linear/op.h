@@ -98,6 +98,9 @@ class PackedMatrix {
   std::vector<Part> parts_;
 };
 
+// What rows of a format take when they are packed, but for rounding up to whole units.
+int64_t packed_bytes(BlockFormat format, int64_t rows, int64_t in_features);
+
 struct LinearArgs {
   const float* x = nullptr;     // [rows, in_features], rows x_stride apart
   int64_t x_stride = 0;         // in elements, at least in_features

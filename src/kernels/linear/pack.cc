@@ -152,6 +152,11 @@ class RowReader {
 
 }  // namespace
 
+int64_t packed_bytes(BlockFormat format, int64_t rows, int64_t in_features) {
+  const BlockLayout& layout = kBlockLayouts[static_cast<size_t>(format)];
+  return rows * (padded_inputs(format, in_features) / layout.chunk * layout.chunk_bytes) / kUnit;
+}
+
 // Rows of the format of the last part belong to it; others begin a new one.
 void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
   const int64_t unit_outputs = gate_up_ ? kPanel : kUnit;

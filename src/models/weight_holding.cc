@@ -1,0 +1,140 @@
+#include "models/weight_holding.h"
+
+#include <algorithm>
+
+#include "kernels/linear/op.h"
+#include "models/decoder_weights.h"
+
+namespace espalier {
+namespace {
+
+// Adds up what the layout's tensors take.
+class Memory {
+ public:
+  Memory(const WeightTypes& types, const StoredFormat& stored) : types_(types), stored_(stored) {}
+
+  void matrix(const MatrixLayout& layout, bool gate_up = false) {
+    const MatrixHolding holding = holding_of(layout, gate_up, types_, stored_);
+    for (size_t i = 0; i < layout.blocks.size(); ++i) {
+      const int64_t rows = layout.blocks[i].rows;
+      if (holding.formats.empty()) {
+        numbers(holding.type, rows * layout.in_features);
+      } else {
+        const BlockFormat format = holding.formats[i];
+        bytes_[std::string(block_format_info(format).name)] +=
+            kernels::packed_bytes(format, rows, layout.in_features);
+      }
+    }
+  }
+  void numbers(DType type, int64_t count) {
+    if (count > 0) {
+      bytes_[std::string(dtype_name(type))] += count * static_cast<int64_t>(dtype_size(type));
+    }
+  }
+  // Of one tensor for all, rows of whole blocks or nearly.
+  void experts(int64_t rows, int64_t in_features) {
+    if (!types_.quantize) return numbers(types_.type, rows * in_features);
+    bytes_[std::string(block_format_info(*types_.quantize).name)] +=
+        kernels::packed_bytes(*types_.quantize, rows, in_features);
+  }
+  void vector(const VectorLayout& layout) { numbers(DType::kFloat32, layout.size()); }
+  void mlp(const MlpLayout& layout, bool fused) {
+    matrix(layout.gate_up, fused);
+    vector(layout.gate_up_bias);
+    matrix(layout.down);
+    vector(layout.down_bias);
+  }
+  std::map<std::string, int64_t> take() { return std::move(bytes_); }
+
+ private:
+  const WeightTypes& types_;
+  const StoredFormat& stored_;
+  std::map<std::string, int64_t> bytes_;
+};
+
+void add_layer(const DecoderSpec& spec, const LayerSpec& layer, const LayerLayout& layout,
+               const WeightTypes& types, Memory& memory) {
+  for (const VectorLayout* vector :
+       {&layout.input_norm, &layout.qkv_bias, &layout.q_norm, &layout.k_norm, &layout.sinks,
+        &layout.latent.q_a_norm, &layout.latent.kv_a_norm, &layout.attention_output_bias,
+        &layout.attention_output_norm, &layout.post_attention_norm, &layout.experts.router_bias,
+        &layout.experts.router_correction, &layout.mlp_output_norm}) {
+    memory.vector(*vector);
+  }
+  for (const MatrixLayout* matrix :
+       {&layout.qkv, &layout.latent.q_a, &layout.latent.q, &layout.latent.kv_a,
+        &layout.attention_output, &layout.experts.router, &layout.experts.shared_gate}) {
+    memory.matrix(*matrix);
+  }
+  memory.numbers(types.type,  // cut up by heads, never in blocks
+                 layout.latent.kv_b.out_features() * layout.latent.kv_b.in_features);
+  memory.mlp(layout.mlp, silu_mul_fused(spec, layer.mlp));
+  if (!layer.experts) return;
+  const ExpertsSpec& experts = *layer.experts;
+  for (const MlpLayout& expert : layout.experts.experts) {
+    memory.mlp(expert, silu_mul_fused(spec, experts.expert));
+  }
+  if (layout.experts.experts.empty()) {
+    memory.experts(int64_t{3} * experts.router.num_experts * experts.expert.intermediate_size,
+                   spec.hidden_size);
+  }
+}
+
+// Q8_0 instead of blocks of 256 that would be filled up by more than an eighth.
+BlockFormat fitting(BlockFormat wanted, int64_t in_features) {
+  const int64_t elements = block_format_info(wanted).elements;
+  const int64_t padded = (in_features + elements - 1) / elements * elements;
+  return 8 * in_features < 7 * padded ? BlockFormat::kQ8_0 : wanted;
+}
+
+}  // namespace
+
+WeightTypes choose_weight_types(const std::string& dtype, DType type) {
+  WeightTypes types(type);
+  types.keep_blocks = dtype != "float32" && dtype != "float" && dtype != "bfloat16";
+  if (dtype == "q8_0") types.quantize = types.quantize_vocabulary = BlockFormat::kQ8_0;
+  if (dtype == "q4_k") {
+    types.quantize = BlockFormat::kQ4K;
+    types.quantize_vocabulary = BlockFormat::kQ6K;
+  }
+  return types;
+}
+
+MatrixHolding holding_of(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
+                         const StoredFormat& stored) {
+  MatrixHolding out;
+  out.type = layout.precision == Precision::kFloat32 ? DType::kFloat32 : types.type;
+  const bool exact =
+      layout.precision == Precision::kFloat32 || layout.precision == Precision::kUnrounded;
+  if (exact || layout.empty()) return out;
+  if (types.keep_blocks && !layout.fused && !layout.transposed) {
+    for (const WeightBlock& block : layout.blocks) {
+      const std::optional<BlockFormat> format = stored(block.name);
+      if (!format || (gate_up && !out.formats.empty() && *format != out.formats[0])) break;
+      out.formats.push_back(*format);
+    }
+    out.stored = out.formats.size() == layout.blocks.size();
+    if (out.stored) return out;
+    out.formats.clear();
+  }
+  const auto& wanted =
+      layout.precision == Precision::kVocabulary ? types.quantize_vocabulary : types.quantize;
+  if (wanted) out.formats.assign(layout.blocks.size(), fitting(*wanted, layout.in_features));
+  return out;
+}
+
+std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
+                                             const StoredFormat& stored) {
+  const WeightLayout layout = weight_layout(spec);
+  Memory memory(types, stored);
+  memory.matrix(layout.embedding);
+  memory.matrix(layout.position_embedding);
+  memory.matrix(layout.head);
+  memory.vector(layout.final_norm);
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    add_layer(spec, spec.layers[i], layout.layers[i], types, memory);
+  }
+  return memory.take();
+}
+
+}  // namespace espalier
