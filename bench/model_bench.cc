@@ -36,7 +36,6 @@ struct Options {
   std::string config = "bench/configs/llama_1.24b";
   std::string load_format = "dummy";
   std::string dtype = "auto";
-  std::string quantization = "auto";
   std::string kv_dtype = "bfloat16";
   std::vector<int32_t> contexts = {0, 512, 2048};
   std::vector<int32_t> lanes = {1};
@@ -185,7 +184,6 @@ class Bench {
                                              .format = format,
                                              .seed = 1,
                                              .dtype = options_.dtype,
-                                             .quantization = options_.quantization,
                                              .pool = &pool_}));
     load_seconds_ = seconds_since(start);
     ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(options_.config));
@@ -361,7 +359,6 @@ class Bench {
     if (options_.json_path.empty()) return;
     const json::object all{{"config", options_.config},
                            {"dtype", options_.dtype},
-                           {"quantization", options_.quantization},
                            {"kv_dtype", options_.kv_dtype},
                            {"threads", pool_.num_threads()},
                            {"load_average", load},
@@ -397,8 +394,7 @@ int main(int argc, char** argv) {
   app.add_option("--load-format", options.load_format, "dummy or auto")
       ->check(CLI::IsMember({"dummy", "auto"}))
       ->capture_default_str();
-  app.add_option("--dtype", options.dtype, "auto, bfloat16 or float32")->capture_default_str();
-  app.add_option("--quantization", options.quantization, "auto, none, q8_0 or q4_k")
+  app.add_option("--dtype", options.dtype, "auto, bfloat16, float32, q8_0 or q4_k")
       ->capture_default_str();
   app.add_option("--kv-dtype", options.kv_dtype, "of keys and values")
       ->check(CLI::IsMember({"bfloat16", "float32"}))

@@ -46,11 +46,15 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
                });
   table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
                "type of the weights; auto takes the checkpoint's");
-  table.choice(
-      "quantization", engine.quantization, {"auto", "none", "q8_0", "q4_k"},
-      "on the CPU, what weights are held in: auto, the blocks that a GGUF has (numbers where "
-      "dtype is given); none, numbers; q8_0 or q4_k, what is not in blocks is rounded to "
-      "about 8 or 4 bits");
+  table.custom("quantization", "q8_0|q4_k",
+               "on the CPU, round weights to about 8 or 4 bits; blocks of a GGUF stay as they are; "
+               "takes the place of dtype",
+               "none", [&engine](std::string_view value) -> Status {
+                 if (value != "q8_0" && value != "q4_k")
+                   return invalid_argument("'{}' is not one of q8_0, q4_k", value);
+                 engine.dtype = value;
+                 return {};
+               });
   table.choice("kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
                "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");
   shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,

@@ -11,6 +11,7 @@
 #include "engine/device.h"
 #include "engine/open_tokenizer.h"
 #include "models/model.h"
+#include "models/model_plan.h"
 #include "text/template/chat_template.h"
 
 namespace espalier::apps {
@@ -79,11 +80,13 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   out.device = device.name;
   out.machine = device.machine;
   config.device = device.cuda ? "cuda" : "cpu";
-  ESP_ASSIGN_OR_RETURN(
-      out.held, read_weight_memory({.path = config.model_path,
-                                    .format = config.load_format,
-                                    .dtype = config.dtype,
-                                    .quantization = device.cuda ? "none" : config.quantization}));
+  ModelLoadOptions load{
+      .path = config.model_path, .format = config.load_format, .dtype = config.dtype};
+  // A GPU holds numbers.
+  if (device.cuda && load.dtype == "auto") {
+    load.dtype = out.types.size() == 1 && out.types.contains("F32") ? "float32" : "bfloat16";
+  }
+  ESP_ASSIGN_OR_RETURN(out.held, read_weight_memory(load));
   out.info.weight_bytes = 0;
   for (const auto& [type, held_bytes] : out.held) out.info.weight_bytes += held_bytes;
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.machine));
