@@ -122,8 +122,10 @@ ExprId JsonPieces::number() {
   const ExprId digits = ir_.repeat(range(ir_, '0', '9'), 1, kUnbounded);
   const ExprId sign = ir_.optional(ir_.choice({ir_.literal("+"), ir_.literal("-")}));
   const ExprId mark = ir_.choice({ir_.literal("e"), ir_.literal("E")});
+  // No double needs a longer exponent, and readers fail at what they cannot hold.
+  const ExprId exponent = ir_.repeat(range(ir_, '0', '9'), 1, 3);
   return ir_.sequence({integer(), ir_.optional(ir_.sequence({ir_.literal("."), digits})),
-                       ir_.optional(ir_.sequence({mark, sign, digits}))});
+                       ir_.optional(ir_.sequence({mark, sign, exponent}))});
 }
 
 ExprId JsonPieces::boolean() { return ir_.choice({ir_.literal("true"), ir_.literal("false")}); }

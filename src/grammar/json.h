@@ -32,7 +32,7 @@ class JsonPieces {
   // One character out of `ranges` as it may stand in a string: itself where that is allowed, or any
   // of its escapes.
   ExprId string_char(const std::vector<CodeRange>& ranges);
-  ExprId number();
+  ExprId number();   // as RFC 8259, with at most three digits of exponent
   ExprId integer();  // no fraction, no exponent
   ExprId boolean();
   ExprId null();

@@ -114,7 +114,8 @@ class Schema {
     return n_.sequence(
         {whole_number(), n_.maybe(n_.sequence({n_.text("."), digits(1)})),
          n_.maybe(n_.sequence({n_.either({n_.text("e"), n_.text("E")}),
-                               n_.either({kEmpty, n_.text("+"), n_.text("-")}), digits(1)}))});
+                               n_.either({kEmpty, n_.text("+"), n_.text("-")}),
+                               n_.repeat(n_.one_of({{'0', '9'}}, Writing::kPlain), 1, 3)}))});
   }
   Expr quoted(Expr inside) { return n_.sequence({n_.text("\""), inside, n_.text("\"")}); }
   Expr characters(Writing writing, int32_t min, int32_t max) {

@@ -177,7 +177,7 @@ TEST(Usefulness, TheModelThatShips) {
   ESPALIER_NEED(schemas);
   const std::vector<std::string> lines = real_data::lines_of(real_data::read_xz(schemas));
   const int64_t wanted =
-      std::min<int64_t>(real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 16), 2000);
+      std::min<int64_t>(real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 6), 2000);
   EngineConfig config{.model_path = "share/default_model"};
   config.max_total_tokens = 8192;
   const auto engine = Engine::create(config);
