@@ -408,6 +408,7 @@ Result<ExprId> SchemaCompiler::branch_one_of(const Conjunction& elements, size_t
 // False only where it is plain that no value matches all: types, constants, or a required property
 // that cannot be both.
 Result<bool> SchemaCompiler::may_match(Conjunction elements, int depth) {
+  ESP_RETURN_IF_ERROR(limits_.check_time());
   ESP_ASSIGN_OR_RETURN(const bool possible, settle(elements));
   if (!possible) return false;
   const auto facts = gather(elements);

@@ -319,6 +319,12 @@ Machine::Inside Machine::inside(SetId set) const {
           counter.max == Ir::kNoMax ? Ir::kNoMax : counter.max - item.count};
 }
 
+std::optional<NodeId> Machine::only_node(SetId set) const {
+  const Range kernel = sets_[set].kernel;
+  if (kernel.size != 1) return std::nullopt;
+  return items_[kernel.begin].node;
+}
+
 SetId Machine::after_lexeme(SetId set) {
   const Item item = items_[sets_[set].kernel.begin];
   kernel_ = {{network_.nodes[item.node].end, item.link, item.count}};

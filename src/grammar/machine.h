@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,6 +59,8 @@ class Machine {
     uint32_t least = 0, most = ~uint32_t{0};
   };
   Inside inside(SetId set) const;
+  // The node of a state that is one item.
+  std::optional<NodeId> only_node(SetId set) const;
   SetId after_lexeme(SetId set);  // REQUIRES: inside() says so
 
   bool accepting(SetId set) const { return sets_[set].accepting; }

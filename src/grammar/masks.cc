@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/rng.h"
@@ -15,14 +16,33 @@ constexpr size_t kKeptBytesMax = size_t{64} << 20;
 // More changes than this are kept as words.
 constexpr size_t kChangesMax = 512;
 
-// States that a string's inside may lead through to be looked at as a whole.
-constexpr size_t kInsideStatesMax = 48;
+// States that the characters of a string's inside may lead to, and places of an automaton, to be
+// looked at as a whole.
+constexpr size_t kInsideStatesMax = 8;
+constexpr size_t kInsidePlacesMax = 8000;
 
 constexpr uint32_t allowed(TokenId token) { return static_cast<uint32_t>(token) * 2 + 1; }
 
 void set_bit(std::span<uint32_t> words, uint32_t token, bool on) {
   const uint32_t bit = 1u << (token % 32);
   words[token / 32] = on ? words[token / 32] | bit : words[token / 32] & ~bit;
+}
+
+// What a string's inside asks of a place in it: between characters (0), or amid one, by the bytes
+// that it still needs. Bytes low to high lead to a place of the kind `to`.
+struct InsideStep {
+  uint8_t low, high, to;
+};
+std::span<const InsideStep> inside_steps(uint8_t kind) {
+  static constexpr InsideStep kBetween[] = {{0x20, 0x21, 0}, {0x23, 0x5b, 0}, {0x5d, 0x7f, 0},
+                                            {0xc2, 0xdf, 1}, {0xe0, 0xe0, 4}, {0xe1, 0xec, 2},
+                                            {0xed, 0xed, 5}, {0xee, 0xef, 2}, {0xf0, 0xf0, 6},
+                                            {0xf1, 0xf3, 3}, {0xf4, 0xf4, 7}};
+  static constexpr InsideStep kAmid[] = {{0x80, 0xbf, 0}, {0x80, 0xbf, 1}, {0x80, 0xbf, 2},
+                                         {0xa0, 0xbf, 1}, {0x80, 0x9f, 1}, {0x90, 0xbf, 2},
+                                         {0x80, 0x8f, 2}};
+  if (kind == 0) return kBetween;
+  return {kAmid + kind - 1, 1};
 }
 
 }  // namespace
@@ -182,23 +202,56 @@ SetId Masks::next_inside(SetId set) {
   return next_inside_[set] = one ? next[0] : Machine::kDead;
 }
 
-// Whether a string's inside goes on for ever from here, through few states: what must come
-// somewhere in it may still come.
-bool Masks::inside_for_ever(SetId set) {
-  if (const auto it = for_ever_.find(set); it != for_ever_.end()) return it->second;
-  std::vector<SetId> states = {set}, next;
-  bool holds = true;
-  for (size_t i = 0; i < states.size() && holds; ++i) {
-    next.clear();
-    holds = inside_successors(states[i], next);
-    for (SetId to : next) {
-      const SetId known = machine_.canonical(to);
-      if (std::ranges::find(states, known) == states.end()) states.push_back(known);
+// Whether a string's inside goes on for ever from this node of the network, by nodes of its rule:
+// what must come somewhere in it may still come. The greatest set of places that lead to such
+// places by every character.
+bool Masks::inside_for_ever(NodeId start) {
+  const Network& network = machine_.network();
+  const auto key = [](NodeId node, uint8_t kind) { return uint64_t{node} << 3 | kind; };
+  if (const auto it = for_ever_.find(key(start, 0)); it != for_ever_.end()) return it->second;
+  std::vector<uint64_t> places = {key(start, 0)};
+  std::unordered_map<uint64_t, bool> holds = {{places[0], true}};
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto node = static_cast<NodeId>(places[i] >> 3);
+    if (network.nodes[node].counter >= 0 || places.size() > kInsidePlacesMax) {
+      return for_ever_[places[0]] = false;
     }
-    holds = holds && states.size() <= kInsideStatesMax;
+    for (const InsideStep& step : inside_steps(places[i] & 7)) {
+      for (const Network::ByteEdge& edge : network.bytes_of(node)) {
+        if (edge.high < step.low || step.high < edge.low) continue;
+        if (holds.emplace(key(edge.target, step.to), true).second) {
+          places.push_back(key(edge.target, step.to));
+        }
+      }
+    }
   }
-  if (!holds) return for_ever_[set] = false;
-  for (SetId state : states) for_ever_[state] = true;
+  const auto covered = [&](NodeId node, const InsideStep& step) {
+    int next = step.low;
+    for (bool more = true; more && next <= step.high;) {
+      more = false;
+      for (const Network::ByteEdge& edge : network.bytes_of(node)) {
+        if (next > step.high || edge.low > next || edge.high < next ||
+            !holds.at(key(edge.target, step.to)))
+          continue;
+        next = edge.high + 1;
+        more = true;
+      }
+    }
+    return next > step.high;
+  };
+  for (bool changed = true; changed && holds.at(places[0]);) {
+    changed = false;
+    for (size_t i = places.size(); i-- > 0;) {
+      bool& now = holds.at(places[i]);
+      if (!now) continue;
+      now = std::ranges::all_of(inside_steps(places[i] & 7), [&](const InsideStep& step) {
+        return covered(static_cast<NodeId>(places[i] >> 3), step);
+      });
+      changed |= !now;
+    }
+  }
+  if (!holds.at(places[0])) return for_ever_[places[0]] = false;
+  for_ever_.insert(holds.begin(), holds.end());
   return true;
 }
 
@@ -248,7 +301,8 @@ bool Masks::inside_string(SetId set, Mask& mask) {
 // Where a string's inside goes on for ever, its tokens at once; the others are walked.
 bool Masks::by_inside_for_ever(SetId set, Mask& mask) {
   const uint64_t checks_before = machine_.checks_made();
-  if (!inside_for_ever(set)) return false;
+  const auto node = machine_.only_node(set);
+  if (!node || !inside_for_ever(*node)) return false;
   mask.base = &trie_.string_inside_mask();
   const TrieWalk& others = trie_.not_string_inside();
   walk(others, set, [&](uint32_t t) { mask.changes.push_back(allowed(others.token_ids[t])); });

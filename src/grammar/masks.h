@@ -51,7 +51,7 @@ class Masks {
   void walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow);
   bool inside_successors(SetId set, std::vector<SetId>& out);
   SetId next_inside(SetId set);
-  bool inside_for_ever(SetId set);
+  bool inside_for_ever(NodeId start);
   bool inside_ends(SetId set);
   bool by_lexeme(SetId set, Mask& mask);
   const std::vector<uint32_t>& tails_of(const LexemeMasks& masks, SetId after);
@@ -70,10 +70,10 @@ class Masks {
   size_t kept_bytes_ = 0;
   std::unordered_map<TailKey, std::vector<uint32_t>, TailHash> tails_;  // indices of token_ids
   std::unordered_map<SetId, SetId> next_inside_;
-  std::unordered_map<SetId, bool> for_ever_;
-  std::vector<SetId> path_, other_path_;  // [depth]: along a walk
-  std::vector<uint32_t> scratch_;         // a mask's words
-  Mask unkept_;                           // one that depended on the text
+  std::unordered_map<uint64_t, bool> for_ever_;  // by node and kind of place
+  std::vector<SetId> path_, other_path_;         // [depth]: along a walk
+  std::vector<uint32_t> scratch_;                // a mask's words
+  Mask unkept_;                                  // one that depended on the text
 };
 
 }  // namespace espalier::grammar

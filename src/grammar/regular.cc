@@ -146,6 +146,7 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
   TickProfile profile{.least = 0, .most = std::nullopt, .even = true};
   std::optional<uint32_t> first, last;
   for (uint32_t t = 0; t <= count + 1; ++t) {
+    ESP_RETURN_IF_ERROR(limits.check_time());
     spread(enders);
     if (enders[dfa.start]) {
       first = first.value_or(t);

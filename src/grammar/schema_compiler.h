@@ -152,6 +152,8 @@ class SchemaCompiler {
   Result<ExprId> lower_string_exactly(const Facts& facts);
   Result<std::optional<ExprId>> counted_string(const Facts& facts);
   Result<ExprId> counted_array(const Conjunction& elements, const Facts& facts);
+  // The same as an automaton, made once: for what is met with several others.
+  Result<ExprId> deterministic(ExprId expr);
   ExprId own_rule(ExprId expr, const char* name);
   ExprId with_whole_fraction(ExprId integer);
   Result<ExprId> lower_array(const Conjunction& elements, const Facts& facts);
@@ -203,6 +205,7 @@ class SchemaCompiler {
   std::map<Conjunction, RuleId> rules_;
   std::set<RuleId> open_;  // rules whose bodies are being made
   std::map<std::pair<std::string, bool>, ExprId> patterns_;
+  std::map<ExprId, ExprId> deterministic_;
   std::map<std::pair<const boost::json::value*, uint8_t>, const boost::json::value*> derived_;
 };
 

@@ -179,7 +179,8 @@ Result<ExprId> SchemaCompiler::counted_array(const Conjunction& elements, const 
 }
 
 Result<bool> SchemaCompiler::key_matches(const std::string& pattern, const std::string& name) {
-  ESP_ASSIGN_OR_RETURN(const ExprId language, pattern_string(pattern));
+  ESP_ASSIGN_OR_RETURN(const ExprId written, pattern_string(pattern));
+  ESP_ASSIGN_OR_RETURN(const ExprId language, deterministic(written));
   ESP_ASSIGN_OR_RETURN(const ExprId both, intersection(ir_, quoted(name), language, limits_));
   return both != ir_.never();
 }
@@ -267,6 +268,13 @@ Result<ExprId> SchemaCompiler::key_language(const Conjunction& elements) {
   return keys;
 }
 
+Result<ExprId> SchemaCompiler::deterministic(ExprId expr) {
+  if (const auto it = deterministic_.find(expr); it != deterministic_.end()) return it->second;
+  ESP_ASSIGN_OR_RETURN(const ExprId made, canonical(ir_, expr, limits_));
+  deterministic_.emplace(expr, made);
+  return made;
+}
+
 // A rule for what is an automaton already, so that it is taken as it is.
 ExprId SchemaCompiler::own_rule(ExprId expr, const char* name) {
   if (ir_.node(expr).op != Ir::Op::kGraph) return expr;
@@ -334,7 +342,8 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
     }
     ExprId key = *rest;
     for (size_t p = 0; p < patterns.size() && key != ir_.never(); ++p) {
-      ESP_ASSIGN_OR_RETURN(const ExprId matched, pattern_string(patterns[p]));
+      ESP_ASSIGN_OR_RETURN(const ExprId written, pattern_string(patterns[p]));
+      ESP_ASSIGN_OR_RETURN(const ExprId matched, deterministic(written));
       if (subset >> p & 1) {
         ESP_ASSIGN_OR_RETURN(key, intersection(ir_, key, matched, limits_));
       } else {
