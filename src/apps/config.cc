@@ -119,6 +119,8 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                "wait for each step before the next is prepared");
   table.toggle("disable-cuda-graph", engine.disable_cuda_graph,
                "launch every kernel of a decode step by itself");
+  table.toggle("disable-cascade-attention", engine.disable_cascade_attention,
+               "on a GPU, read keys and values that several requests share for each by itself");
   table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
       "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them");

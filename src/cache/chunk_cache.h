@@ -17,6 +17,7 @@ class ChunkCache final : public PrefixCache {
   void share(SequencePages&, std::span<const TokenId>, DetachedPages&) override {}
   void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
   void release(SequencePages& pages) override;
+  void shared_nodes(const SequencePages&, std::vector<SharedNode>&) const override {}
   int32_t num_pages_held_alone(const SequencePages& pages) const override {
     return pages.num_pages();
   }

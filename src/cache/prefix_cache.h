@@ -93,6 +93,12 @@ struct PrefixCacheConfig {
   CacheReuse reuse;
 };
 
+// A run of cached tokens that several sequences hold.
+struct SharedNode {
+  uint32_t number = 0;  // names it among those that live; small
+  int32_t end = 0;      // tokens from the start of the sequence to its end
+};
+
 // In pages. total = free + evictable + in use (protected by locks, or a sequence's own).
 struct PrefixCacheSizes {
   int32_t total = 0;
@@ -145,6 +151,10 @@ class PrefixCache {
   // that no step in flight uses its pages, as does release(), which keeps nothing new.
   virtual void finish(SequencePages&& pages, std::span<const TokenId> tokens) = 0;
   virtual void release(SequencePages& pages) = 0;
+
+  // Appends the runs of its path that other sequences hold too, the deepest first; each ends where
+  // the one before it begins. Changes nothing.
+  virtual void shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const = 0;
 
   // How many pages become available when it ends.
   virtual int32_t num_pages_held_alone(const SequencePages& pages) const = 0;

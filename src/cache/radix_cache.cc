@@ -84,6 +84,12 @@ void RadixCache::release(SequencePages& pages) {
   pages.table_.clear();
 }
 
+void RadixCache::shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const {
+  for (const RadixNode* node = pages.lock_; node != nullptr && !node->is_root();
+       node = node->parent)
+    if (node->num_locks > 1) out.push_back({node->number, node->end});
+}
+
 int32_t RadixCache::num_pages_held_alone(const SequencePages& pages) const {
   const int32_t num_own = pages.num_pages() - pages.num_shared_pages();
   return num_own + (pages.holds() ? tree_.num_pages_locked_once(pages.lock_) : 0);

@@ -50,6 +50,7 @@ struct EngineConfig {
   bool disable_radix_cache = false;
   bool disable_overlap_schedule = false;
   bool disable_cuda_graph = false;           // launch every kernel of a decode step by itself
+  bool disable_cascade_attention = false;    // on a GPU, read for each request what several share
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces

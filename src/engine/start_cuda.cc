@@ -71,6 +71,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                                               .context_length = sizes.context_length,
                                               .page_size = sizes.page_size,
                                               .graphs = !sizes.disable_cuda_graph,
+                                              .cascade = !sizes.disable_cascade_attention,
                                               .on_device_lost = end_process_soon}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, executor->kv_budget_bytes());
   MachineInfo left = machine;

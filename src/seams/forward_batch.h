@@ -55,6 +55,16 @@ struct SlotInit {
   std::vector<TokenId> output_ids;
 };
 
+// Positions [begin, end) that several lanes of one token each have in the same pages: each is so
+// long that all of `num_lanes` lanes share it and no more do. A device may read them once for all
+// (cascade attention); nobody has to.
+struct SharedPrefix {
+  int32_t begin = 0, end = 0;  // within the lanes' cached prefixes
+  int32_t parent = -1;         // the shared prefix that ends at `begin`, of these lanes and more
+  int32_t first_lane = 0;      // in shared_lanes
+  int32_t num_lanes = 0;       // at least 2
+};
+
 // Made by the scheduler, read by the executor; lives until its step has been waited for. Vectors
 // keep their capacity from step to step.
 struct ForwardBatch {
@@ -64,6 +74,9 @@ struct ForwardBatch {
   std::vector<TokenId> token_ids;   // [num_tokens], lane after lane; or kTokenFromSlot
   std::vector<int32_t> positions;   // [num_tokens]
   std::vector<PageId> page_tables;  // lane.num_pages each from lane.page_begin; gaps between
+  // Where the scheduler is asked to look for them; parents before their children.
+  std::vector<SharedPrefix> shared_prefixes;
+  std::vector<int32_t> shared_lanes;  // indices into lanes, rising within each shared prefix
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {
@@ -72,6 +85,8 @@ struct ForwardBatch {
     token_ids.clear();
     positions.clear();
     page_tables.clear();
+    shared_prefixes.clear();
+    shared_lanes.clear();
   }
 };
 

@@ -75,12 +75,51 @@ void FakeExecutor::launch(const ForwardBatch& batch) {
   in_flight_.emplace_back();
   InFlight& step = in_flight_.back();
   step.result.step = batch.step;
+  if (holds_shared_prefixes_) check_shared_prefixes(batch);
   std::set<SlotId> slots;
   for (const Lane& lane : batch.lanes) {
     ESP_CHECK(slots.insert(lane.slot).second, "two lanes of slot {}", lane.slot);
     check_table(batch, lane);
     step.result.lanes.push_back(run(batch, lane, step));
   }
+}
+
+// Two lanes of one token share what their page tables have in common, no less and no more.
+void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
+  const auto num_lanes = batch.lanes.size();
+  const auto table = [&](size_t i) {
+    const Lane& lane = batch.lanes[i];
+    return std::span(batch.page_tables)
+        .subspan(static_cast<size_t>(lane.page_begin), static_cast<size_t>(lane.num_pages));
+  };
+  std::vector<std::vector<int32_t>> told(num_lanes, std::vector<int32_t>(num_lanes, 0));
+  for (const SharedPrefix& prefix : batch.shared_prefixes) {
+    const std::span<const int32_t> lanes =
+        std::span(batch.shared_lanes)
+            .subspan(static_cast<size_t>(prefix.first_lane), static_cast<size_t>(prefix.num_lanes));
+    ESP_CHECK(lanes.size() >= 2 && prefix.begin < prefix.end &&
+              std::adjacent_find(lanes.begin(), lanes.end(), std::greater_equal()) == lanes.end());
+    ESP_CHECK(prefix.parent < 0
+                  ? prefix.begin == 0
+                  : &batch.shared_prefixes[static_cast<size_t>(prefix.parent)] < &prefix &&
+                        batch.shared_prefixes[static_cast<size_t>(prefix.parent)].end ==
+                            prefix.begin);
+    for (const int32_t a : lanes) {
+      const Lane& lane = batch.lanes.at(static_cast<size_t>(a));
+      ESP_CHECK(lane.num_query_tokens == 1 && prefix.end <= lane.prefix_len);
+      for (const int32_t b : lanes) {
+        int32_t& end = told[static_cast<size_t>(a)][static_cast<size_t>(b)];
+        end = std::max(end, prefix.end);
+      }
+    }
+  }
+  for (size_t a = 0; a < num_lanes; ++a)
+    for (size_t b = a + 1; b < num_lanes; ++b) {
+      if (batch.lanes[a].num_query_tokens > 1 || batch.lanes[b].num_query_tokens > 1) continue;
+      const auto common = std::ranges::mismatch(table(a), table(b)).in1 - table(a).begin();
+      ESP_CHECK(told[a][b] == common * page_size_, "lanes {} and {} share {} tokens, not {}", a, b,
+                common * page_size_, told[a][b]);
+    }
 }
 
 LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlight& step) {

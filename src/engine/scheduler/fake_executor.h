@@ -32,6 +32,7 @@ class FakeExecutor {
 
   // A sequence is known by its sampling seed. Lanes of it fail from output `fail_at` on (-1:
   // never).
+  void expect_shared_prefixes() { holds_shared_prefixes_ = true; }
   void expect(uint64_t seed, const std::string& cache_namespace, std::vector<TokenId> prompt,
               int32_t fail_at = -1);
 
@@ -58,6 +59,8 @@ class FakeExecutor {
   void check_init(const SlotInit& init);
   static void learn(Known& known, TokenId token);
   void check_table(const ForwardBatch& batch, const Lane& lane);
+  void check_shared_prefixes(const ForwardBatch& batch) const;
+  bool holds_shared_prefixes_ = false;
 
   const int32_t page_size_;
   std::unordered_map<uint64_t, Known> known_;

@@ -116,6 +116,9 @@ struct SchedulerConfig {
   // many tokens, or half of what it would have to compute.
   int32_t deferral_min_tokens = 32;
 
+  // Tells executors which cached prefixes the decode lanes of a step share.
+  bool find_shared_prefixes = false;
+
   // Of the output still to come, this share is reserved at admission: starts at init, goes to min
   // over so many steps, and is raised by a retraction. Both are scaled by conservativeness.
   double conservativeness = 1.0;

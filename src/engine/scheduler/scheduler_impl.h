@@ -13,6 +13,7 @@
 #include "engine/scheduler/promised_prefixes.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/scheduler/sequence.h"
+#include "engine/scheduler/shared_prefixes.h"
 #include "engine/scheduler/step_time.h"
 #include "engine/scheduler/waiting_queue.h"
 
@@ -35,6 +36,7 @@ struct Scheduler::Impl {
   void fill(ForwardBatch& batch);
   void make_room_for_decode();
   void add_decode_lanes(ForwardBatch& batch);
+  void find_shared_prefixes(ForwardBatch& batch);
   void add_chunks(ForwardBatch& batch);
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
@@ -86,6 +88,7 @@ struct Scheduler::Impl {
   NewTokenRatio ratio;
   StepTime step_time;
   PageTableLayout page_tables;
+  SharedPrefixes shared_prefixes;
   uint64_t last_table_version = 0;
 
   // Duplicates that steps up to .first may still read.

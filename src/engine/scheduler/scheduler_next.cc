@@ -37,6 +37,7 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
     fill(batch);
   }
   page_tables.end(batch);
+  if (config.find_shared_prefixes) find_shared_prefixes(batch);
   if (batch.lanes.empty()) {
     ESP_CHECK(launched_step > committed_step || sequences.empty(), "nothing can run");
     return false;
@@ -103,6 +104,15 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
     any = true;
   }
   if (any) ratio.decay();
+}
+
+void Scheduler::Impl::find_shared_prefixes(ForwardBatch& batch) {
+  shared_prefixes.begin();
+  for (size_t i = 0; i < batch.lanes.size(); ++i)
+    if (batch.lanes[i].num_query_tokens == 1)
+      shared_prefixes.add(cache, slots[static_cast<size_t>(batch.lanes[i].slot)]->pages,
+                          static_cast<int32_t>(i));
+  shared_prefixes.fill(batch);
 }
 
 void Scheduler::Impl::add_chunks(ForwardBatch& batch) {

@@ -80,9 +80,11 @@ class Simulation final : public SequenceObserver {
     config_.deferral_min_tokens = pick({1, 8, 32});
     config_.conservativeness = pick({0, 0, 30, 100, 200}) * 0.01;
     config_.new_token_ratio_decay_steps = pick({1, 20, 600});
+    config_.find_shared_prefixes = true;
     overlap_ = rng_.below(3) != 0;
     scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this);
     executor_ = std::make_unique<FakeExecutor>(page_size);
+    executor_->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
     num_to_come_ = static_cast<int>(rng_.between(1, 30));
   }

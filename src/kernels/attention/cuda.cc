@@ -48,11 +48,18 @@ Status check(const AttentionArgs& args) {
   return {};
 }
 
+}  // namespace
+
 bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
-  return traits.compute_capability == 90 && (shape.head_dim == 64 || shape.head_dim == 128);
+  return fast_shape(shape, traits) && traits.compute_capability == 90 &&
+         (shape.head_dim == 64 || shape.head_dim == 128);
 }
 
-}  // namespace
+// Beyond a window most of what lanes share is not seen.
+Result<bool> shares_runs(const AttentionShape& shape) {
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  return shape.sliding_window == 0 && hopper_shape(shape, traits);
+}
 
 bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
   const int dim = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
@@ -69,7 +76,7 @@ Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t ma
                                          int32_t /*max_tokens*/) {
   ESP_RETURN_IF_ERROR(check(shape));
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return plan_view(shape, max_lanes, split_blocks(shape, traits), nullptr).bytes;
+  return plan_view(shape, max_lanes, traits, nullptr).bytes;
 }
 
 Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
@@ -78,7 +85,7 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
   const int blocks = split_blocks(args.shape, traits);
-  const PlanView plan = plan_view(args.shape, args.lanes.num_lanes, blocks, args.workspace);
+  const PlanView plan = plan_view(args.shape, args.lanes.num_lanes, traits, args.workspace);
   if (args.workspace_bytes < plan.bytes)
     return invalid_argument("attention: the workspace has {} bytes, but {} lanes need {}",
                             args.workspace_bytes, args.lanes.num_lanes, plan.bytes);
@@ -86,6 +93,8 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   if (args.lanes.max_query_tokens * group > kSplitRows)
     ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits) ? attention_hopper(args, plan, launch)
                                                          : attention_tiles(args, plan, launch));
+  if (plan.lane_runs != nullptr && args.lanes.shared.runs != nullptr)
+    ESP_RETURN_IF_ERROR(attention_shared(args, plan, launch));
   return attention_split(args, plan, blocks, launch);
 }
 

@@ -20,6 +20,27 @@ struct KvPlanes {
   int64_t head_stride = 0;
 };
 
+// A run of positions that several lanes of one token share, in the same pages: it is read once for
+// all of them (cascade attention, after Hydragen and FlashInfer). Runs of a lane follow each other
+// from position 0 without a gap; what is behind the last one the lane reads by itself.
+struct SharedRun {
+  int32_t begin = 0, end = 0;  // positions
+  int32_t page_begin = 0;      // first entry in page_tables of a lane that has it
+  int32_t first_member = 0, num_members = 0;
+};
+inline constexpr int32_t kRunsOfLane = 4;  // at most
+
+// All in device memory; null runs: nothing is shared, or nothing that is worth it.
+struct SharedRuns {
+  const int32_t* num_runs = nullptr;  // [1]: of this step, at most as many as lanes
+  const SharedRun* runs = nullptr;
+  const int32_t* members =
+      nullptr;  // lanes: those of run 0, of run 1 ...; at most kRunsOfLane each
+  // [num_lanes][kRunsOfLane][2]: the lane's runs (-1: no more) and its place among their members.
+  const int32_t* places = nullptr;
+  const int32_t* own_begin = nullptr;  // [num_lanes]: the end of the lane's last run, or 0
+};
+
 // The lanes of a step, in device memory; the same for all layers. Entries from the step's number of
 // lanes to num_lanes are lanes without tokens: query_begin[i + 1] == query_begin[i]. A graph that
 // was captured for num_lanes lanes so runs any smaller number.
@@ -32,6 +53,7 @@ struct LaneArrays {
   int32_t num_lanes = 0;
   int32_t num_tokens = 0;        // of all lanes
   int32_t max_query_tokens = 0;  // of one lane: 1 for a decode step
+  SharedRuns shared;             // used where shares_runs(), else ignored
 };
 
 // kv_rows[t]: where token t's key and value go, page * page_size + row, and -1 for tokens of no
@@ -54,6 +76,9 @@ struct AttentionShape {
   int32_t sliding_window = 0;  // a query at p sees (p - sliding_window, p]; 0: all
   DType type = DType::kBFloat16;
 };
+
+// Whether runs that lanes share are read once for attention of this shape on this device.
+Result<bool> shares_runs(const AttentionShape& shape);
 
 // Bytes of scratch that plan() and attention() need for at most this many lanes and tokens in one
 // step, 256-byte aligned. Layers may share it: they run one after the other.

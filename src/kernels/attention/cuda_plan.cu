@@ -12,7 +12,8 @@ struct Counts {
   int units = 0, tiles = 0;
 };
 
-__device__ Counts counts_of(const AttentionShape& shape, const LaneArrays& lanes, int lane) {
+__device__ Counts counts_of(const AttentionShape& shape, const LaneArrays& lanes, int lane,
+                            bool shared) {
   if (lane >= lanes.num_lanes) return {};
   const int tokens = lanes.query_begin[lane + 1] - lanes.query_begin[lane];
   if (tokens <= 0) return {};
@@ -20,7 +21,8 @@ __device__ Counts counts_of(const AttentionShape& shape, const LaneArrays& lanes
   if (tokens * group > kSplitRows)
     return {.tiles = (tokens + kTileRows / group - 1) / (kTileRows / group)};
   const int end = lanes.prefix_len[lane] + tokens;
-  const int positions = end - first_seen(lanes.prefix_len[lane], shape.sliding_window);
+  const int positions = end - max(first_seen(lanes.prefix_len[lane], shape.sliding_window),
+                                  shared ? lanes.shared.own_begin[lane] : 0);
   return {.units = (positions + kSplitBlock - 1) / kSplitBlock * shape.num_kv_heads};
 }
 
@@ -45,12 +47,71 @@ __device__ int inclusive_sum(int value, int* scratch) {
   return value;
 }
 
+struct RunSize {
+  int blocks, tiles;  // units of an item, items of a kv head
+};
+__device__ RunSize size_of(const AttentionShape& shape, const SharedRun& run) {
+  const int per_tile = kTileRows / (shape.num_heads / shape.num_kv_heads);
+  return {.blocks = (run.end - run.begin + kSharedBlock - 1) / kSharedBlock,
+          .tiles = (run.num_members + per_tile - 1) / per_tile};
+}
+
+// The shared runs' units, where each block begins, and where each lane finds its parts.
+__device__ void plan_shared(const AttentionShape& shape, const LaneArrays& lanes,
+                            const PlanView& plan, int* scratch) {
+  __shared__ int carried;
+  const SharedRuns& shared = lanes.shared;
+  const int num_runs = *shared.num_runs;
+  if (threadIdx.x == 0) carried = plan.run_unit_begin[0] = 0;
+  __syncthreads();
+  for (int first = 0; first < num_runs; first += kThreads) {
+    const int index = first + static_cast<int>(threadIdx.x);
+    int units = 0;
+    if (index < num_runs) {
+      const RunSize size = size_of(shape, shared.runs[index]);
+      units = size.blocks * size.tiles * shape.num_kv_heads;
+    }
+    units = carried + inclusive_sum(units, scratch);
+    if (index < num_runs) plan.run_unit_begin[index + 1] = units;
+    __syncthreads();
+    if (threadIdx.x == kThreads - 1) carried = units;
+    __syncthreads();
+  }
+  const int chunk = max((carried + plan.shared_blocks - 1) / plan.shared_blocks, 1);
+  if (threadIdx.x == 0) plan.header->shared_chunk = chunk;
+  for (int block = threadIdx.x; block < plan.shared_blocks; block += kThreads) {
+    SharedStart start{.unit = block * chunk, .unit_end = min((block + 1) * chunk, carried)};
+    if (start.unit < start.unit_end) {
+      start.run = lane_with(plan.run_unit_begin, num_runs, start.unit);
+      start.run_unit = plan.run_unit_begin[start.run];
+    }
+    plan.shared_starts[block] = start;
+  }
+  const int group = shape.num_heads / shape.num_kv_heads, per_tile = kTileRows / group;
+  for (int i = threadIdx.x; i < lanes.num_lanes * kRunsOfLane; i += kThreads) {
+    LaneRun found;
+    const int index = shared.places[2 * i], place = shared.places[2 * i + 1];
+    if (index >= 0) {
+      const SharedRun run = shared.runs[index];
+      const RunSize size = size_of(shape, run);
+      found = {.blocks = size.blocks,
+               .unit = plan.run_unit_begin[index] + place / per_tile * size.blocks,
+               .units_per_head = size.tiles * size.blocks,
+               .tile_row = place % per_tile * group,
+               .member = run.first_member + place,
+               .chunk = chunk};
+    }
+    plan.lane_runs[i] = found;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     plan_kernel(AttentionShape shape, LaneArrays lanes, PlanView plan, int split_blocks) {
   __shared__ int scratch[32];
   __shared__ Counts carried;
   release_next();
   wait_for_previous();
+  const bool shared = plan.lane_runs != nullptr && lanes.shared.runs != nullptr;
   if (threadIdx.x == 0) {
     carried = {};
     plan.unit_begin[0] = plan.tile_begin[0] = 0;
@@ -58,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int first = 0; first < lanes.num_lanes; first += kThreads) {
     const int lane = first + static_cast<int>(threadIdx.x);
-    const Counts counts = counts_of(shape, lanes, lane);
+    const Counts counts = counts_of(shape, lanes, lane, shared);
     const int units = carried.units + inclusive_sum(counts.units, scratch);
     const int tiles = carried.tiles + inclusive_sum(counts.tiles, scratch);
     if (lane < lanes.num_lanes) {
@@ -74,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   const int chunk = max((carried.units + split_blocks - 1) / split_blocks, kMinChunk);
   if (threadIdx.x == 0)
     *plan.header = {.num_units = carried.units, .chunk = chunk, .num_tiles = carried.tiles};
+  __syncthreads();
   for (int block = threadIdx.x; block < split_blocks; block += kThreads) {
     SplitStart start{
         .unit = block * chunk, .unit_end = min((block + 1) * chunk, carried.units), .chunk = chunk};
@@ -84,16 +146,19 @@ __global__ void __launch_bounds__(kThreads)
       start.query_begin = lanes.query_begin[start.lane];
       start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
       start.prefix_len = lanes.prefix_len[start.lane];
+      start.own_begin = shared ? lanes.shared.own_begin[start.lane] : 0;
     }
     plan.starts[block] = start;
   }
+  if (shared) plan_shared(shape, lanes, plan, scratch);
 }
 
 }  // namespace
 
-PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, int32_t split_blocks,
+PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, const DeviceTraits& traits,
                    void* workspace) {
   PlanView view;
+  const int32_t blocks = split_blocks(shape, traits);
   char* at = static_cast<char*>(workspace);
   size_t used = 0;
   const auto take = [&](size_t bytes) {
@@ -102,16 +167,28 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, int32_t split
     return begin;
   };
   const auto lanes = static_cast<size_t>(num_lanes);
-  const auto parts = static_cast<size_t>(2 * split_blocks) * kSplitRows;
+  const auto parts = static_cast<size_t>(2 * blocks) * kSplitRows;
   view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
   view.starts =
-      reinterpret_cast<SplitStart*>(take(static_cast<size_t>(split_blocks) * sizeof(SplitStart)));
+      reinterpret_cast<SplitStart*>(take(static_cast<size_t>(blocks) * sizeof(SplitStart)));
   view.unit_begin = reinterpret_cast<int32_t*>(take((lanes + 1) * 4));
   view.tile_begin = reinterpret_cast<int32_t*>(take((lanes + 1) * 4));
   view.arrived =
       reinterpret_cast<int32_t*>(take(lanes * static_cast<size_t>(shape.num_kv_heads) * 4));
   view.part_out = reinterpret_cast<float*>(take(parts * static_cast<size_t>(shape.head_dim) * 4));
   view.part_sum = reinterpret_cast<float2*>(take(parts * sizeof(float2)));
+  if (shape.sliding_window == 0 && num_lanes > 1 && hopper_shape(shape, traits)) {
+    view.shared_blocks = traits.num_multiprocessors;
+    view.continued_rows = int64_t{num_lanes} * kRunsOfLane * shape.num_heads;
+    const auto shared = static_cast<size_t>(view.shared_blocks);
+    const size_t rows = static_cast<size_t>(view.continued_rows) + shared * kTileRows;
+    view.run_unit_begin = reinterpret_cast<int32_t*>(take((lanes + 1) * 4));
+    view.shared_starts = reinterpret_cast<SharedStart*>(take(shared * sizeof(SharedStart)));
+    view.lane_runs = reinterpret_cast<LaneRun*>(take(lanes * kRunsOfLane * sizeof(LaneRun)));
+    view.shared_out =
+        reinterpret_cast<float*>(take(rows * static_cast<size_t>(shape.head_dim) * 4));
+    view.shared_sum = reinterpret_cast<float2*>(take(rows * sizeof(float2)));
+  }
   view.bytes = used;
   return view;
 }
@@ -120,14 +197,13 @@ Status attention_plan(const AttentionShape& shape, const LaneArrays& lanes, void
                       size_t workspace_bytes, const LaunchOptions& launch) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   if (!fast_shape(shape, traits) || lanes.num_lanes == 0) return {};
-  const int blocks = split_blocks(shape, traits);
-  const PlanView view = plan_view(shape, lanes.num_lanes, blocks, workspace);
+  const PlanView view = plan_view(shape, lanes.num_lanes, traits, workspace);
   if (workspace_bytes < view.bytes || !aligned(workspace, 256))
     return invalid_argument(
         "attention_plan: the workspace has {} bytes, but {} lanes need {}, at a 256-byte boundary",
         workspace_bytes, lanes.num_lanes, view.bytes);
   return launch_kernel("attention_plan", plan_kernel, dim3(1), kThreads, 0, launch, shape, lanes,
-                       view, blocks);
+                       view, split_blocks(shape, traits));
 }
 
 }  // namespace espalier::kernels::cuda

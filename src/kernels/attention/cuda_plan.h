@@ -10,6 +10,11 @@
 //                           ^ lane 0, head 0 has two parts: slot 1 of c = 0, slot 0 of c = 1
 //
 // So a block has at most two parts that are not whole: its first (slot 0) and its last (slot 1).
+// Runs that lanes share (cuda.h) go before, by a kernel of their own: each (run, kv head, tile of
+// up to kTileRows rows) has a unit for each kSharedBlock positions, cut up in the same way. An
+// item's first part goes to the rows of its members, the part with which a block continues an item
+// to rows of the block. The lanes' own parts then take them in.
+//
 // All other lanes go by tiles of kTileRows rows, each over all its keys.
 #pragma once
 
@@ -27,10 +32,13 @@ inline constexpr int kSplitBlock = 64;  // positions of a unit
 inline constexpr int kTileRows = 128;   // rows of a tile of the other
 inline constexpr int kMinChunk = 2;     // units that a block takes at least
 
+inline constexpr int kSharedBlock = 128;  // positions of a unit of a shared run
+
 struct PlanHeader {
   int32_t num_units = 0;
   int32_t chunk = 0;  // units of a block
   int32_t num_tiles = 0;
+  int32_t shared_chunk = 1;  // units of a block of the shared runs' kernel
 };
 
 // Where a block of the split kernel begins: all it must know in one read.
@@ -39,6 +47,23 @@ struct SplitStart {
   int32_t lane = 0, lane_unit = 0;  // the lane's first unit
   int32_t blocks = 0;               // of 64 positions, of a kv head of the lane
   int32_t query_begin = 0, tokens = 0, prefix_len = 0;
+  int32_t own_begin = 0;  // positions before it are in shared runs
+};
+
+// Where a block of the shared runs' kernel begins.
+struct SharedStart {
+  int32_t unit = 0, unit_end = 0;
+  int32_t run = 0, run_unit = 0;  // the run's first unit
+};
+
+// Where a lane finds what a shared run gave for it.
+struct LaneRun {
+  int32_t blocks = 0;          // of an item; 0: the lane has no more runs
+  int32_t unit = 0;            // its item's first one, for kv head 0
+  int32_t units_per_head = 0;  // to the next head's item
+  int32_t tile_row = 0;        // its first row in the tile
+  int32_t member = 0;          // in SharedRuns::members
+  int32_t chunk = 1;           // PlanHeader::shared_chunk
 };
 
 // Device pointers into a workspace.
@@ -50,9 +75,18 @@ struct PlanView {
   int32_t* arrived = nullptr;     // [num_lanes * kv_heads]: parts that are done; 0 between launches
   float* part_out = nullptr;      // [2 * blocks][kSplitRows][head_dim]
   float2* part_sum = nullptr;     // [2 * blocks][kSplitRows]: largest score, sum (base 2)
+  // Of the shared runs; null where the shape has none.
+  int32_t* run_unit_begin = nullptr;     // [num_lanes + 1]: prefix sums of units over runs
+  SharedStart* shared_starts = nullptr;  // [shared_blocks]
+  LaneRun* lane_runs = nullptr;          // [num_lanes][kRunsOfLane]
+  // [num_lanes * kRunsOfLane * heads + shared_blocks * kTileRows] rows: of members, then of blocks.
+  float* shared_out = nullptr;   // [rows][head_dim]
+  float2* shared_sum = nullptr;  // [rows]
+  int64_t continued_rows = 0;    // the first row of blocks
+  int32_t shared_blocks = 0;
   size_t bytes = 0;
 };
-PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, int32_t split_blocks,
+PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, const DeviceTraits& traits,
                    void* workspace);
 
 // Blocks of the split kernel: as many as the GPU holds at once.
@@ -60,6 +94,9 @@ int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits);
 
 // Whether the tensor cores' kernels know the shape; the rest goes to attention_any().
 bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits);
+
+// Whether the kernels with Hopper's own instructions know it.
+bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits);
 
 inline int tokens_per_tile(int group) { return kTileRows / group; }
 
@@ -69,6 +106,9 @@ Status attention_tiles(const AttentionArgs& args, const PlanView& plan,
                        const LaunchOptions& launch);
 // The same tiles with Hopper's own instructions, for heads of 64 and 128 on sm_90.
 Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
+                        const LaunchOptions& launch);
+// What lanes share, into the plan's shared_out and shared_sum; before attention_split().
+Status attention_shared(const AttentionArgs& args, const PlanView& plan,
                         const LaunchOptions& launch);
 Status attention_any(const AttentionArgs& args, const LaunchOptions& launch);
 

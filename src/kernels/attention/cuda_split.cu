@@ -8,10 +8,10 @@
 // its own largest score, sum and output; the four meet at the end of a segment (a lane and kv head,
 // or the part of it that this block has).
 //
-// Measured on an H200 that reads 4.65 TB/s: 64 x 4k 4.1 TB/s (88 %; pages of one token 78 %), 31 x 4k
-// with one of 128k 4.07 (88 %), 256 x 1k 4.0; one lane of 1k 9 us, a chain of latencies (the block's
-// start, pages, keys, parts, their sum). Reading the start in one piece and pages a step early gained
-// 1 to 3 %.
+// Measured on an H200 that reads 4.65 TB/s: 64 x 4k 4.1 TB/s (88 %; pages of one token 78 %), 31 x
+// 4k with one of 128k 4.07 (88 %), 256 x 1k 4.0; one lane of 1k 9 us, a chain of latencies (the
+// block's start, pages, keys, parts, their sum). Reading the start in one piece and pages a step
+// early gained 1 to 3 %.
 //
 // Rows of a tile are query token x group: row r is head r % group of token r / group, so one
 // product with the tensor cores serves a whole group.
@@ -49,6 +49,11 @@ struct Segment {
   int prefix_len, query_begin;
 };
 
+// The first position that a lane reads by itself.
+__device__ int first_own(const AttentionArgs& args, const SplitStart& start) {
+  return max(first_seen(start.prefix_len, args.shape.sliding_window), start.own_begin);
+}
+
 __device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start) {
   Segment s;
   s.lane = start.lane;
@@ -58,11 +63,15 @@ __device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start
   s.query_begin = start.query_begin;
   s.rows = start.tokens * (args.shape.num_heads / args.shape.num_kv_heads);
   s.prefix_len = start.prefix_len;
-  const int first = first_seen(s.prefix_len, args.shape.sliding_window);
+  const int first = first_own(args, start);
   s.begin = first + (start.unit - s.unit_begin) * kSplitBlock;
   s.end = min(s.prefix_len + start.tokens,
               first + (min(start.unit_end, s.unit_end) - s.unit_begin) * kSplitBlock);
   return s;
+}
+
+__device__ bool shares(const AttentionArgs& args, const PlanView& plan) {
+  return plan.lane_runs != nullptr && args.lanes.shared.runs != nullptr;
 }
 
 // Moves on to `unit`, which may be of another lane.
@@ -76,6 +85,7 @@ __device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, 
   start.query_begin = lanes.query_begin[start.lane];
   start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
   start.prefix_len = lanes.prefix_len[start.lane];
+  start.own_begin = shares(args, plan) ? lanes.shared.own_begin[start.lane] : 0;
 }
 
 template <int DIM>
@@ -93,13 +103,77 @@ __device__ void load_queries(const AttentionArgs& args, const Segment& s, Shared
   }
 }
 
+// What shared runs gave for a lane's rows: those of this warp, a column every 32. Read while the
+// first keys are on their way.
+template <int DIM>
+struct SharedPart {
+  static constexpr int kColumns = (DIM + 31) / 32, kRows = kSplitRows / kWarps;
+  float value[kRows][kColumns];
+  float largest[kRows], sum[kRows];
+
+  __device__ void read(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      largest[r] = kNone;
+      sum[r] = 0;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[r][i] = 0;
+    }
+    if constexpr (DIM == 64 || DIM == 128)
+      if (shares(args, plan)) take_runs(args, plan, s);
+  }
+
+  __device__ void take_runs(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    for (int level = 0; level < kRunsOfLane; ++level) {
+      const LaneRun run = plan.lane_runs[s.lane * kRunsOfLane + level];
+      if (run.blocks == 0) return;
+      const int unit = run.unit + s.kv_head * run.units_per_head;
+      const int first_block = unit / run.chunk, last_block = (unit + run.blocks - 1) / run.chunk;
+      for (int block = first_block; block <= last_block; ++block) {
+        const int64_t row0 =
+            block == first_block
+                ? (int64_t{run.member} * args.shape.num_kv_heads + s.kv_head) * group
+                : plan.continued_rows + int64_t{block} * kTileRows + run.tile_row;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const int row = warp + r * kWarps;
+          if (row < s.rows) take(plan, row0 + row, lane, r);
+        }
+      }
+    }
+  }
+
+  __device__ void take(const PlanView& plan, int64_t row, int lane, int r) {
+    const float2 part = __ldcg(&plan.shared_sum[row]);
+    float other[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i)
+      other[i] = lane + 32 * i < DIM ? __ldcg(&plan.shared_out[row * DIM + lane + 32 * i]) : 0.0f;
+    add(r, part.x, part.y, other);
+  }
+
+  // The row's state becomes that of both. REQUIRES a score in one of them.
+  __device__ void add(int r, float other_largest, float other_sum, const float (&other)[kColumns]) {
+    const float best = fmaxf(largest[r], other_largest);
+    const float keep = exp2f(largest[r] - best), take = exp2f(other_largest - best);
+    largest[r] = best;
+    sum[r] = sum[r] * keep + other_sum * take;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) value[r][i] = value[r][i] * keep + other[i] * take;
+  }
+};
+
 // One warp's walk over its steps of a segment.
 template <int DIM>
 struct Walk {
   float out[DIM / 8][4];
   float largest[2], sum[2];  // of rows lane / 4 and lane / 4 + 8; sums of this thread's columns
 
-  __device__ void run(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared) {
+  template <typename Meanwhile>
+  __device__ void run(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared,
+                      Meanwhile&& meanwhile) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int steps = (s.end - s.begin + kStep - 1) / kStep;
     const int mine = (steps - warp + kWarps - 1) / kWarps;
@@ -135,6 +209,7 @@ struct Walk {
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) fetch(i, page_of(i));
     int next_page = page_of(kStages - 1);
+    meanwhile();
     for (int i = 0; i < mine; ++i) {
       copy_wait<kStages - 2>();
       __syncwarp();
@@ -202,11 +277,13 @@ struct Walk {
   }
 };
 
-// A row of a (lane, kv head) is done: its largest score and sum (base 2) and, through value(i), its
-// output before division.
-template <int DIM, typename Value>
-__device__ void write_row(const AttentionArgs& args, const Segment& s, int row, float largest,
-                          float sum, int first, int stride, Value&& value) {
+// A row of a (lane, kv head) is done: its largest score and sum (base 2), its output before
+// division.
+template <int DIM>
+__device__ void write_row(const AttentionArgs& args, const Segment& s, int row,
+                          const SharedPart<DIM>& all, int r) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float largest = all.largest[r], sum = all.sum[r];
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int head = s.kv_head * group + row % group;
   float factor = 1.0f / sum;
@@ -218,14 +295,17 @@ __device__ void write_row(const AttentionArgs& args, const Segment& s, int row, 
   }
   bf16* to = static_cast<bf16*>(args.out) + (s.query_begin + row / group) * args.out_stride +
              int64_t{head} * DIM;
-  for (int i = first; i < DIM; i += stride) to[i] = __float2bfloat16_rn(value(i) * factor);
+#pragma unroll
+  for (int i = 0; i < SharedPart<DIM>::kColumns; ++i)
+    if (lane + 32 * i < DIM) to[lane + 32 * i] = __float2bfloat16_rn(all.value[r][i] * factor);
 }
 
 // Brings the warps' parts together: into the output where this block has the whole (lane, kv head),
 // else into the workspace, and the last block to arrive brings the blocks' parts together.
 template <int DIM>
 __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, const Segment& s,
-                               const Walk<DIM>& walk, Shared<DIM>& shared, int chunk) {
+                               const Walk<DIM>& walk, SharedPart<DIM>& all, Shared<DIM>& shared,
+                               int chunk) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   __syncthreads();  // the stages are free
 #pragma unroll
@@ -246,8 +326,12 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
   const int first_block = s.unit_begin / chunk, last_block = (s.unit_end - 1) / chunk;
   const int block = static_cast<int>(blockIdx.x);
   const int slot = 2 * block + (block == first_block ? 1 : 0);
-  for (int row = warp; row < s.rows; row += kWarps) {
-    float largest = kNone, sum = 0, keep[kWarps];
+  constexpr int kColumns = SharedPart<DIM>::kColumns;
+#pragma unroll
+  for (int r = 0; r < SharedPart<DIM>::kRows; ++r) {
+    const int row = warp + r * kWarps;
+    if (row >= s.rows) break;
+    float largest = kNone, sum = 0, keep[kWarps], value[kColumns];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared.largest[w][row]);
     const float base = largest == kNone ? 0.0f : largest;
@@ -256,17 +340,21 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
       keep[w] = exp2f(shared.largest[w][row] - base);
       sum += shared.sums[w][row] * keep[w];
     }
-    const auto value = [&](int i) {
-      float v = 0;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) v += shared.outs[w][row][i] * keep[w];
-      return v;
-    };
+    for (int i = 0; i < kColumns; ++i) {
+      value[i] = 0;
+      if (lane + 32 * i < DIM)
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) value[i] += shared.outs[w][row][lane + 32 * i] * keep[w];
+    }
     if (first_block == last_block) {
-      write_row<DIM>(args, s, row, largest, sum, lane, 32, value);
+      all.add(r, largest, sum, value);
+      write_row<DIM>(args, s, row, all, r);
     } else {
       float* part = plan.part_out + (static_cast<int64_t>(slot) * kSplitRows + row) * DIM;
-      for (int i = lane; i < DIM; i += 32) part[i] = value(i);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        if (lane + 32 * i < DIM) part[lane + 32 * i] = value[i];
       if (lane == 0) plan.part_sum[slot * kSplitRows + row] = make_float2(largest, sum);
     }
   }
@@ -287,7 +375,10 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
   __threadfence();
   const int blocks = last_block - first_block + 1;
   const auto slot_of = [&](int b) { return b == 0 ? 2 * first_block + 1 : 2 * (first_block + b); };
-  for (int row = warp; row < s.rows; row += kWarps) {
+#pragma unroll
+  for (int r = 0; r < SharedPart<DIM>::kRows; ++r) {
+    const int row = warp + r * kWarps;
+    if (row >= s.rows) break;
     float largest = kNone, sum = 0;
     for (int b = lane; b < blocks; b += 32)
       largest = fmaxf(largest, __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]).x);
@@ -296,7 +387,7 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
     const float base = largest == kNone ? 0.0f : largest;
     // Each thread DIM / 32 columns, over the parts in their order.
-    float value[DIM / 32 + 1] = {};
+    float value[kColumns] = {};
 #pragma unroll 4
     for (int b = 0; b < blocks; ++b) {
       const float2 part = __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]);
@@ -305,12 +396,11 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
       const float* out =
           plan.part_out + (static_cast<int64_t>(slot_of(b)) * kSplitRows + row) * DIM;
 #pragma unroll
-      for (int i = 0; i < (DIM + 31) / 32; ++i)
+      for (int i = 0; i < kColumns; ++i)
         if (lane + 32 * i < DIM) value[i] += __ldcg(out + lane + 32 * i) * keep;
     }
-#pragma unroll
-    for (int i = 0; i < (DIM + 31) / 32; ++i)
-      write_row<DIM>(args, s, row, largest, sum, lane + 32 * i, DIM, [&](int) { return value[i]; });
+    all.add(r, largest, sum, value);
+    write_row<DIM>(args, s, row, all, r);
   }
 }
 
@@ -327,8 +417,9 @@ __global__ void __launch_bounds__(kThreads)
     load_queries(args, s, shared);
     __syncthreads();
     Walk<DIM> walk;
-    walk.run(args, s, shared);
-    finish_segment(args, plan, s, walk, shared, start.chunk);
+    SharedPart<DIM> all;
+    walk.run(args, s, shared, [&] { all.read(args, plan, s); });
+    finish_segment(args, plan, s, walk, all, shared, start.chunk);
     __syncthreads();
     if (s.unit_end >= start.unit_end) return;
     seek(args, plan, s.unit_end, start);

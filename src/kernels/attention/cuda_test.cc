@@ -137,15 +137,71 @@ class CudaAttention : public test::OnDevice {
     return want;
   }
 
+  // A run of positions that some lanes have in the same pages. The lanes' runs follow each other.
+  struct Run {
+    int begin, end;
+    std::vector<int> lanes;
+  };
+
+  // Gives the lanes of each run the pages of its first lane.
+  static void share_pages(const Shape& shape, const std::vector<Run>& runs, Problem& p) {
+    for (const Run& run : runs)
+      for (const int lane : run.lanes)
+        for (int i = run.begin / shape.page_size; i < run.end / shape.page_size; ++i)
+          p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(lane)] + i)] =
+              p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(run.lanes[0])] + i)];
+  }
+
+  // The same as the kernels take it.
+  struct SharedOnDevice {
+    std::vector<cuda::SharedRun> runs;
+    std::vector<int32_t> members, places, own_begins;
+    std::vector<DeviceArray<int32_t>> arrays;
+    std::vector<DeviceArray<cuda::SharedRun>> run_array;
+
+    SharedOnDevice(const std::vector<Run>& given, const Problem& p) {
+      const size_t lanes = p.prefixes.size();
+      const auto levels = static_cast<size_t>(cuda::kRunsOfLane);
+      places.assign(lanes * levels * 2, -1);
+      own_begins.assign(lanes, 0);
+      for (size_t r = 0; r < given.size(); ++r) {
+        runs.push_back({.begin = given[r].begin,
+                        .end = given[r].end,
+                        .page_begin = p.page_begins[static_cast<size_t>(given[r].lanes[0])],
+                        .first_member = static_cast<int32_t>(members.size()),
+                        .num_members = static_cast<int32_t>(given[r].lanes.size())});
+        for (size_t i = 0; i < given[r].lanes.size(); ++i) {
+          const auto lane = static_cast<size_t>(given[r].lanes[i]);
+          size_t at = lane * levels * 2;
+          while (places[at] >= 0) at += 2;
+          places[at] = static_cast<int32_t>(r);
+          places[at + 1] = static_cast<int32_t>(i);
+          own_begins[lane] = given[r].end;
+          members.push_back(static_cast<int32_t>(lane));
+        }
+      }
+      arrays.emplace_back(std::vector<int32_t>{static_cast<int32_t>(runs.size())});
+      arrays.emplace_back(members);
+      arrays.emplace_back(places);
+      arrays.emplace_back(own_begins);
+      run_array.emplace_back(runs);
+    }
+    cuda::SharedRuns view() const {
+      return {arrays[0].get(), run_array[0].get(), arrays[1].get(), arrays[2].get(),
+              arrays[3].get()};
+    }
+  };
+
   // `padding`: lanes without tokens behind the others, as in a graph captured for more.
   void check(const Shape& shape, const std::vector<LaneLength>& lengths, int padding = 0,
-             bool overlap = false) {
+             bool overlap = false, const std::vector<Run>& runs = {}) {
     SCOPED_TRACE(fmt::format(
         "dim {}, kv heads {}, group {}, pages of {}, window {}, softcap {}, "
         "sinks {}, {} lanes from {}+{}",
         shape.dim, shape.kv_heads, shape.group, shape.page_size, shape.window, shape.softcap,
         shape.sinks, lengths.size(), lengths[0].prefix, lengths[0].tokens));
     Problem p = make(shape, lengths);
+    share_pages(shape, runs, p);
     const int heads = shape.kv_heads * shape.group;
     const float scale = 1 / std::sqrt(static_cast<float>(shape.dim));
     const std::vector<float> want = reference_of(shape, p, scale);
@@ -170,13 +226,15 @@ class CudaAttention : public test::OnDevice {
                                        .page_size = shape.page_size,
                                        .sliding_window = shape.window,
                                        .type = shape.type};
+    const SharedOnDevice shared(runs, p);
     const cuda::LaneArrays lanes{.query_begin = begins.get(),
                                  .prefix_len = prefixes.get(),
                                  .page_begin = page_begins.get(),
                                  .page_tables = pages.get(),
                                  .num_lanes = static_cast<int32_t>(p.prefixes.size()),
                                  .num_tokens = p.tokens + padding,
-                                 .max_query_tokens = most};
+                                 .max_query_tokens = most,
+                                 .shared = runs.empty() ? cuda::SharedRuns() : shared.view()};
     const auto bytes = cuda::attention_workspace_bytes(planned, lanes.num_lanes, lanes.num_tokens);
     ASSERT_TRUE(bytes);
     const DeviceArray<uint8_t> workspace(*bytes);
@@ -267,6 +325,52 @@ TEST_F(CudaAttention, ManyLanes) {
   lengths[17].tokens = 100;
   lengths[3].tokens = 9;
   check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16}, lengths, 3, true);
+}
+
+// Lanes [begin, end).
+std::vector<int> lanes_of(int begin, int end) {
+  std::vector<int> lanes(static_cast<size_t>(end - begin));
+  std::iota(lanes.begin(), lanes.end(), begin);
+  return lanes;
+}
+
+TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {
+  for (const int dim : {64, 128})
+    for (const int group : {1, 3, 4, 8, 16}) {
+      const Shape shape{.dim = dim,
+                        .kv_heads = 2,
+                        .group = group,
+                        .page_size = group == 4 ? 1 : 16,
+                        .softcap = group == 3 ? 5.0f : 0.0f,
+                        .sinks = group == 8};
+      // One run of few rows; one that ends within a block; runs of more than a tile; two levels.
+      std::vector<LaneLength> lengths(6, {530, 1});
+      check(shape, lengths, 2, false, {{0, 512, lanes_of(1, 4)}});
+      check(shape, lengths, 0, true, {{0, 16, {0, 5}}, {0, 528, {1, 3, 4}}});
+      lengths.assign(70, {400, 1});
+      for (size_t i = 0; i < lengths.size(); ++i) lengths[i].prefix += static_cast<int>(7 * i);
+      check(shape, lengths, 1, false,
+            {{0, 144, lanes_of(0, 70)}, {144, 400, lanes_of(3, 36)}, {144, 304, lanes_of(40, 42)}});
+    }
+}
+
+TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideLanesOfAllKinds) {
+  const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 1};
+  std::vector<LaneLength> lengths(40, {700, 1});
+  lengths[2] = {650, 40};  // a chunk of a prompt
+  lengths[5] = {0, 1};
+  lengths[9] = {4000, 1};
+  check(shape, lengths, 4, false,
+        {{0, 100, lanes_of(10, 40)},
+         {100, 101, lanes_of(10, 30)},
+         {101, 333, lanes_of(12, 24)},
+         {333, 700, {20, 13}},
+         {0, 600, {9, 3}}});
+  // One run over many blocks of the grid, and rows of many tiles.
+  std::vector<LaneLength> many(150, {6000, 1});
+  for (size_t i = 0; i < many.size(); ++i) many[i].prefix += static_cast<int>(i % 5);
+  check({.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16}, many, 0, false,
+        {{0, 5984, lanes_of(0, 150)}});
 }
 
 TEST_F(CudaAttention, EveryOtherShapeToo) {

@@ -346,19 +346,44 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
   }
 }
 
+// Lanes in groups of `size` that share their first `tokens`, in the same pages.
+struct SharedBy {
+  int size = 0, tokens = 0;
+  bool at_once = false;  // read once for the group
+};
+
 // One call of attention over lanes of these lengths, each of `tokens` new tokens.
 void attention_row(Bench& bench, const std::string& name, const std::vector<int>& prefixes,
-                   int tokens, int page_size) {
+                   int tokens, int page_size, const SharedBy& by = {}) {
   if (!bench.wants(name)) return;
   std::vector<int32_t> begins{0}, page_begins, pages;
   int64_t positions = 0, pairs = 0;
   int32_t next_page = 0;
+  std::vector<SharedRun> runs;
+  std::vector<int32_t> members, places(prefixes.size() * 2 * kRunsOfLane, -1);
   for (const int prefix : prefixes) {
     begins.push_back(begins.back() + tokens);
     page_begins.push_back(static_cast<int32_t>(pages.size()));
-    for (int i = 0; i < (prefix + tokens + page_size - 1) / page_size; ++i)
-      pages.push_back(next_page++);
-    positions += prefix + tokens;
+    const auto lane = std::ssize(page_begins) - 1;
+    const bool first = by.size == 0 || lane % by.size == 0;
+    for (int i = 0; i < (prefix + tokens + page_size - 1) / page_size; ++i) {
+      const bool shared = !first && i < by.tokens / page_size;
+      pages.push_back(shared ? pages[static_cast<size_t>(
+                                   page_begins[static_cast<size_t>(lane / by.size * by.size)] + i)]
+                             : next_page++);
+    }
+    positions += prefix + tokens - (first ? 0 : by.tokens);
+    if (by.at_once) {
+      if (first)
+        runs.push_back({.end = by.tokens,
+                        .page_begin = page_begins.back(),
+                        .first_member = static_cast<int32_t>(lane),
+                        .num_members = by.size});
+      places[static_cast<size_t>(lane) * 2 * kRunsOfLane] = static_cast<int32_t>(runs.size() - 1);
+      places[static_cast<size_t>(lane) * 2 * kRunsOfLane + 1] =
+          static_cast<int32_t>(lane % by.size);
+      members.push_back(static_cast<int32_t>(lane));
+    }
     pairs += int64_t{tokens} * prefix + int64_t{tokens} * (tokens + 1) / 2;
   }
   const size_t plane =
@@ -378,9 +403,18 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   const auto ints = [](const std::unique_ptr<Memory>& m) {
     return reinterpret_cast<const int32_t*>(m->get());
   };
-  const LaneArrays lanes{
+  const auto shared_numbers = device({static_cast<int32_t>(runs.size())}),
+             shared_members = device(members), shared_places = device(places),
+             own_begins = device(std::vector<int32_t>(prefixes.size(), by.tokens));
+  const Memory shared_runs(runs.size() * sizeof(SharedRun) + 16, 0);
+  must(cudaMemcpy(shared_runs.get(), runs.data(), runs.size() * sizeof(SharedRun),
+                  cudaMemcpyDefault));
+  LaneArrays lanes{
       ints(db),      ints(dp), ints(dpb), ints(dpages), static_cast<int32_t>(prefixes.size()),
       begins.back(), tokens};
+  if (by.at_once)
+    lanes.shared = {ints(shared_numbers), reinterpret_cast<const SharedRun*>(shared_runs.get()),
+                    ints(shared_members), ints(shared_places), ints(own_begins)};
   const AttentionShape shape{
       .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim, .page_size = page_size};
   const size_t bytes = *attention_workspace_bytes(shape, lanes.num_lanes, lanes.num_tokens);
@@ -423,6 +457,16 @@ void attention_rows(Bench& bench) {
   std::vector<int> skewed(31, 4095);
   skewed.push_back(131071);
   attention_row(bench, "attention: decode 31 x 4k and 1 x 128k", skewed, 1, 16);
+  for (const bool at_once : {false, true}) {
+    const char* how = at_once ? ", read once" : "";
+    attention_row(bench, fmt::format("attention: decode 512 x 2304, 16 share 2048{}", how),
+                  std::vector<int>(512, 2303), 1, 1, {16, 2048, at_once});
+    attention_row(bench, fmt::format("attention: decode 256 x 1152, all share 1024{}", how),
+                  std::vector<int>(256, 1151), 1, 1, {256, 1024, at_once});
+  }
+  attention_row(bench, "attention: decode 512 x 16 after, 16 share 2048, read once",
+                std::vector<int>(512, 2063), 1, 1, {16, 2048, true});
+  attention_row(bench, "attention: decode 512 x 256, pages of 1", std::vector<int>(512, 255), 1, 1);
   for (const int tokens : {512, 4096, 16384})
     attention_row(bench, fmt::format("attention: prefill {}", tokens), {0}, tokens, 16);
   attention_row(bench, "attention: prefill 16 x 1000", std::vector<int>(16, 0), 1000, 16);

@@ -70,5 +70,9 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
 __device__ __forceinline__ void part_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+// The same, but only to let the others go on.
+__device__ __forceinline__ void part_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 }  // namespace espalier::kernels::cuda

@@ -194,6 +194,15 @@ kc::AttentionShape CudaDecoder::shape_of(size_t layer, int32_t page_size) const 
           .type = weights_.type};
 }
 
+Result<std::optional<kc::AttentionShape>> CudaDecoder::shared_attention(int32_t page_size) const {
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    const kc::AttentionShape shape = shape_of(layer, page_size);
+    ESP_ASSIGN_OR_RETURN(const bool shares, kc::shares_runs(shape));
+    if (shares) return std::optional(shape);
+  }
+  return std::optional<kc::AttentionShape>();
+}
+
 // Every product that a pass runs, for the sizes of scratch.
 std::vector<kc::LinearArgs> CudaDecoder::products() const {
   std::vector<kc::LinearArgs> out;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
@@ -48,6 +49,8 @@ class CudaDecoder {
 
   const ModelInfo& info() const { return info_; }
   KvType kv_type() const;
+  // The shape of the first layers whose attention can read what lanes share once; none: no layer's.
+  Result<std::optional<kernels::cuda::AttentionShape>> shared_attention(int32_t page_size) const;
   // Between rows of logits: vocab_size rounded up; what lies beyond vocab_size means nothing.
   int32_t logits_stride() const { return weights_.head.out_features; }
 

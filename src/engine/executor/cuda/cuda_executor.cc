@@ -62,7 +62,13 @@ Status CudaExecutor::allocate() {
   model_->set_early_launch(config_.early_launch);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
   ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
-  ESP_ASSIGN_OR_RETURN(StepPacker packer, StepPacker::create(limits_, stream_));
+  ESP_ASSIGN_OR_RETURN(const std::optional<kc::AttentionShape> shared,
+                       model_->shared_attention(config_.page_size));
+  CascadeCosts costs;
+  if (shared) costs = CascadeCosts::of(shared->num_heads, shared->num_kv_heads, shared->head_dim);
+  ESP_ASSIGN_OR_RETURN(
+      StepPacker packer,
+      StepPacker::create(limits_, config_.cascade && shared ? &costs : nullptr, stream_));
   packer_ = std::make_unique<StepPacker>(std::move(packer));
   const int32_t vocab_size = model_->info().vocab_size;
   ESP_ASSIGN_OR_RETURN(SlotTable slots, SlotTable::create(config_.max_slots, vocab_size));
@@ -82,7 +88,9 @@ Status CudaExecutor::allocate() {
   memory_.weights = model_->info().weight_bytes;
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
-  memory_.graphs = config_.graphs ? num_graph_sizes(config_.max_slots) * kBytesPerGraph : 0;
+  memory_.graphs = config_.graphs ? num_graph_sizes(config_.max_slots) * kBytesPerGraph *
+                                        (config_.cascade ? 2 : 1)
+                                  : 0;
   return Status();
 }
 
@@ -198,8 +206,9 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
         model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
     return model_->logits(0, packed.num_samples, logits_, stream_);
   };
+  if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
-  DecodeGraph& known = graphs_[packed.num_lanes];
+  DecodeGraph& known = graphs_[{packed.num_lanes, packed.cascade}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
@@ -210,6 +219,7 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
 }
 
 Status CudaExecutor::run_any(Place& p) {
+  if (p.packed.cascade) ++num_cascades_;
   ESP_RETURN_IF_ERROR(packer_->update_tables());
   ESP_RETURN_IF_ERROR(
       model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));

@@ -25,6 +25,11 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   row_slots = arena.take<int32_t>(lanes);
   output_indices = arena.take<int32_t>(lanes);
   has_mask = arena.take<uint8_t>(lanes);
+  num_shared_runs = arena.take<int32_t>(1);
+  shared_runs = arena.take<kernels::cuda::SharedRun>(lanes);
+  shared_members = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane);
+  shared_places = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane * 2);
+  own_begins = arena.take<int32_t>(lanes);
   runs = arena.take<kernels::cuda::PageTableRun>(lanes);
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
@@ -33,7 +38,8 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   pages = arena.take<int32_t>(limits.page_capacity());
 }
 
-Result<StepPacker> StepPacker::create(const StepLimits& limits, const cuda::Stream& stream) {
+Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCosts* cascade,
+                                      const cuda::Stream& stream) {
   const int64_t entries = int64_t{limits.max_slots} * limits.max_table_pages;
   if (entries > std::numeric_limits<int32_t>::max()) {
     return fail(invalid_argument(
@@ -42,6 +48,7 @@ Result<StepPacker> StepPacker::create(const StepLimits& limits, const cuda::Stre
         limits.max_slots, limits.max_table_pages));
   }
   StepPacker packer(limits, stream);
+  if (cascade != nullptr) packer.cascade_costs_ = *cascade;
   cuda::Arena measured;
   packer.device_.lay_out(measured, limits);
   packer.block_bytes_ = measured.used_bytes();
@@ -81,6 +88,7 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const StepArrays&
   }
   host.query_begin[packed.num_lanes] = packed.num_tokens;
   pack_rows(batch, host, packed);
+  pack_cascade(batch, host, packed);
   if (packed.decode && pad_for_graphs) {
     pad(graph_lanes(packed.num_lanes, limits_.max_slots), host, packed);
   }
@@ -140,6 +148,22 @@ void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
   }
 }
 
+void StepPacker::pack_cascade(const ForwardBatch& batch, const StepArrays& host,
+                              PackedStep& packed) {
+  if (!cascade_costs_) return;
+  cascade_.choose(batch, *cascade_costs_);
+  packed.cascade = !cascade_.empty();
+  if (!packed.cascade) return;
+  *host.num_shared_runs = static_cast<int32_t>(cascade_.runs().size());
+  for (size_t i = 0; i < cascade_.runs().size(); ++i) {
+    host.shared_runs[i] = cascade_.runs()[i];
+    host.shared_runs[i].page_begin = host.page_begin[cascade_.runs()[i].page_begin];
+  }
+  std::copy(cascade_.members().begin(), cascade_.members().end(), host.shared_members);
+  std::copy(cascade_.places().begin(), cascade_.places().end(), host.shared_places);
+  std::copy(cascade_.own_begins().begin(), cascade_.own_begins().end(), host.own_begins);
+}
+
 void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const {
   for (int32_t i = packed.num_lanes; i < lanes; ++i) {
     host.query_begin[i + 1] = packed.num_tokens;
@@ -150,6 +174,9 @@ void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) 
     host.row_slots[i] = -1;
     host.output_indices[i] = 0;
     host.has_mask[i] = 0;
+    host.own_begins[i] = 0;
+    std::fill_n(host.shared_places + i * kernels::cuda::kRunsOfLane * 2,
+                kernels::cuda::kRunsOfLane * 2, -1);
   }
   packed.num_lanes = packed.num_samples = lanes;
 }
@@ -179,6 +206,14 @@ Status StepPacker::update_tables() const {
 }
 
 CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) const {
+  kernels::cuda::SharedRuns shared;
+  if (packed.cascade) {
+    shared = {.num_runs = device_.num_shared_runs,
+              .runs = device_.shared_runs,
+              .members = device_.shared_members,
+              .places = device_.shared_places,
+              .own_begin = device_.own_begins};
+  }
   // Of a padded decode step the grids cover every lane; its last lanes have no tokens.
   return {.ids = device_.ids,
           .token_slots = device_.token_slots,
@@ -189,7 +224,8 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                     .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
                     .num_lanes = packed.num_lanes,
                     .num_tokens = packed.decode ? packed.num_lanes : packed.num_tokens,
-                    .max_query_tokens = packed.max_query_tokens},
+                    .max_query_tokens = packed.max_query_tokens,
+                    .shared = shared},
           .rows = packed.decode ? nullptr : device_.rows,
           .num_rows = packed.num_samples + packed.num_input_rows};
 }

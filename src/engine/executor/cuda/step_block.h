@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/status.h"
+#include "engine/executor/cuda/cascade_plan.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/page_table/cuda.h"
 #include "models/cuda/decoder.h"
@@ -25,16 +27,22 @@ struct StepLimits {
 
 // The block's parts; the same layout in pinned and in device memory. L = max_slots, T = max_tokens.
 struct StepArrays {
-  int32_t* num_runs = nullptr;                  // [1]
-  int32_t* query_begin = nullptr;               // [L + 1]
-  int32_t* prefix_len = nullptr;                // [L]
-  int32_t* page_begin = nullptr;                // [L]: into the device's tables
-  int32_t* row_slots = nullptr;                 // [L]: of the rows that are sampled; -1: padding
-  int32_t* output_indices = nullptr;            // [L]
-  uint8_t* has_mask = nullptr;                  // [L]
-  kernels::cuda::PageTableRun* runs = nullptr;  // [L]
-  int32_t* ids = nullptr;                       // [T]
-  int32_t* token_slots = nullptr;               // [T]
+  int32_t* num_runs = nullptr;        // [1]
+  int32_t* query_begin = nullptr;     // [L + 1]
+  int32_t* prefix_len = nullptr;      // [L]
+  int32_t* page_begin = nullptr;      // [L]: into the device's tables
+  int32_t* row_slots = nullptr;       // [L]: of the rows that are sampled; -1: padding
+  int32_t* output_indices = nullptr;  // [L]
+  uint8_t* has_mask = nullptr;        // [L]
+  // What lanes share; written where something is.
+  int32_t* num_shared_runs = nullptr;               // [1]
+  kernels::cuda::SharedRun* shared_runs = nullptr;  // [L]
+  int32_t* shared_members = nullptr;                // [L * kRunsOfLane]
+  int32_t* shared_places = nullptr;                 // [L * kRunsOfLane * 2]
+  int32_t* own_begins = nullptr;                    // [L]
+  kernels::cuda::PageTableRun* runs = nullptr;      // [L]
+  int32_t* ids = nullptr;                           // [T]
+  int32_t* token_slots = nullptr;                   // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
   int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row is asked for
   int32_t* pages = nullptr;    // [page_capacity]
@@ -50,14 +58,17 @@ struct PackedStep {
   int32_t num_input_rows = 0;  // rows whose input log-probabilities are wanted, after those
   int32_t max_query_tokens = 0;
   int32_t num_masked = 0;
-  bool decode = false;  // one token a lane, all sampled, no input log-probabilities: has graphs
+  bool cascade = false;  // some lanes' shared prefixes are read once for all of them
+  bool decode = false;   // one token a lane, all sampled, no input log-probabilities: has graphs
 };
 
 // Packs batches and keeps the device's page tables up to date. Not thread-safe.
 class StepPacker {
  public:
   // stream: what the steps run on; borrowed, as all.
-  static Result<StepPacker> create(const StepLimits& limits, const cuda::Stream& stream);
+  // cascade: what it costs to read shared prefixes once; null: each lane reads its own.
+  static Result<StepPacker> create(const StepLimits& limits, const CascadeCosts* cascade,
+                                   const cuda::Stream& stream);
 
   // The smallest number of lanes with a graph that holds `lanes`.
   static int32_t graph_lanes(int32_t lanes, int32_t max_slots);
@@ -84,6 +95,7 @@ class StepPacker {
   void pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index, const StepArrays& host,
                  PackedStep& packed) const;
   void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
+  void pack_cascade(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed);
   void pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const;
   // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
   // prefixes are longer than a block holds.
@@ -91,6 +103,8 @@ class StepPacker {
   Status copy_block(const StepArrays& host) const;
 
   StepLimits limits_;
+  std::optional<CascadeCosts> cascade_costs_;
+  CascadePlan cascade_;
   const cuda::Stream* stream_;
   cuda::DeviceBuffer block_, tables_;
   StepArrays device_;

@@ -1,0 +1,72 @@
+#include "engine/executor/cuda/cascade_plan.h"
+
+#include <algorithm>
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kBytesPerStep = 18 << 20;
+
+constexpr auto kLevels = static_cast<size_t>(kernels::cuda::kRunsOfLane);
+
+}  // namespace
+
+CascadeCosts CascadeCosts::of(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
+  const int64_t token_bytes = int64_t{4} * head_dim * num_kv_heads;
+  const int64_t part_bytes = int64_t{8} * head_dim * num_heads;
+  return {.tokens_per_part = (part_bytes + token_bytes - 1) / token_bytes,
+          .tokens_per_step = kBytesPerStep / token_bytes};
+}
+
+void CascadePlan::clear(size_t num_lanes) {
+  runs_.clear();
+  members_.clear();
+  places_.assign(num_lanes * kLevels * 2, -1);
+  own_begins_.assign(num_lanes, 0);
+  saved_tokens_ = 0;
+}
+
+void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
+  clear(batch.shared_prefixes.empty() ? 0 : batch.lanes.size());
+  choices_.clear();
+  for (const SharedPrefix& prefix : batch.shared_prefixes) {
+    Choice choice;
+    if (prefix.parent >= 0) {
+      const Choice& above = choices_[static_cast<size_t>(prefix.parent)];
+      choice.begin = above.chosen ? prefix.begin : above.begin;
+      choice.depth = above.depth;
+    }
+    const int64_t saved = int64_t{prefix.num_lanes - 1} * (prefix.end - choice.begin) -
+                          prefix.num_lanes * costs.tokens_per_part;
+    choice.chosen = saved > 0 && choice.depth < kernels::cuda::kRunsOfLane;
+    if (choice.chosen) {
+      ++choice.depth;
+      saved_tokens_ += saved;
+    }
+    choices_.push_back(choice);
+  }
+  if (saved_tokens_ <= costs.tokens_per_step) return clear(0);
+  for (size_t i = 0; i < choices_.size(); ++i)
+    if (choices_[i].chosen) add_run(batch, batch.shared_prefixes[i], choices_[i]);
+}
+
+void CascadePlan::add_run(const ForwardBatch& batch, const SharedPrefix& prefix,
+                          const Choice& choice) {
+  const auto lanes = batch.shared_lanes.begin() + prefix.first_lane;
+  const auto run = static_cast<int32_t>(runs_.size());
+  runs_.push_back({.begin = choice.begin,
+                   .end = prefix.end,
+                   .page_begin = *lanes,
+                   .first_member = static_cast<int32_t>(members_.size()),
+                   .num_members = prefix.num_lanes});
+  for (int32_t i = 0; i < prefix.num_lanes; ++i) {
+    const auto lane = static_cast<size_t>(lanes[i]);
+    const size_t place = (lane * kLevels + static_cast<size_t>(choice.depth - 1)) * 2;
+    places_[place] = run;
+    places_[place + 1] = i;
+    own_begins_[lane] = prefix.end;
+    members_.push_back(lanes[i]);
+  }
+}
+
+}  // namespace espalier

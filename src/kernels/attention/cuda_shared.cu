@@ -1,0 +1,257 @@
+// Attention of decode lanes over the runs of positions that they share: keys and values are read
+// once for all lanes of a run, whose queries (members x group) are the rows of one product.
+//
+// Bytes: 4 x head_dim x kv_heads a position in bfloat16, once for each tile of up to 128 rows (the
+// tiles of a run follow each other closely, so all but the first read from the second-level cache);
+// and each row's partial result, 4 x head_dim, once out and once in. Operations: 4 x head_dim a row
+// and position, so 64 rows (16 members, groups of 4) ask 300 TFLOP/s for each 4.65 TB/s: memory
+// decides up to about 128 rows, the tensor cores beyond.
+//
+// One block on each multiprocessor takes an equal piece of the line of units (cuda_plan.h). One
+// warp group brings, two multiply: 64 rows each of all positions where a tile has more than 64
+// rows, else the same rows of half the positions each, put together at the end. Copies run on
+// through the ends of items.
+#include "kernels/attention/cuda_rows.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+template <int DIM>
+struct Shared {
+  bf16 q[kTileRows * DIM];  // each 64-row half by itself
+  Ring<DIM> ring;
+  float state[4][kWarpGroup];  // one group's largest and sum, for the other
+};
+
+// A place in the line of units.
+struct Cursor {
+  const AttentionArgs& args;
+  int unit, unit_end;
+  int index, index_unit;  // of the run, and its first unit
+  SharedRun run;
+  int per_tile, blocks, tiles;  // members of a tile; units of an item, items of a kv head
+  int kv_head, tile, block;
+
+  __device__ Cursor(const AttentionArgs& a, const SharedStart& start)
+      : args(a),
+        unit(start.unit),
+        unit_end(start.unit_end),
+        index(start.run),
+        index_unit(start.run_unit),
+        per_tile(kTileRows / (a.shape.num_heads / a.shape.num_kv_heads)) {
+    load_run();
+    const int done = unit - index_unit;
+    kv_head = done / (blocks * tiles);
+    tile = done / blocks % tiles;
+    block = done % blocks;
+  }
+  __device__ void load_run() {
+    run = args.lanes.shared.runs[index];
+    blocks = (run.end - run.begin + kSharedBlock - 1) / kSharedBlock;
+    tiles = (run.num_members + per_tile - 1) / per_tile;
+  }
+  // REQUIRES that the item has so many blocks left.
+  __device__ void advance(int count) {
+    unit += count;
+    block += count;
+    if (block < blocks) return;
+    block = 0;
+    if (++tile < tiles) return;
+    tile = 0;
+    if (++kv_head < args.shape.num_kv_heads) return;
+    kv_head = 0;
+    index_unit += blocks * tiles * args.shape.num_kv_heads;
+    ++index;
+    if (unit < unit_end) load_run();
+  }
+};
+
+template <int DIM>
+__device__ void load_queries(const AttentionArgs& args, const Cursor& at, int rows, bf16* q) {
+  constexpr int kEights = DIM / 8;
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  const int32_t* members = args.lanes.shared.members + at.run.first_member + at.tile * at.per_tile;
+  const int thread = static_cast<int>(threadIdx.x) - kWarpGroup;
+  const int all = rows > 64 ? kTileRows : 64;
+#pragma unroll 4
+  for (int i = thread; i < all * kEights; i += 2 * kWarpGroup) {
+    const int row = i / kEights, column = i % kEights * 8;
+    uint4 value{};
+    if (row < rows) {
+      const int token = args.lanes.query_begin[members[row / group]];
+      value =
+          *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) + token * args.q_stride +
+                                          int64_t{at.kv_head * group + row % group} * DIM + column);
+    }
+    *reinterpret_cast<uint4*>(q + row / 64 * 64 * DIM + swizzled(row % 64, column, 64)) = value;
+  }
+}
+
+// Where the rows of a part go.
+struct PartRows {
+  int64_t first;
+  int group, stride;  // row r: first + r / group * stride + r % group
+  __device__ int64_t at(int row) const { return first + row / group * stride + row % group; }
+};
+
+__device__ PartRows part_rows(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
+                              int unit_begin) {
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  if (at.block > 0 && at.unit == unit_begin)  // continues what the block before began
+    return {plan.continued_rows + int64_t{blockIdx.x} * kTileRows, group, group};
+  const int64_t member = at.run.first_member + at.tile * at.per_tile;
+  return {(member * args.shape.num_kv_heads + at.kv_head) * group, group, args.shape.num_heads};
+}
+
+template <int DIM, int KEYS>
+__device__ void write_part(const PlanView& plan, const PartRows& to, int rows, int first_row,
+                           const Rows<DIM, KEYS>& from) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpGroup, lane = thread % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + thread / 32 * 16 + half * 8 + lane / 4;
+    const float sum = quad_sum(from.sum[half]);
+    if (row >= rows) continue;
+    const int64_t at = to.at(row);
+    float* out = plan.shared_out + at * DIM + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+      *reinterpret_cast<float2*>(out + i * 8) =
+          make_float2(from.out[i * 4 + half * 2], from.out[i * 4 + half * 2 + 1]);
+    if (lane % 4 == 0) plan.shared_sum[at] = make_float2(from.largest[half], sum);
+  }
+}
+
+// What a group's rows see of a run's positions from `begin` on: all that there is.
+template <int KEYS>
+__device__ __forceinline__ Seen seen_of(const SharedRun& run, int begin) {
+  const int last = run.end - 1;
+  return {begin, begin + KEYS <= run.end, {0, 0}, {last, last}};
+}
+
+// Up to 64 rows: each group has half of each block's positions. The second hands its sums to the
+// first, thread by thread, in two halves, through what a larger tile has its other queries in.
+template <int DIM>
+__device__ void attend_few(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
+                           const PartRows& to, int rows_used, int first, int blocks,
+                           Shared<DIM>& shared) {
+  const int half = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
+  Rows<DIM, kRingKeys / 2> rows;
+  const int begin = at.run.begin + at.block * kRingKeys + half * (kRingKeys / 2);
+  const SharedRun run = at.run;
+  rows.template run<false>(
+      args, shared.ring, shared.q, first, blocks, half * (kRingKeys / 2), half,
+      [&](int j) { return seen_of<kRingKeys / 2>(run, begin + j * kRingKeys); });
+  auto* exchange = reinterpret_cast<float*>(shared.q + 64 * DIM) + thread;
+  constexpr int kAtOnce = DIM / 4;
+  float keep[2] = {1, 1}, take[2] = {0, 0};
+  if (half == 1) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shared.state[i][thread] = rows.largest[i];
+      shared.state[2 + i][thread] = rows.sum[i];
+    }
+  }
+#pragma unroll
+  for (int round = 0; round < 2; ++round) {
+    if (half == 1) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) exchange[i * kWarpGroup] = rows.out[round * kAtOnce + i];
+    }
+    part_sync(kMultiplyBarrier, 2 * kWarpGroup);
+    if (half == 0) {
+      if (round == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float other = shared.state[i][thread], best = fmaxf(rows.largest[i], other);
+          keep[i] = exp2f(rows.largest[i] - best);
+          take[i] = exp2f(other - best);
+          rows.largest[i] = best;
+          rows.sum[i] = rows.sum[i] * keep[i] + shared.state[2 + i][thread] * take[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        float& out = rows.out[round * kAtOnce + i];
+        out = out * keep[i / 2 % 2] + exchange[i * kWarpGroup] * take[i / 2 % 2];
+      }
+    }
+    if (round == 0) part_sync(kMultiplyBarrier, 2 * kWarpGroup);
+  }
+  if (half == 0) write_part(plan, to, rows_used, 0, rows);
+}
+
+template <int DIM>
+__device__ void attend_many(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
+                            const PartRows& to, int rows_used, int first, int blocks,
+                            Shared<DIM>& shared) {
+  const int half = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  Rows<DIM, kRingKeys> rows;
+  const int begin = at.run.begin + at.block * kRingKeys;
+  const SharedRun run = at.run;
+  rows.template run<false>(args, shared.ring, shared.q + half * 64 * DIM, first, blocks, 0, half,
+                           [&](int j) { return seen_of<kRingKeys>(run, begin + j * kRingKeys); });
+  write_part(plan, to, rows_used, half * 64, rows);
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(kRingThreads, 1)
+    shared_kernel(const AttentionArgs args, const PlanView plan) {
+  extern __shared__ char raw[];
+  auto& shared =
+      *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  release_next();
+  wait_for_previous();
+  const SharedStart start = plan.shared_starts[blockIdx.x];
+  if (start.unit >= start.unit_end) return;
+  if (threadIdx.x == 0) shared.ring.init();
+  __syncthreads();
+  Cursor at(args, start);
+  if (threadIdx.x < kWarpGroup) {
+    give_registers<56>();
+    bring<DIM>(args.kv, shared.ring, start.unit_end - start.unit, [&] {
+      const BlockPlace place{args.lanes.page_tables + at.run.page_begin,
+                             at.run.begin + at.block * kRingKeys, at.run.end, at.kv_head};
+      at.advance(1);
+      return place;
+    });
+  } else {
+    take_registers<224>();
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    while (at.unit < at.unit_end) {
+      const int blocks = min(at.blocks - at.block, at.unit_end - at.unit);
+      const int rows = min(at.per_tile, at.run.num_members - at.tile * at.per_tile) * group;
+      const int first = at.unit - start.unit;
+      part_sync(kMultiplyBarrier, 2 * kWarpGroup);  // the last item's queries are done with
+      load_queries<DIM>(args, at, rows, shared.q);
+      fence_async();
+      part_sync(kMultiplyBarrier, 2 * kWarpGroup);
+      const PartRows to = part_rows(args, plan, at, start.unit);
+      if (rows > 64)
+        attend_many<DIM>(args, plan, at, to, rows, first, blocks, shared);
+      else
+        attend_few<DIM>(args, plan, at, to, rows, first, blocks, shared);
+      at.advance(blocks);
+    }
+  }
+}
+
+template <int DIM>
+Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
+  constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
+  ESP_RETURN_IF_ERROR(allow_shared("attention", shared_kernel<DIM>, kBytes));
+  return launch_kernel("attention", shared_kernel<DIM>,
+                       dim3(static_cast<unsigned>(plan.shared_blocks)), kRingThreads, kBytes,
+                       launch, args, plan);
+}
+
+}  // namespace
+
+Status attention_shared(const AttentionArgs& args, const PlanView& plan,
+                        const LaunchOptions& launch) {
+  return args.shape.head_dim == 64 ? start<64>(args, plan, launch) : start<128>(args, plan, launch);
+}
+
+}  // namespace espalier::kernels::cuda
