@@ -89,7 +89,7 @@ __device__ void write(const AttentionArgs& args, const Tile& tile, const Rows<DI
   }
 }
 
-template <int DIM, bool TURNS>
+template <int DIM, bool SOFTCAP>
 __global__ void __launch_bounds__(kRingThreads, 1)
     hopper_kernel(const AttentionArgs args, const PlanView plan) {
   extern __shared__ char raw[];
@@ -128,20 +128,20 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     take_registers<232>();
     const int half = warp_group - 1;
     Rows<DIM, kRingKeys> rows;
-    rows.template run<TURNS>(args, shared.ring, shared.q + half * 64 * DIM, 0, tile.blocks, 0, half,
-                             [&](int j) { return seen_of(args, tile, half, j); });
+    rows.template run<true, SOFTCAP>(args, shared.ring, shared.q + half * 64 * DIM, 0, tile.blocks,
+                                     0, half, [&](int j) { return seen_of(args, tile, half, j); });
     write<DIM>(args, tile, rows, half);
   }
 }
 
-template <int DIM, bool TURNS>
+template <int DIM, bool SOFTCAP>
 Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int tiles = args.lanes.num_tokens / tokens_per_tile(group) + args.lanes.num_lanes;
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
-  ESP_RETURN_IF_ERROR(allow_shared("attention", hopper_kernel<DIM, TURNS>, kBytes));
+  ESP_RETURN_IF_ERROR(allow_shared("attention", hopper_kernel<DIM, SOFTCAP>, kBytes));
   return launch_kernel(
-      "attention", hopper_kernel<DIM, TURNS>,
+      "attention", hopper_kernel<DIM, SOFTCAP>,
       dim3(static_cast<unsigned>(args.shape.num_kv_heads), static_cast<unsigned>(tiles)),
       kRingThreads, kBytes, launch, args, plan);
 }
@@ -150,9 +150,11 @@ Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOption
 
 Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
                         const LaunchOptions& launch) {
-  return args.shape.head_dim == 64 ? start<64, true>(args, plan, launch)
-         : getenv("ESP_NOTURNS")   ? start<128, false>(args, plan, launch)
-                                   : start<128, true>(args, plan, launch);
+  if (args.softcap > 0)
+    return args.shape.head_dim == 64 ? start<64, true>(args, plan, launch)
+                                     : start<128, true>(args, plan, launch);
+  return args.shape.head_dim == 64 ? start<64, false>(args, plan, launch)
+                                   : start<128, false>(args, plan, launch);
 }
 
 }  // namespace espalier::kernels::cuda

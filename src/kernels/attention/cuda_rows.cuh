@@ -29,7 +29,6 @@ template <int DIM>
 struct Ring {
   bf16 k[kKeyStages][kRingKeys * DIM];
   bf16 v[kValueStages][kRingKeys * DIM];
-  int64_t offsets[3][kRingKeys];
   Barrier k_full[kKeyStages], k_empty[kKeyStages], v_full[kValueStages], v_empty[kValueStages];
 
   // By one thread, before the block's first barrier.
@@ -48,50 +47,73 @@ struct BlockPlace {
   int begin, end, kv_head;
 };
 
-// The warp group that brings `blocks` blocks; next() names them one after the other.
+// The warp group that brings `blocks` blocks; next() names them one after the other. Each warp
+// looks up and copies 32 positions of a block, a lane one of them, and needs nobody else: offsets
+// go from lane to lane in registers. (From shared memory each copy waited for its offset's load,
+// behind the copies before it: 2.4 TB/s from memory where this reaches TODO.)
 template <int DIM, typename Next>
 __device__ __forceinline__ void bring(const KvPlanes& kv, Ring<DIM>& ring, int blocks,
                                       Next&& next) {
-  constexpr int kEights = DIM / 8, kRowsAtOnce = kWarpGroup / kEights;
+  constexpr int kEights = DIM / 8, kRowsAtOnce = 32 / kEights, kCopies = 32 / kRowsAtOnce;
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
-  const int row0 = thread / kEights, at = thread % kEights * 8;
-  // The swizzle depends on row % 8 alone, which steps of kRowsAtOnce (8 or 16) keep.
-  const int to0 = swizzled(row0, at, kRingKeys);
+  const int lane = thread % 32, first_row = thread / 32 * 32;
+  const int row0 = lane / kEights, at = lane % kEights * 8;
   const auto position_of = [&](const BlockPlace& place) {  // that this thread looks up
     return min(place.begin + thread, place.end - 1);
   };
-  const auto copy = [&](bf16* to, const void* plane, int block, int known) {
-    const int64_t* offsets = ring.offsets[block % 3];
-#pragma unroll 4
-    for (int row = row0; row < kRingKeys; row += kRowsAtOnce)
-      copy_async(to + to0 + (row - row0) * 64, static_cast<const bf16*>(plane) + offsets[row] + at,
-                 row < known);
+  // In units of 16 bytes: 32 bits reach 64 GiB.
+  const auto offset_of = [&](const BlockPlace& place, int page) {
+    return static_cast<uint32_t>(kv_offset(kv, page, position_of(place), place.kv_head) / 8);
+  };
+  // Copy i goes to row first_row + i * kRowsAtOnce + row0; the swizzle repeats every eight rows.
+  constexpr int kPeriod = 8 / kRowsAtOnce;
+  uint32_t places[kPeriod];  // bytes from a piece's start
+#pragma unroll
+  for (int i = 0; i < kPeriod; ++i)
+    places[i] =
+        2u * static_cast<uint32_t>(swizzled(first_row + i * kRowsAtOnce + row0, at, kRingKeys));
+  const auto copy = [&](bf16* piece, const void* plane, uint32_t offset, int known) {
+    const uint32_t to = shared_address(piece);
+    const bf16* from = static_cast<const bf16*>(plane) + at;
+    const int left = known - first_row - row0;
+#pragma unroll
+    for (int i = 0; i < kCopies; i += 8) {
+      uint32_t offsets[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        offsets[j] = __shfl_sync(~0u, offset, (i + j) * kRowsAtOnce + row0);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        copy_async(to + places[j % kPeriod] +
+                       static_cast<uint32_t>((i + j) / kPeriod * kPeriod * kRowsAtOnce * 128),
+                   from + uint64_t{offsets[j]} * 8, (i + j) * kRowsAtOnce < left);
+    }
   };
   BlockPlace now = next(), after = now;
   int page = kv_page(kv, now.pages, position_of(now));
+  uint32_t offset = 0;
   const auto keys = [&](int block) {
-    // The buffer was last read for the values of block - 3, a barrier ago.
-    ring.offsets[block % 3][thread] = kv_offset(kv, page, position_of(now), now.kv_head);
-    part_sync(kBringBarrier, kWarpGroup);
+    offset = offset_of(now, page);
     if (block + 1 < blocks) {
       after = next();
       page = kv_page(kv, after.pages, position_of(after));
     }
     const int stage = block % kKeyStages;
     barrier_wait(ring.k_empty[stage], (block / kKeyStages & 1) ^ 1);
-    copy(ring.k[stage], kv.k, block, now.end - now.begin);
+    copy(ring.k[stage], kv.k, offset, now.end - now.begin);
     barrier_arrive_after_copies(ring.k_full[stage]);
   };
   keys(0);
   for (int block = 0; block < blocks; ++block) {
     const int known = now.end - now.begin;
+    const uint32_t value_offset = offset;
     if (block + 1 < blocks) {
       now = after;
       keys(block + 1);
     }
     const int stage = block % kValueStages;
     barrier_wait(ring.v_empty[stage], (block / kValueStages & 1) ^ 1);
-    copy(ring.v[stage], kv.v, block, known);
+    copy(ring.v[stage], kv.v, value_offset, known);
     barrier_arrive_after_copies(ring.v_full[stage]);
   }
 }
@@ -114,7 +136,7 @@ struct Rows {
   // Blocks [first, first + blocks) of the ring, from row `key` of each piece on. seen(j) tells of
   // the j-th. q: [64, DIM]. With `turns` the two groups of the block take turns at starting their
   // products, so that one's softmax runs beside the other's products: turn 0 begins.
-  template <bool TURNS, typename SeenOf>
+  template <bool TURNS, bool SOFTCAP, typename SeenOf>
   __device__ __forceinline__ void run(const AttentionArgs& args, Ring<DIM>& ring, const bf16* q,
                                       int first, int blocks, int key, int turn, SeenOf&& seen) {
 #pragma unroll
@@ -130,7 +152,7 @@ struct Rows {
     wgmma_wait<0>();
     pin(scores);
     release(ring.k_empty[first % kKeyStages]);
-    softmax(args, seen(0), keep);
+    softmax<SOFTCAP>(args, seen(0), keep);
     to_weights();
     for (int j = 0; j + 1 < blocks; ++j) {
       const int block = first + j;
@@ -143,7 +165,7 @@ struct Rows {
       wgmma_wait<1>();
       pin(scores);
       release(ring.k_empty[(block + 1) % kKeyStages]);
-      softmax(args, seen(j + 1), keep);
+      softmax<SOFTCAP>(args, seen(j + 1), keep);
       wgmma_wait<0>();
       pin(out);
       release(ring.v_empty[block % kValueStages]);
@@ -194,13 +216,14 @@ struct Rows {
 
   // Scores become weights (still as floats), largest and sum move on; keep: what is left of the
   // sums before.
+  template <bool SOFTCAP>
   __device__ void softmax(const AttentionArgs& args, const Seen& seen, float (&keep)[2]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float scale = args.scale * kLog2E;
-    if (args.softcap > 0) {
+    if (SOFTCAP) {
 #pragma unroll
       for (float& score : scores)
-        score = args.softcap * tanhf(score * args.scale / args.softcap) / args.scale;
+        score = softcapped(score * args.scale, args.softcap) * __fdividef(1.0f, args.scale);
     }
     if (!seen.whole) {
 #pragma unroll

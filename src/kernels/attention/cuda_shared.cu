@@ -132,7 +132,7 @@ __device__ __forceinline__ Seen seen_of(const SharedRun& run, int begin) {
 
 // Up to 64 rows: each group has half of each block's positions. The second hands its sums to the
 // first, thread by thread, in two halves, through what a larger tile has its other queries in.
-template <int DIM>
+template <int DIM, bool SOFTCAP>
 __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
                            const PartRows& to, int rows_used, int first, int blocks,
                            Shared<DIM>& shared) {
@@ -141,7 +141,7 @@ __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, cons
   Rows<DIM, kRingKeys / 2> rows;
   const int begin = at.run.begin + at.block * kRingKeys + half * (kRingKeys / 2);
   const SharedRun run = at.run;
-  rows.template run<false>(
+  rows.template run<false, SOFTCAP>(
       args, shared.ring, shared.q, first, blocks, half * (kRingKeys / 2), half,
       [&](int j) { return seen_of<kRingKeys / 2>(run, begin + j * kRingKeys); });
   auto* exchange = reinterpret_cast<float*>(shared.q + 64 * DIM) + thread;
@@ -183,7 +183,7 @@ __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, cons
   if (half == 0) write_part(plan, to, rows_used, 0, rows);
 }
 
-template <int DIM>
+template <int DIM, bool SOFTCAP>
 __device__ void attend_many(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
                             const PartRows& to, int rows_used, int first, int blocks,
                             Shared<DIM>& shared) {
@@ -191,12 +191,13 @@ __device__ void attend_many(const AttentionArgs& args, const PlanView& plan, con
   Rows<DIM, kRingKeys> rows;
   const int begin = at.run.begin + at.block * kRingKeys;
   const SharedRun run = at.run;
-  rows.template run<false>(args, shared.ring, shared.q + half * 64 * DIM, first, blocks, 0, half,
-                           [&](int j) { return seen_of<kRingKeys>(run, begin + j * kRingKeys); });
+  rows.template run<false, SOFTCAP>(
+      args, shared.ring, shared.q + half * 64 * DIM, first, blocks, 0, half,
+      [&](int j) { return seen_of<kRingKeys>(run, begin + j * kRingKeys); });
   write_part(plan, to, rows_used, half * 64, rows);
 }
 
-template <int DIM>
+template <int DIM, bool SOFTCAP>
 __global__ void __launch_bounds__(kRingThreads, 1)
     shared_kernel(const AttentionArgs args, const PlanView plan) {
   extern __shared__ char raw[];
@@ -230,19 +231,19 @@ __global__ void __launch_bounds__(kRingThreads, 1)
       part_sync(kMultiplyBarrier, 2 * kWarpGroup);
       const PartRows to = part_rows(args, plan, at, start.unit);
       if (rows > 64)
-        attend_many<DIM>(args, plan, at, to, rows, first, blocks, shared);
+        attend_many<DIM, SOFTCAP>(args, plan, at, to, rows, first, blocks, shared);
       else
-        attend_few<DIM>(args, plan, at, to, rows, first, blocks, shared);
+        attend_few<DIM, SOFTCAP>(args, plan, at, to, rows, first, blocks, shared);
       at.advance(blocks);
     }
   }
 }
 
-template <int DIM>
+template <int DIM, bool SOFTCAP>
 Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
-  ESP_RETURN_IF_ERROR(allow_shared("attention", shared_kernel<DIM>, kBytes));
-  return launch_kernel("attention", shared_kernel<DIM>,
+  ESP_RETURN_IF_ERROR(allow_shared("attention", shared_kernel<DIM, SOFTCAP>, kBytes));
+  return launch_kernel("attention", shared_kernel<DIM, SOFTCAP>,
                        dim3(static_cast<unsigned>(plan.shared_blocks)), kRingThreads, kBytes,
                        launch, args, plan);
 }
@@ -251,7 +252,11 @@ Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOption
 
 Status attention_shared(const AttentionArgs& args, const PlanView& plan,
                         const LaunchOptions& launch) {
-  return args.shape.head_dim == 64 ? start<64>(args, plan, launch) : start<128>(args, plan, launch);
+  if (args.softcap > 0)
+    return args.shape.head_dim == 64 ? start<64, true>(args, plan, launch)
+                                     : start<128, true>(args, plan, launch);
+  return args.shape.head_dim == 64 ? start<64, false>(args, plan, launch)
+                                   : start<128, false>(args, plan, launch);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -20,10 +20,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 // 16 bytes; zeros where not `known` (from must still be a valid address).
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool known) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-               "l"(from), "r"(known ? 16 : 0)
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool known) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(known ? 16 : 0)
                : "memory");
+}
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool known) {
+  copy_async(shared_address(to), from, known);
 }
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -69,9 +72,13 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(~0u, value, 2);
 }
 
+// cap * tanh(value / cap), to a few 1e-7 of cap, without a branch.
+__device__ __forceinline__ float softcapped(float value, float cap) {
+  return cap - __fdividef(2 * cap, exp2_fast(value * __fdividef(2 * kLog2E, cap)) + 1);
+}
 // A raw product becomes a score in base 2.
 __device__ __forceinline__ float to_score(float product, float scale, float softcap) {
-  if (softcap > 0) return softcap * tanhf(product * scale / softcap) * kLog2E;
+  if (softcap > 0) return softcapped(product * scale, softcap) * kLog2E;
   return product * scale * kLog2E;
 }
 
