@@ -79,7 +79,9 @@ __device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, 
   const LaneArrays& lanes = args.lanes;
   start.unit = unit;
   if (unit < start.lane_unit + start.blocks * args.shape.num_kv_heads) return;
-  start.lane = lane_with(plan.unit_begin, lanes.num_lanes, unit);
+  do {  // lanes without units have none between
+    ++start.lane;
+  } while (plan.unit_begin[start.lane + 1] <= unit);
   start.lane_unit = plan.unit_begin[start.lane];
   start.blocks = (plan.unit_begin[start.lane + 1] - start.lane_unit) / args.shape.num_kv_heads;
   start.query_begin = lanes.query_begin[start.lane];
@@ -165,7 +167,8 @@ struct SharedPart {
   }
 };
 
-// One warp's walk over its steps of a segment.
+// One warp's walk over its steps of a segment. `meanwhile` is done by the whole block while the first
+// keys are on their way.
 template <int DIM>
 struct Walk {
   float out[DIM / 8][4];
@@ -208,13 +211,16 @@ struct Walk {
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) fetch(i, page_of(i));
-    int next_page = page_of(kStages - 1);
+    // Two steps early: under load a page's number takes longer to come than a step.
+    int next_page = page_of(kStages - 1), page_after = page_of(kStages);
     meanwhile();
+    __syncthreads();
     for (int i = 0; i < mine; ++i) {
       copy_wait<kStages - 2>();
       __syncwarp();
       fetch(i + kStages - 1, next_page);
-      next_page = page_of(i + kStages);
+      next_page = page_after;
+      page_after = page_of(i + kStages + 1);
       take(args, s, shared, shared.stages[warp][i % kStages], step_begin(i));
       __syncwarp();
     }
@@ -414,11 +420,12 @@ __global__ void __launch_bounds__(kThreads)
   SplitStart start = plan.starts[blockIdx.x];
   while (start.unit < start.unit_end) {
     const Segment s = segment_of(args, start);
-    load_queries(args, s, shared);
-    __syncthreads();
     Walk<DIM> walk;
     SharedPart<DIM> all;
-    walk.run(args, s, shared, [&] { all.read(args, plan, s); });
+    walk.run(args, s, shared, [&] {
+      load_queries(args, s, shared);
+      all.read(args, plan, s);
+    });
     finish_segment(args, plan, s, walk, all, shared, start.chunk);
     __syncthreads();
     if (s.unit_end >= start.unit_end) return;
