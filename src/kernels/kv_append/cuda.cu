@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxDim = 256;
+constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 
 template <typename T>
 struct HeadWork {
@@ -110,6 +111,78 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
   }
 }
 
+// The same for whole bfloat16 heads of DIM whose halves rotate against each other: one block for a
+// token, so its angles are made once; a thread has eight elements of either half, 16 bytes each.
+template <int DIM>
+__global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendArgs args) {
+  constexpr int kLanes = DIM / 16;  // threads of a head
+  __shared__ __align__(16) float cosine[DIM / 2], sine[DIM / 2];
+  release_next();
+  wait_for_previous();
+  const int64_t token = blockIdx.x;
+  if (static_cast<int>(threadIdx.x) < DIM / 2) {
+    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[threadIdx.x];
+    float s, c;
+    sincosf(angle, &s, &c);
+    cosine[threadIdx.x] = c * args.attention_factor;
+    sine[threadIdx.x] = s * args.attention_factor;
+  }
+  const int64_t kv_row = args.kv_rows == nullptr ? -1 : args.kv_rows[token];
+  const int all = (args.num_heads + 2 * args.kv.num_kv_heads) * kLanes;
+  __syncthreads();
+  for (int first = 0; first < all; first += kRowThreads) {
+    const int index = first + static_cast<int>(threadIdx.x), at = index % kLanes * 8;
+    HeadWork<bf16> work;
+    if (index < all) work = head_work<bf16>(args, token, index / kLanes, kv_row);
+    float a[8] = {}, b[8] = {};
+    if (work.from != nullptr) {
+      load8(work.from + at, a);
+      load8(work.from + DIM / 2 + at, b);
+    }
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += a[i] * a[i] + b[i] * b[i];
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (work.from == nullptr) continue;
+    if (work.norm != nullptr) {
+      const float scale = 1.0f / sqrtf(sum / static_cast<float>(DIM) + args.epsilon);
+      float norm_a[8], norm_b[8];
+      load8(work.norm + at, norm_a);
+      load8(work.norm + DIM / 2 + at, norm_b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        a[i] = to_float(from_float<bf16>(a[i] * scale * norm_a[i]));
+        b[i] = to_float(from_float<bf16>(b[i] * scale * norm_b[i]));
+      }
+    }
+    if (work.rotate) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float c = cosine[at + i], s = sine[at + i], x = a[i];
+        a[i] = x * c - b[i] * s;
+        b[i] = b[i] * c + x * s;
+      }
+    }
+    bf16* to = work.to != nullptr ? work.to : static_cast<bf16*>(work.kv_to);
+    store8(to + at, a);
+    store8(to + DIM / 2 + at, b);
+  }
+}
+
+// Whether the kernel of whole rows takes it: 16-byte rows, all of each head rotated.
+bool whole_rows(const QkRopeAppendArgs& args) {
+  const KvPlanes& kv = args.kv;
+  const int dim = kv.head_dim;
+  return args.type == DType::kBFloat16 && kv.type == DType::kBFloat16 &&
+         args.frequencies != nullptr && args.rotary_dim == dim && !args.interleaved &&
+         (dim == 64 || dim == 128 || dim == 256) && args.q_stride % 8 == 0 &&
+         args.k_stride % 8 == 0 && args.v_stride % 8 == 0 && kv.page_stride % 8 == 0 &&
+         kv.token_stride % 8 == 0 && kv.head_stride % 8 == 0 && aligned(args.q, 16) &&
+         aligned(args.k, 16) && aligned(args.v, 16) && aligned(kv.k, 16) && aligned(kv.v, 16) &&
+         aligned(args.q_norm, 16) && aligned(args.k_norm, 16);
+}
+
 }  // namespace
 
 Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch) {
@@ -127,6 +200,13 @@ Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch)
     return invalid_argument("qk_rope_append: {} tokens, {} heads, {} kv heads, pages of {}",
                             args.tokens, args.num_heads, kv.num_kv_heads, kv.page_size);
   if (args.tokens == 0) return {};
+  if (whole_rows(args)) {
+    const auto kernel = kv.head_dim == 64    ? qk_rope_append_rows<64>
+                        : kv.head_dim == 128 ? qk_rope_append_rows<128>
+                                             : qk_rope_append_rows<256>;
+    return launch_kernel("qk_rope_append", kernel, dim3(static_cast<unsigned>(args.tokens)),
+                         kRowThreads, 0, launch, args);
+  }
   const int heads = args.num_heads + 2 * kv.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(args.tokens),
                   static_cast<unsigned>((heads + kWarps - 1) / kWarps));
