@@ -106,13 +106,15 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   constexpr int kEights = DIM / 8;
   for (int i = threadIdx.x; i < kTileRows * kEights; i += kRingThreads) {
     const int row = i / kEights, at = i % kEights * 8;
-    uint4 value{};
-    if (row < tile.tokens * group)
-      value = *reinterpret_cast<const uint4*>(
-          static_cast<const bf16*>(args.q) + (tile.query_begin + row / group) * args.q_stride +
-          int64_t{tile.kv_head * group + row % group} * DIM + at);
-    *reinterpret_cast<uint4*>(shared.q + row / 64 * 64 * DIM + swizzled(row % 64, at, 64)) = value;
+    const bool known = row < tile.tokens * group;
+    const bf16* from = static_cast<const bf16*>(args.q);
+    if (known)
+      from += (tile.query_begin + row / group) * args.q_stride +
+              int64_t{tile.kv_head * group + row % group} * DIM + at;
+    copy_async(shared.q + row / 64 * 64 * DIM + swizzled(row % 64, at, 64), from, known);
   }
+  copy_commit();
+  copy_wait<0>();
   fence_async();
   __syncthreads();
   const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup;

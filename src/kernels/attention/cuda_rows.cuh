@@ -20,7 +20,7 @@
 namespace espalier::kernels::cuda {
 
 constexpr int kRingKeys = 128;  // positions of a piece
-constexpr int kKeyStages = 3, kValueStages = 2;
+constexpr int kKeyStages = 3, kValueStages = 3;
 constexpr int kWarpGroup = 128;               // threads
 constexpr int kRingThreads = 3 * kWarpGroup;  // of a block: one group brings, two multiply
 constexpr int kBringBarrier = 1, kTurnBarrier = 2, kMultiplyBarrier = 4;
@@ -89,15 +89,21 @@ __device__ __forceinline__ void bring(const KvPlanes& kv, Ring<DIM>& ring, int b
                    from + uint64_t{offsets[j]} * 8, (i + j) * kRowsAtOnce < left);
     }
   };
-  BlockPlace now = next(), after = now;
-  int page = kv_page(kv, now.pages, position_of(now));
+  // Pages are read two blocks early: under load that takes longer than a block.
+  BlockPlace now = next(), after = now, later = now;
+  int page = kv_page(kv, now.pages, position_of(now)), page_after = 0;
+  const auto look_ahead = [&](int block) {
+    if (block >= blocks) return;
+    later = next();
+    page_after = kv_page(kv, later.pages, position_of(later));
+  };
+  look_ahead(1);
   uint32_t offset = 0;
   const auto keys = [&](int block) {
     offset = offset_of(now, page);
-    if (block + 1 < blocks) {
-      after = next();
-      page = kv_page(kv, after.pages, position_of(after));
-    }
+    after = later;
+    page = page_after;
+    look_ahead(block + 2);
     const int stage = block % kKeyStages;
     barrier_wait(ring.k_empty[stage], (block / kKeyStages & 1) ^ 1);
     copy(ring.k[stage], kv.k, offset, now.end - now.begin);
@@ -164,8 +170,8 @@ struct Rows {
         part_arrive(kTurnBarrier + 1 - turn, 2 * kWarpGroup);
       wgmma_wait<1>();
       pin(scores);
-      release(ring.k_empty[(block + 1) % kKeyStages]);
       softmax<SOFTCAP>(args, seen(j + 1), keep);
+      release_after(ring.k_empty[(block + 1) % kKeyStages], sum[0] + sum[1]);
       wgmma_wait<0>();
       pin(out);
       release(ring.v_empty[block % kValueStages]);
@@ -183,6 +189,14 @@ struct Rows {
   __device__ static void release(Barrier& empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+  }
+
+  // The same when `sum`, which is not negative, is known. The assembler moves a wait for products
+  // up before arithmetic that does not need it, and with it a softmax behind the products that it
+  // should run beside; it does not move one before this.
+  __device__ static void release_after(Barrier& empty, float sum) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(*(&empty + (sum < 0 ? 1 : 0)));
   }
 
   __device__ static void wait_for_keys(Ring<DIM>& ring, int block) {

@@ -21,7 +21,7 @@ template <int DIM>
 struct Shared {
   bf16 q[kTileRows * DIM];  // each 64-row half by itself
   Ring<DIM> ring;
-  float state[4][kWarpGroup];  // one group's largest and sum, for the other
+  float largest[64], sum[64];  // of one group's rows, for the other
 };
 
 // A place in the line of units.
@@ -77,15 +77,14 @@ __device__ void load_queries(const AttentionArgs& args, const Cursor& at, int ro
 #pragma unroll 4
   for (int i = thread; i < all * kEights; i += 2 * kWarpGroup) {
     const int row = i / kEights, column = i % kEights * 8;
-    uint4 value{};
-    if (row < rows) {
-      const int token = args.lanes.query_begin[members[row / group]];
-      value =
-          *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) + token * args.q_stride +
-                                          int64_t{at.kv_head * group + row % group} * DIM + column);
-    }
-    *reinterpret_cast<uint4*>(q + row / 64 * 64 * DIM + swizzled(row % 64, column, 64)) = value;
+    const bf16* from = static_cast<const bf16*>(args.q);
+    if (row < rows)
+      from += args.lanes.query_begin[members[row / group]] * args.q_stride +
+              int64_t{at.kv_head * group + row % group} * DIM + column;
+    copy_async(q + row / 64 * 64 * DIM + swizzled(row % 64, column, 64), from, row < rows);
   }
+  copy_commit();
+  copy_wait<0>();
 }
 
 // Where the rows of a part go.
@@ -147,11 +146,15 @@ __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, cons
   auto* exchange = reinterpret_cast<float*>(shared.q + 64 * DIM) + thread;
   constexpr int kAtOnce = DIM / 4;
   float keep[2] = {1, 1}, take[2] = {0, 0};
+  const int row = thread / 32 * 16 + thread % 32 / 4;  // and 8 further
+  const bool first_of_row = thread % 4 == 0;
   if (half == 1) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      shared.state[i][thread] = rows.largest[i];
-      shared.state[2 + i][thread] = rows.sum[i];
+      const float sum = quad_sum(rows.sum[i]);
+      if (!first_of_row) continue;
+      shared.largest[row + 8 * i] = rows.largest[i];
+      shared.sum[row + 8 * i] = sum;
     }
   }
 #pragma unroll
@@ -165,11 +168,12 @@ __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, cons
       if (round == 0) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float other = shared.state[i][thread], best = fmaxf(rows.largest[i], other);
+          const float other = shared.largest[row + 8 * i], best = fmaxf(rows.largest[i], other);
           keep[i] = exp2f(rows.largest[i] - best);
           take[i] = exp2f(other - best);
           rows.largest[i] = best;
-          rows.sum[i] = rows.sum[i] * keep[i] + shared.state[2 + i][thread] * take[i];
+          rows.sum[i] *= keep[i];  // of this thread's columns
+          if (first_of_row) rows.sum[i] += shared.sum[row + 8 * i] * take[i];
         }
       }
 #pragma unroll

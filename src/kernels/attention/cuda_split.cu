@@ -36,7 +36,6 @@ struct Shared {
     Stage stages[kWarps][kStages];
     float outs[kWarps][kSplitRows][DIM];  // when a segment has ended
   };
-  bf16 q[kSplitRows][kPitch<DIM>];
   float largest[kWarps][kSplitRows], sums[kWarps][kSplitRows];
   int last_to_arrive;
 };
@@ -88,21 +87,6 @@ __device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, 
   start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
   start.prefix_len = lanes.prefix_len[start.lane];
   start.own_begin = shares(args, plan) ? lanes.shared.own_begin[start.lane] : 0;
-}
-
-template <int DIM>
-__device__ void load_queries(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared) {
-  const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  constexpr int kEights = DIM / 8;
-  for (int i = threadIdx.x; i < kSplitRows * kEights; i += kThreads) {
-    const int row = i / kEights, at = i % kEights * 8;
-    uint4 value{};
-    if (row < s.rows)
-      value = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(args.q) +
-                                              (s.query_begin + row / group) * args.q_stride +
-                                              int64_t{s.kv_head * group + row % group} * DIM + at);
-    *reinterpret_cast<uint4*>(&shared.q[row][at]) = value;
-  }
 }
 
 // What shared runs gave for a lane's rows: those of this warp, a column every 32. Read while the
@@ -167,10 +151,10 @@ struct SharedPart {
   }
 };
 
-// One warp's walk over its steps of a segment. `meanwhile` is done by the whole block while the first
-// keys are on their way.
+// One warp's walk over its steps of a segment; `meanwhile` is done while the first keys come.
 template <int DIM>
 struct Walk {
+  uint32_t q[DIM / 16][4];  // the queries, as the tensor cores take them
   float out[DIM / 8][4];
   float largest[2], sum[2];  // of rows lane / 4 and lane / 4 + 8; sums of this thread's columns
 
@@ -188,6 +172,9 @@ struct Walk {
     const auto page_of = [&](int i) {
       return i < mine ? kv_page(args.kv, pages, position_of(i)) : 0;
     };
+    int pages_ahead[kStages];  // all asked for before the first is waited for
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) pages_ahead[i] = page_of(i);
     const auto fetch = [&](int i, int page) {
       if (i < mine) {
         const int64_t offset = kv_offset(args.kv, page, position_of(i), s.kv_head);
@@ -210,34 +197,52 @@ struct Walk {
     largest[0] = largest[1] = kNone;
     sum[0] = sum[1] = 0;
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) fetch(i, page_of(i));
+    for (int i = 0; i < kStages - 1; ++i) fetch(i, pages_ahead[i]);
     // Two steps early: under load a page's number takes longer to come than a step.
-    int next_page = page_of(kStages - 1), page_after = page_of(kStages);
+    int next_page = pages_ahead[kStages - 1], page_after = page_of(kStages);
+    load_queries(args, s);
     meanwhile();
-    __syncthreads();
     for (int i = 0; i < mine; ++i) {
       copy_wait<kStages - 2>();
       __syncwarp();
       fetch(i + kStages - 1, next_page);
       next_page = page_after;
       page_after = page_of(i + kStages + 1);
-      take(args, s, shared, shared.stages[warp][i % kStages], step_begin(i));
+      take(args, s, shared.stages[warp][i % kStages], step_begin(i));
       __syncwarp();
     }
     copy_wait<0>();
   }
 
-  __device__ void take(const AttentionArgs& args, const Segment& s, Shared<DIM>& shared,
+  __device__ void load_queries(const AttentionArgs& args, const Segment& s) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + half * 8;
+      const bf16* from = static_cast<const bf16*>(args.q) + lane % 4 * 2;
+      if (row < s.rows)
+        from += (s.query_begin + row / group) * args.q_stride +
+                int64_t{s.kv_head * group + row % group} * DIM;
+#pragma unroll
+      for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          q[k][half + 2 * i] =
+              row < s.rows ? *reinterpret_cast<const uint32_t*>(from + k * 16 + i * 8) : 0;
+    }
+  }
+
+  __device__ void take(const AttentionArgs& args, const Segment& s,
                        typename Shared<DIM>::Stage& stage, int begin) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float scores[2][4] = {};
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-      uint32_t a[4], b[4];
-      load_matrices(a, &shared.q[lane % 16][k + lane / 16 * 8]);
+      uint32_t b[4];
       load_matrices(b, &stage.k[lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
-      mma(scores[0], a, b[0], b[1]);
-      mma(scores[1], a, b[2], b[3]);
+      mma(scores[0], q[k / 16], b[0], b[1]);
+      mma(scores[1], q[k / 16], b[2], b[3]);
     }
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
     const int window = args.shape.sliding_window;
@@ -422,10 +427,7 @@ __global__ void __launch_bounds__(kThreads)
     const Segment s = segment_of(args, start);
     Walk<DIM> walk;
     SharedPart<DIM> all;
-    walk.run(args, s, shared, [&] {
-      load_queries(args, s, shared);
-      all.read(args, plan, s);
-    });
+    walk.run(args, s, shared, [&] { all.read(args, plan, s); });
     finish_segment(args, plan, s, walk, all, shared, start.chunk);
     __syncthreads();
     if (s.unit_end >= start.unit_end) return;
