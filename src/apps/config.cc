@@ -60,6 +60,11 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,
                               "tokens that prompt and output share"),
                 "the model's");
+  table.toggle(
+      "is-embedding", engine.is_embedding,
+      "the model makes embeddings (last token, length 1) though its architecture generates");
+  table.text("json-model-override-args", engine.json_model_override_args, "JSON",
+             "object whose fields replace those of the model's config.json, nested ones too");
   table.toggle("skip-tokenizer-init", engine.skip_tokenizer_init,
                "load no tokenizer: requests bring input_ids and get output_ids");
   table.choice(

@@ -65,7 +65,7 @@ void inspect_text(const EngineConfig& config, Inspection& out) {
 Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
   Inspection out;
-  ESP_ASSIGN_OR_RETURN(out.info, read_model_info(config.model_path));
+  ESP_ASSIGN_OR_RETURN(out.info, read_model_info(model_load_options(config)));
   if (config.load_format == LoadFormat::kAuto) {
     ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(config.model_path));
     for (const CheckpointTensor& tensor : checkpoint.tensors()) {
@@ -80,8 +80,7 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   out.device = device.name;
   out.machine = device.machine;
   config.device = device.cuda ? "cuda" : "cpu";
-  ModelLoadOptions load{
-      .path = config.model_path, .format = config.load_format, .dtype = config.dtype};
+  ModelLoadOptions load = model_load_options(config);
   // A GPU holds numbers.
   if (device.cuda && load.dtype == "auto") {
     load.dtype = out.types.size() == 1 && out.types.contains("F32") ? "float32" : "bfloat16";
@@ -103,6 +102,16 @@ std::string bytes(int64_t count) {
   return fmt::format("{:.2f} GiB", value / 1073741824.0);
 }
 
+std::string makes(const ModelInfo& info) {
+  if (!info.pooled) return "text";
+  if (info.pooled->is_scores) {
+    return fmt::format("{} score{} of a text", info.pooled->size, info.pooled->size == 1 ? "" : "s");
+  }
+  return fmt::format("embeddings of {} numbers, {} a text's tokens{}", info.pooled->size,
+                     info.pooled->all_tokens ? "the mean over" : "from the last of",
+                     info.pooled->normalize ? ", of length 1" : "");
+}
+
 void print_table(const Inspection& it) {
   const auto row = [](std::string_view name, const std::string& value) {
     fmt::print("{:<28}{}\n", name, value);
@@ -110,6 +119,7 @@ void print_table(const Inspection& it) {
   const int64_t kv_token = it.info.kv_bytes_per_token(it.kv_type);
   row("model", it.plan.model_path.string());
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
+  row("makes", makes(it.info));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
   row("weights as stored", bytes(it.stored_bytes));
   for (const auto& [type, share] : it.types) {
@@ -178,6 +188,8 @@ void print_json(const Inspection& it) {
   const boost::json::object out = {{"model_path", it.plan.model_path.string()},
                                    {"architecture", it.info.architecture},
                                    {"model_type", it.info.model_type},
+                                   {"is_generation", !it.info.pooled.has_value()},
+                                   {"embedding_size", it.info.pooled ? it.info.pooled->size : 0},
                                    {"num_parameters", it.info.num_parameters},
                                    {"weight_bytes", it.info.weight_bytes},
                                    {"memory_by_dtype", held_json(it)},

@@ -3,6 +3,8 @@
 #include <boost/json.hpp>
 #include <boost/json/basic_parser_impl.hpp>
 #include <cmath>
+#include <mutex>
+#include <set>
 #include <unordered_set>
 
 #include "base/mapped_file.h"
@@ -81,6 +83,30 @@ std::optional<int64_t> as_integer(const json::value& value) {
   return std::nullopt;
 }
 
+void merge_into(json::object& to, const json::object& from) {
+  for (const auto& member : from) {
+    json::value& place = to[member.key()];
+    if (place.is_object() && member.value().is_object()) {
+      merge_into(place.get_object(), member.value().get_object());
+    } else {
+      place = member.value();
+    }
+  }
+}
+
+// A member counts as read where it was asked for; of an object its own members count.
+void list_unread(const json::object& object, const std::string& prefix,
+                 const std::set<std::string, std::less<>>& read, std::vector<std::string>& out) {
+  for (const auto& member : object) {
+    const std::string name = prefix + std::string(member.key().data(), member.key().size());
+    if (!read.contains(name)) {
+      out.push_back(name);
+    } else if (const json::object* inside = member.value().if_object()) {
+      list_unread(*inside, name + ".", read, out);
+    }
+  }
+}
+
 }  // namespace
 
 Result<JsonObject> JsonObject::read(const std::filesystem::path& path) {
@@ -120,7 +146,39 @@ Status JsonObject::field_error(std::string_view field, std::string_view message)
   return invalid_argument("{}: '{}{}' {}", name_, prefix_, field, message);
 }
 
+// Names of fields that were asked for, from any thread.
+struct JsonObject::Reads {
+  std::mutex mutex;
+  std::set<std::string, std::less<>> names;
+};
+
+void JsonObject::note(std::string_view field) const {
+  if (!reads_) return;
+  std::lock_guard lock(reads_->mutex);
+  reads_->names.insert(prefix_ + std::string(field));
+}
+
+JsonObject JsonObject::merged(const JsonObject& overrides) const {
+  json::value document = *object_;
+  merge_into(document.get_object(), *overrides.object_);
+  JsonObject result;
+  result.document_ = std::make_shared<const json::value>(std::move(document));
+  result.object_ = &result.document_->get_object();
+  result.name_ = name_;
+  result.prefix_ = prefix_;
+  result.reads_ = std::make_shared<Reads>();
+  return result;
+}
+
+std::vector<std::string> JsonObject::never_read(const JsonObject& overrides) const {
+  std::vector<std::string> names;
+  std::lock_guard lock(reads_->mutex);
+  list_unread(*overrides.object_, prefix_, reads_->names, names);
+  return names;
+}
+
 bool JsonObject::has(std::string_view field) const {
+  note(field);
   const json::value* value = object_->if_contains({field.data(), field.size()});
   return value != nullptr && !value->is_null();
 }
@@ -214,6 +272,20 @@ Result<std::vector<std::string>> JsonObject::strings(std::string_view field) con
   for (const json::value& item : *array) {
     if (!item.is_string()) return fail(field_error(field, "must be a list of strings"));
     list.emplace_back(item.get_string().data(), item.get_string().size());
+  }
+  return list;
+}
+
+Result<std::vector<JsonObject>> JsonObject::objects(std::string_view field) const {
+  ESP_ASSIGN_OR_RETURN(const json::value* value, find(field));
+  std::vector<JsonObject> list;
+  const json::array* array = value->if_array();
+  if (array == nullptr) return fail(field_error(field, "must be a list of objects"));
+  for (const json::value& item : *array) {
+    if (!item.is_object()) return fail(field_error(field, "must be a list of objects"));
+    JsonObject& object = list.emplace_back(*this);
+    object.object_ = &item.get_object();
+    object.prefix_ = fmt::format("{}{}[{}].", prefix_, field, list.size() - 1);
   }
   return list;
 }

@@ -43,6 +43,7 @@ class JsonObject {
   Result<std::vector<int64_t>> integers(std::string_view field) const;
   Result<std::vector<double>> numbers(std::string_view field) const;  // finite
   Result<std::vector<std::string>> strings(std::string_view field) const;
+  Result<std::vector<JsonObject>> objects(std::string_view field) const;  // a list of them
 
   // The same with a value for a field that is absent; a field of the wrong type still fails.
   Result<int64_t> integer_or(std::string_view field, int64_t otherwise,
@@ -51,6 +52,13 @@ class JsonObject {
   Result<double> number_or(std::string_view field, double otherwise) const;
   Result<bool> boolean_or(std::string_view field, bool otherwise) const;
   Result<std::string> string_or(std::string_view field, std::string otherwise) const;
+
+  // This object with the members of `overrides` in place of its own; objects in both are merged
+  // the same way. Its reads are noted, those of objects inside too: see never_read().
+  JsonObject merged(const JsonObject& overrides) const;
+  // The members of `overrides`, by their whole names ("rope_scaling.factor"), that nobody has asked
+  // for in this object. REQUIRES: merged() made it.
+  std::vector<std::string> never_read(const JsonObject& overrides) const;
 
   // An invalid_argument that names this file and the field: "config.json: 'head_dim' MESSAGE".
   Status field_error(std::string_view field, std::string_view message) const;
@@ -63,6 +71,10 @@ class JsonObject {
   // Shared: objects inside keep the whole document.
   std::shared_ptr<const boost::json::value> document_;
   const boost::json::object* object_ = nullptr;
+  struct Reads;
+  void note(std::string_view field) const;
+  // Shared with the objects inside; null where nobody wants to know.
+  std::shared_ptr<Reads> reads_;
   std::string name_;    // the file
   std::string prefix_;  // of nested fields: "rope_scaling."
 };

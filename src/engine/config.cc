@@ -155,4 +155,14 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   return c;
 }
 
+ModelLoadOptions model_load_options(const EngineConfig& config) {
+  return {.path = config.model_path,
+          .format = config.load_format,
+          .seed = config.random_seed,
+          .dtype = config.dtype,
+          .context_length = config.context_length,
+          .is_embedding = config.is_embedding,
+          .config_overrides = config.json_model_override_args};
+}
+
 }  // namespace espalier

@@ -21,7 +21,9 @@ struct EngineConfig {
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";  // auto (float32 for float32 weights, else bfloat16), ...
   LoadFormat load_format = LoadFormat::kAuto;
-  bool skip_tokenizer_init = false;  // ids in, ids out
+  bool skip_tokenizer_init = false;      // ids in, ids out
+  bool is_embedding = false;             // vectors of texts instead of what follows them
+  std::string json_model_override_args;  // a JSON object merged into config.json
 
   int32_t context_length = 0;        // tokens that prompt and output share; 0: the model's
   double mem_fraction_static = 0;    // of the memory that is free at start, for weights and KV
@@ -70,6 +72,9 @@ struct EngineConfig {
 //   machine: what was free before the weights were loaded.
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
                              const MachineInfo& machine);
+
+// What load_model needs of it.
+ModelLoadOptions model_load_options(const EngineConfig& config);
 
 // The element type of the KV cache. kInvalidArgument for a kv_cache_dtype that is not known.
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info);

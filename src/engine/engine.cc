@@ -32,6 +32,7 @@ class Gathering {
     std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
               std::back_inserter(r.input_logprobs));
     r.stats = event.stats;
+    r.embedding = std::move(event.embedding);
     if (!event.finish) return;
     r.finish = std::move(*event.finish);
     if (failed_.ok()) failed_ = r.finish.status;
@@ -105,12 +106,9 @@ namespace {
 
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const MachineInfo& machine) {
   auto pool = std::make_unique<WorkPool>(config.num_threads);
-  ESP_ASSIGN_OR_RETURN(auto model, load_model({.path = config.model_path,
-                                               .format = config.load_format,
-                                               .seed = config.random_seed,
-                                               .dtype = config.dtype,
-                                               .context_length = config.context_length,
-                                               .pool = pool.get()}));
+  ModelLoadOptions options = model_load_options(config);
+  options.pool = pool.get();
+  ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   StartedExecutor out{.info = model->info()};
   ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, machine));
   ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(out.config, out.info));
@@ -127,7 +125,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
-  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(config.model_path));
+  ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
   ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device));
   config.device = device.cuda ? "cuda" : "cpu";
   // Before weights take their time.
@@ -170,6 +168,39 @@ Result<std::vector<GenerateResult>> Engine::generate_all(GenerateRequest request
 Result<GenerateResult> Engine::generate(GenerateRequest request) {
   ESP_ASSIGN_OR_RETURN(auto results, generate_all(std::move(request)));
   return std::move(results.front());
+}
+
+Result<EncodeResult> Engine::encode(GenerateRequest request) {
+  request.embed = true;
+  ESP_ASSIGN_OR_RETURN(GenerateResult result, generate(std::move(request)));
+  return EncodeResult{std::move(result.rid), std::move(result.embedding), result.stats};
+}
+
+Result<std::vector<std::vector<float>>> Engine::score(const ScoreRequest& request) {
+  ESP_ASSIGN_OR_RETURN(auto prompts, score_prompts(request, model_info()));
+  std::vector<std::pair<std::shared_ptr<Gathering>, std::string>> waiting;
+  Status failed;
+  for (GenerateRequest& prompt : prompts) {
+    auto gathering = std::make_shared<Gathering>(1);
+    auto rid = submit(std::move(prompt),
+                      [gathering](TokenEvent&& event) { gathering->add(std::move(event)); });
+    if (!rid) {
+      failed = rid.error();
+      break;
+    }
+    waiting.emplace_back(std::move(gathering), *std::move(rid));
+  }
+  std::vector<std::vector<float>> scores;
+  for (const auto& [gathering, rid] : waiting) {
+    if (!failed.ok()) abort(rid, AbortScope::kExact);
+    auto results = gathering->wait(rid);
+    if (!results && failed.ok()) failed = results.error();
+    if (!failed.ok()) continue;
+    const GenerateResult& result = results->front();
+    scores.push_back(scores_of(request, result.embedding, result.output_logprobs));
+  }
+  if (!failed.ok()) return fail(failed);
+  return scores;
 }
 
 }  // namespace espalier

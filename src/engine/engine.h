@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "engine/config.h"
 #include "engine/request.h"
+#include "engine/score.h"
 #include "models/model.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -56,8 +57,16 @@ struct GenerateResult {
   std::string rid;
   std::string text;
   std::vector<TokenId> output_ids;
+  std::vector<float> embedding;  // of a request with `embed`
   FinishReason finish;
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
+  RequestStats stats;
+};
+
+// A text's vector: its embedding, or the scores of its classes.
+struct EncodeResult {
+  std::string rid;
+  std::vector<float> embedding;  // [ModelInfo::pooled->size], or `dimensions`
   RequestStats stats;
 };
 
@@ -99,6 +108,11 @@ class Engine {
   // Waits for every sample. The first failure wins; samples in order of index.
   Result<std::vector<GenerateResult>> generate_all(GenerateRequest request);
   Result<GenerateResult> generate(GenerateRequest request);  // the first sample
+
+  // The vector of the request's text; sets `embed`. kFailedPrecondition for a model that generates.
+  Result<EncodeResult> encode(GenerateRequest request);
+  // See score.h: of each item one number for each label. All items run at once.
+  Result<std::vector<std::vector<float>>> score(const ScoreRequest& request);
 
   // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
   // wrong with it, or not supported, is said as a request's failure would say it.

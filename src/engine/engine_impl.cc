@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "engine/embedding.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -78,8 +79,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<
       rid_nonce_(random_nonce()),
       cache_(std::move(cache)),
       registry_(max_samples(config)) {
-  loop_ = std::make_unique<EngineLoop>(config_, parts_.info.vocab_size, *parts_.executor, *cache_,
-                                       registry_, parts_.tokenizer.get());
+  loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
+                                       parts_.tokenizer.get());
   if (!parts_.tokenizer) return;
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
@@ -137,6 +138,8 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
                       "priority is {}, but priorities are off: start with --schedule-policy "
                       "priority, or leave it out",
                       request.priority));
+  ESP_RETURN_IF_ERROR(check_use(request, parts_.info));
+  if (request.embed) request.sampling = {.max_new_tokens = 0};
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
   live->awaits_tokens = request.input_ids.empty();
@@ -161,6 +164,8 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->jump_forward =
       request.sampling.jump_forward && !request.return_logprob && !config_.disable_jump_forward;
   live->logprob_start_len = request.logprob_start_len;
+  live->embed = request.embed;
+  live->dimensions = request.dimensions;
   live->priority = request.priority;
   live->cache_namespace = std::move(request.extra_key);
   live->prompt_ids = std::move(request.input_ids);

@@ -41,6 +41,8 @@ struct LiveRequest {
   bool return_logprob = false;
   bool jump_forward = false;
   int32_t logprob_start_len = -1;
+  bool embed = false;
+  int32_t dimensions = 0;  // see GenerateRequest
   int32_t priority = 0;
   std::string cache_namespace;
   bool awaits_tokens = false;   // a TokensMessage is to come

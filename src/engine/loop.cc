@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/thread.h"
+#include "engine/embedding.h"
 
 namespace espalier {
 namespace {
@@ -27,10 +28,11 @@ Status stopping() { return error(StatusCode::kUnavailable, "the engine was shut 
 
 }  // namespace
 
-EngineLoop::EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor,
+EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
                        PrefixCache& cache, RequestRegistry& registry, const Tokenizer* tokenizer)
     : config_(config),
-      vocab_size_(vocab_size),
+      vocab_size_(info.vocab_size),
+      pooled_(info.pooled),
       executor_(executor),
       cache_(cache),
       registry_(registry),
@@ -169,6 +171,11 @@ Status EngineLoop::check_prompt(const LiveRequest& request) const {
   return {};
 }
 
+PooledTokens EngineLoop::pooled_tokens(const LiveRequest& request) const {
+  if (!request.embed) return PooledTokens::kNone;
+  return pooled_->all_tokens ? PooledTokens::kAll : PooledTokens::kLast;
+}
+
 Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens) {
   Sample& sample = request.samples[static_cast<size_t>(index)];
   auto spec = std::make_shared<SamplingSpec>(request.sampling.spec);
@@ -186,6 +193,7 @@ Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max
                       .stop_ids = request.sampling.stop_ids,
                       .has_grammar = sample.matcher.has_value(),
                       .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
+                      .pooled = pooled_tokens(request),
                       .cache_namespace = request.cache_namespace,
                       .priority = request.priority,
                       .arrived = request.arrived});
@@ -341,6 +349,12 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
   }
   return std::move(out.finish);
+}
+
+void EngineLoop::on_pooled(SequenceId id, std::vector<float>&& vector) {
+  Sample& sample = *samples_.at(id);
+  sample.event.embedding = std::move(vector);
+  shape_embedding(sample.event.embedding, *pooled_, sample.request->dimensions);
 }
 
 void EngineLoop::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {

@@ -26,10 +26,10 @@ namespace espalier {
 // push() and stats() are thread-safe; all else is the loop's own thread's.
 class EngineLoop : private SequenceObserver {
  public:
-  // Starts the thread. The references outlive the loop. `vocab_size`: of the logits.
+  // Starts the thread. The references outlive the loop, but for `info`.
   // `tokenizer` may be null: without one nothing is forced.
-  EngineLoop(const EngineConfig& config, int32_t vocab_size, Executor& executor, PrefixCache& cache,
-             RequestRegistry& registry, const Tokenizer* tokenizer);
+  EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
+             PrefixCache& cache, RequestRegistry& registry, const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts what is there, tells their callers, joins
 
   void push(Message message) { inbox_.push(std::move(message)); }
@@ -54,6 +54,7 @@ class EngineLoop : private SequenceObserver {
   void start_when_ready(LiveRequest& request);
   void start(LiveRequest& request);
   Status check_prompt(const LiveRequest& request) const;
+  PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
   void abort(LiveRequest& request, const Status& why);
   void abort_all(const Status& why);
@@ -73,6 +74,7 @@ class EngineLoop : private SequenceObserver {
   std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override;
   void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
+  void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
 
   // 6 emit
@@ -85,6 +87,7 @@ class EngineLoop : private SequenceObserver {
 
   const EngineConfig config_;
   const int32_t vocab_size_;
+  const std::optional<PooledInfo> pooled_;
   Executor& executor_;
   PrefixCache& cache_;
   RequestRegistry& registry_;

@@ -60,6 +60,10 @@ struct GenerateRequest {
   int32_t priority = 0;
   std::string extra_key;           // requests with different keys never share cache entries
   bool add_special_tokens = true;  // of the tokenizer, for `text` (false after a chat template)
+  // The text's vector instead of what follows it: embedding, classes or reward, as the model makes
+  // them. `sampling` counts for nothing then.
+  bool embed = false;
+  int32_t dimensions = 0;  // of an embedding: its first so many numbers; 0: all
 };
 
 // Called on the engine's scheduler thread, in order, never concurrently for one request, the last

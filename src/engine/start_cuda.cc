@@ -45,11 +45,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                       "--device cpu",
                       config.dtype));
   }
-  const ModelLoadOptions options{.path = config.model_path,
-                                 .format = config.load_format,
-                                 .seed = config.random_seed,
-                                 .dtype = config.dtype,
-                                 .context_length = config.context_length};
+  const ModelLoadOptions options = model_load_options(config);
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
   StartedExecutor out{.info = model->info()};

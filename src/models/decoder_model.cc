@@ -76,6 +76,13 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   info.kv_planes = attention.latent ? 1 : 2;
   info.num_parameters = spec.num_parameters();
   info.eos_ids = spec.eos_ids;
+  if (spec.pooling) {
+    info.pooled = PooledInfo{.size = spec.pooled_size(),
+                             .all_tokens = spec.pooling->kind == PoolingSpec::Kind::kMean,
+                             .normalize = spec.pooling->normalize,
+                             .is_scores = !spec.pooling->head.empty(),
+                             .labels = spec.pooling->labels};
+  }
   return info;
 }
 
@@ -87,6 +94,7 @@ void WantedRows::plan(std::span<const Lane> lanes) {
     int32_t first = lane.num_query_tokens;
     if (lane.sample) first = lane.num_query_tokens - 1;
     if (!lane.input_logprob_targets.empty()) first = std::min(first, lane.input_logprob_begin);
+    if (lane.pooled_begin >= 0) first = std::min(first, lane.pooled_begin);
     const int32_t count = lane.num_query_tokens - first;
     if (count == 0) continue;
     tails_.push_back({static_cast<int32_t>(i), first, lane.query_begin + first, num_rows_, count});
@@ -133,9 +141,11 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, q, attended_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 2 * ffn, mlp_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, rope_floats, rope_rows_));
-  ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
-  ESP_RETURN_IF_ERROR(
-      allocate_floats(std::min<int64_t>(kLogitBlock, max_tokens), spec_.vocab_size, block_logits_));
+  if (!spec_.pooling) {
+    ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
+    ESP_RETURN_IF_ERROR(allocate_floats(std::min<int64_t>(kLogitBlock, max_tokens),
+                                        spec_.vocab_size, block_logits_));
+  }
   ESP_RETURN_IF_ERROR(backend_->reserve_linear(
       max_tokens, std::max<int64_t>(widest(spec_, widest_input), spec_.hidden_size)));
   if (experts > 0) {
@@ -187,9 +197,42 @@ ForwardOutput DecoderModel::forward(const ForwardBatch& batch, std::span<const T
     attend(layer, lanes, rows, batch, kv);
     run_mlp(layer, rows);
   }
+  if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
   const int64_t sampled = sample_logits(batch);
   input_logits(batch, sink);
-  return {{logits_.as<float>(), static_cast<size_t>(sampled * spec_.vocab_size)}};
+  return {.sample_logits = {logits_.as<float>(), static_cast<size_t>(sampled * spec_.vocab_size)}};
+}
+
+std::vector<float> DecoderModel::finish_pooled(std::span<const float> row) {
+  std::vector<float> x(row.begin(), row.end());
+  for (size_t i = 0; i < spec_.pooling->head.size(); ++i) {
+    const PoolingSpec::HeadLayer& layer = spec_.pooling->head[i];
+    if (i > 0) std::ranges::transform(x, x.begin(), [](float v) { return std::max(v, 0.0f); });
+    std::vector<float> y(static_cast<size_t>(layer.outputs));
+    kernels::linear(*backend_, weights_.pooling_head[i].matrix,
+                    {.x = x.data(),
+                     .x_stride = std::ssize(x),
+                     .y = y.data(),
+                     .y_stride = layer.outputs,
+                     .rows = 1,
+                     .bias = or_null(weights_.pooling_head[i].bias)});
+    x = std::move(y);
+  }
+  return x;
+}
+
+// Tails go to the front of normed_ as they are.
+std::span<const float> DecoderModel::pooled_rows(const ForwardBatch& batch) {
+  int64_t rows = 0;
+  for (const WantedRows::Tail& tail : wanted_.tails()) {
+    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
+    ESP_CHECK(!lane.sample && lane.input_logprob_targets.empty(), "{} does not generate",
+              spec_.architecture);
+    for (int32_t i = 0; i < tail.count; ++i) pick_row(tail.row + i, rows++);
+  }
+  float* x = normed_.as<float>();
+  apply_norm(*spec_.final_norm, weights_.final_norm, x, x, rows);
+  return {x, static_cast<size_t>(rows * spec_.hidden_size)};
 }
 
 void DecoderModel::embed(std::span<const TokenId> token_ids) {

@@ -17,8 +17,8 @@
 namespace espalier {
 
 // The query tokens of a batch whose hidden state is still needed once the last layer's keys and
-// values are written: of each lane a tail, from the first token whose logits are wanted to the
-// last.
+// values are written: of each lane a tail, from the first token whose logits (or whose state, for
+// pooling) are wanted to the last.
 class WantedRows {
  public:
   void reserve(size_t max_lanes) { tails_.reserve(max_lanes); }
@@ -59,6 +59,7 @@ class DecoderModel final : public Model {
   Status reserve(int32_t max_tokens, int32_t max_lanes) override;
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
+  std::vector<float> finish_pooled(std::span<const float> row) override;
 
  private:
   DecoderModel(DecoderSpec spec, DecoderWeights weights,
@@ -105,6 +106,7 @@ class DecoderModel final : public Model {
   // Moves x and q of the wanted rows to the front and makes tail_lanes_ of their tails.
   void keep_wanted_rows(size_t layer, const ForwardBatch& batch);
   int64_t sample_logits(const ForwardBatch& batch);
+  std::span<const float> pooled_rows(const ForwardBatch& batch);
   void input_logits(const ForwardBatch& batch, const InputLogitsSink& sink);
 
   // y = norm(x), [rows, hidden] both.

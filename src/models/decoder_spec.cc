@@ -182,11 +182,38 @@ int64_t layer_parameters(const LayerSpec& layer, int64_t hidden) {
   return count;
 }
 
+int64_t pooling_parameters(const PoolingSpec& pooling, int64_t hidden) {
+  int64_t count = 0, inputs = hidden;
+  for (const PoolingSpec::HeadLayer& layer : pooling.head) {
+    count += layer.outputs * (inputs + (layer.bias ? 1 : 0));
+    inputs = layer.outputs;
+  }
+  return count;
+}
+
+Status validate_pooling(const DecoderSpec& spec) {
+  if (spec.tied_embeddings) {
+    return invalid_argument("a model that makes vectors has no head to tie to the embedding");
+  }
+  if (!spec.final_norm) return invalid_argument("a model that makes vectors has a final norm");
+  for (const PoolingSpec::HeadLayer& layer : spec.pooling->head) {
+    if (layer.outputs < 1)
+      return invalid_argument("'{}' has {} outputs", layer.name, layer.outputs);
+  }
+  return Status();
+}
+
 }  // namespace
+
+int32_t DecoderSpec::pooled_size() const {
+  if (!pooling) return 0;
+  return pooling->head.empty() ? hidden_size : pooling->head.back().outputs;
+}
 
 int64_t DecoderSpec::num_parameters() const {
   const int64_t table = static_cast<int64_t>(vocab_size) * hidden_size;
-  int64_t count = tied_embeddings ? table : 2 * table;
+  int64_t count = tied_embeddings || pooling ? table : 2 * table;
+  if (pooling) count += pooling_parameters(*pooling, hidden_size);
   count += norm_parameters(final_norm, hidden_size) + int64_t{learned_positions} * hidden_size;
   for (const LayerSpec& layer : layers) count += layer_parameters(layer, hidden_size);
   return count;
@@ -204,6 +231,7 @@ Status validate(const DecoderSpec& spec) {
   }
   if (!(spec.logits_softcap >= 0)) return invalid_argument("the softcap of logits is negative");
   if (spec.layers.empty()) return invalid_argument("num_hidden_layers must be positive");
+  if (spec.pooling) ESP_RETURN_IF_ERROR(validate_pooling(spec));
   for (const RopeSpec& rope : spec.ropes) ESP_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) ESP_RETURN_IF_ERROR(validate_layer(spec, i));
   for (const TokenId id : spec.eos_ids) {

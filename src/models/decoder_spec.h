@@ -7,6 +7,7 @@
 //     x += residual_scale * attention_output_norm(attention(input_norm(x)))
 //     x += residual_scale * mlp_output_norm(mlp(post_attention_norm(x)))
 //   logits = softcap(logits_scale * head(final_norm(x)))
+// or, where a text becomes a vector (PoolingSpec): pooling_head(pool(final_norm(x))).
 // A norm that a family lacks is left out; most families have the two before the blocks alone.
 #pragma once
 
@@ -185,6 +186,25 @@ struct WeightNames {
   std::vector<std::string> unused_prefixes;  // or begin so
 };
 
+// What a text becomes where a model does not generate: one vector. The final norm's rows of its
+// tokens are pooled into one, which the head's layers, if there are any, make into scores.
+struct PoolingSpec {
+  enum class Kind : uint8_t {
+    kLast,  // the last token's row
+    kMean,  // the mean over all tokens: nothing of such a text comes from the cache
+  };
+  // y = x W^T + b; between two layers stands ReLU.
+  struct HeadLayer {
+    std::string name;  // of its tensors, before ".weight" and ".bias"
+    int32_t outputs = 0;
+    bool bias = false;
+  };
+  Kind kind = Kind::kLast;
+  bool normalize = false;           // to length 1
+  std::vector<HeadLayer> head;      // empty: the vector is the pooled row
+  std::vector<std::string> labels;  // of the head's outputs, where config.json names them
+};
+
 // For tests alone: parts of the forward pass broken on purpose, to show that goldens notice.
 struct DecoderFaults {
   bool drop_attention_residual = false;
@@ -211,10 +231,13 @@ struct DecoderSpec {
   std::vector<LayerSpec> layers;
   DType checkpoint_dtype = DType::kBFloat16;  // what config.json says that the weights are
   std::vector<TokenId> eos_ids;               // sorted
+  std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
   WeightNames names;
   DecoderFaults faults;
 
   int64_t num_parameters() const;
+  // Of the vector that a text becomes; 0 without pooling.
+  int32_t pooled_size() const;
 };
 
 // What every part below relies on: sizes positive and within their kernels' limits, heads

@@ -28,6 +28,11 @@ class Loader {
     }
     ESP_RETURN_IF_ERROR(read_.table(layout.position_embedding, weights.position_embedding));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
+    for (const PoolingLayout& layer : layout.pooling_head) {
+      PoolingWeights& to = weights.pooling_head.emplace_back();
+      ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix, {.type = DType::kFloat32}));
+      ESP_RETURN_IF_ERROR(read_.vector(layer.bias, to.bias));
+    }
     for (size_t i = 0; i < layout.layers.size(); ++i) {
       ESP_RETURN_IF_ERROR(
           load_layer(spec_.layers[i], layout.layers[i], weights.layers.emplace_back()));
@@ -152,6 +157,9 @@ int64_t bytes_of(const MlpWeights& mlp) {
   return bytes_of(mlp.gate_up) + bytes_of(mlp.gate_up_bias) + bytes_of(mlp.down) +
          bytes_of(mlp.down_bias);
 }
+int64_t bytes_of(const PoolingWeights& layer) {
+  return bytes_of(layer.matrix) + bytes_of(layer.bias);
+}
 int64_t bytes_of(const LayerWeights& layer);
 template <typename T>
 int64_t bytes_of_all(const std::vector<T>& parts) {
@@ -182,8 +190,8 @@ int64_t bytes_of(const LayerWeights& layer) {
 
 int64_t DecoderWeights::size_bytes() const {
   return static_cast<int64_t>(embedding.size_bytes() + position_embedding.size_bytes()) +
-         bytes_of(quantized_embedding) + bytes_of(head) + bytes_of(final_norm) +
-         bytes_of_all(layers);
+         bytes_of(quantized_embedding) + bytes_of(head) + bytes_of_all(pooling_head) +
+         bytes_of(final_norm) + bytes_of_all(layers);
 }
 
 bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp) {

@@ -70,6 +70,12 @@ struct LayerWeights {
   NormWeights mlp_output_norm;  // [hidden]
 };
 
+// A layer of PoolingSpec::head, always float32: it is small, and what it makes is the result.
+struct PoolingWeights {
+  kernels::PackedMatrix matrix;
+  std::vector<float> bias;  // empty: none
+};
+
 struct DecoderWeights {
   DType type = DType::kBFloat16;  // of tables, and of matrices that are not quantised
   // [vocab, hidden], as numbers or quantised; both empty where it is tied: rows come from head.
@@ -79,6 +85,7 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
   NormWeights final_norm;      // [hidden]
   kernels::PackedMatrix head;  // hidden -> vocab
+  std::vector<PoolingWeights> pooling_head;
 
   int64_t size_bytes() const;
 };

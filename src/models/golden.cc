@@ -83,6 +83,17 @@ Golden read(const std::string& name) {
   return golden;
 }
 
+PooledGolden read_pooled(const std::filesystem::path& folder) {
+  PooledGolden golden{folder, {}};
+  const auto file = SafetensorsFile::open(folder / "reference.safetensors");
+  ESP_CHECK(file.has_value(), "{}", file.error().message());
+  for (int i = 0; find(*file, fmt::format("prompt_{}", i)) != nullptr; ++i) {
+    golden.texts.push_back(
+        {ids(*file, fmt::format("prompt_{}", i)), floats(*file, fmt::format("vector_{}", i))});
+  }
+  return golden;
+}
+
 KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_t num_tokens,
                    Rng& rng) {
   view_.type = type;

@@ -38,6 +38,17 @@ struct Golden {
 std::vector<std::string> names();
 Golden read(const std::string& name);
 
+// A folder of tests/golden/pooled: texts and the vectors that transformers makes of them.
+struct Pooled {
+  std::vector<TokenId> tokens;
+  std::vector<float> vector;
+};
+struct PooledGolden {
+  std::filesystem::path folder;
+  std::vector<Pooled> texts;
+};
+PooledGolden read_pooled(const std::filesystem::path& folder);
+
 // Pages in a shuffled order, and a view of them.
 class KvMemory {
  public:

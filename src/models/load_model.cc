@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
@@ -10,17 +11,44 @@
 #include "models/families/family.h"
 #include "models/model.h"
 #include "models/model_plan.h"
+#include "models/pooling_config.h"
 #include "models/weight_source.h"
 #include "tensor/work_pool.h"
 
 namespace espalier {
 namespace {
 
+// The configuration with what the user changes in it.
+Result<JsonObject> read_config(const ModelLoadOptions& options,
+                               std::optional<JsonObject>& changes) {
+  ESP_ASSIGN_OR_RETURN(JsonObject config, read_model_config(options.path));
+  if (options.config_overrides.empty()) return config;
+  auto parsed = JsonObject::parse(options.config_overrides, "json_model_override_args",
+                                  DuplicateKeys::kError);
+  if (!parsed) return fail(parsed.error());
+  changes = *std::move(parsed);
+  return config.merged(*changes);
+}
+
+// A change that nothing reads would be a misspelt one that goes unnoticed.
+Status check_changes(const JsonObject& config, const std::optional<JsonObject>& changes) {
+  if (!changes) return Status();
+  const std::vector<std::string> unread = config.never_read(*changes);
+  if (unread.empty()) return Status();
+  return invalid_argument(
+      "json_model_override_args: '{}' is not a field of {} that this model reads", unread[0],
+      config.name());
+}
+
 // The spec of a folder's config.json (or of a GGUF's metadata), with generation_config.json's
 // end-of-sequence ids where that has some: they are the ones that its makers correct.
-Result<DecoderSpec> read_spec(const std::filesystem::path& folder) {
-  ESP_ASSIGN_OR_RETURN(const JsonObject config, read_model_config(folder));
+Result<DecoderSpec> read_spec(const ModelLoadOptions& options) {
+  const std::filesystem::path& folder = options.path;
+  std::optional<JsonObject> changes;
+  ESP_ASSIGN_OR_RETURN(const JsonObject config, read_config(options, changes));
   ESP_ASSIGN_OR_RETURN(DecoderSpec spec, make_decoder_spec(config));
+  ESP_RETURN_IF_ERROR(set_pooling_modules(folder, config, options.is_embedding, spec));
+  ESP_RETURN_IF_ERROR(check_changes(config, changes));
   ESP_ASSIGN_OR_RETURN(GenerationConfig generation, read_generation_config(folder));
   if (!generation.eos_token_ids.empty()) {
     spec.eos_ids = std::move(generation.eos_token_ids);
@@ -65,6 +93,9 @@ class ModelWithPool final : public Model {
                         const KvView& kv, const InputLogitsSink& input_logits) override {
     return model_->forward(batch, token_ids, kv, input_logits);
   }
+  std::vector<float> finish_pooled(std::span<const float> row) override {
+    return model_->finish_pooled(row);
+  }
 
  private:
   std::unique_ptr<WorkPool> pool_;  // outlives model_
@@ -85,8 +116,13 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
 
 }  // namespace
 
+std::vector<float> Model::finish_pooled(std::span<const float>) {
+  ESP_CHECK(false, "{} makes no vectors", info().architecture);
+  return {};
+}
+
 Result<ModelPlan> plan_model(const ModelLoadOptions& options) {
-  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options.path));
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, read_spec(options));
   ESP_RETURN_IF_ERROR(set_context_length(options.context_length, spec));
   ESP_ASSIGN_OR_RETURN(const DType type, choose_dtype(options.dtype, spec.checkpoint_dtype));
   return ModelPlan{std::move(spec), type, choose_weight_types(options.dtype, type)};
@@ -108,8 +144,8 @@ Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options) {
   return model;
 }
 
-Result<ModelInfo> read_model_info(const std::filesystem::path& folder) {
-  ESP_ASSIGN_OR_RETURN(const DecoderSpec spec, read_spec(folder));
+Result<ModelInfo> read_model_info(const ModelLoadOptions& options) {
+  ESP_ASSIGN_OR_RETURN(const DecoderSpec spec, read_spec(options));
   return describe_model(spec);
 }
 

@@ -11,6 +11,7 @@
 #include "checkpoint/temp_folder.h"
 #include "models/families/family.h"
 #include "models/golden.h"
+#include "models/model_plan.h"
 #include "models/rope_table.h"
 
 namespace espalier {
@@ -57,6 +58,61 @@ class EditedModel : public testing::Test {
   TempFolder folder_;
   WorkPool pool_{1};
 };
+
+// What a change of config.json's fields leads to.
+Result<DecoderSpec> plan_with(const std::filesystem::path& path, std::string overrides) {
+  auto plan = plan_model({.path = path, .config_overrides = std::move(overrides)});
+  if (!plan) return fail(plan.error());
+  return plan->spec;
+}
+
+TEST(ConfigOverrides, ChangeFieldsNestedOnesToo) {
+  const auto longer = plan_with(kLlama, R"({"max_position_embeddings": 4096})");
+  ASSERT_TRUE(longer) << longer.error().to_string();
+  EXPECT_EQ(longer->context_length, 4096);
+  // One number of the scaling that the folder has; the others stay.
+  const auto factor = plan_with(kLlama, R"({"rope_scaling": {"factor": 32.0}})");
+  ASSERT_TRUE(factor) << factor.error().to_string();
+  EXPECT_EQ(factor->ropes[0].factor, 32.0);
+  EXPECT_EQ(factor->ropes[0].original_max_positions, 32);
+  EXPECT_EQ(factor->ropes[0].scaling, RopeSpec::Scaling::kLlama3);
+  // Another scaling altogether.
+  const auto yarn = plan_with(kLlama, R"({"max_position_embeddings": 128, "rope_scaling":
+      {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}})");
+  ASSERT_TRUE(yarn) << yarn.error().to_string();
+  EXPECT_EQ(yarn->ropes[0].scaling, RopeSpec::Scaling::kYarn);
+  EXPECT_NE(rope_frequencies(yarn->ropes[0]), rope_frequencies(factor->ropes[0]));
+  const auto none = plan_with(kLlama, R"({"rope_scaling": null})");
+  ASSERT_TRUE(none) << none.error().to_string();
+  EXPECT_EQ(none->ropes[0].scaling, RopeSpec::Scaling::kNone);
+  // A family by another's name: Mistral is Llama with a window.
+  const auto mistral =
+      plan_with(kLlama, R"({"architectures": ["MistralForCausalLM"], "sliding_window": 5})");
+  ASSERT_TRUE(mistral) << mistral.error().to_string();
+  EXPECT_EQ(mistral->layers[1].attention.sliding_window, 5);
+}
+
+TEST(ConfigOverrides, WhatIsWrongIsNamed) {
+  const auto failure = [](const char* overrides) {
+    const auto spec = plan_with(kLlama, overrides);
+    EXPECT_FALSE(spec) << overrides;
+    return spec ? "" : spec.error().message();
+  };
+  EXPECT_THAT(failure("{"), HasSubstr("json_model_override_args is not valid JSON"));
+  EXPECT_THAT(failure("[1]"), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(failure(R"({"rope_theta": 1, "rope_theta": 2})"), HasSubstr("stands twice"));
+  EXPECT_THAT(failure(R"({"max_positions": 99})"), HasSubstr("'max_positions' is not a field"));
+  EXPECT_THAT(failure(R"({"rope_scaling": {"faktor": 2}})"), HasSubstr("'rope_scaling.faktor'"));
+  EXPECT_THAT(failure(R"({"rope_scaling": {"factor": "2"}})"),
+              HasSubstr("'rope_scaling.factor' must be a number"));
+  EXPECT_THAT(failure(R"({"max_position_embeddings": true})"), HasSubstr("must be an integer"));
+  EXPECT_THAT(failure(R"({"rope_scaling": 3})"), HasSubstr("must be an object"));
+  // transformers 5 writes rope_parameters, and then nobody reads the older name.
+  const auto spec = plan_with("tests/golden/models/llama_untied_bias",
+                              R"({"rope_scaling": {"rope_type": "linear", "factor": 2}})");
+  ASSERT_FALSE(spec);
+  EXPECT_THAT(spec.error().message(), HasSubstr("'rope_scaling' is not a field"));
+}
 
 TEST_F(EditedModel, LoadsUnchanged) {
   const auto model = load_model({.path = folder_.path(), .context_length = 99, .pool = &pool_});
@@ -167,25 +223,25 @@ TEST_F(EditedModel, ConfigErrorsNameTheField) {
   const std::string good = text_of(folder_.path() / "config.json");
   for (const ConfigEdit& edit : edits) {
     folder_.write("config.json", replaced(good, edit.from, edit.to));
-    const auto info = read_model_info(folder_.path());
+    const auto info = read_model_info({.path = folder_.path()});
     ASSERT_FALSE(info) << edit.to;
     EXPECT_THAT(info.error().message(), HasSubstr(edit.message));
     EXPECT_THAT(info.error().message(), HasSubstr("config.json"));
   }
-  EXPECT_EQ(read_model_info("/nonexistent").error().code(), StatusCode::kNotFound);
+  EXPECT_EQ(read_model_info({.path = "/nonexistent"}).error().code(), StatusCode::kNotFound);
   std::filesystem::remove(folder_.path() / "config.json");
-  EXPECT_EQ(read_model_info(folder_.path()).error().code(), StatusCode::kNotFound);
+  EXPECT_EQ(read_model_info({.path = folder_.path()}).error().code(), StatusCode::kNotFound);
 }
 
 TEST_F(EditedModel, GenerationConfigCorrectsTheEnd) {
   folder_.write("generation_config.json", R"({"eos_token_id":[9,7],"temperature":0.6})");
-  EXPECT_THAT(read_model_info(folder_.path())->eos_ids, ElementsAre(7, 9));
+  EXPECT_THAT(read_model_info({.path = folder_.path()})->eos_ids, ElementsAre(7, 9));
   EXPECT_EQ(read_generation_defaults(folder_.path())->temperature, 0.6f);
   folder_.write("generation_config.json", R"({"eos_token_id":200})");
-  EXPECT_THAT(read_model_info(folder_.path()).error().message(),
+  EXPECT_THAT(read_model_info({.path = folder_.path()}).error().message(),
               HasSubstr("generation_config.json: eos_token_id 200"));
   std::filesystem::remove(folder_.path() / "generation_config.json");
-  EXPECT_THAT(read_model_info(folder_.path())->eos_ids, ElementsAre(2));
+  EXPECT_THAT(read_model_info({.path = folder_.path()})->eos_ids, ElementsAre(2));
   EXPECT_FALSE(read_generation_defaults(folder_.path())->temperature.has_value());
 }
 
@@ -276,8 +332,8 @@ TEST(DummyWeights, AreTheSeedsAndSane) {
 }
 
 TEST(Families, CountTheParametersOfKnownModels) {
-  EXPECT_EQ(read_model_info(k1B)->num_parameters, 1235814400);  // Llama 3.2 1B
-  EXPECT_EQ(read_model_info(k1B)->kv_bytes_per_token(KvType::kBFloat16), 32768);
+  EXPECT_EQ(read_model_info({.path = k1B})->num_parameters, 1235814400);  // Llama 3.2 1B
+  EXPECT_EQ(read_model_info({.path = k1B})->kv_bytes_per_token(KvType::kBFloat16), 32768);
   const auto llama2 = JsonObject::parse(
       R"({"architectures":["LlamaForCausalLM"],"hidden_size":4096,"intermediate_size":11008,)"
       R"("num_attention_heads":32,"num_hidden_layers":32,"vocab_size":32000,)"

@@ -19,6 +19,15 @@ namespace espalier {
 
 class WorkPool;
 
+// Of a model whose texts become vectors.
+struct PooledInfo {
+  int32_t size = 0;                 // numbers in a vector
+  bool all_tokens = false;          // it is a mean over all of them, not the last one's
+  bool normalize = false;           // to length 1
+  bool is_scores = false;           // of a head for classification or reward, not an embedding
+  std::vector<std::string> labels;  // [size] of scores, where the model names them
+};
+
 // What the engine must know of a model to size its memory and check its inputs.
 struct ModelInfo {
   std::string architecture;  // "LlamaForCausalLM"
@@ -31,8 +40,9 @@ struct ModelInfo {
   // Of a layer: K and V, or one that is both (latent attention). See KvView.
   int32_t kv_planes = 2;
   int64_t num_parameters = 0;
-  int64_t weight_bytes = 0;      // as loaded
-  std::vector<TokenId> eos_ids;  // from generation_config.json, else config.json
+  int64_t weight_bytes = 0;          // as loaded
+  std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
+  std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
 
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {
@@ -58,7 +68,10 @@ struct ModelLoadOptions {
   uint64_t seed = 0;           // of dummy weights
   std::string dtype = "auto";  // auto (the checkpoint's), float32, bfloat16
   int32_t context_length = 0;  // 0: the model's own
-  WorkPool* pool = nullptr;    // borrowed; outlives the model
+  // The model makes embeddings whatever config.json's architecture says: last token, length 1.
+  bool is_embedding = false;
+  std::string config_overrides;  // a JSON object merged into config.json, nested ones too
+  WorkPool* pool = nullptr;      // borrowed; outlives the model
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.
@@ -66,6 +79,10 @@ struct ForwardOutput {
   // [num_rows, vocab_size] float32: first for every lane with `sample` its last query token, in
   // lane order. Owned by the model; valid until the next forward.
   std::span<const float> sample_logits;
+  // [num_rows, hidden_size]: of every lane with pooled_begin >= 0 its query tokens from there on,
+  // after the final norm, in lane order. Empty in a batch where any lane wants logits. Owned and
+  // valid as the logits are.
+  std::span<const float> pooled_rows;
 };
 
 // Called during forward for prompt positions whose log-probabilities are wanted, a few rows at a
@@ -89,14 +106,19 @@ class Model {
   // same bits, whatever the batch, the chunking and the number of threads.
   virtual ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                                 const KvView& kv, const InputLogitsSink& input_logits) = 0;
+
+  // The vector of a text whose pooled row is `row`, [hidden_size]: through the head's layers where
+  // there are some, then as it is (not normalised). REQUIRES: info().pooled.
+  virtual std::vector<float> finish_pooled(std::span<const float> row);
 };
 
 // Reads config.json and loads the weights. Fails by name: an architecture that is not known (with
 // the list of those that are), a tensor that is missing, has the wrong shape, or is left over.
 Result<std::unique_ptr<Model>> load_model(const ModelLoadOptions& options);
 
-// config.json and generation_config.json alone, no weights.
-Result<ModelInfo> read_model_info(const std::filesystem::path& folder);
+// config.json and generation_config.json alone, no weights. Uses path, is_embedding and
+// config_overrides.
+Result<ModelInfo> read_model_info(const ModelLoadOptions& options);
 // The vocabulary inside a model's file (a GGUF); nothing where the model is a folder of others.
 Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path);
 Result<GenerationDefaults> read_generation_defaults(const std::filesystem::path& folder);

@@ -20,8 +20,8 @@ struct ModelPlan {
   WeightTypes weights;            // the same on the CPU, which may hold them quantised
 };
 
-// Reads config.json and generation_config.json. Uses path, dtype and context_length. dtype may also
-// be q8_0 or q4_k: see choose_weight_types.
+// Reads config.json and generation_config.json. Uses path, dtype, context_length, is_embedding and
+// config_overrides. dtype may also be q8_0 or q4_k: see choose_weight_types.
 Result<ModelPlan> plan_model(const ModelLoadOptions& options);
 
 // What load_model() would hold the weights in: bytes by the type's name. Opens the checkpoint.

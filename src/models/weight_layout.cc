@@ -148,6 +148,17 @@ class Layer {
   const int32_t index_;
 };
 
+std::vector<PoolingLayout> pooling_layout(const PoolingSpec& pooling, int64_t in_features) {
+  std::vector<PoolingLayout> out;
+  for (const PoolingSpec::HeadLayer& layer : pooling.head) {
+    PoolingLayout& to = out.emplace_back();
+    to.matrix = {.blocks = {{layer.name + ".weight", layer.outputs}}, .in_features = in_features};
+    if (layer.bias) to.bias = vector_of(layer.name + ".bias", layer.outputs);
+    in_features = layer.outputs;
+  }
+  return out;
+}
+
 }  // namespace
 
 int64_t MatrixLayout::out_features() const { return rows_of(blocks); }
@@ -162,7 +173,11 @@ WeightLayout weight_layout(const DecoderSpec& spec) {
   WeightLayout out;
   const WeightNames& names = spec.names;
   if (!spec.tied_embeddings) out.embedding = table(names.embedding, spec.vocab_size);
-  out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
+  if (spec.pooling) {
+    out.pooling_head = pooling_layout(*spec.pooling, spec.hidden_size);
+  } else {
+    out.head = table(spec.tied_embeddings ? names.embedding : names.head, spec.vocab_size);
+  }
   if (spec.learned_positions > 0) {
     out.position_embedding = table(names.position_embedding, spec.learned_positions);
     out.position_embedding.precision = Precision::kUnrounded;

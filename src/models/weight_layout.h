@@ -87,10 +87,17 @@ struct LayerLayout {
   VectorLayout mlp_output_norm;  // [hidden]
 };
 
+// A layer of PoolingSpec::head.
+struct PoolingLayout {
+  MatrixLayout matrix;
+  VectorLayout bias;
+};
+
 struct WeightLayout {
   MatrixLayout embedding;  // [vocab, hidden]; empty where it is tied: rows come from the head
   MatrixLayout position_embedding;  // [learned_positions, hidden]
-  MatrixLayout head;                // hidden -> vocab
+  MatrixLayout head;                // hidden -> vocab; empty where a text becomes a vector
+  std::vector<PoolingLayout> pooling_head;
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };

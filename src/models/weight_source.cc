@@ -58,9 +58,23 @@ CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSp
       names_(spec.names),
       tied_(spec.tied_embeddings),
       type_(type == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16),
-      pool_(pool) {}
+      pool_(pool) {
+  const std::string embedding = names_.embedding + ".weight";
+  const size_t dot = embedding.find('.');
+  if (spec.pooling && checkpoint.find(embedding) == nullptr &&
+      checkpoint.find(embedding.substr(dot + 1)) != nullptr) {
+    left_out_prefix_ = embedding.substr(0, dot + 1);
+  }
+}
 
-Result<LentTensor> CheckpointSource::lend(const std::string& name, std::span<const int64_t> shape) {
+std::string CheckpointSource::stored_name(const std::string& name) const {
+  const bool left_out = !left_out_prefix_.empty() && name.starts_with(left_out_prefix_);
+  return left_out ? name.substr(left_out_prefix_.size()) : name;
+}
+
+Result<LentTensor> CheckpointSource::lend(const std::string& wanted,
+                                          std::span<const int64_t> shape) {
+  const std::string name = stored_name(wanted);
   ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
   lent_.insert(name);
   if (tensor->reader != nullptr) return compute(*tensor);
@@ -90,7 +104,7 @@ Result<StoredBlocks> WeightSource::lend_blocks(const std::string& name,
 }
 
 std::optional<BlockFormat> CheckpointSource::stored_format(std::string_view name) const {
-  const CheckpointTensor* tensor = checkpoint_.find(name);
+  const CheckpointTensor* tensor = checkpoint_.find(stored_name(std::string(name)));
   if (tensor == nullptr || tensor->reader == nullptr || tensor->shape.size() != 2) {
     return std::nullopt;
   }
@@ -98,8 +112,9 @@ std::optional<BlockFormat> CheckpointSource::stored_format(std::string_view name
   return blocks ? std::optional(blocks->format) : std::nullopt;
 }
 
-Result<StoredBlocks> CheckpointSource::lend_blocks(const std::string& name,
+Result<StoredBlocks> CheckpointSource::lend_blocks(const std::string& wanted,
                                                    std::span<const int64_t> shape) {
+  const std::string name = stored_name(wanted);
   ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
   const std::optional<StoredBlocks> blocks =
       tensor->reader == nullptr ? std::nullopt : tensor->reader->blocks();
@@ -108,8 +123,9 @@ Result<StoredBlocks> CheckpointSource::lend_blocks(const std::string& name,
   return *blocks;
 }
 
-Result<std::span<const std::byte>> CheckpointSource::lend_bytes(const std::string& name,
+Result<std::span<const std::byte>> CheckpointSource::lend_bytes(const std::string& wanted,
                                                                 std::span<const int64_t> shape) {
+  const std::string name = stored_name(wanted);
   const CheckpointTensor* tensor = checkpoint_.find(name);
   if (tensor == nullptr) {
     return fail(error(StatusCode::kNotFound, "{}: there is no tensor '{}'",
@@ -148,7 +164,8 @@ Result<LentTensor> CheckpointSource::compute(const CheckpointTensor& tensor) {
   return LentTensor{kept.data(), type_};
 }
 
-void CheckpointSource::give_back(const std::string& name) {
+void CheckpointSource::give_back(const std::string& wanted) {
+  const std::string name = stored_name(wanted);
   made_.erase(name);
   if (const CheckpointTensor* tensor = checkpoint_.find(name)) checkpoint_.release(*tensor);
 }

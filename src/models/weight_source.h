@@ -67,12 +67,16 @@ class CheckpointSource final : public WeightSource {
 
  private:
   Result<LentTensor> compute(const CheckpointTensor& tensor);
+  // Folders that hold a bare model, as those of embedding models do, name its tensors without the
+  // prefix ("model.") that they have beside a head.
+  std::string stored_name(const std::string& name) const;
   bool may_be_left(std::string_view name) const;
   Status check_unused_head() const;
 
   const Checkpoint& checkpoint_;
   const WeightNames names_;
   const bool tied_;
+  std::string left_out_prefix_;
   const DType type_;
   WorkPool* const pool_;
   std::set<std::string> lent_;          // ever

@@ -43,6 +43,11 @@ struct Lane {
   // NEXT prompt token) is wanted. -1: none. The prompt's last token has no target.
   int32_t input_logprob_begin = -1;
   std::vector<TokenId> input_logprob_targets;
+
+  // Of a text that becomes a vector: the last hidden state of query tokens [pooled_begin,
+  // num_query_tokens) goes into the mean that the slot holds. -1: none.
+  int32_t pooled_begin = -1;
+  bool pooled_end = false;  // the text ends with this lane: its vector is wanted
 };
 
 // Sets a slot up for a request before its first lane (and again after a retraction).

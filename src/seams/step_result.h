@@ -15,6 +15,7 @@ struct LaneResult {
   TokenId token = -1;      // the sampled token; -1 where the lane does not sample
   TokenLogprobs logprobs;  // of `token`, where its sampling asks
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
+  std::vector<float> pooled;                  // the text's vector, where the lane has pooled_end
 };
 
 struct StepResult {

@@ -30,8 +30,8 @@ struct RequestStats {
   int32_t num_retractions = 0;
   int32_t forced_tokens = 0;   // of completion_tokens: appended by a grammar, not sampled
   int32_t forwards_saved = 0;  // lanes that these would have taken, less those that they took
-  TimePoint arrived{};    // accepted by the engine
-  TimePoint scheduled{};  // first chosen for a step
+  TimePoint arrived{};         // accepted by the engine
+  TimePoint scheduled{};       // first chosen for a step
   TimePoint first_token{};
   TimePoint finished{};
 };
@@ -41,10 +41,11 @@ struct TokenEvent {
   std::string text;          // new text: complete characters only, nothing that a stop string
                              // could still claim; empty while text is held back
   std::vector<TokenId> ids;  // new output tokens
-  std::vector<TokenLogprobs> logprobs;        // of `ids`, where asked for
+  std::vector<TokenLogprobs> logprobs;  // of `ids`, where asked for
   // Once, with the first event after prefill: of the prompt positions from logprob_start_len on,
   // without position 0, which has none (nothing stands before it).
   std::vector<TokenLogprobs> input_logprobs;
+  std::vector<float> embedding;  // with the last event of a text that becomes a vector
   std::optional<FinishReason> finish;
   RequestStats stats;
 };

@@ -1,8 +1,10 @@
-// POST /generate, /v1/completions, /v1/chat/completions: read the body, start its generation; and
-// the call by which SGLang's frontend joins branches.
+// POST /generate, /v1/completions, /v1/chat/completions, and the routes that make vectors and
+// scores of texts: read the body, start its generation; and the call by which SGLang's frontend
+// joins branches.
 #include <boost/json/value.hpp>
 
 #include "server/chat_plan.h"
+#include "server/embedding_generation.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
 #include "server/native_generation.h"
@@ -97,6 +99,31 @@ void handle_completions(const ContextPtr& context, HttpRequest&& request, Respon
 void handle_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_chat,
            start_chat);
+}
+
+void handle_encode(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
+           make_encode_generation);
+}
+
+void handle_embeddings(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_embedding,
+           make_embedding_generation);
+}
+
+void handle_classify(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_classify,
+           make_classify_generation);
+}
+
+void handle_score(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_score,
+           make_score_generation);
+}
+
+void handle_rerank(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
+           make_rerank_generation);
 }
 
 }  // namespace espalier::server

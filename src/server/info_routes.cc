@@ -125,7 +125,7 @@ void handle_health(const ContextPtr& context, HttpRequest&&, ResponsePtr respons
   response->send(context->stopping ? draining() : HttpResponse{});
 }
 
-// One token, greedy: the whole line from queue to sampler has to work for it.
+// One token, greedy (or its vector): the whole line from queue to sampler has to work for it.
 void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   if (context->stopping) return response->send(draining());
   GenerateRequest request;
@@ -134,6 +134,7 @@ void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePt
   request.sampling.max_new_tokens = 1;
   request.sampling.temperature = 0.0f;
   request.sampling.ignore_eos = true;
+  request.embed = context->engine.model_info().pooled.has_value();
   const std::string rid = request.rid;
   const auto abort = [context, rid] { context->engine.abort(rid, Engine::AbortScope::kExact); };
   response->on_disconnect(abort);
@@ -181,7 +182,7 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
   w.begin_object().member("model_path", config.model_path.string());
   w.member("tokenizer_path",
            (config.tokenizer_path.empty() ? config.model_path : config.tokenizer_path).string());
-  w.member("is_generation", true).key("preferred_sampling_params").null();
+  w.member("is_generation", !info.pooled.has_value()).key("preferred_sampling_params").null();
   w.member("weight_version", context->config.weight_version);
   w.member("has_image_understanding", false).member("has_audio_understanding", false);
   w.member("model_type", info.model_type).key("architectures").begin_array();

@@ -274,4 +274,13 @@ std::string object_schema(
   return out;
 }
 
+Status read_body(std::string_view body, bool& malformed,
+                 const std::function<Status(const Json&)>& read) {
+  malformed = true;
+  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(body));
+  const Status status = read(value);
+  malformed = status.code() == StatusCode::kInvalidArgument;
+  return status;
+}
+
 }  // namespace espalier::server

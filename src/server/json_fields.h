@@ -216,6 +216,18 @@ Status read_fields(const Fields<T>& fields, const Json& value, std::string_view 
   return {};
 }
 
+// Hands the body's JSON to `read`. `malformed` tells a body that cannot be read (not JSON, a wrong
+// type) from one with a field that is refused by name.
+Status read_body(std::string_view body, bool& malformed,
+                 const std::function<Status(const Json&)>& read);
+template <typename T>
+Result<T> parse_body(const Fields<T>& fields, std::string_view body, bool& malformed) {
+  T out;
+  ESP_RETURN_IF_ERROR(read_body(
+      body, malformed, [&](const Json& value) { return read_fields(fields, value, "", out); }));
+  return out;
+}
+
 // The JSON Schema of an object read by such a table.
 template <typename T>
 std::string schema_of(const Fields<T>& fields);

@@ -15,7 +15,7 @@ struct NativeBody {
   PerItem<bool> return_logprob;
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
-  std::optional<int32_t> priority;
+  std::optional<int32_t> priority, dimensions;
   bool return_text_in_logprobs = false;
   bool stream = false;
 };
@@ -68,6 +68,7 @@ const Fields<NativeBody>& native_fields() {
       field<B>("extra_key", "requests of different keys never share cached prefixes",
                &B::extra_key),
       field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
+      field<B>("dimensions", "of /encode: the first so many numbers of the vector", &B::dimensions),
       refused<B>("image_data", "is not supported until a model supports images"),
       refused<B>("video_data", "is not supported until a model supports videos"),
       refused<B>("audio_data", "is not supported until a model supports audio"),
@@ -138,6 +139,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
     r.token_ids_logprob = value_or<std::vector<TokenId>>(body.token_ids_logprob, i, {});
   }
   r.priority = body.priority.value_or(0);
+  r.dimensions = body.dimensions.value_or(0);
   const std::string salt = value_or<std::string>(body.cache_salt, i, {});
   r.extra_key = value_or<std::string>(body.extra_key, i, {});
   if (!salt.empty()) r.extra_key += "/" + salt;

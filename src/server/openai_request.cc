@@ -83,56 +83,14 @@ void append_common(Fields<T>& fields) {
   }
 }
 
-// prompt: a string, a list of strings, a list of ids, or a list of lists of ids.
-Status read_prompt(const Json& value, std::string_view where, CompletionRequest& out) {
-  out.prompts.clear();
-  const auto add_text = [&](const Json& text) {
-    out.prompts.push_back({std::string(view(text.get_string())), {}, true});
-  };
-  if (value.is_string()) {
-    add_text(value);
-    return {};
-  }
-  if (!value.is_array() || value.get_array().empty()) {
-    return invalid_argument(
-        "{} must be a string, a list of strings, a list of token ids or a list of such lists, but "
-        "it is {}",
-        where, describe(value));
-  }
-  const json::array& list = value.get_array();
-  if (list[0].is_number()) {
-    CompletionRequest::Prompt prompt{{}, {}, false};
-    ESP_RETURN_IF_ERROR(read_value(value, where, prompt.ids));
-    out.prompts.push_back(std::move(prompt));
-    return {};
-  }
-  for (size_t i = 0; i < list.size(); ++i) {
-    const std::string place = fmt::format("{}[{}]", where, i);
-    if (list[i].is_string() && list[0].is_string()) {
-      add_text(list[i]);
-    } else if (list[i].is_array() && list[0].is_array()) {
-      CompletionRequest::Prompt prompt{{}, {}, false};
-      ESP_RETURN_IF_ERROR(read_value(list[i], place, prompt.ids));
-      if (prompt.ids.empty()) return invalid_argument("{} holds no token", place);
-      out.prompts.push_back(std::move(prompt));
-    } else {
-      return invalid_argument("{} must be {}, but it is {}", place,
-                              list[0].is_array() ? "a list of token ids" : "a string",
-                              describe(list[i]));
-    }
-  }
-  return {};
-}
-
 const Fields<CompletionRequest>& completion_fields() {
   using C = CompletionRequest;
   static const Fields<C> fields = [] {
     Fields<C> f = {
-        custom<C>("prompt",
-                  R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},)" +
-                      std::string(kIdsSchema) + R"(,{"type":"array","items":)" +
-                      std::string(kIdsSchema) + "}]}",
-                  "what to complete", read_prompt),
+        custom<C>("prompt", prompts_schema(), "what to complete",
+                  [](const Json& value, std::string_view where, C& out) {
+                    return read_prompts(value, where, out.prompts);
+                  }),
         field<C>(
             "max_tokens", "default 16", [](C & c) -> auto& { return c.sampling.max_new_tokens; }),
         field<C>("echo", "the prompt before the completion", &C::echo),
@@ -366,19 +324,6 @@ const Fields<DetokenizeRequest>& detokenize_fields() {
   return fields;
 }
 
-template <typename T>
-Result<T> parse(const Fields<T>& fields, std::string_view body, bool& malformed) {
-  malformed = true;
-  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(body));
-  T out;
-  if (const Status read = read_fields(fields, value, "", out); !read.ok()) {
-    malformed = read.code() == StatusCode::kInvalidArgument;
-    return fail(read);
-  }
-  malformed = false;
-  return out;
-}
-
 std::string item_text(const PerItem<std::string>& values, size_t i) {
   const std::string* value = values.at(i);
   return value != nullptr ? *value : std::string();
@@ -451,8 +396,53 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   return request;
 }
 
+Status read_prompts(const Json& value, std::string_view where, std::vector<TextOrIds>& out) {
+  out.clear();
+  const auto add_text = [&](const Json& text) {
+    out.push_back({std::string(view(text.get_string())), {}, true});
+  };
+  if (value.is_string()) {
+    add_text(value);
+    return {};
+  }
+  if (!value.is_array() || value.get_array().empty()) {
+    return invalid_argument(
+        "{} must be a string, a list of strings, a list of token ids or a list of such lists, but "
+        "it is {}",
+        where, describe(value));
+  }
+  const json::array& list = value.get_array();
+  if (list[0].is_number()) {
+    TextOrIds prompt{{}, {}, false};
+    ESP_RETURN_IF_ERROR(read_value(value, where, prompt.ids));
+    out.push_back(std::move(prompt));
+    return {};
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string place = fmt::format("{}[{}]", where, i);
+    if (list[i].is_string() && list[0].is_string()) {
+      add_text(list[i]);
+    } else if (list[i].is_array() && list[0].is_array()) {
+      TextOrIds prompt{{}, {}, false};
+      ESP_RETURN_IF_ERROR(read_value(list[i], place, prompt.ids));
+      if (prompt.ids.empty()) return invalid_argument("{} holds no token", place);
+      out.push_back(std::move(prompt));
+    } else {
+      return invalid_argument("{} must be {}, but it is {}", place,
+                              list[0].is_array() ? "a list of token ids" : "a string",
+                              describe(list[i]));
+    }
+  }
+  return {};
+}
+
+std::string prompts_schema() {
+  return R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},)" +
+         std::string(kIdsSchema) + R"(,{"type":"array","items":)" + std::string(kIdsSchema) + "}]}";
+}
+
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed) {
-  ESP_ASSIGN_OR_RETURN(CompletionRequest request, parse(completion_fields(), body, malformed));
+  ESP_ASSIGN_OR_RETURN(CompletionRequest request, parse_body(completion_fields(), body, malformed));
   ESP_RETURN_IF_ERROR(check_samples(request.prompts.size(), request.sampling.n));
   ESP_RETURN_IF_ERROR(check_common(request, request.prompts.size()));
   if (request.logprobs.value_or(0) < 0) {
@@ -463,7 +453,7 @@ Result<CompletionRequest> parse_completion(std::string_view body, bool& malforme
 }
 
 Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
-  ESP_ASSIGN_OR_RETURN(ChatRequest request, parse(chat_fields(), body, malformed));
+  ESP_ASSIGN_OR_RETURN(ChatRequest request, parse_body(chat_fields(), body, malformed));
   ESP_RETURN_IF_ERROR(check_common(request, 1));
   if (request.messages == nullptr && request.input_ids.empty()) {
     malformed = true;
@@ -488,7 +478,7 @@ Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
 }
 
 Result<TokenizeRequest> parse_tokenize(std::string_view body, bool& malformed) {
-  ESP_ASSIGN_OR_RETURN(TokenizeRequest request, parse(tokenize_fields(), body, malformed));
+  ESP_ASSIGN_OR_RETURN(TokenizeRequest request, parse_body(tokenize_fields(), body, malformed));
   const bool has_prompt = request.prompt.is_list || !request.prompt.values.empty();
   if (has_prompt == (request.messages != nullptr)) {
     return fail(invalid_argument("{}", has_prompt ? "give either prompt or messages, not both"
@@ -498,7 +488,7 @@ Result<TokenizeRequest> parse_tokenize(std::string_view body, bool& malformed) {
 }
 
 Result<DetokenizeRequest> parse_detokenize(std::string_view body, bool& malformed) {
-  return parse(detokenize_fields(), body, malformed);
+  return parse_body(detokenize_fields(), body, malformed);
 }
 
 std::string completion_schema() { return schema_of(completion_fields()); }

@@ -27,12 +27,19 @@ struct OpenAiCommon {
   GenerateRequest make_request(size_t i, size_t n) const;
 };
 
+struct TextOrIds {
+  std::string text;
+  std::vector<TokenId> ids;  // used when it is not text
+  bool is_text = true;
+};
+// A string, a list of strings, a list of ids, or a list of lists of ids: at least one, no empty
+// list of ids.
+Status read_prompts(const boost::json::value& value, std::string_view where,
+                    std::vector<TextOrIds>& out);
+std::string prompts_schema();
+
 struct CompletionRequest : OpenAiCommon {
-  struct Prompt {
-    std::string text;
-    std::vector<TokenId> ids;  // used when it is not text
-    bool is_text = true;
-  };
+  using Prompt = TextOrIds;
   std::vector<Prompt> prompts;
   bool echo = false;
   std::optional<int32_t> logprobs;  // the number of best tokens

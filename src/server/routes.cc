@@ -1,5 +1,6 @@
 #include "server/routes.h"
 
+#include "server/embedding_request.h"
 #include "server/json_writer.h"
 #include "server/native_request.h"
 #include "server/openai_request.h"
@@ -28,6 +29,37 @@ const std::vector<Route>& routes() {
        "Complete (OpenAI)",
        handle_completions,
        "CompletionRequest"},
+      {{"POST", "PUT"},
+       "/encode",
+       kUser,
+       "A text's vector (native)",
+       handle_encode,
+       "GenerateRequest"},
+      {{"POST", "PUT"},
+       "/classify",
+       kUser,
+       "A text's scores (native), as /encode",
+       handle_encode,
+       "GenerateRequest"},
+      {{"POST"},
+       "/v1/embeddings",
+       kUser,
+       "Embeddings (OpenAI)",
+       handle_embeddings,
+       "EmbeddingRequest"},
+      {{"POST"}, "/v1/classify", kUser, "Classes of texts", handle_classify, "ClassifyRequest"},
+      {{"POST"},
+       "/v1/score",
+       kUser,
+       "How well items go with a query",
+       handle_score,
+       "ScoreRequest"},
+      {{"POST", "PUT"},
+       "/v1/rerank",
+       kUser,
+       "Documents in order of their worth for a query",
+       handle_rerank,
+       "RerankRequest"},
       {{"POST"},
        "/v1/grammar/compile",
        kUser,
@@ -128,6 +160,8 @@ std::string openapi_json() {
   w.key("GenerateRequest").raw(native_schema()).key("SamplingParams").raw(native_sampling_schema());
   w.key("CompletionRequest").raw(completion_schema());
   w.key("ChatCompletionRequest").raw(chat_schema());
+  w.key("EmbeddingRequest").raw(embedding_schema()).key("ClassifyRequest").raw(classify_schema());
+  w.key("ScoreRequest").raw(score_schema()).key("RerankRequest").raw(rerank_schema());
   w.key("TokenizeRequest").raw(tokenize_schema()).key("DetokenizeRequest").raw(detokenize_schema());
   w.key("GrammarCompileRequest").raw(grammar_compile_schema());
   w.key("ParseFunctionCallRequest").raw(parse_function_call_schema());

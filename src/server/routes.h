@@ -37,6 +37,11 @@ void handle_completions(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr)
 void handle_chat(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_concatenate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 std::string concatenate_schema();
+void handle_encode(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_embeddings(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_classify(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_score(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_rerank(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 // grammar_routes.cc
 void handle_grammar_compile(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 std::string grammar_compile_schema();

@@ -7,6 +7,8 @@
 
 namespace espalier {
 
+// Padded.
+std::string encode_base64(std::string_view bytes);
 // Appends the bytes; false when `text` is no base64.
 bool decode_base64(std::string_view text, std::string& out);
 

@@ -1,6 +1,8 @@
 #include "engine/executor/cpu_executor.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -38,6 +40,7 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
                             [&](int32_t lane, int32_t target, std::span<const float> logits) {
                               take_input_logits(batch, result, lane, target, logits);
                             });
+  pool(batch, output.pooled_rows, result);
   list_samples(batch, thread_.await_masks(batch));
   sample_lanes(batch, output, result);
   result.forward_seconds = to_seconds(clock.now() - start);
@@ -49,6 +52,8 @@ void CpuExecutor::init_slots(const ForwardBatch& batch) {
     slot.sampling = init.sampling;
     slot.last_token = 0;
     slot.counts.reset(init.prompt_ids, init.output_ids);
+    slot.pooled_sum.clear();
+    slot.num_pooled = 0;
   }
 }
 
@@ -72,6 +77,40 @@ void CpuExecutor::take_input_logits(const ForwardBatch& batch, StepResult& resul
     to.input_logprobs[at] = std::move(*logprobs);
   else
     to.status = std::move(logprobs).error();
+}
+
+void CpuExecutor::pool(const ForwardBatch& batch, std::span<const float> rows, StepResult& result) {
+  const auto count_of = [](const Lane& lane) {
+    return static_cast<size_t>(lane.pooled_begin < 0 ? 0
+                                                     : lane.num_query_tokens - lane.pooled_begin);
+  };
+  size_t num_rows = 0;
+  for (const Lane& lane : batch.lanes) num_rows += count_of(lane);
+  if (num_rows == 0) return;
+  const size_t size = rows.size() / num_rows;
+  for (size_t i = 0; i < batch.lanes.size(); ++i) {
+    const Lane& lane = batch.lanes[i];
+    const size_t of_lane = count_of(lane) * size;
+    pool_rows(slots_[static_cast<size_t>(lane.slot)], lane, rows.first(of_lane), result.lanes[i]);
+    rows = rows.subspan(of_lane);
+  }
+}
+
+void CpuExecutor::pool_rows(Slot& slot, const Lane& lane, std::span<const float> rows,
+                            LaneResult& result) {
+  if (rows.empty()) return;
+  const int64_t count = lane.num_query_tokens - lane.pooled_begin;
+  const size_t size = rows.size() / static_cast<size_t>(count);
+  slot.pooled_sum.resize(size);
+  for (size_t i = 0; i < rows.size(); ++i) slot.pooled_sum[i % size] += double{rows[i]};
+  slot.num_pooled += count;
+  if (!lane.pooled_end) return;
+  std::vector<float> mean(size);
+  for (size_t i = 0; i < size; ++i)
+    mean[i] = static_cast<float>(slot.pooled_sum[i] / static_cast<double>(slot.num_pooled));
+  result.pooled = parts_.model->finish_pooled(mean);
+  if (!std::ranges::all_of(result.pooled, [](float v) { return std::isfinite(v); }))
+    result.status = error(StatusCode::kInternal, "the text's vector is not finite");
 }
 
 void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks) {

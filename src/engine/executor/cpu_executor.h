@@ -45,6 +45,10 @@ class CpuExecutor final : public Executor {
     std::shared_ptr<const SamplingSpec> sampling;
     TokenId last_token = 0;
     TokenCounts counts;  // where the sampling has penalties
+    // Of a text that becomes a vector: the sum of its rows so far, added one after the other in
+    // double, so that it does not depend on how the text was cut.
+    std::vector<double> pooled_sum;
+    int64_t num_pooled = 0;
   };
 
   CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config);
@@ -53,6 +57,8 @@ class CpuExecutor final : public Executor {
   void resolve_tokens(const ForwardBatch& batch);
   void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t lane,
                          int32_t target, std::span<const float> logits);
+  void pool(const ForwardBatch& batch, std::span<const float> rows, StepResult& result);
+  void pool_rows(Slot& slot, const Lane& lane, std::span<const float> rows, LaneResult& result);
   void list_samples(const ForwardBatch& batch, const MaskView& masks);
   void sample_lanes(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
   void sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,

@@ -30,6 +30,9 @@ class PrefixCache;
 
 using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
 
+// Which of a text's tokens make its vector, where it is to become one instead of being continued.
+enum class PooledTokens : uint8_t { kNone, kLast, kAll };
+
 // One sample to be generated, as the scheduler takes it over. Immutable afterwards.
 struct SequenceSpec {
   SequenceId id = 0;
@@ -39,7 +42,8 @@ struct SequenceSpec {
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
   bool has_grammar = false;        // its sampled lanes have a mask
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
-  std::string cache_namespace;     // sequences of different namespaces share nothing
+  PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
+  std::string cache_namespace;                // sequences of different namespaces share nothing
   int32_t priority = 0;
   TimePoint arrived{};
 };
@@ -67,6 +71,9 @@ class SequenceObserver {
   // They are taken as output at once (on_token for each), and computed together in the sequence's
   // next lane; what a lane in flight samples for it is dropped.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
+
+  // The vector of a sequence whose spec says `pooled`, right before its end.
+  virtual void on_pooled(SequenceId, std::vector<float>&&) {}
 
   // The end; exactly once for every sequence that was added, and nothing comes after it.
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;

@@ -53,6 +53,8 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
           take_forced(sequence);
       } else if (sequence.spec.max_new_tokens == 0 &&
                  sequence.num_computed == sequence.prefill_end) {
+        if (lane.pooled_end)
+          observer.on_pooled(sequence.spec.id, std::vector<float>(result.pooled));
         tell_finish(sequence, {.type = FinishReason::Type::kLength});
       }
       // Its caller may come back with its answer before the lane in flight is committed.

@@ -170,6 +170,12 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   sequence.last_step = batch.step;
   if (lane.sample) ++sequence.num_samples_launched;
   if (was_prefilling) add_input_logprob_targets(lane, sequence);
+  if (sequence.spec.pooled == PooledTokens::kNone) return;
+  lane.pooled_end = end == sequence.prefill_end;
+  if (sequence.spec.pooled == PooledTokens::kAll)
+    lane.pooled_begin = 0;
+  else if (lane.pooled_end)
+    lane.pooled_begin = num_query_tokens - 1;
 }
 
 // The token at prompt position p is judged by the logits of position p - 1.

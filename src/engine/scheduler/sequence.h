@@ -93,8 +93,10 @@ struct Sequence {
   int32_t num_due() const { return std::max(1, num_tokens() - num_launched); }
 
   // How many tokens may come from the cache. The last one's logits are wanted; and so are those of
-  // the position before each prompt position whose log-probability is.
+  // the position before each prompt position whose log-probability is; and of every token that is
+  // pooled the state is, which no cache holds.
   int32_t match_limit() const {
+    if (spec.pooled == PooledTokens::kAll) return 0;
     const int32_t most = num_tokens() - 1;
     return next_logprob < prompt_len ? std::min(most, std::max(next_logprob - 1, 0)) : most;
   }

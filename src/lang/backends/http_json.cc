@@ -3,21 +3,10 @@
 #include <fstream>
 #include <iterator>
 
+#include "text/base64.h"
+
 namespace espalier::lang {
 namespace {
-
-std::string encode_base64(std::string_view bytes) {
-  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t group = 0;
-    for (size_t k = 0; k < 3; ++k)
-      group = group << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0u);
-    for (size_t k = 0; k < 4; ++k)
-      out += i + k <= bytes.size() ? kDigits[group >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
-}
 
 std::string type_of(const Media& media) {
   const auto has = [&](std::string_view end) { return media.path.ends_with(end); };

@@ -53,6 +53,7 @@ std::string_view missing_part(const DecoderSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
     if (const std::string_view part = missing_part(layer); !part.empty()) return part;
   }
+  if (spec.pooling) return "vectors of texts (embeddings, classes, rewards)";
   if (!plain(spec.final_norm)) return "norms of other kinds than RMSNorm";
   if (spec.embedding_scale != 1 || spec.residual_scale != 1 || spec.logits_scale != 1) {
     return "multipliers of embedding, residual or logits";

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "models/families/family.h"
+#include "models/pooling_config.h"
 
 namespace espalier {
 namespace {
@@ -29,26 +30,44 @@ constexpr Family kFamilies[] = {
     {"SmolLM3ForCausalLM", make_smollm3_spec},
 };
 
+// "Llama" of "LlamaForCausalLM" and of "GPT2LMHeadModel".
+bool is_of_family(const Family& family, std::string_view name) {
+  return family.architecture.starts_with(name) &&
+         (family.architecture.substr(name.size()) == "ForCausalLM" ||
+          family.architecture.substr(name.size()) == "LMHeadModel");
+}
+
+Result<DecoderSpec> make_spec(const Family& family, const JsonObject& config,
+                              const std::string& architecture, PooledUse use) {
+  ESP_ASSIGN_OR_RETURN(DecoderSpec spec, family.make_spec(config));
+  spec.architecture = architecture;
+  if (use != PooledUse::kNone) ESP_RETURN_IF_ERROR(set_pooling(config, use, spec));
+  if (Status status = validate(spec); !status.ok()) {
+    return fail(status.with_context(config.name()));
+  }
+  return spec;
+}
+
 }  // namespace
 
 std::span<const Family> families() { return kFamilies; }
 
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(const std::vector<std::string> names, config.strings("architectures"));
+  const std::string name = names.empty() ? "" : names[0];
+  const PooledArchitecture pooled = pooled_architecture(name);
   for (const Family& family : kFamilies) {
-    if (names.empty() || names[0] != family.architecture) continue;
-    ESP_ASSIGN_OR_RETURN(DecoderSpec spec, family.make_spec(config));
-    spec.architecture = family.architecture;
-    if (Status status = validate(spec); !status.ok()) {
-      return fail(status.with_context(config.name()));
+    if (name == family.architecture) return make_spec(family, config, name, PooledUse::kNone);
+    if (pooled.use != PooledUse::kNone && is_of_family(family, pooled.family)) {
+      return make_spec(family, config, name, pooled.use);
     }
-    return spec;
   }
   std::vector<std::string_view> known;
   for (const Family& family : kFamilies) known.push_back(family.architecture);
   return fail(error(StatusCode::kUnimplemented,
-                    "{}: the architecture '{}' is not known; those that are: {}", config.name(),
-                    names.empty() ? "" : names[0], fmt::join(known, ", ")));
+                    "{}: the architecture '{}' is not known; those that are: {}; and each of these "
+                    "families as XModel, XForSequenceClassification and XForRewardModel",
+                    config.name(), name, fmt::join(known, ", ")));
 }
 
 }  // namespace espalier

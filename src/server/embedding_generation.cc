@@ -1,0 +1,313 @@
+#include "server/embedding_generation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "text/base64.h"
+
+namespace espalier::server {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "base64 vectors are little-endian");
+
+// What they share: one sample of each prompt, and no stream.
+class VectorGeneration : public Generation {
+ public:
+  VectorGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                   const std::string& model)
+      : Generation(std::move(context), std::move(response), std::move(items), false),
+        model_(model.empty() ? this->context().model_name : model) {}
+
+ protected:
+  Dialect dialect() const override { return Dialect::kOpenAi; }
+  void append_events(std::string&, const Sample&) override {}
+
+  void begin_list(JsonWriter& w) const {
+    w.begin_object().member("object", "list").member("model", model_);
+  }
+  void end_list(JsonWriter& w) const {
+    int64_t tokens = 0;
+    for (const Sample& sample : samples()) tokens += sample.stats.prompt_tokens;
+    w.key("usage").begin_object().member("prompt_tokens", tokens);
+    w.member("completion_tokens", 0).member("total_tokens", tokens).end_object().end_object();
+  }
+  static void write_numbers(JsonWriter& w, const std::vector<float>& numbers) {
+    w.begin_array();
+    for (const float number : numbers) w.value(number);
+    w.end_array();
+  }
+  void write_meta_info(JsonWriter& w, const Sample& sample) const {
+    const RequestStats& s = sample.stats;
+    w.begin_object().member("id", sample.rid).key("finish_reason").begin_object();
+    w.member("type", "length").member("length", 0).end_object();
+    w.member("prompt_tokens", s.prompt_tokens).member("cached_tokens", s.cached_tokens);
+    w.member("weight_version", context().config.weight_version);
+    w.member("e2e_latency", to_seconds(s.finished - s.arrived)).end_object();
+  }
+  static int64_t now_unix() {
+    const auto since = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::seconds>(since).count();
+  }
+
+ private:
+  const std::string model_;
+};
+
+// /encode and /classify.
+class EncodeGeneration final : public VectorGeneration {
+ public:
+  EncodeGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                   bool is_list)
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), ""),
+        is_list_(is_list) {}
+
+ protected:
+  Dialect dialect() const override { return Dialect::kNative; }
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    if (is_list_) w.begin_array();
+    for (const Sample& sample : samples()) {
+      w.begin_object().key("embedding");
+      write_numbers(w, sample.embedding);
+      w.key("meta_info");
+      write_meta_info(w, sample);
+      w.end_object();
+    }
+    if (is_list_) w.end_array();
+    return out;
+  }
+
+ private:
+  const bool is_list_;
+};
+
+class EmbeddingGeneration final : public VectorGeneration {
+ public:
+  EmbeddingGeneration(ContextPtr context, net::ResponsePtr response,
+                      std::vector<GenerationItem> items, const EmbeddingRequest& request)
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), request.model),
+        base64_(request.base64) {}
+
+ protected:
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    begin_list(w);
+    w.key("data").begin_array();
+    for (const Sample& sample : samples()) {
+      w.begin_object().member("object", "embedding").member("index", sample.index);
+      w.key("embedding");
+      if (base64_) {
+        const auto* bytes = reinterpret_cast<const char*>(sample.embedding.data());
+        w.value(encode_base64({bytes, sample.embedding.size() * sizeof(float)}));
+      } else {
+        write_numbers(w, sample.embedding);
+      }
+      w.end_object();
+    }
+    w.end_array();
+    end_list(w);
+    return out;
+  }
+
+ private:
+  const bool base64_;
+};
+
+class ClassifyGeneration final : public VectorGeneration {
+ public:
+  using VectorGeneration::VectorGeneration;
+
+ protected:
+  std::string whole_body() override {
+    const std::vector<std::string>& labels = context().engine.model_info().pooled->labels;
+    std::string out;
+    JsonWriter w(out);
+    begin_list(w);
+    w.member("id", "classify-" + samples()[0].rid).member("created", now_unix());
+    w.key("data").begin_array();
+    for (const Sample& sample : samples()) {
+      const std::vector<float> probabilities = softmax(sample.embedding);
+      const auto best = std::ranges::max_element(probabilities) - probabilities.begin();
+      w.begin_object().member("index", sample.index);
+      w.member("label", labels.at(static_cast<size_t>(best))).key("probs");
+      write_numbers(w, probabilities);
+      w.member("num_classes", probabilities.size()).end_object();
+    }
+    w.end_array();
+    end_list(w);
+    return out;
+  }
+};
+
+class ScoreGeneration final : public VectorGeneration {
+ public:
+  ScoreGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                  ScoreBody&& body)
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), body.model),
+        score_(std::move(body.score)) {}
+
+ protected:
+  std::string whole_body() override {
+    std::string out;
+    JsonWriter w(out);
+    begin_list(w);
+    w.key("scores").begin_array();
+    for (const Sample& sample : samples()) {
+      write_numbers(w, scores_of(score_, sample.embedding, sample.logprobs));
+    }
+    w.end_array();
+    end_list(w);
+    return out;
+  }
+
+ private:
+  const ScoreRequest score_;
+};
+
+// By the cosine to the query's vector, which is the first sample, or by the head's score of query
+// and document together.
+class RerankGeneration final : public VectorGeneration {
+ public:
+  RerankGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
+                   RerankRequest&& request, bool by_cosine)
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), ""),
+        request_(std::move(request)),
+        by_cosine_(by_cosine) {}
+
+ protected:
+  std::string whole_body() override {
+    const size_t count = request_.documents.size();
+    std::vector<float> scores(count);
+    for (size_t i = 0; i < count; ++i) scores[i] = score_of(i);
+    std::vector<size_t> order(count);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_sort(order, [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+    if (request_.top_n) {
+      order.resize(std::min(count, static_cast<size_t>(*request_.top_n)));
+    }
+    std::string out;
+    JsonWriter w(out);
+    w.begin_array();
+    for (const size_t i : order) {
+      w.begin_object().member("score", scores[i]);
+      if (request_.return_documents) w.member("document", request_.documents[i]);
+      w.member("index", i).key("meta_info");
+      write_meta_info(w, sample_of(i));
+      w.end_object();
+    }
+    w.end_array();
+    return out;
+  }
+
+ private:
+  const Sample& sample_of(size_t document) const {
+    return samples()[document + (by_cosine_ ? 1 : 0)];
+  }
+  // Of two classes the second is the one that fits.
+  float score_of(size_t document) const {
+    const std::vector<float>& vector = sample_of(document).embedding;
+    if (by_cosine_) return cosine(samples()[0].embedding, vector);
+    return vector.size() == 2 ? softmax(vector)[1] : vector[0];
+  }
+
+  const RerankRequest request_;
+  const bool by_cosine_;
+};
+
+GenerationItem text_item(std::string text) {
+  GenerationItem item;
+  item.request.embed = true;
+  item.request.text = std::move(text);
+  return item;
+}
+
+std::vector<GenerationItem> items_of(EmbeddingRequest& request) {
+  std::vector<GenerationItem> items;
+  const size_t n = request.input.size();
+  for (size_t i = 0; i < n; ++i) {
+    GenerationItem& item = items.emplace_back(text_item(std::move(request.input[i].text)));
+    item.request.input_ids = std::move(request.input[i].ids);
+    item.request.dimensions = request.dimensions;
+    item.request.priority = request.priority.value_or(0);
+    if (const std::string* rid = request.rid.at(i); rid != nullptr && !rid->empty()) {
+      item.request.rid = request.rid.is_list || n == 1 ? *rid : fmt::format("{}_{}", *rid, i);
+    }
+  }
+  return items;
+}
+
+std::nullptr_t refuse(const net::ResponsePtr& response, const Status& why) {
+  response->send(error_response(Dialect::kOpenAi, why));
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<Generation> make_encode_generation(ContextPtr context, net::ResponsePtr response,
+                                                   NativeRequest&& request) {
+  std::vector<GenerationItem> items;
+  for (NativeItem& native : request.items) {
+    GenerationItem& item = items.emplace_back();
+    item.request = std::move(native.request);
+    item.request.embed = true;
+    item.request.sampling = {};
+    item.request.return_logprob = false;
+  }
+  return std::make_shared<EncodeGeneration>(std::move(context), std::move(response),
+                                            std::move(items), request.is_list);
+}
+
+std::shared_ptr<Generation> make_embedding_generation(ContextPtr context, net::ResponsePtr response,
+                                                      EmbeddingRequest&& request) {
+  std::vector<GenerationItem> items = items_of(request);
+  return std::make_shared<EmbeddingGeneration>(std::move(context), std::move(response),
+                                               std::move(items), request);
+}
+
+std::shared_ptr<Generation> make_classify_generation(ContextPtr context, net::ResponsePtr response,
+                                                     EmbeddingRequest&& request) {
+  const ModelInfo& info = context->engine.model_info();
+  if (!info.pooled || !info.pooled->is_scores) {
+    return refuse(response, error(StatusCode::kFailedPrecondition,
+                                  "{} has no head for classes; /v1/classify needs a model for "
+                                  "sequence classification",
+                                  info.architecture));
+  }
+  std::vector<GenerationItem> items = items_of(request);
+  return std::make_shared<ClassifyGeneration>(std::move(context), std::move(response),
+                                              std::move(items), request.model);
+}
+
+std::shared_ptr<Generation> make_score_generation(ContextPtr context, net::ResponsePtr response,
+                                                  ScoreBody&& body) {
+  auto prompts = score_prompts(body.score, context->engine.model_info());
+  if (!prompts) return refuse(response, prompts.error());
+  std::vector<GenerationItem> items;
+  for (GenerateRequest& prompt : *prompts) items.emplace_back().request = std::move(prompt);
+  return std::make_shared<ScoreGeneration>(std::move(context), std::move(response),
+                                           std::move(items), std::move(body));
+}
+
+std::shared_ptr<Generation> make_rerank_generation(ContextPtr context, net::ResponsePtr response,
+                                                   RerankRequest&& request) {
+  const ModelInfo& info = context->engine.model_info();
+  if (!info.pooled || (info.pooled->is_scores && info.pooled->size > 2)) {
+    return refuse(response, error(StatusCode::kFailedPrecondition,
+                                  "/v1/rerank needs a model that makes embeddings or one score of "
+                                  "a text, and {} does not; /v1/score takes label_token_ids",
+                                  info.architecture));
+  }
+  const bool by_cosine = !info.pooled->is_scores;
+  std::vector<GenerationItem> items;
+  if (by_cosine) items.push_back(text_item(request.query));
+  for (const std::string& document : request.documents) {
+    items.push_back(text_item(by_cosine ? document : request.query + document));
+  }
+  return std::make_shared<RerankGeneration>(std::move(context), std::move(response),
+                                            std::move(items), std::move(request), by_cosine);
+}
+
+}  // namespace espalier::server

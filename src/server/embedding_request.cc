@@ -1,0 +1,153 @@
+#include "server/embedding_request.h"
+
+#include <boost/json/value.hpp>
+
+namespace espalier::server {
+namespace {
+
+template <typename T>
+Field<T> required(Field<T> field) {
+  field.required = true;
+  return field;
+}
+
+Status read_input(const Json& value, std::string_view where, EmbeddingRequest& out) {
+  return read_prompts(value, where, out.input);
+}
+
+Fields<EmbeddingRequest> common_fields() {
+  using E = EmbeddingRequest;
+  return {
+      required(custom<E>("input", prompts_schema(), "texts, or their token ids", read_input)),
+      field<E>("model", "echoed; one model is served", &E::model),
+      field<E>("rid", "request id, for /abort_request", &E::rid),
+      field<E>("priority", "larger is sooner, where the scheduler has priorities", &E::priority),
+      ignored<E>("user"),
+      refused<E>("lora_path"),
+  };
+}
+
+Status read_format(const Json& value, std::string_view where, EmbeddingRequest& out) {
+  std::string name;
+  ESP_RETURN_IF_ERROR(read_value(value, where, name));
+  if (name != "float" && name != "base64") {
+    return invalid_argument("{} is '{}'; it must be float or base64", where, name);
+  }
+  out.base64 = name == "base64";
+  return {};
+}
+
+const Fields<EmbeddingRequest>& embedding_fields() {
+  using E = EmbeddingRequest;
+  static const Fields<E> fields = [] {
+    Fields<E> f = common_fields();
+    f.push_back(custom<E>("encoding_format", R"({"type":"string","enum":["float","base64"]})",
+                          "float (default), or base64: little-endian float32", read_format));
+    f.push_back(field<E>("dimensions", "the first so many numbers of each vector", &E::dimensions));
+    return f;
+  }();
+  return fields;
+}
+
+const Fields<EmbeddingRequest>& classify_fields() {
+  static const Fields<EmbeddingRequest> fields = common_fields();
+  return fields;
+}
+
+Status read_query(const Json& value, std::string_view where, ScoreBody& out) {
+  std::vector<TextOrIds> query;
+  ESP_RETURN_IF_ERROR(read_prompts(value, where, query));
+  if (query.size() != 1) return invalid_argument("{} must be one text or one list of ids", where);
+  out.score.query = std::move(query[0].text);
+  out.score.query_ids = std::move(query[0].ids);
+  return {};
+}
+
+Status read_items(const Json& value, std::string_view where, ScoreBody& out) {
+  std::vector<TextOrIds> items;
+  ESP_RETURN_IF_ERROR(read_prompts(value, where, items));
+  for (TextOrIds& item : items) {
+    if (item.is_text) {
+      out.score.items.push_back(std::move(item.text));
+    } else {
+      out.score.item_ids.push_back(std::move(item.ids));
+    }
+  }
+  return {};
+}
+
+const Fields<ScoreBody>& score_fields() {
+  using S = ScoreBody;
+  static const Fields<S> fields = {
+      required(custom<S>("query", prompts_schema(), "text or token ids", read_query)),
+      required(
+          custom<S>("items", prompts_schema(), "texts or token ids, as the query is", read_items)),
+      field<S>(
+          "label_token_ids", "tokens whose probabilities are the scores (generating models)",
+          [](S & s) -> auto& { return s.score.label_token_ids; }),
+      field<S>(
+          "apply_softmax", "over the labels; default: probabilities among all tokens",
+          [](S & s) -> auto& { return s.score.apply_softmax; }),
+      field<S>(
+          "item_first", "the item stands before the query",
+          [](S & s) -> auto& { return s.score.item_first; }),
+      field<S>("model", "echoed; one model is served", &S::model),
+      ignored<S>("user"),
+  };
+  return fields;
+}
+
+const Fields<RerankRequest>& rerank_fields() {
+  using R = RerankRequest;
+  static const Fields<R> fields = {
+      required(field<R>("query", "what is asked", &R::query)),
+      required(field<R>("documents", "what may answer it", &R::documents)),
+      field<R>("top_n", "the best so many; default: all", &R::top_n),
+      field<R>("return_documents", "their texts in the answer; default true", &R::return_documents),
+      ignored<R>("model"),
+      ignored<R>("user"),
+      refused<R>("instruct"),
+  };
+  return fields;
+}
+
+}  // namespace
+
+Result<EmbeddingRequest> parse_embedding(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(auto request, parse_body(embedding_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_samples(request.input.size(), 1));
+  return request;
+}
+
+Result<EmbeddingRequest> parse_classify(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(auto request, parse_body(classify_fields(), body, malformed));
+  ESP_RETURN_IF_ERROR(check_samples(request.input.size(), 1));
+  return request;
+}
+
+Result<ScoreBody> parse_score(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(auto request, parse_body(score_fields(), body, malformed));
+  const ScoreRequest& score = request.score;
+  if (score.query_ids.empty() != score.item_ids.empty()) {
+    return fail(invalid_argument("query and items must both be texts or both be token ids"));
+  }
+  ESP_RETURN_IF_ERROR(check_samples(score.items.size() + score.item_ids.size(), 1));
+  return request;
+}
+
+Result<RerankRequest> parse_rerank(std::string_view body, bool& malformed) {
+  ESP_ASSIGN_OR_RETURN(auto request, parse_body(rerank_fields(), body, malformed));
+  if (request.documents.empty()) return fail(invalid_argument("documents is empty"));
+  if (request.top_n.value_or(1) < 1) {
+    return fail(invalid_argument("top_n is {}: it must be at least 1", *request.top_n));
+  }
+  ESP_RETURN_IF_ERROR(check_samples(request.documents.size() + 1, 1));
+  return request;
+}
+
+std::string embedding_schema() { return schema_of(embedding_fields()); }
+std::string classify_schema() { return schema_of(classify_fields()); }
+std::string score_schema() { return schema_of(score_fields()); }
+std::string rerank_schema() { return schema_of(rerank_fields()); }
+
+}  // namespace espalier::server

@@ -1,0 +1,47 @@
+// The bodies of /v1/embeddings, /v1/classify, /v1/score and /v1/rerank.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/score.h"
+#include "server/openai_request.h"
+
+namespace espalier::server {
+
+// /v1/embeddings and /v1/classify.
+struct EmbeddingRequest {
+  std::string model;  // echoed
+  std::vector<TextOrIds> input;
+  bool base64 = false;  // encoding_format: little-endian float32 in base64, not a list of numbers
+  int32_t dimensions = 0;
+  PerItem<std::string> rid;
+  std::optional<int32_t> priority;
+};
+
+struct ScoreBody {
+  std::string model;
+  ScoreRequest score;
+};
+
+struct RerankRequest {
+  std::string query;
+  std::vector<std::string> documents;
+  std::optional<int32_t> top_n;  // the best so many
+  bool return_documents = true;
+};
+
+// As parse_native: `malformed` tells what kind of failure it is.
+Result<EmbeddingRequest> parse_embedding(std::string_view body, bool& malformed);
+Result<EmbeddingRequest> parse_classify(std::string_view body, bool& malformed);
+Result<ScoreBody> parse_score(std::string_view body, bool& malformed);
+Result<RerankRequest> parse_rerank(std::string_view body, bool& malformed);
+
+std::string embedding_schema();
+std::string classify_schema();
+std::string score_schema();
+std::string rerank_schema();
+
+}  // namespace espalier::server

@@ -1,0 +1,182 @@
+// /encode, /classify, /v1/embeddings, /v1/classify, /v1/score and /v1/rerank over sockets, with
+// real models: those of tests/golden/pooled (ids in), and the one that ships, told to make
+// embeddings.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+#include <cstring>
+
+#include "engine/engine.h"
+#include "net/client.h"
+#include "server/server.h"
+#include "text/base64.h"
+
+namespace espalier::server {
+namespace {
+
+namespace json = boost::json;
+using ::testing::HasSubstr;
+
+class EmbeddingServer : public ::testing::Test {
+ protected:
+  void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false) {
+    auto engine = Engine::create({.model_path = model,
+                                  .skip_tokenizer_init = !with_tokenizer,
+                                  .is_embedding = is_embedding,
+                                  .max_total_tokens = 1024,
+                                  .device = "cpu",
+                                  .num_threads = 2});
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    engine_ = *std::move(engine);
+    ServerConfig config;
+    config.port = 0;
+    auto server = Server::create(config, *engine_);
+    ASSERT_TRUE(server) << server.error().to_string();
+    server_ = std::move(*server);
+    ASSERT_TRUE(server_->start().ok());
+  }
+  net::HttpResponse call(std::string_view path, std::string_view body) {
+    auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()));
+    auto answer = body.empty() ? client->get(path) : client->post(path, body);
+    EXPECT_TRUE(answer) << answer.error().to_string();
+    return answer ? *answer : net::HttpResponse{};
+  }
+  json::value ask(std::string_view path, std::string_view body = {}) {
+    const net::HttpResponse answer = call(path, body);
+    EXPECT_EQ(answer.status, 200) << path << ": " << answer.body;
+    return answer.status == 200 && !answer.body.empty() ? json::parse(answer.body) : json::value();
+  }
+  void expect_refused(std::string_view path, std::string_view body, const char* message) {
+    const net::HttpResponse answer = call(path, body);
+    EXPECT_EQ(answer.status, 400) << path << ": " << answer.body;
+    EXPECT_THAT(answer.body, HasSubstr(message));
+  }
+  std::vector<float> encode(std::vector<TokenId> ids) {
+    return engine_->encode({.input_ids = std::move(ids)})->embedding;
+  }
+  static std::vector<float> floats(const json::value& list) {
+    std::vector<float> out;
+    for (const json::value& v : list.as_array()) out.push_back(v.to_number<float>());
+    return out;
+  }
+  void TearDown() override { server_.reset(); }
+
+  std::unique_ptr<Engine> engine_;  // outlives the server
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(EmbeddingServer, VectorsAsNumbersAndAsBase64) {
+  start("tests/golden/pooled/qwen3_embedding");
+  const json::value one = ask("/v1/embeddings", R"({"input":[5,6,7],"model":"mine"})");
+  EXPECT_EQ(one.at("object"), "list");
+  EXPECT_EQ(one.at("model"), "mine");
+  EXPECT_EQ(one.at("data").at(0).at("object"), "embedding");
+  EXPECT_EQ(floats(one.at("data").at(0).at("embedding")), encode({5, 6, 7}));
+  EXPECT_EQ(one.at("usage").at("prompt_tokens"), 3);
+  EXPECT_EQ(one.at("usage").at("total_tokens"), 3);
+
+  const json::value two =
+      ask("/v1/embeddings", R"({"input":[[5,6,7],[9,10]],"encoding_format":"base64","user":"u"})");
+  for (const auto& [i, ids] : {std::pair{0, std::vector<TokenId>{5, 6, 7}}, {1, {9, 10}}}) {
+    std::string bytes;
+    ASSERT_TRUE(decode_base64(
+        std::string(two.at("data").at(static_cast<size_t>(i)).at("embedding").as_string()), bytes));
+    std::vector<float> numbers(bytes.size() / 4);
+    std::memcpy(numbers.data(), bytes.data(), bytes.size());
+    EXPECT_EQ(numbers, encode(ids));
+    EXPECT_EQ(two.at("data").at(static_cast<size_t>(i)).at("index"), i);
+  }
+  EXPECT_EQ(ask("/v1/embeddings", R"({"input":[5,6],"dimensions":4})")
+                .at("data")
+                .at(0)
+                .at("embedding")
+                .as_array()
+                .size(),
+            4u);
+  EXPECT_EQ(ask("/get_model_info").at("is_generation"), false);
+  EXPECT_EQ(call("/health_generate", {}).status, 200);
+
+  expect_refused("/v1/embeddings", R"({"input":[5],"dimensions":99})", "vectors have 32");
+  expect_refused("/v1/embeddings", R"({"input":[5],"encoding_format":"int8"})",
+                 "it must be float or base64");
+  expect_refused("/v1/embeddings", R"({"model":"x"})", "input is missing");
+  expect_refused("/v1/embeddings", R"({"input":[]})", "input must be");
+  expect_refused("/v1/embeddings", R"({"input":[[]]})", "holds no token");
+  expect_refused("/v1/embeddings", R"({"input":"text"})", "without a tokenizer");
+  expect_refused("/generate", R"({"input_ids":[5,6]})", "does not generate text");
+  expect_refused("/v1/completions", R"({"prompt":[5,6]})", "does not generate text");
+  expect_refused("/v1/classify", R"({"input":[5,6]})", "no head for classes");
+  expect_refused("/v1/score", R"({"query":[5],"items":[[6]]})", "/v1/rerank");
+}
+
+TEST_F(EmbeddingServer, NativeVectors) {
+  start("tests/golden/pooled/mistral_mean");
+  const json::value one = ask("/encode", R"({"input_ids":[5,6,7],"rid":"r"})");
+  EXPECT_EQ(floats(one.at("embedding")), encode({5, 6, 7}));
+  EXPECT_EQ(one.at("meta_info").at("id"), "r");
+  EXPECT_EQ(one.at("meta_info").at("prompt_tokens"), 3);
+  EXPECT_EQ(one.at("meta_info").at("finish_reason").at("type"), "length");
+  const json::value batch = ask("/encode", R"({"input_ids":[[5,6,7],[9]],"dimensions":3})");
+  EXPECT_EQ(batch.as_array().size(), 2u);
+  EXPECT_EQ(floats(batch.at(1).at("embedding")).size(), 3u);
+  expect_refused("/encode", R"({})", "text or input_ids is missing");
+}
+
+TEST_F(EmbeddingServer, Classes) {
+  start("tests/golden/pooled/llama_classes");
+  const std::vector<float> scores = encode({5, 6, 7});
+  EXPECT_EQ(floats(ask("/classify", R"({"input_ids":[5,6,7]})").at("embedding")), scores);
+  const json::value answer = ask("/v1/classify", R"({"input":[5,6,7]})");
+  const json::value& first = answer.at("data").at(0);
+  const std::vector<float> probabilities = floats(first.at("probs"));
+  EXPECT_EQ(probabilities, softmax(scores));
+  const char* labels[] = {"calm", "glad", "wild"};
+  EXPECT_EQ(first.at("label"),
+            labels[std::ranges::max_element(probabilities) - probabilities.begin()]);
+  EXPECT_EQ(first.at("num_classes"), 3);
+  const json::value both = ask("/v1/score", R"({"query":[5],"items":[[6,7],[8]]})");
+  EXPECT_EQ(floats(both.at("scores").at(0)), scores);
+  expect_refused("/v1/rerank", R"({"query":"a","documents":["b"]})", "/v1/rerank needs");
+}
+
+TEST_F(EmbeddingServer, RanksByTheAngleBetweenTexts) {
+  start("share/default_model", true, true);
+  const json::value ranked = ask("/v1/rerank", R"({"query":"the cat sat on the mat","documents":
+      ["Zürich 1914!! {}","the cat sat on the mat","a dog lay on the rug"]})");
+  ASSERT_EQ(ranked.as_array().size(), 3u);
+  EXPECT_EQ(ranked.at(0).at("index"), 1);
+  EXPECT_NEAR(ranked.at(0).at("score").to_number<float>(), 1.0f, 1e-5f);
+  EXPECT_EQ(ranked.at(0).at("document"), "the cat sat on the mat");
+  EXPECT_GE(ranked.at(1).at("score").to_number<float>(),
+            ranked.at(2).at("score").to_number<float>());
+  const json::value best = ask("/v1/rerank", R"({"query":"the cat","documents":["x","the cat"],
+      "top_n":1,"return_documents":false})");
+  ASSERT_EQ(best.as_array().size(), 1u);
+  EXPECT_EQ(best.at(0).at("index"), 1);
+  EXPECT_EQ(best.at(0).as_object().if_contains("document"), nullptr);
+  const std::vector<float> text =
+      floats(ask("/v1/embeddings", R"({"input":"the cat"})").at("data").at(0).at("embedding"));
+  EXPECT_EQ(text, engine_->encode({.text = "the cat"})->embedding);
+  expect_refused("/v1/rerank", R"({"query":"a","documents":[]})", "documents is empty");
+  expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"top_n":0})", "at least 1");
+}
+
+TEST_F(EmbeddingServer, AModelThatGeneratesScoresLabels) {
+  start("tests/golden/models/llama_tied_llama3");
+  const json::value answer =
+      ask("/v1/score", R"({"query":[5,6],"items":[[7],[8,9]],"label_token_ids":[20,30]})");
+  const auto scores =
+      engine_->score({.query_ids = {5, 6}, .item_ids = {{7}, {8, 9}}, .label_token_ids = {20, 30}});
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(floats(answer.at("scores").at(i)), (*scores)[i]);
+  EXPECT_EQ(ask("/get_model_info").at("is_generation"), true);
+  expect_refused("/v1/score", R"({"query":[5],"items":[[6]]})", "label_token_ids is missing");
+  expect_refused("/v1/score", R"({"query":"a","items":[[6]],"label_token_ids":[1]})", "both");
+  expect_refused("/v1/embeddings", R"({"input":[5]})", "start with --is-embedding");
+  expect_refused("/encode", R"({"input_ids":[5]})", "start with --is-embedding");
+}
+
+}  // namespace
+}  // namespace espalier::server
