@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <boost/json.hpp>
-#include <charconv>
 #include <cmath>
 #include <numbers>
 
+#include "checkpoint/gguf_families.h"
 #include "checkpoint/quantized_tensor.h"
 
 namespace espalier {
@@ -14,91 +14,9 @@ namespace {
 
 namespace json = boost::json;
 
-struct Architecture {
-  std::string_view gguf, hugging_face, model_type;
-  bool interleaved;  // conversion interleaved the two halves of q's and k's heads
-};
-constexpr Architecture kArchitectures[] = {
-    {"llama", "LlamaForCausalLM", "llama", true},
-    {"qwen2", "Qwen2ForCausalLM", "qwen2", false},
-    {"qwen3", "Qwen3ForCausalLM", "qwen3", false},
-};
-
-const Architecture* find_architecture(std::string_view name) {
-  for (const Architecture& one : kArchitectures) {
-    if (one.gguf == name) return &one;
-  }
-  return nullptr;
-}
-
-// A tensor's name is one of these, or "blk.N." and one of a layer's, then ".weight" or ".bias".
-struct NamePair {
-  std::string_view gguf, hugging_face;
-};
-constexpr NamePair kOuterNames[] = {
-    {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
-constexpr NamePair kLayerNames[] = {
-    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-};
-
 // The factors of rotated pairs, which the configuration holds instead.
-constexpr std::string_view kRopeFactors = "rope_freqs.weight";
-
-// The Hugging Face name; the file's own for one that is not known, for the loader to refuse.
-std::string renamed(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  std::string_view stem = name.substr(0, dot);
-  const std::string_view kind = dot < name.size() ? name.substr(dot) : std::string_view();
-  std::string prefix;
-  if (stem.starts_with("blk.")) {
-    const size_t end = stem.find('.', 4);
-    if (end == std::string_view::npos) return std::string(name);
-    prefix = fmt::format("model.layers.{}.", stem.substr(4, end - 4));
-    stem = stem.substr(end + 1);
-    for (const NamePair& pair : kLayerNames) {
-      if (pair.gguf == stem) return fmt::format("{}{}{}", prefix, pair.hugging_face, kind);
-    }
-    return std::string(name);
-  }
-  for (const NamePair& pair : kOuterNames) {
-    if (pair.gguf == stem) return fmt::format("{}{}", pair.hugging_face, kind);
-  }
-  return std::string(name);
-}
-
-const GgufTensor* find_tensor(const GgufFile& file, std::string_view name) {
-  const auto it = std::find_if(file.tensors().begin(), file.tensors().end(),
-                               [&](const GgufTensor& tensor) { return tensor.name == name; });
-  return it == file.tensors().end() ? nullptr : &*it;
-}
-
-// Reads the fields of one architecture: "llama.block_count".
-class Fields {
- public:
-  Fields(const GgufFile& file, std::string_view architecture)
-      : file_(file), prefix_(architecture) {}
-
-  std::string key(std::string_view name) const { return fmt::format("{}.{}", prefix_, name); }
-  std::optional<int64_t> integer(std::string_view name) const { return file_.integer(key(name)); }
-  std::optional<double> number(std::string_view name) const { return file_.number(key(name)); }
-  std::optional<std::string_view> string(std::string_view name) const {
-    return file_.string(key(name));
-  }
-  Result<int64_t> required(std::string_view name) const {
-    if (const std::optional<int64_t> value = integer(name)) return *value;
-    return fail(error(StatusCode::kDataLoss, "{}: the metadata key '{}' is missing, or no integer",
-                      file_.path().string(), key(name)));
-  }
-
- private:
-  const GgufFile& file_;
-  const std::string prefix_;
-};
+constexpr std::string_view kRopeFactors[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                             "rope_factors_short.weight"};
 
 struct Llama3Scaling {
   double factor = 8;
@@ -136,22 +54,15 @@ std::optional<Llama3Scaling> find_scaling(const std::vector<float>& factors, dou
 // rope_freqs.weight holds the factors that llama3's scaling makes; its parameters are found again
 // from them, and whatever they do not make is refused.
 Status add_rope_factors(const GgufFile& file, double theta, json::object& config) {
-  const GgufTensor* tensor = find_tensor(file, kRopeFactors);
+  const GgufTensor* tensor = find_gguf_tensor(file, kRopeFactors[0]);
   if (tensor == nullptr || tensor->num_elements() == 0) return {};
-  if (tensor->type->name != "F32") {
-    return error(StatusCode::kUnimplemented, "{}: '{}' is of type {}", file.path().string(),
-                 kRopeFactors, tensor->type->name);
-  }
-  std::vector<float> factors(static_cast<size_t>(tensor->num_elements()));
-  for (size_t i = 0; i < factors.size(); ++i) {
-    tensor->type->dequantize(tensor->bytes.data() + i * sizeof(float), &factors[i]);
-  }
+  ESP_ASSIGN_OR_RETURN(const std::vector<float> factors, gguf_floats(file, *tensor));
   const std::optional<Llama3Scaling> found = find_scaling(factors, theta);
   if (!found) {
     return error(StatusCode::kUnimplemented,
                  "{}: '{}' scales rotations in a way that is not known: not as Llama 3's scaling "
                  "does for any original context",
-                 file.path().string(), kRopeFactors);
+                 file.path().string(), kRopeFactors[0]);
   }
   const Llama3Scaling& scaling = *found;
   config["rope_scaling"] = {{"rope_type", "llama3"},
@@ -162,7 +73,7 @@ Status add_rope_factors(const GgufFile& file, double theta, json::object& config
   return {};
 }
 
-Status add_rope(const GgufFile& file, const Fields& fields, json::object& config) {
+Status add_rope(const GgufFile& file, const GgufFields& fields, json::object& config) {
   const double theta = fields.number("rope.freq_base").value_or(10000.0);
   config["rope_theta"] = theta;
   ESP_RETURN_IF_ERROR(add_rope_factors(file, theta, config));
@@ -178,13 +89,13 @@ Status add_rope(const GgufFile& file, const Fields& fields, json::object& config
   return {};
 }
 
-Status add_sizes(const GgufFile& file, const Fields& fields, json::object& config) {
-  static constexpr NamePair kRequired[] = {{"embedding_length", "hidden_size"},
+Status add_sizes(const GgufFile& file, const GgufFields& fields, json::object& config) {
+  static constexpr GgufName kRequired[] = {{"embedding_length", "hidden_size"},
                                            {"feed_forward_length", "intermediate_size"},
                                            {"block_count", "num_hidden_layers"},
                                            {"attention.head_count", "num_attention_heads"},
                                            {"context_length", "max_position_embeddings"}};
-  for (const NamePair& pair : kRequired) {
+  for (const GgufName& pair : kRequired) {
     ESP_ASSIGN_OR_RETURN(config[pair.hugging_face], fields.required(pair.gguf));
   }
   if (const auto kv_heads = fields.integer("attention.head_count_kv")) {
@@ -195,7 +106,7 @@ Status add_sizes(const GgufFile& file, const Fields& fields, json::object& confi
     // The file holds a float; config.json would say 1e-05.
     config["rms_norm_eps"] = *epsilon;
   }
-  const GgufTensor* embedding = find_tensor(file, "token_embd.weight");
+  const GgufTensor* embedding = find_gguf_tensor(file, "token_embd.weight");
   if (embedding != nullptr && embedding->shape.size() == 2) {
     config["vocab_size"] = embedding->shape[0];
   } else if (const auto* tokens = file.strings("tokenizer.ggml.tokens")) {
@@ -218,29 +129,168 @@ std::vector<int64_t> interleaved_rows(int64_t num_rows, int64_t head_dim) {
   return rows;
 }
 
-Result<CheckpointTensor> to_checkpoint_tensor(const GgufTensor& tensor, int64_t interleaved_dim) {
-  CheckpointTensor out;
-  out.name = renamed(tensor.name);
-  out.dtype_name = tensor.type->name;
-  out.shape = tensor.shape;
-  out.bytes = tensor.bytes;
-  const bool moves = interleaved_dim > 0 &&
-                     (out.name.ends_with("q_proj.weight") || out.name.ends_with("k_proj.weight") ||
-                      out.name.ends_with("q_proj.bias") || out.name.ends_with("k_proj.bias"));
-  if (!moves) out.dtype = parse_dtype(tensor.type->name);
-  if (out.dtype) return out;
-  if (tensor.type->dequantize == nullptr) return out;  // refused by name where it is needed
-  std::vector<int64_t> rows;
-  if (moves) {
-    if (out.shape.empty() || out.shape[0] % interleaved_dim != 0) {
-      return fail(error(StatusCode::kDataLoss, "tensor '{}' has shape {}, no whole heads of {}",
-                        tensor.name, shape_string(out.shape), interleaved_dim));
-    }
-    rows = interleaved_rows(out.shape[0], interleaved_dim);
+// Elements of another reader and a number.
+class OffsetReader final : public TensorReader {
+ public:
+  OffsetReader(std::shared_ptr<const TensorReader> of, float offset)
+      : of_(std::move(of)), offset_(offset) {}
+  void read(int64_t first, std::span<float> out) const override {
+    of_->read(first, out);
+    for (float& value : out) value += offset_;
   }
-  out.reader = make_block_reader(tensor, std::move(rows));
-  return out;
-}
+
+ private:
+  const std::shared_ptr<const TensorReader> of_;
+  const float offset_;
+};
+
+// DeepSeek's kv_b out of the two tensors that conversion makes of it for the absorbed form: of each
+// head the rows of its keys, which lie transposed in k_b [heads, rank, nope], then those of its
+// values, v_b [heads, value, rank].
+class LatentReader final : public TensorReader {
+ public:
+  LatentReader(const GgufTensor& k, const GgufTensor& v)
+      : k_(make_block_reader(k, {})),
+        v_(make_block_reader(v, {})),
+        rank_(k.shape[1]),
+        nope_(k.shape[2]),
+        value_(v.shape[1]) {}
+
+  void read(int64_t first, std::span<float> out) const override {
+    std::vector<float> keys(static_cast<size_t>(rank_ * nope_)), row(static_cast<size_t>(rank_));
+    int64_t head_of_keys = -1, row_read = -1;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int64_t at = first + static_cast<int64_t>(i), r = at / rank_, column = at % rank_;
+      const int64_t head = r / (nope_ + value_), in_head = r % (nope_ + value_);
+      if (in_head < nope_) {
+        if (head != head_of_keys) k_->read(head * rank_ * nope_, keys);
+        head_of_keys = head;
+        out[i] = keys[static_cast<size_t>(column * nope_ + in_head)];
+      } else {
+        if (r != row_read) v_->read((head * value_ + in_head - nope_) * rank_, row);
+        row_read = r;
+        out[i] = row[static_cast<size_t>(column)];
+      }
+    }
+  }
+
+ private:
+  const std::shared_ptr<const TensorReader> k_, v_;
+  const int64_t rank_, nope_, value_;
+};
+
+// What the tensors of one model become.
+class Mapper {
+ public:
+  Mapper(const GgufFamily* family, int64_t interleaved_dim)
+      : family_(family), interleaved_dim_(interleaved_dim) {}
+
+  Status add(const GgufTensor& tensor) {
+    if (std::ranges::find(kRopeFactors, tensor.name) != std::end(kRopeFactors)) return {};
+    const std::string name =
+        family_ != nullptr ? family_->name_of(tensor.name) : std::string(tensor.name);
+    if (name.find("{}") != std::string::npos) return add_experts(tensor, name);
+    if (tensor.name.ends_with(".attn_k_b.weight") || tensor.name.ends_with(".attn_v_b.weight")) {
+      latents_.push_back(&tensor);
+      return {};
+    }
+    return add_one(tensor, name);
+  }
+
+  Result<std::vector<CheckpointTensor>> finish() {
+    for (const GgufTensor* keys : latents_) {
+      if (keys->name.ends_with(".attn_k_b.weight")) ESP_RETURN_IF_ERROR(join_latents(*keys));
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  Status add_one(const GgufTensor& tensor, std::string name) {
+    CheckpointTensor out;
+    out.name = std::move(name);
+    out.dtype_name = tensor.type->name;
+    out.shape = tensor.shape;
+    out.bytes = tensor.bytes;
+    if (out.name.ends_with("shared_expert_gate.weight") && out.shape.size() == 1) {
+      out.shape.insert(out.shape.begin(), 1);  // conversion drops the row
+    }
+    const bool moves =
+        interleaved_dim_ > 0 &&
+        (out.name.ends_with("q_proj.weight") || out.name.ends_with("k_proj.weight") ||
+         out.name.ends_with("q_proj.bias") || out.name.ends_with("k_proj.bias"));
+    const bool shifts =
+        family_ != nullptr && family_->norms_plus_one && out.name.ends_with("norm.weight");
+    if (!moves && !shifts) out.dtype = parse_dtype(tensor.type->name);
+    // A type that is not read is refused by name where it is needed.
+    if (!out.dtype && tensor.type->dequantize != nullptr) {
+      std::vector<int64_t> rows;
+      if (moves) {
+        if (out.shape.empty() || out.shape[0] % interleaved_dim_ != 0) {
+          return error(StatusCode::kDataLoss, "tensor '{}' has shape {}, no whole heads of {}",
+                       tensor.name, shape_string(out.shape), interleaved_dim_);
+        }
+        rows = interleaved_rows(out.shape[0], interleaved_dim_);
+      }
+      out.reader = make_block_reader(tensor, std::move(rows));
+      if (shifts) out.reader = std::make_shared<OffsetReader>(std::move(out.reader), -1.0f);
+    }
+    tensors_.push_back(std::move(out));
+    return {};
+  }
+
+  // Blocks lie along the last dimension, so an expert's bytes are one piece.
+  Status add_experts(const GgufTensor& tensor, const std::string& name) {
+    constexpr int64_t kMaxExperts = 1 << 12;
+    const int64_t count = tensor.shape.empty() ? 0 : tensor.shape[0];
+    if (tensor.shape.size() < 2 || count < 1 || count > kMaxExperts ||
+        tensor.bytes.size() % static_cast<size_t>(count) != 0) {
+      return error(StatusCode::kDataLoss, "tensor '{}' has shape {}, which is no list of experts",
+                   tensor.name, shape_string(tensor.shape));
+    }
+    const size_t size = tensor.bytes.size() / static_cast<size_t>(count);
+    const size_t place = name.find("{}");
+    for (int64_t i = 0; i < count; ++i) {
+      GgufTensor expert = tensor;
+      expert.shape.erase(expert.shape.begin());
+      expert.bytes = tensor.bytes.subspan(static_cast<size_t>(i) * size, size);
+      ESP_RETURN_IF_ERROR(add_one(expert, std::string(name).replace(place, 2, std::to_string(i))));
+    }
+    return {};
+  }
+
+  Status join_latents(const GgufTensor& keys) {
+    const size_t stem = keys.name.size() - std::string_view("k_b.weight").size();
+    const std::string_view prefix = keys.name.substr(0, stem);  // "blk.0.attn_"
+    const std::string name = family_->name_of(std::string(prefix) + "kv_b.weight");
+    const auto has_name = [&](const CheckpointTensor& t) { return t.name == name; };
+    if (std::ranges::any_of(tensors_, has_name)) return {};  // older files hold it, too
+    const auto is_values = [&](const GgufTensor* t) {
+      return t->name == std::string(prefix) + "v_b.weight";
+    };
+    const auto found = std::ranges::find_if(latents_, is_values);
+    const GgufTensor* values = found == latents_.end() ? nullptr : *found;
+    const bool fits = values != nullptr && keys.shape.size() == 3 && values->shape.size() == 3 &&
+                      keys.shape[0] == values->shape[0] && keys.shape[1] == values->shape[2] &&
+                      keys.type->dequantize != nullptr && values->type->dequantize != nullptr;
+    if (!fits) {
+      return error(StatusCode::kDataLoss, "tensor '{}' {} does not fit to '{}v_b.weight'",
+                   keys.name, shape_string(keys.shape), prefix);
+    }
+    CheckpointTensor out;
+    out.name = name;
+    out.dtype_name = keys.type->name;
+    out.shape = {keys.shape[0] * (keys.shape[2] + values->shape[1]), keys.shape[1]};
+    out.bytes = keys.bytes;
+    out.reader = std::make_shared<LatentReader>(keys, *values);
+    tensors_.push_back(std::move(out));
+    return {};
+  }
+
+  const GgufFamily* const family_;
+  const int64_t interleaved_dim_;
+  std::vector<CheckpointTensor> tensors_;
+  std::vector<const GgufTensor*> latents_;
+};
 
 }  // namespace
 
@@ -266,19 +316,19 @@ Result<JsonObject> gguf_config(const GgufFile& file) {
                       "{}: the metadata key 'general.architecture' is missing",
                       file.path().string()));
   }
-  const Architecture* architecture = find_architecture(*name);
-  const Fields fields(file, *name);
+  const GgufFamily* family = find_gguf_family(file);
+  const GgufFields fields(file, *name);
   json::object config;
-  config["architectures"] =
-      json::array{architecture != nullptr ? architecture->hugging_face : *name};
-  config["model_type"] = architecture != nullptr ? architecture->model_type : *name;
-  if (architecture != nullptr) {
+  config["architectures"] = json::array{family != nullptr ? family->hugging_face : *name};
+  config["model_type"] = family != nullptr ? family->model_type : *name;
+  if (family != nullptr) {
     ESP_RETURN_IF_ERROR(add_sizes(file, fields, config));
     ESP_RETURN_IF_ERROR(add_rope(file, fields, config));
+    if (family->add_fields != nullptr) ESP_RETURN_IF_ERROR(family->add_fields(fields, config));
   }
-  config["attention_bias"] = find_tensor(file, "blk.0.attn_output.bias") != nullptr;
-  config["mlp_bias"] = find_tensor(file, "blk.0.ffn_up.bias") != nullptr;
-  config["tie_word_embeddings"] = find_tensor(file, "output.weight") == nullptr;
+  config.emplace("attention_bias", find_gguf_tensor(file, "blk.0.attn_output.bias") != nullptr);
+  config["mlp_bias"] = find_gguf_tensor(file, "blk.0.ffn_up.bias") != nullptr;
+  config["tie_word_embeddings"] = find_gguf_tensor(file, "output.weight") == nullptr;
   const bool is_float32 = std::all_of(file.tensors().begin(), file.tensors().end(),
                                       [](const GgufTensor& t) { return t.type->name == "F32"; });
   config["torch_dtype"] = is_float32 ? "float32" : "bfloat16";
@@ -292,11 +342,10 @@ Result<JsonObject> gguf_config(const GgufFile& file) {
 
 Result<std::vector<CheckpointTensor>> gguf_tensors(const std::vector<GgufFile>& files) {
   const GgufFile& first = files.front();
-  const std::string_view name = first.string("general.architecture").value_or("");
-  const Architecture* architecture = find_architecture(name);
+  const GgufFamily* family = find_gguf_family(first);
   int64_t interleaved_dim = 0;
-  if (architecture != nullptr && architecture->interleaved) {
-    const Fields fields(first, name);
+  if (family != nullptr && family->interleaved) {
+    const GgufFields fields(first, family->gguf);
     ESP_ASSIGN_OR_RETURN(const int64_t heads, fields.required("attention.head_count"));
     ESP_ASSIGN_OR_RETURN(const int64_t width, fields.required("embedding_length"));
     if (heads <= 0 || width <= 0) {
@@ -309,15 +358,16 @@ Result<std::vector<CheckpointTensor>> gguf_tensors(const std::vector<GgufFile>& 
           error(StatusCode::kDataLoss, "{}: heads of {}", first.path().string(), interleaved_dim));
     }
   }
-  std::vector<CheckpointTensor> tensors;
+  Mapper mapper(family, interleaved_dim);
   for (const GgufFile& file : files) {
     for (const GgufTensor& tensor : file.tensors()) {
-      if (tensor.name == kRopeFactors) continue;
-      Result<CheckpointTensor> made = to_checkpoint_tensor(tensor, interleaved_dim);
-      if (!made) return fail(made.error().with_context(file.path().string()));
-      tensors.push_back(std::move(*made));
+      if (const Status status = mapper.add(tensor); !status.ok()) {
+        return fail(status.with_context(file.path().string()));
+      }
     }
   }
+  auto tensors = mapper.finish();
+  if (!tensors) return fail(tensors.error().with_context(first.path().string()));
   return tensors;
 }
 

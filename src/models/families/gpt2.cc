@@ -52,6 +52,8 @@ Result<DecoderSpec> make_gpt2_spec(const JsonObject& config) {
   ESP_ASSIGN_OR_RETURN(spec.eos_ids, read_eos_token_ids(config));
   spec.learned_positions = spec.context_length;
   spec.names = gpt2_names();
+  // Of a GGUF, which holds them as everybody else's.
+  ESP_ASSIGN_OR_RETURN(spec.names.transposed, config.boolean_or("transposed_weights", true));
 
   NormSpec norm{.kind = NormSpec::Kind::kLayer};
   ESP_ASSIGN_OR_RETURN(norm.epsilon, read_positive_or(config, "layer_norm_epsilon", 1e-5));

@@ -41,6 +41,9 @@ Result<DecoderSpec> make_gpt_oss_spec(const JsonObject& config) {
   spec.names.fused_down = "model.layers.{}.mlp.experts.down_proj";
   spec.names.experts = config.has("quantization_config") ? WeightNames::Experts::kFusedMxfp4
                                                          : WeightNames::Experts::kFused;
+  // Of a GGUF: a tensor for each expert's gate, up and down.
+  ESP_ASSIGN_OR_RETURN(const bool separate, config.boolean_or("separate_experts", false));
+  if (separate) spec.names.experts = WeightNames::Experts::kEach;
   return spec;
 }
 
