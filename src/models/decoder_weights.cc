@@ -30,7 +30,7 @@ class Loader {
     ESP_RETURN_IF_ERROR(read_.matrix(layout.head, weights.head));
     for (const PoolingLayout& layer : layout.pooling_head) {
       PoolingWeights& to = weights.pooling_head.emplace_back();
-      ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix, {.type = DType::kFloat32}));
+      ESP_RETURN_IF_ERROR(read_.matrix(layer.matrix, to.matrix));
       ESP_RETURN_IF_ERROR(read_.vector(layer.bias, to.bias));
     }
     for (size_t i = 0; i < layout.layers.size(); ++i) {

@@ -130,6 +130,10 @@ std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const Weig
   memory.matrix(layout.embedding);
   memory.matrix(layout.position_embedding);
   memory.matrix(layout.head);
+  for (const PoolingLayout& layer : layout.pooling_head) {
+    memory.matrix(layer.matrix);
+    memory.vector(layer.bias);
+  }
   memory.vector(layout.final_norm);
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     add_layer(spec, spec.layers[i], layout.layers[i], types, memory);

@@ -152,7 +152,9 @@ std::vector<PoolingLayout> pooling_layout(const PoolingSpec& pooling, int64_t in
   std::vector<PoolingLayout> out;
   for (const PoolingSpec::HeadLayer& layer : pooling.head) {
     PoolingLayout& to = out.emplace_back();
-    to.matrix = {.blocks = {{layer.name + ".weight", layer.outputs}}, .in_features = in_features};
+    to.matrix = {.blocks = {{layer.name + ".weight", layer.outputs}},
+                 .in_features = in_features,
+                 .precision = Precision::kFloat32};
     if (layer.bias) to.bias = vector_of(layer.name + ".bias", layer.outputs);
     in_features = layer.outputs;
   }
