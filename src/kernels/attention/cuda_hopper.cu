@@ -6,7 +6,12 @@
 // The rest is in cuda_rows.cuh.
 //
 // Measured at 16k tokens, 32 heads of 128: mma.sync tiles 174 TFLOP/s; this with pieces announced
-// by the bringing threads, which had to wait for each to land, 409.
+// by the bringing threads, which had to wait for each to land, 409; announced by the copies
+// themselves, 430; with offsets handed from lane to lane instead of through shared memory, 488 on a
+// GPU whose products ran at 740 (66 % of them; before, 54 % of 806). A chunk of 512 after 32k: 534.
+// Tried without effect: turns alone, since the assembler had moved the whole softmax behind the
+// wait for the values' products (release_after() in cuda_rows.cuh keeps it before; at 4k 423 became
+// 449). A branch while products run makes the assembler wait after each of them.
 #include "kernels/attention/cuda_rows.cuh"
 #include "kernels/cuda/launch.h"
 

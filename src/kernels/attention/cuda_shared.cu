@@ -11,6 +11,12 @@
 // warp group brings, two multiply: 64 rows each of all positions where a tile has more than 64
 // rows, else the same rows of half the positions each, put together at the end. Copies run on
 // through the ends of items.
+//
+// Measured on an H200 that reads 4.65 TB/s: 512 lanes of 2,304 positions of which groups of 16
+// share 2,048: 250 us for both kernels, of which about 86 here, where each lane by itself takes
+// 1,089; predicted 173 by bytes. 256 lanes that all share 1,024 of 1,152: 93 (227). What is missing
+// is mostly in the lanes' own parts, whose 4,096 pieces of 256 positions each begin with a chain of
+// latencies.
 #include "kernels/attention/cuda_rows.cuh"
 #include "kernels/cuda/launch.h"
 
