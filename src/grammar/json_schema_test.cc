@@ -218,6 +218,26 @@ TEST(Schema, RefusesByPointerAndKeyword) {
   }
 }
 
+TEST(Schema, AKeyThatComesTwiceCountsOnce) {
+  const auto grammar = compile_grammar(
+      {.kind = GrammarSpec::Kind::kJsonSchema,
+       .source = R"({"type":"object","properties":{"p":{"type":"null"}},"minProperties":3,
+                     "additionalProperties":{"type":"integer"}})",
+       .choices = {},
+       .whitespace = Whitespace::kCompact},
+      byte_trie());
+  ASSERT_TRUE(grammar) << grammar.error().to_string();
+  const auto whole = [&](std::string_view text) {
+    Matcher matcher(*grammar);
+    return matcher.accept_bytes(text) && matcher.can_end();
+  };
+  EXPECT_TRUE(whole(R"({"a":1,"b":2,"c":3})"));
+  EXPECT_TRUE(whole(R"({"p":null,"b":2,"c":3})"));
+  EXPECT_TRUE(whole(R"({"a":1,"a":2,"b":1,"c":1})"));
+  EXPECT_FALSE(whole(R"({"a":1,"b":2,"a":3})"));
+  EXPECT_FALSE(whole(R"({"p":null,"b":2})"));
+}
+
 TEST(Schema, AnyOrderTakesEachOrder) {
   const auto grammar =
       compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,

@@ -416,6 +416,17 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
                  (!extra.empty() || facts.properties_max < std::ssize(list));
   int64_t properties_min = facts.properties_min;
   if (bounded && facts.properties_max < facts.properties_min) return ir_.never();
+  // An undeclared key may come twice, and then counts once.
+  const auto certain = std::max<int64_t>(std::ssize(facts.required), 1);
+  if (!extra.empty() && properties_min > certain) {
+    if (!rough_) {
+      return fail(error(StatusCode::kUnimplemented,
+                        "{}/minProperties: counting properties that are not declared is not "
+                        "supported",
+                        document_.pointer_of(elements[0].schema)));
+    }
+    left_out_ = true;
+  }
   const auto places = static_cast<int64_t>(list.size());
   if (rough_ && (places + 1) * std::max(facts.properties_max, properties_min) > 1000) {
     left_out_ = true;

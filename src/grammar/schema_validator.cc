@@ -1,6 +1,7 @@
 #include "grammar/schema_validator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "grammar/json_format.h"
@@ -51,6 +52,8 @@ bool has_type(const json::value& v, std::string_view type, Draft draft) {
   const auto whole = [&] {
     if (v.is_int64() || v.is_uint64()) return true;
     if (!v.is_double()) return false;
+    // Beyond 64 bits an integer is read as a double; whether a point was written is not known then.
+    if (std::abs(v.get_double()) >= 0x1p63) return true;
     const auto decimal = Decimal::of(v);
     return draft != Draft::k4 && decimal && decimal->fraction.empty();
   };
