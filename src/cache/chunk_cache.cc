@@ -16,13 +16,14 @@ void ChunkCache::finish(SequencePages&& pages, std::span<const TokenId>) {
 
 void ChunkCache::release(SequencePages& pages) {
   if (!pages.holds()) return;
-  pool_.free(pages.own());
+  end_window(pages);
+  free_pages(pages.own());
   pages.cache_ = nullptr;
   pages.table_.clear();
 }
 
 PrefixCacheSizes ChunkCache::sizes() const {
-  return {.total = num_pages(), .free = pool_.num_free()};
+  return {.total = num_pages(), .free = pool_.num_free(), .window_available = window_available()};
 }
 
 void ChunkCache::check_invariants(std::span<const SequencePages* const> sequences,

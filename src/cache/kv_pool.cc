@@ -27,10 +27,25 @@ Status check_config(const KvPoolConfig& config) {
   if (config.num_planes != 1 && config.num_planes != 2) {
     return invalid_argument("KV pool: num_planes is {}; it must be 1 or 2", config.num_planes);
   }
+  const auto num_layers = static_cast<size_t>(config.num_layers);
+  if (!config.window_layers.empty()) {
+    ESP_RETURN_IF_ERROR(positive("num_window_pages", config.num_window_pages));
+    if (config.window_layers.size() != num_layers)
+      return invalid_argument("KV pool: {} layers are told whether they have a window, of {}",
+                              config.window_layers.size(), num_layers);
+  }
   return Status();
 }
 
-KvView make_view(const KvPoolConfig& config, std::byte* base, int64_t plane_stride_bytes) {
+// Of one plane of a layer, up to where the next may begin.
+int64_t plane_stride_bytes(const KvPoolConfig& config, int32_t layer) {
+  const int32_t num_pages =
+      config.is_window_layer(layer) ? config.num_window_pages : config.num_pages;
+  const int64_t plane_bytes = config.bytes_per_layer_page() / config.num_planes * num_pages;
+  return (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+}
+
+KvView make_view(const KvPoolConfig& config, std::byte* base) {
   KvView view;
   view.type = config.type;
   view.num_pages = config.num_pages;
@@ -40,16 +55,12 @@ KvView make_view(const KvPoolConfig& config, std::byte* base, int64_t plane_stri
   view.head_stride = config.head_dim;
   view.token_stride = view.head_stride * config.num_kv_heads;
   view.page_stride = view.token_stride * config.page_size;
-  for (int32_t i = 0; i < config.num_layers; ++i, base += config.num_planes * plane_stride_bytes) {
-    view.layers.push_back({.k = base, .v = base + (config.num_planes - 1) * plane_stride_bytes});
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    const int64_t stride = plane_stride_bytes(config, i);
+    view.layers.push_back({.k = base, .v = base + (config.num_planes - 1) * stride});
+    base += config.num_planes * stride;
   }
   return view;
-}
-
-int64_t plane_stride_bytes(const KvPoolConfig& config) {
-  const int64_t plane_bytes =
-      config.bytes_per_page() / (int64_t{config.num_planes} * config.num_layers) * config.num_pages;
-  return (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
 }
 
 class HostPlanes final : public KvPlanes {
@@ -79,7 +90,10 @@ Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes) {
 
 // One alignment more than the planes take, so that the first can begin on a border.
 int64_t KvPool::bytes_needed(const KvPoolConfig& config) {
-  return plane_stride_bytes(config) * config.num_planes * config.num_layers + kPlaneAlignment;
+  int64_t bytes = kPlaneAlignment;
+  for (int32_t i = 0; i < config.num_layers; ++i)
+    bytes += config.num_planes * plane_stride_bytes(config, i);
+  return bytes;
 }
 
 Result<KvPool> KvPool::create(const KvPoolConfig& config, const AllocatePlanes& allocate) {
@@ -90,8 +104,7 @@ Result<KvPool> KvPool::create(const KvPoolConfig& config, const AllocatePlanes& 
   ESP_ASSIGN_OR_RETURN(pool.planes_, allocate(pool.size_bytes_));
   const auto address = reinterpret_cast<uintptr_t>(pool.planes_->data());
   const uintptr_t aligned = (address + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
-  pool.view_ =
-      make_view(config, pool.planes_->data() + (aligned - address), plane_stride_bytes(config));
+  pool.view_ = make_view(config, pool.planes_->data() + (aligned - address));
   return pool;
 }
 

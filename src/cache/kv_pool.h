@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "base/status.h"
 #include "seams/kv_view.h"
@@ -19,11 +20,19 @@ struct KvPoolConfig {
   int32_t num_pages = 0;
   int32_t page_size = 1;   // tokens
   int32_t num_planes = 2;  // of a layer: K and V, or 1 that is both
+  // Layers that see a sliding window and have pages of their own; empty: none.
+  std::vector<bool> window_layers;
+  int32_t num_window_pages = 0;  // of these
 
-  int64_t bytes_per_page() const {  // all planes of all layers
-    return int64_t{num_planes} * num_layers * page_size * num_kv_heads * head_dim *
+  bool is_window_layer(int32_t layer) const {
+    return !window_layers.empty() && window_layers[static_cast<size_t>(layer)];
+  }
+  int64_t bytes_per_layer_page() const {  // all planes of a layer
+    return int64_t{num_planes} * page_size * num_kv_heads * head_dim *
            (type == KvType::kFloat32 ? 4 : 2);
   }
+  // All planes of all layers, where these have the same pages.
+  int64_t bytes_per_page() const { return num_layers * bytes_per_layer_page(); }
 };
 
 // Where planes lie. `data` has at least the bytes that were asked for, zero at first.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cache/cache_events.h"
 #include "cache/radix_node.h"
 
 namespace espalier {
@@ -17,6 +18,8 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
              .policy = config.eviction_policy,
              .num_nodes_expected =
                  static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}),
+      events_(config.events),
+      hashes_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)),
       reuse_(config.reuse) {}
 
 int32_t RadixCache::usable(int32_t num_matched, size_t num_tokens) const {
@@ -26,8 +29,19 @@ int32_t RadixCache::usable(int32_t num_matched, size_t num_tokens) const {
   return share - share % page_size_;
 }
 
-int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
+int32_t RadixCache::match_bound(std::string_view cache_namespace,
+                                std::span<const TokenId> tokens) const {
   return usable(tree_.match(cache_namespace, tokens), tokens.size());
+}
+
+int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
+  if (window_ == nullptr) return match_bound(cache_namespace, tokens);
+  // Up to where the window's tail is there still.
+  match_pages_.clear();
+  const int32_t most =
+      usable(tree_.match_pages(cache_namespace, tokens, match_pages_), tokens.size());
+  const auto num_pages = static_cast<size_t>(most / page_size_);
+  return window_->usable(std::span(match_pages_).first(num_pages)) * page_size_;
 }
 
 SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
@@ -35,10 +49,12 @@ SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<cons
   SequencePages pages;
   pages.cache_ = this;
   pages.priority_ = priority;
-  if (reuse_.match_share < 1 || reuse_.whole_prompts_only)
+  if (reuse_.match_share < 1 || reuse_.whole_prompts_only || window_ != nullptr)
     tokens = tokens.first(static_cast<size_t>(match(cache_namespace, tokens)));
   pages.lock_ = tree_.lock(cache_namespace, tokens, &pages.table_, priority);
   pages.num_shared_ = pages.num_pages();
+  if (events_ != nullptr) pages.namespace_ = cache_namespace;
+  begin_window(pages);
   return pages;
 }
 
@@ -54,16 +70,66 @@ void RadixCache::move_to_tree(SequencePages& pages, std::span<const TokenId> tok
   const RadixTree::Extension added =
       tree_.extend(pages.lock_, tokens.subspan(begin * page_size, (end - begin) * page_size), moved,
                    &present_, pages.priority_);
+  if (window_ != nullptr) replace_in_window(pages, begin);
   duplicates.insert(duplicates.end(), moved.begin(),
                     moved.begin() + static_cast<std::ptrdiff_t>(present_.size()));
   std::copy(present_.begin(), present_.end(), moved.begin());
+  if (events_ != nullptr && present_.size() < moved.size())
+    tell_stored(pages, tokens.first(end * page_size), begin + present_.size());
   pages.lock_ = added.node;
   pages.num_shared_ = static_cast<int32_t>(end);
 }
 
+// Pages from `begin` on, up to the end of `tokens`, are the tree's since now.
+void RadixCache::tell_stored(const SequencePages& pages, std::span<const TokenId> tokens,
+                             size_t begin) {
+  const auto page_size = static_cast<size_t>(page_size_);
+  const auto hash_at = [&](size_t i) -> uint64_t& {
+    return hashes_[static_cast<size_t>(pages.table_[i])];
+  };
+  CacheEvent event{.type = CacheEvent::Type::kStored,
+                   .parent_hash = begin == 0 ? 0 : hash_at(begin - 1),
+                   .cache_namespace = pages.namespace_};
+  event.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(begin * page_size),
+                      tokens.end());
+  uint64_t hash = event.parent_hash;
+  for (size_t i = begin; i < tokens.size() / page_size; ++i) {
+    hash = hash_of_page(pages.namespace_, hash, tokens.subspan(i * page_size, page_size));
+    event.hashes.push_back(hash_at(i) = hash);
+  }
+  events_->push(std::move(event));
+}
+
+void RadixCache::tell_removed(std::span<const PageId> pages) {
+  if (pages.empty()) return;
+  CacheEvent event;  // cleared
+  if (tree_.num_nodes() > 0) {
+    event.type = CacheEvent::Type::kRemoved;
+    for (const PageId page : pages) event.hashes.push_back(hashes_[static_cast<size_t>(page)]);
+  }
+  events_->push(std::move(event));
+}
+
+// The pages in present_ stand for the sequence's own from page `begin` on. A window page that the
+// tree has lost is taken over; else the duplicate's stays with it, for a step in flight may read
+// it.
+void RadixCache::replace_in_window(SequencePages& pages, size_t begin) {
+  for (size_t i = 0; i < present_.size(); ++i) {
+    const size_t at = begin + i;
+    if (at < static_cast<size_t>(pages.window_begin_)) continue;
+    const PageId own = pages.table_[at], cached = present_[i];
+    if (window_->has(cached)) {
+      window_->add_user(cached);
+    } else {
+      window_->move(own, cached);
+    }
+    pages.window_table_[at] = window_->of(cached);
+  }
+}
+
 void RadixCache::share(SequencePages& pages, std::span<const TokenId> tokens,
                        DetachedPages& replaced) {
-  replaced.pool_ = &pool_;
+  replaced.cache_ = this;
   move_to_tree(pages, tokens, replaced.pages_);
 }
 
@@ -71,12 +137,13 @@ void RadixCache::finish(SequencePages&& pages, std::span<const TokenId> tokens) 
   SequencePages ended = std::move(pages);
   scratch_.clear();
   move_to_tree(ended, tokens, scratch_);
-  pool_.free(scratch_);
+  free_pages(scratch_);
 }
 
 void RadixCache::release(SequencePages& pages) {
   if (!pages.holds()) return;
-  pool_.free(pages.own());
+  end_window(pages);
+  free_pages(pages.own());
   tree_.unlock(pages.lock_);
   pages.cache_ = nullptr;
   pages.lock_ = nullptr;
@@ -98,7 +165,8 @@ int32_t RadixCache::num_pages_held_alone(const SequencePages& pages) const {
 int32_t RadixCache::evict(int32_t count) {
   scratch_.clear();
   const int32_t num_evicted = tree_.evict(count, &scratch_);
-  pool_.free(scratch_);
+  if (events_ != nullptr) tell_removed(scratch_);
+  free_pages(scratch_);
   return num_evicted;
 }
 
@@ -106,7 +174,8 @@ PrefixCacheSizes RadixCache::sizes() const {
   return {.total = num_pages(),
           .free = pool_.num_free(),
           .evictable = tree_.num_evictable_pages(),
-          .protected_ = tree_.num_protected_pages()};
+          .protected_ = tree_.num_protected_pages(),
+          .window_available = window_available()};
 }
 
 void RadixCache::check_invariants(std::span<const SequencePages* const> sequences,

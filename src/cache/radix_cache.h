@@ -15,7 +15,11 @@ class RadixCache final : public PrefixCache {
 
   bool reuses() const override { return true; }
   int32_t match(std::string_view cache_namespace, std::span<const TokenId> tokens) const override;
-  uint64_t version() const override { return tree_.version(); }
+  int32_t match_bound(std::string_view cache_namespace,
+                      std::span<const TokenId> tokens) const override;
+  uint64_t version() const override {
+    return tree_.version() + (window_ == nullptr ? 0 : window_->version());
+  }
   SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
                       int32_t priority) override;
   void share(SequencePages& pages, std::span<const TokenId> tokens,
@@ -37,12 +41,19 @@ class RadixCache final : public PrefixCache {
   void move_to_tree(SequencePages& pages, std::span<const TokenId> tokens,
                     std::vector<PageId>& duplicates);
 
+  void replace_in_window(SequencePages& pages, size_t begin);
   int32_t usable(int32_t num_matched, size_t num_tokens) const;
 
+  void tell_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
+  void tell_removed(std::span<const PageId> pages);
+
   RadixTree tree_;
+  CacheEventLog* const events_;
+  std::vector<uint64_t> hashes_;  // [num_pages], of those that the tree owns; where events are told
   const CacheReuse reuse_;
   std::vector<PageId> scratch_;  // kept for its capacity
   std::vector<PageId> present_;
+  mutable std::vector<PageId> match_pages_;  // the same
 };
 
 }  // namespace espalier

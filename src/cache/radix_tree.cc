@@ -85,6 +85,16 @@ int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tok
   return walk(name_space, tokens).num_tokens;
 }
 
+int32_t RadixTree::match_pages(std::string_view name_space, std::span<const Token> tokens,
+                               std::vector<Page>& pages) const {
+  const Walk at = walk(name_space, tokens);
+  if (at.node == nullptr || !options_.has_pages) return at.num_tokens;
+  const size_t begin = pages.size();
+  append_pages_to(at.node, pages);
+  pages.resize(begin + static_cast<size_t>(at.num_tokens / options_.page_size));
+  return at.num_tokens;
+}
+
 RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> tokens,
                            std::vector<Page>* pages, int32_t priority) {
   ++now_;
@@ -95,14 +105,16 @@ RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> t
     at.node = split(at.node, at.num_tokens - begin);
   }
   for (RadixNode* node = at.node; node != nullptr; node = node->parent) add_lock(node, priority);
-  if (pages != nullptr && options_.has_pages) {
-    const auto begin = static_cast<std::ptrdiff_t>(pages->size());
-    pages->resize(pages->size() + static_cast<size_t>(at.node->end / options_.page_size));
-    for (const RadixNode* node = at.node; !node->is_root(); node = node->parent)
-      std::copy(node->pages().begin(), node->pages().end(),
-                pages->begin() + begin + node->parent->end / options_.page_size);
-  }
+  if (pages != nullptr && options_.has_pages) append_pages_to(at.node, *pages);
   return at.node;
+}
+
+void RadixTree::append_pages_to(const RadixNode* end, std::vector<Page>& pages) const {
+  const auto begin = static_cast<std::ptrdiff_t>(pages.size());
+  pages.resize(pages.size() + static_cast<size_t>(end->end / options_.page_size));
+  for (const RadixNode* node = end; !node->is_root(); node = node->parent)
+    std::copy(node->pages().begin(), node->pages().end(),
+              pages.begin() + begin + node->parent->end / options_.page_size);
 }
 
 void RadixTree::unlock(RadixNode* node) {

@@ -48,6 +48,9 @@ class RadixTree {
 
   // How many leading tokens are in the tree, whole pages only. Modifies nothing.
   int32_t match(std::string_view name_space, std::span<const Token> tokens) const;
+  // The same, and appends its pages.
+  int32_t match_pages(std::string_view name_space, std::span<const Token> tokens,
+                      std::vector<Page>& pages) const;
 
   // Matches and protects: until unlock() nothing of the matched run is evicted. Appends the run's
   // pages to `pages`. The node is the run's end (the namespace's root for an empty match).
@@ -118,6 +121,7 @@ class RadixTree {
   void remove_leaf(RadixNode* leaf);
   void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages);
   int32_t num_pages_of(const RadixNode* node) const;
+  void append_pages_to(const RadixNode* end, std::vector<Page>& pages) const;
 
   void check_node(const RadixNode& node, int32_t num_locks) const;
 

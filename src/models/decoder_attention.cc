@@ -119,6 +119,16 @@ void DecoderModel::project_latent(size_t layer, int64_t rows) {
   }
 }
 
+namespace {
+
+// Layers with a sliding window may have pages of their own.
+std::span<const PageId> page_tables_of(const AttentionSpec& a, const ForwardBatch& batch) {
+  const bool own = a.sliding_window > 0 && !batch.window_page_tables.empty();
+  return own ? batch.window_page_tables : batch.page_tables;
+}
+
+}  // namespace
+
 void DecoderModel::append_kv(size_t layer, const ForwardBatch& batch, const KvView& kv) {
   const AttentionSpec& a = spec_.layers[layer].attention;
   const float* k = qkv_.as<float>() + a.q_dim();
@@ -127,7 +137,7 @@ void DecoderModel::append_kv(size_t layer, const ForwardBatch& batch, const KvVi
                                  .v = a.latent ? nullptr : k + a.kv_dim(),
                                  .v_stride = qkv_stride(a),
                                  .lanes = batch.lanes,
-                                 .page_tables = batch.page_tables,
+                                 .page_tables = page_tables_of(a, batch),
                                  .kv = &kv,
                                  .layer = static_cast<int32_t>(layer)});
 }
@@ -144,7 +154,7 @@ void DecoderModel::attend(size_t layer, std::span<const Lane> lanes, int64_t row
                                  .out_stride = a.q_dim(),
                                  .heads = a.num_heads,
                                  .lanes = lanes,
-                                 .page_tables = batch.page_tables,
+                                 .page_tables = page_tables_of(a, batch),
                                  .kv = &kv,
                                  .layer = static_cast<int32_t>(layer),
                                  .scale = a.scale,

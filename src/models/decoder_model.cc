@@ -74,6 +74,11 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   info.num_kv_heads = attention.num_kv_heads;
   info.head_dim = attention.head_dim;
   info.kv_planes = attention.latent ? 1 : 2;
+  for (const LayerSpec& layer : spec.layers) {
+    info.window_layers.push_back(layer.attention.sliding_window > 0);
+    info.sliding_window = std::max(info.sliding_window, layer.attention.sliding_window);
+  }
+  if (info.sliding_window == 0) info.window_layers.clear();
   info.num_parameters = spec.num_parameters();
   info.eos_ids = spec.eos_ids;
   if (spec.pooling) {

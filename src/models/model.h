@@ -1,6 +1,7 @@
 // A model that runs: weights in memory and a forward pass over a ForwardBatch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -39,15 +40,24 @@ struct ModelInfo {
   int32_t head_dim = 0;
   // Of a layer: K and V, or one that is both (latent attention). See KvView.
   int32_t kv_planes = 2;
+  // Layers that see no more than the last positions: the largest such window, its own position
+  // included (0: there are none), and which they are, [num_layers] (empty: none).
+  int32_t sliding_window = 0;
+  std::vector<bool> window_layers;
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0;          // as loaded
   std::vector<TokenId> eos_ids;      // from generation_config.json, else config.json
   std::optional<PooledInfo> pooled;  // the model makes vectors of texts, and does not generate
 
+  int32_t num_window_layers() const {
+    return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
+  }
+  int64_t kv_bytes_per_layer_token(KvType type) const {
+    return int64_t{kv_planes} * num_kv_heads * head_dim * (type == KvType::kFloat32 ? 4 : 2);
+  }
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {
-    return int64_t{kv_planes} * num_layers * num_kv_heads * head_dim *
-           (type == KvType::kFloat32 ? 4 : 2);
+    return num_layers * kv_bytes_per_layer_token(type);
   }
 };
 

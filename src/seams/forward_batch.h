@@ -79,6 +79,9 @@ struct ForwardBatch {
   std::vector<TokenId> token_ids;   // [num_tokens], lane after lane; or kTokenFromSlot
   std::vector<int32_t> positions;   // [num_tokens]
   std::vector<PageId> page_tables;  // lane.num_pages each from lane.page_begin; gaps between
+  // The same for layers that see a sliding window, where these have pages of their own: entries of
+  // pages that the window has passed mean nothing. Empty: page_tables is of all layers.
+  std::vector<PageId> window_page_tables;
   // Where the scheduler is asked to look for them; parents before their children.
   std::vector<SharedPrefix> shared_prefixes;
   std::vector<int32_t> shared_lanes;  // indices into lanes, rising within each shared prefix
@@ -90,6 +93,7 @@ struct ForwardBatch {
     token_ids.clear();
     positions.clear();
     page_tables.clear();
+    window_page_tables.clear();
     shared_prefixes.clear();
     shared_lanes.clear();
   }
