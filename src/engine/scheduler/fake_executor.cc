@@ -164,6 +164,7 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
     if (static_cast<size_t>(p) < known.prompt_len) ++num_prompt_tokens_computed_;
   }
 
+  if (sliding_window_ > 0) run_window(batch, lane, known, step);
   LaneResult result;
   if (known.fail_at >= 0 && lane.output_index >= known.fail_at) {
     result.status = Status(StatusCode::kInternal, "the fake lane fails here");
@@ -187,6 +188,33 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
     known.digests.push_back(fake_digest(digest, result.token));
   }
   return result;
+}
+
+// The layers with a window: the same histories, in the window's pages, as far as it reaches.
+void FakeExecutor::run_window(const ForwardBatch& batch, const Lane& lane, const Known& known,
+                              InFlight& step) {
+  ESP_CHECK(batch.window_page_tables.size() == batch.page_tables.size());
+  const int32_t end = lane.prefix_len + lane.num_query_tokens;
+  for (int32_t p = std::max(0, lane.prefix_len - sliding_window_ + 1); p < end; ++p) {
+    const Row row{batch.window_page_tables[static_cast<size_t>(lane.page_begin + p / page_size_)],
+                  p % page_size_};
+    const uint64_t digest = known.digests[static_cast<size_t>(p) + 1];
+    if (p < lane.prefix_len) {
+      const auto found = window_memory_.find(row);
+      ESP_CHECK(found != window_memory_.end() && found->second == digest,
+                "step {} slot {}: position {} is not in window page {} row {}", batch.step,
+                lane.slot, p, row.first, row.second);
+    } else {
+      for (const InFlight& other : in_flight_) {
+        const auto used = other.window_rows.find(row);
+        ESP_CHECK(used == other.window_rows.end() || used->second == lane.slot,
+                  "step {} writes window page {} row {}, which step {} in flight still uses",
+                  batch.step, row.first, row.second, other.result.step);
+      }
+      window_memory_[row] = digest;
+    }
+    step.window_rows[row] = lane.slot;
+  }
 }
 
 StepResult FakeExecutor::wait(uint64_t step) {

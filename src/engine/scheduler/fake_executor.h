@@ -28,7 +28,9 @@ float fake_logprob(uint64_t digest, TokenId token);
 
 class FakeExecutor {
  public:
-  explicit FakeExecutor(int32_t page_size) : page_size_(page_size) {}
+  // sliding_window: where batches bring tables of the window's map, what a token reads there.
+  explicit FakeExecutor(int32_t page_size, int32_t sliding_window = 0)
+      : page_size_(page_size), sliding_window_(sliding_window) {}
 
   // A sequence is known by its sampling seed. Lanes of it fail from output `fail_at` on (-1:
   // never).
@@ -53,7 +55,9 @@ class FakeExecutor {
   struct InFlight {
     StepResult result;
     std::map<Row, SlotId> rows;  // read or written, by whom
+    std::map<Row, SlotId> window_rows;
   };
+  void run_window(const ForwardBatch& batch, const Lane& lane, const Known& known, InFlight& step);
 
   LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
   void check_init(const SlotInit& init);
@@ -62,7 +66,7 @@ class FakeExecutor {
   void check_shared_prefixes(const ForwardBatch& batch) const;
   bool holds_shared_prefixes_ = false;
 
-  const int32_t page_size_;
+  const int32_t page_size_, sliding_window_;
   std::unordered_map<uint64_t, Known> known_;
   std::unordered_map<SlotId, uint64_t> seed_of_slot_;
   // What a device that keeps page tables knows of each slot's: its version, and its entries so far.
@@ -71,7 +75,7 @@ class FakeExecutor {
     std::vector<PageId> pages;
   };
   std::unordered_map<SlotId, Table> tables_;
-  std::map<Row, uint64_t> memory_;
+  std::map<Row, uint64_t> memory_, window_memory_;
   std::deque<InFlight> in_flight_;
   int64_t num_prompt_tokens_computed_ = 0;
 };

@@ -24,12 +24,14 @@ void PageTableLayout::begin(ForwardBatch& batch) {
       known.batch == &batch && known.step == batch.step && known.data == batch.page_tables.data();
   if (as_left && known.num_wasted * 2 <= batch.page_tables.size()) return;
   batch.page_tables.clear();
+  batch.window_page_tables.clear();
   known.num_wasted = 0;
   std::fill(known.regions.begin(), known.regions.end(), Region());
 }
 
 int32_t PageTableLayout::place(ForwardBatch& batch, SlotId slot, uint64_t version,
-                               std::span<const PageId> table, int32_t num_pages_max) {
+                               std::span<const PageId> table, std::span<const PageId> window,
+                               int32_t num_pages_max) {
   Region& region = current_->regions[static_cast<size_t>(slot)];
   const auto num_pages = static_cast<int32_t>(table.size());
   if (region.capacity < num_pages) {
@@ -40,6 +42,11 @@ int32_t PageTableLayout::place(ForwardBatch& batch, SlotId slot, uint64_t versio
   }
   const int32_t kept = region.version == version ? std::min(region.num_pages, num_pages) : 0;
   std::copy(table.begin() + kept, table.end(), batch.page_tables.begin() + region.begin + kept);
+  if (!window.empty()) {
+    batch.window_page_tables.resize(batch.page_tables.size());
+    std::copy(window.begin() + kept, window.end(),
+              batch.window_page_tables.begin() + region.begin + kept);
+  }
   region.version = version;
   region.num_pages = num_pages;
   return region.begin;

@@ -22,8 +22,9 @@ class PageTableLayout {
   void begin(ForwardBatch& batch);
   // Returns page_begin. `version` names the table's entries: while it stays, entries are only
   // appended. `num_pages_max` is how long it may become.
+  // `window`: the table of the window's map, as long as `table`, or empty.
   int32_t place(ForwardBatch& batch, SlotId slot, uint64_t version, std::span<const PageId> table,
-                int32_t num_pages_max);
+                std::span<const PageId> window, int32_t num_pages_max);
   void end(const ForwardBatch& batch);  // with its step set
 
  private:

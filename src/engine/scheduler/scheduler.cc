@@ -49,6 +49,7 @@ Status Scheduler::Impl::check_size(const SequenceSpec& spec) const {
 }
 
 Status Scheduler::Impl::add(SequenceSpec spec) {
+  const WorkTimer timer(tree_clock());
   ESP_RETURN_IF_ERROR(check_size(spec));
   if (waiting.size() >= config.max_waiting)
     return error(StatusCode::kResourceExhausted, "the queue is full: {} requests are waiting",
@@ -70,7 +71,8 @@ Status Scheduler::Impl::add(SequenceSpec spec) {
     return Status();
   }
   waiting.add(sequence);
-  if (may_preempt()) admission_retry_step = 0;  // it may take others' places
+  // It may take others' places, or find its prefix cached.
+  if (may_preempt() || orders_by_prefix()) admission_retry_step = 0;
   return Status();
 }
 
@@ -138,6 +140,10 @@ void Scheduler::Impl::check_invariants() const {
   for (const Sequence* s : running) ESP_CHECK(s->state == SequenceState::kRunning);
   ESP_CHECK(running.size() == num_by_state[1]);
   ESP_CHECK(static_cast<size_t>(num_leaving) == num_by_state[2] + num_by_state[3]);
+
+  int32_t num_lingering_known = 0;
+  for (const Lingering& l : lingering) num_lingering_known += l.num_pages;
+  ESP_CHECK(num_lingering == num_lingering_known && num_lingering >= 0);
 
   size_t num_used_slots = 0;
   for (const Sequence* s : slots) num_used_slots += s != nullptr ? 1 : 0;

@@ -123,6 +123,15 @@ struct SchedulerConfig {
   // many tokens, or half of what it would have to compute.
   int32_t deferral_min_tokens = 32;
 
+  // With lpm and dfs-weight, what a sequence has left in the cache when it ends is not given to new
+  // ones for so many steps while others run: a program's or a conversation's next call, which comes
+  // at once, finds it. So few programs at a time are served to their end where memory is short for
+  // all, instead of all turning each other out. 0: it is given away at once.
+  int32_t linger_steps = 3;
+
+  // Counts the thread's processor time in work that the radix cache makes: matching, the order of
+  // the waiting, admission, insertion, eviction. For measurements.
+  bool time_tree_work = false;
   // Tells executors which cached prefixes the decode lanes of a step share.
   bool find_shared_prefixes = false;
 
@@ -143,6 +152,7 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, lanes = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
+  double tree_seconds = 0;                        // with SchedulerConfig::time_tree_work
 };
 
 // Not thread-safe. `cache`, `clock` and `observer` outlive it.

@@ -60,6 +60,7 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
       // Its caller may come back with its answer before the lane in flight is committed.
       if (sequence.finish_told && in_flight(sequence)) share_computed(sequence);
     }
+    cache.advance(sequence.pages, sequence.num_computed);  // shared first: then it stays cached
   }
   if (sequence.state != SequenceState::kRunning && sequence.last_step == committed_step)
     departing.push_back(&sequence);
@@ -79,6 +80,7 @@ void Scheduler::Impl::share_prefix(Sequence& sequence) {
 }
 
 void Scheduler::Impl::share_computed(Sequence& sequence) {
+  const WorkTimer timer(tree_clock());
   const std::span<const TokenId> computed = sequence.first_tokens(sequence.num_computed);
   DetachedPages replaced;
   cache.share(sequence.pages, computed, replaced);
@@ -163,6 +165,8 @@ void Scheduler::Impl::leave(Sequence& sequence) {
   if (sequence.abort_reason && !sequence.finish_told)
     tell_finish(sequence, std::move(*sequence.abort_reason));
   --num_leaving;
+  if (sequence.state == SequenceState::kEnding && !sequence.abort_reason && !sequence.lane_failed)
+    linger(sequence);
   give_back(sequence);
   if (sequence.state == SequenceState::kRetracting) {
     requeue(sequence);
@@ -174,6 +178,7 @@ void Scheduler::Impl::leave(Sequence& sequence) {
 
 // What a lane that is thrown away has computed is kept too, where its token is known.
 void Scheduler::Impl::give_back(Sequence& sequence) {
+  const WorkTimer timer(tree_clock());
   const int32_t count = std::min(sequence.num_computed, sequence.num_tokens());
   if (sequence.lane_failed) {
     sequence.pages.reset();
@@ -190,7 +195,7 @@ void Scheduler::Impl::give_back(Sequence& sequence) {
 void Scheduler::Impl::requeue(Sequence& sequence) {
   sequence.state = SequenceState::kWaiting;
   sequence.num_computed = sequence.num_launched = 0;
-  sequence.match_version = Sequence::kNeverMatched;
+  sequence.match_version = sequence.bound_version = Sequence::kNeverMatched;
   if (std::exchange(sequence.preempted, false)) {
     waiting.push_preempted(sequence);
   } else {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +20,27 @@
 #include "engine/scheduler/waiting_queue.h"
 
 namespace espalier {
+
+// Adds this thread's processor time in its life to `total`; null: nothing is measured.
+class WorkTimer {
+ public:
+  explicit WorkTimer(double* total) : total_(total) {
+    if (total_ != nullptr) *total_ -= now();
+  }
+  ~WorkTimer() {
+    if (total_ != nullptr) *total_ += now();
+  }
+  WorkTimer(const WorkTimer&) = delete;
+  WorkTimer& operator=(const WorkTimer&) = delete;
+
+ private:
+  static double now() {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
+  double* const total_;
+};
 
 struct Scheduler::Impl {
   Impl(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
@@ -44,8 +67,14 @@ struct Scheduler::Impl {
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence, int32_t num_reserved_pages);
   int32_t prefix_to_wait_for(Sequence& sequence);
+  void linger(const Sequence& sequence);
+  void let_go(uint64_t step);          // of what has lingered long enough
+  void take_lingering(int32_t count);  // they are in use again
   bool may_preempt() const {
     return config.policy == SchedulePolicy::kPriority && config.priority_preemption_threshold > 0;
+  }
+  bool orders_by_prefix() const {
+    return config.policy == SchedulePolicy::kLpm || config.policy == SchedulePolicy::kDfsWeight;
   }
   bool make_way(Sequence& sequence);
   std::vector<Sequence*> preemptible_by(const Sequence& sequence) const;
@@ -53,6 +82,9 @@ struct Scheduler::Impl {
   void leave_running(Sequence& victim);
   int32_t pages_still_needed(const Sequence& sequence) const;
   int32_t pages_coming_back() const;
+  int32_t window_pages_coming_back() const;
+  int32_t window_pages_still_needed(const Sequence& s) const;
+  bool window_has_room(const Sequence& sequence) const;
   void retract(Sequence& victim);
   Sequence& least_loss() const;
 
@@ -71,6 +103,8 @@ struct Scheduler::Impl {
   void leave(Sequence& sequence);      // its last step is committed
   void give_back(Sequence& sequence);  // pages and slot
   void requeue(Sequence& sequence);    // after a retraction
+  double* tree_clock() { return config.time_tree_work ? &stats.tree_seconds : nullptr; }
+  bool grow(Sequence& sequence, int32_t num_tokens);
   bool in_flight(const Sequence& sequence) const { return sequence.last_step > committed_step; }
 
   const SchedulerConfig config;
@@ -93,6 +127,14 @@ struct Scheduler::Impl {
 
   // Duplicates that steps up to .first may still read.
   std::vector<std::pair<uint64_t, DetachedPages>> detached;
+
+  // Pages of those that have ended lately, by the step from which anybody may have them.
+  struct Lingering {
+    uint64_t until_step = 0;
+    int32_t num_pages = 0;
+  };
+  std::deque<Lingering> lingering;
+  int32_t num_lingering = 0;  // their pages
 
   uint64_t launched_step = 0;
   uint64_t committed_step = 0;

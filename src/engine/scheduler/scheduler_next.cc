@@ -71,6 +71,24 @@ int32_t Scheduler::Impl::pages_coming_back() const {
   return count;
 }
 
+// The same of the window's map, with what the window passes.
+int32_t Scheduler::Impl::window_pages_coming_back() const {
+  int32_t count = 0;
+  for (const auto& [step, pages] : detached) count += static_cast<int32_t>(pages.pages().size());
+  for (const Sequence* s : slots) {
+    if (s == nullptr) continue;
+    count += s->state == SequenceState::kRunning
+                 ? cache.num_window_pages_passed(s->pages, s->num_launched)
+                 : s->pages.num_window_pages();
+  }
+  return count;
+}
+
+// Of the window's map, beyond what it has.
+int32_t Scheduler::Impl::window_pages_still_needed(const Sequence& s) const {
+  return std::max(0, cache.num_window_pages_most(s.num_pages_max) - s.pages.num_window_pages());
+}
+
 void Scheduler::Impl::make_room_for_decode() {
   const auto count_needed = [&] {
     int32_t pages = 0;
@@ -82,8 +100,11 @@ void Scheduler::Impl::make_room_for_decode() {
   };
   int32_t num_needed = count_needed();
   const auto short_of_pages = [&] {
-    const int32_t available = cache.sizes().available();
-    return available < num_needed && available + pages_coming_back() < num_needed;
+    const PrefixCacheSizes sizes = cache.sizes();
+    return (sizes.available() < num_needed &&
+            sizes.available() + pages_coming_back() < num_needed) ||
+           (sizes.window_available < num_needed &&
+            sizes.window_available + window_pages_coming_back() < num_needed);
   };
   while (running.size() > 1 && short_of_pages()) {
     retract(least_loss());
@@ -98,7 +119,7 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
     // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
     // step: some are coming back.
     const int32_t count = 1 + std::min(sequence->num_due() - 1, chunk_left);
-    if (!cache.grow(sequence->pages, sequence->num_launched + count)) continue;
+    if (!grow(*sequence, sequence->num_launched + count)) continue;
     chunk_left -= count - 1;
     add_lane(batch, *sequence, count);
     any = true;
@@ -123,14 +144,22 @@ void Scheduler::Impl::add_chunks(ForwardBatch& batch) {
 // As much of the prompt as the step and the memory allow.
 void Scheduler::Impl::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   const int64_t room =
-      (int64_t{sequence.pages.num_pages()} + cache.sizes().available()) * cache.page_size() -
+      (int64_t{sequence.pages.num_pages()} + cache.sizes().available_now()) * cache.page_size() -
       sequence.num_launched;
   const auto count = static_cast<int32_t>(
       std::min<int64_t>(room, std::min(chunk_left, sequence.prefill_end - sequence.num_launched)));
   if (count <= 0) return;
-  ESP_CHECK(cache.grow(sequence.pages, sequence.num_launched + count));
+  ESP_CHECK(grow(sequence, sequence.num_launched + count));
   chunk_left -= count;
   add_lane(batch, sequence, count);
+}
+
+// Pages for so many tokens. What it evicts for them is the tree's work.
+bool Scheduler::Impl::grow(Sequence& sequence, int32_t num_tokens) {
+  const int32_t missing = cache.num_pages_for(num_tokens) - sequence.pages.num_pages();
+  const bool evicts = config.time_tree_work && missing > cache.sizes().free;
+  const WorkTimer timer(evicts ? tree_clock() : nullptr);
+  return cache.grow(sequence.pages, num_tokens);
 }
 
 void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens) {
@@ -154,7 +183,10 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   lane.num_pages = cache.num_pages_for(end);
   lane.page_begin = page_tables.place(
       batch, sequence.slot, sequence.table_version,
-      sequence.pages.table().first(static_cast<size_t>(lane.num_pages)), sequence.num_pages_max);
+      sequence.pages.table().first(static_cast<size_t>(lane.num_pages)),
+      cache.has_window() ? sequence.pages.window_table().first(static_cast<size_t>(lane.num_pages))
+                         : std::span<const PageId>(),
+      sequence.num_pages_max);
   lane.table_version = sequence.table_version;
   lane.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
   lane.sequence = sequence.spec.id;
@@ -202,6 +234,8 @@ void Scheduler::Impl::admit(ForwardBatch& batch) {
   if (waiting.empty() || chunk_left <= 0) return;
   if (free_slots.empty() && !may_preempt()) return;
   if (batch.step < admission_retry_step && !empty) return;
+  const WorkTimer timer(tree_clock());
+  let_go(batch.step);
   int32_t num_reserved = 0, num_set_aside = 0;
   for (const Sequence* s : running) num_reserved += pages_still_needed(*s);
   while (chunk_left > 0 && num_set_aside < kSetAsideMax) {
@@ -214,7 +248,8 @@ void Scheduler::Impl::admit(ForwardBatch& batch) {
     }
     if (free_slots.empty() || !try_admit(*sequence, num_reserved)) {
       // Whoever comes after it must not take what it waits for.
-      if (!make_way(*sequence)) admission_retry_step = batch.step + kAdmissionRetrySteps;
+      if (!make_way(*sequence))
+        admission_retry_step = batch.step + (num_lingering > 0 ? 1 : kAdmissionRetrySteps);
       break;
     }
     add_chunk(batch, *sequence);
@@ -239,6 +274,7 @@ int32_t Scheduler::Impl::prefix_to_wait_for(Sequence& sequence) {
 // With nothing else to wait for, it is admitted whatever the estimate says: alone it fits.
 bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) {
   const bool alone = running.empty() && num_leaving == 0;
+  const int32_t num_evictable = cache.sizes().evictable;
   sequence.pages =
       cache.begin(sequence.spec.cache_namespace, sequence.first_tokens(sequence.match_limit()),
                   sequence.spec.priority);
@@ -247,10 +283,20 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
   sequence.prefill_end = sequence.num_tokens();
   sequence.num_samples_launched = sequence.num_outputs();
   const int32_t num_needed = pages_still_needed(sequence);
-  if (!alone && num_needed + num_reserved_pages > cache.sizes().available()) {
+  const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
+  sequence.num_pages_max = cache.num_pages_for(most);
+  const PrefixCacheSizes sizes = cache.sizes();
+  // What lingers is not for it, but for what of that it has come for.
+  const int32_t num_matched = num_evictable - sizes.evictable;
+  const int32_t num_kept = waiting.is_overdue(sequence)
+                               ? 0
+                               : std::clamp(num_lingering - num_matched, 0, sizes.evictable);
+  if (!alone && (num_needed + num_reserved_pages + num_kept > sizes.available() ||
+                 !window_has_room(sequence))) {
     sequence.pages.reset();
     return false;
   }
+  take_lingering(num_matched);
   sequence.keeps_its_place = !sequence.was_retracted() && waiting.is_overdue(sequence);
   waiting.remove(sequence);
   running.push_back(&sequence);
@@ -259,9 +305,7 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
   free_slots.pop_back();
   slots[static_cast<size_t>(sequence.slot)] = &sequence;
   sequence.needs_slot_init = true;
-  const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
   sequence.tokens.reserve(static_cast<size_t>(most));
-  sequence.num_pages_max = cache.num_pages_for(most);
   sequence.pages.reserve(sequence.num_pages_max);
   sequence.table_version = ++last_table_version;
   if (cache.reuses()) promised.add(sequence);
@@ -273,6 +317,36 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
     stats.cached_tokens += num_cached;
   }
   return true;
+}
+
+// It has ended, and holds its pages still.
+void Scheduler::Impl::linger(const Sequence& sequence) {
+  if (config.linger_steps == 0 || !orders_by_prefix() || !cache.reuses()) return;
+  const int32_t num_pages = cache.num_pages_held_alone(sequence.pages);
+  lingering.push_back({launched_step + static_cast<uint64_t>(config.linger_steps), num_pages});
+  num_lingering += num_pages;
+}
+
+void Scheduler::Impl::let_go(uint64_t step) {
+  for (; !lingering.empty() && lingering.front().until_step < step; lingering.pop_front())
+    num_lingering -= lingering.front().num_pages;
+}
+
+void Scheduler::Impl::take_lingering(int32_t count) {
+  for (auto it = lingering.rbegin(); it != lingering.rend() && count > 0; ++it) {
+    const int32_t taken = std::min(count, it->num_pages);
+    it->num_pages -= taken;
+    num_lingering -= taken;
+    count -= taken;
+  }
+}
+
+// For the windows of all that run and this one's, whose pages it has begun with.
+bool Scheduler::Impl::window_has_room(const Sequence& sequence) const {
+  if (!cache.has_window()) return true;
+  int64_t num_needed = window_pages_still_needed(sequence);
+  for (const Sequence* s : running) num_needed += window_pages_still_needed(*s);
+  return num_needed <= cache.sizes().window_available;
 }
 
 // The fewest output tokens, and of those the last admitted: so the one that is furthest always
@@ -337,15 +411,25 @@ bool Scheduler::Impl::make_way(Sequence& sequence) {
       current_match(sequence, cache) / cache.page_size() - cache.sizes().available() -
       pages_coming_back();
   for (const Sequence* s : running) num_missing += pages_still_needed(*s);
+  int32_t num_window_missing = 0;
+  if (cache.has_window()) {
+    const int32_t num_pages =
+        cache.num_pages_for(sequence.prompt_len + sequence.spec.max_new_tokens);
+    num_window_missing = cache.num_window_pages_most(num_pages) - cache.sizes().window_available -
+                         window_pages_coming_back();
+    for (const Sequence* s : running) num_window_missing += window_pages_still_needed(*s);
+  }
   bool slot_missing = free_slots.empty() && num_leaving == 0;
   const std::vector<Sequence*> victims = preemptible_by(sequence);
   size_t num_victims = 0;
-  while ((num_missing > 0 || slot_missing) && num_victims < victims.size()) {
+  const auto missing = [&] { return num_missing > 0 || num_window_missing > 0 || slot_missing; };
+  while (missing() && num_victims < victims.size()) {
     const Sequence& victim = *victims[num_victims++];
     num_missing -= cache.num_pages_held_alone(victim.pages) + pages_still_needed(victim);
+    num_window_missing -= victim.pages.num_window_pages() + window_pages_still_needed(victim);
     slot_missing = false;
   }
-  if (num_missing > 0 || slot_missing) return false;
+  if (missing()) return false;
   for (size_t i = 0; i < num_victims; ++i) preempt(*victims[i]);
   return true;
 }

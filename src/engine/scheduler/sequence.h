@@ -61,6 +61,8 @@ struct Sequence {
   WaitingRank waiting_rank;  // the same, but when it was retracted
   int32_t matched = 0;       // tokens, when the cache had `match_version`
   uint64_t match_version = kNeverMatched;
+  int32_t match_bound = 0;  // where the cache has a sliding window
+  uint64_t bound_version = kNeverMatched;
   WaitingNode* waiting_node = nullptr;  // in a WaitingTree
   WaitingShare* share = nullptr;        // whom its service counts for, until it leaves
   Sequence* next_arrived = nullptr;     // in its share, of those that wait and were not retracted
@@ -110,6 +112,17 @@ inline int32_t current_match(Sequence& sequence, const PrefixCache& cache) {
     sequence.match_version = cache.version();
   }
   return sequence.matched;
+}
+
+// The same for PrefixCache::match_bound, by which the waiting are ordered.
+inline int32_t current_match_bound(Sequence& sequence, const PrefixCache& cache) {
+  if (!cache.has_window()) return current_match(sequence, cache);
+  if (sequence.bound_version != cache.version()) {
+    sequence.match_bound = cache.match_bound(sequence.spec.cache_namespace,
+                                             sequence.first_tokens(sequence.match_limit()));
+    sequence.bound_version = cache.version();
+  }
+  return sequence.match_bound;
 }
 
 }  // namespace espalier

@@ -63,12 +63,17 @@ class Simulation final : public SequenceObserver {
  public:
   explicit Simulation(uint64_t seed) : rng_(seed) {
     const int32_t page_size = pick({1, 1, 4, 16});
-    cache_ =
-        make_prefix_cache({.num_pages = static_cast<int32_t>(rng_.between(30, 200)) / page_size + 2,
-                           .page_size = page_size,
-                           .disable_radix_cache = rng_.below(6) == 0,
-                           .eviction_policy = static_cast<EvictionPolicy>(rng_.below(6))})
-            .value();
+    const int32_t num_pages = static_cast<int32_t>(rng_.between(30, 200)) / page_size + 2;
+    const int32_t window = rng_.below(3) == 0 ? pick({1, 3, 8, 40}) : 0;
+    const int32_t least = std::min(num_pages, (window + page_size - 1) / page_size + 3);
+    cache_ = make_prefix_cache(
+                 {.num_pages = num_pages,
+                  .page_size = page_size,
+                  .disable_radix_cache = rng_.below(6) == 0,
+                  .eviction_policy = static_cast<EvictionPolicy>(rng_.below(6)),
+                  .sliding_window = window,
+                  .num_window_pages = static_cast<int32_t>(rng_.between(least, num_pages))})
+                 .value();
     config_.max_running = static_cast<int32_t>(rng_.between(1, 9));
     config_.max_waiting = 1000;
     config_.chunked_prefill_size = pick({0, 1, 5, 16, 64});
@@ -83,7 +88,7 @@ class Simulation final : public SequenceObserver {
     config_.find_shared_prefixes = true;
     overlap_ = rng_.below(3) != 0;
     scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this);
-    executor_ = std::make_unique<FakeExecutor>(page_size);
+    executor_ = std::make_unique<FakeExecutor>(page_size, window);
     executor_->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
     num_to_come_ = static_cast<int>(rng_.between(1, 30));

@@ -224,7 +224,7 @@ void WaitingTree::add(Sequence& sequence) {
       child = new_node(node, node->end, limit, &sequence);
       // The others know no more than it: only what follows a prefix that is cached whole can be.
       if (order_ == Order::kLongestMatch && node->whole()) {
-        const int32_t matched = current_match(sequence, cache_);
+        const int32_t matched = current_match_bound(sequence, cache_);
         if (matched > child->begin) make_loud(child, std::min(matched, child->end));
       }
       node = child;
@@ -344,7 +344,7 @@ Sequence* WaitingTree::first() {
     Node* const group = choose(groups_, current_group_);
     Sequence* const sequence = first_below(group);
     if (order_ == Order::kDepthFirst) return sequence;
-    const int32_t matched = current_match(*sequence, cache_);
+    const int32_t matched = current_match_bound(*sequence, cache_);
     ESP_DCHECK(matched <= group->cached);
     if (matched >= group->cached) return sequence;
     Node* at = group;  // whose run the match ends in
@@ -418,9 +418,9 @@ void WaitingTree::check_node(const Node& node) const {
     if (order_ == Order::kDepthFirst) continue;
     const Node* group = &node;
     while (!group->loud) group = group->parent;
-    ESP_CHECK(
-        cache_.match(s->spec.cache_namespace, s->first_tokens(s->match_limit())) <= group->cached,
-        "sequence {} matches more than the index says", s->spec.id);
+    ESP_CHECK(cache_.match_bound(s->spec.cache_namespace, s->first_tokens(s->match_limit())) <=
+                  group->cached,
+              "sequence {} matches more than the index says", s->spec.id);
   }
 }
 
