@@ -1,11 +1,13 @@
 #include "engine/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 
 #include "cache/eviction.h"
 #include "engine/scheduler/scheduler.h"
+#include "kernels/attention/op.h"
 
 namespace espalier {
 namespace {
@@ -39,6 +41,10 @@ Status check_fields(const EngineConfig& c) {
   if (!(c.schedule_conservativeness > 0))
     return invalid_argument("schedule_conservativeness is {}, but must be above 0",
                             c.schedule_conservativeness);
+  ESP_RETURN_IF_ERROR(check_not_negative("num_cache_events", c.num_cache_events));
+  if (!(c.swa_full_tokens_ratio > 0 && c.swa_full_tokens_ratio <= 1))
+    return invalid_argument("swa_full_tokens_ratio is {}, but must be in (0, 1]",
+                            c.swa_full_tokens_ratio);
   ESP_RETURN_IF_ERROR(check_not_negative("schedule_max_overtakes", c.schedule_max_overtakes));
   if (c.priority_scheduling_preemption_threshold < 1)
     return invalid_argument(
@@ -78,11 +84,42 @@ Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
       fraction, gib(machine.available_bytes), gib(usable), gib(info.weight_bytes)));
 }
 
+// The window's pages, where they are fewer than the others': none on a device that keeps one map,
+// nor where a window is as long as the context.
+void resolve_window(EngineConfig& c, const ModelInfo& info) {
+  c.max_window_tokens = c.window_tokens_read = 0;
+  if (info.sliding_window == 0 || c.disable_hybrid_swa_memory || c.device == "cuda") return;
+  // Attention takes keys in whole blocks, so it touches up to a block less one before the window.
+  const int32_t read = info.sliding_window + kernels::kAttentionBlock - 1;
+  if (read >= c.context_length) return;
+  const WindowPages asked(1, 0, read, c.page_size);
+  const int32_t num_pages = c.max_total_tokens / c.page_size;
+  const int32_t num_window =
+      std::max(static_cast<int32_t>(std::ceil(c.swa_full_tokens_ratio * num_pages)),
+               asked.most_held(num_pages));
+  if (num_window >= num_pages) return;
+  c.max_window_tokens = num_window * c.page_size;
+  c.window_tokens_read = read;
+}
+
+// Bytes of a token in all layers, those with a window counted by their share of the pages.
+int64_t bytes_per_token_of(const EngineConfig& c, const ModelInfo& info, KvType type) {
+  const bool shares = info.sliding_window > 0 && !c.disable_hybrid_swa_memory &&
+                      c.device != "cuda" &&
+                      info.sliding_window + kernels::kAttentionBlock - 1 < c.context_length;
+  if (!shares) return std::max<int64_t>(1, info.kv_bytes_per_token(type));
+  const int32_t num_window = info.num_window_layers();
+  const double layers = info.num_layers - num_window + c.swa_full_tokens_ratio * num_window;
+  return std::max<int64_t>(
+      1, static_cast<int64_t>(
+             std::ceil(layers * static_cast<double>(info.kv_bytes_per_layer_token(type)))));
+}
+
 // The smaller of what memory allows and what max_running_requests of full context could use.
 Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfig& effective,
                                      const ModelInfo& info, const MachineInfo& machine) {
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(user, info));
-  const int64_t bytes_per_token = std::max<int64_t>(1, info.kv_bytes_per_token(type));
+  const int64_t bytes_per_token = bytes_per_token_of(effective, info, type);
   ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, machine));
   const int64_t fits =
       std::min<int64_t>(budget / bytes_per_token, std::numeric_limits<int32_t>::max());
@@ -123,6 +160,13 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
 
+int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type) {
+  const int64_t num_window = config.max_window_tokens > 0 ? info.num_window_layers() : 0;
+  return info.kv_bytes_per_layer_token(type) *
+         ((info.num_layers - num_window) * config.max_total_tokens +
+          num_window * config.max_window_tokens);
+}
+
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
                              const MachineInfo& machine) {
   ESP_RETURN_IF_ERROR(check_fields(user));
@@ -145,6 +189,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
   if (c.mem_fraction_static == 0) c.mem_fraction_static = machine.mem_fraction;
   ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, machine));
+  resolve_window(c, info);
   c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
   resolve_prefill(user, machine, c);
   const int32_t cpus = std::max(1, machine.num_cpus);

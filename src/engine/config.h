@@ -50,6 +50,16 @@ struct EngineConfig {
   std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
   CacheReuse cache_reuse;  // less than all: for measurements of what reuse is worth
   bool disable_radix_cache = false;
+  // The last events of the cache that are kept for whoever mirrors it; 0: none are told.
+  int32_t num_cache_events = 0;
+  // Layers that see a sliding window keep their keys and values in pages of their own, so many for
+  // each of the others'; on the CPU. disable_hybrid_swa_memory: one map of pages for all layers.
+  double swa_full_tokens_ratio = 0.8;
+  bool disable_hybrid_swa_memory = false;
+  // Made by resolve(): tokens of the window's pages (0: one map), and how far before its own a
+  // token reads there.
+  int32_t max_window_tokens = 0;
+  int32_t window_tokens_read = 0;
   bool disable_overlap_schedule = false;
   bool disable_cuda_graph = false;           // launch every kernel of a decode step by itself
   bool disable_cascade_attention = false;    // on a GPU, read for each request what several share
@@ -64,6 +74,7 @@ struct EngineConfig {
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";                    // "model": generation_config.json overlays; "openai": not
+  bool time_tree_work = false;    // EngineStats::tree_seconds_total is counted: for measurements
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 
@@ -75,6 +86,9 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
 
 // What load_model needs of it.
 ModelLoadOptions model_load_options(const EngineConfig& config);
+
+// What the KV cache of an effective configuration takes.
+int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type);
 
 // The element type of the KV cache. kInvalidArgument for a kv_cache_dtype that is not known.
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info);

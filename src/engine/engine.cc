@@ -62,13 +62,16 @@ CpuExecutorConfig executor_config(const EngineConfig& c) {
 
 Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
-  return KvPool::create({.num_layers = info.num_layers,
-                         .num_kv_heads = info.num_kv_heads,
-                         .head_dim = info.head_dim,
-                         .type = type,
-                         .num_pages = config.max_total_tokens / config.page_size,
-                         .page_size = config.page_size,
-                         .num_planes = info.kv_planes});
+  return KvPool::create(
+      {.num_layers = info.num_layers,
+       .num_kv_heads = info.num_kv_heads,
+       .head_dim = info.head_dim,
+       .type = type,
+       .num_pages = config.max_total_tokens / config.page_size,
+       .page_size = config.page_size,
+       .num_planes = info.kv_planes,
+       .window_layers = config.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
+       .num_window_pages = config.max_window_tokens / config.page_size});
 }
 
 template <typename T>
@@ -79,17 +82,31 @@ Status check(const Result<T>& result) {
 void log_start(const EngineConfig& c, const std::string& device, const ModelInfo& info,
                double seconds) {
   log_info(
-      "engine ready device=\"{}\" model={} parameters={} max_total_tokens={} context={} "
+      "engine ready device=\"{}\" model={} parameters={} max_total_tokens={} "
+      "max_window_tokens={} context={} "
       "max_running={} chunk={} "
       "threads={} seconds={:.2f}",
-      device, info.architecture, info.num_parameters, c.max_total_tokens, c.context_length,
-      c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
+      device, info.architecture, info.num_parameters, c.max_total_tokens, c.max_window_tokens,
+      c.context_length, c.max_running_requests, c.chunked_prefill_size, c.num_threads, seconds);
 }
 
 }  // namespace
 
 Engine::~Engine() = default;
 
+Result<std::string> Engine::open_session(const SessionOptions&) {
+  return fail(error(StatusCode::kUnimplemented, "this engine has no sessions"));
+}
+Status Engine::close_session(std::string_view) {
+  return error(StatusCode::kUnimplemented, "this engine has no sessions");
+}
+Result<std::vector<TokenId>> Engine::session_prompt(const SessionParams&, std::vector<TokenId>) {
+  return fail(error(StatusCode::kUnimplemented, "this engine has no sessions"));
+}
+Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
+  return fail(error(StatusCode::kFailedPrecondition,
+                    "no events of the cache are kept: set num_cache_events (--kv-events-config)"));
+}
 Status Engine::pause_generation(PauseMode) {
   return error(StatusCode::kUnimplemented, "this engine cannot be paused");
 }

@@ -15,6 +15,7 @@
 #include "engine/request.h"
 #include "engine/score.h"
 #include "models/model.h"
+#include "seams/cache_event.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace espalier {
@@ -34,6 +35,7 @@ struct EngineStats {
   int64_t num_lanes_total = 0;  // average batch = lanes / steps
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
+  double tree_seconds_total = 0;  // of them, the radix cache's; where time_tree_work is set
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t num_masks_total = 0;                                // of constrained lanes
   double mask_seconds_total = 0;                              // of the scheduler's thread
@@ -41,6 +43,8 @@ struct EngineStats {
   int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
   double grammar_compile_seconds_total = 0;
   int32_t num_grammars_waiting = 0;  // being compiled
+  int32_t num_sessions = 0;          // open
+  int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;
   double gen_throughput = 0;  // output tokens a second over the last few seconds
@@ -118,6 +122,14 @@ class Engine {
   // wrong with it, or not supported, is said as a request's failure would say it.
   virtual Result<GrammarReport> compile_grammar(const SamplingParams& params);
 
+  // Sessions: requests with GenerateRequest::session continue each other's tokens. Failures are
+  // those of SessionTable (sessions.h).
+  virtual Result<std::string> open_session(const SessionOptions& options);  // its id
+  virtual Status close_session(std::string_view id);
+  // The whole prompt of a request with these parameters that brings `ids`.
+  virtual Result<std::vector<TokenId>> session_prompt(const SessionParams& params,
+                                                      std::vector<TokenId> ids);
+
   // Drops all that is cached. kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;
   // Stops generating until continue_generation(), once the step in flight is done; new requests are
@@ -129,6 +141,10 @@ class Engine {
   // Refuses new requests with kUnavailable and waits until none is left or `timeout` has passed
   // (then the rest is aborted).
   virtual void drain(Duration timeout) = 0;
+
+  // What the cache has come to hold and given up, from event number `from` on (0 is 1), at most so
+  // many. kFailedPrecondition where num_cache_events is 0.
+  virtual Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const;
 
   virtual EngineStats stats() const = 0;
   virtual const ModelInfo& model_info() const = 0;

@@ -50,6 +50,15 @@ void name_marks(const Tokenizer& tokenizer, std::deque<std::string>& texts,
   }
 }
 
+std::unique_ptr<SessionTable> make_sessions(const Engine::Parts& parts, const Clock& clock) {
+  SessionTable::Config config;
+  if (parts.tokenizer) {
+    config.token_bytes = parts.tokenizer->vocab().token_bytes;
+    config.leading = parts.tokenizer->encode("");
+  }
+  return std::make_unique<SessionTable>(std::move(config), clock);
+}
+
 int64_t max_samples(const EngineConfig& c) {
   return int64_t{c.max_running_requests} + c.max_queued_requests;
 }
@@ -62,25 +71,35 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
   if (parts.tokenizer && parts.tokenizer->vocab_size() > parts.info.vocab_size)
     log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
                 parts.tokenizer->vocab_size(), parts.info.vocab_size);
+  std::unique_ptr<CacheEventLog> events;
+  if (config.num_cache_events > 0)
+    events = std::make_unique<CacheEventLog>(static_cast<size_t>(config.num_cache_events));
   ESP_ASSIGN_OR_RETURN(
       auto cache,
       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
                          .page_size = config.page_size,
                          .disable_radix_cache = config.disable_radix_cache,
                          .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
-                         .reuse = config.cache_reuse}));
-  return std::unique_ptr<Engine>(new EngineImpl(config, std::move(parts), std::move(cache)));
+                         .reuse = config.cache_reuse,
+                         .events = events.get(),
+                         .sliding_window = config.window_tokens_read,
+                         .num_window_pages = config.max_window_tokens / config.page_size}));
+  return std::unique_ptr<Engine>(
+      new EngineImpl(config, std::move(parts), std::move(events), std::move(cache)));
 }
 
-EngineImpl::EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache)
+EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
+                       std::unique_ptr<CacheEventLog> events, std::unique_ptr<PrefixCache> cache)
     : config_(config),
       parts_(std::move(parts)),
       sampling_context_(make_sampling_context(config, parts_)),
       rid_nonce_(random_nonce()),
+      events_(std::move(events)),
       cache_(std::move(cache)),
-      registry_(max_samples(config)) {
+      registry_(max_samples(config)),
+      sessions_(make_sessions(parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
-                                       parts_.tokenizer.get());
+                                       *sessions_, parts_.tokenizer.get());
   if (!parts_.tokenizer) return;
   // Room for what the registry admits, and as much again: prompts of requests that were aborted
   // stay in the queue until their turn.
@@ -140,6 +159,10 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
                       request.priority));
   ESP_RETURN_IF_ERROR(check_use(request, parts_.info));
   if (request.embed) request.sampling = {.max_new_tokens = 0};
+  if (request.session && request.sampling.n != 1)
+    return fail(invalid_argument(
+        "n is {}, but a request of a session has one sample: leave n out, or the session",
+        request.sampling.n));
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
   live->awaits_tokens = request.input_ids.empty();
@@ -168,6 +191,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->dimensions = request.dimensions;
   live->priority = request.priority;
   live->cache_namespace = std::move(request.extra_key);
+  live->session = std::move(request.session);
   live->prompt_ids = std::move(request.input_ids);
   live->sink = std::move(sink);
   live->arrived = SteadyClock().now();
@@ -220,6 +244,22 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) 
   return report;
 }
 
+Result<std::string> EngineImpl::open_session(const SessionOptions& options) {
+  return sessions_->open(options);
+}
+
+Status EngineImpl::close_session(std::string_view id) { return sessions_->close(id); }
+
+Result<std::vector<TokenId>> EngineImpl::session_prompt(const SessionParams& params,
+                                                        std::vector<TokenId> ids) {
+  return sessions_->prompt(params, std::move(ids));
+}
+
+Result<CacheEvents> EngineImpl::read_cache_events(uint64_t from, size_t num_events_max) const {
+  if (events_ == nullptr) return Engine::read_cache_events(from, num_events_max);
+  return events_->read(from, num_events_max);
+}
+
 Status EngineImpl::flush_cache() {
   FlushMessage message;
   std::future<Status> done = message.done.get_future();
@@ -251,6 +291,11 @@ void EngineImpl::drain(Duration timeout) {
 EngineStats EngineImpl::stats() const {
   EngineStats s = loop_->stats();
   s.weight_bytes = parts_.info.weight_bytes;
+  s.num_sessions = sessions_->num_open();
+  if (events_ != nullptr) {
+    s.num_cache_events_total = static_cast<int64_t>(events_->num_events());
+    s.num_cache_events_overwritten_total = static_cast<int64_t>(events_->num_overwritten());
+  }
   if (grammars_ != nullptr) {
     const GrammarCompilerStats g = grammars_->stats();
     s.num_grammars_total = g.requests;
@@ -261,7 +306,7 @@ EngineStats EngineImpl::stats() const {
     s.num_grammars_waiting = g.waiting;
   }
   const auto type = resolve_kv_type(config_, parts_.info);
-  if (type) s.kv_bytes = parts_.info.kv_bytes_per_token(*type) * config_.max_total_tokens;
+  if (type) s.kv_bytes = kv_bytes(config_, parts_.info, *type);
   return s;
 }
 

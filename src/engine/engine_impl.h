@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "cache/cache_events.h"
 #include "cache/prefix_cache.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
@@ -13,6 +14,7 @@
 #include "engine/loop.h"
 #include "engine/registry.h"
 #include "engine/sampling/params.h"
+#include "engine/sessions.h"
 #include "engine/tokenizer_pool.h"
 
 namespace espalier {
@@ -26,11 +28,16 @@ class EngineImpl final : public Engine {
   Result<std::string> submit(GenerateRequest request, EventSink sink) override;
   void abort(std::string_view rid, AbortScope scope) override;
   Result<GrammarReport> compile_grammar(const SamplingParams& params) override;
+  Result<std::string> open_session(const SessionOptions& options) override;
+  Status close_session(std::string_view id) override;
+  Result<std::vector<TokenId>> session_prompt(const SessionParams& params,
+                                              std::vector<TokenId> ids) override;
   Status flush_cache() override;
   Status pause_generation(PauseMode mode) override;
   Status continue_generation() override;
   void drain(Duration timeout) override;
 
+  Result<CacheEvents> read_cache_events(uint64_t from, size_t num_events_max) const override;
   EngineStats stats() const override;
   const ModelInfo& model_info() const override { return parts_.info; }
   const EngineConfig& config() const override { return config_; }
@@ -39,7 +46,8 @@ class EngineImpl final : public Engine {
   int32_t context_length() const override { return loop_->max_sequence_tokens(); }
 
  private:
-  EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<PrefixCache> cache);
+  EngineImpl(const EngineConfig& config, Parts parts, std::unique_ptr<CacheEventLog> events,
+             std::unique_ptr<PrefixCache> cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status check_grammars() const;  // that there are any
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
@@ -52,8 +60,11 @@ class EngineImpl final : public Engine {
   std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
   const uint64_t rid_nonce_;
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
+  std::unique_ptr<CacheEventLog> events_;  // null: none are told
   std::unique_ptr<PrefixCache> cache_;
   RequestRegistry registry_;
+  SteadyClock clock_;
+  std::unique_ptr<SessionTable> sessions_;
   // Taken down in this order: no tokens after the loop is gone, no loop after its parts are. The
   // loop's grammars are of the compiler's vocabulary, which they share.
   std::unique_ptr<EngineLoop> loop_;

@@ -21,6 +21,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c) {
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
           .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention,
+          .time_tree_work = c.time_tree_work,
           .conservativeness = c.schedule_conservativeness};
 }
 
@@ -29,13 +30,15 @@ Status stopping() { return error(StatusCode::kUnavailable, "the engine was shut 
 }  // namespace
 
 EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-                       PrefixCache& cache, RequestRegistry& registry, const Tokenizer* tokenizer)
+                       PrefixCache& cache, RequestRegistry& registry, SessionTable& sessions,
+                       const Tokenizer* tokenizer)
     : config_(config),
       vocab_size_(info.vocab_size),
       pooled_(info.pooled),
       executor_(executor),
       cache_(cache),
       registry_(registry),
+      sessions_(sessions),
       tokenizer_(tokenizer),
       scheduler_(scheduler_config(config), cache, clock_, *this),
       max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
@@ -147,6 +150,7 @@ void EngineLoop::start(LiveRequest& request) {
   const auto refuse = [&](const Status& why) {
     finish_unscheduled(request, FinishReason::Type::kError, why);
   };
+  if (const Status status = join_session(request); !status.ok()) return refuse(status);
   if (const Status status = check_prompt(request); !status.ok()) return refuse(status);
   const auto max_new_tokens = resolve_max_new_tokens(
       request.sampling, static_cast<int32_t>(request.prompt_ids.size()), max_sequence_tokens_);
@@ -155,6 +159,20 @@ void EngineLoop::start(LiveRequest& request) {
     if (const Status status = add_sequence(request, i, *max_new_tokens); !status.ok())
       finish(request.samples[static_cast<size_t>(i)],
              {.type = FinishReason::Type::kError, .status = status}, {.arrived = request.arrived});
+}
+
+// Puts what the request continues before what it brings.
+Status EngineLoop::join_session(LiveRequest& request) {
+  if (!request.session) return {};
+  auto started =
+      sessions_.start(*request.session, request.rid, request.id, std::move(request.prompt_ids));
+  if (!started) return started.error();
+  request.prompt_ids = std::move(started->prompt_ids);
+  for (const RequestId id : started->replaced)
+    if (const auto it = requests_.find(id); it != requests_.end())
+      abort(*it->second, error(StatusCode::kAborted, "request '{}' was replaced by '{}'",
+                               it->second->rid, request.rid));
+  return {};
 }
 
 Status EngineLoop::check_prompt(const LiveRequest& request) const {
@@ -338,6 +356,7 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   sample.event.ids.push_back(token);
   if (sample.request->return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
   sample.event.stats = stats;
+  if (sample.request->session) sessions_.append(sample.request->id, token);
   ++new_tokens_;
   ++sample.num_tokens;
   list(sample);
@@ -366,6 +385,8 @@ void EngineLoop::on_finish(SequenceId id, FinishReason reason, const RequestStat
 void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats& stats) {
   ESP_CHECK(!sample.finished, "request '{}' ended twice", sample.request->rid);
   sample.finished = true;
+  if (sample.request->session)
+    sessions_.finish(sample.request->id, reason.type != FinishReason::Type::kError);
   sample.event.text += sample.output.flush();
   sample.event.stats = stats;
   if (reason.type == FinishReason::Type::kAbort)
@@ -435,6 +456,7 @@ void EngineLoop::publish_stats() {
   totals_.generation_tokens_total = s.generated_tokens;
   totals_.num_steps_total = s.steps;
   totals_.num_lanes_total = s.lanes;
+  totals_.tree_seconds_total = s.tree_seconds;
   totals_.forced_tokens_total = s.forced_tokens;
   totals_.forwards_saved_total = s.forwards_saved;
   totals_.kv_tokens_total = pages.total * page_size;

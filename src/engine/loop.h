@@ -19,6 +19,7 @@
 #include "engine/live_request.h"
 #include "engine/registry.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/sessions.h"
 #include "engine/throughput.h"
 
 namespace espalier {
@@ -29,7 +30,8 @@ class EngineLoop : private SequenceObserver {
   // Starts the thread. The references outlive the loop, but for `info`.
   // `tokenizer` may be null: without one nothing is forced.
   EngineLoop(const EngineConfig& config, const ModelInfo& info, Executor& executor,
-             PrefixCache& cache, RequestRegistry& registry, const Tokenizer* tokenizer);
+             PrefixCache& cache, RequestRegistry& registry, SessionTable& sessions,
+             const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts what is there, tells their callers, joins
 
   void push(Message message) { inbox_.push(std::move(message)); }
@@ -53,6 +55,7 @@ class EngineLoop : private SequenceObserver {
   void answer_pauses();
   void start_when_ready(LiveRequest& request);
   void start(LiveRequest& request);
+  Status join_session(LiveRequest& request);
   Status check_prompt(const LiveRequest& request) const;
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
@@ -91,6 +94,7 @@ class EngineLoop : private SequenceObserver {
   Executor& executor_;
   PrefixCache& cache_;
   RequestRegistry& registry_;
+  SessionTable& sessions_;
   const Tokenizer* const tokenizer_;
   std::unique_ptr<JumpForward> jump_forward_;  // made when the first grammar comes
   SteadyClock clock_;

@@ -48,6 +48,24 @@ struct SamplingParams {
   bool jump_forward = true;  // where the engine does; off: every token is sampled
 };
 
+// What a session is opened with (/open_session).
+struct SessionOptions {
+  std::string id;              // empty: one is made
+  int64_t capacity = 0;        // bytes of text that its requests may hold together
+  bool streaming = false;      // a request that names no rid continues the last one
+  double timeout_seconds = 0;  // closed after so long without a request; 0: never
+};
+
+// How a request continues one of its session. What is continued is the prompt and the output of
+// `rid`: all of it, its first `offset` tokens, or without the output.
+struct SessionParams {
+  std::string id;                     // the session's
+  std::string rid;                    // of the request that is continued; empty: from nothing
+  int32_t offset = 0;                 // tokens kept of what is continued; 0: all
+  bool replace = false;               // drop all that continued `rid` before (empty: all there is)
+  bool drop_previous_output = false;  // continue the prompt of `rid` alone
+};
+
 struct GenerateRequest {
   std::string rid;   // empty: the engine makes one
   std::string text;  // used when input_ids is empty
@@ -60,6 +78,7 @@ struct GenerateRequest {
   int32_t priority = 0;
   std::string extra_key;           // requests with different keys never share cache entries
   bool add_special_tokens = true;  // of the tokenizer, for `text` (false after a chat template)
+  std::optional<SessionParams> session;  // text or input_ids are what is new
   // The text's vector instead of what follows it: embedding, classes or reward, as the model makes
   // them. `sampling` counts for nothing then.
   bool embed = false;
