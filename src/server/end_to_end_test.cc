@@ -81,6 +81,148 @@ TEST_F(EndToEnd, TextIsWhatTheDeviceSays) {
   EXPECT_EQ(stopped.at("meta_info").at("finish_reason").at("matched").get_string(), stop);
 }
 
+TEST_F(EndToEnd, ASessionContinuesItsTokens) {
+  start();
+  const net::HttpResponse opened = post("/open_session", R"({"capacity_of_str_len":1000})");
+  ASSERT_EQ(opened.status, 200) << opened.body;
+  const std::string id(json::parse(opened.body).as_string());
+  const auto turn = [&](std::string_view text, std::string_view rid, std::string_view more) {
+    return fmt::format(
+        R"({{"text":"{}","rid":"{}","session_params":{{"id":"{}"{}}},)"
+        R"("sampling_params":{{"max_new_tokens":4,"temperature":0}},"return_logprob":true,)"
+        R"("logprob_start_len":0}})",
+        text, rid, id, more);
+  };
+  const std::string first = answer_of("Once upon", 4);
+  EXPECT_EQ(post_json("/generate", turn("Once upon", "1", "")).at("text").get_string(), first);
+  const json::value second = post_json("/generate", turn(" and", "2", R"(,"rid":"1")"));
+  const std::string whole = "Once upon" + first + " and";
+  EXPECT_EQ(second.at("text").get_string(), answer_of(whole, 4));
+  const json::object& meta = second.at("meta_info").get_object();
+  EXPECT_EQ(meta.at("prompt_tokens"), static_cast<int>(whole.size()));
+  EXPECT_EQ(meta.at("input_token_logprobs").get_array().size(), whole.size());
+  // The same again without log-probabilities of what is cached, in OpenAI's dialect.
+  const json::value third = post_json(
+      "/v1/completions", fmt::format(R"({{"prompt":" and","rid":"3","max_tokens":4,"temperature":0,
+        "session_params":{{"id":"{}","rid":"1"}}}})",
+                                     id));
+  EXPECT_EQ(third.at("choices").at(0).at("text").get_string(), answer_of(whole, 4));
+  EXPECT_GE(parts_.engine->stats().cached_tokens_total, static_cast<int64_t>(whole.size()) - 1);
+
+  EXPECT_EQ(post("/generate", turn("x", "4", R"(,"rid":"nobody")")).status, 400);
+  EXPECT_EQ(post("/generate", turn("x", "5", R"(,"rid":"1","offset":99)")).status, 400);
+  EXPECT_EQ(post("/close_session", fmt::format(R"({{"session_id":"{}"}})", id)).status, 200);
+  const net::HttpResponse closed = post("/generate", turn("x", "6", ""));
+  EXPECT_EQ(closed.status, 400);
+  EXPECT_THAT(closed.body, HasSubstr("is not open: open it with /open_session first"));
+  EXPECT_EQ(post("/close_session", fmt::format(R"({{"session_id":"{}"}})", id)).status, 400);
+  EXPECT_EQ(post("/open_session", "{}").status, 400);
+  EXPECT_EQ(post("/open_session", R"({"capacity_of_str_len":0})").status, 400);
+}
+
+TEST_F(EndToEnd, TheCachesEventsAreTold) {
+  start({.config = {.num_cache_events = 100}});
+  const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
+  EXPECT_EQ(post("/generate", body).status, 200);
+  ASSERT_TRUE(becomes_idle());
+  EXPECT_EQ(post("/flush_cache", "").status, 200);
+  auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()));
+  const auto get = [&](std::string_view path) {
+    auto answer = client->get(path);
+    EXPECT_TRUE(answer && answer->status == 200);
+    return json::parse(answer->body);
+  };
+  const json::value all = get("/kv_events");
+  const json::array& events = all.at("events").get_array();
+  ASSERT_EQ(events.size(), 3u) << json::serialize(all);  // the prompt, the output, the flush
+  EXPECT_EQ(events[0].at("type"), "BlockStored");
+  EXPECT_EQ(events[0].at("seq"), 1);
+  EXPECT_EQ(events[0].at("token_ids"), (json::array{97, 98, 99}));
+  EXPECT_TRUE(events[0].at("parent_block_hash").is_null());
+  EXPECT_EQ(events[1].at("parent_block_hash"), events[0].at("block_hashes").at(2));
+  EXPECT_EQ(events[2].at("type"), "AllBlocksCleared");
+  EXPECT_EQ(all.at("next"), 4);
+  EXPECT_EQ(all.at("missed"), 0);
+  EXPECT_EQ(get("/kv_events?from=3&limit=5").at("events").get_array().size(), 1u);
+  EXPECT_EQ(get("/kv_events?from=77").at("missed"), 3);
+  EXPECT_EQ(client->get("/kv_events?from=x")->status, 400);
+}
+
+TEST_F(EndToEnd, TheCachesEventsAsAStream) {
+  start({.config = {.num_cache_events = 100}});
+  const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
+  std::string told;
+  std::thread reader([&] {
+    net::TestSocket socket(server_->port());
+    socket.write("GET /kv_events?stream=true HTTP/1.1\r\nHost: a\r\n\r\n");
+    told = socket.read_until(
+        [](const std::string& text) { return text.find("BlockStored") != std::string::npos; });
+  });
+  EXPECT_EQ(post("/generate", body).status, 200);
+  reader.join();
+  EXPECT_THAT(told, HasSubstr("text/event-stream"));
+  EXPECT_THAT(told, HasSubstr("data: {\"type\":\"BlockStored"));
+  server_->stop(1s);  // the stream ends
+}
+
+TEST_F(EndToEnd, WithoutListenersNoEventsAreKept) {
+  start();
+  auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()));
+  const auto answer = client->get("/kv_events");
+  EXPECT_EQ(answer->status, 400);
+  EXPECT_THAT(answer->body, HasSubstr("--kv-events-config"));
+}
+
+TEST_F(EndToEnd, GenerationIsPausedAndGoesOn) {
+  start({.step_delay = 1ms});
+  std::string text;
+  std::thread caller([&] {
+    text = post_json("/generate",
+                     R"({"text":"Once","sampling_params":{"max_new_tokens":60,"temperature":0}})")
+               .at("text")
+               .get_string();
+  });
+  while (parts_.engine->stats().generation_tokens_total < 5) std::this_thread::yield();
+  for (const char* mode : {"in_place", "retract"}) {
+    const std::string body = fmt::format(R"({{"mode":"{}"}})", mode);
+    EXPECT_EQ(post_json("/pause_generation", body).at("status"), "ok");
+    const int64_t steps = parts_.engine->stats().num_steps_total;
+    std::this_thread::sleep_for(5ms);
+    EXPECT_EQ(parts_.engine->stats().num_steps_total, steps) << mode;
+  }
+  EXPECT_EQ(post("/flush_cache", "").status, 200);  // nothing runs: its memory is free
+  EXPECT_EQ(post_json("/continue_generation", "{}").at("status"), "ok");
+  caller.join();
+  EXPECT_EQ(text, answer_of("Once", 60));
+
+  // The default ends what runs, and what comes later waits.
+  net::HttpResponse aborted;
+  std::thread second([&] {
+    aborted = post("/generate", R"({"text":"x","sampling_params":{"max_new_tokens":3000}})");
+  });
+  while (parts_.engine->stats().num_running == 0) std::this_thread::yield();
+  EXPECT_EQ(post("/pause_generation", "").status, 200);
+  second.join();
+  EXPECT_THAT(aborted.body, HasSubstr(R"("type":"abort")"));
+  EXPECT_EQ(post("/continue_generation", "").status, 200);
+  EXPECT_EQ(post("/generate", R"({"text":"x","sampling_params":{"max_new_tokens":3}})").status,
+            200);
+  const net::HttpResponse bad = post("/pause_generation", R"({"mode":"slowly"})");
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_THAT(bad.body, HasSubstr("must be abort, retract or in_place"));
+}
+
+TEST_F(EndToEnd, PrioritiesAreAnErrorWhereTheyAreOff) {
+  start();
+  const std::string body = R"({"text":"x","priority":3,"sampling_params":{"max_new_tokens":3}})";
+  const net::HttpResponse refused = post("/generate", body);
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("priorities are off: start with --schedule-policy priority"));
+  server_.reset();
+  start({.config = {.schedule_policy = "priority"}});
+  EXPECT_EQ(post("/generate", body).status, 200);
+}
+
 TEST_F(EndToEnd, TheCacheShowsInTheHeaders) {
   start();
   const std::string body =

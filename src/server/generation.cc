@@ -87,7 +87,12 @@ Status Generation::prepare(GenerationItem& item) {
     options.add_special_tokens = request.add_special_tokens;
     request.input_ids = tokenizer->encode(request.text, options);
   }
-  item.prompt_ids = request.input_ids;
+  if (request.session) {
+    ESP_ASSIGN_OR_RETURN(item.prompt_ids,
+                         context_->engine.session_prompt(*request.session, request.input_ids));
+  } else {
+    item.prompt_ids = request.input_ids;
+  }
   if (static_cast<size_t>(item.logprob_start) > item.prompt_ids.size()) {
     return invalid_argument("logprob_start_len {} is beyond the prompt of {} tokens",
                             item.logprob_start, item.prompt_ids.size());

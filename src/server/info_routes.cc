@@ -51,6 +51,9 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
   w.member("schedule_policy", e.schedule_policy);
   w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
+  w.member("num_cache_events", e.num_cache_events);
+  w.member("swa_full_tokens_ratio", e.swa_full_tokens_ratio);
+  w.member("swa_max_total_num_tokens", e.max_window_tokens);
   w.member("schedule_max_overtakes", e.schedule_max_overtakes);
   w.member("priority_scheduling_preemption_threshold", e.priority_scheduling_preemption_threshold);
   w.member("disable_priority_preemption", e.disable_priority_preemption);

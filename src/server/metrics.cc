@@ -130,6 +130,11 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
           "Grammars that were wanted no more before they were "
           "compiled.",
           s.num_grammars_cancelled_total);
+  counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
+          s.num_cache_events_total);
+  counter("espalier:cache_events_overwritten_total", "Of them, those that are kept no more.",
+          s.num_cache_events_overwritten_total);
+  gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
   gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
         s.num_grammars_waiting);
   counter("espalier:grammars_compiled_total", "Grammars compiled so far.",

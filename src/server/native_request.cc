@@ -3,6 +3,8 @@
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/session_fields.h"
+
 namespace espalier::server {
 namespace {
 
@@ -16,6 +18,8 @@ struct NativeBody {
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
   std::optional<int32_t> priority, dimensions;
+  std::optional<SessionParams> session;
+  std::string session_id;
   bool return_text_in_logprobs = false;
   bool stream = false;
 };
@@ -73,8 +77,8 @@ const Fields<NativeBody>& native_fields() {
       refused<B>("video_data", "is not supported until a model supports videos"),
       refused<B>("audio_data", "is not supported until a model supports audio"),
       refused<B>("input_embeds"),
-      refused<B>("session_params"),
-      refused<B>("session_id"),
+      session_field<B>(&B::session),
+      session_id_field<B>(&B::session_id),
       refused<B>("lora_path"),
       refused<B>("lora_id"),
       refused<B>("custom_logit_processor"),
@@ -143,6 +147,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
   const std::string salt = value_or<std::string>(body.cache_salt, i, {});
   r.extra_key = value_or<std::string>(body.extra_key, i, {});
   if (!salt.empty()) r.extra_key += "/" + salt;
+  r.session = session_of(body.session, body.session_id);
   return item;
 }
 

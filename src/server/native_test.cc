@@ -361,8 +361,10 @@ TEST_F(NativeTest, Errors) {
             plain("video_data is not supported until a model supports videos: leave it out")},
            {R"({"text":"a","lora_path":"x"})",
             plain("lora_path is not supported yet: leave it out")},
-           {R"({"text":"a","session_params":{"id":"x"}})",
-            plain("session_params is not supported yet: leave it out")},
+           {R"({"text":"a","session_params":{"rid":"x"}})",
+            malformed("session_params.id is missing")},
+           {R"({"text":"a","session_params":{"id":"x","offset":"3"}})",
+            malformed(R"(session_params.offset must be an integer, but it is the string \"3\")")},
            {R"({"input_ids":[1e30]})",
             malformed("input_ids[0] must be a token id, but it is the number 1e+30")},
        }) {

@@ -3,6 +3,8 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/session_fields.h"
+
 namespace espalier::server {
 
 namespace json = boost::json;
@@ -72,10 +74,12 @@ void append_common(Fields<T>& fields) {
   fields.push_back(field<T>("cache_salt", "as extra_key; the two are joined", &T::cache_salt));
   fields.push_back(
       field<T>("priority", "larger is sooner, where the scheduler has priorities", &T::priority));
+  fields.push_back(session_field<T>(&T::session));
+  fields.push_back(session_id_field<T>(&T::session_id));
   for (const char* name :
-       {"lora_path", "session_id", "session_params", "custom_logit_processor", "custom_params",
-        "return_hidden_states", "return_routed_experts", "return_cached_tokens_details",
-        "images_config", "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
+       {"lora_path", "custom_logit_processor", "custom_params", "return_hidden_states",
+        "return_routed_experts", "return_cached_tokens_details", "images_config", "bootstrap_host",
+        "bootstrap_port", "bootstrap_room"}) {
     fields.push_back(refused<T>(name));
   }
   for (const char* name : {"user", "custom_labels", "routed_dp_rank", "data_parallel_rank"}) {
@@ -393,6 +397,7 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   }
   request.priority = priority.value_or(0);
   request.sampling = sampling;
+  request.session = session_of(session, session_id);
   return request;
 }
 

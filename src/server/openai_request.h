@@ -22,6 +22,8 @@ struct OpenAiCommon {
   bool continuous_usage_stats = false;  // stream_options
   PerItem<std::string> rid, extra_key, cache_salt;
   std::optional<int32_t> priority;
+  std::optional<SessionParams> session;
+  std::string session_id;
 
   // The engine's request for prompt i of n, without the prompt.
   GenerateRequest make_request(size_t i, size_t n) const;

@@ -89,6 +89,24 @@ const std::vector<Route>& routes() {
        "Split a text into reasoning and answer",
        handle_separate_reasoning,
        "SeparateReasoningRequest"},
+      {{"GET", "POST"},
+       "/open_session",
+       kUser,
+       "Open a session, whose requests continue each other's tokens",
+       handle_open_session,
+       "OpenSession"},
+      {{"GET", "POST"},
+       "/close_session",
+       kUser,
+       "Close a session",
+       handle_close_session,
+       "CloseSession"},
+      {{"GET"},
+       "/kv_events",
+       kAdmin,
+       "What the prefix cache holds since, and no longer (from, limit, stream)",
+       handle_kv_events,
+       ""},
       {{"GET"}, "/health", kOpen, "200 while the server takes work", handle_health, ""},
       {{"GET"}, "/ping", kOpen, "As /health", handle_health, ""},
       {{"GET"},
@@ -168,6 +186,7 @@ std::string openapi_json() {
   w.key("SeparateReasoningRequest").raw(separate_reasoning_schema());
   w.key("AbortRequest").raw(abort_schema());
   w.key("ConcatenateRequest").raw(concatenate_schema());
+  w.key("OpenSession").raw(open_session_schema()).key("CloseSession").raw(close_session_schema());
   w.key("PauseGeneration").raw(pause_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");
   w.member("scheme", "bearer").end_object().end_object().end_object().end_object();

@@ -65,6 +65,13 @@ void handle_loads(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_get_load(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_metrics(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_openapi(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// event_routes.cc
+void handle_kv_events(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// session_routes.cc
+void handle_open_session(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+void handle_close_session(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+std::string open_session_schema();
+std::string close_session_schema();
 // admin_routes.cc
 void handle_flush_cache(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_pause(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);

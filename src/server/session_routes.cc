@@ -1,0 +1,114 @@
+// /open_session and /close_session, and the fields of requests that belong to one.
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+
+#include "server/errors.h"
+#include "server/routes.h"
+#include "server/session_fields.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+const Fields<SessionParams>& session_params_fields() {
+  using P = SessionParams;
+  static const Fields<P> fields = [] {
+    Fields<P> f = {
+        field<P>("id", "the session", &P::id),
+        field<P>("rid",
+                 "the request to continue; absent: from nothing, or in a streaming session "
+                 "the last one",
+                 &P::rid),
+        field<P>("offset", "tokens to keep of what is continued; 0: all", &P::offset),
+        field<P>("replace", "drop all that continued rid before", &P::replace),
+        field<P>("drop_previous_output", "continue rid's prompt, without its output",
+                 &P::drop_previous_output),
+    };
+    f[0].required = true;
+    return f;
+  }();
+  return fields;
+}
+
+struct OpenBody {
+  uint64_t capacity = 0;
+  std::string id;
+  bool streaming = false;
+  float timeout_seconds = 0;
+};
+
+const Fields<OpenBody>& open_fields() {
+  using B = OpenBody;
+  static const Fields<B> fields = [] {
+    Fields<B> f = {
+        field<B>("capacity_of_str_len", "bytes of text that the session's requests may hold",
+                 &B::capacity),
+        field<B>("session_id", "made up where absent", &B::id),
+        field<B>("streaming", "a request that names no rid continues the last one", &B::streaming),
+        field<B>("timeout", "seconds without a request after which it is closed; 0: never",
+                 &B::timeout_seconds),
+    };
+    f[0].required = true;
+    return f;
+  }();
+  return fields;
+}
+
+struct CloseBody {
+  std::string id;
+};
+
+const Fields<CloseBody>& close_fields() {
+  static const Fields<CloseBody> fields = [] {
+    Fields<CloseBody> f = {field<CloseBody>("session_id", "the session", &CloseBody::id)};
+    f[0].required = true;
+    return f;
+  }();
+  return fields;
+}
+
+template <typename T>
+Status read_body(const Fields<T>& fields, const HttpRequest& request, T& out) {
+  ESP_ASSIGN_OR_RETURN(const Json value, parse_json(request.body));
+  return read_fields(fields, value, "", out);
+}
+
+}  // namespace
+
+Status read_session_params(const Json& value, std::string_view where,
+                           std::optional<SessionParams>& out) {
+  if (!is_set(value)) return {};
+  return read_fields(session_params_fields(), value, std::string(where) + ".", out.emplace());
+}
+
+std::string session_params_schema() { return schema_of(session_params_fields()); }
+
+void handle_open_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  OpenBody body;
+  if (const Status read = read_body(open_fields(), request, body); !read.ok())
+    return response->send(malformed_response(read));
+  const auto id = context->engine.open_session({.id = body.id,
+                                                .capacity = static_cast<int64_t>(body.capacity),
+                                                .streaming = body.streaming,
+                                                .timeout_seconds = body.timeout_seconds});
+  if (!id) return response->send(error_response(Dialect::kNative, id.error()));
+  response->send(HttpResponse::json(200, boost::json::serialize(boost::json::string(*id))));
+}
+
+void handle_close_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  CloseBody body;
+  if (const Status read = read_body(close_fields(), request, body); !read.ok())
+    return response->send(malformed_response(read));
+  if (const Status closed = context->engine.close_session(body.id); !closed.ok())
+    return response->send(error_response(Dialect::kNative, closed));
+  response->send(HttpResponse{});
+}
+
+std::string open_session_schema() { return schema_of(open_fields()); }
+std::string close_session_schema() { return schema_of(close_fields()); }
+
+}  // namespace espalier::server
