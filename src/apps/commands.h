@@ -23,6 +23,7 @@ int run_grammar_test(const std::vector<std::string>& args);
 int run_grammar_conformance(const std::vector<std::string>& args);
 int run_bench_radix(const std::vector<std::string>& args);
 int run_bench_host(const std::vector<std::string>& args);
+int run_bench_overhead(const std::vector<std::string>& args);
 int run_bench_workloads(const std::vector<std::string>& args);
 
 }  // namespace espalier::apps

@@ -1,6 +1,7 @@
 #include "apps/config.h"
 
 #include <algorithm>
+#include <boost/json.hpp>
 #include <cstdlib>
 #include <limits>
 
@@ -72,6 +73,38 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
       "model: generation_config.json gives the defaults of a request; openai: it does not");
 }
 
+// SGLang's and vLLM's setting, with the one publisher that there is here.
+Status read_kv_events_config(std::string_view text, int32_t& num_events) {
+  boost::system::error_code failed;
+  const boost::json::value value = boost::json::parse(text, failed);
+  if (failed || !value.is_object())
+    return invalid_argument("'{}' is no JSON object such as {{\"publisher\": \"http\"}}", text);
+  num_events = 10000;
+  for (const auto& [key, member] : value.as_object()) {
+    if (key == "publisher") {
+      if (member == "null") {
+        num_events = 0;
+      } else if (member != "http") {
+        return invalid_argument(
+            "publisher is {}, but must be \"http\" (GET /kv_events) or "
+            "\"null\"",
+            boost::json::serialize(member));
+      }
+    } else if (key == "buffer_steps") {
+      if (!member.is_int64() || member.get_int64() < 1 || member.get_int64() > kInt32Max)
+        return invalid_argument(
+            "buffer_steps is {}, but must be a whole number above 0: the events "
+            "that are kept",
+            boost::json::serialize(member));
+      num_events = static_cast<int32_t>(member.get_int64());
+    } else {
+      return invalid_argument("there is no '{}': give publisher and buffer_steps",
+                              std::string_view(key));
+    }
+  }
+  return {};
+}
+
 void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Memory and scheduling");
   shown_default(table.number("mem-fraction-static", engine.mem_fraction_static, 0, 1,
@@ -117,9 +150,21 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.choice("radix-eviction-policy", engine.radix_eviction_policy,
                {"lru", "lfu", "fifo", "mru", "slru", "priority"},
                "which cached prefix goes first when memory is short");
+  table.number("swa-full-tokens-ratio", engine.swa_full_tokens_ratio, 0, 1,
+               "KV tokens that layers with a sliding window keep, for each of the others'");
+  table.toggle("disable-hybrid-swa-memory", engine.disable_hybrid_swa_memory,
+               "layers with a sliding window keep all KV tokens, as the others do");
   table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
                "above 1 admits fewer requests and retracts fewer");
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
+  shown_default(table.custom("kv-events-config", "JSON",
+                             "keep the cache's events for GET /kv_events: "
+                             "{\"publisher\": \"http\", \"buffer_steps\": 10000}",
+                             "",
+                             [&engine](std::string_view value) {
+                               return read_kv_events_config(value, engine.num_cache_events);
+                             }),
+                "none are kept");
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
   table.toggle("disable-cuda-graph", engine.disable_cuda_graph,

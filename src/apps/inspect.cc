@@ -145,7 +145,10 @@ void print_table(const Inspection& it) {
   // A GPU's scratch is measured when the engine starts, and told then.
   row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
       fmt::format("{} tokens, {}", it.plan.max_total_tokens,
-                  bytes(kv_token * it.plan.max_total_tokens)));
+                  bytes(kv_bytes(it.plan, it.info, it.kv_type))));
+  if (it.plan.max_window_tokens > 0)
+    row("  layers with a window", fmt::format("{} of {}, {} tokens", it.info.num_window_layers(),
+                                              it.info.num_layers, it.plan.max_window_tokens));
   row(fmt::format("KV of {} requests", it.batch),
       fmt::format("{} at full context: {}", bytes(it.kv_bytes_at_batch()),
                   it.batch_fits() ? "it fits" : "more than the cache; they share or wait"));
@@ -211,7 +214,8 @@ void print_json(const Inspection& it) {
                                    {"available_bytes", it.machine.available_bytes},
                                    {"num_cpus", it.machine.num_cpus},
                                    {"max_total_tokens", it.plan.max_total_tokens},
-                                   {"kv_bytes", kv_token * it.plan.max_total_tokens},
+                                   {"max_window_tokens", it.plan.max_window_tokens},
+                                   {"kv_bytes", kv_bytes(it.plan, it.info, it.kv_type)},
                                    {"max_running_requests", it.plan.max_running_requests},
                                    {"max_queued_requests", it.plan.max_queued_requests},
                                    {"context_length", it.plan.context_length},

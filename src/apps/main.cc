@@ -43,6 +43,7 @@ const std::vector<Command>& benches() {
       {"grammar", "compile schemas and fill masks along their instances", run_bench_grammar},
       {"radix", "time the radix tree", run_bench_radix},
       {"host", "time the host's work a step, without a model", run_bench_host},
+      {"overhead", "what the radix cache costs where nothing is shared", run_bench_overhead},
       {"workloads", "run the SGLang paper's programs, cache on and off", run_bench_workloads},
   };
   return all;

@@ -5,10 +5,12 @@
 #include <atomic>
 #include <boost/json.hpp>
 #include <cstdlib>
-#include <map>
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "apps/bench/report.h"
+#include "apps/bench/workload_plots.h"
 #include "apps/commands.h"
 #include "apps/session.h"
 #include "bench/workloads/plot.h"
@@ -29,7 +31,7 @@ struct Options {
   double scale = 1;
   int concurrency = 16;
   bool ablations = false;
-  std::filesystem::path data, json, plots;
+  std::filesystem::path data, json, plots, from;
 };
 
 // How one run differs from the usual.
@@ -243,52 +245,6 @@ void print_row(const Row& row) {
   std::fflush(stdout);
 }
 
-// SVG, and PNG where ImageMagick or librsvg is there to make it.
-Status plot(const std::string& svg, const std::filesystem::path& folder, const std::string& name) {
-  const std::filesystem::path path = folder / (name + ".svg");
-  if (write_file(svg, path) != kExitOk)
-    return error(StatusCode::kUnavailable, "{} could not be written", path.string());
-  const std::string from = "'" + path.string() + "'",
-                    to = "'" + (folder / (name + ".png")).string() + "'";
-  const std::string command = "rsvg-convert " + from + " -o " + to + " 2>/dev/null || convert " +
-                              from + " " + to + " 2>/dev/null";
-  if (std::system(command.c_str()) != 0)
-    fmt::print(stderr, "no {}.png: neither rsvg-convert nor convert made it\n", name);
-  return {};
-}
-
-Status plot_all(const std::vector<Row>& rows, const std::filesystem::path& folder) {
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  std::vector<std::string> names;
-  std::vector<workloads::Series> speed = {{"cache on", {}}, {"cache off", {}}};
-  std::vector<workloads::Series> hits = {
-      {"achieved", {}}, {"optimum", {}}, {"pool 25 %", {}}, {"pool 50 %", {}}, {"pool 100 %", {}}};
-  std::map<std::string, workloads::Series> ablations;
-  for (const Row& row : rows) {
-    names.push_back(row.name);
-    speed[0].values.push_back(mean(row.on.programs_per_second, row.off.programs_per_second));
-    speed[1].values.push_back(1);
-    hits[0].values.push_back(row.on.hit_rate);
-    hits[1].values.push_back(row.on.optimum.hit_rate());
-    for (size_t i = 0; i < row.pools.size(); ++i)
-      hits[2 + i].values.push_back(row.pools[i].second.hit_rate);
-    for (const auto& [name, m] : row.ablations) {
-      ablations[name].name = name;
-      ablations[name].values.push_back(
-          mean(m.programs_per_second, row.ablations.front().second.programs_per_second));
-    }
-  }
-  ESP_RETURN_IF_ERROR(plot(workloads::bar_chart("Programs a second, cache off = 1", names, speed),
-                           folder, "throughput"));
-  ESP_RETURN_IF_ERROR(plot(workloads::bar_chart("Hit rate", names, hits), folder, "hit_rate"));
-  if (ablations.empty()) return {};
-  std::vector<workloads::Series> all;
-  for (auto& [name, series] : ablations) all.push_back(std::move(series));
-  return plot(workloads::bar_chart("Programs a second at half the pool, all on = 1", names, all),
-              folder, "ablations");
-}
-
 Result<std::vector<const Workload*>> chosen(const Options& options) {
   std::vector<const Workload*> found;
   std::vector<std::string> names;
@@ -302,6 +258,24 @@ Result<std::vector<const Workload*>> chosen(const Options& options) {
       return fail(invalid_argument("there is no workload '{}'; there are {}", name,
                                    fmt::join(names, ", ")));
   return found;
+}
+
+int draw_again(const Options& options) {
+  if (options.plots.empty())
+    return report(invalid_argument("--from draws kept results: say where with --plots DIR"),
+                  kExitUsage);
+  std::ifstream file(options.from);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  boost::system::error_code failed;
+  const json::value value = json::parse(text, failed);
+  const json::value* const found =
+      !failed && value.is_object() ? value.get_object().if_contains("workloads") : nullptr;
+  if (found == nullptr || !found->is_array())
+    return report(
+        invalid_argument("{} holds no JSON that --json has written", options.from.string()),
+        kExitUsage);
+  const Status status = plot_workloads(found->get_array(), options.plots);
+  return status.ok() ? kExitOk : report(status, kExitFailure);
 }
 
 }  // namespace
@@ -326,6 +300,7 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   table.group("Output");
   table.path("json", options.json, "write the figures to this file too");
   table.path("plots", options.plots, "draw them into this folder, as SVG and PNG");
+  table.path("from", options.from, "run nothing: draw what --json wrote to this file");
   CommandLine command{
       "espalier bench workloads",
       "Runs the SGLang paper's programs with the prefix cache and without it.",
@@ -333,6 +308,10 @@ int run_bench_workloads(const std::vector<std::string>& args) {
       "",
       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
+  if (!options.plots.empty())  // before minutes of work
+    if (const Status status = workloads::can_write_png(); !status.ok())
+      return report(status, kExitFailure);
+  if (!options.from.empty()) return draw_again(options);
   const Result<std::vector<const Workload*>> list = chosen(options);
   if (!list) return report(list.error(), kExitUsage);
 
@@ -344,17 +323,15 @@ int run_bench_workloads(const std::vector<std::string>& args) {
       "", "here", "best", "% of", "on", "off", "x", "on", "off", "on", "off", "", "25", "50",
       "100");
   Bench bench(config, options);
-  std::vector<Row> rows;
   json::array all;
   for (const Workload* workload : *list) {
     const Result<Row> row = measure(bench, *workload, options);
     if (!row) return report(row.error(), kExitFailure);
     print_row(*row);
     all.push_back(json_of(*row));
-    rows.push_back(*row);
   }
   if (!options.plots.empty())
-    if (const Status status = plot_all(rows, options.plots); !status.ok())
+    if (const Status status = plot_workloads(all, options.plots); !status.ok())
       return report(status, kExitFailure);
   return write_file(json::serialize(json::object{{"workloads", std::move(all)}}) + "\n",
                     options.json);

@@ -1,0 +1,17 @@
+// The plots of espalier bench workloads, drawn from its JSON, so that kept results can be drawn
+// again.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <filesystem>
+
+#include "base/status.h"
+
+namespace espalier::apps {
+
+// workloads: the JSON's array of that name. Writes throughput, hit_rate and, where the run had
+// them, ablations and against_hit_rate_{throughput,batch_size,latency}, each as SVG and PNG.
+// kInvalidArgument for JSON of another shape.
+Status plot_workloads(const boost::json::array& workloads, const std::filesystem::path& folder);
+
+}  // namespace espalier::apps
