@@ -70,7 +70,7 @@ TEST_P(SlidingWindow, AnswersAreThoseOfOneMap) {
         {.max_total_tokens = 900, .chunked_prefill_size = 7, .swa_full_tokens_ratio = 0.1});
   check("pages", {.max_total_tokens = 1600, .page_size = 16, .swa_full_tokens_ratio = 0.1});
   check("no radix cache",
-        {.max_total_tokens = 1500, .swa_full_tokens_ratio = 0.1, .disable_radix_cache = true});
+        {.max_total_tokens = 1500, .disable_radix_cache = true, .swa_full_tokens_ratio = 0.1});
   check("no overlap",
         {.max_total_tokens = 1000, .swa_full_tokens_ratio = 0.1, .disable_overlap_schedule = true});
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <thread>
 

@@ -2,6 +2,7 @@
 """The command line, as a user types it: help, mistakes, files, exit codes."""
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ class CommandTest(unittest.TestCase):
     def test_help_and_version(self):
         for command in ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "bench serving",
                         "bench offline", "bench grammar", "bench radix", "bench host",
-                        "bench workloads", "grammar check", "grammar mask",
+                        "bench workloads", "bench overhead", "grammar check", "grammar mask",
                         "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
@@ -299,15 +300,45 @@ class CommandTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "out.json")
             result = run("bench", "workloads", "--only", "json_decoding", "--scale", "0.2",
-                         "--json", path, "--plots", folder)
+                         "--json", path)
             self.assertEqual(result.returncode, 0, result.stderr)
             with open(path) as file:
                 row = json.load(file)["workloads"][0]
             self.assertGreater(row["hit_rate"], 0)
             self.assertLessEqual(row["hit_rate"], row["hit_rate_optimal"] + 1e-9)
             self.assertGreater(row["throughput_cache_off"], 0)
-            self.assertTrue(os.path.exists(os.path.join(folder, "hit_rate.svg")))
+            plots = run("bench", "workloads", "--from", path, "--plots", folder)
+            if shutil.which("rsvg-convert"):
+                self.assertEqual(plots.returncode, 0, plots.stderr)
+                for name in ("throughput", "hit_rate"):
+                    with open(os.path.join(folder, f"workloads_{name}.svg")) as file:
+                        self.assertIn("json_decoding", file.read())
+                    with open(os.path.join(folder, f"workloads_{name}.png"), "rb") as file:
+                        self.assertEqual(file.read(8), b"\x89PNG\r\n\x1a\n")
+            else:
+                self.assertEqual(plots.returncode, 1, plots)
+                self.assertIn("librsvg2-bin", plots.stderr)
+                print("no rsvg-convert: PNG plots are not tested")
         self.assert_usage_error(run("bench", "workloads", "--only", "nothing"), "retrieval")
+
+    def test_bench_overhead_reports(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.json")
+            result = run("bench", "overhead", "--requests", "4", "--prompt-len", "32",
+                         "--output-len", "4", "--repeats", "2", "--json", path)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path) as file:
+                report = json.load(file)
+            self.assertGreater(report["tree_seconds"], 0)
+            self.assertLess(report["tree_share"], 0.5)
+            self.assertGreater(report["throughput_cache_off"], 0)
+
+    def test_the_events_setting_is_read(self):
+        self.assert_usage_error(run("serve", "--kv-events-config", "yes"), "JSON object")
+        self.assert_usage_error(run("serve", "--kv-events-config", '{"publisher": "zmq"}'),
+                                "must be \"http\"")
+        self.assert_usage_error(run("serve", "--kv-events-config", '{"buffer_steps": 0}'),
+                                "buffer_steps is 0")
 
     def test_bench_serving_reports_every_dialect(self):
         with Server() as server:

@@ -71,18 +71,18 @@ Status draw(const json::array& rows, const std::filesystem::path& folder) {
       workloads::bar_chart({.title = "Throughput at full load with the prefix cache",
                             .y = "programs a second, cache off = 1"},
                            names, speed),
-      folder, "throughput"));
+      folder, "workloads_throughput"));
   ESP_RETURN_IF_ERROR(workloads::write_plot(
       workloads::bar_chart({.title = "Hit rate, by the size of the pool (% of unique tokens)",
                             .y = "% of prompt tokens from the cache"},
                            names, hits),
-      folder, "hit_rate"));
+      folder, "workloads_hit_rate"));
   if (!ablations.empty())
     ESP_RETURN_IF_ERROR(workloads::write_plot(
         workloads::bar_chart({.title = "Ablations, with a pool of half of the unique tokens",
                               .y = "programs a second, all on = 1"},
                              names, ablations),
-        folder, "ablations"));
+        folder, "workloads_ablations"));
   struct Against {
     const char *what, *title, *y;
     bool relative;
@@ -99,7 +99,7 @@ Status draw(const json::array& rows, const std::filesystem::path& folder) {
         workloads::line_chart(
             {.title = a.title, .y = a.y, .x = "hit rate, % (part of each match disregarded)"},
             lines),
-        folder, std::string("against_hit_rate_") + a.what));
+        folder, std::string("workloads_by_hit_rate_") + a.what));
   }
   return {};
 }

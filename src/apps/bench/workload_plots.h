@@ -9,8 +9,8 @@
 
 namespace espalier::apps {
 
-// workloads: the JSON's array of that name. Writes throughput, hit_rate and, where the run had
-// them, ablations and against_hit_rate_{throughput,batch_size,latency}, each as SVG and PNG.
+// workloads: the JSON's array of that name. Writes workloads_throughput, workloads_hit_rate and,
+// where the run had them, workloads_ablations and workloads_by_hit_rate_*, each as SVG and PNG.
 // kInvalidArgument for JSON of another shape.
 Status plot_workloads(const boost::json::array& workloads, const std::filesystem::path& folder);
 

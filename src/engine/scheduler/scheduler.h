@@ -127,7 +127,7 @@ struct SchedulerConfig {
   // ones for so many steps while others run: a program's or a conversation's next call, which comes
   // at once, finds it. So few programs at a time are served to their end where memory is short for
   // all, instead of all turning each other out. 0: it is given away at once.
-  int32_t linger_steps = 3;
+  int32_t linger_steps = 2;
 
   // Counts the thread's processor time in work that the radix cache makes: matching, the order of
   // the waiting, admission, insertion, eviction. For measurements.

@@ -104,6 +104,7 @@ struct Scheduler::Impl {
   void give_back(Sequence& sequence);  // pages and slot
   void requeue(Sequence& sequence);    // after a retraction
   double* tree_clock() { return config.time_tree_work ? &stats.tree_seconds : nullptr; }
+  int64_t room_for(const Sequence& sequence) const;
   bool grow(Sequence& sequence, int32_t num_tokens);
   bool in_flight(const Sequence& sequence) const { return sequence.last_step > committed_step; }
 

@@ -118,7 +118,9 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
     if (!sequence->wants_decode_lane()) continue;
     // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
     // step: some are coming back.
-    const int32_t count = 1 + std::min(sequence->num_due() - 1, chunk_left);
+    const auto most =
+        static_cast<int32_t>(std::min<int64_t>(room_for(*sequence), sequence->num_due()));
+    const int32_t count = 1 + std::clamp(most - 1, 0, chunk_left);
     if (!grow(*sequence, sequence->num_launched + count)) continue;
     chunk_left -= count - 1;
     add_lane(batch, *sequence, count);
@@ -141,13 +143,16 @@ void Scheduler::Impl::add_chunks(ForwardBatch& batch) {
     if (sequence->prefilling()) add_chunk(batch, *sequence);
 }
 
+// Tokens that its pages, and those that there are, can take.
+int64_t Scheduler::Impl::room_for(const Sequence& sequence) const {
+  return (int64_t{sequence.pages.num_pages()} + cache.sizes().available_now()) * cache.page_size() -
+         sequence.num_launched;
+}
+
 // As much of the prompt as the step and the memory allow.
 void Scheduler::Impl::add_chunk(ForwardBatch& batch, Sequence& sequence) {
-  const int64_t room =
-      (int64_t{sequence.pages.num_pages()} + cache.sizes().available_now()) * cache.page_size() -
-      sequence.num_launched;
-  const auto count = static_cast<int32_t>(
-      std::min<int64_t>(room, std::min(chunk_left, sequence.prefill_end - sequence.num_launched)));
+  const auto count = static_cast<int32_t>(std::min<int64_t>(
+      room_for(sequence), std::min(chunk_left, sequence.prefill_end - sequence.num_launched)));
   if (count <= 0) return;
   ESP_CHECK(grow(sequence, sequence.num_launched + count));
   chunk_left -= count;
