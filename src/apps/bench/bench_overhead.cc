@@ -99,7 +99,7 @@ Result<Measured> measure(AppConfig config, const Options& options) {
   config.engine.schedule_policy = "fcfs";
   ESP_ASSIGN_OR_RETURN(off.engine, start_engine(config));
   for (Side* side : {&on, &off})  // pages are backed and threads are warm
-    ESP_RETURN_IF_ERROR(run_once(*side, options, 1).transform([](double) {}));
+    if (const auto warm = run_once(*side, options, 1); !warm) return fail(warm.error());
   on.seconds = off.seconds = 0;
   const double tree_before = on.engine->stats().tree_seconds_total;
   Measured m;
