@@ -229,7 +229,7 @@ Status write_plot(const std::string& svg, const std::filesystem::path& folder,
   file.close();
   if (!file) return error(StatusCode::kUnavailable, "{} could not be written", path);
   const std::string png = (folder / (name + ".png")).string();
-  if (run({"rsvg-convert", "--zoom", "1.25", "--output", png, path}) != 0)
+  if (run({"rsvg-convert", "--zoom", "1.1", "--output", png, path}) != 0)
     return error(StatusCode::kUnavailable, "{} could not be made of {}", png, path);
   return {};
 }
