@@ -20,8 +20,8 @@ SchedulerConfig scheduler_config(const EngineConfig& c) {
           .max_overtakes = c.schedule_max_overtakes,
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
-          .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention,
           .time_tree_work = c.time_tree_work,
+          .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention,
           .conservativeness = c.schedule_conservativeness};
 }
 
