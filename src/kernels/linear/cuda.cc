@@ -27,6 +27,7 @@ namespace {
 constexpr size_t kLibraryBytes = size_t{32} << 20;  // what cuBLASLt's manual advises for Hopper
 constexpr int kProposals = 12;                      // algorithms that are measured for a shape
 constexpr int kTimedRuns = 7;
+constexpr size_t kFlushedBytes = size_t{128} << 20;
 
 size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -296,14 +297,17 @@ class LinearImpl final : public Linear {
     return found;
   }
 
-  // Milliseconds of one `work`, the least of some runs; nothing where it fails.
+  // Milliseconds of one `work`, the least of some runs; nothing where it fails. Each run finds the
+  // second-level cache full of other things, as in a model's pass.
   template <typename Work>
-  static std::optional<float> time(Work&& work, Stream stream) {
+  static std::optional<float> time(Work&& work, void* workspace, size_t workspace_bytes,
+                                   Stream stream) {
     cudaEvent_t begin = nullptr, end = nullptr;
     cudaEventCreate(&begin);
     cudaEventCreate(&end);
     std::optional<float> best;
     for (int i = 0; i < kTimedRuns; ++i) {
+      cudaMemsetAsync(workspace, i, std::min(workspace_bytes, kFlushedBytes), stream);
       cudaEventRecord(begin, stream);
       const bool done = work().ok();
       cudaEventRecord(end, stream);
@@ -330,12 +334,13 @@ class LinearImpl final : public Linear {
     Choice best;
     std::optional<float> best_ms;
     for (const auto& proposal : proposals) {
-      const auto ms =
-          time([&] { return library_product(plain, proposal.algo, workspace, launch); }, stream);
+      const auto ms = time([&] { return library_product(plain, proposal.algo, workspace, launch); },
+                           workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = proposal.algo;
     }
     if (small_linear_takes(args, traits_)) {
-      const auto ms = time([&] { return small_linear(args, traits_, launch); }, stream);
+      const auto ms = time([&] { return small_linear(args, traits_, launch); }, workspace,
+                           workspace_bytes, stream);
       if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best.reset();
     }
     ESP_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "linear: tuning"));
@@ -378,7 +383,7 @@ class LinearImpl final : public Linear {
     std::string name = properties.name;
     std::replace_if(
         name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '-');
-    return cache_ / fmt::format("linear-{}-cublaslt-{}.txt", name, cublasLtGetVersion());
+    return cache_ / fmt::format("linear2-{}-cublaslt-{}.txt", name, cublasLtGetVersion());
   }
 
   void read_cache() {
