@@ -25,7 +25,8 @@ struct Options {
   std::string json_path;
   bool quick = false;
   bool no_graphs = false;
-  bool early_launch = false;
+  bool no_early_launch = false;
+  bool no_layer_stack = false;
   int32_t page_size = 1;
   std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
   int steps = 0;
@@ -36,7 +37,8 @@ constexpr uint64_t kSeed = 1;
 StepBench::Limits limits(const Options& options) {
   return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
-          .early_launch = options.early_launch};
+          .early_launch = !options.no_early_launch,
+          .layer_stack = !options.no_layer_stack};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
@@ -168,7 +170,10 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps, "of decode, timed");
   app.add_flag("--quick", options.quick, "fewer and shorter rows");
   app.add_flag("--no-graphs", options.no_graphs, "launch every kernel by itself");
-  app.add_flag("--early-launch", options.early_launch, "programmatic dependent launch");
+  app.add_flag("--no-early-launch", options.no_early_launch,
+               "no kernel starts before the one in front of it has ended");
+  app.add_flag("--no-layer-stack", options.no_layer_stack,
+               "one lane runs kernel by kernel, as several do");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);
   const espalier::Status status = espalier::bench::run(options);

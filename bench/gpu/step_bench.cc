@@ -39,7 +39,8 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                                              .context_length = limits.context_length,
                                              .page_size = limits.page_size,
                                              .graphs = limits.graphs,
-                                             .early_launch = limits.early_launch}));
+                                             .early_launch = limits.early_launch,
+                                             .layer_stack = limits.layer_stack}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());
   bench->num_pages_ = budget / (bench->info_.kv_bytes_per_token(type) * limits.page_size);
   ESP_RETURN_IF_ERROR(

@@ -28,7 +28,8 @@ class StepBench {
     int32_t context_length = 131072;
     int32_t page_size = 1;
     bool graphs = true;
-    bool early_launch = false;
+    bool early_launch = true;
+    bool layer_stack = true;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);

@@ -49,6 +49,31 @@ __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBiasArgs args) {
   x = from_float<T>(to_float(x) + to_float(static_cast<const T*>(args.bias)[i]));
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scale_kernel(ScaleArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  T& x = static_cast<T*>(args.x)[row * args.x_stride + i];
+  float value = to_float(x) * args.scale;
+  if (args.softcap > 0) value = args.softcap * tanhf(value / args.softcap);
+  x = from_float<T>(value);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_scaled_kernel(AddScaledArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  T& y = static_cast<T*>(args.y)[row * args.y_stride + i];
+  y = from_float<T>(to_float(y) +
+                    args.scale * to_float(static_cast<const T*>(args.x)[row * args.x_stride + i]));
+}
+
 Status check_rows(const char* operation, DType type, int32_t rows, int32_t dim) {
   if (type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "{}: F16 is not supported", operation);
@@ -84,6 +109,23 @@ Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch) {
   if (args.rows == 0 || args.dim == 0) return {};
   return launch_kernel(
       "add_bias", args.type == DType::kBFloat16 ? add_bias_kernel<bf16> : add_bias_kernel<float>,
+      cover(args.dim, args.rows), kThreads, 0, launch, args);
+}
+
+Status scale(const ScaleArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("scale", args.type, args.rows, args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  return launch_kernel("scale",
+                       args.type == DType::kBFloat16 ? scale_kernel<bf16> : scale_kernel<float>,
+                       cover(args.dim, args.rows), kThreads, 0, launch, args);
+}
+
+Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("add_scaled", args.type, args.rows, args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  return launch_kernel(
+      "add_scaled",
+      args.type == DType::kBFloat16 ? add_scaled_kernel<bf16> : add_scaled_kernel<float>,
       cover(args.dim, args.rows), kThreads, 0, launch, args);
 }
 

@@ -30,4 +30,29 @@ struct AddBiasArgs {
 // x[row] += bias.
 Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch);
 
+// x = softcap * tanh(scale * x / softcap), or scale * x where softcap is 0; in place.
+struct ScaleArgs {
+  DType type = DType::kBFloat16;  // kBFloat16 or kFloat32
+  void* x = nullptr;              // [rows, dim], rows x_stride apart
+  int64_t x_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;
+  float scale = 1;
+  float softcap = 0;
+};
+Status scale(const ScaleArgs& args, const LaunchOptions& launch);
+
+// y += scale * x, rounded once.
+struct AddScaledArgs {
+  DType type = DType::kBFloat16;
+  const void* x = nullptr;  // [rows, dim]
+  int64_t x_stride = 0;
+  void* y = nullptr;  // [rows, dim]
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;
+  float scale = 1;
+};
+Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch);
+
 }  // namespace espalier::kernels::cuda

@@ -19,16 +19,19 @@
 // straight into registers 4.4, and 3.2 to 3.5 with the products in between, since a warp's six
 // scoreboards keep fewer loads in flight than were asked for.
 //
-// Measured on an H200 that reads 4.65 TB/s: the 129 products of a step at one row 3.62 ms, 89 to 92 %
-// of the read rate over several runs; at two rows 4.0 ms, where the multiply-adds begin to count.
-// Bringing more of the weights to the second-level cache during the kernel before, and one division of
-// on-chip memory for all kernels, gained nothing.
+// Measured on an H200 that reads 4.65 TB/s: the 129 products of a step at one row 3.62 ms, 89 to 92
+// % of the read rate over several runs; at two rows 4.0 ms, where the multiply-adds begin to count.
+// Bringing more of the weights to the second-level cache during the kernel before, and one division
+// of on-chip memory for all kernels, gained nothing. Neither did tensor cores for up to 16 rows
+// with x in registers (16 warps, pieces of 8 outputs): every multiprocessor first fetches all of x,
+// 128 KB, which made a step of 16 rows 4.5 to 4.9 ms where cuBLASLt takes 4.1.
 #include <algorithm>
 
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cuda_small.h"
+#include "kernels/linear/cuda_sums.cuh"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -164,30 +167,6 @@ __device__ void stage_rows(const Params& p, const Shared<ROWS>& shared) {
     }
   }
   part_sync(1, kMathThreads);
-}
-
-// Adds up COUNT sums over the warp by halves; lane l ends with those from l * COUNT / 32 on, or,
-// with 16, lanes 2i and 2i + 1 with the i-th.
-template <int COUNT>
-__device__ __forceinline__ void add_by_halves(float (&sums)[COUNT]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  int left = COUNT;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    const bool upper = (lane & step) != 0;
-    if (left > 1) {
-      left /= 2;
-#pragma unroll
-      for (int i = 0; i < COUNT / 2; ++i) {
-        if (i >= left) break;
-        const float give = upper ? sums[i] : sums[i + left];
-        const float keep = upper ? sums[i + left] : sums[i];
-        sums[i] = keep + __shfl_xor_sync(~0u, give, step);
-      }
-    } else {
-      sums[0] += __shfl_xor_sync(~0u, sums[0], step);
-    }
-  }
 }
 
 // One thread's part of a piece, for both rows of the pair.

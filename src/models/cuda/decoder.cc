@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/activation/cuda.h"
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/norm/cuda.h"
@@ -36,12 +37,9 @@ std::string_view missing_part(const LayerSpec& layer) {
   if (layer.experts) return "experts";
   if (a.latent) return "latent attention";
   if (a.sinks) return "attention sinks";
-  if (layer.attention_output_norm || layer.mlp_output_norm) return "norms after attention and MLP";
-  if (!plain(layer.input_norm) || !plain(layer.post_attention_norm) || !plain(a.qk_norm)) {
+  if (!plain(layer.input_norm) || !plain(layer.post_attention_norm) || !plain(a.qk_norm) ||
+      !plain(layer.attention_output_norm) || !plain(layer.mlp_output_norm)) {
     return "norms of other kinds than RMSNorm";
-  }
-  if (a.qk_norm && a.qk_norm_scope != AttentionSpec::NormScope::kHead) {
-    return "norms of q and k over all heads";
   }
   if (!layer.mlp.gated || layer.mlp.activation != kernels::Activation::kSilu) {
     return "MLPs of other kinds than gated SiLU";
@@ -55,10 +53,6 @@ std::string_view missing_part(const DecoderSpec& spec) {
   }
   if (spec.pooling) return "vectors of texts (embeddings, classes, rewards)";
   if (!plain(spec.final_norm)) return "norms of other kinds than RMSNorm";
-  if (spec.embedding_scale != 1 || spec.residual_scale != 1 || spec.logits_scale != 1) {
-    return "multipliers of embedding, residual or logits";
-  }
-  if (spec.logits_softcap != 0) return "a softcap of logits";
   if (spec.learned_positions != 0) return "learned positions";
   if (spec.names.transposed) return "transposed matrices";
   if (spec.faults.linear_activation) return "the fault linear_activation";
@@ -154,7 +148,7 @@ Status CudaDecoder::finish_loading() {
 }
 
 kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) const {
-  return {.stream = stream.get(), .overlap = early_launch_};
+  return {.stream = stream.get(), .overlap = launches_early_};
 }
 
 KvType CudaDecoder::kv_type() const {
@@ -279,6 +273,12 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_
   max_tokens_ = max_tokens;
   max_lanes_ = max_lanes;
   linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(products(), max_tokens));
+  stack_workspace_bytes_ = 0;
+  if (const kc::LayerStackShape shape = stack_shape();
+      kc::layer_stack_takes(shape) && kc::layer_stack_takes_pages(page_size)) {
+    ESP_ASSIGN_OR_RETURN(const size_t bytes, kc::layer_stack_workspace_bytes(shape));
+    stack_workspace_bytes_ = static_cast<int64_t>(bytes);
+  }
   cuda::Arena measured;
   lay_out(measured);
   ESP_RETURN_IF_ERROR(lay_out_attention(measured, page_size));
@@ -310,6 +310,8 @@ void CudaDecoder::lay_out(cuda::Arena& arena) {
   mlp_ = arena.take<std::byte>(rows * std::max(ffn, q));
   kv_rows_ = arena.take<int32_t>(max_tokens_);
   positions_ = arena.take<int32_t>(max_tokens_);
+  stack_workspace_ =
+      stack_workspace_bytes_ > 0 ? arena.take<std::byte>(stack_workspace_bytes_) : nullptr;
   linear_scratch_ = arena.take<std::byte>(linear_scratch_bytes_);
 }
 
@@ -348,6 +350,8 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   ESP_CHECK(step.lanes.num_tokens <= max_tokens_ && step.lanes.num_lanes <= max_lanes_,
             "{} tokens in {} lanes, reserved {} in {}", step.lanes.num_tokens, step.lanes.num_lanes,
             max_tokens_, max_lanes_);
+  launches_early_ = early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= 2;
+  if (stack_takes(step)) return run_stack(step, kv, stream);
   ESP_RETURN_IF_ERROR(plan(step, kv, stream));
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
                                        .table = weights_.embedding.data,
@@ -361,6 +365,15 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
                                        .tokens = step.lanes.num_tokens},
                                       on(stream)));
   x_ = hidden_;
+  if (spec_.embedding_scale != 1) {
+    ESP_RETURN_IF_ERROR(kc::scale({.type = weights_.type,
+                                   .x = hidden_,
+                                   .x_stride = spec_.hidden_size,
+                                   .rows = step.lanes.num_tokens,
+                                   .dim = spec_.hidden_size,
+                                   .scale = spec_.embedding_scale},
+                                  on(stream)));
+  }
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     ESP_RETURN_IF_ERROR(run_layer(layer, step, kv, stream));
   }
@@ -407,6 +420,87 @@ Status CudaDecoder::normed_product(const std::optional<NormSpec>& norm, const vo
   return product(args, stream);
 }
 
+// No layers where they do not all have one shape, or have parts that the one kernel leaves out.
+kc::LayerStackShape CudaDecoder::stack_shape() const {
+  const LayerSpec& first = spec_.layers.front();
+  const DecoderFaults& faults = spec_.faults;
+  if (weights_.type != DType::kBFloat16 || faults.drop_attention_residual ||
+      faults.drop_mlp_residual || spec_.embedding_scale != 1 || spec_.residual_scale != 1) {
+    return {};
+  }
+  for (const LayerSpec& layer : spec_.layers) {
+    const bool same = layer.attention.num_heads == first.attention.num_heads &&
+                      layer.mlp.intermediate_size == first.mlp.intermediate_size;
+    const bool more = layer.attention_output_norm || layer.mlp_output_norm ||
+                      (layer.attention.qk_norm &&
+                       layer.attention.qk_norm_scope != AttentionSpec::NormScope::kHead);
+    if (!same || more || !layer.input_norm || !layer.post_attention_norm ||
+        layer.input_norm->epsilon != layer.post_attention_norm->epsilon) {
+      return {};
+    }
+  }
+  return {.num_layers = static_cast<int32_t>(spec_.layers.size()),
+          .hidden = spec_.hidden_size,
+          .ffn = first.mlp.intermediate_size,
+          .num_heads = first.attention.num_heads,
+          .num_kv_heads = first.attention.num_kv_heads,
+          .head_dim = first.attention.head_dim};
+}
+
+bool CudaDecoder::stack_takes(const CudaStep& step) const {
+  return stack_on_ && stack_workspace_ != nullptr && step.lanes.num_tokens == 1 &&
+         step.lanes.num_lanes == 1 && step.num_rows <= 1;
+}
+
+Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
+  std::vector<kc::StackLayer> layers;
+  layers.reserve(spec_.layers.size());
+  for (size_t i = 0; i < spec_.layers.size(); ++i) {
+    const CudaLayerWeights& w = weights_.layers[i];
+    const AttentionSpec& a = spec_.layers[i].attention;
+    kc::StackLayer& out =
+        layers.emplace_back(kc::StackLayer{.input_norm = w.input_norm,
+                                           .qkv = w.qkv.data,
+                                           .qkv_bias = w.qkv_bias,
+                                           .q_norm = w.q_norm,
+                                           .k_norm = w.k_norm,
+                                           .output = w.attention_output.data,
+                                           .output_bias = w.attention_output_bias,
+                                           .mlp_norm = w.post_attention_norm,
+                                           .gate_up = w.gate_up.data,
+                                           .gate_up_bias = w.gate_up_bias,
+                                           .down = w.down.data,
+                                           .down_bias = w.down_bias,
+                                           .k = kv.layers[i].k,
+                                           .v = kv.layers[i].v,
+                                           .sliding_window = a.sliding_window,
+                                           .scale = a.scale,
+                                           .softcap = a.softcap,
+                                           .norm_epsilon = spec_.layers[i].input_norm->epsilon});
+    if (a.qk_norm) out.qk_epsilon = a.qk_norm->epsilon;
+    if (!a.rope) continue;
+    const RopeSpec& rope = spec_.ropes[static_cast<size_t>(*a.rope)];
+    out.frequencies = rope_frequencies_[static_cast<size_t>(*a.rope)];
+    out.attention_factor = static_cast<float>(rope.attention_factor);
+    out.rotary_dim = rope.rotary_dim;
+    out.interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved ? 1 : 0;
+  }
+  x_ = hidden_;
+  return kc::layer_stack({.shape = stack_shape(),
+                          .layers = layers,
+                          .ids = step.ids,
+                          .token_slots = step.token_slots,
+                          .slot_tokens = step.slot_tokens,
+                          .embedding = weights_.embedding.data,
+                          .vocab_size = spec_.vocab_size,
+                          .lanes = step.lanes,
+                          .kv = planes_of(kv, 0),
+                          .out = hidden_,
+                          .workspace = stack_workspace_,
+                          .workspace_bytes = static_cast<size_t>(stack_workspace_bytes_)},
+                         on(stream));
+}
+
 Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& kv,
                               const cuda::Stream& stream) {
   const LayerSpec& spec = spec_.layers[layer];
@@ -422,6 +516,23 @@ Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& 
   ESP_RETURN_IF_ERROR(normed_product(spec.input_norm, weights.input_norm, qkv, stream));
 
   std::byte* k = qkv_ + a.q_dim() * size;
+  const bool norms_heads = a.qk_norm_scope == AttentionSpec::NormScope::kHead;
+  if (a.qk_norm && !norms_heads) {
+    const auto norm = [&](std::byte* x, int32_t dim, const void* weight) {
+      return kc::rms_norm({.type = weights_.type,
+                           .x = x,
+                           .x_stride = qkv_width(a),
+                           .weight = weight,
+                           .y = x,
+                           .y_stride = qkv_width(a),
+                           .rows = tokens,
+                           .dim = dim,
+                           .epsilon = a.qk_norm->epsilon},
+                          on(stream));
+    };
+    ESP_RETURN_IF_ERROR(norm(qkv_, a.q_dim(), weights.q_norm));
+    ESP_RETURN_IF_ERROR(norm(k, a.kv_dim(), weights.k_norm));
+  }
   kc::QkRopeAppendArgs append{.type = weights_.type,
                               .q = qkv_,
                               .q_stride = qkv_width(a),
@@ -431,8 +542,8 @@ Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& 
                               .v_stride = qkv_width(a),
                               .tokens = tokens,
                               .num_heads = a.num_heads,
-                              .q_norm = weights.q_norm,
-                              .k_norm = weights.k_norm,
+                              .q_norm = norms_heads ? weights.q_norm : nullptr,
+                              .k_norm = norms_heads ? weights.k_norm : nullptr,
                               .positions = positions_,
                               .kv = planes_of(kv, layer),
                               .kv_rows = kv_rows_};
@@ -474,10 +585,10 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
     output.rows = step.num_rows;
     output.x = mlp_;
   }
-  output.y = const_cast<std::byte*>(x_);
   output.bias = weights.attention_output_bias;
-  output.residual = spec_.faults.drop_attention_residual ? nullptr : x_;
-  ESP_RETURN_IF_ERROR(product(output, stream));
+  ESP_RETURN_IF_ERROR(add_branch(output, spec_.layers[layer].attention_output_norm,
+                                 weights.attention_output_norm,
+                                 spec_.faults.drop_attention_residual, stream));
   return run_mlp(layer, output.rows, stream);
 }
 
@@ -515,10 +626,45 @@ Status CudaDecoder::run_mlp(size_t layer, int32_t rows, const cuda::Stream& stre
       normed_product(spec.post_attention_norm, weights.post_attention_norm, gate_up, stream));
   kc::LinearArgs down = product_args(weights.down, rows);
   down.x = mlp_;
-  down.y = const_cast<std::byte*>(x_);
   down.bias = weights.down_bias;
-  down.residual = spec_.faults.drop_mlp_residual ? nullptr : x_;
-  return product(down, stream);
+  return add_branch(down, spec.mlp_output_norm, weights.mlp_output_norm,
+                    spec_.faults.drop_mlp_residual, stream);
+}
+
+// In the product itself where nothing comes between.
+Status CudaDecoder::add_branch(kc::LinearArgs args, const std::optional<NormSpec>& norm,
+                               const void* norm_weight, bool drop_residual,
+                               const cuda::Stream& stream) {
+  auto* x = const_cast<std::byte*>(x_);
+  args.y = x;
+  if (!norm && (spec_.residual_scale == 1 || drop_residual)) {
+    args.residual = drop_residual ? nullptr : x_;
+    return product(args, stream);
+  }
+  if (!drop_residual) args.y = normed_;
+  ESP_RETURN_IF_ERROR(product(args, stream));
+  if (norm) {
+    ESP_RETURN_IF_ERROR(kc::rms_norm({.type = weights_.type,
+                                      .x = args.y,
+                                      .x_stride = spec_.hidden_size,
+                                      .weight = norm_weight,
+                                      .y = args.y,
+                                      .y_stride = spec_.hidden_size,
+                                      .rows = args.rows,
+                                      .dim = spec_.hidden_size,
+                                      .epsilon = norm->epsilon},
+                                     on(stream)));
+  }
+  if (drop_residual) return Status();
+  return kc::add_scaled({.type = weights_.type,
+                         .x = normed_,
+                         .x_stride = spec_.hidden_size,
+                         .y = x,
+                         .y_stride = spec_.hidden_size,
+                         .rows = args.rows,
+                         .dim = spec_.hidden_size,
+                         .scale = spec_.residual_scale},
+                        on(stream));
 }
 
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {
@@ -528,7 +674,16 @@ Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda:
                     static_cast<int64_t>(dtype_size(weights_.type));
   head.y = out;
   head.out_type = DType::kFloat32;
-  return normed_product(spec_.final_norm, weights_.final_norm, head, stream);
+  ESP_RETURN_IF_ERROR(normed_product(spec_.final_norm, weights_.final_norm, head, stream));
+  if (spec_.logits_scale == 1 && spec_.logits_softcap == 0) return Status();
+  return kc::scale({.type = DType::kFloat32,
+                    .x = out,
+                    .x_stride = logits_stride(),
+                    .rows = count,
+                    .dim = spec_.vocab_size,
+                    .scale = spec_.logits_scale,
+                    .softcap = spec_.logits_softcap},
+                   on(stream));
 }
 
 }  // namespace espalier

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "kernels/attention/cuda.h"
+#include "kernels/layer_stack/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "models/cuda/weights.h"
 #include "models/decoder_spec.h"
@@ -61,7 +62,12 @@ class CudaDecoder {
   Status tune(float* logits, const cuda::Stream& stream);
   int64_t scratch_bytes() const { return scratch_.size_bytes(); }
 
-  // Lets kernels start while the one before them ends (programmatic dependent launch).
+  // Runs the layers of a step of one token in one kernel where the model's shape allows it (on by
+  // default); off: kernel by kernel, as steps of more tokens.
+  void set_layer_stack(bool on) { stack_on_ = on; }
+  bool has_layer_stack() const { return stack_workspace_ != nullptr; }  // after reserve()
+  // Lets kernels of decode steps of two and more lanes start while the one before them ends
+  // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
 
   // Embedding to last layer; keys and values are written to the pages that the lanes name.
@@ -82,6 +88,9 @@ class CudaDecoder {
   kernels::cuda::AttentionShape shape_of(size_t layer, int32_t page_size) const;
 
   Status plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  kernels::cuda::LayerStackShape stack_shape() const;
+  bool stack_takes(const CudaStep& step) const;
+  Status run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   Status run_layer(size_t layer, const CudaStep& step, const KvView& kv,
                    const cuda::Stream& stream);
   Status attend(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
@@ -90,6 +99,9 @@ class CudaDecoder {
   // x W^T of normed hidden states, the norm fused where rows are few.
   Status normed_product(const std::optional<NormSpec>& norm, const void* norm_weight,
                         kernels::cuda::LinearArgs args, const cuda::Stream& stream);
+  // x_ += residual_scale * norm(args' product).
+  Status add_branch(kernels::cuda::LinearArgs args, const std::optional<NormSpec>& norm,
+                    const void* norm_weight, bool drop_residual, const cuda::Stream& stream);
   Status product(const kernels::cuda::LinearArgs& args, const cuda::Stream& stream);
   kernels::cuda::LinearArgs product_args(const CudaMatrix& matrix, int32_t rows) const;
 
@@ -105,15 +117,18 @@ class CudaDecoder {
   // Scratch, one block, of the weights' type unless said; T = max_tokens.
   cuda::DeviceBuffer scratch_;
   int32_t max_tokens_ = 0, max_lanes_ = 0;
-  bool early_launch_ = false;
-  std::byte* hidden_ = nullptr;    // [T, hidden]
-  std::byte* kept_ = nullptr;      // [T, hidden]: hidden_'s wanted rows
-  std::byte* normed_ = nullptr;    // [T, hidden]
-  std::byte* qkv_ = nullptr;       // [T, widest q_dim + 2 kv_dim]
-  std::byte* attended_ = nullptr;  // [T, widest q_dim]
-  std::byte* mlp_ = nullptr;       // [T, widest ffn], and attended_'s wanted rows
-  int32_t* kv_rows_ = nullptr;     // [T]
-  int32_t* positions_ = nullptr;   // [T]
+  bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
+  bool stack_on_ = true;
+  std::byte* hidden_ = nullptr;           // [T, hidden]
+  std::byte* kept_ = nullptr;             // [T, hidden]: hidden_'s wanted rows
+  std::byte* normed_ = nullptr;           // [T, hidden]
+  std::byte* qkv_ = nullptr;              // [T, widest q_dim + 2 kv_dim]
+  std::byte* attended_ = nullptr;         // [T, widest q_dim]
+  std::byte* mlp_ = nullptr;              // [T, widest ffn], and attended_'s wanted rows
+  int32_t* kv_rows_ = nullptr;            // [T]
+  int32_t* positions_ = nullptr;          // [T]
+  std::byte* stack_workspace_ = nullptr;  // null: the layers do not run as one kernel
+  int64_t stack_workspace_bytes_ = 0;
   std::byte* linear_scratch_ = nullptr;
   int64_t linear_scratch_bytes_ = 0;
   // Layers of one attention shape share a plan.

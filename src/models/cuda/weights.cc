@@ -35,11 +35,13 @@ class Placer {
     ESP_RETURN_IF_ERROR(vector(layout.k_norm, out.k_norm));
     ESP_RETURN_IF_ERROR(matrix(layout.attention_output, out.attention_output));
     ESP_RETURN_IF_ERROR(vector(layout.attention_output_bias, out.attention_output_bias));
+    ESP_RETURN_IF_ERROR(vector(layout.attention_output_norm, out.attention_output_norm));
     ESP_RETURN_IF_ERROR(vector(layout.post_attention_norm, out.post_attention_norm));
     ESP_RETURN_IF_ERROR(matrix(layout.mlp.gate_up, out.gate_up));
     ESP_RETURN_IF_ERROR(vector(layout.mlp.gate_up_bias, out.gate_up_bias));
     ESP_RETURN_IF_ERROR(matrix(layout.mlp.down, out.down));
-    return vector(layout.mlp.down_bias, out.down_bias);
+    ESP_RETURN_IF_ERROR(vector(layout.mlp.down_bias, out.down_bias));
+    return vector(layout.mlp_output_norm, out.mlp_output_norm);
   }
 
   Status matrix(const MatrixLayout& layout, CudaMatrix& out) {

@@ -31,11 +31,13 @@ struct CudaLayerWeights {
   const void* k_norm = nullptr;
   CudaMatrix attention_output;
   const void* attention_output_bias = nullptr;
+  const void* attention_output_norm = nullptr;
   const void* post_attention_norm = nullptr;
   CudaMatrix gate_up;
   const void* gate_up_bias = nullptr;
   CudaMatrix down;
   const void* down_bias = nullptr;
+  const void* mlp_output_norm = nullptr;
 };
 
 struct CudaWeights {
