@@ -32,9 +32,9 @@ KvType kv_type(DType type) {
 const char* name_of(DType type) { return type == DType::kFloat32 ? "float32" : "bfloat16"; }
 
 // Models that must run; others may have parts that the GPU has no code for yet, and skip.
-constexpr std::string_view kMustRun[] = {"llama_tied_llama3", "llama_untied_bias",
-                                         "mistral_f16",       "qwen2_f32",
-                                         "qwen2_sharded",     "qwen3_head_dim"};
+constexpr std::string_view kMustRun[] = {
+    "granite",       "llama_tied_llama3", "llama_untied_bias", "mistral_f16",    "olmo2",
+    "phi3_longrope", "qwen2_f32",         "qwen2_sharded",     "qwen3_head_dim", "smollm3"};
 
 std::unique_ptr<CudaTestModel> load(const DecoderSpec& spec, DType type,
                                     const ModelLoadOptions& options) {
