@@ -6,6 +6,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import roof  # noqa: E402
+import roofline  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2,
@@ -62,6 +63,21 @@ class RoofTest(unittest.TestCase):
         alone = roof.offline_seconds(shape, d, 32, 32, 100, 10)
         shared = roof.offline_seconds(shape, d, 32, 32, 100, 10, groups=2, shared_tokens=90)
         self.assertLess(shared, alone)
+
+    def test_marks_lie_where_bytes_and_operations_put_them(self):
+        self.assertEqual(roofline.place(("product", 2.0, 100.0, 400.0)), (4.0, 200.0))
+        self.assertEqual(roofline.place(("sample", 2.0, 100.0, 0.0)),
+                         (roofline.LEFT, 50 * roofline.LEFT))
+        shape = roof.Shape(TINY)
+        run = {"raw": {"decode": [{"name": "decode at 5", "lanes": 3, "context_tokens": 15,
+                                   "step_seconds": 0.5}]}}
+        (_, seconds, moved, done), = roofline.step_points(run, shape)
+        self.assertEqual(seconds, 0.5)
+        self.assertEqual(moved, shape.streamed_bytes() + 15 * shape.kv_bytes_per_token())
+        self.assertEqual(done, 3 * shape.streamed_bytes() + 4 * 15 * 2 * 4 * 2)
+        svg = roofline.draw([("decode at 5", 0.5, moved, done)], 1e3, 1e6, "a <device>")
+        self.assertIn("decode at 5", svg)
+        self.assertIn("a &lt;device&gt;", svg)
 
 
 if __name__ == "__main__":
