@@ -350,7 +350,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   ESP_CHECK(step.lanes.num_tokens <= max_tokens_ && step.lanes.num_lanes <= max_lanes_,
             "{} tokens in {} lanes, reserved {} in {}", step.lanes.num_tokens, step.lanes.num_lanes,
             max_tokens_, max_lanes_);
-  launches_early_ = early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= 2;
+  launches_early_ = early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= 8;
   if (stack_takes(step)) return run_stack(step, kv, stream);
   ESP_RETURN_IF_ERROR(plan(step, kv, stream));
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,

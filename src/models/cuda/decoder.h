@@ -66,7 +66,7 @@ class CudaDecoder {
   // default); off: kernel by kernel, as steps of more tokens.
   void set_layer_stack(bool on) { stack_on_ = on; }
   bool has_layer_stack() const { return stack_workspace_ != nullptr; }  // after reserve()
-  // Lets kernels of decode steps of two and more lanes start while the one before them ends
+  // Lets kernels of decode steps of eight and more lanes start while the one before them ends
   // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
 

@@ -30,10 +30,12 @@ struct CudaExecutorConfig {
   bool graphs = true;  // decode steps of sizes that come again are replayed from graphs
   // Prefixes that a batch says its lanes share are read once where that is cheaper.
   bool cascade = true;
-  // Programmatic dependent launch in decode steps of two and more lanes: at 8 lanes of an 8 B shape
-  // 5.19 ms a step with it, 5.40 without. One lane has one kernel for all layers.
+  // Programmatic dependent launch in decode steps of eight and more lanes: at 8 lanes of an 8 B
+  // shape 5.19 ms a step with it, 5.40 without; at one lane it costs time.
   bool early_launch = true;
-  bool layer_stack = true;  // that kernel; off: one lane runs as several do
+  // One lane's layers as one kernel (4.02 ms for the 32 layers of an 8 B shape by itself). Off
+  // until a whole step has been measured with it on the GPU.
+  bool layer_stack = false;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
