@@ -61,9 +61,10 @@ MappedFile::~MappedFile() {
 void MappedFile::release(std::span<const std::byte> part) const {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(part.data());
-  const uintptr_t begin = (first + page - 1) / page * page;
-  const uintptr_t end = (first + part.size()) / page * page;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  const uintptr_t before = (page - first % page) % page;  // of a page that is only partly its own
+  if (part.size() <= before) return;
+  const uintptr_t size = (part.size() - before) / page * page;
+  if (size > 0) ::madvise(const_cast<std::byte*>(part.data()) + before, size, MADV_DONTNEED);
 }
 
 Result<std::string> read_text_file(const std::filesystem::path& path) {

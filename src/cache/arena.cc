@@ -77,13 +77,13 @@ RunStore::Block RunStore::allocate(size_t count) {
     return {reinterpret_cast<int32_t*>(arena_.take(size_of(size_class) * sizeof(int32_t))),
             size_class};
   int32_t* const data = next;
-  std::memcpy(&next, data, sizeof(next));
+  std::memcpy(static_cast<void*>(&next), data, sizeof(next));
   return {data, size_class};
 }
 
 void RunStore::free(Block block) {
   int32_t*& next = free_[static_cast<size_t>(block.size_class)];
-  std::memcpy(block.data, &next, sizeof(next));
+  std::memcpy(block.data, static_cast<const void*>(&next), sizeof(next));
   next = block.data;
 }
 

@@ -57,7 +57,6 @@ TEST_F(Figure3, NineSteps) {
   EXPECT_EQ(tree(), "You are a helpful assistant. User: Hello! Assistant: Hi!\n");
 
   // (3) The first chat goes on: its first turn is reused whole.
-  const std::string solve = " User: Solve this. Assistant: Sure.";
   EXPECT_EQ(serve(system + hello + " User: Solve this. Assistant:", " Sure."), 56);
   EXPECT_EQ(tree(),
             "You are a helpful assistant. User: Hello! Assistant: Hi!\n"
@@ -74,7 +73,6 @@ TEST_F(Figure3, NineSteps) {
 
   // (5) The second chat goes on; memory is short, and the first chat's last turn goes.
   need_memory(35);
-  const std::string story = " User: Write a story. Assistant: Once.";
   EXPECT_EQ(serve(system + what + " User: Write a story. Assistant:", " Once."), 74);
   EXPECT_EQ(tree(),
             "You are a helpful assistant. User: \n"

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <array>
+#include <bit>
+#include <string_view>
 
 #include "checkpoint/convert.h"
 #include "checkpoint/temp_folder.h"
@@ -45,9 +47,10 @@ TEST_F(SplitCheckpoint, ShowsAllShardsAsOneList) {
   const auto x = checkpoint->require("x.weight", shape);
   ASSERT_TRUE(x);
   checkpoint->release(**x);
-  float values[2];
+  std::array<float, 2> values;
   copy_as_float(**x, 0, values);
-  EXPECT_EQ(std::memcmp(values, "abcdefgh", 8), 0);
+  const auto bytes = std::bit_cast<std::array<char, 8>>(values);
+  EXPECT_EQ(std::string_view(bytes.data(), bytes.size()), "abcdefgh");
   EXPECT_EQ(checkpoint->find("z.weight"), nullptr);
 }
 

@@ -126,7 +126,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
   ESP_ASSIGN_OR_RETURN(live->id, registry_.admit(live->rid, request.sampling.n));
   const RequestId id = live->id;
-  const std::string rid = live->rid;
+  std::string rid = live->rid;
   const bool awaits_tokens = live->awaits_tokens;
   const auto grammar = live->sampling.grammar;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be

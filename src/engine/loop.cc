@@ -430,7 +430,7 @@ void EngineLoop::emit(Sample& sample) {
       --request.num_unfinished;
     }
     request.sink(std::move(event));
-    event.text.clear();
+    event.text.clear();  // NOLINT(bugprone-use-after-move): see above
     event.ids.clear();
     event.logprobs.clear();
     event.input_logprobs.clear();

@@ -92,7 +92,7 @@ class Program {
   // A function of State& and one Value for each parameter.
   template <typename F>
   requires(!std::is_convertible_v<F, Body>)
-      Program(std::string name, std::vector<std::string> parameters, F function)
+      Program(std::string name, const std::vector<std::string>& parameters, F function)
       : Program(std::move(name), parameters,
                 Body([parameters, function = std::move(function)](State& s,
                                                                   const Arguments& arguments) {

@@ -98,7 +98,7 @@ std::vector<fs::path> suite_files(const fs::path& folder) {
   std::vector<fs::path> out;
   for (const auto& entry :
        fs::recursive_directory_iterator(fs::is_directory(newest) ? newest : folder)) {
-    const fs::path path = entry.path();
+    const fs::path& path = entry.path();
     bool optional = false;
     for (const fs::path& part : fs::relative(path, folder)) optional |= part == "optional";
     if (path.extension() == ".json" && !optional) out.push_back(path);
