@@ -293,7 +293,7 @@ TEST_F(EndToEnd, GrammarsAreCompiledAheadAndForceTokens) {
   answer = post("/generate", R"({"text":"x","sampling_params":{"regex":"abcdefgh[0-9]"}})");
   EXPECT_EQ(answer.status, 200) << answer.body;
   EXPECT_THAT(answer.body, HasSubstr(R"("text":"abcdefgh)"));
-  EXPECT_THAT(answer.body, HasSubstr(R"("forced_tokens":7,"forwards_saved":)"));
+  EXPECT_THAT(answer.body, HasSubstr(R"("forced_tokens":8,"forwards_saved":8)"));
   answer = post("/generate", R"({"text":"x","sampling_params":{"choices":["aa","ab"],
                                 "jump_forward":false}})");
   EXPECT_THAT(answer.body, HasSubstr(R"("text":"a)"));
