@@ -26,7 +26,7 @@ struct Options {
   bool quick = false;
   bool no_graphs = false;
   bool no_early_launch = false;
-  bool layer_stack = false;
+  bool no_layer_stack = false;
   int32_t page_size = 1;
   std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
   int steps = 0;
@@ -38,7 +38,7 @@ StepBench::Limits limits(const Options& options) {
   return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
           .early_launch = !options.no_early_launch,
-          .layer_stack = options.layer_stack};
+          .layer_stack = !options.no_layer_stack};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
@@ -172,7 +172,8 @@ int main(int argc, char** argv) {
   app.add_flag("--no-graphs", options.no_graphs, "launch every kernel by itself");
   app.add_flag("--no-early-launch", options.no_early_launch,
                "no kernel starts before the one in front of it has ended");
-  app.add_flag("--layer-stack", options.layer_stack, "one lane's layers run as one kernel");
+  app.add_flag("--no-layer-stack", options.no_layer_stack,
+               "one lane's layers run kernel by kernel");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);
   const espalier::Status status = espalier::bench::run(options);

@@ -29,7 +29,7 @@ class StepBench {
     int32_t page_size = 1;
     bool graphs = true;
     bool early_launch = true;
-    bool layer_stack = false;
+    bool layer_stack = true;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
