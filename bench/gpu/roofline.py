@@ -21,7 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import roof  # noqa: E402
 
-LEFT, RIGHT = 0.25, 8192.0          # operations a byte
+LEFT, RIGHT = 0.25, 65536.0         # operations a byte
 WIDTH, HEIGHT, MARGIN = 960, 600, 70
 COLOURS = {"decode": "#0072b2", "prefill": "#d55e00", "linear": "#009e73", "step": "#009e73",
            "attention": "#cc79a7", "elementwise": "#999999", "sample": "#e69f00", "request": "#0072b2"}
@@ -74,7 +74,7 @@ def place(point):
 
 
 def draw(points, read_rate, peak, title):
-    low, high = read_rate * LEFT / 64, peak * 2
+    low, high = read_rate * LEFT / 8, peak * 2
 
     def x_of(intensity):
         return MARGIN + (WIDTH - 2 * MARGIN) * math.log(intensity / LEFT) / math.log(RIGHT / LEFT)
@@ -84,6 +84,8 @@ def draw(points, read_rate, peak, title):
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share
 
     ridge = peak / read_rate
+    taken = []  # places of names
+    named = points if len(points) <= 12 else []  # more names would lie on one another
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
            'font-family="sans-serif" font-size="12">',
            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
@@ -93,17 +95,24 @@ def draw(points, read_rate, peak, title):
            f'{x_of(RIGHT):.1f},{y_of(peak):.1f}"/>',
            f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 20}">operations a byte</text>',
            f'<text x="20" y="{HEIGHT / 2:.0f}" transform="rotate(-90 20 {HEIGHT / 2:.0f})">'
-           'operations a second</text>',
+           '10^12 operations a second</text>',
            f'<text x="{x_of(RIGHT) - 150:.0f}" y="{y_of(peak) - 8:.0f}">'
            f'{peak / 1e12:.0f} TFLOP/s</text>',
-           f'<text x="{x_of(1):.0f}" y="{y_of(read_rate) - 14:.0f}">'
+           f'<text x="{x_of(1) - 8:.0f}" y="{y_of(read_rate) - 10:.0f}" text-anchor="end">'
            f'{read_rate / 1e12:.2f} TB/s</text>']
-    for exponent in range(0, 14, 2):
+    for exponent in range(0, 18, 2):
         x = x_of(2.0 ** exponent)
         if x <= WIDTH - MARGIN:
             out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{MARGIN}" y2="{HEIGHT - MARGIN}" '
                        'stroke="#dddddd"/>'
-                       f'<text x="{x - 8:.1f}" y="{HEIGHT - MARGIN + 18}">{2 ** exponent}</text>')
+                       f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">'
+                       f'{2 ** exponent}</text>')
+    for exponent in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
+        y = y_of(10.0 ** exponent)
+        out.append(f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" '
+                   'stroke="#dddddd"/>'
+                   f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">'
+                   f'{10.0 ** (exponent - 12):g}</text>')
     for point in points:
         intensity, rate = place(point)
         roof_rate = min(peak, read_rate * intensity)
@@ -112,6 +121,13 @@ def draw(points, read_rate, peak, title):
         out.append(f'<circle cx="{x_of(intensity):.1f}" cy="{y_of(rate):.1f}" r="4" '
                    f'fill="{COLOURS.get(kind, "#555555")}" fill-opacity="0.8">'
                    f'<title>{html.escape(label)}</title></circle>')
+        if point in named:
+            x, y = x_of(intensity) + 7, y_of(rate) + 14
+            while any(abs(x - other_x) < 250 and abs(y - other_y) < 14 for other_x, other_y in taken):
+                y += 14
+            taken.append((x, y))
+            out.append(f'<text x="{x:.1f}" y="{y:.1f}">'
+                       f'{html.escape(point[0])}, {100 * rate / roof_rate:.0f} %</text>')
     kinds = sorted({point[0].split()[0].rstrip(":") for point in points})
     for i, kind in enumerate(kinds):
         y = MARGIN + 10 + 18 * i
