@@ -409,7 +409,7 @@ TEST_F(CudaAttention, AGraphRunsOtherLengths) {
   cudaGraphExec_t exec = nullptr;
   const cuda::LaunchOptions launch{stream, true};
   const auto step = [&] {
-    const Status planning = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
+    Status planning = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
     if (!planning.ok()) return planning;
     return cuda::attention({.shape = planned,
                             .lanes = lanes,

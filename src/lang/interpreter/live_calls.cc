@@ -1,5 +1,6 @@
 // The calls of a prompt state: gens, selects, and what API speculation makes of them.
 #include <algorithm>
+#include <cmath>
 
 #include "lang/interpreter/live_stream.h"
 #include "lang/interpreter/reasoning.h"
@@ -377,8 +378,7 @@ void LiveStream::count_saved() {
       last_prompt_chars_ == 0
           ? 0.25
           : static_cast<double>(last_prompt_tokens_) / static_cast<double>(last_prompt_chars_);
-  const auto tokens =
-      static_cast<int64_t>(static_cast<double>(written_.text.size()) * tokens_per_char + 0.5);
+  const int64_t tokens = std::llround(static_cast<double>(written_.text.size()) * tokens_per_char);
   backend.count({.num_calls_saved = 1,
                  .prompt_tokens_saved = tokens,
                  .dollars_saved = static_cast<double>(tokens) * backend.dollars_per_input_token()});
@@ -471,9 +471,9 @@ struct Kind {
   std::string operator()(const Reasoning& r) {
     return named("reasoning", r.gen != nullptr ? r.gen->name : "");
   }
-  std::string named(std::string kind_, std::string_view name_) {
-    name = name_;
-    return kind_;
+  std::string named(std::string kind, std::string_view its_name) {
+    name = its_name;
+    return kind;
   }
   std::string name;
 };
