@@ -99,7 +99,8 @@ Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t r
   sets_.emplace_back();          // kDead
   transitions_.assign(num_classes_, kDead);
   kernel_ = {{network_.starts[0], kRootLink}};
-  start_ = intern(kernel_, {});
+  bool asked = false;
+  start_ = intern(kernel_, nullptr, asked);
 }
 
 LinkId Machine::link_of(SetId set, RuleId rule) {
@@ -145,8 +146,9 @@ void Machine::complete(LinkId link, SetId current, std::vector<Item>& out, bool&
 
 // States are compared by their kernel: what the last byte led to, with items that can only return
 // replaced by where they return to, so that the same place in a text is the same state however it
-// was reached. REQUIRES: `kernel` sorted, each item once. Used up.
-SetId Machine::intern(std::vector<Item>& kernel, const Text& text) {
+// was reached. `asked`: whether a check looked at the text; without one, kDepends where it would.
+// REQUIRES: `kernel` sorted, each item once. Used up.
+SetId Machine::intern(std::vector<Item>& kernel, const Text* text, bool& asked) {
   const auto returns = [&](const Item& item) { return network_.only_final(item.node); };
   if (std::ranges::none_of(kernel, returns)) {
     return kernel.empty() ? kDead : intern_settled(kernel);
@@ -163,7 +165,11 @@ SetId Machine::intern(std::vector<Item>& kernel, const Text& text) {
       continue;
     }
     const int32_t check = network_.nodes[item.node].check;
-    if (check >= 0 && !passes(check, text)) continue;
+    if (check >= 0) {
+      asked = true;
+      if (text == nullptr) return kDepends;
+      if (!passes(check, *text)) continue;
+    }
     returned_.clear();
     const bool was_root = item.link == kRootLink;
     complete(item.link, kUnknown, returned_, accepting);
@@ -328,7 +334,8 @@ std::optional<NodeId> Machine::only_node(SetId set) const {
 SetId Machine::after_lexeme(SetId set) {
   const Item item = items_[sets_[set].kernel.begin];
   kernel_ = {{network_.nodes[item.node].end, item.link, item.count}};
-  return intern(kernel_, {});
+  bool asked = false;
+  return intern(kernel_, nullptr, asked);
 }
 
 SetId Machine::canonical(SetId id) {
@@ -351,14 +358,13 @@ SetId Machine::canonical(SetId id) {
 }
 
 bool Machine::passes(int32_t check, const Text& text) {
-  ++checks_made_;
   std::string read(text.before.substr(text.before.size() - value_size(text.before, text.last)));
   read += static_cast<char>(text.last);
   const Ir::Check& asked = network_.checks[static_cast<size_t>(check)];
   return asked.checker->holds(asked.number, read);
 }
 
-SetId Machine::step_slow(SetId from, uint8_t byte, std::string_view text) {
+SetId Machine::step_slow(SetId from, uint8_t byte, const std::string_view* text) {
   kernel_.clear();
   for (const Item& item : items(sets_[from].scanning)) {
     for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
@@ -370,11 +376,14 @@ SetId Machine::step_slow(SetId from, uint8_t byte, std::string_view text) {
     std::sort(kernel_.begin(), kernel_.end());
     kernel_.erase(std::unique(kernel_.begin(), kernel_.end()), kernel_.end());
   }
-  const uint64_t checks_before = checks_made_;
-  const SetId to = kernel_.empty() ? kDead : intern(kernel_, {text, byte});
+  bool asked = false;
+  SetId to = kDead;
+  if (!kernel_.empty()) {
+    const Text read{text == nullptr ? std::string_view() : *text, byte};
+    to = intern(kernel_, text == nullptr ? nullptr : &read, asked);
+  }
   if (!exhausted_) {
-    transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]] =
-        checks_made_ == checks_before ? to : kDepends;
+    transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]] = asked ? kDepends : to;
   }
   return to;
 }

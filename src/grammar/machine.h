@@ -23,7 +23,8 @@ using LinkId = uint32_t;  // where a rule returns to: a state and the rule it wa
 // Not thread-safe: CompiledGrammar guards it.
 class Machine {
  public:
-  static constexpr SetId kDead = 0;  // no text leads on from here
+  static constexpr SetId kDead = 0;                 // no text leads on from here
+  static constexpr SetId kDepends = ~SetId{0} - 1;  // where a check decides: see step_unasked()
 
   // `reach`: how many bytes canonical() looks ahead. `maker` makes the rules of the network that
   // are not made yet when texts reach them; without one all are.
@@ -37,13 +38,16 @@ class Machine {
   // the value that it ends): looked at where a rule's check asks for it.
   SetId step(SetId from, uint8_t byte, std::string_view text = {}) {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
-    return to < kDepends ? to : step_slow(from, byte, text);
+    return to < kDepends ? to : step_slow(from, byte, &text);
+  }
+  // The same where the text is not known: kDepends where a check would look at it.
+  SetId step_unasked(SetId from, uint8_t byte) {
+    const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
+    return to != kUnknown ? to : step_slow(from, byte, nullptr);
   }
 
   // Whether what follows may depend on the text, not on the state alone.
   bool has_checks() const { return !network_.checks.empty(); }
-  // Steps so far that depended on it.
-  uint64_t checks_made() const { return checks_made_; }
 
   // A state from which the same texts of up to `reach` bytes lead on: counters that are far from
   // their bounds are told apart no more.
@@ -61,7 +65,7 @@ class Machine {
   Inside inside(SetId set) const;
   // The node of a state that is one item.
   std::optional<NodeId> only_node(SetId set) const;
-  SetId after_lexeme(SetId set);  // REQUIRES: inside() says so
+  SetId after_lexeme(SetId set);  // or kDepends. REQUIRES: inside() says so
 
   bool accepting(SetId set) const { return sets_[set].accepting; }
   bool exhausted() const { return exhausted_; }
@@ -76,7 +80,6 @@ class Machine {
 
  private:
   static constexpr SetId kUnknown = ~SetId{0};
-  static constexpr SetId kDepends = kUnknown - 1;  // a check decides: asked each time
   static constexpr LinkId kRootLink = 0;
 
   struct Item {
@@ -134,8 +137,8 @@ class Machine {
     return {items_.data() + range.begin, range.size};
   }
   static uint32_t hash_of(std::span<const Item> items);
-  SetId step_slow(SetId from, uint8_t byte, std::string_view text);
-  SetId intern(std::vector<Item>& kernel, const Text& text);
+  SetId step_slow(SetId from, uint8_t byte, const std::string_view* text);
+  SetId intern(std::vector<Item>& kernel, const Text* text, bool& asked);
   SetId intern_settled(const std::vector<Item>& kernel);
   void grow_table();
   uint32_t canonical_count(const Item& item) const;
@@ -161,7 +164,6 @@ class Machine {
   std::vector<LinkId> link_table_;  // of links by set and rule; kRootLink: free
   SetId start_ = kDead;
   bool exhausted_ = false;
-  uint64_t checks_made_ = 0;
   // Used within one call.
   Seen seen_;
   std::vector<Item> kernel_, settled_, returned_, work_, scanning_now_;

@@ -119,6 +119,10 @@ constexpr const char* kSchemas[] = {
         "additionalProperties":{"type":"array","items":{"type":"string"},"maxItems":9}})",
     R"({"type":"array","items":{"type":["integer","null"]},"minItems":6,"maxItems":8})",
     R"({"type":"array","items":{"enum":["a","b",7]},"uniqueItems":true})",
+    R"({"type":"object","patternProperties":{"^[a-z]+$":{"type":"string"}},
+        "additionalProperties":false,"minProperties":2})",
+    R"({"type":"array","items":{"type":"string","not":{"pattern":"na$"},"minLength":2},
+        "uniqueItems":true})",
     R"({"oneOf":[{"type":"object","propertyNames":{"maxLength":2}},
         {"type":"object","patternProperties":{"^x":{"type":"string"}},"required":["x1"]}]})"};
 

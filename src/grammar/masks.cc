@@ -21,6 +21,8 @@ constexpr size_t kChangesMax = 512;
 constexpr size_t kInsideStatesMax = 8;
 constexpr size_t kInsidePlacesMax = 8000;
 
+bool leads_on(SetId to) { return to != Machine::kDead && to != Machine::kDepends; }
+
 constexpr uint32_t allowed(TokenId token) { return static_cast<uint32_t>(token) * 2 + 1; }
 
 void set_bit(std::span<uint32_t> words, uint32_t token, bool on) {
@@ -57,16 +59,19 @@ Masks::Masks(Machine& machine, const TokenTrie& trie) : machine_(machine), trie_
   scratch_.resize(static_cast<size_t>(trie.words_per_mask()));
 }
 
-// One scan of the trie: a refused byte skips its subtree.
-template <typename Allow>
-void Masks::walk(const TrieWalk& walk, SetId from, Allow allow) {
+// One scan of the trie: a refused byte skips its subtree; a check's verdict is left to be asked.
+template <typename Allow, typename Ask>
+void Masks::walk(const TrieWalk& walk, SetId from, Allow allow, Ask ask) {
   path_[0] = from;
   const TrieWalk::Node* const nodes = walk.nodes.data();
   const size_t end = walk.nodes.size() - 1;
   for (size_t i = 0; i < end;) {
     const TrieWalk::Node& node = nodes[i];
-    const SetId to = machine_.step(path_[node.depth], node.byte);
-    if (to == Machine::kDead) {
+    const SetId to = step(path_[node.depth], node.byte);
+    if (to == Machine::kDead || to == Machine::kDepends) {
+      if (to == Machine::kDepends) {
+        for (uint32_t t = node.tokens_begin; t < nodes[node.skip].tokens_begin; ++t) ask(t);
+      }
       i = node.skip;
       continue;
     }
@@ -76,36 +81,52 @@ void Masks::walk(const TrieWalk& walk, SetId from, Allow allow) {
   }
 }
 
-// The same where checks look at the text.
-template <typename Allow>
-void Masks::walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow) {
-  // No check looks further back than the value that it judges; the whole text is kept for it.
+void Masks::walk_into(const TrieWalk& tokens, SetId from, Mask& mask) {
+  walk(
+      tokens, from, [&](uint32_t t) { mask.changes.push_back(allowed(tokens.token_ids[t])); },
+      [&](uint32_t t) { mask.asked.push_back(tokens.token_ids[t]); });
+}
+
+// Tries the tokens whose verdict depends on the text; those with the same bytes up to a check share
+// its answer.
+bool Masks::ask(const Mask& mask, SetId set, std::string_view text, std::span<uint32_t> words) {
+  bool any = false;
   std::string read(text);
-  path_[0] = from;
-  const size_t end = walk.nodes.size() - 1;
-  for (size_t i = 0; i < end;) {
-    const TrieWalk::Node& node = walk.nodes[i];
-    read.resize(text.size() + node.depth);
-    const SetId to = machine_.step(path_[node.depth], node.byte, read);
-    if (to == Machine::kDead) {
-      i = node.skip;
-      continue;
+  std::string_view last;
+  size_t known = 0;  // bytes of `last` whose states are in path_
+  path_[0] = set;
+  for (TokenId token : mask.asked) {
+    const std::string_view bytes = trie_.bytes(token);
+    const auto [differs, _] = std::ranges::mismatch(last.substr(0, known), bytes);
+    known = static_cast<size_t>(differs - last.begin());
+    for (; known < bytes.size() && path_[known] != Machine::kDead; ++known) {
+      read.resize(text.size() + known);
+      path_[known + 1] = machine_.step(path_[known], static_cast<uint8_t>(bytes[known]), read);
+      read.push_back(bytes[known]);
     }
-    read.push_back(static_cast<char>(node.byte));
-    path_[node.depth + 1] = to;
-    for (uint32_t t = node.tokens_begin; t < walk.nodes[i + 1].tokens_begin; ++t) allow(t);
-    ++i;
+    const bool on = known == bytes.size() && path_[known] != Machine::kDead;
+    set_bit(words, static_cast<uint32_t>(token), on);
+    any |= on;
+    last = bytes;
   }
+  return any;
 }
 
 // Which tokens that end a lexeme may come, by what they have after it: known for each state that
 // may follow the lexeme.
-const std::vector<uint32_t>& Masks::tails_of(const LexemeMasks& masks, SetId after) {
+const Masks::Found& Masks::tails_of(const LexemeMasks& masks, SetId after) {
   const auto [it, added] = tails_.try_emplace({&masks, after});
-  if (!added) return it->second;
-  std::vector<uint32_t>& found = it->second;
-  for (uint32_t t = 0; t < masks.tails.nodes[0].tokens_begin; ++t) found.push_back(t);
-  walk(masks.tails, after, [&](uint32_t t) { found.push_back(t); });
+  Found& found = it->second;
+  if (!added) return found;
+  const bool depends = after == Machine::kDepends;
+  std::vector<uint32_t>& at_once = depends ? found.asked : found.allowed;
+  const uint32_t all = depends ? static_cast<uint32_t>(masks.tails.token_ids.size())
+                               : masks.tails.nodes[0].tokens_begin;
+  for (uint32_t t = 0; t < all; ++t) at_once.push_back(t);
+  if (depends) return found;
+  walk(
+      masks.tails, after, [&](uint32_t t) { found.allowed.push_back(t); },
+      [&](uint32_t t) { found.asked.push_back(t); });
   return found;
 }
 
@@ -118,13 +139,7 @@ bool Masks::by_lexeme(SetId set, Mask& mask) {
   const LexemeAutomaton& automaton = lexeme_automaton(tag.lexeme);
   if (tag.state == automaton.end) return false;
   const LexemeMasks& masks = trie_.lexeme(tag.lexeme)[tag.state];
-  const uint64_t checks_before = machine_.checks_made();
-  const SetId after = machine_.after_lexeme(set);
-  const std::vector<uint32_t>& tails = tails_of(masks, after);
-  if (machine_.checks_made() != checks_before) {
-    tails_.erase({&masks, after});
-    return false;
-  }
+  const Found& tails = tails_of(masks, machine_.after_lexeme(set));
   if (inside.most >= (masks.inside_characters.empty() ? 0 : masks.inside_characters.back())) {
     mask.base = &masks.inside;
   } else {
@@ -140,10 +155,15 @@ bool Masks::by_lexeme(SetId set, Mask& mask) {
     const auto last = static_cast<size_t>(end - masks.inside_characters.begin());
     for (size_t i = first; i < last; ++i) mask.changes.push_back(allowed(masks.inside_ids[i]));
   }
-  for (uint32_t t : tails) {
+  const auto fits = [&](uint32_t t) {
     const uint32_t characters = masks.tail_characters[t];
-    if (characters < inside.least || characters > inside.most) continue;
-    mask.changes.push_back(allowed(masks.tails.token_ids[t]));
+    return inside.least <= characters && characters <= inside.most;
+  };
+  for (uint32_t t : tails.allowed) {
+    if (fits(t)) mask.changes.push_back(allowed(masks.tails.token_ids[t]));
+  }
+  for (uint32_t t : tails.asked) {
+    if (fits(t)) mask.asked.push_back(masks.tails.token_ids[t]);
   }
   return true;
 }
@@ -161,8 +181,8 @@ bool Masks::inside_successors(SetId set, std::vector<SetId>& out) {
   const auto lead_to = [&](auto&& self, SetId from, int low, int high, int more) -> bool {
     SetId last = Machine::kDead;
     for (int b = low; b <= high; ++b) {
-      const SetId to = machine_.step(from, static_cast<uint8_t>(b));
-      if (to == Machine::kDead) return false;
+      const SetId to = step(from, b);
+      if (!leads_on(to)) return false;
       if (to == last) continue;
       last = to;
       if (more > 0) {
@@ -175,17 +195,15 @@ bool Masks::inside_successors(SetId set, std::vector<SetId>& out) {
     return true;
   };
   // Letters first: most sets that are no string's inside end here.
-  if (machine_.step(set, 'a') == Machine::kDead || machine_.step(set, ' ') == Machine::kDead) {
-    return false;
-  }
+  if (!leads_on(step(set, 'a')) || !leads_on(step(set, ' '))) return false;
   for (const auto& [low, high] : {std::pair{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0x7f}}) {
     if (!lead_to(lead_to, set, low, high, 0)) return false;
   }
   for (const Tail& tail : kTails) {
     SetId last = Machine::kDead;
     for (int lead = tail.lead_low; lead <= tail.lead_high; ++lead) {
-      const SetId to = machine_.step(set, static_cast<uint8_t>(lead));
-      if (to == Machine::kDead) return false;
+      const SetId to = step(set, lead);
+      if (!leads_on(to)) return false;
       if (to != last && !lead_to(lead_to, to, tail.low, tail.high, tail.more)) return false;
       last = to;
     }
@@ -260,24 +278,19 @@ bool Masks::inside_for_ever(NodeId start) {
 bool Masks::inside_ends(SetId set) {
   for (int b = 0x20; b < 0x100; ++b) {
     if (b == '"' || b == '\\') continue;
-    if (machine_.step(set, static_cast<uint8_t>(b)) != Machine::kDead) return false;
+    if (step(set, b) != Machine::kDead) return false;
   }
   return true;
 }
 
 // Where a string's inside that no lexeme is goes on as it was, or goes on from state to state until
-// it must end: its tokens at once, and the rests of the others. False where it does neither, or a
-// check asks for the text.
+// it must end: its tokens at once, and the rests of the others. False where it does neither.
 bool Masks::inside_string(SetId set, Mask& mask) {
   const SetId next = next_inside(set);
   if (next == Machine::kDead) return false;
-  const uint64_t checks_before = machine_.checks_made();
-  const auto rest = [&](const TrieWalk& rests, SetId from) {
-    walk(rests, from, [&](uint32_t t) { mask.changes.push_back(allowed(rests.token_ids[t])); });
-  };
   if (next == set || machine_.canonical(next) == set) {
     mask.base = &trie_.string_inside_mask();
-    rest(trie_.rests(), set);
+    walk_into(trie_.rests(), set, mask);
   } else {
     // The states after so many characters, as far as tokens reach.
     const std::vector<TrieWalk>& rests = trie_.rests_after();
@@ -289,26 +302,21 @@ bool Masks::inside_string(SetId set, Mask& mask) {
       chain.push_back(now);
     }
     if (chain.size() <= longest && !inside_ends(chain.back())) return false;
-    for (size_t i = 0; i < std::min(chain.size(), rests.size()); ++i) rest(rests[i], chain[i]);
+    for (size_t i = 0; i < std::min(chain.size(), rests.size()); ++i)
+      walk_into(rests[i], chain[i], mask);
     mask.words.assign(scratch_.size(), 0);
     trie_.add_string_inside(chain.size() - 1, mask.words);
   }
-  if (machine_.checks_made() == checks_before) return true;
-  mask = {};
-  return false;
+  return true;
 }
 
 // Where a string's inside goes on for ever, its tokens at once; the others are walked.
 bool Masks::by_inside_for_ever(SetId set, Mask& mask) {
-  const uint64_t checks_before = machine_.checks_made();
   const auto node = machine_.only_node(set);
   if (!node || !inside_for_ever(*node)) return false;
   mask.base = &trie_.string_inside_mask();
-  const TrieWalk& others = trie_.not_string_inside();
-  walk(others, set, [&](uint32_t t) { mask.changes.push_back(allowed(others.token_ids[t])); });
-  if (machine_.checks_made() == checks_before) return true;
-  mask = {};
-  return false;
+  walk_into(trie_.not_string_inside(), set, mask);
+  return true;
 }
 
 // Where letters and digits lead round in a few states (a pattern's), the tokens of nothing else at
@@ -318,20 +326,17 @@ bool Masks::by_words(SetId set, Mask& mask) {
   std::vector<SetId> states = {set};
   for (size_t i = 0; i < states.size(); ++i) {
     for (char c : kWordBytes) {
-      const SetId to = machine_.canonical(machine_.step(states[i], static_cast<uint8_t>(c)));
-      if (to == Machine::kDead) return false;
+      const SetId next = step(states[i], c);
+      if (!leads_on(next)) return false;
+      const SetId to = machine_.canonical(next);
       if (std::ranges::find(states, to) != states.end()) continue;
       if (states.size() == kStatesMax) return false;
       states.push_back(to);
     }
   }
-  const uint64_t checks_before = machine_.checks_made();
   mask.base = &trie_.words_mask();
-  const TrieWalk& others = trie_.not_words();
-  walk(others, set, [&](uint32_t t) { mask.changes.push_back(allowed(others.token_ids[t])); });
-  if (machine_.checks_made() == checks_before) return true;
-  mask = {};
-  return false;
+  walk_into(trie_.not_words(), set, mask);
+  return true;
 }
 
 // The mask of a state inside a string, where it is one.
@@ -354,7 +359,7 @@ bool Masks::by_difference(SetId set, Mask& mask) {
   std::vector<std::pair<SetId, int>> counts;
   for (int b = 0x20; b < 0x7f; ++b) {
     if (b == '"' || b == '\\') continue;
-    const SetId to = machine_.step(set, static_cast<uint8_t>(b));
+    const SetId to = step(set, b);
     const auto known = std::ranges::find(counts, to, &std::pair<SetId, int>::first);
     if (known == counts.end()) {
       counts.emplace_back(to, 1);
@@ -363,16 +368,13 @@ bool Masks::by_difference(SetId set, Mask& mask) {
     }
   }
   const auto [other, count] = *std::ranges::max_element(counts, {}, &std::pair<SetId, int>::second);
-  if (count < kMost || other == Machine::kDead || other == set ||
-      machine_.step(other, 'a') != other) {
-    return false;
-  }
-  const uint64_t checks_before = machine_.checks_made();
+  if (count < kMost || !leads_on(other) || other == set || step(other, 'a') != other) return false;
   const Mask* const base = known_inside(other);
   if (base == nullptr) return false;
   mask.base = base->base;
   mask.words = base->words;
   mask.changes = base->changes;
+  mask.asked = base->asked;
   const TrieWalk& tokens = trie_.all();
   path_[0] = set;
   other_path_[0] = other;
@@ -384,8 +386,16 @@ bool Masks::by_difference(SetId set, Mask& mask) {
   };
   for (size_t i = 0; i < end;) {
     const TrieWalk::Node& node = tokens.nodes[i];
-    const SetId here = machine_.step(path_[node.depth], node.byte);
-    const SetId there = machine_.step(other_path_[node.depth], node.byte);
+    const SetId here = step(path_[node.depth], node.byte);
+    const SetId there = step(other_path_[node.depth], node.byte);
+    if (here == Machine::kDepends) {
+      const auto tokens_of =
+          std::span(tokens.token_ids)
+              .subspan(node.tokens_begin, tokens.nodes[node.skip].tokens_begin - node.tokens_begin);
+      mask.asked.insert(mask.asked.end(), tokens_of.begin(), tokens_of.end());
+      i = node.skip;
+      continue;
+    }
     if (here == there) {
       i = node.skip;
       continue;
@@ -396,29 +406,18 @@ bool Masks::by_difference(SetId set, Mask& mask) {
       continue;
     }
     path_[node.depth + 1] = here;
-    other_path_[node.depth + 1] = there;
+    other_path_[node.depth + 1] = leads_on(there) ? there : Machine::kDead;
     assign(node.tokens_begin, tokens.nodes[i + 1].tokens_begin, true);
     ++i;
   }
-  if (machine_.checks_made() == checks_before) return true;
-  mask = {};
-  return false;
+  return true;
 }
 
-void Masks::make(SetId set, std::string_view text, Mask& mask, bool& depends) {
-  depends = false;
+void Masks::make(SetId set, Mask& mask) {
   if (set == Machine::kDead) return;
   if (!by_lexeme(set, mask) && !inside_string(set, mask) && !by_difference(set, mask) &&
       !by_inside_for_ever(set, mask) && !by_words(set, mask)) {
-    const TrieWalk& all = trie_.all();
-    const auto allow = [&](uint32_t t) { mask.changes.push_back(allowed(all.token_ids[t])); };
-    if (machine_.has_checks()) {
-      const uint64_t checks_now = machine_.checks_made();
-      walk_checked(all, set, text, allow);
-      depends = machine_.checks_made() != checks_now;
-    } else {
-      walk(all, set, allow);
-    }
+    walk_into(trie_.all(), set, mask);
   }
   if (!machine_.accepting(set)) return;
   for (TokenId id : trie_.eos_ids()) {
@@ -449,35 +448,38 @@ void Masks::settle(Mask& mask) {
   } else {
     mask.empty = std::ranges::none_of(scratch_, [](uint32_t w) { return w != 0; });
   }
-  if (many) mask = {.base = nullptr, .words = scratch_, .changes = {}, .empty = mask.empty};
+  if (many) {
+    mask.base = nullptr;
+    mask.words = scratch_;
+    mask.changes = {};
+  }
+  std::ranges::sort(mask.asked, {}, [&](TokenId id) { return trie_.bytes(id); });
 }
 
 size_t Masks::size_of(const Mask& mask) const {
-  return sizeof(Mask) + (mask.words.size() + mask.changes.size()) * sizeof(uint32_t);
+  return sizeof(Mask) +
+         (mask.words.size() + mask.changes.size() + mask.asked.size()) * sizeof(uint32_t);
 }
 
 bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) {
   const SetId set = machine_.canonical(exact);
-  if (const auto it = kept_.find(set); it != kept_.end()) {
-    write(it->second, words);
-    return !it->second.empty;
-  }
-  if (kept_bytes_ > kKeptBytesMax) {
-    kept_.clear();
-    tails_.clear();
-    kept_bytes_ = 0;
-  }
-  Mask mask;
-  bool depends = false;
-  make(set, text, mask, depends);
-  settle(mask);
-  write(mask, words);
-  const bool any = !mask.empty;
-  if (!depends) {
+  auto it = kept_.find(set);
+  if (it == kept_.end()) {
+    if (kept_bytes_ > kKeptBytesMax) {
+      kept_.clear();
+      tails_.clear();
+      kept_bytes_ = 0;
+    }
+    Mask mask;
+    make(set, mask);
+    settle(mask);
     kept_bytes_ += size_of(mask);
-    kept_.emplace(set, std::move(mask));
+    it = kept_.emplace(set, std::move(mask)).first;
   }
-  return any;
+  const Mask& mask = it->second;
+  write(mask, words);
+  const bool asked = !mask.asked.empty() && ask(mask, set, text, words);
+  return asked || !mask.empty;
 }
 
 }  // namespace espalier::grammar

@@ -32,7 +32,14 @@ class Masks {
     const std::vector<uint32_t>* base = nullptr;  // the vocabulary's
     std::vector<uint32_t> words;
     std::vector<uint32_t> changes;  // in order: token * 2, and 1 to allow it
-    bool empty = true;
+    // Tokens amid which a check looks at the text, by their bytes: tried at each fill, whatever the
+    // rest says of them.
+    std::vector<TokenId> asked;
+    bool empty = true;  // but for these
+  };
+  // What a walk found, as indices of its tokens.
+  struct Found {
+    std::vector<uint32_t> allowed, asked;
   };
   // Tokens that a state allows behind the end of a lexeme.
   struct TailKey {
@@ -44,17 +51,20 @@ class Masks {
     size_t operator()(const TailKey& key) const;
   };
 
-  void make(SetId set, std::string_view text, Mask& mask, bool& depends);
-  template <typename Allow>
-  void walk(const TrieWalk& walk, SetId from, Allow allow);
-  template <typename Allow>
-  void walk_checked(const TrieWalk& walk, SetId from, std::string_view text, Allow allow);
+  void make(SetId set, Mask& mask);
+  bool ask(const Mask& mask, SetId set, std::string_view text, std::span<uint32_t> words);
+  template <typename Allow, typename Ask>
+  void walk(const TrieWalk& walk, SetId from, Allow allow, Ask ask);
+  void walk_into(const TrieWalk& walk, SetId from, Mask& mask);
+  SetId step(SetId from, int byte) {
+    return machine_.step_unasked(from, static_cast<uint8_t>(byte));
+  }
   bool inside_successors(SetId set, std::vector<SetId>& out);
   SetId next_inside(SetId set);
   bool inside_for_ever(NodeId start);
   bool inside_ends(SetId set);
   bool by_lexeme(SetId set, Mask& mask);
-  const std::vector<uint32_t>& tails_of(const LexemeMasks& masks, SetId after);
+  const Found& tails_of(const LexemeMasks& masks, SetId after);
   bool inside_string(SetId set, Mask& mask);
   bool by_difference(SetId set, Mask& mask);
   bool by_inside_for_ever(SetId set, Mask& mask);
@@ -68,12 +78,11 @@ class Masks {
   const TokenTrie& trie_;
   std::unordered_map<SetId, Mask> kept_;
   size_t kept_bytes_ = 0;
-  std::unordered_map<TailKey, std::vector<uint32_t>, TailHash> tails_;  // indices of token_ids
+  std::unordered_map<TailKey, Found, TailHash> tails_;
   std::unordered_map<SetId, SetId> next_inside_;
   std::unordered_map<uint64_t, bool> for_ever_;  // by node and kind of place
   std::vector<SetId> path_, other_path_;         // [depth]: along a walk
   std::vector<uint32_t> scratch_;                // a mask's words
-  Mask unkept_;                                  // one that depended on the text
 };
 
 }  // namespace espalier::grammar
