@@ -18,8 +18,9 @@ namespace {
 class ChangedSource final : public WeightSource {
  public:
   using Change = std::function<void(const std::string& name, std::span<float> values)>;
-  ChangedSource(const Checkpoint& checkpoint, Change change)
-      : checkpoint_(checkpoint), change_(std::move(change)) {}
+  using ByteChange = std::function<void(const std::string& name, std::span<std::byte> values)>;
+  ChangedSource(const Checkpoint& checkpoint, Change change, ByteChange byte_change)
+      : checkpoint_(checkpoint), change_(std::move(change)), byte_change_(std::move(byte_change)) {}
 
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override {
     std::vector<float>& values = made_[name];
@@ -36,13 +37,26 @@ class ChangedSource final : public WeightSource {
     if (change_) change_(name, values);
     return LentTensor{values.data(), DType::kFloat32};
   }
-  void give_back(const std::string& name) override { made_.erase(name); }
+  Result<std::span<const std::byte>> lend_bytes(const std::string& name,
+                                                std::span<const int64_t> shape) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
+    std::vector<std::byte>& values = bytes_[name];
+    values.assign(tensor->bytes.begin(), tensor->bytes.end());
+    if (byte_change_) byte_change_(name, values);
+    return values;
+  }
+  void give_back(const std::string& name) override {
+    made_.erase(name);
+    bytes_.erase(name);
+  }
   Status finish() override { return Status(); }
 
  private:
   const Checkpoint& checkpoint_;
   const Change change_;
+  const ByteChange byte_change_;
   std::map<std::string, std::vector<float>> made_;
+  std::map<std::string, std::vector<std::byte>> bytes_;
 };
 
 struct Mutation {
@@ -50,6 +64,7 @@ struct Mutation {
   const char* golden;
   std::function<void(DecoderSpec&)> spec;
   ChangedSource::Change weights;
+  ChangedSource::ByteChange bytes = {};
 };
 
 void each_layer(DecoderSpec& spec, const std::function<void(LayerSpec&)>& change) {
@@ -344,6 +359,22 @@ const std::vector<Mutation>& mutations() {
        },
        {}},
       {"yarn_bounds_truncated", "gpt_oss", [](DecoderSpec& s) { s.ropes[0].truncate = true; }, {}},
+      {"pairs_of_fp4_swapped",
+       "gpt_oss_mxfp4",
+       {},
+       {},
+       [](const std::string& name, std::span<std::byte> values) {
+         if (!name.ends_with("_blocks")) return;
+         for (std::byte& pair : values) pair = pair << 4 | pair >> 4;
+       }},
+      {"block_scales_shifted",
+       "gpt_oss_mxfp4",
+       {},
+       {},
+       [](const std::string& name, std::span<std::byte> values) {
+         if (name.ends_with("_scales"))
+           std::rotate(values.begin(), values.begin() + 1, values.end());
+       }},
       {"latent_norm_left_out",
        "deepseek_v2",
        {},
@@ -393,7 +424,7 @@ float error_of(const Mutation& mutation, DType type) {
   const auto checkpoint = Checkpoint::open(golden.folder);
   EXPECT_TRUE(checkpoint);
   if (mutation.spec) mutation.spec(golden.spec);
-  ChangedSource source(*checkpoint, mutation.weights);
+  ChangedSource source(*checkpoint, mutation.weights, mutation.bytes);
   WorkPool pool(1);
   auto model = DecoderModel::create(golden.spec, type, source, pool);
   EXPECT_TRUE(model) << model.error().to_string();

@@ -2,7 +2,7 @@
 """Makes tests/golden/models: tiny random models saved by transformers, and what transformers makes
 of them.
 
-    pip install torch==2.11.0 transformers==5.17.0 safetensors numpy
+    pip install torch==2.15.0 transformers==5.23.0 safetensors numpy
     python3 tools/goldens/make_goldens.py tests/golden/models            (all)
     python3 tools/goldens/make_goldens.py tests/golden/models gemma3 gpt2
 
@@ -134,6 +134,13 @@ def families():
                 rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, mscale=0.8,
                                      mscale_all_dim=0.6, original_max_position_embeddings=64)),
            *bf16)
+    # As the published files hold it: the experts in MXFP4.
+    yield ("gpt_oss_mxfp4", T.GptOssConfig,
+           dict(small, hidden_size=64, intermediate_size=32, head_dim=16, num_local_experts=4,
+                num_experts_per_tok=2, sliding_window=10,
+                rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0,
+                                     beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                     original_max_position_embeddings=64)), *bf16)
 
 
 def draw_weights(model, generator):
@@ -155,6 +162,28 @@ def draw_weights(model, generator):
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 b.copy_(0.2 * torch.randn(b.shape, generator=generator))
+
+
+def to_mxfp4(folder, generator):
+    """Puts random MXFP4 blocks where the experts' matrices were, as gpt-oss is published: of
+    [expert, out, in / 32, 16] bytes with two numbers each, and a scale 2^(byte - 127) a block."""
+    from safetensors.torch import load_file
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        tensors[name + "_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator,
+                                                  dtype=torch.uint8)
+        tensors[name + "_scales"] = torch.randint(120, 125, shape, generator=generator,
+                                                  dtype=torch.uint8)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                   "model.embed_tokens", "lm_head"],
+        "quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def old_style(folder, rope):
@@ -219,9 +248,14 @@ def main():
         model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
         if old:
             old_style(folder, args["rope_parameters"])
+        options = {}
+        if name.endswith("mxfp4"):
+            to_mxfp4(folder, generator)
+            options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
         # Read back what was saved, in float32: the reference sees the files, rounding included.
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager").eval()
+            folder, dtype=torch.float32, attn_implementation="eager", **options).eval()
+        assert all(p.dtype == torch.float32 for p in model.parameters())
         out = reference(model, generator, args["vocab_size"])
         save_file(out, folder / "reference.safetensors")
         for file in folder.iterdir():

@@ -19,10 +19,10 @@ PIECES = """the The THE HELLO camelCase don't we'LL I'm ' '' 's 'S 'ſ 1 12 1234
 ▁ Ġ <0x41> <unk> <s> </s> ##ing ing \u00a0 \u3000 \u0085 \u2028 \u180e \u1680 \t \n \r\n \n\n \0 \x07 \x7f def return self. // /* */ http://a.b/c?d=e&f İ ß ﬁ Å Å ｶﾞ ㌀
 \ufdfa ｆｕｌｌ ％ ™ ① ㎏ ï Ǻ Σ ς heron water Reiher цапля 鷺 [MASK] [UNK] do not n't .""".split(" ")
 PIECES += [" ", "  ", "   ", "\n", "\n ", " \n", "a", "s"]
-RANGES = [(0, 0x7F), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xD7F),
+RANGES = [(0, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xD7F),
           (0x1E00, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xF900, 0xFFFD),
           (0x10000, 0x1FFFF), (0x20000, 0x2A6DF), (0xE0000, 0xE01EF), (0x1100, 0x11FF),
-          (0xE000, 0xF8FF), (0xF0000, 0xFFFFD), (0x100000, 0x10FFFD)]
+          (0xE000, 0xF8FF), (0x30000, 0xDFFFF), (0xF0000, 0xFFFFD), (0x100000, 0x10FFFD)]
 BATCH = 20_000
 
 
@@ -35,7 +35,8 @@ def random_text(rng):
         elif kind < 16:
             out.append(chr(rng.randint(*rng.choice(RANGES))))
         elif kind == 16:
-            out.append(rng.choice(PIECES) * rng.randrange(2, 40))
+            longest = 40 if rng.random() < 0.98 else 3000
+            out.append(rng.choice(PIECES) * rng.randrange(2, longest))
         elif kind == 17:
             out.append("".join(chr(rng.randint(*rng.choice(RANGES)))
                                for _ in range(rng.randrange(1, 12))))
