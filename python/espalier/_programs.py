@@ -191,26 +191,33 @@ async def text_async_iter(state: ProgramState, var_name: Optional[str] = None,
                           ) -> AsyncIterator[Union[str, Tuple[str, Dict[str, Any]]]]:
     """text_iter() for coroutines.
 
-    return_meta_data: pairs of a piece and the variable's meta information; it is known with the
-        last piece, and {} before
+    return_meta_data: pairs of a piece and the variable's meta information so far:
+        "output_token_logprobs" are those of the piece, "output_token_logprobs_length" counts all.
+        The last piece has all of get_meta_info; the others {} where a back end does not tell
     """
     if return_meta_data and var_name is None:
         raise ValueError("return_meta_data is of a variable: name it")
     loop = asyncio.get_running_loop()
     pieces = state.text_iter(var_name)
     end = object()
-    held: Optional[str] = None  # one piece, until it is known whether it is the last
+    held: Optional[Tuple[str, Dict[str, Any]]] = None  # until it is known whether it is the last
+    num_told = 0  # log-probabilities, without the piece that is held
     while (piece := await loop.run_in_executor(None, next, pieces, end)) is not end:
         assert isinstance(piece, str)
         if not return_meta_data:
             yield piece
             continue
         if held is not None:
-            yield held, {}
-        held = piece
+            num_told = held[1].get("output_token_logprobs_length", num_told)
+            yield held
+        held = piece, pieces.progress() or {}
     if return_meta_data and var_name is not None:
         meta = await loop.run_in_executor(None, state.get_meta_info, var_name)
-        yield held or "", meta
+        if "output_token_logprobs" in meta:
+            entries = meta["output_token_logprobs"]
+            meta = {**meta, "output_token_logprobs": entries[num_told:],
+                    "output_token_logprobs_length": len(entries)}
+        yield held[0] if held is not None else "", meta
 
 
 def fold_constants(graph: Graph, **arguments: str) -> Graph:

@@ -112,6 +112,22 @@ struct TextIterator {
   }
 };
 
+// Of the piece that came last, as meta_info has it; None where the back end does not tell.
+py::object progress(const TextIterator& pieces) {
+  const std::optional<lang::Progress> p = pieces.stream ? pieces.stream->progress() : std::nullopt;
+  if (!p) return py::none();
+  py::dict meta;
+  meta["finish_reason"] = py::none();
+  meta["prompt_tokens"] = p->prompt_tokens;
+  meta["completion_tokens"] = p->completion_tokens;
+  meta["cached_tokens"] = p->cached_tokens;
+  if (p->num_logprobs > 0) {
+    meta["output_token_logprobs"] = parse_json("[" + p->logprobs + "]");
+    meta["output_token_logprobs_length"] = p->num_logprobs;
+  }
+  return meta;
+}
+
 TextIterator text_iterator(const State& s, std::optional<std::string> name) {
   return {s.state, std::move(name), here(), {}};
 }
@@ -270,7 +286,8 @@ void bind_states(py::module_& m) {
   bind_forks(m);
   py::class_<TextIterator>(m, "_TextIterator")
       .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", &TextIterator::next);
+      .def("__next__", &TextIterator::next)
+      .def("progress", progress);
   py::class_<ScopeGuard>(m, "_Scope")
       .def("__enter__", [](ScopeGuard& g) { g.scope.emplace(g.open(g.state)); })
       .def("__exit__", [](ScopeGuard& g, const py::args&) { g.scope.reset(); });

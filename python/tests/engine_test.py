@@ -248,6 +248,29 @@ class RunTest(unittest.TestCase):
 
         self.assertEqual(program.run().ret_value, ["a", "b"])
 
+    def test_pieces_come_with_their_log_probabilities(self):
+        @sgl.function
+        def story(s):
+            s += "Once" + sgl.gen("a", max_tokens=24, ignore_eos=True, return_logprob=True,
+                                  temperature=0)
+
+        async def read():
+            s = story.run(stream=True)
+            return s, [pair async for pair in s.text_async_iter("a", return_meta_data=True)]
+
+        s, pairs = asyncio.run(read())
+        self.assertGreater(len(pairs), 2)
+        self.assertEqual("".join(text for text, _ in pairs), s["a"])
+        count = 0
+        for text, meta in pairs:
+            count += len(meta["output_token_logprobs"])
+            self.assertNotEqual(text, "")
+            self.assertEqual(meta["output_token_logprobs_length"], count)
+            self.assertEqual(meta["completion_tokens"], count)
+        self.assertEqual([e for _, meta in pairs for e in meta["output_token_logprobs"]],
+                         s.get_meta_info("a")["output_token_logprobs"])
+        self.assertEqual(pairs[-1][1]["finish_reason"]["type"], "length")
+
     def test_meta_information_comes_with_the_last_piece(self):
         async def read():
             s = capital.run(country="France", stream=True)

@@ -73,11 +73,20 @@ struct Completion {
   std::vector<Sample> samples;  // n of them, at least one
 };
 
+// Of a stream, as far as it is.
+struct Progress {
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+  int64_t num_logprobs = 0;  // of output tokens, told so far
+  std::string logprobs;      // those that are new: [logprob, id, text or null] with commas between
+};
+
 // Where a call's outcome goes. Called from any thread, never under a lock of the back end; must not
 // block. on_done comes exactly once, last, possibly before generate() returns.
 struct CallEvents {
   std::function<void(std::string_view delta)> on_text;  // may be null
   std::function<void(Result<Completion>)> on_done;
+  // Right before the on_text of the same piece, where a back end knows it; may be null.
+  std::function<void(Progress)> on_progress;
 };
 
 // One select: what the choices cost after the prompt.

@@ -22,6 +22,7 @@ void check_name(const PromptStream& stream, const Name& name) {
 
 Result<bool> TextStream::next(std::string& piece) {
   piece.clear();
+  begin_ = offset_;
   ESP_ASSIGN_OR_RETURN(const bool more, source_->read(offset_, piece));
   offset_ += piece.size();
   return more;

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -38,11 +39,15 @@ class TextStream {
     virtual ~Source() = default;
     // Waits until there is text beyond `offset`, then appends it to `out`; false at the end.
     virtual Result<bool> read(size_t offset, std::string& out) = 0;
+    // What the pieces of text that ended in (begin, end] brought; none: not known.
+    virtual std::optional<Progress> progress(size_t, size_t) { return {}; }
   };
   explicit TextStream(std::shared_ptr<Source> source) : source_(std::move(source)) {}
 
   // False at the end. A failure comes once what was written before it has been read.
   Result<bool> next(std::string& piece);
+  // The tokens and log-probabilities of the piece that next() gave last, where the back end tells.
+  std::optional<Progress> progress() const { return source_->progress(begin_, offset_); }
 
   class Iterator {  // an input iterator; throws Error where the text failed
    public:
@@ -63,7 +68,7 @@ class TextStream {
 
  private:
   std::shared_ptr<Source> source_;  // shared with the state, which writes it
-  size_t offset_ = 0;
+  size_t begin_ = 0, offset_ = 0;   // of the last piece
 };
 
 // Closes what it opened: { auto turn = s.user(); s += "..."; }

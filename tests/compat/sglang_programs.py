@@ -31,8 +31,6 @@ JUDGED = (AssertionError, SyntaxError, NameError, KeyError, json.JSONDecodeError
 LOCAL = ["few_shot_qa", "mt_bench", "select", "decode_int", "decode_json_regex", "decode_json",
          "expert_answer", "tool_use", "react", "parallel_decoding", "parallel_encoding", "stream",
          "stream_logprobs", "regex", "dtype_gen"]
-# What is known to be otherwise here, and said in python/README.md.
-KNOWN = {"stream_logprobs": "the meta information comes with the last piece alone"}
 API = ["completion_speculative", "expert_answer", "few_shot_qa", "parallel_decoding"]
 CHAT_API = ["chat_completion_speculative", "mt_bench", "stream"]
 
@@ -52,8 +50,6 @@ def run(label, names):
             in_program = where.tb_frame.f_code.co_filename in (
                 programs.__file__, "<string>", json.decoder.__file__)
             verdict = "ran, its model would have answered otherwise" if in_program else "failed"
-            if name in KNOWN:
-                verdict = "differs: " + KNOWN[name]
             print("   ", type(error).__name__, str(error)[:100].replace("\n", " "))
         except Exception as error:  # noqa: BLE001
             # A chat model that does not keep to the template is told of, after three tries.

@@ -13,4 +13,8 @@ namespace espalier::lang {
 MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
                  const Tokenizer* tokenizer);
 
+// What is new of a sample that goes on, after `num_told` log-probabilities.
+Progress progress_of(const GenerateResult& r, const RequestStats& stats, int64_t num_told,
+                     const Tokenizer* tokenizer);
+
 }  // namespace espalier::lang

@@ -134,6 +134,7 @@ struct Gathered {
   std::vector<GenerateResult> results;
   std::vector<TokenId> input_ids;  // whose log-probabilities are wanted
   bool with_text = false;          // in log-probabilities
+  int64_t num_told = 0;            // log-probabilities of output tokens, of a stream
   size_t num_open = 0;
   Status failed;
 };
@@ -247,8 +248,15 @@ class EngineBackend final : public Backend {
                 std::back_inserter(r.output_logprobs));
       std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
                 std::back_inserter(r.input_logprobs));
-      if (event.index == 0 && !event.text.empty() && gathered->events.on_text)
+      if (event.index == 0 && !event.text.empty() && gathered->events.on_text) {
+        if (gathered->events.on_progress) {
+          Progress progress = progress_of(r, event.stats, gathered->num_told,
+                                          gathered->with_text ? engine_->tokenizer() : nullptr);
+          gathered->num_told = progress.num_logprobs;
+          gathered->events.on_progress(std::move(progress));
+        }
         gathered->events.on_text(event.text);
+      }
       if (!event.finish) return;
       r.rid = rid;
       r.stats = event.stats;

@@ -54,13 +54,20 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
 
   std::mutex mutex;
   std::string text;
+  std::optional<Progress> told, progress;  // of text that comes next, of `text`
   std::optional<Result<Completion>> result;
   bool is_posted = false;
 
   void add(std::string_view delta) {
     std::lock_guard lock(mutex);
     text += delta;
+    if (told) progress = progress ? merged(*progress, *told) : std::move(*told);
+    told.reset();
     post();
+  }
+  void tell(Progress p) {
+    std::lock_guard lock(mutex);
+    told = std::move(p);
   }
   void finish(Result<Completion> r) {
     std::lock_guard lock(mutex);
@@ -74,16 +81,18 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
   }
   void deliver() {
     std::string delta;
+    std::optional<Progress> brought;
     std::optional<Result<Completion>> end;
     {
       std::lock_guard lock(mutex);
       is_posted = false;
       delta.swap(text);
+      brought.swap(progress);
       end.swap(result);
     }
     const std::shared_ptr<LiveStream> target = stream.lock();
     if (target == nullptr) return;
-    if (!delta.empty()) target->grow(turn, delta);
+    if (!delta.empty()) target->grow(turn, delta, std::move(brought));
     if (end) target->finish_call(turn, std::move(*end));
   }
 };
@@ -200,13 +209,16 @@ LiveStream::Step LiveStream::send_gen(Operation& op, const Gen& gen) {
   // The answer may come, and the stream go on, before generate() returns.
   const auto self = shared_from_this();
   CallEvents events{.on_done = [awaited](Result<Completion> r) { awaited->finish(std::move(r)); }};
-  if (call.stream) events.on_text = [awaited](std::string_view delta) { awaited->add(delta); };
+  if (call.stream) {
+    events.on_text = [awaited](std::string_view delta) { awaited->add(delta); };
+    events.on_progress = [awaited](Progress p) { awaited->tell(std::move(p)); };
+  }
   session_->options.backend->generate(std::move(call), std::move(events));
   sent_call(awaited->turn);
   return Step::kSuspended;
 }
 
-void LiveStream::grow(uint64_t turn, std::string_view delta) {
+void LiveStream::grow(uint64_t turn, std::string_view delta, std::optional<Progress> progress) {
   VariablePtr target;
   {
     std::lock_guard lock(mutex_);
@@ -214,7 +226,7 @@ void LiveStream::grow(uint64_t turn, std::string_view delta) {
     target = current_.target;
   }
   write(delta);
-  if (target != nullptr) target->append(delta);
+  if (target != nullptr) target->append(delta, std::move(progress));
 }
 
 void LiveStream::finish_call(uint64_t turn, Result<Completion> result) {

@@ -29,6 +29,9 @@ class VariableText final : public TextStream::Source {
   Result<bool> read(size_t offset, std::string& out) override {
     return variable_->read_text(offset, out);
   }
+  std::optional<Progress> progress(size_t begin, size_t end) override {
+    return variable_->progress(begin, end);
+  }
 
  private:
   std::shared_ptr<PromptStream> keep_;

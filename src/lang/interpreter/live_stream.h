@@ -180,7 +180,7 @@ class LiveStream final : public PromptStream {
   Step send_message(Operation& op);  // one call for the gens that were deferred
   void finish_call(uint64_t turn, Result<Completion> result);
   void finish_score(uint64_t turn, Result<std::vector<ChoiceScore>> result);
-  void grow(uint64_t turn, std::string_view delta);
+  void grow(uint64_t turn, std::string_view delta, std::optional<Progress> progress);
   Step take_completion(Operation& op, const Gen& gen, Completion completion);
   Step take_message(Operation& op, Completion completion);
   bool take_ahead(Operation& op, const Gen& gen);

@@ -35,13 +35,29 @@ void Variable::when_ready(std::function<void()> callback) {
   callback();
 }
 
-void Variable::append(std::string_view delta) {
+void Variable::append(std::string_view delta, std::optional<Progress> progress) {
   {
     std::lock_guard lock(mutex_);
     if (done_) return;
     partial_ += delta;
+    if (progress) progress_.emplace_back(partial_.size(), std::move(*progress));
   }
   changed_.notify_all();
+}
+
+Progress merged(const Progress& earlier, const Progress& later) {
+  Progress both = later;
+  if (!earlier.logprobs.empty())
+    both.logprobs = earlier.logprobs + (later.logprobs.empty() ? "" : ",") + later.logprobs;
+  return both;
+}
+
+std::optional<Progress> Variable::progress(size_t begin, size_t end) const {
+  std::lock_guard lock(mutex_);
+  std::optional<Progress> all;
+  for (const auto& [at, one] : progress_)
+    if (at > begin && at <= end) all = all ? merged(*all, one) : one;
+  return all;
 }
 
 void Variable::fill(Content content, MetaInfo meta) {

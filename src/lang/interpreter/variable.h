@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lang/interpreter/stream.h"
@@ -23,13 +24,15 @@ class Variable {
   // At once when it is filled or failed already.
   void when_ready(std::function<void()> callback);
 
-  void append(std::string_view delta);
+  void append(std::string_view delta, std::optional<Progress> progress = {});
   // The first of the two counts; later ones do nothing.
   void fill(Content content, MetaInfo meta = {});
   void fail(Status why, Location where);
 
   // Waits for text beyond `offset`; false at the end.
   Result<bool> read_text(size_t offset, std::string& out);
+  // Of the pieces that ended in (begin, end] of the text; none where the back end told nothing.
+  std::optional<Progress> progress(size_t begin, size_t end) const;
 
  private:
   void finish(std::unique_lock<std::mutex> lock);
@@ -38,12 +41,15 @@ class Variable {
   std::condition_variable changed_;
   bool done_ = false;
   std::string partial_;
+  std::vector<std::pair<size_t, Progress>> progress_;  // by the end of its piece
   Content content_;
   MetaInfo meta_;
   Status status_;
   Location where_;
   std::vector<std::function<void()>> callbacks_;
 };
+// `earlier` and what came after it as one.
+Progress merged(const Progress& earlier, const Progress& later);
 using VariablePtr = std::shared_ptr<Variable>;  // of a stream, those forked from it, and readers
 
 }  // namespace espalier::lang
