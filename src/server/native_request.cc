@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/cache_namespace.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -144,9 +145,8 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
   }
   r.priority = body.priority.value_or(0);
   r.dimensions = body.dimensions.value_or(0);
-  const std::string salt = value_or<std::string>(body.cache_salt, i, {});
-  r.extra_key = value_or<std::string>(body.extra_key, i, {});
-  if (!salt.empty()) r.extra_key += "/" + salt;
+  r.extra_key = cache_namespace(value_or<std::string>(body.extra_key, i, {}),
+                                value_or<std::string>(body.cache_salt, i, {}));
   r.session = session_of(body.session, body.session_id);
   return item;
 }

@@ -3,6 +3,7 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/cache_namespace.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -391,10 +392,7 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   GenerateRequest request;
   request.rid = item_text(rid, i);
   if (!request.rid.empty() && !rid.is_list && n > 1) request.rid += fmt::format("_{}", i);
-  request.extra_key = item_text(extra_key, i);
-  if (const std::string salt = item_text(cache_salt, i); !salt.empty()) {
-    request.extra_key += "/" + salt;
-  }
+  request.extra_key = cache_namespace(item_text(extra_key, i), item_text(cache_salt, i));
   request.priority = priority.value_or(0);
   request.sampling = sampling;
   request.session = session_of(session, session_id);

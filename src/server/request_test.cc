@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "base/rng.h"
+#include "server/cache_namespace.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/native_request.h"
@@ -229,6 +230,32 @@ TEST(RequestFuzz, MutatedBodiesAreReadOrRefusedWithAReason) {
     accepted += parse_everything(body);
   }
   EXPECT_GT(accepted, num_rounds / 10);  // the mutations reach beyond the first check
+}
+
+// Whatever key and salt two requests bring, in whichever dialect: they share a namespace exactly
+// when both are equal.
+TEST(CacheNamespace, DifferentKeysAndSaltsNeverMeet) {
+  const std::string parts[] = {"",   "a",  "b",   "/",   "a/b",  "a/",
+                               "/b", "\\", "a\\", "\\/", "\\/b", "//"};
+  std::map<std::string, std::pair<std::string, std::string>> known;
+  for (const std::string& key : parts) {
+    for (const std::string& salt : parts) {
+      const std::string name = cache_namespace(key, salt);
+      const auto [place, added] = known.try_emplace(name, key, salt);
+      ASSERT_TRUE(added) << "(" << key << ", " << salt << ") meets (" << place->second.first << ", "
+                         << place->second.second << ") in " << name;
+      json::object body{{"text", "x"}, {"extra_key", key}, {"cache_salt", salt}};
+      bool malformed = false;
+      const auto native = parse_native(json::serialize(body), malformed);
+      ASSERT_TRUE(native) << native.error().to_string();
+      EXPECT_EQ(native->items.at(0).request.extra_key, name);
+      body = {{"prompt", "x"}, {"extra_key", key}, {"cache_salt", salt}};
+      const auto openai = parse_completion(json::serialize(body), malformed);
+      ASSERT_TRUE(openai) << openai.error().to_string();
+      EXPECT_EQ(openai->make_request(0, 1).extra_key, name);
+    }
+  }
+  EXPECT_EQ(cache_namespace("", ""), "");
 }
 
 TEST(RequestFuzz, DeepNestingIsRefused) {
