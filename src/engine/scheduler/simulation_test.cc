@@ -2,12 +2,18 @@
 // aborts, failures, pools so small that they force eviction and retraction. After every step the
 // invariants hold; at the end each sequence has got one end and exactly the tokens that it gets
 // alone, and every page is back. ESPALIER_SIMULATION_SEEDS runs more than the thousand of a normal
-// test.
+// test; seeds run on as many threads as there are processors, or ESPALIER_SIMULATION_THREADS.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "base/rng.h"
 #include "cache/prefix_cache.h"
@@ -59,12 +65,32 @@ Expected alone(const Client& client) {
   }
 }
 
+// What one life, or many, went through.
+struct Tally {
+  int64_t seeds = 0, windows = 0;  // of them with a sliding window
+  int64_t sequences = 0, lost = 0;
+  int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
+  int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
+
+  Tally& operator+=(const Tally& other) {
+    seeds += other.seeds, windows += other.windows;
+    sequences += other.sequences, lost += other.lost;
+    aborts += other.aborts, failures += other.failures, refusals += other.refusals;
+    retractions += other.retractions, preemptions += other.preemptions;
+    cached_tokens += other.cached_tokens, forced_tokens += other.forced_tokens;
+    forwards_saved += other.forwards_saved;
+    return *this;
+  }
+  int64_t faults() const { return aborts + failures + refusals + retractions; }
+};
+
 class Simulation final : public SequenceObserver {
  public:
   explicit Simulation(uint64_t seed) : rng_(seed) {
     const int32_t page_size = pick({1, 1, 4, 16});
     const int32_t num_pages = static_cast<int32_t>(rng_.between(30, 200)) / page_size + 2;
     const int32_t window = rng_.below(3) == 0 ? pick({1, 3, 8, 40}) : 0;
+    has_window_ = window > 0;
     const int32_t least = std::min(num_pages, (window + page_size - 1) / page_size + 3);
     cache_ = make_prefix_cache(
                  {.num_pages = num_pages,
@@ -110,13 +136,29 @@ class Simulation final : public SequenceObserver {
     check_ends();
     const SchedulerStats stats = scheduler_->stats();
     EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
-    num_retractions = stats.num_retractions;
-    cached_tokens = stats.cached_tokens;
-    forced_tokens = stats.forced_tokens;
-    forwards_saved = stats.forwards_saved;
     EXPECT_EQ(cache_->sizes().in_use(), 0);
     cache_->flush();
     EXPECT_EQ(cache_->sizes().free, cache_->num_pages());
+  }
+
+  Tally tally() const {
+    const SchedulerStats stats = scheduler_->stats();
+    Tally tally{.seeds = 1,
+                .windows = has_window_ ? 1 : 0,
+                .sequences = static_cast<int64_t>(clients_.size()),
+                .retractions = stats.num_retractions,
+                .preemptions = stats.num_preemptions,
+                .cached_tokens = stats.cached_tokens,
+                .forced_tokens = stats.forced_tokens,
+                .forwards_saved = stats.forwards_saved};
+    for (const auto& [id, client] : clients_) {
+      tally.lost += client->num_ends == 0 ? 1 : 0;
+      tally.refusals += client->num_ends < 0 ? 1 : 0;
+      tally.aborts += client->aborted ? 1 : 0;
+      tally.failures +=
+          client->num_ends > 0 && client->reason.type == FinishReason::Type::kError ? 1 : 0;
+    }
+    return tally;
   }
 
   void on_input_logprobs(SequenceId id, int32_t first,
@@ -160,8 +202,6 @@ class Simulation final : public SequenceObserver {
     EXPECT_EQ(stats.completion_tokens, static_cast<int32_t>(client.outputs.size()));
     EXPECT_LT(stats.cached_tokens, stats.prompt_tokens);
   }
-
-  int64_t num_retractions = 0, cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
 
  private:
   int32_t pick(std::initializer_list<int32_t> choices) {
@@ -313,7 +353,7 @@ class Simulation final : public SequenceObserver {
   Rng rng_;
   ManualClock clock_;
   SchedulerConfig config_;
-  bool overlap_ = false;
+  bool overlap_ = false, has_window_ = false;
   std::unique_ptr<PrefixCache> cache_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<FakeExecutor> executor_;
@@ -324,28 +364,61 @@ class Simulation final : public SequenceObserver {
   uint64_t num_steps_ = 0, num_committed_ = 0;
 };
 
+uint64_t number_in(const char* variable, uint64_t otherwise) {
+  const char* setting = std::getenv(variable);
+  return setting == nullptr ? otherwise : std::strtoull(setting, nullptr, 10);
+}
+
+// Each thread takes the next seed until none is left or one has failed.
+Tally run_seeds(uint64_t first, uint64_t end, uint64_t num_threads) {
+  std::atomic<uint64_t> next = first;
+  std::mutex mutex;
+  Tally total;
+  const auto work = [&] {
+    Tally own;
+    for (uint64_t seed = next++; seed < end && !testing::Test::HasFailure(); seed = next++) {
+      SCOPED_TRACE(testing::Message() << "ESPALIER_SIMULATION_SEED=" << seed);
+      Simulation simulation(seed);
+      simulation.run();
+      own += simulation.tally();
+    }
+    const std::lock_guard lock(mutex);
+    total += own;
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  return total;
+}
+
 TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
-  const char* setting = std::getenv("ESPALIER_SIMULATION_SEEDS");
-  const uint64_t num_seeds = setting == nullptr ? 1000 : std::strtoull(setting, nullptr, 10);
-  const char* one = std::getenv("ESPALIER_SIMULATION_SEED");  // to look at one that failed
-  const uint64_t first = one == nullptr ? 1 : std::strtoull(one, nullptr, 10);
-  int64_t num_retractions = 0, cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
-  for (uint64_t seed = first; seed < first + (one == nullptr ? num_seeds : 1); ++seed) {
-    SCOPED_TRACE(testing::Message() << "ESPALIER_SIMULATION_SEED=" << seed);
-    Simulation simulation(seed);
-    simulation.run();
-    if (testing::Test::HasFailure()) return;
-    num_retractions += simulation.num_retractions;
-    cached_tokens += simulation.cached_tokens;
-    forced_tokens += simulation.forced_tokens;
-    forwards_saved += simulation.forwards_saved;
+  if (const uint64_t one = number_in("ESPALIER_SIMULATION_SEED", 0); one != 0) {  // that failed
+    run_seeds(one, one + 1, 1);
+    return;
   }
-  if (one != nullptr) return;
+  const uint64_t num_seeds = number_in("ESPALIER_SIMULATION_SEEDS", 1000);
+  const uint64_t num_threads =
+      number_in("ESPALIER_SIMULATION_THREADS", std::max(1u, std::thread::hardware_concurrency()));
+  const Tally tally = run_seeds(1, num_seeds + 1, num_threads);
+  std::printf(
+      "%lld seeds (%lld with a sliding window) on %llu threads: %lld sequences, %lld faults "
+      "(%lld aborts, %lld failing lanes, %lld refusals, %lld retractions, %lld of them "
+      "preemptions), %lld lost\n",
+      static_cast<long long>(tally.seeds), static_cast<long long>(tally.windows),
+      static_cast<unsigned long long>(num_threads), static_cast<long long>(tally.sequences),
+      static_cast<long long>(tally.faults()), static_cast<long long>(tally.aborts),
+      static_cast<long long>(tally.failures), static_cast<long long>(tally.refusals),
+      static_cast<long long>(tally.retractions), static_cast<long long>(tally.preemptions),
+      static_cast<long long>(tally.lost));
+  EXPECT_EQ(tally.lost, 0);
   // The pools are small enough and the prompts alike enough for the test to mean something.
-  EXPECT_GT(num_retractions, static_cast<int64_t>(num_seeds) / 2);
-  EXPECT_GT(cached_tokens, static_cast<int64_t>(num_seeds) * 20);
-  EXPECT_GT(forced_tokens, static_cast<int64_t>(num_seeds) * 10);
-  EXPECT_GT(forwards_saved, forced_tokens / 2);
+  const auto count = static_cast<int64_t>(num_seeds);
+  EXPECT_EQ(tally.seeds, count);
+  EXPECT_GT(tally.retractions, count / 2);
+  EXPECT_GT(tally.cached_tokens, count * 20);
+  EXPECT_GT(tally.forced_tokens, count * 10);
+  EXPECT_GT(tally.forwards_saved, tally.forced_tokens / 2);
 }
 
 }  // namespace
