@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <fstream>
@@ -183,7 +184,9 @@ void fuzz(uint64_t seed, int32_t page_size, bool disable_radix_cache) {
 }
 
 TEST(PrefixCache, RandomSequencesReadTheirOwnTokens) {
-  for (uint64_t seed = 1; seed <= 30; ++seed) {
+  const char* scale = std::getenv("ESPALIER_FUZZ_SCALE");
+  const uint64_t num_seeds = 30 * (scale == nullptr ? 1 : std::strtoull(scale, nullptr, 10));
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     fuzz(seed, std::array{1, 4, 16}[seed % 3], seed % 10 == 0);
     if (testing::Test::HasFailure()) return;
   }

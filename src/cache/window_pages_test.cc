@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <deque>
 #include <list>
 #include <map>
@@ -191,7 +192,9 @@ void fuzz(uint64_t seed) {
 }
 
 TEST(WindowPages, RandomSequencesReadTheirOwnTokens) {
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  const char* scale = std::getenv("ESPALIER_FUZZ_SCALE");
+  const uint64_t num_seeds = 60 * (scale == nullptr ? 1 : std::strtoull(scale, nullptr, 10));
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     fuzz(seed);
     if (testing::Test::HasFailure()) return;
   }
