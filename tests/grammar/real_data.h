@@ -2,14 +2,19 @@
 // absent a test skips aloud, or fails with ESPALIER_REQUIRE_DATA=1.
 #pragma once
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/open_tokenizer.h"
@@ -36,6 +41,52 @@ inline int64_t count_from_environment(const char* name, int64_t otherwise) {
   const char* stated = std::getenv(name);
   return stated != nullptr ? std::atoll(stated) : otherwise;
 }
+
+// ESPALIER_TEST_THREADS, else one for each core.
+inline int num_threads() {
+  const auto cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+  return static_cast<int>(
+      std::max<int64_t>(1, count_from_environment("ESPALIER_TEST_THREADS", cores)));
+}
+
+// `work(i)` for i = 0, 1, ... on `threads_wanted` threads until it answers false; calls under way
+// are finished. What i does must not depend on the other calls.
+inline void in_parallel(const std::function<bool(int64_t)>& work,
+                        int threads_wanted = num_threads()) {
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> done{false};
+  const auto run = [&] {
+    while (!done) {
+      if (!work(next++)) done = true;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < threads_wanted; ++i) threads.emplace_back(run);
+  run();
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Says on stderr how far a long run is, at most every two seconds. Thread-safe.
+class Progress {
+ public:
+  Progress(std::string what, int64_t of) : what_(std::move(what)), of_(of) {}
+  void at(int64_t count) {
+    using namespace std::chrono;
+    const int64_t now = duration_cast<milliseconds>(steady_clock::now() - start_).count();
+    int64_t last = last_;
+    if (now - last < 2000 || !last_.compare_exchange_strong(last, now)) return;
+    fmt::print(stderr, "{}: {} of {} after {} s\n", what_, count, of_, now / 1000);
+  }
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  const std::string what_;
+  const int64_t of_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<int64_t> last_{0};
+};
 
 inline std::string read_xz(const std::filesystem::path& path) {
   std::string out;

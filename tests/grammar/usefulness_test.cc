@@ -3,10 +3,15 @@
 // writes freely for a while and is then asked to come to an end, as max_tokens would have it; what
 // does not end, or can go no way on, is counted.
 //   ESPALIER_GENERATE_SCHEMAS   how many (a normal run: a few dozens; tools/long_tests: 10000)
+//   ESPALIER_MODEL_SCHEMAS      how many of them for the model that ships
+//   ESPALIER_TEST_THREADS       on so many threads (all cores)
+//   ESPALIER_CASE_SECONDS       a schema that takes longer is left and counted
+//   ESPALIER_VERBOSE=1          names those that did not end
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
 #include <map>
+#include <mutex>
 
 #include "base/rng.h"
 #include "engine/engine.h"
@@ -21,15 +26,24 @@ namespace json = boost::json;
 
 struct Outcomes {
   int64_t ended = 0, invalid = 0, unparsable = 0, unfinished = 0, stuck = 0, refused = 0;
-  int64_t stuck_unchecked = 0;
+  int64_t stuck_unchecked = 0, slow = 0;
   int64_t tokens = 0;
+  void operator+=(const Outcomes& b) {
+    ended += b.ended, invalid += b.invalid, unparsable += b.unparsable, tokens += b.tokens;
+    unfinished += b.unfinished, stuck += b.stuck, refused += b.refused, slow += b.slow;
+    stuck_unchecked += b.stuck_unchecked;
+  }
+  int64_t all() const { return ended + unfinished + stuck + stuck_unchecked + refused + slow; }
   void print(const char* who) const {
     fmt::print(
-        "{}: {} outputs ended ({} tokens): {} do not parse, {} are invalid; {} not ended when "
-        "their "
-        "tokens were, {} stuck where a value is judged at its end ({} elsewhere); {} schemas "
-        "refused\n",
-        who, ended, tokens, unparsable, invalid, unfinished, stuck, stuck_unchecked, refused);
+        "{}: {} schemas: {} outputs ended ({} valid, {} invalid, {} do not parse; {} tokens); {} "
+        "not "
+        "ended when their tokens were; {} dead ends where a value is judged at its end, {} "
+        "elsewhere; "
+        "{} ended by their time; {} schemas refused\n",
+        who, all(), ended, ended - invalid - unparsable, invalid, unparsable, tokens, unfinished,
+        stuck, stuck_unchecked, slow, refused);
+    std::fflush(stdout);
   }
 };
 
@@ -66,11 +80,15 @@ class RandomModel {
       if (trie.bytes(t).size() == 1) by_byte_[static_cast<uint8_t>(trie.bytes(t)[0])] = t;
   }
 
-  enum class End : uint8_t { kEnded, kUnfinished, kStuck };
+  enum class End : uint8_t { kEnded, kUnfinished, kStuck, kSlow };
   End generate(const std::shared_ptr<grammar::CompiledGrammar>& compiled, int free_tokens,
                int tokens_max, std::string& text, int64_t& tokens) {
     grammar::Matcher matcher(compiled);
+    const auto start = std::chrono::steady_clock::now();
+    const std::chrono::seconds limit(
+        real_data::count_from_environment("ESPALIER_CASE_SECONDS", 20));
     for (int i = 0; i < tokens_max; ++i, ++tokens) {
+      if (std::chrono::steady_clock::now() - start > limit) return End::kSlow;
       if (!matcher.fill_mask(words_)) return End::kStuck;
       const TokenId token = i < free_tokens ? any_token() : towards_the_end(matcher, text);
       if (token < 0) return End::kStuck;
@@ -129,6 +147,42 @@ class RandomModel {
   std::map<uint8_t, TokenId> by_byte_;
 };
 
+Outcomes random_answer(const std::string& line, uint64_t seed,
+                       const std::shared_ptr<const grammar::TokenTrie>& trie) {
+  Outcomes sum;
+  const json::value entry = json::parse(line, {}, {.max_depth = 500});
+  const std::string schema = json::serialize(entry.at("schema"));
+  const std::string_view name = entry.at("name").as_string();
+  const auto compiled =
+      compile_grammar({.kind = grammar::GrammarSpec::Kind::kJsonSchema, .source = schema}, trie);
+  if (!compiled) {
+    ++sum.refused;
+    return sum;
+  }
+  std::string text;
+  const char* end = "";
+  switch (RandomModel(*trie, seed).generate(*compiled, 24, 1500, text, sum.tokens)) {
+    case RandomModel::End::kEnded:
+      count(name, schema, text, sum);
+      break;
+    case RandomModel::End::kUnfinished:
+      ++sum.unfinished;
+      end = "unfinished";
+      break;
+    case RandomModel::End::kStuck:
+      ++((*compiled)->network().checks.empty() ? sum.stuck_unchecked : sum.stuck);
+      end = "stuck";
+      break;
+    case RandomModel::End::kSlow:
+      ++sum.slow;
+      end = "slow";
+      break;
+  }
+  if (*end != 0 && getenv("ESPALIER_VERBOSE") != nullptr)
+    fmt::print("{}: {}: {}\n", end, name, text);
+  return sum;
+}
+
 TEST(Usefulness, RandomLogitsUnderRealSchemas) {
   const std::filesystem::path schemas = real_data::folder() / "maskbench_dev.jsonl.xz";
   ESPALIER_NEED(schemas);
@@ -138,35 +192,20 @@ TEST(Usefulness, RandomLogitsUnderRealSchemas) {
   const real_data::Vocabulary vocabulary =
       real_data::load_vocabulary(wanted > 1000 ? "llama3_128k.tiktoken.xz" : "tokenizer.model.v1");
   ASSERT_NE(vocabulary.trie, nullptr);
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  RandomModel model(*vocabulary.trie, seed);
   Outcomes sum;
-  for (int64_t i = 0; i < wanted; ++i) {
-    const json::value entry =
-        json::parse(lines[static_cast<size_t>(i * 97) % lines.size()], {}, {.max_depth = 500});
-    const std::string schema = json::serialize(entry.at("schema"));
-    const std::string_view name = entry.at("name").as_string();
-    const auto compiled = compile_grammar(
-        {.kind = grammar::GrammarSpec::Kind::kJsonSchema, .source = schema}, vocabulary.trie);
-    if (!compiled) {
-      ++sum.refused;
-      continue;
-    }
-    std::string text;
-    switch (model.generate(*compiled, 24, 1500, text, sum.tokens)) {
-      case RandomModel::End::kEnded:
-        count(name, schema, text, sum);
-        break;
-      case RandomModel::End::kUnfinished:
-        ++sum.unfinished;
-        if (getenv("ESPALIER_VERBOSE") != nullptr) fmt::print("unfinished: {}: {}\n", name, text);
-        break;
-      case RandomModel::End::kStuck:
-        ++((*compiled)->network().checks.empty() ? sum.stuck_unchecked : sum.stuck);
-        if (getenv("ESPALIER_VERBOSE") != nullptr) fmt::print("stuck: {}: {}\n", name, text);
-        break;
-    }
-  }
+  std::mutex sum_mutex;
+  real_data::Progress progress("random logits", wanted);
+  real_data::in_parallel([&](int64_t i) {
+    if (i >= wanted) return false;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ", schema " << i);
+    const Outcomes one =
+        random_answer(lines[static_cast<size_t>(i * 97) % lines.size()],
+                      seed * 1'000'003 + static_cast<uint64_t>(i), vocabulary.trie);
+    const std::lock_guard lock(sum_mutex);
+    sum += one;
+    progress.at(sum.all());
+    return true;
+  });
   sum.print("random logits");
   EXPECT_EQ(sum.stuck_unchecked, 0);
   EXPECT_GT(sum.ended, wanted * 9 / 10);
@@ -176,33 +215,41 @@ TEST(Usefulness, TheModelThatShips) {
   const std::filesystem::path schemas = real_data::folder() / "maskbench_dev.jsonl.xz";
   ESPALIER_NEED(schemas);
   const std::vector<std::string> lines = real_data::lines_of(real_data::read_xz(schemas));
-  const int64_t wanted =
-      std::min<int64_t>(real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 6), 2000);
+  const int64_t wanted = real_data::count_from_environment(
+      "ESPALIER_MODEL_SCHEMAS", real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 6));
   EngineConfig config{.model_path = "share/default_model"};
-  config.max_total_tokens = 8192;
+  config.max_total_tokens = 16384;
   const auto engine = Engine::create(config);
   ASSERT_TRUE(engine) << engine.error().to_string();
   Outcomes sum;
-  for (int64_t i = 0; i < wanted; ++i) {
-    const json::value entry =
-        json::parse(lines[static_cast<size_t>(i * 89) % lines.size()], {}, {.max_depth = 500});
-    const std::string schema = json::serialize(entry.at("schema"));
-    const auto answer = (*engine)->generate({.text = "Hermione Granger:",
-                                             .sampling = {.max_new_tokens = 120,
-                                                          .temperature = 1.0f,
-                                                          .sampling_seed = i,
-                                                          .json_schema = schema}});
-    if (!answer) {
-      ++sum.refused;
-      continue;
-    }
-    sum.tokens += static_cast<int64_t>(answer->output_ids.size());
-    if (answer->finish.type == FinishReason::Type::kStop) {
-      count(entry.at("name").as_string(), schema, answer->text, sum);
-    } else {
-      ++sum.unfinished;
-    }
-  }
+  std::mutex sum_mutex;
+  real_data::Progress progress("the model that ships", wanted);
+  real_data::in_parallel(
+      [&](int64_t i) {
+        if (i >= wanted) return false;
+        const json::value entry =
+            json::parse(lines[static_cast<size_t>(i * 89) % lines.size()], {}, {.max_depth = 500});
+        const std::string schema = json::serialize(entry.at("schema"));
+        const auto answer = (*engine)->generate({.text = "Hermione Granger:",
+                                                 .sampling = {.max_new_tokens = 120,
+                                                              .temperature = 1.0f,
+                                                              .sampling_seed = i,
+                                                              .json_schema = schema}});
+        const std::lock_guard lock(sum_mutex);
+        progress.at(sum.all());
+        if (!answer) {
+          ++sum.refused;
+          return true;
+        }
+        sum.tokens += static_cast<int64_t>(answer->output_ids.size());
+        if (answer->finish.type == FinishReason::Type::kStop) {
+          count(entry.at("name").as_string(), schema, answer->text, sum);
+        } else {
+          ++sum.unfinished;
+        }
+        return true;
+      },
+      4 * real_data::num_threads());
   sum.print("the model that ships");
   EXPECT_GT(sum.ended, 0);
 }
