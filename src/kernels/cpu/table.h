@@ -85,6 +85,9 @@ inline constexpr int64_t kAttentionStateHeader = 16;
 // kv_heads * tokens * group at most, unless kv_heads and tokens are 1.
 inline constexpr int64_t kAttentionTileRows = 64;
 
+// From so many rows on, quantised weights are multiplied by tiles where there are some.
+inline constexpr int64_t kBlockTileRows = 5;
+
 struct CpuTable {
   LinearFn linear_f32;
   LinearFn linear_bf16;
@@ -95,6 +98,9 @@ struct CpuTable {
   // bytes (block_layout.h).
   LinearFn linear_blocks[kNumBlockFormats];
   PrepareFn prepare_blocks;
+  // Null, or what takes its place from kBlockTileRows rows on; the rows are rounded up to
+  // kRowGroup and take as much room.
+  PrepareFn prepare_block_tiles = nullptr;
 
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t dim, float* y);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
@@ -138,6 +144,7 @@ extern const LinearFn kLinearAvx512Bf16;
 extern const PrepareFn kPrepareAvx512Bf16;
 extern const LinearFn kLinearBlocksVnni[kNumBlockFormats];
 extern const LinearFn kLinearBlocksAmx[kNumBlockFormats];
+extern const PrepareFn kPrepareBlocksAmx;
 extern const LinearFn kLinearAmx;
 extern const PrepareFn kPrepareAmx;
 

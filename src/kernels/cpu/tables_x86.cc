@@ -17,6 +17,12 @@ CpuTable with_blocks(CpuTable table, const LinearFn (&blocks)[kNumBlockFormats])
   return table;
 }
 
+CpuTable with_block_tiles(CpuTable table, const LinearFn (&blocks)[kNumBlockFormats],
+                          PrepareFn prepare) {
+  table.prepare_block_tiles = prepare;
+  return with_blocks(table, blocks);
+}
+
 CpuTable with_linear_bf16(CpuTable table, LinearFn linear, PrepareFn prepare) {
   table.linear_bf16 = linear;
   table.prepare_bf16 = prepare;
@@ -65,8 +71,8 @@ const CpuTable& table_for(CpuIsa isa) {
   static const CpuTable avx512vnni = with_blocks(kAvx512Table, kLinearBlocksVnni);
   static const CpuTable avx512bf16 =
       with_linear_bf16(avx512vnni, kLinearAvx512Bf16, kPrepareAvx512Bf16);
-  static const CpuTable amx =
-      with_linear_bf16(with_blocks(kAvx512Table, kLinearBlocksAmx), kLinearAmx, kPrepareAmx);
+  static const CpuTable amx = with_linear_bf16(
+      with_block_tiles(kAvx512Table, kLinearBlocksAmx, kPrepareBlocksAmx), kLinearAmx, kPrepareAmx);
   switch (isa) {
     case CpuIsa::kPlain:
       return kPlainTable;

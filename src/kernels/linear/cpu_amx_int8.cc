@@ -5,8 +5,12 @@
 // For kGroup units and kSlice inputs at a time the weights are unpacked to signed bytes and float32
 // scales (11 KiB a unit, in the second cache), which every 16 rows then use: a tile product of a
 // block of 32 inputs (or two, of 16) leaves whole numbers in memory, and vectors scale them and add
-// them to 16 sums that stay in registers over the slice. The products of the next block run
-// meanwhile. A block costs the tiles about 16 cycles and the vectors 16 x (convert, scale, add).
+// them to 16 sums that stay in registers over the slice. The products of the next blocks run
+// meanwhile. A block costs the tiles about 32 cycles (product, store) and the vectors 26
+// (16 x convert, scale, add), which were seen to add up rather than overlap.
+//
+// Activations of 16 rows lie together (prepare_block_tiles), so that they are read as one stream
+// and do not fall upon the same few lines of the first cache, as rows of 12 KiB did.
 #include "kernels/cpu/bytes_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/linear/cpu_blocks_impl.h"
@@ -14,13 +18,14 @@
 namespace espalier::kernels {
 namespace {
 
-constexpr int64_t kFewRows = 4;  // up to here VNNI is faster
 constexpr int64_t kGroup = 8;    // units
 constexpr int64_t kSlice = 256;  // inputs
 constexpr int64_t kSliceBlocks = kSlice / kBlockInputs;
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileSums = kTileRows * kUnitOutputs;  // of one unit
 constexpr int64_t kRowsAtOnce = 896;
+constexpr int64_t kTurns = 4;  // products of blocks that wait for the vectors, and room
+constexpr int64_t kTurnsAhead = 2;
 
 // A slice of a unit.
 struct alignas(64) UnpackedUnit {
@@ -32,18 +37,51 @@ struct alignas(64) UnpackedUnit {
 struct alignas(64) Scratch {
   float sums[kRowsAtOnce / kTileRows * kGroup * kTileSums];  // [row tile][unit][16][32]
   UnpackedUnit units[kGroup];
-  int32_t products[2][2][kTileRows * 16];  // in turns; of each half
+  int32_t products[kTurns][2][kTileRows * 16];  // in turns; of each half
 };
 static_assert(sizeof(Scratch) <= kLinearScratchBytes);
+
+// prepared, for each 16 rows, 24 padded_in bytes apart: [padded_in / 32][16][32] int8, then
+// [padded_in / 32][16] float32 of scales, then as many sums of the values times scale.
+void prepare_block_tiles(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
+                         int64_t in_features, int64_t padded_in, void* prepared) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const float* from = x + row * x_stride;
+    const int64_t in_tile = row % kTileRows;
+    auto* tile = static_cast<int8_t*>(prepared) + row / kTileRows * (24 * padded_in);
+    auto* scales = reinterpret_cast<float*>(tile + kTileRows * padded_in) + in_tile;
+    float* scaled_sums = scales + padded_in / 2;
+    for (int64_t in = 0; in < padded_in; in += kBlockInputs) {
+      int8_t* values = tile + (in * kTileRows + in_tile * kBlockInputs);
+      ActivationBlock about;
+      if (in + kBlockInputs <= in_features) {
+        round_block(from + in, values, &about);
+      } else {
+        float part[kBlockInputs] = {};
+        for (int64_t i = in; i < in_features; ++i) part[i - in] = from[i];
+        round_block(part, values, &about);
+      }
+      scales[in / 2] = about.scale;
+      scaled_sums[in / 2] = about.scaled_sum;
+    }
+  }
+}
+
+// Where a unit's weights begin from a block on that is the first of a chunk.
+template <BlockFormat kFormat>
+inline const std::byte* slice_of(const LinearTask& task, int64_t unit, int64_t first_block) {
+  constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
+  constexpr int64_t kChunkBlocks = kLayout.chunk / kBlockInputs;
+  return task.weights + static_cast<size_t>(unit) * task.unit_bytes +
+         first_block / kChunkBlocks * kLayout.chunk_bytes;
+}
 
 template <BlockFormat kFormat>
 void unpack(const LinearTask& task, int64_t unit, int64_t first_block, int64_t blocks,
             UnpackedUnit& out) {
   using namespace simd;
   constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
-  constexpr int64_t kChunkBlocks = kLayout.chunk / kBlockInputs;
-  const std::byte* w = task.weights + static_cast<size_t>(unit) * task.unit_bytes +
-                       first_block / kChunkBlocks * kLayout.chunk_bytes;
+  const std::byte* w = slice_of<kFormat>(task, unit, first_block);
   F d[2] = {zero(), zero()}, dmin[2] = {zero(), zero()};
   if constexpr (kLayout.header_bytes > 0) {  // a slice is one chunk
     for (int64_t panel = 0; panel < 2; ++panel) {
@@ -97,65 +135,81 @@ inline void configure_tiles(int64_t group) {
 
 // 16 rows of activations by one panel of a block.
 template <BlockFormat kFormat>
-inline void multiply_tile(const int8_t* x, int64_t x_stride, const int8_t* values,
+inline void multiply_tile(const int8_t* x, const int8_t* values,
                           int32_t (&products)[2][kTileRows * 16]) {
   _tile_zero(0);
-  _tile_loadd(4, x, x_stride);
+  _tile_loadd(4, x, kBlockInputs);
   _tile_loadd(6, values, 64);
   _tile_dpbssd(0, 4, 6);
   _tile_stored(0, products[0], 64);
   if constexpr (kLayoutOf<kFormat>.group == 16) {
     _tile_zero(1);
-    _tile_loadd(5, x + 16, x_stride);
+    _tile_loadd(5, x + 16, kBlockInputs);
     _tile_loadd(7, values + 4 * kVectorBytes, 64);
     _tile_dpbssd(1, 5, 7);
     _tile_stored(1, products[1], 64);
   }
 }
 
+// A slice of 16 rows of activations.
+struct Activations {
+  const int8_t* values;      // [blocks][16][32]
+  const float* scales;       // [blocks][16]
+  const float* scaled_sums;  // the same
+};
+
+inline Activations activations_of(const LinearTask& task, int64_t row, int64_t first_block) {
+  const int64_t padded_in = task.prepared_stride / 3 * 2;  // of the activations
+  const auto* tile = static_cast<const int8_t*>(task.prepared) + row * task.prepared_stride;
+  const auto* scales =
+      reinterpret_cast<const float*>(tile + kTileRows * padded_in) + first_block * kTileRows;
+  return {tile + first_block * (kTileRows * kBlockInputs), scales, scales + padded_in / 2};
+}
+
 // 16 rows by one panel of a unit over a slice; sums: [16][32], at the panel's first.
+// next: null, or packed weights to ask memory for, an eighth of next_bytes with each block.
 // Kept out of line: 16 sums and what they are made of take all registers.
 template <BlockFormat kFormat>
-__attribute__((noinline)) void multiply_panel(const LinearTask& task, int64_t row,
-                                              int64_t first_block, int64_t blocks,
+__attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t blocks,
                                               const UnpackedUnit& unit, int64_t panel,
-                                              int32_t (&products)[2][2][kTileRows * 16],
-                                              float* sums) {
+                                              int32_t (&products)[kTurns][2][kTileRows * 16],
+                                              float* sums, const std::byte* next) {
   using namespace simd;
   constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
-  const int64_t stride = task.prepared_stride, output = panel * kPanelOutputs;
-  const auto* x = static_cast<const int8_t*>(task.prepared) + row * stride;
-  const std::byte* about = reinterpret_cast<const std::byte*>(x + stride / 3 * 2) +
-                           first_block * static_cast<int64_t>(sizeof(ActivationBlock));
-  x += first_block * kBlockInputs;
+  constexpr int64_t kTileBytes = kTileRows * kBlockInputs;
+  const int64_t output = panel * kPanelOutputs;
   F s[kTileRows];
 #pragma GCC unroll 16
-  for (int64_t r = 0; r < kTileRows; ++r) {
-    s[r] = first_block == 0 ? zero() : load(sums + r * kUnitOutputs);
+  for (int64_t r = 0; r < kTileRows; ++r) s[r] = first ? zero() : load(sums + r * kUnitOutputs);
+  for (int64_t block = 0; block < kTurnsAhead && block < blocks; ++block) {
+    multiply_tile<kFormat>(x.values + block * kTileBytes, unit.values[block][panel],
+                           products[block]);
   }
-  multiply_tile<kFormat>(x, stride, unit.values[0][panel], products[0]);
-  for (int64_t block = 0; block < blocks; ++block, about += sizeof(ActivationBlock)) {
-    if (block + 1 < blocks) {
-      multiply_tile<kFormat>(x + (block + 1) * kBlockInputs, stride, unit.values[block + 1][panel],
-                             products[(block + 1) % 2]);
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (next != nullptr) {
+      for (int64_t line = 0; line < kLayout.block_bytes / 2; line += 64) {
+        prefetch(next + block * kLayout.block_bytes / 2 + line);
+      }
+    }
+    if (const int64_t later = block + kTurnsAhead; later < blocks) {
+      multiply_tile<kFormat>(x.values + later * kTileBytes, unit.values[later][panel],
+                             products[later % kTurns]);
     }
     for (int half = 0; half < kBlockInputs / kLayout.group; ++half) {
       const F scale = load(unit.scales[block][half] + output);
-      const int32_t* of_half = products[block % 2][half];
+      const int32_t* of_half = products[block % kTurns][half];
+      const float* scales = x.scales + block * kTileRows;
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
-        const auto* of_row = reinterpret_cast<const ActivationBlock*>(about + r * stride);
-        s[r] = fma(to_floats(_mm512_load_si512(of_half + r * 16)), mul(scale, set1(of_row->scale)),
-                   s[r]);
+        s[r] =
+            fma(to_floats(_mm512_load_si512(of_half + r * 16)), mul(scale, set1(scales[r])), s[r]);
       }
     }
     if constexpr (kLayout.minima) {
       const F minimum = load(unit.minima[block] + output);
+      const float* scaled_sums = x.scaled_sums + block * kTileRows;
 #pragma GCC unroll 16
-      for (int64_t r = 0; r < kTileRows; ++r) {
-        const auto* of_row = reinterpret_cast<const ActivationBlock*>(about + r * stride);
-        s[r] = fnma(minimum, set1(of_row->scaled_sum), s[r]);
-      }
+      for (int64_t r = 0; r < kTileRows; ++r) s[r] = fnma(minimum, set1(scaled_sums[r]), s[r]);
     }
   }
 #pragma GCC unroll 16
@@ -187,11 +241,17 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
     }
     for (int64_t row = row_begin; row < row_end; row += kTileRows) {
       float* sums = scratch.sums + (row - row_begin) / kTileRows * kGroup * kTileSums;
+      const Activations x = activations_of(task, row, first);
       for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+        // With the last rows, the weights of the slice after this one are asked for.
+        const std::byte* next =
+            row + kTileRows < row_end ? nullptr : slice_of<kFormat>(task, unit, first + blocks);
         for (int64_t panel = 0; panel < 2; ++panel) {
-          multiply_panel<kFormat>(task, row, first, blocks, scratch.units[unit - unit_begin], panel,
-                                  scratch.products,
-                                  sums + (unit - unit_begin) * kTileSums + panel * kPanelOutputs);
+          multiply_panel<kFormat>(
+              x, first == 0, blocks, scratch.units[unit - unit_begin], panel, scratch.products,
+              sums + (unit - unit_begin) * kTileSums + panel * kPanelOutputs,
+              next == nullptr ? next
+                              : next + panel * (blocks * kLayoutOf<kFormat>.block_bytes / 2));
         }
       }
       if (first + blocks == all_blocks) finish_tile(task, row, row_end, unit_begin, unit_end, sums);
@@ -201,11 +261,13 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
 
 template <BlockFormat kFormat>
 void linear_tiles_int8(const LinearTask& task, int64_t unit_begin, int64_t unit_end, void* memory) {
-  if (task.rows <= kFewRows) return linear_blocks<kFormat>(task, unit_begin, unit_end, memory);
+  if (task.rows < kBlockTileRows) return linear_blocks<kFormat>(task, unit_begin, unit_end, memory);
   auto& scratch = *static_cast<Scratch*>(memory);
   configure_tiles(kLayoutOf<kFormat>.group);
-  for (int64_t unit = unit_begin; unit < unit_end; unit += kGroup) {
-    const int64_t end = unit + kGroup < unit_end ? unit + kGroup : unit_end;
+  // What 16 rows alone unpack is used once: a unit at a time, it stays in the first cache.
+  const int64_t group = task.rows <= kTileRows ? 1 : kGroup;
+  for (int64_t unit = unit_begin; unit < unit_end; unit += group) {
+    const int64_t end = unit + group < unit_end ? unit + group : unit_end;
     for (int64_t row = 0; row < task.rows; row += kRowsAtOnce) {
       const int64_t row_end = row + kRowsAtOnce < task.rows ? row + kRowsAtOnce : task.rows;
       multiply_group<kFormat>(task, row, row_end, unit, end, scratch);
@@ -216,6 +278,7 @@ void linear_tiles_int8(const LinearTask& task, int64_t unit_begin, int64_t unit_
 
 }  // namespace
 
+constinit const PrepareFn kPrepareBlocksAmx = prepare_block_tiles;
 constinit const LinearFn kLinearBlocksAmx[kNumBlockFormats] = {
     linear_tiles_int8<BlockFormat::kQ8_0>, linear_tiles_int8<BlockFormat::kQ4_0>,
     linear_tiles_int8<BlockFormat::kQ4_1>, linear_tiles_int8<BlockFormat::kQ5_0>,

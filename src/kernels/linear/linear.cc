@@ -37,9 +37,12 @@ Scratch scratch_for(CpuBackend& backend, int64_t rows, int64_t row_bytes) {
 
 // Rounds the activations once for all units.
 void prepare(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args, void* prepared) {
+  const CpuTable& table = backend.table();
+  const bool tiles = table.prepare_block_tiles != nullptr && args.rows >= kBlockTileRows;
+  const PrepareFn prepare_rows = !w.quantized() ? table.prepare_bf16
+                                 : tiles        ? table.prepare_block_tiles
+                                                : table.prepare_blocks;
   const auto part = [&](int64_t begin, int64_t end) {
-    const PrepareFn prepare_rows =
-        w.quantized() ? backend.table().prepare_blocks : backend.table().prepare_bf16;
     prepare_rows(args.x, args.x_stride, begin, end, w.in_features(),
                  round_up(w.in_features(), w.quantized() ? 256 : 32), prepared);
   };
