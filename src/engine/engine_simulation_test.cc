@@ -1,0 +1,397 @@
+// Many short lives of a whole engine, each from one seed: requests and sessions that come while
+// others run, forks of one prompt, aborts, lanes that fail, pauses with and without a flush, pools
+// so small that they force eviction and retraction. Whoever acts does so on the loop's own thread,
+// from inside the wait for a step, and so at the same step in every run of a seed; only pauses,
+// which block their caller, come from outside when they come. At the end every sample has had one
+// end and exactly the tokens that its prompt gets alone, and every page is back.
+// ESPALIER_SIMULATION_SEEDS runs more; ESPALIER_SIMULATION_SEED=N runs one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "base/rng.h"
+#include "engine/test_engine.h"
+
+namespace espalier {
+namespace {
+
+using Tokens = std::vector<TokenId>;
+
+// What the model says: an end now and then, and now and then it fails.
+constexpr uint64_t kEndEvery = 31, kFailEvery = 211;
+Result<TokenId> next_of(uint64_t history) {
+  const uint64_t draw = mix64(history ^ 0x5e55);
+  if (draw % kFailEvery == 0) return fail(error(StatusCode::kInternal, "the lane has failed"));
+  if (draw % kEndEvery == 1) return kByteEosId;
+  return 'a' + NullExecutor::uniform_token(history, 26);
+}
+
+// Runs `act` on the loop's thread, each time a step is waited for.
+class ActingExecutor final : public Executor {
+ public:
+  ActingExecutor(NullExecutorConfig config, std::function<void()> act)
+      : device_(std::move(config)), act_(std::move(act)) {}
+  void launch(const ForwardBatch& batch) override { device_.launch(batch); }
+  void provide_masks(uint64_t step, const MaskView& masks) override {
+    device_.provide_masks(step, masks);
+  }
+  const StepResult& wait(uint64_t step) override {
+    act_();
+    return device_.wait(step);
+  }
+
+ private:
+  NullExecutor device_;
+  const std::function<void()> act_;
+};
+
+struct Heard {  // of one sample
+  Tokens ids;
+  int num_ends = 0;
+  FinishReason reason;
+};
+
+struct Asked {
+  std::string rid;
+  std::string session;          // empty: none
+  const Asked* base = nullptr;  // what it continues
+  SessionParams params;
+  Tokens brought;  // its prompt, or what it adds to its base's
+  int32_t max_new_tokens = 0;
+  bool ignore_eos = false;
+  bool may_be_refused = false;  // what it continues may run still
+  bool aborted = false;         // asked for, or replaced
+  std::vector<Heard> samples;
+
+  bool ended() const {
+    return std::ranges::all_of(samples, [](const Heard& h) { return h.num_ends > 0; });
+  }
+  bool failed() const { return samples[0].reason.type == FinishReason::Type::kError; }
+  // Known when what it continues has ended, as it has when this begins.
+  Tokens prompt() const {
+    Tokens tokens;
+    if (base != nullptr) {
+      tokens = base->prompt();
+      if (!params.drop_previous_output)
+        tokens.insert(tokens.end(), base->samples[0].ids.begin(), base->samples[0].ids.end());
+      if (params.offset > 0) tokens.resize(static_cast<size_t>(params.offset));
+    }
+    tokens.insert(tokens.end(), brought.begin(), brought.end());
+    return tokens;
+  }
+};
+
+struct Tally {
+  int64_t seeds = 0, requests = 0, samples = 0, of_sessions = 0, aborts = 0, failures = 0;
+  int64_t refusals = 0, retractions = 0, pauses = 0, flushes = 0, cached_tokens = 0, lost = 0;
+};
+
+class EngineSimulation {
+ public:
+  EngineSimulation(uint64_t seed, Tally& tally) : rng_(seed), tally_(tally) {
+    EngineConfig config;
+    config.page_size = pick({1, 1, 4, 16});
+    config.max_total_tokens = static_cast<int32_t>(rng_.between(160, 600)) / 16 * 16;
+    config.max_running_requests = static_cast<int32_t>(rng_.between(1, 8));
+    config.max_queued_requests = 1000;
+    config.chunked_prefill_size = pick({-1, 8, 16, 64});
+    constexpr const char* kPolicies[] = {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"};
+    config.schedule_policy = kPolicies[rng_.below(std::size(kPolicies))];
+    config.fair_share = rng_.below(3) == 0 ? "tenant" : "none";
+    config.schedule_conservativeness = pick({1, 30, 100}) * 0.01;
+    config.priority_scheduling_preemption_threshold = 1;
+    config.disable_radix_cache = rng_.below(6) == 0;
+    config.disable_overlap_schedule = rng_.below(4) == 0;
+    config.num_cache_events = rng_.below(3) == 0 ? 100 : 0;
+    config.skip_tokenizer_init = true;
+    config.check_invariants = true;
+    config.random_seed = seed;
+    has_priorities_ = config.schedule_policy == "priority";
+    Engine::Parts parts{
+        .executor = std::make_unique<ActingExecutor>(
+            NullExecutorConfig{.vocab_size = kByteVocabSize,
+                               .page_size = config.page_size,
+                               .next_token = [](uint64_t history) { return next_of(history); }},
+            [this] { act(); }),
+        .info = {.vocab_size = kByteVocabSize, .context_length = 150, .eos_ids = {kByteEosId}}};
+    auto engine = Engine::create(config, std::move(parts));
+    EXPECT_TRUE(engine) << engine.error().to_string();
+    engine_ = std::move(*engine);
+    for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
+    for (int i = 0; i < 2; ++i) open_session();
+    num_to_come_ = static_cast<int>(rng_.between(4, 40));
+    num_pauses_to_come_ = rng_.below(4) == 0 ? 3 : 0;
+  }
+
+  void run() {
+    while (num_to_come_ > 0 && !testing::Test::HasFailure()) {
+      // Nothing runs and nothing is in flight, and what comes comes together.
+      ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
+      if (rng_.below(3) == 0) flush();
+      for (int64_t burst = rng_.between(1, 5); burst > 0 && num_to_come_ > 0; --burst) arrive();
+      ASSERT_TRUE(engine_->continue_generation().ok());
+      wait_until_quiet();
+    }
+    ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
+    flush();
+    check();
+  }
+
+ private:
+  int32_t pick(std::initializer_list<int32_t> choices) {
+    return *(choices.begin() + rng_.below(choices.size()));
+  }
+  Tokens random_tokens(int64_t count) {
+    Tokens tokens;
+    for (int64_t i = 0; i < count; ++i) tokens.push_back('a' + static_cast<TokenId>(rng_.below(8)));
+    return tokens;
+  }
+
+  void open_session() {
+    const std::string id = "session" + std::to_string(sessions_.size());
+    ASSERT_TRUE(engine_->open_session({.id = id, .capacity = 100000}));
+    sessions_.push_back(id);
+  }
+
+  // On the loop's thread, while a step runs.
+  void act() {
+    const std::lock_guard lock(mutex_);
+    if (num_live_ == 0) return;  // the step of one that has ended: next is the outside's turn
+    while (num_to_come_ > 0 && rng_.below(6) == 0) arrive();
+    if (rng_.below(12) == 0) abort_one();
+    if (rng_.below(40) == 0) open_session();
+  }
+
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    --num_to_come_;
+    asked_.push_back(std::make_unique<Asked>());
+    Asked& a = *asked_.back();
+    a.rid = "r" + std::to_string(asked_.size());
+    a.brought = families_[rng_.below(families_.size())];
+    a.brought.resize(rng_.below(40));
+    for (const TokenId token : random_tokens(rng_.between(1, 8))) a.brought.push_back(token);
+    a.max_new_tokens = static_cast<int32_t>(rng_.between(0, 40));
+    a.ignore_eos = rng_.below(2) == 0;
+    const bool in_session = rng_.below(3) == 0;
+    a.samples.resize(in_session || rng_.below(4) != 0 ? 1 : static_cast<size_t>(pick({2, 3})));
+    if (in_session) continue_session(a);
+
+    GenerateRequest request{.rid = a.rid, .input_ids = a.brought};
+    request.sampling.max_new_tokens = a.max_new_tokens;
+    request.sampling.ignore_eos = a.ignore_eos;
+    request.sampling.temperature = 0;
+    request.sampling.n = static_cast<int32_t>(a.samples.size());
+    if (has_priorities_) request.priority = static_cast<int32_t>(rng_.between(-1, 1));
+    if (!in_session && rng_.below(4) == 0) request.extra_key = "tenant";
+    if (in_session) request.session = a.params;
+    ++num_live_;
+    const auto rid =
+        engine_->submit(std::move(request), [this, &a](TokenEvent&& e) { hear(a, e); });
+    ASSERT_TRUE(rid) << rid.error().to_string();
+  }
+
+  void continue_session(Asked& a) {
+    a.session = a.params.id = sessions_[rng_.below(sessions_.size())];
+    a.brought.resize(std::min<size_t>(a.brought.size(), 12));
+    std::vector<Asked*> earlier;
+    for (const auto& other : asked_)
+      if (other.get() != &a && other->session == a.session && !other->may_be_refused &&
+          !other->aborted && !(other->ended() && other->failed()))
+        earlier.push_back(other.get());
+    if (earlier.empty() || rng_.below(4) == 0) return;
+    a.base = earlier[rng_.below(earlier.size())];
+    a.params.rid = a.base->rid;
+    a.may_be_refused = !a.base->ended();
+    a.params.drop_previous_output = rng_.below(4) == 0;
+    const size_t length = a.base->ended() ? a.base->prompt().size() : 0;
+    if (length > 1 && rng_.below(4) == 0)
+      a.params.offset = static_cast<int32_t>(rng_.between(1, static_cast<int64_t>(length) - 1));
+  }
+
+  void abort_one() {
+    Asked& a = *asked_[rng_.below(asked_.size())];
+    if (!a.ended()) a.aborted = true;
+    engine_->abort(a.rid, Engine::AbortScope::kExact);
+  }
+
+  void hear(Asked& a, TokenEvent& event) {
+    const std::lock_guard lock(mutex_);
+    Heard& h = a.samples.at(static_cast<size_t>(event.index));
+    EXPECT_EQ(h.num_ends, 0) << a.rid << ": an event after the last one";
+    h.ids.insert(h.ids.end(), event.ids.begin(), event.ids.end());
+    if (!event.finish) return;
+    ++h.num_ends;
+    h.reason = *event.finish;
+    if (a.ended() && --num_live_ == 0) quiet_.notify_all();
+  }
+
+  // Meanwhile generation is paused now and then, and flushed while nothing runs.
+  void wait_until_quiet() {
+    std::unique_lock lock(mutex_);
+    while (num_live_ > 0) {
+      if (num_pauses_to_come_ > 0) {
+        --num_pauses_to_come_;
+        lock.unlock();
+        const bool retract = num_pauses_to_come_ % 2 == 0;
+        EXPECT_TRUE(engine_
+                        ->pause_generation(retract ? Engine::PauseMode::kRetract
+                                                   : Engine::PauseMode::kInPlace)
+                        .ok());
+        ++tally_.pauses;
+        if (retract) flush();
+        EXPECT_TRUE(engine_->continue_generation().ok());
+        lock.lock();
+        continue;
+      }
+      if (!quiet_.wait_for(lock, std::chrono::seconds(30), [&] { return num_live_ == 0; })) {
+        ADD_FAILURE() << num_live_ << " requests are lost";
+        tally_.lost += num_live_;
+        return;
+      }
+    }
+  }
+
+  void flush() {
+    const Status flushed = engine_->flush_cache();
+    EXPECT_TRUE(flushed.ok()) << flushed.to_string();
+    EXPECT_EQ(engine_->stats().kv_tokens_cached, 0);
+    ++tally_.flushes;
+  }
+
+  void check() {
+    const EngineStats stats = engine_->stats();
+    EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+    EXPECT_EQ(stats.kv_tokens_running, 0);
+    EXPECT_EQ(stats.num_sessions, static_cast<int32_t>(sessions_.size()));
+    for (const std::string& id : sessions_) EXPECT_TRUE(engine_->close_session(id).ok());
+    EXPECT_EQ(engine_->stats().num_sessions, 0);
+    ++tally_.seeds;
+    tally_.requests += static_cast<int64_t>(asked_.size());
+    tally_.retractions += stats.num_retractions_total;
+    tally_.cached_tokens += stats.cached_tokens_total;
+    for (const auto& a : asked_) {
+      SCOPED_TRACE(a->rid);
+      tally_.of_sessions += a->session.empty() ? 0 : 1;
+      tally_.aborts += a->aborted ? 1 : 0;
+      for (const Heard& h : a->samples) check_sample(*a, h);
+    }
+  }
+
+  void check_sample(const Asked& a, const Heard& heard) {
+    ++tally_.samples;
+    ASSERT_EQ(heard.num_ends, 1);
+    using Type = FinishReason::Type;
+    if (heard.reason.type == Type::kError && heard.ids.empty() &&
+        heard.reason.status.code() != StatusCode::kInternal) {
+      // Refused: too long for the pool or the context, or what it continues had not ended.
+      ++tally_.refusals;
+      if (heard.reason.status.code() == StatusCode::kFailedPrecondition) {
+        EXPECT_TRUE(a.may_be_refused);
+      } else {
+        EXPECT_EQ(heard.reason.status.code(), StatusCode::kInvalidArgument);
+        EXPECT_TRUE(base_is_gone(a) || static_cast<int32_t>(a.prompt().size()) + a.max_new_tokens >
+                                           std::min(150, engine_->config().max_total_tokens))
+            << heard.reason.status.to_string();
+      }
+      return;
+    }
+    const bool aborted = heard.reason.type == Type::kAbort;
+    EXPECT_EQ(aborted && !a.aborted, false) << "aborted by nobody";
+    Tokens tokens = a.prompt();
+    for (size_t i = 0;; ++i) {
+      if (aborted && i == heard.ids.size()) return;
+      if (i == static_cast<size_t>(a.max_new_tokens)) break;
+      const Result<TokenId> next = next_of(NullExecutor::hash_history(tokens));
+      if (!next) {
+        ASSERT_EQ(heard.ids.size(), i);
+        EXPECT_EQ(heard.reason.type, Type::kError);
+        ++tally_.failures;
+        return;
+      }
+      ASSERT_LT(i, heard.ids.size());
+      ASSERT_EQ(heard.ids[i], *next) << "token " << i;
+      tokens.push_back(*next);
+      if (*next == kByteEosId && !a.ignore_eos && i + 1 < static_cast<size_t>(a.max_new_tokens)) {
+        EXPECT_EQ(heard.ids.size(), i + 1);
+        EXPECT_EQ(heard.reason.type, Type::kStop);
+        return;
+      }
+    }
+    EXPECT_EQ(heard.ids.size(), static_cast<size_t>(a.max_new_tokens));
+    EXPECT_EQ(heard.reason.type, Type::kLength);
+  }
+
+  // It failed, and a request that failed is not of the session.
+  static bool base_is_gone(const Asked& a) { return a.base != nullptr && a.base->failed(); }
+
+  Rng rng_;
+  Tally& tally_;
+  bool has_priorities_ = false;
+  int num_pauses_to_come_ = 0;
+  std::vector<Tokens> families_;
+  std::vector<std::string> sessions_;
+
+  std::recursive_mutex mutex_;  // arrive() is called from act() and from outside
+  std::condition_variable_any quiet_;
+  std::vector<std::unique_ptr<Asked>> asked_;
+  int num_to_come_ = 0, num_live_ = 0;
+  std::unique_ptr<Engine> engine_;  // last: its thread uses all of the above
+};
+
+uint64_t number_in(const char* variable, uint64_t otherwise) {
+  const char* setting = std::getenv(variable);
+  return setting == nullptr ? otherwise : std::strtoull(setting, nullptr, 10);
+}
+
+TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
+  const uint64_t one = number_in("ESPALIER_SIMULATION_SEED", 0);
+  const uint64_t num_seeds = one != 0 ? 1 : number_in("ESPALIER_SIMULATION_SEEDS", 200);
+  const uint64_t first = one != 0 ? one : 1;
+  const uint64_t num_threads = one != 0
+                                   ? 1
+                                   : number_in("ESPALIER_SIMULATION_THREADS",
+                                               std::max(1u, std::thread::hardware_concurrency()));
+  std::atomic<uint64_t> next = first;
+  std::mutex mutex;
+  Tally total;
+  const auto work = [&] {
+    Tally t;
+    for (uint64_t seed = next++; seed < first + num_seeds && !testing::Test::HasFailure();
+         seed = next++) {
+      SCOPED_TRACE(testing::Message() << "ESPALIER_SIMULATION_SEED=" << seed);
+      EngineSimulation(seed, t).run();
+    }
+    const std::lock_guard lock(mutex);
+    total.seeds += t.seeds, total.requests += t.requests, total.samples += t.samples;
+    total.of_sessions += t.of_sessions, total.aborts += t.aborts, total.failures += t.failures;
+    total.refusals += t.refusals, total.retractions += t.retractions, total.pauses += t.pauses;
+    total.flushes += t.flushes, total.cached_tokens += t.cached_tokens, total.lost += t.lost;
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  const auto n = [](int64_t value) { return static_cast<long long>(value); };
+  std::printf(
+      "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
+      "%lld failing lanes, %lld refusals, %lld retractions, %lld pauses, %lld flushes; %lld lost\n",
+      n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
+      n(total.failures), n(total.refusals), n(total.retractions), n(total.pauses), n(total.flushes),
+      n(total.lost));
+  if (one != 0) return;
+  // It means something.
+  const auto count = static_cast<int64_t>(num_seeds);
+  EXPECT_EQ(total.seeds, count);
+  EXPECT_GT(total.of_sessions, count * 2);
+  EXPECT_GT(total.cached_tokens, count * 20);
+  EXPECT_GT(total.aborts + total.failures, count);
+  EXPECT_GT(total.retractions, count / 10);
+}
+
+}  // namespace
+}  // namespace espalier
