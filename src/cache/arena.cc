@@ -58,6 +58,13 @@ Mapping map_zeroed(size_t size_bytes) {
   return Mapping(begin + before, Unmap{size_bytes});
 }
 
+void advise_huge_pages(void* data, size_t size_bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const size_t begin = round_up(address, kHuge), end = (address + size_bytes) / kHuge * kHuge;
+  if (begin < end)
+    madvise(static_cast<std::byte*>(data) + (begin - address), end - begin, MADV_HUGEPAGE);
+}
+
 std::byte* Arena::take(size_t size_bytes) {
   size_bytes = round_up(size_bytes, kLine);
   if (chunks_.empty() || used_bytes_ + size_bytes > chunk_bytes_) {

@@ -22,6 +22,10 @@ using Mapping = std::unique_ptr<std::byte[], Unmap>;
 // where the system has them, and costing memory only where written.
 Mapping map_zeroed(size_t size_bytes);
 
+// The whole huge pages within this memory, which somebody else owns and has not written yet, are
+// made of such where the system has them.
+void advise_huge_pages(void* data, size_t size_bytes);
+
 // Hands out pieces that live as long as it does: 64-byte boundaries, zeros. Chunks grow from 4 KiB
 // to 64 MiB, so a small tree is small. Not thread-safe.
 class Arena {

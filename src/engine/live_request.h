@@ -1,6 +1,7 @@
 // A request from its admission to its last event.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,6 +31,12 @@ struct Sample {
   TokenEvent event;                         // what the caller has not heard yet
   bool has_news = false;                    // it is listed for emission
   bool finished = false;                    // the event is, or was, its last
+
+  // Ahead of its next token: with hundreds of them each is found in a far cache.
+  void prefetch() const {
+    const auto* const begin = reinterpret_cast<const std::byte*>(this);
+    for (size_t at = 0; at < sizeof(*this); at += 64) __builtin_prefetch(begin + at, 1);
+  }
 };
 
 // Made by the thread that submits, then owned by the loop.
@@ -53,6 +60,11 @@ struct LiveRequest {
   TimePoint arrived{};
   std::vector<Sample> samples;  // never resized once the loop has it
   size_t num_unfinished = 0;    // samples whose last event is not out
+
+  void prefetch_sink() const {
+    __builtin_prefetch(&sink);
+    __builtin_prefetch(&num_unfinished);
+  }
 };
 
 }  // namespace espalier

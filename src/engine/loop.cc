@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "engine/embedding.h"
 
@@ -73,6 +74,7 @@ bool EngineLoop::take_inbox() {
   const bool still = idle() || (paused_ && in_flight_ == nullptr && news_.empty());
   const bool park = still && flushes_.empty() && pauses_.empty();
   if (park && config_.check_invariants) scheduler_.check_invariants();
+  if (park && idle()) report_leak();
   const bool stopped = inbox_.take(messages_, park);
   turn_start_ = clock_.now();
   for (Message& message : messages_) std::visit([this](auto& m) { handle(m); }, message);
@@ -80,6 +82,15 @@ bool EngineLoop::take_inbox() {
   answer_pauses();
   answer_flushes();
   return !stopped || !idle() || !requests_.empty();
+}
+
+// Nobody runs, so nobody holds anything: every page is free, or cached for whoever comes. What is
+// held all the same is a leak: it is told, and the engine goes on with what is left.
+void EngineLoop::report_leak() {
+  const PrefixCacheSizes pages = cache_.sizes();
+  if (pages.in_use() == 0 || std::exchange(leak_told_, true)) return;
+  log_error("kv memory leaked pages={} protected={} total={}", pages.in_use(), pages.protected_,
+            pages.total);
 }
 
 void EngineLoop::handle(ArrivalMessage& message) {
@@ -370,6 +381,10 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   return std::move(out.finish);
 }
 
+void EngineLoop::on_token_soon(SequenceId id) const {
+  if (const auto it = samples_.find(id); it != samples_.end()) it->second->prefetch();
+}
+
 void EngineLoop::on_pooled(SequenceId id, std::vector<float>&& vector) {
   Sample& sample = *samples_.at(id);
   sample.event.embedding = std::move(vector);
@@ -413,7 +428,11 @@ void EngineLoop::list(Sample& sample) {
 }
 
 void EngineLoop::emit() {
-  for (Sample* sample : news_) emit(*sample);
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < news_.size(); ++i) {
+    if (i + kAhead < news_.size()) news_[i + kAhead]->request->prefetch_sink();
+    emit(*news_[i]);
+  }
   news_.clear();
 }
 

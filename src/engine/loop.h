@@ -62,6 +62,7 @@ class EngineLoop : private SequenceObserver {
   void abort(LiveRequest& request, const Status& why);
   void abort_all(const Status& why);
   void answer_flushes();
+  void report_leak();
   bool idle() const { return in_flight_ == nullptr && scheduler_.idle(); }
 
   // 2 to 5
@@ -76,6 +77,7 @@ class EngineLoop : private SequenceObserver {
                          std::vector<TokenLogprobs>&& logprobs) override;
   std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override;
+  void on_token_soon(SequenceId id) const override;
   void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
@@ -116,7 +118,8 @@ class EngineLoop : private SequenceObserver {
   int next_batch_ = 0;
   const ForwardBatch* in_flight_ = nullptr;  // launched and not committed
   TimePoint turn_start_{};                   // when the inbox was opened
-  Duration waited_{};                        // in this turn, for the executor
+  bool leak_told_ = false;
+  Duration waited_{};  // in this turn, for the executor
 
   EngineStats totals_;
   int64_t new_tokens_ = 0;  // since the last publish_stats

@@ -2,12 +2,27 @@
 
 #include <algorithm>
 
+#include "cache/arena.h"
+
 namespace espalier {
 
 namespace {
 // A table gets room for this many pages to come at most, so that a long limit on the output does
 // not spread the tables over memory that is never used.
 constexpr int32_t kSpareMax = 8192;
+
+// The tables of a thousand sequences lie in as many pages of memory, which is more than the
+// processor's address translation holds: huge ones are few.
+void resize_in_huge_pages(std::vector<PageId>& table, size_t size) {
+  if (size > table.capacity()) {
+    std::vector<PageId> larger;
+    larger.reserve(std::max(size, 2 * table.capacity()));
+    advise_huge_pages(larger.data(), larger.capacity() * sizeof(PageId));
+    larger.assign(table.begin(), table.end());
+    table.swap(larger);
+  }
+  table.resize(size);
+}
 }  // namespace
 
 PageTableLayout::PageTableLayout(int32_t num_slots) {
@@ -38,12 +53,13 @@ int32_t PageTableLayout::place(ForwardBatch& batch, SlotId slot, uint64_t versio
     current_->num_wasted += static_cast<size_t>(region.capacity);
     region = {.begin = static_cast<int32_t>(batch.page_tables.size()),
               .capacity = std::max(num_pages, std::min(num_pages_max, num_pages + kSpareMax))};
-    batch.page_tables.resize(batch.page_tables.size() + static_cast<size_t>(region.capacity));
+    resize_in_huge_pages(batch.page_tables,
+                         batch.page_tables.size() + static_cast<size_t>(region.capacity));
   }
   const int32_t kept = region.version == version ? std::min(region.num_pages, num_pages) : 0;
   std::copy(table.begin() + kept, table.end(), batch.page_tables.begin() + region.begin + kept);
   if (!window.empty()) {
-    batch.window_page_tables.resize(batch.page_tables.size());
+    resize_in_huge_pages(batch.window_page_tables, batch.page_tables.size());
     std::copy(window.begin() + kept, window.end(),
               batch.window_page_tables.begin() + region.begin + kept);
   }

@@ -177,6 +177,7 @@ bool Scheduler::idle() const {
 }
 SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = impl_->stats;
+  stats.tree_seconds = impl_->tree_time.seconds();
   stats.num_running = static_cast<int32_t>(impl_->running.size());
   stats.num_waiting = impl_->waiting.size();
   stats.new_token_ratio = impl_->ratio.value();

@@ -66,10 +66,13 @@ class SequenceObserver {
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
 
-  // Asked after an output token that has not ended the sequence, and (of one with a grammar) when it
-  // is added, which may so end before it has run: appends to `forced` the tokens that must follow.
-  // They are taken as output at once (on_token for each), and computed together in the sequence's
-  // next lane; what a lane in flight samples for it is dropped.
+  // A hint, a few lanes ahead of a step's results for this sequence: fetch what on_token will need.
+  virtual void on_token_soon(SequenceId) const {}
+
+  // Asked after an output token that has not ended the sequence, and (of one with a grammar) when
+  // it is added, which may so end before it has run: appends to `forced` the tokens that must
+  // follow. They are taken as output at once (on_token for each), and computed together in the
+  // sequence's next lane; what a lane in flight samples for it is dropped.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
 
   // The vector of a sequence whose spec says `pooled`, right before its end.

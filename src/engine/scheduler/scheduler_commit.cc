@@ -18,7 +18,18 @@ void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result
   ESP_CHECK(result.lanes.size() == batch.lanes.size());
   committed_step = batch.step;
   now = clock.now();
-  for (size_t i = 0; i < batch.lanes.size(); ++i) commit_lane(batch.lanes[i], result.lanes[i]);
+  const size_t num_lanes = batch.lanes.size();
+  const auto sequence_of = [&](size_t i) {
+    return slots[static_cast<size_t>(batch.lanes[i].slot)];
+  };
+  for (size_t i = 0; i < num_lanes; ++i) {
+    if (i + kStepsAhead < num_lanes) {
+      sequence_of(i + kStepsAhead)->prefetch_step();
+      observer.on_token_soon(batch.lanes[i + kStepsAhead].sequence);
+    }
+    if (i + kEndsAhead < num_lanes) sequence_of(i + kEndsAhead)->prefetch_ends();
+    commit_lane(batch.lanes[i], result.lanes[i]);
+  }
   if (running_changed)
     std::erase_if(running, [](const Sequence* s) { return s->state != SequenceState::kRunning; });
   running_changed = false;
@@ -37,7 +48,8 @@ void Scheduler::Impl::observe_time(const ForwardBatch& batch, double seconds) {
 
 void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
   Sequence& sequence = *slots[static_cast<size_t>(lane.slot)];
-  const bool wanted = !sequence.finish_told && !sequence.abort_reason;
+  const bool wanted = sequence.state == SequenceState::kRunning ||
+                      (!sequence.finish_told && !sequence.abort_reason);
   if (!result.status.ok()) {
     sequence.lane_failed = true;
     if (wanted)

@@ -92,10 +92,13 @@ int32_t Scheduler::Impl::window_pages_still_needed(const Sequence& s) const {
 void Scheduler::Impl::make_room_for_decode() {
   const auto count_needed = [&] {
     int32_t pages = 0;
-    for (const Sequence* s : running)
-      if (s->wants_decode_lane())
+    for (size_t i = 0; i < running.size(); ++i) {
+      if (i + kStepsAhead < running.size()) running[i + kStepsAhead]->prefetch_step();
+      const Sequence& s = *running[i];
+      if (s.wants_decode_lane())
         pages +=
-            std::max(cache.num_pages_for(s->num_launched + s->num_due()) - s->pages.num_pages(), 0);
+            std::max(cache.num_pages_for(s.num_launched + s.num_due()) - s.pages.num_pages(), 0);
+    }
     return pages;
   };
   int32_t num_needed = count_needed();
@@ -114,7 +117,13 @@ void Scheduler::Impl::make_room_for_decode() {
 
 void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
   bool any = false;
-  for (Sequence* sequence : running) {
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (i + kStepsAhead < running.size()) running[i + kStepsAhead]->prefetch_step();
+    if (i + kEndsAhead < running.size()) {
+      running[i + kEndsAhead]->prefetch_ends();
+      page_tables.prefetch_end(batch, running[i + kEndsAhead]->slot);
+    }
+    Sequence* const sequence = running[i];
     if (!sequence->wants_decode_lane()) continue;
     // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
     // step: some are coming back.

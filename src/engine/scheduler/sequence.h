@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,30 +32,32 @@ struct WaitingRank {
 struct WaitingNode;
 struct WaitingShare;
 
-struct Sequence {
-  SequenceSpec spec;            // its prompt_ids are moved to `tokens`
+// What a step of a running one reads and writes comes first and lies together: with a thousand
+// running, the second-level cache holds little more than that (prefetch_step).
+struct alignas(64) Sequence {
   std::vector<TokenId> tokens;  // prompt, then output
   int32_t prompt_len = 0;
   SequenceState state = SequenceState::kWaiting;
-
-  SlotId slot = -1;
   bool needs_slot_init = false;
-  SequencePages pages;
-  uint64_t table_version =
-      0;  // moves when entries of its table, not only its length, may have changed
+  bool lane_failed = false;
+  bool finish_told = false;
+  SlotId slot = -1;
   int32_t num_pages_max = 0;
   int32_t num_computed = 0;          // tokens whose keys and values committed steps have written
   int32_t num_launched = 0;          // the same, with those in flight
   int32_t num_samples_launched = 0;  // output tokens, with those in flight
   int32_t prefill_end = 0;           // tokens.size() when it was admitted
-  uint64_t last_step = 0;            // launched with it
-  uint64_t stale_step = 0;           // what steps up to this one sample for it is dropped
   int32_t next_logprob = 0;          // first prompt position whose log-probability is still to come
-
-  bool lane_failed = false;
-  bool finish_told = false;
-  std::optional<FinishReason> abort_reason;
+  // Moves when entries of its table, not only its length, may have changed.
+  uint64_t table_version = 0;
+  uint64_t last_step = 0;         // launched with it
+  uint64_t stale_step = 0;        // what steps up to this one sample for it is dropped
+  WaitingShare* share = nullptr;  // whom its service counts for, until it leaves
+  SequencePages pages;
   RequestStats stats;
+  SequenceSpec spec;  // its prompt_ids are moved to `tokens`
+
+  std::optional<FinishReason> abort_reason;
 
   // While it waits.
   WaitingRank own_rank;      // by the policy
@@ -64,7 +67,6 @@ struct Sequence {
   int32_t match_bound = 0;  // where the cache has a sliding window
   uint64_t bound_version = kNeverMatched;
   WaitingNode* waiting_node = nullptr;  // in a WaitingTree
-  WaitingShare* share = nullptr;        // whom its service counts for, until it leaves
   Sequence* next_arrived = nullptr;     // in its share, of those that wait and were not retracted
   Sequence* prev_arrived = nullptr;
   int64_t overdue_at = 0;     // when so many of its share have left the queue, it goes first
@@ -93,6 +95,17 @@ struct Sequence {
 
   // Of its next decode lane: the last token's, and those of forced ones that none has computed yet.
   int32_t num_due() const { return std::max(1, num_tokens() - num_launched); }
+
+  // Ahead of a step's work on it, in two turns: what it holds, then what that points to.
+  void prefetch_step() const {
+    constexpr size_t kLine = 64, kHot = 384;  // up to spec.pooled
+    const auto* const begin = reinterpret_cast<const std::byte*>(this);
+    for (size_t at = 0; at < kHot; at += kLine) __builtin_prefetch(begin + at, 1);
+  }
+  void prefetch_ends() const {
+    __builtin_prefetch(tokens.data() + tokens.size(), 1);
+    __builtin_prefetch(pages.table().data() + pages.table().size(), 1);
+  }
 
   // How many tokens may come from the cache. The last one's logits are wanted; and so are those of
   // the position before each prompt position whose log-probability is; and of every token that is
