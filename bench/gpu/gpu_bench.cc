@@ -27,6 +27,7 @@ struct Options {
   bool no_graphs = false;
   bool no_early_launch = false;
   bool no_layer_stack = false;
+  bool deterministic = false;
   int32_t page_size = 1;
   std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
   int steps = 0;
@@ -38,7 +39,8 @@ StepBench::Limits limits(const Options& options) {
   return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
           .early_launch = !options.no_early_launch,
-          .layer_stack = !options.no_layer_stack};
+          .layer_stack = !options.no_layer_stack,
+          .deterministic = options.deterministic};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
@@ -174,6 +176,7 @@ int main(int argc, char** argv) {
                "no kernel starts before the one in front of it has ended");
   app.add_flag("--no-layer-stack", options.no_layer_stack,
                "one lane's layers run kernel by kernel");
+  app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);
   const espalier::Status status = espalier::bench::run(options);

@@ -40,7 +40,8 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                                              .page_size = limits.page_size,
                                              .graphs = limits.graphs,
                                              .early_launch = limits.early_launch,
-                                             .layer_stack = limits.layer_stack}));
+                                             .layer_stack = limits.layer_stack,
+                                             .deterministic = limits.deterministic}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());
   bench->num_pages_ = budget / (bench->info_.kv_bytes_per_token(type) * limits.page_size);
   ESP_RETURN_IF_ERROR(

@@ -30,6 +30,7 @@ class StepBench {
     bool graphs = true;
     bool early_launch = true;
     bool layer_stack = true;
+    bool deterministic = false;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);

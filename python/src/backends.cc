@@ -46,6 +46,7 @@ EngineConfig engine_config(const std::string& model_path, const py::dict& settin
       {"schedule_policy", set<&EngineConfig::schedule_policy>},
       {"schedule_conservativeness", set<&EngineConfig::schedule_conservativeness>},
       {"disable_radix_cache", set<&EngineConfig::disable_radix_cache>},
+      {"enable_deterministic_inference", set<&EngineConfig::enable_deterministic_inference>},
       {"disable_overlap_schedule", set<&EngineConfig::disable_overlap_schedule>},
       {"random_seed", set<&EngineConfig::random_seed>},
       {"num_threads", set<&EngineConfig::num_threads>},

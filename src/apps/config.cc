@@ -171,6 +171,9 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                "launch every kernel of a decode step by itself");
   table.toggle("disable-cascade-attention", engine.disable_cascade_attention,
                "on a GPU, read keys and values that several requests share for each by itself");
+  table.toggle("enable-deterministic-inference", engine.enable_deterministic_inference,
+               "answers are the same bits whatever runs beside them, however prompts are cut and "
+               "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
   table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
       "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them");

@@ -61,7 +61,10 @@ struct EngineConfig {
   int32_t max_window_tokens = 0;
   int32_t window_tokens_read = 0;
   bool disable_overlap_schedule = false;
-  bool disable_cuda_graph = false;           // launch every kernel of a decode step by itself
+  bool disable_cuda_graph = false;  // launch every kernel of a decode step by itself
+  // Answers are the same bits whatever runs beside them, however prompts are cut and whatever is
+  // cached, on a GPU too (on the CPU they always are).
+  bool enable_deterministic_inference = false;
   bool disable_cascade_attention = false;    // on a GPU, read for each request what several share
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say

@@ -102,6 +102,107 @@ TEST(EngineCudaBfloat16, GraphsAndOverlapChangeNothing) {
   EXPECT_EQ(answers({.disable_overlap_schedule = true}), plain);
 }
 
+// Wide enough for the tensor cores' kernels, prompts long enough for several cuts.
+class EngineCudaDeterministic : public testing::Test {
+ protected:
+  void SetUp() override {
+    ESPALIER_REQUIRE_DEVICE();
+    folder_ = fs::path(testing::TempDir()) / "deterministic_model";
+    fs::create_directories(folder_);
+    std::ofstream(folder_ / "config.json") << R"({
+      "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
+      "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
+      "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 8192,
+      "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+      "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+    Rng rng(17);
+    std::vector<TokenId> shared;
+    for (int i = 0; i < 1300; ++i) shared.push_back(static_cast<TokenId>(rng.below(1000)));
+    for (int i = 0; i < 20; ++i) {
+      GenerateRequest r{.input_ids = {shared.begin(), shared.begin() + rng.between(1, 1300)}};
+      for (auto own = 1 + rng.below(i % 5 == 0 ? 900 : 40); own > 0; --own)
+        r.input_ids.push_back(static_cast<TokenId>(rng.below(1000)));
+      r.sampling = {.max_new_tokens = static_cast<int32_t>(20 + rng.below(50)),
+                    .temperature = i % 3 == 1 ? 0.8f : 0.0f,
+                    .ignore_eos = true,
+                    .sampling_seed = static_cast<uint64_t>(i)};
+      if (i % 6 == 1) r.sampling.top_p = 0.9f;
+      r.return_logprob = true;
+      r.logprob_start_len = i % 4 == 0 ? 0 : -1;
+      requests_.push_back(std::move(r));
+    }
+  }
+
+  std::unique_ptr<Engine> engine(EngineConfig config) const {
+    config.model_path = folder_;
+    config.load_format = LoadFormat::kDummy;
+    config.skip_tokenizer_init = true;
+    config.random_seed = 5;
+    config.device = "cuda";
+    config.enable_deterministic_inference = true;
+    if (config.max_total_tokens == 0) config.max_total_tokens = 60000;
+    auto made = Engine::create(config);
+    EXPECT_TRUE(made) << made.error().to_string();
+    return made ? std::move(*made) : nullptr;
+  }
+  std::vector<Answer> alone(Engine& engine) const {
+    std::vector<Answer> answers;
+    for (const GenerateRequest& request : requests_) {
+      EXPECT_TRUE(engine.flush_cache().ok());
+      const auto r = engine.generate(request);
+      EXPECT_TRUE(r) << r.error().to_string();
+      answers.push_back(r ? answer_of(*r) : Answer());
+    }
+    return answers;
+  }
+  std::vector<Answer> crowd(Engine& engine) const {
+    std::list<Collector> collectors;
+    for (const GenerateRequest& request : requests_)
+      EXPECT_TRUE(engine.submit(request, collectors.emplace_back().sink()));
+    std::vector<Answer> answers;
+    for (Collector& c : collectors) {
+      EXPECT_TRUE(c.wait_end());
+      answers.push_back(answer_of(c.result()));
+    }
+    return answers;
+  }
+
+  fs::path folder_;
+  std::vector<GenerateRequest> requests_;
+};
+
+// Tokens and log-probabilities, bit for bit.
+TEST_F(EngineCudaDeterministic, AnswersDependOnTheRequestAlone) {
+  std::vector<Answer> want;
+  const auto same = [&](const std::vector<Answer>& got, const std::string& how) {
+    ASSERT_EQ(got.size(), want.size()) << how;
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].ids, want[i].ids) << how << ", request " << i;
+      EXPECT_EQ(got[i].logprobs, want[i].logprobs) << how << ", request " << i;
+      EXPECT_EQ(got[i].input_logprobs, want[i].input_logprobs) << how << ", request " << i;
+    }
+  };
+  {
+    const auto e = engine({});
+    ASSERT_NE(e, nullptr);
+    want = alone(*e);
+    same(crowd(*e), "a crowd");
+    same(crowd(*e), "a crowd that finds its prompts cached");
+    EXPECT_GT(e->stats().cached_tokens_total, 5000);
+  }
+  const auto check = [&](const std::string& how, const EngineConfig& config) {
+    const auto e = engine(config);
+    ASSERT_NE(e, nullptr);
+    same(crowd(*e), how);
+  };
+  check("no radix cache", {.disable_radix_cache = true});
+  check("chunks of 100", {.chunked_prefill_size = 100});
+  check("chunks of 33 on pages of 16", {.chunked_prefill_size = 33, .page_size = 16});
+  check("no graphs", {.disable_cuda_graph = true});
+  check("no overlap", {.disable_overlap_schedule = true});
+  check("four at once", {.max_running_requests = 4});
+}
+
 // Masks are made on the host while the step's forward runs, and its sampling waits for them.
 TEST(EngineCudaGrammar, HoldsAnswersToWhatTheCpuGives) {
   ESPALIER_REQUIRE_DEVICE();

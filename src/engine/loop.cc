@@ -22,7 +22,8 @@ SchedulerConfig scheduler_config(const EngineConfig& c) {
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
           .time_tree_work = c.time_tree_work,
-          .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention,
+          .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention &&
+                                  !c.enable_deterministic_inference,
           .conservativeness = c.schedule_conservativeness};
 }
 

@@ -68,6 +68,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                                               .page_size = sizes.page_size,
                                               .graphs = !sizes.disable_cuda_graph,
                                               .cascade = !sizes.disable_cascade_attention,
+                                              .deterministic = sizes.enable_deterministic_inference,
                                               .on_device_lost = end_process_soon}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, executor->kv_budget_bytes());
   MachineInfo left = machine;

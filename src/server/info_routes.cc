@@ -63,6 +63,7 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("disable_overlap_schedule", e.disable_overlap_schedule);
   w.member("device", e.device).member("disable_cuda_graph", e.disable_cuda_graph);
   w.member("disable_cascade_attention", e.disable_cascade_attention);
+  w.member("enable_deterministic_inference", e.enable_deterministic_inference);
   w.member("random_seed", e.random_seed).member("sampling_defaults", e.sampling_defaults);
   w.member("num_threads", e.num_threads).member("tokenizer_threads", e.tokenizer_threads);
   w.member("host", c.host).member("port", c.port);

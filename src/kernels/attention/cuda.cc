@@ -22,6 +22,9 @@ Status check(const AttentionShape& shape) {
   if (shape.page_size < 1 || shape.sliding_window < 0)
     return invalid_argument("attention: pages of {} tokens, a window of {}", shape.page_size,
                             shape.sliding_window);
+  if (shape.fixed_split < 0 || shape.fixed_split % kSplitBlock != 0)
+    return invalid_argument("attention: fixed_split is {}, but must be a multiple of {}",
+                            shape.fixed_split, kSplitBlock);
   if (shape.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "attention: F16 is not supported");
   return {};
@@ -58,7 +61,18 @@ bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
 // Beyond a window most of what lanes share is not seen.
 Result<bool> shares_runs(const AttentionShape& shape) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return shape.sliding_window == 0 && hopper_shape(shape, traits);
+  return shape.fixed_split == 0 && shape.sliding_window == 0 && hopper_shape(shape, traits);
+}
+
+int32_t fixed_split(const AttentionShape& shape, int32_t max_lanes, int32_t max_context) {
+  constexpr int64_t kMostBytes = int64_t{2} << 30;
+  int32_t split = 256;
+  const auto bytes = [&] {
+    return int64_t{max_lanes} * shape.num_heads * ((max_context + split - 1) / split) *
+           (shape.head_dim + 2) * 4;
+  };
+  while (split < max_context && bytes() > kMostBytes) split *= 2;
+  return split;
 }
 
 bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
@@ -89,6 +103,8 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   if (args.workspace_bytes < plan.bytes)
     return invalid_argument("attention: the workspace has {} bytes, but {} lanes need {}",
                             args.workspace_bytes, args.lanes.num_lanes, plan.bytes);
+  if (args.shape.fixed_split > 0)
+    return attention_fixed(args, plan, traits.num_multiprocessors, launch);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   if (args.lanes.max_query_tokens * group > kSplitRows)
     ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits) ? attention_hopper(args, plan, launch)

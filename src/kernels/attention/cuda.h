@@ -75,7 +75,16 @@ struct AttentionShape {
   int32_t page_size = 1;
   int32_t sliding_window = 0;  // a query at p sees (p - sliding_window, p]; 0: all
   DType type = DType::kBFloat16;
+  // More than 0: each row's output depends on that row alone, bit for bit, whatever else is in the
+  // step and however its lane came in steps; sums are cut at multiples of so many positions, and
+  // nothing that lanes share is read once for several. A multiple of 64: fixed_split().
+  int32_t fixed_split = 0;
+  int32_t max_context = 0;  // with fixed_split: positions of a lane, at most
 };
+
+// Positions between the cuts for lanes of such bounds: short enough to share out, few enough that
+// the parts of all of them take no more than 2 GiB of workspace.
+int32_t fixed_split(const AttentionShape& shape, int32_t max_lanes, int32_t max_context);
 
 // Whether runs that lanes share are read once for attention of this shape on this device.
 Result<bool> shares_runs(const AttentionShape& shape);

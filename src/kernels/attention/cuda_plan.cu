@@ -18,7 +18,13 @@ __device__ Counts counts_of(const AttentionShape& shape, const LaneArrays& lanes
   const int tokens = lanes.query_begin[lane + 1] - lanes.query_begin[lane];
   if (tokens <= 0) return {};
   const int group = shape.num_heads / shape.num_kv_heads;
-  if (tokens * group > kSplitRows)
+  const int split = shape.fixed_split;
+  if (split > 0 && tokens == 1) {
+    const int last = lanes.prefix_len[lane];
+    const int splits = last / split - first_seen(last, shape.sliding_window) / split + 1;
+    return {.units = splits * shape.num_kv_heads};
+  }
+  if (split > 0 || tokens * group > kSplitRows)
     return {.tiles = (tokens + kTileRows / group - 1) / (kTileRows / group)};
   const int end = lanes.prefix_len[lane] + tokens;
   const int positions = end - max(first_seen(lanes.prefix_len[lane], shape.sliding_window),
@@ -167,7 +173,10 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, const DeviceT
     return begin;
   };
   const auto lanes = static_cast<size_t>(num_lanes);
-  const auto parts = static_cast<size_t>(2 * blocks) * kSplitRows;
+  size_t parts = static_cast<size_t>(2 * blocks) * kSplitRows;
+  if (shape.fixed_split > 0)
+    parts = lanes * static_cast<size_t>(shape.num_heads) *
+            static_cast<size_t>((shape.max_context + shape.fixed_split - 1) / shape.fixed_split);
   view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
   view.starts =
       reinterpret_cast<SplitStart*>(take(static_cast<size_t>(blocks) * sizeof(SplitStart)));
@@ -177,7 +186,8 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_lanes, const DeviceT
       reinterpret_cast<int32_t*>(take(lanes * static_cast<size_t>(shape.num_kv_heads) * 4));
   view.part_out = reinterpret_cast<float*>(take(parts * static_cast<size_t>(shape.head_dim) * 4));
   view.part_sum = reinterpret_cast<float2*>(take(parts * sizeof(float2)));
-  if (shape.sliding_window == 0 && num_lanes > 1 && hopper_shape(shape, traits)) {
+  if (shape.fixed_split == 0 && shape.sliding_window == 0 && num_lanes > 1 &&
+      hopper_shape(shape, traits)) {
     view.shared_blocks = traits.num_multiprocessors;
     view.continued_rows = int64_t{num_lanes} * kRunsOfLane * shape.num_heads;
     const auto shared = static_cast<size_t>(view.shared_blocks);

@@ -15,6 +15,9 @@
 // item's first part goes to the rows of its members, the part with which a block continues an item
 // to rows of the block. The lanes' own parts then take them in.
 //
+// With shape.fixed_split (cuda_fixed.cu) a unit is a (lane, split, kv head) of a lane of one token,
+// in this order, and each has a part.
+//
 // All other lanes go by tiles of kTileRows rows, each over all its keys.
 #pragma once
 
@@ -73,8 +76,9 @@ struct PlanView {
   int32_t* unit_begin = nullptr;  // [num_lanes + 1]: prefix sums of units
   int32_t* tile_begin = nullptr;  // [num_lanes + 1]: prefix sums of tiles
   int32_t* arrived = nullptr;     // [num_lanes * kv_heads]: parts that are done; 0 between launches
-  float* part_out = nullptr;      // [2 * blocks][kSplitRows][head_dim]
-  float2* part_sum = nullptr;     // [2 * blocks][kSplitRows]: largest score, sum (base 2)
+  // [2 * blocks][kSplitRows] rows; with fixed_split [units][group].
+  float* part_out = nullptr;   // [rows][head_dim]
+  float2* part_sum = nullptr;  // [rows]: largest score, sum (base 2)
   // Of the shared runs; null where the shape has none.
   int32_t* run_unit_begin = nullptr;     // [num_lanes + 1]: prefix sums of units over runs
   SharedStart* shared_starts = nullptr;  // [shared_blocks]
@@ -110,6 +114,9 @@ Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
 // What lanes share, into the plan's shared_out and shared_sum; before attention_split().
 Status attention_shared(const AttentionArgs& args, const PlanView& plan,
                         const LaunchOptions& launch);
+// Rows that depend on themselves alone (shape.fixed_split).
+Status attention_fixed(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
+                       const LaunchOptions& launch);
 Status attention_any(const AttentionArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

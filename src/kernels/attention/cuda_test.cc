@@ -36,6 +36,7 @@ class CudaAttention : public test::OnDevice {
     float softcap = 0;
     bool sinks = false;
     DType type = DType::kBFloat16;
+    int fixed_split = 0;
   };
 
   // Pages are drawn from a pool without order, each used once.
@@ -225,7 +226,9 @@ class CudaAttention : public test::OnDevice {
                                        .head_dim = shape.dim,
                                        .page_size = shape.page_size,
                                        .sliding_window = shape.window,
-                                       .type = shape.type};
+                                       .type = shape.type,
+                                       .fixed_split = shape.fixed_split,
+                                       .max_context = longest(lengths)};
     const SharedOnDevice shared(runs, p);
     const cuda::LaneArrays lanes{.query_begin = begins.get(),
                                  .prefix_len = prefixes.get(),
@@ -273,6 +276,82 @@ class CudaAttention : public test::OnDevice {
     for (size_t i = 0; i < got.size(); ++i)
       worst = std::max(worst, std::abs(double{got[i]} - want[i]));
     EXPECT_LT(worst, half ? 0.05 : 1e-4);
+  }
+
+  static int longest(const std::vector<LaneLength>& lengths) {
+    int most = 0;
+    for (const LaneLength& lane : lengths) most = std::max(most, lane.prefix + lane.tokens);
+    return most;
+  }
+
+  // One prompt's output where its tokens come in lanes that begin at `cuts`, all in one step;
+  // behind `before` lanes of other lengths on the same pages, whose output is left out.
+  std::vector<float> in_pieces(const Shape& shape, const Problem& p, const std::vector<int>& cuts,
+                               const std::vector<int>& before) {
+    const int heads = shape.kv_heads * shape.group, width = heads * shape.dim;
+    std::vector<int32_t> begins{0}, prefixes;
+    std::vector<BFloat16> queries;
+    const auto whole = test::to_bfloat16s(p.q);
+    for (const int prefix : before) {
+      prefixes.push_back(prefix);
+      begins.push_back(begins.back() + 1);
+      queries.insert(queries.end(), whole.begin(), whole.begin() + width);
+    }
+    for (size_t i = 0; i < cuts.size(); ++i) {
+      const int end = i + 1 < cuts.size() ? cuts[i + 1] : p.tokens;
+      prefixes.push_back(cuts[i]);
+      begins.push_back(begins.back() + end - cuts[i]);
+    }
+    queries.insert(queries.end(), whole.begin(), whole.end());
+    int most = 0;
+    for (size_t i = 1; i < begins.size(); ++i) most = std::max(most, begins[i] - begins[i - 1]);
+    const DeviceArray<int32_t> begin_array(begins), prefix_array(prefixes),
+        page_begins(std::vector<int32_t>(prefixes.size(), 0)), pages(p.pages);
+    const DeviceArray<BFloat16> k(p.k), v(p.v), q(queries);
+    const DeviceArray<float> sinks(p.sinks);
+    DeviceArray<BFloat16> out(queries.size());
+    const cuda::AttentionShape planned{.num_heads = heads,
+                                       .num_kv_heads = shape.kv_heads,
+                                       .head_dim = shape.dim,
+                                       .page_size = shape.page_size,
+                                       .sliding_window = shape.window,
+                                       .fixed_split = shape.fixed_split,
+                                       .max_context = p.tokens};
+    const cuda::LaneArrays lanes{.query_begin = begin_array.get(),
+                                 .prefix_len = prefix_array.get(),
+                                 .page_begin = page_begins.get(),
+                                 .page_tables = pages.get(),
+                                 .num_lanes = static_cast<int32_t>(prefixes.size()),
+                                 .num_tokens = begins.back(),
+                                 .max_query_tokens = most};
+    const auto bytes = cuda::attention_workspace_bytes(planned, lanes.num_lanes, lanes.num_tokens);
+    EXPECT_TRUE(bytes);
+    const DeviceArray<uint8_t> workspace(*bytes);
+    EXPECT_TRUE(cuda::attention_plan(planned, lanes, workspace.get(), *bytes, {}).ok());
+    EXPECT_TRUE(cuda::attention({.shape = planned,
+                                 .lanes = lanes,
+                                 .kv = {.k = k.get(),
+                                        .v = v.get(),
+                                        .page_size = shape.page_size,
+                                        .num_kv_heads = shape.kv_heads,
+                                        .head_dim = shape.dim,
+                                        .page_stride = p.view.page_stride,
+                                        .token_stride = p.view.token_stride,
+                                        .head_stride = p.view.head_stride},
+                                 .q = q.get(),
+                                 .q_stride = width,
+                                 .out = out.get(),
+                                 .out_stride = width,
+                                 .scale = 1 / std::sqrt(static_cast<float>(shape.dim)),
+                                 .softcap = shape.softcap,
+                                 .sinks = shape.sinks ? sinks.get() : nullptr,
+                                 .workspace = workspace.get(),
+                                 .workspace_bytes = *bytes},
+                                {})
+                    .ok());
+    auto got = test::to_floats(out.read());
+    got.erase(got.begin(), got.begin() + std::ssize(before) * width);
+    return got;
   }
 
   std::vector<LaneLength> random_lanes(bool decode, int most) {
@@ -385,6 +464,36 @@ TEST_F(CudaAttention, EveryOtherShapeToo) {
          .sinks = true,
          .type = DType::kFloat32},
         random_lanes(false, 100));
+}
+
+// A prompt in one piece, in pieces of every kind and token by token: the same bits.
+TEST_F(CudaAttention, WithFixedSplitsARowDependsOnItselfAlone) {
+  int round = 0;
+  for (const int dim : {64, 80, 96, 128, 256})
+    for (const int group : {1, 3, 4, 16}) {
+      const Shape shape{.dim = dim,
+                        .kv_heads = 1 + round % 2,
+                        .group = group,
+                        .page_size = round % 3 == 0 ? 16 : 1,
+                        .window = round % 4 == 3 ? static_cast<int>(rng_.between(20, 300)) : 0,
+                        .softcap = round % 5 == 2 ? 5.0f : 0.0f,
+                        .sinks = round % 4 == 1,
+                        .fixed_split = 64 << round % 3};
+      ++round;
+      check(shape, random_lanes(round % 2 == 0, 400), round % 3, round % 2 == 1);
+      const int tokens = static_cast<int>(rng_.between(150, 500));
+      SCOPED_TRACE(fmt::format("dim {}, group {}, split {}, window {}, {} tokens", dim, group,
+                               shape.fixed_split, shape.window, tokens));
+      const Problem p = make(shape, {{0, tokens}});
+      const std::vector<float> whole = in_pieces(shape, p, {0}, {});
+      std::vector<int> alone(static_cast<size_t>(tokens)), pieces;
+      std::iota(alone.begin(), alone.end(), 0);
+      for (int at = 0; at < tokens; at += static_cast<int>(rng_.between(1, 40)))
+        pieces.push_back(at);
+      EXPECT_EQ(in_pieces(shape, p, alone, {}), whole);
+      EXPECT_EQ(in_pieces(shape, p, pieces, {}), whole);
+      EXPECT_EQ(in_pieces(shape, p, {0, tokens - 1}, {tokens - 1, 3, 77}), whole);
+    }
 }
 
 TEST_F(CudaAttention, AGraphRunsOtherLengths) {

@@ -18,6 +18,7 @@
 #include "kernels/activation/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/linear/cuda_digest.h"
 #include "kernels/linear/cuda_small.h"
 #include "kernels/norm/cuda.h"
 
@@ -28,6 +29,10 @@ constexpr size_t kLibraryBytes = size_t{32} << 20;  // what cuBLASLt's manual ad
 constexpr int kProposals = 12;                      // algorithms that are measured for a shape
 constexpr int kTimedRuns = 7;
 constexpr size_t kFlushedBytes = size_t{128} << 20;
+// Of row-invariant products: the algorithm that stands for a shape is cuBLASLt's first for so many
+// rows, and others are compared with it on at least so many.
+constexpr int32_t kStandardRows = 256;
+constexpr int32_t kComparedRows = 64;
 
 size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -122,6 +127,12 @@ class LinearImpl final : public Linear {
   }
   ~LinearImpl() override { cublasLtDestroy(handle_); }
 
+  void set_row_invariant() override {
+    row_invariant_ = true;
+    choices_.clear();
+    read_cache();
+  }
+
   size_t workspace_bytes(std::span<const LinearArgs> shapes, int32_t max_rows) const override {
     size_t scratch = 0;
     for (const LinearArgs& shape : shapes) {
@@ -140,7 +151,15 @@ class LinearImpl final : public Linear {
       if (shape.rows == 0 || known(shape)) continue;
       LinearArgs args = shape;
       args.norm_weight = nullptr;  // in front of either way; what is compared is the product
-      ESP_RETURN_IF_ERROR(measure(args, workspace, workspace_bytes, stream));
+      int32_t compared = 0;        // rows of this shape that args' pointers have room for
+      for (const LinearArgs& other : shapes) {
+        const bool same =
+            !(shape_of(other) < shape_of(shape)) && !(shape_of(shape) < shape_of(other));
+        if (same && (compared < kComparedRows || other.rows < compared) &&
+            (other.rows >= kComparedRows || other.rows > compared))
+          compared = other.rows;
+      }
+      ESP_RETURN_IF_ERROR(measure(args, compared, workspace, workspace_bytes, stream));
       changed = true;
     }
     if (changed) write_cache();
@@ -152,19 +171,22 @@ class LinearImpl final : public Linear {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
     Choice choice = chosen(args);
-    if (!choice && small_linear_takes(args, traits_)) return small_linear(args, traits_, launch);
+    if (!choice && own_takes(args)) return small_linear(args, traits_, launch);
     if (workspace_bytes < kLibraryBytes + scratch_bytes(args))
       return invalid_argument("linear: the workspace has {} bytes, but {} rows of {} x {} need {}",
                               workspace_bytes, args.rows, args.out_features, args.in_features,
                               kLibraryBytes + scratch_bytes(args));
     LinearArgs product = args;
     ESP_RETURN_IF_ERROR(norm_first(product, workspace, launch));
-    if (!choice && small_linear_takes(product, traits_))
-      return small_linear(product, traits_, launch);
+    if (!choice && own_takes(product)) return small_linear(product, traits_, launch);
     return library_product(product, choice, workspace, {.stream = launch.stream});
   }
 
  private:
+  bool own_takes(const LinearArgs& args) const {
+    return !row_invariant_ && small_linear_takes(args, traits_);
+  }
+
   Status check(const LinearArgs& args) const {
     if (args.type == DType::kFloat16 || args.out_type == DType::kFloat16)
       return error(StatusCode::kUnimplemented, "linear: F16 is not supported");
@@ -230,13 +252,15 @@ class LinearImpl final : public Linear {
     }
     ESP_ASSIGN_OR_RETURN(const Product product, Product::describe(args, y_stride));
     if (!choice) {
-      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
-      choice = proposals.front().algo;
+      ESP_ASSIGN_OR_RETURN(choice, proposed(product, args));
       const std::lock_guard lock(mutex_);
       choices_[shape_of(args)][args.rows] = choice;
     }
     Status status = multiply(product, args, *choice, y, workspace, launch.stream);
-    if (!status.ok()) {  // an algorithm of another number of rows that does not fit these
+    if (!status.ok() && row_invariant_) {
+      ESP_ASSIGN_OR_RETURN(const auto algorithm, standard(args));
+      status = multiply(product, args, algorithm, y, workspace, launch.stream);
+    } else if (!status.ok()) {  // an algorithm of another number of rows that does not fit these
       ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
       status = multiply(product, args, proposals.front().algo, y, workspace, launch.stream);
       const std::lock_guard lock(mutex_);
@@ -258,14 +282,32 @@ class LinearImpl final : public Linear {
   }
 
   Status multiply(const Product& product, const LinearArgs& args, const cublasLtMatmulAlgo_t& algo,
-                  void* y, void* workspace, Stream stream) const {
+                  void* y, void* workspace, Stream stream,
+                  size_t library_bytes = kLibraryBytes) const {
     const float one = 1.0f, beta = args.residual != nullptr ? 1.0f : 0.0f;
     const void* c = args.residual != nullptr ? args.residual : y;
     return lt_status(
         cublasLtMatmul(handle_, product.desc.get(), &one, args.weights, product.a.get(), args.x,
                        product.b.get(), &beta, c, product.d.get(), y, product.d.get(), &algo,
-                       workspace, kLibraryBytes, stream),
+                       workspace, library_bytes, stream),
         "product");
+  }
+
+  Result<cublasLtMatmulAlgo_t> proposed(const Product& product, const LinearArgs& args) const {
+    if (row_invariant_) return standard(args);
+    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
+    return proposals.front().algo;
+  }
+
+  // The algorithm whose bits are the shape's, whatever the number of rows.
+  Result<cublasLtMatmulAlgo_t> standard(const LinearArgs& args) const {
+    LinearArgs many = args;
+    many.rows = kStandardRows;
+    ESP_ASSIGN_OR_RETURN(
+        const Product product,
+        Product::describe(many, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
+    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, many, 1));
+    return proposals.front().algo;
   }
 
   Result<std::vector<cublasLtMatmulHeuristicResult_t>> propose(const Product& product,
@@ -278,6 +320,11 @@ class LinearImpl final : public Linear {
     const uint32_t alignment = 16;
     cublasLtMatmulPreferenceSetAttribute(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                                          sizeof(bytes));
+    if (row_invariant_) {
+      const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
+      cublasLtMatmulPreferenceSetAttribute(raw, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                           &schemes, sizeof(schemes));
+    }
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -321,24 +368,98 @@ class LinearImpl final : public Linear {
     return best;
   }
 
-  Status measure(const LinearArgs& args, void* workspace, size_t workspace_bytes, Stream stream) {
+  // What cuBLASLt proposes for args and for some other numbers of rows, where it sometimes has
+  // something better: without splits of the inputs its best for 1 row is among those for 17 or 100.
+  Result<std::vector<cublasLtMatmulAlgo_t>> candidates(const LinearArgs& args) const {
+    std::vector<cublasLtMatmulAlgo_t> out;
+    std::vector<int32_t> numbers{args.rows, args.rows + 1};
+    if (row_invariant_ && args.rows < 100) numbers.insert(numbers.end(), {17, 100});
+    for (const int32_t rows : numbers) {
+      LinearArgs asked = args;
+      asked.rows = rows;
+      ESP_ASSIGN_OR_RETURN(
+          const Product product,
+          Product::describe(asked, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
+      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, asked, kProposals));
+      for (const auto& proposal : proposals)
+        if (std::ranges::none_of(out, [&](const auto& known) {
+              return std::memcmp(&known, &proposal.algo, sizeof(known)) == 0;
+            }))
+          out.push_back(proposal.algo);
+    }
+    return out;
+  }
+
+  // A number of the bits of `rows` rows as the algorithm gives them; nothing where it does not run.
+  Result<std::optional<uint64_t>> bits_of(LinearArgs args, int32_t rows,
+                                          const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                                          Stream stream) const {
+    args.rows = rows;
+    const size_t bytes =
+        static_cast<size_t>(rows) * static_cast<size_t>(args.y_stride) * dtype_size(args.out_type);
+    auto* sum = reinterpret_cast<uint64_t*>(static_cast<char*>(workspace) + kLibraryBytes - 256);
+    ESP_ASSIGN_OR_RETURN(const Product product, Product::describe(args, args.y_stride));
+    cudaMemsetAsync(args.y, 0, bytes, stream);
+    // The library's part of the workspace but for the number's place.
+    if (!multiply(product, args, algorithm, args.y, workspace, stream, kLibraryBytes - 256).ok())
+      return std::optional<uint64_t>();
+    cudaMemsetAsync(sum, 0, sizeof(*sum), stream);
+    ESP_RETURN_IF_ERROR(digest(args.y, bytes, sum, stream));
+    uint64_t value = 0;
+    cudaMemcpyAsync(&value, sum, sizeof(value), cudaMemcpyDeviceToHost, stream);
+    ESP_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "linear: tuning"));
+    return std::optional(value);
+  }
+
+  // Those of `all` that give the bits of the shape's standard algorithm, the standard among them.
+  // Few rows show too few bits: then the standard alone.
+  Result<std::vector<cublasLtMatmulAlgo_t>> same_bits(const LinearArgs& args, int32_t rows,
+                                                      std::vector<cublasLtMatmulAlgo_t> all,
+                                                      void* workspace, Stream stream) const {
+    LinearArgs plain = args;
+    if (args.silu_mul) {  // both halves, where its own output has room for one: fewer rows
+      plain.silu_mul = false;
+      plain.out_features = 2 * args.out_features;
+      plain.y_stride = plain.out_features;
+      rows /= 2;
+    }
+    ESP_ASSIGN_OR_RETURN(const auto first, standard(args));
+    std::vector<cublasLtMatmulAlgo_t> out{first};
+    if (rows < kComparedRows / 2) return out;
+    const int32_t own_rows = std::min(rows, std::max(1, args.silu_mul ? args.rows / 2 : args.rows));
+    ESP_ASSIGN_OR_RETURN(const auto wanted, bits_of(plain, rows, first, workspace, stream));
+    ESP_ASSIGN_OR_RETURN(const auto own, bits_of(plain, own_rows, first, workspace, stream));
+    for (const auto& algorithm : all) {
+      ESP_ASSIGN_OR_RETURN(const auto bits, bits_of(plain, rows, algorithm, workspace, stream));
+      if (!bits || bits != wanted) continue;
+      ESP_ASSIGN_OR_RETURN(const auto at_own,
+                           bits_of(plain, own_rows, algorithm, workspace, stream));
+      if (at_own && at_own == own) out.push_back(algorithm);
+    }
+    return out;
+  }
+
+  // compared: rows that the pointers of args have room for, to compare bits on.
+  Status measure(const LinearArgs& args, int32_t compared, void* workspace, size_t workspace_bytes,
+                 Stream stream) {
     if (workspace_bytes < kLibraryBytes + scratch_bytes(args))
       return invalid_argument("linear: tuning {} rows needs a workspace of {} bytes", args.rows,
                               kLibraryBytes + scratch_bytes(args));
     LinearArgs plain = args;  // the product alone, its output where it may be overwritten
     const LaunchOptions launch{.stream = stream};
-    ESP_ASSIGN_OR_RETURN(
-        const Product product,
-        Product::describe(plain, args.silu_mul ? 2 * args.out_features : args.y_stride));
-    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, plain, kProposals));
+    ESP_ASSIGN_OR_RETURN(auto algorithms, candidates(plain));
+    if (row_invariant_) {
+      ESP_ASSIGN_OR_RETURN(algorithms,
+                           same_bits(plain, compared, std::move(algorithms), workspace, stream));
+    }
     Choice best;
     std::optional<float> best_ms;
-    for (const auto& proposal : proposals) {
-      const auto ms = time([&] { return library_product(plain, proposal.algo, workspace, launch); },
+    for (const auto& algorithm : algorithms) {
+      const auto ms = time([&] { return library_product(plain, algorithm, workspace, launch); },
                            workspace, workspace_bytes, stream);
-      if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = proposal.algo;
+      if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = algorithm;
     }
-    if (small_linear_takes(args, traits_)) {
+    if (own_takes(args)) {
       const auto ms = time([&] { return small_linear(args, traits_, launch); }, workspace,
                            workspace_bytes, stream);
       if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best.reset();
@@ -365,7 +486,7 @@ class LinearImpl final : public Linear {
     const auto found = choices_.find(shape_of(args));
     if (found == choices_.end() || found->second.empty()) return {};
     const auto& by_rows = found->second;
-    if (args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
+    if (!row_invariant_ && args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
     auto at = by_rows.lower_bound(args.rows);
     if (at == by_rows.end()) --at;
     if (!at->second && args.rows > kSmallRows) return {};
@@ -383,7 +504,8 @@ class LinearImpl final : public Linear {
     std::string name = properties.name;
     std::replace_if(
         name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '-');
-    return cache_ / fmt::format("linear2-{}-cublaslt-{}.txt", name, cublasLtGetVersion());
+    return cache_ / fmt::format("linear3-{}{}-cublaslt-{}.txt", row_invariant_ ? "invariant-" : "",
+                                name, cublasLtGetVersion());
   }
 
   void read_cache() {
@@ -436,6 +558,7 @@ class LinearImpl final : public Linear {
   cublasLtHandle_t handle_;
   const DeviceTraits traits_;
   const std::filesystem::path cache_;
+  bool row_invariant_ = false;
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int32_t, Choice>> choices_;
 };

@@ -51,6 +51,12 @@ class Linear {
   static Result<std::unique_ptr<Linear>> create(const LinearOptions& options);
   virtual ~Linear() = default;
 
+  // From then on each row of a product is the same bits whatever the number of rows: our own
+  // kernels for few rows stay out, and of cuBLASLt's algorithms only those are taken that were seen
+  // to give the bits of one that stands for the shape (they walk the inputs in the same order,
+  // whatever their tiles; those that split the inputs do not). Before tune() and run().
+  virtual void set_row_invariant() = 0;
+
   // Scratch that run() needs for up to max_rows of the shapes that `args` list (pointers are not
   // looked at), 256-byte aligned. Products on one stream may share it.
   virtual size_t workspace_bytes(std::span<const LinearArgs> shapes, int32_t max_rows) const = 0;
@@ -58,7 +64,8 @@ class Linear {
   // Measures each shape (args with real pointers, whose y is overwritten) at its own rows and keeps
   // the fastest; a shape that the cache folder knows is not measured again. Synchronises, so never
   // while capturing. A shape that was not tuned takes the algorithm of the nearest tuned number of
-  // rows, or cuBLASLt's first proposal.
+  // rows, or cuBLASLt's first proposal. Of a shape that is listed at several numbers of rows the
+  // pointers have room for the largest of them.
   virtual Status tune(std::span<const LinearArgs> shapes, void* workspace, size_t workspace_bytes,
                       Stream stream) = 0;
 

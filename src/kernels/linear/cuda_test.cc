@@ -188,6 +188,67 @@ TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
   }
 }
 
+// Row by row the same bits at all numbers of rows, with and without tuning.
+TEST_F(CudaLinear, RowInvariantProducts) {
+  struct Way {
+    int in, out;
+    bool silu = false, residual = false, bias = false, float_out = false;
+  };
+  constexpr int kMost = 300;
+  for (const Way& way :
+       {Way{1536, 512}, Way{4096, 1024, false, true}, Way{1024, 2048, true},
+        Way{896, 1152, false, false, true}, Way{2048, 4000, false, false, false, true}}) {
+    const int outs = way.silu ? 2 * way.out : way.out;
+    const auto array = [&](int64_t count, double deviation) {
+      return test::to_bfloat16s(test::random_floats(rng_, count, deviation));
+    };
+    const DeviceArray<BFloat16> x(array(int64_t{kMost} * way.in, 1));
+    const DeviceArray<BFloat16> w(array(int64_t{outs} * way.in, 1 / std::sqrt(way.in)));
+    const DeviceArray<BFloat16> residual(array(int64_t{kMost} * way.out, 1)), bias(array(outs, 1));
+    const DeviceArray<float> y(static_cast<size_t>(kMost * way.out));
+    const auto args = [&](int rows) {
+      return cuda::LinearArgs{.out_type = way.float_out ? DType::kFloat32 : DType::kBFloat16,
+                              .rows = rows,
+                              .in_features = way.in,
+                              .out_features = way.out,
+                              .x = x.get(),
+                              .x_stride = way.in,
+                              .weights = w.get(),
+                              .y = y.get(),
+                              .y_stride = way.out,
+                              .bias = way.bias ? bias.get() : nullptr,
+                              .silu_mul = way.silu,
+                              .residual = way.residual ? residual.get() : nullptr};
+    };
+    std::vector<cuda::LinearArgs> tuned;
+    for (const int rows : {1, 8, 16, 24, 64, 128, kMost}) tuned.push_back(args(rows));
+    std::vector<uint8_t> want;
+    for (const bool tune : {false, true}) {
+      auto created = cuda::Linear::create({});
+      ASSERT_TRUE(created);
+      cuda::Linear& linear = **created;
+      linear.set_row_invariant();
+      const size_t bytes = linear.workspace_bytes(tuned, kMost);
+      const DeviceArray<uint8_t> workspace(bytes);
+      if (tune) {
+        const Status status = linear.tune(tuned, workspace.get(), bytes, nullptr);
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      for (const int rows : {kMost, 1, 2, 3, 7, 8, 9, 16, 17, 23, 33, 64, 65, 100, 129, 200, 257}) {
+        cudaMemset(y.get(), 0xff, y.size() * 4);
+        const Status status = linear.run(args(rows), workspace.get(), bytes, {});
+        ASSERT_TRUE(status.ok()) << status.message();
+        const auto got = y.read();
+        const auto* raw = reinterpret_cast<const uint8_t*>(got.data());
+        const size_t size = static_cast<size_t>(rows * way.out) * (way.float_out ? 4 : 2);
+        if (want.empty()) want.assign(raw, raw + size);
+        EXPECT_TRUE(std::equal(raw, raw + size, want.begin()))
+            << rows << " rows of " << way.in << " to " << way.out << ", tuned " << tune;
+      }
+    }
+  }
+}
+
 TEST_F(CudaLinear, Float32) {
   for (const int rows : {1, 16, 50}) {
     const int in = 256, out = 128;

@@ -179,14 +179,24 @@ Status CudaDecoder::upload_ropes() {
   return stream.synchronize();
 }
 
+void CudaDecoder::set_deterministic(int32_t max_context) {
+  deterministic_context_ = max_context;
+  linear_->set_row_invariant();
+}
+
 kc::AttentionShape CudaDecoder::shape_of(size_t layer, int32_t page_size) const {
   const AttentionSpec& a = spec_.layers[layer].attention;
-  return {.num_heads = a.num_heads,
-          .num_kv_heads = a.num_kv_heads,
-          .head_dim = a.head_dim,
-          .page_size = page_size,
-          .sliding_window = a.sliding_window,
-          .type = weights_.type};
+  kc::AttentionShape shape{.num_heads = a.num_heads,
+                           .num_kv_heads = a.num_kv_heads,
+                           .head_dim = a.head_dim,
+                           .page_size = page_size,
+                           .sliding_window = a.sliding_window,
+                           .type = weights_.type};
+  if (deterministic_context_ > 0) {
+    shape.max_context = deterministic_context_;
+    shape.fixed_split = kc::fixed_split(shape, max_lanes_, deterministic_context_);
+  }
+  return shape;
 }
 
 Result<std::optional<kc::AttentionShape>> CudaDecoder::shared_attention(int32_t page_size) const {
@@ -274,8 +284,9 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_
   max_lanes_ = max_lanes;
   linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(products(), max_tokens));
   stack_workspace_bytes_ = 0;
-  if (const kc::LayerStackShape shape = stack_shape();
-      kc::layer_stack_takes(shape) && kc::layer_stack_takes_pages(page_size)) {
+  if (const kc::LayerStackShape shape = stack_shape(); deterministic_context_ == 0 &&
+                                                       kc::layer_stack_takes(shape) &&
+                                                       kc::layer_stack_takes_pages(page_size)) {
     ESP_ASSIGN_OR_RETURN(const size_t bytes, kc::layer_stack_workspace_bytes(shape));
     stack_workspace_bytes_ = static_cast<int64_t>(bytes);
   }

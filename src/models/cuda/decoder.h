@@ -70,6 +70,11 @@ class CudaDecoder {
   // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
 
+  // Rows then depend on themselves alone, bit for bit, whatever else is in a step, however a prompt
+  // was cut into steps and what was cached: without the kernels whose sums depend on a step's
+  // shape, slower. Sequences have at most max_context tokens. Before reserve(), once.
+  void set_deterministic(int32_t max_context);
+
   // Embedding to last layer; keys and values are written to the pages that the lanes name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,
@@ -119,6 +124,7 @@ class CudaDecoder {
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
   bool stack_on_ = true;
+  int32_t deterministic_context_ = 0;     // 0: not deterministic
   std::byte* hidden_ = nullptr;           // [T, hidden]
   std::byte* kept_ = nullptr;             // [T, hidden]: hidden_'s wanted rows
   std::byte* normed_ = nullptr;           // [T, hidden]

@@ -61,6 +61,7 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaD
 Status CudaExecutor::allocate() {
   model_->set_early_launch(config_.early_launch);
   model_->set_layer_stack(config_.layer_stack);
+  if (config_.deterministic) model_->set_deterministic(config_.context_length);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
   ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(const std::optional<kc::AttentionShape> shared,

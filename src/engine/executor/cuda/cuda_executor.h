@@ -35,6 +35,9 @@ struct CudaExecutorConfig {
   bool early_launch = true;
   // One lane's layers as one kernel: 4.36 ms a step of an 8 B shape, 4.67 kernel by kernel.
   bool layer_stack = true;
+  // Results depend on the request alone, bit for bit (CudaDecoder::set_deterministic): no cascade,
+  // no layer stack.
+  bool deterministic = false;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
   std::function<void(const Status&)> on_device_lost;
