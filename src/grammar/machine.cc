@@ -331,6 +331,10 @@ std::optional<NodeId> Machine::only_node(SetId set) const {
   return items_[kernel.begin].node;
 }
 
+SetId Machine::part(SetId set, size_t index) {
+  return intern_settled({items(sets_[set].kernel)[index]});
+}
+
 SetId Machine::after_lexeme(SetId set) {
   const Item item = items_[sets_[set].kernel.begin];
   kernel_ = {{network_.nodes[item.node].end, item.link, item.count}};

@@ -65,6 +65,10 @@ class Machine {
   Inside inside(SetId set) const;
   // The node of a state that is one item.
   std::optional<NodeId> only_node(SetId set) const;
+  // A state holds items, each of which leads on by itself: the texts of a state are those of its
+  // items, as states of their own.
+  size_t num_parts(SetId set) const { return sets_[set].kernel.size; }
+  SetId part(SetId set, size_t index);
   SetId after_lexeme(SetId set);  // or kDepends. REQUIRES: inside() says so
 
   bool accepting(SetId set) const { return sets_[set].accepting; }

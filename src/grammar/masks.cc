@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/rng.h"
 
@@ -319,24 +321,178 @@ bool Masks::by_inside_for_ever(SetId set, Mask& mask) {
   return true;
 }
 
-// Where letters and digits lead round in a few states (a pattern's), the tokens of nothing else at
-// once; the others are walked.
-bool Masks::by_words(SetId set, Mask& mask) {
-  constexpr size_t kStatesMax = 24;
-  std::vector<SetId> states = {set};
-  for (size_t i = 0; i < states.size(); ++i) {
-    for (char c : kWordBytes) {
-      const SetId next = step(states[i], c);
-      if (!leads_on(next)) return false;
-      const SetId to = machine_.canonical(next);
-      if (std::ranges::find(states, to) != states.end()) continue;
-      if (states.size() == kStatesMax) return false;
-      states.push_back(to);
+// The states between characters that one character of the kind leads to, added to absorbing_;
+// false where some such character leads nowhere. `any`: set where some byte leads on.
+bool Masks::lead_by_kind(int kind, SetId from, bool& any) {
+  const std::vector<KindEdge>& edges = kind_edges_[static_cast<size_t>(kind)];
+  bool all = true;
+  const auto follow = [&](auto&& self, uint8_t place, SetId at) -> void {
+    SetId last = Machine::kDead;
+    for (const KindEdge& edge : edges) {
+      if (edge.from != place) continue;
+      const SetId to = step(at, edge.byte);
+      if (!leads_on(to)) {
+        all = false;
+        continue;
+      }
+      any = true;
+      if (edge.to != CharKindAutomaton::kWhole) {
+        self(self, edge.to, to);
+      } else if (to != last) {
+        last = to;
+        const SetId next = machine_.canonical(to);
+        if (absorb_rounds_.size() <= next) absorb_rounds_.resize(machine_.num_sets() + next, 0);
+        if (std::exchange(absorb_rounds_[next], absorb_round_) != absorb_round_) {
+          absorbing_.push_back(next);
+        }
+      }
+    }
+  };
+  follow(follow, CharKindAutomaton::kStart, from);
+  return all;
+}
+
+// The kinds of characters that lead on from the state, whatever they are and however often they
+// come; or up to so many `characters`, after which none of them may come.
+CharKinds Masks::absorbed(SetId set, size_t& characters) {
+  constexpr size_t kStatesMax = 300;
+  const auto longest = static_cast<size_t>(trie_.all().depth_max);
+  characters = std::string_view::npos;
+  for (CharKinds kinds = kAllCharKinds; kinds != 0;) {
+    ++absorb_round_;
+    absorbing_ = {set};
+    CharKinds failed = 0;
+    size_t begin = 0;
+    for (size_t level = 0; begin < absorbing_.size() && level <= longest; ++level) {
+      bool any = false;
+      for (const size_t end = absorbing_.size(); begin < end; ++begin) {
+        for (int kind = 0; kind < kNumCharKinds; ++kind) {
+          if (kinds >> kind & 1 && !lead_by_kind(kind, absorbing_[begin], any)) failed |= 1 << kind;
+        }
+      }
+      if (level > 0 && !any) {
+        // Tokens of ASCII are told apart by their lengths; others are walked.
+        failed = kinds & ~kAsciiCharKinds;
+        if (failed != 0) break;
+        characters = level;
+        return kinds;
+      }
+      if (absorbing_.size() > kStatesMax) return 0;
+      if (failed != 0) break;
+    }
+    if (failed == 0) return kinds;
+    kinds &= ~failed;
+  }
+  return 0;
+}
+
+// Where some kinds of characters lead on whatever they are (a pattern's classes), the tokens of
+// nothing else at once; the others are walked.
+bool Masks::by_kinds(SetId set, Mask& mask) {
+  if (kind_edges_[0].empty()) make_kind_edges();
+  size_t characters = 0;
+  const CharKinds kinds = absorbed(set, characters);
+  if (kinds == 0) return false;
+  if (characters == std::string_view::npos) {
+    mask.base = &trie_.of_kinds(kinds);
+  } else {
+    mask.words.assign(scratch_.size(), 0);
+    trie_.add_of_kinds(kinds, characters, mask.words);
+  }
+  const TrieWalk& all = trie_.all();
+  const std::vector<CharKinds>& below = trie_.kinds_below();
+  path_[0] = set;
+  const size_t end = all.nodes.size() - 1;
+  for (size_t i = 0; i < end;) {
+    const TrieWalk::Node& node = all.nodes[i];
+    const bool known = (below[i] & ~kinds) == 0;
+    const SetId to = known ? Machine::kDead : step(path_[node.depth], node.byte);
+    if (to == Machine::kDepends) {
+      const auto first = all.token_ids.begin();
+      mask.asked.insert(mask.asked.end(), first + node.tokens_begin,
+                        first + all.nodes[node.skip].tokens_begin);
+    }
+    if (!leads_on(to)) {
+      i = node.skip;
+      continue;
+    }
+    path_[node.depth + 1] = to;
+    for (uint32_t t = node.tokens_begin; t < all.nodes[i + 1].tokens_begin; ++t) {
+      mask.changes.push_back(allowed(all.token_ids[t]));
+    }
+    ++i;
+  }
+  return true;
+}
+
+void Masks::make_kind_edges() {
+  const Network& network = machine_.network();
+  for (int kind = 0; kind < kNumCharKinds; ++kind) {
+    const CharKindAutomaton& automaton = char_kind_automaton(kind);
+    for (size_t from = 0; from < automaton.next.size(); ++from) {
+      std::set<std::pair<uint8_t, uint8_t>> known;  // (class, to)
+      for (size_t b = 0; b < 256; ++b) {
+        const uint8_t to = automaton.next[from][b];
+        if (to == CharKindAutomaton::kDead) continue;
+        if (!known.emplace(network.byte_class[b], to).second) continue;
+        kind_edges_[static_cast<size_t>(kind)].push_back(
+            {static_cast<uint8_t>(from), static_cast<uint8_t>(b), to});
+      }
     }
   }
-  mask.base = &trie_.words_mask();
-  walk_into(trie_.not_words(), set, mask);
+}
+
+// The mask of a state of several items: what any of them allows. They are shared by many states.
+bool Masks::by_parts(SetId set, Mask& mask) {
+  constexpr size_t kPartsMax = 8;
+  const size_t count = machine_.num_parts(set);
+  if (count < 2 || count > kPartsMax) return false;
+  for (size_t i = 0; i < count; ++i) {
+    const SetId part = machine_.canonical(machine_.part(set, i));
+    const auto known = kept_.find(part);
+    if (known != kept_.end()) {
+      add_part(known->second, mask);
+      continue;
+    }
+    Mask made;
+    make(part, made);
+    add_part(keep(part, std::move(made)), mask);
+  }
   return true;
+}
+
+// Allows what the part allows. Its asked tokens are asked of the whole.
+void Masks::add_part(const Mask& part, Mask& mask) {
+  mask.asked.insert(mask.asked.end(), part.asked.begin(), part.asked.end());
+  const auto plain = [](const Mask& m) {
+    return m.base == nullptr && m.words.empty() &&
+           std::ranges::all_of(m.changes, [](uint32_t c) { return c % 2 == 1; });
+  };
+  if (plain(part)) {
+    mask.changes.insert(mask.changes.end(), part.changes.begin(), part.changes.end());
+    return;
+  }
+  if (plain(mask)) {
+    const std::vector<uint32_t> own = std::move(mask.changes);
+    mask.base = part.base;
+    mask.words = part.words;
+    mask.changes = part.changes;
+    mask.changes.insert(mask.changes.end(), own.begin(), own.end());
+    return;
+  }
+  std::vector<uint32_t> words(scratch_.size());
+  write(mask, words);
+  write(part, scratch_);
+  for (size_t i = 0; i < words.size(); ++i) words[i] |= scratch_[i];
+  mask.base = nullptr;
+  mask.words = std::move(words);
+  mask.changes.clear();
+}
+
+const Masks::Mask& Masks::keep(SetId set, Mask mask) {
+  settle(mask);
+  kept_bytes_ += size_of(mask);
+  return kept_.emplace(set, std::move(mask)).first->second;
 }
 
 // The mask of a state inside a string, where it is one.
@@ -346,9 +502,7 @@ const Masks::Mask* Masks::known_inside(SetId set) {
   if (machine_.accepting(set) || (!by_lexeme(set, mask) && !inside_string(set, mask))) {
     return nullptr;
   }
-  settle(mask);
-  kept_bytes_ += size_of(mask);
-  return &kept_.emplace(set, std::move(mask)).first->second;
+  return &keep(set, std::move(mask));
 }
 
 // Where most characters lead to a state that a string's inside leaves as it is (a key that is none
@@ -413,12 +567,21 @@ bool Masks::by_difference(SetId set, Mask& mask) {
   return true;
 }
 
+// Whether enough characters may come that a walk would take long.
+bool Masks::is_wide(SetId set) {
+  constexpr int kNarrow = 16;
+  int wide = 0;
+  for (int b = 0x20; b < 0x7f; ++b) wide += leads_on(step(set, b)) ? 1 : 0;
+  return wide > kNarrow;
+}
+
 void Masks::make(SetId set, Mask& mask) {
   if (set == Machine::kDead) return;
-  if (!by_lexeme(set, mask) && !inside_string(set, mask) && !by_difference(set, mask) &&
-      !by_inside_for_ever(set, mask) && !by_words(set, mask)) {
-    walk_into(trie_.all(), set, mask);
-  }
+  const bool fast = by_lexeme(set, mask) ||
+                    (is_wide(set) &&
+                     (inside_string(set, mask) || by_parts(set, mask) || by_difference(set, mask) ||
+                      by_inside_for_ever(set, mask) || by_kinds(set, mask)));
+  if (!fast) walk_into(trie_.all(), set, mask);
   if (!machine_.accepting(set)) return;
   for (TokenId id : trie_.eos_ids()) {
     if (id >= 0 && id < trie_.vocab_size()) mask.changes.push_back(allowed(id));
@@ -472,9 +635,8 @@ bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) 
     }
     Mask mask;
     make(set, mask);
-    settle(mask);
-    kept_bytes_ += size_of(mask);
-    it = kept_.emplace(set, std::move(mask)).first;
+    keep(set, std::move(mask));
+    it = kept_.find(set);
   }
   const Mask& mask = it->second;
   write(mask, words);

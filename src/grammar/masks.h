@@ -1,6 +1,7 @@
 // The masks of a grammar: which tokens of a vocabulary lead on from a state of the machine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -68,7 +69,14 @@ class Masks {
   bool inside_string(SetId set, Mask& mask);
   bool by_difference(SetId set, Mask& mask);
   bool by_inside_for_ever(SetId set, Mask& mask);
-  bool by_words(SetId set, Mask& mask);
+  bool is_wide(SetId set);
+  bool by_kinds(SetId set, Mask& mask);
+  void make_kind_edges();
+  CharKinds absorbed(SetId set, size_t& characters);
+  bool lead_by_kind(int kind, SetId from, bool& any);
+  bool by_parts(SetId set, Mask& mask);
+  void add_part(const Mask& part, Mask& mask);
+  const Mask& keep(SetId set, Mask mask);
   const Mask* known_inside(SetId set);
   void write(const Mask& mask, std::span<uint32_t> words) const;
   void settle(Mask& mask);
@@ -83,6 +91,14 @@ class Masks {
   std::unordered_map<uint64_t, bool> for_ever_;  // by node and kind of place
   std::vector<SetId> path_, other_path_;         // [depth]: along a walk
   std::vector<uint32_t> scratch_;                // a mask's words
+  // Bytes of each kind of characters, of those that the grammar does not tell apart one.
+  struct KindEdge {
+    uint8_t from, byte, to;
+  };
+  std::array<std::vector<KindEdge>, kNumCharKinds> kind_edges_;
+  std::vector<SetId> absorbing_;         // states found by absorbed(), each once
+  std::vector<uint32_t> absorb_rounds_;  // [state] the last search that found it
+  uint32_t absorb_round_ = 0;
 };
 
 }  // namespace espalier::grammar

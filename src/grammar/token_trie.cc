@@ -107,16 +107,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
   }
   all_ = Builder(*this).build(ids);
   not_string_inside_ = Builder(*this).build(others);
-  std::vector<TokenId> not_words;
-  words_mask_.assign(string_inside_mask_.size(), 0);
-  for (TokenId id : ids) {
-    if (bytes(id).find_first_not_of(kWordBytes) == std::string_view::npos) {
-      words_mask_[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
-    } else {
-      not_words.push_back(id);
-    }
-  }
-  not_words_ = Builder(*this).build(std::move(not_words));
+  file_by_kinds();
 
   Builder::Skips skip;
   std::vector<std::vector<TokenId>> by_characters;
@@ -155,6 +146,47 @@ TokenTrie::TokenTrie(const VocabView& vocab)
       mask[id / 32] |= 1u << (id % 32);
     }
     string_up_to_.push_back(mask);
+  }
+}
+
+void TokenTrie::file_by_kinds() {
+  kinds_below_.assign(all_.nodes.size(), 0);
+  std::vector<uint32_t> open;  // nodes above the one that is looked at
+  for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
+    while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
+    open.push_back(i);
+    CharKinds own = 0;
+    for (uint32_t t = all_.nodes[i].tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t) {
+      const CharKinds kinds = kinds_of(bytes(all_.token_ids[t]));
+      own |= kinds;
+      if ((kinds & kOtherBytes) == 0) by_kinds_[kinds].push_back(all_.token_ids[t]);
+    }
+    if (own == 0) continue;
+    for (uint32_t above : open) kinds_below_[above] |= own;
+  }
+  for (auto& ids : by_kinds_) {
+    std::ranges::stable_sort(ids, {}, [&](TokenId id) { return bytes(id).size(); });
+  }
+}
+
+const std::vector<uint32_t>& TokenTrie::of_kinds(CharKinds kinds) const {
+  const std::lock_guard lock(of_kinds_mutex_);
+  auto& made = of_kinds_[kinds];
+  if (made == nullptr) {
+    std::vector<uint32_t> words(string_inside_mask_.size(), 0);
+    add_of_kinds(kinds, std::string_view::npos, words);
+    made = std::make_unique<const std::vector<uint32_t>>(std::move(words));
+  }
+  return *made;
+}
+
+void TokenTrie::add_of_kinds(CharKinds kinds, size_t size_max, std::span<uint32_t> words) const {
+  for (size_t some = 1; some < by_kinds_.size(); ++some) {
+    if ((some & ~size_t{kinds}) != 0) continue;
+    for (TokenId id : by_kinds_[some]) {
+      if (bytes(id).size() > size_max) break;
+      words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    }
   }
 }
 

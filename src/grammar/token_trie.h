@@ -5,18 +5,17 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "grammar/char_kinds.h"
 #include "grammar/lexeme.h"
 #include "seams/vocab_view.h"
 
 namespace espalier::grammar {
-
-inline constexpr std::string_view kWordBytes =
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
 struct TrieWalk {
   // Nodes in depth-first order; the root is not among them.
@@ -68,9 +67,12 @@ class TokenTrie {
   // The most characters that any token has before its rest or its end.
   size_t inside_characters_max() const { return inside_by_characters_.size(); }
 
-  // Tokens of letters and digits alone (kWordBytes), and all others.
-  const std::vector<uint32_t>& words_mask() const { return words_mask_; }
-  const TrieWalk& not_words() const { return not_words_; }
+  // Tokens that are made of these kinds of characters alone (REQUIRES: none but kAllCharKinds),
+  // made when first asked for; and a way to those of at most `bytes`.
+  const std::vector<uint32_t>& of_kinds(CharKinds kinds) const;
+  void add_of_kinds(CharKinds kinds, size_t bytes, std::span<uint32_t> words) const;
+  // [node of all()] the kinds that the tokens at the node and below it are made of.
+  const std::vector<CharKinds>& kinds_below() const { return kinds_below_; }
 
   // [state of the lexeme's automaton]
   const std::vector<LexemeMasks>& lexeme(Lexeme lexeme) const {
@@ -87,6 +89,7 @@ class TokenTrie {
   bool is_eos(TokenId id) const;
 
  private:
+  void file_by_kinds();
   void make_lexeme(Lexeme lexeme);
   LexemeMasks masks_from(const LexemeAutomaton& automaton, uint8_t from) const;
 
@@ -94,12 +97,16 @@ class TokenTrie {
   std::string text_;
   std::vector<uint32_t> offsets_;  // [vocab_size + 1]
   std::vector<TokenId> eos_ids_;
-  TrieWalk all_, not_string_inside_, not_words_, rests_;
+  TrieWalk all_, not_string_inside_, rests_;
   std::vector<TrieWalk> rests_after_;
   // [n - 1]: tokens of n characters; and the masks of up to n of them, for the first of these
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
-  std::vector<uint32_t> string_inside_mask_, words_mask_;
+  std::vector<uint32_t> string_inside_mask_;
+  std::array<std::vector<TokenId>, kAllCharKinds + 1> by_kinds_;  // [kinds] shortest first
+  std::vector<CharKinds> kinds_below_;
+  mutable std::mutex of_kinds_mutex_;
+  mutable std::array<std::unique_ptr<const std::vector<uint32_t>>, kAllCharKinds + 1> of_kinds_;
   std::array<std::vector<LexemeMasks>, kNumLexemes> lexemes_;
   std::vector<std::vector<uint32_t>> string_up_to_;
 };

@@ -1,0 +1,96 @@
+#include "grammar/char_kinds.h"
+
+#include "base/check.h"
+#include "grammar/nfa.h"
+#include "grammar/unicode.h"
+
+namespace espalier::grammar {
+namespace {
+
+// White space beyond ASCII, as \s has it.
+const std::vector<CodeRange>& other_spaces() {
+  static const std::vector<CodeRange> kSpaces = [] {
+    std::vector<CodeRange> made = {{0x85, 0x85}};
+    for (const CodeRange& range : space_chars()) {
+      if (range.low >= 0x80) made.push_back(range);
+    }
+    return normalized(std::move(made));
+  }();
+  return kSpaces;
+}
+
+std::vector<CodeRange> ranges_of(int kind) {
+  switch (kind) {
+    case 0:
+      return {{'a', 'z'}};
+    case 1:
+      return {{'A', 'Z'}};
+    case 2:
+      return {{'0', '9'}};
+    case 3:
+      return {{' ', ' '}};
+    case 4:
+      return {{'!', '!'}, {'#', '/'}, {':', '@'}, {'[', '['}, {']', '`'}, {'{', 0x7f}};
+    case 5: {
+      std::vector<CodeRange> excluded = other_spaces();
+      excluded.push_back({0, 0x7f});
+      return complement(normalized(std::move(excluded)));
+    }
+    default:
+      return other_spaces();
+  }
+}
+
+CharKindAutomaton make_automaton(int kind) {
+  Ir ir;
+  const Nfa nfa = nfa_of(ir, ir.chars(ranges_of(kind)), [](RuleId) { return kInlineRule; }, {});
+  const std::optional<Nfa> dfa = determinised(nfa, 4096, {});
+  ESP_CHECK(dfa.has_value());
+  const Ir::Graph graph = graph_of(minimised(*dfa, {}));
+  CharKindAutomaton made;
+  made.next.resize(graph.num_states);
+  for (auto& row : made.next) row.fill(CharKindAutomaton::kDead);
+  for (const Ir::Arc& arc : graph.arcs) {
+    const bool whole = arc.to == graph.finals[0];
+    for (size_t b = arc.low; b <= arc.high; ++b) {
+      made.next[arc.from][b] = whole ? CharKindAutomaton::kWhole : static_cast<uint8_t>(arc.to);
+    }
+  }
+  return made;
+}
+
+int kind_of(uint32_t code) {
+  if (code >= 'a' && code <= 'z') return 0;
+  if (code >= 'A' && code <= 'Z') return 1;
+  if (code >= '0' && code <= '9') return 2;
+  if (code == ' ') return 3;
+  if (code == '"' || code == '\\' || code < 0x20) return kNumCharKinds;
+  if (code < 0x80) return 4;
+  for (const CodeRange& range : other_spaces()) {
+    if (range.low <= code && code <= range.high) return 6;
+  }
+  return 5;
+}
+
+}  // namespace
+
+CharKinds kinds_of(std::string_view text) {
+  CharKinds kinds = 0;
+  while (!text.empty()) {
+    const auto code = take_code_point(text);
+    if (!code) return kinds | kOtherBytes;
+    kinds |= static_cast<CharKinds>(1 << kind_of(*code));
+  }
+  return kinds;
+}
+
+const CharKindAutomaton& char_kind_automaton(int kind) {
+  static const auto kMade = [] {
+    std::array<CharKindAutomaton, kNumCharKinds> all;
+    for (int k = 0; k < kNumCharKinds; ++k) all[static_cast<size_t>(k)] = make_automaton(k);
+    return all;
+  }();
+  return kMade[static_cast<size_t>(kind)];
+}
+
+}  // namespace espalier::grammar

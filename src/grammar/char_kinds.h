@@ -1,0 +1,31 @@
+// Kinds of characters that patterns seldom tell apart: what a mask asks of a state once for all
+// tokens that are made of them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace espalier::grammar {
+
+using CharKinds = uint8_t;  // a set: bit k for kind k
+
+// a to z, A to Z, 0 to 9, the space, all else in ASCII that a JSON string holds as it is, other
+// characters but white space, other white space.
+inline constexpr int kNumCharKinds = 7;
+inline constexpr CharKinds kAllCharKinds = (1 << kNumCharKinds) - 1;
+inline constexpr CharKinds kAsciiCharKinds = (1 << 5) - 1;
+inline constexpr CharKinds kOtherBytes = 1 << kNumCharKinds;  // what is none of them
+
+// Those that a text is made of; kOtherBytes where there is more in it.
+CharKinds kinds_of(std::string_view text);
+
+// One character of a kind: a deterministic automaton over its bytes.
+struct CharKindAutomaton {
+  static constexpr uint8_t kStart = 0, kWhole = 0xfe, kDead = 0xff;
+  std::vector<std::array<uint8_t, 256>> next;  // [state][byte]
+};
+const CharKindAutomaton& char_kind_automaton(int kind);
+
+}  // namespace espalier::grammar
