@@ -74,6 +74,11 @@ class NetworkMaker::Impl {
                                                           : append(rule, automaton_of(body));
     const int32_t counter = ir_.rules()[order_[rule]].counter;
     if (counter >= 0) find_room(base, static_cast<size_t>(counter));
+    bool closed = true;
+    for (NodeId id = base; id < network.nodes.size() && closed; ++id) {
+      closed = network.calls_of(id).empty() && (!network.nodes[id].final || network.only_final(id));
+    }
+    for (NodeId id = base; id < network.nodes.size(); ++id) network.nodes[id].closed = closed;
   }
   const GrammarLimits& limits() const { return limits_; }
   Status too_large() const {

@@ -65,6 +65,9 @@ struct Network {
     uint16_t tag = 0;    // see lexeme.h
     NodeId end = 0;      // of a node with a tag: where its rule ends
     int32_t check = -1;  // what its rule asks of the value that ends here: into checks
+    // Its rule calls none and goes on nowhere from its ends (strings): what follows it does not
+    // matter before it is over.
+    bool closed = false;
   };
   std::vector<Node> nodes;
   std::vector<ByteEdge> byte_edges;  // by node, sorted by (low, target)

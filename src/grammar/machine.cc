@@ -95,8 +95,8 @@ Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t r
       reach_(reach),
       table_(256, kDead),
       link_table_(256, kRootLink) {
-  links_.push_back({kDead, 0});  // kRootLink
-  sets_.emplace_back();          // kDead
+  links_.resize(2);      // kRootLink and kOpenLink
+  sets_.emplace_back();  // kDead
   transitions_.assign(num_classes_, kDead);
   kernel_ = {{network_.starts[0], kRootLink}};
   bool asked = false;
@@ -120,7 +120,7 @@ LinkId Machine::link_of(SetId set, RuleId rule) {
 void Machine::grow_links() {
   link_table_.assign(2 * link_table_.size(), kRootLink);
   const size_t mask = link_table_.size() - 1;
-  for (LinkId id = 1; id < links_.size(); ++id) {
+  for (LinkId id = kOpenLink + 1; id < links_.size(); ++id) {
     size_t i = mix64(uint64_t{links_[id].set} << 32 | links_[id].rule) & mask;
     while (link_table_[i] != kRootLink) i = (i + 1) & mask;
     link_table_[i] = id;
@@ -163,6 +163,10 @@ SetId Machine::intern(std::vector<Item>& kernel, const Text* text, bool& asked) 
     if (!returns(item)) {
       settled_.push_back(item);
       continue;
+    }
+    if (item.link == kOpenLink) {
+      asked = true;
+      return kDepends;
     }
     const int32_t check = network_.nodes[item.node].check;
     if (check >= 0) {
@@ -335,6 +339,15 @@ SetId Machine::part(SetId set, size_t index) {
   return intern_settled({items(sets_[set].kernel)[index]});
 }
 
+SetId Machine::opened(SetId set) {
+  const std::span<const Item> kernel = items(sets_[set].kernel);
+  if (kernel.size() != 1 || kernel[0].link == kOpenLink || !network_.nodes[kernel[0].node].closed ||
+      network_.only_final(kernel[0].node)) {
+    return kDead;
+  }
+  return intern_settled({{kernel[0].node, kOpenLink, kernel[0].count}});
+}
+
 SetId Machine::after_lexeme(SetId set) {
   const Item item = items_[sets_[set].kernel.begin];
   kernel_ = {{network_.nodes[item.node].end, item.link, item.count}};
@@ -349,7 +362,7 @@ SetId Machine::canonical(SetId id) {
   std::vector<Item> kernel(own.begin(), own.end());
   for (Item& item : kernel) {
     item.count = canonical_count(item);
-    if (item.link == kRootLink) continue;
+    if (item.link <= kOpenLink) continue;
     const Link origin = links_[item.link];
     item.link = link_of(canonical(origin.set), origin.rule);
   }

@@ -69,6 +69,9 @@ class Machine {
   // items, as states of their own.
   size_t num_parts(SetId set) const { return sets_[set].kernel.size; }
   SetId part(SetId set, size_t index);
+  // Of a state that is one place in a closed rule: the same place, without what follows the rule;
+  // where its end would lead, step_unasked() says kDepends. kDead for other states.
+  SetId opened(SetId set);
   SetId after_lexeme(SetId set);  // or kDepends. REQUIRES: inside() says so
 
   bool accepting(SetId set) const { return sets_[set].accepting; }
@@ -85,6 +88,7 @@ class Machine {
  private:
   static constexpr SetId kUnknown = ~SetId{0};
   static constexpr LinkId kRootLink = 0;
+  static constexpr LinkId kOpenLink = 1;  // it is not said where: see opened()
 
   struct Item {
     NodeId node;

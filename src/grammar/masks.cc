@@ -326,6 +326,7 @@ bool Masks::by_inside_for_ever(SetId set, Mask& mask) {
 bool Masks::lead_by_kind(int kind, SetId from, bool& any) {
   const std::vector<KindEdge>& edges = kind_edges_[static_cast<size_t>(kind)];
   bool all = true;
+  amid_.clear();
   const auto follow = [&](auto&& self, uint8_t place, SetId at) -> void {
     SetId last = Machine::kDead;
     for (const KindEdge& edge : edges) {
@@ -337,6 +338,8 @@ bool Masks::lead_by_kind(int kind, SetId from, bool& any) {
       }
       any = true;
       if (edge.to != CharKindAutomaton::kWhole) {
+        if (std::ranges::find(amid_, std::pair(edge.to, to)) != amid_.end()) continue;
+        amid_.emplace_back(edge.to, to);
         self(self, edge.to, to);
       } else if (to != last) {
         last = to;
@@ -449,16 +452,45 @@ bool Masks::by_parts(SetId set, Mask& mask) {
   if (count < 2 || count > kPartsMax) return false;
   for (size_t i = 0; i < count; ++i) {
     const SetId part = machine_.canonical(machine_.part(set, i));
-    const auto known = kept_.find(part);
-    if (known != kept_.end()) {
-      add_part(known->second, mask);
-      continue;
-    }
-    Mask made;
-    make(part, made);
-    add_part(keep(part, std::move(made)), mask);
+    add_part(mask_of(part), mask);
   }
   return true;
+}
+
+// The mask of a place in a closed rule is that of the same place wherever the rule was called, but
+// for tokens that reach the rule's end.
+bool Masks::by_place(SetId set, Mask& mask) {
+  const SetId open = machine_.opened(set);
+  if (open == Machine::kDead) return false;
+  const Mask& place = mask_of(open);
+  mask.base = place.words.empty() ? place.base : &place.words;
+  mask.changes = place.changes;
+  std::string_view last;
+  size_t known = 0;  // bytes of `last` whose states are in path_
+  path_[0] = set;
+  for (TokenId token : place.asked) {
+    const std::string_view bytes = trie_.bytes(token);
+    const auto [differs, _] = std::ranges::mismatch(last.substr(0, known), bytes);
+    known = static_cast<size_t>(differs - last.begin());
+    for (; known < bytes.size() && leads_on(path_[known]); ++known) {
+      path_[known + 1] = step(path_[known], static_cast<uint8_t>(bytes[known]));
+    }
+    last = bytes;
+    if (path_[known] == Machine::kDepends) {
+      mask.asked.push_back(token);
+    } else if (path_[known] != Machine::kDead) {
+      mask.changes.push_back(allowed(token));
+    }
+  }
+  return true;
+}
+
+const Masks::Mask& Masks::mask_of(SetId set) {
+  const auto known = kept_.find(set);
+  if (known != kept_.end()) return known->second;
+  Mask made;
+  make(set, made);
+  return keep(set, std::move(made));
 }
 
 // Allows what the part allows. Its asked tokens are asked of the whole.
@@ -578,9 +610,9 @@ bool Masks::is_wide(SetId set) {
 void Masks::make(SetId set, Mask& mask) {
   if (set == Machine::kDead) return;
   const bool fast = by_lexeme(set, mask) ||
-                    (is_wide(set) &&
-                     (inside_string(set, mask) || by_parts(set, mask) || by_difference(set, mask) ||
-                      by_inside_for_ever(set, mask) || by_kinds(set, mask)));
+                    (is_wide(set) && (by_place(set, mask) || inside_string(set, mask) ||
+                                      by_parts(set, mask) || by_difference(set, mask) ||
+                                      by_inside_for_ever(set, mask) || by_kinds(set, mask)));
   if (!fast) walk_into(trie_.all(), set, mask);
   if (!machine_.accepting(set)) return;
   for (TokenId id : trie_.eos_ids()) {
@@ -626,19 +658,12 @@ size_t Masks::size_of(const Mask& mask) const {
 
 bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) {
   const SetId set = machine_.canonical(exact);
-  auto it = kept_.find(set);
-  if (it == kept_.end()) {
-    if (kept_bytes_ > kKeptBytesMax) {
-      kept_.clear();
-      tails_.clear();
-      kept_bytes_ = 0;
-    }
-    Mask mask;
-    make(set, mask);
-    keep(set, std::move(mask));
-    it = kept_.find(set);
+  if (kept_bytes_ > kKeptBytesMax) {
+    kept_.clear();
+    tails_.clear();
+    kept_bytes_ = 0;
   }
-  const Mask& mask = it->second;
+  const Mask& mask = mask_of(set);
   write(mask, words);
   const bool asked = !mask.asked.empty() && ask(mask, set, text, words);
   return asked || !mask.empty;

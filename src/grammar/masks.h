@@ -28,9 +28,10 @@ class Masks {
   size_t num_kept() const { return kept_.size(); }
 
  private:
-  // A mask that is kept: one of the vocabulary's own, or words, or nothing; and what differs.
+  // A mask that is kept: one of the vocabulary's or another's, or words, or nothing; and what
+  // differs.
   struct Mask {
-    const std::vector<uint32_t>* base = nullptr;  // the vocabulary's
+    const std::vector<uint32_t>* base = nullptr;  // the vocabulary's, or words of another mask
     std::vector<uint32_t> words;
     std::vector<uint32_t> changes;  // in order: token * 2, and 1 to allow it
     // Tokens amid which a check looks at the text, by their bytes: tried at each fill, whatever the
@@ -75,6 +76,8 @@ class Masks {
   CharKinds absorbed(SetId set, size_t& characters);
   bool lead_by_kind(int kind, SetId from, bool& any);
   bool by_parts(SetId set, Mask& mask);
+  bool by_place(SetId set, Mask& mask);
+  const Mask& mask_of(SetId set);
   void add_part(const Mask& part, Mask& mask);
   const Mask& keep(SetId set, Mask mask);
   const Mask* known_inside(SetId set);
@@ -96,8 +99,9 @@ class Masks {
     uint8_t from, byte, to;
   };
   std::array<std::vector<KindEdge>, kNumCharKinds> kind_edges_;
-  std::vector<SetId> absorbing_;         // states found by absorbed(), each once
-  std::vector<uint32_t> absorb_rounds_;  // [state] the last search that found it
+  std::vector<std::pair<uint8_t, SetId>> amid_;  // places amid a character, and states
+  std::vector<SetId> absorbing_;                 // states found by absorbed(), each once
+  std::vector<uint32_t> absorb_rounds_;          // [state] the last search that found it
   uint32_t absorb_round_ = 0;
 };
 
