@@ -610,9 +610,9 @@ bool Masks::is_wide(SetId set) {
 void Masks::make(SetId set, Mask& mask) {
   if (set == Machine::kDead) return;
   const bool fast = by_lexeme(set, mask) ||
-                    (is_wide(set) && (by_place(set, mask) || inside_string(set, mask) ||
-                                      by_parts(set, mask) || by_difference(set, mask) ||
-                                      by_inside_for_ever(set, mask) || by_kinds(set, mask)));
+                    (is_wide(set) &&
+                     (inside_string(set, mask) || by_parts(set, mask) || by_difference(set, mask) ||
+                      by_place(set, mask) || by_inside_for_ever(set, mask) || by_kinds(set, mask)));
   if (!fast) walk_into(trie_.all(), set, mask);
   if (!machine_.accepting(set)) return;
   for (TokenId id : trie_.eos_ids()) {
@@ -648,7 +648,9 @@ void Masks::settle(Mask& mask) {
     mask.words = scratch_;
     mask.changes = {};
   }
-  std::ranges::sort(mask.asked, {}, [&](TokenId id) { return trie_.bytes(id); });
+  const auto by_bytes = [&](TokenId id) { return trie_.rank(id); };
+  if (!std::ranges::is_sorted(mask.asked, {}, by_bytes))
+    std::ranges::sort(mask.asked, {}, by_bytes);
 }
 
 size_t Masks::size_of(const Mask& mask) const {

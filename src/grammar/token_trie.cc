@@ -106,6 +106,10 @@ TokenTrie::TokenTrie(const VocabView& vocab)
     }
   }
   all_ = Builder(*this).build(ids);
+  ranks_.assign(static_cast<size_t>(vocab_size_), 0);
+  for (uint32_t t = 0; t < all_.token_ids.size(); ++t) {
+    ranks_[static_cast<size_t>(all_.token_ids[t])] = t;
+  }
   not_string_inside_ = Builder(*this).build(others);
   file_by_kinds();
 

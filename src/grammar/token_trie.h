@@ -85,6 +85,8 @@ class TokenTrie {
   int32_t vocab_size() const { return vocab_size_; }
   int32_t words_per_mask() const { return (vocab_size_ + 31) / 32; }
   std::string_view bytes(TokenId id) const;  // empty: never allowed by a grammar
+  // The token's place among all by their bytes.
+  uint32_t rank(TokenId id) const { return ranks_[static_cast<size_t>(id)]; }
   std::span<const TokenId> eos_ids() const { return eos_ids_; }
   bool is_eos(TokenId id) const;
 
@@ -97,6 +99,7 @@ class TokenTrie {
   std::string text_;
   std::vector<uint32_t> offsets_;  // [vocab_size + 1]
   std::vector<TokenId> eos_ids_;
+  std::vector<uint32_t> ranks_;  // [token]
   TrieWalk all_, not_string_inside_, rests_;
   std::vector<TrieWalk> rests_after_;
   // [n - 1]: tokens of n characters; and the masks of up to n of them, for the first of these
