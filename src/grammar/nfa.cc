@@ -23,6 +23,15 @@ bool edge_equal(const Nfa::Edge& a, const Nfa::Edge& b) {
   return !edge_less(a, b) && !edge_less(b, a);
 }
 
+// In order, each once.
+void sort_edges(Nfa::State& state) {
+  const auto unordered = [](const Nfa::Edge& a, const Nfa::Edge& b) { return !edge_less(a, b); };
+  if (std::ranges::adjacent_find(state.edges, unordered) == state.edges.end()) return;
+  std::sort(state.edges.begin(), state.edges.end(), edge_less);
+  state.edges.erase(std::unique(state.edges.begin(), state.edges.end(), edge_equal),
+                    state.edges.end());
+}
+
 // Keeps the states with keep[s], renumbered in their order.
 Nfa restricted(const Nfa& nfa, const std::vector<bool>& keep) {
   std::vector<NodeId> renamed(nfa.states.size(), 0);
@@ -39,62 +48,50 @@ Nfa restricted(const Nfa& nfa, const std::vector<bool>& keep) {
       edge.target = renamed[edge.target];
       state.edges.push_back(edge);
     }
-    std::sort(state.edges.begin(), state.edges.end(), edge_less);
-    state.edges.erase(std::unique(state.edges.begin(), state.edges.end(), edge_equal),
-                      state.edges.end());
+    sort_edges(state);
   }
   out.start = renamed[nfa.start];
   return out;
 }
 
-std::vector<bool> reachable(const Nfa& nfa) {
-  std::vector<bool> seen(nfa.states.size(), false);
-  std::vector<NodeId> stack = {nfa.start};
-  seen[nfa.start] = true;
-  while (!stack.empty()) {
-    const NodeId s = stack.back();
-    stack.pop_back();
-    for (const Nfa::Edge& edge : nfa.states[s].edges) {
-      if (!seen[edge.target]) {
-        seen[edge.target] = true;
-        stack.push_back(edge.target);
-      }
-    }
-  }
-  return seen;
-}
-
 // The states from which a final one can be reached; the start always counts.
 std::vector<bool> productive(const Nfa& nfa) {
-  std::vector<std::vector<NodeId>> sources(nfa.states.size());
-  std::vector<bool> seen(nfa.states.size(), false);
+  const size_t count = nfa.states.size();
+  std::vector<uint32_t> begins(count + 2, 0);  // of each state's sources, by counting
+  for (const Nfa::State& state : nfa.states) {
+    for (const Nfa::Edge& edge : state.edges) ++begins[edge.target + 2];
+  }
+  for (size_t s = 2; s < begins.size(); ++s) begins[s] += begins[s - 1];
+  std::vector<NodeId> sources(begins.back());
+  for (NodeId s = 0; s < count; ++s) {
+    for (const Nfa::Edge& edge : nfa.states[s].edges) sources[begins[edge.target + 1]++] = s;
+  }
+  std::vector<bool> seen(count, false);
   std::vector<NodeId> stack;
-  for (NodeId s = 0; s < nfa.states.size(); ++s) {
-    for (const Nfa::Edge& edge : nfa.states[s].edges) sources[edge.target].push_back(s);
-    if (nfa.states[s].final) {
-      seen[s] = true;
-      stack.push_back(s);
-    }
+  for (NodeId s = 0; s < count; ++s) {
+    if (!nfa.states[s].final) continue;
+    seen[s] = true;
+    stack.push_back(s);
   }
   while (!stack.empty()) {
     const NodeId s = stack.back();
     stack.pop_back();
-    for (NodeId source : sources[s]) {
-      if (!seen[source]) {
-        seen[source] = true;
-        stack.push_back(source);
-      }
+    for (uint32_t i = begins[s]; i < begins[s + 1]; ++i) {
+      if (seen[sources[i]]) continue;
+      seen[sources[i]] = true;
+      stack.push_back(sources[i]);
     }
   }
   seen[nfa.start] = true;
   return seen;
 }
 
-Nfa trimmed(const Nfa& nfa) {
-  std::vector<bool> keep = reachable(nfa);
-  const std::vector<bool> useful = productive(nfa);
-  for (size_t s = 0; s < keep.size(); ++s) keep[s] = keep[s] && useful[s];
-  return restricted(nfa, keep);
+// Without states that lead to no final one. REQUIRES: all are reachable.
+Nfa useful(Nfa nfa) {
+  const std::vector<bool> keep = productive(nfa);
+  if (std::ranges::find(keep, false) != keep.end()) return restricted(nfa, keep);
+  for (Nfa::State& state : nfa.states) sort_edges(state);
+  return nfa;
 }
 
 struct VectorHash {
@@ -137,17 +134,18 @@ std::vector<Cut> cut_bytes(const std::vector<const Nfa::Edge*>& edges) {
 
 // Joins neighbouring byte ranges that lead to the same state.
 void join_ranges(Nfa::State& state) {
-  std::sort(state.edges.begin(), state.edges.end(), edge_less);
-  std::vector<Nfa::Edge> joined;
+  sort_edges(state);
+  size_t kept = 0;
   for (const Nfa::Edge& e : state.edges) {
-    if (!joined.empty() && e.call < 0 && joined.back().call < 0 &&
-        joined.back().target == e.target && joined.back().high + 1 == e.low) {
-      joined.back().high = e.high;
+    Nfa::Edge* const last = kept > 0 ? &state.edges[kept - 1] : nullptr;
+    if (last != nullptr && e.call < 0 && last->call < 0 && last->target == e.target &&
+        last->high + 1 == e.low) {
+      last->high = e.high;
     } else {
-      joined.push_back(e);
+      state.edges[kept++] = e;
     }
   }
-  state.edges = std::move(joined);
+  state.edges.resize(kept);
 }
 
 int32_t call_of_symbol(Ir::Arc::Symbol symbol) {
@@ -317,37 +315,81 @@ Ir::Graph graph_of(const Nfa& dfa) {
 }
 
 Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits) {
+  constexpr NodeId kUnnamed = ~NodeId{0};
   Nfa out;
-  out.states.resize(nfa.states.size());
-  out.start = nfa.start;
+  std::vector<NodeId> named(nfa.states.size(), kUnnamed);
+  std::vector<NodeId>
+      origins;  // of the states of `out`, which are those that bytes and calls reach
+  const auto name_of = [&](NodeId s) {
+    if (named[s] == kUnnamed) {
+      named[s] = out.add();
+      origins.push_back(s);
+    }
+    return named[s];
+  };
+  out.start = name_of(nfa.start);
   std::vector<uint32_t> seen(nfa.states.size(), 0);
   std::vector<NodeId> stack;
-  for (NodeId s = 0; s < nfa.states.size(); ++s) {
-    if (s % kCheckedEvery == 0 && limits.interrupted()) return nfa;
-    stack = {s};
-    seen[s] = s + 1;
+  for (NodeId made = 0; made < origins.size(); ++made) {
+    if (made % kCheckedEvery == 0 && limits.interrupted()) return nfa;
+    std::vector<Nfa::Edge> edges;
+    bool final = false;
+    stack = {origins[made]};
+    seen[origins[made]] = made + 1;
     while (!stack.empty()) {
       const NodeId u = stack.back();
       stack.pop_back();
-      out.states[s].final = out.states[s].final || nfa.states[u].final;
-      for (const Nfa::Edge& edge : nfa.states[u].edges) {
+      final = final || nfa.states[u].final;
+      for (Nfa::Edge edge : nfa.states[u].edges) {
         if (!edge.is_empty) {
-          out.states[s].edges.push_back(edge);
-        } else if (seen[edge.target] != s + 1) {
-          seen[edge.target] = s + 1;
+          edge.target = name_of(edge.target);
+          edges.push_back(edge);
+        } else if (seen[edge.target] != made + 1) {
+          seen[edge.target] = made + 1;
           stack.push_back(edge.target);
         }
       }
     }
+    out.states[made].edges = std::move(edges);
+    out.states[made].final = final;
   }
-  return trimmed(out);
+  return useful(std::move(out));
 }
 
+namespace {
+
+// Whether its edges, in order, never leave a choice.
+bool is_deterministic(const Nfa::State& state) {
+  for (size_t i = 1; i < state.edges.size(); ++i) {
+    const Nfa::Edge& last = state.edges[i - 1];
+    const Nfa::Edge& edge = state.edges[i];
+    const bool apart =
+        last.call < 0 && edge.call < 0 ? last.high < edge.low : last.call != edge.call;
+    if (!apart || edge_less(edge, last)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const GrammarLimits& limits) {
+  constexpr NodeId kUnnamed = ~NodeId{0};
   Nfa out;
   std::unordered_map<std::vector<uint32_t>, NodeId, VectorHash> index;
-  std::vector<std::vector<uint32_t>> members;
+  std::vector<NodeId> alone(nfa.states.size(), kUnnamed);  // of sets of one state
+  std::vector<std::vector<uint32_t>> members;              // or empty,
+  std::vector<NodeId> single;                              // and the only one is here
+  const auto id_of_one = [&](NodeId s) {
+    if (alone[s] == kUnnamed) {
+      alone[s] = out.add();
+      out.states.back().final = nfa.states[s].final;
+      members.emplace_back();
+      single.push_back(s);
+    }
+    return alone[s];
+  };
   const auto id_of = [&](std::vector<uint32_t> set) {
+    if (set.size() == 1) return id_of_one(set[0]);
     const auto [it, added] = index.try_emplace(set, static_cast<NodeId>(out.states.size()));
     if (added) {
       out.add();
@@ -355,16 +397,27 @@ std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const Grammar
         out.states.back().final = out.states.back().final || nfa.states[s].final;
       }
       members.push_back(std::move(set));
+      single.push_back(kUnnamed);
     }
     return it->second;
   };
-  out.start = id_of({nfa.start});
+  out.start = id_of_one(nfa.start);
+  std::vector<const Nfa::Edge*> bytes;
   for (NodeId current = 0; current < out.states.size(); ++current) {
     if (out.states.size() > states_max) return std::nullopt;
     if (current % kCheckedEvery == 0 && limits.interrupted()) return std::nullopt;
-    std::vector<const Nfa::Edge*> bytes;
+    std::vector<Nfa::Edge> edges;
+    if (single[current] != kUnnamed && is_deterministic(nfa.states[single[current]])) {
+      edges = nfa.states[single[current]].edges;
+      for (Nfa::Edge& edge : edges) edge.target = id_of_one(edge.target);
+      out.states[current].edges = std::move(edges);
+      join_ranges(out.states[current]);
+      continue;
+    }
+    bytes.clear();
     std::map<int32_t, std::vector<uint32_t>> calls;
-    const std::vector<uint32_t> set = members[current];
+    std::vector<uint32_t> set = members[current];
+    if (single[current] != kUnnamed) set = {single[current]};
     for (uint32_t s : set) {
       for (const Nfa::Edge& edge : nfa.states[s].edges) {
         if (edge.call < 0) {
@@ -374,7 +427,6 @@ std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const Grammar
         }
       }
     }
-    std::vector<Nfa::Edge> edges;
     for (Cut& cut : cut_bytes(bytes)) {
       edges.push_back({.low = cut.low, .high = cut.high, .target = id_of(std::move(cut.targets))});
     }
@@ -504,7 +556,7 @@ Nfa minimised(const Nfa& dfa, const GrammarLimits& limits) {
     join_ranges(state);
   }
   out.start = classes[dfa.start];
-  return trimmed(out);
+  return useful(std::move(out));
 }
 
 }  // namespace espalier::grammar
