@@ -30,13 +30,13 @@ Result<ChatTemplate> ChatTemplate::compile(std::string_view source) {
 }
 
 Result<std::string> ChatTemplate::render(const json::object& variables,
-                                         std::optional<std::time_t> now) const {
+                                         std::optional<std::time_t> now, double seconds_max) const {
   jinja::Dict dict;
   for (const auto& [key, value] : variables) {
     dict.entries.emplace_back(jinja::Value(std::string_view(key)), jinja::from_json(value));
   }
   jinja::Interpreter interpreter(jinja::Value(std::move(dict)), now.value_or(std::time(nullptr)),
-                                 jinja::Limits());
+                                 {.seconds_max = seconds_max});
   return interpreter.run(impl_->block);
 }
 

@@ -1,10 +1,12 @@
 // Templates against what jinja2 makes of them (tests/compat/text/make_template_goldens.py).
 #include "text/template/chat_template.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 
@@ -124,6 +126,25 @@ TEST(ChatTemplate, RunawaysEnd) {
   EXPECT_NE(code("{{ (-9223372036854775807 - 1) // -1 }}"), StatusCode::kOk);
   // A namespace that holds itself is let go (the leak sanitizer would tell).
   EXPECT_EQ(code("{% set ns = namespace() %}{% set ns.me = ns %}"), StatusCode::kOk);
+}
+
+// Steps are cheap beside what some of them do to long texts: the clock ends those.
+TEST(ChatTemplate, TimeIsLimited) {
+  for (const std::string_view costly :
+       {"x.split(' ')", "x[::-1]", "x | title", "x | indent(3)", "x.upper()", "x | trim",
+        "'b' in x", "x | length", "x.replace('a', 'bc')", "x | tojson"}) {
+    const auto compiled = ChatTemplate::compile(
+        fmt::format("{{% set x = 'a ' * 300000 %}}{{% for i in range(99999) %}}"
+                    "{{% set y = {} %}}{{% endfor %}}",
+                    costly));
+    ASSERT_TRUE(compiled) << compiled.error().to_string();
+    const auto start = std::chrono::steady_clock::now();
+    const auto rendered = compiled->render({}, golden_time(), 0.02);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    ASSERT_FALSE(rendered) << costly;
+    EXPECT_EQ(rendered.error().code(), StatusCode::kResourceExhausted) << costly;
+    EXPECT_LT(seconds.count(), 3) << costly;  // one of them and a busy machine
+  }
 }
 
 TEST(ChatTemplate, FindsTheTemplateOfAFolder) {

@@ -90,12 +90,16 @@ Result<std::vector<Keyed>> keyed(Interpreter& interpreter, const Value& input,
   return result;
 }
 
-// Stable; the first pair that has no order is the error.
-Status sort_keyed(Interpreter& interpreter, std::vector<Keyed>& items, bool reverse) {
+// Stable; the first pair that has no order is the error. Keys within lists, as `sort` compares
+// them, need none where they are equal.
+enum class Keys { kPlain, kInLists };
+Status sort_keyed(Interpreter& interpreter, std::vector<Keyed>& items, bool reverse,
+                  Keys keys = Keys::kPlain) {
   Status status;
   size_t num_compared = 0;
   const auto before = [&](const Keyed& a, const Keyed& b) {
     ++num_compared;
+    if (keys == Keys::kInLists && equal(a.key, b.key)) return false;
     const Result<int> order = compare(a.key, b.key);
     if (!order) {
       if (status.ok()) status = order.error();
@@ -182,8 +186,13 @@ Result<Value> filter_capitalize(Interpreter& interpreter, const Value& input, co
 }
 Result<Value> filter_replace(Interpreter& interpreter, const Value& input,
                              const Arguments& arguments) {
-  // The text alone, as jinja2 does where it does not escape.
-  return call_method(interpreter, Value(input.str()), "replace", arguments);
+  // The texts alone, as jinja2 does where it does not escape.
+  Arguments texts = arguments;
+  for (size_t i = 0; i < std::min<size_t>(2, texts.positional.size()); ++i)
+    texts.positional[i] = Value(texts.positional[i].str());
+  for (auto& [name, value] : texts.named)
+    if (name == "old" || name == "new") value = Value(value.str());
+  return call_method(interpreter, Value(input.str()), "replace", texts);
 }
 Result<Value> filter_center(Interpreter& interpreter, const Value& input,
                             const Arguments& arguments) {
@@ -334,6 +343,7 @@ Result<Value> filter_dictsort(Interpreter& interpreter, const Value& input,
                               const Arguments& arguments) {
   ESP_ASSIGN_OR_RETURN(const Bound bound,
                        bind("dictsort", arguments, {"case_sensitive", "by", "reverse"}));
+  if (input.is_undefined()) return fail(template_error(input.why_undefined()));
   ESP_ASSIGN_OR_RETURN(const Value pairs, filter_items_of(interpreter, input, {}));
   const bool by_value = bound[1] && bound[1]->str() == "value";
   ESP_ASSIGN_OR_RETURN(std::vector<Keyed> items,
@@ -348,7 +358,7 @@ Result<Value> filter_sort(Interpreter& interpreter, const Value& input,
                        bind("sort", arguments, {"reverse", "case_sensitive", "attribute"}));
   ESP_ASSIGN_OR_RETURN(std::vector<Keyed> items,
                        keyed(interpreter, input, bound[2], flag(bound[1], false)));
-  ESP_RETURN_IF_ERROR(sort_keyed(interpreter, items, flag(bound[0], false)));
+  ESP_RETURN_IF_ERROR(sort_keyed(interpreter, items, flag(bound[0], false), Keys::kInLists));
   return Value(items_of(std::move(items)));
 }
 
@@ -375,7 +385,9 @@ Result<Value> filter_groupby(Interpreter& interpreter, const Value& input,
   ESP_ASSIGN_OR_RETURN(std::vector<Keyed> items,
                        keyed(interpreter, input, bound[0], flag(bound[2], false)));
   for (Keyed& entry : items) {
-    if (entry.key.is_undefined() && bound[1]) entry.key = *bound[1];
+    if (!entry.key.is_undefined() || !bound[1]) continue;
+    ESP_ASSIGN_OR_RETURN(entry.key,
+                         key_of(interpreter, *bound[1], std::nullopt, flag(bound[2], false)));
   }
   ESP_RETURN_IF_ERROR(sort_keyed(interpreter, items, false));
   std::vector<Value> groups, group;
@@ -441,6 +453,27 @@ Result<Value> filter_batch(Interpreter& interpreter, const Value& input,
     batches.emplace_back(std::move(batch));
   }
   return Value(std::move(batches));
+}
+
+// So many columns of nearly one length, the longer ones first.
+Result<Value> filter_slice(Interpreter& interpreter, const Value& input,
+                           const Arguments& arguments) {
+  ESP_ASSIGN_OR_RETURN(const Bound bound, bind("slice", arguments, {"slices", "fill_with"}));
+  ESP_ASSIGN_OR_RETURN(const int64_t count, integer("slice", bound[0], 0));
+  ESP_ASSIGN_OR_RETURN(const std::vector<Value> items, interpreter.iterate(input));
+  if (count < 1) return fail(template_error("integer division or modulo by zero"));
+  ESP_RETURN_IF_ERROR(interpreter.charge(static_cast<size_t>(std::min<int64_t>(count, 1 << 24))));
+  const int64_t total = std::ssize(items), longer = total % count;
+  std::vector<Value> columns;
+  auto next = items.begin();
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t size = total / count + (i < longer ? 1 : 0);
+    std::vector<Value> column(next, next + size);
+    next += size;
+    if (bound[1] && !bound[1]->is_none() && i >= longer) column.push_back(*bound[1]);
+    columns.emplace_back(std::move(column));
+  }
+  return Value(std::move(columns));
 }
 
 std::optional<double> parse_float(const std::string& text) {
@@ -679,6 +712,7 @@ constexpr std::pair<std::string_view, Filter> kFilters[] = {
     {"safe", filter_safe},
     {"select", lazy<filter_select>},
     {"selectattr", lazy<filter_selectattr>},
+    {"slice", lazy<filter_slice>},
     {"sort", filter_sort},
     {"string", filter_string},
     {"sum", filter_sum},

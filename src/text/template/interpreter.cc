@@ -130,7 +130,12 @@ class Interpreter::DepthGuard {
 // ---- running ----
 
 Interpreter::Interpreter(Value variables, std::time_t now, Limits limits)
-    : limits_(limits), now_(now), scope_(std::make_shared<Scope>()) {
+    : limits_(limits),
+      now_(now),
+      deadline_(std::chrono::steady_clock::now() +
+                std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                    std::chrono::duration<double>(limits.seconds_max))),
+      scope_(std::make_shared<Scope>()) {
   for (const auto& [key, value] : variables.dict().entries) {
     scope_->names.emplace_back(key.string(), value);
   }
@@ -146,9 +151,16 @@ Interpreter::~Interpreter() {
 
 Status Interpreter::charge(size_t steps) {
   steps_ += static_cast<int64_t>(std::min<size_t>(steps, 1u << 30));
-  if (steps_ <= limits_.steps_max) return {};
-  return error(StatusCode::kResourceExhausted, "the template takes more than {} steps",
-               limits_.steps_max);
+  if (steps_ > limits_.steps_max) {
+    return error(StatusCode::kResourceExhausted, "the template takes more than {} steps",
+                 limits_.steps_max);
+  }
+  constexpr int64_t kStepsBetweenLooks = 4096;
+  if (steps_ < next_look_) return {};
+  next_look_ = steps_ + kStepsBetweenLooks;
+  if (std::chrono::steady_clock::now() < deadline_) return {};
+  return error(StatusCode::kResourceExhausted, "the template takes more than {} s",
+               limits_.seconds_max);
 }
 
 Status Interpreter::charge_bytes(size_t bytes) {
@@ -581,6 +593,8 @@ Result<Value> Interpreter::evaluate_compare(const Expression& node) {
     if (op == "==" || op == "!=") {
       holds = equal(left, right) == (op == "==");
     } else if (op == "in" || op == "not in") {
+      if (right.is_string()) ESP_RETURN_IF_ERROR(charge(right.string().size() / 64));
+      if (right.is_list()) ESP_RETURN_IF_ERROR(charge(right.items().size() / 8));
       ESP_ASSIGN_OR_RETURN(const bool is_in, contains(right, left));
       holds = is_in == (op == "in");
     } else {
@@ -677,7 +691,7 @@ Result<Value> Interpreter::evaluate_filter(const Expression& node, const Value* 
   } else {
     ESP_ASSIGN_OR_RETURN(input, evaluate(*node.children[0]));
   }
-  ESP_RETURN_IF_ERROR(charge(1));
+  ESP_RETURN_IF_ERROR(charge(input.is_string() ? 1 + input.string().size() / 64 : 1));
   const Filter filter = find_filter(node.name);
   if (filter == nullptr) {
     return fail(template_error(fmt::format("line {}: no filter named '{}'", node.line, node.name)));

@@ -3,6 +3,7 @@
 // and raise_exception of its own.
 #pragma once
 
+#include <chrono>
 #include <ctime>
 #include <memory>
 #include <string>
@@ -19,7 +20,8 @@ namespace espalier::jinja {
 struct Limits {
   int64_t steps_max = 10'000'000;  // nodes visited, and 64 bytes of any text or 8 items made
   int64_t output_bytes_max = 64 << 20;
-  int depth_max = 500;  // evaluations within each other: macros that call themselves
+  int depth_max = 500;     // evaluations within each other: macros that call themselves
+  double seconds_max = 5;  // for what costs more than its steps
 };
 
 // A level of names. Kept alive by the frames that run in it; a macro refers to its own weakly, for
@@ -100,7 +102,8 @@ class Interpreter {
 
   const Limits limits_;
   const std::time_t now_;
-  int64_t steps_ = 0;
+  const std::chrono::steady_clock::time_point deadline_;
+  int64_t steps_ = 0, next_look_ = 0;  // next_look_: the step that looks at the clock
   int64_t output_bytes_ = 0;
   int depth_ = 0;
   std::shared_ptr<Scope> scope_;

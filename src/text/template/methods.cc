@@ -81,7 +81,7 @@ std::vector<Value> split_spaces(std::string_view text, int64_t count_max) {
   text = strip(text, true, false, drop);
   while (!text.empty()) {
     if (count_max >= 0 && static_cast<int64_t>(parts.size()) == count_max) {
-      parts.emplace_back(strip(text, false, true, drop));
+      parts.emplace_back(text);
       break;
     }
     size_t end = 0;
@@ -103,7 +103,7 @@ std::vector<Value> rsplit_spaces(std::string_view text, int64_t count_max) {
   text = strip(text, false, true, drop);
   while (!text.empty()) {
     if (count_max >= 0 && static_cast<int64_t>(parts.size()) == count_max) {
-      parts.emplace_back(strip(text, true, false, drop));
+      parts.emplace_back(text);
       break;
     }
     const std::string_view head = strip(text, false, true, keep);

@@ -167,8 +167,9 @@ Result<bool> contains(const Value& container, const Value& item) {
 
 Result<Value> slice(const Value& value, const Value& start, const Value& stop, const Value& step) {
   if (value.is_undefined()) return fail(template_error(value.why_undefined()));
+  if (value.is_dict()) return fail(template_error("unhashable type: 'slice'"));
   if (!value.is_string() && !value.is_list()) {
-    return Value::undefined(missing(value, "slice(...)"));
+    return fail(template_error(fmt::format("'{}' object is not subscriptable", value.type_name())));
   }
   for (const Value* part : {&start, &stop, &step}) {
     if (!part->is_none() && !(part->is_number() && !part->is_float())) {

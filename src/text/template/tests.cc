@@ -89,7 +89,10 @@ Result<bool> test_lower(Interpreter& i, const Value& value, const Arguments&) {
 using Property = bool (*)(const Value&);
 constexpr std::pair<std::string_view, Property> kProperties[] = {
     {"boolean", [](const Value& v) { return v.is_bool(); }},
-    {"callable", [](const Value& v) { return v.is_object() && v.object()->callable(); }},
+    {"callable",
+     [](const Value& v) {  // of jinja2's undefined values, too, which fail when they are called
+       return v.is_undefined() || (v.is_object() && v.object()->callable());
+     }},
     {"defined", [](const Value& v) { return !v.is_undefined(); }},
     {"escaped", [](const Value& v) { return v.is_markup(); }},
     {"false", [](const Value& v) { return v.is_bool() && !v.boolean(); }},
