@@ -38,23 +38,25 @@ int byte_of_character(char32_t code) {
 
 bool append_spelled_bytes(std::string_view spelled, std::string& out) {
   const size_t size_before = out.size();
-  for (size_t i = 0; i < spelled.size();) {
-    const auto first = static_cast<uint8_t>(spelled[i]);
-    char32_t code = first;
-    if (first < 0x80) {
+  out.resize(size_before + spelled.size());
+  char* to = out.data() + size_before;
+  for (size_t i = 0; i < spelled.size(); ++i) {
+    char32_t code = static_cast<uint8_t>(spelled[i]);
+    if (code >= 0x80) {
+      // The alphabet ends below U+0144: two bytes of UTF-8, or none of its characters.
+      const auto second = static_cast<uint8_t>(i + 1 < spelled.size() ? spelled[i + 1] : 0);
+      const bool valid = code >= 0xC2 && code <= 0xDF && (second & 0xC0) == 0x80;
+      code = valid ? (code & 0x1F) << 6 | (second & 0x3F) : 0x10FFFF;
       ++i;
-    } else {
-      const Utf8Char c = decode_utf8(spelled, i);
-      code = c.valid ? c.code : 0x10FFFF;
-      i += c.size;
     }
     const int byte = byte_of_character(code);
     if (byte < 0) {
       out.resize(size_before);
       return false;
     }
-    out += static_cast<char>(byte);
+    *to++ = static_cast<char>(byte);
   }
+  out.resize(static_cast<size_t>(to - out.data()));
   return true;
 }
 
