@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cfloat>
+#include <cmath>
 #include <map>
 #include <unordered_map>
 
@@ -22,6 +23,7 @@ namespace json = boost::json;
 using PieceType = SentencePieceModel::PieceType;
 
 constexpr std::string_view kMark = "\xE2\x96\x81";  // stands for a space
+constexpr float kScoreMax = 100000.0f;              // sums beyond it begin at 0 again
 constexpr float kUnkPenalty = 10.0f;                // below the lowest score
 
 int hex_digit(char c) {
@@ -95,7 +97,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   PieceTrie user_defined_;
   std::vector<float> scores_;
   std::vector<uint32_t> ranks_;
-  float unk_score_ = 0, score_max_ = FLT_MIN;
+  float unk_score_ = 0;
   TokenId unk_id_ = -1;
   std::optional<TokenId> bos_id_, eos_id_;
   std::array<TokenId, 256> byte_ids_{};
@@ -146,7 +148,6 @@ void SentencePieceTokenizer::index_pieces() {
     switch (piece.type) {
       case PieceType::kNormal:
         score_min = std::min(score_min, piece.score);
-        score_max_ = std::max(score_max_, piece.score);
         break;
       case PieceType::kUserDefined:
         user_defined.push_back({piece.text, id});
@@ -329,8 +330,9 @@ void SentencePieceTokenizer::encode_bpe_with_unused(std::string_view text,
   }
 }
 
-// The best cut by the sum of scores. Sums are kept in single precision from the text's beginning
-// and compared in double, as the library does: which of two nearly equal cuts wins depends on it.
+// The best cut by the sum of scores. Sums are kept in single precision from the text's beginning,
+// or from where they last became too large, as the library does: which of two nearly equal cuts
+// wins depends on it.
 // Source: sentencepiece/src/unigram_model.cc, EncodeOptimized.
 void SentencePieceTokenizer::encode_unigram(std::string_view text,
                                             std::vector<TokenId>& ids) const {
@@ -340,29 +342,33 @@ void SentencePieceTokenizer::encode_unigram(std::string_view text,
     TokenId id = -1;
   };
   std::vector<Best> best(text.size() + 1);
+  size_t frontier = 0;  // the furthest place that is reached
   for (size_t begin = 0; begin < text.size();) {
     const size_t character_size = decode_utf8(text, begin).size;
+    if (std::abs(best[begin].score) > kScoreMax) {
+      const float offset = best[begin].score;
+      for (size_t i = begin; i <= frontier; ++i) {
+        if (best[i].size > 0) best[i].score -= offset;
+      }
+    }
     const float score_here = best[begin].score;
     bool has_character = false;
-    const auto offer = [&](size_t size, TokenId id, double score) {
+    const auto offer = [&](size_t size, TokenId id, float score) {
+      frontier = std::max(frontier, begin + size);
       Best& target = best[begin + size];
-      if (target.size > 0 && score <= static_cast<double>(target.score)) return;
-      target = {static_cast<float>(score), static_cast<uint32_t>(size), id};
+      if (target.size > 0 && score <= target.score) return;
+      target = {score, static_cast<uint32_t>(size), id};
     };
     pieces_.for_each_prefix(text, begin, [&](size_t size, TokenId id) {
       const PieceType type = type_of(id);
       if (type == PieceType::kUnused) return;
-      if (type == PieceType::kUserDefined) {
-        const float bonus = static_cast<float>(size) * score_max_;
-        offer(size, id, static_cast<double>(bonus) - 0.1 + static_cast<double>(score_here));
-      } else {
-        offer(size, id, static_cast<double>(scores_[id] + score_here));
-      }
+      const float score = type == PieceType::kUserDefined
+                              ? static_cast<float>(0.1 * static_cast<double>(size - 1))
+                              : scores_[id];
+      offer(size, id, score + score_here);
       has_character |= size == character_size;
     });
-    if (!has_character) {
-      offer(character_size, unk_id_, static_cast<double>(unk_score_ + score_here));
-    }
+    if (!has_character) offer(character_size, unk_id_, unk_score_ + score_here);
     begin += character_size;
   }
   const size_t first = ids.size();
