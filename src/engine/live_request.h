@@ -19,28 +19,37 @@ namespace espalier {
 
 struct LiveRequest;
 
-// One of a request's n generations: a sequence of the scheduler's.
+// One of a request's n generations: a sequence of the scheduler's. What each token reads and writes
+// comes first and lies together; see prefetch().
 struct Sample {
   LiveRequest* request = nullptr;
+  bool has_news = false;        // it is listed for emission
+  bool finished = false;        // the event is, or was, its last
+  bool return_logprob = false;  // as its request
+  bool in_session = false;      // the same
+  bool has_grammar = false;     // there is a matcher
+  int32_t num_tokens = 0;       // of its output so far
   OutputProcessor output;
-  std::optional<grammar::Matcher> matcher;  // where the request has a grammar
-  std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
+  TokenEvent event;                         // what the caller has not heard yet
   SequenceId sequence = 0;                  // 0: the scheduler has not got it
   int32_t num_input_logprobs = 0;           // reported so far
-  int32_t num_tokens = 0;                   // of its output so far
-  TokenEvent event;                         // what the caller has not heard yet
-  bool has_news = false;                    // it is listed for emission
-  bool finished = false;                    // the event is, or was, its last
+  std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
 
   // Ahead of its next token: with hundreds of them each is found in a far cache.
   void prefetch() const {
     const auto* const begin = reinterpret_cast<const std::byte*>(this);
-    for (size_t at = 0; at < sizeof(*this); at += 64) __builtin_prefetch(begin + at, 1);
+    const auto* const end = reinterpret_cast<const std::byte*>(&sequence);
+    for (const auto* at = begin; at < end; at += 64) __builtin_prefetch(at, 1);
+    __builtin_prefetch(end - 1, 1);
   }
 };
 
 // Made by the thread that submits, then owned by the loop.
 struct LiveRequest {
+  EventSink sink;               // with what each event reads, in one line of the cache
+  std::vector<Sample> samples;  // never resized once the loop has it
+  size_t num_unfinished = 0;    // samples whose last event is not out
   RequestId id = 0;
   std::string rid;
   ResolvedSampling sampling;
@@ -56,15 +65,7 @@ struct LiveRequest {
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come
   std::vector<TokenId> prompt_ids;
-  EventSink sink;
   TimePoint arrived{};
-  std::vector<Sample> samples;  // never resized once the loop has it
-  size_t num_unfinished = 0;    // samples whose last event is not out
-
-  void prefetch_sink() const {
-    __builtin_prefetch(&sink);
-    __builtin_prefetch(&num_unfinished);
-  }
 };
 
 }  // namespace espalier

@@ -123,7 +123,10 @@ void EngineLoop::handle(GrammarMessage& message) {
   if (!message.grammar)
     return finish_unscheduled(request, FinishReason::Type::kError, message.grammar.error());
   request.awaits_grammar = false;
-  for (Sample& sample : request.samples) sample.matcher.emplace(*message.grammar);
+  for (Sample& sample : request.samples) {
+    sample.matcher.emplace(*message.grammar);
+    sample.has_grammar = true;
+  }
   if (request.jump_forward && jump_forward_ == nullptr)
     jump_forward_ = std::make_unique<JumpForward>(*tokenizer_);
   start_when_ready(request);
@@ -212,6 +215,8 @@ Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max
   spec->seed = sample_seed(request.seed, index);
   sample.output.set_max_new_tokens(max_new_tokens);
   sample.sequence = ++last_sequence_;
+  sample.return_logprob = request.return_logprob;
+  sample.in_session = request.session.has_value();
   sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
   sample.event.stats.arrived = request.arrived;
   samples_.emplace(sample.sequence, &sample);
@@ -342,7 +347,7 @@ std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId 
 
 void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
   Sample& sample = *samples_.at(id);
-  if (!sample.request->jump_forward || !sample.matcher || sample.matcher->ended()) return;
+  if (!sample.has_grammar || !sample.request->jump_forward || sample.matcher->ended()) return;
   jump_forward_->append_forced(*sample.matcher, sample.recent, forced);
 }
 
@@ -366,13 +371,13 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   OutputProcessor::Output out = sample.output.push(token);
   sample.event.text += out.text;
   sample.event.ids.push_back(token);
-  if (sample.request->return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
+  if (sample.return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
   sample.event.stats = stats;
-  if (sample.request->session) sessions_.append(sample.request->id, token);
+  if (sample.in_session) sessions_.append(sample.request->id, token);
   ++new_tokens_;
   ++sample.num_tokens;
   list(sample);
-  if (sample.matcher) {
+  if (sample.has_grammar) {
     if (sample.recent.size() == 2 * JumpForward::kWindowMax)
       sample.recent.erase(sample.recent.begin(), sample.recent.begin() + JumpForward::kWindowMax);
     sample.recent.push_back(token);
@@ -431,7 +436,7 @@ void EngineLoop::list(Sample& sample) {
 void EngineLoop::emit() {
   constexpr size_t kAhead = 8;
   for (size_t i = 0; i < news_.size(); ++i) {
-    if (i + kAhead < news_.size()) news_[i + kAhead]->request->prefetch_sink();
+    if (i + kAhead < news_.size()) __builtin_prefetch(news_[i + kAhead]->request);
     emit(*news_[i]);
   }
   news_.clear();
