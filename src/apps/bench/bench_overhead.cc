@@ -17,6 +17,9 @@
 #include "apps/session.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "engine/executor/executor.h"
+#include "engine/machine.h"
+#include "engine/start_cpu.h"
 
 namespace espalier::apps {
 namespace {
@@ -24,7 +27,7 @@ namespace {
 constexpr double kTreeShareAsked = 0.003, kThroughputLostAsked = 0.005;
 
 struct Options {
-  int32_t requests = 8, prompt = 128, output = 16, repeats = 200, rounds = 5;
+  int32_t requests = 8, prompt = 128, output = 16, repeats = 200;
   bool control = false;
   std::filesystem::path json;
 };
@@ -57,24 +60,55 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+// One executor for several engines, of which one runs at a time: each has a turn, and numbers its
+// steps by itself.
+struct SharedExecutor {
+  std::unique_ptr<Executor> executor;
+  uint64_t step = 0;
+};
+class Turn final : public Executor {
+ public:
+  explicit Turn(std::shared_ptr<SharedExecutor> shared) : shared_(std::move(shared)) {}
+
+  void launch(const ForwardBatch& batch) override {
+    ForwardBatch& launched = launched_[batch.step % kMaxInFlight];
+    launched = batch;
+    launched.step = ++shared_->step;
+    shared_->executor->launch(launched);
+  }
+  void provide_masks(uint64_t, const MaskView&) override {}  // no request here has a grammar
+  const StepResult& wait(uint64_t step) override {
+    result_ = shared_->executor->wait(launched_[step % kMaxInFlight].step);
+    result_.step = step;
+    return result_;
+  }
+
+ private:
+  const std::shared_ptr<SharedExecutor> shared_;  // of all turns, the last of which ends it
+  ForwardBatch launched_[kMaxInFlight];
+  StepResult result_;
+};
+
 struct Slice {
   double seconds = 0, processor_seconds = 0;
 };
 
 // All requests at once: the engine stands still until it has them, so that a slice is the same
-// steps every time. Prompts are drawn anew from `seed`: no two share a prefix, here or in any other
-// slice.
+// steps every time, and again when it has answered, so that another one may take its turn. Prompts
+// are drawn anew from `seed`: no two share a prefix, here or in any slice before that the cache
+// still holds.
 Result<Slice> run_slice(Engine& engine, const Options& options, uint64_t seed) {
   Rng rng(seed);
   const auto vocab = static_cast<uint64_t>(engine.model_info().vocab_size);
   std::vector<GenerateRequest> requests(static_cast<size_t>(options.requests));
-  for (GenerateRequest& request : requests) {
-    for (int32_t i = 0; i < options.prompt; ++i)
+  for (size_t r = 0; r < requests.size(); ++r) {
+    GenerateRequest& request = requests[r];
+    request.input_ids.push_back(static_cast<TokenId>((seed * requests.size() + r) % vocab));
+    while (request.input_ids.size() < static_cast<size_t>(options.prompt))
       request.input_ids.push_back(static_cast<TokenId>(rng.below(vocab)));
     request.sampling = {.max_new_tokens = options.output, .temperature = 0.0f, .ignore_eos = true};
   }
   const auto gate = std::make_shared<Gate>(options.requests);  // shared with the sinks
-  ESP_RETURN_IF_ERROR(engine.pause_generation(Engine::PauseMode::kInPlace));
   const SteadyClock clock;
   const TimePoint start = clock.now();
   const double processor_start = processor_seconds();
@@ -86,6 +120,7 @@ Result<Slice> run_slice(Engine& engine, const Options& options, uint64_t seed) {
   }
   ESP_RETURN_IF_ERROR(engine.continue_generation());
   ESP_RETURN_IF_ERROR(gate->wait());
+  ESP_RETURN_IF_ERROR(engine.pause_generation(Engine::PauseMode::kInPlace));
   return Slice{to_seconds(clock.now() - start), processor_seconds() - processor_start};
 }
 
@@ -117,58 +152,78 @@ struct Measured {
   std::vector<double> rounds;  // throughput lost, of each round's own pairs
 };
 
-Result<std::unique_ptr<Engine>> start_warm(AppConfig config, const Options& options, uint64_t& seed,
-                                           bool cache_on, bool time_tree) {
-  config.engine.time_tree_work = time_tree;
-  config.engine.disable_radix_cache = !cache_on;
-  if (!cache_on) config.engine.schedule_policy = "fcfs";
-  ESP_ASSIGN_OR_RETURN(auto engine, start_engine(config));
-  // Pages are backed, threads are warm, and the cache is full, so that each page is evicted for.
-  const int32_t num_slices =
-      std::min(engine->stats().kv_tokens_total /
-                   std::max(1, options.requests * (options.prompt + options.output)),
-               64) +
-      2;
+// What all engines are made of.
+struct Ground {
+  std::shared_ptr<SharedExecutor> shared;
+  ModelInfo info;
+  EngineConfig config;  // effective
+};
+
+Result<Ground> prepare(AppConfig& app, const Options& options) {
+  EngineConfig& config = app.engine;
+  if (config.device == "cuda")
+    return fail(invalid_argument("this is measured on the CPU: leave --device out"));
+  config.device = "cpu";
+  config.skip_tokenizer_init = true;
+  if (config.max_total_tokens == 0)
+    config.max_total_tokens = 6 * options.requests * (options.prompt + options.output);
+  ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
+  ESP_ASSIGN_OR_RETURN(StartedExecutor started, start_cpu_executor(config, read_machine()));
+  return Ground{std::make_shared<SharedExecutor>(std::move(started.executor)),
+                std::move(started.info), std::move(started.config)};
+}
+
+struct Kind {
+  bool cache = true, time_tree = false;
+};
+
+// An engine that has answered so much that pages are backed, threads are warm, and the cache is
+// full, so that each further page is evicted for. It stands still.
+Result<std::unique_ptr<Engine>> start_warm(const Ground& ground, const Options& options, Kind kind,
+                                           uint64_t& seed) {
+  EngineConfig config = ground.config;
+  config.time_tree_work = kind.time_tree;
+  config.disable_radix_cache = !kind.cache;
+  if (!kind.cache) config.schedule_policy = "fcfs";
+  ESP_ASSIGN_OR_RETURN(auto engine,
+                       Engine::create(config, {.executor = std::make_unique<Turn>(ground.shared),
+                                               .info = ground.info}));
+  ESP_RETURN_IF_ERROR(engine->pause_generation(Engine::PauseMode::kInPlace));
+  const int32_t tokens = options.requests * (options.prompt + options.output);
+  const int32_t num_slices = std::min(config.max_total_tokens / tokens, 64) + 2;
   for (int32_t i = 0; i < num_slices; ++i)
     if (const auto warm = run_slice(*engine, options, ++seed); !warm) return fail(warm.error());
   return engine;
 }
 
-Result<Measured> measure(AppConfig config, const Options& options) {
-  if (config.engine.max_total_tokens == 0)
-    config.engine.max_total_tokens = 6 * options.requests * (options.prompt + options.output);
+Result<Measured> measure(AppConfig& app, const Options& options) {
+  ESP_ASSIGN_OR_RETURN(const Ground ground, prepare(app, options));
   uint64_t seed = 0;
   Measured m;
-  std::vector<double> cpu[2], wall[2];  // on, off
-  // Two engines are never quite the same: their weights and buffers lie elsewhere, for better or
-  // worse. So each round starts new ones, in turn the one and the other first.
-  for (int32_t round = 0, done = 0; round < options.rounds; ++round) {
-    std::unique_ptr<Engine> engines[2];
-    for (const int turn : {round % 2, 1 - round % 2}) {
-      ESP_ASSIGN_OR_RETURN(engines[turn],
-                           start_warm(config, options, seed, turn == 0 && !options.control, false));
+  m.num_threads = std::max(1, ground.config.num_threads);
+  std::unique_ptr<Engine> engines[2];  // with the cache and without
+  for (const int which : {0, 1}) {
+    const Kind kind{.cache = which == 0 && !options.control};
+    ESP_ASSIGN_OR_RETURN(engines[which], start_warm(ground, options, kind, seed));
+  }
+  std::vector<double> cpu[2], wall[2];
+  for (int32_t i = 0; i < options.repeats; ++i) {
+    ++seed;
+    for (const int which : {i % 2, 1 - i % 2}) {  // who goes first changes
+      ESP_ASSIGN_OR_RETURN(const Slice slice, run_slice(*engines[which], options, seed));
+      cpu[which].push_back(slice.processor_seconds);
+      wall[which].push_back(slice.seconds);
     }
-    m.num_threads = std::max(1, engines[0]->config().num_threads);
-    std::vector<double> ratios;
-    for (const int32_t end = options.repeats * (round + 1) / options.rounds; done < end; ++done) {
-      ++seed;
-      for (const int turn : {done % 2, 1 - done % 2}) {  // who goes first changes
-        ESP_ASSIGN_OR_RETURN(const Slice slice, run_slice(*engines[turn], options, seed));
-        cpu[turn].push_back(slice.processor_seconds);
-        wall[turn].push_back(slice.seconds);
-      }
-      ratios.push_back(cpu[0].back() / cpu[1].back());
-      m.wall_ratios.push_back(wall[0].back() / wall[1].back());
-    }
-    m.processor_ratios.insert(m.processor_ratios.end(), ratios.begin(), ratios.end());
-    if (!ratios.empty()) m.rounds.push_back(1 - 1 / quantile(std::move(ratios), 0.5));
-    const EngineStats stats = engines[0]->stats();
-    if (stats.cached_tokens_total > stats.prompt_tokens_total / 100)
-      return fail(error(StatusCode::kInternal, "prompts shared what they should not"));
+    m.processor_ratios.push_back(cpu[0].back() / cpu[1].back());
+    m.wall_ratios.push_back(wall[0].back() / wall[1].back());
   }
   m.processor_on = quantile(cpu[0], 0.5), m.processor_off = quantile(cpu[1], 0.5);
   m.wall_on = quantile(wall[0], 0.5), m.wall_off = quantile(wall[1], 0.5);
-  ESP_ASSIGN_OR_RETURN(const auto timed, start_warm(config, options, seed, true, true));
+  const EngineStats stats = engines[0]->stats();
+  if (stats.cached_tokens_total > stats.prompt_tokens_total / 100)
+    return fail(error(StatusCode::kInternal, "prompts shared what they should not"));
+
+  ESP_ASSIGN_OR_RETURN(const auto timed, start_warm(ground, options, {.time_tree = true}, seed));
   const double before = timed->stats().tree_seconds_total;
   const int32_t num_slices = std::max(options.repeats / 4, 1);
   for (int32_t i = 0; i < num_slices; ++i)
@@ -189,7 +244,6 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   table.integer("prompt-len", options.prompt, 1, 1 << 18, "tokens of each");
   table.integer("output-len", options.output, 1, 1 << 18, "tokens of each answer");
   table.integer("repeats", options.repeats, 1, 100000, "pairs of slices, cache on and off");
-  table.integer("rounds", options.rounds, 1, 1000, "of the pairs, each with new engines");
   table.toggle("control", options.control,
                "both engines without the cache: what the method shows where there is nothing");
   table.group("Output");
@@ -220,9 +274,6 @@ int run_bench_overhead(const std::vector<std::string>& args) {
       "throughput lost  {:>8.2f} % of processor time, 95 % sure {:.2f} to {:.2f} (asked: at "
       "most {} %)\n",
       100 * lost.median, 100 * lost.low, 100 * lost.high, 100 * kThroughputLostAsked);
-  std::string each;
-  for (const double of_round : m->rounds) each += fmt::format(" {:.2f}", 100 * of_round);
-  fmt::print("  of each round {} %\n", each);
   fmt::print("                 {:>8.2f} % by the clock, {:.2f} to {:.2f}\n", 100 * wall.median,
              100 * wall.low, 100 * wall.high);
   fmt::print("tokens a second  {:>8.0f} with the cache, {:.0f} without, by the clock\n",
@@ -234,7 +285,6 @@ int run_bench_overhead(const std::vector<std::string>& args) {
       {"repeats", options.repeats},
       {"num_threads", m->num_threads},
       {"tree_seconds", m->tree},
-      {"rounds", boost::json::array(m->rounds.begin(), m->rounds.end())},
       {"processor_seconds", m->processor_on},
       {"processor_seconds_cache_off", m->processor_off},
       {"tree_share", share},

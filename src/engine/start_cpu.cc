@@ -1,0 +1,49 @@
+#include "engine/start_cpu.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cache/kv_pool.h"
+#include "engine/executor/cpu_executor.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+CpuExecutorConfig executor_config(const EngineConfig& c) {
+  const int32_t prefill = std::min(c.chunked_prefill_size, c.max_prefill_tokens);
+  return {.max_slots = c.max_running_requests, .max_tokens = prefill + c.max_running_requests};
+}
+
+Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
+  return KvPool::create(
+      {.num_layers = info.num_layers,
+       .num_kv_heads = info.num_kv_heads,
+       .head_dim = info.head_dim,
+       .type = type,
+       .num_pages = config.max_total_tokens / config.page_size,
+       .page_size = config.page_size,
+       .num_planes = info.kv_planes,
+       .window_layers = config.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
+       .num_window_pages = config.max_window_tokens / config.page_size});
+}
+
+}  // namespace
+
+Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const MachineInfo& machine) {
+  auto pool = std::make_unique<WorkPool>(config.num_threads);
+  ModelLoadOptions options = model_load_options(config);
+  options.pool = pool.get();
+  ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
+  StartedExecutor out{.info = model->info()};
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, machine));
+  ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(out.config, out.info));
+  ESP_ASSIGN_OR_RETURN(
+      out.executor,
+      CpuExecutor::create({.pool = std::move(pool), .model = std::move(model), .kv = std::move(kv)},
+                          executor_config(out.config)));
+  return out;
+}
+
+}  // namespace espalier
