@@ -28,6 +28,7 @@ struct Options {
   bool no_early_launch = false;
   bool no_layer_stack = false;
   bool deterministic = false;
+  std::string only;
   int32_t page_size = 1;
   std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
   int steps = 0;
@@ -111,6 +112,7 @@ Status prefill_part(const Options& options, json::array& out) {
 
 Status offline_part(const Options& options, json::array& out) {
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
+    if (workload.name.find(options.only) == std::string::npos) continue;
     ESP_ASSIGN_OR_RETURN(const OfflineResult r, run_offline(workload, options.config, kSeed));
     std::printf(
         "%-44s %8.1f s %9.0f out tok/s %9.0f in tok/s  cached %4.1f%%  device idle %.2f%%  host "
@@ -176,6 +178,7 @@ int main(int argc, char** argv) {
                "no kernel starts before the one in front of it has ended");
   app.add_flag("--no-layer-stack", options.no_layer_stack,
                "one lane's layers run kernel by kernel");
+  app.add_option("--only", options.only, "workloads whose names contain this");
   app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);
   espalier::set_log_level(espalier::LogLevel::kWarning);

@@ -66,7 +66,7 @@ Result<bool> shares_runs(const AttentionShape& shape) {
 
 int32_t fixed_split(const AttentionShape& shape, int32_t max_lanes, int32_t max_context) {
   constexpr int64_t kMostBytes = int64_t{2} << 30;
-  int32_t split = 256;
+  int32_t split = 512;
   const auto bytes = [&] {
     return int64_t{max_lanes} * shape.num_heads * ((max_context + split - 1) / split) *
            (shape.head_dim + 2) * 4;

@@ -28,6 +28,11 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool k
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool known) {
   copy_async(shared_address(to), from, known);
 }
+// Four bytes.
+__device__ __forceinline__ void copy_async_word(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

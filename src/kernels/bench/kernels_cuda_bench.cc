@@ -354,7 +354,7 @@ struct SharedBy {
 
 // One call of attention over lanes of these lengths, each of `tokens` new tokens.
 void attention_row(Bench& bench, const std::string& name, const std::vector<int>& prefixes,
-                   int tokens, int page_size, const SharedBy& by = {}) {
+                   int tokens, int page_size, const SharedBy& by = {}, int fixed_split = 0) {
   if (!bench.wants(name)) return;
   std::vector<int32_t> begins{0}, page_begins, pages;
   int64_t positions = 0, pairs = 0;
@@ -415,8 +415,12 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   if (by.at_once)
     lanes.shared = {ints(shared_numbers), reinterpret_cast<const SharedRun*>(shared_runs.get()),
                     ints(shared_members), ints(shared_places), ints(own_begins)};
-  const AttentionShape shape{
-      .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim, .page_size = page_size};
+  const AttentionShape shape{.num_heads = kHeads,
+                             .num_kv_heads = kKvHeads,
+                             .head_dim = kDim,
+                             .page_size = page_size,
+                             .fixed_split = fixed_split,
+                             .max_context = std::ranges::max(prefixes) + tokens};
   const size_t bytes = *attention_workspace_bytes(shape, lanes.num_lanes, lanes.num_tokens);
   const Memory workspace(bytes, 10);
   must(attention_plan(shape, lanes, workspace.get(), bytes, {bench.stream()}));
@@ -467,6 +471,15 @@ void attention_rows(Bench& bench) {
   attention_row(bench, "attention: decode 512 x 16 after, 16 share 2048, read once",
                 std::vector<int>(512, 2063), 1, 1, {16, 2048, true});
   attention_row(bench, "attention: decode 512 x 256, pages of 1", std::vector<int>(512, 255), 1, 1);
+  for (const int split : {256, 1024}) {
+    attention_row(bench, fmt::format("attention: decode 64 x 4k, pages of 1, fixed {}", split),
+                  std::vector<int>(64, 4095), 1, 1, {}, split);
+    attention_row(bench, fmt::format("attention: prefill 4096, fixed {}", split), {0}, 4096, 16, {},
+                  split);
+  }
+  for (const int lanes : {16, 128})
+    attention_row(bench, fmt::format("attention: decode {} x 1k, pages of 1", lanes),
+                  std::vector<int>(static_cast<size_t>(lanes), 1030), 1, 1);
   for (const int tokens : {512, 4096, 16384})
     attention_row(bench, fmt::format("attention: prefill {}", tokens), {0}, tokens, 16);
   attention_row(bench, "attention: prefill 16 x 1000", std::vector<int>(16, 0), 1000, 16);
