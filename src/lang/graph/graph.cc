@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "lang/interpreter/stream.h"
 
@@ -149,83 +151,151 @@ std::string constant_prefix(const Graph& graph, const Backend& backend) {
   return prefix;
 }
 
-Status apply_graph(const Graph& graph, State& root, const Arguments& arguments) {
-  ESP_RETURN_IF_ERROR(graph.check());
+namespace {
+
+// Of a program that may be long gone: its nodes are told by their names.
+const Location kNowhere;
+
+// What a node appends whatever the arguments are; empty where that is for a run to say.
+Expr expr_of(const GraphNode& node) {
+  switch (node.kind) {
+    case NodeKind::kConstantText:
+      return Expr(node.text, kNowhere);
+    case NodeKind::kGen:
+      return gen(node.name, node.options, kNowhere);
+    case NodeKind::kSelect:
+      return select(node.name, node.options.choices, node.options.choices_method, kNowhere);
+    case NodeKind::kMedia:
+      return node.media.kind == Media::Kind::kImage
+                 ? image(node.media.path, kNowhere)
+                 : video(node.media.path, node.media.num_frames, kNowhere);
+    case NodeKind::kRoleBegin:
+      return Expr(Node{RoleBegin{node.role}, kNowhere});
+    case NodeKind::kRoleEnd:
+      return Expr(Node{RoleEnd{node.role}, kNowhere});
+    case NodeKind::kScopeBegin:
+      return Expr(Node{ScopeBegin{node.name}, kNowhere});
+    case NodeKind::kScopeEnd:
+      return Expr(Node{ScopeEnd{node.name}, kNowhere});
+    default:
+      return {};
+  }
+}
+
+Status check_arguments(const Graph& graph, const Arguments& arguments) {
   for (const std::string& name : graph.parameters)
     if (arguments.find(name) == nullptr)
       return invalid_argument("{} is not given its argument \"{}\"", graph.name, name);
   for (const auto& [name, value] : arguments.all())
     if (std::find(graph.parameters.begin(), graph.parameters.end(), name) == graph.parameters.end())
       return invalid_argument("{} has no argument \"{}\"", graph.name, name);
+  return {};
+}
 
-  std::map<int32_t, State> streams;
-  streams.emplace(0, root);
-  std::map<int32_t, Forks> forks;
-  // Of a program that may be long gone: its nodes are told by their names.
-  const Location nowhere;
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    const GraphNode& node = graph.nodes[i];
-    State* s = nullptr;
-    if (node.kind != NodeKind::kGetForkItem) s = &streams.at(node.stream);
+}  // namespace
+
+// One application. What is to be appended is held back until another stream's turn comes, or what
+// needs it to be there.
+class PreparedGraph::Run {
+ public:
+  Run(const PreparedGraph& prepared, State& root, const Arguments& arguments)
+      : prepared_(prepared), graph_(prepared.graph_), arguments_(arguments) {
+    streams_.resize(static_cast<size_t>(graph_.num_streams));
+    streams_[0] = root;
+  }
+
+  void run() {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const GraphNode& node = graph_.nodes[i];
+      const Expr& expr = prepared_.exprs_[i];
+      if (!expr.empty()) {
+        hold(node.stream, expr);
+      } else if (node.kind == NodeKind::kArgument) {
+        hold(node.stream, Expr(*arguments_.find(node.name), kNowhere));
+      } else if (node.kind == NodeKind::kVariable) {
+        if (node.source_stream == held_stream_) append_held();
+        hold(node.stream, Expr(value(node), kNowhere));
+      } else if (node.kind != NodeKind::kConstantText) {  // which appends nothing when it is empty
+        append_held();
+        apply(static_cast<int32_t>(i), node);
+      }
+    }
+    append_held();
+  }
+
+ private:
+  State& stream(int32_t number) { return *streams_[static_cast<size_t>(number)]; }
+  Value value(const GraphNode& node) {
+    return stream(node.source_stream)[Name(node.source_name, kNowhere)];
+  }
+
+  void hold(int32_t number, Expr expr) {
+    if (number != held_stream_) append_held();
+    held_stream_ = number;
+    held_ += std::move(expr);
+  }
+  void append_held() {
+    if (!held_.empty()) stream(held_stream_) += std::exchange(held_, {});
+    held_stream_ = -1;
+  }
+
+  void apply(int32_t number, const GraphNode& node) {
     switch (node.kind) {
-      case NodeKind::kConstantText:
-        *s += Expr(node.text, nowhere);
-        break;
-      case NodeKind::kArgument:
-        *s += Expr(*arguments.find(node.name), nowhere);
-        break;
-      case NodeKind::kGen:
-        *s += gen(node.name, node.options, nowhere);
-        break;
-      case NodeKind::kSelect:
-        *s += select(node.name, node.options.choices, node.options.choices_method, nowhere);
-        break;
-      case NodeKind::kVariable:
-        *s += Expr(streams.at(node.source_stream)[Name(node.source_name, nowhere)], nowhere);
-        break;
-      case NodeKind::kSetVariable:
+      case NodeKind::kSetVariable: {
+        const Name name(node.name, kNowhere);
         if (node.source_is_argument) {
-          s->set_var(Name(node.name, nowhere), *arguments.find(node.source_name));
+          stream(node.stream).set_var(name, *arguments_.find(node.source_name));
         } else if (node.source_stream >= 0) {
-          s->set_var(Name(node.name, nowhere),
-                     streams.at(node.source_stream)[Name(node.source_name, nowhere)]);
+          stream(node.stream).set_var(name, value(node));
         } else {
-          s->set_var(Name(node.name, nowhere), Value(node.text));
+          stream(node.stream).set_var(name, Value(node.text));
         }
         break;
+      }
       case NodeKind::kFork:
-        forks.emplace(static_cast<int32_t>(i),
-                      s->fork(static_cast<int>(node.streams.size()), nowhere));
+        forks_.emplace(number,
+                       stream(node.stream).fork(static_cast<int>(node.streams.size()), kNowhere));
         break;
       case NodeKind::kGetForkItem:
-        streams.emplace(node.stream, forks.at(node.fork)[node.index]);
+        streams_[static_cast<size_t>(node.stream)] = forks_.at(node.fork)[node.index];
         break;
       case NodeKind::kJoin: {
         std::vector<State> branches;
-        for (int32_t branch : node.streams) branches.push_back(streams.at(branch));
-        Forks(*s, std::move(branches)).join(node.join_mode, nowhere);
+        for (int32_t branch : node.streams) branches.push_back(stream(branch));
+        Forks(stream(node.stream), std::move(branches)).join(node.join_mode, kNowhere);
         break;
       }
-      case NodeKind::kMedia:
-        *s += node.media.kind == Media::Kind::kImage
-                  ? image(node.media.path, nowhere)
-                  : video(node.media.path, node.media.num_frames, nowhere);
-        break;
-      case NodeKind::kRoleBegin:
-        *s += Expr(Node{RoleBegin{node.role}, nowhere});
-        break;
-      case NodeKind::kRoleEnd:
-        *s += Expr(Node{RoleEnd{node.role}, nowhere});
-        break;
-      case NodeKind::kScopeBegin:
-        *s += Expr(Node{ScopeBegin{node.name}, nowhere});
-        break;
-      case NodeKind::kScopeEnd:
-        *s += Expr(Node{ScopeEnd{node.name}, nowhere});
+      default:
         break;
     }
   }
+
+  const PreparedGraph& prepared_;
+  const Graph& graph_;
+  const Arguments& arguments_;
+  std::vector<std::optional<State>> streams_;
+  std::map<int32_t, Forks> forks_;
+  Expr held_;
+  int32_t held_stream_ = -1;
+};
+
+Result<PreparedGraph> PreparedGraph::create(Graph graph) {
+  ESP_RETURN_IF_ERROR(graph.check());
+  PreparedGraph prepared;
+  for (const GraphNode& node : graph.nodes) prepared.exprs_.push_back(expr_of(node));
+  prepared.graph_ = std::move(graph);
+  return prepared;
+}
+
+Status PreparedGraph::apply(State& root, const Arguments& arguments) const {
+  ESP_RETURN_IF_ERROR(check_arguments(graph_, arguments));
+  Run(*this, root, arguments).run();
   return {};
+}
+
+Status apply_graph(const Graph& graph, State& root, const Arguments& arguments) {
+  ESP_ASSIGN_OR_RETURN(const PreparedGraph prepared, PreparedGraph::create(graph));
+  return prepared.apply(root, arguments);
 }
 
 State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options) {

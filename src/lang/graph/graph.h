@@ -82,6 +82,19 @@ std::string to_svg(const Graph& graph);  // a column for each stream, time downw
 // missing or unknown, and for what check() finds.
 Status apply_graph(const Graph& graph, State& root, const Arguments& arguments);
 State run_graph(const Graph& graph, const Arguments& arguments, const RunOptions& options);
+// A graph that is run often: checked, and its constant nodes made, once. Immutable, thread-safe.
+class PreparedGraph {
+ public:
+  // What check() finds.
+  static Result<PreparedGraph> create(Graph graph);
+  // As apply_graph. What follows each other in a stream is appended at once.
+  Status apply(State& root, const Arguments& arguments) const;
+
+ private:
+  class Run;
+  Graph graph_;
+  std::vector<Expr> exprs_;  // by node; empty: made anew each time
+};
 // The constant text with which stream 0 begins, messages framed by the back end. run_graph can send
 // it ahead before any argument is known.
 std::string constant_prefix(const Graph& graph, const Backend& backend);

@@ -237,11 +237,13 @@ Graph optimize(const Graph& graph, const Arguments& known) {
 Program compiled(Graph graph) {
   const std::string name = graph.name;
   const std::vector<std::string> parameters = graph.parameters;
-  return Program(name, parameters,
-                 [graph = std::move(graph)](State& state, const Arguments& arguments) {
-                   if (Status status = apply_graph(graph, state, arguments); !status.ok())
-                     throw Error(std::move(status), {});
-                 });
+  auto prepared = std::make_shared<const Result<PreparedGraph>>(
+      PreparedGraph::create(std::move(graph)));  // shared by the program's copies
+  return Program(name, parameters, [prepared](State& state, const Arguments& arguments) {
+    if (!*prepared) throw Error(prepared->error(), {});
+    if (Status status = (*prepared)->apply(state, arguments); !status.ok())
+      throw Error(std::move(status), {});
+  });
 }
 
 }  // namespace espalier::lang
