@@ -3,6 +3,7 @@
 //
 //   build/release/lang_bench [--model-path share/default_model] [--quick]
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/executor/null_executor.h"
@@ -185,11 +187,12 @@ void branches(const std::shared_ptr<Backend>& backend) {
   std::string prefix = "These are notes about a small town by the sea.\n";
   for (int i = 0; i < 40; ++i)
     prefix += "In house number " + std::to_string(i) + " lives a family with two children.\n";
-  const auto program = [&](int round, bool parallel) {
-    return [&, round, parallel](State& s) {
+  // `host`: what the program does for itself between the fork and the branches' texts.
+  const auto program = [&](int round, bool parallel, std::chrono::milliseconds host) {
+    return [&, round, parallel, host](State& s) {
       s += "Round " + std::to_string(round) + ". " + prefix;
-      std::vector<State> done;
       Forks forks = s.fork(8);
+      std::this_thread::sleep_for(host);
       for (int i = 0; i < 8; ++i) {
         forks[i] += "Question " + std::to_string(i) + ":" +
                     gen("a", {.max_tokens = 24, .temperature = 0, .ignore_eos = true});
@@ -199,22 +202,62 @@ void branches(const std::shared_ptr<Backend>& backend) {
     };
   };
   int round = 0;
-  const auto measure = [&](std::string_view what, bool parallel, bool hint) {
+  const auto measure = [&](std::string_view what, bool parallel, bool hint,
+                           std::chrono::milliseconds host = {}) {
     const Usage before = backend->usage();
     const Times times = median_of([&] {
-      const State s = run(program(++round, parallel), {.backend = backend, .fork_hint = hint});
+      const State s =
+          run(program(++round, parallel, host), {.backend = backend, .fork_hint = hint});
       check(s.error().ok(), s.error().to_string());
     });
     const Usage after = backend->usage();
     const auto prompt = static_cast<double>(after.prompt_tokens - before.prompt_tokens);
     const auto cached = static_cast<double>(after.cached_tokens - before.cached_tokens);
     fmt::print(
-        "8 branches, {:<28} {:7.1f} ms, {:4.1f} % of prompt tokens cached, {:.0f} computed\n", what,
+        "8 branches, {:<39} {:7.1f} ms, {:4.1f} % of prompt tokens cached, {:.0f} computed\n", what,
         times.wall * 1e3, 100 * cached / prompt, (prompt - cached) / 5);
   };
   measure("one after the other", false, false);
   measure("at once, hint off", true, false);
   measure("at once, hint on", true, true);
+  // A look-up, say: the hint has the prefix computed meanwhile.
+  constexpr std::chrono::milliseconds kHost(100);
+  measure("at once after 100 ms of work, hint off", true, false, kHost);
+  measure("at once after 100 ms of work, hint on", true, true, kHost);
+}
+
+// From the join of 8 branches that have been written to the next token: their cache kept, or
+// computed anew.
+void joins(const std::shared_ptr<Backend>& backend) {
+  int round = 0;
+  for (const bool keeps : {false, true}) {
+    std::vector<double> seconds;
+    double cached = 0;
+    for (int i = 0; i < 5; ++i) {
+      State s = start({.backend = backend, .parallel_encoding = keeps});
+      s += "Round " + std::to_string(++round) + ". These are notes about a town.\n";
+      Forks forks = s.fork(8);
+      forks += [](int house) {
+        std::string text = "House " + std::to_string(house) + ": ";
+        for (int k = 0; k < 12; ++k) text += "there lives a family with two children. ";
+        return text + gen("note", {.max_tokens = 2, .temperature = 0, .ignore_eos = true}) + "\n";
+      };
+      for (State& f : forks) check(f.sync().ok(), "branch");
+      seconds.push_back(seconds_of([&] {
+        forks.join(JoinMode::kConcatenateAndAppend);
+        s += "In short:" + gen("a", {.max_tokens = 1, .temperature = 0, .ignore_eos = true});
+        check(s.sync().ok(), s.error().to_string());
+      }));
+      const MetaInfo meta = s.meta_info("a");
+      cached =
+          100 * static_cast<double>(meta.cached_tokens) / static_cast<double>(meta.prompt_tokens);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    fmt::print(
+        "8 branches appended to each other, {:<17} {:7.1f} ms to the next token, {:.1f} % of "
+        "its prompt cached\n",
+        keeps ? "their cache kept" : "computed anew", seconds[2] * 1e3, cached);
+  }
 }
 
 void compiled_against_interpreted(const std::shared_ptr<Backend>& instant, int count) {
@@ -252,5 +295,6 @@ int main(int argc, char** argv) {
     return 1;
   }
   branches(*backend);
+  joins(*backend);
   return 0;
 }

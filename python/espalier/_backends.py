@@ -271,7 +271,15 @@ def get_server_info(backend: Optional[Backend] = None) -> Dict[str, Any]:
 
 
 class GlobalConfig:
-    """SGLang's name for what set_default_backend sets."""
+    """SGLang's name for what set_default_backend sets, and two switches.
+
+    enable_parallel_encoding: a join by "concate_and_append" keeps what its branches have computed,
+        where the back end can (docs/lang.md); off, the joined text is computed anew
+    enable_precache_with_tracing: run_batch computes the constant beginning first
+    """
+
+    enable_parallel_encoding: bool = True
+    enable_precache_with_tracing: bool = True
 
     @property
     def default_backend(self) -> Optional[Backend]:

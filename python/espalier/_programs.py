@@ -7,6 +7,7 @@ from typing import (Any, AsyncIterator, Callable, Dict, Iterator, List, Optional
                     Union, overload)
 
 from . import _native
+from ._backends import global_config
 from ._native import Backend, Graph, ProgramState, Recorder
 from ._primitives import StrOrList
 
@@ -71,7 +72,8 @@ class Function:
         """
         defaults = _defaults(locals())
         how = {"backend": backend, "num_api_spec_tokens": self.num_api_spec_tokens,
-               "stream": stream, "use_thread": use_thread, "recorder": recorder}
+               "stream": stream, "use_thread": use_thread, "recorder": recorder,
+               "parallel_encoding": global_config.enable_parallel_encoding}
         return _native.run(self.func, args, {**self.bound, **kwargs}, defaults, how)
 
     def run_batch(
@@ -114,7 +116,9 @@ class Function:
         rows = [{**self.bound, **self._named(row)} for row in batch_kwargs]
         how = {"backend": backend, "num_api_spec_tokens": self.num_api_spec_tokens,
                "num_threads": 0 if num_threads == "auto" else int(num_threads),
-               "recorder": recorder}
+               "recorder": recorder,
+               "parallel_encoding": global_config.enable_parallel_encoding,
+               "prefetch_prefix": global_config.enable_precache_with_tracing}
         if generator_style:
             return self._in_parts(rows, defaults, how, progress_bar)
         return _native.run_batch(self.func, self.arg_names, rows, defaults, how, progress_bar,
@@ -123,7 +127,8 @@ class Function:
     def _in_parts(self, rows: List[Dict[str, Any]], defaults: Dict[str, Any], how: Dict[str, Any],
                   progress_bar: bool, size: int = 200) -> Iterator[ProgramState]:
         for begin in range(0, len(rows), size):
-            part = {**how, "prefetch_prefix": begin == 0, "num_done_before": begin,
+            part = {**how, "prefetch_prefix": how["prefetch_prefix"] and begin == 0,
+                    "num_done_before": begin,
                     "num_in_all": len(rows)}
             yield from _native.run_batch(self.func, self.arg_names, rows[begin:begin + size],
                                          defaults, part, progress_bar, self.__name__)
@@ -236,4 +241,6 @@ def run_graph(graph: Graph, backend: Optional[Backend] = None, max_new_tokens: i
               recorder: Optional[Recorder] = None, **arguments: str) -> ProgramState:
     """Runs a graph by its arguments, without the function that it was traced from."""
     defaults = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    return graph._run(defaults, {"backend": backend, "recorder": recorder}, arguments)
+    how = {"backend": backend, "recorder": recorder,
+           "parallel_encoding": global_config.enable_parallel_encoding}
+    return graph._run(defaults, how, arguments)

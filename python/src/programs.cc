@@ -222,6 +222,7 @@ lang::RunOptions run_options(const py::dict& defaults, const py::dict& how) {
   options.num_api_spec_tokens = setting(how, "num_api_spec_tokens", 0);
   options.stream = setting(how, "stream", false);
   options.fork_hint = setting(how, "fork_hint", true);
+  options.parallel_encoding = setting(how, "parallel_encoding", true);
   options.recorder = setting<std::shared_ptr<lang::Recorder>>(how, "recorder", {});
   if (options.backend == nullptr && lang::default_backend() == nullptr)
     throw_status(error(StatusCode::kFailedPrecondition,

@@ -45,6 +45,18 @@ class EndpointTest(unittest.TestCase):
         self.assertGreater(self.backend.usage()["completion_tokens"], 0)
         self.assertIn("model_path", sgl.get_server_info(self.backend))
 
+    def test_exact_choices(self):
+        @sgl.function
+        def program(s):
+            s += sgl.user("What is the capital of France?")
+            s += sgl.assistant("It is " + sgl.select("c", ["Paris", "Zebra"],
+                                                     choices_method="exact"))
+
+        s = program.run(backend=self.backend)
+        self.assertEqual(s["c"], "Paris")
+        scores = s.get_meta_info("c")["normalized_prompt_logprobs"]
+        self.assertGreater(scores[0], scores[1])
+
     def test_openai(self):
         api = sgl.OpenAI("default", base_url=self.url + "/v1", api_key="none",
                          prices={"input": 1.0, "output": 2.0})

@@ -271,6 +271,30 @@ class RunTest(unittest.TestCase):
                          s.get_meta_info("a")["output_token_logprobs"])
         self.assertEqual(pairs[-1][1]["finish_reason"]["type"], "length")
 
+    def test_a_join_keeps_what_its_branches_have_computed(self):
+        @sgl.function
+        def parts(s):
+            s += "Some short stories.\n"
+            forks = s.fork(3)
+            forks += lambda i: f"Story {i}: " + sgl.gen("a", max_tokens=8, ignore_eos=True) + "\n"
+            forks.join("concate_and_append")
+            s += "Again: " + sgl.gen("end", max_tokens=4, ignore_eos=True)
+
+        cached = {}
+        for keeps in (True, False):
+            sgl.flush_cache()
+            sgl.global_config.enable_parallel_encoding = keeps
+            try:
+                s = parts.run(temperature=0)
+            finally:
+                sgl.global_config.enable_parallel_encoding = True
+            self.assertIsNone(s.error())
+            self.assertEqual(s.text().count("Story"), 3)
+            meta = s.get_meta_info("end")
+            cached[keeps] = meta["cached_tokens"] / meta["prompt_tokens"]
+        self.assertGreater(cached[True], 0.9)
+        self.assertLess(cached[False], 0.6)
+
     def test_meta_information_comes_with_the_last_piece(self):
         async def read():
             s = capital.run(country="France", stream=True)

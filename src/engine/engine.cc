@@ -73,6 +73,9 @@ void log_start(const EngineConfig& c, const std::string& device, const ModelInfo
 
 Engine::~Engine() = default;
 
+void Engine::join_branches(JoinRequest, JoinDone done) {
+  done(fail(error(StatusCode::kUnimplemented, "this engine joins no branches")));
+}
 Result<std::string> Engine::open_session(const SessionOptions&) {
   return fail(error(StatusCode::kUnimplemented, "this engine has no sessions"));
 }

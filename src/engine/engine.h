@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "engine/config.h"
+#include "engine/join.h"
 #include "engine/request.h"
 #include "engine/score.h"
 #include "models/model.h"
@@ -121,6 +122,14 @@ class Engine {
   // Compiles the grammar in `params` and waits for it; requests that bring it find it then. What is
   // wrong with it, or not supported, is said as a request's failure would say it.
   virtual Result<GrammarReport> compile_grammar(const SamplingParams& params);
+
+  // Puts branches that are cached behind each other (join.h). `done` is called once, on the
+  // scheduler's thread, and must not block. kFailedPrecondition where one is not cached to its end:
+  // run its prefix and it with max_new_tokens 0 first; kUnimplemented where this engine's cache
+  // cannot (a GPU's, sliding windows, pages of several tokens, no radix cache), and
+  // kResourceExhausted where it has no room.
+  virtual void join_branches(JoinRequest request, JoinDone done);
+  virtual bool can_join_branches() const { return false; }
 
   // Sessions: requests with GenerateRequest::session continue each other's tokens. Failures are
   // those of SessionTable (sessions.h).

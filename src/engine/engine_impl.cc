@@ -244,6 +244,20 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) 
   return report;
 }
 
+bool EngineImpl::can_join_branches() const {
+  return cache_->reuses() && cache_->page_size() == 1 && !cache_->has_window() &&
+         config_.device != "cuda";
+}
+
+void EngineImpl::join_branches(JoinRequest request, JoinDone done) {
+  if (!can_join_branches())
+    return done(fail(error(StatusCode::kUnimplemented,
+                           "this engine's cache joins no branches: it takes the CPU, a radix cache "
+                           "with pages of one token, and no layers with a sliding window")));
+  if (Status valid = check_join(request); !valid.ok()) return done(fail(std::move(valid)));
+  loop_->push(JoinMessage{std::move(request), std::move(done)});
+}
+
 Result<std::string> EngineImpl::open_session(const SessionOptions& options) {
   return sessions_->open(options);
 }

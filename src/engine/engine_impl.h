@@ -28,6 +28,8 @@ class EngineImpl final : public Engine {
   Result<std::string> submit(GenerateRequest request, EventSink sink) override;
   void abort(std::string_view rid, AbortScope scope) override;
   Result<GrammarReport> compile_grammar(const SamplingParams& params) override;
+  void join_branches(JoinRequest request, JoinDone done) override;
+  bool can_join_branches() const override;
   Result<std::string> open_session(const SessionOptions& options) override;
   Status close_session(std::string_view id) override;
   Result<std::vector<TokenId>> session_prompt(const SessionParams& params,

@@ -1,6 +1,6 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
-// most four messages (it came, its tokens are there, its grammar is, abort it), and each flush
-// or pause blocks its caller.
+// most four messages (it came, its tokens are there, its grammar is, abort it), each flush
+// or pause blocks its caller, and who joins branches holds requests for them.
 #pragma once
 
 #include <condition_variable>
@@ -32,6 +32,10 @@ struct GrammarMessage {
 struct AbortMessage {
   RequestId id = 0;
 };
+struct JoinMessage {
+  JoinRequest request;
+  JoinDone done;
+};
 struct FlushMessage {
   std::promise<Status> done;
 };
@@ -43,7 +47,7 @@ struct ContinueMessage {
   std::promise<Status> done;
 };
 using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage,
-                             FlushMessage, PauseMessage, ContinueMessage>;
+                             JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

@@ -138,6 +138,37 @@ void EngineLoop::handle(AbortMessage& message) {
     abort(*it->second, error(StatusCode::kAborted, "request '{}' was aborted", it->second->rid));
 }
 
+void EngineLoop::handle(JoinMessage& message) { message.done(join(message.request)); }
+
+// All of it on this thread, between two steps: what the tree holds is computed, and no step in
+// flight knows the pages that are free.
+Result<JoinedPrompt> EngineLoop::join(const JoinRequest& request) {
+  JoinedPrompt joined = joined_prompt(request);
+  std::vector<PageId> from;
+  std::vector<SequencePages> held;  // what is copied stays until it is
+  for (const std::vector<TokenId>& branch : request.branches) {
+    std::vector<TokenId> tokens = request.prefix;
+    tokens.insert(tokens.end(), branch.begin(), branch.end());
+    const SequencePages& pages = held.emplace_back(cache_.begin(request.extra_key, tokens));
+    if (static_cast<size_t>(pages.num_pages()) < tokens.size())
+      return fail(error(StatusCode::kFailedPrecondition,
+                        "a branch to be joined is not cached: {} of its {} tokens are",
+                        pages.num_pages(), tokens.size()));
+    const auto first = held.size() == 1 ? size_t{0} : request.prefix.size();
+    const std::span<const PageId> own = pages.table().subspan(first);
+    from.insert(from.end(), own.begin(), own.end());
+  }
+  SequencePages pages = cache_.begin(joined.extra_key, joined.input_ids);
+  const auto present = static_cast<size_t>(pages.num_pages());  // joined before
+  if (!cache_.grow(pages, static_cast<int32_t>(joined.input_ids.size())))
+    return fail(error(StatusCode::kResourceExhausted, "no room in the cache for {} joined tokens",
+                      joined.input_ids.size()));
+  ESP_RETURN_IF_ERROR(
+      executor_.copy_pages(std::span(from).subspan(present), pages.table().subspan(present)));
+  cache_.finish(std::move(pages), joined.input_ids);
+  return joined;
+}
+
 void EngineLoop::handle(PauseMessage& message) {
   paused_ = true;
   if (message.mode == Engine::PauseMode::kAbort)

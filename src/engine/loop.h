@@ -49,6 +49,8 @@ class EngineLoop : private SequenceObserver {
   void handle(TokensMessage& message);
   void handle(GrammarMessage& message);
   void handle(AbortMessage& message);
+  void handle(JoinMessage& message);
+  Result<JoinedPrompt> join(const JoinRequest& request);
   void handle(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
   void handle(PauseMessage& message);
   void handle(ContinueMessage& message);

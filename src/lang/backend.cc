@@ -28,6 +28,10 @@ Backend::~Backend() = default;
 
 void Backend::prefetch(std::string, const Prompt&, std::function<void(Status)> done) { done({}); }
 
+void Backend::join(JoinCall, JoinDone done) {
+  done(fail(error(StatusCode::kUnimplemented, "{} joins no cached branches", name())));
+}
+
 Status Backend::flush_cache() {
   return espalier::error(StatusCode::kUnimplemented, "{} has no cache that can be flushed", name());
 }

@@ -32,12 +32,21 @@ struct Message {
   std::string text() const;  // of its text parts
 };
 
+// Branches whose cached keys and values a back end has put behind each other (Backend::join): what
+// stands for the beginning of a prompt that goes on from them. Immutable, shared by such prompts.
+struct JoinedPrefix {
+  std::string text;          // that it stands for
+  std::vector<int32_t> ids;  // its tokens, as the branches have them
+  std::string key;           // of its entry in the cache
+};
+
 // A prompt state at one moment, in both the forms that back ends read.
 struct Prompt {
   std::string text;               // everything so far, messages framed by the back end's role_frame
   std::vector<Message> messages;  // those that have ended
   std::optional<Message> open;    // the message that is being written
   std::vector<Media> media;       // all, in order; each stands as kMediaMark in `text`
+  std::shared_ptr<const JoinedPrefix> joined;  // of the beginning of `text`; null: none
 };
 inline constexpr std::string_view kMediaMark = "<image>";
 
@@ -96,6 +105,13 @@ struct ScoreCall {
   std::vector<std::string> choices;
   ChoicesMethod method = ChoicesMethod::kTokenLengthNormalized;
 };
+// Branches to be appended to each other; each begins where `prompt` ends.
+struct JoinCall {
+  std::string id;
+  Prompt prompt;
+  std::vector<std::string> branches;  // texts, two or more, none empty
+};
+using JoinDone = std::function<void(Result<std::shared_ptr<const JoinedPrefix>>)>;
 using ScoreDone = std::function<void(Result<std::vector<ChoiceScore>>)>;
 
 // What was sent and what it cost, over the life of a back end.
@@ -136,6 +152,11 @@ class Backend {
   // at once where there is no cache to fill.
   virtual void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done);
   virtual bool can_prefetch() const { return false; }
+  // Puts what is cached of branches behind each other, computing what is not: the paper's parallel
+  // encoding, an approximation (docs/lang.md). Fails where it cannot; the joined text is then one
+  // prompt like others.
+  virtual void join(JoinCall call, JoinDone done);
+  virtual bool can_join() const { return false; }
   // Ends a call; its on_done comes with kAborted. Unknown ids are no error.
   virtual void cancel(const std::string& id) = 0;
 

@@ -23,6 +23,9 @@ struct RunOptions {
   bool stream = false;               // text in pieces, for State::stream
   // A fork sends its prefix ahead, so that it is in the cache before the branches arrive.
   bool fork_hint = true;
+  // A join that concatenates keeps the keys and values of its branches where the back end can: an
+  // approximation (docs/lang.md). Off: the joined text is computed anew.
+  bool parallel_encoding = true;
   // API speculation: a call runs this many tokens past its stop, and later primitives take what
   // matches. 0: off. Of back ends with is_api() alone.
   int32_t num_api_spec_tokens = 0;

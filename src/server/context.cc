@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "base/thread.h"
+#include "engine/exact_search.h"
 #include "server/errors.h"
 
 namespace espalier::server {
@@ -34,6 +35,12 @@ void WorkerPool::stop() {
 std::string Context::make_rid() {
   std::random_device device;  // nobody shall guess, and abort, another's request
   return fmt::format("{:08x}{:08x}{:016x}", device(), device(), mix64(next_rid_++));
+}
+
+std::shared_ptr<const Speller> Context::speller() {
+  std::call_once(speller_made_,
+                 [&] { speller_ = std::make_shared<const Speller>(engine.tokenizer()->vocab()); });
+  return speller_;
 }
 
 std::string Context::token_text(TokenId id) const {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -16,6 +17,10 @@
 #include "server/metrics.h"
 #include "server/server.h"
 #include "text/parse/reasoning_parser.h"
+
+namespace espalier {
+class Speller;
+}
 
 namespace espalier::server {
 
@@ -57,12 +62,16 @@ struct Context {
   std::string make_rid();
   // The text of one token alone, special tokens included; "" without a tokenizer.
   std::string token_text(TokenId id) const;
+  // Which tokens a text begins with, made by the first call. REQUIRES a tokenizer.
+  std::shared_ptr<const Speller> speller();
   // Runs `task` here when `num_bytes` (of a body, say) is little work, else on a worker. With the
   // workers' queue full the client gets a 503.
   void run_sized(size_t num_bytes, const net::ResponsePtr& response, std::function<void()> task);
 
  private:
   std::atomic<uint64_t> next_rid_{0};
+  std::once_flag speller_made_;
+  std::shared_ptr<const Speller> speller_;  // shared with the searches
 };
 using ContextPtr = std::shared_ptr<Context>;
 

@@ -89,6 +89,12 @@ const std::vector<Route>& routes() {
        "Split a text into reasoning and answer",
        handle_separate_reasoning,
        "SeparateReasoningRequest"},
+      {{"POST"},
+       "/exact_likelihood",
+       kUser,
+       "The probability of choices after a prompt, over all their spellings",
+       handle_exact_likelihood,
+       "ExactLikelihood"},
       {{"GET", "POST"},
        "/open_session",
        kUser,
@@ -186,6 +192,7 @@ std::string openapi_json() {
   w.key("SeparateReasoningRequest").raw(separate_reasoning_schema());
   w.key("AbortRequest").raw(abort_schema());
   w.key("ConcatenateRequest").raw(concatenate_schema());
+  w.key("ExactLikelihood").raw(exact_likelihood_schema());
   w.key("OpenSession").raw(open_session_schema()).key("CloseSession").raw(close_session_schema());
   w.key("PauseGeneration").raw(pause_schema()).end_object();
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");

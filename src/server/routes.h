@@ -65,6 +65,9 @@ void handle_loads(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_get_load(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_metrics(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 void handle_openapi(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+// exact_routes.cc
+void handle_exact_likelihood(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
+std::string exact_likelihood_schema();
 // event_routes.cc
 void handle_kv_events(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
 // session_routes.cc

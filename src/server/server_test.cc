@@ -72,6 +72,19 @@ TEST_F(ServerTest, BranchesOfSglangsFrontendAreJoined) {
   EXPECT_EQ(status("{"), 400);
 }
 
+TEST_F(ServerTest, ExactLikelihoodsThatCannotBeAreRefused) {
+  start();
+  const auto status = [&](std::string_view body) {
+    return call("POST", "/exact_likelihood", std::string(body)).status;
+  };
+  EXPECT_EQ(status(R"({"text":"a","choices":[]})"), 400);
+  EXPECT_EQ(status(R"({"text":"a","choices":["b",""]})"), 400);
+  EXPECT_EQ(status(R"({"choices":["b"]})"), 400);
+  EXPECT_EQ(status(R"({"text":"a","input_ids":[1],"choices":["b"]})"), 400);
+  EXPECT_EQ(status(R"({"text":"a","choices":3})"), 400);
+  EXPECT_EQ(status("{"), 400);
+}
+
 TEST_F(ServerTest, Models) {
   config_.served_model_name = "org/model";
   start();

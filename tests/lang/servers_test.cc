@@ -47,8 +47,8 @@ TEST(Endpoint, SelectsByEveryMethodAsTheEngineDoes) {
   const RunningServer running = run_server();
   const auto endpoint = connect(running);
   const TestBackend engine = make_test_backend();
-  for (ChoicesMethod method :
-       {token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized}) {
+  for (ChoicesMethod method : {token_length_normalized, greedy_token_selection,
+                               unconditional_likelihood_normalized, exact_likelihood}) {
     for (const std::string prompt : {"", "a", "Is that so? "}) {
       const auto ask = [&](State& p) {
         p += prompt + select("answer", {"yes", "no", "perhaps"}, method);
@@ -62,12 +62,26 @@ TEST(Endpoint, SelectsByEveryMethodAsTheEngineDoes) {
       EXPECT_EQ(there.meta_info("answer").json, here.meta_info("answer").json);
     }
   }
-  const State exact = run(
+}
+
+TEST(Endpoint, AServerWithoutTheRouteOfExactChoicesIsNamed) {
+  net::Router router;
+  ASSERT_TRUE(router
+                  .add("GET", "/get_model_info",
+                       [](net::HttpRequest&&, const net::ResponsePtr& response) {
+                         response->send(net::HttpResponse::json(200, R"({"model_path":"other"})"));
+                       })
+                  .ok());
+  const auto server = *net::HttpServer::start({}, std::move(router));
+  const auto backend = runtime_endpoint("http://127.0.0.1:" + std::to_string(server->port()));
+  ASSERT_TRUE(backend) << backend.error().to_string();
+  const State s = run(
       [](State& p) {
         p += "x" + select("a", {"b", "c"}, exact_likelihood);
       },
-      {.backend = endpoint});
-  EXPECT_EQ(exact.error().code(), StatusCode::kUnimplemented);
+      {.backend = *backend});
+  EXPECT_EQ(s.error().code(), StatusCode::kUnimplemented);
+  EXPECT_NE(s.error().message().find("/exact_likelihood"), std::string::npos);
 }
 
 TEST(Endpoint, TextComesAsItIsWritten) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -44,6 +46,22 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
   list_samples(batch, thread_.await_masks(batch));
   sample_lanes(batch, output, result);
   result.forward_seconds = to_seconds(clock.now() - start);
+}
+
+Status CpuExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
+  ESP_CHECK(from.size() == to.size());
+  const KvView& kv = parts_.kv.view();
+  const int64_t page_bytes = kv.page_stride * (kv.type == KvType::kFloat32 ? 4 : 2);
+  const auto copy = [&](void* plane, PageId a, PageId b) {
+    auto* const bytes = static_cast<std::byte*>(plane);
+    std::memcpy(bytes + b * page_bytes, bytes + a * page_bytes, static_cast<size_t>(page_bytes));
+  };
+  for (const KvView::Layer& layer : kv.layers)
+    for (size_t i = 0; i < from.size(); ++i) {
+      copy(layer.k, from[i], to[i]);
+      if (layer.v != layer.k) copy(layer.v, from[i], to[i]);
+    }
+  return {};
 }
 
 void CpuExecutor::init_slots(const ForwardBatch& batch) {

@@ -38,6 +38,7 @@ class CpuExecutor final : public Executor {
     thread_.provide_masks(step, masks);
   }
   const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
+  Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
  private:
   // What a request leaves between its steps.

@@ -35,6 +35,14 @@ class Executor {
   // Waits for the oldest step in flight and returns its results, valid until the next wait().
   // REQUIRES: `step` is the oldest in flight.
   virtual const StepResult& wait(uint64_t step) = 0;
+
+  // Copies the keys and values of page from[i] to page to[i], in all layers, before it returns.
+  // REQUIRES that no step in flight writes any of them or reads those of `to`, and that all layers
+  // have the same pages. kUnimplemented where a device cannot.
+  virtual Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
+    static_cast<void>(from), static_cast<void>(to);
+    return error(StatusCode::kUnimplemented, "this device copies no pages of its cache");
+  }
 };
 
 }  // namespace espalier

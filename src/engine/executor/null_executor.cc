@@ -65,10 +65,13 @@ void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
   }
   result.lanes.assign(batch.lanes.size(), {});
   lane_histories_.resize(batch.lanes.size());
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    run_lane(batch, batch.lanes[i], result.lanes[i]);
-    const Lane& lane = batch.lanes[i];
-    lane_histories_[i] = history_at(batch, lane, lane.prefix_len + lane.num_query_tokens - 1);
+  {
+    std::lock_guard lock(histories_mutex_);
+    for (size_t i = 0; i < batch.lanes.size(); ++i) {
+      run_lane(batch, batch.lanes[i], result.lanes[i]);
+      const Lane& lane = batch.lanes[i];
+      lane_histories_[i] = history_at(batch, lane, lane.prefix_len + lane.num_query_tokens - 1);
+    }
   }
   const MaskView masks = thread_.await_masks(batch);
   size_t next_mask = 0;
@@ -89,10 +92,25 @@ uint64_t& NullExecutor::history_at(const ForwardBatch& batch, const Lane& lane, 
   const int32_t page_size = config_.page_size;
   const PageId page =
       batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size)];
-  const auto at = static_cast<size_t>(page) * static_cast<size_t>(page_size) +
-                  static_cast<size_t>(position % page_size);
+  return history_in(page, position % page_size);
+}
+
+uint64_t& NullExecutor::history_in(PageId page, int32_t row) {
+  const auto at =
+      static_cast<size_t>(page) * static_cast<size_t>(config_.page_size) + static_cast<size_t>(row);
   if (histories_.size() <= at) histories_.resize(2 * at + 1);
   return histories_[at];
+}
+
+Status NullExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
+  ESP_CHECK(from.size() == to.size());
+  std::lock_guard lock(histories_mutex_);
+  for (size_t i = 0; i < from.size(); ++i)
+    for (int32_t row = 0; row < config_.page_size; ++row) {
+      const uint64_t history = history_in(from[i], row);
+      history_in(to[i], row) = history;
+    }
+  return {};
 }
 
 void NullExecutor::run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,7 @@ class NullExecutor final : public Executor {
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
+  Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
   // What a test expects.
   static uint64_t hash_history(std::span<const TokenId> tokens);
@@ -58,12 +60,14 @@ class NullExecutor final : public Executor {
   void run(const ForwardBatch& batch, StepResult& result);
   void run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result);
   uint64_t& history_at(const ForwardBatch& batch, const Lane& lane, int32_t position);
+  uint64_t& history_in(PageId page, int32_t row);
   void sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
               LaneResult& result);
   TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
 
   const NullExecutorConfig config_;
   std::vector<Slot> slots_;
+  std::mutex histories_mutex_;       // held while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
   std::vector<uint64_t> lane_histories_;
   TimePoint busy_until_{};

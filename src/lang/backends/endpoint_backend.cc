@@ -236,6 +236,7 @@ class EndpointBackend final : public Backend {
     return completion;
   }
 
+  void score_exactly(const ScoreCall& call, ScoreDone done);
   void score_parts(const std::string& id, std::vector<ChoiceScore> scores, ScoreDone done);
 
   const std::string url_;
@@ -247,13 +248,10 @@ class EndpointBackend final : public Backend {
 // log-probabilities of their last tokens (two more than the choice's, which may merge with the
 // prompt's end); and, where it is asked for, the choices by themselves.
 void EndpointBackend::score(ScoreCall call, ScoreDone done) {
-  if (call.method == ChoicesMethod::kExact)
-    return done(fail(error(StatusCode::kUnimplemented,
-                           "the exact method needs the model's vocabulary, which a server does not "
-                           "tell: use the engine in this process, or another choices method")));
   if (!call.prompt.media.empty())
     return done(fail(error(StatusCode::kUnimplemented,
                            "select after an image or video is not supported by this back end")));
+  if (call.method == ChoicesMethod::kExact) return score_exactly(call, std::move(done));
   const json::object length{{"text", call.prompt.text},
                             {"sampling_params", {{"max_new_tokens", 0}}}};
   HttpCalls::Call first{.id = call.id, .path = "/generate", .body = json::serialize(length)};
@@ -296,6 +294,33 @@ void EndpointBackend::score(ScoreCall call, ScoreDone done) {
     calls_->submit(std::move(second));
   };
   calls_->submit(std::move(first));
+}
+
+// The search over spellings needs the vocabulary, so it is the server's: Espalier's has a route.
+void EndpointBackend::score_exactly(const ScoreCall& call, ScoreDone done) {
+  const json::object body{
+      {"text", call.prompt.text}, {"choices", json::value_from(call.choices)}, {"rid", call.id}};
+  HttpCalls::Call exact{.id = call.id, .path = "/exact_likelihood", .body = json::serialize(body)};
+  exact.on_done = [choices = call.choices, done = std::move(done)](Result<std::string> answer,
+                                                                   int) {
+    if (!answer && answer.error().code() == StatusCode::kNotFound)
+      return done(fail(error(StatusCode::kUnimplemented,
+                             "this server has no route /exact_likelihood, which the exact method "
+                             "needs: use an Espalier server or another choices method")));
+    auto object = answer ? parse_answer(*answer) : Result<json::object>(fail(answer.error()));
+    if (!object) return done(fail(object.error()));
+    const json::value* const found = object->if_contains("choices");
+    if (found == nullptr || !found->is_array() || found->get_array().size() != choices.size())
+      return done(fail(Status(StatusCode::kDataLoss, "the server did not score every choice")));
+    std::vector<ChoiceScore> scores;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      const json::value& one = found->get_array()[i];
+      scores.push_back({.text = choices[i]});
+      if (one.is_object()) scores.back().exact_logprob = number_at(one.get_object(), "logprob");
+    }
+    done(std::move(scores));
+  };
+  calls_->submit(std::move(exact));
 }
 
 void EndpointBackend::score_parts(const std::string& id, std::vector<ChoiceScore> scores,

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <set>
 
+#include "engine/exact_search.h"
 #include "lang/backends/engine_answer.h"
-#include "lang/backends/exact_search.h"
 
 namespace espalier::lang {
 namespace {
@@ -167,21 +167,22 @@ class EngineBackend final : public Backend {
     return frames_.frame(role, previous);
   }
   bool can_prefetch() const override { return !engine_->config().disable_radix_cache; }
+  bool can_join() const override { return engine_->can_join_branches(); }
 
   void generate(GenerateCall call, CallEvents events) override {
     if (!call.prompt.media.empty()) return events.on_done(fail(no_media(call.prompt)));
-    GenerateRequest request{.rid = call.id, .text = std::move(call.prompt.text)};
+    GenerateRequest request = request_of(call.id, call.prompt);
     request.sampling = sampling_of(call.options);
     request.return_logprob = call.options.return_logprob.value_or(false);
     request.logprob_start_len = call.options.logprob_start_len.value_or(-1);
     request.top_logprobs_num = call.options.top_logprobs_num.value_or(0);
-    if (request.text.empty() && engine_->tokenizer()->encode("").empty())
+    if (call.prompt.text.empty() && engine_->tokenizer()->encode("").empty())
       return events.on_done(
           fail(invalid_argument("the prompt is empty: append text before a gen")));
     auto gathered = std::make_shared<Gathered>();
     gathered->with_text = call.options.return_text_in_logprobs.value_or(false);
     if (request.return_logprob && request.logprob_start_len >= 0) {
-      request.input_ids = engine_->tokenizer()->encode(request.text);
+      request.input_ids = encode(call.prompt);
       const auto begin =
           std::min(request.input_ids.size(), static_cast<size_t>(request.logprob_start_len));
       gathered->input_ids.assign(request.input_ids.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -192,7 +193,7 @@ class EngineBackend final : public Backend {
   }
 
   void prefetch(std::string id, const Prompt& prompt, std::function<void(Status)> done) override {
-    GenerateRequest request{.rid = std::move(id), .text = prompt.text};
+    GenerateRequest request = request_of(std::move(id), prompt);
     request.sampling.max_new_tokens = 0;
     auto gathered = std::make_shared<Gathered>();
     gathered->events.on_done = [done = std::move(done)](const Result<Completion>& r) {
@@ -208,6 +209,7 @@ class EngineBackend final : public Backend {
   }
 
   void score(ScoreCall call, ScoreDone done) override;
+  void join(JoinCall call, JoinDone done) override;
 
   Status flush_cache() override { return engine_->flush_cache(); }
   Result<std::string> server_info() override {
@@ -228,6 +230,34 @@ class EngineBackend final : public Backend {
   }
 
  private:
+  // The tokens of a prompt with `more` behind it. What was joined has those that its branches have.
+  std::vector<TokenId> encode(const Prompt& prompt, std::string_view more = {}) const {
+    const Tokenizer& tokenizer = *engine_->tokenizer();
+    if (prompt.joined == nullptr)
+      return tokenizer.encode(more.empty() ? prompt.text : prompt.text + std::string(more));
+    std::vector<TokenId> ids = prompt.joined->ids;
+    const std::vector<TokenId> rest =
+        encode_part(prompt.text.substr(prompt.joined->text.size()) + std::string(more));
+    ids.insert(ids.end(), rest.begin(), rest.end());
+    return ids;
+  }
+  // Of what is not the beginning.
+  std::vector<TokenId> encode_part(std::string_view text) const {
+    return engine_->tokenizer()->encode(text, {.add_special_tokens = false});
+  }
+  static std::string key_of(const Prompt& prompt) {
+    return prompt.joined == nullptr ? std::string() : prompt.joined->key;
+  }
+  GenerateRequest request_of(std::string rid, const Prompt& prompt) const {
+    GenerateRequest request{.rid = std::move(rid)};
+    if (prompt.joined == nullptr) {
+      request.text = prompt.text;
+    } else {
+      request.input_ids = encode(prompt);
+      request.extra_key = key_of(prompt);
+    }
+    return request;
+  }
   static Status no_media(const Prompt& prompt) {
     return error(StatusCode::kUnimplemented,
                  "no model of this engine reads images or videos (\"{}\"): use a server or an API "
@@ -315,8 +345,10 @@ class EngineBackend final : public Backend {
   // log p of each token of `ids` from `begin` on; the first has none where nothing stands before
   // it.
   using Logprobs = std::vector<std::optional<float>>;
-  void measure(std::string rid, std::vector<TokenId> ids, size_t begin,
-               std::function<void(Result<Logprobs>)> done);
+  void measure(GenerateRequest request, size_t begin, std::function<void(Result<Logprobs>)> done);
+  // `release` is the request's last act, for the receiver to call.
+  using Computed = std::function<void(const Status&, const std::function<void()>& release)>;
+  void compute(GenerateRequest request, Computed done);
   void score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring);
   void score_exactly(const ScoreCall& call, const std::shared_ptr<Scoring>& scoring);
   void ask_next(GenerateRequest request, std::function<void(Result<std::vector<float>>)> done);
@@ -331,9 +363,9 @@ class EngineBackend final : public Backend {
   std::shared_ptr<const Speller> speller_;  // shared with the searches
 };
 
-void EngineBackend::measure(std::string rid, std::vector<TokenId> ids, size_t begin,
+void EngineBackend::measure(GenerateRequest request, size_t begin,
                             std::function<void(Result<Logprobs>)> done) {
-  GenerateRequest request{.rid = rid, .input_ids = std::move(ids)};
+  const std::string rid = request.rid;
   request.sampling.max_new_tokens = 0;
   request.sampling.temperature = 0.0f;
   request.return_logprob = true;
@@ -391,12 +423,11 @@ void EngineBackend::score(ScoreCall call, ScoreDone done) {
 // A choice may merge with the end of the prompt into other tokens, so all choices are scored from
 // the first token in which any of them differs from the prompt.
 void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>& scoring) {
-  const Tokenizer& tokenizer = *engine_->tokenizer();
-  const std::vector<TokenId> prompt = tokenizer.encode(call.prompt.text);
+  const std::vector<TokenId> prompt = encode(call.prompt);
   std::vector<std::vector<TokenId>> wholes;
   size_t begin = prompt.size();
   for (const std::string& choice : call.choices) {
-    const auto& whole = wholes.emplace_back(tokenizer.encode(call.prompt.text + choice));
+    const auto& whole = wholes.emplace_back(encode(call.prompt, choice));
     const auto differ = std::mismatch(prompt.begin(), prompt.end(), whole.begin(), whole.end());
     begin = std::min(begin, static_cast<size_t>(differ.first - prompt.begin()));
   }
@@ -406,13 +437,15 @@ void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>
     ChoiceScore& score = scoring->scores[i];
     score.tokens.assign(wholes[i].begin() + static_cast<std::ptrdiff_t>(begin), wholes[i].end());
     std::vector<TokenId> part(score.tokens.begin(), score.tokens.end());
-    measure(fmt::format("{}/{}", call.id, i), std::move(wholes[i]), begin,
-            [scoring, &score](Result<Logprobs> r) {
+    measure({.rid = fmt::format("{}/{}", call.id, i),
+             .input_ids = std::move(wholes[i]),
+             .extra_key = key_of(call.prompt)},
+            begin, [scoring, &score](Result<Logprobs> r) {
               if (r) score.logprobs = std::move(*r);
               measured(scoring, r ? Status() : r.error());
             });
     if (!unconditional) continue;
-    measure(fmt::format("{}/u{}", call.id, i), std::move(part), 0,
+    measure({.rid = fmt::format("{}/u{}", call.id, i), .input_ids = std::move(part)}, 0,
             [scoring, &score](Result<Logprobs> r) {
               if (r) score.unconditional_logprobs = std::move(*r);
               measured(scoring, r ? Status() : r.error());
@@ -423,8 +456,7 @@ void EngineBackend::score_choices(ScoreCall call, const std::shared_ptr<Scoring>
 // p(text | prompt), summed over the spellings of the text; the choices at once, each with a
 // question at a time.
 void EngineBackend::score_exactly(const ScoreCall& call, const std::shared_ptr<Scoring>& scoring) {
-  auto prompt =
-      std::make_shared<const std::vector<TokenId>>(engine_->tokenizer()->encode(call.prompt.text));
+  auto prompt = std::make_shared<const std::vector<TokenId>>(encode(call.prompt));
   if (prompt->empty())
     return scoring->done(fail(invalid_argument(
         "the exact probability of a choice needs a prompt before it: append text first")));
@@ -432,13 +464,12 @@ void EngineBackend::score_exactly(const ScoreCall& call, const std::shared_ptr<S
   for (size_t i = 0; i < call.choices.size(); ++i) {
     auto num_asked = std::make_shared<int>(0);
     const std::string id = fmt::format("{}/{}", call.id, i);
-    const AskNext ask = [this, prompt, num_asked, id](
+    const AskNext ask = [this, prompt, num_asked, id, key = key_of(call.prompt)](
                             const std::vector<TokenId>& tokens, const std::vector<TokenId>& wanted,
                             std::function<void(Result<std::vector<float>>)> done) {
-      GenerateRequest request{.rid = fmt::format("{}.{}", id, (*num_asked)++),
-                              .input_ids = *prompt};
-      request.input_ids.insert(request.input_ids.end(), tokens.begin(), tokens.end());
-      request.token_ids_logprob = wanted;
+      GenerateRequest request =
+          next_token_request(fmt::format("{}.{}", id, (*num_asked)++), *prompt, tokens, wanted);
+      request.extra_key = key;
       ask_next(std::move(request), std::move(done));
     };
     exact_probability(speller(), call.choices[i], {}, ask,
@@ -447,6 +478,78 @@ void EngineBackend::score_exactly(const ScoreCall& call, const std::shared_ptr<S
                         measured(scoring, r ? Status() : r.error());
                       });
   }
+}
+
+// Computes a prompt and samples nothing.
+void EngineBackend::compute(GenerateRequest request, Computed done) {
+  request.sampling = {.max_new_tokens = 0};
+  auto sink = [this, rid = request.rid, done](TokenEvent&& event) {
+    if (event.finish) done(event.finish->status, [this, rid] { ended(rid, 1); });
+  };
+  send({.request = std::move(request),
+        .sink = std::move(sink),
+        .refused = [done](const Status& why) { done(why, [] {}); }});
+}
+
+// Each branch's prompt is computed to its end, which finds all but the last tokens in the cache,
+// and the last of them that is done has the engine put the runs behind each other.
+void EngineBackend::join(JoinCall call, JoinDone done) {
+  struct Joining {
+    JoinRequest request;
+    std::string text;
+    std::mutex mutex;
+    size_t num_open = 0;
+    Status failed;
+    JoinDone done;
+  };
+  auto joining = std::make_shared<Joining>();
+  joining->request = {.extra_key = key_of(call.prompt), .prefix = encode(call.prompt)};
+  joining->text = call.prompt.text;
+  joining->done = std::move(done);
+  const std::vector<TokenId>& prefix = joining->request.prefix;
+  for (const std::string& branch : call.branches) {
+    // As the branch's own calls had it, unless its first letters merged with the prefix's last.
+    std::vector<TokenId> ids = encode(call.prompt, branch);
+    if (ids.size() > prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin())) {
+      ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(prefix.size()));
+    } else {
+      ids = encode_part(branch);
+    }
+    joining->text += branch;
+    joining->request.branches.push_back(std::move(ids));
+  }
+  if (Status valid = check_join(joining->request); !valid.ok())
+    return joining->done(fail(std::move(valid)));
+  const size_t count = joining->num_open = joining->request.branches.size();
+  std::vector<GenerateRequest> requests(count);
+  for (size_t i = 0; i < count; ++i) {
+    const std::vector<TokenId>& branch = joining->request.branches[i];
+    requests[i] = {.rid = fmt::format("{}/{}", call.id, i), .input_ids = prefix};
+    requests[i].input_ids.insert(requests[i].input_ids.end(), branch.begin(), branch.end());
+    requests[i].extra_key = joining->request.extra_key;
+  }
+  for (GenerateRequest& request : requests)
+    compute(std::move(request), [this, joining](const Status& status,
+                                                const std::function<void()>& release) {
+      {
+        std::lock_guard lock(joining->mutex);
+        if (joining->failed.ok()) joining->failed = status;
+        if (--joining->num_open > 0) return release();
+      }
+      if (!joining->failed.ok()) {
+        joining->done(fail(joining->failed));
+        return release();
+      }
+      engine_->join_branches(joining->request, [joining, release](Result<JoinedPrompt> made) {
+        if (made) {
+          joining->done(std::make_shared<const JoinedPrefix>(
+              JoinedPrefix{joining->text, std::move(made->input_ids), std::move(made->extra_key)}));
+        } else {
+          joining->done(fail(made.error()));
+        }
+        release();
+      });
+    });
 }
 
 std::shared_ptr<const Speller> EngineBackend::speller() {
@@ -459,15 +562,10 @@ std::shared_ptr<const Speller> EngineBackend::speller() {
 // The log-probabilities of the wanted tokens after the request's prompt.
 void EngineBackend::ask_next(GenerateRequest request,
                              std::function<void(Result<std::vector<float>>)> done) {
-  request.return_logprob = true;
-  request.sampling.max_new_tokens = 1;
-  request.sampling.temperature = 0.0f;
-  request.sampling.ignore_eos = true;
   const std::string rid = request.rid;
   auto found = std::make_shared<std::vector<float>>();
   auto sink = [this, rid, found, done](TokenEvent&& event) {
-    for (const TokenLogprobs& position : event.logprobs)
-      for (const auto& [id, logprob] : position.wanted) found->push_back(logprob);
+    take_next_token(event, *found);
     if (!event.finish) return;
     if (event.finish->status.ok()) {
       done(std::move(*found));

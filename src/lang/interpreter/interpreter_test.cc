@@ -210,7 +210,9 @@ TEST_F(Interpreter, JoinGathersVariables) {
 }
 
 TEST_F(Interpreter, JoinAppendsWhatBranchesWrote) {
-  State s = start(options());
+  RunOptions exact = options();
+  exact.parallel_encoding = false;
+  State s = start(exact);
   s += "x";
   auto forks = s.fork(2);
   forks += [](int i) { return "<" + std::to_string(i) + gen("a", {.max_tokens = 2}) + ">"; };
@@ -218,6 +220,65 @@ TEST_F(Interpreter, JoinAppendsWhatBranchesWrote) {
   s += gen("end", {.max_tokens = 2});
   const std::string text = "x<0" + answer_of("x<0", 2) + "><1" + answer_of("x<1", 2) + ">";
   EXPECT_EQ(s.text(), text + answer_of(text, 2));
+}
+
+// The device's next token comes of the history behind the last one: of the last branch's alone
+// where the branches' cache stands for the joined text.
+TEST_F(Interpreter, JoinKeepsWhatTheBranchesHaveComputed) {
+  State s = start(options());
+  s += "Tips: ";
+  auto forks = s.fork(3);
+  forks += [](int i) { return "<" + std::to_string(i) + gen("a", {.max_tokens = 4}) + ">"; };
+  forks.join(JoinMode::kConcatenateAndAppend);
+  auto after = s.copy();
+  s += gen("end", {.max_tokens = 3});
+  after += "!" + gen("end", {.max_tokens = 3});
+  std::string text = "Tips: ", last;
+  for (const char* begin : {"<0", "<1", "<2"}) {
+    last = std::string(begin) + answer_of("Tips: " + std::string(begin), 4) + ">";
+    text += last;
+  }
+  EXPECT_EQ(s["end"].str(), answer_of("Tips: " + last, 3));
+  EXPECT_EQ(s.text(), text + s["end"].str());
+  EXPECT_EQ(s.meta_info("end").cached_tokens + 1, static_cast<int64_t>(text.size()));
+  EXPECT_EQ(after["end"].str(), answer_of("Tips: " + last + "!", 3));
+  // Chosen behind it, and joined again.
+  s += select("choice", {"x", "y"}) + "#";
+  auto more = s.fork(2);
+  more += [](int i) { return std::to_string(i) + ";"; };
+  more.join(JoinMode::kConcatenateAndAppend);
+  s += gen("last", {.max_tokens = 3});
+  EXPECT_EQ(s["last"].str(),
+            answer_of("Tips: " + last + s["end"].str() + s["choice"].str() + "#1;", 3));
+}
+
+// Branches that did not begin where the parent stands are text.
+TEST_F(Interpreter, JoinOfBranchesThatBeganElsewhereIsExact) {
+  State s = start(options());
+  s += "Tips: ";
+  auto forks = s.fork(2);
+  forks += [](int i) { return std::to_string(i) + ";"; };
+  s += "(all) ";
+  forks.join(JoinMode::kConcatenateAndAppend);
+  s += gen("end", {.max_tokens = 3});
+  EXPECT_EQ(s["end"].str(), answer_of("Tips: (all) 0;1;", 3));
+}
+
+TEST_F(Interpreter, ACancelledJoinEnds) {
+  const TestBackend slow = make_test_backend({}, std::chrono::milliseconds(2));
+  for (int i = 0; i < 20; ++i) {
+    RunOptions o;
+    o.backend = slow.backend;
+    State s = start(o);
+    s += "Tips " + std::to_string(i);
+    auto forks = s.fork(3);
+    forks += [](int k) { return std::to_string(k) + gen("a", {.max_tokens = 1}); };
+    forks.join(JoinMode::kConcatenateAndAppend);
+    std::this_thread::sleep_for(std::chrono::milliseconds(i));
+    s.cancel();
+    EXPECT_EQ(s.sync().code(), StatusCode::kAborted);
+  }
+  while (slow.engine->stats().num_running > 0) std::this_thread::yield();
 }
 
 TEST_F(Interpreter, ScopesNameWhatIsAppendedInThem) {

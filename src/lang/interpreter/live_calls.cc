@@ -109,6 +109,7 @@ Prompt LiveStream::prompt() const {
   p.text = written_.text;
   p.open = written_.open;
   p.media = written_.media;
+  p.joined = written_.joined;
   if (session_->options.backend->is_chat() || !p.media.empty()) p.messages = written_.messages;
   return p;
 }
@@ -358,6 +359,51 @@ void LiveStream::finish_score(uint64_t turn, Result<std::vector<ChoiceScore>> re
         choices_method_name(op.method), json_numbers(decision->scores), json_logprobs(*result));
     record(op, &meta);
     op.target->fill({.text = decision->text}, std::move(meta));
+  }
+  drain();
+}
+
+// ---- concatenate and append ----
+
+// The texts are appended when the back end has answered, whatever it says.
+LiveStream::Step LiveStream::send_join(Operation& op, const std::vector<BranchText>& texts) {
+  const std::shared_ptr<Awaited> awaited = begin_call(op);
+  if (awaited == nullptr) return Step::kDone;
+  JoinCall call{.id = call_id_, .prompt = prompt()};
+  for (const BranchText& branch : texts)
+    if (!branch.text.empty()) call.branches.push_back(branch.text);
+  const auto self = shared_from_this();
+  session_->options.backend->join(
+      std::move(call), [weak = awaited->stream, turn = awaited->turn,
+                        pool = awaited->pool](Result<std::shared_ptr<const JoinedPrefix>> result) {
+        pool->post([weak, turn, result = std::move(result)]() mutable {
+          if (const auto stream = weak.lock()) stream->finish_join(turn, std::move(result));
+        });
+      });
+  sent_call(awaited->turn);
+  return Step::kSuspended;
+}
+
+void LiveStream::finish_join(uint64_t turn, Result<std::shared_ptr<const JoinedPrefix>> result) {
+  Operation op;
+  bool failed = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (turn != turn_ || call_id_.empty()) return;
+    call_id_.clear();
+    op = std::move(current_);
+    failed = !error_.ok();
+  }
+  if (failed) {
+    skip(op);
+  } else {
+    append_branches(branch_texts(std::get<ConcatOp>(op.what)));
+    if (result) {
+      std::lock_guard lock(mutex_);
+      written_.joined = std::move(*result);
+      written_.cached_chars = written_.text.size();
+    }
+    record(op);
   }
   drain();
 }

@@ -172,26 +172,58 @@ LiveStream::Step LiveStream::step(Operation& op, ConcatOp& concat) {
         return refuse(op, std::move(why), where);
       }
     }
-    std::string suffix;
-    std::vector<Message> messages;
-    {
-      std::lock_guard lock(branch->mutex_);
-      suffix = branch->written_.text.substr(branch->fork_chars_);
-      messages.assign(
-          branch->written_.messages.begin() + static_cast<std::ptrdiff_t>(branch->fork_messages_),
-          branch->written_.messages.end());
-    }
-    if (messages.empty()) {
-      write(suffix);
-    } else {
-      std::lock_guard lock(mutex_);
-      written_.text += suffix;
-      std::move(messages.begin(), messages.end(), std::back_inserter(written_.messages));
-    }
   }
+  const std::vector<BranchText> texts = branch_texts(concat);
   ahead_.clear();
+  if (joins_cached(concat, texts)) return send_join(op, texts);
+  append_branches(texts);
   record(op);
   return Step::kDone;
+}
+
+std::vector<LiveStream::BranchText> LiveStream::branch_texts(const ConcatOp& concat) const {
+  std::vector<BranchText> texts;
+  for (const std::shared_ptr<LiveStream>& branch : concat.branches) {
+    std::lock_guard lock(branch->mutex_);
+    const Written& written = branch->written_;
+    BranchText& one = texts.emplace_back();
+    one.text = written.text.substr(branch->fork_chars_);
+    one.messages.assign(
+        written.messages.begin() + static_cast<std::ptrdiff_t>(branch->fork_messages_),
+        written.messages.end());
+  }
+  return texts;
+}
+
+// The keys and values of branches stand for the joined text when each of them was computed behind
+// all that stands before the first.
+bool LiveStream::joins_cached(const ConcatOp& concat, const std::vector<BranchText>& texts) const {
+  const RunOptions& options = session_->options;
+  if (!options.parallel_encoding || options.backend == nullptr || !options.backend->can_join())
+    return false;
+  if (written_.text.empty() || !written_.media.empty()) return false;
+  const auto num_written =
+      std::ranges::count_if(texts, [](const BranchText& t) { return !t.text.empty(); });
+  if (num_written < 2) return false;
+  return std::ranges::all_of(concat.branches, [&](const std::shared_ptr<LiveStream>& branch) {
+    std::lock_guard lock(branch->mutex_);
+    return branch->fork_chars_ == written_.text.size() && branch->written_.media.empty() &&
+           branch->written_.joined == written_.joined &&
+           branch->written_.text.starts_with(written_.text);
+  });
+}
+
+void LiveStream::append_branches(const std::vector<BranchText>& texts) {
+  for (const BranchText& branch : texts) {
+    if (branch.messages.empty()) {
+      write(branch.text);
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    written_.text += branch.text;
+    written_.messages.insert(written_.messages.end(), branch.messages.begin(),
+                             branch.messages.end());
+  }
 }
 
 LiveStream::Step LiveStream::step(Operation& op, ForkOp& fork) {

@@ -86,7 +86,8 @@ class LiveStream final : public PromptStream {
     std::vector<Message> messages;
     std::optional<Message> open;
     std::vector<Media> media;
-    size_t cached_chars = 0;  // of `text`, known to be in the back end's cache
+    size_t cached_chars = 0;                     // of `text`, known to be in the back end's cache
+    std::shared_ptr<const JoinedPrefix> joined;  // what `text` begins with; see Prompt
   };
   using Variables = std::map<std::string, VariablePtr, std::less<>>;
 
@@ -106,6 +107,11 @@ class LiveStream final : public PromptStream {
   struct ConcatOp {
     std::vector<std::shared_ptr<LiveStream>> branches;
     size_t next = 0;
+  };
+  // What a branch wrote.
+  struct BranchText {
+    std::string text;
+    std::vector<Message> messages;
   };
   struct ReferenceOp {
     std::shared_ptr<PromptStream> keep;  // null: this stream's own
@@ -155,6 +161,9 @@ class LiveStream final : public PromptStream {
   Step step(Operation& op, GatherOp& gather);
   Step step(Operation& op, ConcatOp& concat);
   Step step(Operation& op, ReferenceOp& reference);
+  std::vector<BranchText> branch_texts(const ConcatOp& concat) const;
+  bool joins_cached(const ConcatOp& concat, const std::vector<BranchText>& texts) const;
+  void append_branches(const std::vector<BranchText>& texts);
   void skip(Operation& op);  // the stream has failed: so do the operation's variables
   // Suspends until the variable is there, then does `op` again.
   Step await(Operation& op, const VariablePtr& variable);
@@ -179,6 +188,8 @@ class LiveStream final : public PromptStream {
   Step send_gen(Operation& op, const Gen& gen);
   Step send_message(Operation& op);  // one call for the gens that were deferred
   void finish_call(uint64_t turn, Result<Completion> result);
+  Step send_join(Operation& op, const std::vector<BranchText>& texts);
+  void finish_join(uint64_t turn, Result<std::shared_ptr<const JoinedPrefix>> result);
   void finish_score(uint64_t turn, Result<std::vector<ChoiceScore>> result);
   void grow(uint64_t turn, std::string_view delta, std::optional<Progress> progress);
   Step take_completion(Operation& op, const Gen& gen, Completion completion);

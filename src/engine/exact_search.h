@@ -1,5 +1,6 @@
 // The probability of a text after a prompt, whatever tokens it comes in: the sum over all ways to
-// spell it (the question that the SGLang paper's appendix B.3 leaves open). Knows no engine.
+// spell it (the question that the SGLang paper's appendix B.3 leaves open). The search knows no
+// engine; what it asks becomes requests of one token.
 #pragma once
 
 #include <functional>
@@ -11,9 +12,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/request.h"
 #include "seams/vocab_view.h"
 
-namespace espalier::lang {
+namespace espalier {
 
 // Which tokens a text begins with. Immutable, shared by searches; special tokens spell nothing.
 class Speller {
@@ -53,4 +55,10 @@ void exact_probability(std::shared_ptr<const Speller> speller, std::string text,
                        const ExactOptions& options, AskNext ask,
                        std::function<void(Result<ExactProbability>)> done);
 
-}  // namespace espalier::lang
+// A question as a request: after `prompt` and `tokens`, what of each of `wanted`?
+GenerateRequest next_token_request(std::string rid, const std::vector<TokenId>& prompt,
+                                   const std::vector<TokenId>& tokens, std::vector<TokenId> wanted);
+// Gathers the answer from the request's events, in the order of `wanted`.
+void take_next_token(const TokenEvent& event, std::vector<float>& logprobs);
+
+}  // namespace espalier

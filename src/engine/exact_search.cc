@@ -1,10 +1,10 @@
-#include "lang/backends/exact_search.h"
+#include "engine/exact_search.h"
 
 #include <algorithm>
 #include <cmath>
 #include <queue>
 
-namespace espalier::lang {
+namespace espalier {
 
 Speller::Speller(const VocabView& vocab) {
   for (TokenId id = 0; id < vocab.vocab_size(); ++id) {
@@ -127,4 +127,20 @@ void exact_probability(std::shared_ptr<const Speller> speller, std::string text,
       ->go_on();
 }
 
-}  // namespace espalier::lang
+GenerateRequest next_token_request(std::string rid, const std::vector<TokenId>& prompt,
+                                   const std::vector<TokenId>& tokens,
+                                   std::vector<TokenId> wanted) {
+  GenerateRequest request{.rid = std::move(rid), .input_ids = prompt};
+  request.input_ids.insert(request.input_ids.end(), tokens.begin(), tokens.end());
+  request.sampling = {.max_new_tokens = 1, .temperature = 0.0f, .ignore_eos = true};
+  request.return_logprob = true;
+  request.token_ids_logprob = std::move(wanted);
+  return request;
+}
+
+void take_next_token(const TokenEvent& event, std::vector<float>& logprobs) {
+  for (const TokenLogprobs& position : event.logprobs)
+    for (const auto& [id, logprob] : position.wanted) logprobs.push_back(logprob);
+}
+
+}  // namespace espalier

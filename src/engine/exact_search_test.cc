@@ -1,13 +1,13 @@
 // The exact probability of a text against every spelling, enumerated, over a model whose
 // probabilities are drawn from the tokens before.
-#include "lang/backends/exact_search.h"
+#include "engine/exact_search.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-namespace espalier::lang {
+namespace espalier {
 namespace {
 
 const std::vector<std::string_view> kBytes = {"a", "b", "ab", "ba", "aba", "", "abab", "x", "aa"};
@@ -103,4 +103,4 @@ TEST(ExactSearch, WhatIsWrongIsSaid) {
 }
 
 }  // namespace
-}  // namespace espalier::lang
+}  // namespace espalier
