@@ -1,5 +1,6 @@
 """What the Python package adds to a primitive: processor time of the process for each `s += "ab"`,
-message, variable and trace, in microseconds, the median of five. No model takes part.
+message, variable and trace, in microseconds, the median of five; and a program of 4 forks as Python runs
+it and as its compiled graph does. No model takes part.
 
     PYTHONPATH=build/release/python python3 bench/lang/python_overhead.py [--quick]"""
 import json
@@ -42,6 +43,19 @@ def traced_gens(s):
         s += sgl.gen("a", max_tokens=4)
 
 
+@sgl.function
+def tips(s, topic):
+    s += "A page of advice about " + topic + ", in four parts.\n"
+    forks = s.fork(4)
+    for i, f in enumerate(forks):
+        with f.var_scope("part"):
+            f += "Part " + str(i) + ":"
+            for k in range(4):
+                f += " more about it, number " + str(k)
+    for f in forks:
+        s += f["part"]
+
+
 def per_primitive(work, primitives):
     times = []
     for _ in range(5):
@@ -61,6 +75,14 @@ def main():
             lambda: sgl.function(traced_gens).trace(), COUNT),
         "variable, set and read": per_primitive(lambda: variables.run(backend=backend), 2 * COUNT),
     }
+    graph = tips.trace().optimize()
+    if tips.run("x", backend=backend).text() != graph.run(topic="x", backend=backend).text():
+        sys.exit("the compiled program writes another text")
+    runs = COUNT // 50
+    figures["a program of 4 forks, interpreted"] = per_primitive(
+        lambda: [tips.run("x", backend=backend) for _ in range(runs)], runs)
+    figures["the same, compiled"] = per_primitive(
+        lambda: [graph.run(topic="x", backend=backend) for _ in range(runs)], runs)
     print(json.dumps(figures))
 
 
