@@ -343,7 +343,7 @@ class CommandTest(unittest.TestCase):
     def test_bench_serving_reports_every_dialect(self):
         with Server() as server:
             url = f"http://127.0.0.1:{server.port}"
-            for backend in ("sglang", "sglang-oai", "sglang-oai-chat"):
+            for backend in ("sglang", "sglang-oai", "sglang-oai-chat", "sglang-oai-ids"):
                 result = run("bench", "serving", "--base-url", url, "--backend", backend,
                              "--num-prompts", "6", "--input-len", "24", "--output-len", "6",
                              "--max-concurrency", "3", "--json")
@@ -351,6 +351,8 @@ class CommandTest(unittest.TestCase):
                 report = json.loads(result.stdout)
                 self.assertEqual((report["completed"], report["failed"]), (6, 0), report)
                 self.assertGreater(report["output_throughput"], 0)
+                if backend in ("sglang", "sglang-oai-ids"):
+                    self.assertEqual(report["total_input_tokens"], 6 * 24, report)
             result = run("bench", "serving", "--base-url", url, "--preset", "document_qa", "--scale",
                          "1000")
             self.assert_usage_error(result, "--scale")

@@ -31,8 +31,10 @@ void add_settings(SettingTable& table, ServingOptions& options) {
   table.text("base-url", options.target.base_url, "URL", "of the server, instead of host and port");
   table.text("host", options.host, "ADDRESS", "of the server");
   table.integer("port", options.port, 1, 65535, "of the server");
-  table.choice("backend", options.target.backend, {"sglang", "sglang-oai", "sglang-oai-chat"},
-               "/generate with token ids, /v1/completions or /v1/chat/completions");
+  table.choice("backend", options.target.backend,
+               {"sglang", "sglang-oai", "sglang-oai-chat", "sglang-oai-ids"},
+               "/generate with token ids, /v1/completions, /v1/chat/completions, or "
+               "/v1/completions with token ids");
   table.text("api-key", options.target.api_key, "KEY", "sent as a bearer token");
   table.number("temperature", options.target.temperature, 0, 100, "of every request");
   table.toggle("disable-ignore-eos", options.respect_eos,
@@ -68,7 +70,7 @@ Status prepare(ServingOptions& options, const SettingTable& table, ServerFacts& 
   options.target.model = facts.model;
   if (options.vocab_size == 0) options.vocab_size = facts.vocab_size;
   if (options.vocab_size == 0) {
-    if (options.target.backend == "sglang")
+    if (options.target.backend == "sglang" || options.target.backend == "sglang-oai-ids")
       return invalid_argument("the server does not tell its vocabulary's size; give --vocab-size");
     options.vocab_size = 32000;  // only picks words
   }

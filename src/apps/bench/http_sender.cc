@@ -176,6 +176,10 @@ class HttpSender final : public Sender {
       body["messages"] = std::move(messages);
       return {"/v1/chat/completions", json::serialize(body)};
     }
+    if (target_.backend == "sglang-oai-ids") {
+      body["prompt"] = json::value_from(state.ids);
+      return {"/v1/completions", json::serialize(body)};
+    }
     std::string prompt;
     for (const auto& [role, text] : state.messages) prompt += text + " ";
     body["prompt"] = prompt;

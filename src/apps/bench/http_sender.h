@@ -12,7 +12,8 @@ namespace espalier::apps {
 struct TargetOptions {
   std::string base_url;  // "http://127.0.0.1:30000"
   // sglang: /generate with token ids; sglang-oai: /v1/completions; sglang-oai-chat:
-  // /v1/chat/completions (both in text, streamed).
+  // /v1/chat/completions (both in text, streamed); sglang-oai-ids: /v1/completions with token ids,
+  // for servers that have no /generate; of a conversation without the answers, which come as text.
   std::string backend = "sglang";
   std::string api_key;
   std::string model;  // named in OpenAI requests
