@@ -606,6 +606,14 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   const auto huge = compile_grammar({.source = "((a{1000}){1000}){1000}"}, trie);
   ASSERT_FALSE(huge);
   EXPECT_EQ(huge.error().code(), StatusCode::kResourceExhausted);
+  for (const char* source : {"(a?){10000}", "(a*){10000}", "((a?){100}b?){50}"}) {
+    SCOPED_TRACE(source);
+    const auto made = compile_grammar({.source = source}, trie);
+    ASSERT_TRUE(made) << made.error().to_string();
+    EXPECT_LT((*made)->whole_network().byte_edges.size(), 300'000u);
+    Matcher matcher(*made);
+    EXPECT_TRUE(matcher.accept_bytes("aaa") && matcher.can_end());
+  }
   const auto nothing = compile_grammar({.source = "a[]"}, trie);
   ASSERT_FALSE(nothing);
   EXPECT_EQ(nothing.error().code(), StatusCode::kInvalidArgument);

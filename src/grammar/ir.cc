@@ -246,6 +246,11 @@ ExprId Ir::repeat(ExprId part, int32_t min, int32_t max) {
   if (max == 0 || part == empty()) return empty();
   if (part == never()) return min == 0 ? empty() : never();
   if (min == 1 && max == 1) return part;
+  // What may be left out, so often: written out it could be left from every place to every later.
+  const Node inner = nodes_[part];
+  if (inner.op == Op::kRepeat && inner.min == 0 && (inner.max == 1 || inner.max == kUnbounded)) {
+    return repeat(children(part)[0], 0, inner.max == kUnbounded ? kUnbounded : max);
+  }
   return intern(Op::kRepeat, {&part, 1}, 0, min, max);
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <charconv>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -19,6 +20,82 @@ namespace {
 
 constexpr int64_t kEscapedLengthMax = 200;  // longer bounded strings take short escapes only
 constexpr int64_t kLengthMax = 300;         // of strings that are written out
+constexpr int32_t kRepeatMax = 64;          // repetitions in patterns that are written out
+
+// The ticks of every match, where all have as many.
+std::optional<int64_t> even_ticks(const Ir& ir, ExprId expr) {
+  const Ir::Node& node = ir.node(expr);
+  switch (node.op) {
+    case Ir::Op::kEmpty:
+    case Ir::Op::kBytes:
+    case Ir::Op::kEnough:
+      return 0;
+    case Ir::Op::kTick:
+      return 1;
+    case Ir::Op::kSequence: {
+      int64_t sum = 0;
+      for (ExprId child : ir.children(expr)) {
+        const auto ticks = even_ticks(ir, child);
+        if (!ticks) return std::nullopt;
+        sum += *ticks;
+      }
+      return sum;
+    }
+    case Ir::Op::kChoice: {
+      std::optional<int64_t> all;
+      for (ExprId child : ir.children(expr)) {
+        const auto ticks = even_ticks(ir, child);
+        if (!ticks || (all && *all != *ticks)) return std::nullopt;
+        all = ticks;
+      }
+      return all;
+    }
+    case Ir::Op::kRepeat: {
+      const auto ticks = even_ticks(ir, ir.children(expr)[0]);
+      if (!ticks || (*ticks > 0 && node.min != node.max)) return std::nullopt;
+      return *ticks * node.min;
+    }
+    case Ir::Op::kNever:
+    case Ir::Op::kRule:
+    case Ir::Op::kGraph:
+      break;
+  }
+  return std::nullopt;
+}
+
+// A sequence with one long repetition of single ticks, all else in it of even ticks, says no more
+// than how many ticks there are in all: the same with any number of repetitions, and those bounds.
+struct Loosened {
+  ExprId expr = 0;
+  int64_t least = 0, most = kUnbounded;
+};
+std::optional<Loosened> loosened(Ir& ir, ExprId expr) {
+  std::vector<ExprId> parts = {expr};
+  if (ir.node(expr).op == Ir::Op::kSequence) {
+    parts.assign(ir.children(expr).begin(), ir.children(expr).end());
+  }
+  std::optional<Loosened> found;
+  int64_t others = 0;
+  for (ExprId& part : parts) {
+    const Ir::Node node = ir.node(part);
+    const bool is_long = node.op == Ir::Op::kRepeat && std::max(node.min, node.max) > kRepeatMax &&
+                         even_ticks(ir, ir.children(part)[0]) == 1;
+    if (is_long && found) return std::nullopt;
+    if (is_long) {
+      found = {.least = node.min, .most = node.max};
+      part = ir.star(ir.children(part)[0]);
+      continue;
+    }
+    const auto ticks = even_ticks(ir, part);
+    if (!ticks) return std::nullopt;
+    others += *ticks;
+  }
+  if (!found) return std::nullopt;
+  found->expr = ir.sequence(parts);
+  found->least += others;
+  if (found->most != kUnbounded) found->most += others;
+  return found;
+}
 
 }  // namespace
 
@@ -165,8 +242,16 @@ Result<std::optional<ExprId>> SchemaCompiler::counted_string(const Facts& facts)
             ? grammar::counted_string(ir_)
             : ir_.sequence({quote, ir_.star(ir_.sequence({ir_.tick(), one})), ir_.enough(), quote});
   }
+  int64_t least = facts.length_min, most = facts.length_max;
   for (const std::string& pattern : facts.patterns) {
-    ESP_ASSIGN_OR_RETURN(const ExprId matched, pattern_string(pattern, true));
+    ESP_ASSIGN_OR_RETURN(ExprId matched, pattern_string(pattern, true));
+    if (const auto loose = loosened(ir_, matched)) {
+      matched = loose->expr;
+      least = std::max(least, loose->least);
+      if (loose->most != kUnbounded) {
+        most = most == kUnbounded ? loose->most : std::min(most, loose->most);
+      }
+    }
     if (expr) {
       ESP_ASSIGN_OR_RETURN(expr, intersection(ir_, *expr, matched, limits_));
     } else {
@@ -178,11 +263,9 @@ Result<std::optional<ExprId>> SchemaCompiler::counted_string(const Facts& facts)
     ESP_ASSIGN_OR_RETURN(expr, difference(ir_, *expr, matched, limits_));
   }
   if (*expr == ir_.never()) return Counted(ir_.never());
-  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(facts.length_min, kMost)),
-                      .max = Ir::kNoMax};
-  if (facts.length_max != kUnbounded && facts.length_max < kMost) {
-    counter.max = static_cast<uint32_t>(facts.length_max);
-  }
+  if (most != kUnbounded && most < least) return Counted(ir_.never());
+  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(least, kMost)), .max = Ir::kNoMax};
+  if (most != kUnbounded && most < kMost) counter.max = static_cast<uint32_t>(most);
   if (!plain) {
     ESP_ASSIGN_OR_RETURN(const TickProfile profile, tick_profile(ir_, *expr, limits_));
     const bool too_short = profile.most && *profile.most < counter.min;
@@ -296,7 +379,13 @@ Result<ExprId> SchemaCompiler::lower_string_exactly(const Facts& facts) {
   const bool any_length = facts.length_min == 0 && facts.length_max == kUnbounded;
   const bool plain = facts.patterns.empty() && facts.not_patterns.empty() && excluded.empty();
   if (any_length && plain) return pieces_.string();
-  if (!any_length && excluded.empty() && !uncounted_) {
+  bool counts = !any_length;
+  for (const std::string& pattern : facts.patterns) {
+    if (counts) break;
+    ESP_ASSIGN_OR_RETURN(const ExprId written, pattern_string(pattern, true));
+    counts = loosened(ir_, written).has_value();
+  }
+  if (counts && excluded.empty() && !uncounted_) {
     ESP_ASSIGN_OR_RETURN(const auto counted, counted_string(facts));
     if (counted) return *counted;
   }
