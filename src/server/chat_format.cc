@@ -82,6 +82,8 @@ void tell_calls_as_text(json::object& message) {
   message["content"] = text + json::serialize(told);
 }
 
+constexpr std::string_view kYesOrNo = R"("yes" or "no")";
+
 // Behind what the first message says where that is the system's, else as one of its own.
 void add_system_note(json::array& messages, const std::string& note) {
   if (!messages.empty()) {
@@ -131,6 +133,7 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
   }
   format.knows_developer_ = source.find("developer") != std::string::npos;
   format.knows_tools_ = source.find("tools") != std::string::npos;
+  format.reranks_ = source.find(kYesOrNo) != std::string::npos;
   format.tool_call_format_ =
       format.knows_tools_ ? detect_tool_call_format(source) : std::string("json");
   return format;
@@ -179,6 +182,40 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
   auto text = template_.render(variables);
   if (!text) return fail(text.error().with_context("chat template"));
   return *text + beginning;
+}
+
+Result<std::string> ChatFormat::render_rerank(std::string_view query, std::string_view document,
+                                              std::string_view instruct) const {
+  const auto message = [](const char* role, std::string_view content) {
+    return json::object{{"role", role}, {"content", json::string(content)}};
+  };
+  if (reranks_) {
+    json::object variables{{"messages", {message("query", query), message("document", document)}},
+                           {"tools", nullptr},
+                           {"add_generation_prompt", true},
+                           {"bos_token", bos_token_},
+                           {"eos_token", eos_token_}};
+    if (!instruct.empty()) {
+      for (const char* name : {"instruct", "instruction"}) variables[name] = instruct;
+    }
+    auto text = template_.render(variables);
+    if (!text) return fail(text.error().with_context("chat template"));
+    return text;
+  }
+  if (instruct.empty()) {
+    instruct = "Given a web search query, retrieve relevant passages that answer the query";
+  }
+  const std::string task = fmt::format(
+      "Judge whether the Document meets the requirements based on the Query and the Instruct "
+      "provided. Note that the answer can only be {}.",
+      kYesOrNo);
+  const std::string what =
+      fmt::format("<Instruct>: {}\n<Query>: {}\n<Document>: {}", instruct, query, document);
+  const json::value kwargs{{"enable_thinking", false}};
+  const Options options{.kwargs = &kwargs};
+  auto text = render(json::array{message("system", task), message("user", what)}, options);
+  // Some templates refuse a system message.
+  return text ? text : render(json::array{message("user", task + "\n\n" + what)}, options);
 }
 
 }  // namespace espalier::server

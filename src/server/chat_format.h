@@ -31,6 +31,13 @@ class ChatFormat {
   // it with add_special_tokens off.
   Result<std::string> render(const boost::json::value& messages, const Options& options) const;
 
+  // Asks whether `document` answers `query`, "yes" or "no": with the template itself where it is a
+  // reranker's (its messages are the two, of the roles query and document; `instruct` a variable),
+  // else as Qwen3 Reranker is asked (Zhang et al. 2025), as a chat. An empty `instruct` is the
+  // template's own or that model's.
+  Result<std::string> render_rerank(std::string_view query, std::string_view document,
+                                    std::string_view instruct) const;
+
   // The format of tool calls that the template speaks; "json" where it knows no tools: they are
   // then described in the system message, and calls and their results are told as text.
   const std::string& tool_call_format() const { return tool_call_format_; }
@@ -42,6 +49,7 @@ class ChatFormat {
   bool takes_parts_ = false;      // content may stay a list of parts
   bool knows_developer_ = false;  // else that role is called system
   bool knows_tools_ = false;
+  bool reranks_ = false;  // the template itself asks for "yes" or "no"
   std::string tool_call_format_;
 };
 

@@ -167,15 +167,17 @@ class ScoreGeneration final : public VectorGeneration {
   const ScoreRequest score_;
 };
 
-// By the cosine to the query's vector, which is the first sample, or by the head's score of query
-// and document together.
+// By the cosine to the query's vector, which is the first sample; by the head's score of query and
+// document together; by how much likelier the answer yes is than no.
+enum class RankBy { kCosine, kHead, kAnswer };
+
 class RerankGeneration final : public VectorGeneration {
  public:
   RerankGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
-                   RerankRequest&& request, bool by_cosine)
+                   RerankRequest&& request, RankBy by)
       : VectorGeneration(std::move(context), std::move(response), std::move(items), ""),
         request_(std::move(request)),
-        by_cosine_(by_cosine) {}
+        by_(by) {}
 
  protected:
   std::string whole_body() override {
@@ -204,18 +206,56 @@ class RerankGeneration final : public VectorGeneration {
 
  private:
   const Sample& sample_of(size_t document) const {
-    return samples()[document + (by_cosine_ ? 1 : 0)];
+    return samples()[document + (by_ == RankBy::kCosine ? 1 : 0)];
   }
   // Of two classes the second is the one that fits.
   float score_of(size_t document) const {
-    const std::vector<float>& vector = sample_of(document).embedding;
-    if (by_cosine_) return cosine(samples()[0].embedding, vector);
+    const Sample& sample = sample_of(document);
+    const std::vector<float>& vector = sample.embedding;
+    if (by_ == RankBy::kCosine) return cosine(samples()[0].embedding, vector);
+    if (by_ == RankBy::kAnswer) return scores_of({.apply_softmax = true}, {}, sample.logprobs)[0];
     return vector.size() == 2 ? softmax(vector)[1] : vector[0];
   }
 
   const RerankRequest request_;
-  const bool by_cosine_;
+  const RankBy by_;
 };
+
+// The tokens of yes and no, as the vocabulary has them.
+Result<std::vector<TokenId>> answer_tokens(const Tokenizer& tokenizer) {
+  for (const auto& [yes, no] : {std::pair{"yes", "no"}, std::pair{"Yes", "No"}}) {
+    std::vector<TokenId> ids;
+    for (const char* word : {yes, no}) {
+      const auto of_word = tokenizer.encode(word, {.add_special_tokens = false});
+      if (of_word.size() == 1) ids.push_back(of_word[0]);
+    }
+    if (ids.size() == 2) return ids;
+  }
+  return fail(error(StatusCode::kFailedPrecondition,
+                    "/v1/rerank asks for yes or no, and the vocabulary has no single tokens for "
+                    "them; /v1/score takes label_token_ids"));
+}
+
+Result<std::vector<GenerationItem>> questions(const Context& context,
+                                              const RerankRequest& request) {
+  const Tokenizer* tokenizer = context.engine.tokenizer();
+  if (tokenizer == nullptr) {
+    return fail(error(StatusCode::kFailedPrecondition, "/v1/rerank needs a tokenizer"));
+  }
+  if (!context.chat) return fail(context.chat_missing);
+  ScoreRequest score;
+  score.items = {""};
+  ESP_ASSIGN_OR_RETURN(score.label_token_ids, answer_tokens(*tokenizer));
+  ESP_ASSIGN_OR_RETURN(const auto prompts, score_prompts(score, context.engine.model_info()));
+  std::vector<GenerationItem> items(request.documents.size(), {.request = prompts[0]});
+  for (size_t i = 0; i < items.size(); ++i) {
+    GenerateRequest& question = items[i].request;
+    ESP_ASSIGN_OR_RETURN(question.text, context.chat->render_rerank(
+                                            request.query, request.documents[i], request.instruct));
+    question.add_special_tokens = false;  // the template has put them
+  }
+  return items;
+}
 
 GenerationItem text_item(std::string text) {
   GenerationItem item;
@@ -294,20 +334,31 @@ std::shared_ptr<Generation> make_score_generation(ContextPtr context, net::Respo
 std::shared_ptr<Generation> make_rerank_generation(ContextPtr context, net::ResponsePtr response,
                                                    RerankRequest&& request) {
   const ModelInfo& info = context->engine.model_info();
-  if (!info.pooled || (info.pooled->is_scores && info.pooled->size > 2)) {
+  if (!info.pooled) {
+    auto items = questions(*context, request);
+    if (!items) return refuse(response, items.error());
+    return std::make_shared<RerankGeneration>(std::move(context), std::move(response),
+                                              *std::move(items), std::move(request),
+                                              RankBy::kAnswer);
+  }
+  if (info.pooled->is_scores && info.pooled->size > 2) {
     return refuse(response, error(StatusCode::kFailedPrecondition,
-                                  "/v1/rerank needs a model that makes embeddings or one score of "
-                                  "a text, and {} does not; /v1/score takes label_token_ids",
+                                  "/v1/rerank needs a model that generates, makes embeddings or "
+                                  "one score of a text, and {} does not",
                                   info.architecture));
   }
-  const bool by_cosine = !info.pooled->is_scores;
+  if (!request.instruct.empty()) {
+    return refuse(response, invalid_argument(
+                                "instruct is for models that generate; put it before the query"));
+  }
+  const RankBy by = info.pooled->is_scores ? RankBy::kHead : RankBy::kCosine;
   std::vector<GenerationItem> items;
-  if (by_cosine) items.push_back(text_item(request.query));
+  if (by == RankBy::kCosine) items.push_back(text_item(request.query));
   for (const std::string& document : request.documents) {
-    items.push_back(text_item(by_cosine ? document : request.query + document));
+    items.push_back(text_item(by == RankBy::kCosine ? document : request.query + document));
   }
   return std::make_shared<RerankGeneration>(std::move(context), std::move(response),
-                                            std::move(items), std::move(request), by_cosine);
+                                            std::move(items), std::move(request), by);
 }
 
 }  // namespace espalier::server

@@ -106,7 +106,7 @@ const Fields<RerankRequest>& rerank_fields() {
       field<R>("return_documents", "their texts in the answer; default true", &R::return_documents),
       ignored<R>("model"),
       ignored<R>("user"),
-      refused<R>("instruct"),
+      field<R>("instruct", "what makes a document fit (generating models)", &R::instruct),
   };
   return fields;
 }

@@ -31,6 +31,7 @@ struct RerankRequest {
   std::vector<std::string> documents;
   std::optional<int32_t> top_n;  // the best so many
   bool return_documents = true;
+  std::string instruct;  // what makes a document fit, of a model that generates
 };
 
 // As parse_native: `malformed` tells what kind of failure it is.

@@ -7,6 +7,7 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
+#include <boost/json/value_to.hpp>
 #include <cstring>
 
 #include "engine/engine.h"
@@ -22,7 +23,8 @@ using ::testing::HasSubstr;
 
 class EmbeddingServer : public ::testing::Test {
  protected:
-  void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false) {
+  void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false,
+             const std::string& chat_template = "") {
     auto engine = Engine::create({.model_path = model,
                                   .skip_tokenizer_init = !with_tokenizer,
                                   .is_embedding = is_embedding,
@@ -33,6 +35,7 @@ class EmbeddingServer : public ::testing::Test {
     engine_ = *std::move(engine);
     ServerConfig config;
     config.port = 0;
+    config.chat_template = chat_template;
     auto server = Server::create(config, *engine_);
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);
@@ -162,6 +165,70 @@ TEST_F(EmbeddingServer, RanksByTheAngleBetweenTexts) {
   EXPECT_EQ(text, engine_->encode({.text = "the cat"})->embedding);
   expect_refused("/v1/rerank", R"({"query":"a","documents":[]})", "documents is empty");
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"top_n":0})", "at least 1");
+  expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"instruct":"x"})", "instruct");
+}
+
+// The chance of yes against no behind a question, which is a chat or the template's own.
+TEST_F(EmbeddingServer, AModelThatGeneratesIsAskedForYesOrNo) {
+  constexpr auto kChat =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<{{ enable_thinking }}>";
+  constexpr auto kReranker =
+      "Only \"yes\" or \"no\". {{ instruct | default('Fits?') }} {{ messages[0]['content'] }}: "
+      "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}";
+  const auto chance = [&](const std::string& prompt) {
+    const Tokenizer& tokenizer = *engine_->tokenizer();
+    const auto id = [&](const char* word) {
+      return tokenizer.encode(word, {.add_special_tokens = false}).at(0);
+    };
+    const auto scores =
+        engine_->score({.query_ids = tokenizer.encode(prompt, {.add_special_tokens = false}),
+                        .item_ids = {{}},
+                        .label_token_ids = {id("Yes"), id("No")},
+                        .apply_softmax = true});
+    EXPECT_TRUE(scores) << scores.error().to_string();
+    return (*scores)[0][0];
+  };
+  const auto expect_ranked = [&](const std::string& extra, const auto& prompt_of) {
+    const json::value ranked = ask("/v1/rerank", R"({"query":"the cat","documents":["a dog","the )"
+                                                 R"(cat sat","rain"])" +
+                                                     extra + "}");
+    const std::vector<std::string> documents = {"a dog", "the cat sat", "rain"};
+    ASSERT_EQ(ranked.as_array().size(), 3u);
+    float before = 1;
+    for (const json::value& entry : ranked.as_array()) {
+      const auto score = entry.at("score").to_number<float>();
+      const auto index = static_cast<size_t>(entry.at("index").as_int64());
+      EXPECT_LE(score, before);
+      EXPECT_NEAR(score, chance(prompt_of(documents.at(index))), 1e-5f);
+      EXPECT_EQ(json::value_to<std::string>(entry.at("document")), documents.at(index));
+      before = score;
+    }
+  };
+  start("share/default_model", false, true, kChat);
+  for (const std::string instruct : {"", "Which names an animal?"}) {
+    const std::string task =
+        instruct.empty()
+            ? "Given a web search query, retrieve relevant passages that answer the query"
+            : instruct;
+    expect_ranked(instruct.empty() ? "" : R"(,"instruct":")" + instruct + "\"",
+                  [&](const std::string& document) {
+                    return "<system>Judge whether the Document meets the requirements based on the "
+                           "Query and the Instruct provided. Note that the answer can only be "
+                           "\"yes\" or \"no\".<user><Instruct>: " +
+                           task + "\n<Query>: the cat\n<Document>: " + document + "<False>";
+                  });
+  }
+  TearDown();
+  start("share/default_model", false, true, kReranker);
+  expect_ranked("", [](const std::string& document) {
+    return "Only \"yes\" or \"no\". Fits? the cat: " + document;
+  });
+  expect_ranked(R"(,"instruct":"Animal?")", [](const std::string& document) {
+    return "Only \"yes\" or \"no\". Animal? the cat: " + document;
+  });
+  TearDown();
+  start("tests/golden/models/llama_tied_llama3");
+  expect_refused("/v1/rerank", R"({"query":"a","documents":["b"]})", "needs a tokenizer");
 }
 
 TEST_F(EmbeddingServer, AModelThatGeneratesScoresLabels) {
