@@ -30,21 +30,21 @@ struct RopeSpec {
     kHalves,       // element i turns with i + rotary_dim / 2: every Hugging Face family so far
     kInterleaved,  // 2i with 2i + 1: GPT-J, and Llama as Meta released it
   };
-  enum class Scaling { kNone, kLinear, kLlama3, kYarn, kLongRope };
+  enum class Scaling { kNone, kLinear, kDynamic, kLlama3, kYarn, kLongRope };
 
   Pairing pairing = Pairing::kHalves;
   int32_t rotary_dim = 0;  // even, at most head_dim; the elements from there on are not rotated
   double theta = 10000.0;
 
   Scaling scaling = Scaling::kNone;
-  double factor = 1.0;                 // linear, llama3, yarn
+  double factor = 1.0;                 // linear, dynamic, llama3, yarn
   double low_freq_factor = 1.0;        // llama3
   double high_freq_factor = 4.0;       // llama3
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
   bool truncate = true;                // yarn: whole numbers bound the ramp
   double attention_factor = 1.0;       // yarn, longrope: multiplies cosine and sine
-  int32_t original_max_positions = 0;  // llama3, yarn, longrope: the context of pretraining, tokens
+  int32_t original_max_positions = 0;  // all but linear: the context of pretraining, tokens
   // longrope: what each pair's frequency is divided by, [rotary_dim / 2]. The long ones hold for
   // every token of a model whose context length is above original_max_positions, so that a key
   // in the cache is the same whatever follows it.

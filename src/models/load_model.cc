@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -72,9 +73,16 @@ Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
   if (wanted == 0) return Status();
-  if (wanted < 0 || wanted > spec.context_length) {
+  int64_t longest = spec.context_length;
+  for (const RopeSpec& rope : spec.ropes) {
+    if (rope.scaling == RopeSpec::Scaling::kDynamic) {
+      const double stretched = std::min(rope.factor * rope.original_max_positions, 0x1p30);
+      longest = std::max(longest, static_cast<int64_t>(stretched));
+    }
+  }
+  if (wanted < 0 || wanted > longest) {
     return invalid_argument("context length {} is not between 1 and the model's own {}", wanted,
-                            spec.context_length);
+                            longest);
   }
   spec.context_length = wanted;
   return Status();

@@ -254,6 +254,14 @@ TEST_F(EditedModel, OptionsAreChecked) {
               HasSubstr("dtype 'int8' is not known; use auto"));
   EXPECT_THAT(message({.path = folder_.path(), .context_length = 300, .pool = &pool_}),
               HasSubstr("context length 300 is not between 1 and the model's own 256"));
+  // A dynamic scaling lets a model see more than it was trained for, where that is asked for.
+  const std::string config = text_of(folder_.path() / "config.json");
+  folder_.write("config.json", replaced(config, "\"llama3\"", "\"dynamic\""));
+  EXPECT_EQ(message({.path = folder_.path(), .context_length = 300, .pool = &pool_}), "");
+  EXPECT_THAT(message({.path = folder_.path(), .context_length = 2049, .pool = &pool_}),
+              HasSubstr("context length 2049 is not between 1 and the model's own 2048"));
+  EXPECT_EQ(read_model_info({.path = folder_.path()})->context_length, 256);
+  folder_.write("config.json", config);
   std::filesystem::remove(folder_.path() / "model.safetensors");
   EXPECT_THAT(message({.path = folder_.path(), .pool = &pool_}), HasSubstr("has no weights"));
   EXPECT_EQ(message({.path = folder_.path(), .format = LoadFormat::kDummy}), "");
@@ -348,6 +356,26 @@ TEST(Families, CountTheParametersOfKnownModels) {
       "config.json");
   EXPECT_EQ(make_decoder_spec(*qwen3)->num_parameters(), 596049920);  // Qwen 3 0.6B
   EXPECT_EQ(make_decoder_spec(*qwen3)->ropes[0].theta, 1e6);
+}
+
+// Numbers of transformers' ROPE_INIT_FUNCTIONS["dynamic"] for texts of 128 and 256 tokens.
+TEST(Rope, DynamicStretchesWhatIsLongerThanThePretraining) {
+  RopeSpec rope{.rotary_dim = 16, .theta = 10000, .scaling = RopeSpec::Scaling::kDynamic};
+  rope.factor = 4;
+  rope.original_max_positions = 64;
+  const RopeSpec plain{.rotary_dim = 16, .theta = 10000};
+  EXPECT_EQ(rope_frequencies(rope, 32), rope_frequencies(plain));
+  EXPECT_EQ(rope_frequencies(rope, 64), rope_frequencies(plain));
+  const float at_128[] = {1,           0.25127375f,  0.063138507f,  0.015865048f,
+                          0.00398647f, 0.001001695f, 0.0002516998f, 0.00006324555f};
+  const float at_256[] = {1,           0.21921247f,  0.048054103f,  0.010534058f,
+                          0.00230920f, 0.000506205f, 0.0001109664f, 0.00002432521f};
+  const auto frequencies_128 = rope_frequencies(rope, 128);
+  const auto frequencies_256 = rope_frequencies(rope, 256);
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_NEAR(frequencies_128[i] / at_128[i], 1, 2e-6) << i;
+    EXPECT_NEAR(frequencies_256[i] / at_256[i], 1, 2e-6) << i;
+  }
 }
 
 // Values from the formula of Llama 3.1's release, worked out by hand for three of its frequencies.

@@ -20,6 +20,15 @@ double llama3_frequency(const RopeSpec& spec, double frequency) {
   return (1 - blend) * frequency / spec.factor + blend * frequency;
 }
 
+// NTK-aware: a larger base, as transformers takes it for a text of `context_length` tokens. It
+// holds for every token of a model of that context, so that a key in the cache stays true.
+double dynamic_theta(const RopeSpec& spec, int32_t context_length) {
+  const double longer =
+      std::max(1.0, static_cast<double>(context_length) / spec.original_max_positions);
+  return spec.theta * std::pow(spec.factor * longer - (spec.factor - 1),
+                               spec.rotary_dim / (spec.rotary_dim - 2.0));
+}
+
 // The (fractional) pair that makes `turns` turns within the pretraining context.
 double pair_of_turns(const RopeSpec& spec, double turns) {
   return spec.rotary_dim * std::log(spec.original_max_positions / (turns * kTwoPi)) /
@@ -49,10 +58,13 @@ std::vector<float> rope_frequencies(const RopeSpec& spec, int32_t context_length
   std::vector<float> frequencies;
   const std::vector<double>& factors =
       context_length > spec.original_max_positions ? spec.long_factors : spec.short_factors;
+  const bool dynamic = spec.scaling == RopeSpec::Scaling::kDynamic && spec.rotary_dim > 2;
+  const double theta = dynamic ? dynamic_theta(spec, context_length) : spec.theta;
   for (int32_t i = 0; i < spec.rotary_dim / 2; ++i) {
-    double frequency = std::pow(spec.theta, -2.0 * i / spec.rotary_dim);
+    double frequency = std::pow(theta, -2.0 * i / spec.rotary_dim);
     switch (spec.scaling) {
       case RopeSpec::Scaling::kNone:
+      case RopeSpec::Scaling::kDynamic:
         break;
       case RopeSpec::Scaling::kLinear:
         frequency /= spec.factor;

@@ -32,7 +32,8 @@ Status refuse_quantised(const JsonObject& config, const FamilyDefaults& defaults
   if (defaults.may_be_mxfp4 && method == "mxfp4") return Status();
   if (method == "fp8" || method == "gptq" || method == "awq") return Status();
   return error(StatusCode::kUnimplemented,
-               "{}: 'quantization_config' is there (quant_method '{}'); such weights are not read; fp8, gptq and awq are",
+               "{}: 'quantization_config' is there (quant_method '{}'); such weights are not read; "
+               "fp8, gptq and awq are",
                config.name(), method);
 }
 
@@ -69,11 +70,13 @@ Status read_longrope(const JsonObject& rope, int32_t context_length, RopeSpec& s
 // The fields of a scaling; `rope` is rope_parameters or rope_scaling.
 Status read_rope_scaling(const JsonObject& rope, const std::string& type, int32_t context_length,
                          RopeSpec& spec) {
-  // Dynamic scaling changes nothing within max_position_embeddings, and no sequence is longer.
-  if (type == "default" || type == "dynamic") return Status();
+  if (type == "default") return Status();
   if (type == "longrope" || type == "su") return read_longrope(rope, context_length, spec);
   if (type == "linear") {
     spec.scaling = RopeSpec::Scaling::kLinear;
+  } else if (type == "dynamic") {
+    // Changes nothing within max_position_embeddings; a longer context has to be asked for.
+    spec.scaling = RopeSpec::Scaling::kDynamic;
   } else if (type == "llama3") {
     spec.scaling = RopeSpec::Scaling::kLlama3;
   } else if (type == "yarn") {
@@ -85,6 +88,8 @@ Status read_rope_scaling(const JsonObject& rope, const std::string& type, int32_
                  rope.name(), type);
   }
   ESP_ASSIGN_OR_RETURN(spec.factor, rope.number("factor"));
+  spec.original_max_positions = context_length;
+  if (spec.scaling == RopeSpec::Scaling::kDynamic) return Status();
   ESP_ASSIGN_OR_RETURN(
       spec.original_max_positions,
       read_bounded_or(rope, "original_max_position_embeddings", context_length, kMaxContext));
