@@ -4,12 +4,14 @@
     ninja -C build/release text_tokenize
     python tests/compat/text/fuzz_tokenizers.py build/release/text_tokenize COUNT SEED FILE...
 FILE: a tokenizer.json, a .tiktoken rank file, a SentencePiece .model, or GGUF=REFERENCE with one of
-those as the reference. COUNT texts and a tenth as many lists of ids for each. Exits 1 when any differ.
+those as the reference; GGUFs are read by build/release/espalier in the tool's place, a line a text.
+COUNT texts and a tenth as many lists of ids for each. Exits 1 when any differ.
 Characters that Unicode 16 does not assign are left out. Where the reference takes bytes, some texts
 are no valid UTF-8. Needs the packages of requirements.txt.
 """
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -156,14 +158,46 @@ class Ours:
         return answers
 
 
+class OursOfGguf:
+    """A vocabulary within a GGUF, by `espalier tokenize`."""
+
+    def __init__(self, tool, path):
+        self.command = [tool, "tokenize", "--tokenizer", path, "--lines", "--json"]
+
+    def lines(self, flags, inputs):
+        text = "".join(line + "\n" for line in inputs).encode()
+        done = subprocess.run([*self.command, *flags], input=text, capture_output=True, check=True)
+        return iter([json.loads(line) for line in done.stdout.decode().splitlines()])
+
+    def answer(self, requests):
+        ids = self.lines(["--no-special"], [r["text"] for r in requests if "text" in r])
+        decoded = {skip: self.lines(["--decode"] + ["--no-special"] * skip,
+                                    [" ".join(map(str, r["ids"])) for r in requests
+                                     if r.get("skip") == skip])
+                   for skip in (False, True)}
+        return [next(ids) if "text" in r else next(decoded[r["skip"]]) for r in requests]
+
+
+def for_gguf(request):
+    """A text of one line without control tokens: a GGUF's are found, a bare .model's are not."""
+    if "text" not in request:
+        return request
+    text = re.sub("</?s>|<unk>|[^\\S ]+", " ", request["text"])
+    return request | {"text": text, "special": False}
+
+
 def compare(tool, argument, count, seed):
     """Cases and differences of one file; the first few differences are printed."""
     path, _, other = argument.partition("=")
     rng = random.Random(seed)
     reference = reference_of(other or path)
-    ours, differences, compared = Ours(tool, path), 0, 0
+    in_gguf, differences, compared = path.endswith(".gguf"), 0, 0
+    ours = OursOfGguf(tool, path) if in_gguf else Ours(tool, path)
+    reference.takes_bytes &= not in_gguf
     for begin in range(0, count, BATCH):
         requests = make_requests(rng, reference, min(BATCH, count - begin))
+        if in_gguf:
+            requests = [for_gguf(request) for request in requests]
         for request, answer, expected in zip(requests, ours.answer(requests),
                                              expected_answers(reference, requests), strict=True):
             compared += 1
