@@ -85,6 +85,25 @@ TEST(SentencePiece, EncodesAndDecodesAsTheLibrary) {
   }
 }
 
+// A model of two cuts of each word whose scores differ by less than a long text's sum can hold: the
+// library's sums begin anew now and then, and these are its choices for 100,000 words.
+TEST(SentencePiece, NearlyEqualCutsOfALongTextAreTheLibrarys) {
+  const auto tokenizer = load_model("ties");
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += i == 0 ? "abc" : " abc";
+  const Ids ids = tokenizer->encode(text, {.add_special_tokens = false});
+  ASSERT_EQ(ids.size(), 200'000u);
+  std::vector<int> runs;  // of words that are cut alike
+  for (size_t i = 0; i < ids.size(); i += 2) {
+    if (i == 0 || ids[i] != ids[i - 2]) runs.push_back(0);
+    ++runs.back();
+  }
+  ASSERT_EQ(runs.size(), 29u);
+  EXPECT_THAT(std::vector<int>(runs.begin(), runs.begin() + 5),
+              testing::ElementsAre(2384, 2383, 4894, 2383, 4893));
+  EXPECT_EQ(runs.back(), 644);
+}
+
 TEST(Tiktoken, EncodesAndDecodesAsTheLibrary) {
   for (const char* kind : kRankKinds) {
     const auto tokenizer = load_ranks(kind);

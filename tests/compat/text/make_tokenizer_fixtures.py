@@ -140,6 +140,24 @@ def trained_sentencepiece(name, options):
     return out.getvalue()
 
 
+def ties_model():
+    """A Unigram with two cuts of "abc" whose scores are nearly equal."""
+    from sentencepiece import sentencepiece_model_pb2
+    model = sentencepiece_model_pb2.ModelProto()
+    for text, score, kind in (("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("▁a", -6.4932256, 1),
+                              ("bc", -7.254762, 1), ("▁ab", -6.4956126, 1), ("c", -7.2497587, 1),
+                              ("▁", -20, 1), ("a", -20, 1), ("b", -20, 1)):
+        piece = model.pieces.add()
+        piece.piece, piece.score, piece.type = text, score, kind
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer.model_type, trainer.vocab_size = 1, len(model.pieces)
+    trainer.unk_id, trainer.bos_id, trainer.eos_id = 0, 1, 2
+    normalizer.name = "identity"
+    normalizer.add_dummy_prefix = normalizer.remove_extra_whitespaces = True
+    normalizer.escape_whitespaces = True
+    return model.SerializeToString()
+
+
 def sentencepiece_goldens(data):
     import sentencepiece
     processor = sentencepiece.SentencePieceProcessor(model_proto=data)
@@ -209,6 +227,7 @@ def main():
         data = trained_sentencepiece(name, options)
         (folder / f"{name}.model").write_bytes(data)
         (folder / f"{name}.json").write_text(rows(sentencepiece_goldens(data)))
+    (Path(sys.argv[1]) / "sentencepiece" / "ties.model").write_bytes(ties_model())
     folder = Path(sys.argv[1]) / "tiktoken"
     folder.mkdir(parents=True, exist_ok=True)
     tiktoken_files(folder)
