@@ -1,10 +1,10 @@
-// /open_session and /close_session, and the fields of requests that belong to one.
+// /open_session and /close_session.
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
 #include "server/errors.h"
+#include "server/json_fields.h"
 #include "server/routes.h"
-#include "server/session_fields.h"
 
 namespace espalier::server {
 
@@ -13,26 +13,6 @@ using net::HttpResponse;
 using net::ResponsePtr;
 
 namespace {
-
-const Fields<SessionParams>& session_params_fields() {
-  using P = SessionParams;
-  static const Fields<P> fields = [] {
-    Fields<P> f = {
-        field<P>("id", "the session", &P::id),
-        field<P>("rid",
-                 "the request to continue; absent: from nothing, or in a streaming session "
-                 "the last one",
-                 &P::rid),
-        field<P>("offset", "tokens to keep of what is continued; 0: all", &P::offset),
-        field<P>("replace", "drop all that continued rid before", &P::replace),
-        field<P>("drop_previous_output", "continue rid's prompt, without its output",
-                 &P::drop_previous_output),
-    };
-    f[0].required = true;
-    return f;
-  }();
-  return fields;
-}
 
 struct OpenBody {
   uint64_t capacity = 0;
@@ -78,14 +58,6 @@ Status read_body(const Fields<T>& fields, const HttpRequest& request, T& out) {
 }
 
 }  // namespace
-
-Status read_session_params(const Json& value, std::string_view where,
-                           std::optional<SessionParams>& out) {
-  if (!is_set(value)) return {};
-  return read_fields(session_params_fields(), value, std::string(where) + ".", out.emplace());
-}
-
-std::string session_params_schema() { return schema_of(session_params_fields()); }
 
 void handle_open_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   OpenBody body;
