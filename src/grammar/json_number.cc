@@ -221,6 +221,19 @@ Result<ExprId> bounded_number(Ir& ir, const NumberBounds& bounds, bool integers_
       {ir.optional(ir.literal("-")), any_whole(ir), integers_only ? ir.empty() : any_fraction(ir)});
 }
 
+ExprId exponent_within(Ir& ir, const NumberBounds& bounds) {
+  const bool low_fits = !bounds.low || bounds.low->zero() || bounds.low->negative;
+  const bool high_fits = !bounds.high || bounds.high->zero() || !bounds.high->negative;
+  if (!low_fits || !high_fits) return ir.empty();
+  const bool half_line =
+      bounds.low ? bounds.low->zero() && !bounds.high : bounds.high && bounds.high->zero();
+  ByteSet mark, plus_or_minus;
+  mark.set('e').set('E');
+  plus_or_minus.set('+').set('-');
+  const ExprId sign = half_line ? ir.optional(ir.bytes(plus_or_minus)) : ir.literal("-");
+  return ir.optional(ir.sequence({ir.bytes(mark), sign, digits(ir, 1, 2)}));
+}
+
 Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor) {
   // divisor = unit / 10^places: a multiple has at most `places` digits after the point that count,
   // and its digits, read as one integer with `places` of them after the point, divide by unit.

@@ -34,6 +34,11 @@ struct NumberBounds {
   bool contains(const Decimal& value) const;
 };
 
+// What may stand behind a plain decimal within the bounds: nothing, or an exponent that takes it
+// out of none. Towards 0, where 0 lies between them or is one (so small an exponent does not reach
+// it); any, where 0 is the only one.
+ExprId exponent_within(Ir& ir, const NumberBounds& bounds);
+
 // Plain decimals (no exponent) within `bounds`, integers only or with fractions.
 Result<ExprId> bounded_number(Ir& ir, const NumberBounds& bounds, bool integers_only,
                               const GrammarLimits& limits);

@@ -69,6 +69,15 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"const":"x"})", {"\"x\""}, {"\"y\"", "1"}},
         Case{R"({"type":"string","enum":["a",1]})", {"\"a\""}, {"1"}},
         Case{R"({"enum":[1,5,9],"minimum":4})", {"5", "9"}, {"1"}},
+        // Exponents, where they cannot lead out of the bounds.
+        Case{
+            R"({"type":"number","minimum":0})", {"1e-06", "2.5E+3", "0", "7e10"}, {"-1e-06", "-1"}},
+        Case{R"({"type":"number","exclusiveMinimum":0,"maximum":3})",
+             {"1e-06", "3"},
+             {"0e-1", "0", "3e1", "3.1e-0"}},
+        Case{R"({"type":"number","exclusiveMaximum":0})", {"-1e-06", "-1e5"}, {"1e-06", "-0e-5"}},
+        Case{R"({"type":"number","minimum":2})", {"2.5"}, {"1e-06", "2e-1"}},
+        Case{R"({"type":"number","minimum":0,"not":{"multipleOf":2}})", {"3"}, {"40e-1", "4"}},
         Case{R"({"type":"integer","minimum":-3,"exclusiveMaximum":12})",
              {"-3", "0", "11"},
              {"-4", "12", "100"}},

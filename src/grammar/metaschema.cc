@@ -8,6 +8,7 @@ namespace {
 // Written from the specifications: the types that each keyword takes.
 #define ESP_META_KEYWORDS                                                                          \
   R"("title":{"type":"string"},"description":{"type":"string"},"$comment":{"type":"string"},)"     \
+  R"("default":{},"readOnly":{"type":"boolean"},)"                                                 \
   R"("$ref":{"type":"string"},"$schema":{"type":"string"},"format":{"type":"string"},)"            \
   R"("pattern":{"type":"string"},"uniqueItems":{"type":"boolean"},)"                               \
   R"("minLength":{"$ref":"#/definitions/count"},"maxLength":{"$ref":"#/definitions/count"},)"      \

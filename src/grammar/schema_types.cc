@@ -308,6 +308,10 @@ Result<ExprId> SchemaCompiler::lower_number(const Facts& facts) {
     return with_zeros ? with_whole_fraction(pieces_.integer()) : pieces_.integer();
   }
   ESP_ASSIGN_OR_RETURN(ExprId expr, bounded_number(ir_, facts.bounds, integers_only, limits_));
+  const bool only_bounds =
+      facts.divisors.empty() && facts.not_divisors.empty() && excluded.empty() && !fractions_only;
+  if (only_bounds && !integers_only)
+    return ir_.sequence({expr, exponent_within(ir_, facts.bounds)});
   for (const Decimal& divisor : facts.divisors) {
     ESP_ASSIGN_OR_RETURN(const ExprId multiples, multiple_of(ir_, divisor));
     ESP_ASSIGN_OR_RETURN(expr, intersection(ir_, expr, multiples, limits_));
