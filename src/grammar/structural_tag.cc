@@ -8,6 +8,7 @@
 #include "grammar/ebnf.h"
 #include "grammar/free_text.h"
 #include "grammar/json_schema.h"
+#include "grammar/parameter_format.h"
 #include "grammar/regex.h"
 
 namespace espalier::grammar {
@@ -162,6 +163,12 @@ class TagParser {
       return ir_.literal(value);
     }
     if (type == "json_schema") return json_schema(part);
+    if (type == "qwen_xml_parameter") {
+      ESP_RETURN_IF_ERROR(part.only({"type", "json_schema"}));
+      const json::value* schema = part.find("json_schema");
+      if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
+      return parameter_format(ir_, *schema, part.at("json_schema"), whitespace_, limits_);
+    }
     if (type == "regex") {
       ESP_RETURN_IF_ERROR(part.only({"type", "pattern"}));
       ESP_ASSIGN_OR_RETURN(const std::string pattern, part.text("pattern"));

@@ -84,6 +84,70 @@ TEST(StructuralTag, FormatsOfFormats) {
     EXPECT_FALSE(accepts(inside, text));
 }
 
+// What each parameter of the schema may be, alone.
+TEST(StructuralTag, ParametersOneByOne) {
+  const auto takes = [](const std::string& schema, const std::string& value) {
+    return accepts(R"({"format":{"type":"qwen_xml_parameter","json_schema":{"type":"object",
+        "$defs":{"n":{"type":"integer"}},"properties":{"p":)" +
+                       schema + R"(},"required":["p"]}}})",
+                   "<parameter=p>\n" + value + "\n</parameter>\n");
+  };
+  struct Case {
+    const char* schema;
+    std::vector<std::string> right, wrong;
+  };
+  const std::vector<Case> cases = {
+      {R"({"type":"string"})",
+       {"", "a", "\"x\"\n\n</parameter", "</p>é", "null"},
+       {"</parameter>", "\xff"}},
+      {R"({"type":"integer"})", {"3", "-12"}, {"", "x", "\"3\"", "3.5"}},
+      {R"({"$ref":"#/$defs/n"})", {"3"}, {"x"}},
+      {R"({"enum":["red","green"]})", {"red", "green"}, {"", "blue", "\"red\""}},
+      {R"({"type":["string","null"],"maxLength":2})", {"", "ab", "éé", "null"}, {"abc"}},
+      {R"({"type":"string","pattern":"^[0-9]+x","minLength":4})",
+       {"123x", "1xab"},
+       {"1x", "ab12x"}},
+      {R"({"type":"string","format":"date"})", {"2024-02-03"}, {"2024-13-03", "soon"}},
+      {R"({"anyOf":[{"type":"string","const":"a"},{"type":"null"}]})", {"a", "null"}, {"b"}},
+      {R"({"type":"array","items":{"type":"string"}})", {R"(["a", "b"])", "[]"}, {"a"}},
+      {R"({"type":"object","properties":{"x":{"type":"boolean"}},"required":["x"]})",
+       {R"({"x": true})"},
+       {"{}", "x"}},
+      {"{}", {"1", "\"a\"", "[null]"}, {"a"}},
+  };
+  for (const Case& one : cases) {
+    for (const std::string& value : one.right) EXPECT_TRUE(takes(one.schema, value)) << value;
+    for (const std::string& value : one.wrong) EXPECT_FALSE(takes(one.schema, value)) << value;
+  }
+  const auto all = [](const std::string& schema, const std::string& text) {
+    return accepts(R"({"format":{"type":"qwen_xml_parameter","json_schema":)" + schema + "}}",
+                   text);
+  };
+  const std::string a = "<parameter=a>\n1\n</parameter>\n", b = "<parameter=b>\nx\n</parameter>\n";
+  const std::string two =
+      R"("properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["b"])";
+  for (const std::string& text : {b, a + b}) EXPECT_TRUE(all("{" + two + "}", text)) << text;
+  for (const std::string& text :
+       {a, b + a, a + b + b, std::string(), a + b + "<parameter=c>\n\n</parameter>\n"})
+    EXPECT_FALSE(all("{" + two + "}", text)) << text;
+  EXPECT_TRUE(
+      all("{" + two + R"(,"additionalProperties":true})", b + "<parameter=c>\n\n</parameter>\n"));
+  EXPECT_FALSE(all("{" + two + R"(,"additionalProperties":true})", b + b));
+  EXPECT_TRUE(all("{}", a + b) && all("true", "") && all(R"({"type":"object"})", b));
+  EXPECT_TRUE(all(R"({"required":["b"],"additionalProperties":{"type":"integer"}})",
+                  "<parameter=b>\n1\n</parameter>\n"));
+  const auto refused = [](const std::string& schema) {
+    return refusal(R"({"format":{"type":"qwen_xml_parameter","json_schema":)" + schema + "}}");
+  };
+  EXPECT_THAT(refused(R"({"minProperties":2})"), HasSubstr("/minProperties is not supported"));
+  EXPECT_THAT(refused(R"({"properties":{"a":{"type":"string","not":{}}}})"),
+              HasSubstr("/properties/a/not is not supported"));
+  EXPECT_THAT(refused(R"({"properties":{"a":{"type":"integer","minimum":"x"}}})"),
+              HasSubstr("/properties/a"));
+  EXPECT_THAT(refused(R"({"type":"array"})"), HasSubstr("arguments are one"));
+  EXPECT_THAT(refused(R"({"required":["x"],"additionalProperties":false})"), HasSubstr("'x'"));
+}
+
 TEST(StructuralTag, WhatIsWrongIsNamedByItsPlace) {
   EXPECT_THAT(refusal("["), HasSubstr("not JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be a JSON object"));
@@ -99,7 +163,8 @@ TEST(StructuralTag, WhatIsWrongIsNamedByItsPlace) {
   EXPECT_THAT(refusal(R"({"structures":[{"begin":"a","end":"b","style":1}],"triggers":["a"]})"),
               HasSubstr("structural_tag.structures[0].style is not supported"));
   EXPECT_THAT(refusal(R"({"format":{"type":"qwen_xml_parameter"}})"),
-              HasSubstr("'qwen_xml_parameter' is not supported"));
+              HasSubstr("structural_tag.format.json_schema is missing"));
+  EXPECT_THAT(refusal(R"({"format":{"type":"poem"}})"), HasSubstr("'poem' is not supported"));
   EXPECT_THAT(refusal(R"({"format":{"type":"regex","pattern":"(a"}})"),
               HasSubstr("structural_tag.format.pattern"));
   EXPECT_THAT(refusal(R"({"format":{"type":"any_text","excludes":[""]}})"), HasSubstr("empty"));

@@ -2,6 +2,7 @@
 // Internal to the room.
 #pragma once
 
+#include <boost/json/fwd.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +20,8 @@ struct AnswerFormat {
   bool stream_reasoning = true;  // else it comes as one piece
   std::string tool_format;       // empty: calls are not looked for
   std::vector<std::string> tool_names;
-  bool parallel = true;  // else calls behind the first are dropped
+  std::shared_ptr<const boost::json::value> tools;  // the same with their schemas, or null
+  bool parallel = true;                             // else calls behind the first are dropped
 };
 
 // One sample's. Not thread-safe.

@@ -56,6 +56,7 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
   if (required && answer.tool_format == "pythonic") answer.tool_format = "json";
   answer.parallel = request.parallel_tool_calls && request.tool_choice != Choice::kNamed;
   for (const json::value& tool : tools.get_array()) answer.tool_names.push_back(name_of(tool));
+  answer.tools = std::make_shared<const json::value>(tools);
   SamplingParams& sampling = request.sampling;
   sampling.skip_special_tokens = false;  // the marks of calls may be special tokens
   if (has_grammar(sampling)) {

@@ -76,7 +76,8 @@ void handle_parse_function_call(const ContextPtr& context, HttpRequest&& request
   if (!read_body(call_fields(), request, response, body)) return;
   AnswerFormat format{.reasoning = std::nullopt,
                       .tool_format = body.parser.value_or(context->tool_call_format),
-                      .tool_names = {}};
+                      .tool_names = {},
+                      .tools = body.tools};
   if (body.tools != nullptr)
     for (const Json& tool : body.tools->get_array())
       format.tool_names.emplace_back(tool.at("function").at("name").get_string().c_str());
@@ -99,7 +100,8 @@ void handle_separate_reasoning(const ContextPtr& context, HttpRequest&& request,
                                ResponsePtr response) {
   ReasoningBody body;
   if (!read_body(reasoning_fields(), request, response, body)) return;
-  AnswerFormat format{.reasoning = context->reasoning_format, .tool_format = {}, .tool_names = {}};
+  AnswerFormat format{
+      .reasoning = context->reasoning_format, .tool_format = {}, .tool_names = {}, .tools = {}};
   if (body.parser) {
     auto named = find_reasoning_format(*body.parser);
     if (!named) return response->send(error_response(Dialect::kNative, named.error()));

@@ -38,7 +38,13 @@ void add(const ToolCallParts& parts, Answer& answer) {
 
 // Cut at each place whose bit is set.
 Answer parsed(const std::string& format, const std::string& text, uint64_t cuts) {
-  auto parser = make_tool_call_parser(format, {"f", "get_time"});
+  static const auto tools = std::make_shared<const boost::json::value>(boost::json::parse(
+      R"([{"type":"function","function":{"name":"f","parameters":{"type":"object",
+          "$defs":{"name":{"type":"string"}},
+          "properties":{"city":{"type":"string"},"days":{"type":"integer"},"any":{},
+          "list":{"type":"array"},"on":{"type":"boolean"},"ref":{"$ref":"#/$defs/name"},
+          "none":{"anyOf":[{"type":"string"},{"type":"null"}]}}}}}])"));
+  auto parser = make_tool_call_parser(format, {"f", "get_time"}, tools);
   EXPECT_TRUE(parser) << parser.error().to_string();
   Answer answer;
   size_t begin = 0;
@@ -60,6 +66,28 @@ struct Case {
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"hermes", "plain text", {"plain text", {}}},
+      {"qwen3_coder", " a < b <tool \n", {" a < b <tool \n", {}}},
+      {"qwen3_coder", "<tool_call>nothing</tool_call>", {"<tool_call>nothing</tool_call>", {}}},
+      {"qwen3_coder", "<function=a b>", {"<function=a b>", {}}},
+      {"qwen3_coder",
+       "x <tool_call> <tool_call>\n<function=f",
+       {"x <tool_call> <tool_call>\n<function=f", {}}},
+      {"qwen3_coder",
+       "Let me see.\n<tool_call>\n<function=f>\n<parameter=city>\nSão \"Paulo\"\n\n</p>\n"
+       "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+       {"Let me see.", {{"f", R"({"city": "São \"Paulo\"\n\n</p>", "days": 3})"}}}},
+      {"qwen3_coder",
+       "<function=f>\n<parameter=list>\n[1, {\"a\": 2}]\n</parameter>\n<parameter=on>\nTrue\n"
+       "</parameter><parameter=any>\nplain\n</parameter>\n<parameter=ref>5</parameter>\n"
+       "<parameter=none>\nnull\n</parameter>\n<parameter=other>\n7\n</parameter></function>\n"
+       "<tool_call>\n<function=g>\n</function>\n</tool_call> done",
+       {" done",
+        {{"f", R"({"list": [1, {"a": 2}], "on": true, "any": "plain", "ref": "5", "none": null, )"
+               R"("other": "7"})"},
+         {"g", "{}"}}}},
+      {"qwen3_coder",
+       "<tool_call>\n<function=f>\n<parameter=city>\nPar\n",
+       {"", {{"f", "{\"city\": \"Par"}}}},
       {"hermes", " a < b <tool \n", {" a < b <tool \n", {}}},
       {"hermes",
        "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}\\\"\", \"b\": "

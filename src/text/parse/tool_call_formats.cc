@@ -16,6 +16,11 @@ const std::vector<ToolCallFormat>& formats() {
   static const std::vector<ToolCallFormat> all = {
       {.name = "deepseekv31", .kind = Kind::kDeepSeek, .sign = {}},
       {.name = "deepseekv3", .kind = Kind::kDeepSeek, .sign = kDeepSeekCallsBegin},
+      {.name = "qwen3_coder",
+       .kind = Kind::kParameters,
+       .begin = "<tool_call>",
+       .end = "</tool_call>",
+       .sign = "<function="},
       {.name = "hermes", .begin = "<tool_call>", .end = "</tool_call>", .sign = "<tool_call>"},
       {.name = "qwen", .begin = "<tool_call>", .end = "</tool_call>", .sign = {}},
       {.name = "qwen25", .begin = "<tool_call>", .end = "</tool_call>", .sign = {}},
@@ -84,6 +89,14 @@ json::object deepseek_tag(const ToolCallFormat& format, const Function& f) {
              f.schema, std::string("\n```") + kDeepSeekCallEnd);
 }
 
+// <function=f>, its parameters one by one, and what stands before and behind.
+json::object parameters_tag(const ToolCallFormat& format, const Function& f) {
+  return {{"type", "tag"},
+          {"begin", format.begin + "\n<function=" + f.name + ">\n"},
+          {"content", json::object{{"type", "qwen_xml_parameter"}, {"json_schema", f.schema}}},
+          {"end", "</function>\n" + format.end}};
+}
+
 json::object list_of(json::array tags, const char* separator, bool parallel) {
   return {{"type", "tags_with_separator"},
           {"tags", std::move(tags)},
@@ -107,6 +120,10 @@ json::object required_format(const ToolCallFormat& format, const std::vector<Fun
     return sequence({text(kDeepSeekCallsBegin),
                      list_of(std::move(tags), format.name == "deepseekv31" ? "" : "\n", parallel),
                      text(kDeepSeekCallsEnd)});
+  }
+  if (format.kind == Kind::kParameters) {
+    for (const Function& f : functions) tags.push_back(parameters_tag(format, f));
+    return list_of(std::move(tags), "\n", parallel);
   }
   const bool is_list = format.end.empty() && format.name != "llama3";
   for (const Function& f : functions)
@@ -133,6 +150,8 @@ json::object optional_format(const ToolCallFormat& format, const std::vector<Fun
            return list_of(std::move(calls), format.name == "deepseekv31" ? "" : "\n", parallel);
          }()},
         {"end", kDeepSeekCallsEnd}});
+  } else if (format.kind == Kind::kParameters) {
+    for (const Function& f : functions) tags.push_back(parameters_tag(format, f));
   } else if (format.end.empty() && format.name != "llama3") {
     json::array calls;
     for (const Function& f : functions) calls.push_back(call_tag(format, f, "", ""));

@@ -7,7 +7,7 @@
 namespace espalier {
 
 struct ToolCallFormat {
-  enum class Kind { kJson, kDeepSeek, kPythonic };
+  enum class Kind { kJson, kDeepSeek, kPythonic, kParameters };
   std::string name;
   Kind kind = Kind::kJson;
   std::string begin, end;               // marks around a call, or around all of them

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "text/parse/call_reader.h"
+#include "text/parse/mark_finder.h"
+#include "text/parse/parameter_calls.h"
 #include "text/parse/pythonic_calls.h"
 #include "text/parse/tool_call_formats.h"
 
@@ -16,36 +18,6 @@ bool is_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
          c == '.' || c == '-';
 }
-
-// Finds marks in a text that comes character by character.
-class MarkFinder {
- public:
-  explicit MarkFinder(std::vector<std::string> marks) : marks_(std::move(marks)) {}
-
-  // The mark that `c` ends, if any; `text` gets what is certain to belong to none.
-  std::optional<size_t> take(char c, std::string& text) {
-    held_ += c;
-    while (!held_.empty()) {
-      bool may_grow = false;
-      for (size_t i = 0; i < marks_.size(); ++i) {
-        if (held_ == marks_[i]) {
-          held_.clear();
-          return i;
-        }
-        may_grow |= marks_[i].starts_with(held_);
-      }
-      if (may_grow) return std::nullopt;
-      text += held_[0];
-      held_.erase(0, 1);
-    }
-    return std::nullopt;
-  }
-  std::string flush() { return std::exchange(held_, {}); }
-
- private:
-  const std::vector<std::string> marks_;
-  std::string held_;
-};
 
 // Objects of JSON behind a mark, or from the start on: hermes, llama3, mistral, json.
 class JsonCalls final : public ToolCallParser {
@@ -406,8 +378,9 @@ void ToolCallParser::emit_arguments(std::string_view json) {
   out_.pieces.back().arguments += json;
 }
 
-Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(std::string_view name,
-                                                              std::vector<std::string> tool_names) {
+Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
+    std::string_view name, std::vector<std::string> tool_names,
+    std::shared_ptr<const boost::json::value> tools) {
   const ToolCallFormat* const format = find_tool_call_format(name);
   if (format == nullptr) {
     std::string all;
@@ -416,6 +389,7 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(std::string_view n
     return fail(invalid_argument("'{}' is no tool call parser; it must be one of {}", name, all));
   }
   using Kind = ToolCallFormat::Kind;
+  if (format->kind == Kind::kParameters) return make_parameter_calls(std::move(tools));
   if (format->kind == Kind::kDeepSeek) return std::make_unique<DeepSeekCalls>();
   if (format->kind == Kind::kPythonic)
     return std::make_unique<PythonicCalls>(std::move(tool_names));

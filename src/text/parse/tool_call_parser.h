@@ -51,11 +51,13 @@ class ToolCallParser {
 };
 
 // By the names that SGLang's --tool-call-parser has: deepseekv3, deepseekv31, hermes, llama3,
-// mistral, pythonic, qwen, qwen25; and json, a list of {"name", "parameters"}. kInvalidArgument
-// lists them. `tool_names`: those that may be called; formats without marks need them to tell a
-// call from text.
-Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(std::string_view format,
-                                                              std::vector<std::string> tool_names);
+// mistral, pythonic, qwen, qwen25, qwen3_coder; and json, a list of {"name", "parameters"}.
+// kInvalidArgument lists them. `tool_names`: those that may be called; formats without marks need
+// them to tell a call from text. `tools`: a checked list of them, or null; qwen3_coder, which
+// writes strings without quotes, tells by their schemas what is a string.
+Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
+    std::string_view format, std::vector<std::string> tool_names,
+    std::shared_ptr<const boost::json::value> tools = nullptr);
 std::vector<std::string> tool_call_format_names();
 
 // The format that a chat template speaks, by the marks in it; "json" where there are none.
