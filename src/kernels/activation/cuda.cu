@@ -1,4 +1,6 @@
-// Eight elements a thread. Bytes: silu_mul 3 x rows x dim x size, add_bias 2.
+// Eight elements a thread. Bytes: gated 3 x rows x dim x size, add_bias 2.
+#include <algorithm>
+
 #include "kernels/activation/cuda.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
@@ -7,35 +9,56 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int32_t kMostRows = 65535;  // of a grid
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) silu_mul_kernel(SiluMulArgs args) {
-  release_next();
-  wait_for_previous();
-  const int64_t row = blockIdx.y;
-  const int at = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 8;
-  if (at >= args.dim) return;
-  const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride + at;
-  const T* up = static_cast<const T*>(args.up) + row * args.up_stride + at;
-  T* y = static_cast<T*>(args.y) + row * args.y_stride + at;
-  float g[8], u[8];
-  load8(gate, g);
-  load8(up, u);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) g[i] = silu(g[i]) * u[i];
-  store8(y, g);
+__device__ __forceinline__ float gelu_tanh(float v) {
+  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
+  return 0.5f * v * (1.0f + tanhf(kRoot * (v + 0.044715f * v * v * v)));
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) silu_mul_any_kernel(SiluMulArgs args) {
+template <Activation ACTIVATION>
+__device__ __forceinline__ float activated(float gate, float up, float limit) {
+  if constexpr (ACTIVATION == Activation::kSilu) {
+    return silu(gate) * up;
+  } else if constexpr (ACTIVATION == Activation::kGeluTanh) {
+    return gelu_tanh(gate) * up;
+  } else {
+    gate = fminf(gate, limit);
+    up = fminf(fmaxf(up, -limit), limit);
+    return gate / (1.0f + __expf(-1.702f * gate)) * (up + 1.0f);
+  }
+}
+
+template <typename T, Activation ACTIVATION>
+__global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {
   release_next();
   wait_for_previous();
-  const int64_t row = blockIdx.y;
+  const int at = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 8;
+  if (at >= args.dim) return;
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    float g[8], u[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    load8(static_cast<const T*>(args.gate) + row * args.gate_stride + at, g);
+    if (args.up != nullptr) load8(static_cast<const T*>(args.up) + row * args.up_stride + at, u);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) g[i] = activated<ACTIVATION>(g[i], u[i], args.limit);
+    store8(static_cast<T*>(args.y) + row * args.y_stride + at, g);
+  }
+}
+
+template <typename T, Activation ACTIVATION>
+__global__ void __launch_bounds__(kThreads) gated_any_kernel(GatedArgs args) {
+  release_next();
+  wait_for_previous();
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= args.dim) return;
-  const float gate = to_float(static_cast<const T*>(args.gate)[row * args.gate_stride + i]);
-  const float up = to_float(static_cast<const T*>(args.up)[row * args.up_stride + i]);
-  static_cast<T*>(args.y)[row * args.y_stride + i] = from_float<T>(silu(gate) * up);
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    const float gate = to_float(static_cast<const T*>(args.gate)[row * args.gate_stride + i]);
+    const float up = args.up == nullptr
+                         ? 1.0f
+                         : to_float(static_cast<const T*>(args.up)[row * args.up_stride + i]);
+    static_cast<T*>(args.y)[row * args.y_stride + i] =
+        from_float<T>(activated<ACTIVATION>(gate, up, args.limit));
+  }
 }
 
 template <typename T>
@@ -77,9 +100,9 @@ __global__ void __launch_bounds__(kThreads) add_scaled_kernel(AddScaledArgs args
 Status check_rows(const char* operation, DType type, int32_t rows, int32_t dim) {
   if (type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "{}: F16 is not supported", operation);
-  if (rows < 0 || rows > 65535 || dim < 0)
-    return invalid_argument("{}: {} rows of {}, but at most 65535 rows are taken at once",
-                            operation, rows, dim);
+  if (rows < 0 || rows > kMostRows || dim < 0)
+    return invalid_argument("{}: {} rows of {}, but at most {} rows are taken at once", operation,
+                            rows, dim, kMostRows);
   return {};
 }
 
@@ -90,18 +113,39 @@ dim3 cover(int32_t units, int32_t rows) {
 
 }  // namespace
 
-Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch) {
-  ESP_RETURN_IF_ERROR(check_rows("silu_mul", args.type, args.rows, args.dim));
-  if (args.rows == 0 || args.dim == 0) return {};
+namespace {
+
+template <Activation ACTIVATION>
+Status launch_gated(const GatedArgs& args, const LaunchOptions& launch) {
   const bool by_eights = args.dim % 8 == 0 && args.gate_stride % 8 == 0 &&
                          args.up_stride % 8 == 0 && args.y_stride % 8 == 0 &&
                          aligned(args.gate, 16) && aligned(args.up, 16) && aligned(args.y, 16);
   const bool half = args.type == DType::kBFloat16;
+  const int32_t rows = std::min(args.rows, kMostRows);
   if (by_eights)
-    return launch_kernel("silu_mul", half ? silu_mul_kernel<bf16> : silu_mul_kernel<float>,
-                         cover(args.dim / 8, args.rows), kThreads, 0, launch, args);
-  return launch_kernel("silu_mul", half ? silu_mul_any_kernel<bf16> : silu_mul_any_kernel<float>,
-                       cover(args.dim, args.rows), kThreads, 0, launch, args);
+    return launch_kernel("gated",
+                         half ? gated_kernel<bf16, ACTIVATION> : gated_kernel<float, ACTIVATION>,
+                         cover(args.dim / 8, rows), kThreads, 0, launch, args);
+  return launch_kernel(
+      "gated", half ? gated_any_kernel<bf16, ACTIVATION> : gated_any_kernel<float, ACTIVATION>,
+      cover(args.dim, rows), kThreads, 0, launch, args);
+}
+
+}  // namespace
+
+Status gated(const GatedArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("gated", args.type, std::min(args.rows, kMostRows), args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  switch (args.activation) {
+    case Activation::kSilu:
+      return launch_gated<Activation::kSilu>(args, launch);
+    case Activation::kGeluTanh:
+      return launch_gated<Activation::kGeluTanh>(args, launch);
+    case Activation::kClampedSwiglu:
+      if (args.up == nullptr) return invalid_argument("gated: a clamped SwiGLU needs up");
+      return launch_gated<Activation::kClampedSwiglu>(args, launch);
+  }
+  return invalid_argument("gated: there is no activation {}", static_cast<int>(args.activation));
 }
 
 Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch) {

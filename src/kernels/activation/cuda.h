@@ -1,23 +1,31 @@
 // Elementwise operations between the matrix products, on the GPU.
 #pragma once
 
+#include "kernels/activation/op.h"
 #include "kernels/cuda/stream.h"
 
 namespace espalier::kernels::cuda {
 
-struct SiluMulArgs {
+struct GatedArgs {
   DType type = DType::kBFloat16;  // of all three: kBFloat16 or kFloat32
   const void* gate = nullptr;     // [rows, dim], rows gate_stride apart
   int64_t gate_stride = 0;
-  const void* up = nullptr;
+  const void* up = nullptr;  // null: the activation of gate alone
   int64_t up_stride = 0;
   void* y = nullptr;  // may be gate or up
   int64_t y_stride = 0;
-  int32_t rows = 0;
+  int32_t rows = 0;  // 0 does nothing
   int32_t dim = 0;
+  Activation activation = Activation::kSilu;
+  float limit = 0;  // kClampedSwiglu, which needs up
 };
-// y = silu(gate) * up, silu(v) = v / (1 + exp(-v)), in float32, rounded once.
-Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch);
+// y = activation(gate) * up, in float32, rounded once.
+Status gated(const GatedArgs& args, const LaunchOptions& launch);
+
+using SiluMulArgs = GatedArgs;
+inline Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch) {
+  return gated(args, launch);
+}
 
 struct AddBiasArgs {
   DType type = DType::kBFloat16;

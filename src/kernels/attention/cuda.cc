@@ -9,8 +9,6 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int32_t kMaxHeadDim = 256;
-
 Status check(const AttentionShape& shape) {
   if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
     return invalid_argument("attention: {} heads do not share {} kv heads evenly", shape.num_heads,

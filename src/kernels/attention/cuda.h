@@ -68,10 +68,12 @@ struct TokenRowsArgs {
 };
 Status token_rows(const TokenRowsArgs& args, const LaunchOptions& launch);
 
+inline constexpr int32_t kMaxHeadDim = 576;  // latents of DeepSeek
+
 struct AttentionShape {
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;  // divides num_heads
-  int32_t head_dim = 0;      // a multiple of 8, at most 256; 64, 80, 96, 128 and 256 are fast
+  int32_t head_dim = 0;  // a multiple of 8, at most kMaxHeadDim; 64, 80, 96, 128 and 256 are fast
   int32_t page_size = 1;
   int32_t sliding_window = 0;  // a query at p sees (p - sliding_window, p]; 0: all
   DType type = DType::kBFloat16;

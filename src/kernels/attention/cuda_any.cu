@@ -7,11 +7,11 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kPerLane = 8;  // elements of a head of up to 256
 
-template <typename T>
+// PER_LANE: elements of a head that each lane has.
+template <typename T, int PER_LANE>
 __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArgs args) {
-  __shared__ float outs[kWarps][32 * kPerLane];
+  __shared__ float outs[kWarps][32 * PER_LANE];
   __shared__ float largest[kWarps], sums[kWarps];
   release_next();
   wait_for_previous();
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
   const int warp = static_cast<int>(threadIdx.x) / 32, thread = static_cast<int>(threadIdx.x) % 32;
 
   const T* query = static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * dim;
-  float q[kPerLane] = {}, out[kPerLane] = {};
+  float q[PER_LANE] = {}, out[PER_LANE] = {};
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i)
+  for (int i = 0; i < PER_LANE; ++i)
     if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
   float best = kNone, sum = 0;
   for (int position = first + warp; position <= last; position += kWarps) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
     const T* value = static_cast<const T*>(args.kv.v) + at;
     float dot = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
+    for (int i = 0; i < PER_LANE; ++i)
       if (thread + 32 * i < dim) dot += q[i] * to_float(key[thread + 32 * i]);
     const float score = to_score(warp_sum(dot), args.scale, args.softcap);
     const float now = fmaxf(best, score);
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
     best = now;
     sum = sum * keep + weight;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
+    for (int i = 0; i < PER_LANE; ++i)
       if (thread + 32 * i < dim) out[i] = out[i] * keep + weight * to_float(value[thread + 32 * i]);
   }
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) outs[warp][thread + 32 * i] = out[i];
+  for (int i = 0; i < PER_LANE; ++i) outs[warp][thread + 32 * i] = out[i];
   if (thread == 0) largest[warp] = best, sums[warp] = sum;
   __syncthreads();
   float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kNone;
@@ -71,10 +71,12 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
 Status attention_any(const AttentionArgs& args, const LaunchOptions& launch) {
   const dim3 grid(static_cast<unsigned>(args.lanes.num_tokens),
                   static_cast<unsigned>(args.shape.num_heads));
-  return launch_kernel("attention",
-                       args.shape.type == DType::kBFloat16 ? attention_any_kernel<bf16>
-                                                           : attention_any_kernel<float>,
-                       grid, kWarps * 32, 0, launch, args);
+  constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
+  const bool usual = args.shape.head_dim <= 32 * kUsual;
+  auto kernel = usual ? attention_any_kernel<float, kUsual> : attention_any_kernel<float, kMost>;
+  if (args.shape.type == DType::kBFloat16)
+    kernel = usual ? attention_any_kernel<bf16, kUsual> : attention_any_kernel<bf16, kMost>;
+  return launch_kernel("attention", kernel, grid, kWarps * 32, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

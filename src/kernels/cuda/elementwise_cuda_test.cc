@@ -73,6 +73,7 @@ TEST_F(CudaElementwise, RmsNorm) {
                                               .residual = residual ? sum.device.get() : nullptr,
                                               .residual_stride = dim,
                                               .weight = weight.device.get(),
+                                              .weight_offset = dim % 3 == 0 ? 1.0f : 0.0f,
                                               .y = y.device.get(),
                                               .y_stride = dim,
                                               .rows = rows,
@@ -86,6 +87,8 @@ TEST_F(CudaElementwise, RmsNorm) {
             in[i] += sum.host[i];
             if (type == DType::kBFloat16) in[i] = to_float(to_bfloat16(in[i]));
           }
+        if (dim % 3 == 0)
+          for (float& value : weight.host) value += 1.0f;
         reference::rms_norm({.x = in.data(),
                              .x_stride = dim,
                              .y = want.data(),
@@ -99,6 +102,41 @@ TEST_F(CudaElementwise, RmsNorm) {
           EXPECT_EQ(sum.read(), in) << dim;
         }
       }
+}
+
+TEST_F(CudaElementwise, LayerNorm) {
+  for (const DType type : kTypes)
+    for (const int dim : {8, 41, 768, 4100}) {
+      const int rows = static_cast<int>(rng_.between(1, 9));
+      const auto count = static_cast<size_t>(rows) * static_cast<size_t>(dim);
+      Values x = Values::random(rng_, type, count), y = Values::random(rng_, type, count);
+      Values both = Values::random(rng_, type, 2 * static_cast<size_t>(dim));
+      const Status status =
+          cuda::layer_norm({.type = type,
+                            .x = x.device.get(),
+                            .x_stride = dim,
+                            .weight = both.device.get(),
+                            .bias = both.device.get() + static_cast<size_t>(dim) * dtype_size(type),
+                            .y = y.device.get(),
+                            .y_stride = dim,
+                            .rows = rows,
+                            .dim = dim,
+                            .epsilon = 1e-2f},
+                           launch(dim));
+      ASSERT_TRUE(status.ok()) << status.message();
+      std::vector<float> want;
+      for (int row = 0; row < rows; ++row) {
+        const float* in = x.host.data() + row * dim;
+        double mean = 0, variance = 0;
+        for (int i = 0; i < dim; ++i) mean += in[i] / static_cast<double>(dim);
+        for (int i = 0; i < dim; ++i) variance += (in[i] - mean) * (in[i] - mean) / dim;
+        for (int i = 0; i < dim; ++i)
+          want.push_back(static_cast<float>((in[i] - mean) / std::sqrt(variance + 1e-2) *
+                                                both.host[static_cast<size_t>(i)] +
+                                            both.host[static_cast<size_t>(dim + i)]));
+      }
+      EXPECT_LT(test::relative_error(y.read(), want), y.tolerance()) << dim;
+    }
 }
 
 TEST_F(CudaElementwise, SiluMulAndBias) {
@@ -123,13 +161,13 @@ TEST_F(CudaElementwise, SiluMulAndBias) {
                       .ok());
       std::vector<float> want(count);
       reference::gated({.gate = both.host.data(),
-                           .gate_stride = 2 * dim,
-                           .up = both.host.data() + dim,
-                           .up_stride = 2 * dim,
-                           .y = want.data(),
-                           .y_stride = dim,
-                           .rows = rows,
-                           .dim = dim});
+                        .gate_stride = 2 * dim,
+                        .up = both.host.data() + dim,
+                        .up_stride = 2 * dim,
+                        .y = want.data(),
+                        .y_stride = dim,
+                        .rows = rows,
+                        .dim = dim});
       EXPECT_LT(test::relative_error(y.read(), want), y.tolerance()) << dim;
 
       Values bias = Values::random(rng_, type, static_cast<size_t>(dim));
@@ -180,10 +218,13 @@ TEST_F(CudaElementwise, GatherTakesIdsOfSlots) {
 TEST_F(CudaElementwise, QkNormRopeAppend) {
   int round = 0;
   for (const DType type : kTypes)
-    for (const int dim : {64, 80, 96, 128, 256})
+    for (const int dim : {64, 80, 96, 128, 256, 576})
       for (const bool norm : {false, true}) {
         const int heads = 6, kv_heads = 2, tokens = 11, page_size = 1 << rng_.below(5);
-        const int rotary = rng_.below(2) == 0 ? dim : dim / 2;
+        const bool latent = dim == 576;  // one plane, the end of a head rotated
+        const int rotary = latent ? 64 : rng_.below(2) == 0 ? dim : dim / 2;
+        const int rotary_begin = latent ? dim - rotary : 0;
+        const float norm_offset = rng_.below(2) == 0 ? 1.0f : 0.0f;
         const bool interleaved = rng_.below(2) == 0;
         const int row = (heads + 2 * kv_heads) * dim, pages = 40;
         Values qkv = Values::random(rng_, type, static_cast<size_t>(tokens * row));
@@ -212,21 +253,23 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
                                   .q_stride = row,
                                   .k = at(heads),
                                   .k_stride = row,
-                                  .v = at(heads + kv_heads),
+                                  .v = latent ? nullptr : at(heads + kv_heads),
                                   .v_stride = row,
                                   .tokens = tokens,
                                   .num_heads = heads,
                                   .q_norm = norm ? q_norm.device.get() : nullptr,
                                   .k_norm = norm ? k_norm.device.get() : nullptr,
+                                  .norm_offset = norm_offset,
                                   .epsilon = 1e-6f,
                                   .positions = device_positions.get(),
                                   .frequencies = device_frequencies.get(),
+                                  .rotary_begin = rotary_begin,
                                   .rotary_dim = rotary,
                                   .attention_factor = 1.25f,
                                   .interleaved = interleaved,
                                   .kv = {.type = type,
                                          .k = k.device.get(),
-                                         .v = v.device.get(),
+                                         .v = latent ? k.device.get() : v.device.get(),
                                          .page_size = page_size,
                                          .num_kv_heads = kv_heads,
                                          .head_dim = dim,
@@ -249,6 +292,8 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
                                .weight = weight.data(),
                                .epsilon = 1e-6f});
         };
+        for (float& value : q_norm.host) value += norm_offset;
+        for (float& value : k_norm.host) value += norm_offset;
         if (norm) normed(0, heads, q_norm.host), normed(heads, kv_heads, k_norm.host);
         std::vector<int32_t> table_rows;
         for (int t = 0; t < tokens; ++t) {
@@ -259,7 +304,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
             sines.push_back(static_cast<float>(1.25 * std::sin(double{angle})));
           }
         }
-        reference::rope({.x = want.data(),
+        reference::rope({.x = want.data() + rotary_begin,
                          .x_stride = row,
                          .heads = heads + kv_heads,
                          .head_dim = dim,
@@ -279,6 +324,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
             const auto to =
                 static_cast<size_t>(kv_rows[static_cast<size_t>(t)] * kv_heads * dim + i);
             want_k[to] = want[static_cast<size_t>(t * row + heads * dim + i)];
+            if (latent) continue;
             want_v[to] = want[static_cast<size_t>(t * row + (heads + kv_heads) * dim + i)];
           }
         }

@@ -12,7 +12,7 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMaxDim = 256;
+constexpr int kMaxDim = kMaxHeadDim;
 constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 
 template <typename T>
@@ -37,7 +37,7 @@ __device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, in
   head -= args.num_heads;
   const bool is_k = head < args.kv.num_kv_heads;
   if (!is_k) head -= args.kv.num_kv_heads;
-  if (kv_row < 0) return work;
+  if (kv_row < 0 || (!is_k && args.v == nullptr)) return work;
   const int64_t element = kv_row / args.kv.page_size * args.kv.page_stride +
                           kv_row % args.kv.page_size * args.kv.token_stride +
                           head * args.kv.head_stride;
@@ -63,13 +63,13 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int half = args.frequencies == nullptr ? 0 : args.rotary_dim / 2;
   const int dim = args.kv.head_dim;
-  if (static_cast<int>(threadIdx.x) < half) {
+  for (int i = static_cast<int>(threadIdx.x); i < half; i += kWarps * 32) {
     // The angle is rounded to float32 first, as on the CPU.
-    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[threadIdx.x];
+    const float angle = static_cast<float>(args.positions[token]) * args.frequencies[i];
     float s, c;
     sincosf(angle, &s, &c);
-    cosine[threadIdx.x] = c * args.attention_factor;
-    sine[threadIdx.x] = s * args.attention_factor;
+    cosine[i] = c * args.attention_factor;
+    sine[i] = s * args.attention_factor;
   }
   __syncthreads();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
@@ -88,13 +88,15 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
   if (work.norm != nullptr) {
     const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + args.epsilon);
     for (int i = lane; i < dim; i += 32)
-      row[i] = to_float(from_float<T>(row[i] * scale * to_float(work.norm[i])));
+      row[i] =
+          to_float(from_float<T>(row[i] * scale * (to_float(work.norm[i]) + args.norm_offset)));
     __syncwarp();
   }
   if (work.rotate) {
+    float* rotated = row + args.rotary_begin;
     for (int i = lane; i < half; i += 32) {
-      float& first = row[args.interleaved ? 2 * i : i];
-      float& second = row[args.interleaved ? 2 * i + 1 : i + half];
+      float& first = rotated[args.interleaved ? 2 * i : i];
+      float& second = rotated[args.interleaved ? 2 * i + 1 : i + half];
       const float a = first, b = second;
       first = a * cosine[i] - b * sine[i];
       second = b * cosine[i] + a * sine[i];
@@ -152,8 +154,8 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
       load8(work.norm + DIM / 2 + at, norm_b);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        a[i] = to_float(from_float<bf16>(a[i] * scale * norm_a[i]));
-        b[i] = to_float(from_float<bf16>(b[i] * scale * norm_b[i]));
+        a[i] = to_float(from_float<bf16>(a[i] * scale * (norm_a[i] + args.norm_offset)));
+        b[i] = to_float(from_float<bf16>(b[i] * scale * (norm_b[i] + args.norm_offset)));
       }
     }
     if (work.rotate) {
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
 bool whole_rows(const QkRopeAppendArgs& args) {
   const KvPlanes& kv = args.kv;
   const int dim = kv.head_dim;
-  return args.type == DType::kBFloat16 && kv.type == DType::kBFloat16 &&
+  return args.type == DType::kBFloat16 && kv.type == DType::kBFloat16 && args.v != nullptr &&
          args.frequencies != nullptr && args.rotary_dim == dim && !args.interleaved &&
          (dim == 64 || dim == 128 || dim == 256) && args.q_stride % 8 == 0 &&
          args.k_stride % 8 == 0 && args.v_stride % 8 == 0 && kv.page_stride % 8 == 0 &&
@@ -193,9 +195,10 @@ Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch)
     return error(StatusCode::kUnimplemented,
                  "qk_rope_append: head_dim is {}, but must be a multiple of 8 up to {}",
                  kv.head_dim, kMaxDim);
-  if (args.rotary_dim < 0 || args.rotary_dim % 2 != 0 || args.rotary_dim > kv.head_dim)
-    return invalid_argument("qk_rope_append: rotary_dim is {} with heads of {}", args.rotary_dim,
-                            kv.head_dim);
+  if (args.rotary_dim < 0 || args.rotary_dim % 2 != 0 || args.rotary_begin < 0 ||
+      args.rotary_begin + args.rotary_dim > kv.head_dim)
+    return invalid_argument("qk_rope_append: {} elements from {} are rotated in heads of {}",
+                            args.rotary_dim, args.rotary_begin, kv.head_dim);
   if (args.tokens < 0 || args.num_heads < 0 || kv.num_kv_heads < 1 || kv.page_size < 1)
     return invalid_argument("qk_rope_append: {} tokens, {} heads, {} kv heads, pages of {}",
                             args.tokens, args.num_heads, kv.num_kv_heads, kv.page_size);

@@ -13,20 +13,22 @@ struct QkRopeAppendArgs {
   int64_t q_stride = 0;           // between tokens
   const void* k = nullptr;        // [tokens, kv.num_kv_heads, head_dim]; not changed
   int64_t k_stride = 0;
-  const void* v = nullptr;
+  const void* v = nullptr;  // null: keys are values too, and have one plane
   int64_t v_stride = 0;
   int32_t tokens = 0;
   int32_t num_heads = 0;
 
   const void* q_norm = nullptr;  // [head_dim], RMSNorm of each head before rotation; null: none
   const void* k_norm = nullptr;
+  float norm_offset = 0;  // added to each of their weights: 1 where they lie around 0 (Gemma)
   float epsilon = 1e-6f;
 
   const int32_t* positions = nullptr;  // [tokens]
   // Angle per position of each rotated pair, [rotary_dim / 2] float32 (models/rope_table.h); null:
   // no rotation. Cosine and sine are multiplied by attention_factor.
   const float* frequencies = nullptr;
-  int32_t rotary_dim = 0;  // even, at most head_dim
+  int32_t rotary_begin = 0;  // the first element of a head that is rotated
+  int32_t rotary_dim = 0;    // even; up to the end of a head at most
   float attention_factor = 1.0f;
   bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
 
@@ -34,7 +36,7 @@ struct QkRopeAppendArgs {
   const int32_t* kv_rows = nullptr;  // [tokens]: page * page_size + row; -1: nowhere
 };
 
-// head_dim: a multiple of 8, at most 256.
+// head_dim: a multiple of 8, at most kMaxHeadDim.
 Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
     float weight[8];
     load8(static_cast<const T*>(args.weight) + at, weight);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[c][i] = values[c][i] * scale * weight[i];
+    for (int i = 0; i < 8; ++i)
+      values[c][i] = values[c][i] * scale * (weight[i] + args.weight_offset);
     store8(y + at, values[c]);
   }
 }
@@ -82,7 +83,33 @@ __global__ void __launch_bounds__(kThreads) rms_norm_any_kernel(RmsNormArgs args
   T* y = static_cast<T*>(args.y) + row * args.y_stride;
   for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
     const float value = to_float(residual != nullptr ? residual[i] : x[i]);
-    y[i] = from_float<T>(value * scale * to_float(static_cast<const T*>(args.weight)[i]));
+    const float weight = to_float(static_cast<const T*>(args.weight)[i]) + args.weight_offset;
+    y[i] = from_float<T>(value * scale * weight);
+  }
+}
+
+// Three passes over a row that stays in L1: families with layer norms are small.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) layer_norm_kernel(LayerNormArgs args) {
+  __shared__ float scratch[32];
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const auto dim = static_cast<float>(args.dim);
+  float sum = 0, squares = 0;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) sum += to_float(x[i]);
+  const float mean = block_sum(sum, scratch) / dim;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
+    const float value = to_float(x[i]) - mean;
+    squares += value * value;
+  }
+  const float scale = 1.0f / sqrtf(block_sum(squares, scratch) / dim + args.epsilon);
+  T* y = static_cast<T*>(args.y) + row * args.y_stride;
+  for (int i = threadIdx.x; i < args.dim; i += blockDim.x) {
+    const float weight = to_float(static_cast<const T*>(args.weight)[i]);
+    const float bias = to_float(static_cast<const T*>(args.bias)[i]);
+    y[i] = from_float<T>((to_float(x[i]) - mean) * scale * weight + bias);
   }
 }
 
@@ -126,6 +153,18 @@ Status rms_norm(const RmsNormArgs& args, const LaunchOptions& launch) {
       return error(StatusCode::kUnimplemented, "rms_norm: {} is not supported",
                    dtype_name(args.type));
   }
+}
+
+Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch) {
+  if (args.dim < 1 || args.rows < 0)
+    return invalid_argument("layer_norm: {} rows of {}", args.rows, args.dim);
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "layer_norm: F16 is not supported");
+  if (args.rows == 0) return {};
+  return launch_kernel(
+      "layer_norm",
+      args.type == DType::kBFloat16 ? layer_norm_kernel<bf16> : layer_norm_kernel<float>,
+      dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

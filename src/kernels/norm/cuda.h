@@ -1,4 +1,4 @@
-// Root-mean-square norm on the GPU, with the residual sum in front of it.
+// Norms of rows on the GPU: root-mean-square, with the residual sum in front of it, and layer norm.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -13,6 +13,7 @@ struct RmsNormArgs {
   void* residual = nullptr;
   int64_t residual_stride = 0;
   const void* weight = nullptr;  // [dim]
+  float weight_offset = 0;       // added to each weight: 1 where they lie around 0 (Gemma)
   void* y = nullptr;             // [rows, dim]; may be x; null: only the sum
   int64_t y_stride = 0;
   int32_t rows = 0;  // 0 does nothing
@@ -20,7 +21,23 @@ struct RmsNormArgs {
   float epsilon = 1e-6f;
 };
 
-// y = x / sqrt(mean(x^2) + epsilon) * weight, in float32, rounded once.
+// y = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), in float32, rounded once.
 Status rms_norm(const RmsNormArgs& args, const LaunchOptions& launch);
+
+struct LayerNormArgs {
+  DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
+  const void* x = nullptr;        // [rows, dim], rows x_stride apart
+  int64_t x_stride = 0;
+  const void* weight = nullptr;  // [dim]
+  const void* bias = nullptr;    // [dim]
+  void* y = nullptr;             // [rows, dim]; may be x
+  int64_t y_stride = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t dim = 0;
+  float epsilon = 1e-5f;
+};
+
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, in float32, rounded once.
+Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -1,0 +1,89 @@
+// A mixture of experts on the GPU: rows are brought together by the experts that they chose, each
+// expert multiplies its own, and what came out goes back to the rows. Nothing waits for the host:
+// how many rows an expert has is known to the device alone, and grids cover the most there can be.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+
+namespace espalier::kernels::cuda {
+
+// Where the choices of a step lie. A choice is one row's one expert, row * top_k + rank; a slot is
+// its place among all choices, ordered by expert. Device memory, laid out by the caller.
+struct ExpertPlan {
+  int32_t* slots = nullptr;    // [choices]: of each choice
+  int32_t* choices = nullptr;  // [choices]: of each slot
+  int32_t* begins = nullptr;   // [experts + 1]: each expert's first slot
+  int32_t* tiles = nullptr;    // [experts + 1]: each expert's first tile
+};
+
+struct ArrangeArgs {
+  const int32_t* experts = nullptr;  // [num_choices]: what route() chose
+  int32_t num_choices = 0;           // 0 does nothing
+  int32_t num_experts = 0;           // at most kMaxExperts
+  ExpertPlan plan;
+};
+Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
+
+// y = x W^T (+ bias), each group of rows by its own matrix.
+struct GroupedArgs {
+  DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
+  int32_t num_groups = 0;
+  int32_t in_features = 0;   // a multiple of 8
+  int32_t out_features = 0;  // a multiple of 2
+  const void* x = nullptr;   // rows x_stride apart, 16-byte aligned
+  int64_t x_stride = 0;
+  const void* weights = nullptr;  // [out_features, in_features] of a group,
+  int64_t weights_stride = 0;     // so many elements between groups
+  const void* bias = nullptr;     // [num_groups, out_features], or none
+  void* y = nullptr;              // rows y_stride apart
+  int64_t y_stride = 0;
+  // Either by what arrange() made: y has a row for each slot, and slot s reads row
+  // choices[s] / choices_per_row of x, or row s where that is 0.
+  const ExpertPlan* plan = nullptr;  // on the host
+  int32_t num_choices = 0;
+  int32_t choices_per_row = 0;
+  // Or every group has these rows, of x and y moved by so many elements a group.
+  int32_t rows = 0;
+  int64_t x_group_stride = 0;
+  int64_t y_group_stride = 0;
+};
+Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch);
+
+// y[row] = residual[row] + scale * (sum over its choices of weight * x[slot] + shared), float32
+// sums in the order of a row's experts, rounded once.
+struct CombineArgs {
+  DType type = DType::kBFloat16;
+  const void* x = nullptr;         // [choices, dim]
+  const int32_t* slots = nullptr;  // [rows, top_k]
+  const float* weights = nullptr;  // [rows, top_k]
+  int32_t top_k = 0;               // 0: the shared expert alone
+  // [rows, dim], or none; times sigmoid(shared_gate[row]) where that is given.
+  const void* shared = nullptr;
+  const float* shared_gate = nullptr;
+  const void* residual = nullptr;  // [rows, dim], or none; may be y
+  void* y = nullptr;               // [rows, dim]
+  int32_t rows = 0;                // 0 does nothing
+  int32_t dim = 0;                 // a multiple of 8
+  float scale = 1;
+};
+Status combine(const CombineArgs& args, const LaunchOptions& launch);
+
+// Copies columns [from_begin, from_begin + count) of every head of x
+// to [to_begin, ...) of y's: y[row, head, to_begin + i] = x[row, head, from_begin + i].
+struct CopyPartsArgs {
+  DType type = DType::kBFloat16;
+  const void* x = nullptr;  // [rows, heads, x_head]
+  int64_t x_stride = 0;     // between rows, in elements
+  int32_t x_head = 0;       // between heads
+  int32_t from_begin = 0;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int32_t y_head = 0;
+  int32_t to_begin = 0;
+  int32_t count = 0;
+  int32_t rows = 0;  // 0 does nothing
+  int32_t heads = 0;
+};
+Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,34 @@
+// The choice of experts on the GPU: scores of every expert, and the best of each row.
+#pragma once
+
+#include "kernels/cuda/stream.h"
+#include "kernels/router/op.h"
+
+namespace espalier::kernels::cuda {
+
+struct ScoreArgs {
+  DType type = DType::kBFloat16;  // of x: kBFloat16 or kFloat32
+  const void* x = nullptr;        // [rows, dim], rows x_stride apart; 16-byte aligned rows
+  int64_t x_stride = 0;
+  const float* weights = nullptr;  // [outputs, dim]
+  const float* bias = nullptr;     // [outputs], or none
+  float* y = nullptr;              // [rows, outputs]
+  int32_t rows = 0;                // 0 does nothing
+  int32_t dim = 0;                 // a multiple of 8
+  int32_t outputs = 0;
+};
+// y = x weights^T + bias in float32: a rounded score would choose other experts.
+Status score(const ScoreArgs& args, const LaunchOptions& launch);
+
+// What kernels::route does (router/op.h), rows in parallel.
+struct RouteArgs {
+  RouterSpec spec;
+  const float* logits = nullptr;  // [rows, num_experts]
+  int32_t rows = 0;
+  const float* correction = nullptr;  // [num_experts], where the spec has it
+  int32_t* experts = nullptr;         // [rows, top_k], ascending in a row
+  float* weights = nullptr;           // [rows, top_k], beside them
+};
+Status route(const RouteArgs& args, const LaunchOptions& launch);
+
+}  // namespace espalier::kernels::cuda
