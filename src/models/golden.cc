@@ -229,4 +229,18 @@ float max_error(Model& model, const Golden& golden, KvType type) {
   return worst;
 }
 
+bool may_jump(DType type, const Golden& golden) {
+  const auto has_experts = [](const LayerSpec& layer) { return layer.experts.has_value(); };
+  return type != DType::kFloat32 && std::ranges::any_of(golden.spec.layers, has_experts);
+}
+
+float largest_error(std::vector<float> errors, bool may_jump) {
+  for (const float error : errors) {
+    if (std::isnan(error)) return error;
+  }
+  std::ranges::sort(errors);
+  const auto count = static_cast<double>(errors.size());
+  return errors[may_jump ? static_cast<size_t>(kRowsThatAgree * count) : errors.size() - 1];
+}
+
 }  // namespace espalier::golden

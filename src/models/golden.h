@@ -91,4 +91,13 @@ std::vector<std::vector<float>> run_all(Model& model,
 std::vector<float> row_errors(Model& model, const Golden& golden, KvType type);
 float max_error(Model& model, const Golden& golden, KvType type);
 
+// The choice of experts is a jump: where two are nearly as good, bfloat16's rounding may take the
+// other, and the row, and those that see it, are another model's. float32 has to agree everywhere;
+// bfloat16 in most rows then.
+bool may_jump(DType type, const Golden& golden);
+inline constexpr double kRowsThatAgree = 0.6;
+inline constexpr double kTokensThatAgree = 0.9;
+// The largest of rows' errors, or of those that have to agree. A NaN stays one.
+float largest_error(std::vector<float> row_errors, bool may_jump);
+
 }  // namespace espalier::golden

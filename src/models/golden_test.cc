@@ -24,15 +24,9 @@ float tolerance(DType type, const golden::Golden& golden) {
   if (type == DType::kFloat32) return 1e-4f;
   return golden.spec.checkpoint_dtype == DType::kBFloat16 ? 1e-2f : 2e-2f;
 }
-// The choice of experts is a jump: where two are nearly as good, bfloat16's rounding may take the
-// other, and the row, and those that see it, are another model's. float32 has to agree everywhere;
-// bfloat16 in most rows then.
-bool may_jump(DType type, const golden::Golden& golden) {
-  const auto has_experts = [](const LayerSpec& layer) { return layer.experts.has_value(); };
-  return type != DType::kFloat32 && std::ranges::any_of(golden.spec.layers, has_experts);
-}
-constexpr double kRowsThatAgree = 0.6;
-constexpr double kTokensThatAgree = 0.9;
+
+using golden::kTokensThatAgree;
+using golden::may_jump;
 
 KvType kv_type(DType type) {
   return type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
@@ -67,11 +61,8 @@ class UseIsa {
 
 // The largest error of a row, or of those that have to agree.
 float error_of(Model& model, DType type, const golden::Golden& golden) {
-  if (!may_jump(type, golden)) return golden::max_error(model, golden, kv_type(type));
-  std::vector<float> errors = golden::row_errors(model, golden, kv_type(type));
-  for (const float error : errors) EXPECT_FALSE(std::isnan(error));
-  std::ranges::sort(errors);
-  return errors[static_cast<size_t>(kRowsThatAgree * static_cast<double>(errors.size()))];
+  return golden::largest_error(golden::row_errors(model, golden, kv_type(type)),
+                               may_jump(type, golden));
 }
 
 class GoldenModel : public testing::TestWithParam<std::tuple<std::string, DType>> {

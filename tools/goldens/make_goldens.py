@@ -130,7 +130,7 @@ def families():
                 topk_group=1,
                 topk_method="group_limited_greedy"), *bf16)
     yield ("deepseek_v3", T.DeepseekV3Config,
-           dict(latent, q_lora_rank=20, n_routed_experts=6, routed_scaling_factor=2.5,
+           dict(latent, q_lora_rank=24, n_routed_experts=6, routed_scaling_factor=2.5,
                 rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, mscale=0.8,
                                      mscale_all_dim=0.6, original_max_position_embeddings=64)),
            *bf16)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -11,6 +12,7 @@
 #include "kernels/kv_append/cuda.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/random/cuda.h"
+#include "models/cuda/decoder_parts.h"
 #include "models/decoder_model.h"
 #include "models/rope_table.h"
 
@@ -19,44 +21,59 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-int32_t qkv_width(const AttentionSpec& a) { return a.q_dim() + 2 * a.kv_dim(); }
-
 int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
   int64_t most = 0;
   for (const LayerSpec& layer : spec.layers) most = std::max(most, width(layer));
   return most;
 }
 
-bool plain(const std::optional<NormSpec>& norm) {
-  return !norm || norm->kind == NormSpec::Kind::kRms;
+int64_t gate_up_width(const MlpSpec& mlp) {
+  return (mlp.gated && !joins_silu(mlp) ? 2 : 1) * int64_t{mlp.intermediate_size};
 }
 
-// What of a layer this pass has no code for; empty: it has all of it.
-std::string_view missing_part(const LayerSpec& layer) {
-  const AttentionSpec& a = layer.attention;
-  if (layer.experts) return "experts";
-  if (a.latent) return "latent attention";
-  if (a.sinks) return "attention sinks";
-  if (!plain(layer.input_norm) || !plain(layer.post_attention_norm) || !plain(a.qk_norm) ||
-      !plain(layer.attention_output_norm) || !plain(layer.mlp_output_norm)) {
-    return "norms of other kinds than RMSNorm";
-  }
-  if (!layer.mlp.gated || layer.mlp.activation != kernels::Activation::kSilu) {
-    return "MLPs of other kinds than gated SiLU";
-  }
-  return {};
+// The MLP that all tokens pass.
+const MlpSpec& mlp_of(const LayerSpec& layer) {
+  return layer.experts && layer.experts->shared ? *layer.experts->shared : layer.mlp;
 }
 
+int64_t mlp_width(const LayerSpec& layer) {
+  if (!layer.experts) return gate_up_width(layer.mlp);
+  return layer.experts->shared ? gate_up_width(*layer.experts->shared) : 0;
+}
+
+// What of a model this pass has no code for; empty: it has all of it.
 std::string_view missing_part(const DecoderSpec& spec) {
-  for (const LayerSpec& layer : spec.layers) {
-    if (const std::string_view part = missing_part(layer); !part.empty()) return part;
-  }
   if (spec.pooling) return "vectors of texts (embeddings, classes, rewards)";
-  if (!plain(spec.final_norm)) return "norms of other kinds than RMSNorm";
-  if (spec.learned_positions != 0) return "learned positions";
-  if (spec.names.transposed) return "transposed matrices";
   if (spec.faults.linear_activation) return "the fault linear_activation";
   return {};
+}
+
+// Every number by which vectors of eight elements are read.
+Status check_sizes(const DecoderSpec& spec, const LayerSpec& layer) {
+  const auto eights = [&](const char* what, int32_t size) -> Status {
+    if (size % 8 == 0) return Status();
+    return error(StatusCode::kUnimplemented,
+                 "{}: {} is {}, but must be a multiple of 8 on the GPU; use --device cpu",
+                 spec.architecture, what, size);
+  };
+  ESP_RETURN_IF_ERROR(eights("hidden_size", spec.hidden_size));
+  ESP_RETURN_IF_ERROR(eights("head_dim", layer.attention.head_dim));
+  if (!layer.experts) return eights("intermediate_size", layer.mlp.intermediate_size);
+  ESP_RETURN_IF_ERROR(
+      eights("the experts' intermediate_size", layer.experts->expert.intermediate_size));
+  if (!layer.experts->shared) return Status();
+  return eights("the shared expert's intermediate_size", layer.experts->shared->intermediate_size);
+}
+
+Status check_latent(const DecoderSpec& spec, const LatentSpec& latent) {
+  const auto [queries, rank, nope, rope, value] = std::tuple(
+      latent.query_rank, latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim);
+  if ((queries | rank | nope | rope) % 8 == 0 && value % 4 == 0) return Status();
+  return error(StatusCode::kUnimplemented,
+               "{}: the sizes of latent attention ({}, {}, {}, {}, {}) must be multiples of 8 on "
+               "the GPU; use "
+               "--device cpu",
+               spec.architecture, queries, rank, nope, rope, value);
 }
 
 Status check_supported(const DecoderSpec& spec) {
@@ -65,16 +82,15 @@ Status check_supported(const DecoderSpec& spec) {
                  spec.architecture, part);
   }
   for (const LayerSpec& layer : spec.layers) {
-    if (layer.attention.head_dim % 8 != 0 || layer.attention.head_dim > 256) {
-      return error(StatusCode::kUnimplemented,
-                   "head_dim is {}, but the GPU takes multiples of 8 up to 256; use --device cpu",
-                   layer.attention.head_dim);
+    ESP_RETURN_IF_ERROR(check_sizes(spec, layer));
+    if (layer.attention.latent) {
+      ESP_RETURN_IF_ERROR(check_latent(spec, *layer.attention.latent));
     }
-    if (layer.mlp.intermediate_size % 8 != 0 || spec.hidden_size % 8 != 0) {
+    const int32_t most = kc::kMaxHeadDim;
+    if (layer.attention.head_dim > most) {
       return error(StatusCode::kUnimplemented,
-                   "hidden_size {} and intermediate_size {} must be multiples of 8 on the GPU; use "
-                   "--device cpu",
-                   spec.hidden_size, layer.mlp.intermediate_size);
+                   "head_dim is {}, but the GPU takes at most {}; use --device cpu",
+                   layer.attention.head_dim, most);
     }
   }
   return Status();
@@ -83,18 +99,6 @@ Status check_supported(const DecoderSpec& spec) {
 bool same_shape(const kc::AttentionShape& a, const kc::AttentionShape& b) {
   return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
          a.head_dim == b.head_dim && a.sliding_window == b.sliding_window;
-}
-
-kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
-  return {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
-          .k = kv.layers[layer].k,
-          .v = kv.layers[layer].v,
-          .page_size = kv.page_size,
-          .num_kv_heads = kv.num_kv_heads,
-          .head_dim = kv.head_dim,
-          .page_stride = kv.page_stride,
-          .token_stride = kv.token_stride,
-          .head_stride = kv.head_stride};
 }
 
 }  // namespace
@@ -212,15 +216,20 @@ Result<std::optional<kc::AttentionShape>> CudaDecoder::shared_attention(int32_t 
 std::vector<kc::LinearArgs> CudaDecoder::products() const {
   std::vector<kc::LinearArgs> out;
   const auto add = [&](const CudaMatrix& matrix, bool silu_mul) {
+    if (matrix.data == nullptr) return;
     kc::LinearArgs args = product_args(matrix, max_tokens_);
     args.silu_mul = silu_mul;
     if (silu_mul) args.out_features /= 2;
     out.push_back(args);
   };
-  for (const CudaLayerWeights& layer : weights_.layers) {
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    const CudaLayerWeights& layer = weights_.layers[i];
     add(layer.qkv, false);
+    for (const CudaMatrix* matrix : {&layer.latent.q_a, &layer.latent.q, &layer.latent.kv_a}) {
+      add(*matrix, false);
+    }
     add(layer.attention_output, false);
-    add(layer.gate_up, true);
+    add(layer.gate_up, joins_silu(mlp_of(spec_.layers[i])));
     add(layer.down, false);
   }
   add(weights_.head, false);
@@ -246,13 +255,15 @@ std::vector<kc::LinearArgs> CudaDecoder::products_to_tune(float* logits) const {
       args.residual = residual ? y : nullptr;
       return args;
     };
-    add(layer.qkv, hidden_, qkv_, layer.qkv_bias, false);
+    if (layer.qkv.data != nullptr) add(layer.qkv, hidden_, qkv_, layer.qkv_bias, false);
     add(layer.attention_output, attended_, kept_, layer.attention_output_bias, true);
-    kc::LinearArgs& gate_up = add(layer.gate_up, hidden_, mlp_, layer.gate_up_bias, false);
-    gate_up.silu_mul = true;
-    gate_up.out_features /= 2;
-    gate_up.y_stride = gate_up.out_features;
-    add(layer.down, mlp_, kept_, layer.down_bias, true);
+    if (layer.gate_up.data != nullptr) {
+      kc::LinearArgs& gate_up = add(layer.gate_up, hidden_, mlp_, layer.gate_up_bias, false);
+      gate_up.silu_mul = joins_silu(mlp_of(spec_.layers.front()));
+      if (gate_up.silu_mul) gate_up.out_features /= 2;
+      gate_up.y_stride = gate_up.out_features;
+      add(layer.down, mlp_, kept_, layer.down_bias, true);
+    }
     if (rows > max_lanes_) continue;
     add(weights_.head, hidden_, reinterpret_cast<std::byte*>(logits), nullptr, false).out_type =
         DType::kFloat32;
@@ -282,7 +293,13 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_
   }
   max_tokens_ = max_tokens;
   max_lanes_ = max_lanes;
-  linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(products(), max_tokens));
+  std::vector<kc::LinearArgs> shapes = products();
+  linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(shapes, max_tokens));
+  // Few rows are normed on their way into a product.
+  for (kc::LinearArgs& args : shapes) args.norm_weight = weights_.final_norm;
+  linear_scratch_bytes_ =
+      std::max(linear_scratch_bytes_,
+               static_cast<int64_t>(linear_->workspace_bytes(shapes, kc::kSmallRows)));
   stack_workspace_bytes_ = 0;
   if (const kc::LayerStackShape shape = stack_shape(); deterministic_context_ == 0 &&
                                                        kc::layer_stack_takes(shape) &&
@@ -311,16 +328,24 @@ void CudaDecoder::lay_out(cuda::Arena& arena) {
   const int64_t q = widest(spec_, [](const LayerSpec& l) { return int64_t{l.attention.q_dim()}; });
   const int64_t qkv =
       widest(spec_, [](const LayerSpec& l) { return int64_t{qkv_width(l.attention)}; });
-  const int64_t ffn =
-      widest(spec_, [](const LayerSpec& l) { return int64_t{l.mlp.intermediate_size}; });
+  const int64_t ffn = widest(spec_, mlp_width);
+  const int64_t latent = widest(spec_, [](const LayerSpec& l) {
+    if (!l.attention.latent) return int64_t{0};
+    const LatentSpec& of = *l.attention.latent;
+    const int64_t queries = int64_t{l.attention.num_heads} * (of.nope_dim + of.rope_dim);
+    return std::max<int64_t>(of.query_rank + queries, l.attention.output_dim());
+  });
   hidden_ = arena.take<std::byte>(rows * spec_.hidden_size);
   kept_ = arena.take<std::byte>(rows * spec_.hidden_size);
   normed_ = arena.take<std::byte>(rows * spec_.hidden_size);
   qkv_ = arena.take<std::byte>(rows * qkv);
   attended_ = arena.take<std::byte>(rows * q);
   mlp_ = arena.take<std::byte>(rows * std::max(ffn, q));
+  latent_q_ = arena.take<std::byte>(rows * latent);
   kv_rows_ = arena.take<int32_t>(max_tokens_);
+  window_kv_rows_ = info_.sliding_window > 0 ? arena.take<int32_t>(max_tokens_) : nullptr;
   positions_ = arena.take<int32_t>(max_tokens_);
+  lay_out_experts(arena);
   stack_workspace_ =
       stack_workspace_bytes_ > 0 ? arena.take<std::byte>(stack_workspace_bytes_) : nullptr;
   linear_scratch_ = arena.take<std::byte>(linear_scratch_bytes_);
@@ -350,8 +375,14 @@ Status CudaDecoder::plan(const CudaStep& step, const KvView& kv, const cuda::Str
                                       .kv_rows = kv_rows_,
                                       .positions = positions_},
                                      on(stream)));
+  if (window_kv_rows_ != nullptr && step.window_lanes.page_tables != nullptr) {
+    ESP_RETURN_IF_ERROR(kc::token_rows(
+        {.lanes = step.window_lanes, .page_size = kv.page_size, .kv_rows = window_kv_rows_},
+        on(stream)));
+  }
   for (const AttentionGroup& group : groups_) {
-    ESP_RETURN_IF_ERROR(kc::attention_plan(group.shape, step.lanes, group.workspace,
+    ESP_RETURN_IF_ERROR(kc::attention_plan(group.shape, lanes_of(group.shape, step),
+                                           group.workspace,
                                            static_cast<size_t>(group.workspace_bytes), on(stream)));
   }
   return Status();
@@ -364,6 +395,16 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   launches_early_ = early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= 8;
   if (stack_takes(step)) return run_stack(step, kv, stream);
   ESP_RETURN_IF_ERROR(plan(step, kv, stream));
+  ESP_RETURN_IF_ERROR(embed(step, stream));
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    ESP_RETURN_IF_ERROR(run_layer(layer, step, kv, stream));
+  }
+  return Status();
+}
+
+// hidden_ = embedding_scale * embedding[token] (+ position_embedding[position])
+Status CudaDecoder::embed(const CudaStep& step, const cuda::Stream& stream) {
+  const int32_t tokens = step.lanes.num_tokens;
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
                                        .table = weights_.embedding.data,
                                        .num_rows = spec_.vocab_size,
@@ -373,22 +414,36 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
                                        .slot_tokens = step.slot_tokens,
                                        .out = hidden_,
                                        .out_stride = spec_.hidden_size,
-                                       .tokens = step.lanes.num_tokens},
+                                       .tokens = tokens},
                                       on(stream)));
   x_ = hidden_;
   if (spec_.embedding_scale != 1) {
     ESP_RETURN_IF_ERROR(kc::scale({.type = weights_.type,
                                    .x = hidden_,
                                    .x_stride = spec_.hidden_size,
-                                   .rows = step.lanes.num_tokens,
+                                   .rows = tokens,
                                    .dim = spec_.hidden_size,
                                    .scale = spec_.embedding_scale},
                                   on(stream)));
   }
-  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
-    ESP_RETURN_IF_ERROR(run_layer(layer, step, kv, stream));
-  }
-  return Status();
+  if (spec_.learned_positions == 0) return Status();
+  ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
+                                       .table = weights_.position_embedding.data,
+                                       .num_rows = spec_.learned_positions,
+                                       .dim = spec_.hidden_size,
+                                       .ids = positions_,
+                                       .out = normed_,
+                                       .out_stride = spec_.hidden_size,
+                                       .tokens = tokens},
+                                      on(stream)));
+  return kc::add_scaled({.type = weights_.type,
+                         .x = normed_,
+                         .x_stride = spec_.hidden_size,
+                         .y = hidden_,
+                         .y_stride = spec_.hidden_size,
+                         .rows = tokens,
+                         .dim = spec_.hidden_size},
+                        on(stream));
 }
 
 kc::LinearArgs CudaDecoder::product_args(const CudaMatrix& matrix, int32_t rows) const {
@@ -411,21 +466,14 @@ Status CudaDecoder::normed_product(const std::optional<NormSpec>& norm, const vo
                                    kc::LinearArgs args, const cuda::Stream& stream) {
   constexpr int32_t kWidestFused = 16384;  // kernels/linear/cuda.h
   if (!norm) return product(args, stream);
-  if (args.rows <= kc::kSmallRows && args.in_features <= kWidestFused) {
+  if (norm->kind == NormSpec::Kind::kRms && args.rows <= kc::kSmallRows &&
+      args.in_features <= kWidestFused) {
     args.norm_weight = norm_weight;
     args.norm_epsilon = norm->epsilon;
     return product(args, stream);
   }
-  ESP_RETURN_IF_ERROR(kc::rms_norm({.type = weights_.type,
-                                    .x = args.x,
-                                    .x_stride = args.x_stride,
-                                    .weight = norm_weight,
-                                    .y = normed_,
-                                    .y_stride = spec_.hidden_size,
-                                    .rows = args.rows,
-                                    .dim = spec_.hidden_size,
-                                    .epsilon = norm->epsilon},
-                                   on(stream)));
+  ESP_RETURN_IF_ERROR(normalise(*norm, norm_weight, args.x, args.x_stride, normed_,
+                                spec_.hidden_size, args.rows, spec_.hidden_size, stream));
   args.x = normed_;
   args.x_stride = spec_.hidden_size;
   return product(args, stream);
@@ -436,16 +484,22 @@ kc::LayerStackShape CudaDecoder::stack_shape() const {
   const LayerSpec& first = spec_.layers.front();
   const DecoderFaults& faults = spec_.faults;
   if (weights_.type != DType::kBFloat16 || faults.drop_attention_residual ||
-      faults.drop_mlp_residual || spec_.embedding_scale != 1 || spec_.residual_scale != 1) {
+      faults.drop_mlp_residual || spec_.embedding_scale != 1 || spec_.residual_scale != 1 ||
+      spec_.learned_positions != 0) {
     return {};
   }
   for (const LayerSpec& layer : spec_.layers) {
     const bool same = layer.attention.num_heads == first.attention.num_heads &&
                       layer.mlp.intermediate_size == first.mlp.intermediate_size;
-    const bool more = layer.attention_output_norm || layer.mlp_output_norm ||
+    const AttentionSpec& a = layer.attention;
+    const bool more = layer.attention_output_norm || layer.mlp_output_norm || layer.experts ||
+                      a.latent || a.sinks || !joins_silu(layer.mlp) ||
+                      (a.qk_norm && a.qk_norm->kind != NormSpec::Kind::kRms) ||
                       (layer.attention.qk_norm &&
                        layer.attention.qk_norm_scope != AttentionSpec::NormScope::kHead);
     if (!same || more || !layer.input_norm || !layer.post_attention_norm ||
+        layer.input_norm->kind != NormSpec::Kind::kRms ||
+        layer.post_attention_norm->kind != NormSpec::Kind::kRms ||
         layer.input_norm->epsilon != layer.post_attention_norm->epsilon) {
       return {};
     }
@@ -460,7 +514,8 @@ kc::LayerStackShape CudaDecoder::stack_shape() const {
 
 bool CudaDecoder::stack_takes(const CudaStep& step) const {
   return stack_on_ && stack_workspace_ != nullptr && step.lanes.num_tokens == 1 &&
-         step.lanes.num_lanes == 1 && step.num_rows <= 1;
+         step.lanes.num_lanes == 1 && step.num_rows <= 1 &&
+         step.window_lanes.page_tables == nullptr;
 }
 
 Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
@@ -510,172 +565,6 @@ Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda
                           .workspace = stack_workspace_,
                           .workspace_bytes = static_cast<size_t>(stack_workspace_bytes_)},
                          on(stream));
-}
-
-Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& kv,
-                              const cuda::Stream& stream) {
-  const LayerSpec& spec = spec_.layers[layer];
-  const AttentionSpec& a = spec.attention;
-  const CudaLayerWeights& weights = weights_.layers[layer];
-  const int32_t tokens = step.lanes.num_tokens;
-  const auto size = static_cast<int64_t>(dtype_size(weights_.type));
-
-  kc::LinearArgs qkv = product_args(weights.qkv, tokens);
-  qkv.x = x_;
-  qkv.y = qkv_;
-  qkv.bias = weights.qkv_bias;
-  ESP_RETURN_IF_ERROR(normed_product(spec.input_norm, weights.input_norm, qkv, stream));
-
-  std::byte* k = qkv_ + a.q_dim() * size;
-  const bool norms_heads = a.qk_norm_scope == AttentionSpec::NormScope::kHead;
-  if (a.qk_norm && !norms_heads) {
-    const auto norm = [&](std::byte* x, int32_t dim, const void* weight) {
-      return kc::rms_norm({.type = weights_.type,
-                           .x = x,
-                           .x_stride = qkv_width(a),
-                           .weight = weight,
-                           .y = x,
-                           .y_stride = qkv_width(a),
-                           .rows = tokens,
-                           .dim = dim,
-                           .epsilon = a.qk_norm->epsilon},
-                          on(stream));
-    };
-    ESP_RETURN_IF_ERROR(norm(qkv_, a.q_dim(), weights.q_norm));
-    ESP_RETURN_IF_ERROR(norm(k, a.kv_dim(), weights.k_norm));
-  }
-  kc::QkRopeAppendArgs append{.type = weights_.type,
-                              .q = qkv_,
-                              .q_stride = qkv_width(a),
-                              .k = k,
-                              .k_stride = qkv_width(a),
-                              .v = k + a.kv_dim() * size,
-                              .v_stride = qkv_width(a),
-                              .tokens = tokens,
-                              .num_heads = a.num_heads,
-                              .q_norm = norms_heads ? weights.q_norm : nullptr,
-                              .k_norm = norms_heads ? weights.k_norm : nullptr,
-                              .positions = positions_,
-                              .kv = planes_of(kv, layer),
-                              .kv_rows = kv_rows_};
-  if (a.qk_norm) append.epsilon = a.qk_norm->epsilon;
-  if (a.rope) {
-    const RopeSpec& rope = spec_.ropes[static_cast<size_t>(*a.rope)];
-    append.frequencies = rope_frequencies_[static_cast<size_t>(*a.rope)];
-    append.rotary_dim = rope.rotary_dim;
-    append.attention_factor = static_cast<float>(rope.attention_factor);
-    append.interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved;
-  }
-  ESP_RETURN_IF_ERROR(kc::qk_rope_append(append, on(stream)));
-  if (step.num_rows == 0 && layer + 1 == spec_.layers.size()) return Status();
-  return attend(layer, step, kv, stream);
-}
-
-// x += output(attention(q)), then the MLP; in the last layer only of the rows that are wanted.
-Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
-                           const cuda::Stream& stream) {
-  const AttentionSpec& a = spec_.layers[layer].attention;
-  const CudaLayerWeights& weights = weights_.layers[layer];
-  const AttentionGroup& group = groups_[group_of_[layer]];
-  ESP_RETURN_IF_ERROR(kc::attention({.shape = group.shape,
-                                     .lanes = step.lanes,
-                                     .kv = planes_of(kv, layer),
-                                     .q = qkv_,
-                                     .q_stride = qkv_width(a),
-                                     .out = attended_,
-                                     .out_stride = a.q_dim(),
-                                     .scale = a.scale,
-                                     .softcap = a.softcap,
-                                     .workspace = group.workspace,
-                                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
-                                    on(stream)));
-  kc::LinearArgs output = product_args(weights.attention_output, step.lanes.num_tokens);
-  output.x = attended_;
-  if (layer + 1 == spec_.layers.size() && step.rows != nullptr) {
-    ESP_RETURN_IF_ERROR(keep_wanted_rows(layer, step, stream));
-    output.rows = step.num_rows;
-    output.x = mlp_;
-  }
-  output.bias = weights.attention_output_bias;
-  ESP_RETURN_IF_ERROR(add_branch(output, spec_.layers[layer].attention_output_norm,
-                                 weights.attention_output_norm,
-                                 spec_.faults.drop_attention_residual, stream));
-  return run_mlp(layer, output.rows, stream);
-}
-
-Status CudaDecoder::keep_wanted_rows(size_t layer, const CudaStep& step,
-                                     const cuda::Stream& stream) {
-  const int32_t q_dim = spec_.layers[layer].attention.q_dim();
-  const auto keep = [&](const std::byte* from, int32_t dim, std::byte* to) {
-    return kc::gather_rows({.type = weights_.type,
-                            .table = from,
-                            .num_rows = step.lanes.num_tokens,
-                            .dim = dim,
-                            .ids = step.rows,
-                            .out = to,
-                            .out_stride = dim,
-                            .tokens = step.num_rows},
-                           on(stream));
-  };
-  ESP_RETURN_IF_ERROR(keep(x_, spec_.hidden_size, kept_));
-  x_ = kept_;
-  return keep(attended_, q_dim, mlp_);
-}
-
-// x += down(silu(gate(norm(x))) * up(norm(x)))
-Status CudaDecoder::run_mlp(size_t layer, int32_t rows, const cuda::Stream& stream) {
-  const LayerSpec& spec = spec_.layers[layer];
-  const CudaLayerWeights& weights = weights_.layers[layer];
-  kc::LinearArgs gate_up = product_args(weights.gate_up, rows);
-  gate_up.out_features /= 2;
-  gate_up.y_stride = gate_up.out_features;
-  gate_up.x = x_;
-  gate_up.y = mlp_;
-  gate_up.bias = weights.gate_up_bias;
-  gate_up.silu_mul = true;
-  ESP_RETURN_IF_ERROR(
-      normed_product(spec.post_attention_norm, weights.post_attention_norm, gate_up, stream));
-  kc::LinearArgs down = product_args(weights.down, rows);
-  down.x = mlp_;
-  down.bias = weights.down_bias;
-  return add_branch(down, spec.mlp_output_norm, weights.mlp_output_norm,
-                    spec_.faults.drop_mlp_residual, stream);
-}
-
-// In the product itself where nothing comes between.
-Status CudaDecoder::add_branch(kc::LinearArgs args, const std::optional<NormSpec>& norm,
-                               const void* norm_weight, bool drop_residual,
-                               const cuda::Stream& stream) {
-  auto* x = const_cast<std::byte*>(x_);
-  args.y = x;
-  if (!norm && (spec_.residual_scale == 1 || drop_residual)) {
-    args.residual = drop_residual ? nullptr : x_;
-    return product(args, stream);
-  }
-  if (!drop_residual) args.y = normed_;
-  ESP_RETURN_IF_ERROR(product(args, stream));
-  if (norm) {
-    ESP_RETURN_IF_ERROR(kc::rms_norm({.type = weights_.type,
-                                      .x = args.y,
-                                      .x_stride = spec_.hidden_size,
-                                      .weight = norm_weight,
-                                      .y = args.y,
-                                      .y_stride = spec_.hidden_size,
-                                      .rows = args.rows,
-                                      .dim = spec_.hidden_size,
-                                      .epsilon = norm->epsilon},
-                                     on(stream)));
-  }
-  if (drop_residual) return Status();
-  return kc::add_scaled({.type = weights_.type,
-                         .x = normed_,
-                         .x_stride = spec_.hidden_size,
-                         .y = x,
-                         .y_stride = spec_.hidden_size,
-                         .rows = args.rows,
-                         .dim = spec_.hidden_size,
-                         .scale = spec_.residual_scale},
-                        on(stream));
 }
 
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {

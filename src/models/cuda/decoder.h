@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "kernels/attention/cuda.h"
+#include "kernels/experts/cuda.h"
 #include "kernels/layer_stack/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "models/cuda/weights.h"
@@ -29,6 +30,9 @@ struct CudaStep {
   const int32_t* token_slots = nullptr;  // [lanes.num_tokens]
   const int32_t* slot_tokens = nullptr;  // [slots]: what each slot sampled last
   kernels::cuda::LaneArrays lanes;
+  // The same lanes with the page tables of layers that see a sliding window, where these have pages
+  // of their own (see ForwardBatch); else without page_tables.
+  kernels::cuda::LaneArrays window_lanes;
   // The tokens whose final hidden state is wanted, [num_rows], in the order in which logits()
   // counts them. Null: all of them (num_rows == lanes.num_tokens).
   const int32_t* rows = nullptr;
@@ -87,20 +91,47 @@ class CudaDecoder {
   kernels::cuda::LaunchOptions on(const cuda::Stream& stream) const;
   Status upload_ropes();
   void lay_out(cuda::Arena& arena);
+  void lay_out_experts(cuda::Arena& arena);
   Status lay_out_attention(cuda::Arena& arena, int32_t page_size);
   std::vector<kernels::cuda::LinearArgs> products() const;
   std::vector<kernels::cuda::LinearArgs> products_to_tune(float* logits) const;
   kernels::cuda::AttentionShape shape_of(size_t layer, int32_t page_size) const;
 
+  // The lanes with the page tables that layers of a shape read.
+  static const kernels::cuda::LaneArrays& lanes_of(const kernels::cuda::AttentionShape& shape,
+                                                   const CudaStep& step);
   Status plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   kernels::cuda::LayerStackShape stack_shape() const;
   bool stack_takes(const CudaStep& step) const;
   Status run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  Status embed(const CudaStep& step, const cuda::Stream& stream);
   Status run_layer(size_t layer, const CudaStep& step, const KvView& kv,
                    const cuda::Stream& stream);
+  Status project(size_t layer, int32_t tokens, const cuda::Stream& stream);
+  Status project_latent(size_t layer, int32_t tokens, const cuda::Stream& stream);
+  Status norm_all_heads(size_t layer, int32_t tokens, const cuda::Stream& stream);
+  Status append(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   Status attend(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   Status keep_wanted_rows(size_t layer, const CudaStep& step, const cuda::Stream& stream);
+  // Each head's value from what attention made of the latents: to latent_q_.
+  Status latent_values(size_t layer, const std::byte* attended, int32_t rows,
+                       const cuda::Stream& stream);
   Status run_mlp(size_t layer, int32_t rows, const cuda::Stream& stream);
+  // down(activation(gate(x)) * up(x)) but for the last product, whose arguments come back.
+  Result<kernels::cuda::LinearArgs> run_gate_up(const MlpSpec& spec,
+                                                const CudaLayerWeights& weights,
+                                                const std::optional<NormSpec>& norm,
+                                                const std::byte* x, int32_t rows,
+                                                const cuda::Stream& stream);
+  Status run_experts(size_t layer, int32_t rows, const cuda::Stream& stream);
+  Status run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights& weights, const std::byte* x,
+                    int32_t rows, const cuda::Stream& stream);
+  // y = norm(x), rows of `dim`.
+  Status normalise(const NormSpec& norm, const void* weight, const void* x, int64_t x_stride,
+                   void* y, int64_t y_stride, int32_t rows, int32_t dim,
+                   const cuda::Stream& stream);
+  // x_ += residual_scale * branch, both [rows, hidden].
+  Status add_to_stream(const std::byte* branch, int32_t rows, const cuda::Stream& stream);
   // x W^T of normed hidden states, the norm fused where rows are few.
   Status normed_product(const std::optional<NormSpec>& norm, const void* norm_weight,
                         kernels::cuda::LinearArgs args, const cuda::Stream& stream);
@@ -124,17 +155,33 @@ class CudaDecoder {
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
   bool stack_on_ = true;
-  int32_t deterministic_context_ = 0;     // 0: not deterministic
-  std::byte* hidden_ = nullptr;           // [T, hidden]
-  std::byte* kept_ = nullptr;             // [T, hidden]: hidden_'s wanted rows
-  std::byte* normed_ = nullptr;           // [T, hidden]
-  std::byte* qkv_ = nullptr;              // [T, widest q_dim + 2 kv_dim]
-  std::byte* attended_ = nullptr;         // [T, widest q_dim]
-  std::byte* mlp_ = nullptr;              // [T, widest ffn], and attended_'s wanted rows
+  int32_t deterministic_context_ = 0;  // 0: not deterministic
+  std::byte* hidden_ = nullptr;        // [T, hidden]
+  std::byte* kept_ = nullptr;          // [T, hidden]: hidden_'s wanted rows
+  std::byte* normed_ = nullptr;        // [T, hidden]
+  std::byte* qkv_ = nullptr;           // [T, widest q_dim + 2 kv_dim]
+  std::byte* attended_ = nullptr;      // [T, widest q_dim]
+  // [T, widest of gate and up (one of them where the product joins them)], and attended_'s wanted
+  // rows.
+  std::byte* mlp_ = nullptr;
   int32_t* kv_rows_ = nullptr;            // [T]
+  int32_t* window_kv_rows_ = nullptr;     // [T]; null: no layer has a window
   int32_t* positions_ = nullptr;          // [T]
   std::byte* stack_workspace_ = nullptr;  // null: the layers do not run as one kernel
   int64_t stack_workspace_bytes_ = 0;
+  // Of layers with experts; C = T * the most experts of a token. Null where there are none.
+  struct ExpertScratch {
+    float* scores = nullptr;         // [T, most experts]
+    int32_t* experts = nullptr;      // [C]
+    float* weights = nullptr;        // [C]
+    kernels::cuda::ExpertPlan plan;  // of C choices
+    float* shared_gate = nullptr;    // [T]
+    std::byte* gate_up = nullptr;    // [C, 2 widest ffn]
+    std::byte* down = nullptr;       // [C, hidden]
+    std::byte* shared = nullptr;     // [T, hidden]
+  };
+  ExpertScratch experts_;
+  std::byte* latent_q_ = nullptr;  // [T, the query's rank + heads * (nope + rope)], and values
   std::byte* linear_scratch_ = nullptr;
   int64_t linear_scratch_bytes_ = 0;
   // Layers of one attention shape share a plan.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "models/cuda/test_model.h"
@@ -24,17 +23,14 @@ using golden::Piece;
 // them, and rounded at other places than there.
 float tolerance(DType type, const golden::Golden& golden) {
   if (type == DType::kFloat32) return 1e-4f;
+  // Queries and values are rounded once more on their way into the latents' space and back.
+  if (golden.spec.layers[0].attention.latent) return 2e-2f;
   return golden.spec.checkpoint_dtype == DType::kBFloat16 ? 1.5e-2f : 3e-2f;
 }
 KvType kv_type(DType type) {
   return type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
 const char* name_of(DType type) { return type == DType::kFloat32 ? "float32" : "bfloat16"; }
-
-// Models that must run; others may have parts that the GPU has no code for yet, and skip.
-constexpr std::string_view kMustRun[] = {
-    "granite",       "llama_tied_llama3", "llama_untied_bias", "mistral_f16",    "olmo2",
-    "phi3_longrope", "qwen2_f32",         "qwen2_sharded",     "qwen3_head_dim", "smollm3"};
 
 std::unique_ptr<CudaTestModel> load(const DecoderSpec& spec, DType type,
                                     const ModelLoadOptions& options) {
@@ -48,12 +44,18 @@ class GoldenModelCuda : public testing::TestWithParam<std::tuple<std::string, DT
   void SetUp() override {
     ESPALIER_REQUIRE_DEVICE();
     auto decoder = CudaDecoder::load({golden_.spec, type_}, {.path = golden_.folder});
-    if (!decoder && decoder.error().code() == StatusCode::kUnimplemented &&
-        std::ranges::find(kMustRun, std::get<0>(GetParam())) == std::end(kMustRun)) {
-      GTEST_SKIP() << decoder.error().message();
-    }
     ASSERT_TRUE(decoder) << decoder.error().to_string();
     model_ = std::make_unique<CudaTestModel>(std::move(*decoder));
+  }
+  // Of each row of logits the largest error, in units of the golden's spread.
+  void add_errors(const std::vector<float>& got, const float* expected,
+                  std::vector<float>& errors) const {
+    const auto vocab = static_cast<size_t>(golden_.spec.vocab_size);
+    for (size_t j = 0; j < got.size(); ++j) {
+      if (j % vocab == 0) errors.push_back(0);
+      const float error = std::abs(got[j] - expected[j]) / golden_.spread;
+      if (!(error <= errors.back())) errors.back() = error;
+    }
   }
   const DType type_ = std::get<1>(GetParam());
   const golden::Golden golden_ = golden::read(std::get<0>(GetParam()));
@@ -61,14 +63,16 @@ class GoldenModelCuda : public testing::TestWithParam<std::tuple<std::string, DT
 };
 
 TEST_P(GoldenModelCuda, HasTheLogitsOfTransformers) {
-  const float error = golden::max_error(*model_, golden_, kv_type(type_));
+  const float error = golden::largest_error(golden::row_errors(*model_, golden_, kv_type(type_)),
+                                            golden::may_jump(type_, golden_));
   RecordProperty("error", std::to_string(error));
   EXPECT_LE(error, tolerance(type_, golden_));
 }
 
 TEST_P(GoldenModelCuda, DrawsTheSameGreedyTokens) {
   ASSERT_TRUE(model_->reserve(64, 4).ok());
-  int compared = 0;
+  const bool jumps = golden::may_jump(type_, golden_);
+  int compared = 0, agreed = 0;
   for (const golden::Greedy& greedy : golden_.greedy) {
     Rng rng(3);
     golden::KvMemory kv(model_->info(), kv_type(type_), 4, 128, rng);
@@ -79,14 +83,18 @@ TEST_P(GoldenModelCuda, DrawsTheSameGreedyTokens) {
       const std::vector<float>& logits = track.logits.at(track.done - 1);
       const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
       if (greedy.margins[i] > tolerance(type_, golden_) * golden_.spread) {
-        ASSERT_EQ(best, greedy.tokens[i]) << "token " << i << ", margin " << greedy.margins[i];
+        if (!jumps) {
+          ASSERT_EQ(best, greedy.tokens[i]) << i << ", margin " << greedy.margins[i];
+        }
         ++compared;
+        agreed += best == greedy.tokens[i] ? 1 : 0;
       }
       track.tokens.push_back(greedy.tokens[i]);
       golden::run_step(*model_, kv, {{&track, 1, Piece::Want::kLast}});
     }
   }
   EXPECT_GE(compared, 48);  // of 128
+  EXPECT_GE(agreed, static_cast<int>(golden::kTokensThatAgree * compared));
 }
 
 TEST_P(GoldenModelCuda, HasThemHoweverASequenceIsCut) {
@@ -97,15 +105,15 @@ TEST_P(GoldenModelCuda, HasThemHoweverASequenceIsCut) {
       for (const bool together : {false, true}) {
         const auto logits =
             golden::run_all(*model_, input, kv_type(type_), page_size, chunk, together);
+        std::vector<float> errors;
         for (size_t i = 0; i < logits.size(); ++i) {
-          const std::vector<float>& expected = golden_.sequences[i].logits;
-          ASSERT_EQ(logits[i].size(), expected.size());
-          for (size_t j = 0; j < expected.size(); ++j) {
-            ASSERT_NEAR(logits[i][j], expected[j], tolerance(type_, golden_) * golden_.spread)
-                << "sequence " << i << ", logit " << j << ", pages of " << page_size
-                << ", chunks of " << chunk << (together ? ", together" : ", one by one");
-          }
+          ASSERT_EQ(logits[i].size(), golden_.sequences[i].logits.size());
+          add_errors(logits[i], golden_.sequences[i].logits.data(), errors);
         }
+        EXPECT_LE(golden::largest_error(errors, golden::may_jump(type_, golden_)),
+                  tolerance(type_, golden_))
+            << "pages of " << page_size << ", chunks of " << chunk
+            << (together ? ", together" : ", one by one");
       }
     }
   }
@@ -124,34 +132,119 @@ TEST_P(GoldenModelCuda, UnwantedRowsChangeNothing) {
   golden::run_step(*model_, kv, {{&parts, count - 16, Piece::Want::kAll}});
   ASSERT_EQ(parts.logits.size(), static_cast<size_t>(count - 16));
   const auto vocab = static_cast<size_t>(model_->info().vocab_size);
+  std::vector<float> errors;
   for (const auto& [position, logits] : parts.logits) {
-    for (size_t j = 0; j < vocab; ++j) {
-      ASSERT_NEAR(logits[j], sequence.logits[static_cast<size_t>(position) * vocab + j],
-                  tolerance(type_, golden_) * golden_.spread)
-          << position;
-    }
+    add_errors(logits, sequence.logits.data() + static_cast<size_t>(position) * vocab, errors);
   }
+  EXPECT_LE(golden::largest_error(errors, golden::may_jump(type_, golden_)),
+            tolerance(type_, golden_));
 }
 
 // What is broken on purpose must be seen: else the tests above prove nothing.
+struct Breach {
+  const char* name;
+  // Breaks it; false where the model has no such part.
+  bool (*breach)(DecoderSpec& spec);
+};
+
+template <typename Change>
+bool change_layers(DecoderSpec& spec, const Change& change) {
+  bool changed = false;
+  for (LayerSpec& layer : spec.layers) changed |= change(layer);
+  return changed;
+}
+template <typename T, typename U>
+bool replace(T& part, const U& by) {
+  const bool changed = !(part == T(by));
+  part = T(by);
+  return changed;
+}
+bool drop(bool& fault) { return replace(fault, true); }
+
+constexpr Breach kBreaches[] = {
+    {"no residual of attention",
+     [](DecoderSpec& s) { return drop(s.faults.drop_attention_residual); }},
+    {"no residual of the MLP", [](DecoderSpec& s) { return drop(s.faults.drop_mlp_residual); }},
+    {"no rope",
+     [](DecoderSpec& s) {
+       return change_layers(s,
+                            [](LayerSpec& l) { return replace(l.attention.rope, std::nullopt); });
+     }},
+    {"uniform attention",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) { return replace(l.attention.scale, 0); });
+     }},
+    {"no window",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) { return replace(l.attention.sliding_window, 0); });
+     }},
+    {"no cap of scores",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) { return replace(l.attention.softcap, 0); });
+     }},
+    {"no cap of logits", [](DecoderSpec& s) { return replace(s.logits_softcap, 0); }},
+    {"the embedding's scale", [](DecoderSpec& s) { return replace(s.embedding_scale, 1); }},
+    {"norms around 0",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) {
+         return l.input_norm && l.input_norm->kind == NormSpec::Kind::kRmsOneCentred &&
+                replace(l.input_norm->kind, NormSpec::Kind::kRms);
+       });
+     }},
+    {"layer norms",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) {
+         return l.input_norm && l.input_norm->kind == NormSpec::Kind::kLayer &&
+                replace(l.input_norm->epsilon, 0.3f);
+       });
+     }},
+    {"the activation",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) {
+         MlpSpec& mlp = l.experts ? l.experts->expert : l.mlp;
+         return replace(mlp.activation, mlp.gated ? kernels::Activation::kSilu : mlp.activation);
+       });
+     }},
+    {"no experts",
+     [](DecoderSpec& s) { return s.layers.back().experts && drop(s.faults.drop_experts); }},
+    {"no shared expert",
+     [](DecoderSpec& s) {
+       return s.layers.back().experts && s.layers.back().experts->shared &&
+              drop(s.faults.drop_shared_expert);
+     }},
+    {"an expert too few",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) { return l.experts && l.experts->router.top_k--; });
+     }},
+    {"weights of experts",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) {
+         return l.experts && replace(l.experts->router.normalise, !l.experts->router.normalise);
+       });
+     }},
+    {"groups of experts",
+     [](DecoderSpec& s) {
+       return change_layers(s, [](LayerSpec& l) {
+         if (!l.experts) return false;
+         l.experts->router.top_groups = 1;
+         return replace(l.experts->router.num_groups, 1);
+       });
+     }},
+};
+
+// In bfloat16 those that break every model.
 TEST_P(GoldenModelCuda, NoticesWhatIsLeftOut) {
-  const auto error_of = [&](const auto& break_it) {
-    DecoderSpec spec = golden_.spec;
-    break_it(spec);
-    const auto model = load(spec, type_, {.path = golden_.folder});
-    return golden::max_error(*model, golden_, kv_type(type_));
-  };
   const float limit = 2 * tolerance(type_, golden_);
-  EXPECT_GT(error_of([](DecoderSpec& s) { s.faults.drop_attention_residual = true; }), limit);
-  EXPECT_GT(error_of([](DecoderSpec& s) { s.faults.drop_mlp_residual = true; }), limit);
-  EXPECT_GT(error_of([](DecoderSpec& s) {
-              for (LayerSpec& layer : s.layers) layer.attention.rope.reset();
-            }),
-            limit);
-  EXPECT_GT(error_of([](DecoderSpec& s) {
-              for (LayerSpec& layer : s.layers) layer.attention.scale = 0;
-            }),
-            limit);
+  int noticed = 0;
+  for (const Breach& breach : kBreaches) {
+    DecoderSpec spec = golden_.spec;
+    if (!breach.breach(spec)) continue;
+    const auto model = load(spec, type_, {.path = golden_.folder});
+    ASSERT_NE(model, nullptr) << breach.name;
+    EXPECT_GT(golden::max_error(*model, golden_, kv_type(type_)), limit) << breach.name;
+    if (++noticed == 4 && type_ == DType::kBFloat16) break;
+  }
+  EXPECT_GE(noticed, 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenModelCuda,

@@ -25,14 +25,14 @@ namespace {
 
 class DummyLoader final : public CudaTensorLoader {
  public:
-  DummyLoader(uint64_t seed, DType type, cuda::Stream stream)
-      : seed_(seed), type_(type), stream_(std::move(stream)) {}
+  DummyLoader(uint64_t seed, cuda::Stream stream) : seed_(seed), stream_(std::move(stream)) {}
 
-  Status put(const std::string& name, std::span<const int64_t> shape, std::byte* device) override {
+  Status put(const std::string& name, std::span<const int64_t> shape, DType type,
+             std::byte* device) override {
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
     const auto [key, centre, deviation] = dummy_tensor(seed_, name, shape);
-    return kernels::cuda::draw({.type = type_,
+    return kernels::cuda::draw({.type = type,
                                 .out = device,
                                 .count = count,
                                 .key = key,
@@ -40,18 +40,20 @@ class DummyLoader final : public CudaTensorLoader {
                                 .deviation = deviation},
                                {.stream = stream_.get()});
   }
+  Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
+    return error(StatusCode::kUnimplemented, "'{}': quantised weights cannot be made up", name);
+  }
   Status start() override { return Status(); }
   Status finish() override { return stream_.synchronize(); }
 
  private:
   const uint64_t seed_;
-  const DType type_;
   const cuda::Stream stream_;
 };
 
 // One thread copies from the page cache at about 10 GB/s, the device from pinned memory at 55.
 constexpr unsigned kMostReaders = 8;
-constexpr int64_t kChunkBytes = 4 << 20;  // of the file
+constexpr int64_t kChunkBytes = 4 << 20;  // of the file or, where that is more, of the device
 constexpr int kBuffers = 2;               // a reader's: one is filled while the other is copied
 
 // A part of a tensor: where it lies in its file, and where its elements go.
@@ -59,7 +61,8 @@ struct Chunk {
   int fd = -1;
   int64_t offset = 0;
   int64_t size_bytes = 0;
-  DType type = DType::kBFloat16;  // in the file
+  DType type = DType::kBFloat16;     // in the file
+  DType to_type = DType::kBFloat16;  // on the device; bytes are taken as they are
   std::byte* device = nullptr;
   const std::string* name = nullptr;
 };
@@ -135,32 +138,30 @@ struct Reader {
   Place places[kBuffers];
   std::vector<std::byte> scratch;  // of chunks that are converted
 
-  static Result<Reader> create(DType type) {
+  static Result<Reader> create() {
     Reader reader;
     ESP_ASSIGN_OR_RETURN(reader.stream, cuda::Stream::create());
     for (Place& place : reader.places) {
-      // A chunk of two bytes an element that becomes float32 takes twice its bytes.
       ESP_ASSIGN_OR_RETURN(place.buffer,
-                           cuda::PinnedBuffer::allocate(
-                               (type == DType::kFloat32 ? 2 : 1) * kChunkBytes, "reading weights"));
+                           cuda::PinnedBuffer::allocate(kChunkBytes, "reading weights"));
       ESP_ASSIGN_OR_RETURN(place.copied, cuda::Event::create());
     }
     return reader;
   }
 
-  Status load(const Chunk& chunk, DType type, int turn) {
+  Status load(const Chunk& chunk, int turn) {
     Place& place = places[turn % kBuffers];
     if (place.used) ESP_RETURN_IF_ERROR(place.copied.synchronize());
     place.used = true;
     int64_t bytes = chunk.size_bytes;
-    if (chunk.type == type) {
+    if (chunk.type == chunk.to_type) {
       ESP_RETURN_IF_ERROR(read_all(chunk, place.buffer.data()));
     } else {
       scratch.resize(static_cast<size_t>(kChunkBytes));
       ESP_RETURN_IF_ERROR(read_all(chunk, scratch.data()));
       const int64_t count = bytes / static_cast<int64_t>(dtype_size(chunk.type));
-      convert(scratch.data(), chunk.type, count, type, place.buffer.data());
-      bytes = count * static_cast<int64_t>(dtype_size(type));
+      convert(scratch.data(), chunk.type, count, chunk.to_type, place.buffer.data());
+      bytes = count * static_cast<int64_t>(dtype_size(chunk.to_type));
     }
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(chunk.device, place.buffer.data(), bytes, stream));
     return place.copied.record(stream);
@@ -169,10 +170,11 @@ struct Reader {
 
 class CheckpointLoader final : public CudaTensorLoader {
  public:
-  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, DType type)
-      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec), type_(type) {}
+  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec)
+      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec) {}
 
-  Status put(const std::string& name, std::span<const int64_t> shape, std::byte* device) override {
+  Status put(const std::string& name, std::span<const int64_t> shape, DType type,
+             std::byte* device) override {
     if (const CheckpointTensor* found = checkpoint_.find(name);
         found != nullptr && found->reader != nullptr) {
       return error(StatusCode::kUnimplemented,
@@ -181,21 +183,15 @@ class CheckpointLoader final : public CudaTensorLoader {
     }
     ESP_RETURN_IF_ERROR(check(name, shape));
     const CheckpointTensor& tensor = *checkpoint_.find(name);
-    const SafetensorsFile& file = checkpoint_.file_of(tensor);
-    ESP_ASSIGN_OR_RETURN(const int fd, files_.open(file.path()));
-    const int64_t begin = file.offset_of(tensor.bytes);
-    const auto size = static_cast<int64_t>(tensor.bytes.size());
-    const auto from_size = static_cast<int64_t>(dtype_size(*tensor.dtype));
-    for (int64_t at = 0; at < size; at += kChunkBytes) {
-      chunks_.push_back(
-          {.fd = fd,
-           .offset = begin + at,
-           .size_bytes = std::min(kChunkBytes, size - at),
-           .type = *tensor.dtype,
-           .device = device + at / from_size * static_cast<int64_t>(dtype_size(type_)),
-           .name = &tensor.name});
-    }
-    return Status();
+    return add_chunks(tensor, *tensor.dtype, type, device);
+  }
+
+  Status put_bytes(const std::string& name, std::span<const int64_t> shape,
+                   std::byte* device) override {
+    const auto lent = source_.lend_bytes(name, shape);
+    if (!lent) return lent.error();
+    source_.give_back(name);
+    return add_chunks(*checkpoint_.find(name), kTypeOfBytes, kTypeOfBytes, device);
   }
 
   ~CheckpointLoader() override {
@@ -222,6 +218,28 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
  private:
+  static constexpr DType kTypeOfBytes = DType::kBFloat16;  // any: they are not converted
+
+  Status add_chunks(const CheckpointTensor& tensor, DType type, DType to_type, std::byte* device) {
+    const SafetensorsFile& file = checkpoint_.file_of(tensor);
+    ESP_ASSIGN_OR_RETURN(const int fd, files_.open(file.path()));
+    const int64_t begin = file.offset_of(tensor.bytes);
+    const auto size = static_cast<int64_t>(tensor.bytes.size());
+    const auto from_size = static_cast<int64_t>(dtype_size(type));
+    const auto to_size = static_cast<int64_t>(dtype_size(to_type));
+    const int64_t step = kChunkBytes / std::max(from_size, to_size) * from_size;
+    for (int64_t at = 0; at < size; at += step) {
+      chunks_.push_back({.fd = fd,
+                         .offset = begin + at,
+                         .size_bytes = std::min(step, size - at),
+                         .type = type,
+                         .to_type = to_type,
+                         .device = device + at / from_size * to_size,
+                         .name = &tensor.name});
+    }
+    return Status();
+  }
+
   // The tensor is there, has this shape, and counts as used.
   Status check(const std::string& name, std::span<const int64_t> shape) {
     const auto lent = source_.lend(name, shape);
@@ -244,17 +262,16 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status read_until_done() {
-    ESP_ASSIGN_OR_RETURN(Reader reader, Reader::create(type_));
+    ESP_ASSIGN_OR_RETURN(Reader reader, Reader::create());
     int turn = 0;
     for (size_t i = next_++; i < chunks_.size(); i = next_++) {
-      ESP_RETURN_IF_ERROR(reader.load(chunks_[i], type_, turn++));
+      ESP_RETURN_IF_ERROR(reader.load(chunks_[i], turn++));
     }
     return reader.stream.synchronize();
   }
 
   const Checkpoint checkpoint_;
   CheckpointSource source_;
-  const DType type_;
   Files files_;
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_{0};
@@ -266,15 +283,14 @@ class CheckpointLoader final : public CudaTensorLoader {
 }  // namespace
 
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
-                                                                 const DecoderSpec& spec,
-                                                                 DType type) {
+                                                                 const DecoderSpec& spec) {
   ESP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.path));
-  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, type);
+  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec);
 }
 
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed, DType type) {
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed) {
   ESP_ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::create());
-  return std::make_unique<DummyLoader>(seed, type, std::move(stream));
+  return std::make_unique<DummyLoader>(seed, std::move(stream));
 }
 
 }  // namespace espalier

@@ -19,19 +19,22 @@ namespace espalier {
 class CudaTensorLoader {
  public:
   virtual ~CudaTensorLoader() = default;
-  // The tensor `name`, as elements of the loader's type, row-major to `device`. Fails by name.
-  virtual Status put(const std::string& name, std::span<const int64_t> shape,
+  // The tensor `name`, as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails
+  // by name.
+  virtual Status put(const std::string& name, std::span<const int64_t> shape, DType type,
                      std::byte* device) = 0;
+  // A tensor of bytes (U8), for what is decoded on the device.
+  virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
+                           std::byte* device) = 0;
   // Fails for a tensor that was never asked for.
   virtual Status start() = 0;
   // Fails for a tensor that could not be read.
   virtual Status finish() = 0;
 };
 
-// type: kFloat32 or kBFloat16. The loader keeps what it needs of its arguments.
+// The loader keeps what it needs of its arguments.
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
-                                                                 const DecoderSpec& spec,
-                                                                 DType type);
-Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed, DType type);
+                                                                 const DecoderSpec& spec);
+Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed);
 
 }  // namespace espalier

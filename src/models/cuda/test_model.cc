@@ -50,8 +50,9 @@ const KvView& CudaTestModel::device_view(const KvView& host) {
   planes_ = must(cuda::DeviceBuffer::allocate(plane * planes, "a test's keys and values"));
   must(cuda::fill_bytes(planes_.data(), 0xff, planes_.size_bytes(), stream_));
   std::byte* at = planes_.data();
+  const bool one_plane = host.layers[0].v == host.layers[0].k;
   for (KvView::Layer& layer : view_.layers) {
-    layer = {.k = at, .v = at + plane};
+    layer = {.k = at, .v = one_plane ? at : at + plane};
     at += 2 * plane;
   }
   return view_;
