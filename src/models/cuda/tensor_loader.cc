@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 #include "kernels/random/cuda.h"
@@ -203,6 +206,7 @@ class CheckpointLoader final : public CudaTensorLoader {
     ESP_RETURN_IF_ERROR(source_.finish());
     const size_t count = std::clamp<size_t>(
         chunks_.size(), 1, std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
+    num_reading_ = count;
     for (size_t i = 0; i < count; ++i) {
       threads_.emplace_back([this] {
         set_thread_name("load");
@@ -213,6 +217,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status finish() override {
+    tell_progress();
     join();
     return failed_;
   }
@@ -248,17 +253,34 @@ class CheckpointLoader final : public CudaTensorLoader {
     return Status();
   }
 
+  // Of a loading that takes its time a line every tenth, until all is read.
+  void tell_progress() {
+    int64_t total = 0;
+    for (const Chunk& chunk : chunks_) total += chunk.size_bytes;
+    const auto start = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    for (int64_t told = 0; num_reading_ > 0;) {
+      read_.wait_for(lock, std::chrono::milliseconds(200));
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+      const int64_t tenths = 10 * num_read_bytes_ / std::max<int64_t>(1, total);
+      if (passed.count() < 1 || tenths <= told || tenths == 10) continue;
+      told = tenths;
+      log_info("loading weights percent={} bytes={} seconds={:.1f}", 10 * tenths,
+               num_read_bytes_.load(), passed.count());
+    }
+  }
+
   void join() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
   }
 
   void read_chunks() {
-    if (Status status = read_until_done(); !status.ok()) {
-      next_ = chunks_.size();
-      std::lock_guard lock(mutex_);
-      if (failed_.ok()) failed_ = std::move(status);
-    }
+    Status status = read_until_done();
+    if (!status.ok()) next_ = chunks_.size();
+    std::lock_guard lock(mutex_);
+    if (failed_.ok()) failed_ = std::move(status);
+    if (--num_reading_ == 0) read_.notify_all();
   }
 
   Status read_until_done() {
@@ -266,6 +288,7 @@ class CheckpointLoader final : public CudaTensorLoader {
     int turn = 0;
     for (size_t i = next_++; i < chunks_.size(); i = next_++) {
       ESP_RETURN_IF_ERROR(reader.load(chunks_[i], turn++));
+      num_read_bytes_ += chunks_[i].size_bytes;
     }
     return reader.stream.synchronize();
   }
@@ -275,7 +298,10 @@ class CheckpointLoader final : public CudaTensorLoader {
   Files files_;
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_{0};
-  std::mutex mutex_;
+  std::atomic<int64_t> num_read_bytes_{0};
+  std::mutex mutex_;  // of what follows
+  std::condition_variable read_;
+  size_t num_reading_ = 0;  // threads
   Status failed_;
   std::vector<std::thread> threads_;  // last: they use all of the above
 };
