@@ -84,11 +84,11 @@ Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
       fraction, gib(machine.available_bytes), gib(usable), gib(info.weight_bytes)));
 }
 
-// The window's pages, where they are fewer than the others': none on a device that keeps one map,
-// nor where a window is as long as the context.
+// The window's pages, where they are fewer than the others': none where a
+// window is as long as the context.
 void resolve_window(EngineConfig& c, const ModelInfo& info) {
   c.max_window_tokens = c.window_tokens_read = 0;
-  if (info.sliding_window == 0 || c.disable_hybrid_swa_memory || c.device == "cuda") return;
+  if (info.sliding_window == 0 || c.disable_hybrid_swa_memory) return;
   // Attention takes keys in whole blocks, so it touches up to a block less one before the window.
   const int32_t read = info.sliding_window + kernels::kAttentionBlock - 1;
   if (read >= c.context_length) return;
@@ -105,7 +105,6 @@ void resolve_window(EngineConfig& c, const ModelInfo& info) {
 // Bytes of a token in all layers, those with a window counted by their share of the pages.
 int64_t bytes_per_token_of(const EngineConfig& c, const ModelInfo& info, KvType type) {
   const bool shares = info.sliding_window > 0 && !c.disable_hybrid_swa_memory &&
-                      c.device != "cuda" &&
                       info.sliding_window + kernels::kAttentionBlock - 1 < c.context_length;
   if (!shares) return std::max<int64_t>(1, info.kv_bytes_per_token(type));
   const int32_t num_window = info.num_window_layers();
@@ -158,6 +157,18 @@ Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info
                                  config.kv_cache_dtype));
   const bool float32 = info.num_parameters > 0 && info.weight_bytes >= 4 * info.num_parameters;
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
+}
+
+KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, KvType type) {
+  return {.num_layers = info.num_layers,
+          .num_kv_heads = info.num_kv_heads,
+          .head_dim = info.head_dim,
+          .type = type,
+          .num_pages = config.max_total_tokens / config.page_size,
+          .page_size = config.page_size,
+          .num_planes = info.kv_planes,
+          .window_layers = config.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
+          .num_window_pages = config.max_window_tokens / config.page_size};
 }
 
 int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "cache/kv_pool.h"
 #include "cache/prefix_cache.h"
 #include "engine/machine.h"
 #include "models/model.h"
@@ -53,7 +54,7 @@ struct EngineConfig {
   // The last events of the cache that are kept for whoever mirrors it; 0: none are told.
   int32_t num_cache_events = 0;
   // Layers that see a sliding window keep their keys and values in pages of their own, so many for
-  // each of the others'; on the CPU. disable_hybrid_swa_memory: one map of pages for all layers.
+  // each of the others'. disable_hybrid_swa_memory: one map of pages for all layers.
   double swa_full_tokens_ratio = 0.8;
   bool disable_hybrid_swa_memory = false;
   // Made by resolve(): tokens of the window's pages (0: one map), and how far before its own a
@@ -91,6 +92,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
 ModelLoadOptions model_load_options(const EngineConfig& config);
 
 // What the KV cache of an effective configuration takes.
+KvPoolConfig kv_pool_config(const EngineConfig& config, const ModelInfo& info, KvType type);
 int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type);
 
 // The element type of the KV cache. kInvalidArgument for a kv_cache_dtype that is not known.

@@ -80,11 +80,46 @@ TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
 
 TEST_P(EngineCuda, GivesThemThroughRetractions) {
   check("a tiny pool",
-        {.max_total_tokens = 160, .chunked_prefill_size = 16, .schedule_conservativeness = 0.05});
+        {.max_total_tokens = 160,
+         .chunked_prefill_size = 16,
+         .schedule_conservativeness = 0.05,
+         .disable_hybrid_swa_memory = true});  // few sequences fit a window's pages
   EXPECT_GT(last_stats_.num_retractions_total, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineCuda, testing::Values("llama_untied_bias", "qwen2_f32"),
+INSTANTIATE_TEST_SUITE_P(Models, EngineCuda,
+                         testing::Values("llama_untied_bias", "qwen2_f32", "gemma2", "gpt_oss",
+                                         "mixtral", "deepseek_v2", "gpt2"),
+                         [](const auto& model) { return model.param; });
+
+// Layers that see a window keep their keys and values in pages of their own.
+class SlidingWindowCuda : public testing::TestWithParam<std::string> {};
+
+TEST_P(SlidingWindowCuda, AnswersAreThoseOfOneMap) {
+  ESPALIER_REQUIRE_DEVICE();
+  const EngineConfig base{.dtype = "float32", .disable_hybrid_swa_memory = true, .device = "cuda"};
+  auto one_map = load_golden(GetParam(), base);
+  ASSERT_NE(one_map, nullptr);
+  const auto want = answers_to_long(*one_map);
+  const auto check = [&](const std::string& how, EngineConfig config) {
+    SCOPED_TRACE(how);
+    config.dtype = "float32";
+    config.device = "cuda";
+    config.swa_full_tokens_ratio = 0.1;
+    auto engine = load_golden(GetParam(), config);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_GT(engine->config().max_window_tokens, 0);
+    EXPECT_EQ(answers_to_long(*engine), want) << "cold";
+    EXPECT_EQ(answers_to_long(*engine), want) << "warm";
+    EXPECT_GT(engine->stats().cached_tokens_total, 300);
+  };
+  check("a short window pool", {.max_total_tokens = 2000});
+  check("chunks", {.max_total_tokens = 900, .chunked_prefill_size = 7});
+  check("pages", {.max_total_tokens = 1600, .page_size = 16});
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SlidingWindowCuda,
+                         testing::Values("gemma2", "gemma3", "gpt_oss", "mistral_f16"),
                          [](const auto& model) { return model.param; });
 
 // One request at a time, so that every step has the same shapes: the same bits.

@@ -17,16 +17,7 @@ CpuExecutorConfig executor_config(const EngineConfig& c) {
 
 Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
-  return KvPool::create(
-      {.num_layers = info.num_layers,
-       .num_kv_heads = info.num_kv_heads,
-       .head_dim = info.head_dim,
-       .type = type,
-       .num_pages = config.max_total_tokens / config.page_size,
-       .page_size = config.page_size,
-       .num_planes = info.kv_planes,
-       .window_layers = config.max_window_tokens > 0 ? info.window_layers : std::vector<bool>(),
-       .num_window_pages = config.max_window_tokens / config.page_size});
+  return KvPool::create(kv_pool_config(config, info, type));
 }
 
 }  // namespace

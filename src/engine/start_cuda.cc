@@ -77,13 +77,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
   user.random_seed = sizes.random_seed;
   user.max_running_requests = sizes.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.config, resolve(user, out.info, left));
-  ESP_RETURN_IF_ERROR(
-      executor->allocate_kv({.num_layers = out.info.num_layers,
-                             .num_kv_heads = out.info.num_kv_heads,
-                             .head_dim = out.info.head_dim,
-                             .type = type,
-                             .num_pages = out.config.max_total_tokens / out.config.page_size,
-                             .page_size = out.config.page_size}));
+  ESP_RETURN_IF_ERROR(executor->allocate_kv(kv_pool_config(out.config, out.info, type)));
   log_memory(executor->memory(), out.config);
   ESP_RETURN_IF_ERROR(executor->warm_up());
   ESP_RETURN_IF_ERROR(executor->finish_loading());

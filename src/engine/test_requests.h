@@ -98,4 +98,38 @@ inline std::vector<Answer> answers_in_a_crowd(Engine& engine) {
   return answers;
 }
 
+// Conversations over one long beginning, longer than the window and a block of attention; greedy
+// and sampled.
+inline std::vector<GenerateRequest> make_long_requests() {
+  Rng rng(7);
+  std::vector<TokenId> shared;
+  for (int i = 0; i < 110; ++i) shared.push_back(static_cast<TokenId>(3 + rng.below(kVocab - 3)));
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 8; ++i) {
+    const auto kept = static_cast<std::ptrdiff_t>(i % 2 == 0 ? 110 : rng.between(1, 110));
+    GenerateRequest r{.input_ids = {shared.begin(), shared.begin() + kept}};
+    for (auto own = 1 + rng.below(40); own > 0; --own)
+      r.input_ids.push_back(static_cast<TokenId>(3 + rng.below(kVocab - 3)));
+    r.sampling = {.max_new_tokens = static_cast<int32_t>(20 + rng.below(60)),
+                  .temperature = i % 3 == 0 ? 0.8f : 0.0f,
+                  .ignore_eos = true,
+                  .sampling_seed = static_cast<uint64_t>(i)};
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+inline std::vector<std::vector<TokenId>> answers_to_long(Engine& engine) {
+  std::list<Collector> collectors;
+  for (const GenerateRequest& request : make_long_requests())
+    EXPECT_TRUE(engine.submit(request, collectors.emplace_back().sink()));
+  std::vector<std::vector<TokenId>> out;
+  for (Collector& c : collectors) {
+    EXPECT_TRUE(c.wait_end());
+    EXPECT_EQ(c.finish_type(), FinishReason::Type::kLength) << c.result().finish.status.to_string();
+    out.push_back(c.result().output_ids);
+  }
+  return out;
+}
+
 }  // namespace espalier

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "kernels/sampling/cuda.h"
 #include "tensor/cuda/device.h"
+#include "tensor/cuda/range.h"
 
 namespace espalier {
 namespace {
@@ -45,7 +46,8 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
       limits_{
           .max_slots = config.max_slots,
           .max_tokens = config.max_tokens,
-          .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1},
+          .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
+          .window_pages = model_->info().sliding_window > 0},
       mask_words_((model_->info().vocab_size + 31) / 32) {}
 
 // What is in flight still writes to the buffers.
@@ -138,6 +140,7 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
   };
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));
   memory_.kv = kv.bytes();
+  packer_->set_window_pages(!config.window_layers.empty());
   kv_ = std::make_unique<KvPool>(std::move(kv));
   return Status();
 }
@@ -145,8 +148,10 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
 // A prompt of some length, a short one, and one request's decode three times: as it is, recorded,
 // replayed.
 Status CudaExecutor::warm_up() {
-  const int32_t most = std::min(
-      {256, config_.max_tokens, config_.context_length, kv_->view().num_pages * config_.page_size});
+  const bool window_pages = !kv_->config().window_layers.empty();
+  const int32_t pages = window_pages ? kv_->config().num_window_pages : kv_->view().num_pages;
+  const int32_t most =
+      std::min({256, config_.max_tokens, config_.context_length, pages * config_.page_size});
   const auto sampling = std::make_shared<const SamplingSpec>();
   uint64_t step = 0;
   for (const int32_t tokens : {most, 2, 1, 1, 1}) {
@@ -161,6 +166,7 @@ Status CudaExecutor::warm_up() {
     batch.token_ids.assign(static_cast<size_t>(tokens), 0);
     for (int32_t i = 0; i < tokens; ++i) batch.positions.push_back(i);
     for (int32_t i = 0; i < batch.lanes[0].num_pages; ++i) batch.page_tables.push_back(i);
+    if (window_pages) batch.window_page_tables = batch.page_tables;
     launch(batch);
     wait(step);  // half-loaded weights may give logits that are not finite: no matter
     ESP_RETURN_IF_ERROR(lost_);
@@ -169,6 +175,7 @@ Status CudaExecutor::warm_up() {
 }
 
 void CudaExecutor::launch(const ForwardBatch& batch) {
+  const cuda::Range range("launch a step");
   Place& p = place(batch.step);
   p.batch = &batch;
   p.status = lost_.ok() ? enqueue(p) : lost_;
@@ -196,6 +203,7 @@ Status CudaExecutor::enqueue(Place& p) {
 }
 
 Status CudaExecutor::enqueue_forward(Place& p) {
+  const cuda::Range range(p.packed.decode ? "decode" : "prefill");
   return p.packed.decode ? run_decode(p.packed) : run_any(p);
 }
 
@@ -264,6 +272,7 @@ Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, int32_t rows,
 }
 
 Status CudaExecutor::enqueue_sampling(Place& p) {
+  const cuda::Range range("sample");
   if (p.num_samples > 0) {
     const StepArrays& device = packer_->device();
     const bool masked = p.packed.num_masked > 0;
@@ -313,6 +322,7 @@ Status CudaExecutor::copy_results(Place& p) {
 }
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
+  const cuda::Range range("masks");
   Place& p = place(step);
   if (!p.status.ok()) return;
   p.status = copy_masks(p, masks);
@@ -348,6 +358,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   Place& p = place(step);
   ESP_CHECK(p.batch != nullptr && p.batch->step == step, "step {} is not in flight", step);
   if (p.status.ok()) {
+    const cuda::Range range("wait for the device");
     p.status = p.done.synchronize();
     if (!p.status.ok()) lose_device(p.status);
   }
@@ -360,6 +371,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
     }
     return p.result;
   }
+  const cuda::Range range("results");
   const auto seconds = p.done.seconds_since(p.started);
   p.result.forward_seconds = seconds ? *seconds : 0;
   read_results(*p.batch, *slots_, p.logprobs, p.results, p.refused, p.result);

@@ -13,7 +13,7 @@ constexpr int64_t kPageCapacity = 1 << 20;
 }  // namespace
 
 int64_t StepLimits::page_capacity() const {
-  return std::max<int64_t>(kPageCapacity, max_table_pages);
+  return std::max<int64_t>(kPageCapacity, (window_pages ? 2 : 1) * int64_t{max_table_pages});
 }
 
 void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
@@ -30,7 +30,7 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   shared_members = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane);
   shared_places = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane * 2);
   own_begins = arena.take<int32_t>(lanes);
-  runs = arena.take<kernels::cuda::PageTableRun>(lanes);
+  runs = arena.take<kernels::cuda::PageTableRun>((limits.window_pages ? 2 : 1) * lanes);
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
   rows = arena.take<int32_t>(lanes + tokens);
@@ -40,7 +40,8 @@ void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
 
 Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCosts* cascade,
                                       const cuda::Stream& stream) {
-  const int64_t entries = int64_t{limits.max_slots} * limits.max_table_pages;
+  const int64_t entries =
+      (limits.window_pages ? 2 : 1) * int64_t{limits.max_slots} * limits.max_table_pages;
   if (entries > std::numeric_limits<int32_t>::max()) {
     return fail(invalid_argument(
         "{} requests at once with {} pages each need more page table entries than 32 bits count; "
@@ -105,13 +106,25 @@ Status StepPacker::pack_table(const ForwardBatch& batch, const Lane& lane, const
   table = {lane.table_version, lane.num_pages};
   const int32_t count = lane.num_pages - first;
   if (count == 0) return Status();
-  if (num_pages_ + count > limits_.page_capacity()) ESP_RETURN_IF_ERROR(flush_tables(host));
-  std::copy_n(batch.page_tables.begin() + lane.page_begin + first, count, host.pages + num_pages_);
-  host.runs[num_runs_++] = {.begin = int64_t{lane.slot} * limits_.max_table_pages + first,
-                            .source = static_cast<int32_t>(num_pages_),
-                            .count = count};
-  num_pages_ += count;
+  const int32_t kinds = window_pages_ ? 2 : 1;
+  if (num_pages_ + kinds * count > limits_.page_capacity()) {
+    ESP_RETURN_IF_ERROR(flush_tables(host));
+  }
+  const int64_t begin = int64_t{lane.slot} * limits_.max_table_pages + first;
+  const int32_t from = lane.page_begin + first;
+  pack_entries(batch.page_tables.data() + from, count, begin, host);
+  if (window_pages_) {
+    pack_entries(batch.window_page_tables.data() + from, count, table_entries() + begin, host);
+  }
   return Status();
+}
+
+void StepPacker::pack_entries(const PageId* entries, int32_t count, int64_t begin,
+                              const StepArrays& host) {
+  std::copy_n(entries, count, host.pages + num_pages_);
+  host.runs[num_runs_++] = {
+      .begin = begin, .source = static_cast<int32_t>(num_pages_), .count = count};
+  num_pages_ += count;
 }
 
 void StepPacker::pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index,
@@ -215,19 +228,25 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
               .own_begin = device_.own_begins};
   }
   // Of a padded decode step the grids cover every lane; its last lanes have no tokens.
-  return {.ids = device_.ids,
-          .token_slots = device_.token_slots,
-          .slot_tokens = slot_tokens,
-          .lanes = {.query_begin = device_.query_begin,
-                    .prefix_len = device_.prefix_len,
-                    .page_begin = device_.page_begin,
-                    .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
-                    .num_lanes = packed.num_lanes,
-                    .num_tokens = packed.decode ? packed.num_lanes : packed.num_tokens,
-                    .max_query_tokens = packed.max_query_tokens,
-                    .shared = shared},
-          .rows = packed.decode ? nullptr : device_.rows,
-          .num_rows = packed.num_samples + packed.num_input_rows};
+  CudaStep step{.ids = device_.ids,
+                .token_slots = device_.token_slots,
+                .slot_tokens = slot_tokens,
+                .lanes = {.query_begin = device_.query_begin,
+                          .prefix_len = device_.prefix_len,
+                          .page_begin = device_.page_begin,
+                          .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
+                          .num_lanes = packed.num_lanes,
+                          .num_tokens = packed.decode ? packed.num_lanes : packed.num_tokens,
+                          .max_query_tokens = packed.max_query_tokens,
+                          .shared = shared},
+                .rows = packed.decode ? nullptr : device_.rows,
+                .num_rows = packed.num_samples + packed.num_input_rows};
+  if (window_pages_) {
+    step.window_lanes = step.lanes;
+    step.window_lanes.page_tables += table_entries();
+    step.window_lanes.shared = {};
+  }
+  return step;
 }
 
 }  // namespace espalier

@@ -22,6 +22,7 @@ struct StepLimits {
   int32_t max_slots = 0;          // lanes of a step, and slots
   int32_t max_tokens = 0;         // of a step
   int32_t max_table_pages = 0;    // of one sequence
+  bool window_pages = false;      // room for page tables of layers that see a window
   int64_t page_capacity() const;  // new entries of page tables that one copy brings
 };
 
@@ -40,7 +41,7 @@ struct StepArrays {
   int32_t* shared_members = nullptr;                // [L * kRunsOfLane]
   int32_t* shared_places = nullptr;                 // [L * kRunsOfLane * 2]
   int32_t* own_begins = nullptr;                    // [L]
-  kernels::cuda::PageTableRun* runs = nullptr;      // [L]
+  kernels::cuda::PageTableRun* runs = nullptr;      // [L], or [2 L] with the windows'
   int32_t* ids = nullptr;                           // [T]
   int32_t* token_slots = nullptr;                   // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
@@ -70,6 +71,9 @@ class StepPacker {
   static Result<StepPacker> create(const StepLimits& limits, const CascadeCosts* cascade,
                                    const cuda::Stream& stream);
 
+  // Whether batches bring page tables for layers that see a window. REQUIRES room for them.
+  void set_window_pages(bool on) { window_pages_ = on; }
+
   // The smallest number of lanes with a graph that holds `lanes`.
   static int32_t graph_lanes(int32_t lanes, int32_t max_slots);
 
@@ -92,6 +96,10 @@ class StepPacker {
   StepPacker(const StepLimits& limits, const cuda::Stream& stream)
       : limits_(limits), stream_(&stream) {}
   Status pack_table(const ForwardBatch& batch, const Lane& lane, const StepArrays& host);
+  void pack_entries(const PageId* entries, int32_t count, int64_t begin, const StepArrays& host);
+  int64_t table_entries() const {  // of one kind of layers
+    return int64_t{limits_.max_slots} * limits_.max_table_pages;
+  }
   void pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index, const StepArrays& host,
                  PackedStep& packed) const;
   void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
@@ -106,10 +114,12 @@ class StepPacker {
   std::optional<CascadeCosts> cascade_costs_;
   CascadePlan cascade_;
   const cuda::Stream* stream_;
-  cuda::DeviceBuffer block_, tables_;
+  cuda::DeviceBuffer block_;
+  cuda::DeviceBuffer tables_;  // [slots, max_table_pages], then the same of the windows' pages
   StepArrays device_;
   int64_t block_bytes_ = 0;
   std::vector<Table> known_;
+  bool window_pages_ = false;
   int32_t num_runs_ = 0;
   int64_t num_pages_ = 0;
 };
