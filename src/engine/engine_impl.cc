@@ -163,6 +163,13 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
     return fail(invalid_argument(
         "n is {}, but a request of a session has one sample: leave n out, or the session",
         request.sampling.n));
+  if (request.sampling.token_healing && !parts_.tokenizer)
+    return fail(error(StatusCode::kFailedPrecondition,
+                      "token_healing needs a tokenizer, and this engine runs without one "
+                      "(skip_tokenizer_init)"));
+  if (request.sampling.token_healing && request.session)
+    return fail(invalid_argument(
+        "token_healing takes back tokens of the prompt, which a session keeps: leave one out"));
   auto live = std::make_unique<LiveRequest>();
   ESP_ASSIGN_OR_RETURN(live->sampling, resolve_sampling(request, sampling_context_));
   live->awaits_tokens = request.input_ids.empty();
@@ -183,9 +190,11 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->seed =
       request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
-  // What a forced token's probability was is not known without its forward.
-  live->jump_forward =
-      request.sampling.jump_forward && !request.return_logprob && !config_.disable_jump_forward;
+  // A stop string that forced tokens complete would end it before their log-probabilities come.
+  const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
+  live->jump_forward = request.sampling.jump_forward && !config_.disable_jump_forward &&
+                       !(request.return_logprob && may_stop);
+  live->token_healing = request.sampling.token_healing;
   live->logprob_start_len = request.logprob_start_len;
   live->embed = request.embed;
   live->dimensions = request.dimensions;

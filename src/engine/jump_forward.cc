@@ -19,17 +19,6 @@ constexpr size_t kProbesMax = 12;
 
 }  // namespace
 
-JumpForward::JumpForward(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
-  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id)
-    if (!bytes_of(id).empty()) by_bytes_.push_back(id);
-  std::sort(by_bytes_.begin(), by_bytes_.end(),
-            [this](TokenId a, TokenId b) { return bytes_of(a) < bytes_of(b); });
-}
-
-std::string_view JumpForward::bytes_of(TokenId id) const {
-  return tokenizer_.vocab().token_bytes[static_cast<size_t>(id)];
-}
-
 void JumpForward::append_forced(grammar::Matcher& matcher, std::span<const TokenId> output,
                                 std::vector<TokenId>& forced) {
   const std::string bytes = matcher.forced_bytes(kForcedBytesMax);
@@ -87,13 +76,11 @@ size_t JumpForward::num_certain(grammar::Matcher& matcher, size_t num_known) {
 // `certain` is lowered to what each of them leaves. False when there are too many.
 bool JumpForward::limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain) {
   const std::string_view tail = std::string_view(text_).substr(begin);
-  auto it = std::upper_bound(by_bytes_.begin(), by_bytes_.end(), tail,
-                             [this](std::string_view t, TokenId id) { return t < bytes_of(id); });
   size_t probes = 0;
   int refused_byte = -1;  // tokens are sorted: those that go on with it are skipped
-  for (; it != by_bytes_.end() && bytes_of(*it).starts_with(tail); ++it) {
-    const std::string_view rest = bytes_of(*it).substr(tail.size());
-    if (rest.empty() || static_cast<uint8_t>(rest[0]) == refused_byte) continue;
+  for (const TokenId id : tokens_.longer(tail)) {
+    const std::string_view rest = bytes_of(id).substr(tail.size());
+    if (static_cast<uint8_t>(rest[0]) == refused_byte) continue;
     if (!matcher.accept_bytes(rest.substr(0, 1))) {
       refused_byte = static_cast<uint8_t>(rest[0]);
       continue;

@@ -9,15 +9,16 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/tokens_by_bytes.h"
 #include "grammar/grammar.h"
-#include "text/tokenizer/tokenizer.h"
 
 namespace espalier {
 
-// Not thread-safe: it keeps buffers. The tokenizer outlives it.
+// Not thread-safe: it keeps buffers. What it borrows outlives it.
 class JumpForward {
  public:
-  explicit JumpForward(const Tokenizer& tokenizer);
+  JumpForward(const Tokenizer& tokenizer, const TokensByBytes& tokens)
+      : tokenizer_(tokenizer), tokens_(tokens) {}
 
   // Of an output's last so many tokens the boundary's tokens are judged.
   static constexpr size_t kWindowMax = 32;
@@ -35,12 +36,12 @@ class JumpForward {
   bool encode_behind(std::span<const TokenId> output, std::string_view bytes);
   size_t num_certain(grammar::Matcher& matcher, size_t num_known);
   bool limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain);
-  std::string_view bytes_of(TokenId id) const;
+  std::string_view bytes_of(TokenId id) const { return tokens_.bytes_of(id); }
 
   const Tokenizer& tokenizer_;
-  std::vector<TokenId> by_bytes_;  // tokens that have bytes, sorted by them
-  std::string text_;               // the window's bytes and the forced ones
-  std::vector<TokenId> ids_;       // of text_
+  const TokensByBytes& tokens_;
+  std::string text_;          // the window's bytes and the forced ones
+  std::vector<TokenId> ids_;  // of text_
   std::string probe_;
 };
 

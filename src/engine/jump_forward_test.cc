@@ -54,7 +54,8 @@ TEST(JumpForward, ForcesWhatTheWholeTextIsTokenisedTo) {
   const auto tokenizer = load_tokenizer("share/default_model");
   ASSERT_TRUE(tokenizer) << tokenizer.error().to_string();
   const auto trie = std::make_shared<const grammar::TokenTrie>((*tokenizer)->vocab());
-  JumpForward jump(**tokenizer);
+  const TokensByBytes tokens(**tokenizer);
+  JumpForward jump(**tokenizer, tokens);
   size_t num_forced = 0, num_tokens = 0;
   for (const Case& one : cases()) {
     const auto grammar = compile_grammar(one.spec, trie);
@@ -90,7 +91,8 @@ TEST(JumpForward, NothingBehindTokensThatAreNotCanonical) {
   const auto grammar = compile_grammar(
       {.kind = GrammarSpec::Kind::kRegex, .source = "there once was a king(s|dom)"}, trie);
   ASSERT_TRUE(grammar);
-  JumpForward jump(**tokenizer);
+  const TokensByBytes tokens(**tokenizer);
+  JumpForward jump(**tokenizer, tokens);
   grammar::Matcher matcher(*grammar);
   std::vector<TokenId> letters;
   for (const char* letter : {"t", "h", "e"}) {
@@ -179,14 +181,73 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
     }
     EXPECT_EQ(engine->stats().num_steps_total, 0);
   }
-  // Log-probabilities need each token's forward.
+  // Log-probabilities come with the forward behind them: the last token is sampled.
   auto [engine, device] = make_test_engine();
-  const auto answer = engine->generate({.text = "x",
-                                        .sampling = {.max_new_tokens = 200, .regex = "abcd[0-9]ef"},
-                                        .return_logprob = true});
-  ASSERT_TRUE(answer);
-  EXPECT_EQ(answer->output_logprobs.size(), answer->output_ids.size());
-  EXPECT_EQ(answer->stats.forced_tokens, 0);
+  for (const auto& [regex, forced] : {std::pair("abcd[0-9]ef", 5), std::pair("abcd", 3)}) {
+    const auto answer = engine->generate(
+        {.text = "x", .sampling = {.max_new_tokens = 200, .regex = regex}, .return_logprob = true});
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->output_logprobs.size(), answer->output_ids.size());
+    EXPECT_EQ(answer->stats.forced_tokens, forced);
+  }
+  const auto stopping =
+      engine->generate({.text = "x",
+                        .sampling = {.max_new_tokens = 200, .stop = {"cd"}, .regex = "abcd[0-9]ef"},
+                        .return_logprob = true});
+  ASSERT_TRUE(stopping);
+  EXPECT_EQ(stopping->output_logprobs.size(), 4u);
+  EXPECT_EQ(stopping->stats.forced_tokens, 0);
+}
+
+// Real logits: each log-probability is what the whole text has when it is read as a prompt, to the
+// last bit.
+TEST(JumpForward, LogProbabilitiesAreThoseOfEachTokensForward) {
+  const auto same = [](const TokenLogprobs& a, const TokenLogprobs& b) {
+    return a.logprob == b.logprob && a.top == b.top && a.wanted == b.wanted;
+  };
+  for (const bool overlap : {true, false}) {
+    EngineConfig config{.model_path = "share/default_model"};
+    config.max_total_tokens = 2048;
+    config.chunked_prefill_size = overlap ? 0 : 7;
+    config.disable_overlap_schedule = !overlap;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    const auto request_of = [](std::vector<TokenId> ids, int32_t start) {
+      return GenerateRequest{.input_ids = std::move(ids),
+                             .return_logprob = true,
+                             .logprob_start_len = start,
+                             .top_logprobs_num = 3,
+                             .token_ids_logprob = {7, 300}};
+    };
+    std::list<Collector> collectors;
+    std::vector<std::vector<TokenId>> prompts;
+    for (int i = 0; i < 4; ++i) {
+      prompts.push_back({50 + i, 400, 1200 + i, 77});
+      GenerateRequest request = request_of(prompts.back(), i % 2 == 0 ? 0 : -1);
+      request.sampling = {.max_new_tokens = 40 + 5 * i, .temperature = 0.0f};
+      request.sampling.json_schema = kPerson;
+      request.sampling.json_whitespace = "compact";
+      ASSERT_TRUE((*engine)->submit(std::move(request), collectors.emplace_back().sink()));
+    }
+    auto prompt = prompts.begin();
+    for (Collector& c : collectors) {
+      ASSERT_TRUE(c.wait_end());
+      const GenerateResult& got = c.result();
+      EXPECT_GT(got.stats.forced_tokens, 8);
+      const auto length = static_cast<int32_t>(prompt->size());
+      std::vector<TokenId> whole = *prompt++;
+      whole.insert(whole.end(), got.output_ids.begin(), got.output_ids.end());
+      GenerateRequest reading = request_of(whole, length);
+      reading.sampling.max_new_tokens = 0;
+      const auto read = (*engine)->generate(reading);
+      ASSERT_TRUE(read) << read.error().to_string();
+      ASSERT_EQ(read->input_logprobs.size(), got.output_logprobs.size());
+      for (size_t i = 0; i < got.output_logprobs.size(); ++i)
+        EXPECT_TRUE(same(got.output_logprobs[i], read->input_logprobs[i]))
+            << "token " << i << " of " << got.text << ": " << got.output_logprobs[i].logprob
+            << ", read as " << read->input_logprobs[i].logprob;
+    }
+  }
 }
 
 }  // namespace

@@ -23,18 +23,22 @@ struct LiveRequest;
 // comes first and lies together; see prefetch().
 struct Sample {
   LiveRequest* request = nullptr;
-  bool has_news = false;        // it is listed for emission
-  bool finished = false;        // the event is, or was, its last
-  bool return_logprob = false;  // as its request
-  bool in_session = false;      // the same
-  bool has_grammar = false;     // there is a matcher
-  int32_t num_tokens = 0;       // of its output so far
+  bool has_news = false;         // it is listed for emission
+  bool finished = false;         // the event is, or was, its last
+  bool return_logprob = false;   // as its request
+  bool in_session = false;       // the same
+  bool has_grammar = false;      // there is a matcher
+  bool heals = false;            // `healing` is not spelt yet
+  int32_t num_tokens = 0;        // of its output so far
+  int32_t num_logprobs_due = 0;  // of forced tokens, the last so many of the event's
   OutputProcessor output;
   TokenEvent event;                         // what the caller has not heard yet
   SequenceId sequence = 0;                  // 0: the scheduler has not got it
   int32_t num_input_logprobs = 0;           // reported so far
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
   std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
+  int32_t num_forced = 0;                   // of its output; counted with return_logprob
+  std::string healing;                      // text that its output must still begin with
 
   // Ahead of its next token: with hundreds of them each is found in a far cache.
   void prefetch() const {
@@ -56,6 +60,7 @@ struct LiveRequest {
   uint64_t seed = 0;
   bool return_logprob = false;
   bool jump_forward = false;
+  bool token_healing = false;
   int32_t logprob_start_len = -1;
   bool embed = false;
   int32_t dimensions = 0;  // see GenerateRequest

@@ -1,11 +1,13 @@
 #include "engine/loop.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "engine/embedding.h"
+#include "engine/token_healing.h"
 
 namespace espalier {
 namespace {
@@ -128,7 +130,7 @@ void EngineLoop::handle(GrammarMessage& message) {
     sample.has_grammar = true;
   }
   if (request.jump_forward && jump_forward_ == nullptr)
-    jump_forward_ = std::make_unique<JumpForward>(*tokenizer_);
+    jump_forward_ = std::make_unique<JumpForward>(*tokenizer_, tokens_by_bytes());
   start_when_ready(request);
 }
 
@@ -197,6 +199,7 @@ void EngineLoop::start(LiveRequest& request) {
     finish_unscheduled(request, FinishReason::Type::kError, why);
   };
   if (const Status status = join_session(request); !status.ok()) return refuse(status);
+  if (request.token_healing) heal(request);
   if (const Status status = check_prompt(request); !status.ok()) return refuse(status);
   const auto max_new_tokens = resolve_max_new_tokens(
       request.sampling, static_cast<int32_t>(request.prompt_ids.size()), max_sequence_tokens_);
@@ -219,6 +222,25 @@ Status EngineLoop::join_session(LiveRequest& request) {
       abort(*it->second, error(StatusCode::kAborted, "request '{}' was replaced by '{}'",
                                it->second->rid, request.rid));
   return {};
+}
+
+const TokensByBytes& EngineLoop::tokens_by_bytes() {
+  if (tokens_by_bytes_ == nullptr) tokens_by_bytes_ = std::make_unique<TokensByBytes>(*tokenizer_);
+  return *tokens_by_bytes_;
+}
+
+// Takes the prompt's last tokens back; each sample begins with their text.
+void EngineLoop::heal(LiveRequest& request) {
+  std::vector<TokenId>& prompt = request.prompt_ids;
+  const size_t kept = prompt.size() - num_tokens_to_heal(tokens_by_bytes(), prompt);
+  std::string text;
+  for (size_t i = kept; i < prompt.size(); ++i) text += tokens_by_bytes().bytes_of(prompt[i]);
+  prompt.resize(kept);
+  for (Sample& sample : request.samples) {
+    sample.healing = text;
+    sample.heals = !text.empty();
+    sample.output.skip(text);
+  }
 }
 
 Status EngineLoop::check_prompt(const LiveRequest& request) const {
@@ -257,7 +279,7 @@ Status EngineLoop::add_sequence(LiveRequest& request, int32_t index, int32_t max
                       .sampling = std::move(spec),
                       .max_new_tokens = max_new_tokens,
                       .stop_ids = request.sampling.stop_ids,
-                      .has_grammar = sample.matcher.has_value(),
+                      .has_grammar = sample.matcher || !sample.healing.empty(),
                       .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
                       .pooled = pooled_tokens(request),
                       .cache_namespace = request.cache_namespace,
@@ -333,12 +355,25 @@ void EngineLoop::provide_masks(const ForwardBatch& batch) {
 }
 
 // A lane whose sequence has ended meanwhile, or has been given forced tokens, is thrown away:
-// whatever it samples will do. The vocabulary may be smaller than the logits: no token lies beyond.
+// whatever it samples will do, but where the first forced one's log-probability is wanted. The
+// vocabulary may be smaller than the logits: no token lies beyond.
 void EngineLoop::fill_mask(const Lane& lane, std::span<uint32_t> words) {
   const auto it = samples_.find(lane.sequence);
-  const bool live = it != samples_.end() && !it->second->finished && it->second->matcher &&
-                    lane.output_index == it->second->num_tokens;
-  if (!live) {
+  const bool live = it != samples_.end() && !it->second->finished;
+  if (live && it->second->num_logprobs_due > 0 &&
+      lane.output_index == it->second->num_tokens - it->second->num_logprobs_due) {
+    const TokenId token = it->second->event.ids.end()[-it->second->num_logprobs_due];
+    std::ranges::fill(words, 0);
+    words[static_cast<size_t>(token) / 32] |= 1u << (token % 32);
+    return;
+  }
+  if (live && lane.output_index == it->second->num_tokens && !it->second->healing.empty()) {
+    Sample& sample = *it->second;
+    fill_healing_mask(tokens_by_bytes(), sample.healing,
+                      sample.matcher ? &*sample.matcher : nullptr, words);
+    return;
+  }
+  if (!live || !it->second->matcher || lane.output_index != it->second->num_tokens) {
     std::ranges::fill(words, ~0u);
     return;
   }
@@ -367,7 +402,13 @@ std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId 
                               "the grammar needs more states than it may have; simplify it")
                       : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
   }
+  return end_of_grammar(sample, token);
+}
+
+std::optional<FinishReason> EngineLoop::end_of_grammar(Sample& sample, TokenId token) {
+  grammar::Matcher& matcher = *sample.matcher;
   if (!matcher.must_end()) return std::nullopt;
+  const auto& stops = sample.request->sampling.stop_ids;
   FinishReason reason{.type = FinishReason::Type::kStop};
   if (matcher.ended())
     reason.matched = token;
@@ -376,10 +417,46 @@ std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId 
   return reason;
 }
 
+// A token of a sample that spells the prompt's end anew: what it has beyond is the output's.
+std::optional<FinishReason> EngineLoop::advance_healing(Sample& sample, TokenId token) {
+  const std::string_view bytes = tokens_by_bytes().bytes_of(token);
+  const size_t common = std::min(bytes.size(), sample.healing.size());
+  const bool fits = common > 0 && bytes.substr(0, common) == sample.healing.substr(0, common);
+  sample.healing.erase(0, common);
+  sample.heals = !sample.healing.empty();
+  const std::string_view rest = bytes.substr(common);
+  if (!fits || (!rest.empty() && sample.matcher && !sample.matcher->accept_bytes(rest)))
+    return FinishReason{.type = FinishReason::Type::kError,
+                        .status = error(StatusCode::kInternal,
+                                        "token {} does not continue the prompt's end", token)};
+  if (!sample.matcher || rest.empty()) return std::nullopt;
+  return end_of_grammar(sample, token);
+}
+
 void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
   Sample& sample = *samples_.at(id);
-  if (!sample.has_grammar || !sample.request->jump_forward || sample.matcher->ended()) return;
-  jump_forward_->append_forced(*sample.matcher, sample.recent, forced);
+  if (!sample.has_grammar || !sample.request->jump_forward || sample.heals) return;
+  grammar::Matcher& matcher = *sample.matcher;
+  if (matcher.ended()) return;
+  jump_forward_->append_forced(matcher, sample.recent, forced);
+  if (!sample.return_logprob) return;
+  // The token that ends it is sampled: its forward gives the log-probabilities of those before.
+  size_t kept = 0, read = 0;
+  for (; kept < forced.size(); ++kept) {
+    if (!matcher.accept_token(forced[kept])) break;
+    ++read;
+    if (matcher.must_end()) break;
+  }
+  matcher.rollback(read);
+  forced.resize(kept);
+}
+
+void EngineLoop::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {
+  Sample& sample = *samples_.at(id);
+  ESP_CHECK(std::ssize(logprobs) <= sample.num_logprobs_due, "log-probabilities nobody waits for");
+  for (TokenLogprobs& one : logprobs)
+    sample.event.logprobs.end()[-sample.num_logprobs_due--] = std::move(one);
+  list(sample);
 }
 
 void EngineLoop::on_input_logprobs(SequenceId id, int32_t first,
@@ -402,17 +479,21 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   OutputProcessor::Output out = sample.output.push(token);
   sample.event.text += out.text;
   sample.event.ids.push_back(token);
-  if (sample.return_logprob) sample.event.logprobs.push_back(std::move(logprobs));
+  if (sample.return_logprob) {
+    if (stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens))
+      ++sample.num_logprobs_due;
+    sample.event.logprobs.push_back(std::move(logprobs));
+  }
   sample.event.stats = stats;
   if (sample.in_session) sessions_.append(sample.request->id, token);
   ++new_tokens_;
   ++sample.num_tokens;
   list(sample);
-  if (sample.has_grammar) {
+  if (sample.has_grammar || sample.heals) {
     if (sample.recent.size() == 2 * JumpForward::kWindowMax)
       sample.recent.erase(sample.recent.begin(), sample.recent.begin() + JumpForward::kWindowMax);
     sample.recent.push_back(token);
-    auto ended = advance_grammar(sample, token);
+    auto ended = sample.heals ? advance_healing(sample, token) : advance_grammar(sample, token);
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
   }
   return std::move(out.finish);
@@ -441,6 +522,9 @@ void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats&
     sessions_.finish(sample.request->id, reason.type != FinishReason::Type::kError);
   sample.event.text += sample.output.flush();
   sample.event.stats = stats;
+  // It was aborted or failed before their forward: they are not known.
+  for (; sample.num_logprobs_due > 0; --sample.num_logprobs_due)
+    sample.event.logprobs.end()[-sample.num_logprobs_due].logprob = std::nanf("");
   if (reason.type == FinishReason::Type::kAbort)
     ++totals_.num_aborted_total;
   else
@@ -480,6 +564,7 @@ void EngineLoop::emit(Sample& sample) {
   TokenEvent& event = sample.event;
   event.index = static_cast<int32_t>(&sample - request.samples.data());
   sample.has_news = false;
+  if (sample.num_logprobs_due > 0) return;  // they come with the next step
   if (!sample.finished || request.num_unfinished > 1) {
     if (sample.finished) {
       registry_.release_sample();

@@ -73,6 +73,10 @@ class EngineLoop : private SequenceObserver {
   void provide_masks(const ForwardBatch& batch);
   void fill_mask(const Lane& lane, std::span<uint32_t> words);
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
+  std::optional<FinishReason> advance_healing(Sample& sample, TokenId token);
+  std::optional<FinishReason> end_of_grammar(Sample& sample, TokenId token);
+  void heal(LiveRequest& request);
+  const TokensByBytes& tokens_by_bytes();
 
   // SequenceObserver, called inside commit and abort
   void on_input_logprobs(SequenceId id, int32_t first,
@@ -81,6 +85,7 @@ class EngineLoop : private SequenceObserver {
                                        const RequestStats& stats) override;
   void on_token_soon(SequenceId id) const override;
   void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
+  void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
 
@@ -100,7 +105,8 @@ class EngineLoop : private SequenceObserver {
   RequestRegistry& registry_;
   SessionTable& sessions_;
   const Tokenizer* const tokenizer_;
-  std::unique_ptr<JumpForward> jump_forward_;  // made when the first grammar comes
+  std::unique_ptr<TokensByBytes> tokens_by_bytes_;  // made when they are needed first
+  std::unique_ptr<JumpForward> jump_forward_;       // made when the first grammar comes
   SteadyClock clock_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;

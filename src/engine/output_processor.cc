@@ -52,7 +52,7 @@ OutputProcessor::Output OutputProcessor::push(TokenId token) {
     const bool ends = std::binary_search(stop_ids_.begin(), stop_ids_.end(), token);
     if (ends && !no_stop_trim_) return {};
   }
-  std::string text = detokenizer_->push(token);
+  std::string text = without_skipped(detokenizer_->push(token));
   if (!matcher_) return {.text = std::move(text)};
   if (at_length) {
     text.insert(0, matcher_->flush());
@@ -76,7 +76,18 @@ OutputProcessor::Output OutputProcessor::stop_at_special(const std::string& stop
 std::string OutputProcessor::flush() {
   if (!has_text_ || matched_) return {};
   std::string text = matcher_ ? matcher_->flush() : std::string();
-  return text + detokenizer_->flush();
+  return text + without_skipped(detokenizer_->flush());
+}
+
+// Vocabularies that put a space before a text drop it in front of the first word.
+std::string OutputProcessor::without_skipped(std::string text) {
+  if (skip_.empty() || text.empty()) return text;
+  if (!skipping_ && skip_[0] == ' ' && text[0] != ' ') skip_.erase(0, 1);
+  skipping_ = true;
+  const size_t count = std::min(text.size(), skip_.size());
+  skip_.erase(0, count);
+  text.erase(0, count);
+  return text;
 }
 
 }  // namespace espalier

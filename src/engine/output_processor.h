@@ -27,6 +27,10 @@ class OutputProcessor {
   // Before the first push; known only when the prompt is.
   void set_max_new_tokens(int32_t max_new_tokens) { max_new_tokens_ = max_new_tokens; }
 
+  // The text begins with this, which the prompt has already: it is not shown. Before the first
+  // push.
+  void skip(std::string text) { skip_ = std::move(text); }
+
   struct Output {
     std::string text;                    // to show now
     std::optional<FinishReason> finish;  // a stop string or regex matched: no token may follow
@@ -40,10 +44,13 @@ class OutputProcessor {
   OutputProcessor() = default;
   const std::string* special_stop(TokenId token) const;
   Output stop_at_special(const std::string& stop);
+  std::string without_skipped(std::string text);
 
   bool has_text_ = false;
   bool no_stop_trim_ = false;
   bool matched_ = false;
+  bool skipping_ = false;  // part of it is skipped
+  std::string skip_;       // what is left of it
   int32_t max_new_tokens_ = 0, num_tokens_ = 0;
   std::vector<TokenId> stop_ids_;  // sorted
   // Stop strings that are the name of a special token, which the text may not show.

@@ -298,6 +298,17 @@ TEST_F(EndToEnd, GrammarsAreCompiledAheadAndForceTokens) {
                                 "jump_forward":false}})");
   EXPECT_THAT(answer.body, HasSubstr(R"("text":"a)"));
   EXPECT_THAT(answer.body, Not(HasSubstr("forced_tokens")));
+  // Tokens of one byte: there is nothing to heal, and the text begins behind the prompt.
+  answer = post("/generate", R"({"text":"xy","sampling_params":{"regex":"abc[0-9]",
+                                "token_healing":true}})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr(R"("text":"abc)"));
+  answer = post("/v1/completions", R"({"prompt":"xy","max_tokens":3,"token_healing":true})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  answer = post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}],
+                                            "token_healing":true})");
+  EXPECT_EQ(answer.status, 400) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr("continue_final_message"));
 }
 
 TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {

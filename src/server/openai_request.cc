@@ -64,6 +64,8 @@ void append_common(Fields<T>& fields) {
   sampling("json_whitespace", "compact, bounded or any, where the text is held to JSON",
            &S::json_whitespace);
   sampling("jump_forward", "false: sample every token, forced ones too", &S::jump_forward);
+  sampling("token_healing", "generate the prompt's last tokens anew where longer ones fit",
+           &S::token_healing);
   fields.push_back(custom<T>("response_format", R"({"type":"object"})",
                              "text, json_object, json_schema or structural_tag",
                              [](const Json& value, std::string_view where, T& out) {
@@ -476,6 +478,11 @@ Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
                                request.tool_choice == ChatRequest::ToolChoice::kNamed;
   if (asks_for_a_call && request.tools == nullptr) {
     return fail(invalid_argument("tool_choice asks for a call, but there are no tools"));
+  }
+  if (request.sampling.token_healing && !request.continue_final_message) {
+    return fail(
+        invalid_argument("token_healing is for prompts that an answer goes on from: a chat's needs "
+                         "continue_final_message"));
   }
   return request;
 }

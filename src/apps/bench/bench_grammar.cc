@@ -100,7 +100,8 @@ class GrammarBench {
         whitespace_(whitespace),
         replays_(replays),
         rng_(seed),
-        jump_(*vocab.tokenizer) {
+        tokens_(*vocab.tokenizer),
+        jump_(*vocab.tokenizer, tokens_) {
     words_.resize(static_cast<size_t>(vocab.trie->words_per_mask()));
     for (TokenId id = 0; id < vocab.trie->vocab_size(); ++id) {
       const std::string_view bytes = vocab.trie->bytes(id);
@@ -259,6 +260,7 @@ class GrammarBench {
   const grammar::Whitespace whitespace_;
   const int replays_;
   Rng rng_;
+  const TokensByBytes tokens_;
   JumpForward jump_;
   std::vector<uint32_t> words_;
   std::unordered_map<std::string_view, TokenId> ids_;

@@ -172,7 +172,8 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
   }
   for (size_t i = 0; i < lane.input_logprob_targets.size(); ++i) {
     const auto p = static_cast<size_t>(lane.prefix_len + lane.input_logprob_begin) + i;
-    ESP_CHECK(p + 1 < known.prompt_len && lane.input_logprob_targets[i] == known.tokens[p + 1]);
+    while (p + 1 >= known.tokens.size()) learn(known, lane.input_logprob_targets[i]);  // forced
+    ESP_CHECK(lane.input_logprob_targets[i] == known.tokens[p + 1]);
     result.input_logprobs.push_back(
         {.logprob = fake_logprob(known.digests[p + 1], known.tokens[p + 1])});
   }

@@ -63,6 +63,7 @@ Status Scheduler::Impl::add(SequenceSpec spec) {
   sequence.next_logprob = spec.logprob_start_len < 0
                               ? sequence.prompt_len
                               : std::clamp(spec.logprob_start_len, 1, sequence.prompt_len);
+  sequence.logprob_end = sequence.prompt_len;
   sequence.spec = std::move(spec);
   sequence.stats.prompt_tokens = sequence.prompt_len;
   sequence.stats.arrived = sequence.spec.arrived;

@@ -72,8 +72,15 @@ class SequenceObserver {
   // Asked after an output token that has not ended the sequence, and (of one with a grammar) when
   // it is added, which may so end before it has run: appends to `forced` the tokens that must
   // follow. They are taken as output at once (on_token for each), and computed together in the
-  // sequence's next lane; what a lane in flight samples for it is dropped.
+  // sequence's next lane; what a lane in flight samples for it is dropped. Where the sampling has
+  // return_logprob none of them may end the sequence (those that do by length or as a stop token
+  // are left out here), and their log-probabilities, which on_token does not bring, come later.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
+
+  // Log-probabilities of the next so many forced tokens, with return_logprob; before the on_token
+  // that follows the forced ones. A lane in flight whose first forced token was not known is asked
+  // for it: its mask must allow that token alone.
+  virtual void on_forced_logprobs(SequenceId, std::vector<TokenLogprobs>&&) {}
 
   // The vector of a sequence whose spec says `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}

@@ -61,6 +61,8 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
       if (lane.prefix_len < sequence.prefill_end) share_prefix(sequence);
       if (lane.sample) {
         const bool stale = committed_step <= sequence.stale_step;
+        if (stale && sequence.spec.sampling->return_logprob)
+          observer.on_forced_logprobs(sequence.spec.id, {TokenLogprobs(result.logprobs)});
         if (!stale && take_token(sequence, result.token, TokenLogprobs(result.logprobs)))
           take_forced(sequence);
       } else if (sequence.spec.max_new_tokens == 0 &&
@@ -82,8 +84,17 @@ void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const Lane& lane,
                                           const LaneResult& result) {
   if (lane.input_logprob_begin < 0) return;
   ESP_CHECK(result.input_logprobs.size() == lane.input_logprob_targets.size());
-  observer.on_input_logprobs(sequence.spec.id, lane.prefix_len + lane.input_logprob_begin + 1,
-                             std::vector<TokenLogprobs>(result.input_logprobs));
+  const int32_t first = lane.prefix_len + lane.input_logprob_begin + 1;
+  const auto forced_begin =
+      result.input_logprobs.begin() +
+      std::clamp<std::ptrdiff_t>(sequence.prompt_len - first, 0, std::ssize(result.input_logprobs));
+  if (forced_begin != result.input_logprobs.begin())
+    observer.on_input_logprobs(
+        sequence.spec.id, first,
+        std::vector<TokenLogprobs>(result.input_logprobs.begin(), forced_begin));
+  if (forced_begin != result.input_logprobs.end())
+    observer.on_forced_logprobs(
+        sequence.spec.id, std::vector<TokenLogprobs>(forced_begin, result.input_logprobs.end()));
 }
 
 void Scheduler::Impl::share_prefix(Sequence& sequence) {
@@ -123,17 +134,40 @@ bool Scheduler::Impl::append_token(Sequence& sequence, TokenId token, TokenLogpr
   return false;
 }
 
+// Where log-probabilities are wanted the last token is sampled, so that its lane gives those of the
+// forced ones before it.
+void Scheduler::Impl::ask_for_forced(const Sequence& sequence) {
+  forced.clear();
+  observer.on_forced(sequence.spec.id, forced);
+  if (!sequence.spec.sampling->return_logprob) return;
+  const int32_t room = sequence.spec.max_new_tokens - sequence.num_outputs() - 1;
+  if (std::ssize(forced) > room) forced.resize(static_cast<size_t>(std::max(room, 0)));
+  const std::vector<TokenId>& stops = sequence.spec.stop_ids;
+  const auto is_stop = [&](TokenId id) {
+    return std::binary_search(stops.begin(), stops.end(), id);
+  };
+  forced.erase(std::find_if(forced.begin(), forced.end(), is_stop), forced.end());
+}
+
+// Before the forced tokens are taken. The lane in flight, if any, gives the first of them.
+void Scheduler::Impl::want_forced_logprobs(Sequence& sequence, int32_t num_in_flight) {
+  if (!sequence.spec.sampling->return_logprob) return;
+  if (sequence.next_logprob >= sequence.logprob_end)
+    sequence.next_logprob = sequence.num_tokens() + num_in_flight;
+  sequence.logprob_end = sequence.num_tokens() + static_cast<int32_t>(forced.size());
+}
+
 // Jump forward: what must follow is output already, and its keys and values are computed together
 // in the next lane. The lane in flight, whose sample comes too late, has computed the token before.
 void Scheduler::Impl::take_forced(Sequence& sequence) {
-  forced.clear();
-  observer.on_forced(sequence.spec.id, forced);
+  ask_for_forced(sequence);
   if (forced.empty()) return;
   const bool has_lane = in_flight(sequence);
   const auto saved = static_cast<int32_t>(forced.size()) - (has_lane ? 1 : 0);
   sequence.stats.forwards_saved += saved;
   stats.forwards_saved += saved;
   if (has_lane) sequence.stale_step = sequence.last_step;
+  want_forced_logprobs(sequence, has_lane ? 1 : 0);
   for (const TokenId token : forced) {
     ++sequence.stats.forced_tokens;
     ++stats.forced_tokens;
@@ -148,8 +182,8 @@ void Scheduler::Impl::take_forced(Sequence& sequence) {
 // sequence may end with it.
 bool Scheduler::Impl::take_first_forced(Sequence& sequence) {
   if (!sequence.spec.has_grammar || sequence.spec.max_new_tokens == 0) return true;
-  forced.clear();
-  observer.on_forced(sequence.spec.id, forced);
+  ask_for_forced(sequence);
+  if (!forced.empty()) want_forced_logprobs(sequence, 0);
   now = clock.now();
   for (const TokenId token : forced) {
     ++sequence.stats.forced_tokens;

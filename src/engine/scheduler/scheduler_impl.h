@@ -136,6 +136,8 @@ struct Scheduler::Impl {
   void observe_time(const ForwardBatch& batch, double seconds);
   bool take_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);  // goes on
   void take_forced(Sequence& sequence);
+  void ask_for_forced(const Sequence& sequence);  // into `forced`
+  void want_forced_logprobs(Sequence& sequence, int32_t num_in_flight);
   bool take_first_forced(Sequence& sequence);  // false: it has ended
   bool append_token(Sequence& sequence, TokenId token, TokenLogprobs&& logprobs);
   void tell_finish(Sequence& sequence, FinishReason reason);

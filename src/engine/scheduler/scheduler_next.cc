@@ -188,7 +188,6 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
     sequence.needs_slot_init = false;
   }
   const int32_t begin = sequence.num_launched, end = begin + num_query_tokens;
-  const bool was_prefilling = sequence.prefilling();
   Lane& lane = batch.lanes.emplace_back();
   lane.slot = sequence.slot;
   lane.num_query_tokens = num_query_tokens;
@@ -215,7 +214,7 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
   if (lane.sample) ++sequence.num_samples_launched;
-  if (was_prefilling) add_input_logprob_targets(lane, sequence);
+  add_input_logprob_targets(lane, sequence);
   if (sequence.spec.pooled == PooledTokens::kNone) return;
   lane.pooled_end = end == sequence.prefill_end;
   if (sequence.spec.pooled == PooledTokens::kAll)
@@ -224,9 +223,9 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
     lane.pooled_begin = num_query_tokens - 1;
 }
 
-// The token at prompt position p is judged by the logits of position p - 1.
+// The token at position p is judged by the logits of position p - 1.
 void Scheduler::Impl::add_input_logprob_targets(Lane& lane, Sequence& sequence) const {
-  const int32_t end = std::min(sequence.num_launched + 1, sequence.prompt_len);
+  const int32_t end = std::min(sequence.num_launched + 1, sequence.logprob_end);
   if (sequence.next_logprob >= end) return;
   lane.input_logprob_begin = sequence.next_logprob - 1 - lane.prefix_len;
   lane.input_logprob_targets.assign(sequence.tokens.begin() + sequence.next_logprob,

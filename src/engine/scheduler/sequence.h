@@ -47,7 +47,9 @@ struct alignas(64) Sequence {
   int32_t num_launched = 0;          // the same, with those in flight
   int32_t num_samples_launched = 0;  // output tokens, with those in flight
   int32_t prefill_end = 0;           // tokens.size() when it was admitted
-  int32_t next_logprob = 0;          // first prompt position whose log-probability is still to come
+  // Positions [next_logprob, logprob_end), of the prompt or forced, still need a lane that gives
+  // their log-probabilities.
+  int32_t next_logprob = 0, logprob_end = 0;
   // Moves when entries of its table, not only its length, may have changed.
   uint64_t table_version = 0;
   uint64_t last_step = 0;         // launched with it
@@ -108,12 +110,12 @@ struct alignas(64) Sequence {
   }
 
   // How many tokens may come from the cache. The last one's logits are wanted; and so are those of
-  // the position before each prompt position whose log-probability is; and of every token that is
+  // the position before each position whose log-probability is; and of every token that is
   // pooled the state is, which no cache holds.
   int32_t match_limit() const {
     if (spec.pooled == PooledTokens::kAll) return 0;
     const int32_t most = num_tokens() - 1;
-    return next_logprob < prompt_len ? std::min(most, std::max(next_logprob - 1, 0)) : most;
+    return next_logprob < logprob_end ? std::min(most, std::max(next_logprob - 1, 0)) : most;
   }
 };
 

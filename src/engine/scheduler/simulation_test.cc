@@ -33,6 +33,9 @@ struct Client {
 
   std::vector<TokenId> outputs;
   std::map<int32_t, float> input_logprobs;
+  std::vector<float> logprobs;  // of outputs
+  int num_due = 0;              // of forced outputs, not known yet: the last of them
+  int32_t num_forced = 0;       // of outputs
   int num_ends = 0;
   FinishReason reason;
 };
@@ -175,6 +178,12 @@ class Simulation final : public SequenceObserver {
     EXPECT_EQ(client.num_ends, 0);
     EXPECT_FALSE(client.aborted);
     EXPECT_LE(logprobs.logprob, 0.0f);
+    const bool forced = stats.forced_tokens > std::exchange(client.num_forced, stats.forced_tokens);
+    if (client.spec.sampling->return_logprob) {
+      EXPECT_TRUE(forced || client.num_due == 0);
+      client.num_due += forced ? 1 : 0;
+      client.logprobs.push_back(forced ? 1.0f : logprobs.logprob);
+    }
     client.outputs.push_back(token);
     EXPECT_EQ(stats.completion_tokens, static_cast<int32_t>(client.outputs.size()));
     if (client.stop_at != static_cast<int32_t>(client.outputs.size())) return std::nullopt;
@@ -187,6 +196,9 @@ class Simulation final : public SequenceObserver {
     auto count = static_cast<int32_t>(rng_.between(0, 9));
     if (client.fail_at >= 0)
       count = std::min(count, client.fail_at - static_cast<int32_t>(client.outputs.size()));
+    const bool logprobs = client.spec.sampling->return_logprob;
+    const auto num_outputs = static_cast<int32_t>(client.outputs.size());
+    if (logprobs && client.stop_at > 0) count = std::min(count, client.stop_at - num_outputs - 1);
     uint64_t digest = fake_first_digest(client.cache_namespace);
     for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
     for (const TokenId token : client.outputs) digest = fake_digest(digest, token);
@@ -194,6 +206,12 @@ class Simulation final : public SequenceObserver {
       forced.push_back(fake_token(digest));
       digest = fake_digest(digest, forced.back());
     }
+  }
+  void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override {
+    Client& client = *clients_.at(id);
+    ASSERT_LE(std::ssize(logprobs), client.num_due);
+    for (const TokenLogprobs& one : logprobs)
+      client.logprobs[client.logprobs.size() - static_cast<size_t>(client.num_due--)] = one.logprob;
   }
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override {
     Client& client = *clients_.at(id);
@@ -244,11 +262,12 @@ class Simulation final : public SequenceObserver {
     client.spec.arrived = clock_.now();
     client.jumps = rng_.below(3) == 0;
     const int num_samples = rng_.below(5) == 0 ? 4 : 1;
-    const bool has_penalties = rng_.below(3) == 0;
+    const bool has_penalties = rng_.below(3) == 0, has_logprobs = rng_.below(2) == 0;
     for (int i = 0; i < num_samples; ++i) {
       SamplingSpec sampling;
       sampling.seed = client.spec.id = clients_.size() + 1;
       if (has_penalties) sampling.presence_penalty = 0.5f;
+      sampling.return_logprob = has_logprobs;
       client.spec.sampling = std::make_shared<SamplingSpec>(sampling);
       clients_[client.spec.id] = std::make_unique<Client>(client);
       executor_->expect(sampling.seed, client.cache_namespace, prompt, client.fail_at);
@@ -325,7 +344,21 @@ class Simulation final : public SequenceObserver {
         ASSERT_TRUE(
             std::equal(client->outputs.begin(), client->outputs.end(), expected.outputs.begin()));
       }
-      check_input_logprobs(*client, aborted || expected.type == FinishReason::Type::kError);
+      const bool may_lack = aborted || expected.type == FinishReason::Type::kError;
+      check_input_logprobs(*client, may_lack);
+      check_logprobs(*client, may_lack);
+    }
+  }
+
+  void check_logprobs(const Client& client, bool may_lack) {
+    if (!client.spec.sampling->return_logprob) return;
+    ASSERT_EQ(client.logprobs.size(), client.outputs.size());
+    ASSERT_TRUE(client.num_due == 0 || may_lack);
+    uint64_t digest = fake_first_digest(client.cache_namespace);
+    for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
+    for (size_t i = 0; i + static_cast<size_t>(client.num_due) < client.outputs.size(); ++i) {
+      ASSERT_EQ(client.logprobs[i], fake_logprob(digest, client.outputs[i])) << "output " << i;
+      digest = fake_digest(digest, client.outputs[i]);
     }
   }
 
