@@ -139,7 +139,7 @@ bool Scheduler::Impl::append_token(Sequence& sequence, TokenId token, TokenLogpr
 void Scheduler::Impl::ask_for_forced(const Sequence& sequence) {
   forced.clear();
   observer.on_forced(sequence.spec.id, forced);
-  if (!sequence.spec.sampling->return_logprob) return;
+  if (forced.empty() || !sequence.spec.sampling->return_logprob) return;
   const int32_t room = sequence.spec.max_new_tokens - sequence.num_outputs() - 1;
   if (std::ssize(forced) > room) forced.resize(static_cast<size_t>(std::max(room, 0)));
   const std::vector<TokenId>& stops = sequence.spec.stop_ids;
