@@ -53,6 +53,8 @@ EngineLoop::~EngineLoop() {
   thread_.join();
 }
 
+void EngineLoop::push(Message message) { inbox_.push(std::move(message)); }
+
 // One turn commits the step before and leaves the next one running; the executor is waited for
 // once, while it has work. A step's masks are computed when the tokens before it are known and
 // while its forward runs.

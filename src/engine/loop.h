@@ -34,7 +34,7 @@ class EngineLoop : private SequenceObserver {
              const Tokenizer* tokenizer);
   ~EngineLoop();  // aborts what is there, tells their callers, joins
 
-  void push(Message message) { inbox_.push(std::move(message)); }
+  void push(Message message);
   EngineStats stats() const;
 
   // Tokens that a prompt and its output share: the context, or the pool where that is less.
