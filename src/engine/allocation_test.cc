@@ -2,6 +2,7 @@
 // to the wait for the next, with a tokenizer and callers that read their events.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 
@@ -13,7 +14,8 @@ namespace {
 
 constexpr int kRunning = 32, kTokens = 400;
 
-// Answers at once; counts what the loop allocates between two of its waits.
+// Answers at once, from when all requests are in; counts what the loop allocates between two of its
+// waits.
 class CountingExecutor final : public Executor {
  public:
   void launch(const ForwardBatch& batch) override {
@@ -26,6 +28,7 @@ class CountingExecutor final : public Executor {
   }
   void provide_masks(uint64_t, const MaskView&) override {}
   const StepResult& wait(uint64_t step) override {
+    all_in.wait(false);
     num_steady_ = steady_ ? num_steady_ + 1 : 0;
     // Its tables and buffers have grown to their size by then.
     if (num_steady_ > 50 && num_steady_ < 200) {
@@ -36,6 +39,7 @@ class CountingExecutor final : public Executor {
     return results_[step % kMaxInFlight];
   }
 
+  std::atomic<bool> all_in{false};
   std::atomic<int> num_counted{0};
   std::atomic<int64_t> num_allocations{0};
 
@@ -73,8 +77,10 @@ TEST(Allocation, SteadyDecodeAllocatesNothing) {
       ++num_ended;
       changed.notify_one();
     });
-    ASSERT_TRUE(rid);
+    EXPECT_TRUE(rid);
   }
+  counts.all_in = true;
+  counts.all_in.notify_all();
   std::unique_lock lock(mutex);
   ASSERT_TRUE(
       changed.wait_for(lock, std::chrono::seconds(30), [&] { return num_ended == kRunning; }));
