@@ -190,7 +190,8 @@ class Mapper {
     const std::string name =
         family_ != nullptr ? family_->name_of(tensor.name) : std::string(tensor.name);
     if (name.find("{}") != std::string::npos) return add_experts(tensor, name);
-    if (tensor.name.ends_with(".attn_k_b.weight") || tensor.name.ends_with(".attn_v_b.weight")) {
+    if (family_ != nullptr &&
+        (tensor.name.ends_with(".attn_k_b.weight") || tensor.name.ends_with(".attn_v_b.weight"))) {
       latents_.push_back(&tensor);
       return {};
     }

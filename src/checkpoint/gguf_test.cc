@@ -103,6 +103,22 @@ TEST(Gguf, AFolderWithAGgufAndASplitModel) {
   EXPECT_NE(checkpoint.find("model.layers.0.mlp.up_proj.weight"), nullptr);
 }
 
+// Names that mean something in one architecture alone, as DeepSeek's latents, are names elsewhere.
+TEST(Gguf, AFileOfNoKnownArchitectureKeepsItsNames) {
+  TempFolder folder;
+  GgufWriter writer;
+  writer.string("general.architecture", "unheard-of")
+      .tensor("blk.0.attn_k_b.weight", 0, {2, 2, 2}, floats(8))
+      .tensor("blk.0.attn_v_b.weight", 0, {2, 2, 2}, floats(8));
+  std::vector<GgufFile> files;
+  files.push_back(GgufFile::open(folder.write("x.gguf", writer.bytes())).value());
+  const auto tensors = gguf_tensors(files);
+  ASSERT_TRUE(tensors) << tensors.error().to_string();
+  ASSERT_EQ(tensors->size(), 2u);
+  EXPECT_EQ((*tensors)[0].name, "blk.0.attn_k_b.weight");
+  EXPECT_EQ((*tensors)[1].name, "blk.0.attn_v_b.weight");
+}
+
 TEST(Gguf, RotationFactorsBecomeTheScalingThatMakesThem) {
   TempFolder folder;
   // Pairs of wavelength 6.3 (below 32 / 4), above 32 / 1, and of theta 5000, two pairs a head.
