@@ -1,9 +1,11 @@
 #include "net/http_server.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <thread>
 
@@ -499,6 +501,31 @@ TEST_F(HttpServerTest, StopGivesUpAfterItsTimeout) {
   EXPECT_TRUE(left_.wait(0s));
   busy.read_to_end();
   EXPECT_TRUE(busy.at_end());
+}
+
+// A fuzzer's clock signals the thread that waits for an answer: that is no end of the connection.
+TEST_F(HttpServerTest, ASignalDoesNotEndAClientsWait) {
+  start();
+  struct sigaction caught {
+  }, before{};
+  caught.sa_handler = [](int) {};  // without SA_RESTART
+  ASSERT_EQ(sigaction(SIGUSR1, &caught, &before), 0);
+  TestSocket socket(port());
+  ASSERT_TRUE(socket.write("GET /waits HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
+  ASSERT_TRUE(arrived_.wait());
+  std::thread signals([&, waiting_thread = pthread_self()] {
+    for (int i = 0; i < 50; ++i) {
+      pthread_kill(waiting_thread, SIGUSR1);
+      std::this_thread::sleep_for(1ms);
+    }
+    std::lock_guard lock(mutex_);
+    waiting_->send(HttpResponse::text(200, "at last"));
+  });
+  const std::string answer = socket.read_to_end();
+  signals.join();
+  sigaction(SIGUSR1, &before, nullptr);
+  EXPECT_TRUE(socket.at_end());
+  EXPECT_TRUE(answer.ends_with("at last")) << answer;
 }
 
 TEST_F(HttpServerTest, ABusyPortIsNamed) {

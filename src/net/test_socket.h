@@ -1,4 +1,5 @@
-// A raw client for tests: writes any bytes, reads what comes.
+// A raw client for tests: writes any bytes, reads what comes. A signal that interrupts a wait (a
+// fuzzer's clock sends one every few seconds) is not taken for the connection's end.
 #pragma once
 
 #include <arpa/inet.h>
@@ -7,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -31,7 +33,8 @@ class TestSocket {
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ||
+                 (errno == EINTR && connected_after_signal());
   }
   TestSocket(TestSocket&& other) noexcept : fd_(other.fd_), connected_(other.connected_) {
     other.fd_ = -1;
@@ -50,6 +53,7 @@ class TestSocket {
   bool write(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return false;
       bytes.remove_prefix(static_cast<size_t>(n));
     }
@@ -66,9 +70,13 @@ class TestSocket {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           deadline - std::chrono::steady_clock::now());
       pollfd p{fd_, POLLIN, 0};
-      if (left.count() <= 0 || ::poll(&p, 1, static_cast<int>(left.count())) <= 0) break;
+      if (left.count() <= 0) break;
+      const int ready = ::poll(&p, 1, static_cast<int>(left.count()));
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready <= 0) break;
       char chunk[16 << 10];
       const ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
+      if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
         at_end_ = true;
         break;
@@ -83,6 +91,17 @@ class TestSocket {
   bool at_end() const { return at_end_; }
 
  private:
+  // An interrupted connect() goes on by itself.
+  bool connected_after_signal() {
+    pollfd p{fd_, POLLOUT, 0};
+    while (::poll(&p, 1, -1) < 0) {
+      if (errno != EINTR) return false;
+    }
+    int problem = 0;
+    socklen_t size = sizeof problem;
+    return ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &problem, &size) == 0 && problem == 0;
+  }
+
   int fd_ = -1;
   bool connected_ = false;
   bool at_end_ = false;
