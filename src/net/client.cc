@@ -302,6 +302,9 @@ Result<Url> Url::parse(std::string_view text) {
     url.port = 443;
   } else if (rest.starts_with("http://")) {
     rest.remove_prefix(7);
+  } else if (rest.find("://") < rest.find('/')) {
+    return fail(
+        invalid_argument("bad URL \"{}\": expected http://host:port or https://host:port", text));
   }
   const std::string_view authority = rest.substr(0, rest.find('/'));
   url.path = rest.substr(authority.size());

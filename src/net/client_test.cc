@@ -73,7 +73,7 @@ TEST(Url, Parses) {
     EXPECT_EQ(url->path, c.path);
   }
   for (const char* bad :
-       {"", "http://", "http://a:b", "http://a:0", "http://a:70000", "http://[::1"}) {
+       {"", "http://", "ftp://a", "http://a:b", "http://a:0", "http://a:70000", "http://[::1"}) {
     EXPECT_FALSE(Url::parse(bad)) << bad;
   }
   EXPECT_TRUE(Url::parse("https://a")->is_https);
