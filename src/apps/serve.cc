@@ -38,7 +38,7 @@ void log_plan(const Engine& engine) {
       "context={} threads={} max_running={} chunk={} policy={} radix_cache={}",
       config.model_path.string(), engine.model_info().architecture,
       static_cast<double>(engine.model_info().num_parameters) / 1e6,
-      static_cast<double>(stats.weight_bytes) / kMiB, stats.kv_tokens_total,
+      static_cast<double>(stats.weight_bytes) / kMiB, config.max_total_tokens,
       static_cast<double>(stats.kv_bytes) / kMiB, engine.context_length(), config.num_threads,
       config.max_running_requests, config.chunked_prefill_size, config.schedule_policy,
       config.disable_radix_cache ? "off" : "on");
