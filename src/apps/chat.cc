@@ -92,7 +92,7 @@ Status answer(Engine& engine, Conversation& conversation, const SamplingParams& 
     return answer.error();
   }
   fmt::print("\n");
-  if (!quiet) fmt::print(stderr, "[{}]\n", speed_line(*answer));
+  if (!quiet) note(fmt::format("[{}]\n", speed_line(*answer)));
   conversation.add("assistant", answer->text);
   clear_interrupt();
   return {};
@@ -117,7 +117,7 @@ int converse(Engine& engine, Conversation& conversation, const SamplingParams& s
     } else if (*line == "/help") {
       fmt::print("{}", kHelp);
     } else if (line->starts_with("/")) {
-      fmt::print(stderr, "there is no command {}; /help lists them\n", *line);
+      note(fmt::format("there is no command {}; /help lists them\n", *line));
     } else if (Status status = answer(engine, conversation, sampling, *line, quiet); !status.ok()) {
       exit_code = report(status, kExitFailure);
     }

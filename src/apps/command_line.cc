@@ -1,7 +1,10 @@
 #include "apps/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
 #include <map>
 
 namespace espalier::apps {
@@ -77,8 +80,21 @@ Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
 
 }  // namespace
 
+void note(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
+Status write_file(const std::filesystem::path& path, std::string_view text, WriteMode mode) {
+  errno = 0;
+  std::ofstream out(
+      path, std::ios::binary | (mode == WriteMode::kAppend ? std::ios::app : std::ios::trunc));
+  out << text;
+  out.close();
+  if (out) return {};
+  return error(StatusCode::kUnavailable, "{} could not be written: {}", path.string(),
+               std::strerror(errno != 0 ? errno : EIO));
+}
+
 int report(const Status& status, int exit_code) {
-  fmt::print(stderr, "error: {}\n", status.message());
+  note(fmt::format("error: {}\n", status.message()));
   return exit_code;
 }
 

@@ -1,8 +1,10 @@
 // From argv to settings: flags over environment over file over defaults.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/settings.h"
@@ -28,6 +30,16 @@ struct CommandLine {
 std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
                                       const SettingTable& known_elsewhere,
                                       const std::vector<std::string>& args);
+
+// Text to standard error. What is told there is a courtesy: where it cannot be written (fmt::print
+// would throw), the work goes on.
+void note(std::string_view text);
+
+enum class WriteMode { kReplace, kAppend };
+
+// Writes a file that a flag names. A failure tells the system's reason: no space is left, say.
+Status write_file(const std::filesystem::path& path, std::string_view text,
+                  WriteMode mode = WriteMode::kReplace);
 
 // "error: MESSAGE" to standard error; returns `exit_code`.
 int report(const Status& status, int exit_code);

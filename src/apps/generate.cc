@@ -57,7 +57,7 @@ int run_generate(const std::vector<std::string>& args) {
   const Result<StreamedAnswer> answer = stream(**engine, std::move(request), print_now);
   if (!answer) return report(answer.error(), kExitFailure);
   print_now("\n");
-  if (!quiet) fmt::print(stderr, "[{}]\n", speed_line(*answer));
+  if (!quiet) note(fmt::format("[{}]\n", speed_line(*answer)));
   return answer->interrupted ? 128 + 2 : kExitOk;
 }
 

@@ -1,8 +1,11 @@
 // espalier COMMAND: finds the command and hands its arguments over.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "apps/command_line.h"
@@ -95,14 +98,35 @@ int run_grammar(const std::vector<std::string>& args) {
   return dispatch("espalier grammar", grammar_commands(), args);
 }
 
+int run(const std::vector<std::string>& args) {
+  if (!args.empty() && args[0] == "--version") {
+    fmt::print("espalier {}\n", ESPALIER_VERSION);
+    return kExitOk;
+  }
+  return dispatch("espalier", commands(), args);
+}
+
+// A full disk, say: from output that is cut short nobody could tell. `why` is 0 where the write
+// that failed lies back.
+int not_written(int why) {
+  return report(error(StatusCode::kUnavailable, "standard output could not be written{}{}",
+                      why != 0 ? ": " : "", why != 0 ? std::strerror(why) : ""),
+                kExitFailure);
+}
+
 }  // namespace
 }  // namespace espalier::apps
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> args(argv + 1, argv + argc);
-  if (!args.empty() && args[0] == "--version") {
-    fmt::print("espalier {}\n", ESPALIER_VERSION);
-    return espalier::apps::kExitOk;
+  try {
+    const int exit_code = espalier::apps::run({argv + 1, argv + argc});
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+    return espalier::apps::not_written(errno);
+  } catch (const std::system_error& e) {  // fmt::print's, or of a thread that cannot be made
+    if (std::ferror(stdout) != 0) return espalier::apps::not_written(e.code().value());
+    return espalier::apps::report(
+        espalier::error(espalier::StatusCode::kResourceExhausted, "{}", e.what()),
+        espalier::apps::kExitFailure);
   }
-  return espalier::apps::dispatch("espalier", espalier::apps::commands(), args);
 }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include "apps/command_line.h"
 
 namespace espalier::apps {
 namespace {
@@ -20,7 +20,7 @@ ProgressBar::ProgressBar(std::string what, int64_t total)
 ProgressBar::~ProgressBar() {
   if (!terminal_) return;
   draw();
-  fmt::print(stderr, "\n");
+  note("\n");
 }
 
 void ProgressBar::advance(int64_t by) {
@@ -34,8 +34,8 @@ void ProgressBar::advance(int64_t by) {
   const int64_t tenths = total_ > 0 ? done_ * 10 / total_ : 10;
   if (!terminal_ && tenths > tenths_shown_) {
     tenths_shown_ = tenths;
-    fmt::print(stderr, "{}: {}/{} after {:.1f} s\n", what_, done_, total_,
-               to_seconds(now - started_));
+    note(fmt::format("{}: {}/{} after {:.1f} s\n", what_, done_, total_,
+                     to_seconds(now - started_)));
   }
 }
 
@@ -44,9 +44,8 @@ void ProgressBar::draw() {
   const double seconds = to_seconds(SteadyClock().now() - started_);
   const auto filled = static_cast<int>(part * kWidth);
   const double left = part > 0 ? seconds / part - seconds : 0;
-  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {}/{}  {:.1f} s, {:.0f} s left ", what_, "", filled, "",
-             kWidth - filled, done_, total_, seconds, left);
-  std::fflush(stderr);
+  note(fmt::format("\r{} [{:#<{}}{:.<{}}] {}/{}  {:.1f} s, {:.0f} s left ", what_, "", filled, "",
+                   kWidth - filled, done_, total_, seconds, left));
 }
 
 }  // namespace espalier::apps

@@ -46,13 +46,6 @@ Result<lang::Arguments> parse_arguments(const std::vector<std::string>& words) {
   return arguments;
 }
 
-Status write_file(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (out.flush()) return {};
-  return error(StatusCode::kPermissionDenied, "{} cannot be written", path.string());
-}
-
 // A gen that states nothing takes what the command line says.
 lang::GenOptions defaults_of(const SamplingParams& p) {
   lang::GenOptions o;
@@ -116,7 +109,7 @@ Status run_it(const std::string& file, const Options& options, AppConfig& config
   lang::RunOptions run{.backend = std::move(backend), .defaults = defaults_of(options.sampling)};
   if (options.tree || !options.trace.empty()) run.recorder = std::make_shared<lang::Recorder>();
   const lang::State state = lang::run_graph(graph, arguments, run);
-  if (options.tree) fmt::print(stderr, "{}", run.recorder->tree());
+  if (options.tree) note(run.recorder->tree());
   if (!options.trace.empty())
     ESP_RETURN_IF_ERROR(write_file(options.trace, run.recorder->chrome_trace()));
   ESP_RETURN_IF_ERROR(state.error());
@@ -139,9 +132,9 @@ int run_program(const std::vector<std::string>& args) {
   table.group("Output");
   table.toggle("json", options.json, "{\"text\", \"variables\"} instead of the text");
   table.toggle("plan", options.plan, "print which calls can run at once, and run nothing");
-  table.path("svg", options.svg, "draw the program's graph to this file");
+  table.result_file("svg", options.svg, "draw the program's graph to this file");
   table.toggle("tree", options.tree, "what each primitive did and when, on standard error");
-  table.path("trace", options.trace, "the same as a Chrome trace, to this file");
+  table.result_file("trace", options.trace, "the same as a Chrome trace, to this file");
   add_sampling_settings(table, options.sampling);
   CommandLine command{"espalier run",
                       "Runs a compiled program of the frontend language (lang::to_json).",

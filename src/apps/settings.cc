@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 namespace espalier::apps {
@@ -118,6 +120,25 @@ Setting& SettingTable::path(std::string name, std::filesystem::path& target, std
                   target = value;
                   return Status();
                 });
+}
+
+Setting& SettingTable::result_file(std::string name, std::filesystem::path& target,
+                                   std::string help) {
+  Setting& row = path(std::move(name), target, std::move(help));
+  row.set = [&target, set_path = row.set](std::string_view value) -> Status {
+    ESP_RETURN_IF_ERROR(set_path(value));
+    std::error_code ignored;
+    if (std::filesystem::is_directory(target, ignored))
+      return invalid_argument("{} is a folder; name a file", target.string());
+    const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
+    if (!std::filesystem::is_directory(folder, ignored))
+      return invalid_argument("there is no folder {} to write a file into", folder.string());
+    const bool there = std::filesystem::exists(target, ignored);
+    if (::access((there ? target : folder).c_str(), W_OK) != 0)
+      return invalid_argument("{} cannot be written: {}", target.string(), std::strerror(errno));
+    return {};
+  };
+  return row;
 }
 
 Setting& SettingTable::choice(std::string name, std::string& target,

@@ -41,6 +41,9 @@ class SettingTable {
 
   Setting& text(std::string name, std::string& target, std::string value_name, std::string help);
   Setting& path(std::string name, std::filesystem::path& target, std::string help);
+  // Of a file that is written when the work is done: that its folder is there and may be written
+  // to is seen before.
+  Setting& result_file(std::string name, std::filesystem::path& target, std::string help);
   Setting& choice(std::string name, std::string& target, std::vector<std::string> choices,
                   std::string help);
   Setting& toggle(std::string name, bool& target, std::string help);

@@ -42,6 +42,7 @@ class SettingsTest : public testing::Test {
     add_server_settings(table_, config_);
     add_engine_settings(table_, config_);
     table_.list("stop", stops_, "TEXT", "ends the output");
+    table_.result_file("json", result_, "write the result to it");
     CommandLine command{"espalier serve", "Serves.", "", "", {}};
     testing::internal::CaptureStderr();
     testing::internal::CaptureStdout();
@@ -54,6 +55,7 @@ class SettingsTest : public testing::Test {
   AppConfig config_;
   SettingTable table_;
   std::vector<std::string> stops_;
+  std::filesystem::path result_;
   std::string folder_, output_, error_;
 };
 
@@ -138,6 +140,17 @@ TEST_F(SettingsTest, AWrongValueSaysWhatWouldBeRight) {
   setenv("ESPALIER_DISABLE_RADIX_CACHE", "maybe", 1);
   EXPECT_EQ(run({}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("ESPALIER_DISABLE_RADIX_CACHE: 'maybe' is neither true nor false"));
+}
+
+TEST_F(SettingsTest, AFileForResultsIsTriedFirstAndNotMade) {
+  EXPECT_EQ(run({"--json", folder_ + "/new.json"}), -1);
+  EXPECT_EQ(result_, folder_ + "/new.json");
+  EXPECT_FALSE(std::filesystem::exists(result_));
+  EXPECT_EQ(run({"--json", "here.json"}), -1);
+  EXPECT_EQ(run({"--json", folder_}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--json: " + folder_ + " is a folder; name a file"));
+  EXPECT_EQ(run({"--json", folder_ + "/none/x.json"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("there is no folder " + folder_ + "/none"));
 }
 
 TEST_F(SettingsTest, ABrokenFileSaysWhere) {

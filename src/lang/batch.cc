@@ -153,7 +153,8 @@ std::function<void(size_t, size_t)> progress_bar(std::string title) {
     constexpr size_t kWidth = 40;
     const size_t filled = total == 0 ? kWidth : done * kWidth / total;
     const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-    fmt::print(stderr, "\r{} [{}] {}/{}{}", title, bar, done, total, done == total ? "\n" : "");
+    const char* const end = done == total ? "\n" : "";
+    std::fputs(fmt::format("\r{} [{}] {}/{}{}", title, bar, done, total, end).c_str(), stderr);
     std::fflush(stderr);
   };
 }

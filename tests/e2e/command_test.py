@@ -85,6 +85,22 @@ class CommandTest(unittest.TestCase):
                 f.write("prot = 1\n")
             self.assert_usage_error(run("serve", "--config", path), "did you mean port?")
 
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for command in (["--version"], ["serve", "--help"], ["tokenize", "x"],
+                            ["generate", "x", "--max-new-tokens", "2"]):
+                result = subprocess.run([BINARY, *command], stdout=full, stderr=subprocess.PIPE,
+                                        text=True, env=clean_environment(), check=False)
+                self.assertEqual(result.returncode, 1, result)
+                self.assertIn("standard output could not be written", result.stderr)
+            # What is shown on standard error alone is no part of the work.
+            result = subprocess.run([BINARY, "generate", "x", "--max-new-tokens", "2"], stderr=full,
+                                    stdout=subprocess.PIPE, env=clean_environment(), check=False)
+            self.assertEqual(result.returncode, 0, result)
+            result = subprocess.run([BINARY, "serve", "--no-such-flag"], stderr=full,
+                                    env=clean_environment(), check=False)
+            self.assertEqual(result.returncode, 2, result)
+
     def test_an_unknown_model_and_a_corrupt_one_are_told(self):
         result = run("serve", "--model-path", "/no/such/model")
         self.assertEqual(result.returncode, 1, result)
@@ -295,6 +311,18 @@ class CommandTest(unittest.TestCase):
             self.assertGreaterEqual(row["host_us_per_step"]["p99"], row["host_us_per_step"]["p50"])
         self.assert_usage_error(run("bench", "host", "--running", "4", "--output-len", "2"),
                                 "--waiting")
+
+    def test_a_result_file_that_cannot_be_written_is_told_before_the_work_and_after(self):
+        offline = ("bench", "offline", "--num-prompts", "1", "--random-input-len", "4",
+                   "--random-output-len", "2")
+        self.assert_usage_error(run(*offline, "--output-file", "/no/such/folder/x.json"),
+                                "there is no folder /no/such/folder")
+        for command in ((*offline, "--output-file", "/dev/full"),
+                        ("bench", "radix", "--max-nodes", "1000", "--rounds", "1", "--json", "/dev/full"),
+                        ("grammar", "explain", "--kind", "regex", "a|b", "--svg", "/dev/full")):
+            result = run(*command)
+            self.assertEqual(result.returncode, 1, result)
+            self.assertIn("/dev/full could not be written: No space left on device", result.stderr)
 
     def test_bench_workloads_reports(self):
         with tempfile.TemporaryDirectory() as folder:

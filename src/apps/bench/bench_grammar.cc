@@ -4,7 +4,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <unordered_map>
 
@@ -383,7 +382,7 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   table.integer("seed", seed, 0, std::numeric_limits<int64_t>::max(),
                 "of the random tokenisations");
   table.group("Output");
-  table.path("json", json_file, "write the result to this file as JSON");
+  table.result_file("json", json_file, "write the result to this file as JSON");
   CommandLine command{
       "espalier bench grammar",
       "Compiles schemas and fills masks along their valid instances, cold and warm, "
@@ -409,11 +408,9 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   print(bench.totals(), *vocab, replays);
   print(fixed);
   if (json_file.empty()) return kExitOk;
-  std::ofstream out(json_file);
-  out << to_json(bench.totals(), fixed, *vocab, replays) << '\n';
-  if (!out.flush())
-    return report(error(StatusCode::kNotFound, "{}: cannot be written", json_file.string()),
-                  kExitFailure);
+  const std::string result = to_json(bench.totals(), fixed, *vocab, replays) + "\n";
+  if (Status status = write_file(json_file, result); !status.ok())
+    return report(status, kExitFailure);
   return kExitOk;
 }
 

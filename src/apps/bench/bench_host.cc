@@ -220,7 +220,7 @@ int run_bench_host(const std::vector<std::string>& args) {
   table.integer("steps", options.steps, 1, 1000000, "steps that are timed");
   table.text("schedule-policy", options.policy, "NAME", "as of the engine");
   table.group("Output");
-  table.path("json", json_path, "write the figures to this file too");
+  table.result_file("json", json_path, "write the figures to this file too");
   CommandLine command{
       "espalier bench host",
       "Times the host's work a step: the whole engine over an executor that answers at once.",
@@ -232,10 +232,10 @@ int run_bench_host(const std::vector<std::string>& args) {
   const bool one = running.given() || waiting.given();
   // So that some wait until the last step, however short the outputs are.
   const int64_t num_ends_max =
-      options.output_len == 0 ? 0
-                              : int64_t{options.running} * (options.steps + 100) /
-                                        std::max(options.output_len / 2, 1) +
-                                    options.running;
+      options.output_len == 0
+          ? 0
+          : int64_t{options.running} * (options.steps + 100) / std::max(options.output_len / 2, 1) +
+                options.running;
   if (one && options.waiting < num_ends_max)
     return report(invalid_argument("outputs of {} tokens end so often that {} sequences must wait: "
                                    "give --waiting {}, or fewer --steps",
@@ -256,7 +256,7 @@ int run_bench_host(const std::vector<std::string>& args) {
     rows.push_back(json_of(*row));
   }
   const boost::json::value json = one ? rows[0] : boost::json::value{{"cases", rows}};
-  return write_file(boost::json::serialize(json) + "\n", json_path);
+  return write_figures(boost::json::serialize(json) + "\n", json_path);
 }
 
 }  // namespace espalier::apps

@@ -92,7 +92,7 @@ int run_bench_offline(const std::vector<std::string>& args) {
       .default_text = "as many as the engine runs";
   table.number("temperature", temperature, 0, 100, "of every request");
   table.group("Output");
-  table.path("output-file", output_file, "append the result to it, one JSON object a line");
+  table.result_file("output-file", output_file, "append the result to it, one JSON object a line");
   table.toggle("json", json, "print the result as JSON instead of a table");
   CommandLine command{
       "espalier bench offline",

@@ -247,7 +247,7 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   table.toggle("control", options.control,
                "both engines without the cache: what the method shows where there is nothing");
   table.group("Output");
-  table.path("json", options.json, "write the figures to this file too");
+  table.result_file("json", options.json, "write the figures to this file too");
   CommandLine command{
       "espalier bench overhead",
       "Measures what the radix cache costs where nothing is shared, in processor time.",
@@ -296,7 +296,7 @@ int run_bench_overhead(const std::vector<std::string>& args) {
       {"throughput_lost_by_clock", wall.median},
       {"throughput_lost_by_clock_interval", boost::json::array{wall.low, wall.high}},
       {"throughput_lost_asked", kThroughputLostAsked}};
-  return write_file(boost::json::serialize(json) + "\n", options.json);
+  return write_figures(boost::json::serialize(json) + "\n", options.json);
 }
 
 }  // namespace espalier::apps

@@ -174,7 +174,7 @@ int run_bench_radix(const std::vector<std::string>& args) {
                 "leaves that are timed, in random order (a quarter of a tree at most)");
   table.integer("rounds", options.rounds, 1, 1000, "of which the median is told");
   table.group("Output");
-  table.path("json", json_path, "write the figures to this file too");
+  table.result_file("json", json_path, "write the figures to this file too");
   CommandLine command{
       "espalier bench radix",
       "Times match, insert and evict of the radix tree, 1,000 nodes to a million, beside memcmp.",
@@ -205,7 +205,7 @@ int run_bench_radix(const std::vector<std::string>& args) {
       rows.push_back(json_of(*row));
     }
   }
-  return write_file(boost::json::serialize(rows) + "\n", json_path);
+  return write_figures(boost::json::serialize(rows) + "\n", json_path);
 }
 
 }  // namespace espalier::apps

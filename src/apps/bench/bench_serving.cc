@@ -50,7 +50,8 @@ void add_settings(SettingTable& table, ServingOptions& options) {
   table.integer("warmup-requests", options.warmup_requests, 0, 1000, "sent before, not counted");
   table.toggle("flush-cache", options.flush_cache, "empty the server's cache after the warm-up");
   table.group("Output");
-  table.path("output-file", options.output_file, "append the result to it, one JSON object a line");
+  table.result_file("output-file", options.output_file,
+                    "append the result to it, one JSON object a line");
   table.toggle("json", options.json, "print the result as JSON instead of a table");
 }
 

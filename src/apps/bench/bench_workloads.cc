@@ -298,7 +298,7 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   table.path("data", options.data, "folder with gsm8k_test.jsonl.xz").default_text =
       "ESPALIER_DATA, else ../shared/data";
   table.group("Output");
-  table.path("json", options.json, "write the figures to this file too");
+  table.result_file("json", options.json, "write the figures to this file too");
   table.path("plots", options.plots, "draw them into this folder, as SVG and PNG");
   table.path("from", options.from, "run nothing: draw what --json wrote to this file");
   CommandLine command{
@@ -333,8 +333,8 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   if (!options.plots.empty())
     if (const Status status = plot_workloads(all, options.plots); !status.ok())
       return report(status, kExitFailure);
-  return write_file(json::serialize(json::object{{"workloads", std::move(all)}}) + "\n",
-                    options.json);
+  return write_figures(json::serialize(json::object{{"workloads", std::move(all)}}) + "\n",
+                       options.json);
 }
 
 }  // namespace espalier::apps

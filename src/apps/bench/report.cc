@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 
 #include "apps/command_line.h"
@@ -141,22 +140,16 @@ std::string to_json(const BenchReport& report) {
 int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file) {
   fmt::print("{}", as_json ? to_json(report) + "\n" : table(report));
   if (!file.empty()) {
-    std::ofstream out(file, std::ios::app);
-    out << to_json(report) << '\n' << std::flush;
-    if (!out)
-      return espalier::apps::report(
-          error(StatusCode::kUnavailable, "{} could not be written", file.string()), kExitFailure);
+    if (Status status = write_file(file, to_json(report) + "\n", WriteMode::kAppend); !status.ok())
+      return espalier::apps::report(status, kExitFailure);
   }
   return report.failed == 0 ? kExitOk : kExitFailure;
 }
 
-int write_file(const std::string& text, const std::filesystem::path& file) {
+int write_figures(const std::string& text, const std::filesystem::path& file) {
   if (file.empty()) return kExitOk;
-  std::ofstream out(file);
-  out << text << std::flush;
-  if (out) return kExitOk;
-  return espalier::apps::report(
-      error(StatusCode::kUnavailable, "{} could not be written", file.string()), kExitFailure);
+  const Status status = write_file(file, text);
+  return status.ok() ? kExitOk : espalier::apps::report(status, kExitFailure);
 }
 
 }  // namespace espalier::apps

@@ -52,7 +52,7 @@ std::string table(const BenchReport& report);
 int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file);
 
 // Writes `text` to `file`, or nothing when that is empty. An exit code.
-int write_file(const std::string& text, const std::filesystem::path& file);
+int write_figures(const std::string& text, const std::filesystem::path& file);
 
 std::string to_json(const BenchReport& report);  // SGLang's key names where it has the same figure
 

@@ -1,7 +1,6 @@
 // espalier grammar check, mask and explain: what a grammar compiles to, what may come next in it,
 // and what is refused and why.
 #include <algorithm>
-#include <fstream>
 
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
@@ -177,7 +176,7 @@ int run_grammar_explain(const std::vector<std::string>& args) {
   SettingTable table;
   add_grammar_settings(table, source);
   table.group("Output");
-  table.path("svg", svg_file, "draw the automata into this file");
+  table.result_file("svg", svg_file, "draw the automata into this file");
   table.integer("max-states", nodes_max, 1, 100000, "that are drawn of each rule");
   CommandLine command{"espalier grammar explain",
                       "Shows what a grammar compiles to.",
@@ -199,11 +198,9 @@ int run_grammar_explain(const std::vector<std::string>& args) {
     fmt::print("rule {}{}\n", network.rule_names[rule],
                network.nullable[rule] != 0 ? " (may be empty)" : "");
   if (svg_file.empty()) return kExitOk;
-  std::ofstream file(svg_file);
-  file << grammar::draw_svg(network, static_cast<size_t>(nodes_max));
-  if (!file.flush())
-    return report(error(StatusCode::kNotFound, "{}: cannot be written", svg_file.string()),
-                  kExitFailure);
+  const std::string drawing = grammar::draw_svg(network, static_cast<size_t>(nodes_max));
+  if (Status status = write_file(svg_file, drawing); !status.ok())
+    return report(status, kExitFailure);
   fmt::print("drawn to {}\n", svg_file.string());
   return kExitOk;
 }
