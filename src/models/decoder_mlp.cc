@@ -76,36 +76,94 @@ void DecoderModel::activate(const MlpSpec& spec, int64_t rows) {
 // A row's experts add to it in ascending order, so the sum does not depend on the other rows.
 void DecoderModel::run_experts(const ExpertsSpec& spec, const LayerWeights& weights, const float* x,
                                int64_t rows) {
-  const int64_t hidden = spec_.hidden_size;
-  float* sum = branch_.as<float>();
-  std::fill_n(sum, rows * hidden, 0.0f);
+  std::fill_n(branch_.as<float>(), rows * spec_.hidden_size, 0.0f);
   if (!spec_.faults.drop_experts) {
     choose_experts(spec, weights.experts, x, rows);
-    for (size_t expert = 0; expert < weights.experts.experts.size(); ++expert) {
-      const auto begin = static_cast<size_t>(expert_begin_[expert]);
-      const auto end = static_cast<size_t>(expert_begin_[expert + 1]);
-      if (begin == end) continue;
-      const auto taken = std::span<const int32_t>(expert_rows_).subspan(begin, end - begin);
-      kernels::gather_rows(*backend_, {.table = x,
-                                       .type = DType::kFloat32,
-                                       .dim = hidden,
-                                       .ids = taken,
-                                       .out = expert_x_.as<float>(),
-                                       .out_stride = hidden});
-      apply_mlp(spec.expert, weights.experts.experts[expert], expert_x_.as<float>(),
-                std::ssize(taken), expert_y_.as<float>(), false);
-      kernels::scatter_add(*backend_, {.x = expert_y_.as<float>(),
-                                       .rows = taken,
-                                       .weights = row_weights_.data() + begin,
-                                       .y = sum,
-                                       .y_stride = hidden,
-                                       .dim = hidden});
+    const auto count = static_cast<size_t>(spec.router.num_experts);
+    for (size_t first = 0, last; first < count; first = last) {
+      last = end_of_pass(first, count);
+      run_pass(spec, weights.experts, x, rows, first, last);
     }
   }
   if (spec.shared && !spec_.faults.drop_shared_expert) add_shared(spec, weights, x, rows);
 }
 
-// Fills expert_begin_, expert_rows_ and row_weights_: the rows of each expert, in order.
+// As many experts from `first` on as the buffers have room for.
+size_t DecoderModel::end_of_pass(size_t first, size_t count) const {
+  int64_t rows = 0;
+  size_t last = first;
+  for (; last < count; ++last) {
+    rows += kernels::padded_group_rows(expert_begin_[last + 1] - expert_begin_[last]);
+    if (rows > pass_rows_ && last > first) break;
+  }
+  return last;
+}
+
+// branch_ += what experts [first, last) make of their rows of x. All of them are one product, then
+// another, of which each thread takes a share: one wait for all instead of one for each expert.
+void DecoderModel::run_pass(const ExpertsSpec& spec, const ExpertsWeights& weights, const float* x,
+                            int64_t rows, size_t first, size_t last) {
+  const int32_t begin = expert_begin_[first], count = expert_begin_[last] - begin;
+  if (count == 0) return;
+  kernels::gather_rows(*backend_,
+                       {.table = x,
+                        .type = DType::kFloat32,
+                        .dim = spec_.hidden_size,
+                        .ids = std::span<const int32_t>(expert_rows_)
+                                   .subspan(static_cast<size_t>(begin), static_cast<size_t>(count)),
+                        .out = expert_x_.as<float>(),
+                        .out_stride = spec_.hidden_size});
+  apply_experts(spec.expert, weights, first, last, count);
+  kernels::combine_experts(*backend_, {.x = expert_y_.as<float>(),
+                                       .slots = expert_slots_.data(),
+                                       .weights = expert_weights_.as<float>(),
+                                       .y = branch_.as<float>(),
+                                       .rows = rows,
+                                       .top_k = spec.router.top_k,
+                                       .dim = spec_.hidden_size,
+                                       .first_slot = begin,
+                                       .num_slots = count});
+}
+
+// expert_y_ = each expert's MLP of its rows of expert_x_.
+void DecoderModel::apply_experts(const MlpSpec& spec, const ExpertsWeights& weights, size_t first,
+                                 size_t last, int64_t rows) {
+  const auto grouped = [&](kernels::PackedMatrix MlpWeights::*matrix,
+                           std::vector<float> MlpWeights::*bias) {
+    expert_groups_.clear();
+    for (size_t i = first; i < last; ++i) {
+      const MlpWeights& expert = weights.experts[i];
+      const int64_t taken = expert_begin_[i + 1] - expert_begin_[i];
+      if (taken == 0) continue;
+      expert_groups_.push_back(
+          {.w = &(expert.*matrix), .rows = taken, .bias = or_null(expert.*bias)});
+    }
+    return std::span<const kernels::LinearGroup>(expert_groups_);
+  };
+  const kernels::PackedMatrix& gate_up = weights.experts[first].gate_up;
+  const int64_t hidden = spec_.hidden_size, stride = gate_up.out_features();
+  const kernels::LinearArgs into = {.x = expert_x_.as<float>(),
+                                    .x_stride = hidden,
+                                    .y = mlp_.as<float>(),
+                                    .y_stride = stride,
+                                    .rows = rows};
+  const auto groups = grouped(&MlpWeights::gate_up, &MlpWeights::gate_up_bias);
+  if (gate_up.gate_up()) {
+    kernels::linear_silu_mul_grouped(*backend_, groups, into);
+  } else {
+    kernels::linear_grouped(*backend_, groups, into);
+    activate(spec, rows);
+  }
+  kernels::linear_grouped(*backend_, grouped(&MlpWeights::down, &MlpWeights::down_bias),
+                          {.x = mlp_.as<float>(),
+                           .x_stride = stride,
+                           .y = expert_y_.as<float>(),
+                           .y_stride = hidden,
+                           .rows = rows});
+}
+
+// Fills expert_begin_ and expert_rows_, the rows of each expert in order, and expert_slots_, where
+// each choice lies among them.
 void DecoderModel::choose_experts(const ExpertsSpec& spec, const ExpertsWeights& weights,
                                   const float* x, int64_t rows) {
   const kernels::RouterSpec& router = spec.router;
@@ -131,9 +189,9 @@ void DecoderModel::choose_experts(const ExpertsSpec& spec, const ExpertsWeights&
   // Each begin moves to its end, which is the next one's begin; they are moved back at last.
   for (int64_t i = 0; i < choices; ++i) {
     const auto expert = static_cast<size_t>(expert_ids_[static_cast<size_t>(i)]);
-    const auto to = static_cast<size_t>(expert_begin_[expert]++);
-    expert_rows_[to] = static_cast<int32_t>(i / router.top_k);
-    row_weights_[to] = expert_weights_.as<float>()[i];
+    const int32_t to = expert_begin_[expert]++;
+    expert_rows_[static_cast<size_t>(to)] = static_cast<int32_t>(i / router.top_k);
+    expert_slots_[static_cast<size_t>(i)] = to;
   }
   std::shift_right(expert_begin_.begin(), expert_begin_.end(), 1);
   expert_begin_[0] = 0;

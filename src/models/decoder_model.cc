@@ -134,6 +134,11 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   }
   const int64_t q = widest(spec_, q_width), ffn = widest(spec_, mlp_width);
   const int64_t experts = widest(spec_, experts_of), choices = widest(spec_, choices_of);
+  // All rows may go to one expert, and few rows to as many experts as there are choices.
+  pass_rows_ =
+      std::max(kernels::padded_group_rows(max_tokens),
+               kernels::padded_group_rows(1) * std::min(experts, int64_t{max_tokens} * choices));
+  const int64_t mlp_rows = experts > 0 ? pass_rows_ : max_tokens;
   int64_t rope_floats = 0;  // cosine and sine of each rope, a token
   for (const auto& frequencies : rope_frequencies_) {
     rope_floats += 2 * static_cast<int64_t>(frequencies.size());
@@ -144,7 +149,7 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, widest(spec_, latent_width), latent_q_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, widest(spec_, qkv_width), qkv_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, q, attended_));
-  ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 2 * ffn, mlp_));
+  ESP_RETURN_IF_ERROR(allocate_floats(mlp_rows, 2 * ffn, mlp_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, rope_floats, rope_rows_));
   if (!spec_.pooling) {
     ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
@@ -152,18 +157,19 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
                                         spec_.vocab_size, block_logits_));
   }
   ESP_RETURN_IF_ERROR(backend_->reserve_linear(
-      max_tokens, std::max<int64_t>(widest(spec_, widest_input), spec_.hidden_size)));
+      mlp_rows, std::max<int64_t>(widest(spec_, widest_input), spec_.hidden_size)));
   if (experts > 0) {
     ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, experts, expert_logits_));
     ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, choices, expert_weights_));
-    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, expert_x_));
-    ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, spec_.hidden_size, expert_y_));
+    ESP_RETURN_IF_ERROR(allocate_floats(pass_rows_, spec_.hidden_size, expert_x_));
+    ESP_RETURN_IF_ERROR(allocate_floats(pass_rows_, spec_.hidden_size, expert_y_));
     ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, 1, shared_weights_));
     const auto pairs = static_cast<size_t>(max_tokens * choices);
     expert_ids_.resize(pairs);
     expert_rows_.resize(pairs);
-    row_weights_.resize(pairs);
+    expert_slots_.resize(pairs);
     expert_begin_.resize(static_cast<size_t>(experts) + 1);
+    expert_groups_.reserve(static_cast<size_t>(experts));
   }
   row_index_.resize(static_cast<size_t>(max_tokens));
   std::iota(row_index_.begin(), row_index_.end(), 0);

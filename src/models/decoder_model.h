@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
 #include "models/model.h"
@@ -90,6 +91,11 @@ class DecoderModel final : public Model {
   // branch_ = the experts' and the shared MLP's results of normed rows x.
   void run_experts(const ExpertsSpec& spec, const LayerWeights& weights, const float* x,
                    int64_t rows);
+  size_t end_of_pass(size_t first, size_t count) const;
+  void run_pass(const ExpertsSpec& spec, const ExpertsWeights& weights, const float* x,
+                int64_t rows, size_t first, size_t last);
+  void apply_experts(const MlpSpec& spec, const ExpertsWeights& weights, size_t first, size_t last,
+                     int64_t rows);
   void choose_experts(const ExpertsSpec& spec, const ExpertsWeights& weights, const float* x,
                       int64_t rows);
   void add_shared(const ExpertsSpec& spec, const LayerWeights& weights, const float* x,
@@ -127,26 +133,28 @@ class DecoderModel final : public Model {
   // Scratch, sized by reserve(): T = max_tokens.
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   WantedRows wanted_;
-  Buffer hidden_;                      // [T, hidden]: x of the header of decoder_spec.h
-  Buffer normed_;                      // [T, hidden]; at the end the rows picked for the head
-  Buffer branch_;                      // [T, hidden]: a block's result before it is added
-  Buffer qkv_;                         // [T, widest q_dim + 2 kv_dim]
-  Buffer attended_;                    // [T, widest q_dim]
-  Buffer mlp_;                         // [T, 2 * widest ffn]; the half where gate and up are fused
-  Buffer latent_q_;                    // [T, query_rank + heads * (nope + rope)], or values later
-  Buffer expert_logits_;               // [T, experts]
-  Buffer expert_weights_;              // [T, top_k]: of each choice, in expert_ids_' order
-  Buffer expert_x_, expert_y_;         // [T, hidden]: one expert's rows, and what it makes of them
-  Buffer shared_weights_;              // [T]
-  std::vector<int32_t> expert_ids_;    // [T, top_k]
+  Buffer hidden_;                    // [T, hidden]: x of the header of decoder_spec.h
+  Buffer normed_;                    // [T, hidden]; at the end the rows picked for the head
+  Buffer branch_;                    // [T, hidden]: a block's result before it is added
+  Buffer qkv_;                       // [T, widest q_dim + 2 kv_dim]
+  Buffer attended_;                  // [T, widest q_dim]
+  Buffer mlp_;                       // [T, 2 * widest ffn]; the half where gate and up are fused
+  Buffer latent_q_;                  // [T, query_rank + heads * (nope + rope)], or values later
+  Buffer expert_logits_;             // [T, experts]
+  Buffer expert_weights_;            // [T, top_k]: of each choice, in expert_ids_' order
+  int64_t pass_rows_ = 0;            // of experts computed together, each rounded up to a tile
+  Buffer expert_x_, expert_y_;       // [pass_rows_, hidden]: their rows, and what they make of them
+  Buffer shared_weights_;            // [T]
+  std::vector<int32_t> expert_ids_;  // [T, top_k]
   std::vector<int32_t> expert_rows_;   // [T, top_k]: rows by expert
-  std::vector<float> row_weights_;     // beside them
+  std::vector<int32_t> expert_slots_;  // [T, top_k]: of each choice, its place in expert_rows_
   std::vector<int32_t> expert_begin_;  // [experts + 1]: of each expert's rows in expert_rows_
-  Buffer rope_rows_;                   // for each rope: cos [T, rotary_dim / 2], then sin
-  std::vector<int32_t> row_index_;     // [T]: 0, 1, 2 ... the rows of rope_rows_
-  std::vector<Lane> tail_lanes_;       // [max_lanes]: wanted_'s tails, for attention
-  Buffer logits_;                      // [max_lanes, vocab]
-  Buffer block_logits_;                // [kLogitBlock, vocab]
+  std::vector<kernels::LinearGroup> expert_groups_;  // of a pass
+  Buffer rope_rows_;                // for each rope: cos [T, rotary_dim / 2], then sin
+  std::vector<int32_t> row_index_;  // [T]: 0, 1, 2 ... the rows of rope_rows_
+  std::vector<Lane> tail_lanes_;    // [max_lanes]: wanted_'s tails, for attention
+  Buffer logits_;                   // [max_lanes, vocab]
+  Buffer block_logits_;             // [kLogitBlock, vocab]
 };
 
 }  // namespace espalier

@@ -306,6 +306,70 @@ void bench_attention(CpuBackend& backend, const Options& options, double read_ra
   }
 }
 
+// The experts of one layer of a 30 B mixture of which 3 B take part (2048 wide, 128 experts of 768,
+// 8 a token), each token's drawn at random: all as one product and then another, beside one expert
+// after the other.
+void bench_experts(CpuBackend& backend, const Options& options, double read_rate, Report& report) {
+  constexpr int64_t kExpertFfn = 768, kExperts = 128, kTopK = 8;
+  Rng rng(5);
+  std::vector<BFloat16> source(static_cast<size_t>(kExpertFfn * kHidden));
+  for (BFloat16& value : source)
+    value = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
+  const std::optional<BlockFormat> format = format_of(options);
+  const DType type = options.float32 ? DType::kFloat32 : DType::kBFloat16;
+  std::vector<PackedMatrix> gate_up, down;
+  for (int64_t i = 0; i < kExperts; ++i) {
+    gate_up.push_back(pack(backend, source, kHidden, 2 * kExpertFfn, true, type, format));
+    down.push_back(pack(backend, source, kExpertFfn, kHidden, false, type, format));
+  }
+  const double expert_bytes = static_cast<double>(gate_up[0].size_bytes() + down[0].size_bytes());
+  for (const int64_t tokens : {1, 4, 16, 64, 512}) {
+    std::vector<int64_t> rows_of(kExperts);
+    for (int64_t i = 0; i < tokens * kTopK; ++i) ++rows_of[rng.below(kExperts)];
+    const int64_t rows = tokens * kTopK;
+    const std::vector<float> x = normals(rng, rows * kHidden);
+    std::vector<float> inner(static_cast<size_t>(rows * kExpertFfn));
+    std::vector<float> y(static_cast<size_t>(rows * kHidden));
+    const LinearArgs in = {.x = x.data(),
+                           .x_stride = kHidden,
+                           .y = inner.data(),
+                           .y_stride = kExpertFfn,
+                           .rows = rows};
+    const LinearArgs out = {.x = inner.data(),
+                            .x_stride = kExpertFfn,
+                            .y = y.data(),
+                            .y_stride = kHidden,
+                            .rows = rows};
+    std::vector<LinearGroup> into, back;
+    for (size_t i = 0; i < kExperts; ++i) {
+      if (rows_of[i] == 0) continue;
+      into.push_back({.w = &gate_up[i], .rows = rows_of[i]});
+      back.push_back({.w = &down[i], .rows = rows_of[i]});
+    }
+    const Timing together = time_of(options, [&] {
+      linear_silu_mul_grouped(backend, into, in);
+      linear_grouped(backend, back, out);
+    });
+    const Timing apart = time_of(options, [&] {
+      LinearArgs a = in, b = out;
+      for (size_t i = 0; i < into.size(); ++i) {
+        a.rows = b.rows = into[i].rows;
+        linear_silu_mul(backend, *into[i].w, a);
+        linear(backend, *back[i].w, b);
+        a.x += a.rows * kHidden, a.y += a.rows * kExpertFfn;
+        b.x += b.rows * kExpertFfn, b.y += b.rows * kHidden;
+      }
+    });
+    const double bytes = expert_bytes * static_cast<double>(into.size());
+    report.add({fmt::format("experts tokens {} ({} of 128)", tokens, into.size()),
+                {{"us", together.median * 1e6},
+                 {"best_us", together.best * 1e6},
+                 {"one_by_one_us", apart.median * 1e6},
+                 {"GB/s", bytes / together.median / 1e9},
+                 {"%read", 100 * bytes / together.median / read_rate}}});
+  }
+}
+
 void bench_light(CpuBackend& backend, const Options& options, Report& report) {
   const Timing empty = time_of(options, [&] {
     for (int i = 0; i < 1000; ++i) backend.pool().run([](int) {});
@@ -350,6 +414,7 @@ int run(const Options& options) {
   report.add({"peak", {{"bf16 GFLOP/s", bf16_peak / 1e9}, {"f32 GFLOP/s", f32_peak / 1e9}}});
   bench_light(backend, options, report);
   bench_attention(backend, options, read_rate, f32_peak, report);
+  bench_experts(backend, options, read_rate, report);
   bench_linear(backend, options, read_rate, options.float32 ? f32_peak : bf16_peak, report);
   if (!options.json.empty()) report.write_json(options.json);
   return 0;

@@ -118,6 +118,26 @@ void linear(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 // REQUIRES: w is packed with gate_up; no bias, no accumulate.
 void linear_silu_mul(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 
+// Some rows of a call, which one matrix of several multiplies: an expert's.
+struct LinearGroup {
+  const PackedMatrix* w = nullptr;
+  int64_t rows = 0;             // those after the rows of the groups before; 0 does nothing
+  const float* bias = nullptr;  // [out_features], or none
+};
+
+// What a group of rows counts for when scratch is reserved: reserve_linear() with the sum of these.
+constexpr int64_t padded_group_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
+
+// The same for rows that lie group after group in args.x and args.y, each group by its own matrix.
+// The units of all of them are shared out at once, so that threads wait for one another once and
+// not after each matrix; a row has the bits that a call with its matrix alone gives it.
+// REQUIRES: args.rows is the sum of the groups', all matrices have the same shape; args.bias is
+// null.
+void linear_grouped(CpuBackend& backend, std::span<const LinearGroup> groups,
+                    const LinearArgs& args);
+void linear_silu_mul_grouped(CpuBackend& backend, std::span<const LinearGroup> groups,
+                             const LinearArgs& args);
+
 // out[i] = row ids[i] of w as float32: an embedding that shares its memory with the output head, or
 // is quantised.
 //   ids: each in [0, out_features); out: [ids.size(), in_features], rows out_stride apart.

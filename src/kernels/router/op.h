@@ -53,4 +53,19 @@ struct ScatterArgs {
 };
 void scatter_add(CpuBackend& backend, const ScatterArgs& args);
 
+// What several experts made of their tokens, back to them: y[row] += weight * x[slot] for each of
+// the row's choices, in their order. Rows of x are slots [first_slot, first_slot + num_slots);
+// choices of other slots add nothing.
+struct CombineArgs {
+  const float* x = nullptr;        // [num_slots, dim]
+  const int32_t* slots = nullptr;  // [rows, top_k]
+  const float* weights = nullptr;  // [rows, top_k]
+  float* y = nullptr;              // [rows, dim]
+  int64_t rows = 0;
+  int64_t top_k = 0;
+  int64_t dim = 0;
+  int64_t first_slot = 0, num_slots = 0;
+};
+void combine_experts(CpuBackend& backend, const CombineArgs& args);
+
 }  // namespace espalier::kernels

@@ -100,4 +100,15 @@ void scatter_add(CpuBackend& backend, const ScatterArgs& args) {
   });
 }
 
+void combine_experts(CpuBackend& backend, const CombineArgs& args) {
+  share_rows(backend, args.rows, args.dim * args.top_k, [&](int64_t begin, int64_t end) {
+    for (int64_t choice = begin * args.top_k; choice < end * args.top_k; ++choice) {
+      const int64_t slot = args.slots[choice] - args.first_slot;
+      if (slot < 0 || slot >= args.num_slots) continue;
+      backend.table().add_scaled(args.y + choice / args.top_k * args.dim, args.x + slot * args.dim,
+                                 args.weights[choice], args.dim);
+    }
+  });
+}
+
 }  // namespace espalier::kernels

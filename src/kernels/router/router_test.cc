@@ -119,5 +119,51 @@ TEST(Router, ANanShowsInTheWeights) {
   EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1]));
 }
 
+// In any number of passes over the experts, and as often as there are threads, the same bits.
+TEST(Router, CombinesInTheOrderOfTheChoices) {
+  Rng rng(3);
+  const int64_t rows = 30, top_k = 3, dim = 700, slots = rows * top_k;
+  std::vector<float> x(static_cast<size_t>(slots * dim)), weights(static_cast<size_t>(slots));
+  for (float& value : x) value = static_cast<float>(rng.normal());
+  for (float& value : weights) value = static_cast<float>(rng.uniform());
+  std::vector<int32_t> slot_of(static_cast<size_t>(slots));
+  std::iota(slot_of.begin(), slot_of.end(), 0);
+  // As experts in ascending order have them: of a row, ascending.
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t k = 0; k < top_k; ++k) {
+      slot_of[static_cast<size_t>(row * top_k + k)] = static_cast<int32_t>(k * rows + row);
+    }
+  }
+  std::vector<float> expected(static_cast<size_t>(rows * dim), 0.5f);
+  for (int64_t i = 0; i < slots; ++i) {
+    for (int64_t j = 0; j < dim; ++j) {
+      float& to = expected[static_cast<size_t>(i / top_k * dim + j)];
+      to = std::fma(weights[static_cast<size_t>(i)],
+                    x[static_cast<size_t>(slot_of[static_cast<size_t>(i)] * dim + j)], to);
+    }
+  }
+  std::vector<float> at_once;
+  for (const int64_t pass : {slots, int64_t{31}}) {
+    WorkPool pool(2);
+    auto backend = CpuBackend::create(pool);
+    ASSERT_TRUE(backend);
+    std::vector<float> y(expected.size(), 0.5f);
+    for (int64_t first = 0; first < slots; first += pass) {
+      combine_experts(**backend, {.x = x.data() + first * dim,
+                                  .slots = slot_of.data(),
+                                  .weights = weights.data(),
+                                  .y = y.data(),
+                                  .rows = rows,
+                                  .top_k = top_k,
+                                  .dim = dim,
+                                  .first_slot = first,
+                                  .num_slots = std::min(pass, slots - first)});
+    }
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-5) << i;
+    if (at_once.empty()) at_once = y;
+    ASSERT_EQ(y, at_once) << "passes of " << pass;
+  }
+}
+
 }  // namespace
 }  // namespace espalier::kernels
