@@ -7,12 +7,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
 
+#include "fmt/format.h"
 #include "kernels/cpu/isa.h"
 
 namespace espalier {
@@ -173,6 +175,50 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
                            return std::get<0>(tested.param) + "_" +
                                   name_of(std::get<1>(tested.param));
                          });
+
+// transformers' dynamic scaling takes a text of `length` tokens of a model made for `most` as plain
+// rope with theta' = theta (factor length / most - (factor - 1))^(d / (d - 2)). So with the theta
+// for which theta' is the golden's, the golden is also that model's, and no other's.
+TEST(DynamicRope, HasTheLogitsOfTheStretchedTheta) {
+  const golden::Golden golden = golden::read("qwen2_sharded");
+  const RopeSpec& rope = golden.spec.ropes[0];
+  ASSERT_EQ(rope.scaling, RopeSpec::Scaling::kNone);
+  const double d = rope.rotary_dim, stretch = 4.0 * 256 / 64 - (4.0 - 1);
+  const double theta = rope.theta / std::pow(stretch, d / (d - 2));
+  struct Case {
+    const char* what;
+    const char* type;
+    double factor, theta;
+    int32_t context_length;
+    bool agrees;
+  };
+  WorkPool pool(2);
+  for (const Case& c :
+       {Case{"as the golden", "dynamic", 4, theta, 256, true},
+        Case{"taken for plain", "default", 0, theta, 256, false},
+        Case{"taken for linear", "linear", 4, theta, 256, false},
+        Case{"another factor", "dynamic", 8, theta, 256, false},
+        Case{"another length", "dynamic", 4, theta, 128, false},
+        Case{"stretched from the golden's", "dynamic", 4, rope.theta, 256, false}}) {
+    const bool dynamic = c.type == std::string("dynamic");
+    const std::string factor = c.factor == 0 ? "" : fmt::format(R"(,"factor":{})", c.factor);
+    const std::string overrides = fmt::format(R"({{"max_position_embeddings":{},"rope_parameters":)"
+                                              R"({{"rope_type":"{}","rope_theta":{}{}}}}})",
+                                              dynamic ? 64 : 256, c.type, c.theta, factor);
+    auto model = load_model({.path = golden.folder,
+                             .dtype = "float32",
+                             .context_length = c.context_length,
+                             .config_overrides = overrides,
+                             .pool = &pool});
+    ASSERT_TRUE(model) << model.error().to_string();
+    const float error = golden::max_error(**model, golden, KvType::kFloat32);
+    if (c.agrees) {
+      EXPECT_LE(error, tolerance(DType::kFloat32, golden)) << c.what;
+    } else {
+      EXPECT_GT(error, 20 * tolerance(DType::kFloat32, golden)) << c.what;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace espalier
