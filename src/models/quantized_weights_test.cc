@@ -20,6 +20,8 @@ namespace {
 
 constexpr int64_t kHidden = 256, kFfn = 512, kVocab = 96, kHeads = 4, kKvHeads = 2;
 
+using enum BlockFormat;
+
 // The id that GGUF gives each format.
 uint32_t id_of(BlockFormat format) {
   for (const BlockType& type : block_types()) {
@@ -51,12 +53,20 @@ std::string random_blocks(Rng& rng, BlockFormat format, int64_t count) {
                                 {0.0065f, -0.1f, 0},
                                 {3e-4f, 7.5f * 3e-4f, 0},
                                 {1.5e-4f, 15.5f * 1.5e-4f, 0},
-                                {4.6e-5f, 0, 208}};
+                                {4.6e-5f, 0, 208},
+                                {0.0043f, 0.0065f, 80},
+                                {0.0014f, 0, 108},
+                                {8.6e-4f, 0, 0},
+                                {4.6e-5f, 0, 0},
+                                {0, 0, 0}};
   const BlockFormatInfo& info = block_format_info(format);
   const Scales& scales = kScales[static_cast<size_t>(format)];
   std::string bytes(static_cast<size_t>(count / info.elements) * info.bytes, '\0');
   for (char& byte : bytes) byte = static_cast<char>(rng.below(256));
-  for (size_t at = scales.at; at < bytes.size(); at += info.bytes) {
+  for (size_t at = 0; format == kMxfp4 && at < bytes.size(); at += info.bytes) {
+    bytes[at] = 121;  // 2^-7, of values doubled
+  }
+  for (size_t at = scales.at; format != kMxfp4 && at < bytes.size(); at += info.bytes) {
     const uint16_t d = half(scales.d), minimum = half(scales.minimum);
     std::memcpy(bytes.data() + at, &d, 2);
     if (scales.minimum != 0) std::memcpy(bytes.data() + at + 2, &minimum, 2);
@@ -69,12 +79,14 @@ struct Formats {
   std::string name;
   BlockFormat embedding, q_k, v, output, gate_up, down;
 };
-using enum BlockFormat;
 const Formats kFiles[] = {{"Q8_0", kQ8_0, kQ8_0, kQ8_0, kQ8_0, kQ8_0, kQ8_0},
                           {"Q4_0", kQ6K, kQ4_0, kQ4_0, kQ4_0, kQ4_0, kQ4_1},
                           {"Q5", kQ6K, kQ5_0, kQ5_1, kQ5_0, kQ5_1, kQ5_0},
                           {"Q4_K_M", kQ6K, kQ4K, kQ6K, kQ4K, kQ4K, kQ6K},
-                          {"Q5_K_M", kQ6K, kQ5K, kQ6K, kQ5K, kQ5K, kQ6K}};
+                          {"Q5_K_M", kQ6K, kQ5K, kQ6K, kQ5K, kQ5K, kQ6K},
+                          {"Q2_K", kQ6K, kQ2K, kQ3K, kQ3K, kQ2K, kQ3K},
+                          {"IQ4", kQ6K, kIq4Xs, kIq4Nl, kIq4Xs, kIq4Nl, kIq4Xs},
+                          {"MXFP4", kQ8_0, kMxfp4, kQ8_0, kMxfp4, kMxfp4, kMxfp4}};
 
 std::string gguf_of(const Formats& formats, uint64_t seed) {
   Rng rng(seed);

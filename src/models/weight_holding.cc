@@ -31,11 +31,13 @@ class Memory {
       bytes_[std::string(dtype_name(type))] += count * static_cast<int64_t>(dtype_size(type));
     }
   }
-  // Of one tensor for all, rows of whole blocks or nearly.
-  void experts(int64_t rows, int64_t in_features) {
-    if (!types_.quantize) return numbers(types_.type, rows * in_features);
-    bytes_[std::string(block_format_info(*types_.quantize).name)] +=
-        kernels::packed_bytes(*types_.quantize, rows, in_features);
+  // Of one tensor for all, rows of whole blocks or nearly; mxfp4: which is stored so.
+  void experts(int64_t rows, int64_t in_features, bool mxfp4) {
+    std::optional<BlockFormat> format = types_.quantize;
+    if (mxfp4 && types_.keep_blocks) format = BlockFormat::kMxfp4;
+    if (!format) return numbers(types_.type, rows * in_features);
+    bytes_[std::string(block_format_info(*format).name)] +=
+        kernels::packed_bytes(*format, rows, in_features);
   }
   void vector(const VectorLayout& layout) { numbers(DType::kFloat32, layout.size()); }
   void mlp(const MlpLayout& layout, bool fused) {
@@ -76,7 +78,7 @@ void add_layer(const DecoderSpec& spec, const LayerSpec& layer, const LayerLayou
   }
   if (layout.experts.experts.empty()) {
     memory.experts(int64_t{3} * experts.router.num_experts * experts.expert.intermediate_size,
-                   spec.hidden_size);
+                   spec.hidden_size, spec.names.experts == WeightNames::Experts::kFusedMxfp4);
   }
 }
 

@@ -43,6 +43,18 @@ void widen_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns, 
   }
 }
 
+// The same elements as a row of BlockFormat::kMxfp4: the exponent before its block, of which byte i
+// has elements i and i + 16 instead of neighbours.
+void reblock_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns, std::byte* out) {
+  for (int64_t block = 0; block < columns / kMxBlock; ++block, blocks += kMxBytes) {
+    const auto element = [&](int64_t i) { return blocks[i / 2] >> (i % 2 * 4) & 15; };
+    *out++ = std::byte{scales[block]};
+    for (int64_t i = 0; i < kMxBytes; ++i) {
+      *out++ = static_cast<std::byte>(element(i) | element(i + kMxBytes) << 4);
+    }
+  }
+}
+
 }  // namespace
 
 LentTensor skip_elements(const LentTensor& tensor, int64_t count) {
@@ -239,24 +251,33 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   ESP_ASSIGN_OR_RETURN(const auto scales, source_.lend_bytes(name + "_scales", scale_shape));
   const auto* block_bytes = reinterpret_cast<const uint8_t*>(blocks.data());
   const auto* scale_bytes = reinterpret_cast<const uint8_t*>(scales.data());
-  ESP_ASSIGN_OR_RETURN(
-      Buffer wide,
-      Buffer::allocate(static_cast<size_t>(shape.rows * shape.columns) * sizeof(float)));
+  // An expert's rows as blocks, or as numbers.
+  const bool keep = types_.keep_blocks;
+  const size_t row_bytes = keep ? static_cast<size_t>(groups) * (kMxBytes + 1)
+                                : static_cast<size_t>(shape.columns) * sizeof(float);
+  ESP_ASSIGN_OR_RETURN(Buffer rows, Buffer::allocate(static_cast<size_t>(shape.rows) * row_bytes));
+  WeightRows block{.data = rows.data(), .type = DType::kFloat32, .rows = shape.rows};
+  kernels::PackSpec spec{.in_features = shape.columns, .type = type_, .blocks = {&block, 1}};
+  if (keep) {
+    block.format = BlockFormat::kMxfp4;
+  } else {
+    spec.quantize = types_.quantize;
+  }
   for (int64_t expert = 0; expert < shape.count; ++expert) {
     backend_.pool().parallel_for(shape.rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t from = (expert * shape.rows + row) * groups;
-        const int64_t to = shape.interleaved ? parted(row, shape.rows) : row;
-        widen_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns,
-                    wide.as<float>() + to * shape.columns);
+        const int64_t place = shape.interleaved ? parted(row, shape.rows) : row;
+        std::byte* to = rows.data() + static_cast<size_t>(place) * row_bytes;
+        if (keep) {
+          reblock_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns, to);
+        } else {
+          widen_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns,
+                      reinterpret_cast<float*>(to));
+        }
       }
     });
-    const WeightRows block{.data = wide.data(), .type = DType::kFloat32, .rows = shape.rows};
-    ESP_RETURN_IF_ERROR(pack_rows({.in_features = shape.columns,
-                                   .type = type_,
-                                   .blocks = {&block, 1},
-                                   .quantize = types_.quantize},
-                                  out.emplace_back()));
+    ESP_RETURN_IF_ERROR(pack_rows(spec, out.emplace_back()));
   }
   source_.give_back(name + "_blocks");
   source_.give_back(name + "_scales");

@@ -26,12 +26,20 @@ inline Bytes low_four(Bytes v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)
 inline Bytes high_four(Bytes v) {
   return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
 }
-template <int k, int width>
-inline Bytes with_high_bits(Bytes low, Bytes high) {
-  const Bytes moved = k <= 4 ? _mm256_slli_epi16(high, k <= 4 ? 4 - k : 0)
-                             : _mm256_srli_epi16(high, k > 4 ? k - 4 : 0);
-  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(((1 << width) - 1) << 4)));
+template <int k>
+inline Bytes pair_of_bits(Bytes v) {
+  return _mm256_and_si256(_mm256_srli_epi16(v, k), _mm256_set1_epi8(3));
 }
+template <int k, int width, int at>
+inline Bytes with_high_bits(Bytes low, Bytes high) {
+  const Bytes moved = k <= at ? _mm256_slli_epi16(high, k <= at ? at - k : 0)
+                              : _mm256_srli_epi16(high, k > at ? k - at : 0);
+  return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(((1 << width) - 1) << at)));
+}
+inline Bytes repeat_sixteen(const uint8_t* table) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+}
+inline Bytes look_up(Bytes table, Bytes v) { return _mm256_shuffle_epi8(table, v); }
 
 constexpr int32_t kWideZero = 128;
 inline I dot_small(I sum, Bytes w, Bytes x) {
@@ -51,6 +59,21 @@ inline F load_u8(const void* p) {
 }
 inline F load_s8(const void* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+}
+inline F load_low_nibbles(const void* p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(15)));
+}
+inline F load_high_nibbles(const void* p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  return _mm256_cvtepi32_ps(_mm256_srli_epi32(wide, 4));
+}
+inline F load_exponents(const void* p) {
+  const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  const __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), e);
+  return _mm256_castsi256_ps(
+      _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 inline void store_s8(int8_t* p, F v) {
   const __m256i ints = _mm256_cvtps_epi32(v);

@@ -25,13 +25,23 @@ inline Bytes low_four(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)
 inline Bytes high_four(Bytes v) {
   return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
 }
-// low | (bits k to k + width - 1 of each byte of high) << 4
-template <int k, int width>
-inline Bytes with_high_bits(Bytes low, Bytes high) {
-  const Bytes moved = k <= 4 ? _mm512_slli_epi16(high, k <= 4 ? 4 - k : 0)
-                             : _mm512_srli_epi16(high, k > 4 ? k - 4 : 0);
-  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(((1 << width) - 1) << 4), 0xf8);
+// Bits k and k + 1 of each byte.
+template <int k>
+inline Bytes pair_of_bits(Bytes v) {
+  return _mm512_and_si512(_mm512_srli_epi16(v, k), _mm512_set1_epi8(3));
 }
+// low | (bits k to k + width - 1 of each byte of high) << at
+template <int k, int width, int at>
+inline Bytes with_high_bits(Bytes low, Bytes high) {
+  const Bytes moved = k <= at ? _mm512_slli_epi16(high, k <= at ? at - k : 0)
+                              : _mm512_srli_epi16(high, k > at ? k - at : 0);
+  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(((1 << width) - 1) << at), 0xf8);
+}
+// A table of 16 bytes, and each byte of v, below 16, replaced by what stands there.
+inline Bytes repeat_sixteen(const uint8_t* table) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+}
+inline Bytes look_up(Bytes table, Bytes v) { return _mm512_shuffle_epi8(table, v); }
 inline Bytes flip_sign_bit(Bytes v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
 inline Bytes subtract_bytes(Bytes v, int value) {
   return _mm512_sub_epi8(v, _mm512_set1_epi8(static_cast<char>(value)));
@@ -67,6 +77,22 @@ inline F load_u8(const void* p) {
 }
 inline F load_s8(const void* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+inline F load_low_nibbles(const void* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return _mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(15)));
+}
+inline F load_high_nibbles(const void* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return _mm512_cvtepi32_ps(_mm512_srli_epi32(wide, 4));
+}
+// 2^(e - 128) of bytes e. The exponent of the float32 is e - 1; below 1 the fraction has to say it.
+inline F load_exponents(const void* p) {
+  const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __m512i subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(1 << 21), e);
+  return _mm512_castsi512_ps(
+      _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), subnormal));
 }
 // v: whole, in [-127, 127].
 inline void store_s8(int8_t* p, F v) {

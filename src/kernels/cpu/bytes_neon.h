@@ -22,11 +22,17 @@ inline Bytes repeat_four(const int8_t* p) {
 }
 inline Bytes low_four(Bytes v) { return vandq_u8(v, vdupq_n_u8(15)); }
 inline Bytes high_four(Bytes v) { return vshrq_n_u8(v, 4); }
-template <int k, int width>
+template <int k>
+inline Bytes pair_of_bits(Bytes v) {
+  return vandq_u8(vshlq_u8(v, vdupq_n_s8(-k)), vdupq_n_u8(3));
+}
+template <int k, int width, int at>
 inline Bytes with_high_bits(Bytes low, Bytes high) {
   const Bytes bits = vandq_u8(vshlq_u8(high, vdupq_n_s8(-k)), vdupq_n_u8((1 << width) - 1));
-  return vorrq_u8(low, vshlq_n_u8(bits, 4));
+  return vorrq_u8(low, vshlq_n_u8(bits, at));
 }
+inline Bytes repeat_sixteen(const uint8_t* table) { return vld1q_u8(table); }
+inline Bytes look_up(Bytes table, Bytes v) { return vqtbl1q_u8(table, v); }
 
 constexpr int32_t kWideZero = 128;
 #ifdef __ARM_FEATURE_DOTPROD
@@ -59,6 +65,23 @@ inline F load_s8(const void* p) {
   const auto* bytes = static_cast<const int8_t*>(p);
   const int32x4_t wide = {bytes[0], bytes[1], bytes[2], bytes[3]};
   return vcvtq_f32_s32(wide);
+}
+inline F load_low_nibbles(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  const uint32x4_t wide = {bytes[0], bytes[1], bytes[2], bytes[3]};
+  return vcvtq_f32_u32(vandq_u32(wide, vdupq_n_u32(15)));
+}
+inline F load_high_nibbles(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  const uint32x4_t wide = {bytes[0], bytes[1], bytes[2], bytes[3]};
+  return vcvtq_f32_u32(vshrq_n_u32(wide, 4));
+}
+inline F load_exponents(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  const uint32x4_t e = {bytes[0], bytes[1], bytes[2], bytes[3]};
+  const uint32x4_t normal = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
+  const uint32x4_t subnormal = vshlq_u32(vdupq_n_u32(1 << 21), vreinterpretq_s32_u32(e));
+  return vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), subnormal, normal));
 }
 inline void store_s8(int8_t* p, F v) {
   int32_t lanes[4];

@@ -27,10 +27,19 @@ inline Bytes repeat_four(const int8_t* p) {
 }
 inline Bytes low_four(Bytes v) { return v & uint8_t{15}; }
 inline Bytes high_four(Bytes v) { return v >> uint8_t{4}; }
-template <int k, int width>
+template <int k>
+inline Bytes pair_of_bits(Bytes v) {
+  return (v >> uint8_t{k}) & uint8_t{3};
+}
+template <int k, int width, int at>
 inline Bytes with_high_bits(Bytes low, Bytes high) {
   constexpr auto kMask = static_cast<uint8_t>((1 << width) - 1);
-  return low | (((high >> uint8_t{k}) & kMask) << uint8_t{4});
+  return low | (((high >> uint8_t{k}) & kMask) << uint8_t{at});
+}
+inline Bytes repeat_sixteen(const uint8_t* table) { return load_bytes(table); }
+inline Bytes look_up(Bytes table, Bytes v) {
+  for (int i = 0; i < 16; ++i) v[i] = table[v[i]];
+  return v;
 }
 
 // A product of two bytes fits 16 bits: 255 * 127 = 32385.
@@ -67,6 +76,30 @@ inline F load_s8(const void* p) {
   const auto* bytes = static_cast<const int8_t*>(p);
   return F{static_cast<float>(bytes[0]), static_cast<float>(bytes[1]), static_cast<float>(bytes[2]),
            static_cast<float>(bytes[3])};
+}
+inline F load_low_nibbles(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  const uint8_t low[4] = {static_cast<uint8_t>(bytes[0] & 15), static_cast<uint8_t>(bytes[1] & 15),
+                          static_cast<uint8_t>(bytes[2] & 15), static_cast<uint8_t>(bytes[3] & 15)};
+  return load_u8(low);
+}
+inline F load_high_nibbles(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  const uint8_t high[4] = {static_cast<uint8_t>(bytes[0] >> 4), static_cast<uint8_t>(bytes[1] >> 4),
+                           static_cast<uint8_t>(bytes[2] >> 4),
+                           static_cast<uint8_t>(bytes[3] >> 4)};
+  return load_u8(high);
+}
+inline F load_exponents(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  F v;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t e = bytes[i], bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+    float lane;
+    std::memcpy(&lane, &bits, sizeof lane);
+    v[i] = lane;
+  }
+  return v;
 }
 inline void store_s8(int8_t* p, F v) {
   for (int i = 0; i < 4; ++i) p[i] = static_cast<int8_t>(static_cast<int32_t>(v[i]));

@@ -1,6 +1,7 @@
 #include "kernels/linear/block_rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -44,6 +45,10 @@ void add_fifth_bits(const std::byte* bits, uint8_t* values) {
 // A block of 32 inputs with scales of one level.
 void take_block(BlockFormat format, const std::byte* from, int64_t index, BlockRow& row) {
   uint8_t* values = row.values.data() + index * 32;
+  if (format == BlockFormat::kMxfp4) {
+    row.scales[static_cast<size_t>(index)] = byte_at(from, 0);
+    return take_nibbles(from + 1, values);
+  }
   row.d[static_cast<size_t>(index)] = load<uint16_t>(from);
   // The file's m is added and minima are subtracted: the other sign.
   if (layout_of(format).minima) {
@@ -102,6 +107,67 @@ void take_q6_k(const std::byte* from, int64_t index, BlockRow& row) {
   }
 }
 
+// Two bits each: 32 bytes hold four runs of 32.
+void take_pairs(const std::byte* packed, uint8_t* values) {
+  for (int64_t i = 0; i < 256; ++i) {
+    values[i] = byte_at(packed, i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3;
+  }
+}
+
+// Q2_K: 16 bytes of scales and minima, 64 of pairs, d, dmin.
+void take_q2_k(const std::byte* from, int64_t index, BlockRow& row) {
+  row.d[static_cast<size_t>(index)] = load<uint16_t>(from + 80);
+  row.dmin[static_cast<size_t>(index)] = load<uint16_t>(from + 82);
+  for (int64_t i = 0; i < 16; ++i) {
+    row.scales[static_cast<size_t>(index * 16 + i)] = byte_at(from, i) & 15;
+    row.minima[static_cast<size_t>(index * 16 + i)] = byte_at(from, i) >> 4;
+  }
+  take_pairs(from + 16, row.values.data() + index * 256);
+}
+
+// Q3_K: 32 bytes of third bits, 64 of pairs, 12 of scales of 6 bits less 32, d.
+void take_q3_k(const std::byte* from, int64_t index, BlockRow& row) {
+  row.d[static_cast<size_t>(index)] = load<uint16_t>(from + 108);
+  const std::byte* scales = from + 96;
+  for (int64_t i = 0; i < 16; ++i) {
+    const int low = byte_at(scales, i % 8) >> (i / 8 * 4) & 15;
+    const int high = byte_at(scales, 8 + i % 4) >> (i / 4 * 2) & 3;
+    row.scales[static_cast<size_t>(index * 16 + i)] = static_cast<uint8_t>((low | high << 4) - 32);
+  }
+  uint8_t* values = row.values.data() + index * 256;
+  take_pairs(from + 32, values);
+  for (int64_t i = 0; i < 256; ++i) {
+    values[i] |= static_cast<uint8_t>((byte_at(from, i % 32) >> (i / 32) & 1) << 2);
+  }
+}
+
+// IQ4_XS: d, 16 bits of high scale pairs, 4 bytes of low scale nibbles, 128 of nibbles.
+void take_iq4_xs(const std::byte* from, int64_t index, BlockRow& row) {
+  row.d[static_cast<size_t>(index)] = load<uint16_t>(from);
+  const auto high_scales = load<uint16_t>(from + 2);
+  for (int64_t run = 0; run < 8; ++run) {
+    const int low = byte_at(from + 4, run / 2) >> (run % 2 * 4) & 15;
+    const int high = high_scales >> (2 * run) & 3;
+    row.scales[static_cast<size_t>(index * 8 + run)] = static_cast<uint8_t>((low | high << 4) - 32);
+    take_nibbles(from + 8 + run * 16, row.values.data() + index * 256 + run * 32);
+  }
+}
+
+void take_block_of_256(BlockFormat format, const std::byte* from, int64_t index, BlockRow& row) {
+  switch (format) {
+    case BlockFormat::kQ6K:
+      return take_q6_k(from, index, row);
+    case BlockFormat::kQ2K:
+      return take_q2_k(from, index, row);
+    case BlockFormat::kQ3K:
+      return take_q3_k(from, index, row);
+    case BlockFormat::kIq4Xs:
+      return take_iq4_xs(from, index, row);
+    default:
+      return take_k_block(format, from, index, row);
+  }
+}
+
 // ---- The layout of the kernels ----
 
 uint32_t four(const uint8_t* values) {
@@ -111,6 +177,14 @@ uint32_t four(const uint8_t* values) {
 }
 void put_four(uint32_t bits, std::byte* to) { std::memcpy(to, &bits, sizeof bits); }
 
+// The `width` bits from `first` on of each byte of each vector, side by side in its byte.
+uint32_t bits_of(const uint32_t* v, int64_t count, int64_t first, int64_t width) {
+  const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
+  uint32_t out = 0;
+  for (int64_t k = 0; k < count; ++k) out |= (v[k] >> first & mask) << (width * k);
+  return out;
+}
+
 // 32 values of an output; panel: its place in the first vector.
 void place_values(int64_t bits, const uint8_t* values, std::byte* panel) {
   uint32_t v[8];
@@ -119,20 +193,23 @@ void place_values(int64_t bits, const uint8_t* values, std::byte* panel) {
     for (int64_t k = 0; k < 8; ++k) put_four(v[k], panel + k * kVectorBytes);
     return;
   }
+  if (bits < 4) {
+    for (int64_t half = 0; half < 2; ++half) {
+      put_four(bits_of(v + 4 * half, 4, 0, 2), panel + half * kVectorBytes);
+    }
+    if (bits == 3) put_four(bits_of(v, 8, 2, 1), panel + 2 * kVectorBytes);
+    return;
+  }
   for (int64_t j = 0; j < 4; ++j) {
     put_four((v[2 * j] & 0x0f0f0f0fu) | (v[2 * j + 1] & 0x0f0f0f0fu) << 4,
              panel + j * kVectorBytes);
   }
   std::byte* high = panel + 4 * kVectorBytes;
   if (bits == 5) {
-    uint32_t fifth = 0;
-    for (int64_t k = 0; k < 8; ++k) fifth |= (v[k] >> 4 & 0x01010101u) << k;
-    put_four(fifth, high);
+    put_four(bits_of(v, 8, 4, 1), high);
   } else if (bits == 6) {
     for (int64_t half = 0; half < 2; ++half) {
-      uint32_t pairs = 0;
-      for (int64_t k = 0; k < 4; ++k) pairs |= (v[4 * half + k] >> 4 & 0x03030303u) << (2 * k);
-      put_four(pairs, high + half * kVectorBytes);
+      put_four(bits_of(v + 4 * half, 4, 4, 2), high + half * kVectorBytes);
     }
   }
 }
@@ -142,6 +219,12 @@ void widen_values(int64_t bits, const std::byte* panel, uint8_t* values) {
     const int64_t k = i / 4, byte = i % 4;
     if (bits == 8) {
       values[i] = byte_at(panel, k * kVectorBytes + byte);
+      continue;
+    }
+    if (bits < 4) {
+      int value = byte_at(panel, k / 4 * kVectorBytes + byte) >> (k % 4 * 2) & 3;
+      if (bits == 3) value |= (byte_at(panel, 2 * kVectorBytes + byte) >> k & 1) << 2;
+      values[i] = static_cast<uint8_t>(value);
       continue;
     }
     int value = byte_at(panel, k / 2 * kVectorBytes + byte) >> (k % 2 * 4) & 15;
@@ -160,6 +243,43 @@ std::byte* values_at(const BlockLayout& layout, std::byte* block, int64_t output
 }
 
 float half_at(const std::byte* from) { return to_float(load<Float16>(from)); }
+
+// What a block has of an output besides d and dmin; to: at the first group's scale.
+void place_scales(const BlockLayout& layout, const BlockRow& row, int64_t block, std::byte* to) {
+  const int64_t groups = kBlockInputs / layout.group;
+  for (int64_t i = 0; i < groups; ++i) {
+    const auto group = static_cast<size_t>(block * groups + i);
+    to[i * kUnit] = std::byte{row.scales[group]};
+    if (layout.scales == BlockScales::kNibbles) {
+      to[i * kUnit] |= std::byte{row.minima[group]} << 4;
+    } else if (layout.minima) {
+      to[(groups + i) * kUnit] = std::byte{row.minima[group]};
+    }
+  }
+}
+
+struct Scale {
+  float scale, minimum;
+};
+
+// Of group `group` of a block; from: at the output's first scale; first_level: d and dmin.
+Scale scale_of(const BlockLayout& layout, const std::byte* from, int64_t group, Scale first_level) {
+  const auto [d, dmin] = first_level;
+  const uint8_t byte = byte_at(from, group * kUnit);
+  switch (layout.scales) {
+    case BlockScales::kHalf:
+      break;
+    case BlockScales::kExponent:
+      return {std::ldexp(1.0f, byte - 128), 0};
+    case BlockScales::kUnsigned:
+      return {d * static_cast<float>(byte), dmin * static_cast<float>(byte_at(from, kUnit))};
+    case BlockScales::kSigned:
+      return {d * static_cast<float>(static_cast<int8_t>(byte)), 0};
+    case BlockScales::kNibbles:
+      return {d * static_cast<float>(byte & 15), dmin * static_cast<float>(byte >> 4)};
+  }
+  return first_level;
+}
 
 }  // namespace
 
@@ -188,10 +308,8 @@ void take_apart(BlockFormat format, const std::byte* blocks, int64_t in_features
   for (int64_t block = 0; block < in_features / info.elements; ++block, blocks += info.bytes) {
     if (info.elements == 32) {
       take_block(format, blocks, block, row);
-    } else if (format == BlockFormat::kQ6K) {
-      take_q6_k(blocks, block, row);
     } else {
-      take_k_block(format, blocks, block, row);
+      take_block_of_256(format, blocks, block, row);
     }
   }
 }
@@ -201,22 +319,13 @@ void place_row(BlockFormat format, const BlockRow& row, int64_t output, std::byt
   std::byte* to = unit;
   for (int64_t block = 0; block < row.padded / kBlockInputs; ++block, to += layout.block_bytes) {
     const auto chunk = static_cast<size_t>(block * kBlockInputs / layout.chunk);
-    if (layout.header_bytes > 0) {
-      if (block * kBlockInputs % layout.chunk == 0) {
-        std::memcpy(to + 2 * output, &row.d[chunk], 2);
-        if (layout.minima) std::memcpy(to + 2 * (kUnit + output), &row.dmin[chunk], 2);
-        to += layout.header_bytes;
-      }
-      const int64_t groups = kBlockInputs / layout.group;
-      for (int64_t half = 0; half < groups; ++half) {
-        to[half * kUnit + output] =
-            std::byte{row.scales[static_cast<size_t>(block * groups + half)]};
-      }
-      if (layout.minima) to[kUnit + output] = std::byte{row.minima[static_cast<size_t>(block)]};
-    } else {
+    const bool halves = layout.scales == BlockScales::kHalf;
+    if (halves || (layout.header_bytes > 0 && block * kBlockInputs % layout.chunk == 0)) {
       std::memcpy(to + 2 * output, &row.d[chunk], 2);
       if (layout.minima) std::memcpy(to + 2 * (kUnit + output), &row.dmin[chunk], 2);
+      to += layout.header_bytes;
     }
+    if (!halves) place_scales(layout, row, block, to + output);
     place_values(layout.bits, row.values.data() + block * kBlockInputs,
                  values_at(layout, to, output));
   }
@@ -229,8 +338,8 @@ void widen_row(BlockFormat format, const std::byte* unit, int64_t output, int64_
   float d = 0, dmin = 0;
   uint8_t values[kBlockInputs];
   for (int64_t in = 0; in < in_features; in += kBlockInputs, from += layout.block_bytes) {
-    const bool two_levels = layout.header_bytes > 0;
-    if (!two_levels || in % layout.chunk == 0) {
+    const bool halves = layout.scales == BlockScales::kHalf;
+    if (halves || (layout.header_bytes > 0 && in % layout.chunk == 0)) {
       d = half_at(from + 2 * output);
       if (layout.minima) dmin = half_at(from + 2 * (kUnit + output));
       from += layout.header_bytes;
@@ -238,15 +347,11 @@ void widen_row(BlockFormat format, const std::byte* unit, int64_t output, int64_
     widen_values(layout.bits, values_at(layout, const_cast<std::byte*>(from), output), values);
     const int64_t count = std::min(kBlockInputs, in_features - in);
     for (int64_t i = 0; i < count; ++i) {
-      float scale = d, minimum = dmin;
-      if (layout.group == 16) {
-        scale = d * static_cast<float>(static_cast<int8_t>(from[i / 16 * kUnit + output]));
-      } else if (two_levels) {
-        scale = d * static_cast<float>(byte_at(from, output));
-        minimum = dmin * static_cast<float>(byte_at(from, kUnit + output));
-      }
-      const float value = scale * static_cast<float>(values[i] - layout.zero);
-      out[in + i] = !layout.minima ? value : value - minimum;
+      const Scale scale = scale_of(layout, from + output, i / layout.group, {d, dmin});
+      const int64_t value =
+          layout.codebook < 0 ? values[i] : kCodebooks[layout.codebook][values[i]];
+      const float product = scale.scale * static_cast<float>(value - layout.zero);
+      out[in + i] = !layout.minima ? product : product - scale.minimum;
     }
   }
 }

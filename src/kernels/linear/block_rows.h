@@ -11,13 +11,14 @@
 namespace espalier::kernels {
 
 // `padded` inputs, whole chunks. Input i stands for
-// scale(i) * (values[i] - zero) - minimum(i), where scale(i) is d[i / chunk] alone, or times
-// scales[i / group]; and minimum(i) the same of dmin and minima.
+// scale(i) * (v(values[i]) - zero) - minimum(i), where v looks up the format's codebook if it has
+// one, scale(i) is d[i / chunk] alone, or times scales[i / group], or 2^(scales[i / group] - 128)
+// alone; and minimum(i) is the same of dmin and minima.
 struct BlockRow {
   int64_t padded = 0;
   std::vector<uint8_t> values;          // [padded]
   std::vector<uint16_t> d, dmin;        // [padded / chunk] float16
-  std::vector<uint8_t> scales, minima;  // [padded / group]; scales of groups of 16 are signed
+  std::vector<uint8_t> scales, minima;  // [padded / group]; signed where BlockScales says so
 };
 
 // Inputs of a row of `in_features`, rounded up to whole chunks.

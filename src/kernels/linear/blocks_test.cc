@@ -13,23 +13,41 @@ namespace {
 
 using test::random_floats;
 
-// Rows of blocks with any values, and scales whose numbers lie around one.
+// Where the scale of a format's blocks stands (and dmin or m behind it), and its float16's
+// exponents for which the numbers lie around one.
+struct ScaleAt {
+  BlockFormat format;
+  size_t at;
+  int count;
+  int64_t least, most;
+  bool any_sign;
+};
+constexpr ScaleAt kScalesAt[] = {
+    {BlockFormat::kQ8_0, 0, 1, 7, 9, true},       {BlockFormat::kQ4_0, 0, 1, 7, 9, true},
+    {BlockFormat::kQ4_1, 0, 2, 7, 9, true},       {BlockFormat::kQ5_0, 0, 1, 7, 9, true},
+    {BlockFormat::kQ5_1, 0, 2, 7, 9, true},       {BlockFormat::kQ4K, 0, 2, 2, 4, false},
+    {BlockFormat::kQ5K, 0, 2, 2, 4, false},       {BlockFormat::kQ6K, 208, 1, 2, 4, false},
+    {BlockFormat::kQ2K, 80, 2, 7, 9, false},      {BlockFormat::kQ3K, 108, 1, 5, 7, true},
+    {BlockFormat::kIq4Nl, 0, 1, 7, 9, true},      {BlockFormat::kIq4Xs, 0, 1, 2, 4, true},
+    {BlockFormat::kMxfp4, 0, 0, 124, 130, false},  // a byte, the exponent itself
+};
+
+// Rows of blocks with any values.
 std::vector<std::byte> random_blocks(Rng& rng, BlockFormat format, int64_t rows, int64_t in) {
   const BlockFormatInfo& info = block_format_info(format);
+  const ScaleAt& scale = kScalesAt[static_cast<size_t>(format)];
+  EXPECT_EQ(scale.format, format);
   const auto count = static_cast<size_t>(rows * in / info.elements);
   std::vector<std::byte> bytes(count * info.bytes);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(rng.below(256));
-  // d, and dmin or m behind it: float16 of 2^-8 to 2^-5, of either sign for one level.
-  const bool k = info.elements == 256;
   for (size_t block = 0; block < count; ++block) {
-    std::byte* at = bytes.data() + block * info.bytes;
-    if (format == BlockFormat::kQ6K) at += 208;
-    const bool two = k ? format != BlockFormat::kQ6K
-                       : format == BlockFormat::kQ4_1 || format == BlockFormat::kQ5_1;
-    for (int i = 0; i < (two ? 2 : 1); ++i) {
-      const auto exponent = static_cast<uint16_t>(rng.between(k ? 2 : 7, k ? 4 : 9));
+    std::byte* at = bytes.data() + block * info.bytes + scale.at;
+    const auto exponent = [&] { return rng.between(scale.least, scale.most); };
+    if (scale.count == 0) *at = static_cast<std::byte>(exponent());
+    for (int i = 0; i < scale.count; ++i) {
       const auto bits =
-          static_cast<uint16_t>(exponent << 10 | rng.below(1024) | (k ? 0 : rng.below(2) << 15));
+          static_cast<uint16_t>(static_cast<uint64_t>(exponent()) << 10 | rng.below(1024) |
+                                (scale.any_sign ? rng.below(2) << 15 : 0));
       std::memcpy(at + 2 * i, &bits, 2);
     }
   }
@@ -166,6 +184,28 @@ TEST_P(BlocksTest, ARowIsTheSameInAnyCallOnAnyNumberOfThreads) {
             << info.name << " " << rows << " rows from " << first << " on " << threads;
       }
     }
+  }
+}
+
+// Exponents of MXFP4 reach below what float32 holds with all of its digits.
+TEST_P(BlocksTest, ScalesBelowNormalNumbers) {
+  WorkPool pool(1);
+  auto backend = backend_on(pool);
+  const int64_t in = 256, out = 40;
+  for (const int64_t rows : {1, 9}) {
+    auto bytes = random_blocks(rng_, BlockFormat::kMxfp4, out, in);
+    const size_t block_bytes = block_format_info(BlockFormat::kMxfp4).bytes;
+    for (size_t i = 0; i < bytes.size(); i += block_bytes) {
+      bytes[i] = static_cast<std::byte>(rng_.below(4));
+    }
+    const WeightRows block = {.data = bytes.data(), .rows = out, .format = BlockFormat::kMxfp4};
+    const PackedMatrix w = pack(*backend, {.in_features = in, .blocks = {&block, 1}});
+    const std::vector<float> x = random_floats(rng_, rows * in, 0x1p120);
+    std::vector<float> y(static_cast<size_t>(rows * out));
+    linear(*backend, w,
+           {.x = x.data(), .x_stride = in, .y = y.data(), .y_stride = out, .rows = rows});
+    EXPECT_TRUE(std::ranges::any_of(y, [](float value) { return std::abs(value) > 0x1p-9f; }));
+    expect_product(*backend, w, x, std::vector<float>(y.size()), y);
   }
 }
 

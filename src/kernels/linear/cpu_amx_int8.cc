@@ -3,7 +3,7 @@
 // bits in both.
 //
 // For kGroup units and kSlice inputs at a time the weights are unpacked to signed bytes and float32
-// scales (11 KiB a unit, in the second cache), which every 16 rows then use: a tile product of a
+// scales (12 KiB a unit, in the second cache), which every 16 rows then use: a tile product of a
 // block of 32 inputs (or two, of 16) leaves whole numbers in memory, and vectors scale them and add
 // them to 16 sums that stay in registers over the slice. The products of the next blocks run
 // meanwhile. A block costs the tiles about 32 cycles (product, store) and the vectors 26
@@ -31,7 +31,7 @@ constexpr int64_t kTurnsAhead = 2;
 struct alignas(64) UnpackedUnit {
   int8_t values[kSliceBlocks][2][8 * kVectorBytes];  // by block and panel, less zero
   float scales[kSliceBlocks][2][kUnitOutputs];       // the second where groups are of 16
-  float minima[kSliceBlocks][kUnitOutputs];
+  float minima[kSliceBlocks][2][kUnitOutputs];       // the same
 };
 
 struct alignas(64) Scratch {
@@ -42,7 +42,8 @@ struct alignas(64) Scratch {
 static_assert(sizeof(Scratch) <= kLinearScratchBytes);
 
 // prepared, for each 16 rows, 24 padded_in bytes apart: [padded_in / 32][16][32] int8, then
-// [padded_in / 32][16] float32 of scales, then as many sums of the values times scale.
+// [padded_in / 32][16] float32 of scales, then three times as many sums of the values times scale:
+// of each block's 32, of its first half, of its second.
 void prepare_block_tiles(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                          int64_t in_features, int64_t padded_in, void* prepared) {
   for (int64_t row = row_begin; row < row_end; ++row) {
@@ -63,6 +64,10 @@ void prepare_block_tiles(const float* x, int64_t x_stride, int64_t row_begin, in
       }
       scales[in / 2] = about.scale;
       scaled_sums[in / 2] = about.scaled_sum;
+      for (int half = 0; half < 2; ++half) {
+        scaled_sums[(half + 1) * (padded_in / 2) + in / 2] =
+            about.scale * static_cast<float>(about.sums[half]);
+      }
     }
   }
 }
@@ -98,9 +103,10 @@ void unpack(const LinearTask& task, int64_t unit, int64_t first_block, int64_t b
       const int64_t output = panel * kPanelOutputs;
       for (int half = 0; half < kBlockInputs / kLayout.group; ++half) {
         store(out.scales[block][half] + output, load_scale<kFormat>(w, output, half, d[panel]));
-      }
-      if constexpr (kLayout.minima) {
-        store(out.minima[block] + output, load_minimum<kFormat>(w, output, dmin[panel]));
+        if constexpr (kLayout.minima) {
+          store(out.minima[block][half] + output,
+                load_minimum<kFormat>(w, output, half, dmin[panel]));
+        }
       }
       Bytes v[8];
       load_values<kFormat>(values_of<kFormat>(w, output), v);
@@ -153,17 +159,22 @@ inline void multiply_tile(const int8_t* x, const int8_t* values,
 
 // A slice of 16 rows of activations.
 struct Activations {
-  const int8_t* values;      // [blocks][16][32]
-  const float* scales;       // [blocks][16]
-  const float* scaled_sums;  // the same
+  const int8_t* values;  // [blocks][16][32]
+  const float* scales;   // [blocks][16]
+  // The same: of whole blocks, or of first halves and, half_stride on, of second ones.
+  const float* scaled_sums;
+  int64_t half_stride;
 };
 
+template <BlockFormat kFormat>
 inline Activations activations_of(const LinearTask& task, int64_t row, int64_t first_block) {
   const int64_t padded_in = task.prepared_stride / 3 * 2;  // of the activations
   const auto* tile = static_cast<const int8_t*>(task.prepared) + row * task.prepared_stride;
   const auto* scales =
       reinterpret_cast<const float*>(tile + kTileRows * padded_in) + first_block * kTileRows;
-  return {tile + first_block * (kTileRows * kBlockInputs), scales, scales + padded_in / 2};
+  const int64_t plane = padded_in / 2;  // of one number a row and block
+  return {tile + first_block * (kTileRows * kBlockInputs), scales,
+          scales + (kLayoutOf<kFormat>.group == 16 ? 2 : 1) * plane, plane};
 }
 
 // 16 rows by one panel of a unit over a slice; sums: [16][32], at the panel's first.
@@ -204,12 +215,12 @@ __attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t
         s[r] =
             fma(to_floats(_mm512_load_si512(of_half + r * 16)), mul(scale, set1(scales[r])), s[r]);
       }
-    }
-    if constexpr (kLayout.minima) {
-      const F minimum = load(unit.minima[block] + output);
-      const float* scaled_sums = x.scaled_sums + block * kTileRows;
+      if constexpr (kLayout.minima) {
+        const F minimum = load(unit.minima[block][half] + output);
+        const float* scaled_sums = x.scaled_sums + half * x.half_stride + block * kTileRows;
 #pragma GCC unroll 16
-      for (int64_t r = 0; r < kTileRows; ++r) s[r] = fnma(minimum, set1(scaled_sums[r]), s[r]);
+        for (int64_t r = 0; r < kTileRows; ++r) s[r] = fnma(minimum, set1(scaled_sums[r]), s[r]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -241,7 +252,7 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
     }
     for (int64_t row = row_begin; row < row_end; row += kTileRows) {
       float* sums = scratch.sums + (row - row_begin) / kTileRows * kGroup * kTileSums;
-      const Activations x = activations_of(task, row, first);
+      const Activations x = activations_of<kFormat>(task, row, first);
       for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
         // With the last rows, the weights of the slice after this one are asked for.
         const std::byte* next =
@@ -280,9 +291,12 @@ void linear_tiles_int8(const LinearTask& task, int64_t unit_begin, int64_t unit_
 
 constinit const PrepareFn kPrepareBlocksAmx = prepare_block_tiles;
 constinit const LinearFn kLinearBlocksAmx[kNumBlockFormats] = {
-    linear_tiles_int8<BlockFormat::kQ8_0>, linear_tiles_int8<BlockFormat::kQ4_0>,
-    linear_tiles_int8<BlockFormat::kQ4_1>, linear_tiles_int8<BlockFormat::kQ5_0>,
-    linear_tiles_int8<BlockFormat::kQ5_1>, linear_tiles_int8<BlockFormat::kQ4K>,
-    linear_tiles_int8<BlockFormat::kQ5K>,  linear_tiles_int8<BlockFormat::kQ6K>};
+    linear_tiles_int8<BlockFormat::kQ8_0>,  linear_tiles_int8<BlockFormat::kQ4_0>,
+    linear_tiles_int8<BlockFormat::kQ4_1>,  linear_tiles_int8<BlockFormat::kQ5_0>,
+    linear_tiles_int8<BlockFormat::kQ5_1>,  linear_tiles_int8<BlockFormat::kQ4K>,
+    linear_tiles_int8<BlockFormat::kQ5K>,   linear_tiles_int8<BlockFormat::kQ6K>,
+    linear_tiles_int8<BlockFormat::kQ2K>,   linear_tiles_int8<BlockFormat::kQ3K>,
+    linear_tiles_int8<BlockFormat::kIq4Nl>, linear_tiles_int8<BlockFormat::kIq4Xs>,
+    linear_tiles_int8<BlockFormat::kMxfp4>};
 
 }  // namespace espalier::kernels

@@ -16,6 +16,20 @@ namespace {
 template <BlockFormat kFormat>
 constexpr const BlockLayout& kLayoutOf = kBlockLayouts[static_cast<int>(kFormat)];
 
+// v[k] gets bit k of each byte as its bit kAt.
+template <int kAt>
+inline void add_bit_of_each(simd::Bytes (&v)[8], simd::Bytes bits) {
+  using namespace simd;
+  v[0] = with_high_bits<0, 1, kAt>(v[0], bits);
+  v[1] = with_high_bits<1, 1, kAt>(v[1], bits);
+  v[2] = with_high_bits<2, 1, kAt>(v[2], bits);
+  v[3] = with_high_bits<3, 1, kAt>(v[3], bits);
+  v[4] = with_high_bits<4, 1, kAt>(v[4], bits);
+  v[5] = with_high_bits<5, 1, kAt>(v[5], bits);
+  v[6] = with_high_bits<6, 1, kAt>(v[6], bits);
+  v[7] = with_high_bits<7, 1, kAt>(v[7], bits);
+}
+
 // The eight vectors of values of a panel's block, or of `offset` bytes on in each: v[k] holds
 // inputs 4 k to 4 k + 3 of kWidth outputs.
 template <BlockFormat kFormat>
@@ -26,31 +40,36 @@ inline void load_values(const std::byte* panel, simd::Bytes (&v)[8]) {
     for (int k = 0; k < 8; ++k) v[k] = load_bytes(panel + k * kVectorBytes);
     return;
   }
+  if constexpr (kBits < 4) {
+    for (int half = 0; half < 2; ++half) {
+      const Bytes pairs = load_bytes(panel + half * kVectorBytes);
+      v[4 * half] = pair_of_bits<0>(pairs);
+      v[4 * half + 1] = pair_of_bits<2>(pairs);
+      v[4 * half + 2] = pair_of_bits<4>(pairs);
+      v[4 * half + 3] = pair_of_bits<6>(pairs);
+    }
+    if constexpr (kBits == 3) add_bit_of_each<2>(v, load_bytes(panel + 2 * kVectorBytes));
+    return;
+  }
   for (int j = 0; j < 4; ++j) {
     const Bytes both = load_bytes(panel + j * kVectorBytes);
     v[2 * j] = low_four(both);
     v[2 * j + 1] = high_four(both);
   }
   const std::byte* high = panel + 4 * kVectorBytes;
-  if constexpr (kBits == 5) {
-    const Bytes bits = load_bytes(high);
-    v[0] = with_high_bits<0, 1>(v[0], bits);
-    v[1] = with_high_bits<1, 1>(v[1], bits);
-    v[2] = with_high_bits<2, 1>(v[2], bits);
-    v[3] = with_high_bits<3, 1>(v[3], bits);
-    v[4] = with_high_bits<4, 1>(v[4], bits);
-    v[5] = with_high_bits<5, 1>(v[5], bits);
-    v[6] = with_high_bits<6, 1>(v[6], bits);
-    v[7] = with_high_bits<7, 1>(v[7], bits);
-  }
+  if constexpr (kBits == 5) add_bit_of_each<4>(v, load_bytes(high));
   if constexpr (kBits == 6) {
     for (int half = 0; half < 2; ++half) {
       const Bytes bits = load_bytes(high + half * kVectorBytes);
-      v[4 * half] = with_high_bits<0, 2>(v[4 * half], bits);
-      v[4 * half + 1] = with_high_bits<2, 2>(v[4 * half + 1], bits);
-      v[4 * half + 2] = with_high_bits<4, 2>(v[4 * half + 2], bits);
-      v[4 * half + 3] = with_high_bits<6, 2>(v[4 * half + 3], bits);
+      v[4 * half] = with_high_bits<0, 2, 4>(v[4 * half], bits);
+      v[4 * half + 1] = with_high_bits<2, 2, 4>(v[4 * half + 1], bits);
+      v[4 * half + 2] = with_high_bits<4, 2, 4>(v[4 * half + 2], bits);
+      v[4 * half + 3] = with_high_bits<6, 2, 4>(v[4 * half + 3], bits);
     }
+  }
+  if constexpr (kLayoutOf<kFormat>.codebook >= 0) {
+    const Bytes codebook = repeat_sixteen(kCodebooks[kLayoutOf<kFormat>.codebook]);
+    for (int k = 0; k < 8; ++k) v[k] = look_up(codebook, v[k]);
   }
 }
 
@@ -59,19 +78,25 @@ inline void load_values(const std::byte* panel, simd::Bytes (&v)[8]) {
 template <BlockFormat kFormat>
 inline simd::F load_scale(const std::byte* block, int64_t output, int half, simd::F d) {
   using namespace simd;
-  if constexpr (kLayoutOf<kFormat>.header_bytes == 0) return load_f16(block + 2 * output);
-  if constexpr (kLayoutOf<kFormat>.group == 16) {
-    return mul(d, load_s8(block + half * kUnitOutputs + output));
-  }
-  return mul(d, load_u8(block + output));
+  constexpr BlockScales kScales = kLayoutOf<kFormat>.scales;
+  const std::byte* of_half = block + half * kUnitOutputs + output;
+  if constexpr (kScales == BlockScales::kHalf) return load_f16(block + 2 * output);
+  if constexpr (kScales == BlockScales::kExponent) return load_exponents(of_half);
+  if constexpr (kScales == BlockScales::kUnsigned) return mul(d, load_u8(of_half));
+  if constexpr (kScales == BlockScales::kSigned) return mul(d, load_s8(of_half));
+  if constexpr (kScales == BlockScales::kNibbles) return mul(d, load_low_nibbles(of_half));
 }
 template <BlockFormat kFormat>
-inline simd::F load_minimum(const std::byte* block, int64_t output, simd::F dmin) {
+inline simd::F load_minimum(const std::byte* block, int64_t output, int half, simd::F dmin) {
   using namespace simd;
-  if constexpr (kLayoutOf<kFormat>.header_bytes == 0) {
+  constexpr BlockScales kScales = kLayoutOf<kFormat>.scales;
+  if constexpr (kScales == BlockScales::kHalf) {
     return load_f16(block + 2 * kUnitOutputs + 2 * output);
+  } else if constexpr (kScales == BlockScales::kNibbles) {
+    return mul(dmin, load_high_nibbles(block + half * kUnitOutputs + output));
+  } else {
+    return mul(dmin, load_u8(block + kUnitOutputs + output));
   }
-  return mul(dmin, load_u8(block + kUnitOutputs + output));
 }
 
 // Where the values of outputs [output, output + kWidth) begin in a block of a unit.
@@ -89,7 +114,7 @@ inline void add_group(const simd::Bytes* v, const std::byte* x, int64_t x_stride
                       const ActivationBlock* const* about, int half, simd::F scale,
                       simd::F (&sums)[kRows]) {
   using namespace simd;
-  constexpr bool kWide = kLayoutOf<kFormat>.bits == 8;
+  constexpr bool kWide = kLayoutOf<kFormat>.zero == 128;
   constexpr int32_t kZero = static_cast<int32_t>(kLayoutOf<kFormat>.zero) - (kWide ? kWideZero : 0);
   I dots[kRows];
   for (int64_t r = 0; r < kRows; ++r) {
@@ -149,15 +174,22 @@ inline void rows_by_unit_blocks(const LinearTask& task, int64_t unit, int64_t ro
           add_group<kFormat, kRows, 4>(v + 4 * half, x + 16 * half, task.prepared_stride, about,
                                        half, load_scale<kFormat>(w, output, half, d[vector]),
                                        sums[vector]);
+          if constexpr (kLayout.minima) {
+            const F minimum = load_minimum<kFormat>(w, output, half, dmin[vector]);
+            for (int64_t r = 0; r < kRows; ++r) {
+              const float sum = about[r]->scale * static_cast<float>(about[r]->sums[half]);
+              sums[vector][r] = fnma(minimum, set1(sum), sums[vector][r]);
+            }
+          }
         }
       } else {
         add_group<kFormat, kRows, 8>(v, x, task.prepared_stride, about, 0,
                                      load_scale<kFormat>(w, output, 0, d[vector]), sums[vector]);
-      }
-      if constexpr (kLayout.minima) {
-        const F minimum = load_minimum<kFormat>(w, output, dmin[vector]);
-        for (int64_t r = 0; r < kRows; ++r) {
-          sums[vector][r] = fnma(minimum, set1(about[r]->scaled_sum), sums[vector][r]);
+        if constexpr (kLayout.minima) {
+          const F minimum = load_minimum<kFormat>(w, output, 0, dmin[vector]);
+          for (int64_t r = 0; r < kRows; ++r) {
+            sums[vector][r] = fnma(minimum, set1(about[r]->scaled_sum), sums[vector][r]);
+          }
         }
       }
     }

@@ -12,9 +12,12 @@
 namespace espalier::kernels {
 
 constinit const LinearFn kLinearBlocksVnni[kNumBlockFormats] = {
-    linear_blocks<BlockFormat::kQ8_0>, linear_blocks<BlockFormat::kQ4_0>,
-    linear_blocks<BlockFormat::kQ4_1>, linear_blocks<BlockFormat::kQ5_0>,
-    linear_blocks<BlockFormat::kQ5_1>, linear_blocks<BlockFormat::kQ4K>,
-    linear_blocks<BlockFormat::kQ5K>,  linear_blocks<BlockFormat::kQ6K>};
+    linear_blocks<BlockFormat::kQ8_0>,  linear_blocks<BlockFormat::kQ4_0>,
+    linear_blocks<BlockFormat::kQ4_1>,  linear_blocks<BlockFormat::kQ5_0>,
+    linear_blocks<BlockFormat::kQ5_1>,  linear_blocks<BlockFormat::kQ4K>,
+    linear_blocks<BlockFormat::kQ5K>,   linear_blocks<BlockFormat::kQ6K>,
+    linear_blocks<BlockFormat::kQ2K>,   linear_blocks<BlockFormat::kQ3K>,
+    linear_blocks<BlockFormat::kIq4Nl>, linear_blocks<BlockFormat::kIq4Xs>,
+    linear_blocks<BlockFormat::kMxfp4>};
 
 }  // namespace espalier::kernels
