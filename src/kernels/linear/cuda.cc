@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/cuda_digest.h"
 #include "kernels/linear/cuda_small.h"
+#include "kernels/linear/tuning_file.h"
 #include "kernels/norm/cuda.h"
 
 namespace espalier::kernels::cuda {
@@ -123,14 +123,14 @@ class LinearImpl final : public Linear {
  public:
   LinearImpl(cublasLtHandle_t handle, const DeviceTraits& traits, std::filesystem::path cache)
       : handle_(handle), traits_(traits), cache_(std::move(cache)) {
-    read_cache();
+    take(tuning_file().read());
   }
   ~LinearImpl() override { cublasLtDestroy(handle_); }
 
   void set_row_invariant() override {
     row_invariant_ = true;
     choices_.clear();
-    read_cache();
+    take(tuning_file().read());
   }
 
   size_t workspace_bytes(std::span<const LinearArgs> shapes, int32_t max_rows) const override {
@@ -162,7 +162,7 @@ class LinearImpl final : public Linear {
       ESP_RETURN_IF_ERROR(measure(args, compared, workspace, workspace_bytes, stream));
       changed = true;
     }
-    if (changed) write_cache();
+    if (changed) share_choices();
     return {};
   }
 
@@ -493,66 +493,65 @@ class LinearImpl final : public Linear {
     return at->second;
   }
 
-  // Lines "type out_type in out bias residual rows ALGORITHM", the algorithm as 16 hexadecimal
-  // digits for each of its words, or "own". Another version of the library has a file of its own.
-  std::filesystem::path cache_file() const {
-    int device = 0;
+  // All that a choice depends on: another version of the library has a file of its own.
+  TuningFile tuning_file() const {
+    int device = 0, driver = 0;
     cudaDeviceProp properties{};
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaGetDeviceProperties(&properties, device) != cudaSuccess)
-      return {};
+    if (cache_.empty() || cudaGetDevice(&device) != cudaSuccess ||
+        cudaGetDeviceProperties(&properties, device) != cudaSuccess ||
+        cudaDriverGetVersion(&driver) != cudaSuccess)
+      return {{}, {}, {}};
     std::string name = properties.name;
     std::replace_if(
         name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '-');
-    return cache_ / fmt::format("linear3-{}{}-cublaslt-{}.txt", row_invariant_ ? "invariant-" : "",
-                                name, cublasLtGetVersion());
+    const std::string ways = row_invariant_ ? "linear-invariant" : "linear";
+    return {cache_, fmt::format("{}-{}-cublaslt-{}.txt", ways, name, cublasLtGetVersion()),
+            fmt::format("{} of {}, {}.{}, {} multiprocessors, driver {}, cuBLASLt {}", ways,
+                        properties.name, properties.major, properties.minor,
+                        properties.multiProcessorCount, driver, cublasLtGetVersion())};
   }
 
-  void read_cache() {
-    if (cache_.empty()) return;
-    std::ifstream file(cache_file());
-    for (std::string line; std::getline(file, line);) {
-      std::istringstream in(line);
+  // "type out_type in out bias residual rows"
+  static std::string key_of(const Shape& s, int32_t rows) {
+    return fmt::format("{} {} {} {} {} {} {}", s.type, s.out_type, s.in, s.out, s.bias, s.residual,
+                       rows);
+  }
+
+  // "own", or each word of the algorithm as 16 hexadecimal digits.
+  static std::string text_of(const Choice& choice) {
+    if (!choice) return "own";
+    std::string text;
+    for (const uint64_t word : choice->data) text += fmt::format("{:016x}", word);
+    return text;
+  }
+
+  void take(const TuningFile::Choices& choices) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, text] : choices) {
+      std::istringstream in(key);
       Shape s;
       int32_t rows = 0;
-      std::string words;
-      if (!(in >> s.type >> s.out_type >> s.in >> s.out >> s.bias >> s.residual >> rows >> words))
-        continue;
-      if (words == "own") {
+      if (!(in >> s.type >> s.out_type >> s.in >> s.out >> s.bias >> s.residual >> rows)) continue;
+      if (text == "own") {
         if (rows <= kSmallRows) choices_[s][rows] = {};
-      } else if (words.size() == 16 * std::size(cublasLtMatmulAlgo_t{}.data)) {
+      } else if (text.size() == 16 * std::size(cublasLtMatmulAlgo_t{}.data)) {
         cublasLtMatmulAlgo_t algo{};
         for (size_t i = 0; i < std::size(algo.data); ++i)
-          algo.data[i] = std::strtoull(words.substr(16 * i, 16).c_str(), nullptr, 16);
+          algo.data[i] = std::strtoull(text.substr(16 * i, 16).c_str(), nullptr, 16);
         choices_[s][rows] = algo;
       }
     }
   }
 
-  // A cache that cannot be written costs the next start some seconds, nothing else.
-  void write_cache() const {
-    if (cache_.empty()) return;
-    std::error_code ignored;
-    std::filesystem::create_directories(cache_, ignored);
-    const std::filesystem::path path = cache_file();
-    std::filesystem::path part = path;
-    part += ".part";
+  // What another process has measured meanwhile takes the place of ours.
+  void share_choices() {
+    TuningFile::Choices measured;
     {
-      std::ofstream file(part);
       const std::lock_guard lock(mutex_);
       for (const auto& [s, by_rows] : choices_)
-        for (const auto& [rows, choice] : by_rows) {
-          file << s.type << ' ' << s.out_type << ' ' << s.in << ' ' << s.out << ' ' << s.bias << ' '
-               << s.residual << ' ' << rows << ' ';
-          if (choice)
-            for (const uint64_t word : choice->data) file << fmt::format("{:016x}", word);
-          else
-            file << "own";
-          file << '\n';
-        }
-      if (!file.flush()) return;
+        for (const auto& [rows, choice] : by_rows) measured[key_of(s, rows)] = text_of(choice);
     }
-    std::filesystem::rename(part, path, ignored);
+    take(tuning_file().add(measured));
   }
 
   cublasLtHandle_t handle_;

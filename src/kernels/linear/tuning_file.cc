@@ -1,0 +1,123 @@
+#include "kernels/linear/tuning_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace espalier::kernels {
+namespace {
+
+constexpr std::string_view kHeader = "espalier tuning 1: ";
+constexpr std::string_view kEnd = "end ";
+constexpr std::string_view kBetween = " = ";
+// Others hold the lock for as long as it takes to write some kilobytes.
+constexpr std::chrono::seconds kLockTimeout{2};
+
+// FNV-1a.
+uint64_t digest(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// One writer at a time. The lock is a file of its own: the choices' own is replaced, not written.
+class Lock {
+ public:
+  explicit Lock(const std::filesystem::path& path)
+      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    const auto end = std::chrono::steady_clock::now() + kLockTimeout;
+    while (fd_ >= 0 && !(held_ = ::flock(fd_, LOCK_EX | LOCK_NB) == 0) &&
+           std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  bool held() const { return held_; }
+
+ private:
+  int fd_;
+  bool held_ = false;
+};
+
+std::string body_of(std::string_view machine, const TuningFile::Choices& choices) {
+  std::string text = fmt::format("{}{}\n", kHeader, machine);
+  for (const auto& [key, value] : choices) text += fmt::format("{}{}{}\n", key, kBetween, value);
+  return text;
+}
+
+// Nothing where the text is not all of a file of this machine.
+std::optional<TuningFile::Choices> parse(std::string_view text, std::string_view machine) {
+  const size_t end = text.rfind(fmt::format("\n{}", kEnd));
+  if (end == std::string_view::npos) return std::nullopt;
+  const std::string_view body = text.substr(0, end + 1);
+  if (text.substr(end + 1) != fmt::format("{}{:016x}\n", kEnd, digest(body))) return std::nullopt;
+  if (!body.starts_with(fmt::format("{}{}\n", kHeader, machine))) return std::nullopt;
+  TuningFile::Choices choices;
+  for (size_t at = body.find('\n') + 1; at < body.size();) {
+    const size_t line_end = body.find('\n', at);
+    const std::string_view line = body.substr(at, line_end - at);
+    const size_t between = line.find(kBetween);
+    if (between == std::string_view::npos || between == 0) return std::nullopt;
+    choices.emplace(line.substr(0, between), line.substr(between + kBetween.size()));
+    at = line_end + 1;
+  }
+  return choices;
+}
+
+}  // namespace
+
+TuningFile::TuningFile(const std::filesystem::path& folder, std::string name, std::string machine)
+    : path_(folder.empty() ? std::filesystem::path() : folder / std::move(name)),
+      machine_(std::move(machine)) {}
+
+TuningFile::Choices TuningFile::read() const {
+  if (path_.empty()) return {};
+  std::ifstream in(path_, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  return parse(text, machine_).value_or(Choices());
+}
+
+TuningFile::Choices TuningFile::add(const Choices& measured) const {
+  if (path_.empty()) return measured;
+  std::error_code ignored;
+  std::filesystem::create_directories(path_.parent_path(), ignored);
+  std::filesystem::path lock_path = path_;
+  lock_path += ".lock";
+  const Lock lock(lock_path);
+  Choices choices = read();
+  const size_t known = choices.size();
+  choices.insert(measured.begin(), measured.end());
+  if (lock.held() && choices.size() > known) static_cast<void>(write(choices));
+  return choices;
+}
+
+// Beside the file under a name of its own, then in its place at once: who reads finds the old one
+// or the new one, whole, and a process that ends meanwhile leaves the old one.
+bool TuningFile::write(const Choices& choices) const {
+  const std::string body = body_of(machine_, choices);
+  std::filesystem::path part = path_;
+  part += fmt::format(".{}-{:08x}.part", ::getpid(), std::random_device{}());
+  std::ofstream file(part, std::ios::binary);
+  file << body << fmt::format("{}{:016x}\n", kEnd, digest(body));
+  file.close();
+  std::error_code failed;
+  if (file) std::filesystem::rename(part, path_, failed);
+  if (file && !failed) return true;
+  std::filesystem::remove(part, failed);
+  return false;
+}
+
+}  // namespace espalier::kernels
