@@ -3,6 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
+#include "kernels/attention/cuda_latent.h"
 #include "kernels/attention/cuda_plan.h"
 #include "kernels/cuda/launch.h"
 
@@ -88,13 +91,17 @@ Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t ma
                                          int32_t /*max_tokens*/) {
   ESP_RETURN_IF_ERROR(check(shape));
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return plan_view(shape, max_lanes, traits, nullptr).bytes;
+  const size_t bytes = plan_view(shape, max_lanes, traits, nullptr).bytes;
+  return latent_shape(shape, traits) ? std::max(bytes, latent_workspace_bytes(traits)) : bytes;
 }
 
 Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check(args));
   if (args.lanes.num_lanes == 0 || args.lanes.num_tokens == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (latent_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
+      args.sinks == nullptr && args.workspace_bytes >= latent_workspace_bytes(traits))
+    return attention_latent(args, traits, launch);
   if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
   const int blocks = split_blocks(args.shape, traits);
   const PlanView plan = plan_view(args.shape, args.lanes.num_lanes, traits, args.workspace);

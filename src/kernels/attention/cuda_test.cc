@@ -1,6 +1,7 @@
 // Attention on the GPU against the slow reference, over a table of shapes and random lanes.
 #include "kernels/attention/cuda.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -37,6 +38,7 @@ class CudaAttention : public test::OnDevice {
     bool sinks = false;
     DType type = DType::kBFloat16;
     int fixed_split = 0;
+    bool latent = false;  // keys are values too, in one plane
   };
 
   // Pages are drawn from a pool without order, each used once.
@@ -74,6 +76,7 @@ class CudaAttention : public test::OnDevice {
       p.k[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
       p.v[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
     }
+    if (shape.latent) std::ranges::copy(p.k, p.v.begin());
     p.q = test::random_floats(rng_, int64_t{p.tokens} * heads * shape.dim, 1.5);
     for (float& value : p.q) value = to_float(to_bfloat16(value));
     if (shape.sinks) p.sinks = test::random_floats(rng_, heads, 2.0);
@@ -248,7 +251,9 @@ class CudaAttention : public test::OnDevice {
                                    .lanes = lanes,
                                    .kv = {.type = shape.type,
                                           .k = half ? static_cast<void*>(k.get()) : k32.get(),
-                                          .v = half ? static_cast<void*>(v.get()) : v32.get(),
+                                          .v = shape.latent ? static_cast<void*>(k.get())
+                                               : half       ? static_cast<void*>(v.get())
+                                                            : v32.get(),
                                           .page_size = shape.page_size,
                                           .num_kv_heads = shape.kv_heads,
                                           .head_dim = shape.dim,
@@ -450,6 +455,26 @@ TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideLanesOfAllKinds) {
   for (size_t i = 0; i < many.size(); ++i) many[i].prefix += static_cast<int>(i % 5);
   check({.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16}, many, 0, false,
         {{0, 5984, lanes_of(0, 150)}});
+}
+
+// DeepSeek's: one key for all heads, which is the value too.
+TEST_F(CudaAttention, Latents) {
+  Shape shape{.dim = 576, .kv_heads = 1, .group = 16, .page_size = 1, .latent = true};
+  for (const int prefix : {0, 1, 30, 31, 32, 33, 63, 64, 100, 700, 9000})
+    check(shape, {{prefix, 1}}, prefix % 3);
+  check(shape, {{0, 1}, {5, 1}, {4000, 1}, {31, 1}, {128, 1}}, 3, true);
+  check(shape, {{0, 130}});
+  check(shape, {{77, 60}, {400, 1}, {0, 33}}, 2, true);
+  shape.page_size = 16;
+  check(shape, std::vector<LaneLength>(300, {50, 1}), 4);  // more rows than parts
+  shape.group = 128;                                       // DeepSeek V3's
+  check(shape, {{200, 1}, {3, 1}});
+  check(shape, {{40, 20}}, 1, true);
+  // What the kernel for latents leaves to the one for every shape.
+  shape.group = 16, shape.softcap = 5;
+  check(shape, {{100, 1}, {0, 20}});
+  shape.softcap = 0, shape.group = 8;
+  check(shape, {{100, 1}, {0, 20}});
 }
 
 TEST_F(CudaAttention, EveryOtherShapeToo) {
