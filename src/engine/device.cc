@@ -1,7 +1,6 @@
 #include "engine/device.h"
 
 #include "base/log.h"
-#include "tensor/cuda/device.h"
 
 namespace espalier {
 namespace {
@@ -13,13 +12,14 @@ constexpr int32_t kCudaChunk = 8192;
 
 }  // namespace
 
-Result<EngineDevice> choose_device(const std::string& device) {
+Result<EngineDevice> choose_device(const std::string& device,
+                                   const std::function<Result<cuda::DeviceInfo>()>& open_device) {
   if (device != "auto" && device != "cpu" && device != "cuda") {
     return fail(invalid_argument("device is '{}', but must be auto, cpu or cuda", device));
   }
   EngineDevice out{.name = "cpu", .machine = read_machine()};
   if (device == "cpu") return out;
-  const auto info = cuda::open_device();
+  const auto info = open_device();
   if (!info) {
     if (device == "cuda") return fail(info.error());
     log_info("device=cpu reason=\"{}\"", info.error().message());

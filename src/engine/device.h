@@ -1,11 +1,13 @@
 // Which device an engine runs on, and what that has to give.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "base/status.h"
 #include "engine/config.h"
 #include "engine/machine.h"
+#include "tensor/cuda/device.h"
 
 namespace espalier {
 
@@ -18,6 +20,8 @@ struct EngineDevice {
 // Looks at the machine. For "auto" a GPU that cannot be used is no failure; the log says why the
 // CPU is taken. kInvalidArgument for a device that is not known; for "cuda" what open_device()
 // says.
-Result<EngineDevice> choose_device(const std::string& device);
+Result<EngineDevice> choose_device(
+    const std::string& device,
+    const std::function<Result<cuda::DeviceInfo>()>& open_device = cuda::open_device);
 
 }  // namespace espalier

@@ -14,6 +14,24 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Whatever is wrong with the GPU, "auto" goes on without it and tells why.
+TEST(Device, AutoSaysWhyTheCpuIsTaken) {
+  const auto broken = [] {
+    return fail(error(StatusCode::kUnavailable, "the driver of this test is too old"));
+  };
+  testing::internal::CaptureStderr();
+  const auto device = choose_device("auto", broken);
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(device) << device.error().to_string();
+  EXPECT_FALSE(device->cuda);
+  EXPECT_THAT(log, HasSubstr("device=cpu"));
+  EXPECT_THAT(log, HasSubstr("the driver of this test is too old"));
+  const auto refused = choose_device("cuda", broken);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("the driver of this test is too old"));
+  EXPECT_TRUE(choose_device("cpu", broken));  // nobody looks
+}
+
 class NoGpu : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "kernels/cuda/launch.h"
+#include "tensor/cuda/device_query.h"
 
 namespace espalier::kernels::cuda {
 namespace {
@@ -22,7 +25,14 @@ Result<DeviceTraits> read_traits(int device) {
         read(cudaDevAttrMultiProcessorCount, processors), read(cudaDevAttrL2CacheSize, l2),
         read(cudaDevAttrMaxSharedMemoryPerBlockOptin, shared)})
     if (code != cudaSuccess) return fail(no_device(code));
-  traits.compute_capability = 10 * major + minor;
+  const auto code = espalier::cuda::code_for(ESPALIER_BUILT_FOR, major, minor);
+  if (!code)
+    return fail(error(StatusCode::kUnavailable,
+                      "this build has no code for compute capability {}.{}, only for {}", major,
+                      minor, ESPALIER_BUILT_FOR));
+  // What the code has, not the device, for kernels that need more are stubs in it. Those of 9.0
+  // need the code of 9.0 alone (sm_90a).
+  traits.compute_capability = code->own ? code->architecture : std::min(code->architecture, 80);
   traits.num_multiprocessors = processors;
   traits.l2_bytes = l2;
   traits.shared_bytes_per_block = shared;

@@ -2,59 +2,50 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tensor/cuda/device_query.h"
 #include "tensor/cuda/error.h"
 
 namespace espalier::cuda {
 namespace {
 
-constexpr int kOldestMajor = 8;
+int32_t attribute(cudaDeviceAttr which) {
+  int value = 0;
+  static_cast<void>(cudaDeviceGetAttribute(&value, which, 0));
+  return value;
+}
 
-std::string version(int code) { return fmt::format("{}.{}", code / 1000, code % 1000 / 10); }
-
-Status unavailable(std::string what) { return Status(StatusCode::kUnavailable, std::move(what)); }
-
-Status check_driver() {
+DeviceQuery query_device() {
+  using Found = DeviceQuery::Found;
+  DeviceQuery query{.architectures = ESPALIER_BUILT_FOR};
   int driver = 0, runtime = 0, count = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return unavailable("no NVIDIA driver was found; install one, or use --device cpu");
-  }
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return query;
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
+  query.driver_version = driver;
+  query.runtime_version = runtime;
   const cudaError_t found = cudaGetDeviceCount(&count);
-  if (found == cudaErrorInsufficientDriver) {
-    return unavailable(
-        fmt::format("the NVIDIA driver supports CUDA {} and this build needs {}; update the "
-                    "driver, or use --device cpu",
-                    version(driver), version(runtime)));
-  }
-  if (found == cudaErrorNoDevice || (found == cudaSuccess && count == 0)) {
-    return unavailable(
-        "no NVIDIA device is visible (see CUDA_VISIBLE_DEVICES and nvidia-smi); or use --device "
-        "cpu");
-  }
-  return to_status(found, "look for devices");
+  query.num_devices = count;
+  query.found = found == cudaSuccess                   ? Found::kDevices
+                : found == cudaErrorInsufficientDriver ? Found::kOldDriver
+                : found == cudaErrorNoDevice           ? Found::kNone
+                                                       : Found::kOtherError;
+  if (query.found == Found::kOtherError) query.error = cudaGetErrorString(found);
+  if (query.found != Found::kDevices || count == 0) return query;
+  query.compute_major = attribute(cudaDevAttrComputeCapabilityMajor);
+  query.compute_minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  return query;
 }
 
 }  // namespace
 
 Result<DeviceInfo> open_device() {
-  if (Status status = check_driver(); !status.ok()) {
+  const DeviceQuery query = query_device();
+  if (Status status = check_device(query); !status.ok()) {
     static_cast<void>(cudaGetLastError());
-    return fail(unavailable(status.message()));
+    return fail(std::move(status));
   }
-  const auto attribute = [](cudaDeviceAttr which) {
-    int value = 0;
-    static_cast<void>(cudaDeviceGetAttribute(&value, which, 0));
-    return value;
-  };
   DeviceInfo info;
-  info.compute_major = attribute(cudaDevAttrComputeCapabilityMajor);
-  info.compute_minor = attribute(cudaDevAttrComputeCapabilityMinor);
-  if (info.compute_major < kOldestMajor) {
-    return fail(unavailable(
-        fmt::format("the device has compute capability {}.{} and {}.0 is the oldest supported; use "
-                    "--device cpu",
-                    info.compute_major, info.compute_minor, kOldestMajor)));
-  }
+  info.compute_major = query.compute_major;
+  info.compute_minor = query.compute_minor;
   ESP_RETURN_IF_ERROR(to_status(cudaSetDevice(0), "make a context on device 0"));
   cudaDeviceProp properties{};
   ESP_RETURN_IF_ERROR(to_status(cudaGetDeviceProperties(&properties, 0), "read the device"));

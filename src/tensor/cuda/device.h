@@ -19,7 +19,8 @@ struct DeviceInfo {
 
 // Takes the first device that CUDA_VISIBLE_DEVICES leaves and makes its context. kUnavailable says
 // what is missing and what to do: a build without CUDA, no driver, a driver older than this build's
-// CUDA, no device, a device older than compute capability 8.0.
+// CUDA, no device, a device older than compute capability 8.0 or one that this build has no code
+// for.
 Result<DeviceInfo> open_device();
 
 // Memory of the device opened, bytes.
