@@ -515,7 +515,13 @@ kc::LayerStackShape CudaDecoder::stack_shape() const {
 bool CudaDecoder::stack_takes(const CudaStep& step) const {
   return stack_on_ && stack_workspace_ != nullptr && step.lanes.num_tokens == 1 &&
          step.lanes.num_lanes == 1 && step.num_rows <= 1 &&
-         step.window_lanes.page_tables == nullptr;
+         (step.window_lanes.page_tables == nullptr || all_layers_have_windows());
+}
+
+// The one kernel reads one page table.
+bool CudaDecoder::all_layers_have_windows() const {
+  return std::ranges::all_of(
+      spec_.layers, [](const LayerSpec& layer) { return layer.attention.sliding_window > 0; });
 }
 
 Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
@@ -552,6 +558,7 @@ Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda
     out.interleaved = rope.pairing == RopeSpec::Pairing::kInterleaved ? 1 : 0;
   }
   x_ = hidden_;
+  ++num_stack_steps_;
   return kc::layer_stack({.shape = stack_shape(),
                           .layers = layers,
                           .ids = step.ids,
@@ -559,7 +566,7 @@ Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda
                           .slot_tokens = step.slot_tokens,
                           .embedding = weights_.embedding.data,
                           .vocab_size = spec_.vocab_size,
-                          .lanes = step.lanes,
+                          .lanes = lanes_of(groups_[group_of_[0]].shape, step),
                           .kv = planes_of(kv, 0),
                           .out = hidden_,
                           .workspace = stack_workspace_,

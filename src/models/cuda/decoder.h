@@ -70,6 +70,7 @@ class CudaDecoder {
   // default); off: kernel by kernel, as steps of more tokens.
   void set_layer_stack(bool on) { stack_on_ = on; }
   bool has_layer_stack() const { return stack_workspace_ != nullptr; }  // after reserve()
+  int64_t num_stack_steps() const { return num_stack_steps_; }          // enqueued so far
   // Lets kernels of decode steps of eight and more lanes start while the one before them ends
   // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
@@ -103,6 +104,7 @@ class CudaDecoder {
   Status plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   kernels::cuda::LayerStackShape stack_shape() const;
   bool stack_takes(const CudaStep& step) const;
+  bool all_layers_have_windows() const;
   Status run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   Status embed(const CudaStep& step, const cuda::Stream& stream);
   Status run_layer(size_t layer, const CudaStep& step, const KvView& kv,
@@ -155,6 +157,7 @@ class CudaDecoder {
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
   bool stack_on_ = true;
+  int64_t num_stack_steps_ = 0;
   int32_t deterministic_context_ = 0;  // 0: not deterministic
   std::byte* hidden_ = nullptr;        // [T, hidden]
   std::byte* kept_ = nullptr;          // [T, hidden]: hidden_'s wanted rows

@@ -20,6 +20,7 @@ struct Shape {
   std::string name;
   int32_t layers, hidden, ffn, heads, kv_heads, head_dim;
   std::function<void(DecoderSpec&)> change = [](DecoderSpec&) {};
+  bool windows_own_pages = false;
 };
 
 DecoderSpec spec_of(const Shape& shape) {
@@ -54,6 +55,7 @@ TEST_P(LayerStackCuda, AgreesWithKernelByKernel) {
   ASSERT_TRUE(decoder) << decoder.error().to_string();
   CudaDecoder& gpu = **decoder;
   CudaTestModel model(std::move(*decoder));
+  model.set_windows_own_pages(GetParam().windows_own_pages);
   ASSERT_TRUE(model.reserve(3200, 4).ok());
   for (const int32_t page_size : {1, 16}) {
     Rng rng(7);
@@ -67,10 +69,12 @@ TEST_P(LayerStackCuda, AgreesWithKernelByKernel) {
         golden::Track& track = tracks[stack ? 1 : 0];
         track.tokens = tokens;
         gpu.set_layer_stack(stack);
+        const int64_t steps_before = gpu.num_stack_steps();
         if (context > 0)
           golden::run_step(model, kv, {{&track, context, golden::Piece::Want::kLast}});
         for (int i = 0; i < 4; ++i)
           golden::run_step(model, kv, {{&track, 1, golden::Piece::Want::kLast}});
+        EXPECT_GE(gpu.num_stack_steps() - steps_before, stack ? 4 : 0);
       }
       ASSERT_TRUE(gpu.has_layer_stack());
       for (int32_t at = context; at < context + 4; ++at) {
@@ -104,6 +108,13 @@ INSTANTIATE_TEST_SUITE_P(All, LayerStackCuda,
                                                    l.attention.qk_norm = NormSpec{};
                                                }},
                                          Shape{"one_head_for_eight", 2, 2048, 5504, 8, 1, 256},
+                                         // As Mistral 7B, whose windows have pages of their own.
+                                         Shape{"all_windows", 3, 1024, 3584, 8, 2, 128,
+                                               [](DecoderSpec& s) {
+                                                 for (LayerSpec& l : s.layers)
+                                                   l.attention.sliding_window = 512;
+                                               },
+                                               true},
                                          Shape{"windows_and_caps", 4, 1024, 2048, 8, 2, 128,
                                                [](DecoderSpec& s) {
                                                  s.layers[1].attention.sliding_window = 64;

@@ -97,6 +97,10 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
   step.lanes.page_tables = put(batch.page_tables);
   step.lanes.num_lanes = static_cast<int32_t>(batch.lanes.size());
   step.lanes.num_tokens = batch.num_tokens();
+  if (windows_own_pages_) {
+    step.window_lanes = step.lanes;
+    step.lanes.page_tables = put(std::vector<int32_t>(batch.page_tables.size(), 0));
+  }
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
   return step;

@@ -19,6 +19,8 @@ class CudaTestModel final : public Model {
   explicit CudaTestModel(std::unique_ptr<CudaDecoder> decoder);
 
   const ModelInfo& info() const override { return decoder_->info(); }
+  // The batch's page tables are those of layers with a window alone; others find page 0 everywhere.
+  void set_windows_own_pages(bool on) { windows_own_pages_ = on; }
   Status reserve(int32_t max_tokens, int32_t max_lanes) override;
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
@@ -38,6 +40,7 @@ class CudaTestModel final : public Model {
   cuda::DeviceBuffer inputs_, logits_, planes_;
   cuda::Arena inputs_arena_;
   int32_t max_tokens_ = 0, max_lanes_ = 0, page_size_ = 0;
+  bool windows_own_pages_ = false;
   KvView view_;
   const void* view_of_ = nullptr;
   std::vector<float> host_rows_, sample_logits_;
