@@ -42,7 +42,7 @@ class StepBench {
 
   int64_t kv_tokens() const { return num_pages_ * limits_.page_size; }
   const ModelInfo& info() const { return info_; }
-  const CudaMemoryPlan& memory() const { return executor_->memory(); }
+  MemoryPlan memory() const { return executor_->memory_plan(); }
 
  private:
   StepBench() = default;

@@ -11,6 +11,7 @@
 #include "apps/command_line.h"
 #include "apps/commands.h"
 #include "apps/settings.h"
+#include "base/last_words.h"
 
 namespace espalier::apps {
 namespace {
@@ -118,6 +119,7 @@ int not_written(int why) {
 }  // namespace espalier::apps
 
 int main(int argc, char** argv) {
+  espalier::tell_when_memory_is_out();
   try {
     const int exit_code = espalier::apps::run({argv + 1, argv + argc});
     errno = 0;

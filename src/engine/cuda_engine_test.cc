@@ -2,14 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <limits>
 #include <string>
+#include <thread>
 
+#include "base/last_words.h"
+#include "engine/test_faults.h"
+#include "engine/test_joins.h"
 #include "engine/test_requests.h"
+#include "kernels/random/cuda.h"
 #include "tensor/cuda/testing.h"
 
 namespace espalier {
@@ -79,11 +83,10 @@ TEST_P(EngineCuda, GivesThemInChunksAndOnPagesOfAnySize) {
 }
 
 TEST_P(EngineCuda, GivesThemThroughRetractions) {
-  check("a tiny pool",
-        {.max_total_tokens = 160,
-         .chunked_prefill_size = 16,
-         .schedule_conservativeness = 0.05,
-         .disable_hybrid_swa_memory = true});  // few sequences fit a window's pages
+  check("a tiny pool", {.max_total_tokens = 160,
+                        .chunked_prefill_size = 16,
+                        .schedule_conservativeness = 0.05,
+                        .disable_hybrid_swa_memory = true});  // few sequences fit a window's pages
   EXPECT_GT(last_stats_.num_retractions_total, 0);
 }
 
@@ -274,38 +277,39 @@ TEST(EngineCudaGrammar, HoldsAnswersToWhatTheCpuGives) {
   EXPECT_EQ(answers("cuda", false), cpu);
 }
 
-// Where a tensor's first element lies in a safetensors file of one.
-size_t offset_of(const std::string& file, const std::string& tensor) {
-  uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
-  const std::string key = "\"data_offsets\":[";
-  const size_t entry = file.find('"' + tensor + '"');
-  const size_t at = file.find(key, entry) + key.size();
-  return 8 + header_bytes + std::stoul(file.substr(at));
+TEST(EngineCudaJoin, AModelSeesTheBranchesInNoOrder) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const std::string model : {"llama_tied_llama3", "deepseek_v2"})
+    expect_branches_in_no_order(model, "cuda");
 }
 
-// A weight that is not a number ends the request with an error, and nothing else.
-TEST(EngineCudaFaults, LogitsThatAreNotFiniteEndTheRequest) {
+TEST(EngineCudaFaults, LogitsThatAreNotFiniteEndTheirRequestAlone) {
   ESPALIER_REQUIRE_DEVICE();
-  const fs::path from = kModels / "qwen2_f32", to = fs::path(testing::TempDir()) / "damaged_model";
-  fs::remove_all(to);
-  fs::copy(from, to);
-  std::ifstream in(to / "model.safetensors", std::ios::binary);
-  std::string file((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(file.data() + offset_of(file, "model.norm.weight"), &not_a_number, 4);
-  std::ofstream(to / "model.safetensors", std::ios::binary) << file;
-  auto engine = Engine::create(
-      {.model_path = to, .skip_tokenizer_init = true, .max_total_tokens = 1000, .device = "cuda"});
-  ASSERT_TRUE(engine) << engine.error().to_string();
-  for (int i = 0; i < 2; ++i) {  // and the next one gets its own
-    const auto answer =
-        (*engine)->generate({.input_ids = {3, 4, 5}, .sampling = {.max_new_tokens = 4}});
-    ASSERT_FALSE(answer);
-    EXPECT_EQ(answer.error().code(), StatusCode::kInternal);
-    EXPECT_THAT(answer.error().message(), HasSubstr("not finite"));
+  for (const int32_t page_size : {1, 16}) {
+    SCOPED_TRACE(page_size);
+    expect_not_finite_ends_one_request("cuda", page_size);
   }
-  fs::remove_all(to);
+}
+
+// A kernel that writes where nothing is takes the device from the whole process: the request that
+// runs ends with an error, and the process soon after it.
+void lose_the_device() {
+  const auto engine = load_golden("llama_tied_llama3", {.device = "cuda"});
+  Collector running;
+  static_cast<void>(
+      engine->submit({.input_ids = {5, 6}, .sampling = {.max_new_tokens = 200, .ignore_eos = true}},
+                     running.sink()));
+  static_cast<void>(kernels::cuda::draw({.out = reinterpret_cast<void*>(256), .count = 256}, {}));
+  running.wait_end();
+  std::fprintf(stderr, "answered: %s\n", running.result().finish.status.message().c_str());
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+
+TEST(EngineCudaFaultsDeathTest, ALostDeviceEndsRequestsAndThenTheProcess) {
+  ESPALIER_REQUIRE_DEVICE();
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own: contexts do not fork
+  EXPECT_EXIT(lose_the_device(), testing::ExitedWithCode(kExitCannotGoOn),
+              ::testing::AllOf(HasSubstr("answered: the GPU failed"), HasSubstr("ending error=")));
 }
 
 }  // namespace

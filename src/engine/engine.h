@@ -28,6 +28,8 @@ struct EngineStats {
   int32_t num_running = 0, num_waiting = 0;               // samples
   int64_t num_requests_total = 0;                         // accepted, each with its n samples
   int64_t num_finished_total = 0, num_aborted_total = 0;  // samples; finished: by error, too
+  int64_t num_failed_total = 0;                           // of those finished: by error
+  int64_t num_not_finite_total = 0;  // of those failed: the model gave NaN or infinity
   int64_t num_retractions_total = 0;
   int64_t prompt_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
@@ -48,7 +50,8 @@ struct EngineStats {
   int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;
-  double gen_throughput = 0;  // output tokens a second over the last few seconds
+  int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: set aside for
+  double gen_throughput = 0;                   // output tokens a second over the last few seconds
 
   double cache_hit_rate() const {
     return prompt_tokens_total == 0 ? 0.0

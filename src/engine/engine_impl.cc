@@ -254,15 +254,14 @@ Result<GrammarReport> EngineImpl::compile_grammar(const SamplingParams& params) 
 }
 
 bool EngineImpl::can_join_branches() const {
-  return cache_->reuses() && cache_->page_size() == 1 && !cache_->has_window() &&
-         config_.device != "cuda";
+  return cache_->reuses() && cache_->page_size() == 1 && !cache_->has_window();
 }
 
 void EngineImpl::join_branches(JoinRequest request, JoinDone done) {
   if (!can_join_branches())
     return done(fail(error(StatusCode::kUnimplemented,
-                           "this engine's cache joins no branches: it takes the CPU, a radix cache "
-                           "with pages of one token, and no layers with a sliding window")));
+                           "this engine's cache joins no branches: it takes a radix cache with "
+                           "pages of one token, and no layers with pages of a sliding window")));
   if (Status valid = check_join(request); !valid.ok()) return done(fail(std::move(valid)));
   loop_->push(JoinMessage{std::move(request), std::move(done)});
 }
@@ -314,6 +313,9 @@ void EngineImpl::drain(Duration timeout) {
 EngineStats EngineImpl::stats() const {
   EngineStats s = loop_->stats();
   s.weight_bytes = parts_.info.weight_bytes;
+  const MemoryPlan plan = parts_.executor->memory_plan();
+  s.scratch_bytes = plan.scratch + plan.steps;
+  s.graph_bytes = plan.graphs;
   s.num_sessions = sessions_->num_open();
   if (events_ != nullptr) {
     s.num_cache_events_total = static_cast<int64_t>(events_->num_events());

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "engine/embedding.h"
+#include "engine/sampling/sampler.h"
 #include "engine/token_healing.h"
 
 namespace espalier {
@@ -531,6 +532,10 @@ void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats&
     ++totals_.num_aborted_total;
   else
     ++totals_.num_finished_total;
+  if (reason.type == FinishReason::Type::kError) {
+    ++totals_.num_failed_total;
+    if (is_not_finite(reason.status)) ++totals_.num_not_finite_total;
+  }
   sample.event.finish = std::move(reason);
   list(sample);
 }

@@ -1,11 +1,8 @@
 #include "engine/start_cuda.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
+#include "base/last_words.h"
 #include "base/log.h"
 #include "engine/executor/cuda/cuda_executor.h"
 #include "models/model_plan.h"
@@ -13,21 +10,9 @@
 namespace espalier {
 namespace {
 
-constexpr int kExitDeviceLost = 70;  // sysexits.h: an internal software error
-
-// Requests in flight get their errors first; then a supervisor can start the process anew, which a
-// lost device needs.
-void end_process_soon(const Status&) {
-  std::thread([] {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    log_error("ending: a GPU that failed works again only in a new process");
-    _exit(kExitDeviceLost);
-  }).detach();
-}
-
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-void log_memory(const CudaMemoryPlan& plan, const EngineConfig& config) {
+void log_memory(const MemoryPlan& plan, const EngineConfig& config) {
   log_info(
       "device memory weights_gib={:.2f} scratch_gib={:.2f} steps_gib={:.2f} graphs_gib={:.2f} "
       "kv_gib={:.2f} max_total_tokens={}",
@@ -69,6 +54,8 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
                                               .graphs = !sizes.disable_cuda_graph,
                                               .cascade = !sizes.disable_cascade_attention,
                                               .deterministic = sizes.enable_deterministic_inference,
+
+                                              // Requests in flight get their errors first.
                                               .on_device_lost = end_process_soon}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, executor->kv_budget_bytes());
   MachineInfo left = machine;
@@ -78,7 +65,7 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config,
   user.max_running_requests = sizes.max_running_requests;
   ESP_ASSIGN_OR_RETURN(out.config, resolve(user, out.info, left));
   ESP_RETURN_IF_ERROR(executor->allocate_kv(kv_pool_config(out.config, out.info, type)));
-  log_memory(executor->memory(), out.config);
+  log_memory(executor->memory_plan(), out.config);
   ESP_RETURN_IF_ERROR(executor->warm_up());
   ESP_RETURN_IF_ERROR(executor->finish_loading());
   out.executor = std::move(executor);

@@ -207,11 +207,13 @@ void handle_server_info(const ContextPtr& context, HttpRequest&&, ResponsePtr re
   w.key("internal_states").begin_array().begin_object();
   w.member("last_gen_throughput", s.gen_throughput).key("memory_usage").begin_object();
   w.member("weight", s.weight_bytes / 1e9).member("kvcache", s.kv_bytes / 1e9);
-  w.member("token_capacity", s.kv_tokens_total).member("graph", 0).end_object();
+  w.member("token_capacity", s.kv_tokens_total).member("graph", s.graph_bytes / 1e9);
+  w.member("scratch", s.scratch_bytes / 1e9).end_object();
   w.member("effective_max_running_requests_per_dp", engine.config().max_running_requests);
   w.key("avg_spec_accept_length").null();
   w.member("num_running_reqs", s.num_running).member("num_waiting_reqs", s.num_waiting);
   w.member("cache_hit_rate", s.cache_hit_rate());
+  w.member("num_failed", s.num_failed_total).member("num_not_finite", s.num_not_finite_total);
   w.member("num_retractions", s.num_retractions_total).end_object().end_array();
   w.member("version", ESPALIER_VERSION).end_object();
   send_json(response, std::move(out));

@@ -114,6 +114,10 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
           s.cached_tokens_total);
   counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
   counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
+  counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
+          s.num_failed_total);
+  counter("espalier:not_finite_total", "Of them, those whose logits held NaN or infinity.",
+          s.num_not_finite_total);
   counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
   counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
           s.forward_seconds_total);

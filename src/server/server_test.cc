@@ -118,6 +118,7 @@ TEST_F(ServerTest, Information) {
          {R"("model_path":"/models/scripted-1b/")", R"("max_total_num_tokens":1000)",
           R"("max_req_input_len":99)", R"("internal_states":[{"last_gen_throughput":12.5)",
           R"("effective_max_running_requests_per_dp":8)", R"("avg_spec_accept_length":null)",
+          R"("graph":0.25,"scratch":0.5)", R"("num_failed":4,"num_not_finite":3)",
           R"("served_model_name":"scripted-1b")", R"("quantization":"none")", R"("version":")"}) {
       EXPECT_THAT(body, HasSubstr(part));
     }

@@ -234,6 +234,10 @@ EngineStats ScriptedEngine::stats() const {
   stats.kv_tokens_total = 1000;
   stats.kv_tokens_running = 250;
   stats.gen_throughput = 12.5;
+  stats.num_failed_total = 4;
+  stats.num_not_finite_total = 3;
+  stats.graph_bytes = 250'000'000;
+  stats.scratch_bytes = 500'000'000;
   return stats;
 }
 

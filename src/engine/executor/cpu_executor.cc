@@ -128,7 +128,7 @@ void CpuExecutor::pool_rows(Slot& slot, const Lane& lane, std::span<const float>
     mean[i] = static_cast<float>(slot.pooled_sum[i] / static_cast<double>(slot.num_pooled));
   result.pooled = parts_.model->finish_pooled(mean);
   if (!std::ranges::all_of(result.pooled, [](float v) { return std::isfinite(v); }))
-    result.status = error(StatusCode::kInternal, "the text's vector is not finite");
+    result.status = not_finite_vector();
 }
 
 void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks) {

@@ -17,6 +17,15 @@ struct MaskView {
   int32_t words_per_mask = 0;
 };
 
+// What a device's memory was set aside for at the start, bytes; all 0 where it is the host's.
+struct MemoryPlan {
+  int64_t weights = 0;
+  int64_t scratch = 0;  // of a pass
+  int64_t steps = 0;    // what goes in and comes out of steps, sampling, page tables
+  int64_t graphs = 0;   // that are made as sizes of steps come up
+  int64_t kv = 0;
+};
+
 // One thread calls everything. Steps run in the order of their launch; step N+1 may be launched
 // before N is waited for (its kTokenFromSlot tokens come from N), so at most two are in flight.
 class Executor {
@@ -36,13 +45,15 @@ class Executor {
   // REQUIRES: `step` is the oldest in flight.
   virtual const StepResult& wait(uint64_t step) = 0;
 
-  // Copies the keys and values of page from[i] to page to[i], in all layers, before it returns.
-  // REQUIRES that no step in flight writes any of them or reads those of `to`, and that all layers
-  // have the same pages. kUnimplemented where a device cannot.
+  // Copies the keys and values of page from[i] to page to[i], in all layers, before any step that
+  // is launched from here on. REQUIRES that no step in flight writes any of them or reads those of
+  // `to`, and that all layers have the same pages. kUnimplemented where a device cannot.
   virtual Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
     static_cast<void>(from), static_cast<void>(to);
     return error(StatusCode::kUnimplemented, "this device copies no pages of its cache");
   }
+
+  virtual MemoryPlan memory_plan() const { return {}; }
 };
 
 }  // namespace espalier

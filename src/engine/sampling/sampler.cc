@@ -45,6 +45,16 @@ Status not_finite_logits() {
                "in this dtype (try float32)");
 }
 
+Status not_finite_vector() {
+  return error(StatusCode::kInternal,
+               "the model gave a vector that is not finite; its weights may be damaged or overflow "
+               "in this dtype (try float32)");
+}
+
+bool is_not_finite(const Status& status) {
+  return status == not_finite_logits() || status == not_finite_vector();
+}
+
 Status no_token_left(const SamplingSpec& spec) {
   return invalid_argument(
       "no token may come: the grammar and min_new_tokens ({}) together exclude every one",

@@ -21,6 +21,9 @@ namespace espalier {
 
 // Why a lane has no token: a logit is NaN or infinite; mask and bans leave none.
 Status not_finite_logits();
+Status not_finite_vector();  // of a lane that ends a text that becomes a vector
+// Whether a lane failed so; through all that passes a lane's status on.
+bool is_not_finite(const Status& status);
 Status no_token_left(const SamplingSpec& spec);
 
 struct SampleInput {

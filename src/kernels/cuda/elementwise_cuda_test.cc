@@ -9,6 +9,7 @@
 #include "kernels/kv_append/cuda.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/norm/op.h"
+#include "kernels/page_copy/cuda.h"
 #include "kernels/rope/op.h"
 
 namespace espalier::kernels {
@@ -357,6 +358,36 @@ TEST_F(CudaElementwise, TokenRowsFollowTheLanes) {
   EXPECT_EQ(positions.read(), (std::vector<int32_t>{5, 6, 7, 0, 31, 32, 0, 0}));
   EXPECT_EQ(lanes.read(), (std::vector<int32_t>{0, 0, 0, 2, 3, 3, -1, -1}));
   EXPECT_EQ(rows.read(), (std::vector<int32_t>{165, 166, 167, 480, 50 * 16 + 15, 60 * 16, -1, -1}));
+}
+
+// More planes and pages than one launch takes.
+TEST_F(CudaElementwise, PagesAreCopiedInAllPlanes) {
+  constexpr size_t kPlanes = 131, kPages = 700, kWords = 12;  // 48 bytes a page
+  std::vector<DeviceArray<int32_t>> planes;
+  std::vector<void*> pointers;
+  std::vector<std::vector<int32_t>> want;
+  for (size_t p = 0; p < kPlanes; ++p) {
+    std::vector<int32_t>& words = want.emplace_back();
+    for (size_t i = 0; i < kPages * kWords; ++i)
+      words.push_back(static_cast<int32_t>(p * kPages * kWords + i));
+    pointers.push_back(planes.emplace_back(words).get());
+  }
+  std::vector<PageId> order(kPages);
+  for (size_t i = 0; i < kPages; ++i) order[i] = static_cast<PageId>(i);
+  for (size_t i = kPages; i > 1; --i) std::swap(order[i - 1], order[rng_.below(i)]);
+  constexpr size_t kCopied = 300;
+  const std::span<const PageId> from(order.data(), kCopied), to(order.data() + kCopied, kCopied);
+  ASSERT_TRUE(
+      cuda::copy_pages({.planes = pointers, .page_bytes = 4 * kWords, .from = from, .to = to}, {})
+          .ok());
+  for (size_t p = 0; p < kPlanes; ++p) {
+    for (size_t i = 0; i < kCopied; ++i)
+      for (size_t w = 0; w < kWords; ++w)
+        want[p][static_cast<size_t>(to[i]) * kWords + w] =
+            want[p][static_cast<size_t>(from[i]) * kWords + w];
+    ASSERT_EQ(planes[p].read(), want[p]) << p;
+  }
+  EXPECT_EQ(cuda::copy_pages({.page_bytes = 20}, {}).code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(CudaElementwise, RefusesWhatItCannotDo) {

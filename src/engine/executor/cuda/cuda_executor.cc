@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/page_copy/cuda.h"
 #include "kernels/sampling/cuda.h"
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/range.h"
@@ -17,7 +18,8 @@ namespace kc = kernels::cuda;
 
 // Graphs are made as sizes come up: some tens of them, each with a node for every kernel of a pass.
 // What CUDA keeps for one was measured at under 4 MiB for 32 layers.
-constexpr int64_t kBytesPerGraph = 4 << 20;
+constexpr int64_t kBytesPerGraphLayer = 128 << 10;
+constexpr int64_t kBytesPerGraph = 1 << 20;
 // What the driver and libraries take after start: kernels loaded at first use.
 constexpr int64_t kLaterBytes = int64_t{512} << 20;
 
@@ -92,9 +94,10 @@ Status CudaExecutor::allocate() {
   memory_.weights = model_->info().weight_bytes;
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
-  memory_.graphs = config_.graphs ? num_graph_sizes(config_.max_slots) * kBytesPerGraph *
-                                        (config_.cascade ? 2 : 1)
-                                  : 0;
+  memory_.graphs = config_.graphs
+                       ? num_graph_sizes(config_.max_slots) * (config_.cascade ? 2 : 1) *
+                             (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
+                       : 0;
   return Status();
 }
 
@@ -179,7 +182,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
   Place& p = place(batch.step);
   p.batch = &batch;
   p.status = lost_.ok() ? enqueue(p) : lost_;
-  if (!p.status.ok()) lose_device(p.status);
+  if (!p.status.ok()) p.status = lose_device(p.status);
 }
 
 Status CudaExecutor::enqueue(Place& p) {
@@ -327,7 +330,7 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
   if (!p.status.ok()) return;
   p.status = copy_masks(p, masks);
   if (p.status.ok()) p.status = enqueue_sampling(p);
-  if (!p.status.ok()) lose_device(p.status);
+  if (!p.status.ok()) p.status = lose_device(p.status);
 }
 
 // Each masked lane's words to its row; words that the grammar does not know are tokens that may not
@@ -360,7 +363,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   if (p.status.ok()) {
     const cuda::Range range("wait for the device");
     p.status = p.done.synchronize();
-    if (!p.status.ok()) lose_device(p.status);
+    if (!p.status.ok()) p.status = lose_device(p.status);
   }
   p.result.step = step;
   if (!p.status.ok()) {
@@ -378,11 +381,29 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   return p.result;
 }
 
-void CudaExecutor::lose_device(const Status& status) {
-  if (!lost_.ok()) return;
+// In the stream's order: behind the steps in flight, in front of those to come.
+Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
+  ESP_CHECK(from.size() == to.size() && kv_->config().window_layers.empty());
+  ESP_RETURN_IF_ERROR(lost_);
+  std::vector<void*> planes;
+  for (const KvView::Layer& layer : kv_->view().layers) {
+    planes.push_back(layer.k);
+    if (layer.v != layer.k) planes.push_back(layer.v);
+  }
+  const int64_t size = kv_->view().type == KvType::kFloat32 ? 4 : 2;
+  const Status status = kc::copy_pages(
+      {.planes = planes, .page_bytes = kv_->view().page_stride * size, .from = from, .to = to},
+      {.stream = stream_.get()});
+  return status.ok() ? status : lose_device(status);
+}
+
+// What every request hears from then on.
+Status CudaExecutor::lose_device(const Status& status) {
+  if (!lost_.ok()) return lost_;
   lost_ = status.with_context("the GPU failed");
   log_error("device lost error=\"{}\"", lost_.message());
   if (config_.on_device_lost) config_.on_device_lost(lost_);
+  return lost_;
 }
 
 }  // namespace espalier

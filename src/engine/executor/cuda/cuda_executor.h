@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -43,11 +44,6 @@ struct CudaExecutorConfig {
   std::function<void(const Status&)> on_device_lost;
 };
 
-// Device memory by use, bytes: what the log and `inspect` show.
-struct CudaMemoryPlan {
-  int64_t weights = 0, scratch = 0, steps = 0, graphs = 0, kv = 0;
-};
-
 class CudaExecutor final : public Executor {
  public:
   // Takes all device memory but the KV pool's.
@@ -65,12 +61,13 @@ class CudaExecutor final : public Executor {
   Status warm_up();
   // Of the model's weights, which may be loading meanwhile.
   Status finish_loading() { return model_->finish_loading(); }
-  const CudaMemoryPlan& memory() const { return memory_; }
+  MemoryPlan memory_plan() const override { return memory_; }
   const KvView& kv() const { return kv_->view(); }  // after allocate_kv
 
   void launch(const ForwardBatch& batch) override;
   void provide_masks(uint64_t step, const MaskView& masks) override;
   const StepResult& wait(uint64_t step) override;
+  Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
   // So far. A capture is counted when it is made, a replay each time.
   int64_t num_captures() const { return num_captures_; }
@@ -115,7 +112,7 @@ class CudaExecutor final : public Executor {
                           float* logprobs, int32_t* statuses);
   Status copy_results(Place& place);
   Status copy_masks(Place& place, const MaskView& masks);
-  void lose_device(const Status& status);
+  Status lose_device(const Status& status);
 
   const CudaExecutorConfig config_;
   const std::unique_ptr<CudaDecoder> model_;
@@ -137,7 +134,7 @@ class CudaExecutor final : public Executor {
 
   std::array<Place, kPlaces> places_;
   std::map<std::pair<int32_t, bool>, DecodeGraph> graphs_;  // by lanes with padding, and cascade
-  CudaMemoryPlan memory_;
+  MemoryPlan memory_;
   Status lost_;
   int64_t num_captures_ = 0, num_replays_ = 0, num_cascades_ = 0;
 };
