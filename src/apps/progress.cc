@@ -11,9 +11,10 @@ constexpr int kWidth = 30;  // characters of the bar
 constexpr Duration kRedraw = std::chrono::milliseconds(100);
 }  // namespace
 
-ProgressBar::ProgressBar(std::string what, int64_t total)
+ProgressBar::ProgressBar(std::string what, int64_t total, std::string_view unit)
     : what_(std::move(what)),
       total_(total),
+      unit_(unit),
       terminal_(isatty(STDERR_FILENO) == 1),
       started_(SteadyClock().now()) {}
 
@@ -26,7 +27,16 @@ ProgressBar::~ProgressBar() {
 void ProgressBar::advance(int64_t by) {
   std::lock_guard lock(mutex_);
   done_ += by;
-  const TimePoint now = SteadyClock().now();
+  show(SteadyClock().now());
+}
+
+void ProgressBar::set(int64_t done) {
+  std::lock_guard lock(mutex_);
+  done_ = done;
+  show(SteadyClock().now());
+}
+
+void ProgressBar::show(TimePoint now) {
   if (terminal_ && now - drawn_ >= kRedraw) {
     drawn_ = now;
     draw();
@@ -34,9 +44,16 @@ void ProgressBar::advance(int64_t by) {
   const int64_t tenths = total_ > 0 ? done_ * 10 / total_ : 10;
   if (!terminal_ && tenths > tenths_shown_) {
     tenths_shown_ = tenths;
-    note(fmt::format("{}: {}/{} after {:.1f} s\n", what_, done_, total_,
+    note(fmt::format("{}: {}/{} after {:.1f} s\n", what_, shown(done_), shown(total_),
                      to_seconds(now - started_)));
   }
+}
+
+std::string ProgressBar::shown(int64_t count) const {
+  if (unit_.empty()) return fmt::format("{}", count);
+  const auto value = static_cast<double>(count);
+  return total_ < 1'000'000'000 ? fmt::format("{:.1f} M{}", value / 1e6, unit_)
+                                : fmt::format("{:.2f} G{}", value / 1e9, unit_);
 }
 
 void ProgressBar::draw() {
@@ -45,7 +62,7 @@ void ProgressBar::draw() {
   const auto filled = static_cast<int>(part * kWidth);
   const double left = part > 0 ? seconds / part - seconds : 0;
   note(fmt::format("\r{} [{:#<{}}{:.<{}}] {}/{}  {:.1f} s, {:.0f} s left ", what_, "", filled, "",
-                   kWidth - filled, done_, total_, seconds, left));
+                   kWidth - filled, shown(done_), shown(total_), seconds, left));
 }
 
 }  // namespace espalier::apps

@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "apps/progress.h"
 #include "base/bounded_queue.h"
 #include "base/check.h"
 #include "base/log.h"
@@ -45,6 +46,19 @@ void optional_integer(SettingTable& table, std::string name, std::optional<Int>&
                });
 }
 
+// A bar of its own line, which ends with the loading. One that is over at once shows nothing.
+TellLoaded bar_of_loading() {
+  static constexpr Duration kShowAfter = std::chrono::milliseconds(300);
+  // Shared: functions are copied.
+  return [started = SteadyClock().now(), bar = std::make_shared<std::optional<ProgressBar>>()](
+             int64_t done, int64_t total) {
+    if (!*bar && SteadyClock().now() - started < kShowAfter) return;
+    if (!*bar && done < total) bar->emplace("loading weights", total, "B");
+    if (*bar) (*bar)->set(done);
+    if (done >= total) bar->reset();
+  };
+}
+
 }  // namespace
 
 std::optional<int> parse_engine_command(CommandLine& command, SettingTable& table,
@@ -62,7 +76,11 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
 
 Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
   ESP_ASSIGN_OR_RETURN(config.engine.model_path, resolve_model_path(config.engine.model_path));
-  return Engine::create(config.engine);
+  EngineConfig engine = config.engine;
+  // Elsewhere than on a terminal the log tells.
+  if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
+    engine.load_progress = bar_of_loading();
+  return Engine::create(engine);
 }
 
 void add_sampling_settings(SettingTable& table, SamplingParams& sampling) {

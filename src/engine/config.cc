@@ -218,7 +218,8 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .dtype = config.dtype,
           .context_length = config.context_length,
           .is_embedding = config.is_embedding,
-          .config_overrides = config.json_model_override_args};
+          .config_overrides = config.json_model_override_args,
+          .progress = config.load_progress};
 }
 
 }  // namespace espalier

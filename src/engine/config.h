@@ -72,6 +72,7 @@ struct EngineConfig {
   bool disable_jump_forward = false;                     // sample also what a grammar forces
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
+  TellLoaded load_progress;     // hears how far the weights are; null: the log tells
   uint64_t random_seed = 0;     // of requests without their own (0: drawn), and of dummy weights
   std::string device = "auto";  // auto (a GPU where one can be used, else the CPU), cpu or cuda
   int32_t num_threads = 0;      // compute threads of the CPU

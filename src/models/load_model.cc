@@ -119,6 +119,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   CheckpointSource source(checkpoint, spec, type, &pool);
+  source.tell(options.progress);
   return DecoderModel::create(std::move(spec), weights, source, pool);
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "models/load_progress.h"
 #include "seams/forward_batch.h"
 #include "seams/kv_view.h"
 #include "seams/stored_vocabulary.h"
@@ -82,6 +83,7 @@ struct ModelLoadOptions {
   bool is_embedding = false;
   std::string config_overrides;  // a JSON object merged into config.json, nested ones too
   WorkPool* pool = nullptr;      // borrowed; outlives the model
+  TellLoaded progress;           // of a checkpoint; null: the log tells
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.

@@ -167,7 +167,19 @@ Result<LentTensor> CheckpointSource::compute(const CheckpointTensor& tensor) {
 void CheckpointSource::give_back(const std::string& wanted) {
   const std::string name = stored_name(wanted);
   made_.erase(name);
-  if (const CheckpointTensor* tensor = checkpoint_.find(name)) checkpoint_.release(*tensor);
+  const CheckpointTensor* tensor = checkpoint_.find(name);
+  if (tensor == nullptr) return;
+  checkpoint_.release(*tensor);
+  if (!progress_ || !given_back_.insert(name).second) return;
+  given_back_bytes_ += static_cast<int64_t>(tensor->bytes.size());
+  progress_->set(given_back_bytes_);
+}
+
+void CheckpointSource::tell(TellLoaded progress) {
+  int64_t total = 0;
+  for (const CheckpointTensor& tensor : checkpoint_.tensors())
+    total += static_cast<int64_t>(tensor.bytes.size());
+  progress_.emplace(std::move(progress), total, clock_);
 }
 
 bool CheckpointSource::may_be_left(std::string_view name) const {
@@ -202,6 +214,7 @@ Status CheckpointSource::finish() {
     return invalid_argument("{}: the tensor '{}' {} belongs to nothing that config.json describes",
                             checkpoint_.folder().string(), tensor.name, shape_string(tensor.shape));
   }
+  if (progress_) progress_->finish();
   return Status();
 }
 

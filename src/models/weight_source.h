@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
 #include "models/decoder_spec.h"
+#include "models/load_progress.h"
 #include "tensor/block_format.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
@@ -56,6 +57,8 @@ class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
                    DType type = DType::kBFloat16, WorkPool* pool = nullptr);
+  // From here on it is told how much has been given back.
+  void tell(TellLoaded progress);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                 std::span<const int64_t> shape) override;
@@ -79,7 +82,11 @@ class CheckpointSource final : public WeightSource {
   std::string left_out_prefix_;
   const DType type_;
   WorkPool* const pool_;
-  std::set<std::string> lent_;          // ever
+  std::set<std::string> lent_;        // ever
+  std::set<std::string> given_back_;  // where somebody is told
+  int64_t given_back_bytes_ = 0;
+  const SteadyClock clock_;
+  std::optional<LoadProgress> progress_;
   std::map<std::string, Buffer> made_;  // of tensors that are computed or lie askew in their file
 };
 

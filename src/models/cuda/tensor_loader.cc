@@ -173,8 +173,8 @@ struct Reader {
 
 class CheckpointLoader final : public CudaTensorLoader {
  public:
-  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec)
-      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec) {}
+  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, TellLoaded tell)
+      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec), tell_(std::move(tell)) {}
 
   Status put(const std::string& name, std::span<const int64_t> shape, DType type,
              std::byte* device) override {
@@ -253,21 +253,18 @@ class CheckpointLoader final : public CudaTensorLoader {
     return Status();
   }
 
-  // Of a loading that takes its time a line every tenth, until all is read.
+  // Until all is read.
   void tell_progress() {
     int64_t total = 0;
     for (const Chunk& chunk : chunks_) total += chunk.size_bytes;
-    const auto start = std::chrono::steady_clock::now();
+    const SteadyClock clock;
+    LoadProgress progress(tell_, total, clock);
     std::unique_lock lock(mutex_);
-    for (int64_t told = 0; num_reading_ > 0;) {
-      read_.wait_for(lock, std::chrono::milliseconds(200));
-      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-      const int64_t tenths = 10 * num_read_bytes_ / std::max<int64_t>(1, total);
-      if (passed.count() < 1 || tenths <= told || tenths == 10) continue;
-      told = tenths;
-      log_info("loading weights percent={} bytes={} seconds={:.1f}", 10 * tenths,
-               num_read_bytes_.load(), passed.count());
+    while (num_reading_ > 0) {
+      read_.wait_for(lock, std::chrono::milliseconds(100));
+      progress.set(num_read_bytes_);
     }
+    if (failed_.ok()) progress.finish();
   }
 
   void join() {
@@ -295,6 +292,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 
   const Checkpoint checkpoint_;
   CheckpointSource source_;
+  const TellLoaded tell_;
   Files files_;
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_{0};
@@ -311,7 +309,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec) {
   ESP_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.path));
-  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec);
+  return std::make_unique<CheckpointLoader>(std::move(checkpoint), spec, options.progress);
 }
 
 Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed) {
