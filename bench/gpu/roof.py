@@ -42,6 +42,76 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
+class FamilyShape:
+    """The same of families with experts or latent attention: what a step reads and computes."""
+
+    def __init__(self, config):
+        self.hidden, self.vocab = config["hidden_size"], config["vocab_size"]
+        self.heads = config["num_attention_heads"]
+        layers = config["num_hidden_layers"]
+        self.latent = config.get("kv_lora_rank")
+        if self.latent:
+            self.nope, self.rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+            self.value = config["v_head_dim"]
+            attention = [(self.heads * (self.nope + self.rope), self.hidden),
+                         (self.latent + self.rope, self.hidden),
+                         (self.heads * (self.nope + self.value), self.latent),
+                         (self.hidden, self.heads * self.value)]
+            self.kv_numbers = layers * (self.latent + self.rope)
+            # Of a query and a key, as the keys and values are made of the latents once.
+            pair = self.heads * (self.nope + self.rope + self.value)
+        else:
+            dim = config.get("head_dim") or self.hidden // self.heads
+            q, kv = self.heads * dim, config["num_key_value_heads"] * dim
+            attention = [(q + 2 * kv, self.hidden), (self.hidden, q)]
+            self.kv_numbers = layers * 2 * kv
+            pair = 2 * self.heads * dim
+        self.pair_operations = 2 * layers * pair
+        self.num_experts = config.get("num_experts") or config.get("n_routed_experts") or 0
+        self.num_chosen = config.get("num_experts_per_tok", 0)
+        dense = layers if not self.num_experts else config.get("first_k_dense_replace", 0)
+        self.dense = attention * layers + self.mlp(config["intermediate_size"]) * dense
+        self.expert, self.expert_layers = [], layers - dense
+        if self.num_experts:
+            ffn = config["moe_intermediate_size"]
+            self.expert = self.mlp(ffn)
+            self.dense += [(self.num_experts, self.hidden)] * self.expert_layers
+            self.dense += self.mlp(ffn * config.get("n_shared_experts", 0)) * self.expert_layers
+
+    @staticmethod
+    def read(folder):
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            return FamilyShape(json.load(file))
+
+    def mlp(self, ffn):
+        return [(2 * ffn, self.hidden), (self.hidden, ffn)] if ffn else []
+
+    def experts_read(self, rows):
+        """Of a layer, where each row chooses with equal odds."""
+        if not self.num_experts:
+            return 0
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** rows)
+
+    def products_seconds(self, device, rows, logit_rows):
+        rate = device.matrix_rate("gate_up", rows)
+
+        def seconds(size, read, done):
+            return max(2 * size * read / device.read_rate, 2 * size * done / rate)
+        total = sum(seconds(n * k, 1, rows) for n, k in self.dense)
+        total += self.expert_layers * sum(
+            seconds(n * k, self.experts_read(rows), rows * self.num_chosen) for n, k in self.expert)
+        return total + seconds(self.vocab * self.hidden, 1, logit_rows)
+
+    def decode_seconds(self, device, lanes, kv_tokens_read):
+        return (self.products_seconds(device, lanes, lanes) +
+                2 * self.kv_numbers * kv_tokens_read / device.read_rate)
+
+    def prefill_seconds(self, device, tokens):
+        """One prompt, whole (shorter than any window)."""
+        return (self.products_seconds(device, tokens, 1) +
+                self.pair_operations * tokens * (tokens + 1) / 2 / device.attention_rate)
+
+
 class Device:
     """Ceilings: bytes a second, and operations a second of products of (rows, outputs, inputs)."""
 

@@ -41,6 +41,27 @@ class RoofTest(unittest.TestCase):
         self.assertAlmostEqual(roof.prefill_seconds(shape, fast_memory, 4),
                                operations / 1e6 + pairs / 1e5)
 
+    def test_families_count_what_is_chosen(self):
+        dense = roof.FamilyShape(dict(TINY))
+        shape = roof.Shape(TINY)
+        self.assertAlmostEqual(dense.decode_seconds(device(), 1, 10),
+                               roof.decode_seconds(shape, device(), 1, 10))
+        self.assertAlmostEqual(dense.prefill_seconds(device(read_rate=1e12), 4),
+                               roof.prefill_seconds(shape, device(read_rate=1e12), 4))
+        experts = roof.FamilyShape(dict(TINY, num_experts=4, num_experts_per_tok=2,
+                                        moe_intermediate_size=16))
+        # One row reads two of four experts, and the router; many rows read all.
+        self.assertAlmostEqual(experts.decode_seconds(device(), 1, 0),
+                               2 * (2 * (128 + 64 + 32 + 2 * 384) + 256) / 1e3)
+        self.assertAlmostEqual(experts.experts_read(1), 2)
+        self.assertAlmostEqual(experts.experts_read(1000), 4)
+        latent = roof.FamilyShape(dict(TINY, kv_lora_rank=4, qk_nope_head_dim=3, qk_rope_head_dim=2,
+                                       v_head_dim=5))
+        # q 10 x 8, latents 6 x 8, keys and values 16 x 4, o 8 x 10; gate and up, down; head.
+        self.assertAlmostEqual(latent.decode_seconds(device(), 1, 7),
+                               2 * (2 * (80 + 48 + 64 + 80 + 384) + 256) / 1e3 + 7 * 2 * 2 * 6 / 1e3)
+        self.assertEqual(latent.pair_operations, 2 * 2 * 2 * (3 + 2 + 5))
+
     def test_offline_is_its_parts(self):
         shape, d = roof.Shape(TINY), device(read_rate=1e9)
         # One request: a prefill of 8192 // 5 requests' worth is counted by its share.

@@ -50,7 +50,8 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                                      .head_dim = bench->info_.head_dim,
                                      .type = type,
                                      .num_pages = static_cast<int32_t>(bench->num_pages_),
-                                     .page_size = limits.page_size}));
+                                     .page_size = limits.page_size,
+                                     .num_planes = bench->info_.kv_planes}));
   ESP_RETURN_IF_ERROR(bench->fill_kv());
   bench->shuffled_.resize(static_cast<size_t>(bench->num_pages_));
   std::iota(bench->shuffled_.begin(), bench->shuffled_.end(), 0);
