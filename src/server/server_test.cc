@@ -169,6 +169,7 @@ TEST_F(ServerTest, Metrics) {
         "sglang:gen_throughput" + label + "12.5", "sglang:prompt_tokens_total" + label + "40",
         "sglang:generation_tokens_total" + label + "70",
         "sglang:cached_tokens_total" + label + "10", "sglang:num_requests_total" + label + "1",
+        "espalier:failed_requests_total" + label + "4", "espalier:not_finite_total" + label + "3",
         "sglang:time_to_first_token_seconds_count" + label + "1",
         // Ten tokens have nine gaps.
         "sglang:inter_token_latency_seconds_count" + label + "9",
