@@ -374,23 +374,23 @@ class NetworkMaker::Impl {
     const Ir::Rule& from = ir_.rules()[order_[rule]];
     const auto base = static_cast<NodeId>(network.nodes.size());
     network.starts[rule] = base + nfa.start;
-    for (const Nfa::State& state : nfa.states) {
+    for (NodeId s = 0; s < nfa.states.size(); ++s) {
       Network::Node node;
-      node.final = state.final;
+      node.final = nfa.states[s].final;
       node.check = from.check;
       node.counter = from.counter;
       node.counts_begin = static_cast<uint32_t>(network.count_edges.size());
       node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
       node.calls_begin = static_cast<uint32_t>(network.call_edges.size());
-      for (const Nfa::Edge& e : state.edges) {
+      for (const Nfa::Edge& e : nfa.edges_of(s)) {
         if (e.call < 0) {
           network.byte_edges.push_back({e.low, e.high, base + e.target});
         } else if (e.call >= kTickCall) {
           network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
         } else {
           // A rule that is checked waits for its end itself.
-          const Nfa::State& target = nfa.states[e.target];
-          const bool tail = from.check < 0 && target.final && target.edges.empty();
+          const bool tail =
+              from.check < 0 && nfa.states[e.target].final && nfa.edges_of(e.target).empty();
           network.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, tail});
         }
       }

@@ -186,9 +186,13 @@ ExprId Ir::bytes(const ByteSet& set) {
 }
 
 ExprId Ir::byte(uint8_t value) {
-  ByteSet set;
-  set.set(value);
-  return bytes(set);
+  ExprId& known = single_bytes_[value];
+  if (known == never()) {
+    ByteSet set;
+    set.set(value);
+    known = bytes(set);
+  }
+  return known;
 }
 
 ExprId Ir::literal(std::string_view text) {

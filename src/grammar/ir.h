@@ -3,6 +3,7 @@
 // automaton.h turns it into machines.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <initializer_list>
@@ -173,6 +174,7 @@ class Ir {
   std::vector<Check> checks_;
   std::vector<Counter> counters_;
   std::unordered_map<ByteSet, uint32_t> set_index_;
+  std::array<ExprId, 256> single_bytes_{};           // [byte] its expression; never(): not made yet
   std::unordered_multimap<uint64_t, ExprId> index_;  // hash of a node -> its id
 };
 

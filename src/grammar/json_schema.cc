@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "grammar/json_format.h"
-#include "grammar/machine.h"
 #include "grammar/regular.h"
 #include "grammar/schema_compiler.h"
 

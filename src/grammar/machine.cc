@@ -381,6 +381,132 @@ bool Machine::passes(int32_t check, const Text& text) {
   return asked.checker->holds(asked.number, read);
 }
 
+// Whether nothing but bytes leads on, so that one item at the node is all of a state.
+bool Machine::only_bytes(NodeId id) const {
+  const Network::Node& node = network_.nodes[id];
+  return !node.final && node.calls_begin == node.calls_end && node.counts_begin == node.counts_end;
+}
+
+Machine::Place Machine::place_of(SetId set) const {
+  if (set == kDead || set == kDepends) return {set};
+  const Range kernel = sets_[set].kernel;
+  if (kernel.size != 1) return {set};
+  const Item& item = items_[kernel.begin];
+  if (!only_bytes(item.node)) return {set};
+  return {kInRule, item.node, item.link, item.count};
+}
+
+SetId Machine::set_of(const Place& place) {
+  return place.set == kInRule ? intern_settled({{place.node, place.link, place.count}}) : place.set;
+}
+
+Machine::Place Machine::step_unasked(const Place& from, uint8_t byte) {
+  std::span<const Item> from_items;
+  const Item item{from.node, from.link, from.count};
+  if (from.set == kInRule) {
+    from_items = {&item, 1};
+  } else {
+    const SetId to = transitions_[size_t{from.set} * num_classes_ + network_.byte_class[byte]];
+    if (to != kUnknown) return place_of(to);
+    from_items = items(sets_[from.set].scanning);
+  }
+  Place to;
+  for (const Item& one : from_items) {
+    for (const Network::ByteEdge& edge : network_.bytes_of(one.node)) {
+      if (byte < edge.low || edge.high < byte || !has_room(edge.target, one.count)) continue;
+      const Place next{kInRule, edge.target, one.link, one.count};
+      if (to == next) continue;
+      if (to.set == kDead && only_bytes(edge.target)) {
+        to = next;
+        continue;
+      }
+      // Several, or one from where more than bytes leads on: a state of its own.
+      if (from.set != kInRule) return place_of(step_slow(from.set, byte, nullptr));
+      return place_of(step_in_rule(item, byte));
+    }
+  }
+  return to;
+}
+
+SetId Machine::step_in_rule(const Item& item, uint8_t byte) {
+  kernel_.clear();
+  for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
+    if (edge.low <= byte && byte <= edge.high && has_room(edge.target, item.count))
+      kernel_.push_back({edge.target, item.link, item.count});
+  }
+  std::sort(kernel_.begin(), kernel_.end());
+  kernel_.erase(std::unique(kernel_.begin(), kernel_.end()), kernel_.end());
+  bool asked = false;
+  const SetId to = intern(kernel_, nullptr, asked);
+  return asked ? kDepends : to;
+}
+
+// Whether only bytes lead on, and none back to the node itself: what a walk comes along once.
+bool Machine::is_chain(NodeId node) {
+  if (chains_.size() <= node) chains_.resize(network_.nodes.size(), 0);
+  uint8_t& known = chains_[node];
+  if (known == 0) {
+    const bool loops =
+        std::ranges::any_of(network_.bytes_of(node),
+                            [&](const Network::ByteEdge& edge) { return edge.target == node; });
+    known = only_bytes(node) && !loops ? 1 : 2;
+  }
+  return known == 1;
+}
+
+Machine::Place Machine::step_along_slow(const Place& from, uint8_t byte) {
+  const Item item{from.node, from.link, from.count};
+  const std::span<const Item> from_items =
+      from.set == kInRule ? std::span(&item, 1) : items(sets_[from.set].scanning);
+  Place to;
+  for (const Item& one : from_items) {
+    for (const Network::ByteEdge& edge : network_.bytes_of(one.node)) {
+      if (byte < edge.low || edge.high < byte || !has_room(edge.target, one.count)) continue;
+      const Place next{kInRule, edge.target, one.link, one.count};
+      if (to == next) continue;
+      if (to.set != kDead || !is_chain(edge.target)) {
+        return {from.set == kInRule ? step_in_rule(item, byte)
+                                    : step_slow(from.set, byte, nullptr)};
+      }
+      to = next;
+    }
+  }
+  return to;
+}
+
+void Machine::add_bytes(const Place& place, ByteMask& bytes) const {
+  const auto add = [&](NodeId node) {
+    for (const Network::ByteEdge& edge : network_.bytes_of(node)) bytes.add(edge.low, edge.high);
+  };
+  if (place.set == kInRule) return add(place.node);
+  if (!place.leads_on()) return;
+  for (const Item& item : items(sets_[place.set].scanning)) add(item.node);
+}
+
+void Machine::add_differing_bytes(const Place& a, const Place& b, ByteMask& bytes) const {
+  ByteMask both;
+  add_bytes(a, both);
+  add_bytes(b, both);
+  const bool alike = a.set == kInRule && b.set == kInRule && a.link == b.link && a.count == b.count;
+  // Edges are in order: side by side, unless some overlap in one of them.
+  const std::span<const Network::ByteEdge> x = network_.bytes_of(a.node);
+  const std::span<const Network::ByteEdge> y = network_.bytes_of(b.node);
+  const auto disjoint = [](std::span<const Network::ByteEdge> edges) {
+    for (size_t i = 1; i < edges.size(); ++i) {
+      if (edges[i].low <= edges[i - 1].high) return false;
+    }
+    return true;
+  };
+  if (alike && disjoint(x) && disjoint(y)) {
+    for (size_t i = 0, j = 0; i < x.size() && j < y.size();) {
+      const int low = std::max(x[i].low, y[j].low), high = std::min(x[i].high, y[j].high);
+      if (low <= high && x[i].target == y[j].target) both.remove(low, high);
+      (x[i].high < y[j].high ? i : j) += 1;
+    }
+  }
+  for (size_t w = 0; w < both.words.size(); ++w) bytes.words[w] |= both.words[w];
+}
+
 SetId Machine::step_slow(SetId from, uint8_t byte, const std::string_view* text) {
   kernel_.clear();
   for (const Item& item : items(sets_[from].scanning)) {

@@ -5,6 +5,9 @@
 // no room (tail calls hand their return link on).
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +22,30 @@ namespace espalier::grammar {
 
 using SetId = uint32_t;   // a state of the machine
 using LinkId = uint32_t;  // where a rule returns to: a state and the rule it waits for
+
+// A set of bytes: 64 of them in each word.
+struct ByteMask {
+  std::array<uint64_t, 4> words{};
+  void add(int low, int high) {  // both included
+    for (int w = low / 64; w <= high / 64; ++w) words[static_cast<size_t>(w)] |= part(w, low, high);
+  }
+  void remove(int low, int high) {
+    for (int w = low / 64; w <= high / 64; ++w)
+      words[static_cast<size_t>(w)] &= ~part(w, low, high);
+  }
+  bool has(uint8_t byte) const { return words[byte / 64] >> (byte % 64) & 1; }
+  int count() const {
+    int sum = 0;
+    for (const uint64_t word : words) sum += std::popcount(word);
+    return sum;
+  }
+
+ private:
+  static uint64_t part(int word, int low, int high) {
+    const int from = std::max(low - 64 * word, 0), to = std::min(high - 64 * word, 63);
+    return ~uint64_t{0} >> (63 - (to - from)) << from;
+  }
+};
 
 // Not thread-safe: CompiledGrammar guards it.
 class Machine {
@@ -45,6 +72,33 @@ class Machine {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
     return to != kUnknown ? to : step_slow(from, byte, nullptr);
   }
+
+  // Where a walk along many texts is. Most of its steps lead from node to node of one rule: these
+  // are taken in the network, without a state for each; all others are steps between states.
+  struct Place {
+    SetId set = kDead;  // or kInRule, and the rest says where
+    NodeId node = 0;
+    LinkId link = 0;
+    uint32_t count = 0;
+    bool leads_on() const { return set != kDead && set != kDepends; }
+    friend bool operator==(const Place&, const Place&) = default;
+  };
+  Place place_of(SetId set) const;
+  SetId set_of(const Place& place);
+  Place step_unasked(const Place& from, uint8_t byte);
+  // The same, and a state that is one item stays a state: its steps are known the next time. Only
+  // what is new and leads through a rule without a loop is taken in the network.
+  Place step_along(const Place& from, uint8_t byte) {
+    if (from.set < kInRule) {
+      const SetId to = transitions_[size_t{from.set} * num_classes_ + network_.byte_class[byte]];
+      if (to != kUnknown) return {to};
+    }
+    return step_along_slow(from, byte);
+  }
+  // The bytes that may lead on; no other does.
+  void add_bytes(const Place& place, ByteMask& bytes) const;
+  // Of two places: bytes that lead both to one place, as far as that is plain to see, are left out.
+  void add_differing_bytes(const Place& a, const Place& b, ByteMask& bytes) const;
 
   // Whether what follows may depend on the text, not on the state alone.
   bool has_checks() const { return !network_.checks.empty(); }
@@ -87,6 +141,7 @@ class Machine {
 
  private:
   static constexpr SetId kUnknown = ~SetId{0};
+  static constexpr SetId kInRule = ~SetId{0} - 2;
   static constexpr LinkId kRootLink = 0;
   static constexpr LinkId kOpenLink = 1;  // it is not said where: see opened()
 
@@ -145,6 +200,10 @@ class Machine {
     return {items_.data() + range.begin, range.size};
   }
   static uint32_t hash_of(std::span<const Item> items);
+  bool only_bytes(NodeId node) const;
+  bool is_chain(NodeId node);
+  Place step_along_slow(const Place& from, uint8_t byte);
+  SetId step_in_rule(const Item& item, uint8_t byte);
   SetId step_slow(SetId from, uint8_t byte, const std::string_view* text);
   SetId intern(std::vector<Item>& kernel, const Text* text, bool& asked);
   SetId intern_settled(const std::vector<Item>& kernel);
@@ -170,6 +229,7 @@ class Machine {
   std::vector<SetId> table_;        // of sets by the hash of their kernels; kDead: free
   std::vector<Link> links_;
   std::vector<LinkId> link_table_;  // of links by set and rule; kRootLink: free
+  std::vector<uint8_t> chains_;     // [node] 1: is_chain(), 2: not, 0: not looked at yet
   SetId start_ = kDead;
   bool exhausted_ = false;
   // Used within one call.

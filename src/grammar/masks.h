@@ -12,6 +12,7 @@
 
 #include "grammar/machine.h"
 #include "grammar/token_trie.h"
+#include "grammar/token_walk.h"
 
 namespace espalier::grammar {
 
@@ -38,9 +39,17 @@ class Masks {
     // rest says of them.
     std::vector<TokenId> asked;
     bool empty = true;  // but for these
+
+    void allow(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2 + 1); }
+    void refuse(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2); }
+    // Those at begin to end of the walk's tokens.
+    void ask(const TrieWalk& tokens, uint32_t begin, uint32_t end) {
+      asked.insert(asked.end(), tokens.token_ids.begin() + begin, tokens.token_ids.begin() + end);
+    }
   };
-  // What a walk found, as indices of its tokens.
+  // Which tokens may come that end a lexeme, as indices of its tails' tokens.
   struct Found {
+    bool whole_ends = false;  // those that end with it; else they are among the asked ones
     std::vector<uint32_t> allowed, asked;
   };
   // Tokens that a state allows behind the end of a lexeme.
@@ -55,9 +64,10 @@ class Masks {
 
   void make(SetId set, Mask& mask);
   bool ask(const Mask& mask, SetId set, std::string_view text, std::span<uint32_t> words);
-  template <typename Allow, typename Ask>
-  void walk(const TrieWalk& walk, SetId from, Allow allow, Ask ask);
-  void walk_into(const TrieWalk& walk, SetId from, Mask& mask);
+  template <typename At, typename Step, typename Use>
+  void along(std::span<const TokenId> tokens, const At& from, Step step, Use use);
+  void walk_into(const TrieWalk& walk, SetId from, TokenWalk::Steps steps, Mask& mask);
+  static bool leads_on(SetId to) { return to != Machine::kDead && to != Machine::kDepends; }
   SetId step(SetId from, int byte) {
     return machine_.step_unasked(from, static_cast<uint8_t>(byte));
   }
@@ -92,8 +102,8 @@ class Masks {
   std::unordered_map<TailKey, Found, TailHash> tails_;
   std::unordered_map<SetId, SetId> next_inside_;
   std::unordered_map<uint64_t, bool> for_ever_;  // by node and kind of place
-  std::vector<SetId> path_, other_path_;         // [depth]: along a walk
-  std::vector<uint32_t> scratch_;                // a mask's words
+  TokenWalk walk_;
+  std::vector<uint32_t> scratch_;  // a mask's words
   // Bytes of each kind of characters, of those that the grammar does not tell apart one.
   struct KindEdge {
     uint8_t from, byte, to;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "grammar/automaton.h"
@@ -12,7 +13,9 @@
 
 namespace espalier::grammar {
 
-// Edges carry a byte range, or a call (call >= 0), or nothing (an empty move).
+// Edges carry a byte range, or a call (call >= 0), or nothing (an empty move). Those of a state
+// stand together in one list: automata are made when texts reach them, so making one allocates
+// little.
 struct Nfa {
   struct Edge {
     uint8_t low = 0, high = 0;
@@ -21,20 +24,55 @@ struct Nfa {
     NodeId target = 0;
   };
   struct State {
-    std::vector<Edge> edges;
+    uint32_t edges_begin = 0, edges_end = 0;
     bool final = false;
   };
   std::vector<State> states;
+  std::vector<Edge> edges;
   NodeId start = 0;
 
   NodeId add() {
     states.emplace_back();
     return static_cast<NodeId>(states.size() - 1);
   }
-  void empty_move(NodeId from, NodeId to) {
-    states[from].edges.push_back({.is_empty = true, .target = to});
+  // The edges of a state are added between these two, of one state at a time.
+  void begin_edges(NodeId state) { states[state].edges_begin = end_of_edges(); }
+  void end_edges(NodeId state) { states[state].edges_end = end_of_edges(); }
+  std::span<const Edge> edges_of(NodeId state) const {
+    return {edges.data() + states[state].edges_begin, edges.data() + states[state].edges_end};
+  }
+  std::span<Edge> edges_of(NodeId state) {
+    return {edges.data() + states[state].edges_begin, edges.data() + states[state].edges_end};
+  }
+
+ private:
+  uint32_t end_of_edges() const { return static_cast<uint32_t>(edges.size()); }
+};
+
+// For each state those with an edge to it, by counting.
+struct Sources {
+  std::vector<uint32_t> begins;  // [state], and one more
+  std::vector<NodeId> states;
+
+  explicit Sources(const Nfa& nfa) : begins(nfa.states.size() + 2, 0), states(nfa.edges.size()) {
+    for (const Nfa::Edge& edge : nfa.edges) ++begins[edge.target + 2];
+    for (size_t s = 2; s < begins.size(); ++s) begins[s] += begins[s - 1];
+    for (NodeId s = 0; s < nfa.states.size(); ++s) {
+      for (const Nfa::Edge& edge : nfa.edges_of(s)) states[begins[edge.target + 1]++] = s;
+    }
+  }
+  std::span<const NodeId> of(NodeId state) const {
+    return {states.data() + begins[state], states.data() + begins[state + 1]};
   }
 };
+
+// Joins neighbouring byte ranges that lead to the same state, among the edges from the `from`th on,
+// which are in order.
+void join_ranges(std::vector<Nfa::Edge>& edges, size_t from);
+
+inline constexpr NodeId kUnnamed = ~NodeId{0};
+// Steps of a microsecond or so between two looks at the clock.
+inline constexpr uint32_t kCheckedEvery = 256;
 
 // Edges of these calls are the counter's.
 inline constexpr int32_t kTickCall = 1 << 30;

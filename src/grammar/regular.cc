@@ -30,7 +30,7 @@ Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
 // Where the symbol of a counter leads.
 NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
   if (from == kNone) return kNone;
-  for (const Nfa::Edge& edge : dfa.states[from].edges) {
+  for (const Nfa::Edge& edge : dfa.edges_of(from)) {
     if (edge.call == call) return edge.target;
   }
   return kNone;
@@ -38,7 +38,7 @@ NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
 
 NodeId step(const Nfa& dfa, NodeId from, int byte) {
   if (from == kNone) return kNone;
-  for (const Nfa::Edge& edge : dfa.states[from].edges) {
+  for (const Nfa::Edge& edge : dfa.edges_of(from)) {
     if (edge.call < 0 && edge.low <= byte && byte <= edge.high) return edge.target;
   }
   return kNone;
@@ -72,12 +72,13 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
                         limits.dfa_nodes_max));
     }
     const auto [p, q] = pairs[current];
-    for (const Nfa::Edge& edge : x.states[p].edges) {
+    out.begin_edges(current);
+    for (const Nfa::Edge& edge : x.edges_of(p)) {
       if (edge.call >= 0) {
         const NodeId q_next = count_step(y, q, edge.call);
         if (q_next == kNone && !second_may_die) continue;
         const NodeId to = id_of(edge.target, q_next);
-        out.states[current].edges.push_back({.call = edge.call, .target = to});
+        out.edges.push_back({.call = edge.call, .target = to});
         continue;
       }
       for (int low = edge.low; low <= edge.high;) {
@@ -86,12 +87,13 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
         while (high < edge.high && step(y, q, high + 1) == q_next) ++high;
         if (q_next != kNone || second_may_die) {
           const NodeId to = id_of(edge.target, q_next);
-          out.states[current].edges.push_back(
+          out.edges.push_back(
               {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
         }
         low = high + 1;
       }
     }
+    out.end_edges(current);
   }
   return ir.graph(graph_of(minimised(without_empty_moves(out, limits), limits)));
 }
@@ -122,9 +124,9 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
   const auto spread = [&](std::vector<bool>& set) {  // over edges that do not tick
     for (bool changed = true; changed;) {
       changed = false;
-      for (size_t s = count; s-- > 0;) {
+      for (auto s = static_cast<NodeId>(count); s-- > 0;) {
         if (set[s]) continue;
-        for (const Nfa::Edge& edge : dfa.states[s].edges) {
+        for (const Nfa::Edge& edge : dfa.edges_of(s)) {
           if (edge.call == kTickCall || !set[edge.target]) continue;
           set[s] = changed = true;
           break;
@@ -136,8 +138,8 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
   std::vector<bool> after(count, false);
   for (bool changed = true; changed;) {
     changed = false;
-    for (size_t s = 0; s < count; ++s) {
-      for (const Nfa::Edge& edge : dfa.states[s].edges) {
+    for (NodeId s = 0; s < count; ++s) {
+      for (const Nfa::Edge& edge : dfa.edges_of(s)) {
         if (after[edge.target] || (!after[s] && edge.call != kEnoughCall)) continue;
         after[edge.target] = changed = true;
       }
@@ -153,8 +155,8 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
       last = t;
     }
     std::vector<bool> next(count, false);
-    for (size_t s = 0; s < count; ++s) {
-      for (const Nfa::Edge& edge : dfa.states[s].edges) {
+    for (NodeId s = 0; s < count; ++s) {
+      for (const Nfa::Edge& edge : dfa.edges_of(s)) {
         if (edge.call == kTickCall && enders[edge.target]) next[s] = true;
       }
     }

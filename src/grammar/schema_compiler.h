@@ -165,9 +165,17 @@ class SchemaCompiler {
   struct ExtraKeys {
     ExprId key, value;
   };
+  struct Property {
+    ExprId pair;  // key, colon and value
+    bool required;
+  };
   Result<std::vector<ExtraKeys>> extra_keys(const Conjunction& elements,
                                             const std::vector<std::string>& names);
   Result<Conjunction> property_conjunction(const Conjunction& elements, const std::string& name);
+  Ir::Graph object_graph(const std::vector<Property>& list, const std::vector<ExtraKeys>& extra);
+  Ir::Graph counted_object_graph(const std::vector<Property>& list,
+                                 const std::vector<ExtraKeys>& extra, int64_t properties_min,
+                                 int64_t cap, std::optional<int64_t> properties_max);
   ExprId any_order_object(std::vector<ExprId> pairs, const std::vector<ExtraKeys>& extra,
                           const Facts& facts);
   // Whether no other keyword of it looks at items or properties that it does not name itself.

@@ -355,6 +355,76 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
   return out;
 }
 
+// Properties in the order of the list, of any number. For each place in it: before a property that
+// may begin at once, behind a property, and on the way to the end without a further one. What two
+// ways have in common is written once: rules are made into automata when texts reach them.
+Ir::Graph SchemaCompiler::object_graph(const std::vector<Property>& list,
+                                       const std::vector<ExtraKeys>& extra) {
+  const auto places = static_cast<uint32_t>(list.size());
+  const auto before = [](uint32_t place) { return place; };
+  const auto behind = [&](uint32_t place) { return places + 1 + place; };
+  const auto ending = [&](uint32_t place) { return 2 * (places + 1) + place; };
+  Ir::Graph graph{.num_states = ending(places) + 1, .edges = {}, .finals = {ending(places)}};
+  for (uint32_t place = 0; place < places; ++place) {
+    graph.edges.push_back({before(place), list[place].pair, behind(place + 1)});
+    if (list[place].required) continue;
+    graph.edges.push_back({before(place), ir_.empty(), before(place + 1)});
+    graph.edges.push_back({ending(place), ir_.empty(), ending(place + 1)});
+  }
+  for (const ExtraKeys& keys : extra) {
+    graph.edges.push_back(
+        {before(places), ir_.sequence({keys.key, pieces_.colon(), keys.value}), behind(places)});
+  }
+  // Behind a property: the first of all needs no comma, and is behind none.
+  for (uint32_t place = extra.empty() ? 1 : std::min(places, 1u); place <= places; ++place) {
+    if (place < places || !extra.empty())
+      graph.edges.push_back({behind(place), pieces_.comma(), before(place)});
+    graph.edges.push_back({behind(place), ir_.empty(), ending(place)});
+  }
+  return graph;
+}
+
+// The same where it matters how many there are. States: (place in the list, properties so far up to
+// `cap`, the largest count that matters). The count also tells whether a comma is due.
+Ir::Graph SchemaCompiler::counted_object_graph(const std::vector<Property>& list,
+                                               const std::vector<ExtraKeys>& extra,
+                                               int64_t properties_min, int64_t cap,
+                                               std::optional<int64_t> properties_max) {
+  const auto places = static_cast<int64_t>(list.size());
+  const auto state = [&](int64_t place, int64_t count) {
+    return static_cast<uint32_t>(place * (cap + 1) + count);
+  };
+  Ir::Graph graph{.num_states = state(places, cap) + 1, .edges = {}, .finals = {}};
+  const auto with_comma = [&](ExprId pair, int64_t count) {
+    return count == 0 ? pair : ir_.sequence({pieces_.comma(), pair});
+  };
+  for (int64_t place = 0; place <= places; ++place) {
+    for (int64_t count = 0; count <= cap; ++count) {
+      const bool full = count == properties_max;
+      const int64_t next = std::min(count + 1, cap);
+      if (place < places) {
+        const Property& property = list[static_cast<size_t>(place)];
+        if (!full) {
+          graph.edges.push_back(
+              {state(place, count), with_comma(property.pair, count), state(place + 1, next)});
+        }
+        if (!property.required) {
+          graph.edges.push_back({state(place, count), ir_.empty(), state(place + 1, count)});
+        }
+      } else if (!full) {
+        for (const ExtraKeys& keys : extra) {
+          const ExprId pair = ir_.sequence({keys.key, pieces_.colon(), keys.value});
+          graph.edges.push_back({state(place, count), with_comma(pair, count), state(place, next)});
+        }
+      }
+    }
+  }
+  for (int64_t count = std::max<int64_t>(1, properties_min); count <= cap; ++count) {
+    graph.finals.push_back(state(places, count));
+  }
+  return graph;
+}
+
 Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const Facts& facts) {
   if (!facts.object_facts) return pieces_.object();
   std::vector<std::string> names;  // in the order of their declaration; required ones follow
@@ -379,10 +449,6 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
     ESP_ASSIGN_OR_RETURN(allowed_keys, key_language(elements));
   }
 
-  struct Property {
-    ExprId pair;
-    bool required;
-  };
   std::vector<Property> list;
   for (const std::string& name : names) {
     ESP_ASSIGN_OR_RETURN(Conjunction value, property_conjunction(elements, name));
@@ -410,8 +476,6 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
     return any_order_object(std::move(pairs), extra, facts);
   }
 
-  // States: (place in the list, properties so far up to the largest count that matters). The count
-  // also tells whether a comma is due.
   bool bounded = facts.properties_max != kUnbounded &&
                  (!extra.empty() || facts.properties_max < std::ssize(list));
   int64_t properties_min = facts.properties_min;
@@ -440,37 +504,11 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
               "{}: minProperties or maxProperties of {} over {} properties is not supported",
               document_.pointer_of(elements[0].schema), cap, places));
   }
-  const auto state = [&](int64_t place, int64_t count) {
-    return static_cast<uint32_t>(place * (cap + 1) + count);
-  };
-  Ir::Graph graph{.num_states = state(places, cap) + 1, .edges = {}, .finals = {}};
-  const auto with_comma = [&](ExprId pair, int64_t count) {
-    return count == 0 ? pair : ir_.sequence({pieces_.comma(), pair});
-  };
-  for (int64_t place = 0; place <= places; ++place) {
-    for (int64_t count = 0; count <= cap; ++count) {
-      const bool full = bounded && count == facts.properties_max;
-      const int64_t next = std::min(count + 1, cap);
-      if (place < places) {
-        const Property& property = list[static_cast<size_t>(place)];
-        if (!full) {
-          graph.edges.push_back(
-              {state(place, count), with_comma(property.pair, count), state(place + 1, next)});
-        }
-        if (!property.required) {
-          graph.edges.push_back({state(place, count), ir_.empty(), state(place + 1, count)});
-        }
-      } else if (!full) {
-        for (const ExtraKeys& keys : extra) {
-          const ExprId pair = ir_.sequence({keys.key, pieces_.colon(), keys.value});
-          graph.edges.push_back({state(place, count), with_comma(pair, count), state(place, next)});
-        }
-      }
-    }
-  }
-  for (int64_t count = std::max<int64_t>(1, properties_min); count <= cap; ++count) {
-    graph.finals.push_back(state(places, count));
-  }
+  Ir::Graph graph =
+      cap == 1 && !bounded
+          ? object_graph(list, extra)
+          : counted_object_graph(list, extra, properties_min, cap,
+                                 bounded ? std::optional(facts.properties_max) : std::nullopt);
   std::vector<ExprId> ways;
   if (required.empty() && properties_min == 0) ways.push_back(pieces_.space_inside());
   if (!graph.edges.empty()) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "grammar/lexeme.h"
-#include "grammar/machine.h"
 #include "grammar/regex.h"
 #include "grammar/regular.h"
 #include "grammar/schema_compiler.h"

@@ -64,10 +64,27 @@ class Builder {
     close(walk, open, 0);
     walk.nodes.push_back({.skip = static_cast<uint32_t>(walk.nodes.size()),
                           .tokens_begin = static_cast<uint32_t>(walk.token_ids.size())});
+    list_children(walk);
     return walk;
   }
 
  private:
+  static void list_children(TrieWalk& walk) {
+    const auto count = static_cast<uint32_t>(walk.nodes.size() - 1);
+    walk.children_begin.reserve(count + 2);
+    walk.child_bytes.reserve(count);
+    walk.children.reserve(count);
+    const auto list = [&](uint32_t first, uint32_t end) {
+      walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
+      for (uint32_t child = first; child < end; child = walk.nodes[child].skip) {
+        walk.child_bytes.push_back(walk.nodes[child].byte);
+        walk.children.push_back(child);
+      }
+    };
+    list(0, count);
+    for (uint32_t i = 0; i < count; ++i) list(i + 1, walk.nodes[i].skip);
+    walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
+  }
   static void close(TrieWalk& walk, std::vector<uint32_t>& open, size_t keep) {
     for (; open.size() > keep; open.pop_back()) {
       walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
@@ -248,6 +265,15 @@ LexemeMasks TokenTrie::masks_from(const LexemeAutomaton& automaton, uint8_t from
   }
   out.tails = Builder(*this, &skip).build(std::move(ending));
   for (TokenId id : out.tails.token_ids) out.tail_characters.push_back(characters.at(id));
+  out.inside_or_end = out.inside;
+  for (uint32_t t = 0; t < out.num_whole_ends(); ++t) {
+    const auto id = static_cast<size_t>(out.tails.token_ids[t]);
+    out.inside_or_end[id / 32] |= 1u << (id % 32);
+  }
+  for (const auto* list : {&out.inside_characters, &out.tail_characters}) {
+    for (const uint16_t count : *list)
+      out.characters_max = std::max<uint32_t>(out.characters_max, count);
+  }
   return out;
 }
 

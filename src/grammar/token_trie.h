@@ -28,6 +28,10 @@ struct TrieWalk {
   std::vector<Node> nodes;         // and one more behind the last
   std::vector<TokenId> token_ids;  // tokens by the node that their last byte is
   int32_t depth_max = 0;           // longest token, bytes
+  // The children of the root, then those of each node: their bytes, in order, and which they are.
+  std::vector<uint32_t> children_begin;  // [0: the root, else node + 1], and one more
+  std::vector<uint8_t> child_bytes;
+  std::vector<uint32_t> children;
 };
 
 // What tokens do from one state of a lexeme.
@@ -40,6 +44,9 @@ struct LexemeMasks {
   // token_ids, before the first node's.
   TrieWalk tails;
   std::vector<uint16_t> tail_characters;  // [tails.token_ids] characters before the end
+  uint32_t num_whole_ends() const { return tails.nodes[0].tokens_begin; }
+  std::vector<uint32_t> inside_or_end;  // and those that end with the lexeme, as bits
+  uint32_t characters_max = 0;          // of all these tokens
 };
 
 // Immutable, shared by all grammars of a model; thread-safe to read. Copies the vocabulary's bytes.
