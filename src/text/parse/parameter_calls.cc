@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -12,7 +13,8 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr int kSchemaDepthMax = 16;  // references and choices that are followed
+constexpr int kSchemaDepthMax = 16;     // references and choices that are followed
+constexpr size_t kValueDepthMax = 500;  // of values in values
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
@@ -25,8 +27,9 @@ class SchemaTypes {
  public:
   explicit SchemaTypes(const json::value& root) : root_(root) {}
 
-  void add(const json::value& schema, Types& out, int depth = 0) const {
-    if (!schema.is_object() || depth > kSchemaDepthMax) return;
+  void add(const json::value& schema, Types& out, int depth = 0) {
+    // Schemas may lead back to themselves, and by many ways: each is looked at once.
+    if (!schema.is_object() || depth > kSchemaDepthMax || !seen_.insert(&schema).second) return;
     const json::object& keywords = schema.get_object();
     if (const json::value* type = keywords.if_contains("type")) {
       if (type->is_string()) add_type(type->get_string(), out);
@@ -62,6 +65,7 @@ class SchemaTypes {
   }
 
   const json::value& root_;
+  std::set<const json::value*> seen_;
 };
 
 class ParameterCalls final : public ToolCallParser {
@@ -201,7 +205,7 @@ class ParameterCalls final : public ToolCallParser {
     if (types_.boolean && (value_ == "True" || value_ == "False"))
       return value_ == "True" ? "true" : "false";
     json::error_code failed;
-    const json::value parsed = json::parse(value_, failed);
+    const json::value parsed = json::parse(value_, failed, {}, {.max_depth = kValueDepthMax});
     const bool as_it_is = !failed && (!types_.string || (types_.null && parsed.is_null()));
     return as_it_is ? value_ : json::serialize(json::string(value_));
   }
@@ -249,9 +253,13 @@ class ParameterCalls final : public ToolCallParser {
       const json::value* schema = function.if_contains("parameters");
       if (schema == nullptr || !schema->is_object()) continue;
       const json::value* properties = schema->get_object().if_contains("properties");
-      if (properties == nullptr || !properties->is_object()) continue;
-      const json::value* declared = properties->get_object().if_contains(parameter);
-      if (declared == nullptr) continue;
+      const json::value* declared = properties != nullptr && properties->is_object()
+                                        ? properties->get_object().if_contains(parameter)
+                                        : nullptr;
+      if (declared == nullptr) {  // then what is said of all others
+        declared = schema->get_object().if_contains("additionalProperties");
+        if (declared == nullptr || !declared->is_object()) continue;
+      }
       out.known = true;
       SchemaTypes(*schema).add(*declared, out);
       return out;

@@ -83,7 +83,7 @@ class JsonCalls final : public ToolCallParser {
     const auto found = begins_.take(c, text);
     emit_text(text);
     if (!found) return;
-    is_bare_ = false;
+    is_bare_ = list_closed_ = false;
     raw_ = format_.begin;
     place_ = Place::kBetween;
   }
@@ -103,8 +103,14 @@ class JsonCalls final : public ToolCallParser {
       place_ = Place::kObject;
       return take_object(c);
     }
+    // Behind a list of calls stands text, which may begin as a name does.
+    if (list_closed_ && !is_space(c)) {
+      no_call();
+      return take_text(c);
+    }
     if (is_space(c) || c == '[' || c == ']' || c == ',' || c == ';') {
       if (!raw_.empty() || num_calls() == 0) raw_ += c;
+      list_closed_ = format_.names_outside && c == ']' && raw_.empty();
       return;
     }
     if (format_.names_outside && is_name_char(c) && !is_bare_) {
@@ -179,7 +185,8 @@ class JsonCalls final : public ToolCallParser {
   MarkFinder begins_, ends_;
   Place place_;
   bool is_bare_ = false;  // the calls being read have no mark
-  std::string raw_;       // since the mark, while it is not certain that this is a call
+  bool list_closed_ = false;
+  std::string raw_;  // since the mark, while it is not certain that this is a call
   std::string name_;
   std::optional<CallReader> reader_;
   JsonExtent extent_;
