@@ -6,29 +6,50 @@
 //
 // One block of nine warps on each multiprocessor, from the first layer to the last. The ninth asks
 // the copy engine for this block's rows of all matrices of all layers, in the order in which they
-// are used, into a ring as large as shared memory leaves (11 pieces of 16 KiB here, 24 MB over the
-// GPU, 5 us of reading), and waits for nothing but room. The other eight multiply as
-// linear/cuda_small.cu does; between products they wait for all blocks (an atomic count in the
-// second-level cache) and fetch the new x, while the ring fills.
+// are used, into a ring in shared memory (8 pieces of 16 KiB here, 17 MB over the GPU, 3.7 us of
+// reading), and waits for nothing but room. The other eight multiply as linear/cuda_small.cu does;
+// between products they wait for all blocks (an atomic count in the second-level cache) and fetch
+// the new x, while the ring fills.
 //
 // Attention: a key/value head is shared by (blocks / heads) blocks, each with a run of keys; the
-// last of a head's blocks merges what they found. The keys' lines are asked for while the blocks
-// wait for q. Norm and rotation of q and k are done where they are read, the new key and value are
-// put into their page by the block that has the last keys.
+// last of a head's blocks merges what they found. The first keys and values come into registers
+// while the blocks wait for q. Norm and rotation of q and k are done where they are read, the new
+// key and value are put into their page by the block that has the last keys.
 //
-// Measured on an H200, a context of 1,024: 4.02 ms for the 32 layers, 126 us each, where kernel by
-// kernel took 4.35. Of a layer's 126: products 10 (qkv), 6.5 (o), 49 (gate and up), 27 (down), each
-// about what the memory takes; waits of all blocks 3 to 4.5 each, staging x 0.6 to 2, attention 9
-// and its merge 3.5. Without attention and waits 3.28 ms (4.25 TB/s).
+// Measured on an H200 that reads 4.52 TB/s, a whole step at a context of 1,024: 4.36 ms with a run
+// of rows for each block, a ring of 11 and keys that are looked up layer by layer and fetched when
+// q is there; 4.24 with the blocks' rows among each other (what all read at one time lies together:
+// predicted 6 us a layer, found 2), the first keys fetched early and their places looked up once
+// (predicted 10 us of a layer's 20 between qkv and o, found 2 to 4). At 8,192 5.14 and 4.87, at
+// 32,768 7.18 and 6.88.
 //
-// Tried: a text of its own for each product (156 KB of instructions) took 5.68 ms, for what is not
-// in the instruction cache comes from memory that the weights keep busy; one text for all, loops
-// rolled up and merges out of line (106 KB) 4.02. So every unrolled loop costs twice here. Asking
-// for weights behind the ring in the second-level cache: 4.37 ms with 8 pieces, 5.81 with 16. Inner
-// loops unrolled twice: 3.99. Four pairs a turn: 4.14. Half of the warps for every other pair, to
-// have more loads in flight for each: faults, since copies land out of order and a warp that passes
-// over a piece may be two phases of its barrier ahead; it must wait for and free what it passes
-// over.
+// Where a layer's 126 us go (clock stamps of all blocks, us; memory alone would take 96): products
+// 11.2 (qkv), 8.9 (o), 51.7 (gate and up), 26.7 (down); waits of all
+// blocks 3.6, 5.2, 3.6, 2.8, 4.8, staging x 1 to 1.6 each; attention 8.5, of that q's heads 1.2,
+// keys 5.9, their merge 3. At the start of every product the ring is full in every block, yet a
+// product takes as long as its bytes from memory: a piece costs the eight warps 880 cycles from its
+// barrier to the next (a chain of latencies: barrier, loads, sums), as much as memory takes for it,
+// so what is there is used up no faster than it comes. To gain the waits (20 us of a layer) the
+// warps must be faster than memory.
+//
+// Tried for that (the layers alone, which this does in 3.98 to 4.04 ms and the text before it in
+// 4.02 to 4.07, by the GPU): tensor cores, two rows by four slices of the inputs as an 8 x 16
+// operand, 4.01: a piece takes 935 cycles all the same, and the clock falls from 1.96 to 1.83 GHz.
+// A ring for each warp, pairs of rows by turns 4.29, by who has room first 4.38, without tensor
+// cores 4.40. The next piece loaded into registers before one is multiplied 4.47 (they spill at
+// 168). Pieces of 2 x 4 KiB, twice as many, 5.53. Weights behind the ring in the second-level cache
+// during attention alone: 4.10 with 8 pieces, 4.15 with 16, beside 4.00. The layers' records in
+// shared memory instead of constant memory: 4.32 beside 4.13. A ring of 11 instead of 8: 0.01 more,
+// for attention's reads and the barriers wait behind what the ring has asked for. Four keys of a
+// thread at once instead of two: 1.8 us instead of 0.7.
+//
+// Tried before: a text of its own for each product (156 KB of instructions) took 5.68 ms, for what
+// is not in the instruction cache comes from memory that the weights keep busy; one text for all,
+// loops rolled up and merges out of line (106 KB) 4.02. So every unrolled loop costs twice here.
+// Asking for weights behind the ring in the second-level cache all the time: 4.37 ms with 8 pieces,
+// 5.81 with 16. Four pairs a turn: 4.14. Half of the warps for every other pair faults, since
+// copies land out of order and a warp that passes over a piece may be two phases of its barrier
+// ahead; it must wait for and free what it passes over, or have a ring of its own.
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -44,6 +65,8 @@ constexpr int kPairs = 8;  // whose sums are added up together
 constexpr int kSums = 2 * kPairs;
 constexpr int kMostInputs = 4096;  // of a piece, of each of two rows
 constexpr int kMaxSlots = 16, kFewSlots = 4;
+constexpr size_t kMostRingBytes = 128 * 1024;
+constexpr int kMostOffsets = 8192;  // of keys, kept in shared memory
 
 enum Product { kQkv, kOutput, kGateUp, kDown, kNumProducts };
 
@@ -80,14 +103,14 @@ __device__ __forceinline__ Matrix matrix(const Params& p, const StackLayer& laye
   return m;
 }
 
-// This block's pairs; blocks take turns at having one more than others.
-struct Range {
-  int begin, end;
-  __device__ Range(int pairs, int turn) {
-    const int grid = static_cast<int>(gridDim.x);
-    const int block = (static_cast<int>(blockIdx.x) + turn * 41) % grid;
-    begin = static_cast<int>(int64_t{pairs} * block / grid);
-    end = static_cast<int>(int64_t{pairs} * (block + 1) / grid);
+// This block's pairs: first, first + step ... Blocks take turns at having one more than others, and
+// what they read at one time lies together.
+struct Share {
+  int first, step, count;
+  __device__ Share(int pairs, int turn) {
+    step = static_cast<int>(gridDim.x);
+    first = (static_cast<int>(blockIdx.x) + turn * 41) % step;
+    count = (pairs - first + step - 1) / step;
   }
 };
 
@@ -106,7 +129,7 @@ struct Ring {
 };
 
 // Shared memory: pieces, sums [2][warps][16], cosine and sine, the norm's weight, x (or attention's
-// scratch), barriers.
+// scratch), barriers, offsets of keys.
 struct Shared {
   char* pieces;
   float* sums;
@@ -115,6 +138,7 @@ struct Shared {
   bf16* norm_weight;
   bf16* x;
   Barriers* barriers;
+  uint32_t* offsets;
 
   static size_t fixed_bytes(int hidden, size_t x_bytes) {
     return size_t{2} * kWarps * kSums * 4 + size_t{2} * (kMaxDim / 2) * 4 +
@@ -133,6 +157,7 @@ struct Shared {
     x = reinterpret_cast<bf16*>(at);
     at += p.x_bytes;
     barriers = reinterpret_cast<Barriers*>(at);
+    offsets = reinterpret_cast<uint32_t*>(barriers + 1);
   }
 };
 
@@ -144,9 +169,10 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
 #pragma unroll 1
     for (int product = 0; product < kNumProducts; ++product) {
       const Matrix m = matrix(p, p.layers[layer], product);
-      const Range range(m.pairs, layer * kNumProducts + product);
+      const Share share(m.pairs, layer * kNumProducts + product);
 #pragma unroll 1
-      for (int pair = range.begin; pair < range.end; ++pair) {
+      for (int n = 0; n < share.count; ++n) {
+        const int pair = share.first + n * share.step;
         const int first = m.second == 1 ? 2 * pair : pair;
         const bf16* from[2] = {m.weights + static_cast<int64_t>(first) * m.in,
                                m.weights + static_cast<int64_t>(first + m.second) * m.in};
@@ -186,6 +212,7 @@ class Worker {
     const bf16* embedded = find_embedding();
     int window = 0;
     KeyRange range = key_range(p_, window, keys);
+    keep_offsets(p_, range, s_.offsets);
 #pragma unroll 1
     for (int i = 0; i < p_.shape.num_layers; ++i) {
       const StackLayer& layer = p_.layers[i];
@@ -209,11 +236,14 @@ class Worker {
         if (layer.sliding_window != window) {
           window = layer.sliding_window;
           range = key_range(p_, window, keys);
+          part_sync(1, kMathThreads);  // all are done with the offsets before
+          keep_offsets(p_, range, s_.offsets);
+          part_sync(1, kMathThreads);
         }
-        prefetch_keys(p_, layer, range);
+        Attention<G> attention(p_, layer, range, s_.offsets);  // begins to fetch keys and values
         turn_angles(i, position);
         wait_for_all();
-        attend<G>(p_, layer, range, reinterpret_cast<float*>(s_.x), keys, s_.cosine, s_.sine);
+        attention.run(reinterpret_cast<float*>(s_.x), keys, s_.cosine, s_.sine);
       }
     }
     leave();
@@ -282,16 +312,28 @@ class Worker {
   // x into shared memory as it is, or normed as rms_norm() does it. Null: zeros.
   __device__ void stage(const bf16* x, int count, bool norm, float epsilon) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kAtOnce = 4;  // loads under way
+    const int eights = count / 8;
     float sum = 0;
-#pragma unroll 4
-    for (int c = threadIdx.x; c < count / 8; c += kMathThreads) {
-      uint4 raw{};
-      if (x != nullptr) raw = __ldcg(reinterpret_cast<const uint4*>(x + c * 8));
-      *reinterpret_cast<uint4*>(s_.x + c * 8) = raw;
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll 1
+    for (int first = threadIdx.x; first < eights; first += kAtOnce * kMathThreads) {
+      uint4 raw[kAtOnce];
 #pragma unroll
-      for (uint32_t word : words)
-        sum += low_half(word) * low_half(word) + high_half(word) * high_half(word);
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int c = first + u * kMathThreads;
+        raw[u] = x != nullptr && c < eights ? __ldcg(reinterpret_cast<const uint4*>(x + c * 8))
+                                            : uint4{};
+      }
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int c = first + u * kMathThreads;
+        if (c < eights) *reinterpret_cast<uint4*>(s_.x + c * 8) = raw[u];
+        if (!norm) continue;
+        float value[8];
+        unpack8(raw[u], value);
+#pragma unroll
+        for (float v : value) sum += v * v;
+      }
     }
     if (norm) {
       sum = warp_sum(sum);
@@ -315,18 +357,18 @@ class Worker {
 
   __device__ void multiply(const Matrix& m, int order, int product, const StackLayer& layer,
                            const bf16* before) {
-    const Range range(m.pairs, order);
+    const Share share(m.pairs, order);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const bool gated = product == kGateUp, adds = product == kOutput || product == kDown;
     const int each = gated ? 1 : 2;  // outputs of a pair
     const bf16* residual = product == kOutput ? before : p_.hidden;
     int turn = 0;
 #pragma unroll 1
-    for (int pair = range.begin; pair < range.end; pair += kPairs, ++turn) {
-      const int pairs = min(kPairs, range.end - pair);
+    for (int done = 0; done < share.count; done += kPairs, ++turn) {
+      const int pairs = min(kPairs, share.count - done);
       // Which output this thread finishes: other warps at each turn.
       const int mine = (static_cast<int>(threadIdx.x) + turn * 32) % kMathThreads;
-      const int out = pair * each + mine;
+      const int out = (share.first + (done + mine / each) * share.step) * each + mine % each;
       float rest = 0;
       if (adds && mine < pairs * each && residual != nullptr)
         rest = __bfloat162float(load_fresh(residual + out));
@@ -431,14 +473,14 @@ int group_of(const LayerStackShape& s) {
 }
 
 struct Plan {
-  int x_bytes = 0, slot_bytes = 0, slots = 0;
+  int x_bytes = 0, slot_bytes = 0, slots = 0, offsets = 0;
   size_t bytes = 0;
 };
 
 Plan plan_for(const LayerStackShape& s, const DeviceTraits& traits) {
   const int group = group_of(s);
   const int widest = std::max({s.hidden, s.num_heads * s.head_dim, s.ffn});
-  const size_t attention = ((static_cast<size_t>(group) + 1) * static_cast<size_t>(s.head_dim) +
+  const size_t attention = ((static_cast<size_t>(group) + 2) * static_cast<size_t>(s.head_dim) +
                             static_cast<size_t>(kWarps * group * (s.head_dim + 2))) *
                            4;
   Plan plan;
@@ -451,9 +493,12 @@ Plan plan_for(const LayerStackShape& s, const DeviceTraits& traits) {
   const size_t fixed = Shared::fixed_bytes(s.hidden, static_cast<size_t>(plan.x_bytes));
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   if (fixed >= most) return plan;
-  plan.slots =
-      std::min(static_cast<int>((most - fixed) / static_cast<size_t>(plan.slot_bytes)), kMaxSlots);
+  plan.slots = std::min(static_cast<int>(std::min(most - fixed, kMostRingBytes) /
+                                         static_cast<size_t>(plan.slot_bytes)),
+                        kMaxSlots);
   plan.bytes = fixed + static_cast<size_t>(plan.slots) * static_cast<size_t>(plan.slot_bytes);
+  plan.offsets = std::min(static_cast<int>((most - plan.bytes) / 4), kMostOffsets);
+  plan.bytes += static_cast<size_t>(plan.offsets) * 4;
   return plan;
 }
 
@@ -549,6 +594,7 @@ Status layer_stack(const LayerStackArgs& args, const LaunchOptions& launch) {
   params->x_bytes = plan.x_bytes;
   params->slot_bytes = plan.slot_bytes;
   params->slots = plan.slots;
+  params->offsets = plan.offsets;
   std::copy(args.layers.begin(), args.layers.end(), params->layers);
   switch (stack::group_of(s)) {
     case 1:

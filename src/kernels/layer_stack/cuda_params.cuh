@@ -13,8 +13,7 @@ constexpr int kWarps = 8;  // that multiply
 constexpr int kMathThreads = kWarps * 32;
 constexpr int kThreads = kMathThreads + 32;
 constexpr int kMaxKvHeads = 128;
-constexpr int kKeysMultiple = 32;     // a block's keys come in runs of so many
-constexpr int kPrefetchedKeys = 512;  // of a block and layer
+constexpr int kFewKeys = 64, kKeysMultiple = 8;  // a block's keys: at least, and in runs of
 constexpr int kMaxDim = 256;
 
 // How blocks wait for one another. All zero between launches.
@@ -40,6 +39,7 @@ struct Params {
   Counters* counters;
   int page_shift;                  // of kv.page_size
   int x_bytes, slot_bytes, slots;  // of shared memory
+  int offsets;                     // of keys, kept there
   StackLayer layers[kMaxStackLayers];
 };
 
@@ -47,11 +47,13 @@ __device__ __forceinline__ bf16 load_fresh(const bf16* from) {
   const unsigned short bits = __ldcg(reinterpret_cast<const unsigned short*>(from));
   return *reinterpret_cast<const bf16*>(&bits);
 }
-// From any memory, past the first-level cache.
+// From any memory, past the first-level cache; 8-byte aligned.
 __device__ __forceinline__ float2 load_fresh2(const float* from) {
   float2 value;
-  asm volatile("ld.relaxed.gpu.f32 %0, [%1];" : "=f"(value.x) : "l"(from));
-  asm volatile("ld.relaxed.gpu.f32 %0, [%1];" : "=f"(value.y) : "l"(from + 1));
+  asm volatile("ld.relaxed.gpu.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "l"(from)
+               : "memory");
   return value;
 }
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -66,6 +68,13 @@ __device__ __forceinline__ void unpack8(const uint4& words, float (&to)[8]) {
   const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) to[2 * i] = low_half(word[i]), to[2 * i + 1] = high_half(word[i]);
+}
+
+__device__ __forceinline__ uint4 pack8(const float* from) {
+  float v[8];
+  load8(from, v);
+  return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                    pack_bf16(v[6], v[7]));
 }
 
 // What this block wrote before is seen by who reads the count with count_reaches().

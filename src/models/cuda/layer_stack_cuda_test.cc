@@ -115,6 +115,9 @@ INSTANTIATE_TEST_SUITE_P(All, LayerStackCuda,
                                                    l.attention.sliding_window = 512;
                                                },
                                                true},
+                                         // So little shared memory is left that most keys' places
+                                         // are looked up layer by layer.
+                                         Shape{"wide_mlp_many_heads", 2, 256, 49000, 128, 128, 16},
                                          Shape{"windows_and_caps", 4, 1024, 2048, 8, 2, 128,
                                                [](DecoderSpec& s) {
                                                  s.layers[1].attention.sliding_window = 64;
