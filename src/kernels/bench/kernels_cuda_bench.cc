@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "kernels/bench/cuda_ceilings.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/linear/cuda_batch.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/sampling/cuda.h"
 
@@ -232,23 +234,63 @@ void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
     if (rows > kSmallRows)
       must(linear.tune({&head, 1}, workspace.get(), workspace.bytes(), bench.stream()));
     for (const bool overlap : {false, true}) {
-      if (rows > kSmallRows && overlap) continue;
       const LaunchOptions& launch = overlap ? overlapped : plain;
       const double seconds = bench.time(
           [&](int) {
             size_t from = 0;
             for (int layer = 0; layer < kLayers; ++layer)
               for (const Product& p : kProducts) {
-                run(product_args(p, rows, x, weights.get(from), y, rows <= kSmallRows), launch);
+                run(product_args(p, rows, x, weights.get(from), y, rows <= kSmallRows || overlap),
+                    launch);
                 from += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
               }
             run(head, launch);
           },
           1);
-      bench.row(
-          fmt::format("step of {} rows: 32 layers and head{}", rows, overlap ? ", overlapped" : ""),
-          seconds, static_cast<double>(weights.bytes()),
-          static_cast<double>(weights.bytes()) * rows);
+      bench.row(fmt::format("step of {} rows: 32 layers and head{}", rows,
+                            overlap ? ", norms and residuals, overlapped" : ""),
+                seconds, static_cast<double>(weights.bytes()),
+                static_cast<double>(weights.bytes()) * rows);
+    }
+  }
+}
+
+// The kernel for batches, 32 products with weights of their own behind each other, launched early
+// as in a step: the way that it takes and another.
+void batch_products(Bench& bench) {
+  if (!bench.wants("batch")) return;
+  constexpr int kCopies = 32;
+  const Memory x(size_t{512} * kInner * 2, 4), y(size_t{512} * kInner * 4, 5, 1e-3f);
+  const DeviceTraits traits = *device_traits();
+  for (const Product& p : kProducts) {
+    const size_t bytes = static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
+    const Memory weights(bytes * kCopies, 3, 0.02f);
+    for (const int rows : {8, 16, 32, 64}) {
+      const LinearArgs first = product_args(p, rows, x, weights.get(), y, false);
+      const std::optional<BatchWay> best = batch_way(first, traits);
+      if (!best) continue;
+      BatchWay other = *best;
+      if (best->splits == 2)
+        other.groups /= 2, other.splits = 1;
+      else
+        other.half = !best->half;
+      for (const BatchWay& way : {*best, other}) {
+        if (!batch_linear_takes(first, way, traits)) continue;
+        const std::string name =
+            fmt::format("batch {} rows: {} groups {} splits {} {}", rows, p.name, way.groups,
+                        way.splits, way.half ? "half" : "full");
+        if (!bench.wants(name)) continue;
+        const double seconds = bench.time(
+            [&](int i) {
+              LinearArgs args = product_args(
+                  p, rows, x, weights.get(static_cast<size_t>(i % kCopies) * bytes), y, false);
+              if (p.residual) args.residual = y.get();
+              must(batch_linear(args, way, traits, {bench.stream(), true}));
+            },
+            kCopies, 3);
+        bench.row(name, seconds, static_cast<double>(bytes),
+                  static_cast<double>(rows) * static_cast<double>(bytes));
+      }
     }
   }
 }
@@ -645,6 +687,7 @@ int run(const std::string& only, const std::string& json_path) {
   Memory workspace(size_t{1} << 30, 20);
   ceilings(bench, **linear, workspace);
   few_rows(bench, **linear, workspace);
+  batch_products(bench);
   one_request(bench, **linear, workspace);
   attention_rows(bench);
   elementwise(bench);

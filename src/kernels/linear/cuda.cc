@@ -17,6 +17,7 @@
 #include "kernels/activation/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/linear/cuda_batch.h"
 #include "kernels/linear/cuda_digest.h"
 #include "kernels/linear/cuda_small.h"
 #include "kernels/linear/tuning_file.h"
@@ -29,6 +30,8 @@ constexpr size_t kLibraryBytes = size_t{32} << 20;  // what cuBLASLt's manual ad
 constexpr int kProposals = 12;                      // algorithms that are measured for a shape
 constexpr int kTimedRuns = 7;
 constexpr size_t kFlushedBytes = size_t{128} << 20;
+// What an early launch saves in a step, where cuBLASLt's kernels can have none: 2 to 3 us measured.
+constexpr float kOverlapMs = 2e-3f;
 // Of row-invariant products: the algorithm that stands for a shape is cuBLASLt's first for so many
 // rows, and others are compared with it on at least so many.
 constexpr int32_t kStandardRows = 256;
@@ -63,8 +66,14 @@ Shape shape_of(const LinearArgs& args) {
           .residual = args.residual != nullptr};
 }
 
-// A chosen way; without an algorithm: our own kernel.
-using Choice = std::optional<cublasLtMatmulAlgo_t>;
+using Algorithm = std::optional<cublasLtMatmulAlgo_t>;
+
+// A chosen way: cuBLASLt's algorithm, or our kernel for batches that way, or, without either, our
+// kernel for few rows.
+struct Choice {
+  Algorithm algorithm;
+  std::optional<BatchWay> batch;
+};
 
 struct LayoutDeleter {
   void operator()(cublasLtMatrixLayout_t layout) const { cublasLtMatrixLayoutDestroy(layout); }
@@ -170,16 +179,19 @@ class LinearImpl final : public Linear {
              const LaunchOptions& launch) override {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
-    Choice choice = chosen(args);
-    if (!choice && own_takes(args)) return small_linear(args, traits_, launch);
+    const Choice choice = chosen(args);
+    const bool own = !choice.algorithm && !choice.batch;
+    if (own && own_takes(args)) return small_linear(args, traits_, launch);
     if (workspace_bytes < kLibraryBytes + scratch_bytes(args))
       return invalid_argument("linear: the workspace has {} bytes, but {} rows of {} x {} need {}",
                               workspace_bytes, args.rows, args.out_features, args.in_features,
                               kLibraryBytes + scratch_bytes(args));
     LinearArgs product = args;
     ESP_RETURN_IF_ERROR(norm_first(product, workspace, launch));
-    if (!choice && own_takes(product)) return small_linear(product, traits_, launch);
-    return library_product(product, choice, workspace, {.stream = launch.stream});
+    if (own && own_takes(product)) return small_linear(product, traits_, launch);
+    if (choice.batch && batch_linear_takes(product, *choice.batch, traits_))
+      return batch_linear(product, *choice.batch, traits_, launch);
+    return library_product(product, choice.algorithm, workspace, {.stream = launch.stream});
   }
 
  private:
@@ -237,7 +249,7 @@ class LinearImpl final : public Linear {
   }
 
   // Without an algorithm cuBLASLt's first proposal, which is remembered.
-  Status library_product(const LinearArgs& args, Choice choice, void* workspace,
+  Status library_product(const LinearArgs& args, Algorithm algorithm, void* workspace,
                          const LaunchOptions& launch) {
     void* y = args.y;
     int64_t y_stride = args.y_stride;
@@ -251,20 +263,20 @@ class LinearImpl final : public Linear {
       y_stride = 2 * int64_t{args.out_features};
     }
     ESP_ASSIGN_OR_RETURN(const Product product, Product::describe(args, y_stride));
-    if (!choice) {
-      ESP_ASSIGN_OR_RETURN(choice, proposed(product, args));
+    if (!algorithm) {
+      ESP_ASSIGN_OR_RETURN(algorithm, proposed(product, args));
       const std::lock_guard lock(mutex_);
-      choices_[shape_of(args)][args.rows] = choice;
+      choices_[shape_of(args)][args.rows] = {.algorithm = algorithm};
     }
-    Status status = multiply(product, args, *choice, y, workspace, launch.stream);
+    Status status = multiply(product, args, *algorithm, y, workspace, launch.stream);
     if (!status.ok() && row_invariant_) {
-      ESP_ASSIGN_OR_RETURN(const auto algorithm, standard(args));
-      status = multiply(product, args, algorithm, y, workspace, launch.stream);
+      ESP_ASSIGN_OR_RETURN(const auto safe, standard(args));
+      status = multiply(product, args, safe, y, workspace, launch.stream);
     } else if (!status.ok()) {  // an algorithm of another number of rows that does not fit these
       ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
       status = multiply(product, args, proposals.front().algo, y, workspace, launch.stream);
       const std::lock_guard lock(mutex_);
-      choices_[shape_of(args)][args.rows] = proposals.front().algo;
+      choices_[shape_of(args)][args.rows] = {.algorithm = proposals.front().algo};
     }
     ESP_RETURN_IF_ERROR(std::move(status));
     if (!args.silu_mul) return {};
@@ -457,12 +469,21 @@ class LinearImpl final : public Linear {
     for (const auto& algorithm : algorithms) {
       const auto ms = time([&] { return library_product(plain, algorithm, workspace, launch); },
                            workspace, workspace_bytes, stream);
-      if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = algorithm;
+      if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = {.algorithm = algorithm};
+    }
+    const auto way = batch_way(args, traits_);
+    if (way && !row_invariant_ && args.rows > kSmallRows) {
+      const auto ms = time([&] { return batch_linear(args, *way, traits_, launch); }, workspace,
+                           workspace_bytes, stream);
+      if (ms && (!best_ms || *ms - kOverlapMs < *best_ms)) {
+        best_ms = *ms - kOverlapMs;
+        best = {.batch = *way};
+      }
     }
     if (own_takes(args)) {
       const auto ms = time([&] { return small_linear(args, traits_, launch); }, workspace,
                            workspace_bytes, stream);
-      if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best.reset();
+      if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best = {};
     }
     ESP_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "linear: tuning"));
     if (!best_ms)
@@ -489,7 +510,6 @@ class LinearImpl final : public Linear {
     if (!row_invariant_ && args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
     auto at = by_rows.lower_bound(args.rows);
     if (at == by_rows.end()) --at;
-    if (!at->second && args.rows > kSmallRows) return {};
     return at->second;
   }
 
@@ -504,7 +524,7 @@ class LinearImpl final : public Linear {
     std::string name = properties.name;
     std::replace_if(
         name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '-');
-    const std::string ways = row_invariant_ ? "linear-invariant" : "linear";
+    const std::string ways = row_invariant_ ? "linear-invariant" : "linear-and-batch";
     return {cache_, fmt::format("{}-{}-cublaslt-{}.txt", ways, name, cublasLtGetVersion()),
             fmt::format("{} of {}, {}.{}, {} multiprocessors, driver {}, cuBLASLt {}", ways,
                         properties.name, properties.major, properties.minor,
@@ -517,11 +537,15 @@ class LinearImpl final : public Linear {
                        rows);
   }
 
-  // "own", or each word of the algorithm as 16 hexadecimal digits.
+  // "own", or "batch" and the way's three numbers, or each word of the algorithm as 16 hexadecimal
+  // digits.
   static std::string text_of(const Choice& choice) {
-    if (!choice) return "own";
+    if (choice.batch)
+      return fmt::format("batch {} {} {}", choice.batch->groups, choice.batch->splits,
+                         choice.batch->half ? 1 : 0);
+    if (!choice.algorithm) return "own";
     std::string text;
-    for (const uint64_t word : choice->data) text += fmt::format("{:016x}", word);
+    for (const uint64_t word : choice.algorithm->data) text += fmt::format("{:016x}", word);
     return text;
   }
 
@@ -538,7 +562,15 @@ class LinearImpl final : public Linear {
         cublasLtMatmulAlgo_t algo{};
         for (size_t i = 0; i < std::size(algo.data); ++i)
           algo.data[i] = std::strtoull(text.substr(16 * i, 16).c_str(), nullptr, 16);
-        choices_[s][rows] = algo;
+        choices_[s][rows] = {.algorithm = algo};
+      } else if (std::istringstream way_in(text); text.starts_with("batch ")) {
+        BatchWay way;
+        std::string word;
+        int half = 0;
+        if (way_in >> word >> way.groups >> way.splits >> half) {
+          way.half = half != 0;
+          choices_[s][rows] = {.batch = way};
+        }
       }
     }
   }

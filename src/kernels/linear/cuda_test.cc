@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "kernels/cuda/test_device.h"
+#include "kernels/linear/cuda_batch.h"
 #include "kernels/linear/op.h"
 
 namespace espalier::kernels {
@@ -28,8 +29,9 @@ class CudaLinear : public test::OnDevice {
     bool tune = false;
   };
 
-  // In bfloat16, from random inputs; compares with sums in double.
-  void check(const Case& c, bool overlap) {
+  // In bfloat16, from random inputs; compares with sums in double. With `ways` the kernel for
+  // batches instead, each way that it takes.
+  void check(const Case& c, bool overlap, const std::vector<cuda::BatchWay>& ways = {}) {
     SCOPED_TRACE(fmt::format("{} rows, {} -> {}, bias {}, silu {}, residual {}, norm {}, float {}",
                              c.rows, c.in, c.out, c.bias, c.silu, c.residual, c.norm, c.float_out));
     const int outs = c.silu ? 2 * c.out : c.out, y_stride = c.out + 8, x_stride = c.in + 16;
@@ -60,9 +62,12 @@ class CudaLinear : public test::OnDevice {
     if (c.tune) {
       ASSERT_TRUE(linear_->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
     }
-    const Status status = linear_->run(args, workspace.get(), bytes, {.overlap = overlap});
-    ASSERT_TRUE(status.ok()) << status.message();
-    const auto raw = dy.read();
+    std::vector<float> raw;
+    if (ways.empty()) {
+      const Status status = linear_->run(args, workspace.get(), bytes, {.overlap = overlap});
+      ASSERT_TRUE(status.ok()) << status.message();
+      raw = dy.read();
+    }
 
     std::vector<float> in = test::to_floats(x);
     for (int row = 0; c.norm && row < c.rows; ++row) {
@@ -86,12 +91,11 @@ class CudaLinear : public test::OnDevice {
     // Each value has a bound of its own, from the roundings to bfloat16 on its way: that of y, with
     // silu those of gate and up (through the slopes of the product), with a norm one entry of x
     // that falls to the other side of a tie. Sums in float32 come on top.
-    constexpr double kRounding = 1.0 / 256;  // at most, of the value
+    constexpr double kRounding = 1.0 / 256;        // at most, of the value
+    std::vector<std::pair<double, double>> wants;  // and how far from it
     for (int row = 0; row < c.rows; ++row)
       for (int i = 0; i < c.out; ++i) {
         const auto at = static_cast<size_t>(row * y_stride + i);
-        const double got =
-            c.float_out ? raw[at] : to_float(reinterpret_cast<const BFloat16*>(raw.data())[at]);
         double want = product[static_cast<size_t>(row * outs + i)], slope = 1, bound = 0;
         if (c.silu) {
           const double gate = want, up = product[static_cast<size_t>(row * outs + c.out + i)];
@@ -107,9 +111,35 @@ class CudaLinear : public test::OnDevice {
         // Entries of x times w are about 1 / sqrt(in) times a few; so is a tie's other side of one.
         if (c.norm) bound += slope * kRounding * 16 / std::sqrt(c.in);
         bound += slope * 3e-5 * (1 + std::abs(want));
-        ASSERT_LE(std::abs(got - want), bound)
-            << "row " << row << ", output " << i << ", want " << want;
+        wants.emplace_back(want, bound);
       }
+    const auto compare = [&](const std::string& way) {
+      int64_t wrong = 0;
+      std::string first, last;
+      for (int row = 0; row < c.rows; ++row)
+        for (int i = 0; i < c.out; ++i) {
+          const auto at = static_cast<size_t>(row * y_stride + i);
+          const double got =
+              c.float_out ? raw[at] : to_float(reinterpret_cast<const BFloat16*>(raw.data())[at]);
+          const auto& [want, bound] = wants[static_cast<size_t>(row * c.out + i)];
+          if (std::abs(got - want) <= bound) continue;  // false for NaN
+          last = fmt::format("row {}, output {}: {}, want {} within {}", row, i, got, want, bound);
+          if (wrong++ == 0) first = last;
+        }
+      EXPECT_EQ(wrong, 0) << way << "\nfirst: " << first << "\nlast: " << last;
+    };
+    if (ways.empty()) compare("as chosen");
+    for (const cuda::BatchWay& way : ways) {
+      if (!cuda::batch_linear_takes(args, way, *cuda::device_traits())) continue;
+      cudaMemset(dy.get(), 0xff, dy.size() * 4);
+      for (int times = 0; times < 2; ++times) {  // the second right behind the first
+        const Status status =
+            cuda::batch_linear(args, way, *cuda::device_traits(), {.overlap = overlap});
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      raw = dy.read();
+      compare(fmt::format("groups {}, splits {}, half {}", way.groups, way.splits, way.half));
+    }
   }
 
   std::unique_ptr<cuda::Linear> linear_;
@@ -159,6 +189,54 @@ TEST_F(CudaLinear, ManyRowsAgreeWithTheReference) {
     check({.rows = rows, .in = 512, .out = 384, .silu = true, .norm = true}, true);
   }
   check({.rows = 8, .in = 512, .out = 384, .tune = true}, false);
+}
+
+TEST_F(CudaLinear, BatchesAgreeWithTheReferenceInAllWays) {
+  std::vector<cuda::BatchWay> ways;
+  for (const bool half : {true, false})
+    for (const int groups : {1, 2, 3, 4, 5, 8, 14, 16})
+      for (const int splits : {1, 2})
+        ways.push_back({.groups = groups, .splits = splits, .half = half});
+  int round = 0;
+  for (const int rows : {1, 3, 7, 16, 17, 31, 32, 33, 50, 63, 64}) {
+    const bool overlap = round++ % 2 == 1;
+    check({.rows = rows, .in = 1096, .out = 400}, overlap, ways);
+    check({.rows = rows, .in = 512, .out = 784, .residual = true}, !overlap, ways);
+    check({.rows = rows, .in = 968, .out = 264, .bias = true, .silu = true}, overlap, ways);
+    check({.rows = rows, .in = 64, .out = 16, .bias = true, .residual = true}, !overlap, ways);
+    check({.rows = rows, .in = 2048, .out = 128, .float_out = true}, overlap, ways);
+  }
+  check({.rows = 16, .in = 14336, .out = 256, .residual = true}, true, ways);
+  check({.rows = 64, .in = 4096, .out = 512, .silu = true}, true, ways);
+}
+
+// The same bits at all numbers of rows for which the instruction has the same columns, and beside
+// other rows.
+TEST_F(CudaLinear, ABatchsRowDoesNotDependOnThoseBesideIt) {
+  const int in = 2048, out = 512;
+  const DeviceArray<BFloat16> x(test::to_bfloat16s(test::random_floats(rng_, 64 * in)));
+  const DeviceArray<BFloat16> w(
+      test::to_bfloat16s(test::random_floats(rng_, int64_t{out} * in, 0.02)));
+  for (const int splits : {1, 2}) {
+    std::vector<BFloat16> all;
+    for (const int rows : {64, 50, 33, 32, 17, 16, 5, 1}) {
+      DeviceArray<BFloat16> y(static_cast<size_t>(rows * out));
+      const cuda::LinearArgs args{.rows = rows,
+                                  .in_features = in,
+                                  .out_features = out,
+                                  .x = x.get(),
+                                  .x_stride = in,
+                                  .weights = w.get(),
+                                  .y = y.get(),
+                                  .y_stride = out};
+      const cuda::BatchWay way{.splits = splits};
+      if (!cuda::batch_linear_takes(args, way, *cuda::device_traits())) GTEST_SKIP();
+      ASSERT_TRUE(cuda::batch_linear(args, way, *cuda::device_traits(), {}).ok());
+      const auto got = y.read();
+      if (all.empty()) all = got;
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin())) << rows << ", " << splits;
+    }
+  }
 }
 
 TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
