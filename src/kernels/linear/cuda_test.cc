@@ -239,6 +239,38 @@ TEST_F(CudaLinear, ABatchsRowDoesNotDependOnThoseBesideIt) {
   }
 }
 
+// Each product reads what the one before it wrote: launched early they give what they give one by
+// one.
+TEST_F(CudaLinear, BatchesLaunchedEarlyWaitForTheirInputs) {
+  constexpr int kRows = 24, kWide = 2048, kProducts = 12;
+  const DeviceArray<BFloat16> x(test::to_bfloat16s(test::random_floats(rng_, kRows * kWide)));
+  const DeviceArray<BFloat16> w(
+      test::to_bfloat16s(test::random_floats(rng_, int64_t{kWide} * kWide, 0.022)));
+  const auto traits = *cuda::device_traits();
+  std::vector<BFloat16> want;
+  for (const bool overlap : {false, true, true, true}) {
+    DeviceArray<BFloat16> y(size_t{kProducts} * kRows * kWide);
+    cudaMemset(y.get(), 0xff, y.size() * 2);
+    for (int i = 0; i < kProducts; ++i) {
+      const cuda::LinearArgs args{.rows = kRows,
+                                  .in_features = kWide,
+                                  .out_features = kWide,
+                                  .x = i == 0 ? x.get() : y.get() + (i - 1) * kRows * kWide,
+                                  .x_stride = kWide,
+                                  .weights = w.get(),
+                                  .y = y.get() + i * kRows * kWide,
+                                  .y_stride = kWide,
+                                  .residual = i < 2 ? nullptr : y.get() + (i - 2) * kRows * kWide};
+      const cuda::BatchWay way{.groups = i % 3 == 0 ? 4 : i % 3 == 1 ? 1 : 10, .splits = i % 2 + 1};
+      if (!cuda::batch_linear_takes(args, way, traits)) GTEST_SKIP();
+      ASSERT_TRUE(cuda::batch_linear(args, way, traits, {.overlap = overlap}).ok());
+    }
+    const auto got = y.read();
+    if (want.empty()) want = got;
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin())) << overlap;
+  }
+}
+
 TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
   if (cuda::device_traits()->compute_capability < 90)
     GTEST_SKIP() << "SKIPPED: our own products need code for Hopper; the library's promise it only "
