@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "grammar/draft.h"
 
 namespace espalier {
 namespace {
@@ -14,6 +15,9 @@ constexpr EncodeOptions kPlain{.add_special_tokens = false};
 // are shorter, and an older token stays whatever comes (two tokens were enough in 10,000 cases).
 constexpr size_t kTokensAtRisk = 3;
 
+// Of few ways on; by so many bytes the first token of each is told.
+constexpr size_t kWaysMax = 4, kWayBytesMax = 48;
+
 // Ways on that are tried with the tokenizer; with more the token at risk is left out unseen.
 constexpr size_t kProbesMax = 12;
 
@@ -23,16 +27,41 @@ void JumpForward::append_forced(grammar::Matcher& matcher, std::span<const Token
                                 std::vector<TokenId>& forced) {
   const std::string bytes = matcher.forced_bytes(kForcedBytesMax);
   if (bytes.empty()) return;
+  const int32_t window = encode_behind_window(output, bytes);
+  if (window < 0) return;
+  ESP_CHECK(matcher.accept_bytes(bytes), "forced bytes are not of the grammar");
+  const size_t certain = num_certain(matcher, static_cast<size_t>(window));
+  matcher.rollback(1);
+  for (auto i = static_cast<size_t>(window); i < certain; ++i) forced.push_back(ids_[i]);
+}
+
+bool JumpForward::forces_behind_any(grammar::Matcher& matcher, std::span<const TokenId> output) {
+  const std::vector<std::string> ways = grammar::few_ways_on(matcher, kWaysMax, kWayBytesMax);
+  return !ways.empty() && std::ranges::all_of(ways, [&](const std::string& way) {
+    const int32_t window = encode_behind_window(output, way);
+    if (window < 0) return false;
+    const TokenId token = ids_[static_cast<size_t>(window)];
+    if (!matcher.accept_token(token)) return false;
+    const auto recent = output.last(std::min(output.size(), kWindowMax));
+    way_output_.assign(recent.begin(), recent.end());
+    way_output_.push_back(token);
+    way_forced_.clear();
+    if (!matcher.must_end()) append_forced(matcher, way_output_, way_forced_);
+    const bool forces = matcher.must_end() || !way_forced_.empty();
+    matcher.rollback(1);
+    return forces;
+  });
+}
+
+int32_t JumpForward::encode_behind_window(std::span<const TokenId> output, std::string_view bytes) {
   // A window that begins within a word may be cut otherwise than the whole is: a longer one helps.
+  const size_t most = std::min(output.size(), kWindowMax);
   size_t window = std::min<size_t>(output.size(), 4);
   while (!encode_behind(output.last(window), bytes)) {
-    if (window >= std::min(output.size(), kWindowMax)) return;
-    window = std::min(std::min(output.size(), kWindowMax), 2 * window);
+    if (window >= most) return -1;
+    window = std::min(most, 2 * window);
   }
-  ESP_CHECK(matcher.accept_bytes(bytes), "forced bytes are not of the grammar");
-  const size_t certain = num_certain(matcher, window);
-  matcher.rollback(1);
-  for (size_t i = window; i < certain; ++i) forced.push_back(ids_[i]);
+  return static_cast<int32_t>(window);
 }
 
 // Whether the text of `output` and `bytes` encodes to `output` and more, which is then in ids_.

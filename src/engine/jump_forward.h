@@ -32,7 +32,14 @@ class JumpForward {
   void append_forced(grammar::Matcher& matcher, std::span<const TokenId> output,
                      std::vector<TokenId>& forced);
 
+  // Whether the ways on are few (keys, enums, booleans) and behind each of them, taken with the
+  // token that a canonical output takes it with, tokens are forced or the text ends. Another token
+  // may be sampled; what it forces is not known here. The matcher is as it was afterwards.
+  bool forces_behind_any(grammar::Matcher& matcher, std::span<const TokenId> output);
+
  private:
+  // The length of output's end that it takes; -1: the end is not canonical.
+  int32_t encode_behind_window(std::span<const TokenId> output, std::string_view bytes);
   bool encode_behind(std::span<const TokenId> output, std::string_view bytes);
   size_t num_certain(grammar::Matcher& matcher, size_t num_known);
   bool limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain);
@@ -43,6 +50,7 @@ class JumpForward {
   std::string text_;          // the window's bytes and the forced ones
   std::vector<TokenId> ids_;  // of text_
   std::string probe_;
+  std::vector<TokenId> way_output_, way_forced_;
 };
 
 }  // namespace espalier

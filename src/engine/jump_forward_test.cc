@@ -199,6 +199,23 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
   EXPECT_EQ(stopping->stats.forced_tokens, 0);
 }
 
+// Whatever the first sample is, the lane behind it would be stale: there is none. With free text
+// behind the choice there is one, as ever.
+TEST(JumpForward, NoLaneBehindAChoiceThatForcesWhatFollows) {
+  const auto lanes_of = [](const char* regex, size_t num_tokens) {
+    auto [engine, device] = make_test_engine();
+    const auto answer =
+        engine->generate({.text = "x", .sampling = {.max_new_tokens = 200, .regex = regex}});
+    EXPECT_TRUE(answer) << answer.error().to_string();
+    EXPECT_EQ(answer->output_ids.size(), num_tokens) << answer->text;
+    EXPECT_EQ(answer->stats.forwards_saved, answer->stats.forced_tokens);
+    return engine->stats().num_lanes_total;
+  };
+  EXPECT_EQ(lanes_of("(red|tan) and (cat|dog)\\.", 12), 2);
+  EXPECT_EQ(lanes_of("(red|tan) or (cat|bat|dog) or (yes|not)", 17), 3);
+  EXPECT_EQ(lanes_of("(a|b)[0-9]{9}", 10), 11);
+}
+
 // Real logits: each log-probability is what the whole text has when it is read as a prompt, to the
 // last bit.
 TEST(JumpForward, LogProbabilitiesAreThoseOfEachTokensForward) {

@@ -454,6 +454,15 @@ void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
   forced.resize(kept);
 }
 
+bool EngineLoop::forces_behind_any(SequenceId id) {
+  Sample& sample = *samples_.at(id);
+  if (config_.disable_overlap_schedule || !sample.has_grammar || !sample.request->jump_forward ||
+      sample.heals)
+    return false;
+  return !sample.matcher->ended() &&
+         jump_forward_->forces_behind_any(*sample.matcher, sample.recent);
+}
+
 void EngineLoop::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {
   Sample& sample = *samples_.at(id);
   ESP_CHECK(std::ssize(logprobs) <= sample.num_logprobs_due, "log-probabilities nobody waits for");

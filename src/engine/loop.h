@@ -85,6 +85,7 @@ class EngineLoop : private SequenceObserver {
                                        const RequestStats& stats) override;
   void on_token_soon(SequenceId id) const override;
   void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
+  bool forces_behind_any(SequenceId id) override;
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;

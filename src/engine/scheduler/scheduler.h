@@ -48,8 +48,8 @@ struct SequenceSpec {
   TimePoint arrived{};
 };
 
-// What the scheduler tells the engine during commit and abort; all calls come from inside them, and
-// must not call the scheduler back.
+// What the scheduler tells the engine; all calls come from inside its own, and must not call it
+// back.
 class SequenceObserver {
  public:
   virtual ~SequenceObserver() = default;
@@ -76,6 +76,11 @@ class SequenceObserver {
   // return_logprob none of them may end the sequence (those that do by length or as a stop token
   // are left out here), and their log-probabilities, which on_token does not bring, come later.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
+
+  // Asked by next() of one with a grammar, when it makes the lane of a sample and all tokens before
+  // are known: whether the sample ends it or forces tokens, whichever it is. The lane behind would
+  // be thrown away then, and is not launched.
+  virtual bool forces_behind_any(SequenceId) { return false; }
 
   // Log-probabilities of the next so many forced tokens, with return_logprob; before the on_token
   // that follows the forced ones. A lane in flight whose first forced token was not known is asked

@@ -48,6 +48,7 @@ void Scheduler::Impl::observe_time(const ForwardBatch& batch, double seconds) {
 
 void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
   Sequence& sequence = *slots[static_cast<size_t>(lane.slot)];
+  if (sequence.last_step == committed_step) sequence.held = false;
   const bool wanted = sequence.state == SequenceState::kRunning ||
                       (!sequence.finish_told && !sequence.abort_reason);
   if (!result.status.ok()) {

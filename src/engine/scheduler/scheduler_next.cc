@@ -214,6 +214,8 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
   if (lane.sample) ++sequence.num_samples_launched;
+  if (lane.has_mask && end == sequence.num_tokens())
+    sequence.held = observer.forces_behind_any(sequence.spec.id);
   add_input_logprob_targets(lane, sequence);
   if (sequence.spec.pooled == PooledTokens::kNone) return;
   lane.pooled_end = end == sequence.prefill_end;
@@ -323,11 +325,13 @@ bool Scheduler::Impl::try_admit(Sequence& sequence, int32_t num_reserved_pages) 
   sequence.table_version = ++last_table_version;
   if (cache.reuses()) promised.add(sequence);
   if (sequence.stats.num_retractions == 0) {
-    waiting.charge(sequence, sequence.prompt_len - num_cached);
+    // Tokens that its grammar has forced by now may be cached behind the prompt.
+    const int32_t num_prompt_cached = std::min(num_cached, sequence.prompt_len);
+    waiting.charge(sequence, sequence.prompt_len - num_prompt_cached);
     sequence.stats.scheduled = clock.now();
-    sequence.stats.cached_tokens = num_cached;
+    sequence.stats.cached_tokens = num_prompt_cached;
     stats.prompt_tokens += sequence.prompt_len;
-    stats.cached_tokens += num_cached;
+    stats.cached_tokens += num_prompt_cached;
   }
   return true;
 }

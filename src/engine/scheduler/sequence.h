@@ -41,6 +41,7 @@ struct alignas(64) Sequence {
   bool needs_slot_init = false;
   bool lane_failed = false;
   bool finish_told = false;
+  bool held = false;  // until its lane in flight is committed: tokens will be forced behind it
   SlotId slot = -1;
   int32_t num_pages_max = 0;
   int32_t num_computed = 0;          // tokens whose keys and values committed steps have written
@@ -91,7 +92,7 @@ struct alignas(64) Sequence {
 
   // A decode lane is due unless its end by length is certain already.
   bool wants_decode_lane() const {
-    return state == SequenceState::kRunning && !prefilling() &&
+    return state == SequenceState::kRunning && !held && !prefilling() &&
            num_samples_launched < spec.max_new_tokens;
   }
 

@@ -207,6 +207,11 @@ class Simulation final : public SequenceObserver {
       digest = fake_digest(digest, forced.back());
     }
   }
+  // True or not, outputs are the same.
+  bool forces_behind_any(SequenceId id) override {
+    EXPECT_TRUE(clients_.at(id)->jumps && clients_.at(id)->num_ends == 0);
+    return rng_.below(2) == 0;
+  }
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override {
     Client& client = *clients_.at(id);
     ASSERT_LE(std::ssize(logprobs), client.num_due);
@@ -218,7 +223,7 @@ class Simulation final : public SequenceObserver {
     ++client.num_ends;
     client.reason = std::move(reason);
     EXPECT_EQ(stats.completion_tokens, static_cast<int32_t>(client.outputs.size()));
-    EXPECT_LT(stats.cached_tokens, stats.prompt_tokens);
+    EXPECT_LT(stats.cached_tokens, stats.prompt_tokens + (client.spec.has_grammar ? 1 : 0));
   }
 
  private:
@@ -268,6 +273,8 @@ class Simulation final : public SequenceObserver {
       sampling.seed = client.spec.id = clients_.size() + 1;
       if (has_penalties) sampling.presence_penalty = 0.5f;
       sampling.return_logprob = has_logprobs;
+      // What ends before it has run has no log-probabilities of its prompt: nobody asks for both.
+      client.spec.has_grammar = client.jumps && (has_logprobs || client.spec.logprob_start_len < 0);
       client.spec.sampling = std::make_shared<SamplingSpec>(sampling);
       clients_[client.spec.id] = std::make_unique<Client>(client);
       executor_->expect(sampling.seed, client.cache_namespace, prompt, client.fail_at);
