@@ -8,6 +8,7 @@
 #include <regex>
 #include <string>
 
+#include "base/rng.h"
 #include "engine/engine.h"
 #include "engine/test_engine.h"
 
@@ -194,6 +195,175 @@ TEST(GrammarEngine, AnAbortEndsTheCompilationThatNobodyWaitsFor) {
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
   EXPECT_EQ(engine->stats().num_grammars_cancelled_total, 6);
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "ab"}}));
+}
+
+// What a request may ask besides its grammar, drawn from a seed.
+struct Asked {
+  GenerateRequest request;
+  std::regex whole;  // what an answer that ends by itself matches
+  bool reasons = false;
+  size_t n = 1;
+};
+
+Asked drawn(Rng& rng) {
+  static const char* const kRegexes[] = {"(red|green|blue) and (cat|dog|cow): [a-z]{4,9}\\.",
+                                         "[0-9]{2,4}-(alpha|beta)-[0-9]{2};",
+                                         "(yes|no)(, because [a-z ]{5,12})?!"};
+  static const char* const kSchema =
+      R"({"type":"object","properties":{"colour":{"enum":["red","green"]},"size":{"type":"integer",
+          "minimum":1,"maximum":500},"tags":{"type":"array","items":{"type":"boolean"},"maxItems":3}},
+          "required":["colour","size","tags"],"additionalProperties":false})";
+  static const char* const kWritten =
+      R"re(\{"colour":"(red|green)","size":[1-9][0-9]{0,2},"tags":)re"
+      R"re(\[((true|false)(,(true|false)){0,2})?\]\})re";
+  Asked asked;
+  GenerateRequest& r = asked.request;
+  const auto chance = [&](uint64_t of) { return rng.below(of) == 0; };
+  r.text = "prompt " + std::to_string(rng.below(5)) + (chance(2) ? " http:" : "");
+  r.sampling.max_new_tokens = chance(5) ? static_cast<int32_t>(rng.between(2, 12)) : 120;
+  r.sampling.temperature = chance(2) ? 0.0f : 1.0f;
+  r.sampling.sampling_seed = rng.below(1000);
+  std::string matches;
+  switch (rng.below(4)) {
+    case 0:
+      r.sampling.json_schema = kSchema;
+      r.sampling.json_whitespace = "compact";
+      matches = kWritten;
+      break;
+    case 1:
+      r.sampling.ebnf = "root ::= (\"<a>\" | \"<b>\") [x-z]{3} \"</end>\" [0-9]?";
+      matches = "(<a>|<b>)[x-z]{3}</end>[0-9]?";
+      break;
+    case 2:
+      r.sampling.choices = {"first of all", "first of none", "second"};
+      matches = "first of (all|none)|second";
+      break;
+    default:
+      matches = kRegexes[rng.below(3)];
+      r.sampling.regex = matches;
+  }
+  if (chance(3)) r.sampling.stop = {chance(2) ? "e" : "and", "</"};
+  if (chance(5)) r.sampling.stop_regex = {"[0-9][0-9]"};
+  if (chance(3)) r.sampling.presence_penalty = 0.7f;
+  if (chance(4)) r.sampling.repetition_penalty = 1.3f;
+  if (chance(4)) r.sampling.min_new_tokens = 2;
+  if (chance(3)) {
+    r.return_logprob = true;
+    r.top_logprobs_num = static_cast<int32_t>(rng.below(3));
+  }
+  asked.n = chance(4) ? 2 : 1;
+  r.sampling.n = static_cast<int32_t>(asked.n);
+  asked.reasons = chance(5);
+  if (asked.reasons) r.sampling.reasoning_end = "a";
+  asked.whole = std::regex(asked.reasons ? "[^a]*a[ \\n]{0,4}(" + matches + ")" : matches);
+  return asked;
+}
+
+void check_answer(const Asked& asked, const GenerateResult& answer) {
+  const SamplingParams& s = asked.request.sampling;
+  ASSERT_NE(answer.finish.type, Type::kError) << answer.finish.status.to_string();
+  EXPECT_EQ(answer.output_logprobs.size(),
+            asked.request.return_logprob ? answer.output_ids.size() : 0u);
+  for (const TokenLogprobs& one : answer.output_logprobs) {
+    EXPECT_LE(one.logprob, 0.0f);
+    EXPECT_EQ(one.top.size(), static_cast<size_t>(asked.request.top_logprobs_num));
+  }
+  const bool stopped = std::holds_alternative<std::string>(answer.finish.matched);
+  if (answer.finish.type == Type::kLength) {
+    EXPECT_EQ(answer.output_ids.size(), static_cast<size_t>(*s.max_new_tokens));
+  } else if (stopped) {
+    EXPECT_FALSE(s.stop.empty() && s.stop_regex.empty());
+    for (const std::string& stop : s.stop)
+      EXPECT_EQ(answer.text.find(stop), std::string::npos) << answer.text;
+  } else {
+    EXPECT_TRUE(std::regex_match(answer.text, asked.whole)) << answer.text;
+  }
+}
+
+// Every token is a byte, so all are canonical: with and without jump-forward, with and without
+// overlap the same comes, whatever else is asked for.
+TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
+  std::map<int, std::vector<GenerateResult>> first;
+  int64_t stops = 0, lengths = 0, forced = 0;
+  for (const bool overlap : {true, false}) {
+    for (const bool jump : {true, false}) {
+      EngineConfig config{.max_total_tokens = 1500};
+      config.disable_overlap_schedule = !overlap;
+      auto [engine, device] = make_test_engine({.config = config});
+      Rng rng(20);
+      std::list<std::pair<Asked, Collector>> all;
+      for (int i = 0; i < 150; ++i) {
+        Asked asked = drawn(rng);
+        asked.request.sampling.jump_forward = jump;
+        const auto n = static_cast<int32_t>(asked.n);
+        auto& [kept, collector] =
+            all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
+                             std::forward_as_tuple(n));
+        const auto submitted = engine->submit(kept.request, collector.sink());
+        ASSERT_TRUE(submitted) << submitted.error().to_string();
+      }
+      int i = 0;
+      for (auto& [asked, collector] : all) {
+        SCOPED_TRACE(testing::Message() << "request " << i << " overlap " << overlap << jump);
+        ASSERT_TRUE(collector.wait_end());
+        for (size_t k = 0; k < asked.n; ++k) {
+          const GenerateResult& answer = collector.result(k);
+          check_answer(asked, answer);
+          std::vector<GenerateResult>& known = first[i];
+          if (known.size() <= k) known.push_back(answer);
+          EXPECT_EQ(answer.text, known[k].text);
+          EXPECT_EQ(answer.output_ids, known[k].output_ids);
+          EXPECT_EQ(answer.finish.type, known[k].finish.type);
+          EXPECT_EQ(answer.finish.matched, known[k].finish.matched);
+          for (size_t t = 0;
+               t < std::min(answer.output_logprobs.size(), known[k].output_logprobs.size()); ++t)
+            EXPECT_EQ(answer.output_logprobs[t].logprob, known[k].output_logprobs[t].logprob);
+          stops += std::holds_alternative<std::string>(answer.finish.matched) ? 1 : 0;
+          lengths += answer.finish.type == Type::kLength ? 1 : 0;
+          forced += answer.stats.forced_tokens;
+          EXPECT_TRUE(jump || answer.stats.forced_tokens == 0);
+        }
+        ++i;
+      }
+    }
+  }
+  EXPECT_GT(stops, 40);
+  EXPECT_GT(lengths, 40);
+  EXPECT_GT(forced, 2000);
+}
+
+// The model that ships, whose tokens are longer: penalties, healing and draws are real. What runs
+// beside a request, and whether steps overlap, changes nothing.
+TEST(GrammarEngine, WhateverElseIsAskedTheModelThatShipsKeepsToIt) {
+  std::vector<std::vector<TokenId>> first;
+  for (const bool overlap : {true, false}) {
+    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 4096};
+    config.disable_overlap_schedule = !overlap;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    Rng rng(21);
+    std::list<std::pair<Asked, Collector>> all;
+    for (int i = 0; i < 24; ++i) {
+      Asked asked = drawn(rng);
+      asked.request.sampling.token_healing = rng.below(3) == 0;
+      const auto n = static_cast<int32_t>(asked.n);
+      auto& [kept, collector] =
+          all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
+                           std::forward_as_tuple(n));
+      const auto submitted = (*engine)->submit(kept.request, collector.sink());
+      ASSERT_TRUE(submitted) << submitted.error().to_string();
+    }
+    size_t at = 0;
+    for (auto& [asked, collector] : all) {
+      SCOPED_TRACE(testing::Message() << "answer " << at << " overlap " << overlap);
+      ASSERT_TRUE(collector.wait_end());
+      for (size_t k = 0; k < asked.n; ++k, ++at) {
+        check_answer(asked, collector.result(k));
+        if (overlap) first.push_back(collector.result(k).output_ids);
+        EXPECT_EQ(collector.result(k).output_ids, first[at]);
+      }
+    }
+  }
 }
 
 TEST(GrammarEngine, WithoutATokenizerItIsRefused) {
