@@ -231,9 +231,9 @@ TEST(Usefulness, TheModelThatShips) {
   const int64_t first = real_data::count_from_environment("ESPALIER_FIRST_SCHEMA", 0);
   const int64_t wanted = real_data::count_from_environment(
       "ESPALIER_MODEL_SCHEMAS", real_data::count_from_environment("ESPALIER_GENERATE_SCHEMAS", 6));
-  constexpr int kAtOnce = 64, kFreeTokens = 80, kTokensMax = 400;
+  constexpr int kAtOnce = 64, kFreeTokens = 40, kTokensMax = 256;
   EngineConfig config{.model_path = "share/default_model"};
-  config.max_total_tokens = kAtOnce * 512;
+  config.max_total_tokens = kAtOnce * 320;
   config.max_running_requests = kAtOnce;
   const auto engine = Engine::create(config);
   ASSERT_TRUE(engine) << engine.error().to_string();
