@@ -30,11 +30,11 @@ constexpr Alphabet make_alphabet() {
 }
 constexpr Alphabet kAlphabet = make_alphabet();
 
+int byte_of(char32_t code) { return code < kAlphabet.bytes.size() ? kAlphabet.bytes[code] : -1; }
+
 }  // namespace
 
-int byte_of_character(char32_t code) {
-  return code < kAlphabet.bytes.size() ? kAlphabet.bytes[code] : -1;
-}
+int byte_of_character(char32_t code) { return byte_of(code); }
 
 bool append_spelled_bytes(std::string_view spelled, std::string& out) {
   const size_t size_before = out.size();
@@ -49,7 +49,7 @@ bool append_spelled_bytes(std::string_view spelled, std::string& out) {
       code = valid ? (code & 0x1F) << 6 | (second & 0x3F) : 0x10FFFF;
       ++i;
     }
-    const int byte = byte_of_character(code);
+    const int byte = byte_of(code);
     if (byte < 0) {
       out.resize(size_before);
       return false;

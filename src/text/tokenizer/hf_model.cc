@@ -85,6 +85,15 @@ Result<BpeOptions> parse_bpe_options(const JsonFields& fields, const Vocabulary&
   return options;
 }
 
+// The id of what a merge makes. Files list merges in the order of what they make, so it is mostly
+// what the one before made, or the token after that: found without a search of the whole table.
+TokenId merged_id(const TokenTable& table, std::string_view merged, TokenId before) {
+  for (const TokenId near : {before, before + 1}) {
+    if (table.of(near) == merged) return near;
+  }
+  return table.find_id(merged);
+}
+
 Result<std::vector<BpeModel::Merge>> parse_merges(const JsonFields& fields,
                                                   const Vocabulary& vocabulary,
                                                   const BpeOptions& options) {
@@ -107,17 +116,17 @@ Result<std::vector<BpeModel::Merge>> parse_merges(const JsonFields& fields,
       left_bytes = strings.left;
       right_bytes = strings.right;
     }
-    const std::optional<TokenId> left = table.find(left_bytes);
-    const std::optional<TokenId> right = table.find(right_bytes);
-    const std::optional<TokenId> merged =
-        table.find(left_bytes.append(right_bytes, std::min(prefix_size, right_bytes.size())));
-    if (!spelled || !left || !right || !merged) {
+    const TokenId left = table.find_id(left_bytes), right = table.find_id(right_bytes);
+    left_bytes.append(right_bytes, std::min(prefix_size, right_bytes.size()));
+    const TokenId before = merges.empty() ? 0 : merges.back().merged;
+    const TokenId merged = merged_id(table, left_bytes, before);
+    if (!spelled || left < 0 || right < 0 || merged < 0) {
       return fail(error(StatusCode::kDataLoss,
                         "'model.merges[{}]' ('{}' and '{}'): a token of it, or what it makes, is "
                         "not in the vocabulary",
                         rank, strings.left, strings.right));
     }
-    merges.push_back({*left, *right, *merged});
+    merges.push_back({left, right, merged});
   }
   return merges;
 }

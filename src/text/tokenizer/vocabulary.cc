@@ -54,7 +54,8 @@ void TokenTable::grow() {
 TokenId TokenTable::find_hashed(std::string_view token, uint64_t hash) const {
   const size_t mask = slots_.size() - 1;
   for (size_t i = hash & mask; slots_[i].id >= 0; i = (i + 1) & mask) {
-    if (slots_[i].tag == static_cast<uint32_t>(hash >> 32) && of(slots_[i].id) == token) {
+    if (slots_[i].tag == static_cast<uint32_t>(hash >> 32) &&
+        text_of(spans_[static_cast<size_t>(slots_[i].id)]) == token) {
       return slots_[i].id;
     }
   }
@@ -63,15 +64,6 @@ TokenId TokenTable::find_hashed(std::string_view token, uint64_t hash) const {
 
 TokenId TokenTable::find_id(std::string_view token) const {
   return token.size() > token_bytes_max_ ? -1 : find_hashed(token, hash_bytes(token));
-}
-
-std::string_view TokenTable::of(TokenId id) const {
-  if (!has(id)) return {};
-  return std::string_view(bytes_).substr(spans_[id].begin, static_cast<size_t>(spans_[id].size));
-}
-
-bool TokenTable::has(TokenId id) const {
-  return id >= 0 && static_cast<size_t>(id) < spans_.size() && spans_[id].size >= 0;
 }
 
 Vocabulary::Vocabulary(bool byte_level, size_t expected_count)

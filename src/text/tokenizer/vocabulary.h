@@ -30,8 +30,14 @@ class TokenTable {
     return id < 0 ? std::nullopt : std::optional<TokenId>(id);
   }
   TokenId find_id(std::string_view token) const;  // -1: none
-  std::string_view of(TokenId id) const;          // "" when there is none
-  bool has(TokenId id) const;
+  // "" when there is none
+  std::string_view of(TokenId id) const {
+    return has(id) ? text_of(spans_[static_cast<size_t>(id)]) : std::string_view();
+  }
+  bool has(TokenId id) const {
+    return id >= 0 && static_cast<size_t>(id) < spans_.size() &&
+           spans_[static_cast<size_t>(id)].size >= 0;
+  }
   TokenId id_end() const { return static_cast<TokenId>(spans_.size()); }  // largest id + 1
   size_t token_bytes_max() const { return token_bytes_max_; }
 
@@ -44,6 +50,9 @@ class TokenTable {
     uint32_t tag = 0;
     TokenId id = -1;
   };
+  std::string_view text_of(const Span& span) const {
+    return {bytes_.data() + span.begin, static_cast<size_t>(span.size)};
+  }
   void grow();
   void insert(uint64_t hash, TokenId id);
   TokenId find_hashed(std::string_view token, uint64_t hash) const;
