@@ -113,6 +113,9 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
     const TimePoint start = clock.now();
     made = grammar::compile_grammar(
         job.spec, trie(), {.compile_seconds_max = seconds_max_, .cancelled = &job.cancelled});
+    // What is too large is the request's fault and stays too large: it is not to be tried again.
+    if (!made && made.error().code() == StatusCode::kResourceExhausted)
+      made = fail(invalid_argument("{}", made.error().message()));
     std::unique_lock lock(mutex_);
     stats_.compile_seconds += to_seconds(clock.now() - start);
     // Given up, and wanted again before that was noticed: once more.

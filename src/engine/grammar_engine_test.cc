@@ -167,6 +167,10 @@ TEST(GrammarEngine, CompilesForItselfAndTellsWhatItIs) {
   EXPECT_GT(made->num_states, 4u);
   EXPECT_EQ(engine->compile_grammar({.regex = "(a"}).error().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(engine->compile_grammar({}).error().code(), StatusCode::kInvalidArgument);
+  // What is too large is told as what is wrong: sent again it would be too large again.
+  const auto large = engine->compile_grammar({.regex = "((a{1000}){1000}){1000}"});
+  EXPECT_EQ(large.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(large.error().message(), HasSubstr("automaton states"));
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "abc[0-9]"}}));
   EXPECT_EQ(engine->stats().num_grammar_cache_hits_total, 1);
 

@@ -6,24 +6,14 @@
 #include <utility>
 
 #include "base/mapped_file.h"
+#include "grammar/json_text.h"
 
 namespace espalier::grammar {
 namespace {
 
 namespace json = boost::json;
 
-constexpr size_t kDepthMax = 500;
-
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
-
-Result<json::value> parse(std::string_view text) {
-  json::parse_options options;
-  options.max_depth = kDepthMax;
-  json::error_code failed;
-  json::value value = json::parse(text, failed, {}, options);
-  if (failed) return fail(invalid_argument("not JSON: {}", failed.message()));
-  return value;
-}
 
 // The raw texts of the parts of a JSON text that is known to be well formed: instances are matched
 // as they were written, so numbers and the order of properties stay as they are.
@@ -116,14 +106,23 @@ Result<SchemaCase> read_case(std::string_view text, std::string_view name_key) {
   if (!text.starts_with("{"))
     return fail(invalid_argument("an object with schema and tests is expected"));
   SchemaCase out;
-  std::string_view tests;
+  std::string_view tests, documents;
   RawJson(text).each([&](std::string_view key, std::string_view value) {
     if (key == name_key && value.size() > 1) out.name = value.substr(1, value.size() - 2);
     if (key == "schema") out.schema = value;
     if (key == "tests") tests = value;
+    if (key == "documents") documents = value;
   });
   if (out.schema.empty())
     return fail(invalid_argument("an object with schema and tests is expected"));
+  if (!documents.empty() && !documents.starts_with("{"))
+    return fail(invalid_argument("documents is no object of schemas by their addresses"));
+  if (!documents.empty()) {
+    RawJson(documents).each([&](std::string_view address, std::string_view schema) {
+      const json::value key = json::parse(fmt::format("\"{}\"", address));
+      out.options.documents.push_back({std::string(key.get_string()), std::string(schema)});
+    });
+  }
   if (!tests.starts_with("[")) return fail(invalid_argument("tests is no list"));
   bool complete = true;
   RawJson(tests).each([&](std::string_view, std::string_view test) {
@@ -163,7 +162,7 @@ std::shared_ptr<const TokenTrie> byte_trie() {
 }
 
 Result<TextCase> parse_text_case(std::string_view line) {
-  ESP_ASSIGN_OR_RETURN(const json::value value, parse(line));
+  ESP_ASSIGN_OR_RETURN(const json::value value, parse_json_text(line, "the line"));
   const json::object* entry = value.if_object();
   if (entry == nullptr) return fail(invalid_argument("a JSON object is expected"));
   const auto text = [&](const char* name) -> Result<std::string> {
@@ -212,15 +211,17 @@ TextOutcome check_text_case(const TextCase& test) {
 }
 
 Result<SchemaCase> parse_schema_case(std::string_view line) {
-  ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value value, parse(line));
+  ESP_ASSIGN_OR_RETURN([[maybe_unused]] const json::value value, parse_json_text(line, "the line"));
   ESP_ASSIGN_OR_RETURN(SchemaCase out, read_case(RawJson(line).value(), "name"));
+  std::vector<SchemaText> documents = std::move(out.options.documents);
   out.options = any_instance();
+  out.options.documents = std::move(documents);
   return out;
 }
 
 Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text,
                                                  const SchemaOptions& options) {
-  const auto value = parse(text);
+  const auto value = parse_json_text(text, "the file");
   if (!value) return fail(value.error().with_context(file));
   if (!value->is_array()) return fail(invalid_argument("{}: a list of groups is expected", file));
   std::vector<SchemaCase> out;
@@ -257,6 +258,31 @@ Result<SchemaOptions> suite_options(const std::filesystem::path& folder) {
   return options;
 }
 
+Result<std::vector<SchemaText>> documents_in(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  if (!fs::is_directory(folder))
+    return fail(error(StatusCode::kNotFound, "{}: there is no such folder", folder.string()));
+  std::vector<SchemaText> out;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    ESP_ASSIGN_OR_RETURN(std::string text, read_text_file(entry.path()));
+    std::string address = fs::relative(entry.path(), folder).generic_string();
+    auto schema = parse_json_text(text, "the document");
+    if (!schema) return fail(schema.error().with_context(entry.path().string()));
+    for (const char* name : {"$id", "id"}) {
+      const json::value* id =
+          schema->is_object() ? schema->get_object().if_contains(name) : nullptr;
+      if (id != nullptr && id->is_string()) {
+        address = view(id->get_string());
+        break;
+      }
+    }
+    out.push_back({std::move(address), std::move(text)});
+  }
+  std::ranges::sort(out, {}, &SchemaText::uri);
+  return out;
+}
+
 SchemaOptions any_instance() { return {.any_order = true, .whole_fractions = true}; }
 
 GrammarSpec conformance_spec(std::string schema, SchemaOptions options) {
@@ -267,10 +293,11 @@ GrammarSpec conformance_spec(std::string schema, SchemaOptions options) {
           .json = std::move(options)};
 }
 
-SchemaOutcome check_schema_case(const SchemaCase& test) {
+SchemaOutcome check_schema_case(const SchemaCase& test, const GrammarLimits& limits) {
   SchemaOutcome out{
       .num_instances = static_cast<int64_t>(test.instances.size()), .detail = {}, .reason = {}};
-  const auto grammar = compile_grammar(conformance_spec(test.schema, test.options), byte_trie());
+  const auto grammar =
+      compile_grammar(conformance_spec(test.schema, test.options), byte_trie(), limits);
   if (!grammar && !matches_nothing(grammar.error())) {
     out.verdict = SchemaVerdict::kDeclined;
     out.detail = grammar.error().message();

@@ -46,7 +46,8 @@ struct SchemaCase {
   std::vector<Instance> instances;  // as they are written, strings with the shortest escapes
   SchemaOptions options;
 };
-// {"name": ..., "schema": ..., "tests": [{"valid": true, "data": ...}, ...]}
+// {"name": ..., "schema": ..., "tests": [{"valid": true, "data": ...}, ...]}; and, where the schema
+// refers to others, "documents": {ADDRESS: SCHEMA, ...}.
 Result<SchemaCase> parse_schema_case(std::string_view line);
 // A file of the official suite: a list of {"description", "schema", "tests"}. Names begin with
 // `file`.
@@ -55,6 +56,10 @@ Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::str
 // How the suite reads schemas: formats annotate, references lead to its remotes/, the draft is that
 // of the folder, which is the suite's root or one of its tests/draft*.
 Result<SchemaOptions> suite_options(const std::filesystem::path& folder);
+
+// The *.json files below `folder` as documents that references may lead to: each by its $id (id),
+// and where it has none by its path in the folder. kNotFound: there is no such folder.
+Result<std::vector<SchemaText>> documents_in(const std::filesystem::path& folder);
 
 // A schema is right when each of its instances is judged right; else it counts once, under the
 // worst of what happened.
@@ -65,7 +70,7 @@ struct SchemaOutcome {
   std::string detail;  // the first instance that was judged wrong, or why the schema was declined
   std::string reason;  // kDeclined: the detail without its pointer, for counting
 };
-SchemaOutcome check_schema_case(const SchemaCase& test);
+SchemaOutcome check_schema_case(const SchemaCase& test, const GrammarLimits& limits = {});
 
 // How a schema is compiled where instances are checked: any white space, as RFC 8259. Options
 // of any_instance(): whatever the order of properties.

@@ -44,7 +44,7 @@ TEST(TextCases, EachKindIsJudged) {
 
 TEST(TextCases, WhatIsMissingIsNamed) {
   const auto why = [](std::string_view line) { return parse_text_case(line).error().message(); };
-  EXPECT_THAT(why("{"), HasSubstr("not JSON"));
+  EXPECT_THAT(why("{"), HasSubstr("not valid JSON"));
   EXPECT_THAT(why("[]"), HasSubstr("object"));
   EXPECT_THAT(why(R"({"kind":"pcre","grammar":"a","input":"","accept":true})"),
               HasSubstr("json_schema"));
@@ -100,6 +100,33 @@ TEST(Drawing, ChainsAreOneEdgeAndNothingIsLeftOpen) {
   ASSERT_TRUE(nested);
   EXPECT_THAT(draw_svg((*nested)->whole_network()), HasSubstr("⟨root⟩"));
   EXPECT_THAT(draw_svg((*nested)->whole_network(), 1), HasSubstr("(the first 1 states)"));
+}
+
+TEST(SchemaCases, ReferencesLeadToDocumentsOfTheirLine) {
+  const auto test = parse_schema_case(
+      R"({"schema":{"$ref":"http://elsewhere/x#/$defs/y"},"documents":{"http://elsewhere/x":)"
+      R"({"$defs":{"y":{"$ref":"z"}}},"http://elsewhere/z":{"type":"null"}},)"
+      R"("tests":[{"valid":true,"data":null},{"valid":false,"data":1}]})");
+  ASSERT_TRUE(test) << test.error().to_string();
+  EXPECT_EQ(check_schema_case(*test).verdict, SchemaVerdict::kRight);
+  // In a request they come along under $defs, each with its address.
+  const SchemaCase bundled{
+      .name = {},
+      .schema = R"({"$ref":"http://elsewhere/x","$defs":{"1":{"$id":"http://elsewhere/x",)"
+                R"("items":{"$ref":"z"}},"2":{"$id":"http://elsewhere/z","type":"null"}}})",
+      .instances = {{"[null]", true}, {"[1]", false}}};
+  EXPECT_EQ(check_schema_case(bundled).verdict, SchemaVerdict::kRight);
+  EXPECT_THAT(parse_schema_case(R"({"schema":{},"documents":[],"tests":[]})").error().message(),
+              HasSubstr("documents"));
+  EXPECT_THAT(documents_in("/nowhere").error().message(), HasSubstr("no such folder"));
+}
+
+TEST(SchemaCases, WhatNestsTooDeepIsToldWithItsPlace) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  EXPECT_THAT(parse_schema_case(R"({"schema":{},"tests":[{"valid":true,"data":)" + deep + "}]}")
+                  .error()
+                  .message(),
+              HasSubstr("nests deeper than 500 values at byte"));
 }
 
 // Every field tells specs apart, and no field runs into the next.

@@ -36,7 +36,7 @@ class Parser {
                                      entry.line, name));
       }
     }
-    const auto it = rules_.find(std::string(root));
+    const auto it = rules_.find(root);
     if (it == rules_.end()) {
       return fail(invalid_argument("the grammar has no rule '{}' to begin with", root));
     }
@@ -50,9 +50,14 @@ class Parser {
     int line = 0;  // where it was named first
   };
 
+  // Counted on from where it was asked last: every rule's name asks.
   int line() const {
-    const auto read = text_.substr(0, text_.size() - rest_.size());
-    return 1 + static_cast<int>(std::count(read.begin(), read.end(), '\n'));
+    const size_t read = text_.size() - rest_.size();
+    if (read < lines_read_) lines_read_ = lines_ = 0;
+    const auto more = text_.substr(lines_read_, read - lines_read_);
+    lines_ += static_cast<size_t>(std::count(more.begin(), more.end(), '\n'));
+    lines_read_ = read;
+    return 1 + static_cast<int>(lines_);
   }
   Status wrong(std::string_view what) const {
     return invalid_argument("grammar, line {}: {}", line(), what);
@@ -284,7 +289,8 @@ class Parser {
   Ir& ir_;
   const std::string_view text_;
   std::string_view rest_;
-  std::map<std::string, Entry> rules_;
+  std::map<std::string, Entry, std::less<>> rules_;
+  mutable size_t lines_read_ = 0, lines_ = 0;  // bytes, and the lines that they end
 };
 
 }  // namespace

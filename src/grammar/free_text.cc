@@ -12,6 +12,8 @@ namespace {
 
 using NodeIndex = uint32_t;
 
+constexpr size_t kTriggerBytesMax = 1 << 16;  // each byte is a node of a kilobyte
+
 // The triggers' automaton: delta is total, `fires` holds what ends at a node, shorter ones
 // included.
 struct TriggerAutomaton {
@@ -187,7 +189,14 @@ class TextBuilder {
 
 Result<ExprId> free_text(Ir& ir, const std::vector<TextTrigger>& triggers,
                          const FreeTextOptions& options) {
+  size_t bytes = 0;
   for (const TextTrigger& trigger : triggers) {
+    bytes += trigger.text.size();
+    if (bytes > kTriggerBytesMax) {
+      return fail(error(StatusCode::kResourceExhausted,
+                        "triggers and ends are longer than {} bytes together; shorten them",
+                        kTriggerBytesMax));
+    }
     if (trigger.text.empty()) return fail(invalid_argument("a trigger or end is empty"));
     if (!valid_utf8(trigger.text))
       return fail(invalid_argument("the trigger or end '{}' is no valid UTF-8", trigger.text));

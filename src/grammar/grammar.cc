@@ -12,6 +12,7 @@
 #include "grammar/masks.h"
 #include "grammar/regex.h"
 #include "grammar/structural_tag.h"
+#include "grammar/unicode.h"
 
 namespace espalier::grammar {
 namespace {
@@ -185,6 +186,10 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
     }
     case GrammarSpec::Kind::kChoices: {
       if (spec.choices.empty()) return fail(invalid_argument("there are no choices"));
+      for (size_t i = 0; i < spec.choices.size(); ++i) {
+        if (!valid_utf8(spec.choices[i]))
+          return fail(invalid_argument("choice {} is not valid UTF-8", i));
+      }
       root_of(ir.literals(spec.choices));
       break;
     }

@@ -19,6 +19,7 @@
 #include "fmt/core.h"
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
+#include "grammar/json_text.h"
 
 namespace espalier::grammar {
 namespace {
@@ -212,6 +213,17 @@ void print(const Tally& tally) {
   }
 }
 
+int wrong(const Status& status) {
+  fmt::print(stderr, "grammar_bench: {}\n", status.message());
+  return 1;
+}
+
+std::string_view string_at(const json::value& entry, std::string_view name) {
+  const json::value* text = entry.as_object().if_contains(name);
+  return text != nullptr && text->is_string() ? std::string_view(text->get_string())
+                                              : std::string_view("(no name)");
+}
+
 int maskbench(int argc, char** argv) {
   const Vocabulary vocab(argv[2]);
   const auto trie = std::make_shared<const TokenTrie>(vocab.view);
@@ -221,10 +233,11 @@ int maskbench(int argc, char** argv) {
   long index = 0;
   for (std::string line; std::getline(std::cin, line); ++index) {
     if (index < first || index >= first + count) continue;
-    json::parse_options options;
-    options.max_depth = 500;
-    const json::value entry = json::parse(line, {}, options);
-    run_case(std::string(entry.at("name").as_string()), entry.at("schema"),
+    // Read as the other commands do, so that a line that is no case is told and not an exception.
+    if (const auto readable = parse_schema_case(line); !readable)
+      return wrong(readable.error().with_context(fmt::format("line {}", index + 1)));
+    const json::value entry = parse_json_text(line, "the line").value();
+    run_case(std::string(string_at(entry, "name")), entry.at("schema"),
              entry.at("tests").as_array(), trie, &vocab, tally);
   }
   print(tally);
@@ -240,10 +253,14 @@ int suite(int argc, char** argv) {
   const auto trie = std::make_shared<const TokenTrie>(view);
   Tally tally;
   for (int i = 2; i < argc; ++i) {
-    const json::value groups = json::parse(read_text_file(argv[i]).value());
+    const auto text = read_text_file(argv[i]);
+    if (!text) return wrong(text.error());
+    if (const auto readable = parse_suite_file(argv[i], *text); !readable)
+      return wrong(readable.error());
+    const json::value groups = parse_json_text(*text, "the file").value();
     for (const json::value& group : groups.as_array()) {
-      run_case(fmt::format("{}: {}", argv[i], std::string(group.at("description").as_string())),
-               group.at("schema"), group.at("tests").as_array(), trie, nullptr, tally);
+      run_case(fmt::format("{}: {}", argv[i], string_at(group, "description")), group.at("schema"),
+               group.at("tests").as_array(), trie, nullptr, tally);
     }
   }
   print(tally);
@@ -268,19 +285,29 @@ int conformance(const std::string& path) {
                outcome.detail.substr(0, 400));
   };
   if (fs::is_directory(path)) {
-    const SchemaOptions options = suite_options(path).value();
+    const auto options = suite_options(path);
+    if (!options) return wrong(options.error());
     const fs::path tests = fs::is_directory(fs::path(path) / "tests")
                                ? fs::path(path) / "tests/draft2020-12"
                                : fs::path(path);
     for (const auto& file : fs::directory_iterator(tests)) {
       if (file.path().extension() != ".json") continue;
-      const auto cases = parse_suite_file(file.path().filename().string(),
-                                          read_text_file(file.path()).value(), options);
-      for (const SchemaCase& test : cases.value()) judge(test);
+      const auto text = read_text_file(file.path());
+      if (!text) return wrong(text.error());
+      const auto cases = parse_suite_file(file.path().filename().string(), *text, *options);
+      if (!cases) return wrong(cases.error());
+      for (const SchemaCase& test : *cases) judge(test);
     }
   } else {
     std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) judge(parse_schema_case(line).value());
+    if (!file) return wrong(error(StatusCode::kNotFound, "{}: cannot be read", path));
+    size_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      const auto test = parse_schema_case(line);
+      if (!test) return wrong(test.error().with_context(fmt::format("{}:{}", path, number + 1)));
+      ++number;
+      judge(*test);
+    }
   }
   fmt::print(
       "schemas {}  right {} ({:.2f} %)  declined {}  invalid accepted {}  valid rejected {}  "

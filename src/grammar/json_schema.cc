@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "grammar/json_format.h"
@@ -109,11 +110,17 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
   if (const auto it = rules_.find(elements); it != rules_.end()) return ir_.rule(it->second);
   over_budget_ |= !frugal_ && !numbers_only_ && rules_.size() >= kRulesExactMax;
   if (over_budget_ || rules_.size() >= kRulesMax || depth_ >= kDepthMax) {
-    return fail(
-        error(StatusCode::kResourceExhausted,
-              "the schema needs more than {} rules or nests deeper than {}: too many of its "
-              "choices combine",
-              kRulesMax, kDepthMax));
+    const std::string where = document_.pointer_of(elements[0].schema).substr(0, 200);
+    if (depth_ >= kDepthMax) {
+      return fail(error(StatusCode::kResourceExhausted,
+                        "{}: the schema nests deeper than {} there, references followed; make it "
+                        "flatter, or let it refer to itself",
+                        where, kDepthMax));
+    }
+    return fail(error(StatusCode::kResourceExhausted,
+                      "{}: the schema needs more than {} rules by there: too many of its choices "
+                      "combine; say less with anyOf, oneOf, if and dependencies beside each other",
+                      where, kRulesMax));
   }
   ESP_RETURN_IF_ERROR(limits_.check_time());
   const RuleId rule = ir_.add_rule(document_.pointer_of(elements[0].schema));
@@ -432,9 +439,10 @@ std::optional<std::vector<const json::value*>> SchemaCompiler::allowed_values(
       allowed = list;
       return;
     }
-    std::erase_if(*allowed, [&](const json::value* v) {
-      return std::ranges::none_of(list, [&](const json::value* w) { return equal_values(*v, *w); });
-    });
+    std::unordered_set<std::string> texts;
+    for (const json::value* w : list) texts.insert(canonical_text(*w));
+    std::erase_if(*allowed,
+                  [&](const json::value* v) { return !texts.contains(canonical_text(*v)); });
   };
   for (const json::value* constant : facts.constants) meet({constant});
   for (const json::value* values : facts.enums) {

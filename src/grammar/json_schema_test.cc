@@ -46,6 +46,20 @@ struct Case {
   std::vector<const char*> valid, invalid;
 };
 
+// White space in front of an end that is judged does not leave it as the only way on.
+TEST(Schema, WhatMayNotEndYetGoesOnBehindWhiteSpace) {
+  const char* const two =
+      R"({"type":"array","allOf":[{"contains":{"const":7}},{"contains":{"const":8}}]})";
+  const auto grammar = compiled(two, Whitespace::kBounded);
+  ASSERT_TRUE(grammar) << grammar.error().to_string();
+  EXPECT_TRUE(accepts(*grammar, "[7\n , 8\n]"));
+  EXPECT_FALSE(accepts(*grammar, "[7\n ]"));
+  Matcher matcher(*grammar);
+  ASSERT_TRUE(matcher.accept_bytes("[7\n "));
+  std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
+  EXPECT_TRUE(matcher.fill_mask(words));
+}
+
 class SchemaTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SchemaTest, AllowsExactlyWhatIsValid) {

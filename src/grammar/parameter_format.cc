@@ -19,6 +19,8 @@ namespace json = boost::json;
 
 constexpr std::string_view kEnd = "</parameter>";
 constexpr int kReferencesMax = 16;  // one behind the other
+constexpr size_t kPlaceBytesMax = 4000;
+constexpr int kChoicesMax = 1000;  // of all values, by whatever references
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
@@ -182,6 +184,9 @@ class ParameterFormat {
       bool has_text = false;
       std::vector<ExprId> ways;
       for (const json::value& one : list->get_array()) {
+        // References may lead back here, and double on their way.
+        if (++num_choices_ > kChoicesMax || place.size() > kPlaceBytesMax)
+          return fail(unsupported(place.substr(0, 200) + ": so many choices in choices"));
         const json::object* inner = resolved(one);
         has_text |= inner != nullptr && (admits(*inner, "string") || only_texts(*inner));
         ESP_ASSIGN_OR_RETURN(ways.emplace_back(),
@@ -269,6 +274,7 @@ class ParameterFormat {
   const Whitespace whitespace_;
   const GrammarLimits& limits_;
   std::optional<ExprId> text_;
+  int num_choices_ = 0;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace {
 constexpr int kDepthMax = 200;       // nested groups
 constexpr int kRepeatMax = 1 << 20;  // the largest bound of {m,n}
 constexpr int kAnchoredRepeatMax = 100;
+constexpr size_t kAnchoredPartsMax = 1 << 20;  // of sequences, where anchors are written out
 constexpr uint32_t kMaxCodePoint = 0x10ffff;
 
 struct Tree {
@@ -386,6 +387,8 @@ class Lowering {
     }
     return ir_.choice({all[kStart][kStart], all[kStart][kMiddle], all[kStart][kEnd]});
   }
+  // Then what whole() has returned means nothing.
+  bool too_large() const { return written_ > kAnchoredPartsMax; }
 
  private:
   ExprId plain(const Tree& tree) {
@@ -445,10 +448,14 @@ class Lowering {
   }
   Places product(const Places& a, const Places& b) {
     Places out = nothing();
+    if (too_large()) return out;
     for (int i = 0; i < 3; ++i) {
       for (int j = i; j < 3; ++j) {
         std::vector<ExprId> ways;
-        for (int k = i; k <= j; ++k) ways.push_back(ir_.sequence({a[i][k], b[k][j]}));
+        for (int k = i; k <= j; ++k) {
+          ways.push_back(ir_.sequence({a[i][k], b[k][j]}));
+          written_ += ir_.node(ways.back()).count;
+        }
         out[i][j] = ir_.choice(ways);
       }
     }
@@ -471,12 +478,7 @@ class Lowering {
 
   Places places(const Tree& tree) {
     Places out = nothing();
-    if (!tree.anchored) {
-      const ExprId expr = plain(tree);
-      out[kStart][kMiddle] = out[kMiddle][kMiddle] = expr;
-      if (nullable(tree)) out[kStart][kStart] = out[kEnd][kEnd] = ir_.empty();
-      return out;
-    }
+    if (!tree.anchored) return unanchored(plain(tree), nullable(tree));
     switch (tree.kind) {
       case Tree::Kind::kTextStart:
         out[kStart][kStart] = ir_.empty();
@@ -484,13 +486,41 @@ class Lowering {
       case Tree::Kind::kTextEnd:
         out[kStart][kEnd] = out[kMiddle][kEnd] = out[kEnd][kEnd] = ir_.empty();
         break;
-      case Tree::Kind::kSequence:
+      case Tree::Kind::kSequence: {
         out = identity();
-        for (const Tree& child : tree.children) out = product(out, places(child));
+        // What holds no anchor goes together: one product, whatever its length.
+        std::vector<ExprId> run;
+        bool run_nullable = true;
+        const auto end_run = [&] {
+          if (!run.empty()) out = product(out, unanchored(ir_.sequence(run), run_nullable));
+          run.clear();
+          run_nullable = true;
+        };
+        for (const Tree& child : tree.children) {
+          if (child.anchored) {
+            end_run();
+            out = product(out, places(child));
+          } else {
+            run.push_back(plain(child));
+            run_nullable &= nullable(child);
+          }
+        }
+        end_run();
         break;
-      case Tree::Kind::kChoice:
-        for (const Tree& child : tree.children) out = sum(out, places(child));
+      }
+      case Tree::Kind::kChoice: {
+        std::array<std::array<std::vector<ExprId>, 3>, 3> ways;
+        for (const Tree& child : tree.children) {
+          const Places inner = places(child);
+          for (int i = 0; i < 3; ++i) {
+            for (int j = i; j < 3; ++j) ways[i][j].push_back(inner[i][j]);
+          }
+        }
+        for (int i = 0; i < 3; ++i) {
+          for (int j = i; j < 3; ++j) out[i][j] = ir_.choice(ways[i][j]);
+        }
         break;
+      }
       case Tree::Kind::kRepeat: {
         const Places once = places(tree.children[0]);
         out = identity();
@@ -509,15 +539,31 @@ class Lowering {
     return out;
   }
 
+  Places unanchored(ExprId expr, bool may_be_empty) const {
+    Places out = nothing();
+    out[kStart][kMiddle] = out[kMiddle][kMiddle] = expr;
+    if (may_be_empty) out[kStart][kStart] = out[kEnd][kEnd] = ir_.empty();
+    return out;
+  }
+
   Ir& ir_;
   const RegexOptions& options_;
+  size_t written_ = 0;  // parts of sequences that products have made
 };
 
 }  // namespace
 
 Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions& options) {
   ESP_ASSIGN_OR_RETURN(const Tree tree, Parser(pattern).parse());
-  return Lowering(ir, options).whole(tree);
+  Lowering lowering(ir, options);
+  const ExprId expr = lowering.whole(tree);
+  if (lowering.too_large()) {
+    return fail(error(StatusCode::kResourceExhausted,
+                      "regex: too many anchors (^, $) once repetitions are written out in '{}'; "
+                      "anchor the whole pattern instead of its parts",
+                      pattern.substr(0, 200)));
+  }
+  return expr;
 }
 
 std::optional<LookaheadParts> split_lookahead(std::string_view pattern) {

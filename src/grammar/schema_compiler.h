@@ -176,6 +176,7 @@ class SchemaCompiler {
   Ir::Graph counted_object_graph(const std::vector<Property>& list,
                                  const std::vector<ExtraKeys>& extra, int64_t properties_min,
                                  int64_t cap, std::optional<int64_t> properties_max);
+  ExprId comma();
   ExprId any_order_object(std::vector<ExprId> pairs, const std::vector<ExtraKeys>& extra,
                           const Facts& facts);
   // Whether no other keyword of it looks at items or properties that it does not name itself.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "grammar/json_text.h"
 #include "grammar/metaschema.h"
 #include "grammar/uri.h"
 
@@ -11,7 +12,6 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr int kDepthMax = 500;
 constexpr size_t kTextBytesMax = 16u << 20;
 
 std::string escaped(std::string_view key) {
@@ -85,11 +85,7 @@ Result<const json::value*> SchemaDocument::load(std::string_view text, std::stri
     return fail(
         invalid_argument("the schema has {} bytes; the most is {}", text.size(), kTextBytesMax));
   }
-  boost::system::error_code failed;
-  json::parse_options options;
-  options.max_depth = kDepthMax;
-  json::value root = json::parse(text, failed, {}, options);
-  if (failed) return fail(invalid_argument("the schema is not valid JSON: {}", failed.message()));
+  ESP_ASSIGN_OR_RETURN(json::value root, parse_json_text(text, "the schema"));
   if (!root.is_object() && !root.is_bool()) {
     return fail(invalid_argument("a schema is an object, or true or false"));
   }
@@ -174,7 +170,7 @@ uint32_t SchemaDocument::enter_resource(const json::object& object, const json::
 }
 
 void SchemaDocument::index(const json::value& value, Place place, bool schema, int depth) {
-  if (depth > kDepthMax) return;
+  if (depth > static_cast<int>(kJsonDepthMax)) return;
   if (const json::object* object = value.if_object()) {
     if (schema) place.resource = enter_resource(*object, value, place.resource);
     place_at(value, place);

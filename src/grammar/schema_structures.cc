@@ -18,6 +18,7 @@ constexpr int64_t kCountMax = 2000;  // items, properties or places in a list th
 constexpr int64_t kUnrolledItemsMax = 4;
 constexpr size_t kPatternsMax = 5;  // patternProperties whose overlaps are worked out
 constexpr size_t kGraphStatesMax = 50'000;
+constexpr size_t kLongName = 256, kLongNamesMax = 1 << 17;  // bytes
 
 }  // namespace
 
@@ -114,7 +115,7 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
     const Conjunction item = item_conjunction(elements, static_cast<size_t>(k));
     ESP_ASSIGN_OR_RETURN(const ExprId expr, compile(item));
     if (expr == ir_.never()) break;
-    const ExprId with_comma = k == 0 ? expr : ir_.sequence({pieces_.comma(), expr});
+    const ExprId with_comma = k == 0 ? expr : ir_.sequence({comma(), expr});
     const int64_t next = std::min(k + 1, count);
     for (bool met : {false, true})
       graph.edges.push_back({state(k, met), with_comma, state(next, met)});
@@ -122,9 +123,8 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
       Conjunction hit = item;
       hit.push_back(contains[0]);
       ESP_ASSIGN_OR_RETURN(const ExprId found, compile(std::move(hit)));
-      graph.edges.push_back({state(k, false),
-                             k == 0 ? found : ir_.sequence({pieces_.comma(), found}),
-                             state(next, true)});
+      graph.edges.push_back(
+          {state(k, false), k == 0 ? found : ir_.sequence({comma(), found}), state(next, true)});
     }
   }
   for (int64_t k = std::max<int64_t>(items_min, 1); k <= count; ++k) {
@@ -143,6 +143,13 @@ Result<ExprId> SchemaCompiler::lower_array(const Conjunction& elements, const Fa
   ways.push_back(
       ir_.sequence({pieces_.space_inside(), ir_.graph(std::move(graph)), pieces_.space_inside()}));
   return ir_.sequence({ir_.literal("["), ir_.choice(ways), ir_.literal("]")});
+}
+
+// Where the end is judged it may be refused: white space in front of it must not leave it as the
+// only way on.
+ExprId SchemaCompiler::comma() {
+  const bool judged = rough_ || options_.any_order;
+  return judged ? ir_.sequence({pieces_.space_inside(), pieces_.comma()}) : pieces_.comma();
 }
 
 // Arrays whose size a counter bounds.
@@ -165,7 +172,7 @@ Result<ExprId> SchemaCompiler::counted_array(const Conjunction& elements, const 
       last = k;
       break;
     }
-    const ExprId next = ir_.sequence({ir_.tick(), k == 0 ? ir_.empty() : pieces_.comma(), item});
+    const ExprId next = ir_.sequence({ir_.tick(), k == 0 ? ir_.empty() : comma(), item});
     graph.edges.push_back(
         {static_cast<uint32_t>(k), next, static_cast<uint32_t>(std::min(k + 1, prefix + 1))});
   }
@@ -378,7 +385,7 @@ Ir::Graph SchemaCompiler::object_graph(const std::vector<Property>& list,
   // Behind a property: the first of all needs no comma, and is behind none.
   for (uint32_t place = extra.empty() ? 1 : std::min(places, 1u); place <= places; ++place) {
     if (place < places || !extra.empty())
-      graph.edges.push_back({behind(place), pieces_.comma(), before(place)});
+      graph.edges.push_back({behind(place), comma(), before(place)});
     graph.edges.push_back({behind(place), ir_.empty(), ending(place)});
   }
   return graph;
@@ -396,7 +403,7 @@ Ir::Graph SchemaCompiler::counted_object_graph(const std::vector<Property>& list
   };
   Ir::Graph graph{.num_states = state(places, cap) + 1, .edges = {}, .finals = {}};
   const auto with_comma = [&](ExprId pair, int64_t count) {
-    return count == 0 ? pair : ir_.sequence({pieces_.comma(), pair});
+    return count == 0 ? pair : ir_.sequence({comma(), pair});
   };
   for (int64_t place = 0; place <= places; ++place) {
     for (int64_t count = 0; count <= cap; ++count) {
@@ -441,6 +448,17 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
   }
   for (const std::string& name : facts.required) {
     if (known.insert(name).second) names.push_back(name);
+  }
+  size_t long_bytes = 0;
+  for (const std::string& name : names) {
+    if (name.size() <= kLongName) continue;
+    long_bytes += name.size();
+    if (long_bytes <= kLongNamesMax) continue;
+    return fail(error(StatusCode::kResourceExhausted,
+                      "{}: names of properties that are longer than {} bytes have more than {} "
+                      "together; shorten them ('{}...')",
+                      document_.pointer_of(elements[0].schema), kLongName, kLongNamesMax,
+                      name.substr(0, 40)));
   }
   const std::set<std::string> required(facts.required.begin(), facts.required.end());
   const bool names_limited = limits_names(elements);
@@ -527,7 +545,7 @@ ExprId SchemaCompiler::any_order_object(std::vector<ExprId> pairs,
   left_out_ |=
       !facts.required.empty() || facts.properties_min > 0 || facts.properties_max != kUnbounded;
   const ExprId pair = ir_.choice(pairs);
-  const ExprId more = ir_.star(ir_.sequence({pieces_.comma(), pair}));
+  const ExprId more = ir_.star(ir_.sequence({comma(), pair}));
   const ExprId space = pieces_.space_inside();
   return ir_.sequence({ir_.literal("{"),
                        ir_.choice({space, ir_.sequence({space, pair, more, space})}),

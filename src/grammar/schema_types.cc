@@ -207,6 +207,7 @@ Result<ExprId> SchemaCompiler::lower_values(const Conjunction& elements,
   for (const json::value* v : values) {
     if (!(facts.types & type_of(*v))) continue;
     if (more_asked) {
+      ESP_RETURN_IF_ERROR(limits_.check_time());
       ESP_ASSIGN_OR_RETURN(const bool fits, holds(*v, elements));
       if (!fits) continue;
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "grammar/json_format.h"
 #include "grammar/json_number.h"
@@ -86,13 +87,38 @@ Status readable(std::string_view pattern) {
   return parsed ? Status() : parsed.error().with_context("pattern");
 }
 
-bool contains_value(const json::value& list, const json::value& v) {
-  return list.is_array() && std::ranges::any_of(list.get_array(), [&](const json::value& w) {
-           return equal_values(v, w);
-         });
+constexpr size_t kListSearchedMax = 32;  // longer ones are looked up
+
+void append_canonical(const json::value& v, std::string& out) {
+  if (const json::array* items = v.if_array()) {
+    out += '[';
+    for (const json::value& item : *items) append_canonical(item, out);
+    out += ']';
+  } else if (const json::object* members = v.if_object()) {
+    std::vector<std::pair<std::string_view, const json::value*>> sorted;
+    for (const auto& [key, value] : *members) sorted.emplace_back(key, &value);
+    std::ranges::sort(sorted);
+    out += '{';
+    for (const auto& [key, value] : sorted) {
+      out += json::serialize(json::string(key));
+      append_canonical(*value, out);
+    }
+    out += '}';
+  } else if (const auto decimal = Decimal::of(v)) {
+    out += decimal->negative && !decimal->zero() ? '-' : '+';
+    out += decimal->whole + '.' + decimal->fraction;
+  } else {
+    out += json::serialize(v);
+  }
 }
 
 }  // namespace
+
+std::string canonical_text(const json::value& v) {
+  std::string out;
+  append_canonical(v, out);
+  return out;
+}
 
 bool equal_values(const json::value& a, const json::value& b) {
   if (a.is_number() && b.is_number()) {
@@ -140,40 +166,60 @@ Result<bool> SchemaValidator::valid(const Value& instance, const Value* schema, 
   return result;
 }
 
+// References chain without end: what is still to be looked at waits in a list, not on the stack.
 Status SchemaValidator::admits(const Value* schema, ScopeId scope) {
-  schema = document_.meant(schema);
-  scope = document_.entered(scope, schema);
-  if (!admitted_.insert({schema, scope}).second) return {};
-  const json::object* object = schema->if_object();
-  if (object == nullptr) return {};
-  for (const auto& [key, value] : *object) {
-    const std::string_view name = key;
-    if (name == "$ref" || name == "$dynamicRef" || name == "$recursiveRef") {
-      if (!value.is_string()) continue;
-      ESP_ASSIGN_OR_RETURN(const auto target,
-                           document_.resolve(schema, name, value.get_string(), scope));
-      ESP_RETURN_IF_ERROR(admits(target.schema, target.scope));
-    } else if ((name == "pattern" || name == kNotPattern) && value.is_string()) {
-      ESP_RETURN_IF_ERROR(readable(value.get_string()));
-    } else if (name == "patternProperties" && value.is_object()) {
-      for (const auto& [pattern, inner] : value.get_object()) {
-        ESP_RETURN_IF_ERROR(readable(pattern));
-        ESP_RETURN_IF_ERROR(admits(&inner, scope));
-      }
-    } else if (name != "enum" && name != "const" && name != "default" && name != "examples") {
-      const bool map = name == "properties" || name == "dependentSchemas" || name == "dependencies";
-      if (value.is_object() && !map) ESP_RETURN_IF_ERROR(admits(&value, scope));
-      if (value.is_object() && map) {
-        for (const auto& [inner_name, inner] : value.get_object()) {
-          ESP_RETURN_IF_ERROR(admits(&inner, scope));
+  std::vector<std::pair<const Value*, ScopeId>> waiting;
+  const auto add = [&](const Value* inner, ScopeId inner_scope) {
+    inner = document_.meant(inner);
+    inner_scope = document_.entered(inner_scope, inner);
+    if (admitted_.insert({inner, inner_scope}).second && inner->is_object())
+      waiting.emplace_back(inner, inner_scope);
+  };
+  add(schema, scope);
+  while (!waiting.empty()) {
+    std::tie(schema, scope) = waiting.back();
+    waiting.pop_back();
+    for (const auto& [key, value] : schema->get_object()) {
+      const std::string_view name = key;
+      if (name == "$ref" || name == "$dynamicRef" || name == "$recursiveRef") {
+        if (!value.is_string()) continue;
+        ESP_ASSIGN_OR_RETURN(const auto target,
+                             document_.resolve(schema, name, value.get_string(), scope));
+        add(target.schema, target.scope);
+      } else if ((name == "pattern" || name == kNotPattern) && value.is_string()) {
+        ESP_RETURN_IF_ERROR(readable(value.get_string()));
+      } else if (name == "patternProperties" && value.is_object()) {
+        for (const auto& [pattern, inner] : value.get_object()) {
+          ESP_RETURN_IF_ERROR(readable(pattern));
+          add(&inner, scope);
         }
-      }
-      if (value.is_array()) {
-        for (const Value& inner : value.get_array()) ESP_RETURN_IF_ERROR(admits(&inner, scope));
+      } else if (name != "enum" && name != "const" && name != "default" && name != "examples") {
+        const bool map =
+            name == "properties" || name == "dependentSchemas" || name == "dependencies";
+        if (value.is_object() && !map) add(&value, scope);
+        if (value.is_object() && map) {
+          for (const auto& [inner_name, inner] : value.get_object()) add(&inner, scope);
+        }
+        if (value.is_array()) {
+          for (const Value& inner : value.get_array()) add(&inner, scope);
+        }
       }
     }
   }
   return {};
+}
+
+bool SchemaValidator::is_among(const Value& list, const Value& v) {
+  if (!list.is_array()) return false;
+  const json::array& values = list.get_array();
+  if (values.size() <= kListSearchedMax) {
+    return std::ranges::any_of(values, [&](const Value& w) { return equal_values(v, w); });
+  }
+  const auto [it, added] = lists_.try_emplace(&list);
+  if (added) {
+    for (const Value& w : values) it->second.insert(canonical_text(w));
+  }
+  return it->second.contains(canonical_text(v));
 }
 
 bool SchemaValidator::check(const Value* schema, ScopeId scope, const Value& instance, Seen* seen) {
@@ -221,7 +267,7 @@ bool SchemaValidator::check_reference(const Context& c, std::string_view keyword
 
 bool SchemaValidator::check_any_type(const Context& c) {
   if (const Value* banned = c.keywords.if_contains(kNotEnum)) {
-    if (contains_value(*banned, c.instance)) return false;
+    if (is_among(*banned, c.instance)) return false;
   }
   if (!document_.asserts(&c.schema)) return true;
   if (const Value* type = c.keywords.if_contains("type")) {
@@ -234,7 +280,7 @@ bool SchemaValidator::check_any_type(const Context& c) {
     }
   }
   if (const Value* values = c.keywords.if_contains("enum")) {
-    if (!contains_value(*values, c.instance)) return false;
+    if (!is_among(*values, c.instance)) return false;
   }
   const Value* constant = c.keywords.if_contains("const");
   return constant == nullptr || equal_values(*constant, c.instance);

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace espalier::grammar {
 
 // Equal as JSON Schema means it: 1 and 1.0 are, the order of members does not count.
 bool equal_values(const boost::json::value& a, const boost::json::value& b);
+// A text that is the same exactly for equal values.
+std::string canonical_text(const boost::json::value& v);
 
 // Drafts 4 to 2020-12. Borrows the document. Not thread-safe.
 class SchemaValidator {
@@ -64,10 +67,12 @@ class SchemaValidator {
   bool check_members(const Context& c);
   bool check_dependencies(const Context& c);
   bool matches(std::string_view pattern, std::string_view text);
-  bool failed(Status status);  // notes it; false
+  bool is_among(const Value& list, const Value& v);  // of `enum`
+  bool failed(Status status);                        // notes it; false
 
   SchemaDocument& document_;
   std::unordered_map<std::string, std::unique_ptr<Pattern>> patterns_;
+  std::unordered_map<const Value*, std::unordered_set<std::string>> lists_;  // canonical texts
   std::set<std::pair<const Value*, ScopeId>> admitted_;
   Status status_;
   int depth_ = 0;

@@ -8,6 +8,7 @@
 #include "grammar/ebnf.h"
 #include "grammar/free_text.h"
 #include "grammar/json_schema.h"
+#include "grammar/json_text.h"
 #include "grammar/parameter_format.h"
 #include "grammar/regex.h"
 
@@ -17,7 +18,6 @@ namespace {
 namespace json = boost::json;
 using After = TextTrigger::After;
 
-constexpr size_t kDepthMax = 500;    // of the JSON
 constexpr int kFormatDepthMax = 64;  // of formats in formats
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
@@ -293,6 +293,7 @@ class TagParser {
     std::vector<TextTrigger> out;
     const ExprId after = stop_after_first && !ends.empty() ? ir_.literals(ends) : ir_.empty();
     for (const std::string& trigger : triggers) {
+      ESP_RETURN_IF_ERROR(limits_.check_time());
       std::vector<ExprId> ways;
       for (size_t i = 0; i < tags.size(); ++i) {
         if (!tags[i].begin.starts_with(trigger)) continue;
@@ -353,11 +354,7 @@ class TagParser {
 
 Result<ExprId> parse_structural_tag(Ir& ir, std::string_view source, Whitespace whitespace,
                                     const GrammarLimits& limits) {
-  json::parse_options options;
-  options.max_depth = kDepthMax;
-  json::error_code failed;
-  const json::value value = json::parse(source, failed, {}, options);
-  if (failed) return fail(invalid_argument("structural_tag is not JSON: {}", failed.message()));
+  ESP_ASSIGN_OR_RETURN(const json::value value, parse_json_text(source, "structural_tag"));
   if (!value.is_object()) return fail(invalid_argument("structural_tag must be a JSON object"));
   return TagParser(ir, whitespace, limits).parse(Part(value.get_object(), "structural_tag"));
 }

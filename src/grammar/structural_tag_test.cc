@@ -149,7 +149,7 @@ TEST(StructuralTag, ParametersOneByOne) {
 }
 
 TEST(StructuralTag, WhatIsWrongIsNamedByItsPlace) {
-  EXPECT_THAT(refusal("["), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal("["), HasSubstr("not valid JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(refusal("{}"), HasSubstr("structural_tag.structures"));
   EXPECT_THAT(refusal(R"({"structures":[{"begin":"a","end":"b"}],"triggers":["x"]})"),

@@ -100,21 +100,30 @@ std::vector<CodeRange> space_chars() {
 std::optional<std::vector<CodeRange>> category_chars(std::string_view name) {
   if (name == "Any") return std::vector<CodeRange>{{0, kMaxCodePoint}};
   if (name == "ASCII") return std::vector<CodeRange>{{0, 0x7f}};
-  std::array<bool, 32> wanted{};
+  // Of each category, read once: a scan of Unicode takes milliseconds, and a pattern may name
+  // thousands.
+  static const auto* const by_category = [] {
+    auto* all = new std::array<std::vector<CodeRange>, 32>;
+    for (uint32_t c = 0; c <= kMaxCodePoint; ++c) {
+      auto& ranges =
+          (*all)[static_cast<size_t>(utf8proc_category(static_cast<utf8proc_int32_t>(c)))];
+      if (!ranges.empty() && ranges.back().high + 1 == c) {
+        ranges.back().high = c;
+      } else {
+        ranges.push_back({c, c});
+      }
+    }
+    return all;
+  }();
+  std::vector<CodeRange> ranges;
   bool known = false;
   for (const Category& c : kCategories) {
-    if (names(name, c)) wanted[c.value] = known = true;
+    if (!names(name, c)) continue;
+    known = true;
+    const auto& own = (*by_category)[static_cast<size_t>(c.value)];
+    ranges.insert(ranges.end(), own.begin(), own.end());
   }
   if (!known) return std::nullopt;
-  std::vector<CodeRange> ranges;
-  for (uint32_t c = 0; c <= kMaxCodePoint; ++c) {
-    if (!wanted[utf8proc_category(static_cast<utf8proc_int32_t>(c))]) continue;
-    if (!ranges.empty() && ranges.back().high + 1 == c) {
-      ranges.back().high = c;
-    } else {
-      ranges.push_back({c, c});
-    }
-  }
   return normalized(std::move(ranges));
 }
 

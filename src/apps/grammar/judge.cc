@@ -109,9 +109,11 @@ std::vector<fs::path> suite_files(const fs::path& folder) {
 
 class Judge {
  public:
-  explicit Judge(bool verbose) : verbose_(verbose) {}
+  Judge(bool verbose, double compile_seconds_max) : verbose_(verbose) {
+    limits_.compile_seconds_max = compile_seconds_max;
+  }
   void add(const SchemaCase& test) {
-    const grammar::SchemaOutcome outcome = check_schema_case(test);
+    const grammar::SchemaOutcome outcome = check_schema_case(test, limits_);
     tally_.add(outcome);
     if (!verbose_ || outcome.verdict == SchemaVerdict::kRight) return;
     constexpr const char* kNames[] = {"right", "valid rejected", "invalid accepted", "declined"};
@@ -122,6 +124,7 @@ class Judge {
 
  private:
   const bool verbose_;
+  grammar::GrammarLimits limits_;
   SchemaTally tally_;
 };
 
@@ -184,14 +187,20 @@ int run_grammar_test(const std::vector<std::string>& args) {
 }
 
 int run_grammar_conformance(const std::vector<std::string>& args) {
-  fs::path schemas, suite;
+  fs::path schemas, suite, documents;
   bool json = false, verbose = false;
+  double compile_seconds = grammar::GrammarLimits().compile_seconds_max;
   SettingTable table;
   table.group("Cases");
   table.path(
       "schemas", schemas,
       "file of schemas, one a line: {\"name\", \"schema\", \"tests\": [{\"valid\", \"data\"}]}");
-  table.path("suite", suite, "folder of the official JSON-Schema-Test-Suite, or of files of it");
+  table.path("suite", suite,
+             "folder of the official JSON-Schema-Test-Suite, or of files of it; references lead to "
+             "its remotes/");
+  add_documents_setting(table, documents);
+  table.number("compile-seconds", compile_seconds, 0.001, 1e6,
+               "that compiling one schema may take");
   table.group("Output");
   table.toggle("json", json, "print the result as JSON instead of a table");
   table.toggle("verbose", verbose, "a line on standard error for each schema that is not right");
@@ -203,12 +212,23 @@ int run_grammar_conformance(const std::vector<std::string>& args) {
   if (const auto exit_code = parse_plain_command(command, table, args)) return *exit_code;
   if (schemas.empty() == suite.empty())
     return report(invalid_argument("give --schemas FILE or --suite DIR"), kExitUsage);
-  Judge judge(verbose);
+  Judge judge(verbose, compile_seconds);
   Status read;
+  std::vector<grammar::SchemaText> supplied;
+  if (!documents.empty()) {
+    auto found = grammar::documents_in(documents);
+    if (!found) return report(found.error(), kExitFailure);
+    supplied = std::move(*found);
+  }
+  const auto add = [&](SchemaCase test) {
+    auto& all = test.options.documents;
+    all.insert(all.end(), supplied.begin(), supplied.end());
+    judge.add(test);
+  };
   if (!schemas.empty()) {
     read = for_each_line(schemas, [&](std::string_view line) -> Status {
-      ESP_ASSIGN_OR_RETURN(const SchemaCase test, grammar::parse_schema_case(line));
-      judge.add(test);
+      ESP_ASSIGN_OR_RETURN(SchemaCase test, grammar::parse_schema_case(line));
+      add(std::move(test));
       return {};
     });
   } else if (!fs::is_directory(suite)) {
@@ -221,7 +241,7 @@ int run_grammar_conformance(const std::vector<std::string>& args) {
       if (!text) return report(text.error(), kExitFailure);
       const auto cases = grammar::parse_suite_file(file.filename().string(), *text, *options);
       if (!cases) return report(cases.error(), kExitFailure);
-      for (const SchemaCase& test : *cases) judge.add(test);
+      for (const SchemaCase& test : *cases) add(test);
     }
   }
   if (!read.ok()) return report(read, kExitFailure);

@@ -4,6 +4,7 @@
 
 #include "apps/config.h"
 #include "base/mapped_file.h"
+#include "grammar/conformance.h"
 
 namespace espalier::apps {
 
@@ -18,11 +19,22 @@ grammar::Whitespace whitespace_of(const std::string& name) {
   return name == "any" ? grammar::Whitespace::kAny : grammar::Whitespace::kBounded;
 }
 
+void add_documents_setting(SettingTable& table, std::filesystem::path& folder) {
+  table.path("documents", folder,
+             "folder of schemas that references may lead to: *.json, each by its $id, else by its "
+             "path in there");
+}
+
 void add_grammar_settings(SettingTable& table, GrammarSource& source) {
   table.group("Grammar");
-  table.text("kind", source.kind, "KIND", "regex, ebnf, json_schema, structural_tag, json (any) or choices");
+  table.text("kind", source.kind, "KIND",
+             "regex, ebnf, json_schema, structural_tag, json (any) or choices");
   table.path("file", source.file, "read the grammar from it instead of the command line");
   add_whitespace_setting(table, source.whitespace);
+  table.choice(
+      "property-order", source.property_order, {"declared", "any"},
+      "of a JSON Schema's objects: declared, as the schema lists them, others behind them");
+  add_documents_setting(table, source.documents);
 }
 
 Result<grammar::GrammarSpec> read_grammar(const GrammarSource& source,
@@ -31,6 +43,10 @@ Result<grammar::GrammarSpec> read_grammar(const GrammarSource& source,
   grammar::GrammarSpec spec;
   ESP_ASSIGN_OR_RETURN(spec.kind, grammar::parse_grammar_kind(source.kind));
   spec.whitespace = whitespace_of(source.whitespace);
+  spec.json.any_order = source.property_order == "any";
+  if (!source.documents.empty()) {
+    ESP_ASSIGN_OR_RETURN(spec.json.documents, grammar::documents_in(source.documents));
+  }
   if (spec.kind == Kind::kAnyJson) return spec;
   if (source.file.empty() == words.empty())
     return fail(invalid_argument("{}", words.empty()

@@ -19,11 +19,15 @@ namespace espalier::apps {
 struct GrammarSource {
   std::string kind = "json_schema";
   std::string whitespace = "bounded";
-  std::filesystem::path file;
+  std::string property_order = "declared";
+  std::filesystem::path file, documents;
 };
 void add_grammar_settings(SettingTable& table, GrammarSource& source);
 Result<grammar::GrammarSpec> read_grammar(const GrammarSource& source,
                                           const std::vector<std::string>& words);
+
+// A folder of schemas that references may lead to: grammar::documents_in().
+void add_documents_setting(SettingTable& table, std::filesystem::path& folder);
 
 // "compact", "bounded" or "any".
 void add_whitespace_setting(SettingTable& table, std::string& whitespace);
