@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,10 +45,14 @@ TEST(Progress, OnATerminalABarThatIsRedrawnInPlace) {
   }
   std::fflush(stderr);
   ::dup2(before, STDERR_FILENO);
-  std::string shown(4096, ' ');
-  const ssize_t size = ::read(terminal, shown.data(), shown.size());
-  ASSERT_GT(size, 0);
-  shown.resize(static_cast<size_t>(size));
+  std::string shown;
+  pollfd waiting{.fd = terminal, .events = POLLIN, .revents = 0};
+  while (shown.find('\n') == std::string::npos && ::poll(&waiting, 1, 5000) > 0) {
+    char piece[4096];  // a terminal gives what it has so far
+    const ssize_t size = ::read(terminal, piece, sizeof(piece));
+    ASSERT_GT(size, 0);
+    shown.append(piece, static_cast<size_t>(size));
+  }
   for (const int fd : {before, screen, terminal}) ::close(fd);
   EXPECT_THAT(shown, HasSubstr("\rloading weights [#######..."));
   EXPECT_THAT(shown, HasSubstr("] 1.0 MB/4.0 MB"));
