@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
+#include <numeric>
 #include <utility>
 
 #include "base/rng.h"
@@ -10,8 +10,12 @@
 namespace espalier::grammar {
 namespace {
 
+// By call, then by bytes.
+int64_t order_of(const Nfa::Edge& e) { return int64_t{e.call} << 16 | e.low << 8 | e.high; }
+
 bool edge_less(const Nfa::Edge& a, const Nfa::Edge& b) {
-  return std::tuple(a.call, a.low, a.high, a.target) < std::tuple(b.call, b.low, b.high, b.target);
+  const int64_t first = order_of(a), second = order_of(b);
+  return first < second || (first == second && a.target < b.target);
 }
 
 bool edge_equal(const Nfa::Edge& a, const Nfa::Edge& b) {
@@ -385,7 +389,7 @@ class Determiniser {
   // Of targets_, which is used up.
   NodeId id_of_targets() {
     if (targets_.size() > 1) {
-      std::sort(targets_.begin(), targets_.end());
+      if (!std::ranges::is_sorted(targets_)) std::sort(targets_.begin(), targets_.end());
       targets_.erase(std::unique(targets_.begin(), targets_.end()), targets_.end());
     }
     if (targets_.size() == 1) return id_of_one(targets_[0]);
@@ -450,9 +454,22 @@ class Determiniser {
     }
   }
 
+  void sort_by_low() {
+    if (bytes_.size() < 32) {
+      std::ranges::stable_sort(bytes_, {}, &Nfa::Edge::low);
+      return;
+    }
+    std::array<uint32_t, 257> begins{};
+    for (const Nfa::Edge& e : bytes_) ++begins[e.low + 1u];
+    std::partial_sum(begins.begin(), begins.end(), begins.begin());
+    sorted_.resize(bytes_.size());
+    for (const Nfa::Edge& e : bytes_) sorted_[begins[e.low]++] = e;
+    bytes_.swap(sorted_);
+  }
+
   // Cut where any of them begins or ends: between two cuts all lead to one set.
   void add_byte_edges() {
-    std::sort(bytes_.begin(), bytes_.end(), edge_less);
+    sort_by_low();
     open_.clear();
     size_t next = 0;
     for (int low = 0; next < bytes_.size() || !open_.empty();) {
@@ -489,7 +506,7 @@ class Determiniser {
   std::vector<NodeId> pool_;
   std::vector<Filed> table_;  // sets of several, by their hash
   size_t num_filed_ = 0;
-  std::vector<Nfa::Edge> bytes_, calls_, open_;  // of the state that is looked at
+  std::vector<Nfa::Edge> bytes_, calls_, open_, sorted_;  // of the state that is looked at
   std::vector<NodeId> targets_;
 };
 
