@@ -67,7 +67,8 @@ TEST(Allocation, SteadyDecodeAllocatesNothing) {
   std::atomic<int64_t> num_tokens{0};
   for (int i = 0; i < kRunning; ++i) {
     GenerateRequest request;
-    request.text = std::string(1, static_cast<char>('A' + i)) + " prompt of its own";
+    // Ids are in when submit() returns; a text's may be a tokenizer's thread later.
+    request.input_ids = bytes_of(std::string(1, static_cast<char>('A' + i)) + " prompt of its own");
     request.sampling.max_new_tokens = kTokens;
     request.sampling.temperature = 0.0f;
     const auto rid = (*engine)->submit(std::move(request), [&](TokenEvent&& event) {
