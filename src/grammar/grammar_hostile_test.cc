@@ -111,7 +111,7 @@ std::vector<Hostile> hostile_grammars() {
                 numbered(R"("d#":{"$ref":"#/$defs/d@"})", kDeep, ",") + "," + last;
        },
        "?", "[1"},
-      {"an enum of 50,000 values with a length", Kind::kJsonSchema,
+      {"an enum of 10,000 values with a length", Kind::kJsonSchema,
        [] {
          return R"({"type":"string","minLength":1,"enum":[)" + numbered("\"a#\"", 10'000, ",") +
                 "]}";
@@ -379,7 +379,8 @@ std::vector<Hostile> hostile_grammars() {
        },
        "automaton states", ""},
 
-      {"choices of megabytes", Kind::kChoices, [] { return repeated("x", 300'000); }, "?", "xxx"},
+      {"a choice of 300,000 bytes", Kind::kChoices, [] { return repeated("x", 300'000); }, "?",
+       "xxx"},
       {"choices that are no UTF-8", Kind::kChoices, [] { return std::string("\xff\xfe"); },
        "not valid UTF-8", ""},
   };

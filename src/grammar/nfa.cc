@@ -456,7 +456,7 @@ class Determiniser {
 
   void sort_by_low() {
     if (bytes_.size() < 32) {
-      std::ranges::stable_sort(bytes_, {}, &Nfa::Edge::low);
+      std::ranges::sort(bytes_, {}, &Nfa::Edge::low);
       return;
     }
     std::array<uint32_t, 257> begins{};
