@@ -102,6 +102,34 @@ TEST(Drawing, ChainsAreOneEdgeAndNothingIsLeftOpen) {
   EXPECT_THAT(draw_svg((*nested)->whole_network(), 1), HasSubstr("(the first 1 states)"));
 }
 
+TEST(Drawing, WhiteSpaceThatMayBeLeftOutIsNotDrawnOtherIs) {
+  const auto drawn = [](GrammarSpec::Kind kind, std::string source) {
+    const auto grammar = compile_grammar({.kind = kind, .source = std::move(source)}, byte_trie());
+    EXPECT_TRUE(grammar);
+    return draw_svg((*grammar)->whole_network());
+  };
+  constexpr std::string_view kSaid = "(without the white space that may be left out)";
+  const std::string schema = drawn(
+      GrammarSpec::Kind::kJsonSchema,
+      R"({"type":"object","properties":{"a":{"enum":[true]}},"required":["a"],"additionalProperties":false})");
+  EXPECT_THAT(schema, HasSubstr(kSaid));
+  EXPECT_THAT(schema, HasSubstr(">{&quot;a&quot;:true}<"));
+  EXPECT_THAT(drawn(GrammarSpec::Kind::kRegex, "a ?b"), HasSubstr(kSaid));
+  const std::string must = drawn(GrammarSpec::Kind::kRegex, "(a +b|a *c)d");
+  EXPECT_THAT(must, Not(HasSubstr(kSaid)));
+  EXPECT_THAT(must, HasSubstr(">␣<"));
+}
+
+TEST(Drawing, CountsAreDrawn) {
+  const auto grammar = compile_grammar(
+      {.kind = GrammarSpec::Kind::kJsonSchema, .source = R"({"type":"string","maxLength":800})"},
+      byte_trie());
+  ASSERT_TRUE(grammar);
+  const std::string svg = draw_svg((*grammar)->whole_network());
+  EXPECT_THAT(svg, HasSubstr(">(count)<"));
+  EXPECT_THAT(svg, HasSubstr(">(if 0 to 800)<"));
+}
+
 TEST(SchemaCases, ReferencesLeadToDocumentsOfTheirLine) {
   const auto test = parse_schema_case(
       R"({"schema":{"$ref":"http://elsewhere/x#/$defs/y"},"documents":{"http://elsewhere/x":)"

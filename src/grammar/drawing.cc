@@ -9,7 +9,9 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr int kColumn = 150, kRow = 64, kRadius = 14, kMargin = 40, kLabelMax = 28;
+constexpr int kColumn = 80, kRow = 64, kRadius = 14, kMargin = 40, kLabelMax = 28;
+constexpr size_t kSpaceStatesMax = 1000;
+constexpr double kLetter = 7.3;  // a label's, in pixels
 
 void append_escaped(std::string& out, std::string_view text) {
   for (const char c : text) {
@@ -40,12 +42,30 @@ std::string range_text(uint8_t low, uint8_t high) {
   return byte_text(low) + (high == low + 1 ? "" : "-") + byte_text(high);
 }
 
+std::string shortened(const std::string& label) {
+  if (label.size() <= kLabelMax) return label;
+  size_t end = kLabelMax;
+  while (end > 0 && (static_cast<uint8_t>(label[end]) & 0xc0) == 0x80) --end;
+  return label.substr(0, end) + "…";
+}
+
+std::string times_text(const Ir::Counter& counter) {
+  if (counter.max == Ir::kNoMax) return fmt::format("at least {}", counter.min);
+  return fmt::format("{} to {}", counter.min, counter.max);
+}
+
+bool is_space(const Network::ByteEdge& edge) {
+  const auto in = [&](uint8_t low, uint8_t high) { return edge.low >= low && edge.high <= high; };
+  return in('\t', '\n') || in('\r', '\r') || in(' ', ' ');
+}
+
 struct Edge {
   NodeId to = 0;
   std::string label;
 };
 
-// The states of one rule with the edges that are drawn: chains are one edge.
+// The states of one rule with the edges that are drawn: chains are one edge, and white space that
+// may be left out is none.
 class RuleGraph {
  public:
   RuleGraph(const Network& network, NodeId start, size_t nodes_max) : network_(network) {
@@ -59,7 +79,9 @@ class RuleGraph {
   };
   std::vector<Drawn> nodes;
   bool cut = false;
-  int num_columns = 0, num_rows = 0;
+  bool without_space = false;  // some white space that may be left out is not drawn
+  int num_rows = 0;
+  std::vector<int> column_x;  // and, behind the last column, the width
 
   const Drawn* find(NodeId node) const {
     const auto it = place_.find(node);
@@ -75,33 +97,75 @@ class RuleGraph {
         if (++ways_in_[to] > 1) return;
         if (work.size() < 64 * nodes_max) work.push_back(to);
       };
-      for (const auto& edge : network_.bytes_of(work[i])) visit(edge.target);
+      for (const auto& edge : bytes_of(work[i])) visit(edge.target);
       for (const auto& call : network_.calls_of(work[i])) visit(call.target);
+      for (const auto& count : network_.counts_of(work[i])) visit(count.target);
     }
     nodes_max_ = nodes_max;
   }
 
-  // One way in, one way on by one byte: its place is in the label of an edge.
-  bool inside_chain(NodeId id) const {
-    const Network::Node& node = network_.nodes[id];
-    const auto bytes = network_.bytes_of(id);
-    return !node.final && network_.calls_of(id).empty() && bytes.size() == 1 &&
-           bytes[0].low == bytes[0].high && ways_in_.at(id) == 1;
+  std::vector<Network::ByteEdge> bytes_of(NodeId id) {
+    const auto all = network_.bytes_of(id);
+    std::vector<Network::ByteEdge> edges(all.begin(), all.end());
+    const auto spaces = std::ranges::partition(edges, [](auto& e) { return !is_space(e); });
+    if (spaces.empty() || !space_may_be_left_out(id)) return {all.begin(), all.end()};
+    without_space = true;
+    edges.erase(spaces.begin(), spaces.end());
+    return edges;
   }
 
-  Edge follow(Edge edge) const {
+  // Whether whatever may follow white space here may stand without it, and leads to the same.
+  bool space_may_be_left_out(NodeId id) const {
+    const auto here = network_.bytes_of(id);
+    const auto also_here = [&](const Network::ByteEdge& edge) {
+      return std::ranges::any_of(here, [&](const Network::ByteEdge& own) {
+        return own.target == edge.target && own.low <= edge.low && edge.high <= own.high;
+      });
+    };
+    std::vector<NodeId> within = {id};
+    for (size_t i = 0; i < within.size(); ++i) {
+      if (within.size() > kSpaceStatesMax) return false;
+      if (network_.nodes[within[i]].final && !network_.nodes[id].final) return false;
+      if (!network_.counts_of(within[i]).empty()) return false;
+      for (const auto& edge : network_.bytes_of(within[i])) {
+        if (is_space(edge)) {
+          if (std::ranges::find(within, edge.target) == within.end()) within.push_back(edge.target);
+        } else if (!also_here(edge)) {
+          return false;
+        }
+      }
+      for (const auto& call : network_.calls_of(within[i])) {
+        if (!std::ranges::any_of(network_.calls_of(id), [&](const Network::CallEdge& own) {
+              return own.rule == call.rule && own.target == call.target;
+            }))
+          return false;
+      }
+    }
+    return within.size() > 1;
+  }
+
+  // One way in, one way on by one byte: its place is in the label of an edge.
+  bool inside_chain(NodeId id) {
+    const Network::Node& node = network_.nodes[id];
+    if (node.final || ways_in_.at(id) != 1) return false;
+    const auto bytes = bytes_of(id);
+    return network_.calls_of(id).empty() && network_.counts_of(id).empty() && bytes.size() == 1 &&
+           bytes[0].low == bytes[0].high;
+  }
+
+  Edge follow(Edge edge) {
     while (ways_in_.contains(edge.to) && inside_chain(edge.to)) {
-      const auto& next = network_.bytes_of(edge.to)[0];
+      const Network::ByteEdge next = bytes_of(edge.to)[0];
       edge.label += byte_text(next.low);
       edge.to = next.target;
     }
     return edge;
   }
 
-  std::vector<Edge> edges_of(NodeId id) const {
+  std::vector<Edge> edges_of(NodeId id) {
     std::map<NodeId, std::string> sets;
     std::vector<Edge> out;
-    for (const auto& edge : network_.bytes_of(id)) {
+    for (const auto& edge : bytes_of(id)) {
       if (edge.low == edge.high && ways_in_.contains(edge.target) && inside_chain(edge.target)) {
         out.push_back(follow({edge.target, byte_text(edge.low)}));
       } else {
@@ -113,6 +177,12 @@ class RuleGraph {
     for (const auto& call : network_.calls_of(id)) {
       const std::string& name = network_.rule_names[call.rule];
       out.push_back({call.target, "⟨" + name + "⟩"});
+    }
+    for (const auto& count : network_.counts_of(id)) {
+      const int32_t counter = network_.nodes[id].counter;
+      const std::string times =
+          counter < 0 ? "" : " " + times_text(network_.counters[static_cast<size_t>(counter)]);
+      out.push_back({count.target, count.tick ? "(count)" : "(if" + times + ")"});
     }
     return out;
   }
@@ -135,8 +205,23 @@ class RuleGraph {
       const int column = nodes[i].column;
       for (const Edge& edge : std::vector<Edge>(nodes[i].edges)) add(edge.to, column + 1);
     }
-    num_columns = static_cast<int>(rows.size());
     for (const int count : rows) num_rows = std::max(num_rows, count);
+    place_columns(rows.size());
+  }
+
+  // A column is as wide as the labels that begin there need.
+  void place_columns(size_t num_columns) {
+    std::vector<int> widths(num_columns, kColumn);
+    for (const Drawn& node : nodes) {
+      for (const Edge& edge : node.edges) {
+        const auto letters = std::ranges::count_if(
+            shortened(edge.label), [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
+        int& width = widths[static_cast<size_t>(node.column)];
+        width = std::max(width, static_cast<int>(kLetter * static_cast<double>(letters)) + 60);
+      }
+    }
+    column_x.assign(1, 0);
+    for (const int width : widths) column_x.push_back(column_x.back() + width);
   }
 
   const Network& network_;
@@ -144,13 +229,6 @@ class RuleGraph {
   std::map<NodeId, int> ways_in_;
   std::map<NodeId, size_t> place_;
 };
-
-std::string shortened(const std::string& label) {
-  if (label.size() <= kLabelMax) return label;
-  size_t end = kLabelMax;
-  while (end > 0 && (static_cast<uint8_t>(label[end]) & 0xc0) == 0x80) --end;
-  return label.substr(0, end) + "…";
-}
 
 void draw_edge(std::string& out, double x1, double y1, double x2, double y2,
                const std::string& label, int bend) {
@@ -177,7 +255,9 @@ void draw_edge(std::string& out, double x1, double y1, double x2, double y2,
 }
 
 void draw_rule(std::string& out, const RuleGraph& graph, const Network& network, int top) {
-  const auto x = [](const RuleGraph::Drawn& n) { return kMargin + kRadius + n.column * kColumn; };
+  const auto x = [&](const RuleGraph::Drawn& n) {
+    return kMargin + kRadius + graph.column_x[static_cast<size_t>(n.column)];
+  };
   const auto y = [&](const RuleGraph::Drawn& n) { return top + kRow / 2 + n.row * kRow; };
   for (const RuleGraph::Drawn& node : graph.nodes) {
     std::map<NodeId, int> parallel;
@@ -204,10 +284,11 @@ std::string draw_svg(const Network& network, size_t nodes_max) {
     body += fmt::format("<text class=\"rule\" x=\"{}\" y=\"{}\">", kMargin, top);
     append_escaped(body, network.rule_names[rule]);
     if (graph.cut) body += fmt::format(" (the first {} states)", graph.nodes.size());
+    if (graph.without_space) body += " (without the white space that may be left out)";
     body += "</text>\n";
     draw_rule(body, graph, network, top + kRow / 2);
     top += (graph.num_rows + 1) * kRow + kRow / 2;
-    width = std::max(width, graph.num_columns * kColumn);
+    width = std::max(width, graph.column_x.back());
   }
   return fmt::format(
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
