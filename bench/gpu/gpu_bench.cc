@@ -60,7 +60,8 @@ json::object decode_row(const std::string& name, size_t lanes, int64_t context_t
           {"step_seconds", t.step_seconds},
           {"device_seconds", t.device_seconds},
           {"launch_seconds", t.launch_seconds},
-          {"idle", t.idle}};
+          {"idle", t.idle},
+          {"gap_seconds", t.gap_seconds}};
 }
 
 Status decode_part(const Options& options, json::array& out) {

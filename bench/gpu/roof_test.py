@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The roof of a shape that can be worked out by hand, and what must hold for any."""
+"""The roof of a shape that can be worked out by hand, what must hold for any, and the profiler's tables."""
 import os
 import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import counters  # noqa: E402
 import roof  # noqa: E402
 import roofline  # noqa: E402
 
@@ -99,6 +100,31 @@ class RoofTest(unittest.TestCase):
         svg = roofline.draw([("decode at 5", 0.5, moved, done)], 1e3, 1e6, "a <device>")
         self.assertIn("decode at 5", svg)
         self.assertIn("a &lt;device&gt;", svg)
+
+
+class CountersTest(unittest.TestCase):
+    HEADER = '"ID","Kernel Name","Context",' + ",".join(f'"{m}"' for m in sorted(counters.METRICS.values()))
+    # In the order of the sorted names: memory, time, L2, tensor.
+    UNITS = '"","","","%","us","%","%"'
+
+    def test_kernels_are_summed_by_name_and_weighted_by_time(self):
+        kernels = counters.parse("\n".join((
+            "==PROF== Connected to process 1", self.HEADER, self.UNITS,
+            '"0","void espalier::kernels::<unnamed>::norm<float, 4>(Arguments)","1","50.0","10.0","20.0","0.0"',
+            '"1","nvjet_tst_64x8","1","90.0","1,000.0","5.0","40.0"',
+            '"2","void espalier::norm<bf16>(int)","1","80.0","30.0","n/a","0.0"')))
+        self.assertEqual([k["name"] for k in kernels], ["norm", "nvjet_tst_64x8"])
+        norm, product = kernels
+        self.assertEqual(norm["launches"], 2)
+        self.assertAlmostEqual(norm["seconds"], 40e-6)
+        self.assertAlmostEqual(norm["memory"], (50 * 10 + 80 * 30) / 40)
+        self.assertAlmostEqual(norm["l2_hits"], 20 * 10 / 40)
+        self.assertAlmostEqual(product["seconds"], 1e-3)
+        self.assertAlmostEqual(product["tensor"], 40)
+
+    def test_no_table_is_told(self):
+        with self.assertRaisesRegex(ValueError, "ERR_NVGPUCTRPERM"):
+            counters.parse("==ERROR== ERR_NVGPUCTRPERM")
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
   return StepTimes{.step_seconds = median(times),
                    .device_seconds = median(device),
                    .launch_seconds = median(launches),
-                   .idle = std::max(0.0, 1 - busy / total)};
+                   .idle = std::max(0.0, 1 - busy / total),
+                   .gap_seconds = std::max(0.0, total - busy) / steps};
 }
 
 Result<double> StepBench::prefill(int32_t tokens, int repeats) {

@@ -18,6 +18,7 @@ struct StepTimes {
   double device_seconds = 0;  // median of what the device measured
   double launch_seconds = 0;  // median that launch() took
   double idle = 0;            // part of the time that the device had no step
+  double gap_seconds = 0;     // mean from one step's end on the device to the next one's start
 };
 
 class StepBench {
