@@ -178,20 +178,28 @@ void Connection::start() {
 
 void Connection::read_more() {
   if (reading_ || eof_ || state_ == State::kClosed) return;
+  if (state_ == State::kResponding && parser_->in.size() >= kPipelinedBytesMax) return;
+  // A read under way would hold on to a part of the buffer, which moves when a pipelined request is
+  // taken from it meanwhile: so it is touched only once bytes are there.
+  reading_ = true;
+  socket_.async_wait(asio::ip::tcp::socket::wait_read,
+                     [self = shared_from_this()](error_code ec) { self->on_readable(ec); });
+}
+
+void Connection::on_readable(error_code ec) {
+  reading_ = false;
+  if (state_ == State::kClosed) return;
   auto& in = parser_->in;
-  if (state_ == State::kResponding && in.size() >= kPipelinedBytesMax) return;
   if (in.size() == 0 && in.capacity() > kReadBytesMax) in = beast::flat_buffer();
   const bool in_body = state_ == State::kReading && parser_->request->is_header_done();
   const size_t want = in_body || state_ == State::kLingering ? kReadBytesMax : kReadBytesMin;
-  reading_ = true;
-  socket_.async_read_some(in.prepare(want), [self = shared_from_this()](error_code ec, size_t n) {
-    self->on_read(ec, n);
-  });
+  size_t num_bytes = 0;
+  if (!ec) num_bytes = socket_.read_some(in.prepare(want), ec);
+  if (ec == asio::error::would_block || ec == asio::error::try_again) return read_more();
+  on_read(ec, num_bytes);
 }
 
 void Connection::on_read(error_code ec, size_t num_bytes) {
-  reading_ = false;
-  if (state_ == State::kClosed) return;
   if (ec) {
     eof_ = true;
     // A whole answer that is still being written may yet be taken by a client that only shut its

@@ -72,6 +72,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Parser;  // Beast's, of the request being read, with the input buffer
 
   void read_more();
+  void on_readable(boost::system::error_code ec);
   void on_read(boost::system::error_code ec, size_t num_bytes);
   void process();   // as many buffered requests as can be taken now
   bool parse();     // true when a whole request is there

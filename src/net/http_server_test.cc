@@ -235,6 +235,31 @@ TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
   EXPECT_TRUE(answers.ends_with("hello\n"));
 }
 
+// The request behind an answer under way has been read; what comes after it must not be mistaken
+// for it when it is taken from the buffer.
+TEST_F(HttpServerTest, ARequestBehindAPipelinedOneIsReadAsItself) {
+  start();
+  const auto show = [](std::string_view what) {
+    return fmt::format("GET /show/{} HTTP/1.1\r\nHost: a\r\n\r\n", what);
+  };
+  TestSocket socket(port());
+  ASSERT_TRUE(socket.write("GET /waits HTTP/1.1\r\nHost: a\r\n\r\n" + show("second")));
+  ASSERT_TRUE(arrived_.wait());
+  {
+    std::lock_guard lock(mutex_);
+    waiting_->send(HttpResponse::text(200, "first"));
+  }
+  std::string answers =
+      socket.read_until([](const std::string& t) { return t.ends_with("second?-"); });
+  ASSERT_TRUE(answers.ends_with("second?-")) << answers;
+  for (const char* what : {"third", "fourth"}) {
+    ASSERT_TRUE(socket.write(show(what)));
+    answers = socket.read_until([&](const std::string& t) { return t.ends_with("?-"); }, 2s);
+    EXPECT_TRUE(answers.ends_with(fmt::format("\r\n\r\n{}?-", what))) << answers;
+    EXPECT_EQ(count(answers, "HTTP/1.1 200"), 1u) << answers;
+  }
+}
+
 TEST_F(HttpServerTest, BodiesInPieces) {
   start();
   TestSocket chunked(port());
