@@ -74,6 +74,9 @@ int run_serve(const std::vector<std::string>& args) {
       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
 
+  // What is wrong with these is told at once: a model may take minutes to load.
+  Result<net::BoundAddress> address = Server::reserve(config.server);
+  if (!address) return report(address.error(), kExitFailure);
   const sigset_t signals = block_stop_signals();
   signal(SIGPIPE, SIG_IGN);
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
@@ -83,7 +86,8 @@ int run_serve(const std::vector<std::string>& args) {
       {"vocab_size", fmt::format("{}", (*engine)->model_info().vocab_size)},
       {"log_level", config.log_level},
       {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
-  Result<std::unique_ptr<Server>> server = Server::create(config.server, **engine);
+  Result<std::unique_ptr<Server>> server =
+      Server::create(config.server, **engine, std::move(*address));
   if (!server) return report(server.error(), kExitFailure);
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
   log_info("ready url=http://{}:{} startup_ms={:.0f}", config.server.host, (*server)->port(),

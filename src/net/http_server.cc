@@ -1,5 +1,8 @@
 #include "net/http_server.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <vector>
@@ -17,48 +20,17 @@ using boost::system::error_code;
 
 namespace {
 
-// Opens, binds and listens on one endpoint.
-error_code listen_on(tcp::acceptor& acceptor, const tcp::endpoint& endpoint) {
+Status listen(tcp::acceptor& acceptor, BoundAddress address) {
+  const std::string where = fmt::format("{}:{}", address.host(), address.port());
+  ESP_ASSIGN_OR_RETURN(const int fd, std::move(address).listen());
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
   error_code ec;
-  const auto step = [&](auto&& f) {
-    if (!ec) f();
-  };
-  step([&] { acceptor.open(endpoint.protocol(), ec); });
-  step([&] { acceptor.set_option(tcp::acceptor::reuse_address(true), ec); });
-  step([&] { acceptor.bind(endpoint, ec); });
-  step([&] { acceptor.listen(asio::socket_base::max_listen_connections, ec); });
-  if (ec) {
-    error_code ignored;
-    acceptor.close(ignored);
-  }
-  return ec;
-}
-
-Status listen(tcp::acceptor& acceptor, const HttpServerConfig& config) {
-  if (config.port < 0 || config.port > 65535) {
-    return invalid_argument("port {} is outside 0 to 65535", config.port);
-  }
-  error_code ec;
-  tcp::resolver resolver(acceptor.get_executor());
-  const auto found = resolver.resolve(config.host, std::to_string(config.port),
-                                      tcp::resolver::passive | tcp::resolver::numeric_service, ec);
-  if (ec) return invalid_argument("cannot listen on host \"{}\": {}", config.host, ec.message());
-  for (const auto& entry : found) {
-    ec = listen_on(acceptor, entry.endpoint());
-    if (!ec) return {};
-  }
-  if (ec == asio::error::address_in_use) {
-    return error(
-        StatusCode::kFailedPrecondition,
-        "port {} of {} is in use by another program: stop that one, or choose another port",
-        config.port, config.host);
-  }
-  if (ec == asio::error::access_denied) {
-    return error(StatusCode::kPermissionDenied,
-                 "port {} of {} may not be used by this user: choose one above 1023", config.port,
-                 config.host);
-  }
-  return invalid_argument("cannot listen on {}:{}: {}", config.host, config.port, ec.message());
+  const bool known = ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) == 0;
+  acceptor.assign(known && bound.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, ec);
+  if (!ec) return {};
+  ::close(fd);
+  return invalid_argument("cannot listen on {}: {}", where, ec.message());
 }
 
 }  // namespace
@@ -126,6 +98,12 @@ void HttpServer::Impl::refuse(tcp::socket socket) {
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, Router router) {
+  ESP_ASSIGN_OR_RETURN(BoundAddress address, BoundAddress::bind(config.host, config.port));
+  return start(std::move(config), std::move(router), std::move(address));
+}
+
+Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, Router router,
+                                                      BoundAddress address) {
   if (config.num_threads < 1) return fail(invalid_argument("num_threads must be at least 1"));
   auto impl = std::make_unique<Impl>();
   impl->shared->config = std::move(config);
@@ -134,9 +112,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, R
     impl->threads.push_back(std::make_shared<IoThread>());
   }
   impl->acceptor = std::make_unique<tcp::acceptor>(impl->threads[0]->context());
-  ESP_RETURN_IF_ERROR(listen(*impl->acceptor, impl->shared->config));
-  error_code ec;
-  impl->port = impl->acceptor->local_endpoint(ec).port();
+  impl->port = address.port();
+  ESP_RETURN_IF_ERROR(listen(*impl->acceptor, std::move(address)));
   for (size_t i = 0; i < impl->threads.size(); ++i) {
     impl->threads[i]->start(fmt::format("esp-io-{}", i));
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "net/bound_address.h"
 #include "net/http.h"
 #include "net/router.h"
 
@@ -42,6 +43,9 @@ class HttpServer {
   // Binds and starts the threads. kFailedPrecondition when the port is taken, kInvalidArgument when
   // the host cannot be bound.
   static Result<std::unique_ptr<HttpServer>> start(HttpServerConfig config, Router router);
+  // The same at an address that was bound before; `config` says nothing of it then.
+  static Result<std::unique_ptr<HttpServer>> start(HttpServerConfig config, Router router,
+                                                   BoundAddress address);
   ~HttpServer();  // stop(0)
 
   int port() const;

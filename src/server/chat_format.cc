@@ -98,16 +98,31 @@ void add_system_note(json::array& messages, const std::string& note) {
   messages.insert(messages.begin(), json::object{{"role", "system"}, {"content", note}});
 }
 
+constexpr std::string_view kStatedName = "--chat-template";
+
+// A template's own text is known by its marks; anything else is the path of one.
+Result<std::string> read_stated(const std::string& stated) {
+  if (stated.find("{{") != std::string::npos || stated.find("{%") != std::string::npos)
+    return stated;
+  auto text = read_text_file(stated);
+  if (!text) return fail(text.error().with_context(kStatedName));
+  return text;
+}
+
 }  // namespace
+
+Status ChatFormat::check(const std::string& stated) {
+  ESP_ASSIGN_OR_RETURN(const std::string source, read_stated(stated));
+  const auto compiled = ChatTemplate::compile(source);
+  return compiled ? Status() : compiled.error().with_context(kStatedName);
+}
 
 Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesystem::path& folder,
                                     const Tokenizer* tokenizer) {
   auto own = find_chat_template(folder);
-  std::string source, name = "--chat-template";
-  if (stated.find("{{") != std::string::npos || stated.find("{%") != std::string::npos) {
-    source = stated;
-  } else if (!stated.empty()) {
-    ESP_ASSIGN_OR_RETURN(source, read_text_file(stated));
+  std::string source, name(kStatedName);
+  if (!stated.empty()) {
+    ESP_ASSIGN_OR_RETURN(source, read_stated(stated));
   } else if (!own && tokenizer != nullptr && !tokenizer->chat_template().empty()) {
     source = tokenizer->chat_template();
     name = "the chat template in the model's file";

@@ -15,6 +15,9 @@ namespace espalier::server {
 // Immutable; thread-safe.
 class ChatFormat {
  public:
+  // Whether a template that is stated (its path or its text, not empty) can be read and compiled.
+  static Status check(const std::string& stated);
+
   // `stated`: a template's path or its text, or empty for the folder's own. kNotFound when there is
   // none at all; a template that does not compile is kInvalidArgument. `tokenizer` may be null.
   static Result<ChatFormat> load(const std::string& stated, const std::filesystem::path& folder,

@@ -65,6 +65,16 @@ Status check(const ServerConfig& c) {
   return {};
 }
 
+Status with_flags(const Status& why) {
+  return Status(why.code(), why.message() + " (--host, --port)");
+}
+
+Result<net::BoundAddress> bind(const ServerConfig& config) {
+  auto bound = net::BoundAddress::bind(config.host, config.port);
+  if (!bound) return fail(with_flags(bound.error()));
+  return bound;
+}
+
 std::string name_of_model(const ServerConfig& config, const Engine& engine) {
   if (!config.served_model_name.empty()) return config.served_model_name;
   std::filesystem::path path = engine.config().model_path;
@@ -107,6 +117,7 @@ Status choose_parsers(server::Context& context) {
 
 struct Server::Impl {
   ContextPtr context;
+  std::optional<net::BoundAddress> address;  // until start()
   std::unique_ptr<HttpServer> http;
   std::mutex mutex;  // of start and stop
   bool stopped = false;
@@ -134,9 +145,18 @@ Status Server::Impl::add_routes(net::Router& router) {
   return {};
 }
 
-Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engine) {
+Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
+  ESP_RETURN_IF_ERROR(check(config));
+  if (!config.chat_template.empty())
+    ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.chat_template));
+  return bind(config);
+}
+
+Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engine,
+                                               std::optional<net::BoundAddress> address) {
   ESP_RETURN_IF_ERROR(check(config));
   auto impl = std::make_unique<Impl>();
+  impl->address = std::move(address);
   impl->context = std::make_shared<Context>(std::move(config), engine);
   Context& context = *impl->context;
   context.model_name = name_of_model(context.config, engine);
@@ -172,8 +192,6 @@ Status Server::start() {
   }
   const ServerConfig& c = impl_->context->config;
   net::HttpServerConfig http;
-  http.host = c.host;
-  http.port = c.port;
   http.num_threads = c.io_threads;
   http.max_connections = c.max_connections;
   http.max_body_bytes = c.max_body_bytes;
@@ -185,11 +203,12 @@ Status Server::start() {
   net::Router router;
   ESP_RETURN_IF_ERROR(impl_->add_routes(router));
   raise_descriptor_limit(c.max_connections);
-  auto started = HttpServer::start(std::move(http), std::move(router));
-  if (!started) {
-    const Status& why = started.error();
-    return Status(why.code(), why.message() + " (--host, --port)");
+  if (!impl_->address) {
+    ESP_ASSIGN_OR_RETURN(impl_->address, bind(c));
   }
+  auto started = HttpServer::start(std::move(http), std::move(router),
+                                   std::move(*std::exchange(impl_->address, std::nullopt)));
+  if (!started) return with_flags(started.error());
   impl_->http = std::move(*started);
   impl_->context->http = impl_->http.get();
   return {};

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "net/bound_address.h"
 
 namespace espalier {
 
@@ -63,11 +64,19 @@ struct ServerConfig {
 // Thread-safe. The engine outlives the server.
 class Server {
  public:
-  // Checks the settings and compiles the chat template.
-  static Result<std::unique_ptr<Server>> create(ServerConfig config, Engine& engine);
+  // What can be said without an engine, so before a model is loaded: checks the settings, reads and
+  // compiles a stated chat template, and binds host and port (connections are refused until
+  // start()). A port that is taken fails with kFailedPrecondition and names it.
+  static Result<net::BoundAddress> reserve(const ServerConfig& config);
+
+  // Checks the settings and compiles the chat template. Serves at `address`; without one, start()
+  // binds host and port.
+  static Result<std::unique_ptr<Server>> create(
+      ServerConfig config, Engine& engine, std::optional<net::BoundAddress> address = std::nullopt);
   ~Server();  // stop(0) when it still runs
 
-  // Binds and serves. A port that is taken fails with kFailedPrecondition and names it.
+  // Binds, where reserve() has not, and serves. A port that is taken fails with kFailedPrecondition
+  // and names it.
   Status start();
   int port() const;  // the bound one; 0 before start()
 

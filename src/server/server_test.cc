@@ -346,5 +346,55 @@ TEST_F(ServerTest, BadSettings) {
   EXPECT_THAT(busy.message(), HasSubstr("--port"));
 }
 
+// All that needs no engine is told without one.
+TEST_F(ServerTest, ReserveTellsWhatIsWrongBeforeThereIsAnEngine) {
+  start();
+  const auto told = [](const ServerConfig& config) { return Server::reserve(config).error(); };
+  ServerConfig busy = config_;
+  busy.port = server_->port();
+  EXPECT_EQ(told(busy).code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(told(busy).message(), HasSubstr(fmt::format("port {} of 127.0.0.1", busy.port)));
+  ServerConfig elsewhere = config_;
+  elsewhere.host = "192.0.2.1";  // set aside for documentation: nobody has it
+  EXPECT_THAT(told(elsewhere).message(), HasSubstr("192.0.2.1"));
+  EXPECT_THAT(told(elsewhere).message(), HasSubstr("(--host, --port)"));
+  elsewhere.host = "";
+  EXPECT_THAT(told(elsewhere).message(), HasSubstr("is empty"));
+  ServerConfig templates = config_;
+  templates.chat_template = "/no/such/file.jinja";
+  EXPECT_EQ(told(templates).code(), StatusCode::kNotFound);
+  EXPECT_THAT(told(templates).message(), HasSubstr("--chat-template"));
+  templates.chat_template = "{% if %}";
+  EXPECT_EQ(told(templates).code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(told(templates).message(), HasSubstr("--chat-template"));
+}
+
+TEST_F(ServerTest, AReservedAddressRefusesUntilItIsServed) {
+  auto address = Server::reserve(config_);
+  ASSERT_TRUE(address) << address.error().to_string();
+  const int port = address->port();
+  ASSERT_GT(port, 0);
+  EXPECT_FALSE(net::TestSocket(port).connected());
+  auto server = Server::create(config_, engine_, std::move(*address));
+  ASSERT_TRUE(server) << server.error().to_string();
+  server_ = std::move(*server);
+  ASSERT_TRUE(server_->start().ok());
+  EXPECT_EQ(server_->port(), port);
+  EXPECT_EQ(call("GET", "/health").status, 200);
+}
+
+// Two that bound the same address while neither listened: the later one is told.
+TEST_F(ServerTest, AnAddressThatIsTakenMeanwhileIsTold) {
+  auto first = Server::reserve(config_);
+  ASSERT_TRUE(first);
+  config_.port = first->port();
+  auto second = Server::reserve(config_);
+  ASSERT_TRUE(second);
+  auto server = Server::create(config_, engine_, std::move(*first));
+  ASSERT_TRUE((*server)->start().ok());
+  auto late = Server::create(config_, engine_, std::move(*second));
+  EXPECT_EQ((*late)->start().code(), StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace espalier::server

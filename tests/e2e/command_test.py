@@ -76,6 +76,8 @@ class CommandTest(unittest.TestCase):
                                 "did you mean ESPALIER_PORT?")
         self.assert_usage_error(run("serve", "--disable-radix-cache", "--schedule-policy", "lpm"),
                                 "contradicts")
+        self.assert_usage_error(run("serve", "--disable-radix-cache", "--radix-eviction-policy", "lfu"),
+                                "--radix-eviction-policy contradicts --disable-radix-cache")
         self.assertEqual(run().returncode, 2)
 
     def test_a_wrong_file_says_where(self):
@@ -184,14 +186,28 @@ class CommandTest(unittest.TestCase):
             self.assertEqual(result.returncode, 1, result)
             self.assertIn("cases.jsonl:2", result.stderr)
 
-    def test_a_busy_port_is_told(self):
-        with socket.socket() as taken:
+    def test_what_needs_no_model_is_told_before_one_is_loaded(self):
+        def told(*args):
+            result = run("serve", *args)
+            self.assertEqual(result.returncode, 1, result)
+            # Nothing has been logged before it: no device chosen, no model loaded.
+            self.assertRegex(result.stderr, "^error: [^\n]*\n$")
+            return result.stderr
+        with socket.socket() as taken, tempfile.TemporaryDirectory() as folder:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = str(taken.getsockname()[1])
-            result = run("serve", "--port", port)
-            self.assertEqual(result.returncode, 1, result)
-            self.assertIn(port, result.stderr)
+            self.assertIn(f"port {port} of 127.0.0.1 is in use", told("--port", port))
+            # Set aside for documentation: nobody has it.
+            self.assertIn("192.0.2.1", told("--port", "0", "--host", "192.0.2.1"))
+            self.assertIn("--host", told("--port", "0", "--host", "no.such.host.invalid"))
+            path = os.path.join(folder, "chat.jinja")
+            self.assertIn(path, told("--port", "0", "--chat-template", path))
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("{% for message in messages %}")
+            self.assertIn("--chat-template", told("--port", "0", "--chat-template", path))
+            # Settings that the server alone checks.
+            self.assertIn("max_body_bytes", told("--port", "0", "--max-body-bytes", "1"))
 
     def test_generate_takes_its_prompt_from_an_argument_or_from_standard_input(self):
         flags = ("--temperature", "0", "--max-new-tokens", "12", "--ignore-eos")
