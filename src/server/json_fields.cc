@@ -244,6 +244,13 @@ Status for_each_member(
   return {};
 }
 
+Status wrong_size(std::string_view name, size_t num_entries, size_t num_prompts) {
+  return invalid_argument(
+      "{} has {} {} for {} {}: give one value for all, or a list with one for each", name,
+      num_entries, num_entries == 1 ? "entry" : "entries", num_prompts,
+      num_prompts == 1 ? "prompt" : "prompts");
+}
+
 Status check_samples(size_t num_prompts, int32_t n) {
   const size_t samples = num_prompts * static_cast<size_t>(std::max(n, 1));
   if (samples <= kSamplesMax) return {};

@@ -32,6 +32,9 @@ std::string describe(const boost::json::value& value);
 // Not null, false, "", [] or {}, nor a list of only such.
 bool is_set(const boost::json::value& value);
 
+// Of a list that has not an entry for each prompt.
+Status wrong_size(std::string_view name, size_t num_entries, size_t num_prompts);
+
 // One value for all items of a batch, or one for each.
 template <typename X>
 struct PerItem {
@@ -44,8 +47,8 @@ struct PerItem {
     return &values[is_list ? i : 0];
   }
   Status check_size(std::string_view name, size_t num_items) const {
-    if (!is_list || values.empty() || values.size() == num_items) return {};
-    return invalid_argument("{} has {} entries for {} prompts", name, values.size(), num_items);
+    if (!is_list || values.size() == num_items) return {};
+    return wrong_size(name, values.size(), num_items);
   }
 };
 

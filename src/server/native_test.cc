@@ -313,6 +313,7 @@ TEST_F(NativeTest, Errors) {
   const auto plain = [](std::string_view message) {
     return fmt::format(R"({{"error":{{"message":"{}"}}}})", message);
   };
+  const std::string one_or_each = ": give one value for all, or a list with one for each";
   struct Case {
     std::string body, expected;
   };
@@ -347,9 +348,17 @@ TEST_F(NativeTest, Errors) {
             malformed(R"(sampling_params must be a JSON object, but it is the string \"hot\")")},
            {R"({})", plain("text or input_ids is missing")},
            {R"({"text":"a","input_ids":[1]})", plain("give either text or input_ids, not both")},
-           {R"({"text":["a","b"],"rid":["x"]})", plain("rid has 1 entries for 2 prompts")},
+           {R"({"text":["a","b"],"rid":["x"]})",
+            plain("rid has 1 entry for 2 prompts" + one_or_each)},
            {R"({"text":["a","b"],"sampling_params":[{},{},{}]})",
-            plain("sampling_params has 3 entries for 2 prompts")},
+            plain("sampling_params has 3 entries for 2 prompts" + one_or_each)},
+           {R"({"text":"a","sampling_params":[]})",
+            plain("sampling_params has 0 entries for 1 prompt" + one_or_each)},
+           {R"({"input_ids":[1],"sampling_params":[]})",
+            plain("sampling_params has 0 entries for 1 prompt" + one_or_each)},
+           {R"({"text":["a"],"rid":[]})", plain("rid has 0 entries for 1 prompt" + one_or_each)},
+           {R"({"text":"a","return_logprob":[]})",
+            plain("return_logprob has 0 entries for 1 prompt" + one_or_each)},
            {R"({"text":["a","b"],"sampling_params":[{"n":1},{"n":2}]})",
             plain("sampling_params.n must be the same for all prompts of a batch")},
            {R"({"text":"a","sampling_params":{"n":100000}})",
