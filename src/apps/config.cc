@@ -26,6 +26,8 @@ std::string joined(const std::vector<std::string>& names) {
   return out;
 }
 
+bool is_block_type(std::string_view dtype) { return dtype == "q8_0" || dtype == "q4_k"; }
+
 void add_model_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Model");
   Setting& model =
@@ -45,14 +47,24 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
                  engine.load_format = value == "auto" ? LoadFormat::kAuto : LoadFormat::kDummy;
                  return {};
                });
-  table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
-               "type of the weights; auto takes the checkpoint's");
+  // Both name what the weights become, so one that the other would replace is an error.
+  Setting& dtype = table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
+                                "type of the weights; auto takes the checkpoint's");
+  dtype.set = [&engine, set = dtype.set](std::string_view value) -> Status {
+    if (is_block_type(engine.dtype) && value != "auto")
+      return invalid_argument("'{}' contradicts --quantization {}: leave one out", value,
+                              engine.dtype);
+    return is_block_type(engine.dtype) ? Status() : set(value);
+  };
   table.custom("quantization", "q8_0|q4_k",
                "on the CPU, round weights to about 8 or 4 bits; blocks of a GGUF stay as they are; "
                "takes the place of dtype",
                "none", [&engine](std::string_view value) -> Status {
-                 if (value != "q8_0" && value != "q4_k")
+                 if (!is_block_type(value))
                    return invalid_argument("'{}' is not one of q8_0, q4_k", value);
+                 if (engine.dtype != "auto" && !is_block_type(engine.dtype))
+                   return invalid_argument("'{}' contradicts --dtype {}: leave one out", value,
+                                           engine.dtype);
                  engine.dtype = value;
                  return {};
                });
@@ -288,29 +300,63 @@ void add_server_settings(SettingTable& table, AppConfig& config) {
 
 Status check_contradictions(const SettingTable& table, const AppConfig& config) {
   const EngineConfig& engine = config.engine;
-  const std::string policy = given_as(table, "schedule-policy");
-  if (engine.disable_radix_cache && engine.schedule_policy == "lpm" && !policy.empty())
-    return invalid_argument(
-        "{} contradicts {}: lpm orders requests by their cached prefix, and none is kept; leave "
-        "one "
-        "out, or take --schedule-policy fcfs",
-        policy, given_as(table, "disable-radix-cache"));
-  const std::string skip = given_as(table, "skip-tokenizer-init");
-  if (engine.skip_tokenizer_init) {
-    for (std::string_view other : {"tokenizer-path", "chat-template", "tokenizer-worker-num"})
-      if (const std::string given = given_as(table, other); !given.empty())
-        return invalid_argument("{} contradicts {}: no tokenizer is loaded; leave one out", given,
-                                skip);
+  const auto given = [&table](std::string_view name) { return given_as(table, name); };
+  // `others` that were given beside `one`, which makes them mean nothing.
+  const auto exclude = [&given](std::string_view one, std::vector<std::string_view> others,
+                                std::string_view why) -> Status {
+    for (std::string_view other : others)
+      if (const std::string as = given(other); !as.empty())
+        return invalid_argument("{} contradicts {}: {}; leave one out", as, given(one), why);
+    return {};
+  };
+  if (engine.disable_radix_cache) {
+    if ((engine.schedule_policy == "lpm" || engine.schedule_policy == "dfs-weight") &&
+        !given("schedule-policy").empty())
+      return invalid_argument(
+          "{} contradicts {}: {} orders requests by their cached prefix, and none is kept; leave "
+          "one out, or take --schedule-policy fcfs",
+          given("schedule-policy"), given("disable-radix-cache"), engine.schedule_policy);
+    ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"radix-eviction-policy"},
+                                "no cached prefix is kept that could be evicted"));
+    if (engine.num_cache_events > 0)
+      ESP_RETURN_IF_ERROR(exclude("disable-radix-cache", {"kv-events-config"},
+                                  "without the tree of prefixes the cache has no events"));
   }
+  if (engine.skip_tokenizer_init)
+    ESP_RETURN_IF_ERROR(exclude("skip-tokenizer-init",
+                                {"tokenizer-path", "chat-template", "tokenizer-worker-num",
+                                 "tool-call-parser", "reasoning-parser"},
+                                "no tokenizer is loaded, so there is no text"));
+  if (engine.disable_priority_preemption)
+    ESP_RETURN_IF_ERROR(exclude("disable-priority-preemption",
+                                {"priority-scheduling-preemption-threshold"},
+                                "nothing that runs makes way"));
+  if (engine.schedule_policy != "priority" &&
+      !given("priority-scheduling-preemption-threshold").empty())
+    return invalid_argument(
+        "{} needs --schedule-policy priority (it is {}): only then does a running request make way "
+        "for a higher one",
+        given("priority-scheduling-preemption-threshold"), engine.schedule_policy);
+  if (engine.disable_hybrid_swa_memory)
+    ESP_RETURN_IF_ERROR(exclude("disable-hybrid-swa-memory", {"swa-full-tokens-ratio"},
+                                "layers with a sliding window keep all tokens"));
+  if (engine.grammar_backend == "none")
+    ESP_RETURN_IF_ERROR(exclude(
+        "grammar-backend",
+        {"constrained-json-disable-any-whitespace", "grammar-threads", "grammar-compile-seconds"},
+        "none compiles no grammar"));
+  if (config.server.log_requests && config.log_level != "info" && config.log_level != "debug")
+    return invalid_argument(
+        "{} contradicts {}: a request's line is of level info, and {} shows none; leave one out",
+        given("log-requests"), given("log-level"), config.log_level);
   if (engine.max_total_tokens > 0 && engine.context_length > engine.max_total_tokens &&
-      !given_as(table, "context-length").empty())
+      !given("context-length").empty())
     return invalid_argument(
         "{} of {} tokens contradicts {} of {}: a request may take as much as the context, which "
-        "the "
-        "cache must hold",
-        given_as(table, "context-length"), engine.context_length,
-        given_as(table, "max-total-tokens"), engine.max_total_tokens);
-  if (engine.load_format == LoadFormat::kDummy && given_as(table, "model-path").empty())
+        "the cache must hold",
+        given("context-length"), engine.context_length, given("max-total-tokens"),
+        engine.max_total_tokens);
+  if (engine.load_format == LoadFormat::kDummy && given("model-path").empty())
     return invalid_argument("--load-format dummy needs --model-path: a folder with a config.json");
   return {};
 }

@@ -176,9 +176,60 @@ TEST_F(SettingsTest, ContradictionsNameBothSides) {
               HasSubstr("--schedule-policy contradicts --disable-radix-cache"));
 }
 
-TEST_F(SettingsTest, RadixCacheCanBeTurnedOffAlone) {
-  ASSERT_EQ(run({"--disable-radix-cache"}), -1);
-  EXPECT_TRUE(check_contradictions(table_, config_).ok());
+TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
+  const std::string none_kept = "contradicts --disable-radix-cache", no_text = "no tokenizer";
+  struct Case {
+    std::vector<std::string> args;
+    std::string told;
+  };
+  for (const Case& c : std::vector<Case>{
+           {{"--disable-radix-cache", "--radix-eviction-policy", "lfu"}, none_kept},
+           {{"--disable-radix-cache", "--schedule-policy", "dfs-weight"}, none_kept},
+           {{"--disable-radix-cache", "--kv-events-config", "{}"}, none_kept},
+           {{"--skip-tokenizer-init", "--tool-call-parser", "hermes"}, no_text},
+           {{"--skip-tokenizer-init", "--reasoning-parser", "qwen3"}, no_text},
+           {{"--priority-scheduling-preemption-threshold", "5"},
+            "needs --schedule-policy priority"},
+           {{"--schedule-policy", "priority", "--disable-priority-preemption",
+             "--priority-scheduling-preemption-threshold", "5"},
+            "contradicts --disable-priority-preemption"},
+           {{"--disable-hybrid-swa-memory", "--swa-full-tokens-ratio", "0.5"},
+            "contradicts --disable-hybrid-swa-memory"},
+           {{"--grammar-backend", "none", "--grammar-threads", "4"},
+            "contradicts --grammar-backend"},
+           {{"--log-requests", "--log-level", "warning"}, "contradicts --log-level"},
+       }) {
+    ASSERT_EQ(run(c.args), -1) << error_;
+    const Status status = check_contradictions(table_, config_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << c.args.front();
+    EXPECT_THAT(status.message(), HasSubstr(c.told));
+  }
+}
+
+TEST_F(SettingsTest, ADtypeAndAQuantizationContradict) {
+  EXPECT_EQ(run({"--quantization", "q8_0", "--dtype", "float32"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--quantization: 'q8_0' contradicts --dtype float32"));
+  EXPECT_EQ(run({"--config", write("q.json", R"({"quantization": "q4_k"})"), "--dtype", "float32"}),
+            kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--dtype: 'float32' contradicts --quantization q4_k"));
+  ASSERT_EQ(run({"--config", write("q.json", R"({"quantization": "q8_0"})"), "--dtype", "auto"}),
+            -1)
+      << error_;
+  EXPECT_EQ(config_.engine.dtype, "q8_0");
+}
+
+TEST_F(SettingsTest, WhatGoesTogetherIsNoContradiction) {
+  for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
+           {"--disable-radix-cache"},
+           {"--disable-radix-cache", "--schedule-policy", "fcfs"},
+           {"--disable-radix-cache", "--kv-events-config", R"({"publisher": "null"})"},
+           {"--disable-radix-cache=false", "--radix-eviction-policy", "lfu"},
+           {"--schedule-policy", "priority", "--priority-scheduling-preemption-threshold", "5"},
+           {"--grammar-backend", "none", "--disable-jump-forward"},
+           {"--log-requests", "--log-level", "debug"}}) {
+    ASSERT_EQ(run(args), -1) << error_;
+    EXPECT_TRUE(check_contradictions(table_, config_).ok()) << args.back();
+  }
 }
 
 TEST_F(SettingsTest, AContextThatTheCacheCannotHoldIsAContradiction) {
