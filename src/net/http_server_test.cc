@@ -553,6 +553,20 @@ TEST_F(HttpServerTest, ASignalDoesNotEndAClientsWait) {
   EXPECT_TRUE(answer.ends_with("at last")) << answer;
 }
 
+TEST(PatienceTest, AMachineThatStoodStillLosesOneSlice) {
+  Patience patience(2s);
+  patience.spend(1h);  // stopped, in its first wait
+  EXPECT_FALSE(patience.is_over());
+  for (int i = 0; i < 3; ++i) patience.spend(patience.slice());
+  EXPECT_TRUE(patience.is_over());
+  Patience short_one(20ms);
+  EXPECT_EQ(short_one.slice(), 20ms);
+  short_one.spend(15ms);
+  EXPECT_EQ(short_one.slice(), 5ms);
+  short_one.spend(5ms);
+  EXPECT_TRUE(short_one.is_over());
+}
+
 TEST_F(HttpServerTest, ABusyPortIsNamed) {
   start();
   HttpServerConfig second;

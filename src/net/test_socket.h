@@ -1,5 +1,6 @@
 // A raw client for tests: writes any bytes, reads what comes. A signal that interrupts a wait (a
-// fuzzer's clock sends one every few seconds) is not taken for the connection's end.
+// fuzzer's clock sends one every few seconds) is not taken for the connection's end, nor is a
+// machine that stood still meanwhile taken for a server that does not answer.
 #pragma once
 
 #include <arpa/inet.h>
@@ -8,12 +9,28 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <string>
 #include <string_view>
 
 namespace espalier::net {
+
+// How much longer to wait. Time is counted in slices, each for no more than it was to last: where
+// the whole process is stopped for a minute, or its clock jumps, one slice is lost and the other
+// side still gets its time.
+class Patience {
+ public:
+  explicit Patience(std::chrono::milliseconds timeout) : left_(timeout) {}
+  bool is_over() const { return left_.count() <= 0; }
+  std::chrono::milliseconds slice() const { return std::min(left_, kSliceMax); }
+  void spend(std::chrono::milliseconds waited) { left_ -= std::min(waited, slice()); }
+
+ private:
+  static constexpr std::chrono::milliseconds kSliceMax{500};
+  std::chrono::milliseconds left_;
+};
 
 class TestSocket {
  public:
@@ -63,17 +80,18 @@ class TestSocket {
   // Reads until `done(text)`, the end of the stream, or the timeout; `at_end` tells of the second.
   template <typename Done>
   std::string read_until(Done done, std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    using std::chrono::steady_clock;
+    Patience patience(timeout);
     std::string text;
     at_end_ = false;
-    while (!done(text)) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          deadline - std::chrono::steady_clock::now());
+    while (!done(text) && !patience.is_over()) {
       pollfd p{fd_, POLLIN, 0};
-      if (left.count() <= 0) break;
-      const int ready = ::poll(&p, 1, static_cast<int>(left.count()));
-      if (ready < 0 && errno == EINTR) continue;
-      if (ready <= 0) break;
+      const auto begin = steady_clock::now();
+      const int ready = ::poll(&p, 1, static_cast<int>(patience.slice().count()));
+      const int why = errno;
+      patience.spend(std::chrono::ceil<std::chrono::milliseconds>(steady_clock::now() - begin));
+      if (ready == 0 || (ready < 0 && why == EINTR)) continue;
+      if (ready < 0) break;
       char chunk[16 << 10];
       const ssize_t n = ::recv(fd_, chunk, sizeof chunk, 0);
       if (n < 0 && errno == EINTR) continue;
