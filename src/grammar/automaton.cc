@@ -38,6 +38,7 @@ class NetworkMaker::Impl {
     plan();
     ESP_RETURN_IF_ERROR(limits_.check_time());
     find_in_rules(productive_, [this](ExprId body) { return productive(body); });
+    ESP_RETURN_IF_ERROR(limits_.check_time());
     if (!productive_[root_]) {
       return invalid_argument("the grammar matches nothing at all: rule '{}' cannot end",
                               ir_.rules()[root_].name);
@@ -138,7 +139,8 @@ class NetworkMaker::Impl {
     order_.push_back(root_);
     rules_[root_].call = 0;
     enter(root_);
-    while (!frames.empty()) {
+    WorkClock clock(limits_);
+    while (!frames.empty() && !clock.ended_by(50)) {
       Frame& frame = frames.back();
       if (frame.next < frame.callees.size()) {
         const RuleId callee = frame.callees[frame.next++];
@@ -180,7 +182,11 @@ class NetworkMaker::Impl {
     }
   }
 
-  // Roughly the states that nfa_of() makes for `expr`, saturating.
+  static int64_t num_ranges(const ByteSet& set) {
+    return static_cast<int64_t>((set & ~(set << 1)).count());
+  }
+
+  // Roughly the states that nfa_of() makes for `expr`, and the room of its edges; saturating.
   int64_t size_of(ExprId expr) {
     constexpr int64_t kHuge = int64_t{1} << 40;
     if (sizes_[expr] >= 0) return sizes_[expr];
@@ -189,9 +195,11 @@ class NetworkMaker::Impl {
     switch (node.op) {
       case Ir::Op::kNever:
       case Ir::Op::kEmpty:
-      case Ir::Op::kBytes:
       case Ir::Op::kTick:
       case Ir::Op::kEnough:
+        break;
+      case Ir::Op::kBytes:
+        size += num_ranges(ir_.byte_set(expr)) / 4;
         break;
       case Ir::Op::kRule:
         if (rules_[node.first].treatment == Treatment::kInlined) {
@@ -220,15 +228,17 @@ class NetworkMaker::Impl {
   template <typename Holds>
   void find_in_rules(std::vector<bool>& rules, Holds holds) {
     rules.assign(ir_.rules().size(), false);
+    WorkClock clock(limits_);
     for (bool changed = true; changed;) {
       changed = false;
       known_.assign(ir_.size(), Known::kNothing);
       for (RuleId rule : finished_) {
+        if (clock.ended_by(200)) return;
         if (rules[rule] || !holds(ir_.rules()[rule].body)) continue;
         rules[rule] = true;
         changed = recursive_;  // else all that it needs was known before it
       }
-      if (limits_.interrupted()) return;
+      if (clock.ended_by(ir_.size())) return;
     }
   }
 
@@ -326,7 +336,7 @@ class NetworkMaker::Impl {
           if (!productive_[rule]) return kNeverRule;
           return rules_[rule].treatment == Treatment::kInlined ? kInlineRule : rules_[rule].call;
         },
-        limits_);
+        limits_, kDeterminisedMax);
     if (nfa.states.size() > kDeterminisedMax) return nfa;
     const size_t bound = std::max<size_t>(256, limits_.dfa_growth_max * nfa.states.size());
     std::optional<Nfa> dfa = determinised(nfa, bound, limits_);
@@ -383,7 +393,9 @@ class NetworkMaker::Impl {
       node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
       node.calls_begin = static_cast<uint32_t>(network.call_edges.size());
       for (const Nfa::Edge& e : nfa.edges_of(s)) {
-        if (e.call < 0) {
+        if (e.is_empty) {
+          network.call_edges.push_back({Network::kNoRule, base + e.target, false});
+        } else if (e.call < 0) {
           network.byte_edges.push_back({e.low, e.high, base + e.target});
         } else if (e.call >= kTickCall) {
           network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});

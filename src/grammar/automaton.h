@@ -28,6 +28,8 @@ struct GrammarLimits {
   size_t dfa_nodes_max = 10'000;        // of one pattern, where keywords are intersected
   int32_t inline_nodes_max = 64;        // a rule that does not recurse is inlined up to this size
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
+  size_t machine_places_max = 100'000;  // where a text may be at once, in one of these states
+  size_t machine_bytes_max = size_t{1} << 30;  // which all these states take
   double compile_seconds_max = 5.0;
   TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
   const std::atomic<bool>* cancelled = nullptr;  // the caller's; set to end a compilation early
@@ -45,10 +47,11 @@ struct Network {
     NodeId target;
   };
   struct CallEdge {
-    RuleId rule;  // index into `starts`
+    RuleId rule;  // index into `starts`; or kNoRule, and the target is reached without a byte
     NodeId target;
     bool tail;  // nothing can follow in the caller: its return address is handed on
   };
+  static constexpr RuleId kNoRule = ~RuleId{0};
   // Taken without a byte: a tick of the rule's counter, or the question whether it is enough.
   struct CountEdge {
     NodeId target;

@@ -175,8 +175,8 @@ class RuleGraph {
     }
     for (auto& [to, label] : sets) out.push_back(follow({to, label}));
     for (const auto& call : network_.calls_of(id)) {
-      const std::string& name = network_.rule_names[call.rule];
-      out.push_back({call.target, "⟨" + name + "⟩"});
+      const bool nothing = call.rule == Network::kNoRule;
+      out.push_back({call.target, nothing ? "" : "⟨" + network_.rule_names[call.rule] + "⟩"});
     }
     for (const auto& count : network_.counts_of(id)) {
       const int32_t counter = network_.nodes[id].counter;

@@ -223,7 +223,24 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
   const auto ir = std::make_shared<Ir>();  // shared with the rules that are made later
   ESP_ASSIGN_OR_RETURN(const RuleId root, lower(*ir, spec, limits));
   ESP_ASSIGN_OR_RETURN(auto maker, NetworkMaker::plan(ir, root, limits));
-  return std::make_shared<CompiledGrammar>(std::move(maker), std::move(trie), limits);
+  auto made = std::make_shared<CompiledGrammar>(std::move(maker), std::move(trie), limits);
+  if (made->begins_in_too_many_places(limits)) {
+    return fail(error(StatusCode::kResourceExhausted,
+                      "a text of the grammar may be at more than {} places at once; bound its "
+                      "repetitions more tightly or split it",
+                      limits.machine_places_max));
+  }
+  return made;
+}
+
+// Of what is large the first byte is tried: what texts cannot follow is refused here.
+bool CompiledGrammar::begins_in_too_many_places(const GrammarLimits& limits) {
+  Machine& machine = impl_->machine;
+  if (machine.exhausted()) return true;
+  if (impl_->network.nodes.size() <= limits.machine_places_max) return false;
+  for (const uint8_t byte : impl_->network.class_sample)
+    machine.step_unasked(machine.start(), byte);
+  return machine.exhausted();
 }
 
 Matcher::Matcher(std::shared_ptr<CompiledGrammar> grammar)

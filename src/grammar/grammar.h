@@ -69,6 +69,11 @@ class CompiledGrammar {
 
  private:
   friend class Matcher;
+  friend Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec&,
+                                                                  std::shared_ptr<const TokenTrie>,
+                                                                  GrammarLimits);
+  bool begins_in_too_many_places(const GrammarLimits& limits);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

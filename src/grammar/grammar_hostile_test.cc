@@ -169,6 +169,12 @@ std::vector<Hostile> hostile_grammars() {
        "",
        R"({"p999":null,"p3":null})",
        {.any_order = true}},
+      {"thousands of properties that may be left out", Kind::kJsonSchema,
+       [=] {
+         return R"({"type":"object","additionalProperties":false,"properties":{)" +
+                numbered(R"("p#":{"type":"null"})", 2 * kDeep, ",") + "}}";
+       },
+       "", R"({"p1":null,"p9999":null})"},
       {"names of megabytes", Kind::kJsonSchema,
        [] {
          return R"({"type":"object","properties":{)" +
@@ -222,6 +228,14 @@ std::vector<Hostile> hostile_grammars() {
 
       {"what may be left out of what may be left out", Kind::kRegex,
        [] { return std::string("((a?){100}b?){50}"); }, "?", "aaab"},
+      {"a million parts that may be left out", Kind::kRegex,
+       [] { return std::string("((a?){1000}b?){500}"); }, "", "aab"},
+      {"a text that may be at 100,000 places", Kind::kRegex,
+       [] { return std::string("([a-z]?[0-9]?){60000}!"); }, "places at once", ""},
+      {"letters that may be left out, a hundred thousand times", Kind::kRegex,
+       [] { return std::string("([a-z]?[0-9]?){10000}!"); }, "?", "a1"},
+      {"a choice of many between what may be left out", Kind::kRegex,
+       [] { return "(a?b?(" + numbered("x#y", 300, "|") + ")?){200}"; }, "?", "abx299y"},
       {"repetition of repetition", Kind::kRegex,
        [] { return std::string("((((a{1000}){1000}){1000}){1000}){1000}"); }, "automaton states",
        ""},
@@ -287,6 +301,11 @@ std::vector<Hostile> hostile_grammars() {
       {"groups that nest", Kind::kEbnf,
        [=] { return "root ::= " + repeated("(", kDeep) + repeated(")", kDeep); }, "nest too deeply",
        ""},
+      {"thousands of parts that may be left out", Kind::kEbnf,
+       [=] { return "root ::= " + numbered("\"k#\"? ", 2 * kDeep); }, "", "k1k9999"},
+      {"thousands of words in any number", Kind::kEbnf,
+       [=] { return "root ::= (" + numbered("\"word#\"? | ", kDeep) + "\"x\")* \"!\""; }, "?",
+       "word1word4999"},
       {"sequences in groups in sequences", Kind::kEbnf,
        [] {
          return "root ::= " + repeated("(\"ab\" ", 190) +
@@ -464,6 +483,22 @@ TEST(Hostile, IsCompiledWithinLimitsOrRefusedByName) {
     EXPECT_LT(compiling.megabytes, 2000);
     EXPECT_LT(compiling.megabytes_at_once, 400);
     EXPECT_LT(following.megabytes, 400);
+  }
+}
+
+// Whatever is under way when the time is over ends soon after it.
+TEST(Hostile, EndsWithItsTime) {
+  constexpr double kSeconds = 0.25;  // more than reading the texts takes
+  for (const Hostile& hostile : hostile_grammars()) {
+    SCOPED_TRACE(hostile.name);
+    const GrammarSpec spec = spec_of(hostile);
+    GrammarLimits limits;
+    limits.compile_seconds_max = kSeconds;
+    const Work compiling = measured([&] { (void)compile_grammar(spec, byte_trie(), limits); });
+    if (getenv("ESPALIER_VERBOSE") != nullptr)
+      fmt::print("{:<60} {:6.3f} s {:8.1f} MB at once\n", hostile.name, compiling.cpu_seconds,
+                 compiling.megabytes_at_once);
+    EXPECT_LT(compiling.cpu_seconds, 1.2 * kSeconds);
   }
 }
 

@@ -203,11 +203,13 @@ ExprId Ir::literal(std::string_view text) {
 }
 
 ExprId Ir::sequence(std::span<const ExprId> parts) {
+  constexpr uint32_t kFlattenedMax = 4096;
   std::vector<ExprId> flat;
   for (ExprId part : parts) {
     if (part == never()) return never();
     if (part == empty()) continue;
-    if (node(part).op == Op::kSequence) {
+    // Long ones in long ones stay: flat they would be written out once for each depth.
+    if (node(part).op == Op::kSequence && node(part).count <= kFlattenedMax) {
       const auto inner = children(part);
       flat.insert(flat.end(), inner.begin(), inner.end());
     } else {

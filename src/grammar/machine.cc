@@ -92,6 +92,8 @@ Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t r
       maker_(maker),
       num_classes_(static_cast<size_t>(network.num_classes())),
       sets_max_(limits.machine_sets_max),
+      places_max_(limits.machine_places_max),
+      bytes_max_(limits.machine_bytes_max),
       reach_(reach),
       table_(256, kDead),
       link_table_(256, kRootLink) {
@@ -195,7 +197,7 @@ SetId Machine::intern_settled(const std::vector<Item>& settled) {
     const Set& set = sets_[table_[at]];
     if (set.hash == hash && std::ranges::equal(items(set.kernel), settled)) return table_[at];
   }
-  if (sets_.size() >= sets_max_) {
+  if (full() || settled.size() > places_max_) {
     exhausted_ = true;
     return kDead;
   }
@@ -208,6 +210,12 @@ SetId Machine::intern_settled(const std::vector<Item>& settled) {
   transitions_.resize(transitions_.size() + num_classes_, kUnknown);
   close(id);
   return id;
+}
+
+bool Machine::full() const {
+  const size_t bytes = transitions_.size() * sizeof(SetId) + items_.size() * sizeof(Item) +
+                       waiting_.size() * sizeof(Waiting) + sets_.size() * sizeof(Set);
+  return sets_.size() >= sets_max_ || bytes >= bytes_max_;
 }
 
 void Machine::grow_table() {
@@ -249,6 +257,10 @@ void Machine::close(SetId id) {
     for (uint32_t i = node.calls_begin; i < node.calls_end; ++i) {
       const Network::CallEdge call = network_.call_edges[i];
       if (!has_room(call.target, item.count)) continue;
+      if (call.rule == Network::kNoRule) {
+        add({call.target, item.link, item.count});
+        continue;
+      }
       if (network_.starts[call.rule] == Network::kNotMade) maker_->make(call.rule);
       const NodeId start = network_.starts[call.rule];
       if (call.tail) {
@@ -260,6 +272,7 @@ void Machine::close(SetId id) {
       if (network_.nullable[call.rule]) add({call.target, item.link, item.count});
     }
   }
+  exhausted_ |= scanning_now_.size() + waiting_now_.size() > places_max_;
   std::sort(waiting_now_.begin(), waiting_now_.end());
   waiting_now_.erase(std::unique(waiting_now_.begin(), waiting_now_.end()), waiting_now_.end());
   std::sort(scanning_now_.begin(), scanning_now_.end());

@@ -207,6 +207,7 @@ class Machine {
   SetId step_slow(SetId from, uint8_t byte, const std::string_view* text);
   SetId intern(std::vector<Item>& kernel, const Text* text, bool& asked);
   SetId intern_settled(const std::vector<Item>& kernel);
+  bool full() const;
   void grow_table();
   uint32_t canonical_count(const Item& item) const;
   bool count_step(const Network::CountEdge& edge, Item& item) const;
@@ -220,7 +221,7 @@ class Machine {
   const Network& network_;
   NetworkMaker* const maker_;
   const size_t num_classes_;
-  const size_t sets_max_;
+  const size_t sets_max_, places_max_, bytes_max_;
   const uint32_t reach_;
   std::vector<Set> sets_;
   std::vector<Item> items_;

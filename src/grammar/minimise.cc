@@ -187,9 +187,10 @@ class Refinement {
     ranges_ = {{0, static_cast<uint32_t>(count)}};
     queue_.push_back(0);
     queued_.push_back(true);
-    for (uint32_t round = 1; !queue_.empty(); ++round) {
-      if (round % kCheckedEvery == 0 && limits.interrupted()) return;
+    WorkClock clock(limits);
+    while (!queue_.empty()) {
       const uint32_t c = queue_.back();
+      if (clock.ended_by(64 * (ranges_[c].end - ranges_[c].begin))) return;
       queue_.pop_back();
       queued_[c] = false;
       split(c);

@@ -100,7 +100,7 @@ int32_t call_of_symbol(Ir::Arc::Symbol symbol) {
 class Emitter {
  public:
   Emitter(const Ir& ir, const std::function<int32_t(RuleId)>& call_of, const GrammarLimits& limits)
-      : ir_(ir), call_of_(call_of), limits_(limits) {}
+      : ir_(ir), call_of_(call_of), clock_(limits) {}
 
   Nfa emit_all(ExprId expr) {
     Nfa nfa;
@@ -132,10 +132,8 @@ class Emitter {
   // Adds states that match `expr` from `from`; returns the state where it has matched. No move made
   // here leads back into `from`, so alternatives may share it.
   NodeId emit(ExprId expr, NodeId from) {
-    if (stopped_ || (++emitted_ % kCheckedEvery == 0 && limits_.interrupted())) {
-      stopped_ = true;
-      return from;
-    }
+    stopped_ = stopped_ || clock_.ended_by(0);
+    if (stopped_) return from;
     const Ir::Node& node = ir_.node(expr);
     switch (node.op) {
       case Ir::Op::kNever:
@@ -226,8 +224,7 @@ class Emitter {
 
   const Ir& ir_;
   const std::function<int32_t(RuleId)>& call_of_;
-  const GrammarLimits& limits_;
-  uint32_t emitted_ = 0;
+  WorkClock clock_;
   bool stopped_ = false;
   NodeId num_states_ = 0;
   std::vector<Made> made_;
@@ -251,8 +248,19 @@ void join_ranges(std::vector<Nfa::Edge>& edges, size_t from) {
 }
 
 Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
-           const GrammarLimits& limits) {
-  return without_empty_moves(Emitter(ir, call_of, limits).emit_all(expr), limits);
+           const GrammarLimits& limits, size_t exact_max) {
+  // Fewer states are soon done with, whatever their edges.
+  constexpr size_t kSmall = 2000;
+  // Edges of a state, and all in all, up to which no empty move is kept.
+  constexpr size_t kEdgesMax = 64, kEdgesInAll = 8'000'000;
+  const Nfa emitted = Emitter(ir, call_of, limits).emit_all(expr);
+  const size_t count = emitted.states.size();
+  if (count <= std::max(kSmall, exact_max) || exact_max == ~size_t{0})
+    return without_empty_moves(emitted, limits);
+  Nfa out =
+      without_empty_moves(emitted, limits, std::clamp<size_t>(kEdgesInAll / count, 4, kEdgesMax));
+  if (out.states.size() > exact_max) return out;
+  return without_empty_moves(emitted, limits);
 }
 
 Nfa nfa_of_graph(const Ir::Graph& graph) {
@@ -292,10 +300,10 @@ Ir::Graph graph_of(const Nfa& dfa) {
   return graph;
 }
 
-Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits) {
+Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits, size_t edges_max) {
   Nfa out;
   std::vector<NodeId> named(nfa.states.size(), kUnnamed);
-  std::vector<NodeId> origins;  // of the states of `out`, which bytes and calls reach
+  std::vector<NodeId> origins;  // of the states of `out`, which bytes, calls and kept moves reach
   const auto name_of = [&](NodeId s) {
     if (named[s] == kUnnamed) {
       named[s] = out.add();
@@ -306,21 +314,30 @@ Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits) {
   out.start = name_of(nfa.start);
   out.edges.reserve(nfa.edges.size());
   std::vector<uint32_t> seen(nfa.states.size(), 0);
-  std::vector<NodeId> stack;
+  std::vector<NodeId> stack, kept;
+  WorkClock clock(limits);
   for (NodeId made = 0; made < origins.size(); ++made) {
-    if (made % kCheckedEvery == 0 && limits.interrupted()) return nfa;
     out.begin_edges(made);
     bool final = false;
+    size_t visited = 0, num_edges = 0;
+    kept.clear();
     stack.assign(1, origins[made]);
     seen[origins[made]] = made + 1;
     while (!stack.empty()) {
       const NodeId u = stack.back();
       stack.pop_back();
+      const std::span<const Nfa::Edge> edges = nfa.edges_of(u);
+      visited += 1 + edges.size();
+      if (u != origins[made] && num_edges + edges.size() > edges_max) {
+        kept.push_back(u);
+        continue;
+      }
       final = final || nfa.states[u].final;
-      for (Nfa::Edge edge : nfa.edges_of(u)) {
+      for (Nfa::Edge edge : edges) {
         if (!edge.is_empty) {
           edge.target = name_of(edge.target);
           out.edges.push_back(edge);
+          ++num_edges;
         } else if (seen[edge.target] != made + 1) {
           seen[edge.target] = made + 1;
           stack.push_back(edge.target);
@@ -328,8 +345,10 @@ Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits) {
       }
     }
     sort_edges(out.edges, out.states[made].edges_begin);
+    for (const NodeId u : kept) out.edges.push_back({.is_empty = true, .target = name_of(u)});
     out.end_edges(made);
     out.states[made].final = final;
+    if (clock.ended_by(4 * visited)) return nfa;
   }
   return useful(std::move(out));
 }
@@ -352,15 +371,15 @@ bool is_deterministic(std::span<const Nfa::Edge> edges) {
 class Determiniser {
  public:
   Determiniser(const Nfa& nfa, size_t states_max, const GrammarLimits& limits)
-      : nfa_(nfa), states_max_(states_max), limits_(limits), alone_(nfa.states.size(), kUnnamed) {}
+      : nfa_(nfa), states_max_(states_max), clock_(limits), alone_(nfa.states.size(), kUnnamed) {}
 
   std::optional<Nfa> run() {
     out_.start = id_of_one(nfa_.start);
     for (NodeId current = 0; current < out_.states.size(); ++current) {
       if (out_.states.size() > states_max_) return std::nullopt;
-      if (current % kCheckedEvery == 0 && limits_.interrupted()) return std::nullopt;
       out_.begin_edges(current);
       add_edges(current);
+      if (clock_.ended_by(16 * (bytes_.size() + calls_.size()))) return std::nullopt;
       join_ranges(out_.edges, out_.states[current].edges_begin);
       out_.end_edges(current);
     }
@@ -499,7 +518,7 @@ class Determiniser {
 
   const Nfa& nfa_;
   const size_t states_max_;
-  const GrammarLimits& limits_;
+  WorkClock clock_;
   Nfa out_;
   std::vector<NodeId> alone_;     // [state of nfa_] the state that is this one alone
   std::vector<Members> members_;  // [state of out_] what it stands for, sorted

@@ -71,8 +71,6 @@ struct Sources {
 void join_ranges(std::vector<Nfa::Edge>& edges, size_t from);
 
 inline constexpr NodeId kUnnamed = ~NodeId{0};
-// Steps of a microsecond or so between two looks at the clock.
-inline constexpr uint32_t kCheckedEvery = 256;
 
 // Edges of these calls are the counter's.
 inline constexpr int32_t kTickCall = 1 << 30;
@@ -82,10 +80,31 @@ inline constexpr int32_t kEnoughCall = kTickCall + 1;
 inline constexpr int32_t kInlineRule = -1;
 inline constexpr int32_t kNeverRule = -2;  // it matches nothing
 
+// Asked after each step of what takes long, with about the nanoseconds that it took: looks at the
+// clock now and then.
+class WorkClock {
+ public:
+  explicit WorkClock(const GrammarLimits& limits) : limits_(limits) {}
+  // Whether the caller should leave with whatever it has.
+  bool ended_by(size_t work) {
+    done_ += work + 8;
+    if (done_ < kBetweenLooks) return false;
+    done_ = 0;
+    return limits_.interrupted();
+  }
+
+ private:
+  static constexpr size_t kBetweenLooks = 1 << 16;
+  const GrammarLimits& limits_;
+  size_t done_ = 0;
+};
+
 // The automaton of `expr`, without empty moves. A rule that does not become a call is written out
-// where it stands (REQUIRES: it does not recurse).
+// where it stands (REQUIRES: it does not recurse). Where more than `exact_max` states remain, some
+// empty moves may: where parts that may be left out follow each other, all ways past them would be
+// a square of edges.
 Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
-           const GrammarLimits& limits);
+           const GrammarLimits& limits, size_t exact_max = ~size_t{0});
 
 // The automaton of a deterministic graph, as it stands; and back, with the start as state 0.
 Nfa nfa_of_graph(const Ir::Graph& graph);
@@ -100,8 +119,9 @@ inline bool is_deterministic_graph(const Ir& ir, ExprId expr) {
 // caller asks limits.check_time().
 
 // The same language without empty moves, unreachable states, or states from which no final state
-// can be reached (calls count as passable).
-Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits);
+// can be reached (calls count as passable). A state that would have more than `edges_max` edges
+// keeps empty moves to where the further ones begin.
+Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits, size_t edges_max = ~size_t{0});
 
 // The deterministic automaton (calls are symbols like any other), or nothing when it would pass
 // `states_max`.

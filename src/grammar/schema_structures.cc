@@ -363,30 +363,32 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
 }
 
 // Properties in the order of the list, of any number. For each place in it: before a property that
-// may begin at once, behind a property, and on the way to the end without a further one. What two
-// ways have in common is written once: rules are made into automata when texts reach them.
+// may begin at once, and behind a property. What two ways have in common is written once: rules are
+// made into automata when texts reach them.
 Ir::Graph SchemaCompiler::object_graph(const std::vector<Property>& list,
                                        const std::vector<ExtraKeys>& extra) {
   const auto places = static_cast<uint32_t>(list.size());
   const auto before = [](uint32_t place) { return place; };
   const auto behind = [&](uint32_t place) { return places + 1 + place; };
-  const auto ending = [&](uint32_t place) { return 2 * (places + 1) + place; };
-  Ir::Graph graph{.num_states = ending(places) + 1, .edges = {}, .finals = {ending(places)}};
+  Ir::Graph graph{.num_states = behind(places) + 1, .edges = {}, .finals = {}};
+  uint32_t none_required = 0;  // from this place on
   for (uint32_t place = 0; place < places; ++place) {
     graph.edges.push_back({before(place), list[place].pair, behind(place + 1)});
-    if (list[place].required) continue;
-    graph.edges.push_back({before(place), ir_.empty(), before(place + 1)});
-    graph.edges.push_back({ending(place), ir_.empty(), ending(place + 1)});
+    if (list[place].required) {
+      none_required = place + 1;
+    } else {
+      graph.edges.push_back({before(place), ir_.empty(), before(place + 1)});
+    }
   }
   for (const ExtraKeys& keys : extra) {
     graph.edges.push_back(
         {before(places), ir_.sequence({keys.key, pieces_.colon(), keys.value}), behind(places)});
   }
-  // Behind a property: the first of all needs no comma, and is behind none.
+  // The first of all needs no comma, and is behind none.
   for (uint32_t place = extra.empty() ? 1 : std::min(places, 1u); place <= places; ++place) {
     if (place < places || !extra.empty())
       graph.edges.push_back({behind(place), comma(), before(place)});
-    graph.edges.push_back({behind(place), ir_.empty(), ending(place)});
+    if (place >= none_required) graph.finals.push_back(behind(place));
   }
   return graph;
 }
