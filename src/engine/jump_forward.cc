@@ -1,9 +1,9 @@
 #include "engine/jump_forward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
-#include "grammar/draft.h"
 
 namespace espalier {
 namespace {
@@ -15,8 +15,8 @@ constexpr EncodeOptions kPlain{.add_special_tokens = false};
 // are shorter, and an older token stays whatever comes (two tokens were enough in 10,000 cases).
 constexpr size_t kTokensAtRisk = 3;
 
-// Of few ways on; by so many bytes the first token of each is told.
-constexpr size_t kWaysMax = 4, kWayBytesMax = 48;
+// Texts that are tried where the ways on are few; by so many bytes the first token of each is told.
+constexpr size_t kWaysMax = 24, kWayBytesMax = 48;
 
 // Ways on that are tried with the tokenizer; with more the token at risk is left out unseen.
 constexpr size_t kProbesMax = 12;
@@ -35,13 +35,74 @@ void JumpForward::append_forced(grammar::Matcher& matcher, std::span<const Token
   for (auto i = static_cast<size_t>(window); i < certain; ++i) forced.push_back(ids_[i]);
 }
 
-bool JumpForward::forces_behind_any(grammar::Matcher& matcher, std::span<const TokenId> output) {
-  const std::vector<std::string> ways = grammar::few_ways_on(matcher, kWaysMax, kWayBytesMax);
-  return !ways.empty() && std::ranges::all_of(ways, [&](const std::string& way) {
-    const int32_t window = encode_behind_window(output, way);
-    if (window < 0) return false;
-    const TokenId token = ids_[static_cast<size_t>(window)];
-    if (!matcher.accept_token(token)) return false;
+void JumpForward::append_choices(grammar::Matcher& matcher, std::span<const TokenId> output,
+                                 std::vector<TokenId>& choices) {
+  if (matcher.can_end()) return;
+  const size_t begin = choices.size();
+  ways_.assign(1, {});
+  for (size_t i = 0; i < ways_.size(); ++i) {
+    const Way way = way_on(matcher, output, ways_[i]);
+    if (way.token < 0 && way.next.empty() && !way.leaves) return choices.resize(begin);
+    if (way.token >= 0) choices.push_back(way.token);
+    for (const char byte : way.next) ways_.push_back(way.text + byte);
+  }
+  const auto first = choices.begin() + static_cast<std::ptrdiff_t>(begin);
+  std::sort(first, choices.end());
+  choices.erase(std::unique(first, choices.end()), choices.end());
+}
+
+// Follows a text as far as it is forced: its canonical token, if it is certain by then, else the
+// bytes that may come next, none of them where they are too many or the token will never be told.
+JumpForward::Way JumpForward::way_on(grammar::Matcher& matcher, std::span<const TokenId> output,
+                                     std::string text) {
+  Way way{.text = std::move(text)};
+  const size_t steps = matcher.steps();
+  ESP_CHECK(way.text.empty() || matcher.accept_bytes(way.text));
+  const std::string forced = matcher.forced_bytes(kWayBytesMax - way.text.size());
+  ESP_CHECK(forced.empty() || matcher.accept_bytes(forced));
+  way.text += forced;
+  if (!way.text.empty()) {
+    const int32_t window = encode_behind_window(output, way.text);
+    const auto num_known = static_cast<size_t>(std::max(window, 0));
+    if (window < 0)
+      way.leaves = leaves_output(matcher, output);
+    else if (num_certain(matcher, num_known) > num_known)
+      way.token = ids_[num_known];
+  }
+  if (way.token < 0 && !way.leaves && way.text.size() < kWayBytesMax && !matcher.can_end())
+    add_next_bytes(matcher, way.next);
+  matcher.rollback(matcher.steps() - steps);
+  if (way.token < 0) return way;
+  if (matcher.accept_token(way.token))
+    matcher.rollback(1);
+  else
+    way.token = -1;
+  return way;
+}
+
+// Where the longest window's end is not canonical with text_ behind it: whether that is so whatever
+// follows. A difference at the window's begin may be that of a word that it cuts.
+bool JumpForward::leaves_output(grammar::Matcher& matcher, std::span<const TokenId> output) {
+  const auto recent = output.last(std::min(output.size(), kWindowMax));
+  const auto same = static_cast<size_t>(std::ranges::mismatch(recent, ids_).in1 - recent.begin());
+  return spells_text() && same < recent.size() && same + kTokensAtRisk >= recent.size() &&
+         num_certain(matcher, same) > same;
+}
+
+void JumpForward::add_next_bytes(grammar::Matcher& matcher, std::string& next) const {
+  for (int b = 0; b < 256; ++b) {
+    const char byte = static_cast<char>(b);
+    if (!matcher.accept_bytes({&byte, 1})) continue;
+    matcher.rollback(1);
+    next.push_back(byte);
+    if (ways_.size() + next.size() > kWaysMax) return next.clear();
+  }
+}
+
+bool JumpForward::forces_behind_all(grammar::Matcher& matcher, std::span<const TokenId> output,
+                                    std::span<const TokenId> choices) {
+  return std::ranges::all_of(choices, [&](TokenId token) {
+    ESP_CHECK(matcher.accept_token(token), "a choice is not of the grammar");
     const auto recent = output.last(std::min(output.size(), kWindowMax));
     way_output_.assign(recent.begin(), recent.end());
     way_output_.push_back(token);
@@ -72,7 +133,11 @@ bool JumpForward::encode_behind(std::span<const TokenId> output, std::string_vie
   ids_ = tokenizer_.encode(text_, kPlain);
   if (ids_.size() <= output.size() || !std::equal(output.begin(), output.end(), ids_.begin()))
     return false;
-  // Vocabularies that put a space before a text, say, do not encode it as what it is.
+  return spells_text();
+}
+
+// Vocabularies that put a space before a text, say, do not encode it as what it is.
+bool JumpForward::spells_text() const {
   size_t at = 0;
   for (const TokenId id : ids_) {
     const std::string_view token = bytes_of(id);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <list>
 #include <regex>
 
@@ -47,6 +48,13 @@ std::vector<Case> cases() {
                   "[0-9]+ \";\"\ncol ::= \"id\" | \"identifier\" | \"name\""},
        {"SELECT id FROM table1 WHERE id = 12345;",
         "SELECT identifier, name, id FROM table9 WHERE id = 7;"}},
+      // " name" is a token, " id" is not: behind a token " " there is no canonical name.
+      {{.kind = GrammarSpec::Kind::kEbnf,
+        .source = "root ::= \"ORDER BY \" (\"id\" | \"name\" | \"price\" | \"created_at\" | "
+                  "\"customer_id\") (\" ASC\" | \" DESC\" | \" = \" [0-9]+) \" LIMIT \" [1-9]"},
+       {"ORDER BY id ASC LIMIT 3", "ORDER BY name DESC LIMIT 4",
+        "ORDER BY customer_id = 77 LIMIT 9", "ORDER BY price = 2 LIMIT 1",
+        "ORDER BY created_at ASC LIMIT 8"}},
   };
 }
 
@@ -82,6 +90,48 @@ TEST(JumpForward, ForcesWhatTheWholeTextIsTokenisedTo) {
     }
   }
   EXPECT_GT(num_forced, num_tokens / 4);
+}
+
+// Along a canonical text its next token is always among the choices, where there are some; and the
+// choices are few where the grammar's ways are.
+TEST(JumpForward, ChoicesAreTheTokensThatACanonicalTextGoesOnWith) {
+  const auto tokenizer = load_tokenizer("share/default_model");
+  ASSERT_TRUE(tokenizer) << tokenizer.error().to_string();
+  const auto trie = std::make_shared<const grammar::TokenTrie>((*tokenizer)->vocab());
+  const TokensByBytes tokens(**tokenizer);
+  JumpForward jump(**tokenizer, tokens);
+  size_t num_choices = 0, num_places = 0, num_narrowed = 0;
+  std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));
+  for (const Case& one : cases()) {
+    const auto grammar = compile_grammar(one.spec, trie);
+    ASSERT_TRUE(grammar) << grammar.error().to_string();
+    for (const std::string& text : one.texts) {
+      const std::vector<TokenId> ids = (*tokenizer)->encode(text, {.add_special_tokens = false});
+      grammar::Matcher matcher(*grammar);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        std::vector<TokenId> choices;
+        const size_t steps = matcher.steps();
+        jump.append_choices(matcher, std::span(ids).first(i), choices);
+        ASSERT_EQ(matcher.steps(), steps);
+        if (!choices.empty()) {
+          EXPECT_TRUE(std::ranges::binary_search(choices, ids[i])) << text << " token " << i;
+          matcher.fill_mask(words);
+          size_t allowed = 0;
+          for (const uint32_t word : words) allowed += static_cast<size_t>(std::popcount(word));
+          for (const TokenId id : choices)
+            EXPECT_TRUE(words[static_cast<size_t>(id) / 32] >> (id % 32) & 1);
+          EXPECT_LE(choices.size(), allowed);
+          num_narrowed += choices.size() < allowed ? 1 : 0;
+          num_choices += choices.size();
+          ++num_places;
+        }
+        ASSERT_TRUE(matcher.accept_token(ids[i])) << text;
+      }
+    }
+  }
+  EXPECT_GT(num_places, 200u);
+  EXPECT_GT(num_narrowed, num_places / 3);
+  EXPECT_LT(num_choices, 3 * num_places);
 }
 
 TEST(JumpForward, NothingBehindTokensThatAreNotCanonical) {
@@ -214,6 +264,58 @@ TEST(JumpForward, NoLaneBehindAChoiceThatForcesWhatFollows) {
   EXPECT_EQ(lanes_of("(red|tan) and (cat|dog)\\.", 12), 2);
   EXPECT_EQ(lanes_of("(red|tan) or (cat|bat|dog) or (yes|not)", 17), 3);
   EXPECT_EQ(lanes_of("(a|b)[0-9]{9}", 10), 11);
+}
+
+// The model that ships, in its own words and in words it has never seen: where its tokens are
+// canonical jump-forward changes none of them, and where the ways on are few they always are.
+TEST(JumpForward, TokensAreCanonicalAndThoseOfARunWithoutIt) {
+  constexpr const char* kSql =
+      "root ::= \"SELECT \" col (\", \" col){0,2} \" FROM orders\" (\" ORDER BY \" col (\" ASC\" | "
+      "\" DESC\"))? \" LIMIT \" [1-9] [0-9]{0,2} \";\"\ncol ::= \"id\" | \"name\" | \"price\" | "
+      "\"created_at\" | \"customer_id\"";
+  constexpr const char* kFields =
+      R"re( \{"winner": "[A-Za-z]{2,16}", "loser": "[A-Za-z]{2,16}", )re"
+      R"re("sport": "(tennis|football|chess|judo)", "city": "[A-Za-z ]{2,20}"\})re";
+  for (const bool overlap : {true, false}) {
+    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 4096};
+    config.disable_overlap_schedule = !overlap;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    const auto answer = [&](std::string text, SamplingParams params, bool jump) {
+      params.max_new_tokens = 100;
+      params.jump_forward = jump;
+      auto got = (*engine)->generate({.text = std::move(text), .sampling = std::move(params)});
+      EXPECT_TRUE(got) << got.error().to_string();
+      return std::move(*got);
+    };
+    const auto canonical = [&](const GenerateResult& got) {
+      return (*engine)->tokenizer()->encode(got.text, {.add_special_tokens = false}) ==
+             got.output_ids;
+    };
+    int num_plain = 0;
+    for (const auto& [winner, city] : {std::pair("Tamsin", "Oslo"), std::pair("Piers", "Lisbon"),
+                                       std::pair("Greta", "Turin"), std::pair("Yusuf", "Riga")}) {
+      const std::string text = fmt::format(
+          "Sentence: {} beat Odette at chess in {}.\nFields: winner, loser, sport, city\nJSON:",
+          winner, city);
+      const SamplingParams params{.temperature = 0.0f, .regex = kFields};
+      const GenerateResult plain = answer(text, params, false), jump = answer(text, params, true);
+      EXPECT_GT(jump.stats.forced_tokens, 10);
+      if (!canonical(plain)) continue;
+      ++num_plain;
+      EXPECT_EQ(jump.output_ids, plain.output_ids) << plain.text;
+      EXPECT_EQ(jump.finish.type, plain.finish.type);
+    }
+    EXPECT_GE(num_plain, 3);
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+      const GenerateResult sql =
+          answer("A query:", {.temperature = 1.0f, .sampling_seed = seed, .ebnf = kSql}, true);
+      if (sql.finish.type == Type::kStop) {
+        EXPECT_TRUE(canonical(sql)) << sql.text;
+      }
+      EXPECT_GT(sql.stats.forced_tokens, 5);
+    }
+  }
 }
 
 // Real logits: each log-probability is what the whole text has when it is read as a prompt, to the

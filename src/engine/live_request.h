@@ -38,6 +38,8 @@ struct Sample {
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
   std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
   int32_t num_forced = 0;                   // of its output; counted with return_logprob
+  std::vector<TokenId> choices;             // of the few ways on behind `choices_at` tokens
+  int32_t choices_at = -1;                  // -1: not looked for yet
   std::string healing;                      // text that its output must still begin with
 
   // Ahead of its next token: with hundreds of them each is found in a far cache.

@@ -381,6 +381,11 @@ void EngineLoop::fill_mask(const Lane& lane, std::span<uint32_t> words) {
     return;
   }
   Sample& sample = *it->second;
+  if (const std::span<const TokenId> choices = choices_of(sample); !choices.empty()) {
+    std::ranges::fill(words, 0);
+    for (const TokenId id : choices) words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    return;
+  }
   const auto known = static_cast<size_t>(sample.matcher->words_per_mask());
   ESP_CHECK(known <= words.size(), "the vocabulary is larger than the logits");
   sample.matcher->fill_mask(words.first(known));
@@ -455,12 +460,26 @@ void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
 }
 
 bool EngineLoop::forces_behind_any(SequenceId id) {
+  if (config_.disable_overlap_schedule) return false;
   Sample& sample = *samples_.at(id);
-  if (config_.disable_overlap_schedule || !sample.has_grammar || !sample.request->jump_forward ||
-      sample.heals)
-    return false;
-  return !sample.matcher->ended() &&
-         jump_forward_->forces_behind_any(*sample.matcher, sample.recent);
+  const std::span<const TokenId> choices = choices_of(sample);
+  return !choices.empty() &&
+         jump_forward_->forces_behind_all(*sample.matcher, sample.recent, choices);
+}
+
+// Where the ways on are few, the tokens that its next one is drawn from: with any other the answer
+// would not be canonical, and nothing could be forced behind it. Empty: what the grammar allows. A
+// ban must find others left.
+std::span<const TokenId> EngineLoop::choices_of(Sample& sample) {
+  if (!sample.has_grammar || !sample.request->jump_forward || sample.heals ||
+      sample.request->sampling.spec.min_new_tokens > 0)
+    return {};
+  if (std::exchange(sample.choices_at, sample.num_tokens) != sample.num_tokens) {
+    sample.choices.clear();
+    if (!sample.matcher->ended())
+      jump_forward_->append_choices(*sample.matcher, sample.recent, sample.choices);
+  }
+  return sample.choices;
 }
 
 void EngineLoop::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {

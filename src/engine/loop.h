@@ -72,6 +72,7 @@ class EngineLoop : private SequenceObserver {
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
   void fill_mask(const Lane& lane, std::span<uint32_t> words);
+  std::span<const TokenId> choices_of(Sample& sample);
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
   std::optional<FinishReason> advance_healing(Sample& sample, TokenId token);
   std::optional<FinishReason> end_of_grammar(Sample& sample, TokenId token);
