@@ -1,5 +1,6 @@
 // The room's small pieces, one test a promise.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <fstream>
@@ -120,6 +121,9 @@ TEST(MappedFile, ReadsAFileAndNamesAMissingOne) {
   std::remove(path.c_str());
   EXPECT_EQ(MappedFile::open(path).error().code(), StatusCode::kNotFound);
   EXPECT_EQ(MappedFile::open("/tmp").error().code(), StatusCode::kInvalidArgument);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);  // nobody writes to it, and nobody waits for it
+  EXPECT_EQ(MappedFile::open(path).error().code(), StatusCode::kInvalidArgument);
+  std::remove(path.c_str());
 }
 
 TEST(Log, KnowsItsLevels) {

@@ -236,6 +236,12 @@ bool Connection::parse() {
   const HttpServerConfig& config = shared_->config;
   while (p.in.size() > 0 && !p.request->is_done()) {
     if (!p.begun) {
+      // Empty lines before a request are no part of it (RFC 9112, 2.2).
+      const char first = *static_cast<const char*>(p.in.data().data());
+      if (first == '\r' || first == '\n') {
+        p.in.consume(1);
+        continue;
+      }
       p.begun = true;
       set_deadline(config.header_timeout);
     }

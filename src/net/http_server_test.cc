@@ -260,6 +260,15 @@ TEST_F(HttpServerTest, ARequestBehindAPipelinedOneIsReadAsItself) {
   }
 }
 
+TEST_F(HttpServerTest, EmptyLinesBeforeARequestAreNoPartOfIt) {
+  start();
+  const std::string answers = exchange(
+      "\r\n\r\nPOST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab\r\n\n"
+      "GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(count(answers, "HTTP/1.1 200 OK"), 2u) << answers;
+  EXPECT_TRUE(answers.ends_with("hello\n")) << answers;
+}
+
 TEST_F(HttpServerTest, BodiesInPieces) {
   start();
   TestSocket chunked(port());
