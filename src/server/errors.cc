@@ -1,5 +1,8 @@
 #include "server/errors.h"
 
+#include <string>
+#include <utility>
+
 #include "server/json_writer.h"
 
 namespace espalier::server {
@@ -38,6 +41,17 @@ const Row& row_of(StatusCode code) {
   return kTable[std::size(kTable) - 1];
 }
 
+// The engine tells a field by its native name; OpenAI's clients have sent it under another.
+std::string in_openai_names(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"max_new_tokens", "max_tokens"}, {"min_new_tokens", "min_tokens"}};
+  for (const auto& [native, openai] : kNames) {
+    for (size_t at = 0; (at = text.find(native, at)) != std::string::npos; at += openai.size())
+      text.replace(at, native.size(), openai);
+  }
+  return text;
+}
+
 void write_openai(JsonWriter& w, std::string_view message, std::string_view type, int code) {
   w.begin_object().member("object", "error").member("message", message).member("type", type);
   w.key("param").null().member("code", code).end_object();
@@ -49,7 +63,7 @@ void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row
       w.begin_object().member("message", status.message()).end_object();
       return;
     case Dialect::kOpenAi:
-      write_openai(w, status.message(), row.type, row.http);
+      write_openai(w, in_openai_names(status.message()), row.type, row.http);
       return;
   }
 }

@@ -310,6 +310,14 @@ TEST_F(OpenAiTest, Errors) {
       }) {
     expect(c.path, c.body, 400, shaped(c.type, c.message));
   }
+  // The engine's names are the native ones.
+  engine_.set_script({.submit_error = invalid_argument("max_new_tokens is -1, and so on")});
+  expect(text, R"({"prompt":"a","max_tokens":-1})", 400,
+         shaped(refused, "max_tokens is -1, and so on"));
+  engine_.set_script({.submit_error = invalid_argument(
+                          "min_new_tokens is 5, but must be in [0, max_new_tokens], which is 4")});
+  expect(chat, R"({"messages":[{"role":"user","content":"a"}],"min_tokens":5,"max_tokens":4})", 400,
+         shaped(refused, "min_tokens is 5, but must be in [0, max_tokens], which is 4"));
   engine_.set_script({.submit_error = Status(StatusCode::kResourceExhausted, "full")});
   const Answer full = post(text, R"({"prompt":"a"})");
   EXPECT_EQ(full.status, 503);
