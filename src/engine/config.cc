@@ -24,6 +24,9 @@ Status check_not_negative(std::string_view field, int64_t value) {
 
 Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("context_length", c.context_length));
+  if (c.context_length == 1)
+    return invalid_argument(
+        "context_length is 1, but a prompt and its output need at least a token each");
   ESP_RETURN_IF_ERROR(check_not_negative("max_total_tokens", c.max_total_tokens));
   ESP_RETURN_IF_ERROR(check_not_negative("max_running_requests", c.max_running_requests));
   ESP_RETURN_IF_ERROR(check_not_negative("max_queued_requests", c.max_queued_requests));
@@ -131,6 +134,12 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   const int64_t useful = int64_t{effective.max_running_requests} * effective.context_length;
   const int64_t tokens = user.max_total_tokens > 0 ? user.max_total_tokens : std::min(fits, useful);
   const int64_t whole_pages = tokens / user.page_size * user.page_size;
+  if (whole_pages == 0 && user.max_total_tokens == 0 && fits < user.page_size)
+    return fail(error(
+        StatusCode::kResourceExhausted,
+        "no memory is left for the KV cache: one page of {} tokens takes {:.6f} GiB, and {:.6f} "
+        "GiB of what mem_fraction_static allows are left; raise it, or free memory",
+        user.page_size, gib(user.page_size * bytes_per_token), gib(budget)));
   if (whole_pages == 0)
     return fail(invalid_argument(
         "page_size is {}, but the KV cache holds only {} tokens: lower page_size or raise "

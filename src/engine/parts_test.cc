@@ -82,6 +82,9 @@ TEST(Resolve, ContradictionsSayWhatToDo) {
               AllOf(HasSubstr("1000000"), HasSubstr("81920"), HasSubstr("mem_fraction_static")));
   EXPECT_THAT(message({.mem_fraction_static = 0.05}),
               AllOf(HasSubstr("0.05"), HasSubstr("raise it")));
+  EXPECT_THAT(message({.mem_fraction_static = 0.10001, .page_size = 16}),
+              AllOf(HasSubstr("page of 16 tokens"), HasSubstr("mem_fraction_static")));
+  EXPECT_THAT(message({.context_length = 1}), HasSubstr("context_length is 1"));
   EXPECT_THAT(message({.mem_fraction_static = 1.5}), HasSubstr("(0, 1]"));
   EXPECT_THAT(message({.max_total_tokens = 10, .page_size = 16}), HasSubstr("page_size"));
   EXPECT_THAT(message({.page_size = 0}), HasSubstr("page_size"));
