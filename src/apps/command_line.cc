@@ -50,6 +50,14 @@ Status unknown_flag(const SettingTable& table, const std::string& word) {
                           near.empty() ? "" : fmt::format("; did you mean --{}?", near));
 }
 
+Status stray(const SettingTable& table, const CommandLine& command, const std::string& word) {
+  std::error_code ignored;
+  if (table.find("model-path") != nullptr && std::filesystem::exists(word, ignored))
+    return invalid_argument("'{}' stands alone; a model is named by --model-path {}", word, word);
+  return invalid_argument("'{}' stands alone; {} takes flags only (--help lists them)", word,
+                          command.name);
+}
+
 Status apply_flags(const GivenFlags& given, SettingTable& table) {
   for (Setting& row : table.rows()) {
     const auto found = given.find(&row);
@@ -67,13 +75,16 @@ Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     throw;
+  } catch (const CLI::ArgumentMismatch& problem) {  // "--port: 1 required N missing"
+    const std::string_view what = problem.what();
+    return invalid_argument("{} needs a value (--help lists the flags)",
+                            what.substr(0, what.find(':')));
   } catch (const CLI::Error& problem) {
     return invalid_argument("{} (--help lists the flags)", problem.what());
   }
   for (const std::string& word : app.remaining()) {
     if (word.size() > 1 && word.front() == '-') return unknown_flag(table, word);
-    return invalid_argument("'{}' stands alone; {} takes flags only (--help lists them)", word,
-                            command.name);
+    return stray(table, command, word);
   }
   return {};
 }

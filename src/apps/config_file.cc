@@ -2,6 +2,8 @@
 // table.
 #include <toml++/toml.h>
 #include <boost/json.hpp>
+#include <functional>
+#include <map>
 #include <sstream>
 
 #include "apps/settings.h"
@@ -15,18 +17,27 @@ struct Entry {
   std::vector<std::string> values;  // one, or an array's
 };
 
+// Of a setting whose text is JSON: there a table is its value.
+using TakesJson = std::function<bool(std::string_view key)>;
+
 Status nested(std::string_view key) {
   return invalid_argument(
       "'{}' holds a table; settings stand at the top level, by their flags' names", key);
 }
 
-Result<std::string> json_scalar(std::string_view key, const boost::json::value& value) {
-  if (value.is_string()) return std::string(value.get_string());
-  if (value.is_bool() || value.is_number()) return boost::json::serialize(value);
-  return fail(nested(key));
+Status no_setting(std::string_view key, std::string_view what) {
+  return invalid_argument("'{}' holds {}; a setting is a text, a number, true or false", key, what);
 }
 
-Result<std::vector<Entry>> read_json(std::string_view text) {
+Result<std::string> json_scalar(std::string_view key, const boost::json::value& value) {
+  if (value.is_string()) return std::string(value.get_string());
+  if (value.is_double()) return fmt::format("{}", value.get_double());
+  if (value.is_bool() || value.is_number()) return boost::json::serialize(value);
+  if (value.is_object()) return fail(nested(key));
+  return fail(no_setting(key, value.is_null() ? "a null in a list" : "a list in a list"));
+}
+
+Result<std::vector<Entry>> read_json(std::string_view text, const TakesJson& takes_json) {
   boost::json::error_code problem;
   const boost::json::value root =
       boost::json::parse(boost::json::string_view(text.data(), text.size()), problem);
@@ -36,7 +47,9 @@ Result<std::vector<Entry>> read_json(std::string_view text) {
   for (const auto& [name, value] : root.get_object()) {
     if (value.is_null()) continue;
     Entry entry{std::string(name), {}};
-    if (value.is_array()) {
+    if (takes_json(entry.key) && !value.is_string()) {
+      entry.values.push_back(boost::json::serialize(value));
+    } else if (value.is_array()) {
       for (const boost::json::value& item : value.get_array()) {
         ESP_ASSIGN_OR_RETURN(std::string scalar, json_scalar(entry.key, item));
         entry.values.push_back(std::move(scalar));
@@ -55,16 +68,21 @@ Result<std::string> toml_scalar(std::string_view key, const toml::node& value) {
   if (const auto* flag = value.as_boolean()) return std::string(flag->get() ? "true" : "false");
   if (const auto* whole = value.as_integer()) return fmt::format("{}", whole->get());
   if (const auto* number = value.as_floating_point()) return fmt::format("{}", number->get());
-  return fail(nested(key));
+  if (value.is_table()) return fail(nested(key));
+  return fail(no_setting(key, value.is_array() ? "a list in a list" : "a date or a time"));
 }
 
-Result<std::vector<Entry>> read_toml(std::string_view text) {
+Result<std::vector<Entry>> read_toml(std::string_view text, const TakesJson& takes_json) {
   try {
     const toml::table root = toml::parse(text);
     std::vector<Entry> entries;
     for (const auto& [name, value] : root) {
       Entry entry{std::string(name.str()), {}};
-      if (const toml::array* items = value.as_array()) {
+      if (const toml::table* object = value.as_table(); object && takes_json(entry.key)) {
+        std::ostringstream json;
+        json << toml::json_formatter(*object);
+        entry.values.push_back(json.str());
+      } else if (const toml::array* items = value.as_array()) {
         for (const toml::node& item : *items) {
           ESP_ASSIGN_OR_RETURN(std::string scalar, toml_scalar(entry.key, item));
           entry.values.push_back(std::move(scalar));
@@ -92,17 +110,29 @@ Status apply_config_file(SettingTable& table, const std::filesystem::path& path,
   const std::string extension = path.extension().string();
   if (extension != ".json" && extension != ".toml")
     return invalid_argument("{}: its name must end in .json or .toml", context);
-  Result<std::vector<Entry>> entries = extension == ".json" ? read_json(*text) : read_toml(*text);
+  const auto takes_json = [&table](std::string_view key) {
+    const Setting* setting = table.find(key);
+    return setting != nullptr && setting->value_name == "JSON";
+  };
+  Result<std::vector<Entry>> entries =
+      extension == ".json" ? read_json(*text, takes_json) : read_toml(*text, takes_json);
   if (!entries) return entries.error().with_context(context);
 
+  std::map<const Setting*, std::string> seen;  // by which of its spellings
   for (const Entry& entry : *entries) {
     Setting* setting = table.find(entry.key);
-    if (setting == nullptr || setting->name == "config") {
+    if (setting != nullptr && setting->name == "config")
+      return invalid_argument("{}: a configuration file names no other one; leave out '{}'",
+                              context, entry.key);
+    if (setting == nullptr) {
       if (known_elsewhere.find(entry.key) != nullptr) continue;
       const std::string near = table.nearest_name(entry.key);
       return invalid_argument("{}: there is no setting '{}'{}", context, entry.key,
                               near.empty() ? "" : fmt::format("; did you mean {}?", near));
     }
+    if (const auto [other, is_first] = seen.emplace(setting, entry.key); !is_first)
+      return invalid_argument("{}: '{}' and '{}' are one setting; leave one out", context,
+                              other->second, entry.key);
     ESP_RETURN_IF_ERROR(
         assign(*setting, entry.values, fmt::format("{} in {}", entry.key, path.string())));
   }

@@ -16,6 +16,7 @@ Result<std::string> read_prompt(const std::vector<std::string>& words) {
   std::string prompt;
   for (const std::string& word : words) prompt += (prompt.empty() ? "" : " ") + word;
   if (!prompt.empty()) return prompt;
+  if (!words.empty()) return fail(invalid_argument("the prompt is empty"));
   if (isatty(STDIN_FILENO) == 1)
     return fail(invalid_argument("no prompt: give it as an argument or on standard input"));
   prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());

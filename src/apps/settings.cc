@@ -224,6 +224,8 @@ std::string SettingTable::nearest_name(std::string_view name) const {
 
 Status assign(Setting& setting, const std::vector<std::string>& values, std::string_view origin) {
   if (setting.clear) setting.clear();
+  if (!setting.clear && values.empty())
+    return invalid_argument("{} is an empty list; give one value, or leave it out", origin);
   for (const std::string& value : values) {
     if (!setting.clear && value != values.front())
       return invalid_argument("{} is given twice, as '{}' and as '{}'; leave one out", origin,

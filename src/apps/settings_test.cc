@@ -168,6 +168,42 @@ TEST_F(SettingsTest, ABrokenFileSaysWhere) {
   EXPECT_THAT(error_, HasSubstr(".json or .toml"));
 }
 
+TEST_F(SettingsTest, AValueOfTheWrongKindInAFileIsToldAsWhatItIs) {
+  const auto told = [this](const std::string& name, const std::string& text) {
+    EXPECT_EQ(run({"--config", write(name, text)}), kExitUsage) << text;
+    return error_;
+  };
+  EXPECT_THAT(told("a.json", R"({"port": []})"), HasSubstr("is an empty list; give one value"));
+  EXPECT_THAT(told("a.json", R"({"stop": [["a"]]})"), HasSubstr("'stop' holds a list in a list"));
+  EXPECT_THAT(told("a.json", R"({"port": 1.5})"), HasSubstr("'1.5' is not a whole number"));
+  EXPECT_THAT(told("a.json", R"({"config": "b.json"})"), HasSubstr("names no other one"));
+  EXPECT_THAT(told("a.json", R"({"stream-interval": 1, "stream_interval": 2})"),
+              HasSubstr("'stream-interval' and 'stream_interval' are one setting; leave one out"));
+  EXPECT_THAT(told("a.json", R"({"model": "a", "model-path": "b"})"), HasSubstr("one setting"));
+  EXPECT_THAT(told("a.toml", "port = 2024-01-01\n"), HasSubstr("'port' holds a date or a time"));
+  EXPECT_THAT(told("a.toml", "[port]\na = 1\n"), HasSubstr("'port' holds a table"));
+}
+
+TEST_F(SettingsTest, ASettingThatIsJsonMayStandAsATable) {
+  for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+           {"k.json", R"({"kv_events_config": {"publisher": "http", "buffer_steps": 7}})"},
+           {"s.json", R"({"kv_events_config": "{\"buffer_steps\": 7}"})"},
+           {"k.toml", "kv-events-config = {publisher = 'http', buffer_steps = 7}\n"},
+           {"t.toml", "[kv-events-config]\nbuffer_steps = 7\n"}}) {
+    ASSERT_EQ(run({"--config", write(name, text)}), -1) << name << error_;
+    EXPECT_EQ(config_.engine.num_cache_events, 7) << name;
+  }
+}
+
+TEST_F(SettingsTest, AFlagWithoutItsValueAndAModelWithoutItsFlagAreNamed) {
+  EXPECT_EQ(run({"--port"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("error: --port needs a value"));
+  EXPECT_EQ(run({"--port="}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("error: --port needs a value"));
+  EXPECT_EQ(run({folder_}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("a model is named by --model-path " + folder_));
+}
+
 TEST_F(SettingsTest, ContradictionsNameBothSides) {
   EXPECT_EQ(run({"--port", "1", "--port", "2"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("--port is given twice, as '1' and as '2'"));
