@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <strings.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -41,8 +42,9 @@ Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& 
   const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
   if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
   const std::string* header = request.header("Authorization");
-  constexpr std::string_view kScheme = "Bearer ";
-  if (header == nullptr || !header->starts_with(kScheme)) return Verdict::kUnauthorized;
+  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
+  if (header == nullptr || ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) != 0)
+    return Verdict::kUnauthorized;
   const std::string_view given = std::string_view(*header).substr(kScheme.size());
   // The administrator's key opens everything.
   if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
