@@ -21,13 +21,22 @@ void on_interrupt(int) {
 
 constexpr Duration kInterruptPoll = std::chrono::milliseconds(50);
 
+// As the engine takes them; told here, a wrong one is told before a model is loaded.
+struct Range {
+  double min, max;
+  bool above_min = false;  // the least value itself is none
+};
+
 void optional_number(SettingTable& table, std::string name, std::optional<float>& target,
-                     std::string help) {
+                     Range range, std::string help) {
   table.custom(std::move(name), "X", std::move(help), "the model's",
-               [&target](std::string_view text) -> Status {
+               [&target, range](std::string_view text) -> Status {
                  double value = 0;
                  SettingTable scratch;
-                 ESP_RETURN_IF_ERROR(scratch.number("", value, -1e9, 1e9, "").set(text));
+                 ESP_RETURN_IF_ERROR(scratch.number("", value, range.min, range.max, "").set(text));
+                 if (range.above_min && value == range.min)
+                   return invalid_argument("{} is out of range; it must be above {} and at most {}",
+                                           text, range.min, range.max);
                  target = static_cast<float>(value);
                  return {};
                });
@@ -89,16 +98,19 @@ void add_sampling_settings(SettingTable& table, SamplingParams& sampling) {
                    "tokens of the answer at most");
   optional_integer(table, "min-new-tokens", sampling.min_new_tokens, 0, 1 << 30, "0",
                    "tokens before the answer may end");
-  optional_number(table, "temperature", sampling.temperature, "0 takes the likeliest token");
-  optional_number(table, "top-p", sampling.top_p, "likeliest tokens that sum to this probability");
+  optional_number(table, "temperature", sampling.temperature, {0, 1e9},
+                  "0 takes the likeliest token");
+  optional_number(table, "top-p", sampling.top_p, {0, 1, true},
+                  "likeliest tokens that sum to this probability");
   optional_integer(table, "top-k", sampling.top_k, -1, 1 << 30, "the model's",
                    "this many likeliest tokens");
-  optional_number(table, "min-p", sampling.min_p,
+  optional_number(table, "min-p", sampling.min_p, {0, 1},
                   "tokens of this part of the likeliest's probability");
-  optional_number(table, "frequency-penalty", sampling.frequency_penalty,
+  optional_number(table, "frequency-penalty", sampling.frequency_penalty, {-2, 2},
                   "for each time that a token came");
-  optional_number(table, "presence-penalty", sampling.presence_penalty, "when a token has come");
-  optional_number(table, "repetition-penalty", sampling.repetition_penalty,
+  optional_number(table, "presence-penalty", sampling.presence_penalty, {-2, 2},
+                  "when a token has come");
+  optional_number(table, "repetition-penalty", sampling.repetition_penalty, {0, 2, true},
                   "divides the logits of tokens seen");
   optional_integer(table, "sampling-seed", sampling.sampling_seed, 0, int64_t{1} << 62, "drawn",
                    "the same seed gives the same answer");

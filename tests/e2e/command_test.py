@@ -209,6 +209,17 @@ class CommandTest(unittest.TestCase):
             # Settings that the server alone checks.
             self.assertIn("max_body_bytes", told("--port", "0", "--max-body-bytes", "1"))
 
+    def test_a_sampling_flag_out_of_range_is_told_before_a_model_is_loaded(self):
+        for flag, value, told in (("top-p", "0", "above 0 and at most 1"),
+                                  ("temperature", "-1", "between 0 and"),
+                                  ("min-p", "1.5", "between 0 and 1"),
+                                  ("repetition-penalty", "0", "above 0 and at most 2"),
+                                  ("presence-penalty", "-3", "between -2 and 2")):
+            result = run("generate", "x", "--model-path", "/no/such/model", f"--{flag}", value)
+            self.assert_usage_error(result, f"--{flag}: ")
+            self.assertIn(told, result.stderr)
+        self.assert_usage_error(run("generate", ""), "the prompt is empty")
+
     def test_generate_takes_its_prompt_from_an_argument_or_from_standard_input(self):
         flags = ("--temperature", "0", "--max-new-tokens", "12", "--ignore-eos")
         by_argument = run("generate", "The sun", *flags)
