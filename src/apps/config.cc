@@ -399,13 +399,15 @@ std::string settings_markdown() {
   add_server_settings(table, config);
   add_engine_settings(table, config);
   std::string out =
-      "# Settings\n\nEvery setting is a flag of `espalier serve`; those of the engine are flags of "
-      "the "
-      "other commands too.\nIt can stand in a file (`--config FILE`, JSON or TOML, by the same "
-      "name "
-      "with `-` or `_`) or in the\nenvironment. A flag wins over the environment, the environment "
-      "over "
-      "the file, the file over the default.\n";
+      "# Settings\n\n"
+      "Every setting is a flag of `espalier serve`; those of the engine are flags of the other "
+      "commands too.\n"
+      "It can stand in a file (`--config FILE`, JSON or TOML, by the same name with `-` or `_`; a "
+      "table where\n"
+      "the value is JSON) or in the environment. A flag wins over the environment, the environment "
+      "over the\n"
+      "file, the file over the default. What makes another setting that was given mean nothing is "
+      "an error.\n";
   std::string heading;
   for (const Setting& row : table.rows()) {
     if (row.group != heading) {
