@@ -130,8 +130,15 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
   const bool outer_left_out = std::exchange(left_out_, false);
   const bool outer_rough = std::exchange(rough_, false);
   auto body = lower(elements);
-  if (!body && !over_budget_ && !numbers_only_ &&
-      body.error().code() != StatusCode::kInvalidArgument) {
+  const auto may_be_made_otherwise = [&] {
+    return !body && !over_budget_ && !numbers_only_ &&
+           body.error().code() != StatusCode::kInvalidArgument;
+  };
+  if (may_be_made_otherwise()) {
+    left_out_ = false;
+    body = by_formula(given);
+  }
+  if (may_be_made_otherwise()) {
     body = approximate(given, rule);
   } else if (body && left_out_) {
     ESP_RETURN_IF_ERROR(add_check(given, rule));

@@ -120,6 +120,9 @@ class SchemaCompiler {
   Result<ExprId> compile(Conjunction elements);
   // The same with what is not practical left out; adds a check to `rule`.
   Result<ExprId> approximate(const Conjunction& elements, RuleId rule);
+  // The same with objects as states of a formula: exact, where that is not too large.
+  class ByFormula;
+  Result<ExprId> by_formula(const Conjunction& elements);
   Status add_check(const Conjunction& elements, RuleId rule);
   Result<ExprId> lower_some(Conjunction elements);
   uint8_t plain_types(const Conjunction& elements) const;
@@ -176,6 +179,7 @@ class SchemaCompiler {
   Ir::Graph counted_object_graph(const std::vector<Property>& list,
                                  const std::vector<ExtraKeys>& extra, int64_t properties_min,
                                  int64_t cap, std::optional<int64_t> properties_max);
+  Status bound_names(const Element& element, const std::vector<std::string>& names) const;
   ExprId comma();
   ExprId any_order_object(std::vector<ExprId> pairs, const std::vector<ExtraKeys>& extra,
                           const Facts& facts);

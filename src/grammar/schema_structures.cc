@@ -434,6 +434,22 @@ Ir::Graph SchemaCompiler::counted_object_graph(const std::vector<Property>& list
   return graph;
 }
 
+Status SchemaCompiler::bound_names(const Element& element,
+                                   const std::vector<std::string>& names) const {
+  size_t long_bytes = 0;
+  for (const std::string& name : names) {
+    if (name.size() <= kLongName) continue;
+    long_bytes += name.size();
+    if (long_bytes <= kLongNamesMax) continue;
+    return error(StatusCode::kResourceExhausted,
+                 "{}: names of properties that are longer than {} bytes have more than {} "
+                 "together; shorten them ('{}...')",
+                 document_.pointer_of(element.schema), kLongName, kLongNamesMax,
+                 name.substr(0, 40));
+  }
+  return {};
+}
+
 Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const Facts& facts) {
   if (!facts.object_facts) return pieces_.object();
   std::vector<std::string> names;  // in the order of their declaration; required ones follow
@@ -451,17 +467,7 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
   for (const std::string& name : facts.required) {
     if (known.insert(name).second) names.push_back(name);
   }
-  size_t long_bytes = 0;
-  for (const std::string& name : names) {
-    if (name.size() <= kLongName) continue;
-    long_bytes += name.size();
-    if (long_bytes <= kLongNamesMax) continue;
-    return fail(error(StatusCode::kResourceExhausted,
-                      "{}: names of properties that are longer than {} bytes have more than {} "
-                      "together; shorten them ('{}...')",
-                      document_.pointer_of(elements[0].schema), kLongName, kLongNamesMax,
-                      name.substr(0, 40)));
-  }
+  ESP_RETURN_IF_ERROR(bound_names(elements[0], names));
   const std::set<std::string> required(facts.required.begin(), facts.required.end());
   const bool names_limited = limits_names(elements);
   ExprId allowed_keys = ir_.never();
