@@ -2,6 +2,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
+#include <semaphore>
 #include <thread>
 
 #include "apps/commands.h"
@@ -15,7 +18,7 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// SIGTERM and SIGINT, taken by sigwait in one thread; every thread made later inherits the mask. A
+// SIGTERM and SIGINT, to be taken by sigwait; every thread made later inherits the mask. A
 // SIGINT that was ignored when the process began stays so: a shell's background job is not meant by
 // Ctrl-C.
 sigset_t block_stop_signals() {
@@ -44,20 +47,49 @@ void log_plan(const Engine& engine) {
       config.disable_radix_cache ? "off" : "on");
 }
 
-// Waits for a signal to stop, then drains; a second signal ends the process at once.
-void serve_until_signal(Server& server, const sigset_t& signals, Duration drain_timeout) {
-  int signal_number = 0;
-  sigwait(&signals, &signal_number);
-  log_info("stopping signal={} drain_timeout_s={:.1f}", strsignal(signal_number),
-           to_seconds(drain_timeout));
-  std::thread([signals] {
-    set_thread_name("signals");
-    int again = 0;
-    sigwait(&signals, &again);
-    _exit(kExitOk);
-  }).detach();
-  server.stop(drain_timeout);
-}
+// Takes the signals to stop in a thread of its own. While a model is loaded, which may take
+// minutes, there is nothing to drain: the first ends the process. Later it is told to who waits,
+// and a second one ends the process.
+class StopSignals {
+ public:
+  explicit StopSignals(sigset_t signals) {
+    std::thread([signals, state = state_] {
+      set_thread_name("signals");
+      int number = 0;
+      sigwait(&signals, &number);
+      Phase loading = Phase::kLoading;
+      if (state->phase.compare_exchange_strong(loading, Phase::kEnding)) {
+        log_info("stopped signal={} while the model was loaded", strsignal(number));
+        _exit(kExitOk);
+      }
+      state->number = number;
+      state->came.release();
+      sigwait(&signals, &number);
+      _exit(kExitOk);
+    }).detach();
+  }
+
+  // From here on the first signal is for wait(). Does not return when one has come before.
+  void begin_serving() {
+    Phase loading = Phase::kLoading;
+    if (state_->phase.compare_exchange_strong(loading, Phase::kServing)) return;
+    while (true) pause();
+  }
+  int wait() {
+    state_->came.acquire();
+    return state_->number;
+  }
+
+ private:
+  enum class Phase { kLoading, kServing, kEnding };
+  struct State {
+    std::atomic<Phase> phase{Phase::kLoading};
+    std::binary_semaphore came{0};
+    int number = 0;
+  };
+  // Shared: the thread outlives whoever waits.
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 }  // namespace
 
@@ -77,10 +109,11 @@ int run_serve(const std::vector<std::string>& args) {
   // What is wrong with these is told at once: a model may take minutes to load.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
-  const sigset_t signals = block_stop_signals();
+  StopSignals signals(block_stop_signals());
   signal(SIGPIPE, SIG_IGN);
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
+  signals.begin_serving();
   log_plan(**engine);
   config.server.extra_info = {
       {"vocab_size", fmt::format("{}", (*engine)->model_info().vocab_size)},
@@ -92,7 +125,10 @@ int run_serve(const std::vector<std::string>& args) {
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
   log_info("ready url=http://{}:{} startup_ms={:.0f}", config.server.host, (*server)->port(),
            to_seconds(SteadyClock().now() - started) * 1e3);
-  serve_until_signal(**server, signals, config.drain_timeout);
+  const int signal_number = signals.wait();
+  log_info("stopping signal={} drain_timeout_s={:.1f}", strsignal(signal_number),
+           to_seconds(config.drain_timeout));
+  (*server)->stop(config.drain_timeout);
   server->reset();
   engine->reset();
   log_info("stopped");

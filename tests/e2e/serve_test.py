@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 import threading
 import time
 import unittest
 
-from harness import Server, wait_until
+from harness import BINARY, PATIENCE_S, Server, clean_environment, run, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
 # Runs until the context is full.
@@ -165,6 +166,13 @@ class SettingsTest(unittest.TestCase):
                 self.assertNotIn("key-2", server.output())
 
 
+def blocks(pid, number):
+    """Whether a process keeps a signal from its first thread, to take it in another."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as f:
+        mask = next(line for line in f if line.startswith("SigBlk"))
+    return int(mask.split()[1], 16) >> (number - 1) & 1 == 1
+
+
 class SignalTest(unittest.TestCase):
     def test_each_stop_signal_drains_and_exits_with_0(self):
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -177,6 +185,25 @@ class SignalTest(unittest.TestCase):
                 self.assertIsNone(rest[-1])
                 self.assertEqual(rest[-2]["meta_info"]["completion_tokens"], 40)
                 self.assertEqual(server.process.wait(60), 0)
+
+    def test_a_signal_while_a_model_is_loaded_ends_at_once(self):
+        model = json.loads(run("inspect", "--json").stdout)["model_path"]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # 700 million weights to draw, of which few are drawn.
+            process = subprocess.Popen(
+                [BINARY, "serve", "--port", "0", "--device", "cpu", "--model-path", model,
+                 "--load-format", "dummy", "--json-model-override-args",
+                 '{"num_hidden_layers": 400}'],
+                env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            with process:
+                wait_until(lambda: blocks(process.pid, number), "the server takes signals")
+                process.send_signal(number)
+                output = process.communicate(timeout=PATIENCE_S)[0]
+            self.assertEqual(process.returncode, 0, output)
+            self.assertIn("while the model was loaded", output)
+            self.assertNotIn("ready", output)
 
     def test_a_second_signal_ends_at_once(self):
         with Server() as server:
