@@ -54,6 +54,7 @@ Result<ExprId> SchemaCompiler::compile() {
   open_.clear();
   depth_ = 0;
   over_budget_ = left_out_ = rough_ = false;
+  formulas_begun_ = formula_steps_ = 0;
   frugal_ = true;
   return compile(root);
 }

@@ -214,7 +214,8 @@ class SchemaCompiler {
   bool rough_ = false;         // in approximate(): leave out, and ask for a check
   bool uncounted_ = false;     // what is made is met with other languages: no counters
   bool numbers_only_ = false;  // what is made is met with numbers
-  bool left_out_ = false;      // something was left out of the rule being made
+  int formulas_begun_ = 0, formula_steps_ = 0;  // by_formula()
+  bool left_out_ = false;                       // something was left out of the rule being made
   std::map<Conjunction, RuleId> rules_;
   std::set<RuleId> open_;  // rules whose bodies are being made
   std::map<std::pair<std::string, bool>, ExprId> patterns_;

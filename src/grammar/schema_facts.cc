@@ -1,7 +1,9 @@
 // What the keywords of a conjunction's elements ask for, keyword by keyword.
 #include <algorithm>
 #include <boost/json.hpp>
+#include <functional>
 #include <set>
+#include <tuple>
 
 #include "grammar/json_format.h"
 #include "grammar/schema_compiler.h"
@@ -49,6 +51,13 @@ Result<SchemaCompiler::Facts> SchemaCompiler::gather(const Conjunction& elements
       if (!asserts && asserted(key)) continue;
       ESP_RETURN_IF_ERROR(gather_keyword(key, value, element, facts));
     }
+  }
+  // Elements lie in no certain order, and automata grow with the order in which they are met.
+  for (auto* patterns : {&facts.patterns, &facts.not_patterns}) std::ranges::sort(*patterns);
+  for (auto* divisors : {&facts.divisors, &facts.not_divisors}) {
+    std::ranges::sort(*divisors, std::greater(), [](const Decimal& d) {
+      return std::tuple(d.whole.size(), d.whole, d.fraction);
+    });
   }
   std::ranges::sort(facts.required);
   facts.required.erase(std::unique(facts.required.begin(), facts.required.end()),

@@ -25,6 +25,9 @@ constexpr size_t kPairsMax = 20'000;  // of names and schemas that speak of them
 constexpr size_t kPlacesMax = 64;     // of items that have a schema of their own
 constexpr int64_t kCountedMax = 64;   // minProperties, maxProperties
 
+// Of one schema, all in all: a formula's values may be formulas of their own without end.
+constexpr int kFormulasBegunMax = 60, kStepsInAllMax = 1000;
+
 // Whether it holds of every value, plainly.
 bool says_nothing(const json::value& schema) {
   if (schema.is_bool()) return schema.get_bool();
@@ -667,7 +670,7 @@ class SchemaCompiler::ByFormula {
   // What follows, unless it is plain that no value satisfies the conjunction.
   template <typename Then>
   Status possible(const Conjunction& value, Then then) {
-    if (graph_.edges.size() > kEdgesMax)
+    if (graph_.edges.size() > kEdgesMax || ++c_.formula_steps_ > kStepsInAllMax)
       return error(StatusCode::kResourceExhausted, "too many choices combine");
     ESP_ASSIGN_OR_RETURN(const bool may, c_.may_match(value, 0));
     return may ? then() : Status();
@@ -722,7 +725,8 @@ Result<ExprId> SchemaCompiler::by_formula(const Conjunction& elements) {
       json::object{{"type", {"null", "boolean", "number", "string"}}};
   static const json::value kWords = json::object{{"type", {"null", "boolean", "string"}}};
   static const json::value kArrays = json::object{{"type", "array"}};
-  if (options_.any_order) return fail(unsupported(elements[0], "properties"));
+  if (options_.any_order || ++formulas_begun_ > kFormulasBegunMax)
+    return fail(unsupported(elements[0], "properties"));
   ExprId objects = ir_.never();
   if (plain_types(elements) & kObject) {
     ESP_ASSIGN_OR_RETURN(objects, ByFormula(*this, ByFormula::Of::kObjects).lower(elements));
