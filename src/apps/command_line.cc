@@ -67,6 +67,30 @@ Status apply_flags(const GivenFlags& given, SettingTable& table) {
   return {};
 }
 
+// Takes "--switch=value" out of `args`: CLI11 would throw something of the standard library's at a
+// value that it does not know, and take any number for true.
+std::vector<std::string> without_stated_switches(const SettingTable& table,
+                                                 const std::vector<std::string>& args,
+                                                 GivenFlags& given) {
+  std::vector<std::string> rest;
+  for (auto word = args.begin(); word != args.end(); ++word) {
+    if (*word == "--") {
+      rest.insert(rest.end(), word, args.end());
+      break;
+    }
+    const size_t equals = word->find('=');
+    const Setting* row = word->starts_with("--") && equals != std::string::npos
+                             ? table.find(word->substr(2, equals - 2))
+                             : nullptr;
+    if (row != nullptr && row->is_switch() && row->name == word->substr(2, equals - 2)) {
+      given[row].push_back(word->substr(equals + 1));
+    } else {
+      rest.push_back(*word);
+    }
+  }
+  return rest;
+}
+
 Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
              const std::vector<std::string>& args) {
   // CLI11 takes its arguments from the back.
@@ -124,7 +148,8 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
   if (!command.positional.empty()) app.add_option(command.positional, command.words, "");
 
   try {
-    if (Status status = parse(app, command, table, args); !status.ok())
+    const std::vector<std::string> words = without_stated_switches(table, args, given);
+    if (Status status = parse(app, command, table, words); !status.ok())
       return report(status, kExitUsage);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());

@@ -73,6 +73,7 @@ void print_commands(std::string_view program, const std::vector<Command>& list) 
 int dispatch(std::string_view program, const std::vector<Command>& list,
              const std::vector<std::string>& args) {
   if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
+    if (args.size() > 1 && args[0] == "help") return dispatch(program, list, {args[1], "--help"});
     print_commands(program, list);
     return args.empty() ? kExitUsage : kExitOk;
   }
@@ -100,7 +101,7 @@ int run_grammar(const std::vector<std::string>& args) {
 }
 
 int run(const std::vector<std::string>& args) {
-  if (!args.empty() && args[0] == "--version") {
+  if (!args.empty() && (args[0] == "--version" || args[0] == "-V" || args[0] == "version")) {
     fmt::print("espalier {}\n", ESPALIER_VERSION);
     return kExitOk;
   }

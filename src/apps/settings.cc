@@ -75,6 +75,15 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return up[b.size()];
 }
 
+// Whether `part` stands in `name` between dashes or ends.
+bool has_part(std::string_view name, std::string_view part) {
+  for (size_t at = 0; (at = name.find(part, at)) != std::string_view::npos; ++at) {
+    const size_t end = at + part.size();
+    if ((at == 0 || name[at - 1] == '-') && (end == name.size() || name[end] == '-')) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
@@ -88,6 +97,12 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
       best_distance = distance;
     }
   }
+  // "metrics" for "enable-metrics": the shortest that has it as a part.
+  constexpr size_t kPartMin = 5;
+  if (!best.empty() || word.size() < kPartMin) return best;
+  for (const std::string& candidate : candidates)
+    if (has_part(candidate, word) && (best.empty() || candidate.size() < best.size()))
+      best = candidate;
   return best;
 }
 

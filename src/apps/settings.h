@@ -95,8 +95,9 @@ Status apply_config_file(SettingTable& table, const std::filesystem::path& path,
 Status apply_environment(SettingTable& table, const SettingTable& known_elsewhere);
 std::string environment_name(std::string_view setting);  // "ESPALIER_MODEL_PATH"
 
-// The nearest of `candidates` by edits (insert, delete, replace, swap of neighbours), or "" when
-// every one is more than a third of its length away.
+// The nearest of `candidates` by edits (insert, delete, replace, swap of neighbours). Where every
+// one is more than a third of its length away: the shortest that has `word` as a part
+// ("mem-fraction" of "mem-fraction-static"), or "".
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace espalier::apps

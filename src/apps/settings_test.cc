@@ -195,6 +195,21 @@ TEST_F(SettingsTest, ASettingThatIsJsonMayStandAsATable) {
   }
 }
 
+TEST_F(SettingsTest, ASwitchTakesTrueOrFalseBehindAnEqualsSign) {
+  for (const char* wrong : {"maybe", "2", "-1", "", "TRUE"}) {
+    EXPECT_EQ(run({fmt::format("--enable-metrics={}", wrong)}), kExitUsage) << wrong;
+    EXPECT_THAT(error_, HasSubstr(fmt::format("--enable-metrics: '{}' is neither", wrong)));
+  }
+  ASSERT_EQ(run({"--enable-metrics=true", "--log-requests=off", "--disable-radix-cache"}), -1);
+  EXPECT_TRUE(config_.server.enable_metrics);
+  EXPECT_FALSE(config_.server.log_requests);
+  EXPECT_TRUE(config_.engine.disable_radix_cache);
+  EXPECT_EQ(run({"--enable-metrics", "--enable-metrics=false"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("given twice"));
+  EXPECT_EQ(run({"--enable_metrics=true"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("did you mean --enable-metrics?"));
+}
+
 TEST_F(SettingsTest, AFlagWithoutItsValueAndAModelWithoutItsFlagAreNamed) {
   EXPECT_EQ(run({"--port"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("error: --port needs a value"));
@@ -291,6 +306,13 @@ TEST(NearestTest, CountsASwapAsOneEditAndRefusesWhatIsFar) {
   EXPECT_EQ(nearest("serev", {"serve", "bench"}), "serve");
   EXPECT_EQ(nearest("inspct", {"serve", "inspect"}), "inspect");
   EXPECT_EQ(nearest("zebra", {"serve", "bench"}), "");
+  EXPECT_EQ(nearest("mem-fraction", {"max-prefill-tokens", "mem-fraction-static"}),
+            "mem-fraction-static");
+  EXPECT_EQ(nearest("metrics", {"enable-metrics", "enable-other-metrics", "obmetrics"}),
+            "obmetrics");  // an edit nearer than a part
+  EXPECT_EQ(nearest("radix", {"disable-radix-cache", "radix-eviction-policy", "radixes-of-all"}),
+            "disable-radix-cache");
+  EXPECT_EQ(nearest("tric", {"enable-tric"}), "");
 }
 
 TEST(ModelPathTest, AnUnknownPathAndAMissingDefaultSayWhatToDo) {

@@ -26,6 +26,8 @@ class CommandTest(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result)
             self.assertIn("--config", result.stdout)
         self.assertIn("serve", run("--help").stdout)
+        self.assertEqual(run("help", "serve").stdout, run("serve", "--help").stdout)
+        self.assert_usage_error(run("help", "sreve"), "did you mean serve?")
         self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
 
     def test_a_compiled_program_runs(self):
