@@ -13,6 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         {"role":"user","content":"Hello \u00fc"}],"bos_token":"<s>","eos_token":"</s>",
         "add_generation_prompt":true,"tools":null})")
           .as_object();
-  (void)made->render(variables, 0, 0.2);
+  (void)made->render(variables, 0, 0.05);
   return 0;
 }
