@@ -23,15 +23,22 @@ namespace {
 constexpr int64_t kHidden = 2048, kFfn = 8192, kQkv = 3072, kVocab = 128256;
 constexpr int32_t kLayers = 16, kHeads = 32, kKvHeads = 8, kHeadDim = 64;
 
+const std::vector<std::string> kParts = {"light", "attention", "experts", "products"};
+
 struct Options {
   int threads = 0;
   std::string isa;
   std::string quantization;  // empty: numbers
   std::string json;
+  std::vector<std::string> parts;  // of kParts; empty: all
   int layers = kLayers;
   int repeats = 5;
   bool float32 = false;
   Stopwatch watch;
+
+  bool wants(std::string_view part) const {
+    return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+  }
 };
 
 // One line of the result: what, and each figure by name.
@@ -91,11 +98,6 @@ std::vector<float> normals(Rng& rng, int64_t count) {
   return values;
 }
 
-std::optional<BlockFormat> format_of(const Options& options) {
-  if (options.quantization.empty()) return std::nullopt;
-  return parse_block_format(options.quantization);
-}
-
 // The weights of the model, each matrix in memory of its own.
 struct Model {
   struct Layer {
@@ -114,33 +116,57 @@ struct Model {
   }
 };
 
-PackedMatrix pack(CpuBackend& backend, const std::vector<BFloat16>& source, int64_t in, int64_t out,
-                  bool gate_up, DType type, std::optional<BlockFormat> format) {
-  const auto rows = gate_up ? out / 2 : out;
-  const WeightRows block = {source.data(), DType::kBFloat16, rows, in};
-  const WeightRows blocks[] = {block, block};
-  auto packed =
-      PackedMatrix::pack(backend, {in, type, {blocks, gate_up ? 2u : 1u}, gate_up, format});
-  ESP_CHECK(packed.has_value(), "{}", packed.error().message());
-  return std::move(*packed);
-}
+// What matrices are packed from: numbers, or blocks of the format asked for.
+class Source {
+ public:
+  Source(Rng& rng, const Options& options, int64_t weights)
+      : type_(options.float32 ? DType::kFloat32 : DType::kBFloat16),
+        format_(parse_block_format(options.quantization)) {
+    if (!format_) {
+      numbers_.resize(static_cast<size_t>(weights));
+      for (BFloat16& number : numbers_) {
+        number = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
+      }
+      return;
+    }
+    const BlockFormatInfo& info = block_format_info(*format_);
+    blocks_.resize(static_cast<size_t>(weights / info.elements) * info.bytes);
+    // Any bytes but with bit 6 clear: then every float16 among them is smaller than 2.
+    for (std::byte& byte : blocks_) byte = static_cast<std::byte>(rng.below(256) & 0xbf);
+  }
+
+  PackedMatrix pack(CpuBackend& backend, int64_t in, int64_t out, bool gate_up) const {
+    const WeightRows rows = {
+        .data = format_ ? static_cast<const void*>(blocks_.data()) : numbers_.data(),
+        .rows = gate_up ? out / 2 : out,
+        .format = format_};
+    const WeightRows both[] = {rows, rows};
+    auto packed = PackedMatrix::pack(backend, {.in_features = in,
+                                               .type = type_,
+                                               .blocks = {both, gate_up ? 2u : 1u},
+                                               .gate_up = gate_up});
+    ESP_CHECK(packed.has_value(), "{}", packed.error().message());
+    return std::move(*packed);
+  }
+
+ private:
+  DType type_;
+  std::optional<BlockFormat> format_;
+  std::vector<BFloat16> numbers_;
+  std::vector<std::byte> blocks_;
+};
 
 Model make_model(CpuBackend& backend, const Options& options) {
   Rng rng(1);
-  std::vector<BFloat16> source(static_cast<size_t>(kVocab * kHidden));
-  for (size_t i = 0; i < source.size(); ++i) {
-    source[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
-  }
-  const std::optional<BlockFormat> format = format_of(options);
-  const DType type = options.float32 ? DType::kFloat32 : DType::kBFloat16;
+  const Source source(rng, options, kVocab * kHidden);
   Model model;
   for (int i = 0; i < options.layers; ++i) {
-    model.layers.push_back({pack(backend, source, kHidden, kQkv, false, type, format),
-                            pack(backend, source, kHidden, kHidden, false, type, format),
-                            pack(backend, source, kHidden, 2 * kFfn, true, type, format),
-                            pack(backend, source, kFfn, kHidden, false, type, format)});
+    model.layers.push_back({source.pack(backend, kHidden, kQkv, false),
+                            source.pack(backend, kHidden, kHidden, false),
+                            source.pack(backend, kHidden, 2 * kFfn, true),
+                            source.pack(backend, kFfn, kHidden, false)});
   }
-  model.head = pack(backend, source, kHidden, kVocab, false, type, format);
+  model.head = source.pack(backend, kHidden, kVocab, false);
   return model;
 }
 
@@ -312,15 +338,11 @@ void bench_attention(CpuBackend& backend, const Options& options, double read_ra
 void bench_experts(CpuBackend& backend, const Options& options, double read_rate, Report& report) {
   constexpr int64_t kExpertFfn = 768, kExperts = 128, kTopK = 8;
   Rng rng(5);
-  std::vector<BFloat16> source(static_cast<size_t>(kExpertFfn * kHidden));
-  for (BFloat16& value : source)
-    value = to_bfloat16(static_cast<float>(rng.uniform() - 0.5) * 0.1f);
-  const std::optional<BlockFormat> format = format_of(options);
-  const DType type = options.float32 ? DType::kFloat32 : DType::kBFloat16;
+  const Source source(rng, options, kExpertFfn * kHidden);
   std::vector<PackedMatrix> gate_up, down;
   for (int64_t i = 0; i < kExperts; ++i) {
-    gate_up.push_back(pack(backend, source, kHidden, 2 * kExpertFfn, true, type, format));
-    down.push_back(pack(backend, source, kExpertFfn, kHidden, false, type, format));
+    gate_up.push_back(source.pack(backend, kHidden, 2 * kExpertFfn, true));
+    down.push_back(source.pack(backend, kExpertFfn, kHidden, false));
   }
   const double expert_bytes = static_cast<double>(gate_up[0].size_bytes() + down[0].size_bytes());
   for (const int64_t tokens : {1, 4, 16, 64, 512}) {
@@ -412,10 +434,12 @@ int run(const Options& options) {
                f32_peak = measure_f32_peak(backend, options.watch);
   report.add({"read rate", {{"GB/s", read_rate / 1e9}}});
   report.add({"peak", {{"bf16 GFLOP/s", bf16_peak / 1e9}, {"f32 GFLOP/s", f32_peak / 1e9}}});
-  bench_light(backend, options, report);
-  bench_attention(backend, options, read_rate, f32_peak, report);
-  bench_experts(backend, options, read_rate, report);
-  bench_linear(backend, options, read_rate, options.float32 ? f32_peak : bf16_peak, report);
+  if (options.wants("light")) bench_light(backend, options, report);
+  if (options.wants("attention")) bench_attention(backend, options, read_rate, f32_peak, report);
+  if (options.wants("experts")) bench_experts(backend, options, read_rate, report);
+  if (options.wants("products")) {
+    bench_linear(backend, options, read_rate, options.float32 ? f32_peak : bf16_peak, report);
+  }
   if (!options.json.empty()) report.write_json(options.json);
   return 0;
 }
@@ -435,8 +459,12 @@ int main(int argc, char** argv) {
   app.add_flag("--cpu-time", options.watch.cpu_time,
                "time by the process's processor time; with --threads 1, on a busy machine");
   app.add_flag("--float32", options.float32, "float32 weights");
-  app.add_option("--quantization", options.quantization, "quantised weights")
-      ->check(CLI::IsMember({"Q8_0", "Q4_K", "Q6_K"}));
+  std::vector<std::string> formats;
+  for (const auto& info : espalier::kBlockFormats) formats.emplace_back(info.name);
+  app.add_option("--quantization", options.quantization, "weights in blocks of this format")
+      ->check(CLI::IsMember(formats));
+  app.add_option("--part", options.parts, "only these")
+      ->check(CLI::IsMember(espalier::kernels::bench::kParts));
   CLI11_PARSE(app, argc, argv);
   return espalier::kernels::bench::run(options);
 }
