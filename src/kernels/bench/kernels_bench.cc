@@ -32,6 +32,7 @@ struct Options {
   std::string json;
   std::vector<std::string> parts;  // of kParts; empty: all
   int layers = kLayers;
+  std::vector<int64_t> rows = {1, 4, 16, 64, 512};
   int repeats = 5;
   bool float32 = false;
   Stopwatch watch;
@@ -234,7 +235,7 @@ void bench_linear(CpuBackend& backend, const Options& options, double read_rate,
                          {"head 2048x128256", Products::Part::kHead, kHidden * kVocab}};
   double weight_size = options.float32 ? 4 : 2;
   if (model.head.quantized()) weight_size = head_bytes / (double{kHidden} * kVocab);
-  for (const int64_t rows : {1, 4, 16, 64, 512}) {
+  for (const int64_t rows : options.rows) {
     Products products(backend, model, rows);
     for (const Named& part : parts) {
       const bool head = part.part == Products::Part::kHead;
@@ -463,6 +464,10 @@ int main(int argc, char** argv) {
   for (const auto& info : espalier::kBlockFormats) formats.emplace_back(info.name);
   app.add_option("--quantization", options.quantization, "weights in blocks of this format")
       ->check(CLI::IsMember(formats));
+  app.add_option("--rows", options.rows, "numbers of rows of the products")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_option("--part", options.parts, "only these")
       ->check(CLI::IsMember(espalier::kernels::bench::kParts));
   CLI11_PARSE(app, argc, argv);

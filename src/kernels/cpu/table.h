@@ -15,7 +15,7 @@ inline constexpr int64_t kUnitOutputs = 32;
 // Rows of a bfloat16 product are prepared in groups of this many (a tile's height).
 inline constexpr int64_t kRowGroup = 16;
 // How far ahead of its reading a product of quantised weights asks for them.
-inline constexpr int64_t kPrefetchBytes = 4096;
+inline constexpr int64_t kPrefetchBytes = 2048;
 
 struct LinearTask {
   const std::byte* weights;  // unit after unit
