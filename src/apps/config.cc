@@ -368,7 +368,7 @@ Result<fs::path> resolve_model_path(const fs::path& given) {
     return fail(
         error(StatusCode::kNotFound,
               "--model-path {}: there is no such folder (Espalier does not download models; "
-              "give the folder that holds config.json and *.safetensors)",
+              "give a .gguf file, or the folder that holds config.json and *.safetensors)",
               given.string()));
   }
   std::vector<fs::path> places;

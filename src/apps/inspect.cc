@@ -105,7 +105,8 @@ std::string bytes(int64_t count) {
 std::string makes(const ModelInfo& info) {
   if (!info.pooled) return "text";
   if (info.pooled->is_scores) {
-    return fmt::format("{} score{} of a text", info.pooled->size, info.pooled->size == 1 ? "" : "s");
+    return fmt::format("{} score{} of a text", info.pooled->size,
+                       info.pooled->size == 1 ? "" : "s");
   }
   return fmt::format("embeddings of {} numbers, {} a text's tokens{}", info.pooled->size,
                      info.pooled->all_tokens ? "the mean over" : "from the last of",
@@ -121,7 +122,7 @@ void print_table(const Inspection& it) {
   row("architecture", fmt::format("{} ({})", it.info.architecture, it.info.model_type));
   row("makes", makes(it.info));
   row("parameters", fmt::format("{:.2f} M", static_cast<double>(it.info.num_parameters) / 1e6));
-  row("weights as stored", bytes(it.stored_bytes));
+  row("weights as stored", it.types.empty() ? "none" : bytes(it.stored_bytes));
   for (const auto& [type, share] : it.types) {
     row("  " + type, fmt::format("{} in {} tensors, {:.2f} M elements", bytes(share.bytes),
                                  share.num_tensors, static_cast<double>(share.num_elements) / 1e6));

@@ -1,4 +1,5 @@
 // espalier template: the prompt that a chat template makes of messages.
+#include <algorithm>
 #include <boost/json.hpp>
 #include <iostream>
 #include <iterator>
@@ -6,6 +7,7 @@
 #include "apps/command_line.h"
 #include "apps/commands.h"
 #include "base/mapped_file.h"
+#include "engine/open_tokenizer.h"
 #include "text/template/chat_template.h"
 
 namespace espalier::apps {
@@ -24,20 +26,37 @@ Result<std::string> read_file(const std::filesystem::path& path) {
   return std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
 }
 
+std::string name_of(const std::filesystem::path& path) {
+  return path == "-" ? "standard input" : path.string();
+}
+
 Result<json::value> read_json(const std::filesystem::path& path) {
   ESP_ASSIGN_OR_RETURN(const std::string text, read_file(path));
   json::error_code problem;
-  json::value value = json::parse(text, problem);
-  if (problem) {
-    return fail(invalid_argument("{} is not JSON: {}", path.string(), problem.message()));
-  }
-  return value;
+  json::stream_parser parser;
+  const size_t end = parser.write_some(text, problem);
+  const bool more = !problem && end < text.size();
+  if (!problem && !more) parser.finish(problem);
+  if (!problem && !more) return parser.release();
+  const std::string_view before = std::string_view(text).substr(0, end);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  return fail(invalid_argument("{} is not JSON: {}, in line {} behind {} bytes", name_of(path),
+                               more ? "more than one value" : problem.message(), line, end));
 }
 
-// A template's text, or, for a folder or a tokenizer_config.json's folder, the model's own.
+// A template's text, or, for a folder, a tokenizer_config.json or a GGUF, the model's own.
 Result<ChatTemplateSource> read_template(const std::filesystem::path& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) return find_chat_template(path);
+  if (path.filename() == "tokenizer_config.json") {
+    return find_chat_template(path.has_parent_path() ? path.parent_path() : ".");
+  }
+  if (path.extension() == ".gguf") {
+    ESP_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, open_tokenizer(path));
+    ChatTemplateSource own{std::string(tokenizer->chat_template()), "", ""};
+    if (!own.source.empty()) return own;
+    return fail(error(StatusCode::kNotFound, "{} has no chat template", path.string()));
+  }
   ESP_ASSIGN_OR_RETURN(std::string source, read_file(path));
   return ChatTemplateSource{std::move(source), "", ""};
 }
@@ -54,7 +73,7 @@ Status add_messages(const std::filesystem::path& path, json::object& variables) 
     return invalid_argument(
         "{}: give a list of messages ([{{\"role\": \"user\", \"content\": \"Hello\"}}]), or an "
         "object with \"messages\" and other variables of the template",
-        path.string());
+        name_of(path));
   }
   for (auto& member : *members) variables[member.key()] = std::move(member.value());
   return {};
@@ -83,7 +102,11 @@ Result<std::string> render(const Options& options) {
   variables["eos_token"] = options.eos_token.empty() ? source.eos_token : options.eos_token;
   ESP_RETURN_IF_ERROR(add_messages(options.messages, variables));
   if (!options.tools.empty()) {
-    ESP_ASSIGN_OR_RETURN(variables["tools"], read_json(options.tools));
+    ESP_ASSIGN_OR_RETURN(json::value tools, read_json(options.tools));
+    if (!tools.is_array()) {
+      return fail(invalid_argument("{}: give a list of tools", name_of(options.tools)));
+    }
+    variables["tools"] = std::move(tools);
   }
   ESP_RETURN_IF_ERROR(add_kwargs(options.kwargs, variables));
   return compiled->render(variables);
@@ -116,6 +139,9 @@ int run_template(const std::vector<std::string>& args) {
   for (const auto& [name, path] : {std::pair{"--chat-template", options.chat_template},
                                    std::pair{"--messages", options.messages}}) {
     if (path.empty()) return report(invalid_argument("{} is missing", name), kExitUsage);
+  }
+  if ((options.chat_template == "-") + (options.messages == "-") + (options.tools == "-") > 1) {
+    return report(invalid_argument("standard input (-) can be one of the files"), kExitUsage);
   }
   const Result<std::string> prompt = render(options);
   if (!prompt) return report(prompt.error(), kExitFailure);

@@ -139,11 +139,15 @@ int run_tokenize(const std::vector<std::string>& args) {
   const Result<std::unique_ptr<Tokenizer>> tokenizer = open_tokenizer(path);
   if (!tokenizer) return report(tokenizer.error(), kExitFailure);
   const std::string text = read_input(command.words);
+  int64_t line = 0;
   for (const std::string_view input : inputs_of(text, options.lines)) {
+    ++line;
     if (!options.decode) {
       encode(**tokenizer, input, options);
     } else if (const Status status = decode(**tokenizer, input, options); !status.ok()) {
-      return report(status, kExitFailure);
+      std::cout.flush();
+      return report(options.lines ? status.with_context(fmt::format("line {}", line)) : status,
+                    kExitFailure);
     }
   }
   std::cout.flush();

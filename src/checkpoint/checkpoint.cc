@@ -201,6 +201,12 @@ Result<JsonObject> read_model_config(const std::filesystem::path& path) {
                       "file",
                       path.string()));
   }
+  if (!std::filesystem::exists(path / "config.json", ignored)) {
+    return fail(error(StatusCode::kNotFound,
+                      "{} holds no config.json; a model path names a folder with config.json and "
+                      "*.safetensors, or a .gguf file",
+                      path.string()));
+  }
   return JsonObject::read(path / "config.json");
 }
 

@@ -283,7 +283,14 @@ class CommandTest(unittest.TestCase):
             result = run("tokenize", "--decode", stdin=wrong)
             self.assertEqual(result.returncode, 1, result)
             self.assertIn("error: ", result.stderr)
-        self.assertEqual(run("tokenize", "--tokenizer", "/nonexistent", "a").returncode, 1)
+        self.assertIn("line 2: 'x'", run("tokenize", "--decode", "--lines", stdin="1\nx\n").stderr)
+        result = run("tokenize", "--tokenizer", "/nonexistent", "a")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("/nonexistent does not exist", result.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertIn("no tokenizer in this folder",
+                          run("tokenize", "--tokenizer", folder, "a").stderr)
+            self.assertIn("holds no config.json", run("inspect", folder).stderr)
 
     def test_template_prints_the_prompt(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -312,6 +319,19 @@ class CommandTest(unittest.TestCase):
             result = run("template", "--chat-template", template, "--messages", template)
             self.assertEqual(result.returncode, 1, result)
             self.assertIn("not JSON", result.stderr)
+            own = write("tokenizer_config.json", '{"chat_template": "{{ messages | length }}"}')
+            result = run("template", "--chat-template", own, "--messages", messages)
+            self.assertEqual(result.stdout, "1")
+            for wrong, said in (("[{},\n{]", "line 2 behind 6 bytes"), ("", "incomplete JSON"),
+                                ("[] []", "more than one value"), ("7", "a list of messages")):
+                result = run("template", "--chat-template", template, "--messages", "-", stdin=wrong)
+                self.assertEqual(result.returncode, 1, result)
+                self.assertIn(said, result.stderr)
+                self.assertIn("standard input", result.stderr)
+            self.assertIn("a list of tools", run("template", "--chat-template", template, "--messages",
+                                                 messages, "--tools", own).stderr)
+            self.assert_usage_error(run("template", "--chat-template", "-", "--messages", "-"),
+                                    "standard input")
 
     def test_bench_offline_reports(self):
         result = run("bench", "offline", "--num-prompts", "8", "--input-len", "32", "--output-len",

@@ -134,6 +134,9 @@ class Source {
     blocks_.resize(static_cast<size_t>(weights / info.elements) * info.bytes);
     // Any bytes but with bit 6 clear: then every float16 among them is smaller than 2.
     for (std::byte& byte : blocks_) byte = static_cast<std::byte>(rng.below(256) & 0xbf);
+    if (*format_ != BlockFormat::kMxfp4) return;
+    // Its blocks begin with an exponent, which would make half of them subnormal.
+    for (size_t at = 0; at < blocks_.size(); at += info.bytes) blocks_[at] = std::byte{120};
   }
 
   PackedMatrix pack(CpuBackend& backend, int64_t in, int64_t out, bool gate_up) const {

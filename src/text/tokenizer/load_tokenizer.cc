@@ -35,12 +35,18 @@ Result<std::string> read_if_there(const fs::path& path) {
 
 Result<std::unique_ptr<Tokenizer>> load_tokenizer(const fs::path& path) {
   std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    return fail(error(StatusCode::kNotFound,
+                      "{} does not exist; give a folder with a tokenizer, or a tokenizer.json, "
+                      ".model, .tiktoken or .gguf file",
+                      path.string()));
+  }
   const bool is_folder = fs::is_directory(path, ignored);
   const fs::path file = is_folder ? find_in_folder(path) : path;
-  if (file.empty() || !fs::exists(file, ignored)) {
+  if (file.empty()) {
     return fail(error(StatusCode::kNotFound,
-                      "{}: there is no tokenizer; give a folder with tokenizer.json, "
-                      "tokenizer.model or a .tiktoken file, or such a file",
+                      "{}: there is no tokenizer in this folder: neither tokenizer.json nor "
+                      "tokenizer.model nor a .tiktoken file",
                       path.string()));
   }
   ESP_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::open(file));
@@ -50,8 +56,8 @@ Result<std::unique_ptr<Tokenizer>> load_tokenizer(const fs::path& path) {
   const std::string extension = file.extension().string();
   Result<std::unique_ptr<Tokenizer>> tokenizer =
       fail(error(StatusCode::kUnimplemented,
-                 "this is no vocabulary that is known: tokenizer.json, a SentencePiece .model or a "
-                 ".tiktoken rank file"));
+                 "this is no vocabulary that is known: tokenizer.json, a SentencePiece .model, a "
+                 ".tiktoken rank file or a .gguf"));
   if (extension == ".json") {
     tokenizer = parse_hf_tokenizer(text, config);
   } else if (extension == ".tiktoken" || looks_like_tiktoken(text)) {
