@@ -167,7 +167,7 @@ class OursOfGguf:
     def lines(self, flags, inputs):
         text = "".join(line + "\n" for line in inputs).encode()
         done = subprocess.run([*self.command, *flags], input=text, capture_output=True, check=True)
-        return iter([json.loads(line) for line in done.stdout.decode().splitlines()])
+        return iter([json.loads(line) for line in done.stdout.decode().split("\n")[:-1]])
 
     def answer(self, requests):
         ids = self.lines(["--no-special"], [r["text"] for r in requests if "text" in r])
