@@ -32,6 +32,11 @@ sigset_t block_stop_signals() {
   return signals;
 }
 
+// An IPv6 address stands in brackets there.
+std::string host_in_url(const std::string& host) {
+  return host.find(':') == std::string::npos ? host : "[" + host + "]";
+}
+
 void log_plan(const Engine& engine) {
   const EngineConfig& config = engine.config();
   const EngineStats stats = engine.stats();
@@ -123,8 +128,8 @@ int run_serve(const std::vector<std::string>& args) {
       Server::create(config.server, **engine, std::move(*address));
   if (!server) return report(server.error(), kExitFailure);
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
-  log_info("ready url=http://{}:{} startup_ms={:.0f}", config.server.host, (*server)->port(),
-           to_seconds(SteadyClock().now() - started) * 1e3);
+  log_info("ready url=http://{}:{} startup_ms={:.0f}", host_in_url(config.server.host),
+           (*server)->port(), to_seconds(SteadyClock().now() - started) * 1e3);
   const int signal_number = signals.wait();
   log_info("stopping signal={} drain_timeout_s={:.1f}", strsignal(signal_number),
            to_seconds(config.drain_timeout));

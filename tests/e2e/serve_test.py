@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 from harness import BINARY, PATIENCE_S, Server, clean_environment, run, wait_until
 
@@ -164,6 +165,20 @@ class SettingsTest(unittest.TestCase):
                 self.assertNotIn("key-2", server.get("/server_info",
                                                      {"Authorization": "Bearer key-2"})[2])
                 self.assertNotIn("key-2", server.output())
+
+
+class AddressTest(unittest.TestCase):
+    def test_an_ipv6_address_is_served_and_named_as_a_url(self):
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError as why:
+            self.skipTest(f"no IPv6 here: {why}")
+        with Server("--host", "::1") as server:
+            url = f"http://[::1]:{server.port}"
+            self.assertIn(f"ready url={url} ", server.output())
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
+                self.assertEqual(answer.status, 200)
 
 
 def blocks(pid, number):
