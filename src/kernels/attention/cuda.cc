@@ -45,10 +45,14 @@ Status check(const AttentionArgs& args) {
   const bool vectors = kv.page_stride % 8 == 0 && kv.token_stride % 8 == 0 &&
                        kv.head_stride % 8 == 0 && args.q_stride % 8 == 0 &&
                        args.out_stride % 8 == 0 && aligned(args.q, 16) && aligned(args.out, 16) &&
-                       aligned(kv.k, 16) && aligned(kv.v, 16);
+                       aligned(kv.k, 16) && aligned(kv.v, 16) && args.new_stride % 8 == 0 &&
+                       aligned(args.new_k, 16) && aligned(args.new_v, 16);
   if (!vectors)
     return invalid_argument(
-        "attention: q, out and the planes must start at 16 bytes with strides of multiples of 8");
+        "attention: q, out, the planes and new keys and values must start at 16 bytes with strides "
+        "of multiples of 8");
+  if ((args.new_k == nullptr) != (args.new_v == nullptr))
+    return invalid_argument("attention: new keys and values come both or not at all");
   return {};
 }
 
@@ -112,8 +116,9 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
     return attention_fixed(args, plan, traits.num_multiprocessors, launch);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   if (args.lanes.max_query_tokens * group > kSplitRows)
-    ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits) ? attention_hopper(args, plan, launch)
-                                                         : attention_tiles(args, plan, launch));
+    ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits)
+                            ? attention_hopper(args, plan, traits.num_multiprocessors, launch)
+                            : attention_tiles(args, plan, launch));
   if (plan.lane_runs != nullptr && args.lanes.shared.runs != nullptr)
     ESP_RETURN_IF_ERROR(attention_shared(args, plan, launch));
   return attention_split(args, plan, blocks, launch);

@@ -104,8 +104,14 @@ Status attention_plan(const AttentionShape& shape, const LaneArrays& lanes, void
 
 struct AttentionArgs {
   AttentionShape shape;
-  LaneArrays lanes;         // as given to attention_plan
-  KvPlanes kv;              // the new tokens' keys and values are in the pages already
+  LaneArrays lanes;  // as given to attention_plan
+  KvPlanes kv;       // the new tokens' keys and values are in the pages already
+  // The new tokens' keys and values once more, as they are in the pages: [tokens, num_kv_heads,
+  // head_dim], heads adjacent, tokens new_stride apart. Rows that lie one after the other are read
+  // faster than pages. Null: from the pages alone.
+  const void* new_k = nullptr;
+  const void* new_v = nullptr;
+  int64_t new_stride = 0;   // as q_stride
   const void* q = nullptr;  // [tokens, num_heads, head_dim], heads adjacent, tokens q_stride apart
   int64_t q_stride = 0;     // of shape.type, as out; 16-byte aligned rows
   void* out = nullptr;      // the same shape; rows of tokens of no lane are left as they are

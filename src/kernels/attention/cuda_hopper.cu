@@ -1,33 +1,38 @@
 // Attention of lanes with many rows on Hopper, for heads of 64 and 128: the tiles of cuda_tiles.cu
 // with the matrix instruction of a whole warp group, after FlashAttention 3 (Shah et al. 2024).
 //
-// Operations and bytes as there. Three warp groups: one brings keys and values (page by page, so by
-// ordinary asynchronous copies), 128 positions at a time; two multiply, 64 rows each.
-// The rest is in cuda_rows.cuh.
-//
-// Measured at 16k tokens, 32 heads of 128: mma.sync tiles 174 TFLOP/s; this with pieces announced
-// by the bringing threads, which had to wait for each to land, 409; announced by the copies
-// themselves, 430; with offsets handed from lane to lane instead of through shared memory, 488 on a
-// GPU whose products ran at 740 (66 % of them; before, 54 % of 806). A chunk of 512 after 32k: 534.
-// Tried without effect: turns alone, since the assembler had moved the whole softmax behind the
-// wait for the values' products (release_after() in cuda_rows.cuh keeps it before; at 4k 423 became
-// 449). A branch while products run makes the assembler wait after each of them.
+// Operations and bytes as there. One block on each multiprocessor takes tile after tile, longest
+// first. Three warp groups: one brings keys and values, 128 positions at a time, and each tile's
+// queries; two multiply, 64 rows each. Keys run on through the ends of tiles: those of the next
+// tile come while the last products of this one run, and its queries as soon as the last scores are
+// done. The rest is in cuda_rows.cuh.
+#include <algorithm>
+
 #include "kernels/attention/cuda_rows.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace espalier::kernels::cuda {
 namespace {
 
+struct Tile {
+  int lane, kv_head, tokens, query_begin;  // of this tile
+  int first_position;                      // of its first token
+  int key_begin, key_end;
+  int blocks;                // 0: there are no more tiles
+  int lane_begin, new_from;  // of the lane: its first token, and that token's position
+};
+
+// Tiles are known for as long as somebody may still read them: the one that is multiplied, and
+// those that the next two blocks belong to.
+constexpr int kTilesAhead = 4;
+
 template <int DIM>
 struct Shared {
   bf16 q[kTileRows * DIM];  // each 64-row half by itself
   Ring<DIM> ring;
-};
-
-struct Tile {
-  int lane, kv_head, tokens, query_begin;  // of this tile
-  int first_position;                      // of its first token
-  int key_begin, key_end, blocks;
+  Barrier q_full, q_empty;
+  Tile tiles[kTilesAhead];
+  int taken[2];
 };
 
 __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int index, int kv_head) {
@@ -37,27 +42,150 @@ __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int ind
   t.kv_head = kv_head;
   t.lane = lane_with(plan.tile_begin, lanes.num_lanes, index);
   const int skipped = (index - plan.tile_begin[t.lane]) * per_tile;
-  t.query_begin = lanes.query_begin[t.lane] + skipped;
+  t.lane_begin = lanes.query_begin[t.lane];
+  t.new_from = lanes.prefix_len[t.lane];
+  t.query_begin = t.lane_begin + skipped;
   t.tokens = min(per_tile, lanes.query_begin[t.lane + 1] - t.query_begin);
-  t.first_position = lanes.prefix_len[t.lane] + skipped;
+  t.first_position = t.new_from + skipped;
   t.key_begin = first_seen(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
   t.blocks = (t.key_end - t.key_begin + kRingKeys - 1) / kRingKeys;
   return t;
 }
 
-// What this thread's rows see of the tile's j-th block.
-__device__ __forceinline__ Seen seen_of(const AttentionArgs& args, const Tile& tile, int half,
-                                        int j) {
+// The group that brings: all its threads walk over the tiles together.
+template <int DIM>
+struct Tiles {
+  const AttentionArgs& args;
+  const PlanView& plan;
+  Shared<DIM>& shared;
+  Bringer<DIM> bringer;
+  const int all;      // tiles of all kv heads
+  int count = 0;      // tiles that were taken
+  int following = 0;  // thread 0: the next one, asked for early
+  const int32_t* pages = nullptr;
+  int block = 0, blocks = 0;  // of the tile that is looked up
+  BlockPlace place{};
+  uint32_t q_parity = 1;
+
+  __device__ Tiles(const AttentionArgs& a, const PlanView& p, const RowMaps& maps, Shared<DIM>& s)
+      : args(a),
+        plan(p),
+        shared(s),
+        bringer(a.kv, maps, s.ring),
+        all(p.header->num_tiles * a.shape.num_kv_heads),
+        following(static_cast<int>(blockIdx.x)) {}
+
+  // The last tiles of a lane have the most keys.
+  __device__ bool take_tile() {
+    if (threadIdx.x == 0) shared.taken[count % 2] = following;
+    part_sync(kBringBarrier, kWarpGroup);
+    const int index = shared.taken[count % 2];
+    if (index >= all) return false;
+    if (threadIdx.x == 0)
+      following = static_cast<int>(gridDim.x) + atomicAdd(&plan.header->tiles_taken, 1);
+    const int heads = args.shape.num_kv_heads;
+    const Tile tile = tile_at(args, plan, all / heads - 1 - index / heads, index % heads);
+    if (threadIdx.x == 0) shared.tiles[count % kTilesAhead] = tile;
+    place = {.pages = args.lanes.page_tables + args.lanes.page_begin[tile.lane],
+             .begin = tile.key_begin,
+             .end = tile.key_end,
+             .kv_head = tile.kv_head,
+             .new_begin = args.new_k == nullptr ? kNothingNew : tile.new_from,
+             .new_row = tile.lane_begin};
+    block = 0;
+    blocks = tile.blocks;
+    ++count;
+    return true;
+  }
+
+  struct Next : Bringer<DIM>::Found {
+    bool there, first;  // is there one; is it a tile's first
+  };
+  __device__ Next look() {
+    Next next{};
+    if (block == blocks && !take_tile()) return next;
+    static_cast<typename Bringer<DIM>::Found&>(next) = bringer.look(place);
+    next.there = true;
+    next.first = block == 0;
+    place.begin += kRingKeys;
+    ++block;
+    return next;
+  }
+
+  __device__ void wait_for_queries_room() {
+    barrier_wait(shared.q_empty, q_parity);
+    q_parity ^= 1;
+  }
+
+  __device__ void bring_queries(int index) {
+    constexpr int kEights = DIM / 8;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    part_sync(kBringBarrier, kWarpGroup);  // thread 0 has written the tile
+    const Tile& tile = shared.tiles[index % kTilesAhead];
+    const int rows = tile.tokens * group, query_begin = tile.query_begin;
+    const int head = tile.kv_head * group;
+    wait_for_queries_room();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kTileRows * kEights; i += kWarpGroup) {
+      const int row = i / kEights, at = i % kEights * 8;
+      const bf16* from = static_cast<const bf16*>(args.q);
+      if (row < rows)
+        from +=
+            (query_begin + row / group) * args.q_stride + int64_t{head + row % group} * DIM + at;
+      copy_async(shared.q + row / 64 * 64 * DIM + swizzled(row % 64, at, 64), from, row < rows);
+    }
+    barrier_arrive_after_copies(shared.q_full);
+    if (threadIdx.x == 0) barrier_arrive(shared.q_full);
+  }
+
+  __device__ void run() {
+    int tile = 0;
+    Next now = look(), after{};
+    if (now.there) {
+      bring_queries(tile++);
+      auto source = bringer.keys(now);
+      after = look();
+      while (now.there) {
+        const auto of_values = source;
+        now = after;
+        if (now.there) {
+          after = look();
+          source = bringer.keys(now);
+        }
+        bringer.values(of_values);
+        if (now.there && now.first) bring_queries(tile++);
+      }
+    }
+    wait_for_queries_room();
+    if (threadIdx.x == 0) {
+      shared.tiles[tile % kTilesAhead].blocks = 0;
+      barrier_arrive(shared.q_full);
+      // The last block to be done leaves both numbers as it found them.
+      if (atomicAdd(&plan.header->blocks_done, 1) == static_cast<int>(gridDim.x) - 1)
+        plan.header->tiles_taken = plan.header->blocks_done = 0;
+    }
+    barrier_arrive(shared.q_full);
+  }
+};
+
+// Which of a tile's blocks need no mask: its first token sees the last key, and its last the first.
+__device__ __forceinline__ Blocks blocks_of(const AttentionArgs& args, const Tile& tile) {
+  const int window = args.shape.sliding_window;
+  const int seen_by_all = tile.first_position + 1 - tile.key_begin;
+  const int not_by_last = window <= 0 ? 0 : tile.key_end - window - tile.key_begin;
+  return {.count = uniform(tile.blocks),
+          .whole_begin = uniform(not_by_last <= 0 ? 0 : (not_by_last + kRingKeys - 1) / kRingKeys),
+          .whole_end = uniform(seen_by_all / kRingKeys),
+          .begin = uniform(tile.key_begin),
+          .step = kRingKeys};
+}
+
+__device__ __forceinline__ Seen seen_of(const AttentionArgs& args, const Tile& tile, int half) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int window = args.shape.sliding_window;
-  Seen seen{.begin = tile.key_begin + j * kRingKeys};
-  // Whole blocks need no mask: the tile's first token sees the last key, and its last the first.
-  const int last_token = tile.first_position + tile.tokens - 1;
-  seen.whole = seen.begin + kRingKeys - 1 <= tile.first_position &&
-               (window <= 0 || seen.begin >= last_token - window + 1);
-  if (seen.whole) return seen;
+  Seen seen;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = half * 64 + thread / 32 * 16 + i * 8 + thread % 32 / 4;
@@ -94,74 +222,76 @@ __device__ void write(const AttentionArgs& args, const Tile& tile, const Rows<DI
   }
 }
 
+// A group that multiplies: its half of each tile's rows.
+template <int DIM, bool SOFTCAP>
+__device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half) {
+  uint32_t parity = 0;
+  RingPlace place;
+  if (half == 1) part_arrive(kTurnBarrier, 2 * kWarpGroup);
+  for (int index = 0;; ++index) {
+    barrier_wait(shared.q_full, parity);
+    parity ^= 1;
+    const Tile tile = shared.tiles[index % kTilesAhead];
+    if (tile.blocks == 0) break;
+    fence_async();
+    Rows<DIM, kRingKeys> rows;
+    rows.template run<true, true, SOFTCAP>(
+        args, shared.ring, shared.q + half * 64 * DIM, place, blocks_of(args, tile), 0, half,
+        seen_of(args, tile, half), [&] { rows.release(shared.q_empty); });
+    write<DIM>(args, tile, rows, half);
+  }
+  if (half == 0) part_sync(kTurnBarrier, 2 * kWarpGroup);
+}
+
 template <int DIM, bool SOFTCAP>
 __global__ void __launch_bounds__(kRingThreads, 1)
-    hopper_kernel(const AttentionArgs args, const PlanView plan) {
+    hopper_kernel(const AttentionArgs args, const PlanView plan,
+                  const __grid_constant__ RowMaps maps) {
   extern __shared__ char raw[];
   auto& shared =
       *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   release_next();
-  wait_for_previous();
-  // The last tiles of a lane have the most keys: first come, first served.
-  const int index = plan.header->num_tiles - 1 - static_cast<int>(blockIdx.y);
-  if (index < 0) return;
-  const Tile tile = tile_at(args, plan, index, static_cast<int>(blockIdx.x));
-  const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  if (threadIdx.x == 0) shared.ring.init();
-  constexpr int kEights = DIM / 8;
-  for (int i = threadIdx.x; i < kTileRows * kEights; i += kRingThreads) {
-    const int row = i / kEights, at = i % kEights * 8;
-    const bool known = row < tile.tokens * group;
-    const bf16* from = static_cast<const bf16*>(args.q);
-    if (known)
-      from += (tile.query_begin + row / group) * args.q_stride +
-              int64_t{tile.kv_head * group + row % group} * DIM + at;
-    copy_async(shared.q + row / 64 * 64 * DIM + swizzled(row % 64, at, 64), from, known);
+  if (threadIdx.x == 0) {
+    barrier_init(shared.q_full, kWarpGroup + 1);
+    barrier_init(shared.q_empty, 8);  // warps that multiply
+    shared.ring.init();
   }
-  copy_commit();
-  copy_wait<0>();
-  fence_async();
+  wait_for_previous();
   __syncthreads();
-  const int warp_group = static_cast<int>(threadIdx.x) / kWarpGroup;
+  const int warp_group = uniform(static_cast<int>(threadIdx.x) / kWarpGroup);
   if (warp_group == 0) {
-    give_registers<40>();
-    const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[tile.lane];
-    int begin = tile.key_begin - kRingKeys;
-    bring<DIM>(args.kv, shared.ring, tile.blocks, [&] {
-      begin += kRingKeys;
-      return BlockPlace{pages, begin, tile.key_end, tile.kv_head};
-    });
+    give_registers<88>();
+    Tiles<DIM>(args, plan, maps, shared).run();
   } else {
-    take_registers<232>();
-    const int half = warp_group - 1;
-    Rows<DIM, kRingKeys> rows;
-    rows.template run<true, SOFTCAP>(args, shared.ring, shared.q + half * 64 * DIM, 0, tile.blocks,
-                                     0, half, [&](int j) { return seen_of(args, tile, half, j); });
-    write<DIM>(args, tile, rows, half);
+    take_registers<208>();
+    attend<DIM, SOFTCAP>(args, shared, warp_group - 1);
   }
 }
 
 template <int DIM, bool SOFTCAP>
-Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
+Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
+             const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int tiles = args.lanes.num_tokens / tokens_per_tile(group) + args.lanes.num_lanes;
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
+  static_assert(kBytes <= 227 * 1024);
   ESP_RETURN_IF_ERROR(allow_shared("attention", hopper_kernel<DIM, SOFTCAP>, kBytes));
-  return launch_kernel(
-      "attention", hopper_kernel<DIM, SOFTCAP>,
-      dim3(static_cast<unsigned>(args.shape.num_kv_heads), static_cast<unsigned>(tiles)),
-      kRingThreads, kBytes, launch, args, plan);
+  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
+  const int blocks = std::min(multiprocessors, tiles * args.shape.num_kv_heads);
+  return launch_kernel("attention", hopper_kernel<DIM, SOFTCAP>,
+                       dim3(static_cast<unsigned>(blocks)), kRingThreads, kBytes, launch, args,
+                       plan, maps);
 }
 
 }  // namespace
 
-Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
+Status attention_hopper(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
                         const LaunchOptions& launch) {
-  if (args.softcap > 0)
-    return args.shape.head_dim == 64 ? start<64, true>(args, plan, launch)
-                                     : start<128, true>(args, plan, launch);
-  return args.shape.head_dim == 64 ? start<64, false>(args, plan, launch)
-                                   : start<128, false>(args, plan, launch);
+  const auto go = [&]<int DIM>() {
+    return args.softcap > 0 ? start<DIM, true>(args, plan, multiprocessors, launch)
+                            : start<DIM, false>(args, plan, multiprocessors, launch);
+  };
+  return args.shape.head_dim == 64 ? go.template operator()<64>() : go.template operator()<128>();
 }
 
 }  // namespace espalier::kernels::cuda

@@ -42,6 +42,9 @@ struct PlanHeader {
   int32_t chunk = 0;  // units of a block
   int32_t num_tiles = 0;
   int32_t shared_chunk = 1;  // units of a block of the shared runs' kernel
+  // Of the tiles' blocks: how often one took another tile, and how many are done with it. 0 between
+  // launches.
+  int32_t tiles_taken = 0, blocks_done = 0;
 };
 
 // Where a block of the split kernel begins: all it must know in one read.
@@ -109,7 +112,7 @@ Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t 
 Status attention_tiles(const AttentionArgs& args, const PlanView& plan,
                        const LaunchOptions& launch);
 // The same tiles with Hopper's own instructions, for heads of 64 and 128 on sm_90.
-Status attention_hopper(const AttentionArgs& args, const PlanView& plan,
+Status attention_hopper(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
                         const LaunchOptions& launch);
 // What lanes share, into the plan's shared_out and shared_sum; before attention_split().
 Status attention_shared(const AttentionArgs& args, const PlanView& plan,

@@ -128,27 +128,33 @@ __device__ void write_part(const PlanView& plan, const PartRows& to, int rows, i
   }
 }
 
-// What a group's rows see of a run's positions from `begin` on: all that there is.
+// `count` blocks of a run for a group that has KEYS positions of each, the first from `begin` on.
 template <int KEYS>
-__device__ __forceinline__ Seen seen_of(const SharedRun& run, int begin) {
-  const int last = run.end - 1;
-  return {begin, begin + KEYS <= run.end, {0, 0}, {last, last}};
+__device__ __forceinline__ Blocks blocks_of(const SharedRun& run, int begin, int count) {
+  const int whole = run.end - begin < KEYS ? 0 : (run.end - begin - KEYS) / kRingKeys + 1;
+  return {.count = uniform(count),
+          .whole_begin = 0,
+          .whole_end = uniform(whole),
+          .begin = uniform(begin),
+          .step = kRingKeys};
+}
+__device__ __forceinline__ Seen seen_of(const SharedRun& run) {
+  return {.first = {0, 0}, .last = {run.end - 1, run.end - 1}};
 }
 
 // Up to 64 rows: each group has half of each block's positions. The second hands its sums to the
 // first, thread by thread, in two halves, through what a larger tile has its other queries in.
 template <int DIM, bool SOFTCAP>
 __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
-                           const PartRows& to, int rows_used, int first, int blocks,
+                           const PartRows& to, int rows_used, RingPlace& place, int blocks,
                            Shared<DIM>& shared) {
-  const int half = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  const int half = uniform(static_cast<int>(threadIdx.x) / kWarpGroup - 1);
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
   Rows<DIM, kRingKeys / 2> rows;
   const int begin = at.run.begin + at.block * kRingKeys + half * (kRingKeys / 2);
-  const SharedRun run = at.run;
-  rows.template run<false, SOFTCAP>(
-      args, shared.ring, shared.q, first, blocks, half * (kRingKeys / 2), half,
-      [&](int j) { return seen_of<kRingKeys / 2>(run, begin + j * kRingKeys); });
+  rows.template run<false, false, SOFTCAP>(args, shared.ring, shared.q, place,
+                                           blocks_of<kRingKeys / 2>(at.run, begin, blocks),
+                                           half * (kRingKeys / 2), half, seen_of(at.run), [] {});
   auto* exchange = reinterpret_cast<float*>(shared.q + 64 * DIM) + thread;
   constexpr int kAtOnce = DIM / 4;
   float keep[2] = {1, 1}, take[2] = {0, 0};
@@ -195,21 +201,52 @@ __device__ void attend_few(const AttentionArgs& args, const PlanView& plan, cons
 
 template <int DIM, bool SOFTCAP>
 __device__ void attend_many(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
-                            const PartRows& to, int rows_used, int first, int blocks,
+                            const PartRows& to, int rows_used, RingPlace& place, int blocks,
                             Shared<DIM>& shared) {
-  const int half = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  const int half = uniform(static_cast<int>(threadIdx.x) / kWarpGroup - 1);
   Rows<DIM, kRingKeys> rows;
   const int begin = at.run.begin + at.block * kRingKeys;
-  const SharedRun run = at.run;
-  rows.template run<false, SOFTCAP>(
-      args, shared.ring, shared.q + half * 64 * DIM, first, blocks, 0, half,
-      [&](int j) { return seen_of<kRingKeys>(run, begin + j * kRingKeys); });
+  rows.template run<false, false, SOFTCAP>(args, shared.ring, shared.q + half * 64 * DIM, place,
+                                           blocks_of<kRingKeys>(at.run, begin, blocks), 0, half,
+                                           seen_of(at.run), [] {});
   write_part(plan, to, rows_used, half * 64, rows);
+}
+
+// All blocks of the line's piece, the page of each looked up two blocks early: under load that
+// takes longer than a block.
+template <int DIM>
+__device__ void bring_all(const AttentionArgs& args, const RowMaps& maps, Ring<DIM>& ring,
+                          Cursor& at) {
+  Bringer<DIM> bringer(args.kv, maps, ring);
+  const int blocks = at.unit_end - at.unit;
+  const auto look = [&] {
+    const auto found = bringer.look({.pages = args.lanes.page_tables + at.run.page_begin,
+                                     .begin = at.run.begin + at.block * kRingKeys,
+                                     .end = at.run.end,
+                                     .kv_head = at.kv_head,
+                                     .new_begin = kNothingNew,
+                                     .new_row = 0});
+    at.advance(1);
+    return found;
+  };
+  auto now = look(), after = now;
+  if (blocks > 1) after = look();
+  auto source = bringer.keys(now);
+  for (int block = 0; block < blocks; ++block) {
+    const auto of_values = source;
+    if (block + 1 < blocks) {
+      now = after;
+      if (block + 2 < blocks) after = look();
+      source = bringer.keys(now);
+    }
+    bringer.values(of_values);
+  }
 }
 
 template <int DIM, bool SOFTCAP>
 __global__ void __launch_bounds__(kRingThreads, 1)
-    shared_kernel(const AttentionArgs args, const PlanView plan) {
+    shared_kernel(const AttentionArgs args, const PlanView plan,
+                  const __grid_constant__ RowMaps maps) {
   extern __shared__ char raw[];
   auto& shared =
       *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
@@ -221,29 +258,24 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   __syncthreads();
   Cursor at(args, start);
   if (threadIdx.x < kWarpGroup) {
-    give_registers<56>();
-    bring<DIM>(args.kv, shared.ring, start.unit_end - start.unit, [&] {
-      const BlockPlace place{args.lanes.page_tables + at.run.page_begin,
-                             at.run.begin + at.block * kRingKeys, at.run.end, at.kv_head};
-      at.advance(1);
-      return place;
-    });
+    give_registers<88>();
+    bring_all<DIM>(args, maps, shared.ring, at);
   } else {
-    take_registers<224>();
+    take_registers<208>();
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    RingPlace place;
     while (at.unit < at.unit_end) {
       const int blocks = min(at.blocks - at.block, at.unit_end - at.unit);
       const int rows = min(at.per_tile, at.run.num_members - at.tile * at.per_tile) * group;
-      const int first = at.unit - start.unit;
       part_sync(kMultiplyBarrier, 2 * kWarpGroup);  // the last item's queries are done with
       load_queries<DIM>(args, at, rows, shared.q);
       fence_async();
       part_sync(kMultiplyBarrier, 2 * kWarpGroup);
       const PartRows to = part_rows(args, plan, at, start.unit);
       if (rows > 64)
-        attend_many<DIM, SOFTCAP>(args, plan, at, to, rows, first, blocks, shared);
+        attend_many<DIM, SOFTCAP>(args, plan, at, to, rows, place, blocks, shared);
       else
-        attend_few<DIM, SOFTCAP>(args, plan, at, to, rows, first, blocks, shared);
+        attend_few<DIM, SOFTCAP>(args, plan, at, to, rows, place, blocks, shared);
       at.advance(blocks);
     }
   }
@@ -253,9 +285,10 @@ template <int DIM, bool SOFTCAP>
 Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
   ESP_RETURN_IF_ERROR(allow_shared("attention", shared_kernel<DIM, SOFTCAP>, kBytes));
+  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
   return launch_kernel("attention", shared_kernel<DIM, SOFTCAP>,
                        dim3(static_cast<unsigned>(plan.shared_blocks)), kRingThreads, kBytes,
-                       launch, args, plan);
+                       launch, args, plan, maps);
 }
 
 }  // namespace

@@ -38,7 +38,10 @@ class CudaAttention : public test::OnDevice {
     bool sinks = false;
     DType type = DType::kBFloat16;
     int fixed_split = 0;
-    bool latent = false;  // keys are values too, in one plane
+    bool latent = false;    // keys are values too, in one plane
+    bool in_order = false;  // pages follow each other in memory
+    bool with_new = false;  // new keys and values are given besides their pages
+    float later_keys = 1;   // keys from position 300 on are so much larger, from 600 on twice that
   };
 
   // Pages are drawn from a pool without order, each used once.
@@ -51,6 +54,7 @@ class CudaAttention : public test::OnDevice {
     std::vector<PageId> free(static_cast<size_t>(num_pages));
     std::iota(free.begin(), free.end(), 0);
     for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[rng_.below(i)]);
+    if (shape.in_order) std::ranges::sort(free, std::greater());
     for (const LaneLength& lane : lengths) {
       const int needed = (lane.prefix + lane.tokens + shape.page_size - 1) / shape.page_size;
       p.lanes.push_back({.num_query_tokens = lane.tokens,
@@ -77,6 +81,7 @@ class CudaAttention : public test::OnDevice {
       p.v[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
     }
     if (shape.latent) std::ranges::copy(p.k, p.v.begin());
+    if (shape.later_keys != 1) enlarge_later_keys(shape, token_stride, p);
     p.q = test::random_floats(rng_, int64_t{p.tokens} * heads * shape.dim, 1.5);
     for (float& value : p.q) value = to_float(to_bfloat16(value));
     if (shape.sinks) p.sinks = test::random_floats(rng_, heads, 2.0);
@@ -89,6 +94,37 @@ class CudaAttention : public test::OnDevice {
               .token_stride = token_stride,
               .head_stride = shape.dim};
     return p;
+  }
+
+  static void enlarge_later_keys(const Shape& shape, int64_t token_stride, Problem& p) {
+    for (const Lane& lane : p.lanes)
+      for (int position = 300; position < lane.prefix_len + lane.num_query_tokens; ++position) {
+        const auto page =
+            p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+        const float by = position < 600 ? shape.later_keys : 2 * shape.later_keys;
+        const auto key =
+            p.k.begin() + (page * shape.page_size + position % shape.page_size) * token_stride;
+        std::transform(key, key + token_stride, key,
+                       [&](BFloat16 value) { return to_bfloat16(to_float(value) * by); });
+      }
+  }
+
+  // [tokens, kv_heads, dim] of the lanes' new tokens, with a gap behind each token's heads.
+  static constexpr int kNewGap = 8;
+  static std::vector<BFloat16> new_rows(const Shape& shape, const Problem& p,
+                                        const std::vector<BFloat16>& plane) {
+    const int width = shape.kv_heads * shape.dim;
+    std::vector<BFloat16> rows(static_cast<size_t>(p.tokens * (width + kNewGap)));
+    for (const Lane& lane : p.lanes)
+      for (int t = 0; t < lane.num_query_tokens; ++t) {
+        const int position = lane.prefix_len + t;
+        const auto page =
+            p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+        std::copy_n(plane.begin() + page * p.view.page_stride +
+                        position % shape.page_size * p.view.token_stride,
+                    width, rows.begin() + int64_t{lane.query_begin + t} * (width + kNewGap));
+      }
+    return rows;
   }
 
   // With a sink: a key of that score without a value.
@@ -222,6 +258,7 @@ class CudaAttention : public test::OnDevice {
     const DeviceArray<float> k32(half ? std::vector<float>() : test::to_floats(p.k)),
         v32(half ? std::vector<float>() : test::to_floats(p.v)), q32(p.q), sinks(p.sinks);
     const DeviceArray<BFloat16> k(p.k), v(p.v), q(test::to_bfloat16s(p.q));
+    const DeviceArray<BFloat16> new_k(new_rows(shape, p, p.k)), new_v(new_rows(shape, p, p.v));
     DeviceArray<BFloat16> out(p.q.size());
     DeviceArray<float> out32(p.q.size());
     const cuda::AttentionShape planned{.num_heads = heads,
@@ -260,6 +297,9 @@ class CudaAttention : public test::OnDevice {
                                           .page_stride = p.view.page_stride,
                                           .token_stride = p.view.token_stride,
                                           .head_stride = p.view.head_stride},
+                                   .new_k = shape.with_new ? new_k.get() : nullptr,
+                                   .new_v = shape.with_new ? new_v.get() : nullptr,
+                                   .new_stride = shape.kv_heads * shape.dim + kNewGap,
                                    .q = half ? static_cast<const void*>(q.get()) : q32.get(),
                                    .q_stride = heads * shape.dim,
                                    .out = half ? static_cast<void*>(out.get()) : out32.get(),
@@ -382,6 +422,57 @@ TEST_F(CudaAttention, TableOfShapes) {
       }
 }
 
+// Rows that lie one after the other come another way than scattered ones, and so do new ones; the
+// work is more than the GPU's blocks take at once.
+TEST_F(CudaAttention, PromptsFromPagesInAndOutOfOrderAndFromNewRows) {
+  int round = 0;
+  for (const int dim : {64, 128})
+    for (const int page_size : {1, 16, 64})
+      for (const bool in_order : {false, true})
+        for (const bool with_new : {false, true}) {
+          Shape shape{.dim = dim,
+                      .kv_heads = 2,
+                      .group = 1 << round % 4,
+                      .page_size = page_size,
+                      .window = round % 3 == 2 ? 200 : 0,
+                      .softcap = round % 5 == 4 ? 5.0f : 0.0f,
+                      .in_order = in_order,
+                      .with_new = with_new};
+          check(shape, {{0, 300}, {3, 1}, {130, 200}, {64, 33}, {0, 128}, {1000, 40}, {31, 2}},
+                round % 3, round % 2 == 1);
+          ++round;
+        }
+  std::vector<LaneLength> many;
+  for (int i = 0; i < 30; ++i)
+    many.push_back({static_cast<int>(rng_.below(200)), static_cast<int>(rng_.between(1, 400))});
+  check({.dim = 64, .kv_heads = 8, .group = 1, .page_size = 1, .with_new = true}, many);
+  check({.dim = 128, .kv_heads = 4, .group = 2, .page_size = 1, .in_order = true}, many);
+}
+
+// Lanes [begin, end).
+std::vector<int> lanes_of(int begin, int end) {
+  std::vector<int> lanes(static_cast<size_t>(end - begin));
+  std::iota(lanes.begin(), lanes.end(), begin);
+  return lanes;
+}
+
+// What was weighed by scores far below the largest moves, also where weights would be infinite.
+TEST_F(CudaAttention, ScoresThatRiseFromBlockToBlock) {
+  for (const int dim : {64, 128})
+    for (const float later_keys : {3.0f, 20.0f, 100.0f})
+      for (const float softcap : {0.0f, 60.0f})
+        check({.dim = dim,
+               .kv_heads = 2,
+               .group = 4,
+               .page_size = 1,
+               .softcap = softcap,
+               .with_new = true,
+               .later_keys = later_keys},
+              {{0, 900}, {700, 60}, {5, 3}});
+  const Shape shape{.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16, .later_keys = 20};
+  check(shape, std::vector<LaneLength>(30, {900, 1}), 0, false, {{0, 896, lanes_of(0, 30)}});
+}
+
 TEST_F(CudaAttention, EmptyPrefixesAndEdgesOfBlocks) {
   const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16};
   for (const int prefix : {0, 1, 15, 16, 62, 63, 64, 127, 128, 129}) {
@@ -409,13 +500,6 @@ TEST_F(CudaAttention, ManyLanes) {
   lengths[17].tokens = 100;
   lengths[3].tokens = 9;
   check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16}, lengths, 3, true);
-}
-
-// Lanes [begin, end).
-std::vector<int> lanes_of(int begin, int end) {
-  std::vector<int> lanes(static_cast<size_t>(end - begin));
-  std::iota(lanes.begin(), lanes.end(), begin);
-  return lanes;
 }
 
 TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {

@@ -394,9 +394,16 @@ struct SharedBy {
   bool at_once = false;  // read once for the group
 };
 
+// Where keys and values are.
+struct Lie {
+  bool scattered = false;  // pages without order
+  bool with_new = false;   // new ones besides their pages, in rows behind each other's queries
+};
+
 // One call of attention over lanes of these lengths, each of `tokens` new tokens.
 void attention_row(Bench& bench, const std::string& name, const std::vector<int>& prefixes,
-                   int tokens, int page_size, const SharedBy& by = {}, int fixed_split = 0) {
+                   int tokens, int page_size, const SharedBy& by = {}, int fixed_split = 0,
+                   const Lie& lie = {}) {
   if (!bench.wants(name)) return;
   std::vector<int32_t> begins{0}, page_begins, pages;
   int64_t positions = 0, pairs = 0;
@@ -428,12 +435,19 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
     }
     pairs += int64_t{tokens} * prefix + int64_t{tokens} * (tokens + 1) / 2;
   }
+  if (lie.scattered) {
+    uint64_t state = 1;
+    for (size_t i = pages.size(); i > 1; --i) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      std::swap(pages[i - 1], pages[(state >> 33) % i]);
+    }
+  }
   const size_t plane =
       static_cast<size_t>(next_page) * static_cast<size_t>(page_size) * kKvHeads * kDim * 2;
   const int copies = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / plane, 1, 16));
   const Memory k(plane * static_cast<size_t>(copies), 6), v(plane * static_cast<size_t>(copies), 7);
   const auto total = static_cast<size_t>(begins.back());
-  const Memory q(total * kHeads * kDim * 2, 8), out(total * kHeads * kDim * 2, 9);
+  const Memory q(total * kQkv * 2, 8), out(total * kHeads * kDim * 2, 9);
   const auto device = [](const std::vector<int32_t>& values) {
     auto memory = std::make_unique<Memory>(values.size() * 4 + 16, 0);
     must(cudaMemcpy(memory->get(), values.data(), values.size() * 4, cudaMemcpyDefault));
@@ -478,8 +492,11 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
                            .page_stride = int64_t{page_size} * kKvHeads * kDim,
                            .token_stride = kKvHeads * kDim,
                            .head_stride = kDim},
+                    .new_k = lie.with_new ? q.get(kHidden * 2) : nullptr,
+                    .new_v = lie.with_new ? q.get((kHidden + kKvHeads * kDim) * 2) : nullptr,
+                    .new_stride = kQkv,
                     .q = q.get(),
-                    .q_stride = kHeads * kDim,
+                    .q_stride = kQkv,
                     .out = out.get(),
                     .out_stride = kHeads * kDim,
                     .scale = 0.0884f,
@@ -522,9 +539,16 @@ void attention_rows(Bench& bench) {
   for (const int lanes : {16, 128})
     attention_row(bench, fmt::format("attention: decode {} x 1k, pages of 1", lanes),
                   std::vector<int>(static_cast<size_t>(lanes), 1030), 1, 1);
-  for (const int tokens : {512, 4096, 16384})
+  for (const int tokens : {512, 4096, 8192, 16384}) {
     attention_row(bench, fmt::format("attention: prefill {}", tokens), {0}, tokens, 16);
+    attention_row(bench, fmt::format("attention: prefill {}, scattered pages of 1", tokens), {0},
+                  tokens, 1, {}, 0, {.scattered = true});
+    attention_row(bench, fmt::format("attention: prefill {}, scattered, new rows given", tokens),
+                  {0}, tokens, 1, {}, 0, {.scattered = true, .with_new = true});
+  }
   attention_row(bench, "attention: prefill 16 x 1000", std::vector<int>(16, 0), 1000, 16);
+  attention_row(bench, "attention: prefill 16 x 1000, scattered, new rows given",
+                std::vector<int>(16, 0), 1000, 1, {}, 0, {.scattered = true, .with_new = true});
   attention_row(bench, "attention: chunk of 512 after 32k", {32768}, 512, 16);
 }
 

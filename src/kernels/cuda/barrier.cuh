@@ -30,6 +30,12 @@ __device__ __forceinline__ void barrier_arrive(Barrier& barrier) {
   ESP_HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address(barrier))
                  : "memory");
 }
+// So many times at once.
+__device__ __forceinline__ void barrier_arrive(Barrier& barrier, uint32_t count) {
+  ESP_HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address(barrier)),
+                 "r"(count)
+                 : "memory");
+}
 // Arrives, and adds `bytes` that copies are still to bring.
 __device__ __forceinline__ void barrier_expect(Barrier& barrier, uint32_t bytes) {
   ESP_HOPPER_ASM(
@@ -53,6 +59,21 @@ __device__ __forceinline__ void barrier_wait(Barrier& barrier, uint32_t parity) 
       "bra WAIT;\n"
       "DONE:\n}" ::"r"(barrier_address(barrier)),
       "r"(parity)
+      : "memory");
+}
+// For two at once, which takes one look where both are complete already.
+__device__ __forceinline__ void barrier_wait(Barrier& first, uint32_t first_parity, Barrier& second,
+                                             uint32_t second_parity) {
+  ESP_HOPPER_ASM(
+      "{\n.reg .pred first, second;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 first, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 second, [%2], %3;\n"
+      "and.pred first, first, second;\n"
+      "@first bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n}" ::"r"(barrier_address(first)),
+      "r"(first_parity), "r"(barrier_address(second)), "r"(second_parity)
       : "memory");
 }
 // Global to shared memory, 16-byte aligned, `bytes` a multiple of 16. On an H200 one multiprocessor

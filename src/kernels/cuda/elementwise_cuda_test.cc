@@ -226,7 +226,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
         const int rotary = latent ? 64 : rng_.below(2) == 0 ? dim : dim / 2;
         const int rotary_begin = latent ? dim - rotary : 0;
         const float norm_offset = rng_.below(2) == 0 ? 1.0f : 0.0f;
-        const bool interleaved = rng_.below(2) == 0;
+        const bool interleaved = rng_.below(2) == 0, keeps_new = rng_.below(2) == 0;
         const int row = (heads + 2 * kv_heads) * dim, pages = 40;
         Values qkv = Values::random(rng_, type, static_cast<size_t>(tokens * row));
         Values q_norm = Values::random(rng_, type, static_cast<size_t>(dim));
@@ -254,6 +254,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
                                   .q_stride = row,
                                   .k = at(heads),
                                   .k_stride = row,
+                                  .new_k = keeps_new ? at(heads) : nullptr,
                                   .v = latent ? nullptr : at(heads + kv_heads),
                                   .v_stride = row,
                                   .tokens = tokens,
@@ -315,6 +316,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
                          .rotary_dim = rotary,
                          .interleaved = interleaved});
         std::vector<float> got = qkv.read(), got_q, want_q, want_k = k.host, want_v = v.host;
+        const std::vector<float> got_k = k.read();
         for (int t = 0; t < tokens; ++t) {
           for (int i = 0; i < heads * dim; ++i) {
             got_q.push_back(got[static_cast<size_t>(t * row + i)]);
@@ -324,7 +326,9 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
           for (int i = 0; i < kv_heads * dim; ++i) {
             const auto to =
                 static_cast<size_t>(kv_rows[static_cast<size_t>(t)] * kv_heads * dim + i);
-            want_k[to] = want[static_cast<size_t>(t * row + heads * dim + i)];
+            const auto from = static_cast<size_t>(t * row + heads * dim + i);
+            want_k[to] = want[from];
+            EXPECT_EQ(got[from], keeps_new ? got_k[to] : qkv.host[from]) << t << " " << i;
             if (latent) continue;
             want_v[to] = want[static_cast<size_t>(t * row + (heads + kv_heads) * dim + i)];
           }
@@ -332,7 +336,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
         // Two roundings where there is a norm.
         const double tolerance = 2 * qkv.tolerance();
         EXPECT_LT(test::relative_error(got_q, want_q), tolerance) << dim << norm << interleaved;
-        EXPECT_LT(test::relative_error(k.read(), want_k), tolerance) << dim << norm;
+        EXPECT_LT(test::relative_error(got_k, want_k), tolerance) << dim << norm;
         EXPECT_EQ(v.read(), want_v);
       }
 }

@@ -18,7 +18,7 @@ constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 template <typename T>
 struct HeadWork {
   const T* from = nullptr;
-  T* to = nullptr;        // in the q rows; or
+  T* to = nullptr;        // in the q rows or among the new keys, and
   void* kv_to = nullptr;  // in a page
   const T* norm = nullptr;
   bool rotate = false;
@@ -45,6 +45,8 @@ __device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, in
   work.kv_to = static_cast<char*>(is_k ? args.kv.k : args.kv.v) + element * size;
   if (is_k) {
     work.from = static_cast<const T*>(args.k) + token * args.k_stride + int64_t{head} * dim;
+    if (args.new_k != nullptr)
+      work.to = static_cast<T*>(args.new_k) + token * args.k_stride + int64_t{head} * dim;
     work.norm = static_cast<const T*>(args.k_norm);
     work.rotate = true;
   } else {
@@ -104,9 +106,9 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
     __syncwarp();
   }
   for (int i = lane; i < dim; i += 32) {
-    if (work.to != nullptr)
-      work.to[i] = from_float<T>(row[i]);
-    else if (args.kv.type == DType::kFloat32)
+    if (work.to != nullptr) work.to[i] = from_float<T>(row[i]);
+    if (work.kv_to == nullptr) continue;
+    if (args.kv.type == DType::kFloat32)
       static_cast<float*>(work.kv_to)[i] = row[i];
     else
       static_cast<bf16*>(work.kv_to)[i] = __float2bfloat16_rn(row[i]);
@@ -166,9 +168,11 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
         b[i] = b[i] * c + x * s;
       }
     }
-    bf16* to = work.to != nullptr ? work.to : static_cast<bf16*>(work.kv_to);
-    store8(to + at, a);
-    store8(to + DIM / 2 + at, b);
+    for (bf16* to : {work.to, static_cast<bf16*>(work.kv_to)}) {
+      if (to == nullptr) continue;
+      store8(to + at, a);
+      store8(to + DIM / 2 + at, b);
+    }
   }
 }
 
@@ -181,8 +185,9 @@ bool whole_rows(const QkRopeAppendArgs& args) {
          (dim == 64 || dim == 128 || dim == 256) && args.q_stride % 8 == 0 &&
          args.k_stride % 8 == 0 && args.v_stride % 8 == 0 && kv.page_stride % 8 == 0 &&
          kv.token_stride % 8 == 0 && kv.head_stride % 8 == 0 && aligned(args.q, 16) &&
-         aligned(args.k, 16) && aligned(args.v, 16) && aligned(kv.k, 16) && aligned(kv.v, 16) &&
-         aligned(args.q_norm, 16) && aligned(args.k_norm, 16);
+         aligned(args.k, 16) && aligned(args.new_k, 16) && aligned(args.v, 16) &&
+         aligned(kv.k, 16) && aligned(kv.v, 16) && aligned(args.q_norm, 16) &&
+         aligned(args.k_norm, 16);
 }
 
 }  // namespace

@@ -13,6 +13,9 @@ struct QkRopeAppendArgs {
   int64_t q_stride = 0;           // between tokens
   const void* k = nullptr;        // [tokens, kv.num_kv_heads, head_dim]; not changed
   int64_t k_stride = 0;
+  // Where keys go as they are in the pages, besides: [tokens, ...] as k, of which it may be the
+  // same; null: nowhere. Tokens without a page are left out.
+  void* new_k = nullptr;
   const void* v = nullptr;  // null: keys are values too, and have one plane
   int64_t v_stride = 0;
   int32_t tokens = 0;

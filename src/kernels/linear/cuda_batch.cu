@@ -27,14 +27,13 @@
 // took 71; another order of the inputs in each block, other cache hints and prefetch sizes, one
 // copy for several rows: all within 2 %; boxes of fewer rows 20 to 40 % slower, for one
 // multiprocessor starts a copy about every 0.3 us then.
-#include <cuda.h>
-
 #include <algorithm>
 
 #include "kernels/attention/cuda_wgmma.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/linear/cuda_batch.h"
 
 namespace espalier::kernels::cuda {
@@ -359,35 +358,6 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // --- on the host ---
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode encoder() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess)
-      function = nullptr;
-    return reinterpret_cast<Encode>(function);
-  }();
-  return found;
-}
-
-template <size_t RANK>
-Status encode(CUtensorMap& map, const void* data, const uint64_t (&sizes)[RANK],
-              const uint64_t (&strides)[RANK - 1], const uint32_t (&box)[RANK]) {
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-  const CUresult result = encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, const_cast<void*>(data),
-      reinterpret_cast<const cuuint64_t*>(sizes), reinterpret_cast<const cuuint64_t*>(strides), box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return {};
-  return error(StatusCode::kInternal, "linear: a tensor map was refused with {}",
-               static_cast<int>(result));
-}
-
 int columns_for(int rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 
 int outputs_for(const BatchWay& way) { return way.groups <= 4 ? 64 : 256; }
@@ -462,10 +432,10 @@ std::optional<BatchWay> batch_way(const LinearArgs& args, const DeviceTraits& tr
 
 bool batch_linear_takes(const LinearArgs& args, const BatchWay& way, const DeviceTraits& traits) {
   const int64_t of_16_bytes = args.out_type == DType::kFloat32 ? 4 : 8;
-  return traits.compute_capability == 90 && encoder() != nullptr && args.type == DType::kBFloat16 &&
-         args.norm_weight == nullptr && args.rows > 0 && args.rows <= kBatchRows &&
-         way.groups >= 1 && way.groups <= 16 && (way.splits == 1 || way.splits == 2) &&
-         num_pieces(args, way) >= way.splits &&
+  return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
+         args.type == DType::kBFloat16 && args.norm_weight == nullptr && args.rows > 0 &&
+         args.rows <= kBatchRows && way.groups >= 1 && way.groups <= 16 &&
+         (way.splits == 1 || way.splits == 2) && num_pieces(args, way) >= way.splits &&
          pieces_ahead(columns_for(args.rows), way, traits) > 0 && args.in_features % 8 == 0 &&
          args.out_features % (args.silu_mul ? 8 : 16) == 0 && args.x_stride % 8 == 0 &&
          args.y_stride % of_16_bytes == 0 && aligned(args.x, 16) && aligned(args.weights, 16) &&
@@ -480,13 +450,13 @@ Status batch_linear(const LinearArgs& args, const BatchWay& way, const DeviceTra
   CUtensorMap weights{}, x{};
   // [groups of 16][gate and up, or twice eight][8][in].
   const uint64_t eight = 8 * in * 2;
-  ESP_RETURN_IF_ERROR(
-      encode<4>(weights, args.weights, {in, 8, 2, args.silu_mul ? out / 8 : out / 16},
-                {in * 2, args.silu_mul ? out * in * 2 : eight, args.silu_mul ? eight : 2 * eight},
-                {kBoxInputs, 8, 2, static_cast<uint32_t>(way.groups)}));
-  ESP_RETURN_IF_ERROR(encode<2>(x, args.x, {in, static_cast<uint64_t>(args.rows)},
-                                {static_cast<uint64_t>(args.x_stride) * 2},
-                                {kBoxInputs, static_cast<uint32_t>(columns)}));
+  ESP_RETURN_IF_ERROR(encode_tensor_map<4>(
+      "linear", weights, args.weights, {in, 8, 2, args.silu_mul ? out / 8 : out / 16},
+      {in * 2, args.silu_mul ? out * in * 2 : eight, args.silu_mul ? eight : 2 * eight},
+      {kBoxInputs, 8, 2, static_cast<uint32_t>(way.groups)}));
+  ESP_RETURN_IF_ERROR(encode_tensor_map<2>(
+      "linear", x, args.x, {in, static_cast<uint64_t>(args.rows)},
+      {static_cast<uint64_t>(args.x_stride) * 2}, {kBoxInputs, static_cast<uint32_t>(columns)}));
   const Params params{.y = args.y,
                       .y_stride = args.y_stride,
                       .bias = static_cast<const bf16*>(args.bias),

@@ -114,6 +114,7 @@ class CudaDecoder {
   Status norm_all_heads(size_t layer, int32_t tokens, const cuda::Stream& stream);
   Status append(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   Status attend(size_t layer, const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
+  std::byte* new_keys(size_t layer, const CudaStep& step) const;
   Status keep_wanted_rows(size_t layer, const CudaStep& step, const cuda::Stream& stream);
   // Each head's value from what attention made of the latents: to latent_q_.
   Status latent_values(size_t layer, const std::byte* attended, int32_t rows,

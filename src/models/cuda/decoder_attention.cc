@@ -116,6 +116,14 @@ Status CudaDecoder::project_latent(size_t layer, int32_t tokens, const cuda::Str
                         on(stream));
 }
 
+// Where a step's new keys stay besides their pages, with the values behind them: where they came
+// from. Null where attention has no use for them: prompts read them, decode lanes read pages.
+std::byte* CudaDecoder::new_keys(size_t layer, const CudaStep& step) const {
+  const AttentionSpec& a = spec_.layers[layer].attention;
+  if (a.latent || step.lanes.max_query_tokens == 1) return nullptr;
+  return qkv_ + a.q_dim() * static_cast<int64_t>(dtype_size(weights_.type));
+}
+
 // Queries are normed and rotated where they lie; keys and values go to their pages.
 Status CudaDecoder::append(size_t layer, const CudaStep& step, const KvView& kv,
                            const cuda::Stream& stream) {
@@ -129,6 +137,7 @@ Status CudaDecoder::append(size_t layer, const CudaStep& step, const KvView& kv,
                               .q_stride = qkv_width(a),
                               .k = k,
                               .k_stride = qkv_width(a),
+                              .new_k = new_keys(layer, step),
                               .v = a.latent ? nullptr : k + a.kv_dim() * size,
                               .v_stride = qkv_width(a),
                               .tokens = step.lanes.num_tokens,
@@ -164,19 +173,25 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
   const AttentionSpec& a = spec_.layers[layer].attention;
   const CudaLayerWeights& weights = weights_.layers[layer];
   const AttentionGroup& group = groups_[group_of_[layer]];
-  ESP_RETURN_IF_ERROR(kc::attention({.shape = group.shape,
-                                     .lanes = lanes_of(group.shape, step),
-                                     .kv = planes_of(kv, layer),
-                                     .q = qkv_,
-                                     .q_stride = qkv_width(a),
-                                     .out = attended_,
-                                     .out_stride = a.q_dim(),
-                                     .scale = a.scale,
-                                     .softcap = a.softcap,
-                                     .sinks = weights.sinks,
-                                     .workspace = group.workspace,
-                                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
-                                    on(stream)));
+  const auto size = static_cast<int64_t>(dtype_size(weights_.type));
+  const std::byte* new_k = new_keys(layer, step);
+  ESP_RETURN_IF_ERROR(
+      kc::attention({.shape = group.shape,
+                     .lanes = lanes_of(group.shape, step),
+                     .kv = planes_of(kv, layer),
+                     .new_k = new_k,
+                     .new_v = new_k == nullptr ? nullptr : new_k + a.kv_dim() * size,
+                     .new_stride = qkv_width(a),
+                     .q = qkv_,
+                     .q_stride = qkv_width(a),
+                     .out = attended_,
+                     .out_stride = a.q_dim(),
+                     .scale = a.scale,
+                     .softcap = a.softcap,
+                     .sinks = weights.sinks,
+                     .workspace = group.workspace,
+                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
+                    on(stream)));
   kc::LinearArgs output = product_args(weights.attention_output, step.lanes.num_tokens);
   output.x = attended_;
   if (layer + 1 == spec_.layers.size() && step.rows != nullptr) {
