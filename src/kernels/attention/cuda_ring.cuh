@@ -14,9 +14,9 @@
 #include <cuda.h>
 
 #include "kernels/attention/cuda_tile.cuh"
-#include "kernels/attention/cuda_wgmma.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace espalier::kernels::cuda {
 

@@ -30,7 +30,7 @@ inline TensorMapEncoder tensor_map_encoder() {
 
 // An array of bfloat16, its adjacent dimension first; strides in bytes, of all dimensions but that
 // one. Boxes have 64 adjacent elements and come in the layout that swizzled() tells of
-// (attention/cuda_wgmma.cuh); what lies outside of the array comes as zeros. REQUIRES: 16-byte
+// (wgmma.cuh); what lies outside of the array comes as zeros. REQUIRES: 16-byte
 // alignment.
 template <size_t RANK>
 Status encode_tensor_map(const char* operation, CUtensorMap& map, const void* data,

@@ -104,6 +104,30 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[32], uint64_t a, uint64_
       : "memory");
 }
 
+// The same with 16 and 32 rows of b.
+__device__ __forceinline__ void wgmma_scores(float (&d)[8], uint64_t a, uint64_t b, bool added) {
+  ESP_WGMMA_ASM(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "l"(a), "l"(b), "r"(added ? 1 : 0)
+      : "memory");
+}
+__device__ __forceinline__ void wgmma_scores(float (&d)[16], uint64_t a, uint64_t b, bool added) {
+  ESP_WGMMA_ASM(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, %16, %17, p, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "r"(added ? 1 : 0)
+      : "memory");
+}
+
 // d += a b for 16 rows of b: a [64, 16] in registers as mma's fragments, b [16, 128].
 __device__ __forceinline__ void wgmma_values(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
   ESP_WGMMA_ASM(
