@@ -140,9 +140,9 @@ class Ir {
 
   ExprId tick() { return intern(Op::kTick, {}, 0, 0, 0); }
   ExprId enough() { return intern(Op::kEnough, {}, 0, 0, 0); }
-  // REQUIRES of the rule's body: wherever it stands, it can end after any number of further ticks
-  // that is not below the least one from there; every way to its end passes kEnough, after which it
-  // ticks no more. Then no match gets stuck between min and max.
+  // REQUIRES of the rule's body: where there is a minimum, it can end wherever it stands after any
+  // number of further ticks that is not below the least one from there; every way to its end passes
+  // kEnough, after which it ticks no more. Then no match gets stuck between min and max.
   void set_counter(RuleId rule, Counter counter);
   const std::vector<Counter>& counters() const { return counters_; }
 

@@ -59,6 +59,26 @@ TEST(Schema, WhatMayNotEndYetGoesOnBehindWhiteSpace) {
   EXPECT_TRUE(matcher.fill_mask(words));
 }
 
+// Not every length fits behind each character: the counter of a maximum leaves room for the least.
+TEST(Schema, CountsPatternsThatMayNotEndEverywhere) {
+  const auto grammar =
+      compiled(R"({"type":"string","pattern":"^([a/]|a[a/]*a)$","maxLength":100})");
+  ASSERT_TRUE(grammar) << grammar.error().to_string();
+  EXPECT_TRUE((*grammar)->network().checks.empty());
+  EXPECT_FALSE((*grammar)->network().counters.empty());
+  for (const size_t slashes : {0u, 1u, 97u, 98u}) {
+    EXPECT_TRUE(accepts(*grammar, "\"a" + std::string(slashes, '/') + "a\"")) << slashes;
+  }
+  for (const char* text : {"\"a\"", "\"/\""}) EXPECT_TRUE(accepts(*grammar, text)) << text;
+  for (const char* text : {"\"\"", "\"a/\"", "\"//\"", "\"/a\""})
+    EXPECT_FALSE(accepts(*grammar, text)) << text;
+  Matcher matcher(*grammar);
+  EXPECT_TRUE(matcher.accept_bytes("\"a" + std::string(98, '/')));
+  EXPECT_FALSE(matcher.accept_bytes("/"));
+  EXPECT_TRUE(matcher.accept_bytes("a"));
+  EXPECT_EQ(matcher.forced_bytes(2), "\"");
+}
+
 class SchemaTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SchemaTest, AllowsExactlyWhatIsValid) {

@@ -272,6 +272,8 @@ Result<std::optional<ExprId>> SchemaCompiler::counted_string(const Facts& facts)
     if (too_short || profile.least > counter.max) return Counted(ir_.never());
     if (profile.least >= counter.min && profile.most && *profile.most <= counter.max) {
       counter = {.min = 0, .max = Ir::kNoMax};  // the patterns bound it more tightly
+    } else if (profile.least >= counter.min) {
+      counter.min = 0;  // every match has as many; for the maximum, room to the end is enough
     } else if (!profile.even) {
       return Counted();
     }
