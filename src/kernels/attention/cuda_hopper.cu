@@ -5,7 +5,32 @@
 // first. Three warp groups: one brings keys and values, 128 positions at a time, and each tile's
 // queries; two multiply, 64 rows each. Keys run on through the ends of tiles: those of the next
 // tile come while the last products of this one run, and its queries as soon as the last scores are
-// done. The rest is in cuda_rows.cuh.
+// done. The rest is in cuda_ring.cuh and cuda_rows.cuh.
+//
+// A block of 128 rows and keys is 2,048 cycles of the tensor cores. What decides is the chain of
+// one multiplying group (wait, start products, softmax, pack), which must fit beside the other
+// group's products. Measured at 16k tokens, 32 heads of 128, on GPUs whose 8192^3 product runs at
+// 720 to 790 TFLOP/s, one call behind the other:
+//
+//    mma.sync tiles (cuda_tiles.cu)                                    174 TFLOP/s
+//    the same tiles, a block each, pages by ordinary copies            474 to 489
+//    + tile after tile, new rows by the copy engine                    495 to 500
+//    + descriptors in uniform registers, sums rescaled only where a
+//      score rises by 2^8                                              561 to 582
+//    + nothing looked up where rows are new                            587
+//    + no search for a block's largest score                           604
+//    + registers shared out 88 to 208 instead of 72 to 216             617, 96 % of cuDNN's 640
+//
+// The second line should have given 600 and did not: neither copies nor fences were what the groups
+// waited for. A profile by instruction then put 3,365 cycles on a block, 1,000 of them on starting
+// products (each waited for a descriptor that its warp was not known to share) and 500 on barriers;
+// without them 2,400 were predicted and 2,850 came. One call by itself reaches 650: the rest is
+// the clock, which sinks under load. 8k tokens 600, 16 prompts of 1,000 323 (258 before), a chunk
+// of 512 after 32k in pages 577 (534); from scattered pages of one alone 474.
+//
+// Tried without effect: maxima in four chains instead of two; no turns; turns handed on between the
+// two products. 512 tokens, one tile for each block, take 17.3 us (15.7 before): what a tile is
+// must be known before its first rows are asked for.
 #include <algorithm>
 
 #include "kernels/attention/cuda_rows.cuh"
