@@ -725,7 +725,9 @@ Result<ExprId> SchemaCompiler::by_formula(const Conjunction& elements) {
       json::object{{"type", {"null", "boolean", "number", "string"}}};
   static const json::value kWords = json::object{{"type", {"null", "boolean", "string"}}};
   static const json::value kArrays = json::object{{"type", "array"}};
-  if (options_.any_order || ++formulas_begun_ > kFormulasBegunMax)
+  // Scalars are made as before, but that choices may combine.
+  const bool scalars_only = !(plain_types(elements) & (kObject | kArray));
+  if (options_.any_order || (scalars_only && !frugal_) || ++formulas_begun_ > kFormulasBegunMax)
     return fail(unsupported(elements[0], "properties"));
   ExprId objects = ir_.never();
   if (plain_types(elements) & kObject) {
