@@ -45,7 +45,7 @@ def _work(job):
     kind, number, out, deadline = job
     if time.time() > deadline:
         return 0
-    ids = encode(corpus.chunk(kind, number, STORIES_A_CHUNK if kind == "story" else TASKS_A_CHUNK))
+    ids = encode(corpus.chunk(kind, number, TASKS_A_CHUNK if kind == "task" else STORIES_A_CHUNK))
     path = pathlib.Path(out) / ("%s_%05d.npy" % (kind, number))
     numpy.save(str(path) + ".part.npy", ids)
     os.rename(str(path) + ".part.npy", path)
@@ -65,6 +65,7 @@ def main():
     arguments.out.mkdir(parents=True, exist_ok=True)
     start = time.time()
     jobs = [("story", n, str(arguments.out), start + 1e6) for n in range(arguments.stories // STORIES_A_CHUNK)]
+    jobs += [("unseen", 0, str(arguments.out), start + 1e6)]
     jobs += [("task", arguments.task_base + n, str(arguments.out), start + arguments.seconds) for n in range(arguments.tasks // TASKS_A_CHUNK)]
     with multiprocessing.get_context("fork").Pool(arguments.workers, _start, (arguments.tokenizer,)) as pool:
         total = sum(pool.imap_unordered(_work, jobs))

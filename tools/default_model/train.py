@@ -303,9 +303,10 @@ def main():
         torch.cuda.synchronize()
     log("%d steps, %.1f M tokens" % (step, seen / 1e6))
     export(model, args.out)
-    for name, rows in (("story", story), ("task", task)):
+    for name, rows in (("story", story), ("unseen story", Rows("unseen", bos)), ("task", task)):
         batch = rows.draw(args.rows)
-        log("%s loss %.4f" % (name, model(batch[:, :-1], batch[:, 1:]).item()))
+        with torch.no_grad():
+            log("%s loss %.4f" % (name, model(batch[:, :-1], batch[:, 1:]).item()))
 
 
 if __name__ == "__main__":

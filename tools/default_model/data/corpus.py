@@ -54,9 +54,11 @@ def check(document):
 
 
 def chunk(kind, number, count):
-    """Documents of one numbered chunk: kind 'story' (finite, by story number) or 'task' (as many chunks as wanted)."""
+    """Documents of one numbered chunk: 'story' (finite, by story number), 'unseen' (stories that do not train) or 'task' (as many as wanted)."""
     rng = spin.make_rng(kind, number)
     if kind == "story":
         start = number * count
         return [check(story_document(rng, i % stories.STORY_COUNT)) for i in range(start, start + count)]
+    if kind == "unseen":
+        return [check(story_document(rng, "unseen %d" % i)) for i in range(number * count, (number + 1) * count)]
     return [check(task_document(rng)) for _ in range(count)]
