@@ -378,7 +378,7 @@ TEST_F(HttpServerTest, AClientThatDoesNotReadIsDroppedAndBlocksNoOne) {
 TEST_F(HttpServerTest, AClientThatStopsReadingTimesOut) {
   config_.write_timeout = 100ms;
   add("GET", "/big", [](HttpRequest&&, ResponsePtr r) {
-    r->send(HttpResponse::text(200, std::string(64 << 20, 'x')));
+    r->send(HttpResponse::text(200, std::string(16 << 20, 'x')));
   });
   start();
   TestSocket slow(port(), 4096);

@@ -260,7 +260,7 @@ Status check_samples(size_t num_prompts, int32_t n) {
 
 std::string object_schema(
     const std::vector<std::tuple<std::string, std::string, std::string, bool>>& fields) {
-  std::string out, required;
+  std::string out;
   JsonWriter w(out);
   w.begin_object().member("type", "object").key("properties").begin_object();
   for (const auto& [name, schema, help, is_required] : fields) {
