@@ -34,14 +34,15 @@ class Patience {
 
 class TestSocket {
  public:
-  // `from`: the address it calls from, in the host's byte order; 0: any.
+  // `from`: the address it calls from, in the host's byte order; 0: any. Not connected where it
+  // cannot be had.
   explicit TestSocket(int port, int receive_buffer = 0, uint32_t from = 0) {
     fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (from != 0) {
       sockaddr_in caller{};
       caller.sin_family = AF_INET;
       caller.sin_addr.s_addr = htonl(from);
-      (void)::bind(fd_, reinterpret_cast<sockaddr*>(&caller), sizeof caller);
+      if (::bind(fd_, reinterpret_cast<sockaddr*>(&caller), sizeof caller) != 0) return;
     }
     if (receive_buffer > 0) {
       ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
