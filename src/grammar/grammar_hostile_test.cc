@@ -236,6 +236,13 @@ std::vector<Hostile> hostile_grammars() {
        [] { return std::string("([a-z]?[0-9]?){10000}!"); }, "?", "a1"},
       {"a choice of many between what may be left out", Kind::kRegex,
        [] { return "(a?b?(" + numbered("x#y", 300, "|") + ")?){200}"; }, "?", "abx299y"},
+      {"a loop whose states turn out to be alike", Kind::kRegex,
+       [] {
+         const std::string zeros(4, '\0');
+         return "(?i)^(ab#[^ASCII" + zeros + "ce\\-0\\d]|2" + zeros + "+" + '\0' + ".*" + '\0' +
+                '\0' + "?)+()$";
+       },
+       "", "ab#x"},
       {"repetition of repetition", Kind::kRegex,
        [] { return std::string("((((a{1000}){1000}){1000}){1000}){1000}"); }, "automaton states",
        ""},

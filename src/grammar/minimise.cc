@@ -76,6 +76,10 @@ class EndsFirst {
   bool has_cycles() const { return has_cycles_; }
 
   Nfa result() {
+    // Who stood for another on the way there may have met its own likeness since.
+    for (uint32_t& c : classes_) {
+      while (classes_[c] != c) c = classes_[c];
+    }
     std::vector<uint32_t> names(classes_.size(), kUnnamed);
     uint32_t count = 0;
     for (NodeId s = 0; s < classes_.size(); ++s) {

@@ -172,6 +172,15 @@ TEST(SchemaFormula, AcceptsWhatIsValidAmongAllSmallValues) {
   }
 }
 
+TEST(SchemaFormula, RefusesEnumsThatAreNoListsWhereTheirOppositesAreNeeded) {
+  const auto made = compile_grammar(
+      {.kind = GrammarSpec::Kind::kJsonSchema,
+       .source = R"({"oneOf":[{"enum":"integer"},{"minimum":1},{"uniqueItems":true}]})"},
+      byte_trie());
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code(), StatusCode::kInvalidArgument) << made.error().to_string();
+}
+
 // A key twice counts once: where that is not what the state says, the end is refused, and there is
 // a way on as long as properties may be added.
 TEST(SchemaFormula, RandomTextsAlwaysHaveAWayOn) {

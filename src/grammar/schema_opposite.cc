@@ -45,7 +45,10 @@ class Opposites {
   bool add(std::string_view key, const json::value& value) {
     if (std::ranges::find(kAnnotations, key) != kAnnotations.end()) return true;
     if (key == "type") return add_type(value);
-    if (key == "enum") return out_.push_back(json::object{{kNotEnum, value}}), true;
+    if (key == "enum") {
+      if (!value.is_array()) return false;
+      return out_.push_back(json::object{{kNotEnum, value}}), true;
+    }
     if (key == "const") return out_.push_back(json::object{{kNotEnum, json::array{value}}}), true;
     if (key == "not") return out_.push_back(document_.at(value)), true;
     if (key == "$ref") {
