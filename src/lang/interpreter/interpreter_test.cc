@@ -355,6 +355,19 @@ TEST_F(Interpreter, TextComesAsItIsWritten) {
   EXPECT_GE(pieces, 1);
 }
 
+// Pieces come on the pool's threads, which may overtake each other.
+TEST_F(Interpreter, NoPieceOvertakesTheOneBefore) {
+  RunOptions o = options();
+  o.stream = true;
+  const std::string answer = answer_of("Once", 300);
+  for (int i = 0; i < 200; ++i) {
+    State s = launch([](State& p) { p += "Once" + gen("a", {.max_tokens = 300}); }, o);
+    std::string text;
+    for (const std::string& piece : s.stream("a")) text += piece;
+    ASSERT_EQ(text, answer) << "program " << i;
+  }
+}
+
 TEST_F(Interpreter, AProgramThatThrowsIsAnErrorAndLeavesNothingRunning) {
   use({}, std::chrono::milliseconds(2));
   const State s = run(

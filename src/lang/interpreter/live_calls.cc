@@ -56,7 +56,7 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
   std::string text;
   std::optional<Progress> told, progress;  // of text that comes next, of `text`
   std::optional<Result<Completion>> result;
-  bool is_posted = false;
+  bool is_posted = false;  // a task delivers, or will: never two at once
 
   void add(std::string_view delta) {
     std::lock_guard lock(mutex);
@@ -77,6 +77,9 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
   void post() {
     if (is_posted) return;
     is_posted = true;
+    post_task();
+  }
+  void post_task() {
     pool->post([self = shared_from_this()] { self->deliver(); });
   }
   void deliver() {
@@ -85,7 +88,6 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
     std::optional<Result<Completion>> end;
     {
       std::lock_guard lock(mutex);
-      is_posted = false;
       delta.swap(text);
       brought.swap(progress);
       end.swap(result);
@@ -94,6 +96,9 @@ struct LiveStream::Awaited : std::enable_shared_from_this<LiveStream::Awaited> {
     if (target == nullptr) return;
     if (!delta.empty()) target->grow(turn, delta, std::move(brought));
     if (end) target->finish_call(turn, std::move(*end));
+    std::lock_guard lock(mutex);
+    is_posted = !text.empty() || result;
+    if (is_posted) post_task();
   }
 };
 
