@@ -70,6 +70,7 @@ struct EngineConfig {
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces
+  bool disable_drafts = false;                           // guess at nothing that a grammar allows
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
   TellLoaded load_progress;     // hears how far the weights are; null: the log tells

@@ -40,8 +40,9 @@ struct EngineStats {
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
   double tree_seconds_total = 0;  // of them, the radix cache's; where time_tree_work is set
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
-  int64_t num_masks_total = 0;                                // of constrained lanes
-  double mask_seconds_total = 0;                              // of the scheduler's thread
+  int64_t drafted_tokens_total = 0, accepted_drafts_total = 0;
+  int64_t num_masks_total = 0;                                       // of constrained lanes
+  double mask_seconds_total = 0;                                     // of the scheduler's thread
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
   int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
   double grammar_compile_seconds_total = 0;

@@ -43,6 +43,7 @@ class ActingExecutor final : public Executor {
     act_();
     return device_.wait(step);
   }
+  int32_t draft_samples_max() const override { return device_.draft_samples_max(); }
 
  private:
   NullExecutor device_;

@@ -288,7 +288,7 @@ void check_answer(const Asked& asked, const GenerateResult& answer) {
 // overlap the same comes, whatever else is asked for.
 TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   std::map<int, std::vector<GenerateResult>> first;
-  int64_t stops = 0, lengths = 0, forced = 0;
+  int64_t stops = 0, lengths = 0, forced = 0, drafts_held = 0, drafted = 0;
   for (const bool overlap : {true, false}) {
     for (const bool jump : {true, false}) {
       EngineConfig config{.max_total_tokens = 1500};
@@ -325,6 +325,8 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
           stops += std::holds_alternative<std::string>(answer.finish.matched) ? 1 : 0;
           lengths += answer.finish.type == Type::kLength ? 1 : 0;
           forced += answer.stats.forced_tokens;
+          drafts_held += answer.stats.accepted_drafts;
+          drafted += answer.stats.drafted_tokens;
           EXPECT_TRUE(jump || answer.stats.forced_tokens == 0);
         }
         ++i;
@@ -334,6 +336,8 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   EXPECT_GT(stops, 40);
   EXPECT_GT(lengths, 40);
   EXPECT_GT(forced, 2000);
+  EXPECT_GT(drafts_held, 50);
+  EXPECT_GT(drafted, drafts_held);  // some did not hold
 }
 
 // The model that ships, whose tokens are longer: penalties, healing and draws are real. What runs

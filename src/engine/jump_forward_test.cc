@@ -318,6 +318,56 @@ TEST(JumpForward, TokensAreCanonicalAndThoseOfARunWithoutIt) {
   }
 }
 
+// Guesses come from answers before: the second time what the first ones said is verified at once,
+// and greedy or drawn, one after the other or together, every answer is what it is without guesses.
+TEST(JumpForward, GuessesSaveForwardsAndChangeNoAnswer) {
+  constexpr const char* kCode =
+      "root ::= (\"let \" name \" = \" value \";\\n\"){2,4}\nname ::= [a-d] [a-d]?\n"
+      "value ::= name (\" + \" name)? | \"call(\" name \", \" name \")\"";
+  std::map<std::string, std::vector<TokenId>> answers;
+  int64_t lanes[2] = {}, held = 0;
+  for (const bool drafts : {true, false}) {
+    EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 8192};
+    config.disable_drafts = !drafts;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine) << engine.error().to_string();
+    for (int round = 0; round < 5; ++round) {
+      std::list<std::pair<std::string, Collector>> asked;
+      for (int i = 0; i < 4; ++i) {
+        for (const bool greedy : {true, false}) {
+          GenerateRequest request{.text = fmt::format("Line {}:", i % 2),
+                                  .sampling = {.max_new_tokens = 40 + i,
+                                               .temperature = greedy ? 0.0f : 0.8f,
+                                               .sampling_seed = static_cast<uint64_t>(i / 2)}};
+          if (i % 2 == 0)
+            request.sampling.ebnf = kCode;
+          else
+            request.sampling.json_schema = kPerson;
+          const std::string name = fmt::format("{} {}", i, greedy);
+          auto& [key, collector] = asked.emplace_back(
+              std::piecewise_construct, std::forward_as_tuple(name), std::forward_as_tuple(1));
+          ASSERT_TRUE((*engine)->submit(std::move(request), collector.sink()));
+          if (round % 2 == 0) {
+            ASSERT_TRUE(collector.wait_end());
+          }
+        }
+      }
+      for (auto& [name, collector] : asked) {
+        ASSERT_TRUE(collector.wait_end());
+        const GenerateResult& got = collector.result();
+        ASSERT_NE(got.finish.type, Type::kError) << got.finish.status.to_string();
+        const auto [it, added] = answers.try_emplace(name, got.output_ids);
+        EXPECT_EQ(it->second, got.output_ids) << name << " drafts " << drafts << ": " << got.text;
+        held += got.stats.accepted_drafts;
+        EXPECT_TRUE(drafts || got.stats.drafted_tokens == 0);
+      }
+    }
+    lanes[drafts ? 0 : 1] = (*engine)->stats().num_lanes_total;
+  }
+  EXPECT_GT(held, 200);
+  EXPECT_LT(lanes[0], lanes[1] * 3 / 4);
+}
+
 // Real logits: each log-probability is what the whole text has when it is read as a prompt, to the
 // last bit.
 TEST(JumpForward, LogProbabilitiesAreThoseOfEachTokensForward) {

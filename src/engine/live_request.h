@@ -37,7 +37,7 @@ struct Sample {
   int32_t num_input_logprobs = 0;           // reported so far
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
   std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
-  int32_t num_forced = 0;                   // of its output; counted with return_logprob
+  int32_t num_forced = 0;                   // of its output
   std::vector<TokenId> choices;             // of the few ways on behind `choices_at` tokens
   int32_t choices_at = -1;                  // -1: not looked for yet
   std::string healing;                      // text that its output must still begin with
@@ -62,6 +62,8 @@ struct LiveRequest {
   uint64_t seed = 0;
   bool return_logprob = false;
   bool jump_forward = false;
+  bool drafts = false;       // with a grammar: guess at what it says
+  uint64_t guess_scope = 0;  // of its grammar and cache_namespace
   bool token_healing = false;
   int32_t logprob_start_len = -1;
   bool embed = false;

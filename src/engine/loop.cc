@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/thread.h"
 #include "engine/embedding.h"
 #include "engine/sampling/sampler.h"
@@ -13,7 +15,7 @@
 namespace espalier {
 namespace {
 
-SchedulerConfig scheduler_config(const EngineConfig& c) {
+SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor) {
   return {.max_running = c.max_running_requests,
           .max_waiting = c.max_running_requests + c.max_queued_requests,  // the registry's bound
           .chunked_prefill_size = std::min(c.chunked_prefill_size, c.max_prefill_tokens),
@@ -25,6 +27,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c) {
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
           .time_tree_work = c.time_tree_work,
+          .draft_samples_max = c.disable_drafts ? 0 : executor.draft_samples_max(),
           .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention &&
                                   !c.enable_deterministic_inference,
           .conservativeness = c.schedule_conservativeness};
@@ -45,7 +48,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       registry_(registry),
       sessions_(sessions),
       tokenizer_(tokenizer),
-      scheduler_(scheduler_config(config), cache, clock_, *this),
+      scheduler_(scheduler_config(config, executor), cache, clock_, *this),
       max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
       thread_([this] { run(); }) {}
 
@@ -132,8 +135,13 @@ void EngineLoop::handle(GrammarMessage& message) {
     sample.matcher.emplace(*message.grammar);
     sample.has_grammar = true;
   }
-  if (request.jump_forward && jump_forward_ == nullptr)
+  if (request.jump_forward && jump_forward_ == nullptr) {
     jump_forward_ = std::make_unique<JumpForward>(*tokenizer_, tokens_by_bytes());
+    guesses_ = std::make_unique<Guesses>(*jump_forward_);
+  }
+  if (request.drafts)
+    request.guess_scope = mix64(std::hash<std::string>()(key_of(*request.sampling.grammar))) ^
+                          std::hash<std::string>()(request.cache_namespace);
   start_when_ready(request);
 }
 
@@ -341,16 +349,21 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
 
 // The masks of a step whose tokens before are known by now, while its forward runs.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
-  const auto num_masks = static_cast<size_t>(std::count_if(
-      batch.lanes.begin(), batch.lanes.end(), [](const Lane& l) { return l.has_mask; }));
+  size_t num_masks = 0;
+  for (const Lane& lane : batch.lanes)
+    if (lane.has_mask) num_masks += 1 + static_cast<size_t>(lane.num_draft_samples);
   if (num_masks == 0) return;
   const TimePoint start = clock_.now();
   const size_t words_per_mask = static_cast<size_t>(vocab_size_ + 31) / 32;
   mask_words_.resize(num_masks * words_per_mask);
-  size_t next = 0;
-  for (const Lane& lane : batch.lanes)
-    if (lane.has_mask)
-      fill_mask(lane, std::span(mask_words_).subspan(next++ * words_per_mask, words_per_mask));
+  std::span<uint32_t> left(mask_words_);
+  for (const Lane& lane : batch.lanes) {
+    if (!lane.has_mask) continue;
+    fill_mask(lane, left.first(words_per_mask));
+    const size_t of_drafts = static_cast<size_t>(lane.num_draft_samples) * words_per_mask;
+    if (of_drafts > 0) fill_draft_masks(batch, lane, left.subspan(words_per_mask, of_drafts));
+    left = left.subspan(words_per_mask + of_drafts);
+  }
   executor_.provide_masks(
       batch.step, {.words = mask_words_, .words_per_mask = static_cast<int32_t>(words_per_mask)});
   totals_.num_masks_total += static_cast<int64_t>(num_masks);
@@ -381,7 +394,43 @@ void EngineLoop::fill_mask(const Lane& lane, std::span<uint32_t> words) {
     return;
   }
   Sample& sample = *it->second;
-  if (const std::span<const TokenId> choices = choices_of(sample); !choices.empty()) {
+  fill_grammar_mask(sample, choices_of(sample), words);
+}
+
+// Behind each draft that a sample is drawn behind: what may come there, as if it had been said.
+void EngineLoop::fill_draft_masks(const ForwardBatch& batch, const Lane& lane,
+                                  std::span<uint32_t> words) {
+  const size_t words_per_mask = words.size() / static_cast<size_t>(lane.num_draft_samples);
+  std::ranges::fill(words, ~0u);
+  const auto it = samples_.find(lane.sequence);
+  if (it == samples_.end() || it->second->finished) return;  // thrown away
+  Sample& sample = *it->second;
+  grammar::Matcher& matcher = *sample.matcher;
+  draft_output_ = sample.recent;
+  const auto drafts = std::span(batch.token_ids)
+                          .subspan(static_cast<size_t>(lane.query_begin + lane.last_known() + 1),
+                                   static_cast<size_t>(lane.num_drafts));
+  const size_t steps = matcher.steps();
+  size_t next = 0;
+  for (int32_t k = 0; k < lane.num_draft_samples; ++k) {
+    const auto end =
+        static_cast<size_t>(batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)]);
+    for (; next <= end; ++next) {
+      ESP_CHECK(matcher.accept_token(drafts[next]), "a draft is not of the grammar");
+      draft_output_.push_back(drafts[next]);
+    }
+    draft_choices_.clear();
+    if (narrows(sample)) jump_forward_->append_choices(matcher, draft_output_, draft_choices_);
+    fill_grammar_mask(sample, draft_choices_, words.first(words_per_mask));
+    words = words.subspan(words_per_mask);
+  }
+  matcher.rollback(matcher.steps() - steps);
+}
+
+// Of what its matcher has read.
+void EngineLoop::fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
+                                   std::span<uint32_t> words) {
+  if (!choices.empty()) {
     std::ranges::fill(words, 0);
     for (const TokenId id : choices) words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
     return;
@@ -467,13 +516,33 @@ bool EngineLoop::forces_behind_any(SequenceId id) {
          jump_forward_->forces_behind_all(*sample.matcher, sample.recent, choices);
 }
 
+void EngineLoop::on_draft(SequenceId id, Drafts& drafts) {
+  Sample& sample = *samples_.at(id);
+  if (guesses(sample))
+    guesses_->append(sample.request->guess_scope, *sample.matcher, sample.recent, drafts);
+}
+
+// The next token and two behind it: for one guess it is not worth waiting.
+bool EngineLoop::drafts_behind_next(SequenceId id) {
+  Sample& sample = *samples_.at(id);
+  return guesses(sample) &&
+         guesses_->any(sample.request->guess_scope, *sample.matcher, sample.recent, 3);
+}
+
+bool EngineLoop::guesses(const Sample& sample) const {
+  return sample.has_grammar && sample.request->drafts && !sample.heals && !sample.matcher->ended();
+}
+
+bool EngineLoop::narrows(const Sample& sample) const {
+  return sample.has_grammar && sample.request->jump_forward && !sample.heals &&
+         sample.request->sampling.spec.min_new_tokens == 0;
+}
+
 // Where the ways on are few, the tokens that its next one is drawn from: with any other the answer
 // would not be canonical, and nothing could be forced behind it. Empty: what the grammar allows. A
 // ban must find others left.
 std::span<const TokenId> EngineLoop::choices_of(Sample& sample) {
-  if (!sample.has_grammar || !sample.request->jump_forward || sample.heals ||
-      sample.request->sampling.spec.min_new_tokens > 0)
-    return {};
+  if (!narrows(sample)) return {};
   if (std::exchange(sample.choices_at, sample.num_tokens) != sample.num_tokens) {
     sample.choices.clear();
     if (!sample.matcher->ended())
@@ -510,9 +579,9 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   OutputProcessor::Output out = sample.output.push(token);
   sample.event.text += out.text;
   sample.event.ids.push_back(token);
+  const bool forced = stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens);
   if (sample.return_logprob) {
-    if (stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens))
-      ++sample.num_logprobs_due;
+    if (forced) ++sample.num_logprobs_due;
     sample.event.logprobs.push_back(std::move(logprobs));
   }
   sample.event.stats = stats;
@@ -523,6 +592,8 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   if (sample.has_grammar || sample.heals) {
     if (sample.recent.size() == 2 * JumpForward::kWindowMax)
       sample.recent.erase(sample.recent.begin(), sample.recent.begin() + JumpForward::kWindowMax);
+    if (!forced && guesses(sample))
+      guesses_->learn(sample.request->guess_scope, *sample.matcher, sample.recent, token);
     sample.recent.push_back(token);
     auto ended = sample.heals ? advance_healing(sample, token) : advance_grammar(sample, token);
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
@@ -635,6 +706,8 @@ void EngineLoop::publish_stats() {
   totals_.tree_seconds_total = s.tree_seconds;
   totals_.forced_tokens_total = s.forced_tokens;
   totals_.forwards_saved_total = s.forwards_saved;
+  totals_.drafted_tokens_total = s.drafted_tokens;
+  totals_.accepted_drafts_total = s.accepted_drafts;
   totals_.kv_tokens_total = pages.total * page_size;
   totals_.kv_tokens_running = pages.in_use() * page_size;
   totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;

@@ -14,6 +14,7 @@
 #include "cache/prefix_cache.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
+#include "engine/guesses.h"
 #include "engine/inbox.h"
 #include "engine/jump_forward.h"
 #include "engine/live_request.h"
@@ -72,7 +73,12 @@ class EngineLoop : private SequenceObserver {
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
   void fill_mask(const Lane& lane, std::span<uint32_t> words);
+  void fill_draft_masks(const ForwardBatch& batch, const Lane& lane, std::span<uint32_t> words);
+  void fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
+                         std::span<uint32_t> words);
   std::span<const TokenId> choices_of(Sample& sample);
+  bool narrows(const Sample& sample) const;
+  bool guesses(const Sample& sample) const;
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
   std::optional<FinishReason> advance_healing(Sample& sample, TokenId token);
   std::optional<FinishReason> end_of_grammar(Sample& sample, TokenId token);
@@ -87,6 +93,8 @@ class EngineLoop : private SequenceObserver {
   void on_token_soon(SequenceId id) const override;
   void on_forced(SequenceId id, std::vector<TokenId>& forced) override;
   bool forces_behind_any(SequenceId id) override;
+  void on_draft(SequenceId id, Drafts& drafts) override;
+  bool drafts_behind_next(SequenceId id) override;
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
@@ -109,6 +117,7 @@ class EngineLoop : private SequenceObserver {
   const Tokenizer* const tokenizer_;
   std::unique_ptr<TokensByBytes> tokens_by_bytes_;  // made when they are needed first
   std::unique_ptr<JumpForward> jump_forward_;       // made when the first grammar comes
+  std::unique_ptr<Guesses> guesses_;                // made with it
   SteadyClock clock_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;
@@ -122,7 +131,8 @@ class EngineLoop : private SequenceObserver {
   std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
   SequenceId last_sequence_ = 0;
   std::vector<Sample*> news_;
-  std::vector<uint32_t> mask_words_;  // of the step whose masks are being made
+  std::vector<uint32_t> mask_words_;                   // of the step whose masks are being made
+  std::vector<TokenId> draft_output_, draft_choices_;  // while those of a lane's drafts are
 
   ForwardBatch batches_[Executor::kMaxInFlight];
   int next_batch_ = 0;

@@ -46,6 +46,7 @@ struct SamplingParams {
   // reasoning_end (empty: there is no such part).
   std::string reasoning_begin, reasoning_end;
   bool jump_forward = true;  // where the engine does; off: every token is sampled
+  bool drafts = true;        // the same: guess at what a grammar's answers have said before
   // The prompt's last tokens, where longer ones could stand, are generated anew: the output's
   // tokens begin with their text (which its text does not repeat).
   bool token_healing = false;

@@ -115,6 +115,10 @@ class Matcher {
                            // trusted and the request fails
   int32_t words_per_mask() const;
 
+  // The state that its text has led to: matchers of one grammar that are in the same one take the
+  // same texts from here, but for what checks say of the text before.
+  uint64_t place() const { return history_.back(); }
+
  private:
   std::string_view text_now() const {
     return std::string_view(text_).substr(0, text_sizes_.back());

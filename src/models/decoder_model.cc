@@ -97,7 +97,7 @@ void WantedRows::plan(std::span<const Lane> lanes) {
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lane& lane = lanes[i];
     int32_t first = lane.num_query_tokens;
-    if (lane.sample) first = lane.num_query_tokens - 1;
+    if (lane.sample) first = lane.last_known();
     if (!lane.input_logprob_targets.empty()) first = std::min(first, lane.input_logprob_begin);
     if (lane.pooled_begin >= 0) first = std::min(first, lane.pooled_begin);
     const int32_t count = lane.num_query_tokens - first;
@@ -377,8 +377,14 @@ void DecoderModel::logits_of_picked(int64_t rows, float* out) {
 int64_t DecoderModel::sample_logits(const ForwardBatch& batch) {
   int64_t rows = 0;
   for (const WantedRows::Tail& tail : wanted_.tails()) {
-    if (batch.lanes[static_cast<size_t>(tail.lane)].sample) {
-      pick_row(tail.row + tail.count - 1, rows++);
+    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
+    if (!lane.sample) continue;
+    const int32_t last_known = tail.row + lane.last_known() - tail.first_token;
+    pick_row(last_known, rows++);
+    for (int32_t k = 0; k < lane.num_draft_samples; ++k) {
+      pick_row(
+          last_known + 1 + batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)],
+          rows++);
     }
   }
   if (rows > 0) logits_of_picked(rows, logits_.as<float>());

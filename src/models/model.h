@@ -88,8 +88,9 @@ struct ModelLoadOptions {
 
 // A forward pass leaves its result here. Rows are in the batch's order.
 struct ForwardOutput {
-  // [num_rows, vocab_size] float32: first for every lane with `sample` its last query token, in
-  // lane order. Owned by the model; valid until the next forward.
+  // [num_rows, vocab_size] float32: for every lane with `sample` its last query token that is no
+  // draft, and behind it those of its draft samples, in lane order. Owned by the model; valid until
+  // the next forward.
   std::span<const float> sample_logits;
   // [num_rows, hidden_size]: of every lane with pooled_begin >= 0 its query tokens from there on,
   // after the final norm, in lane order. Empty in a batch where any lane wants logits. Owned and

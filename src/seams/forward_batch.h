@@ -38,6 +38,15 @@ struct Lane {
   bool has_mask = false;     // a grammar mask comes through Executor::provide_masks
   int32_t output_index = 0;  // which output token of its request this draws: the seed's counter
 
+  // Drafts: the last num_drafts query tokens are guesses at what the request will say. What is
+  // sampled into the slot comes behind the token before them; samples are drawn besides behind the
+  // drafts at ForwardBatch::draft_samples [draft_samples_begin, num_draft_samples), each as output
+  // token output_index + 1 + its draft, and with a mask of its own behind the lane's. 0: on all
+  // devices whose executor does not verify drafts.
+  int32_t num_drafts = 0;
+  int32_t draft_samples_begin = 0, num_draft_samples = 0;
+  int32_t last_known() const { return num_query_tokens - 1 - num_drafts; }  // a query token
+
   // Log-probabilities of this lane's prompt tokens: for query tokens [input_logprob_begin,
   // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the
   // NEXT prompt token) is wanted. -1: none. The prompt's last token has no target.
@@ -84,7 +93,8 @@ struct ForwardBatch {
   std::vector<PageId> window_page_tables;
   // Where the scheduler is asked to look for them; parents before their children.
   std::vector<SharedPrefix> shared_prefixes;
-  std::vector<int32_t> shared_lanes;  // indices into lanes, rising within each shared prefix
+  std::vector<int32_t> shared_lanes;   // indices into lanes, rising within each shared prefix
+  std::vector<int32_t> draft_samples;  // indices into their lane's drafts, rising within each lane
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {
@@ -96,6 +106,7 @@ struct ForwardBatch {
     window_page_tables.clear();
     shared_prefixes.clear();
     shared_lanes.clear();
+    draft_samples.clear();
   }
 };
 

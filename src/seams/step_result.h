@@ -11,9 +11,11 @@ namespace espalier {
 
 // For the lane of the same index in the ForwardBatch.
 struct LaneResult {
-  Status status;           // a lane that failed (logits not finite, no token allowed) fails alone
-  TokenId token = -1;      // the sampled token; -1 where the lane does not sample
-  TokenLogprobs logprobs;  // of `token`, where its sampling asks
+  Status status;       // a lane that failed (logits not finite, no token allowed) fails alone
+  TokenId token = -1;  // the sampled token; -1 where the lane does not sample
+  // Behind its drafts, one for each of its draft samples; -1 from the first that failed on.
+  std::vector<TokenId> draft_tokens;
+  TokenLogprobs logprobs;                     // of `token`, where its sampling asks
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
   std::vector<float> pooled;                  // the text's vector, where the lane has pooled_end
 };

@@ -152,6 +152,9 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
           s.forced_tokens_total);
   counter("espalier:forwards_saved_total", "Lanes that forced tokens have saved.",
           s.forwards_saved_total);
+  counter("espalier:drafted_tokens_total", "Tokens guessed ahead of being drawn.",
+          s.drafted_tokens_total);
+  counter("espalier:accepted_drafts_total", "Guessed tokens that came.", s.accepted_drafts_total);
   counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   return prometheus::TextSerializer().Serialize(families);
 }

@@ -57,6 +57,9 @@ class NativeGeneration final : public Generation {
     if (s.forced_tokens > 0) {
       w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);
     }
+    if (s.drafted_tokens > 0) {
+      w.member("drafted_tokens", s.drafted_tokens).member("accepted_drafts", s.accepted_drafts);
+    }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
     if (sample.finish) {
       w.member("e2e_latency", to_seconds(s.finished - s.arrived));

@@ -213,6 +213,7 @@ const Fields<NativeSampling>& native_sampling_fields() {
         field<S>("json_whitespace", "compact, bounded or any, where the text is held to JSON",
                  &S::json_whitespace),
         field<S>("jump_forward", "false: sample every token, forced ones too", &S::jump_forward),
+        field<S>("drafts", "false: do not guess at what answers of a grammar say", &S::drafts),
         field<S>("token_healing", "generate the prompt's last tokens anew where longer ones fit",
                  &S::token_healing),
         refused<S>("custom_params"),

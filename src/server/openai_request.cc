@@ -64,6 +64,7 @@ void append_common(Fields<T>& fields) {
   sampling("json_whitespace", "compact, bounded or any, where the text is held to JSON",
            &S::json_whitespace);
   sampling("jump_forward", "false: sample every token, forced ones too", &S::jump_forward);
+  sampling("drafts", "false: do not guess at what answers of a grammar say", &S::drafts);
   sampling("token_healing", "generate the prompt's last tokens anew where longer ones fit",
            &S::token_healing);
   fields.push_back(custom<T>("response_format", R"({"type":"object"})",

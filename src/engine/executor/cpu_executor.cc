@@ -13,7 +13,7 @@ namespace espalier {
 
 Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(CpuExecutorParts parts,
                                                          const CpuExecutorConfig& config) {
-  ESP_RETURN_IF_ERROR(parts.model->reserve(config.max_tokens, config.max_slots));
+  ESP_RETURN_IF_ERROR(parts.model->reserve(config.max_tokens, config.max_slots + kDraftSamplesMax));
   return std::unique_ptr<CpuExecutor>(new CpuExecutor(std::move(parts), config));
 }
 
@@ -26,7 +26,7 @@ CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config
   samplers_.reserve(static_cast<size_t>(parts_.pool->num_threads()));
   for (int i = 0; i < parts_.pool->num_threads(); ++i) samplers_.emplace_back(vocab_size);
   token_ids_.reserve(static_cast<size_t>(config.max_tokens));
-  jobs_.reserve(static_cast<size_t>(config.max_slots));
+  jobs_.reserve(static_cast<size_t>(config.max_slots + kDraftSamplesMax));
 }
 
 void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
@@ -37,6 +37,8 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
   result.lanes.assign(batch.lanes.size(), {});
   for (size_t i = 0; i < batch.lanes.size(); ++i)
     result.lanes[i].input_logprobs.resize(batch.lanes[i].input_logprob_targets.size());
+  for (size_t i = 0; i < batch.lanes.size(); ++i)
+    result.lanes[i].draft_tokens.assign(static_cast<size_t>(batch.lanes[i].num_draft_samples), -1);
   const ForwardOutput output =
       parts_.model->forward(batch, token_ids_, parts_.kv.view(),
                             [&](int32_t lane, int32_t target, std::span<const float> logits) {
@@ -136,15 +138,20 @@ void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks)
   const auto words = static_cast<size_t>(masks.words_per_mask);
   size_t next_mask = 0;
   for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    std::span<const uint32_t> mask;
-    if (batch.lanes[i].has_mask && words > 0)
-      mask = masks.words.subspan(next_mask++ * words, words);
-    if (batch.lanes[i].sample) jobs_.push_back({.lane = static_cast<int32_t>(i), .mask = mask});
+    const Lane& lane = batch.lanes[i];
+    const auto add = [&](int32_t num_drafts, int32_t draft_sample) {
+      std::span<const uint32_t> mask;
+      if (lane.has_mask && words > 0) mask = masks.words.subspan(next_mask++ * words, words);
+      if (lane.sample) jobs_.push_back({static_cast<int32_t>(i), mask, num_drafts, draft_sample});
+    };
+    add(0, 0);
+    for (int32_t k = 0; k < lane.num_draft_samples; ++k)
+      add(1 + batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)], k);
   }
 }
 
-// Rows of logits are in the order of the lanes that sample. Whichever thread is free takes the next
-// lane; no result depends on which.
+// Rows of logits are in the order of the lanes that sample, and of the samples of each. Whichever
+// thread is free takes the next lane; no result depends on which.
 void CpuExecutor::sample_lanes(const ForwardBatch& batch, const ForwardOutput& output,
                                StepResult& result) {
   const auto vocab_size = static_cast<size_t>(parts_.model->info().vocab_size);
@@ -152,22 +159,32 @@ void CpuExecutor::sample_lanes(const ForwardBatch& batch, const ForwardOutput& o
   std::atomic<size_t> next{0};
   const auto work = [&](int thread) {
     for (size_t row = next++; row < jobs_.size(); row = next++) {
-      const auto at = static_cast<size_t>(jobs_[row].lane);
+      const SampleJob& job = jobs_[row];
+      const auto at = static_cast<size_t>(job.lane);
       const Lane& lane = batch.lanes[at];
       const Slot& slot = slots_[static_cast<size_t>(lane.slot)];
-      sample_lane(samplers_[static_cast<size_t>(thread)], lane,
-                  {.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
-                   .spec = slot.sampling.get(),
-                   .counts = &slot.counts,
-                   .mask = jobs_[row].mask,
-                   .output_index = lane.output_index},
-                  result.lanes[at]);
+      Sampler& sampler = samplers_[static_cast<size_t>(thread)];
+      const SampleInput input{.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
+                              .spec = slot.sampling.get(),
+                              .counts = &slot.counts,
+                              .mask = job.mask,
+                              .output_index = lane.output_index + job.num_drafts};
+      if (job.num_drafts == 0)
+        sample_lane(sampler, lane, input, result.lanes[at]);
+      else
+        sample_draft(sampler, input,
+                     result.lanes[at].draft_tokens[static_cast<size_t>(job.draft_sample)]);
     }
   };
   if (jobs_.size() < 2)
     work(0);
   else
     parts_.pool->run(work);
+}
+
+// What fails behind a draft fails again where it is drawn without one.
+void CpuExecutor::sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token) {
+  if (const auto drawn = sampler.sample(input)) token = *drawn;
 }
 
 void CpuExecutor::sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,

@@ -39,8 +39,11 @@ class CpuExecutor final : public Executor {
   }
   const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
+  int32_t draft_samples_max() const override { return kDraftSamplesMax; }
 
  private:
+  static constexpr int32_t kDraftSamplesMax = 16;  // of a step
+
   // What a request leaves between its steps.
   struct Slot {
     std::shared_ptr<const SamplingSpec> sampling;
@@ -64,11 +67,14 @@ class CpuExecutor final : public Executor {
   void sample_lanes(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
   void sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,
                    LaneResult& result);
+  static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token);
 
-  // One lane that samples: its place in the batch, and its mask.
+  // One sample of a lane: the lane's place in the batch, its mask, and behind how many drafts.
   struct SampleJob {
     int32_t lane = 0;
     std::span<const uint32_t> mask;
+    int32_t num_drafts = 0;
+    int32_t draft_sample = 0;  // of the lane, where there are drafts
   };
 
   CpuExecutorParts parts_;

@@ -10,8 +10,9 @@
 
 namespace espalier {
 
-// Packed token masks for the lanes of one step that have has_mask, in lane order:
-// [num_masked_lanes, words_per_mask]; bit t % 32 of word t / 32 set means that token t may come.
+// Packed token masks for the lanes of one step that have has_mask, in lane order, behind each
+// lane's those of its draft samples: [num_masks, words_per_mask]; bit t % 32 of word t / 32 set
+// means that token t may come.
 struct MaskView {
   std::span<const uint32_t> words;
   int32_t words_per_mask = 0;
@@ -54,6 +55,10 @@ class Executor {
   }
 
   virtual MemoryPlan memory_plan() const { return {}; }
+
+  // How many draft samples (Lane::num_draft_samples) all lanes of a step may have together. 0:
+  // lanes must have no drafts.
+  virtual int32_t draft_samples_max() const { return 0; }
 };
 
 }  // namespace espalier

@@ -64,25 +64,35 @@ void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
     slots_[slot] = {.sampling = init.sampling};
   }
   result.lanes.assign(batch.lanes.size(), {});
-  lane_histories_.resize(batch.lanes.size());
+  sample_histories_.clear();
   {
     std::lock_guard lock(histories_mutex_);
     for (size_t i = 0; i < batch.lanes.size(); ++i) {
       run_lane(batch, batch.lanes[i], result.lanes[i]);
       const Lane& lane = batch.lanes[i];
-      lane_histories_[i] = history_at(batch, lane, lane.prefix_len + lane.num_query_tokens - 1);
+      const int32_t last_known = lane.prefix_len + lane.last_known();
+      sample_histories_.push_back(history_at(batch, lane, last_known));
+      for (int32_t k = 0; k < lane.num_draft_samples; ++k)
+        sample_histories_.push_back(
+            history_at(batch, lane,
+                       last_known + 1 +
+                           batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)]));
     }
   }
   const MaskView masks = thread_.await_masks(batch);
-  size_t next_mask = 0;
+  size_t next_mask = 0, next_history = 0;
   for (size_t i = 0; i < batch.lanes.size(); ++i) {
     const Lane& lane = batch.lanes[i];
-    std::span<const uint32_t> mask;
-    if (lane.has_mask && !masks.words.empty()) {
+    const auto mask = [&]() -> std::span<const uint32_t> {
+      if (!lane.has_mask || masks.words.empty()) return {};
       const auto words = static_cast<size_t>(masks.words_per_mask);
-      mask = masks.words.subspan(next_mask++ * words, words);
-    }
-    if (lane.sample) sample(lane, lane_histories_[i], mask, result.lanes[i]);
+      return masks.words.subspan(next_mask++ * words, words);
+    };
+    const uint64_t history = sample_histories_[next_history++];
+    if (lane.sample) sample(lane, history, mask(), result.lanes[i]);
+    for (int32_t k = 0; k < lane.num_draft_samples; ++k)
+      result.lanes[i].draft_tokens.push_back(
+          draw(sample_histories_[next_history++], mask()).value_or(-1));
   }
   if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
   result.forward_seconds = to_seconds(config_.step_delay);
@@ -133,19 +143,26 @@ void NullExecutor::run_lane(const ForwardBatch& batch, const Lane& lane, LaneRes
     result.input_logprobs.push_back(logprobs(*slot.sampling, target));
 }
 
+Result<TokenId> NullExecutor::draw(uint64_t history, std::span<const uint32_t> mask) const {
+  Result<TokenId> next =
+      config_.next_token ? config_.next_token(history) : uniform_token(history, config_.vocab_size);
+  if (!next) return next;
+  TokenId token = *next;
+  for (int32_t i = 0; i < config_.vocab_size && !allowed(mask, token); ++i)
+    token = (token + 1) % config_.vocab_size;
+  return token;
+}
+
 void NullExecutor::sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
                           LaneResult& result) {
   Slot& slot = slots_[static_cast<size_t>(lane.slot)];
-  const Result<TokenId> next =
-      config_.next_token ? config_.next_token(history) : uniform_token(history, config_.vocab_size);
+  const Result<TokenId> next = draw(history, mask);
   if (!next) {
     result.status = next.error();
     slot.last_token = 0;  // the step behind this one may ask for it
     return;
   }
-  TokenId token = *next;
-  for (int32_t i = 0; i < config_.vocab_size && !allowed(mask, token); ++i)
-    token = (token + 1) % config_.vocab_size;
+  const TokenId token = *next;
   result.token = slot.last_token = token;
   if (slot.sampling->return_logprob) result.logprobs = logprobs(*slot.sampling, token);
 }

@@ -41,6 +41,8 @@ class NullExecutor final : public Executor {
   const StepResult& wait(uint64_t step) override;
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
+  int32_t draft_samples_max() const override { return 16; }
+
   // What a test expects.
   static uint64_t hash_history(std::span<const TokenId> tokens);
   static TokenId uniform_token(uint64_t history, int32_t vocab_size);
@@ -61,6 +63,7 @@ class NullExecutor final : public Executor {
   void run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result);
   uint64_t& history_at(const ForwardBatch& batch, const Lane& lane, int32_t position);
   uint64_t& history_in(PageId page, int32_t row);
+  Result<TokenId> draw(uint64_t history, std::span<const uint32_t> mask) const;
   void sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
               LaneResult& result);
   TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
@@ -69,7 +72,7 @@ class NullExecutor final : public Executor {
   std::vector<Slot> slots_;
   std::mutex histories_mutex_;       // held while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
-  std::vector<uint64_t> lane_histories_;
+  std::vector<uint64_t> sample_histories_;  // of each lane, and behind it of its draft samples
   TimePoint busy_until_{};
   std::atomic<int64_t> num_steps_{0}, num_waits_{0}, num_late_steps_{0};
   TimePoint launched_at_[kMaxInFlight + 1];  // by step; written before the step is handed over

@@ -130,7 +130,8 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
     return Row{batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size_)],
                position % page_size_};
   };
-  for (int32_t p = 0; p < end; ++p) {
+  const int32_t end_known = end - lane.num_drafts;
+  for (int32_t p = 0; p < end_known; ++p) {
     const Row row = row_of(p);
     if (static_cast<size_t>(p) == known.tokens.size()) {
       // Forced. What is in the cache already, another sequence has computed.
@@ -166,6 +167,7 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
 
   if (sliding_window_ > 0) run_window(batch, lane, known, step);
   LaneResult result;
+  run_drafts(batch, lane, known, step, result);
   if (known.fail_at >= 0 && lane.output_index >= known.fail_at) {
     result.status = Status(StatusCode::kInternal, "the fake lane fails here");
     if (!lane.sample) return result;
@@ -179,7 +181,7 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
   }
   if (!lane.sample) return result;
   // The output after these tokens, the same whenever it is computed again.
-  const auto last = static_cast<size_t>(end);
+  const auto last = static_cast<size_t>(end_known);
   ESP_CHECK(last == known.prompt_len + static_cast<size_t>(lane.output_index));
   const uint64_t digest = known.digests[last];
   result.token = fake_token(digest);
@@ -191,11 +193,51 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
   return result;
 }
 
+// Guesses: histories that nobody may find again unless they come true.
+void FakeExecutor::run_drafts(const ForwardBatch& batch, const Lane& lane, const Known& known,
+                              InFlight& step, LaneResult& result) {
+  if (lane.num_drafts == 0) return;
+  ESP_CHECK(lane.sample && lane.has_mask && lane.last_known() >= 0);
+  const int32_t begin = lane.prefix_len + lane.last_known() + 1;
+  uint64_t digest = known.digests[static_cast<size_t>(begin)];
+  int32_t sample = 0;
+  for (int32_t i = 0; i < lane.num_drafts; ++i) {
+    const int32_t p = begin + i;
+    const auto at = static_cast<size_t>(lane.query_begin + p - lane.prefix_len);
+    ESP_CHECK(batch.positions[at] == p && batch.token_ids[at] >= 0);
+    digest = fake_digest(digest, batch.token_ids[at]);
+    const auto page = static_cast<size_t>(lane.page_begin + p / page_size_);
+    write(Row{batch.page_tables[page], p % page_size_}, digest, lane, step, false);
+    if (sliding_window_ > 0)
+      write(Row{batch.window_page_tables[page], p % page_size_}, digest, lane, step, true);
+    if (sample == lane.num_draft_samples ||
+        batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + sample)] != i)
+      continue;
+    ++sample;
+    const bool fails = known.fail_at >= 0 && lane.output_index + 1 + i >= known.fail_at;
+    result.draft_tokens.push_back(fails ? -1 : fake_token(digest));
+  }
+  ESP_CHECK(sample == lane.num_draft_samples, "draft samples are out of order");
+}
+
+void FakeExecutor::write(const Row& row, uint64_t digest, const Lane& lane, InFlight& step,
+                         bool window) {
+  for (const InFlight& other : in_flight_) {
+    const auto& rows = window ? other.window_rows : other.rows;
+    const auto used = rows.find(row);
+    ESP_CHECK(used == rows.end() || used->second == lane.slot,
+              "a guess is written over page {} row {}, which step {} in flight still uses",
+              row.first, row.second, other.result.step);
+  }
+  (window ? window_memory_ : memory_)[row] = digest;
+  (window ? step.window_rows : step.rows)[row] = lane.slot;
+}
+
 // The layers with a window: the same histories, in the window's pages, as far as it reaches.
 void FakeExecutor::run_window(const ForwardBatch& batch, const Lane& lane, const Known& known,
                               InFlight& step) {
   ESP_CHECK(batch.window_page_tables.size() == batch.page_tables.size());
-  const int32_t end = lane.prefix_len + lane.num_query_tokens;
+  const int32_t end = lane.prefix_len + lane.last_known() + 1;
   for (int32_t p = std::max(0, lane.prefix_len - sliding_window_ + 1); p < end; ++p) {
     const Row row{batch.window_page_tables[static_cast<size_t>(lane.page_begin + p / page_size_)],
                   p % page_size_};

@@ -59,6 +59,10 @@ class FakeExecutor {
   };
   void run_window(const ForwardBatch& batch, const Lane& lane, const Known& known, InFlight& step);
 
+  void run_drafts(const ForwardBatch& batch, const Lane& lane, const Known& known, InFlight& step,
+                  LaneResult& result);
+  void write(const Row& row, uint64_t digest, const Lane& lane, InFlight& step, bool window);
+
   LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
   void check_init(const SlotInit& init);
   static void learn(Known& known, TokenId token);

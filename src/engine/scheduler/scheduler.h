@@ -48,6 +48,15 @@ struct SequenceSpec {
   TimePoint arrived{};
 };
 
+// What a sequence may say next: see SequenceObserver::on_draft.
+struct Drafts {
+  int32_t tokens_max = 0, samples_max = 0;
+  std::vector<TokenId> tokens;
+  // Behind which of them a token will be drawn: indices into `tokens`, rising. The others force the
+  // one behind them.
+  std::vector<int32_t> samples;
+};
+
 // What the scheduler tells the engine; all calls come from inside its own, and must not call it
 // back.
 class SequenceObserver {
@@ -81,6 +90,15 @@ class SequenceObserver {
   // are known: whether the sample ends it or forces tokens, whichever it is. The lane behind would
   // be thrown away then, and is not launched.
   virtual bool forces_behind_any(SequenceId) { return false; }
+
+  // Asked by next() of one with a grammar, for a lane that samples and before which all tokens are
+  // known: guesses at what follows, at most drafts.tokens_max tokens and drafts.samples_max
+  // samples. What is drawn and forced decides; guesses that hold have been computed by then.
+  virtual void on_draft(SequenceId, Drafts&) {}
+
+  // Asked by next() of one with a grammar while its next token is being drawn: whether on_draft is
+  // likely to guess what follows it. Its lane then waits for that token.
+  virtual bool drafts_behind_next(SequenceId) { return false; }
 
   // Log-probabilities of the next so many forced tokens, with return_logprob; before the on_token
   // that follows the forced ones. A lane in flight whose first forced token was not known is asked
@@ -147,6 +165,8 @@ struct SchedulerConfig {
   // Counts the thread's processor time in work that the radix cache makes: matching, the order of
   // the waiting, admission, insertion, eviction. For measurements.
   bool time_tree_work = false;
+  // Draft samples in a step, as Executor::draft_samples_max() has it. 0: nothing is drafted.
+  int32_t draft_samples_max = 0;
   // Tells executors which cached prefixes the decode lanes of a step share.
   bool find_shared_prefixes = false;
 
@@ -167,7 +187,8 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, lanes = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
-  double tree_seconds = 0;                        // with SchedulerConfig::time_tree_work
+  int64_t drafted_tokens = 0, accepted_drafts = 0;
+  double tree_seconds = 0;  // with SchedulerConfig::time_tree_work
 };
 
 // Not thread-safe. `cache`, `clock` and `observer` outlive it.

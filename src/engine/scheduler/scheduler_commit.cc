@@ -28,7 +28,7 @@ void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result
       observer.on_token_soon(batch.lanes[i + kStepsAhead].sequence);
     }
     if (i + kEndsAhead < num_lanes) sequence_of(i + kEndsAhead)->prefetch_ends();
-    commit_lane(batch.lanes[i], result.lanes[i]);
+    commit_lane(batch, batch.lanes[i], result.lanes[i]);
   }
   if (running_changed)
     std::erase_if(running, [](const Sequence* s) { return s->state != SequenceState::kRunning; });
@@ -46,7 +46,8 @@ void Scheduler::Impl::observe_time(const ForwardBatch& batch, double seconds) {
   step_time.observe(num_prompt_tokens, seconds);
 }
 
-void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
+void Scheduler::Impl::commit_lane(const ForwardBatch& batch, const Lane& lane,
+                                  const LaneResult& result) {
   Sequence& sequence = *slots[static_cast<size_t>(lane.slot)];
   if (sequence.last_step == committed_step) sequence.held = false;
   const bool wanted = sequence.state == SequenceState::kRunning ||
@@ -56,11 +57,13 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
     if (wanted)
       tell_finish(sequence, {.type = FinishReason::Type::kError, .status = result.status});
   } else if (!sequence.lane_failed) {
-    sequence.num_computed = lane.prefix_len + lane.num_query_tokens;
+    sequence.num_computed = lane.prefix_len + lane.last_known() + 1;
     if (wanted) {
       take_input_logprobs(sequence, lane, result);
       if (lane.prefix_len < sequence.prefill_end) share_prefix(sequence);
-      if (lane.sample) {
+      if (lane.num_drafts > 0) {
+        take_samples(sequence, batch, lane, result);
+      } else if (lane.sample) {
         const bool stale = committed_step <= sequence.stale_step;
         if (stale && sequence.spec.sampling->return_logprob)
           observer.on_forced_logprobs(sequence.spec.id, {TokenLogprobs(result.logprobs)});
@@ -79,6 +82,46 @@ void Scheduler::Impl::commit_lane(const Lane& lane, const LaneResult& result) {
   }
   if (sequence.state != SequenceState::kRunning && sequence.last_step == committed_step)
     departing.push_back(&sequence);
+}
+
+// Goes on as long as what is drawn and forced is what was guessed: that is computed by now. What
+// comes first that is not is the next lane's.
+void Scheduler::Impl::take_samples(Sequence& sequence, const ForwardBatch& batch, const Lane& lane,
+                                   const LaneResult& result) {
+  const int32_t begin = sequence.num_computed;
+  const auto guesses = std::span(batch.token_ids)
+                           .subspan(static_cast<size_t>(lane.query_begin + lane.last_known() + 1),
+                                    static_cast<size_t>(lane.num_drafts));
+  const auto places = std::span(batch.draft_samples)
+                          .subspan(static_cast<size_t>(lane.draft_samples_begin),
+                                   static_cast<size_t>(lane.num_draft_samples));
+  int32_t held = 0;  // guesses, so far
+  const auto hold = [&] {
+    const std::span<const TokenId> tokens(sequence.tokens);
+    const auto said = tokens.subspan(static_cast<size_t>(begin));
+    held = static_cast<int32_t>(std::ranges::mismatch(said, guesses).in1 - said.begin());
+    return begin + held == sequence.num_tokens();
+  };
+  for (TokenId token = result.token; token >= 0;) {
+    if (!take_token(sequence, token, {})) break;
+    take_forced(sequence);
+    if (!hold() || sequence.finish_told) break;
+    const auto place = std::ranges::lower_bound(places, held - 1);
+    if (place == places.end() || *place != held - 1) break;
+    token = result.draft_tokens[static_cast<size_t>(place - places.begin())];
+    if (token < 0) break;
+    ++sequence.stats.forwards_saved;
+    ++stats.forwards_saved;
+  }
+  hold();
+  sequence.stats.drafted_tokens += lane.num_drafts;
+  sequence.stats.accepted_drafts += held;
+  stats.drafted_tokens += lane.num_drafts;
+  stats.accepted_drafts += held;
+  // The last token's lane draws what follows it, though its keys and values are there.
+  sequence.num_computed = std::min(begin + held, sequence.num_tokens() - 1);
+  sequence.num_launched = sequence.num_computed;
+  sequence.num_samples_launched = sequence.num_outputs();
 }
 
 void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const Lane& lane,

@@ -102,6 +102,9 @@ struct Scheduler::Impl {
   void add_chunks(ForwardBatch& batch);
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
+  void draft(Sequence& sequence, int32_t num_query_tokens);  // into `drafts`
+  void add_drafts(ForwardBatch& batch, Lane& lane) const;
+  bool waits_to_draft(Sequence& sequence);
   void add_input_logprob_targets(Lane& lane, Sequence& sequence) const;
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence, int32_t num_reserved_pages);
@@ -129,7 +132,9 @@ struct Scheduler::Impl {
 
   // scheduler_commit.cc
   void commit(const ForwardBatch& batch, const StepResult& result);
-  void commit_lane(const Lane& lane, const LaneResult& result);
+  void commit_lane(const ForwardBatch& batch, const Lane& lane, const LaneResult& result);
+  void take_samples(Sequence& sequence, const ForwardBatch& batch, const Lane& lane,
+                    const LaneResult& result);
   void take_input_logprobs(Sequence& sequence, const Lane& lane, const LaneResult& result);
   void share_prefix(Sequence& sequence);
   void share_computed(Sequence& sequence);
@@ -186,7 +191,9 @@ struct Scheduler::Impl {
   TimePoint now{};                    // of the commit or abort being done
   SchedulerStats stats;
   TreeClock tree_time;
+  int32_t draft_samples_left = 0;    // that the step being made may still take
   std::vector<TokenId> forced;       // scratch
+  Drafts drafts;                     // of the lane being made
   std::vector<Sequence*> departing;  // whose last step is the one being committed
 };
 

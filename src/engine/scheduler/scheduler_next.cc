@@ -29,6 +29,7 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
   batch.lanes.clear();
   batch.token_ids.clear();
   batch.positions.clear();
+  batch.draft_samples.clear();
   batch.step = launched_step + 1;
   fill(batch);
   // Nothing in flight and nothing that fits: prompts in pieces hold the whole pool. Fewer will fit.
@@ -51,6 +52,7 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
 void Scheduler::Impl::fill(ForwardBatch& batch) {
   chunk_left = config.chunked_prefill_size > 0 ? config.chunked_prefill_size
                                                : std::numeric_limits<int32_t>::max();
+  draft_samples_left = config.draft_samples_max;
   make_room_for_decode();
   add_decode_lanes(batch);
   if (config.inter_token_seconds_max > 0 && !batch.lanes.empty())
@@ -124,7 +126,7 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
       page_tables.prefetch_end(batch, running[i + kEndsAhead]->slot);
     }
     Sequence* const sequence = running[i];
-    if (!sequence->wants_decode_lane()) continue;
+    if (!sequence->wants_decode_lane() || waits_to_draft(*sequence)) continue;
     // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
     // step: some are coming back.
     const auto most =
@@ -132,6 +134,7 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
     const int32_t count = 1 + std::clamp(most - 1, 0, chunk_left);
     if (!grow(*sequence, sequence->num_launched + count)) continue;
     chunk_left -= count - 1;
+    draft(*sequence, count);
     add_lane(batch, *sequence, count);
     any = true;
   }
@@ -165,7 +168,45 @@ void Scheduler::Impl::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   if (count <= 0) return;
   ESP_CHECK(grow(sequence, sequence.num_launched + count));
   chunk_left -= count;
+  draft(sequence, count);
   add_lane(batch, sequence, count);
+}
+
+// Guesses behind a lane of so many tokens, within what others leave: nobody waits for their sake.
+void Scheduler::Impl::draft(Sequence& sequence, int32_t num_query_tokens) {
+  drafts.tokens.clear();
+  drafts.samples.clear();
+  const SequenceSpec& spec = sequence.spec;
+  const int32_t begin = sequence.num_launched + num_query_tokens;
+  if (draft_samples_left == 0 || !spec.has_grammar || begin != sequence.num_tokens() ||
+      spec.sampling->has_penalties() || spec.sampling->return_logprob)
+    return;
+  const int64_t spare = int64_t{cache.sizes().available_now()} - std::ssize(running);
+  const int64_t most = std::min<int64_t>(
+      {chunk_left, spec.max_new_tokens - sequence.num_outputs() - 1, spare * cache.page_size()});
+  if (most <= 0) return;
+  drafts.tokens_max = static_cast<int32_t>(most);
+  drafts.samples_max = draft_samples_left;
+  observer.on_draft(spec.id, drafts);
+  const auto count = static_cast<int32_t>(drafts.tokens.size());
+  ESP_CHECK(count <= most && std::ssize(drafts.samples) <= draft_samples_left);
+  if (count > 0 && !grow(sequence, begin + count)) {
+    drafts.tokens.clear();
+    drafts.samples.clear();
+    return;
+  }
+  chunk_left -= count;
+  draft_samples_left -= static_cast<int32_t>(drafts.samples.size());
+}
+
+// Its lane would be of one token that is being drawn, and nothing could be guessed behind it.
+bool Scheduler::Impl::waits_to_draft(Sequence& sequence) {
+  if (draft_samples_left == 0 || !sequence.spec.has_grammar || !in_flight(sequence) ||
+      sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step ||
+      sequence.spec.sampling->has_penalties() || sequence.spec.sampling->return_logprob)
+    return false;
+  sequence.held = observer.drafts_behind_next(sequence.spec.id);
+  return sequence.held;
 }
 
 // Pages for so many tokens. What it evicts for them is the tree's work.
@@ -190,10 +231,11 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
   const int32_t begin = sequence.num_launched, end = begin + num_query_tokens;
   Lane& lane = batch.lanes.emplace_back();
   lane.slot = sequence.slot;
-  lane.num_query_tokens = num_query_tokens;
+  lane.num_drafts = static_cast<int32_t>(drafts.tokens.size());
+  lane.num_query_tokens = num_query_tokens + lane.num_drafts;
   lane.prefix_len = begin;
   lane.query_begin = batch.num_tokens();
-  lane.num_pages = cache.num_pages_for(end);
+  lane.num_pages = cache.num_pages_for(end + lane.num_drafts);
   lane.page_begin = page_tables.place(
       batch, sequence.slot, sequence.table_version,
       sequence.pages.table().first(static_cast<size_t>(lane.num_pages)),
@@ -211,11 +253,13 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
     batch.positions.push_back(i);
   }
 
+  add_drafts(batch, lane);
+
   sequence.num_launched = end;
   sequence.last_step = batch.step;
   if (lane.sample) ++sequence.num_samples_launched;
   if (lane.has_mask && end == sequence.num_tokens())
-    sequence.held = observer.forces_behind_any(sequence.spec.id);
+    sequence.held = lane.num_drafts > 0 || observer.forces_behind_any(sequence.spec.id);
   add_input_logprob_targets(lane, sequence);
   if (sequence.spec.pooled == PooledTokens::kNone) return;
   lane.pooled_end = end == sequence.prefill_end;
@@ -223,6 +267,17 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
     lane.pooled_begin = 0;
   else if (lane.pooled_end)
     lane.pooled_begin = num_query_tokens - 1;
+}
+
+void Scheduler::Impl::add_drafts(ForwardBatch& batch, Lane& lane) const {
+  if (lane.num_drafts == 0) return;
+  lane.draft_samples_begin = static_cast<int32_t>(batch.draft_samples.size());
+  lane.num_draft_samples = static_cast<int32_t>(drafts.samples.size());
+  batch.draft_samples.insert(batch.draft_samples.end(), drafts.samples.begin(),
+                             drafts.samples.end());
+  batch.token_ids.insert(batch.token_ids.end(), drafts.tokens.begin(), drafts.tokens.end());
+  for (int32_t i = 0; i < lane.num_drafts; ++i)
+    batch.positions.push_back(batch.positions.back() + 1);
 }
 
 // The token at position p is judged by the logits of position p - 1.

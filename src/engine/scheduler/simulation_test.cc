@@ -74,6 +74,7 @@ struct Tally {
   int64_t sequences = 0, lost = 0;
   int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
   int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
+  int64_t drafted_tokens = 0, accepted_drafts = 0;
 
   Tally& operator+=(const Tally& other) {
     seeds += other.seeds, windows += other.windows;
@@ -82,6 +83,7 @@ struct Tally {
     retractions += other.retractions, preemptions += other.preemptions;
     cached_tokens += other.cached_tokens, forced_tokens += other.forced_tokens;
     forwards_saved += other.forwards_saved;
+    drafted_tokens += other.drafted_tokens, accepted_drafts += other.accepted_drafts;
     return *this;
   }
   int64_t faults() const { return aborts + failures + refusals + retractions; }
@@ -115,6 +117,7 @@ class Simulation final : public SequenceObserver {
     config_.conservativeness = pick({0, 0, 30, 100, 200}) * 0.01;
     config_.new_token_ratio_decay_steps = pick({1, 20, 600});
     config_.find_shared_prefixes = true;
+    config_.draft_samples_max = pick({0, 1, 3, 16});
     overlap_ = rng_.below(3) != 0;
     scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this);
     executor_ = std::make_unique<FakeExecutor>(page_size, window);
@@ -153,7 +156,9 @@ class Simulation final : public SequenceObserver {
                 .preemptions = stats.num_preemptions,
                 .cached_tokens = stats.cached_tokens,
                 .forced_tokens = stats.forced_tokens,
-                .forwards_saved = stats.forwards_saved};
+                .forwards_saved = stats.forwards_saved,
+                .drafted_tokens = stats.drafted_tokens,
+                .accepted_drafts = stats.accepted_drafts};
     for (const auto& [id, client] : clients_) {
       tally.lost += client->num_ends == 0 ? 1 : 0;
       tally.refusals += client->num_ends < 0 ? 1 : 0;
@@ -199,9 +204,7 @@ class Simulation final : public SequenceObserver {
     const bool logprobs = client.spec.sampling->return_logprob;
     const auto num_outputs = static_cast<int32_t>(client.outputs.size());
     if (logprobs && client.stop_at > 0) count = std::min(count, client.stop_at - num_outputs - 1);
-    uint64_t digest = fake_first_digest(client.cache_namespace);
-    for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
-    for (const TokenId token : client.outputs) digest = fake_digest(digest, token);
+    uint64_t digest = digest_of(client);
     for (int32_t i = 0; i < count; ++i) {
       forced.push_back(fake_token(digest));
       digest = fake_digest(digest, forced.back());
@@ -210,6 +213,26 @@ class Simulation final : public SequenceObserver {
   // True or not, outputs are the same.
   bool forces_behind_any(SequenceId id) override {
     EXPECT_TRUE(clients_.at(id)->jumps && clients_.at(id)->num_ends == 0);
+    return rng_.below(2) == 0;
+  }
+  // Guesses that hold up to somewhere, with samples behind some of them.
+  void on_draft(SequenceId id, Drafts& drafts) override {
+    const Client& client = *clients_.at(id);
+    EXPECT_TRUE(client.jumps && client.num_ends == 0);
+    EXPECT_FALSE(client.spec.sampling->return_logprob || client.spec.sampling->has_penalties());
+    const int64_t count = std::min<int64_t>(drafts.tokens_max, rng_.between(-5, 12));
+    const int64_t wrong_at = rng_.between(0, 12);
+    uint64_t digest = digest_of(client);
+    for (int64_t i = 0; i < count; ++i) {
+      const TokenId token = (fake_token(digest) + (i == wrong_at ? 1 : 0)) % kFakeVocab;
+      digest = fake_digest(digest, token);
+      drafts.tokens.push_back(token);
+      if (std::ssize(drafts.samples) < drafts.samples_max && rng_.below(2) == 0)
+        drafts.samples.push_back(static_cast<int32_t>(i));
+    }
+  }
+  bool drafts_behind_next(SequenceId id) override {
+    EXPECT_TRUE(clients_.at(id)->jumps);
     return rng_.below(2) == 0;
   }
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override {
@@ -227,6 +250,12 @@ class Simulation final : public SequenceObserver {
   }
 
  private:
+  static uint64_t digest_of(const Client& client) {
+    uint64_t digest = fake_first_digest(client.cache_namespace);
+    for (const TokenId token : client.spec.prompt_ids) digest = fake_digest(digest, token);
+    for (const TokenId token : client.outputs) digest = fake_digest(digest, token);
+    return digest;
+  }
   int32_t pick(std::initializer_list<int32_t> choices) {
     return *(choices.begin() + rng_.below(choices.size()));
   }
@@ -459,6 +488,8 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(tally.cached_tokens, count * 20);
   EXPECT_GT(tally.forced_tokens, count * 10);
   EXPECT_GT(tally.forwards_saved, tally.forced_tokens / 2);
+  EXPECT_GT(tally.accepted_drafts, count);
+  EXPECT_GT(tally.drafted_tokens, tally.accepted_drafts + count);
 }
 
 }  // namespace
