@@ -2,8 +2,10 @@
 the memory, the tensor cores and the L2 cache."""
 import csv
 import io
+import os
 import re
 import shutil
+import signal
 import subprocess
 
 METRICS = {
@@ -57,19 +59,31 @@ def parse(text):
     return list(kernels.values())
 
 
-def measure(command, phase, launches):
+def measure(command, phase, launches, seconds_max=90):
     """The first `launches` kernels of the steps of a phase ("prefill" or "decode", the executor's NVTX
-    ranges), or None where there is no profiler or it may not read counters."""
+    ranges), or None where there is no profiler or it may not read counters. The program runs once for each
+    group of counters: what it holds of the device's memory is too much to be saved between them."""
     profiler = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
     if profiler is None:
         print("no Nsight Compute (ncu) here: left out")
         return None
-    done = subprocess.run(
-        [profiler, "--csv", "--page", "raw", "--clock-control", "none", "--nvtx", "--nvtx-include",
-         f"regex:.*{phase}/", "--launch-count", str(launches), "--metrics", ",".join(METRICS.values()),
-         *command], capture_output=True, text=True)
+    command = [profiler, "--csv", "--page", "raw", "--clock-control", "none", "--replay-mode", "application",
+               "--nvtx", "--nvtx-include", f"{phase}/", "--launch-count", str(launches), "--metrics",
+               ",".join(METRICS.values()), *command]
+    # A group of its own: what it profiles holds the device's memory and must not outlive it.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               start_new_session=True)
     try:
-        return parse(done.stdout)
+        printed, _ = process.communicate(timeout=seconds_max)
+        return parse(printed)
     except (ValueError, KeyError) as e:
         print(f"Nsight Compute: left out: {e}")
-        return None
+    except subprocess.TimeoutExpired:
+        print(f"Nsight Compute: left out: it took more than {seconds_max} s")
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+    return None

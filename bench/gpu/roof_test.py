@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
 """The roof of a shape that can be worked out by hand, what must hold for any, and the profiler's tables."""
+import contextlib
+import io
 import os
 import sys
+import tempfile
+import time
 import unittest
+from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import counters  # noqa: E402
@@ -125,6 +130,30 @@ class CountersTest(unittest.TestCase):
     def test_no_table_is_told(self):
         with self.assertRaisesRegex(ValueError, "ERR_NVGPUCTRPERM"):
             counters.parse("==ERROR== ERR_NVGPUCTRPERM")
+
+    def test_what_is_profiled_does_not_outlive_a_profiler_that_takes_too_long(self):
+        with tempfile.TemporaryDirectory() as folder:
+            note = os.path.join(folder, "pid")
+            profiler = os.path.join(folder, "ncu")
+            with open(profiler, "w", encoding="utf-8") as out:
+                out.write(f"#!/bin/sh\nsleep 60 &\necho $! > {note}\nwait\n")
+            os.chmod(profiler, 0o755)
+            path = folder + os.pathsep + os.environ["PATH"]
+            with mock.patch.dict(os.environ, PATH=path), contextlib.redirect_stdout(io.StringIO()) as said:
+                self.assertIsNone(counters.measure(["true"], "decode", 1, seconds_max=0.5))
+            self.assertIn("more than 0.5 s", said.getvalue())
+            with open(note, encoding="utf-8") as f:
+                child = int(f.read())
+            for _ in range(100):  # it is another's child: gone, or not yet buried
+                try:
+                    with open(f"/proc/{child}/stat", encoding="utf-8") as f:
+                        if f.read().rsplit(")", 1)[1].split()[0] == "Z":
+                            break
+                except FileNotFoundError:
+                    break
+                time.sleep(0.05)
+            else:
+                self.fail("it still runs")
 
 
 if __name__ == "__main__":
