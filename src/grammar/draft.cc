@@ -54,38 +54,4 @@ std::vector<bool> fill_draft_masks(Matcher& matcher, const DraftTree& tree,
   return TreeWalk(matcher, tree, masks).run();
 }
 
-std::vector<std::string> few_ways_on(Matcher& matcher, size_t ways_max, size_t bytes_max) {
-  std::vector<std::string> open = {""}, out;
-  if (matcher.ended() || matcher.can_end()) return out;
-  while (!open.empty()) {
-    std::string way = std::move(open.back());
-    open.pop_back();
-    const size_t steps = matcher.steps();
-    ESP_CHECK(way.empty() || matcher.accept_bytes(way));
-    const std::string forced = matcher.forced_bytes(bytes_max - way.size());
-    if (!forced.empty()) {
-      ESP_CHECK(matcher.accept_bytes(forced));
-      way += forced;
-    }
-    std::vector<char> next;
-    const bool told = way.size() >= bytes_max || matcher.can_end();
-    for (int b = 0; b < 256 && !told && out.size() + open.size() + next.size() <= ways_max; ++b) {
-      const char byte = static_cast<char>(b);
-      if (!matcher.accept_bytes({&byte, 1})) continue;
-      matcher.rollback(1);
-      next.push_back(byte);
-    }
-    matcher.rollback(matcher.steps() - steps);
-    const bool too_many = out.size() + open.size() + next.size() > ways_max;
-    if (too_many && way.empty()) return {};
-    if (told || too_many || next.empty()) {
-      out.push_back(std::move(way));
-    } else {
-      for (const char byte : next) open.push_back(way + byte);
-    }
-  }
-  std::ranges::sort(out);
-  return out;
-}
-
 }  // namespace espalier::grammar

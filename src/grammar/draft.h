@@ -1,10 +1,8 @@
-// For speculation under a grammar: masks along a tree of drafted tokens, and the few ways on where
-// a grammar leaves few (keys, enums, booleans), to be drafted as such a tree.
+// For speculation under a grammar: masks along a tree of drafted tokens.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "grammar/grammar.h"
@@ -24,10 +22,5 @@ struct DraftTree {
 // afterwards. Returns whether each token is taken.
 std::vector<bool> fill_draft_masks(Matcher& matcher, const DraftTree& tree,
                                    std::span<uint32_t> masks);
-
-// Texts of which each way on begins with exactly one, at most `ways_max` of them, each as long as
-// it can be told (at most `bytes_max` bytes); sorted. Empty when there are more ways than that, or
-// the text may end here. The matcher is as it was afterwards.
-std::vector<std::string> few_ways_on(Matcher& matcher, size_t ways_max, size_t bytes_max);
 
 }  // namespace espalier::grammar

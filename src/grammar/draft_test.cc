@@ -1,16 +1,14 @@
 #include "grammar/draft.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "base/rng.h"
 #include "grammar/conformance.h"
 
 namespace espalier::grammar {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 std::shared_ptr<CompiledGrammar> compiled(GrammarSpec spec) {
   auto grammar = compile_grammar(spec, byte_trie());
@@ -60,26 +58,6 @@ TEST(Draft, MasksOfATreeAreThoseOfItsPaths) {
   }
   EXPECT_GT(taken, 100);
   EXPECT_GT(refused, 100);
-}
-
-TEST(Draft, FewWaysOn) {
-  const auto grammar = compiled(schema(
-      R"({"type":"object","properties":{"kind":{"enum":["red","green","greenish"]},"on":{"type":"boolean"},
-          "n":{"type":"string"}},"required":["kind"],"additionalProperties":false})"));
-  Matcher matcher(grammar);
-  ASSERT_TRUE(matcher.accept_bytes("{\"kind\":\""));
-  EXPECT_THAT(few_ways_on(matcher, 4, 40),
-              ElementsAre("green", "red\",\"n\":\"", "red\",\"on\":", "red\"}"));
-  EXPECT_THAT(few_ways_on(matcher, 2, 40), ElementsAre("green", "red\""));
-  EXPECT_THAT(few_ways_on(matcher, 1, 40), IsEmpty());
-  EXPECT_THAT(few_ways_on(matcher, 4, 3), ElementsAre("gre", "red"));
-  ASSERT_TRUE(matcher.accept_bytes("red\""));
-  EXPECT_THAT(few_ways_on(matcher, 3, 8), ElementsAre(",\"n\":\"", ",\"on\":", "}"));
-  EXPECT_EQ(matcher.steps(), 2u);
-  ASSERT_TRUE(matcher.accept_bytes(",\"n\":\""));
-  EXPECT_THAT(few_ways_on(matcher, 8, 40), IsEmpty());
-  ASSERT_TRUE(matcher.accept_bytes("\"}"));
-  EXPECT_THAT(few_ways_on(matcher, 8, 40), IsEmpty());  // it may end
 }
 
 }  // namespace
