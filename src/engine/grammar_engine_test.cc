@@ -187,17 +187,18 @@ TEST(GrammarEngine, AnAbortEndsTheCompilationThatNobodyWaitsFor) {
   config.grammar_threads = 1;
   config.grammar_compile_seconds = 60;
   auto [engine, device] = make_test_engine({.config = config});
-  // Each takes long: nested repetition of what is not deterministic.
+  // Each takes half a second, one after the other: all but perhaps the first surely still wait when
+  // they are aborted, the last first.
   std::list<Collector> collectors;
   for (int i = 0; i < 6; ++i) {
-    const std::string rid = "g" + std::to_string(i);
-    const std::string regex = fmt::format("(([a-z]{{1,{0}}}x){{1,{0}}}y){{1,{0}}}", 25 + i);
-    ASSERT_TRUE(engine->submit({.rid = rid, .text = "a", .sampling = {.regex = regex}},
-                               collectors.emplace_back().sink()));
-    engine->abort(rid, Engine::AbortScope::kExact);
+    const std::string regex = fmt::format("((a?){{1000}}b?){{{}}}", 880 + i);
+    ASSERT_TRUE(
+        engine->submit({.rid = fmt::format("g{}", i), .text = "a", .sampling = {.regex = regex}},
+                       collectors.emplace_back().sink()));
   }
+  for (int i = 5; i >= 0; --i) engine->abort(fmt::format("g{}", i), Engine::AbortScope::kExact);
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
-  EXPECT_EQ(engine->stats().num_grammars_cancelled_total, 6);
+  EXPECT_GE(engine->stats().num_grammars_cancelled_total, 5);
   ASSERT_TRUE(engine->generate({.text = "x", .sampling = {.regex = "ab"}}));
 }
 
