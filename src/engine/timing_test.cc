@@ -40,7 +40,7 @@ TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
   double best_excess = 1;
   int64_t fewest_late = 1000;
   const auto good = [&] { return best_excess < 0.05 && fewest_late <= 1; };
-  for (int attempt = 0; attempt < 6 && !good(); ++attempt) {  // others use the machine, too
+  for (int attempt = 0; attempt < 20 && !good(); ++attempt) {  // others use the machine, too
     auto [engine, device] = make_test_engine({.step_delay = milliseconds(5)});
     std::list<Collector> collectors;
     const SteadyClock clock;
