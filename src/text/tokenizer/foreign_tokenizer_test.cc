@@ -129,6 +129,31 @@ TEST(SentencePiece, SpecialTokensAreAddedAndFoundWhereTransformersDoes) {
   EXPECT_EQ(configured->vocab().token_bytes[*configured->token_to_id("<0x41>")], "A");
 }
 
+// Whoever writes a control piece, or a byte's name, into a text gets no such token for it.
+TEST(SentencePiece, WordsAndCharactersAreNoControlPiecesAndNoBytes) {
+  using Type = SentencePieceModel::Type;
+  using PieceType = SentencePieceModel::PieceType;
+  for (const Type type : {Type::kWord, Type::kChar}) {
+    SentencePieceModel model;
+    model.type = type;
+    model.pieces = {{"<unk>", 0, PieceType::kUnknown}, {"Q", 0, PieceType::kControl},
+                    {"a", -1, PieceType::kNormal},     {"Z", 0, PieceType::kUserDefined},
+                    {"B", 0, PieceType::kByte},        {"\xE2\x96\x81", -2, PieceType::kNormal}};
+    model.add_dummy_prefix = false;
+    const auto tokenizer = make_sentencepiece_tokenizer(std::move(model), {.add_bos = false});
+    for (const auto& [text, ids] : {std::pair<const char*, Ids>{"Q", {0}},
+                                    {"B", {0}},
+                                    {"a", {2}},
+                                    {"Z", {3}},
+                                    {"<unk>", {0}}}) {
+      EXPECT_EQ(tokenizer->encode(text), ids) << text << " of type " << static_cast<int>(type);
+    }
+    EXPECT_EQ(tokenizer->token_to_id("Q"), 1);
+  }
+  // In a model of the library's own making, beside words that it knows.
+  EXPECT_EQ(load_model("word")->encode("</s> a", {.add_special_tokens = false}), (Ids{0, 50}));
+}
+
 TEST(Tiktoken, Llama3BeginsTextsWithItsToken) {
   const auto llama = load_ranks("Meta-Llama-3.tiktoken");
   const Ids ids = llama->encode("a<|eot_id|>");

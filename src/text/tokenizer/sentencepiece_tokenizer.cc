@@ -411,8 +411,10 @@ void SentencePieceTokenizer::encode_characters(std::string_view text,
 }
 
 void SentencePieceTokenizer::append_piece(std::string_view piece, std::vector<TokenId>& ids) const {
-  const TokenId id = table_.find_id(piece);
-  if (id >= 0 && id != unk_id_) {
+  // Not of all pieces: a control piece or a byte's, written out in a text, is a text like any
+  // other.
+  const TokenId id = mergeable_.find_id(piece);
+  if (id >= 0) {
     ids.push_back(id);
   } else {
     append_unknown(piece, ids);
