@@ -20,13 +20,18 @@ namespace {
 thread_local uint64_t heap_total = 0;  // bytes asked for
 thread_local int64_t heap_now = 0, heap_most = 0;
 
-void* counted_new(size_t size) {
+void* counted_or_null(size_t size) noexcept {
   void* const made = std::malloc(size == 0 ? 1 : size);
-  if (made == nullptr) throw std::bad_alloc();
+  if (made == nullptr) return nullptr;
   const auto usable = static_cast<int64_t>(malloc_usable_size(made));
   heap_total += static_cast<uint64_t>(usable);
   heap_now += usable;
   heap_most = std::max(heap_most, heap_now);
+  return made;
+}
+void* counted_new(size_t size) {
+  void* const made = counted_or_null(size);
+  if (made == nullptr) throw std::bad_alloc();
   return made;
 }
 void counted_delete(void* block) noexcept {
@@ -39,6 +44,8 @@ void counted_delete(void* block) noexcept {
 // NOLINTBEGIN(misc-new-delete-overloads)
 void* operator new(size_t size) { return counted_new(size); }
 void* operator new[](size_t size) { return counted_new(size); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return counted_or_null(size); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return counted_or_null(size); }
 void operator delete(void* block) noexcept { counted_delete(block); }
 void operator delete[](void* block) noexcept { counted_delete(block); }
 void operator delete(void* block, size_t) noexcept { counted_delete(block); }
