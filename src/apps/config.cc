@@ -264,8 +264,9 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
   table.integer("max-body-bytes", server.max_body_bytes, 1, int64_t{1} << 40, "of a request");
   table.integer("max-pending-output-bytes", server.max_pending_output_bytes, 1024, int64_t{1} << 40,
                 "of a stream that its client does not read; beyond, it is dropped");
-  table.seconds("header-timeout", server.header_timeout, "for a request's headers");
-  table.seconds("idle-timeout", server.idle_timeout, "between requests of a connection");
+  table.seconds("header-timeout", server.header_timeout, "for all of a request's headers");
+  table.seconds("idle-timeout", server.idle_timeout,
+                "between requests of a connection, or pieces of a body");
   table.seconds("write-timeout", server.write_timeout, "without progress in sending");
   table.seconds("health-timeout", server.health_timeout, "for the token of /health_generate");
   table.seconds("drain-timeout", config.drain_timeout,

@@ -141,6 +141,7 @@ struct Connection::Parser {
   bool begun = false;            // a byte of the request is there
   bool first_line_seen = false;  // and its first line's end
   bool continue_sent = false;    // 100 Continue
+  TimePoint head_deadline;       // REQUIRES begun
 
   void reset(const HttpServerConfig& config) {
     request.emplace();
@@ -243,7 +244,7 @@ bool Connection::parse() {
         continue;
       }
       p.begun = true;
-      set_deadline(config.header_timeout);
+      p.head_deadline = now() + config.header_timeout;
     }
     if (!p.first_line_seen) {
       const std::string_view seen(static_cast<const char*>(p.in.data().data()), p.in.size());
@@ -272,7 +273,6 @@ bool Connection::parse() {
   }
   if (p.request->is_done()) return true;
   if (p.request->is_header_done()) {
-    set_deadline(config.idle_timeout);
     const auto expect = p.request->get()[http::field::expect];
     if (!expect.empty() && !p.continue_sent) {
       p.continue_sent = true;
@@ -501,7 +501,7 @@ void Connection::flush() {
     clear_deadline();
   } else if (state_ == State::kReading && !processing_) {
     if (eof_) return close();
-    set_deadline(parser_->begun ? shared_->config.header_timeout : shared_->config.idle_timeout);
+    await_request();
     if (parser_->in.size() > 0 && !parser_->begun) process();
     read_more();
   }
@@ -567,6 +567,14 @@ void Connection::close() {
 
 void Connection::set_deadline(Duration from_now) {
   deadline_ = now() + from_now;
+  arm_timer();
+}
+
+// A head has one deadline however its bytes come; between requests, and between two pieces of a
+// body, the client may be idle.
+void Connection::await_request() {
+  const bool in_head = parser_->begun && !parser_->request->is_header_done();
+  deadline_ = in_head ? parser_->head_deadline : now() + shared_->config.idle_timeout;
   arm_timer();
 }
 

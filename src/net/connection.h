@@ -89,6 +89,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t pending_output() const { return out_.size() - out_begin_; }
 
   void set_deadline(Duration from_now);
+  void await_request();  // sets the deadline of what is read
   void clear_deadline() { deadline_ = TimePoint::max(); }
   void arm_timer();
   void on_deadline();

@@ -20,9 +20,9 @@ struct HttpServerConfig {
   size_t max_header_bytes = 64ull << 10;
   size_t max_target_bytes = 8ull << 10;
   size_t max_body_bytes = 64ull << 20;
-  size_t max_pending_output_bytes = 8ull << 20;  // of a stream, unread by its client
-  Duration header_timeout = std::chrono::seconds(30);
-  Duration idle_timeout = std::chrono::seconds(120);
+  size_t max_pending_output_bytes = 8ull << 20;        // of a stream, unread by its client
+  Duration header_timeout = std::chrono::seconds(30);  // of a whole head, from its first byte on
+  Duration idle_timeout = std::chrono::seconds(120);   // between requests, or pieces of a body
   Duration write_timeout = std::chrono::seconds(60);
   bool cors = true;  // Access-Control-Allow-Origin: *, and answers to preflights
 
