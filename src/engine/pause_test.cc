@@ -8,7 +8,7 @@ namespace {
 
 class PauseTest : public testing::Test {
  protected:
-  void submit(int max_new_tokens = 200) {
+  void submit(int max_new_tokens = 1000) {
     GenerateRequest request;
     request.text = "the story begins";
     request.sampling.max_new_tokens = max_new_tokens;
@@ -37,7 +37,7 @@ TEST_F(PauseTest, InPlaceNothingRunsUntilItGoesOn) {
   EXPECT_EQ(test_.engine->flush_cache().code(), StatusCode::kFailedPrecondition);
   ASSERT_TRUE(test_.engine->continue_generation().ok());
   ASSERT_TRUE(collector_.wait_end() && late.wait_end());
-  EXPECT_EQ(collector_.result().output_ids, expected(200));
+  EXPECT_EQ(collector_.result().output_ids, expected(1000));
   EXPECT_EQ(test_.engine->stats().num_retractions_total, 0);
 }
 
@@ -51,7 +51,7 @@ TEST_F(PauseTest, RetractedTheCacheCanBeFlushedAndNoTokenIsLost) {
   EXPECT_EQ(test_.engine->stats().kv_tokens_cached, 0);
   ASSERT_TRUE(test_.engine->continue_generation().ok());
   ASSERT_TRUE(collector_.wait_end());
-  EXPECT_EQ(collector_.result().output_ids, expected(200));
+  EXPECT_EQ(collector_.result().output_ids, expected(1000));
   EXPECT_EQ(test_.engine->stats().num_retractions_total, 1);
 }
 

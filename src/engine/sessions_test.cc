@@ -242,7 +242,7 @@ TEST(SessionEngine, KeysAndValuesOfWhatIsContinuedAreReused) {
 // A prompt that turns out too long leaves the session as it was; what runs can be replaced.
 TEST(SessionEngine, RefusedAndReplacedRequests) {
   TestEngine test =
-      make_test_engine({.step_delay = std::chrono::milliseconds(1), .context_length = 100});
+      make_test_engine({.step_delay = std::chrono::milliseconds(20), .context_length = 100});
   Engine& engine = *test.engine;
   const std::string s = engine.open_session({.capacity = 1000, .streaming = true}).value();
   ASSERT_TRUE(engine.generate(turn("ab", "1", {.id = s})));

@@ -27,21 +27,33 @@ double cpu_seconds() {
 TEST(Timing, IdleUsesNoProcessor) {
   auto [engine, device] = make_test_engine();
   ASSERT_TRUE(engine->generate({.text = "wake up", .sampling = {.max_new_tokens = 20}}));
-  const double before = cpu_seconds();
-  std::this_thread::sleep_for(milliseconds(300));
-  EXPECT_LT(cpu_seconds() - before, 0.003);
+  double least = 1;
+  for (int attempt = 0; attempt < 5 && least >= 0.003; ++attempt) {  // the first may see its end
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(milliseconds(300));
+    least = std::min(least, cpu_seconds() - before);
+  }
+  EXPECT_LT(least, 0.003);
   EXPECT_TRUE(engine->generate({.text = "and again", .sampling = {.max_new_tokens = 2}}));
 }
 
 // A device of 5 ms a step, 8 requests of 60 tokens. Whatever the host does is hidden behind it.
+// Where others use the machine a thread may wait for its turn for longer than that: the device gets
+// slower from attempt to attempt, and the host's work is held to the 5 ms by its processor time.
+// Without overlap each step would be late behind any device.
 TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
   constexpr int kTokens = 60;
-  constexpr double kDelay = 0.005;
-  double best_excess = 1;
-  int64_t fewest_late = 1000;
-  const auto good = [&] { return best_excess < 0.05 && fewest_late <= 1; };
-  for (int attempt = 0; attempt < 20 && !good(); ++attempt) {  // others use the machine, too
-    auto [engine, device] = make_test_engine({.step_delay = milliseconds(5)});
+  constexpr milliseconds kFastest(5);
+  double best_excess = 1, least_host_ms = 1000;
+  int64_t fewest_late = 1000, fewest_steps = 1000;
+  const auto good = [&] {
+    return best_excess < 0.05 && fewest_late <= 1 && fewest_steps <= kTokens + 3 &&
+           least_host_ms < to_seconds(kFastest) * 1e3;
+  };
+  for (int attempt = 0; attempt < 10 && !good(); ++attempt) {
+    const milliseconds delay = kFastest * (1 << attempt / 2);
+    const double cpu_before = cpu_seconds();
+    auto [engine, device] = make_test_engine({.step_delay = delay});
     std::list<Collector> collectors;
     const SteadyClock clock;
     const TimePoint start = clock.now();
@@ -52,16 +64,23 @@ TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
     const double seconds = to_seconds(clock.now() - start);
     const EngineStats s = engine->stats();
     ASSERT_EQ(device->num_waits(), device->num_steps());  // one synchronisation a step
-    ASSERT_LE(s.num_steps_total, kTokens + 3);
-    const double excess = seconds / (static_cast<double>(s.num_steps_total) * kDelay) - 1;
+    const auto steps = static_cast<double>(s.num_steps_total);
+    const double excess = seconds / (steps * to_seconds(delay)) - 1;
+    const double host_ms = (cpu_seconds() - cpu_before) * 1e3 / steps;
     best_excess = std::min(best_excess, excess);
     fewest_late = std::min(fewest_late, device->num_late_steps());
-    std::printf("%lld steps of 5 ms in %.1f ms: %.2f %% over the device alone, %lld late\n",
-                static_cast<long long>(s.num_steps_total), seconds * 1e3, excess * 100,
-                static_cast<long long>(device->num_late_steps()));
+    fewest_steps = std::min(fewest_steps, s.num_steps_total);
+    least_host_ms = std::min(least_host_ms, host_ms);
+    std::printf(
+        "%.0f steps of %lld ms in %.1f ms: %.2f %% over the device alone, %lld late, %.2f ms of "
+        "processor time a step\n",
+        steps, static_cast<long long>(delay.count()), seconds * 1e3, excess * 100,
+        static_cast<long long>(device->num_late_steps()), host_ms);
   }
   EXPECT_LT(best_excess, 0.05);
   EXPECT_LE(fewest_late, 1);
+  EXPECT_LE(fewest_steps, kTokens + 3);
+  EXPECT_LT(least_host_ms, to_seconds(kFastest) * 1e3);
 }
 
 // Without overlap each step waits for the host: the device must be seen to idle, or the test above

@@ -46,10 +46,13 @@ class EndToEnd : public ::testing::Test {
     const std::vector<TokenId> ids = Script().answer(bytes_of(prompt), count);
     return {ids.begin(), ids.end()};
   }
+  int num_in_engine() {
+    const EngineStats s = parts_.engine->stats();
+    return s.num_running + s.num_waiting;
+  }
   bool becomes_idle() {
-    for (int i = 0; i < 1000; ++i) {
-      const EngineStats s = parts_.engine->stats();
-      if (s.num_running + s.num_waiting == 0) return true;
+    for (int i = 0; i < 5000; ++i) {
+      if (num_in_engine() == 0) return true;
       std::this_thread::sleep_for(2ms);
     }
     return false;
@@ -333,14 +336,15 @@ TEST_F(EndToEnd, BadInputIsRefusedAndDisturbsNothing) {
 }
 
 TEST_F(EndToEnd, ARidInUseIsRefusedAndItsOwnerGoesOn) {
-  TestEngineOptions options;
-  options.step_delay = 5ms;
-  start(std::move(options));
+  start();
+  // The owner surely has not ended when the second comes.
+  EXPECT_EQ(post("/pause_generation", R"({"mode":"in_place"})").status, 200);
   const std::string body = R"({"text":"a","rid":"same","sampling_params":{"max_new_tokens":40}})";
   std::thread owner([&] { EXPECT_EQ(post("/generate", body).status, 200); });
-  while (parts_.engine->stats().num_running == 0) std::this_thread::sleep_for(1ms);
+  while (parts_.engine->stats().num_waiting == 0) std::this_thread::sleep_for(1ms);
   const net::HttpResponse second = post("/generate", body);
   EXPECT_EQ(second.status, 400) << second.body;
+  EXPECT_EQ(post("/continue_generation", "{}").status, 200);
   owner.join();
   EXPECT_EQ(parts_.engine->stats().num_aborted_total, 0);
 }
@@ -373,16 +377,13 @@ TEST_F(EndToEnd, AFullQueueAnswers503) {
   std::vector<net::TestSocket> sockets;
   const std::string body =
       R"({"text":"a","sampling_params":{"max_new_tokens":1000,"ignore_eos":true}})";
-  net::HttpResponse refused;
-  for (int i = 0; i < 10 && refused.status != 503; ++i) {
+  for (int count = 1; count <= 2; ++count) {  // one runs, one waits
     sockets.emplace_back(server_->port());
     sockets.back().write(fmt::format(
         "POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
-    if (i < 2) continue;
-    auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()),
-                                          {.read_timeout = 200ms});
-    if (auto answer = client->post("/generate", body)) refused = *answer;
+    while (num_in_engine() < count) std::this_thread::sleep_for(1ms);
   }
+  const net::HttpResponse refused = post("/generate", body);
   EXPECT_EQ(refused.status, 503);
   ASSERT_NE(net::find_header(refused.headers, "Retry-After"), nullptr);
   sockets.clear();

@@ -85,13 +85,14 @@ TEST(Endpoint, AServerWithoutTheRouteOfExactChoicesIsNamed) {
 }
 
 TEST(Endpoint, TextComesAsItIsWritten) {
-  const RunningServer running = run_server({}, std::chrono::milliseconds(1));
+  // A second of work: who reads late gets what is there as one piece.
+  const RunningServer running = run_server({}, std::chrono::milliseconds(10));
   RunOptions options{.backend = connect(running), .stream = true};
-  State s = launch([](State& p) { p += "Once" + gen("a", {.max_tokens = 30}); }, options);
+  State s = launch([](State& p) { p += "Once" + gen("a", {.max_tokens = 100}); }, options);
   std::string text;
   int pieces = 0;
   for (const std::string& piece : s.stream("a")) text += piece, ++pieces;
-  EXPECT_EQ(text, answer_of("Once", 30));
+  EXPECT_EQ(text, answer_of("Once", 100));
   EXPECT_GT(pieces, 1);
 }
 
