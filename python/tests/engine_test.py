@@ -44,6 +44,12 @@ def endless(s):
     s += "Once upon a time" + sgl.gen("tale", max_tokens=1500, ignore_eos=True)
 
 
+@sgl.function
+def late(s):
+    s += "Once" + sgl.gen("long", max_tokens=100, ignore_eos=True)
+    s += sgl.gen("tale", max_tokens=2, ignore_eos=True)
+
+
 class GenerateTest(unittest.TestCase):
     GREEDY = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 
@@ -324,11 +330,8 @@ class RunTest(unittest.TestCase):
         self.assertGreater(ticks_during(lambda: engine.generate("Once", {**LONG,
                                                                          "max_new_tokens": 100})), 5)
         self.assertGreater(ticks_during(lambda: capital.run_batch([{"country": "France"}] * 30)), 5)
-        s = endless.run(stream=True)
-        self.assertGreater(ticks_during(lambda: [next(s.text_iter("tale")) for _ in range(1)]
-                                        and time.sleep(0.05)), 5)
-        s.cancel()
-        wait_for_none(self)
+        s = late.run(stream=True)
+        self.assertGreater(ticks_during(lambda: next(s.text_iter("tale"))), 5)
 
 
 # Ends by KeyboardInterrupt in each kind of wait; then nothing runs any more.
