@@ -6,7 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "engine/scheduler/heap_count.h"
+#include "base/heap_count.h"
 #include "engine/test_engine.h"
 
 namespace espalier {

@@ -3,54 +3,16 @@
 // load of the machine changes; the processor time of the thread is bounded where only reading can
 // be slow.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <ctime>
 #include <functional>
-#include <new>
 
+#include "base/heap_count.h"
 #include "base/rng.h"
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
-
-namespace {
-
-thread_local uint64_t heap_total = 0;  // bytes asked for
-thread_local int64_t heap_now = 0, heap_most = 0;
-
-void* counted_or_null(size_t size) noexcept {
-  void* const made = std::malloc(size == 0 ? 1 : size);
-  if (made == nullptr) return nullptr;
-  const auto usable = static_cast<int64_t>(malloc_usable_size(made));
-  heap_total += static_cast<uint64_t>(usable);
-  heap_now += usable;
-  heap_most = std::max(heap_most, heap_now);
-  return made;
-}
-void* counted_new(size_t size) {
-  void* const made = counted_or_null(size);
-  if (made == nullptr) throw std::bad_alloc();
-  return made;
-}
-void counted_delete(void* block) noexcept {
-  if (block != nullptr) heap_now -= static_cast<int64_t>(malloc_usable_size(block));
-  std::free(block);
-}
-
-}  // namespace
-
-// NOLINTBEGIN(misc-new-delete-overloads)
-void* operator new(size_t size) { return counted_new(size); }
-void* operator new[](size_t size) { return counted_new(size); }
-void* operator new(size_t size, const std::nothrow_t&) noexcept { return counted_or_null(size); }
-void* operator new[](size_t size, const std::nothrow_t&) noexcept { return counted_or_null(size); }
-void operator delete(void* block) noexcept { counted_delete(block); }
-void operator delete[](void* block) noexcept { counted_delete(block); }
-void operator delete(void* block, size_t) noexcept { counted_delete(block); }
-void operator delete[](void* block, size_t) noexcept { counted_delete(block); }
-// NOLINTEND(misc-new-delete-overloads)
 
 namespace espalier::grammar {
 namespace {
@@ -431,13 +393,13 @@ double cpu_now() {
 
 template <typename Fn>
 Work measured(Fn fn) {
-  const uint64_t total = heap_total;
-  const int64_t now = heap_now;
-  heap_most = heap_now;
+  HeapUse& heap = heap_use_of_this_thread();
+  const HeapUse before = heap;
+  heap.most = heap.now;
   const double start = cpu_now();
   fn();
-  return {.megabytes = static_cast<double>(heap_total - total) / 1e6,
-          .megabytes_at_once = static_cast<double>(heap_most - now) / 1e6,
+  return {.megabytes = static_cast<double>(heap.total - before.total) / 1e6,
+          .megabytes_at_once = static_cast<double>(heap.most - before.now) / 1e6,
           .cpu_seconds = cpu_now() - start};
 }
 

@@ -1,31 +1,8 @@
 // A decode step allocates nothing on the heap: counted by replacing operator new in this binary.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "base/heap_count.h"
 #include "models/golden.h"
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<int> allocations{0};
-
-void* counted(std::size_t size) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size); }
-void* operator new[](std::size_t size) { return counted(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace espalier {
 namespace {
@@ -53,9 +30,9 @@ TEST(Allocation, DecodeStepsNeedNone) {
     }
     const InputLogitsSink sink = [](int32_t, int32_t, std::span<const float>) {};
     (*model)->forward(batch, batch.token_ids, kv.view(), sink);
-    counting = true;
+    const int64_t before = num_heap_allocations();
     const ForwardOutput output = (*model)->forward(batch, batch.token_ids, kv.view(), sink);
-    counting = false;
+    const int64_t allocations = num_heap_allocations() - before;
     EXPECT_EQ(output.sample_logits.size(), 600u);
     EXPECT_EQ(allocations, 0) << dtype;
   }

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/scheduler/heap_count.h"
+#include "base/heap_count.h"
 #include "engine/scheduler/scheduler_fixture.h"
 
 namespace espalier {
