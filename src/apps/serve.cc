@@ -121,7 +121,6 @@ int run_serve(const std::vector<std::string>& args) {
   signals.begin_serving();
   log_plan(**engine);
   config.server.extra_info = {
-      {"vocab_size", fmt::format("{}", (*engine)->model_info().vocab_size)},
       {"log_level", config.log_level},
       {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
   Result<std::unique_ptr<Server>> server =

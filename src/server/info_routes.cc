@@ -34,15 +34,24 @@ double token_usage(const EngineStats& s) {
                                 : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total;
 }
 
-// Settings as SGLang's server_args: the effective ones.
-void write_settings(JsonWriter& w, const Context& context) {
-  const EngineConfig& e = context.engine.config();
-  const ServerConfig& c = context.config;
+void write_text_or_null(JsonWriter& w, std::string_view key, std::string_view text) {
+  w.key(key);
+  if (text.empty()) {
+    w.null();
+  } else {
+    w.value(text);
+  }
+}
+
+void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("model_path", e.model_path.string());
   w.member("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   w.member("skip_tokenizer_init", e.skip_tokenizer_init);
   w.member("load_format", e.load_format == LoadFormat::kDummy ? "dummy" : "auto");
   w.member("dtype", e.dtype).member("kv_cache_dtype", e.kv_cache_dtype);
+  write_text_or_null(w, "quantization", e.dtype == "q8_0" || e.dtype == "q4_k" ? e.dtype : "");
+  w.member("is_embedding", e.is_embedding);
+  w.member("json_model_override_args", e.json_model_override_args);
   w.member("context_length", e.context_length).member("mem_fraction_static", e.mem_fraction_static);
   w.member("max_total_tokens", e.max_total_tokens);
   w.member("max_running_requests", e.max_running_requests);
@@ -51,9 +60,14 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
   w.member("schedule_policy", e.schedule_policy);
   w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
-  w.member("num_cache_events", e.num_cache_events);
+  write_text_or_null(
+      w, "kv_events_config",
+      e.num_cache_events == 0
+          ? ""
+          : fmt::format(R"({{"publisher":"http","buffer_steps":{}}})", e.num_cache_events));
   w.member("swa_full_tokens_ratio", e.swa_full_tokens_ratio);
   w.member("swa_max_total_num_tokens", e.max_window_tokens);
+  w.member("disable_hybrid_swa_memory", e.disable_hybrid_swa_memory);
   w.member("schedule_max_overtakes", e.schedule_max_overtakes);
   w.member("priority_scheduling_preemption_threshold", e.priority_scheduling_preemption_threshold);
   w.member("disable_priority_preemption", e.disable_priority_preemption);
@@ -64,14 +78,34 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("device", e.device).member("disable_cuda_graph", e.disable_cuda_graph);
   w.member("disable_cascade_attention", e.disable_cascade_attention);
   w.member("enable_deterministic_inference", e.enable_deterministic_inference);
+  w.member("grammar_backend", e.grammar_backend).member("grammar_threads", e.grammar_threads);
+  w.member("grammar_compile_seconds", e.grammar_compile_seconds);
+  w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
+  w.member("disable_jump_forward", e.disable_jump_forward)
+      .member("disable_drafts", e.disable_drafts);
   w.member("random_seed", e.random_seed).member("sampling_defaults", e.sampling_defaults);
-  w.member("num_threads", e.num_threads).member("tokenizer_threads", e.tokenizer_threads);
+  w.member("num_threads", e.num_threads).member("tokenizer_worker_num", e.tokenizer_threads);
+}
+
+// Settings as SGLang's server_args: the effective ones, all but keys.
+void write_settings(JsonWriter& w, const Context& context) {
+  const ServerConfig& c = context.config;
+  write_engine_settings(w, context.engine.config());
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
   w.member("chat_template", c.chat_template).member("enable_metrics", c.enable_metrics);
+  write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
+  write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
   w.member("enable_cache_report", c.enable_cache_report);
   w.member("incremental_streaming_output", c.incremental_streaming_output);
   w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
+  w.member("max_connections", c.max_connections).member("max_body_bytes", c.max_body_bytes);
+  w.member("max_pending_output_bytes", c.max_pending_output_bytes);
+  w.member("header_timeout", to_seconds(c.header_timeout));
+  w.member("idle_timeout", to_seconds(c.idle_timeout));
+  w.member("write_timeout", to_seconds(c.write_timeout));
+  w.member("health_timeout", to_seconds(c.health_timeout));
+  w.member("io_threads", c.io_threads).member("worker_threads", c.worker_threads);
   for (const auto& [name, value] : c.extra_info) w.member(name, value);
 }
 
@@ -201,6 +235,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&&, ResponsePtr re
   JsonWriter w(out);
   w.begin_object();
   write_settings(w, *context);
+  w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.kv_tokens_total);
   w.member("max_req_input_len", engine.max_input_len());

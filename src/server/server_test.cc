@@ -105,7 +105,7 @@ TEST_F(ServerTest, Models) {
 }
 
 TEST_F(ServerTest, Information) {
-  config_.extra_info = {{"quantization", "none"}};
+  config_.extra_info = {{"more", "of it"}};
   start();
   for (const char* path : {"/model_info", "/get_model_info"}) {
     EXPECT_EQ(normalise(call("GET", path).body),
@@ -122,7 +122,8 @@ TEST_F(ServerTest, Information) {
           R"("max_req_input_len":99)", R"("internal_states":[{"last_gen_throughput":12.5)",
           R"("effective_max_running_requests_per_dp":8)", R"("avg_spec_accept_length":null)",
           R"("graph":0.25,"scratch":0.5)", R"("num_failed":4,"num_not_finite":3)",
-          R"("served_model_name":"scripted-1b")", R"("quantization":"none")", R"("version":")"}) {
+          R"("served_model_name":"scripted-1b")", R"("quantization":null)", R"("more":"of it")",
+          R"("version":")"}) {
       EXPECT_THAT(body, HasSubstr(part));
     }
     EXPECT_THAT(body, Not(HasSubstr("api_key")));

@@ -2,6 +2,7 @@
 """The server with the model that ships, from outside: answers, streams, faults, signals."""
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -12,7 +13,7 @@ import time
 import unittest
 import urllib.request
 
-from harness import BINARY, PATIENCE_S, Server, clean_environment, run, wait_until
+from harness import BINARY, PATIENCE_S, ROOT, Server, clean_environment, run, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
 # Runs until the context is full.
@@ -32,6 +33,14 @@ class ServeTest(unittest.TestCase):
         output = self.server.output()
         for words in ("plan ", "kv_tokens=", "threads=", "ready url=http://127.0.0.1:"):
             self.assertIn(words, output)
+
+    def test_it_tells_every_setting_but_keys(self):
+        with open(os.path.join(ROOT, "docs", "flags.md"), encoding="utf-8") as f:
+            flags = re.findall(r"^\| `--([a-z0-9-]+)`", f.read(), re.MULTILINE)
+        told = json.loads(self.server.get("/server_info")[2])
+        self.assertEqual([flag for flag in flags if flag.replace("-", "_") not in told],
+                         ["api-key", "admin-api-key"])
+        self.assertEqual(told["vocab_size"], 4096)
 
     def test_health(self):
         for path in ("/health", "/health_generate"):
@@ -204,7 +213,7 @@ class SignalTest(unittest.TestCase):
     def test_a_signal_while_a_model_is_loaded_ends_at_once(self):
         model = json.loads(run("inspect", "--json").stdout)["model_path"]
         for number in (signal.SIGTERM, signal.SIGINT):
-            # 700 million weights to draw, of which few are drawn.
+            # 570 million weights to draw, of which few are drawn.
             process = subprocess.Popen(
                 [BINARY, "serve", "--port", "0", "--device", "cpu", "--model-path", model,
                  "--load-format", "dummy", "--json-model-override-args",

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <boost/json.hpp>
-#include <cstdlib>
 #include <optional>
 
 #include "base/clock.h"
@@ -217,7 +216,7 @@ Result<ServerFacts> read_server_facts(const TargetOptions& target) {
   facts.context_length = int_at(models, "/data/0/max_model_len", 0);
   if (target.backend == "sglang") {
     ESP_ASSIGN_OR_RETURN(const json::value info, get_json(client, "/server_info"));
-    facts.vocab_size = std::atoi(text_at(info, "/vocab_size").c_str());
+    facts.vocab_size = int_at(info, "/vocab_size", 0);
   }
   return facts;
 }
