@@ -5,12 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
 import warnings
 
 import espalier as sgl
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "tests", "e2e"))
+from gguf_writer import write_gguf  # noqa: E402
 
 MODEL = os.path.join(os.path.dirname(__file__), "..", "..", "share", "default_model")
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
@@ -48,6 +52,17 @@ def endless(s):
 def late(s):
     s += "Once" + sgl.gen("long", max_tokens=100, ignore_eos=True)
     s += sgl.gen("tale", max_tokens=2, ignore_eos=True)
+
+
+class GgufTest(unittest.TestCase):
+    def test_messages_stand_in_the_template_inside_the_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "heron.gguf")
+            write_gguf(path, "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+                       "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
+            state = capital.run(country="France", backend=sgl.Engine(path, num_threads=1))
+            self.assertTrue(state.text().startswith(
+                "<|user|>What is the capital of France?</s><|assistant|>"), state.text())
 
 
 class GenerateTest(unittest.TestCase):

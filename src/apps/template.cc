@@ -53,9 +53,9 @@ Result<ChatTemplateSource> read_template(const std::filesystem::path& path) {
   }
   if (path.extension() == ".gguf") {
     ESP_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, open_tokenizer(path));
-    ChatTemplateSource own{std::string(tokenizer->chat_template()), "", ""};
-    if (!own.source.empty()) return own;
-    return fail(error(StatusCode::kNotFound, "{} has no chat template", path.string()));
+    ChatTemplateSource stored = stored_chat_template(*tokenizer);
+    if (!stored.source.empty()) return stored;
+    return fail(error(StatusCode::kNotFound, "{} holds no chat template", path.string()));
   }
   ESP_ASSIGN_OR_RETURN(std::string source, read_file(path));
   return ChatTemplateSource{std::move(source), "", ""};

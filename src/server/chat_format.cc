@@ -119,30 +119,24 @@ Status ChatFormat::check(const std::string& stated) {
 
 Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesystem::path& folder,
                                     const Tokenizer* tokenizer) {
-  auto own = find_chat_template(folder);
+  const auto own = find_chat_template(folder);
+  ChatTemplateSource stored;
+  if (tokenizer != nullptr) stored = stored_chat_template(*tokenizer);
+  const ChatTemplateSource& found = own ? *own : stored;
   std::string source, name(kStatedName);
   if (!stated.empty()) {
     ESP_ASSIGN_OR_RETURN(source, read_stated(stated));
-  } else if (!own && tokenizer != nullptr && !tokenizer->chat_template().empty()) {
-    source = tokenizer->chat_template();
-    name = "the chat template in the model's file";
-  } else if (!own) {
+  } else if (!own && stored.source.empty()) {
     return fail(own.error());
   } else {
-    source = own->source;
-    name = "the model's chat template";
+    source = found.source;
+    name = own ? "the model's chat template" : "the chat template in the model's file";
   }
   auto compiled = ChatTemplate::compile(source);
   if (!compiled) return fail(compiled.error().with_context(name));
   ChatFormat format(std::move(*compiled));
-  if (own) {
-    format.bos_token_ = own->bos_token;
-    format.eos_token_ = own->eos_token;
-  } else if (tokenizer != nullptr) {
-    if (const auto bos = tokenizer->bos_id()) format.bos_token_ = tokenizer->id_to_token(*bos);
-    const auto& eos = tokenizer->vocab().eos_ids;
-    if (!eos.empty()) format.eos_token_ = tokenizer->id_to_token(eos[0]);
-  }
+  format.bos_token_ = found.bos_token;
+  format.eos_token_ = found.eos_token;
   for (const char* sign : {"['type']", "[\"type\"]", ".type", "content is string"}) {
     format.takes_parts_ |= source.find(sign) != std::string::npos;
   }

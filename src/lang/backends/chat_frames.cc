@@ -139,8 +139,10 @@ ChatFrames ChatFrames::for_model(std::string_view model_path) {
   return {};
 }
 
-ChatFrames ChatFrames::for_folder(const std::filesystem::path& folder) {
-  const auto source = find_chat_template(folder);
+ChatFrames ChatFrames::for_folder(const std::filesystem::path& folder, const Tokenizer* tokenizer) {
+  auto source = find_chat_template(folder);
+  if (!source && tokenizer != nullptr && !tokenizer->chat_template().empty())
+    source = stored_chat_template(*tokenizer);
   if (!source) return for_model(folder.string());
   auto frames = from_template(source->source, source->bos_token, source->eos_token);
   return frames ? *frames : for_model(folder.string());

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "lang/backend.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace espalier::lang {
 
@@ -27,8 +28,10 @@ class ChatFrames {
   static Result<ChatFrames> named(std::string_view name);
   // By a model's path or name, as SGLang's frontend does.
   static ChatFrames for_model(std::string_view model_path);
-  // The template of a model folder; for_model() of its path where it has none that can be read.
-  static ChatFrames for_folder(const std::filesystem::path& folder);
+  // The template of a model folder, else the one that its tokenizer brought (of a GGUF file, say);
+  // for_model() of its path where there is none that can be read.
+  static ChatFrames for_folder(const std::filesystem::path& folder,
+                               const Tokenizer* tokenizer = nullptr);
 
   RoleFrame frame(Role role, std::optional<Role> previous) const;
 

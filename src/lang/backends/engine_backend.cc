@@ -594,7 +594,7 @@ Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, 
 }
 
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine) {
-  ChatFrames frames = ChatFrames::for_folder(engine->config().model_path);
+  ChatFrames frames = ChatFrames::for_folder(engine->config().model_path, engine->tokenizer());
   return engine_backend(std::move(engine), std::move(frames));
 }
 

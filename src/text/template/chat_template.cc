@@ -84,6 +84,13 @@ Result<json::object> read_json_object(const std::filesystem::path& file) {
 }  // namespace
 
 Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(folder, ignored)) {
+    return fail(error(StatusCode::kNotFound,
+                      "{} holds no chat template (tokenizer.chat_template); give one with "
+                      "--chat-template",
+                      folder.string()));
+  }
   ESP_ASSIGN_OR_RETURN(const json::object config,
                        read_json_object(folder / "tokenizer_config.json"));
   ChatTemplateSource result;
@@ -103,6 +110,14 @@ Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folde
                       folder.string()));
   }
   result.source = *std::move(source);
+  return result;
+}
+
+ChatTemplateSource stored_chat_template(const Tokenizer& tokenizer) {
+  ChatTemplateSource result{std::string(tokenizer.chat_template()), "", ""};
+  if (const auto bos = tokenizer.bos_id()) result.bos_token = tokenizer.id_to_token(*bos);
+  const auto& eos = tokenizer.vocab().eos_ids;
+  if (!eos.empty()) result.eos_token = tokenizer.id_to_token(eos[0]);
   return result;
 }
 
