@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_set>
+#include <bit>
+#include <utility>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -145,6 +146,23 @@ std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_range
   return normalized(std::move(rest));
 }
 
+void FlatIndex::put(Slot slot) {
+  const size_t mask = slots_.size() - 1;
+  size_t at = slot.tag & mask;
+  while (slots_[at].id != kNone) at = (at + 1) & mask;
+  slots_[at] = slot;
+}
+
+void FlatIndex::add(uint64_t hash, uint32_t id) {
+  if (2 * ++count_ > slots_.size()) {
+    const size_t size = std::max<size_t>(128, 2 * slots_.size());
+    for (const Slot& slot : std::exchange(slots_, std::vector<Slot>(size))) {
+      if (slot.id != kNone) put(slot);
+    }
+  }
+  put({tag_of(hash), id});
+}
+
 Ir::Ir() {
   nodes_.push_back({.op = Op::kNever});
   nodes_.push_back({.op = Op::kEmpty});
@@ -155,34 +173,36 @@ ExprId Ir::intern(Op op, std::span<const ExprId> parts, uint32_t payload, int32_
   uint64_t hash = mix64(static_cast<uint64_t>(op) | uint64_t{payload} << 8);
   hash = mix64(hash ^ (uint64_t{static_cast<uint32_t>(min)} << 32 | static_cast<uint32_t>(max)));
   for (ExprId part : parts) hash = mix64(hash ^ part);
-  const auto [begin, end] = index_.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    const Node& other = nodes_[it->second];
-    const bool leaf = op == Op::kBytes || op == Op::kRule;
-    if (other.op != op || other.min != min || other.max != max) continue;
-    if (leaf ? other.first == payload : std::ranges::equal(children(it->second), parts)) {
-      return it->second;
-    }
-  }
+  const bool leaf = op == Op::kBytes || op == Op::kRule;
+  const uint32_t known = index_.find(hash, [&](ExprId id) {
+    const Node& other = nodes_[id];
+    if (other.op != op || other.min != min || other.max != max) return false;
+    return leaf ? other.first == payload : std::ranges::equal(children(id), parts);
+  });
+  if (known != FlatIndex::kNone) return known;
   Node made{.op = op, .first = payload, .count = 0, .min = min, .max = max};
   if (!parts.empty()) {
     made.first = static_cast<uint32_t>(children_.size());
     made.count = static_cast<uint32_t>(parts.size());
-    // `parts` may be a view of children_ itself: copy before it grows.
-    const std::vector<ExprId> copy(parts.begin(), parts.end());
-    children_.insert(children_.end(), copy.begin(), copy.end());
+    children_.insert(children_.end(), parts.begin(), parts.end());
   }
   const auto id = static_cast<ExprId>(nodes_.size());
   nodes_.push_back(made);
-  index_.emplace(hash, id);
+  index_.add(hash, id);
   return id;
 }
 
 ExprId Ir::bytes(const ByteSet& set) {
   if (set.none()) return never();
-  const auto [it, added] = set_index_.try_emplace(set, static_cast<uint32_t>(sets_.size()));
-  if (added) sets_.push_back(set);
-  return intern(Op::kBytes, {}, it->second, 0, 0);
+  uint64_t hash = 0;
+  for (const uint64_t word : std::bit_cast<std::array<uint64_t, 4>>(set)) hash = mix64(hash ^ word);
+  uint32_t index = set_index_.find(hash, [&](uint32_t id) { return sets_[id] == set; });
+  if (index == FlatIndex::kNone) {
+    index = static_cast<uint32_t>(sets_.size());
+    sets_.push_back(set);
+    set_index_.add(hash, index);
+  }
+  return intern(Op::kBytes, {}, index, 0, 0);
 }
 
 ExprId Ir::byte(uint8_t value) {
@@ -196,55 +216,58 @@ ExprId Ir::byte(uint8_t value) {
 }
 
 ExprId Ir::literal(std::string_view text) {
-  std::vector<ExprId> parts;
-  parts.reserve(text.size());
-  for (char c : text) parts.push_back(byte(static_cast<uint8_t>(c)));
-  return sequence(parts);
+  flat_.clear();
+  for (char c : text) flat_.push_back(byte(static_cast<uint8_t>(c)));
+  return flat_sequence();
+}
+
+// Of flat_.
+ExprId Ir::flat_sequence() {
+  if (flat_.empty()) return empty();
+  return flat_.size() == 1 ? flat_[0] : intern(Op::kSequence, flat_, 0, 0, 0);
 }
 
 ExprId Ir::sequence(std::span<const ExprId> parts) {
   constexpr uint32_t kFlattenedMax = 4096;
-  std::vector<ExprId> flat;
+  flat_.clear();
   for (ExprId part : parts) {
     if (part == never()) return never();
     if (part == empty()) continue;
     // Long ones in long ones stay: flat they would be written out once for each depth.
     if (node(part).op == Op::kSequence && node(part).count <= kFlattenedMax) {
       const auto inner = children(part);
-      flat.insert(flat.end(), inner.begin(), inner.end());
+      flat_.insert(flat_.end(), inner.begin(), inner.end());
     } else {
-      flat.push_back(part);
+      flat_.push_back(part);
     }
   }
-  if (flat.empty()) return empty();
-  if (flat.size() == 1) return flat[0];
-  return intern(Op::kSequence, flat, 0, 0, 0);
+  return flat_sequence();
 }
 
 ExprId Ir::choice(std::span<const ExprId> parts) {
-  std::vector<ExprId> flat;
-  std::unordered_set<ExprId> seen;
+  flat_.clear();
+  seen_.resize(nodes_.size(), 0);
+  ++choices_;
   ByteSet merged;
   const auto add = [&](ExprId part) {
     if (part == never()) return;
     if (node(part).op == Op::kBytes) {
       merged |= byte_set(part);
-    } else if (seen.insert(part).second) {
-      flat.push_back(part);
+    } else if (std::exchange(seen_[part], choices_) != choices_) {
+      flat_.push_back(part);
     }
   };
   for (ExprId part : parts) {
     if (node(part).op == Op::kChoice) {
-      const std::vector<ExprId> inner(children(part).begin(), children(part).end());
-      for (ExprId child : inner) add(child);
+      for (ExprId child : children(part)) add(child);
     } else {
       add(part);
     }
   }
-  if (merged.any()) flat.push_back(bytes(merged));
-  if (flat.empty()) return never();
-  if (flat.size() == 1) return flat[0];
-  return intern(Op::kChoice, flat, 0, 0, 0);
+  if (merged.any()) flat_.push_back(bytes(merged));
+  if (flat_.empty()) return never();
+  if (flat_.size() == 1) return flat_[0];
+  return intern(Op::kChoice, flat_, 0, 0, 0);
 }
 
 ExprId Ir::repeat(ExprId part, int32_t min, int32_t max) {

@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -39,6 +38,33 @@ class ValueChecker {
  public:
   virtual ~ValueChecker() = default;
   virtual bool holds(uint32_t check, std::string_view value) = 0;
+};
+
+// Numbers of things that are filed by their hashes, in one flat table: little is allocated.
+class FlatIndex {
+ public:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  // Of those filed under the hash the one for which `same` holds.
+  template <typename Same>
+  uint32_t find(uint64_t hash, Same same) const {
+    if (slots_.empty()) return kNone;
+    const size_t mask = slots_.size() - 1;
+    for (size_t at = hash & mask; slots_[at].id != kNone; at = (at + 1) & mask) {
+      if (slots_[at].tag == tag_of(hash) && same(slots_[at].id)) return slots_[at].id;
+    }
+    return kNone;
+  }
+  void add(uint64_t hash, uint32_t id);
+
+ private:
+  struct Slot {
+    uint32_t tag = 0, id = kNone;  // the tag: the low bits of the hash
+  };
+  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash); }
+  void put(Slot slot);
+
+  std::vector<Slot> slots_;  // a power of two, at most half of them in use
+  size_t count_ = 0;
 };
 
 // An arena of expressions, shared by structure: equal expressions have equal ids. Construction
@@ -164,7 +190,9 @@ class Ir {
   size_t size() const { return nodes_.size(); }
 
  private:
+  // REQUIRES: `parts` is no view of children_.
   ExprId intern(Op op, std::span<const ExprId> parts, uint32_t payload, int32_t min, int32_t max);
+  ExprId flat_sequence();
 
   std::vector<Node> nodes_;
   std::vector<ExprId> children_;
@@ -173,9 +201,12 @@ class Ir {
   std::vector<Graph> graphs_;
   std::vector<Check> checks_;
   std::vector<Counter> counters_;
-  std::unordered_map<ByteSet, uint32_t> set_index_;
-  std::array<ExprId, 256> single_bytes_{};           // [byte] its expression; never(): not made yet
-  std::unordered_multimap<uint64_t, ExprId> index_;  // hash of a node -> its id
+  FlatIndex set_index_, index_;             // byte sets and nodes by their hashes
+  std::array<ExprId, 256> single_bytes_{};  // [byte] its expression; never(): not made yet
+  // Used within one call.
+  std::vector<ExprId> flat_;
+  std::vector<uint32_t> seen_;  // [expression] the last choice that met it
+  uint32_t choices_ = 0;
 };
 
 }  // namespace espalier::grammar

@@ -154,7 +154,9 @@ ExprId JsonPieces::space_inside() {
     case Whitespace::kAny:
       break;
   }
-  return ir_.star(ir_.chars({{' ', ' '}, {'\t', '\n'}, {'\r', '\r'}}));
+  return made_once(any_space_, [&] {
+    return ir_.star(ir_.chars({{' ', ' '}, {'\t', '\n'}, {'\r', '\r'}}));
+  });
 }
 
 ExprId JsonPieces::mark(std::string_view text) {

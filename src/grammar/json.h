@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,15 +43,25 @@ class JsonPieces {
 
   ExprId space_after_mark();  // after a colon or a comma
   ExprId space_inside();      // after an opening and before a closing bracket
-  ExprId colon() { return mark(":"); }
-  ExprId comma() { return mark(","); }
+  ExprId colon() {
+    return made_once(colon_, [&] { return mark(":"); });
+  }
+  ExprId comma() {
+    return made_once(comma_, [&] { return mark(","); });
+  }
 
  private:
   ExprId mark(std::string_view text);  // with its white space
+  template <typename Make>
+  static ExprId made_once(std::optional<ExprId>& piece, Make make) {
+    if (!piece) piece = make();
+    return *piece;
+  }
 
   Ir& ir_;
   Whitespace whitespace_;
   bool has_value_ = false, has_string_ = false;
+  std::optional<ExprId> colon_, comma_, any_space_;
   RuleId string_rule_ = 0, value_rule_ = 0, object_rule_ = 0, array_rule_ = 0;
 };
 
