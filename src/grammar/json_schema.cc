@@ -9,6 +9,7 @@
 #include "grammar/json_format.h"
 #include "grammar/regular.h"
 #include "grammar/schema_compiler.h"
+#include "grammar/shared_prefixes.h"
 
 namespace espalier::grammar {
 
@@ -108,6 +109,8 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
   ESP_ASSIGN_OR_RETURN(const bool possible, settle(elements));
   if (!possible || plain_types(elements) == 0) return ir_.never();
   if (elements.empty()) return pieces_.value();
+  // Alone, a schema stands for all that say the same; beside others its place orders properties.
+  if (elements.size() == 1) elements[0].schema = document_.likeness(elements[0].schema);
   if (const auto it = rules_.find(elements); it != rules_.end()) return ir_.rule(it->second);
   over_budget_ |= !frugal_ && !numbers_only_ && rules_.size() >= kRulesExactMax;
   if (over_budget_ || rules_.size() >= kRulesMax || depth_ >= kDepthMax) {
@@ -383,7 +386,7 @@ Result<ExprId> SchemaCompiler::branch_any_of(const Conjunction& elements, size_t
     ESP_ASSIGN_OR_RETURN(const ExprId expr, compile(std::move(way)));
     ways.push_back(expr);
   }
-  return ir_.choice(ways);
+  return choice_with_shared_prefixes(ir_, ways, [&](RuleId rule) { return !open_.contains(rule); });
 }
 
 // oneOf: each alternative together with the opposites of those that it might overlap.
@@ -416,7 +419,7 @@ Result<ExprId> SchemaCompiler::branch_one_of(const Conjunction& elements, size_t
     ESP_ASSIGN_OR_RETURN(const ExprId expr, compile(std::move(way)));
     ways.push_back(expr);
   }
-  return ir_.choice(ways);
+  return choice_with_shared_prefixes(ir_, ways, [&](RuleId rule) { return !open_.contains(rule); });
 }
 
 // False only where it is plain that no value matches all: types, constants, or a required property

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 
 #include "base/rng.h"
@@ -11,6 +12,7 @@
 #include "grammar/grammar.h"
 #include "grammar/json_number.h"
 #include "grammar/machine.h"
+#include "grammar/shared_prefixes.h"
 
 namespace espalier::grammar {
 namespace {
@@ -45,6 +47,89 @@ struct Case {
   const char* schema;
   std::vector<const char*> valid, invalid;
 };
+
+// Schemas that say the same are one rule, whatever their titles; those that differ in what counts,
+// or that a reference may find by a name, are not.
+TEST(Schema, AlikeSchemasAreMadeOnce) {
+  const auto rules_of = [](const char* first, const char* second) {
+    const auto grammar = compiled(fmt::format(
+        R"({{"properties":{{"p":{},"q":{}}},"additionalProperties":false}})", first, second));
+    EXPECT_TRUE(grammar) << grammar.error().to_string();
+    return grammar ? (*grammar)->whole_network().starts.size() : 0;
+  };
+  // Large enough for a rule of its own.
+  const char* const list = R"({"type":"array","maxItems":9,"items":{"enum":["ab","cd"]}})";
+  const size_t once = rules_of(list, list);
+  const char* const others[] = {
+      R"({"type":"array","maxItems":9,"items":{"enum":["cd","ab"]}})",
+      R"({"type":"array","maxItems":8,"items":{"enum":["ab","cd"]}})",
+      R"({"maxItems":9,"type":"array","items":{"enum":["ab","cd"]}})",
+      R"({"type":"array","maxItems":9,"items":{"enum":["ab","cd"],"title":"x","$anchor":"here"}})"};
+  for (const char* other : others) EXPECT_GT(rules_of(list, other), once) << other;
+  EXPECT_EQ(once, rules_of(list, R"({"title":"t","type":"array","description":"d","maxItems":9,
+                                     "items":{"enum":["ab","cd"],"default":"ab"}})"));
+  // Properties come in the order in which each schema declares them.
+  const auto both = compiled(R"({"properties":{
+      "p":{"properties":{"a":{},"b":{}},"additionalProperties":false},
+      "q":{"properties":{"b":{},"a":{}},"additionalProperties":false}}})");
+  ASSERT_TRUE(both);
+  EXPECT_TRUE(accepts(*both, R"({"p":{"a":1,"b":2},"q":{"b":1,"a":2}})"));
+  EXPECT_FALSE(accepts(*both, R"({"p":{"b":1,"a":2}})"));
+  EXPECT_FALSE(accepts(*both, R"({"q":{"a":1,"b":2}})"));
+}
+
+// Random choices of rules that begin alike match what their ways match one by one.
+TEST(Schema, SharedPrefixesMatchTheSame) {
+  Rng rng(20);
+  for (int round = 0; round < 300; ++round) {
+    Ir ir;
+    const RuleId open = ir.add_rule("not made yet");
+    std::vector<ExprId> ways;
+    std::vector<std::string> texts;
+    const std::string common(rng.below(12), 'a');
+    for (uint64_t way = 0, count = 1 + rng.below(8); way < count; ++way) {
+      // Bytes, a constant in a rule of its own, bytes.
+      std::string parts[3] = {common, "", ""};
+      for (std::string& part : parts) {
+        for (uint64_t size = rng.below(8); size > 0; --size)
+          part += static_cast<char>('a' + rng.below(2));
+      }
+      const RuleId constant = ir.add_rule("constant");
+      ir.set_body(constant, ir.literal(parts[1]));
+      const RuleId rule = ir.add_rule("way");
+      ir.set_body(rule,
+                  ir.sequence({ir.literal(parts[0]), ir.rule(constant), ir.literal(parts[2])}));
+      ways.push_back(ir.rule(rule));
+      texts.push_back(parts[0] + parts[1] + parts[2]);
+    }
+    const RuleId root = ir.add_rule("root");
+    ir.set_body(root,
+                choice_with_shared_prefixes(ir, ways, [&](RuleId rule) { return rule != open; }));
+    const auto network = build_network(ir, root, {});
+    ASSERT_TRUE(network) << network.error().to_string();
+    const auto matches = [&](const std::string& text) {
+      Machine machine(*network, {});
+      SetId at = machine.start();
+      for (const char c : text) at = machine.step(at, static_cast<uint8_t>(c));
+      return machine.accepting(at);
+    };
+    for (const std::string& text : texts) {
+      EXPECT_TRUE(matches(text)) << text;
+      for (size_t i = 0; i <= text.size(); ++i) {
+        std::string shorter = text, other = text, longer = text;
+        longer.insert(i, "a");
+        std::vector<std::string> tried = {longer};
+        if (i < text.size()) {
+          other[i] = other[i] == 'a' ? 'b' : 'a';
+          shorter.erase(i, 1);
+          tried.insert(tried.end(), {other, shorter});
+        }
+        for (const std::string& one : tried)
+          EXPECT_EQ(matches(one), std::ranges::find(texts, one) != texts.end()) << one;
+      }
+    }
+  }
+}
 
 // White space in front of an end that is judged does not leave it as the only way on.
 TEST(Schema, WhatMayNotEndYetGoesOnBehindWhiteSpace) {
@@ -100,6 +185,20 @@ INSTANTIATE_TEST_SUITE_P(
              {R"("a\"b")", "1", "null", "[1, 2]", R"({"k": true})"},
              {"2", "[2,1]", "\"a\""}},
         Case{R"({"const":"x"})", {"\"x\""}, {"\"y\"", "1"}},
+        // Alternatives that begin alike, one of them a beginning of another.
+        Case{
+            R"({"anyOf":[{"type":"object","properties":{"kind":{"const":"go"},"n":{"type":"integer"}},
+                          "required":["kind"],"additionalProperties":false},
+                         {"type":"object","properties":{"kind":{"const":"gone"},"s":{"type":"string"}},
+                          "required":["kind","s"],"additionalProperties":false},
+                         {"type":"object","properties":{"kind":{"const":"gone"},"n":{"type":"null"}},
+                          "required":["kind","n"]},
+                         {"type":"object","properties":{"kind":{"type":"boolean"}},
+                          "required":["kind"],"additionalProperties":false}]})",
+            {R"({"kind":"go"})", R"({"kind":"go","n":1})", R"({"kind":"gone","s":"x"})",
+             R"({"kind":"gone","n":null,"more":[]})", R"({ "kind" : true })"},
+            {R"({"kind":"gone"})", R"({"kind":"go","s":"x"})", R"({"kind":"gone","n":1})",
+             R"({"kind":"gon"})", R"({"kind":"go","more":1})", R"({"kind":1})", "{}"}},
         Case{R"({"type":"string","enum":["a",1]})", {"\"a\""}, {"1"}},
         Case{R"({"enum":[1,5,9],"minimum":4})", {"5", "9"}, {"1"}},
         // Exponents, where they cannot lead out of the bounds.

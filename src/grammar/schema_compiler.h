@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -175,7 +176,8 @@ class SchemaCompiler {
   Result<std::vector<ExtraKeys>> extra_keys(const Conjunction& elements,
                                             const std::vector<std::string>& names);
   Result<Conjunction> property_conjunction(const Conjunction& elements, const std::string& name);
-  Ir::Graph object_graph(const std::vector<Property>& list, const std::vector<ExtraKeys>& extra);
+  Ir::Graph object_graph(std::span<const Property> list, const std::vector<ExtraKeys>& extra,
+                         bool begun);
   Ir::Graph counted_object_graph(const std::vector<Property>& list,
                                  const std::vector<ExtraKeys>& extra, int64_t properties_min,
                                  int64_t cap, std::optional<int64_t> properties_max);

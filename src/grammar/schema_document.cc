@@ -1,8 +1,11 @@
 #include "grammar/schema_document.h"
 
 #include <algorithm>
+#include <bit>
+#include <span>
 #include <utility>
 
+#include "base/rng.h"
 #include "grammar/json_text.h"
 #include "grammar/metaschema.h"
 #include "grammar/uri.h"
@@ -37,8 +40,7 @@ const json::string* string_member(const json::value& value, std::string_view key
   return found == nullptr ? nullptr : found->if_string();
 }
 
-// What stands under a keyword.
-enum class Holds : uint8_t { kNoSchema, kSchema, kList, kMap, kSchemaOrList };
+using Holds = SchemaDocument::Holds;
 Holds holds(std::string_view key) {
   static const std::unordered_map<std::string_view, Holds> kTable = {
       {"properties", Holds::kMap},
@@ -65,6 +67,71 @@ Holds holds(std::string_view key) {
       {"contentSchema", Holds::kSchema}};
   const auto it = kTable.find(key);
   return it == kTable.end() ? Holds::kNoSchema : it->second;
+}
+
+// What stands below something that stands under a keyword, or below nothing that says so.
+Holds below(Holds kind, const json::value& value) {
+  switch (kind) {
+    case Holds::kMap:
+      return value.is_object() ? Holds::kSchema : Holds::kNoSchema;
+    case Holds::kList:
+    case Holds::kSchemaOrList:
+      return value.is_array() ? Holds::kSchema : Holds::kNoSchema;
+    case Holds::kNoSchema:
+    case Holds::kSchema:
+      break;
+  }
+  return Holds::kNoSchema;
+}
+bool is_schema(Holds kind, const json::value& value) {
+  return kind == Holds::kSchema || (kind == Holds::kSchemaOrList && !value.is_array());
+}
+
+bool is_one_of(std::string_view key, std::span<const std::string_view> keys) {
+  return std::ranges::find(keys, key) != keys.end();
+}
+// Keywords that no value hangs on; definitions count where references lead.
+bool is_note(std::string_view key) {
+  constexpr std::string_view kNotes[] = {"title",     "description", "default",    "examples",
+                                         "example",   "$comment",    "deprecated", "readOnly",
+                                         "writeOnly", "$defs",       "definitions"};
+  return is_one_of(key, kNotes);
+}
+// Keywords by which references find a schema, or which say how to read it.
+bool is_name(std::string_view key) {
+  constexpr std::string_view kNames[] = {
+      "$id", "id", "$anchor", "$dynamicAnchor", "$schema", "$recursiveAnchor"};
+  return is_one_of(key, kNames);
+}
+
+// Whether two values of a kind are the same to whoever compiles them.
+bool alike(const json::value& a, const json::value& b, Holds kind) {
+  if (a.kind() != b.kind()) return false;
+  if (const json::object* object = a.if_object()) {
+    const bool schema = is_schema(kind, a);
+    const json::object& other = b.get_object();
+    const auto skip = [&](auto at, auto end) {
+      while (schema && at != end && is_note(at->key())) ++at;
+      return at;
+    };
+    auto x = skip(object->begin(), object->end());
+    auto y = skip(other.begin(), other.end());
+    for (; x != object->end() && y != other.end();
+         x = skip(x + 1, object->end()), y = skip(y + 1, other.end())) {
+      const Holds inner = schema ? holds(x->key()) : below(kind, a);
+      if (x->key() != y->key() || !alike(x->value(), y->value(), inner)) return false;
+    }
+    return x == object->end() && y == other.end();
+  }
+  if (const json::array* list = a.if_array()) {
+    return std::ranges::equal(
+        *list, b.get_array(),
+        [&](const json::value& x, const json::value& y) { return alike(x, y, below(kind, a)); });
+  }
+  if (a.is_double()) {
+    return std::bit_cast<uint64_t>(a.get_double()) == std::bit_cast<uint64_t>(b.get_double());
+  }
+  return a == b;
 }
 
 std::string without_fragment(std::string_view uri) {
@@ -324,6 +391,62 @@ const json::value* SchemaDocument::meant(const json::value* schema) const {
   if (number == nullptr) return schema;
   const size_t index = number->is_uint64() ? number->get_uint64() : at_.size();
   return index < at_.size() ? at_[index] : schema;
+}
+
+// Equal where schemas are alike.
+uint64_t SchemaDocument::likeness_hash(const json::value& value, Holds kind) {
+  uint64_t hash = mix64(static_cast<uint64_t>(value.kind()));
+  const auto add = [&](uint64_t more) { hash = mix64(hash ^ more); };
+  const auto text = [](std::string_view s) { return std::hash<std::string_view>()(s); };
+  if (const json::object* object = value.if_object()) {
+    const bool schema = is_schema(kind, value);
+    if (schema) {
+      const auto known = likeness_hashes_.find(&value);
+      if (known != likeness_hashes_.end()) return known->second;
+    }
+    bool named = false;
+    for (const auto& [key, child] : *object) {
+      if (schema && is_note(key)) continue;
+      const uint64_t inner = likeness_hash(child, schema ? holds(key) : below(kind, value));
+      named |= inner == kNamed || (schema && is_name(key));
+      add(text(key));
+      add(inner);
+    }
+    if (named) hash = kNamed;
+    if (schema) likeness_hashes_.emplace(&value, hash);
+  } else if (const json::array* list = value.if_array()) {
+    for (const json::value& item : *list) {
+      const uint64_t inner = likeness_hash(item, below(kind, value));
+      if (inner == kNamed) return kNamed;
+      add(inner);
+    }
+  } else if (const json::string* string = value.if_string()) {
+    add(text(*string));
+  } else if (value.is_bool()) {
+    add(value.get_bool() ? 1 : 0);
+  } else if (value.is_uint64()) {
+    add(value.get_uint64());
+  } else if (value.is_int64()) {
+    add(static_cast<uint64_t>(value.get_int64()));
+  } else if (value.is_double()) {
+    add(std::bit_cast<uint64_t>(value.get_double()));
+  }
+  return hash;
+}
+
+const json::value* SchemaDocument::likeness(const json::value* schema) {
+  const auto place = places_.find(schema);
+  if (place == places_.end() || !schema->is_object()) return schema;
+  const auto [known, added] = likenesses_.try_emplace(schema, schema);
+  if (!added) return known->second;
+  const uint64_t hash = likeness_hash(*schema, Holds::kSchema);
+  if (hash == kNamed) return schema;
+  const uint32_t resource = place->second.resource;
+  const json::value* other =
+      first_of_hash_.try_emplace(mix64(hash ^ resource), schema).first->second;
+  const bool same = other != schema && places_.at(other).resource == resource &&
+                    alike(*schema, *other, Holds::kSchema);
+  return known->second = same ? other : schema;
 }
 
 std::string SchemaDocument::pointer_of(const json::value* schema) const {

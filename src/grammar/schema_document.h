@@ -41,6 +41,9 @@ inline constexpr ScopeId kNoScope = 0;
 // thread-safe.
 class SchemaDocument {
  public:
+  // What stands under a keyword.
+  enum class Holds : uint8_t { kNoSchema, kSchema, kList, kMap, kSchemaOrList };
+
   // kInvalidArgument: not JSON, or not a schema.
   static Result<std::unique_ptr<SchemaDocument>> parse(std::string_view text,
                                                        const SchemaOptions& options);
@@ -72,6 +75,11 @@ class SchemaDocument {
   // A schema of the document as a part of a derived one; and back: what `schema` stands for.
   boost::json::value at(const boost::json::value& schema);
   const boost::json::value* meant(const boost::json::value* schema) const;
+
+  // The first schema that was asked for of those that say the same as this one: equal but for what
+  // no value hangs on (titles, descriptions, definitions). Itself where it has a name of its own or
+  // is derived.
+  const boost::json::value* likeness(const boost::json::value* schema);
 
   // "#/properties/a", for messages; of derived schemas that of their origin.
   std::string pointer_of(const boost::json::value* schema) const;
@@ -122,6 +130,7 @@ class SchemaDocument {
   Draft draft_named(std::string_view uri, Draft otherwise) const;
   Result<uint32_t> resource_at(const std::string& uri);
   uint32_t resource_of(const boost::json::value* schema) const;
+  uint64_t likeness_hash(const boost::json::value& value, Holds kind);
 
   const SchemaOptions options_;
   const boost::json::value* root_ = nullptr;
@@ -134,6 +143,11 @@ class SchemaDocument {
   std::vector<const boost::json::value*> at_;
   std::unordered_map<const boost::json::value*, size_t> at_index_;
   std::vector<std::vector<uint32_t>> scopes_ = {{}};
+  // likeness(): answers, hashes of schemas (kNamed: it has a name) and the first of each hash.
+  static constexpr uint64_t kNamed = 0;
+  std::unordered_map<const boost::json::value*, const boost::json::value*> likenesses_;
+  std::unordered_map<const boost::json::value*, uint64_t> likeness_hashes_;
+  std::unordered_map<uint64_t, const boost::json::value*> first_of_hash_;
 };
 
 }  // namespace espalier::grammar

@@ -364,13 +364,14 @@ Result<std::vector<SchemaCompiler::ExtraKeys>> SchemaCompiler::extra_keys(
 
 // Properties in the order of the list, of any number. For each place in it: before a property that
 // may begin at once, and behind a property. What two ways have in common is written once: rules are
-// made into automata when texts reach them.
-Ir::Graph SchemaCompiler::object_graph(const std::vector<Property>& list,
-                                       const std::vector<ExtraKeys>& extra) {
+// made into automata when texts reach them. `begun`: it starts behind a property.
+Ir::Graph SchemaCompiler::object_graph(std::span<const Property> list,
+                                       const std::vector<ExtraKeys>& extra, bool begun) {
   const auto places = static_cast<uint32_t>(list.size());
-  const auto before = [](uint32_t place) { return place; };
-  const auto behind = [&](uint32_t place) { return places + 1 + place; };
-  Ir::Graph graph{.num_states = behind(places) + 1, .edges = {}, .finals = {}};
+  // The start is state 0.
+  const auto before = [&](uint32_t place) { return begun && place == 0 ? places + 1 : place; };
+  const auto behind = [&](uint32_t place) { return begun && place == 0 ? 0 : places + 1 + place; };
+  Ir::Graph graph{.num_states = 2 * places + 2, .edges = {}, .finals = {}};
   uint32_t none_required = 0;  // from this place on
   for (uint32_t place = 0; place < places; ++place) {
     graph.edges.push_back({before(place), list[place].pair, behind(place + 1)});
@@ -385,7 +386,9 @@ Ir::Graph SchemaCompiler::object_graph(const std::vector<Property>& list,
         {before(places), ir_.sequence({keys.key, pieces_.colon(), keys.value}), behind(places)});
   }
   // The first of all needs no comma, and is behind none.
-  for (uint32_t place = extra.empty() ? 1 : std::min(places, 1u); place <= places; ++place) {
+  uint32_t first = extra.empty() ? 1 : std::min(places, 1u);
+  if (begun) first = 0;
+  for (uint32_t place = first; place <= places; ++place) {
     if (place < places || !extra.empty())
       graph.edges.push_back({behind(place), comma(), before(place)});
     if (place >= none_required) graph.finals.push_back(behind(place));
@@ -530,16 +533,25 @@ Result<ExprId> SchemaCompiler::lower_object(const Conjunction& elements, const F
               "{}: minProperties or maxProperties of {} over {} properties is not supported",
               document_.pointer_of(elements[0].schema), cap, places));
   }
-  Ir::Graph graph =
-      cap == 1 && !bounded
-          ? object_graph(list, extra)
-          : counted_object_graph(list, extra, properties_min, cap,
-                                 bounded ? std::optional(facts.properties_max) : std::nullopt);
+  // What must come first is a sequence: alternatives may share it.
+  std::vector<ExprId> begins = {pieces_.space_inside()};
+  const bool counted = cap > 1 || bounded;
+  size_t first = 0;
+  for (; !counted && first < list.size() && list[first].required; ++first) {
+    if (first > 0) begins.push_back(comma());
+    begins.push_back(list[first].pair);
+  }
+  const auto others = std::span(std::as_const(list)).subspan(first);
+  const Ir::Graph graph =
+      counted ? counted_object_graph(list, extra, properties_min, cap,
+                                     bounded ? std::optional(facts.properties_max) : std::nullopt)
+              : object_graph(others, extra, first > 0);
   std::vector<ExprId> ways;
   if (required.empty() && properties_min == 0) ways.push_back(pieces_.space_inside());
-  if (!graph.edges.empty()) {
-    ways.push_back(ir_.sequence(
-        {pieces_.space_inside(), ir_.graph(std::move(graph)), pieces_.space_inside()}));
+  if (first > 0 || !graph.edges.empty()) {
+    begins.push_back(ir_.graph(graph));
+    begins.push_back(pieces_.space_inside());
+    ways.push_back(ir_.sequence(begins));
   }
   return ir_.sequence({ir_.literal("{"), ir_.choice(ways), ir_.literal("}")});
 }
