@@ -172,7 +172,7 @@ class NetworkMaker::Impl {
       rules_[member].on_stack = false;
       finished_.push_back(member);
       const bool inlined = !recursive && member != root_ && ir_.rules()[member].check < 0 &&
-                           ir_.rules()[member].counter < 0 &&
+                           ir_.rules()[member].counter < 0 && !has_tags(member) &&
                            size_of(ir_.rules()[member].body) <= limits_.inline_nodes_max;
       rules_[member].treatment = inlined ? Treatment::kInlined : Treatment::kCalled;
       if (!inlined && rules_[member].call < 0) {
@@ -180,6 +180,12 @@ class NetworkMaker::Impl {
         order_.push_back(member);
       }
     }
+  }
+
+  // Whether the rule is a lexeme, whose masks are known as long as it stays a rule.
+  bool has_tags(RuleId rule) const {
+    const ExprId body = ir_.rules()[rule].body;
+    return is_deterministic_graph(ir_, body) && !ir_.graph_of(body).tags.empty();
   }
 
   static int64_t num_ranges(const ByteSet& set) {
