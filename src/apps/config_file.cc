@@ -8,6 +8,7 @@
 
 #include "apps/settings.h"
 #include "base/mapped_file.h"
+#include "checkpoint/json_object.h"
 
 namespace espalier::apps {
 namespace {
@@ -43,6 +44,9 @@ Result<std::vector<Entry>> read_json(std::string_view text, const TakesJson& tak
       boost::json::parse(boost::json::string_view(text.data(), text.size()), problem);
   if (problem) return fail(invalid_argument("it is no valid JSON: {}", problem.message()));
   if (!root.is_object()) return fail(invalid_argument("it must hold one JSON object"));
+  // Of a key that stands twice the parser above keeps the last.
+  const auto once = JsonObject::parse(text, "it is ambiguous", DuplicateKeys::kError);
+  if (!once) return fail(once.error());
   std::vector<Entry> entries;
   for (const auto& [name, value] : root.get_object()) {
     if (value.is_null()) continue;

@@ -180,6 +180,12 @@ TEST_F(SettingsTest, AValueOfTheWrongKindInAFileIsToldAsWhatItIs) {
   EXPECT_THAT(told("a.json", R"({"stream-interval": 1, "stream_interval": 2})"),
               HasSubstr("'stream-interval' and 'stream_interval' are one setting; leave one out"));
   EXPECT_THAT(told("a.json", R"({"model": "a", "model-path": "b"})"), HasSubstr("one setting"));
+  EXPECT_THAT(told("a.json", R"({"port": 1, "host": "h", "port": 2})"),
+              HasSubstr("a.json: it is ambiguous: the key 'port' stands twice"));
+  EXPECT_THAT(told("a.json", R"({"kv_events_config": {"buffer_steps": 7, "buffer_steps": 8}})"),
+              HasSubstr("the key 'buffer_steps' stands twice"));
+  EXPECT_THAT(told("a.toml", "port = 1\nport = 1\n"),
+              testing::AllOf(HasSubstr("line 2"), HasSubstr("'port'")));
   EXPECT_THAT(told("a.toml", "port = 2024-01-01\n"), HasSubstr("'port' holds a date or a time"));
   EXPECT_THAT(told("a.toml", "[port]\na = 1\n"), HasSubstr("'port' holds a table"));
 }
