@@ -206,8 +206,9 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.group("Machine");
   table.choice("device", engine.device, {"auto", "cpu", "cuda"},
                "what computes; auto takes a GPU where one can be used, else the CPU, and says so");
-  shown_default(table.integer("num-threads", engine.num_threads, 0, 4096, "threads that compute"),
-                "one a core");
+  shown_default(table.integer("num-threads", engine.num_threads, 0, 4096,
+                              "threads that compute; more than processors are not taken"),
+                "one a processor");
   shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),
                 "chosen");

@@ -213,7 +213,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
   resolve_prefill(user, machine, c);
   const int32_t cpus = std::max(1, machine.num_cpus);
-  if (c.num_threads == 0) c.num_threads = cpus;
+  c.num_threads = c.num_threads == 0 ? cpus : std::min(c.num_threads, cpus);
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
   if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
   while (c.random_seed == 0) c.random_seed = std::random_device{}();

@@ -76,7 +76,7 @@ struct EngineConfig {
   TellLoaded load_progress;     // hears how far the weights are; null: the log tells
   uint64_t random_seed = 0;     // of requests without their own (0: drawn), and of dummy weights
   std::string device = "auto";  // auto (a GPU where one can be used, else the CPU), cpu or cuda
-  int32_t num_threads = 0;      // compute threads of the CPU
+  int32_t num_threads = 0;      // compute threads of the CPU: at most one for each processor
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";                    // "model": generation_config.json overlays; "openai": not

@@ -62,6 +62,12 @@ TEST(Resolve, IsItsOwnFixedPoint) {
   EXPECT_EQ(twice->random_seed, once->random_seed);
 }
 
+// Threads that share a processor wait for each other: more of them only ever compute slower.
+TEST(Resolve, NoMoreThreadsThanProcessorsCompute) {
+  for (const auto& [asked, taken] : {std::pair{0, 4}, {1, 1}, {4, 4}, {5, 4}, {4096, 4}})
+    EXPECT_EQ(resolve({.num_threads = asked}, info(), kMachine)->num_threads, taken) << asked;
+}
+
 TEST(Resolve, KvTypeFollowsTheWeights) {
   EXPECT_EQ(*resolve_kv_type({}, info()), KvType::kBFloat16);
   ModelInfo float32 = info();

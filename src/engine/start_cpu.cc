@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "cache/kv_pool.h"
 #include "engine/executor/cpu_executor.h"
 #include "tensor/work_pool.h"
@@ -23,7 +24,11 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
 }  // namespace
 
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const MachineInfo& machine) {
-  auto pool = std::make_unique<WorkPool>(config.num_threads);
+  const int32_t cpus = std::max(1, machine.num_cpus);
+  if (config.num_threads > cpus)
+    log_warning("{} threads are asked for, but {} can run at once here, and are taken",
+                config.num_threads, cpus);
+  auto pool = std::make_unique<WorkPool>(std::min(config.num_threads, cpus));
   ModelLoadOptions options = model_load_options(config);
   options.pool = pool.get();
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
