@@ -36,6 +36,12 @@ struct Beginning {
   }
 };
 
+std::string name_of(const std::string& text) {
+  constexpr size_t kShownMax = 100;
+  return text.size() <= kShownMax ? fmt::format("the choice \"{}\"", text)
+                                  : fmt::format("a choice of {} bytes", text.size());
+}
+
 // Kept alive by the question that is open.
 class Search : public std::enable_shared_from_this<Search> {
  public:
@@ -58,10 +64,10 @@ class Search : public std::enable_shared_from_this<Search> {
       next_ = speller_->beginnings(std::string_view(text_).substr(node_.num_bytes));
       if (next_.empty()) continue;  // the vocabulary goes no further this way
       if (++found_.num_forwards > options_.num_forwards_max)
-        return done_(fail(error(StatusCode::kResourceExhausted,
-                                "\"{}\" can be spelled in too many ways: more than {} forwards; "
-                                "give a shorter text, or use another choices method",
-                                text_, options_.num_forwards_max)));
+        return done_(
+            fail(invalid_argument("{} can be spelled in too many ways: more than {} forwards; give "
+                                  "a shorter text, or use another choices method",
+                                  name_of(text_), options_.num_forwards_max)));
       std::vector<TokenId> wanted;
       for (const auto& [id, size] : next_) wanted.push_back(id);
       return ask_(node_.tokens, wanted,
@@ -70,7 +76,7 @@ class Search : public std::enable_shared_from_this<Search> {
                   });
     }
     if (found_.num_spellings == 0)
-      return done_(fail(invalid_argument("the vocabulary cannot spell the choice \"{}\"", text_)));
+      return done_(fail(invalid_argument("the vocabulary cannot spell {}", name_of(text_))));
     found_.logprob = std::log(sum_);
     found_.left_out_max = total_open();
     done_(found_);

@@ -32,7 +32,7 @@ class Speller {
 struct ExactOptions {
   // What is left out of the probability is at most so much of it.
   double relative_error_max = 1e-7;
-  int num_forwards_max = 4000;  // kResourceExhausted beyond
+  int num_forwards_max = 4000;  // beyond, it is given up
 };
 
 struct ExactProbability {
@@ -50,7 +50,7 @@ using AskNext =
 
 // Follows spellings from the most probable on: what has been read of the text bounds what can still
 // come of it, so the search ends with a bound on its error. One question at a time; returns at
-// once. kInvalidArgument: a text that the vocabulary cannot spell.
+// once. kInvalidArgument: a text that the vocabulary cannot spell, or in too many ways.
 void exact_probability(std::shared_ptr<const Speller> speller, std::string text,
                        const ExactOptions& options, AskNext ask,
                        std::function<void(Result<ExactProbability>)> done);

@@ -2,6 +2,7 @@
 // probabilities are drawn from the tokens before.
 #include "engine/exact_search.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,9 @@
 
 namespace espalier {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const std::vector<std::string_view> kBytes = {"a", "b", "ab", "ba", "aba", "", "abab", "x", "aa"};
 
@@ -94,8 +98,11 @@ TEST(ExactSearch, ALooserBoundAsksLess) {
 
 TEST(ExactSearch, WhatIsWrongIsSaid) {
   EXPECT_EQ(search("abx", asks(1)).error().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(search("ababababab", asks(1), {.num_forwards_max = 3}).error().code(),
-            StatusCode::kResourceExhausted);
+  const Status many = search("ababababab", asks(1), {.num_forwards_max = 3}).error();
+  EXPECT_EQ(many.code(), StatusCode::kInvalidArgument);  // the same again would be no better
+  EXPECT_THAT(many.message(), HasSubstr("the choice \"ababababab\" can be spelled in too many"));
+  EXPECT_THAT(search(std::string(5000, 'a'), asks(1), {.num_forwards_max = 3}).error().message(),
+              StartsWith("a choice of 5000 bytes"));
   const AskNext lost = [](const auto&, const auto&, const auto& done) {
     done(fail(error(StatusCode::kAborted, "gone")));
   };

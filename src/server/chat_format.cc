@@ -189,6 +189,9 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
     }
   }
   auto text = template_.render(variables);
+  if (!text && text.error().code() == StatusCode::kResourceExhausted)  // no busy server
+    return fail(invalid_argument("chat template: {}; send fewer or shorter messages",
+                                 text.error().message()));
   if (!text) return fail(text.error().with_context("chat template"));
   return *text + beginning;
 }

@@ -342,6 +342,16 @@ TEST_F(OpenAiTest, NoChatTemplate) {
   EXPECT_THAT(answer.body, HasSubstr("--chat-template"));
 }
 
+// Asking again would be no better: the request is at fault, not a busy server.
+TEST_F(OpenAiTest, WhatIsTooMuchForTheChatTemplateIsABadRequest) {
+  config_.chat_template = "{{ messages[0].content * 999999999 }}";
+  start();
+  const Answer answer =
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})");
+  EXPECT_EQ(answer.status, 400) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr("send fewer or shorter messages"));
+}
+
 TEST_F(OpenAiTest, Tokenize) {
   start();
   for (const char* path : {"/tokenize", "/v1/tokenize"}) {
