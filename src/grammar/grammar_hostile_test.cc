@@ -86,6 +86,22 @@ std::vector<Hostile> hostile_grammars() {
                 "]}";
        },
        "", "\"a9999\""},
+      {"references that meet again and again beside a choice", Kind::kJsonSchema,
+       [] {
+         return R"({"type":"object","oneOf":[{"$ref":"#/$defs/d0"},{"maxProperties":1}],"$defs":{)" +
+                numbered(R"("d#":{"allOf":[{"$ref":"#/$defs/d@"},{"$ref":"#/$defs/d@"}]})", 26,
+                         ",") +
+                R"(,"d26":{"type":"object","additionalProperties":{"type":"string"}}}})";
+       },
+       "", R"({"a":1})"},
+      {"references that meet again in what is judged at its end", Kind::kJsonSchema,
+       [] {
+         return R"({"$ref":"#/$defs/d0","$defs":{)" +
+                numbered(R"("d#":{"allOf":[{"$ref":"#/$defs/d@"},{"$ref":"#/$defs/d@"}]})", 40,
+                         ",") +
+                R"(,"d40":{"type":"array","uniqueItems":true,"items":{"enum":[1,[2]]}}}})";
+       },
+       "", "[1,[2]]"},
       {"references in a circle", Kind::kJsonSchema,
        [] {
          return R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})";

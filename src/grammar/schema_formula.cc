@@ -50,6 +50,7 @@ class SchemaCompiler::ByFormula {
     if (const auto named = build_all(elements, 0); !named) return fail(named.error());
     formulas_ = Formulas();
     num_atoms_ = 0;
+    built_.clear();
     ESP_RETURN_IF_ERROR(objects_ ? put_in_order() : find_places());
     for (size_t i = 0; i < names_.size(); ++i) presents_.push_back(new_atom());
     if (objects_) {
@@ -130,11 +131,18 @@ class SchemaCompiler::ByFormula {
     return parts;
   }
 
-  // What an element says of an object.
+  // What an element says of an object. References may come to one by many ways.
   Result<Id> build(Element element, int depth) {
-    ESP_RETURN_IF_ERROR(c_.limits_.check_time());
     element.schema = c_.document_.meant(element.schema);
     element.scope = c_.document_.entered(element.scope, element.schema);
+    if (const auto known = built_.find(element); known != built_.end()) return known->second;
+    ESP_ASSIGN_OR_RETURN(const Id made, build_new(element, depth));
+    built_.emplace(element, made);
+    return made;
+  }
+
+  Result<Id> build_new(const Element& element, int depth) {
+    ESP_RETURN_IF_ERROR(c_.limits_.check_time());
     if (depth > kDepthMax || formulas_.size() > kFormulasMax) return fail(too_large(element));
     if (element.schema->is_bool())
       return element.schema->get_bool() ? Formulas::kTrue : Formulas::kFalse;
@@ -701,6 +709,7 @@ class SchemaCompiler::ByFormula {
   Formulas formulas_;
   uint32_t num_atoms_ = 0;
   bool known_ = false;  // names and classes
+  std::map<Element, Id> built_;
   std::vector<Element> speakers_;
   std::set<Element> name_schemas_;
   std::set<std::string> needed_;

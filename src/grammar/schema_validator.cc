@@ -18,6 +18,7 @@ namespace json = boost::json;
 namespace {
 
 constexpr int kDepthMax = 400;
+constexpr int64_t kStepsMax = 1'000'000;  // schemas that are asked of one value's parts
 
 std::optional<int64_t> count_of(const json::value* bound) {
   if (bound == nullptr) return std::nullopt;
@@ -161,6 +162,9 @@ bool SchemaValidator::failed(Status status) {
 Result<bool> SchemaValidator::valid(const Value& instance, const Value* schema, ScopeId scope) {
   status_ = {};
   depth_ = 0;
+  steps_ = 0;
+  verdicts_.clear();
+  names_.clear();
   const bool result = check(schema, scope, instance, nullptr);
   if (!status_.ok()) return fail(status_);
   return result;
@@ -223,23 +227,46 @@ bool SchemaValidator::is_among(const Value& list, const Value& v) {
 }
 
 bool SchemaValidator::check(const Value* schema, ScopeId scope, const Value& instance, Seen* seen) {
-  if (!status_.ok()) return false;
+  const Value* const meant = document_.meant(schema);
+  if (meant != schema) return check_referred(meant, scope, instance, seen);
+  return told(judge(schema, scope, instance), seen);
+}
+
+bool SchemaValidator::check_referred(const Value* schema, ScopeId scope, const Value& instance,
+                                     Seen* seen) {
   schema = document_.meant(schema);
-  if (schema->is_bool()) return schema->get_bool();
-  if (!schema->is_object()) {
-    return failed(invalid_argument("{}: a schema is an object, or true or false",
-                                   document_.pointer_of(schema)));
+  const std::tuple key(schema, scope, &instance);
+  auto known = verdicts_.find(key);
+  if (known == verdicts_.end())
+    known = verdicts_.emplace(key, judge(schema, scope, instance)).first;
+  return told(known->second, seen);
+}
+
+bool SchemaValidator::told(const Verdict& verdict, Seen* seen) {
+  if (verdict.valid && seen != nullptr) seen->add(verdict.seen);
+  return verdict.valid;
+}
+
+SchemaValidator::Verdict SchemaValidator::judge(const Value* schema, ScopeId scope,
+                                                const Value& instance) {
+  Verdict verdict;
+  if (!status_.ok()) return verdict;
+  if (schema->is_bool()) {
+    verdict.valid = schema->get_bool();
+  } else if (!schema->is_object()) {
+    failed(invalid_argument("{}: a schema is an object, or true or false",
+                            document_.pointer_of(schema)));
+  } else if (depth_ >= kDepthMax) {
+    failed(error(StatusCode::kResourceExhausted, "the schema's references go too deep"));
+  } else if (++steps_ > kStepsMax) {
+    failed(error(StatusCode::kResourceExhausted, "the schema says too much of one value"));
+  } else {
+    ++depth_;
+    scope = document_.entered(scope, schema);
+    verdict.valid = check_keywords({*schema, schema->get_object(), scope, instance, verdict.seen});
+    --depth_;
   }
-  if (depth_ >= kDepthMax) {
-    return failed(error(StatusCode::kResourceExhausted, "the schema's references go too deep"));
-  }
-  ++depth_;
-  scope = document_.entered(scope, schema);
-  Seen own;
-  const bool result = check_keywords({*schema, schema->get_object(), scope, instance, own});
-  --depth_;
-  if (result && seen != nullptr) seen->add(own);
-  return result;
+  return verdict;
 }
 
 bool SchemaValidator::check_keywords(const Context& c) {
@@ -262,7 +289,7 @@ bool SchemaValidator::check_reference(const Context& c, std::string_view keyword
   if (reference == nullptr || !reference->is_string()) return true;
   const auto target = document_.resolve(&c.schema, keyword, reference->get_string(), c.scope);
   if (!target) return failed(target.error());
-  return check(target->schema, target->scope, c.instance, &c.seen);
+  return check_referred(target->schema, target->scope, c.instance, &c.seen);
 }
 
 bool SchemaValidator::check_any_type(const Context& c) {
@@ -488,7 +515,7 @@ bool SchemaValidator::check_object(const Context& c) {
   }
   if (const Value* names = c.keywords.if_contains("propertyNames")) {
     for (const auto& [key, value] : object) {
-      if (!check(names, c.scope, json::value(json::string(key)), nullptr)) return false;
+      if (!check(names, c.scope, names_.emplace_back(json::string(key)), nullptr)) return false;
     }
   }
   if (!check_members(c) || !check_dependencies(c)) return false;

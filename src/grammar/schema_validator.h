@@ -5,10 +5,13 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <deque>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -53,8 +56,15 @@ class SchemaValidator {
     const Value& instance;
     Seen& seen;
   };
+  struct Verdict {
+    bool valid = false;
+    Seen seen;
+  };
 
   bool check(const Value* schema, ScopeId scope, const Value& instance, Seen* seen);
+  bool check_referred(const Value* schema, ScopeId scope, const Value& instance, Seen* seen);
+  Verdict judge(const Value* schema, ScopeId scope, const Value& instance);
+  static bool told(const Verdict& verdict, Seen* seen);
   bool check_keywords(const Context& c);
   bool check_any_type(const Context& c);
   bool check_applicators(const Context& c);
@@ -75,7 +85,12 @@ class SchemaValidator {
   std::unordered_map<const Value*, std::unordered_set<std::string>> lists_;  // canonical texts
   std::set<std::pair<const Value*, ScopeId>> admitted_;
   Status status_;
+  // Of the instance being judged. What is referred to is judged once of each part of it: where
+  // references meet again and again, more ways lead to a schema than can be walked.
   int depth_ = 0;
+  int64_t steps_ = 0;
+  std::map<std::tuple<const Value*, ScopeId, const Value*>, Verdict> verdicts_;
+  std::deque<Value> names_;  // judged by propertyNames
 };
 
 }  // namespace espalier::grammar
