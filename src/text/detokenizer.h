@@ -54,10 +54,12 @@ class StopMatcher {
 
   static constexpr size_t kStopsMax = 256;
   static constexpr size_t kStopBytesMax = 4096;
-  // A regex is searched in the new text and this many characters before it; it may take
-  // kRegexStepsMax steps (PCRE2's match limit) and counts as not found beyond.
+  // A regex is searched in the new text and this many characters before it. All of them together
+  // may take kRegexStepsMax steps (PCRE2's match limit), each at least kRegexStepsMin; one that
+  // would take more counts as not found, and after kRegexFailuresMax such texts it is given up.
   static constexpr size_t kRegexWindow = 1024;
-  static constexpr uint32_t kRegexStepsMax = 100'000;
+  static constexpr uint32_t kRegexStepsMax = 100'000, kRegexStepsMin = 10'000;
+  static constexpr int kRegexFailuresMax = 16;
 
   struct Output {
     std::string text;                    // safe to show

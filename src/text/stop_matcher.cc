@@ -100,7 +100,8 @@ struct StopMatcher::Impl {
       : stops(std::move(stop_strings)),
         regex_patterns(std::move(patterns)),
         regexes(std::move(compiled)),
-        automaton(stops) {}
+        automaton(stops),
+        num_failures(regexes.size()) {}
 
   struct Hit {
     size_t begin = 0, end = 0;  // in buffer
@@ -113,11 +114,12 @@ struct StopMatcher::Impl {
 
   Hit find_stop(size_t new_begin);
   // Narrows `hold_begin` to where a match could begin.
-  Hit find_regex(size_t& hold_begin) const;
+  Hit find_regex(size_t& hold_begin);
 
   const std::vector<std::string> stops, regex_patterns;
   const std::vector<PcreRegex> regexes;
   const StopAutomaton automaton;
+  std::vector<int> num_failures;  // of each regex: searches that took too many steps
   uint32_t state = 0;
   std::string
       buffer;        // text that was shown and is kept for the expressions, then what is held back
@@ -146,10 +148,11 @@ Result<StopMatcher> StopMatcher::create(std::vector<std::string> stops,
     if (!is_valid_utf8(stop)) return fail(invalid_argument("a stop string is not valid UTF-8"));
   }
   std::vector<PcreRegex> regexes;
+  const auto count = static_cast<uint32_t>(stop_regexes.size());
+  const uint32_t steps = std::max(kRegexStepsMin, kRegexStepsMax / std::max(count, 1u));
   for (const std::string& pattern : stop_regexes) {
-    ESP_ASSIGN_OR_RETURN(
-        PcreRegex regex,
-        PcreRegex::compile(pattern, {.match_steps_max = kRegexStepsMax, .partial = true}));
+    ESP_ASSIGN_OR_RETURN(PcreRegex regex,
+                         PcreRegex::compile(pattern, {.match_steps_max = steps, .partial = true}));
     regexes.push_back(std::move(regex));
   }
   return StopMatcher(
@@ -169,11 +172,14 @@ StopMatcher::Impl::Hit StopMatcher::Impl::find_stop(size_t new_begin) {
   return best;
 }
 
-StopMatcher::Impl::Hit StopMatcher::Impl::find_regex(size_t& hold_begin) const {
+StopMatcher::Impl::Hit StopMatcher::Impl::find_regex(size_t& hold_begin) {
   Hit best;
   const size_t window_begin = tail_begin(buffer, kRegexWindow);
   for (size_t i = 0; i < regexes.size(); ++i) {
-    const PcreRegex::Search::Found found = PcreRegex::Search(regexes[i], buffer).find_or_partial(0);
+    if (num_failures[i] >= kRegexFailuresMax) continue;
+    PcreRegex::Search search(regexes[i], buffer);
+    const PcreRegex::Search::Found found = search.find_or_partial(0);
+    num_failures[i] += search.limit_hit() ? 1 : 0;
     if (found.match) {
       const Hit hit{found.match->begin, found.match->end, &regex_patterns[i]};
       if (hit.better_than(best)) best = hit;

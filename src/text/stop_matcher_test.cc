@@ -1,7 +1,10 @@
 // StopMatcher against a search of the whole text after each push.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <chrono>
+#include <ctime>
 
 #include "base/rng.h"
 #include "text/detokenizer.h"
@@ -144,6 +147,21 @@ TEST(StopMatcher, CatastrophicPatternsEnd) {
   EXPECT_EQ(num_shown + matcher.flush().size(), 1200u);
   // Without limits this does not end in a lifetime.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+// As many as there may be cost the scheduler's thread little: they share their steps, and what
+// fails again and again is given up, while the others go on.
+TEST(StopMatcher, ManyCatastrophicPatternsCostLittle) {
+  std::vector<std::string> patterns;
+  for (size_t i = 1; i < StopMatcher::kStopsMax; ++i)
+    patterns.push_back(fmt::format("(\\w+\\s?)*z{}", i));
+  patterns.push_back("end[0-9]");
+  auto matcher = StopMatcher::create({}, patterns).value();
+  const std::clock_t start = std::clock();
+  for (int i = 0; i < 300; ++i) matcher.push("more ");
+  EXPECT_EQ(matcher.push("end").matched, std::nullopt);
+  EXPECT_EQ(matcher.push("7").matched, "end[0-9]");
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 5);  // 19 without
 }
 
 TEST(StopMatcher, LongStopsOnLongRunsAreLinear) {
