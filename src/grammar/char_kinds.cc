@@ -19,26 +19,41 @@ const std::vector<CodeRange>& other_spaces() {
   return kSpaces;
 }
 
-std::vector<CodeRange> ranges_of(int kind) {
-  switch (kind) {
-    case 0:
-      return {{'a', 'z'}};
-    case 1:
-      return {{'A', 'Z'}};
-    case 2:
-      return {{'0', '9'}};
-    case 3:
-      return {{' ', ' '}};
-    case 4:
-      return {{'!', '!'}, {'#', '/'}, {':', '@'}, {'[', '['}, {']', '`'}, {'{', 0x7f}};
-    case 5: {
-      std::vector<CodeRange> excluded = other_spaces();
-      excluded.push_back({0, 0x7f});
-      return complement(normalized(std::move(excluded)));
-    }
-    default:
-      return other_spaces();
+constexpr std::string_view kSingle = "_-./";  // kinds of one character each
+constexpr int kFirstSingle = 4;
+constexpr std::string_view kInAddresses = "!#$&'()*+,:;=?@~";
+constexpr int kOther = kNumCharKinds - 2, kOtherSpace = kNumCharKinds - 1;
+
+int kind_of(uint32_t code) {
+  if (code >= 'a' && code <= 'z') return 0;
+  if (code >= 'A' && code <= 'Z') return 1;
+  if (code >= '0' && code <= '9') return 2;
+  if (code == ' ') return 3;
+  if (code == '"' || code == '\\' || code < 0x20) return kNumCharKinds;
+  if (code < 0x80) {
+    const auto c = static_cast<char>(code);
+    if (const size_t at = kSingle.find(c); at != std::string_view::npos)
+      return kFirstSingle + static_cast<int>(at);
+    return kInAddresses.find(c) != std::string_view::npos ? kOther - 2 : kOther - 1;
   }
+  for (const CodeRange& range : other_spaces()) {
+    if (range.low <= code && code <= range.high) return kOtherSpace;
+  }
+  return kOther;
+}
+
+std::vector<CodeRange> ranges_of(int kind) {
+  if (kind == kOtherSpace) return other_spaces();
+  std::vector<CodeRange> ranges;
+  if (kind == kOther) {
+    ranges = other_spaces();
+    ranges.push_back({0, 0x7f});
+    return complement(normalized(std::move(ranges)));
+  }
+  for (uint32_t code = 0; code < 0x80; ++code) {
+    if (kind_of(code) == kind) ranges.push_back({code, code});
+  }
+  return ranges;
 }
 
 CharKindAutomaton make_automaton(int kind) {
@@ -57,19 +72,6 @@ CharKindAutomaton make_automaton(int kind) {
     }
   }
   return made;
-}
-
-int kind_of(uint32_t code) {
-  if (code >= 'a' && code <= 'z') return 0;
-  if (code >= 'A' && code <= 'Z') return 1;
-  if (code >= '0' && code <= '9') return 2;
-  if (code == ' ') return 3;
-  if (code == '"' || code == '\\' || code < 0x20) return kNumCharKinds;
-  if (code < 0x80) return 4;
-  for (const CodeRange& range : other_spaces()) {
-    if (range.low <= code && code <= range.high) return 6;
-  }
-  return 5;
 }
 
 }  // namespace

@@ -9,13 +9,14 @@
 
 namespace espalier::grammar {
 
-using CharKinds = uint8_t;  // a set: bit k for kind k
+using CharKinds = uint16_t;  // a set: bit k for kind k
 
-// a to z, A to Z, 0 to 9, the space, all else in ASCII that a JSON string holds as it is, other
-// characters but white space, other white space.
-inline constexpr int kNumCharKinds = 7;
+// a to z, A to Z, 0 to 9, the space, each of "_-./" (names and paths have them), what else
+// addresses may hold, all else in ASCII that a JSON string holds as it is, other characters but
+// white space, other white space.
+inline constexpr int kNumCharKinds = 12;
 inline constexpr CharKinds kAllCharKinds = (1 << kNumCharKinds) - 1;
-inline constexpr CharKinds kAsciiCharKinds = (1 << 5) - 1;
+inline constexpr CharKinds kAsciiCharKinds = (1 << 10) - 1;
 inline constexpr CharKinds kOtherBytes = 1 << kNumCharKinds;  // what is none of them
 
 // Those that a text is made of; kOtherBytes where there is more in it.

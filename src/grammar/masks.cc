@@ -177,7 +177,7 @@ void Masks::make(SetId set, Mask& mask) {
   if (!by_lexeme(set, mask)) {
     const bool wide = is_wide(set);
     const bool fast =
-        wide && (by_difference(set, mask) || inside_string(set, mask) || by_parts(set, mask) ||
+        wide && (by_parts(set, mask) || by_difference(set, mask) || inside_string(set, mask) ||
                  by_place(set, mask) || by_inside_for_ever(set, mask) || by_kinds(set, mask));
     if (!fast) walk_into(trie_.all(), set, wide ? kByStates : kInRules, mask);
   }

@@ -56,7 +56,8 @@ CharKinds Masks::absorbed(SetId set, size_t& characters) {
       bool any = false;
       for (const size_t end = absorbing_.size(); begin < end; ++begin) {
         for (int kind = 0; kind < kNumCharKinds; ++kind) {
-          if (kinds >> kind & 1 && !lead_by_kind(kind, absorbing_[begin], any)) failed |= 1 << kind;
+          if (kinds >> kind & 1 && !lead_by_kind(kind, absorbing_[begin], any))
+            failed |= static_cast<CharKinds>(1 << kind);
         }
       }
       if (level > 0 && !any) {

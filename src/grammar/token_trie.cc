@@ -185,7 +185,7 @@ void TokenTrie::file_by_kinds() {
     if (own == 0) continue;
     for (uint32_t above : open) kinds_below_[above] |= own;
   }
-  for (auto& ids : by_kinds_) {
+  for (auto& [kinds, ids] : by_kinds_) {
     std::ranges::stable_sort(ids, {}, [&](TokenId id) { return bytes(id).size(); });
   }
 }
@@ -202,9 +202,9 @@ const std::vector<uint32_t>& TokenTrie::of_kinds(CharKinds kinds) const {
 }
 
 void TokenTrie::add_of_kinds(CharKinds kinds, size_t size_max, std::span<uint32_t> words) const {
-  for (size_t some = 1; some < by_kinds_.size(); ++some) {
-    if ((some & ~size_t{kinds}) != 0) continue;
-    for (TokenId id : by_kinds_[some]) {
+  for (const auto& [some, ids] : by_kinds_) {
+    if ((some & ~kinds) != 0) continue;
+    for (TokenId id : ids) {
       if (bytes(id).size() > size_max) break;
       words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
     }

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "grammar/char_kinds.h"
@@ -113,10 +114,10 @@ class TokenTrie {
   std::vector<std::vector<TokenId>> inside_by_characters_;
   std::vector<std::vector<uint32_t>> inside_up_to_;
   std::vector<uint32_t> string_inside_mask_;
-  std::array<std::vector<TokenId>, kAllCharKinds + 1> by_kinds_;  // [kinds] shortest first
+  std::unordered_map<CharKinds, std::vector<TokenId>> by_kinds_;  // shortest first
   std::vector<CharKinds> kinds_below_;
   mutable std::mutex of_kinds_mutex_;
-  mutable std::array<std::unique_ptr<const std::vector<uint32_t>>, kAllCharKinds + 1> of_kinds_;
+  mutable std::unordered_map<CharKinds, std::unique_ptr<const std::vector<uint32_t>>> of_kinds_;
   std::array<std::vector<LexemeMasks>, kNumLexemes> lexemes_;
   std::vector<std::vector<uint32_t>> string_up_to_;
 };
