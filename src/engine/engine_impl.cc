@@ -111,8 +111,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
   vocab.token_bytes = token_bytes_;
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
-  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads,
-                                                config_.grammar_compile_seconds);
+  const grammar::GrammarLimits limits{.compile_seconds_max = config_.grammar_compile_seconds};
+  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads, limits);
 }
 
 EngineImpl::~EngineImpl() {

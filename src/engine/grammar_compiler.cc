@@ -7,8 +7,9 @@
 #include "base/thread.h"
 
 namespace espalier {
-GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads, double seconds_max)
-    : vocab_(std::move(vocab)), seconds_max_(seconds_max) {
+GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads,
+                                 const grammar::GrammarLimits& limits)
+    : vocab_(std::move(vocab)), limits_(limits) {
   for (int32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
 }
 
@@ -26,10 +27,8 @@ void GrammarCompiler::compile(const grammar::GrammarSpec& spec, Ticket ticket, D
   const std::string key = key_of(spec);
   std::unique_lock lock(mutex_);
   ++stats_.requests;
-  if (const auto it = index_.find(key); it != index_.end()) {
+  if (Compiled grammar = known(key); *grammar != nullptr) {
     ++stats_.cache_hits;
-    kept_.splice(kept_.begin(), kept_, it->second);
-    Compiled grammar = it->second->grammar;
     lock.unlock();
     done(std::move(grammar));
     return;
@@ -75,6 +74,19 @@ GrammarCompilerStats GrammarCompiler::stats() const {
   return s;
 }
 
+// One whose states are used up, by all the texts that it has had, is made anew.
+std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::known(const std::string& key) {
+  const auto it = index_.find(key);
+  if (it == index_.end()) return nullptr;
+  if (grammar::Matcher(it->second->grammar).exhausted()) {
+    kept_.erase(it->second);
+    index_.erase(it);
+    return nullptr;
+  }
+  kept_.splice(kept_.begin(), kept_, it->second);
+  return it->second->grammar;
+}
+
 void GrammarCompiler::keep(const std::string& key,
                            std::shared_ptr<grammar::CompiledGrammar> grammar) {
   kept_.push_front({key, std::move(grammar)});
@@ -111,8 +123,9 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
   Compiled made;
   for (;;) {
     const TimePoint start = clock.now();
-    made = grammar::compile_grammar(
-        job.spec, trie(), {.compile_seconds_max = seconds_max_, .cancelled = &job.cancelled});
+    grammar::GrammarLimits limits = limits_;
+    limits.cancelled = &job.cancelled;
+    made = grammar::compile_grammar(job.spec, trie(), limits);
     // What is too large is the request's fault and stays too large: it is not to be tried again.
     if (!made && made.error().code() == StatusCode::kResourceExhausted)
       made = fail(invalid_argument("{}", made.error().message()));

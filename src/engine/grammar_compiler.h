@@ -37,8 +37,8 @@ class GrammarCompiler {
   using Ticket = uint64_t;  // the caller's name for what waits; 0: never cancelled
 
   // The vocabulary's bytes are copied when the first grammar comes; until then it outlives the
-  // call. What begins to be compiled ends after `seconds_max` at the latest, with an error.
-  GrammarCompiler(VocabView vocab, int32_t num_threads, double seconds_max);
+  // call. What begins to be compiled ends within its limits, with an error.
+  GrammarCompiler(VocabView vocab, int32_t num_threads, const grammar::GrammarLimits& limits);
   ~GrammarCompiler();  // what waits is dropped, what runs is cancelled
 
   // Calls `done` at once when the grammar is known, else on a thread of the compiler's.
@@ -70,10 +70,11 @@ class GrammarCompiler {
   void work();
   void run(const std::string& key, Job& job);
   std::shared_ptr<const grammar::TokenTrie> trie();
+  std::shared_ptr<grammar::CompiledGrammar> known(const std::string& key);  // or null
   void keep(const std::string& key, std::shared_ptr<grammar::CompiledGrammar> grammar);
 
   const VocabView vocab_;
-  const double seconds_max_;
+  const grammar::GrammarLimits limits_;
   std::once_flag trie_made_;
   std::shared_ptr<const grammar::TokenTrie> trie_;  // shared by all grammars
   mutable std::mutex mutex_;

@@ -34,7 +34,7 @@ class GrammarCompilerTest : public ::testing::Test {
 };
 
 TEST_F(GrammarCompilerTest, WhatNobodyWaitsForIsDroppedFromTheQueue) {
-  GrammarCompiler compiler(vocab_, 1, 60);
+  GrammarCompiler compiler(vocab_, 1, {.compile_seconds_max = 60});
   // The thread is kept by the end of the first, so that the others surely wait.
   std::promise<void> begun, let_go;
   compiler.compile(regex("a"), 1, [&](GrammarCompiler::Compiled made) {
@@ -60,8 +60,29 @@ TEST_F(GrammarCompilerTest, WhatNobodyWaitsForIsDroppedFromTheQueue) {
   EXPECT_EQ(compiler.stats().compiled, 2);
 }
 
+TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
+  GrammarCompiler compiler(vocab_, 1, {.machine_sets_max = 100});
+  const auto grammar = [&] {
+    std::promise<GrammarCompiler::Compiled> made;
+    compiler.compile(regex("[ab]{1,200}!"), 1,
+                     [&](GrammarCompiler::Compiled one) { made.set_value(std::move(one)); });
+    return *made.get_future().get();
+  };
+  const auto first = grammar();
+  EXPECT_EQ(grammar(), first);
+  grammar::Matcher longer(first);
+  EXPECT_FALSE(longer.accept_bytes(std::string(150, 'a')));
+  EXPECT_TRUE(longer.exhausted());
+  const auto second = grammar();
+  EXPECT_NE(second, first);
+  EXPECT_TRUE(grammar::Matcher(second).accept_bytes(std::string(50, 'a')));
+  EXPECT_EQ(grammar(), second);
+  EXPECT_EQ(compiler.stats().compiled, 2);
+  EXPECT_EQ(compiler.stats().cache_hits, 2);
+}
+
 TEST_F(GrammarCompilerTest, WhatIsBeingCompiledForNobodyEndsEarly) {
-  GrammarCompiler compiler(vocab_, 1, 60);
+  GrammarCompiler compiler(vocab_, 1, {.compile_seconds_max = 60});
   // Half a second of work each. The thread may begin or end one before or after it is cancelled, so
   // it is tried until one was cancelled while it ran: that one counts as failed.
   for (int i = 0; i < 40 && compiler.stats().failed == 0; ++i) {
