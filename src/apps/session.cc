@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
 
 #include "apps/progress.h"
 #include "base/bounded_queue.h"
@@ -130,15 +131,17 @@ void clear_interrupt() { interrupt_flag.store(false); }
 
 Result<StreamedAnswer> stream(Engine& engine, GenerateRequest request,
                               const std::function<void(std::string_view)>& on_text) {
-  // Room for an event a token, so that the engine's thread never finds it full.
-  BoundedQueue<TokenEvent> events(static_cast<size_t>(engine.context_length()) + 16);
+  // Room for an event a token, so that the engine's thread never finds it full. Shared: that thread
+  // may still be in the push of the last event when it has been taken.
+  const auto events =
+      std::make_shared<BoundedQueue<TokenEvent>>(static_cast<size_t>(engine.context_length()) + 16);
   ESP_ASSIGN_OR_RETURN(const std::string rid,
-                       engine.submit(std::move(request), [&](TokenEvent&& e) {
-                         ESP_CHECK(events.try_push(std::move(e)), "more events than tokens");
+                       engine.submit(std::move(request), [events](TokenEvent&& e) {
+                         ESP_CHECK(events->try_push(std::move(e)), "more events than tokens");
                        }));
   StreamedAnswer answer;
   while (true) {
-    std::optional<TokenEvent> event = events.pop_for(kInterruptPoll);
+    std::optional<TokenEvent> event = events->pop_for(kInterruptPoll);
     if (interrupted() && !answer.interrupted) {
       answer.interrupted = true;
       engine.abort(rid, Engine::AbortScope::kExact);
