@@ -44,7 +44,9 @@ const Row& row_of(StatusCode code) {
 // The engine tells a field by its native name; OpenAI's clients have sent it under another.
 std::string in_openai_names(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"max_new_tokens", "max_tokens"}, {"min_new_tokens", "min_tokens"}};
+      {"max_new_tokens", "max_tokens"},
+      {"min_new_tokens", "min_tokens"},
+      {"top_logprobs_num", "top_logprobs"}};
   for (const auto& [native, openai] : kNames) {
     for (size_t at = 0; (at = text.find(native, at)) != std::string::npos; at += openai.size())
       text.replace(at, native.size(), openai);

@@ -318,6 +318,9 @@ TEST_F(OpenAiTest, Errors) {
                           "min_new_tokens is 5, but must be in [0, max_new_tokens], which is 4")});
   expect(chat, R"({"messages":[{"role":"user","content":"a"}],"min_tokens":5,"max_tokens":4})", 400,
          shaped(refused, "min_tokens is 5, but must be in [0, max_tokens], which is 4"));
+  engine_.set_script({.submit_error = invalid_argument("top_logprobs_num is 9, but so on")});
+  expect(chat, R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":9})",
+         400, shaped(refused, "top_logprobs is 9, but so on"));
   engine_.set_script({.submit_error = Status(StatusCode::kResourceExhausted, "full")});
   const Answer full = post(text, R"({"prompt":"a"})");
   EXPECT_EQ(full.status, 503);
