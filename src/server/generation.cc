@@ -18,6 +18,9 @@ GenerateRequest take_request(GenerationItem& item) {
   return request;
 }
 
+// Of one call: about 500 MB of JSON. A prompt of 128k tokens with 100 of the likeliest is within.
+constexpr size_t kLogprobsMax = size_t{1} << 24;
+
 }  // namespace
 
 Generation::Generation(ContextPtr context, net::ResponsePtr response,
@@ -97,7 +100,20 @@ Status Generation::prepare(GenerationItem& item) {
     return invalid_argument("logprob_start_len {} is beyond the prompt of {} tokens",
                             item.logprob_start, item.prompt_ids.size());
   }
-  return {};
+  const size_t positions = item.prompt_ids.size() - static_cast<size_t>(item.logprob_start);
+  const auto top = static_cast<size_t>(std::max(request.top_logprobs_num, 0));
+  const auto n = static_cast<size_t>(std::clamp(request.sampling.n, 1, 1024));
+  return count_logprobs(positions * (1 + top + request.token_ids_logprob.size()) * n);
+}
+
+// They are held until the answer is written, so a call may not ask for any number of them.
+Status Generation::count_logprobs(size_t more) {
+  num_logprobs_ += more;
+  if (num_logprobs_ <= kLogprobsMax) return {};
+  return invalid_argument(
+      "the answer would hold more than {} log-probabilities: ask in one call for fewer of each "
+      "position, for fewer positions, samples or prompts",
+      kLogprobsMax);
 }
 
 void Generation::on_event(size_t item_index, TokenEvent&& event) {
@@ -109,6 +125,10 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   if (event.finish && event.finish->type == FinishReason::Type::kError) {
     return on_failure(event.finish->status);
   }
+  size_t num_logprobs = event.logprobs.size();
+  for (const TokenLogprobs& at : event.logprobs) num_logprobs += at.top.size() + at.wanted.size();
+  if (const Status counted = count_logprobs(num_logprobs); !counted.ok())
+    return on_failure(counted);
   sample.text += event.text;
   sample.ids.insert(sample.ids.end(), event.ids.begin(), event.ids.end());
   std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(sample.logprobs));

@@ -72,6 +72,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   Status prepare(GenerationItem& item);
+  Status count_logprobs(size_t more);
   void on_event(size_t item_index, TokenEvent&& event);
   void on_failure(const Status& status);
   void on_gone();
@@ -91,6 +92,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool streaming_ = false;            // the answer's head is out
   size_t num_open_ = 0;               // samples without their terminal event
   std::vector<int32_t> num_open_of_;  // by item
+  size_t num_logprobs_ = 0;           // of the answer, so far; of prompts before they are computed
 
   // Read by begin(), which may be on another thread. Once it is not active, events count for
   // nothing.

@@ -6,6 +6,8 @@
 namespace espalier::server {
 namespace {
 
+using ::testing::HasSubstr;
+
 using ::testing::ElementsAre;
 
 // meta_info of a finished answer, with what all of them share left out.
@@ -300,6 +302,29 @@ TEST_F(NativeTest, TimingsWithMetricsEnabled) {
   for (const char* name : {"queue_time", "time_to_first_token", "decode_throughput"}) {
     EXPECT_THAT(body, testing::HasSubstr(name));
   }
+}
+
+// A call's log-probabilities are held until it is answered: of its prompts they are counted before
+// anything is computed, of its answers as they come.
+TEST_F(NativeTest, ACallMayNotAskForAnyNumberOfLogprobs) {
+  engine_.set_script({.reply = "abcdef"});
+  start();
+  const auto ask = [&](std::string_view text, int start, int top, int n) {
+    return post("/generate",
+                fmt::format(R"({{"text":"{}","return_logprob":true,"logprob_start_len":{},)"
+                            R"("top_logprobs_num":{},"sampling_params":{{"n":{}}}}})",
+                            text, start, top, n));
+  };
+  const std::string text(60, 'x');
+  for (const Answer& refused : {ask(text, 0, 300'000, 1), ask(text, 0, 3000, 100)}) {
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_THAT(refused.body, HasSubstr("more than 16777216 log-probabilities"));
+  }
+  EXPECT_TRUE(engine_.submitted().empty());
+  EXPECT_EQ(ask(text, 0, 3, 100).status, 200);
+  const Answer refused = ask("a", -1, 6'000'000, 1);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("more than 16777216 log-probabilities"));
 }
 
 TEST_F(NativeTest, Errors) {

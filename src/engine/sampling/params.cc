@@ -45,6 +45,10 @@ Status check_logprobs(const GenerateRequest& r, int32_t vocab_size) {
   if (r.top_logprobs_num < 0 || r.top_logprobs_num > vocab_size)
     return out_of_range("top_logprobs_num", r.top_logprobs_num,
                         fmt::format("in [0, {}]", vocab_size));
+  if (r.token_ids_logprob.size() > static_cast<size_t>(vocab_size))
+    return invalid_argument(
+        "token_ids_logprob holds {} ids, but there are {} tokens: name each once",
+        r.token_ids_logprob.size(), vocab_size);
   return check_ids("token_ids_logprob", r.token_ids_logprob, vocab_size);
 }
 

@@ -99,6 +99,8 @@ TEST(Params, LogprobFieldsAreChecked) {
   EXPECT_EQ(code({.top_logprobs_num = -1}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.top_logprobs_num = 101}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.token_ids_logprob = {100}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.token_ids_logprob = std::vector<TokenId>(101, 5)}),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.return_logprob = true,
                   .logprob_start_len = 5,
                   .top_logprobs_num = 100,
