@@ -1,10 +1,10 @@
 #include "grammar/regular.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
+#include "base/rng.h"
 #include "grammar/nfa.h"
 
 namespace espalier::grammar {
@@ -36,12 +36,22 @@ NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
   return kNone;
 }
 
-NodeId step(const Nfa& dfa, NodeId from, int byte) {
-  if (from == kNone) return kNone;
-  for (const Nfa::Edge& edge : dfa.edges_of(from)) {
-    if (edge.call < 0 && edge.low <= byte && byte <= edge.high) return edge.target;
+// Cuts the bytes low to high where `from` goes on differently, in order; kNone: nowhere.
+// REQUIRES: a deterministic automaton, edges in order of their bytes.
+template <typename Use>
+void for_each_step(const Nfa& dfa, NodeId from, int low, int high, Use use) {
+  if (from != kNone) {
+    for (const Nfa::Edge& edge : dfa.edges_of(from)) {
+      if (edge.call >= 0 || edge.high < low) continue;
+      if (edge.low > high) break;
+      if (low < edge.low) use(low, edge.low - 1, kNone);
+      low = std::max<int>(low, edge.low);
+      const int last = std::min<int>(high, edge.high);
+      use(low, last, edge.target);
+      low = last + 1;
+    }
   }
-  return kNone;
+  if (low <= high) use(low, high, kNone);
 }
 
 // Both automata side by side. `wanted` says which pairs of ends count; a pair whose first is dead
@@ -52,16 +62,17 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
   ESP_ASSIGN_OR_RETURN(const Nfa x, dfa_of(ir, a, limits));
   ESP_ASSIGN_OR_RETURN(const Nfa y, dfa_of(ir, b, limits));
   Nfa out;
-  std::map<std::pair<NodeId, NodeId>, NodeId> index;
+  FlatIndex index;
   std::vector<std::pair<NodeId, NodeId>> pairs;
   const auto id_of = [&](NodeId p, NodeId q) {
-    const auto [it, added] = index.try_emplace({p, q}, static_cast<NodeId>(pairs.size()));
-    if (added) {
-      pairs.emplace_back(p, q);
-      out.add();
-      out.states.back().final = wanted(x.states[p].final, q != kNone && y.states[q].final);
-    }
-    return it->second;
+    const uint64_t hash = mix64(uint64_t{p} << 32 | q);
+    const NodeId known = index.find(hash, [&](NodeId id) { return pairs[id] == std::pair(p, q); });
+    if (known != FlatIndex::kNone) return known;
+    pairs.emplace_back(p, q);
+    const NodeId made = out.add();
+    index.add(hash, made);
+    out.states[made].final = wanted(x.states[p].final, q != kNone && y.states[q].final);
+    return made;
   };
   out.start = id_of(x.start, y.start);
   for (NodeId current = 0; current < pairs.size(); ++current) {
@@ -81,17 +92,12 @@ Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, 
         out.edges.push_back({.call = edge.call, .target = to});
         continue;
       }
-      for (int low = edge.low; low <= edge.high;) {
-        const NodeId q_next = step(y, q, low);
-        int high = low;
-        while (high < edge.high && step(y, q, high + 1) == q_next) ++high;
-        if (q_next != kNone || second_may_die) {
-          const NodeId to = id_of(edge.target, q_next);
-          out.edges.push_back(
-              {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
-        }
-        low = high + 1;
-      }
+      for_each_step(y, q, edge.low, edge.high, [&](int low, int high, NodeId q_next) {
+        if (q_next == kNone && !second_may_die) return;
+        const NodeId to = id_of(edge.target, q_next);
+        out.edges.push_back(
+            {.low = static_cast<uint8_t>(low), .high = static_cast<uint8_t>(high), .target = to});
+      });
     }
     out.end_edges(current);
   }
