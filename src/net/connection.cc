@@ -429,15 +429,17 @@ void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) 
 
 void Connection::write(uint64_t exchange, std::string&& bytes) {
   if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || is_head_) return;
-  if (chunked_) fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
-  out_ += bytes;
-  if (chunked_) out_ += "\r\n";
+  // What comes now, of whatever size, the client has not been able to read.
   const size_t bound = shared_->config.max_pending_output_bytes;
   if (pending_output() > bound) flush();
-  if (state_ != State::kClosed && pending_output() > bound) {
+  if (state_ == State::kClosed) return;
+  if (pending_output() > bound) {
     ++shared_->dropped_slow_total;
     return drop("its client does not read");
   }
+  if (chunked_) fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
+  out_ += bytes;
+  if (chunked_) out_ += "\r\n";
   flush_soon();
 }
 

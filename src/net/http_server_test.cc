@@ -400,6 +400,21 @@ TEST_F(HttpServerTest, AClientThatDoesNotReadIsDroppedAndBlocksNoOne) {
   expect_serves();
 }
 
+TEST_F(HttpServerTest, AnEventMayBeLargerThanWhatMayBePending) {
+  config_.max_pending_output_bytes = 1 << 20;
+  constexpr size_t kEvent = 32 << 20;  // more than sockets hold
+  add("GET", "/large", [](HttpRequest&&, ResponsePtr r) {
+    r->start_stream(200, {});
+    r->write(std::string(kEvent, 'x'));
+    r->finish();
+  });
+  start();
+  const auto answer = client().get("/large");
+  ASSERT_TRUE(answer) << answer.error().to_string();
+  EXPECT_EQ(answer->body.size(), kEvent);
+  EXPECT_EQ(server_->stats().dropped_slow_total, 0);
+}
+
 TEST_F(HttpServerTest, AClientThatStopsReadingTimesOut) {
   config_.write_timeout = 100ms;
   add("GET", "/big", [](HttpRequest&&, ResponsePtr r) {
