@@ -171,27 +171,24 @@ size_t JumpForward::num_certain(grammar::Matcher& matcher, size_t num_known) {
 bool JumpForward::limit_by_tokens_from(grammar::Matcher& matcher, size_t begin, size_t& certain) {
   const std::string_view tail = std::string_view(text_).substr(begin);
   size_t probes = 0;
-  int refused_byte = -1;  // tokens are sorted: those that go on with it are skipped
-  for (const TokenId id : tokens_.longer(tail)) {
-    const std::string_view rest = bytes_of(id).substr(tail.size());
-    if (static_cast<uint8_t>(rest[0]) == refused_byte) continue;
-    if (!matcher.accept_bytes(rest.substr(0, 1))) {
-      refused_byte = static_cast<uint8_t>(rest[0]);
-      continue;
-    }
-    const bool fits = rest.size() == 1 || matcher.accept_bytes(rest.substr(1));
-    matcher.rollback(fits && rest.size() > 1 ? 2 : 1);
-    if (!fits) continue;
-    if (++probes > kProbesMax) return false;
-    probe_ = text_;
-    probe_ += rest;
-    const std::vector<TokenId> other = tokenizer_.encode(probe_, kPlain);
-    const auto same =
-        std::mismatch(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(certain),
-                      other.begin(), other.end());
-    certain = static_cast<size_t>(same.first - ids_.begin());
-  }
-  return true;
+  tokens_.walk_longer(
+      tail,
+      [&](char byte) {
+        return matcher.accept_bytes({&byte, 1});
+      },
+      [&](size_t count) { matcher.rollback(count); },
+      [&](TokenId id) {
+        if (++probes > kProbesMax) return false;
+        probe_ = text_;
+        probe_ += bytes_of(id).substr(tail.size());
+        const std::vector<TokenId> other = tokenizer_.encode(probe_, kPlain);
+        const auto same =
+            std::mismatch(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(certain),
+                          other.begin(), other.end());
+        certain = static_cast<size_t>(same.first - ids_.begin());
+        return true;
+      });
+  return probes <= kProbesMax;
 }
 
 }  // namespace espalier

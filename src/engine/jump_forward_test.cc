@@ -8,6 +8,7 @@
 #include <list>
 #include <regex>
 
+#include "base/rng.h"
 #include "engine/test_engine.h"
 
 namespace espalier {
@@ -132,6 +133,57 @@ TEST(JumpForward, ChoicesAreTheTokensThatACanonicalTextGoesOnWith) {
   EXPECT_GT(num_places, 200u);
   EXPECT_GT(num_narrowed, num_places / 3);
   EXPECT_LT(num_choices, 3 * num_places);
+}
+
+// Behind texts of every kind, by steps that are refused at random: the same tokens in the same
+// order as by trying each, with no step left that was not taken back.
+TEST(TokensByBytes, WalkFindsWhatTryingEachTokenFinds) {
+  const auto tokenizer = load_tokenizer("share/default_model");
+  ASSERT_TRUE(tokenizer) << tokenizer.error().to_string();
+  const TokensByBytes tokens(**tokenizer);
+  Rng rng(11);
+  size_t num_found = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const auto id =
+        static_cast<TokenId>(rng.below(static_cast<uint64_t>((*tokenizer)->vocab_size())));
+    const std::string_view bytes = tokens.bytes_of(id);
+    const std::string text(bytes.substr(0, rng.below(bytes.size() + 1)));
+    const uint64_t seed = rng();
+    const auto refused = [&](std::string_view path) {
+      return mix64(seed ^ std::hash<std::string_view>()(path)) % 4 == 0;
+    };
+    const auto goes = [&](std::string_view rest) {
+      for (size_t n = 1; n <= rest.size(); ++n)
+        if (refused(rest.substr(0, n))) return false;
+      return true;
+    };
+    const size_t most = rng.below(2) == 0 ? rng.below(20) : 100000;
+    std::vector<TokenId> expected, found;
+    for (const TokenId longer : tokens.longer(text)) {
+      if (!goes(tokens.bytes_of(longer).substr(text.size()))) continue;
+      expected.push_back(longer);
+      if (expected.size() == most + 1) break;
+    }
+    std::string path;
+    tokens.walk_longer(
+        text,
+        [&](char byte) {
+          path.push_back(byte);
+          if (!refused(path)) return true;
+          path.pop_back();
+          return false;
+        },
+        [&](size_t count) { path.resize(path.size() - count); },
+        [&](TokenId at) {
+          EXPECT_EQ(text + path, tokens.bytes_of(at));
+          found.push_back(at);
+          return found.size() <= most;
+        });
+    ASSERT_EQ(found, expected) << "behind '" << text << "', seed " << seed;
+    EXPECT_EQ(path, "");
+    num_found += found.size();
+  }
+  EXPECT_GT(num_found, 10000u);
 }
 
 TEST(JumpForward, NothingBehindTokensThatAreNotCanonical) {
