@@ -43,7 +43,7 @@ struct CompiledGrammar::Impl {
         machine(network, limits, static_cast<uint32_t>(trie->all().depth_max), maker.get()),
         masks(machine, *trie) {}
 
-  // All under `mutex`.
+  // All under `mutex`, but for what the machine and the masks give to any thread.
   const std::unique_ptr<NetworkMaker> maker;  // or none, and the network is whole
   const Network whole;
   const Network& network;
@@ -51,6 +51,24 @@ struct CompiledGrammar::Impl {
   std::mutex mutex;
   Machine machine;
   Masks masks;
+};
+
+// Steps that are known are taken as they are; at the first that is not the lock is taken, and held
+// on.
+class Matcher::Steps {
+ public:
+  explicit Steps(CompiledGrammar::Impl& impl) : impl_(impl), lock_(impl.mutex, std::defer_lock) {}
+
+  uint32_t operator()(uint32_t from, uint8_t byte, std::string_view text) {
+    const SetId known = impl_.machine.known_step(from, byte);
+    if (known < Machine::kDepends) return known;
+    if (!lock_.owns_lock()) lock_.lock();
+    return impl_.machine.step(from, byte, text);
+  }
+
+ private:
+  CompiledGrammar::Impl& impl_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 CompiledGrammar::CompiledGrammar(std::unique_ptr<NetworkMaker> maker,
@@ -263,12 +281,12 @@ bool Matcher::accept_token(TokenId token) {
 bool Matcher::accept_bytes(std::string_view bytes) {
   if (ended_) return false;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
-  const std::lock_guard lock(impl.mutex);
+  Steps step(impl);
   SetId set = history_.back();
   const bool checked = impl.machine.has_checks();
   text_.resize(text_sizes_.back());
   for (char c : bytes) {
-    set = impl.machine.step(set, static_cast<uint8_t>(c), text_);
+    set = step(set, static_cast<uint8_t>(c), text_);
     if (set == Machine::kDead) return false;
     if (checked) text_.push_back(c);
   }
@@ -284,6 +302,7 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
     return false;
   }
   CompiledGrammar::Impl& impl = *grammar_->impl_;
+  if (const auto known = impl.masks.fill_known(history_.back(), words)) return *known;
   const std::lock_guard lock(impl.mutex);
   return impl.masks.fill(history_.back(), text_now(), words);
 }
@@ -292,14 +311,15 @@ std::string Matcher::forced_bytes(size_t bytes_max) {
   std::string out;
   if (ended_) return out;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
-  const std::lock_guard lock(impl.mutex);
+  Steps step(impl);
   SetId set = history_.back();
   std::string text(text_now());
   while (out.size() < bytes_max) {
-    const int byte = impl.machine.forced_byte(set, text);
+    const int byte = impl.machine.forced_byte(
+        set, [&](SetId from, uint8_t next) { return step(from, next, text); });
     if (byte < 0) break;
     out.push_back(static_cast<char>(byte));
-    set = impl.machine.step(set, static_cast<uint8_t>(byte), text);
+    set = step(set, static_cast<uint8_t>(byte), text);
     if (impl.machine.has_checks()) text.push_back(static_cast<char>(byte));
   }
   return out;
@@ -312,24 +332,18 @@ void Matcher::rollback(size_t steps) {
   text_sizes_.resize(history_.size());
 }
 
-bool Matcher::can_end() const {
-  CompiledGrammar::Impl& impl = *grammar_->impl_;
-  const std::lock_guard lock(impl.mutex);
-  return impl.machine.accepting(history_.back());
-}
+bool Matcher::can_end() const { return grammar_->impl_->machine.accepting(history_.back()); }
 
 bool Matcher::must_end() {
   if (ended_) return true;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
-  const std::lock_guard lock(impl.mutex);
-  return impl.machine.must_end(history_.back(), text_now());
+  Steps step(impl);
+  return impl.machine.must_end(history_.back(), [&](SetId from, uint8_t byte) {
+    return step(from, byte, text_now());
+  });
 }
 
-bool Matcher::exhausted() const {
-  CompiledGrammar::Impl& impl = *grammar_->impl_;
-  const std::lock_guard lock(impl.mutex);
-  return impl.machine.exhausted();
-}
+bool Matcher::exhausted() const { return grammar_->impl_->machine.exhausted(); }
 
 int32_t Matcher::words_per_mask() const { return grammar_->trie().words_per_mask(); }
 

@@ -53,7 +53,8 @@ struct GrammarSize {
   size_t num_masks = 0;   // kept so far
 };
 
-// Immutable from outside, thread-safe (its states are made under a lock as texts need them).
+// Immutable from outside, thread-safe: its states and masks are made under a lock as texts need
+// them; what is made is read without it.
 class CompiledGrammar {
  public:
   CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
@@ -120,6 +121,7 @@ class Matcher {
   uint64_t place() const { return history_.back(); }
 
  private:
+  class Steps;
   std::string_view text_now() const {
     return std::string_view(text_).substr(0, text_sizes_.back());
   }

@@ -99,7 +99,9 @@ Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t r
       link_table_(256, kRootLink) {
   links_.resize(2);      // kRootLink and kOpenLink
   sets_.emplace_back();  // kDead
-  transitions_.assign(num_classes_, kDead);
+  transitions_.append(num_classes_, kDead);
+  canonical_.append(1, kDead);
+  accepting_.append(1, false);
   kernel_ = {{network_.starts[0], kRootLink}};
   bool asked = false;
   start_ = intern(kernel_, nullptr, asked);
@@ -207,14 +209,17 @@ SetId Machine::intern_settled(const std::vector<Item>& settled) {
   set.hash = hash;
   set.kernel = {static_cast<uint32_t>(items_.size()), static_cast<uint32_t>(settled.size())};
   items_.insert(items_.end(), settled.begin(), settled.end());
-  transitions_.resize(transitions_.size() + num_classes_, kUnknown);
+  transitions_.append(num_classes_, kUnknown);
+  canonical_.append(1, kUnknown);
+  accepting_.append(1, false);
   close(id);
   return id;
 }
 
 bool Machine::full() const {
   const size_t bytes = transitions_.size() * sizeof(SetId) + items_.size() * sizeof(Item) +
-                       waiting_.size() * sizeof(Waiting) + sets_.size() * sizeof(Set);
+                       waiting_.size() * sizeof(Waiting) +
+                       sets_.size() * (sizeof(Set) + sizeof(SetId) + sizeof(bool));
   return sets_.size() >= sets_max_ || bytes >= bytes_max_;
 }
 
@@ -272,7 +277,7 @@ void Machine::close(SetId id) {
       if (network_.nullable[call.rule]) add({call.target, item.link, item.count});
     }
   }
-  exhausted_ |= scanning_now_.size() + waiting_now_.size() > places_max_;
+  if (scanning_now_.size() + waiting_now_.size() > places_max_) exhausted_ = true;
   std::sort(waiting_now_.begin(), waiting_now_.end());
   waiting_now_.erase(std::unique(waiting_now_.begin(), waiting_now_.end()), waiting_now_.end());
   std::sort(scanning_now_.begin(), scanning_now_.end());
@@ -287,7 +292,7 @@ void Machine::close(SetId id) {
   set.waiting = {static_cast<uint32_t>(waiting_.size()),
                  static_cast<uint32_t>(waiting_now_.size())};
   waiting_.insert(waiting_.end(), waiting_now_.begin(), waiting_now_.end());
-  set.accepting = accepting;
+  accepting_.set(id, accepting);
 }
 
 // Takes an edge of the counter, if it may.
@@ -370,7 +375,7 @@ SetId Machine::after_lexeme(SetId set) {
 
 SetId Machine::canonical(SetId id) {
   if (network_.counters.empty() || id == kDead) return id;
-  if (sets_[id].canonical != kUnknown) return sets_[id].canonical;
+  if (canonical_[id] != kUnknown) return canonical_[id];
   const std::span<const Item> own = items(sets_[id].kernel);
   std::vector<Item> kernel(own.begin(), own.end());
   for (Item& item : kernel) {
@@ -383,8 +388,8 @@ SetId Machine::canonical(SetId id) {
   kernel.erase(std::unique(kernel.begin(), kernel.end()), kernel.end());
   const bool same = std::ranges::equal(kernel, items(sets_[id].kernel));
   const SetId made = same ? id : intern_settled(kernel);
-  sets_[id].canonical = exhausted_ ? id : made;
-  return sets_[id].canonical;
+  canonical_.set(id, exhausted_ ? id : made);
+  return canonical_[id];
 }
 
 bool Machine::passes(int32_t check, const Text& text) {
@@ -539,27 +544,10 @@ SetId Machine::step_slow(SetId from, uint8_t byte, const std::string_view* text)
     to = intern(kernel_, text == nullptr ? nullptr : &read, asked);
   }
   if (!exhausted_) {
-    transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]] = asked ? kDepends : to;
+    transitions_.set(size_t{from} * num_classes_ + network_.byte_class[byte],
+                     asked ? kDepends : to);
   }
   return to;
-}
-
-bool Machine::must_end(SetId set, std::string_view text) {
-  if (!accepting(set)) return false;
-  return std::ranges::all_of(network_.class_sample,
-                             [&](uint8_t sample) { return step(set, sample, text) == kDead; });
-}
-
-int Machine::forced_byte(SetId set, std::string_view text) {
-  if (set == kDead || accepting(set)) return -1;
-  int forced = -1;
-  for (size_t c = 0; c < num_classes_; ++c) {
-    const uint8_t sample = network_.class_sample[c];
-    if (step(set, sample, text) == kDead) continue;
-    if (forced >= 0 || network_.class_size[c] > 1) return -1;
-    forced = sample;
-  }
-  return forced;
 }
 
 }  // namespace espalier::grammar

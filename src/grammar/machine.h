@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "grammar/automaton.h"
+#include "grammar/shared_table.h"
 
 namespace espalier::grammar {
 
@@ -47,10 +49,13 @@ struct ByteMask {
   }
 };
 
-// Not thread-safe: CompiledGrammar guards it.
+// One thread at a time may call it (CompiledGrammar guards that); beside that one any number may
+// ask for what is known of states that they have met: the functions named known_, accepting(),
+// exhausted() and those below them.
 class Machine {
  public:
   static constexpr SetId kDead = 0;                 // no text leads on from here
+  static constexpr SetId kUnknown = ~SetId{0};      // it is not known yet: see known_step()
   static constexpr SetId kDepends = ~SetId{0} - 1;  // where a check decides: see step_unasked()
 
   // `reach`: how many bytes canonical() looks ahead. `maker` makes the rules of the network that
@@ -71,6 +76,11 @@ class Machine {
   SetId step_unasked(SetId from, uint8_t byte) {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
     return to != kUnknown ? to : step_slow(from, byte, nullptr);
+  }
+
+  // What step() has found before, kDepends, or kUnknown. For any thread.
+  SetId known_step(SetId from, uint8_t byte) const {
+    return transitions_.read(size_t{from} * num_classes_ + network_.byte_class[byte]);
   }
 
   // Where a walk along many texts is. Most of its steps lead from node to node of one rule: these
@@ -106,6 +116,10 @@ class Machine {
   // A state from which the same texts of up to `reach` bytes lead on: counters that are far from
   // their bounds are told apart no more.
   SetId canonical(SetId set);
+  // The same where it is known, or kUnknown. For any thread.
+  SetId known_canonical(SetId set) const {
+    return network_.counters.empty() ? set : canonical_.read(set);
+  }
 
   // Whether two states hold the same but for counters.
   bool same_but_counts(SetId a, SetId b) const;
@@ -128,19 +142,34 @@ class Machine {
   SetId opened(SetId set);
   SetId after_lexeme(SetId set);  // or kDepends. REQUIRES: inside() says so
 
-  bool accepting(SetId set) const { return sets_[set].accepting; }
-  bool exhausted() const { return exhausted_; }
+  bool accepting(SetId set) const { return accepting_.read(set); }
+  bool exhausted() const { return exhausted_.load(std::memory_order_relaxed); }
   size_t num_sets() const { return sets_.size(); }
   const Network& network() const { return network_; }
 
-  // Whether the text may end here and nothing can follow.
-  bool must_end(SetId set, std::string_view text = {});
+  // Whether the text may end here and nothing can follow. `step` is asked where bytes lead.
+  template <typename Step>
+  bool must_end(SetId set, Step step) const {
+    return accepting(set) &&
+           std::ranges::all_of(network_.class_sample,
+                               [&](uint8_t sample) { return step(set, sample) == kDead; });
+  }
 
   // The only byte that can come, or -1 when there are several or none, or the text may end here.
-  int forced_byte(SetId set, std::string_view text = {});
+  template <typename Step>
+  int forced_byte(SetId set, Step step) const {
+    if (set == kDead || accepting(set)) return -1;
+    int forced = -1;
+    for (size_t c = 0; c < num_classes_; ++c) {
+      const uint8_t sample = network_.class_sample[c];
+      if (step(set, sample) == kDead) continue;
+      if (forced >= 0 || network_.class_size[c] > 1) return -1;
+      forced = sample;
+    }
+    return forced;
+  }
 
  private:
-  static constexpr SetId kUnknown = ~SetId{0};
   static constexpr SetId kInRule = ~SetId{0} - 2;
   static constexpr LinkId kRootLink = 0;
   static constexpr LinkId kOpenLink = 1;  // it is not said where: see opened()
@@ -167,9 +196,7 @@ class Machine {
     Range kernel;    // what it is known by
     Range scanning;  // items that take a byte
     Range waiting;   // sorted by rule
-    SetId canonical = kUnknown;
     uint32_t hash = 0;  // of its kernel
-    bool accepting = false;
   };
   struct Link {
     SetId set;
@@ -226,13 +253,15 @@ class Machine {
   std::vector<Set> sets_;
   std::vector<Item> items_;
   std::vector<Waiting> waiting_;
-  std::vector<SetId> transitions_;  // [set, class]
+  SharedTable<SetId> transitions_;  // [set, class]
+  SharedTable<SetId> canonical_;    // [set]
+  SharedTable<bool> accepting_;     // [set]
   std::vector<SetId> table_;        // of sets by the hash of their kernels; kDead: free
   std::vector<Link> links_;
   std::vector<LinkId> link_table_;  // of links by set and rule; kRootLink: free
   std::vector<uint8_t> chains_;     // [node] 1: is_chain(), 2: not, 0: not looked at yet
   SetId start_ = kDead;
-  bool exhausted_ = false;
+  std::atomic<bool> exhausted_ = false;
   // Used within one call.
   Seen seen_;
   std::vector<Item> kernel_, settled_, returned_, work_, scanning_now_;

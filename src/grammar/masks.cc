@@ -1,6 +1,7 @@
 #include "grammar/masks.h"
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -158,6 +159,7 @@ void Masks::add_part(const Mask& part, Mask& mask) {
 const Masks::Mask& Masks::keep(SetId set, Mask mask) {
   settle(mask);
   kept_bytes_ += size_of(mask);
+  const std::lock_guard lock(kept_mutex_);
   return kept_.emplace(set, std::move(mask)).first->second;
 }
 
@@ -228,6 +230,7 @@ size_t Masks::size_of(const Mask& mask) const {
 bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) {
   const SetId set = machine_.canonical(exact);
   if (kept_bytes_ > kKeptBytesMax) {
+    const std::lock_guard lock(kept_mutex_);
     kept_.clear();
     tails_.clear();
     kept_bytes_ = 0;
@@ -236,6 +239,16 @@ bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) 
   write(mask, words);
   const bool asked = !mask.asked.empty() && ask(mask, set, text, words);
   return asked || !mask.empty;
+}
+
+std::optional<bool> Masks::fill_known(SetId exact, std::span<uint32_t> words) const {
+  const SetId set = machine_.known_canonical(exact);
+  if (set == Machine::kUnknown) return std::nullopt;
+  const std::shared_lock lock(kept_mutex_);
+  const auto known = kept_.find(set);
+  if (known == kept_.end() || !known->second.asked.empty()) return std::nullopt;
+  write(known->second, words);
+  return !known->second.empty;
 }
 
 }  // namespace espalier::grammar

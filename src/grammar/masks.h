@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -16,7 +18,7 @@
 
 namespace espalier::grammar {
 
-// Makes masks and keeps them. Not thread-safe: CompiledGrammar guards it.
+// Makes masks and keeps them. Not thread-safe, but for fill_known(): CompiledGrammar guards it.
 class Masks {
  public:
   // Both borrowed; the machine reaches as far as the vocabulary's longest token.
@@ -25,6 +27,10 @@ class Masks {
   // Writes the mask of the state into trie.words_per_mask() words. False: no token is allowed.
   // `text`: what was read so far; looked at where the grammar has checks.
   bool fill(SetId set, std::string_view text, std::span<uint32_t> words);
+
+  // The same of a mask that is kept and does not depend on the text, else nothing. For any thread,
+  // beside one that calls the others.
+  std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;
 
   size_t num_kept() const { return kept_.size(); }
 
@@ -97,6 +103,7 @@ class Masks {
 
   Machine& machine_;
   const TokenTrie& trie_;
+  mutable std::shared_mutex kept_mutex_;  // held to change kept_, and by others to read it
   std::unordered_map<SetId, Mask> kept_;
   size_t kept_bytes_ = 0;
   std::unordered_map<TailKey, Found, TailHash> tails_;
