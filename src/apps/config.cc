@@ -199,6 +199,10 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
                "that compiling one grammar may take");
+  shown_default(table.integer("grammar-mask-threads", engine.grammar_mask_threads, 0, 256,
+                              "threads that say, step by step, which tokens the grammars of all "
+                              "requests allow, the scheduler's among them"),
+                "1; on a GPU half of the cores, at most 8");
   shown_default(
       table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
                     "of requests without a seed of their own, and of dummy weights"),
@@ -345,10 +349,10 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
     ESP_RETURN_IF_ERROR(exclude("disable-hybrid-swa-memory", {"swa-full-tokens-ratio"},
                                 "layers with a sliding window keep all tokens"));
   if (engine.grammar_backend == "none")
-    ESP_RETURN_IF_ERROR(exclude(
-        "grammar-backend",
-        {"constrained-json-disable-any-whitespace", "grammar-threads", "grammar-compile-seconds"},
-        "none compiles no grammar"));
+    ESP_RETURN_IF_ERROR(exclude("grammar-backend",
+                                {"constrained-json-disable-any-whitespace", "grammar-threads",
+                                 "grammar-compile-seconds", "grammar-mask-threads"},
+                                "none compiles no grammar"));
   if (config.server.log_requests && config.log_level != "info" && config.log_level != "debug")
     return invalid_argument(
         "{} contradicts {}: a request's line is of level info, and {} shows none; leave one out",

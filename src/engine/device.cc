@@ -1,5 +1,7 @@
 #include "engine/device.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace espalier {
@@ -7,6 +9,9 @@ namespace {
 
 // The memory left after weights and workspaces is the KV cache's: a GPU is given to its server.
 constexpr double kCudaMemFraction = 1.0;
+// The processors wait for the GPU; the scheduler's, the executor's and the server's threads take
+// some of them. More than eight are never worth waking: what 256 sequences need is then done.
+constexpr int32_t kMaskThreadsMax = 8;
 // Prompt tokens of one step: about 0.2 seconds of an 8 B model.
 constexpr int32_t kCudaChunk = 8192;
 
@@ -31,6 +36,7 @@ Result<EngineDevice> choose_device(const std::string& device,
   out.machine.available_bytes = memory.free_bytes;
   out.machine.mem_fraction = kCudaMemFraction;
   out.machine.prefill_chunk = kCudaChunk;
+  out.machine.mask_threads = std::clamp(out.machine.num_cpus / 2, 1, kMaskThreadsMax);
   return out;
 }
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
+#include <filesystem>
+#include <fstream>
 #include <list>
 #include <regex>
 #include <string>
@@ -339,6 +341,59 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   EXPECT_GT(forced, 2000);
   EXPECT_GT(drafts_held, 50);
   EXPECT_GT(drafted, drafts_held);  // some did not hold
+}
+
+// How often the threads that fill masks have gone to sleep: each once when it begins.
+int64_t mask_threads_parked() {
+  int64_t sum = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    bool fills_masks = false;
+    for (std::string line; std::getline(status, line);) {
+      if (line == "Name:\tmasks") fills_masks = true;
+      if (fills_masks && line.starts_with("voluntary_ctxt_switches:"))
+        sum += std::stoll(line.substr(line.find(':') + 1));
+    }
+  }
+  return sum;
+}
+
+// 150 requests at once whose masks several threads fill get what they get of one.
+TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
+  std::vector<GenerateResult> first;
+  for (const int32_t threads : {1, 4}) {
+    EngineConfig config;
+    config.grammar_mask_threads = threads;
+    auto [engine, device] = make_test_engine({.config = config});
+    Rng rng(33);
+    std::list<std::pair<Asked, Collector>> all;
+    for (int i = 0; i < 150; ++i) {
+      Asked asked = drawn(rng);
+      const auto n = static_cast<int32_t>(asked.n);
+      auto& [kept, collector] =
+          all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
+                           std::forward_as_tuple(n));
+      const auto submitted = engine->submit(kept.request, collector.sink());
+      ASSERT_TRUE(submitted) << submitted.error().to_string();
+    }
+    size_t at = 0;
+    for (auto& [asked, collector] : all) {
+      ASSERT_TRUE(collector.wait_end());
+      for (size_t k = 0; k < asked.n; ++k, ++at) {
+        SCOPED_TRACE(testing::Message() << "answer " << at << ", " << threads << " threads");
+        const GenerateResult& answer = collector.result(k);
+        check_answer(asked, answer);
+        if (threads == 1) first.push_back(answer);
+        EXPECT_EQ(answer.output_ids, first[at].output_ids);
+        EXPECT_EQ(answer.text, first[at].text);
+        EXPECT_EQ(answer.finish.type, first[at].finish.type);
+      }
+    }
+    if (threads == 1)
+      EXPECT_EQ(mask_threads_parked(), 0);
+    else
+      EXPECT_GT(mask_threads_parked(), threads - 1) << "they were never woken";
+  }
 }
 
 // The model that ships, whose tokens are longer: penalties, healing and draws are real. What runs

@@ -48,6 +48,7 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       registry_(registry),
       sessions_(sessions),
       tokenizer_(tokenizer),
+      masks_(tokenizer, samples_, info.vocab_size, config.grammar_mask_threads),
       scheduler_(scheduler_config(config, executor), cache, clock_, *this),
       max_sequence_tokens_(std::min(config.context_length, scheduler_.max_sequence_tokens())),
       thread_([this] { run(); }) {}
@@ -135,10 +136,8 @@ void EngineLoop::handle(GrammarMessage& message) {
     sample.matcher.emplace(*message.grammar);
     sample.has_grammar = true;
   }
-  if (request.jump_forward && jump_forward_ == nullptr) {
-    jump_forward_ = std::make_unique<JumpForward>(*tokenizer_, tokens_by_bytes());
-    guesses_ = std::make_unique<Guesses>(*jump_forward_);
-  }
+  if (request.jump_forward && guesses_ == nullptr)
+    guesses_ = std::make_unique<Guesses>(masks_.jump_forward());
   if (request.drafts)
     request.guess_scope = mix64(std::hash<std::string>()(key_of(*request.sampling.grammar))) ^
                           std::hash<std::string>()(request.cache_namespace);
@@ -235,17 +234,13 @@ Status EngineLoop::join_session(LiveRequest& request) {
   return {};
 }
 
-const TokensByBytes& EngineLoop::tokens_by_bytes() {
-  if (tokens_by_bytes_ == nullptr) tokens_by_bytes_ = std::make_unique<TokensByBytes>(*tokenizer_);
-  return *tokens_by_bytes_;
-}
-
 // Takes the prompt's last tokens back; each sample begins with their text.
 void EngineLoop::heal(LiveRequest& request) {
   std::vector<TokenId>& prompt = request.prompt_ids;
-  const size_t kept = prompt.size() - num_tokens_to_heal(tokens_by_bytes(), prompt);
+  const size_t kept = prompt.size() - num_tokens_to_heal(masks_.tokens_by_bytes(), prompt);
   std::string text;
-  for (size_t i = kept; i < prompt.size(); ++i) text += tokens_by_bytes().bytes_of(prompt[i]);
+  for (size_t i = kept; i < prompt.size(); ++i)
+    text += masks_.tokens_by_bytes().bytes_of(prompt[i]);
   prompt.resize(kept);
   for (Sample& sample : request.samples) {
     sample.healing = text;
@@ -349,99 +344,12 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
 
 // The masks of a step whose tokens before are known by now, while its forward runs.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
-  size_t num_masks = 0;
-  for (const Lane& lane : batch.lanes)
-    if (lane.has_mask) num_masks += 1 + static_cast<size_t>(lane.num_draft_samples);
-  if (num_masks == 0) return;
+  if (std::ranges::none_of(batch.lanes, &Lane::has_mask)) return;
   const TimePoint start = clock_.now();
-  const size_t words_per_mask = static_cast<size_t>(vocab_size_ + 31) / 32;
-  mask_words_.resize(num_masks * words_per_mask);
-  std::span<uint32_t> left(mask_words_);
-  for (const Lane& lane : batch.lanes) {
-    if (!lane.has_mask) continue;
-    fill_mask(lane, left.first(words_per_mask));
-    const size_t of_drafts = static_cast<size_t>(lane.num_draft_samples) * words_per_mask;
-    if (of_drafts > 0) fill_draft_masks(batch, lane, left.subspan(words_per_mask, of_drafts));
-    left = left.subspan(words_per_mask + of_drafts);
-  }
-  executor_.provide_masks(
-      batch.step, {.words = mask_words_, .words_per_mask = static_cast<int32_t>(words_per_mask)});
-  totals_.num_masks_total += static_cast<int64_t>(num_masks);
+  const MaskView masks = masks_.fill(batch);
+  executor_.provide_masks(batch.step, masks);
+  totals_.num_masks_total += std::ssize(masks.words) / masks.words_per_mask;
   totals_.mask_seconds_total += to_seconds(clock_.now() - start);
-}
-
-// A lane whose sequence has ended meanwhile, or has been given forced tokens, is thrown away:
-// whatever it samples will do, but where the first forced one's log-probability is wanted. The
-// vocabulary may be smaller than the logits: no token lies beyond.
-void EngineLoop::fill_mask(const Lane& lane, std::span<uint32_t> words) {
-  const auto it = samples_.find(lane.sequence);
-  const bool live = it != samples_.end() && !it->second->finished;
-  if (live && it->second->num_logprobs_due > 0 &&
-      lane.output_index == it->second->num_tokens - it->second->num_logprobs_due) {
-    const TokenId token = it->second->event.ids.end()[-it->second->num_logprobs_due];
-    std::ranges::fill(words, 0);
-    words[static_cast<size_t>(token) / 32] |= 1u << (token % 32);
-    return;
-  }
-  if (live && lane.output_index == it->second->num_tokens && !it->second->healing.empty()) {
-    Sample& sample = *it->second;
-    fill_healing_mask(tokens_by_bytes(), sample.healing,
-                      sample.matcher ? &*sample.matcher : nullptr, words);
-    return;
-  }
-  if (!live || !it->second->matcher || lane.output_index != it->second->num_tokens) {
-    std::ranges::fill(words, ~0u);
-    return;
-  }
-  Sample& sample = *it->second;
-  fill_grammar_mask(sample, choices_of(sample), words);
-}
-
-// Behind each draft that a sample is drawn behind: what may come there, as if it had been said.
-void EngineLoop::fill_draft_masks(const ForwardBatch& batch, const Lane& lane,
-                                  std::span<uint32_t> words) {
-  const size_t words_per_mask = words.size() / static_cast<size_t>(lane.num_draft_samples);
-  std::ranges::fill(words, ~0u);
-  const auto it = samples_.find(lane.sequence);
-  if (it == samples_.end() || it->second->finished) return;  // thrown away
-  Sample& sample = *it->second;
-  grammar::Matcher& matcher = *sample.matcher;
-  draft_output_ = sample.recent;
-  const auto drafts = std::span(batch.token_ids)
-                          .subspan(static_cast<size_t>(lane.query_begin + lane.last_known() + 1),
-                                   static_cast<size_t>(lane.num_drafts));
-  const size_t steps = matcher.steps();
-  size_t next = 0;
-  for (int32_t k = 0; k < lane.num_draft_samples; ++k) {
-    const auto end =
-        static_cast<size_t>(batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)]);
-    for (; next <= end; ++next) {
-      ESP_CHECK(matcher.accept_token(drafts[next]), "a draft is not of the grammar");
-      draft_output_.push_back(drafts[next]);
-    }
-    draft_choices_.clear();
-    if (narrows(sample)) jump_forward_->append_choices(matcher, draft_output_, draft_choices_);
-    fill_grammar_mask(sample, draft_choices_, words.first(words_per_mask));
-    words = words.subspan(words_per_mask);
-  }
-  matcher.rollback(matcher.steps() - steps);
-}
-
-// Of what its matcher has read.
-void EngineLoop::fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
-                                   std::span<uint32_t> words) {
-  if (!choices.empty()) {
-    std::ranges::fill(words, 0);
-    for (const TokenId id : choices) words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
-    return;
-  }
-  const auto known = static_cast<size_t>(sample.matcher->words_per_mask());
-  ESP_CHECK(known <= words.size(), "the vocabulary is larger than the logits");
-  sample.matcher->fill_mask(words.first(known));
-  std::ranges::fill(words.subspan(known), 0);
-  if (!sample.matcher->can_end()) return;
-  for (const TokenId id : sample.request->sampling.stop_ids)
-    words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
 }
 
 // A token of a constrained sample: its grammar goes on, or ends the sample when nothing but the end
@@ -476,7 +384,7 @@ std::optional<FinishReason> EngineLoop::end_of_grammar(Sample& sample, TokenId t
 
 // A token of a sample that spells the prompt's end anew: what it has beyond is the output's.
 std::optional<FinishReason> EngineLoop::advance_healing(Sample& sample, TokenId token) {
-  const std::string_view bytes = tokens_by_bytes().bytes_of(token);
+  const std::string_view bytes = masks_.tokens_by_bytes().bytes_of(token);
   const size_t common = std::min(bytes.size(), sample.healing.size());
   const bool fits = common > 0 && bytes.substr(0, common) == sample.healing.substr(0, common);
   sample.healing.erase(0, common);
@@ -495,7 +403,7 @@ void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
   if (!sample.has_grammar || !sample.request->jump_forward || sample.heals) return;
   grammar::Matcher& matcher = *sample.matcher;
   if (matcher.ended()) return;
-  jump_forward_->append_forced(matcher, sample.recent, forced);
+  masks_.jump_forward().append_forced(matcher, sample.recent, forced);
   if (!sample.return_logprob) return;
   // The token that ends it is sampled: its forward gives the log-probabilities of those before.
   size_t kept = 0, read = 0;
@@ -511,9 +419,9 @@ void EngineLoop::on_forced(SequenceId id, std::vector<TokenId>& forced) {
 bool EngineLoop::forces_behind_any(SequenceId id) {
   if (config_.disable_overlap_schedule) return false;
   Sample& sample = *samples_.at(id);
-  const std::span<const TokenId> choices = choices_of(sample);
+  const std::span<const TokenId> choices = masks_.choices_of(sample);
   return !choices.empty() &&
-         jump_forward_->forces_behind_all(*sample.matcher, sample.recent, choices);
+         masks_.jump_forward().forces_behind_all(*sample.matcher, sample.recent, choices);
 }
 
 void EngineLoop::on_draft(SequenceId id, Drafts& drafts) {
@@ -531,24 +439,6 @@ bool EngineLoop::drafts_behind_next(SequenceId id) {
 
 bool EngineLoop::guesses(const Sample& sample) const {
   return sample.has_grammar && sample.request->drafts && !sample.heals && !sample.matcher->ended();
-}
-
-bool EngineLoop::narrows(const Sample& sample) const {
-  return sample.has_grammar && sample.request->jump_forward && !sample.heals &&
-         sample.request->sampling.spec.min_new_tokens == 0;
-}
-
-// Where the ways on are few, the tokens that its next one is drawn from: with any other the answer
-// would not be canonical, and nothing could be forced behind it. Empty: what the grammar allows. A
-// ban must find others left.
-std::span<const TokenId> EngineLoop::choices_of(Sample& sample) {
-  if (!narrows(sample)) return {};
-  if (std::exchange(sample.choices_at, sample.num_tokens) != sample.num_tokens) {
-    sample.choices.clear();
-    if (!sample.matcher->ended())
-      jump_forward_->append_choices(*sample.matcher, sample.recent, sample.choices);
-  }
-  return sample.choices;
 }
 
 void EngineLoop::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {

@@ -16,11 +16,11 @@
 #include "engine/executor/executor.h"
 #include "engine/guesses.h"
 #include "engine/inbox.h"
-#include "engine/jump_forward.h"
 #include "engine/live_request.h"
 #include "engine/registry.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/sessions.h"
+#include "engine/step_masks.h"
 #include "engine/throughput.h"
 
 namespace espalier {
@@ -72,18 +72,11 @@ class EngineLoop : private SequenceObserver {
   ForwardBatch* launch_next();
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
-  void fill_mask(const Lane& lane, std::span<uint32_t> words);
-  void fill_draft_masks(const ForwardBatch& batch, const Lane& lane, std::span<uint32_t> words);
-  void fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
-                         std::span<uint32_t> words);
-  std::span<const TokenId> choices_of(Sample& sample);
-  bool narrows(const Sample& sample) const;
   bool guesses(const Sample& sample) const;
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
   std::optional<FinishReason> advance_healing(Sample& sample, TokenId token);
   std::optional<FinishReason> end_of_grammar(Sample& sample, TokenId token);
   void heal(LiveRequest& request);
-  const TokensByBytes& tokens_by_bytes();
 
   // SequenceObserver, called inside commit and abort
   void on_input_logprobs(SequenceId id, int32_t first,
@@ -115,9 +108,9 @@ class EngineLoop : private SequenceObserver {
   RequestRegistry& registry_;
   SessionTable& sessions_;
   const Tokenizer* const tokenizer_;
-  std::unique_ptr<TokensByBytes> tokens_by_bytes_;  // made when they are needed first
-  std::unique_ptr<JumpForward> jump_forward_;       // made when the first grammar comes
-  std::unique_ptr<Guesses> guesses_;                // made with it
+  std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
+  StepMasks masks_;
+  std::unique_ptr<Guesses> guesses_;  // made when the first grammar comes
   SteadyClock clock_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;
@@ -128,11 +121,8 @@ class EngineLoop : private SequenceObserver {
   std::vector<PauseMessage> pauses_;  // not answered yet
   bool paused_ = false;
   std::unordered_map<RequestId, std::unique_ptr<LiveRequest>> requests_;
-  std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
   SequenceId last_sequence_ = 0;
   std::vector<Sample*> news_;
-  std::vector<uint32_t> mask_words_;                   // of the step whose masks are being made
-  std::vector<TokenId> draft_output_, draft_choices_;  // while those of a lane's drafts are
 
   ForwardBatch batches_[Executor::kMaxInFlight];
   int next_batch_ = 0;

@@ -15,6 +15,9 @@ struct MachineInfo {
   // prompt).
   double mem_fraction = 0.6;
   int32_t prefill_chunk = 512;
+  // Threads that fill the masks of a step: where processors compute the step there are none to
+  // spare for it.
+  int32_t mask_threads = 1;
 };
 
 // The least of what the system says is available and what each control group (v1 and v2) above this

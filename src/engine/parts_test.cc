@@ -40,6 +40,7 @@ TEST(Resolve, LeavesNothingToChoose) {
   EXPECT_EQ(c->max_prefill_tokens, 512);
   EXPECT_EQ(c->num_threads, 4);
   EXPECT_EQ(c->tokenizer_threads, 2);
+  EXPECT_EQ(c->grammar_mask_threads, 1);
   EXPECT_NE(c->random_seed, 0u);
   EXPECT_EQ(c->max_total_tokens, 5 * 16384);  // 0.6 of 10 GiB, less the weights
 }

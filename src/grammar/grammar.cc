@@ -338,9 +338,8 @@ bool Matcher::must_end() {
   if (ended_) return true;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   Steps step(impl);
-  return impl.machine.must_end(history_.back(), [&](SetId from, uint8_t byte) {
-    return step(from, byte, text_now());
-  });
+  return impl.machine.must_end(
+      history_.back(), [&](SetId from, uint8_t byte) { return step(from, byte, text_now()); });
 }
 
 bool Matcher::exhausted() const { return grammar_->impl_->machine.exhausted(); }

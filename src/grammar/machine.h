@@ -150,9 +150,9 @@ class Machine {
   // Whether the text may end here and nothing can follow. `step` is asked where bytes lead.
   template <typename Step>
   bool must_end(SetId set, Step step) const {
-    return accepting(set) &&
-           std::ranges::all_of(network_.class_sample,
-                               [&](uint8_t sample) { return step(set, sample) == kDead; });
+    return accepting(set) && std::ranges::all_of(network_.class_sample, [&](uint8_t sample) {
+             return step(set, sample) == kDead;
+           });
   }
 
   // The only byte that can come, or -1 when there are several or none, or the text may end here.
@@ -193,9 +193,9 @@ class Machine {
     uint32_t begin = 0, size = 0;
   };
   struct Set {
-    Range kernel;    // what it is known by
-    Range scanning;  // items that take a byte
-    Range waiting;   // sorted by rule
+    Range kernel;       // what it is known by
+    Range scanning;     // items that take a byte
+    Range waiting;      // sorted by rule
     uint32_t hash = 0;  // of its kernel
   };
   struct Link {

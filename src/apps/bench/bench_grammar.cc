@@ -7,6 +7,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "apps/bench/grammar_batch.h"
 #include "apps/bench/grammar_cliffs.h"
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
@@ -278,6 +279,7 @@ void write(JsonWriter& w, const char* name, const std::vector<double>& us, doubl
 struct Fixed {
   std::vector<GrammarCliff> cliffs;
   double batch_ms = 0;
+  std::vector<MaskBatch> batches;
 };
 
 std::string to_json(const Totals& t, const Fixed& fixed, const Vocabulary& vocab, int replays) {
@@ -312,6 +314,14 @@ std::string to_json(const Totals& t, const Fixed& fixed, const Vocabulary& vocab
     w.end_object();
   }
   w.end_array().member("batch_256_ms", fixed.batch_ms);
+  w.key("mask_batches").begin_array();
+  for (const MaskBatch& b : fixed.batches) {
+    w.begin_object().member("sequences", b.num_sequences).member("schemas", b.num_schemas);
+    w.member("threads", b.num_threads).member("cold_us", b.cold_us).member("warm_us", b.warm_us);
+    w.member("choices_us", b.choices_us).member("lanes_us", b.lanes_us);
+    w.member("lanes_cpu_us", b.lanes_cpu_us).member("narrowed", b.narrowed).end_object();
+  }
+  w.end_array();
   w.end_object();
   return out;
 }
@@ -329,6 +339,16 @@ void print(const Fixed& fixed) {
                goal(c.first_mask_ms_goal), c.mask_us, goal(c.mask_us_goal));
   }
   fmt::print("G7 a step of 256 sequences: {:.3f} ms (goal 0.5)\n", fixed.batch_ms);
+}
+
+void print(const std::vector<MaskBatch>& batches) {
+  fmt::print("{:<40}{:>9}{:>9}{:>9}{:>9}{:>11}{:>10}\n", "masks of a step, us", "cold", "warm",
+             "choices", "lanes", "lanes, cpu", "narrowed");
+  for (const MaskBatch& b : batches)
+    fmt::print("{:<40}{:>9.1f}{:>9.1f}{:>9.1f}{:>9.1f}{:>11.1f}{:>9.0f}%\n",
+               fmt::format("{} sequences, {} schemas, {} threads", b.num_sequences, b.num_schemas,
+                           b.num_threads),
+               b.cold_us, b.warm_us, b.choices_us, b.lanes_us, b.lanes_cpu_us, 100 * b.narrowed);
 }
 
 void print(const Totals& t, const Vocabulary& vocab, int replays) {
@@ -369,6 +389,7 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   std::string whitespace = "any";
   int32_t replays = 3, stride = 1;
   uint64_t seed = 1;
+  bool only_batches = false;
   SettingTable table;
   table.group("Cases");
   table.path(
@@ -381,6 +402,7 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   table.integer("stride", stride, 1, 1000000, "take every so-manyth schema");
   table.integer("seed", seed, 0, std::numeric_limits<int64_t>::max(),
                 "of the random tokenisations");
+  table.toggle("only-batches", only_batches, "measure only what the masks of a step cost");
   table.group("Output");
   table.result_file("json", json_file, "write the result to this file as JSON");
   CommandLine command{
@@ -392,9 +414,14 @@ int run_bench_grammar(const std::vector<std::string>& args) {
       "",
       {}};
   if (const auto exit_code = parse_plain_command(command, table, args)) return *exit_code;
-  if (schemas.empty()) return report(invalid_argument("give --schemas FILE"), kExitUsage);
+  if (schemas.empty() && !only_batches)
+    return report(invalid_argument("give --schemas FILE"), kExitUsage);
   const auto vocab = load_vocabulary(vocab_path);
   if (!vocab) return report(vocab.error(), kExitFailure);
+  if (only_batches) {
+    print(measure_mask_batches(*vocab));
+    return kExitOk;
+  }
   GrammarBench bench(*vocab, whitespace_of(whitespace), replays, seed);
   int64_t number = 0;
   const Status read = for_each_line(schemas, [&](std::string_view line) -> Status {
@@ -404,9 +431,10 @@ int run_bench_grammar(const std::vector<std::string>& args) {
     return {};
   });
   if (!read.ok()) return report(read, kExitFailure);
-  const Fixed fixed{measure_cliffs(*vocab), measure_batch_ms(*vocab)};
+  const Fixed fixed{measure_cliffs(*vocab), measure_batch_ms(*vocab), measure_mask_batches(*vocab)};
   print(bench.totals(), *vocab, replays);
   print(fixed);
+  print(fixed.batches);
   if (json_file.empty()) return kExitOk;
   const std::string result = to_json(bench.totals(), fixed, *vocab, replays) + "\n";
   if (Status status = write_file(json_file, result); !status.ok())
