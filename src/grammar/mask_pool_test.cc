@@ -214,7 +214,7 @@ TEST(MaskPool, AnExhaustedGrammarIsExhaustedAlone) {
   const auto trie = made_up_vocabulary(5);
   const auto words = static_cast<size_t>(trie->words_per_mask());
   GrammarLimits tight;
-  tight.machine_sets_max = 60;
+  tight.machine_sets_max = 20;
   const auto small = compile_grammar({.kind = GrammarSpec::Kind::kAnyJson}, trie, tight).value();
   const Grammars shared = compiled(specs(), trie), alone = compiled(specs(), trie);
   MaskPool pool(4);
@@ -232,7 +232,10 @@ TEST(MaskPool, AnExhaustedGrammarIsExhaustedAlone) {
   for (int step = 0; step < 6; ++step) {
     fill_masks(pool, pointers, masks);
     for (size_t s = 0; s < matchers.size(); ++s) {
-      if (s % 4 == 3) continue;
+      if (s % 4 == 3) {
+        matchers[s].accept_bytes("[");  // a state for each depth; some step is one too many
+        continue;
+      }
       expected[s].fill_mask(mask);
       const auto filled = std::span(masks).subspan(s * words, words);
       ASSERT_TRUE(std::ranges::equal(filled, mask)) << "sequence " << s << ", step " << step;
