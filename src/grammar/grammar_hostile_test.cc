@@ -102,6 +102,12 @@ std::vector<Hostile> hostile_grammars() {
                 R"(,"d40":{"type":"array","uniqueItems":true,"items":{"enum":[1,[2]]}}}})";
        },
        "", "[1,[2]]"},
+      {"names that are judged by patterns of many parts", Kind::kJsonSchema,
+       [] {
+         return R"({"enum":["a","b"],"allOf":[)" +
+                numbered(R"({"pattern":"((a?){300}b?){1#}"})", 100, ",") + "]}";
+       },
+       "?", "\"a\""},
       {"references in a circle", Kind::kJsonSchema,
        [] {
          return R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})";

@@ -163,7 +163,7 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
 Status SchemaCompiler::add_check(const Conjunction& elements, RuleId rule) {
   std::vector<SchemaChecker::Part> parts;
   for (const Element& element : elements) {
-    ESP_RETURN_IF_ERROR(checker_->validator().admits(element.schema, element.scope));
+    ESP_RETURN_IF_ERROR(checker_->validator().admits(element.schema, element.scope, limits_));
     parts.push_back({element.schema, element.scope});
   }
   ir_.set_check(rule, {checker_, checker_->add(std::move(parts))});
@@ -199,8 +199,8 @@ Result<ExprId> SchemaCompiler::lower_some(Conjunction elements) {
 // Whether a value satisfies all of them, by the validator.
 Result<bool> SchemaCompiler::holds(const json::value& value, const Conjunction& elements) {
   for (const Element& element : elements) {
-    ESP_ASSIGN_OR_RETURN(const bool valid,
-                         checker_->validator().valid(value, element.schema, element.scope));
+    ESP_ASSIGN_OR_RETURN(const bool valid, checker_->validator().valid(value, element.schema,
+                                                                       element.scope, limits_));
     if (!valid) return false;
   }
   return true;

@@ -337,8 +337,9 @@ class SchemaCompiler::ByFormula {
   Status build_names(const Element& element, const json::value& names, std::vector<Id>& parts) {
     const json::value* schema = c_.document_.meant(&names);
     for (const std::string& name : names_) {
-      ESP_ASSIGN_OR_RETURN(const bool fits, c_.checker_->validator().valid(json::string(name),
-                                                                           schema, element.scope));
+      ESP_ASSIGN_OR_RETURN(
+          const bool fits,
+          c_.checker_->validator().valid(json::string(name), schema, element.scope, c_.limits_));
       if (!fits) parts.push_back(formulas_.negated(present(name)));
     }
     static const json::value kNone = false;

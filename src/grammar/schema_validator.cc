@@ -77,15 +77,12 @@ bool is_regex(std::string_view text) {
   return parsed || parsed.error().message().find("not supported") != std::string::npos;
 }
 
-// Whether a pattern can be compiled once it is needed.
-Status readable(std::string_view pattern) {
-  if (const auto parts = split_lookahead(pattern)) {
-    ESP_RETURN_IF_ERROR(readable(parts->rest));
-    return readable(parts->ahead);
-  }
-  Ir ir;
-  const auto parsed = parse_regex(ir, pattern);
-  return parsed ? Status() : parsed.error().with_context("pattern");
+constexpr size_t kPatternBytesMax = size_t{128} << 20;
+
+size_t bytes_of(const Network& network) {
+  return network.nodes.size() * sizeof(Network::Node) +
+         network.byte_edges.size() * sizeof(Network::ByteEdge) +
+         network.call_edges.size() * sizeof(Network::CallEdge);
 }
 
 constexpr size_t kListSearchedMax = 32;  // longer ones are looked up
@@ -159,8 +156,10 @@ bool SchemaValidator::failed(Status status) {
   return false;
 }
 
-Result<bool> SchemaValidator::valid(const Value& instance, const Value* schema, ScopeId scope) {
+Result<bool> SchemaValidator::valid(const Value& instance, const Value* schema, ScopeId scope,
+                                    const GrammarLimits& limits) {
   status_ = {};
+  limits_ = &limits;
   depth_ = 0;
   steps_ = 0;
   verdicts_.clear();
@@ -171,7 +170,7 @@ Result<bool> SchemaValidator::valid(const Value& instance, const Value* schema, 
 }
 
 // References chain without end: what is still to be looked at waits in a list, not on the stack.
-Status SchemaValidator::admits(const Value* schema, ScopeId scope) {
+Status SchemaValidator::admits(const Value* schema, ScopeId scope, const GrammarLimits& limits) {
   std::vector<std::pair<const Value*, ScopeId>> waiting;
   const auto add = [&](const Value* inner, ScopeId inner_scope) {
     inner = document_.meant(inner);
@@ -191,10 +190,10 @@ Status SchemaValidator::admits(const Value* schema, ScopeId scope) {
                              document_.resolve(schema, name, value.get_string(), scope));
         add(target.schema, target.scope);
       } else if ((name == "pattern" || name == kNotPattern) && value.is_string()) {
-        ESP_RETURN_IF_ERROR(readable(value.get_string()));
+        ESP_RETURN_IF_ERROR(make_patterns(value.get_string(), limits));
       } else if (name == "patternProperties" && value.is_object()) {
         for (const auto& [pattern, inner] : value.get_object()) {
-          ESP_RETURN_IF_ERROR(readable(pattern));
+          ESP_RETURN_IF_ERROR(make_patterns(pattern, limits));
           add(&inner, scope);
         }
       } else if (name != "enum" && name != "const" && name != "default" && name != "examples") {
@@ -379,29 +378,54 @@ bool SchemaValidator::check_number(const Context& c) {
   return true;
 }
 
+// Null: it matches nothing.
+Result<const SchemaValidator::Pattern*> SchemaValidator::pattern_of(std::string_view pattern,
+                                                                    const GrammarLimits& limits) {
+  const auto known = patterns_.find(std::string(pattern));
+  if (known != patterns_.end()) return known->second.get();
+  Ir ir;
+  const auto body = parse_regex(ir, pattern, {.search = true, .encode = {}});
+  if (!body) return fail(body.error().with_context("pattern"));
+  const RuleId root = ir.add_rule("pattern");
+  ir.set_body(root, *body);
+  std::unique_ptr<Pattern> made;
+  if (auto network = build_network(ir, root, limits)) {
+    made = std::make_unique<Pattern>();
+    made->network = std::move(*network);
+    made->machine = std::make_unique<Machine>(made->network, limits);
+    pattern_bytes_ += bytes_of(made->network);
+    if (pattern_bytes_ > kPatternBytesMax) {
+      return fail(error(StatusCode::kResourceExhausted,
+                        "the schema's patterns need more than {} MiB where values are judged by "
+                        "them; bound their repetitions more tightly",
+                        kPatternBytesMax >> 20));
+    }
+  } else if (network.error().code() != StatusCode::kInvalidArgument) {
+    return fail(network.error());
+  }
+  return patterns_.emplace(pattern, std::move(made)).first->second.get();
+}
+
+Status SchemaValidator::make_patterns(std::string_view pattern, const GrammarLimits& limits) {
+  if (const auto parts = split_lookahead(pattern)) {
+    ESP_RETURN_IF_ERROR(make_patterns(parts->rest, limits));
+    return make_patterns(parts->ahead, limits);
+  }
+  const auto made = pattern_of(pattern, limits);
+  return made ? Status() : made.error();
+}
+
 bool SchemaValidator::matches(std::string_view pattern, std::string_view text) {
   if (const auto parts = split_lookahead(pattern)) {
     return matches(parts->rest, text) && matches(parts->ahead, text) == parts->wanted;
   }
-  std::unique_ptr<Pattern>& known = patterns_[std::string(pattern)];
-  if (known == nullptr) {
-    Ir ir;
-    const auto body = parse_regex(ir, pattern, {.search = true, .encode = {}});
-    if (!body) return failed(body.error().with_context("pattern"));
-    const RuleId root = ir.add_rule("pattern");
-    ir.set_body(root, *body);
-    known = std::make_unique<Pattern>();
-    if (auto network = build_network(ir, root, {})) {
-      known->network = std::move(*network);
-      known->machine = std::make_unique<Machine>(known->network, GrammarLimits{});
-    } else if (network.error().code() != StatusCode::kInvalidArgument) {
-      return failed(network.error());
-    }
-  }
-  if (known->machine == nullptr) return false;  // it matches nothing
-  SetId set = known->machine->start();
-  for (char ch : text) set = known->machine->step(set, static_cast<uint8_t>(ch));
-  return known->machine->accepting(set);
+  const auto found = pattern_of(pattern, *limits_);
+  if (!found) return failed(found.error());
+  if (*found == nullptr) return false;
+  Machine& machine = *(*found)->machine;
+  SetId set = machine.start();
+  for (char ch : text) set = machine.step(set, static_cast<uint8_t>(ch));
+  return machine.accepting(set);
 }
 
 bool SchemaValidator::check_string(const Context& c) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "grammar/automaton.h"
 #include "grammar/schema_document.h"
 
 namespace espalier::grammar {
@@ -34,11 +35,13 @@ class SchemaValidator {
   ~SchemaValidator();
 
   // Whether all that `schema` can lead to is supported: references, patterns. Names what is not.
-  Status admits(const boost::json::value* schema, ScopeId scope);
+  // Patterns are made within the limits, so that values are judged without that work.
+  Status admits(const boost::json::value* schema, ScopeId scope, const GrammarLimits& limits);
 
-  // kInvalidArgument or kUnimplemented where the schema is wrong or a pattern not supported.
+  // kInvalidArgument or kUnimplemented where the schema is wrong or a pattern not supported;
+  // kResourceExhausted where a pattern that is new does not keep to the limits.
   Result<bool> valid(const boost::json::value& instance, const boost::json::value* schema,
-                     ScopeId scope);
+                     ScopeId scope, const GrammarLimits& limits = {});
 
  private:
   using Value = boost::json::value;
@@ -76,17 +79,21 @@ class SchemaValidator {
   bool check_object(const Context& c);
   bool check_members(const Context& c);
   bool check_dependencies(const Context& c);
+  Result<const Pattern*> pattern_of(std::string_view pattern, const GrammarLimits& limits);
+  Status make_patterns(std::string_view pattern, const GrammarLimits& limits);
   bool matches(std::string_view pattern, std::string_view text);
   bool is_among(const Value& list, const Value& v);  // of `enum`
   bool failed(Status status);                        // notes it; false
 
   SchemaDocument& document_;
-  std::unordered_map<std::string, std::unique_ptr<Pattern>> patterns_;
+  std::unordered_map<std::string, std::unique_ptr<Pattern>> patterns_;  // null: matches nothing
+  size_t pattern_bytes_ = 0;
   std::unordered_map<const Value*, std::unordered_set<std::string>> lists_;  // canonical texts
   std::set<std::pair<const Value*, ScopeId>> admitted_;
   Status status_;
   // Of the instance being judged. What is referred to is judged once of each part of it: where
   // references meet again and again, more ways lead to a schema than can be walked.
+  const GrammarLimits* limits_ = nullptr;
   int depth_ = 0;
   int64_t steps_ = 0;
   std::map<std::tuple<const Value*, ScopeId, const Value*>, Verdict> verdicts_;
