@@ -32,19 +32,27 @@ void add_option(CLI::App& app, const Setting& row, GivenFlags& given) {
     option = app.add_option(
         flag_spelling(row),
         [&given, &row](const CLI::results_t& texts) {
-          given[&row] = texts;
+          given[&row] = texts.empty() ? CLI::results_t{""} : texts;
           return true;
         },
         help);
     option->type_name(row.value_name)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    option->type_size(1)->expected(1)->allow_extra_args(false);
+    option->type_size(1)->expected(row.value_may_lack ? 0 : 1, 1)->allow_extra_args(false);
   }
   option->group(row.group.empty() ? "Options" : row.group);
 }
 
-Status unknown_flag(const SettingTable& table, const std::string& word) {
+Status unknown_flag(const SettingTable& table, const SettingTable& known_elsewhere,
+                    const CommandLine& command, const std::string& word) {
   const std::string name =
       word.substr(0, word.find('=')).substr(std::min(word.find_first_not_of('-'), word.size()));
+  // In capitals both.
+  if (!command.positional.empty() && environment_name(name) == environment_name(command.positional))
+    return invalid_argument("{} stands without a flag: {} {}", command.positional, command.name,
+                            command.positional);
+  if (known_elsewhere.find(name) != nullptr)
+    return invalid_argument("{} is a flag of another command, not of {} (--help lists its flags)",
+                            word, command.name);
   const std::string near = table.nearest_name(name);
   return invalid_argument("there is no flag {}{} (--help lists them)", word,
                           near.empty() ? "" : fmt::format("; did you mean --{}?", near));
@@ -92,7 +100,7 @@ std::vector<std::string> without_stated_switches(const SettingTable& table,
 }
 
 Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
-             const std::vector<std::string>& args) {
+             const SettingTable& known_elsewhere, const std::vector<std::string>& args) {
   // CLI11 takes its arguments from the back.
   std::vector<std::string> reversed(args.rbegin(), args.rend());
   try {
@@ -107,7 +115,8 @@ Status parse(CLI::App& app, CommandLine& command, SettingTable& table,
     return invalid_argument("{} (--help lists the flags)", problem.what());
   }
   for (const std::string& word : app.remaining()) {
-    if (word.size() > 1 && word.front() == '-') return unknown_flag(table, word);
+    if (word.size() > 1 && word.front() == '-')
+      return unknown_flag(table, known_elsewhere, command, word);
     return stray(table, command, word);
   }
   return {};
@@ -149,7 +158,7 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
 
   try {
     const std::vector<std::string> words = without_stated_switches(table, args, given);
-    if (Status status = parse(app, command, table, words); !status.ok())
+    if (Status status = parse(app, command, table, known_elsewhere, words); !status.ok())
       return report(status, kExitUsage);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());

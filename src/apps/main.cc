@@ -72,8 +72,15 @@ void print_commands(std::string_view program, const std::vector<Command>& list) 
 
 int dispatch(std::string_view program, const std::vector<Command>& list,
              const std::vector<std::string>& args) {
-  if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
-    if (args.size() > 1 && args[0] == "help") return dispatch(program, list, {args[1], "--help"});
+  const auto is_help = [](std::string_view word) {
+    return word == "--help" || word == "-h" || word == "help";
+  };
+  if (args.empty() || is_help(args[0])) {
+    if (args.size() > 1 && !is_help(args[1])) {  // of a command, or of one in its list
+      std::vector<std::string> asked(args.begin() + 1, args.end());
+      asked.emplace_back("--help");
+      return dispatch(program, list, asked);
+    }
     print_commands(program, list);
     return args.empty() ? kExitUsage : kExitOk;
   }

@@ -156,6 +156,20 @@ Setting& SettingTable::result_file(std::string name, std::filesystem::path& targ
   return row;
 }
 
+Setting& SettingTable::result(std::string name, bool& printed, std::filesystem::path& file,
+                              std::string help) {
+  Setting& row = result_file(std::move(name), file, std::move(help));
+  row.value_name = "[FILE]";
+  row.value_may_lack = true;
+  row.set = [&printed, &file, set_file = row.set](std::string_view value) -> Status {
+    printed = value.empty() || value == "true";
+    if (!printed && value != "false") return set_file(value);
+    file.clear();
+    return {};
+  };
+  return row;
+}
+
 Setting& SettingTable::choice(std::string name, std::string& target,
                               std::vector<std::string> choices, std::string help) {
   std::string value_name = join(choices, "|");

@@ -19,7 +19,8 @@ struct Setting {
   // "model-path": the flag --model-path, the file's key model-path or model_path, the environment
   // variable ESPALIER_MODEL_PATH.
   std::string name;
-  std::string value_name;  // "PATH" in the help; empty for a switch
+  std::string value_name;       // "PATH" in the help; empty for a switch
+  bool value_may_lack = false;  // the flag may stand alone, which sets ""
   std::string help;
   std::string group;         // heading in the help
   std::string default_text;  // what it is when nobody sets it, as the help says it
@@ -44,6 +45,9 @@ class SettingTable {
   // Of a file that is written when the work is done: that its folder is there and may be written
   // to is seen before.
   Setting& result_file(std::string name, std::filesystem::path& target, std::string help);
+  // Of a result that is printed as JSON where the flag stands alone (`printed`), else written to
+  // the file that it names.
+  Setting& result(std::string name, bool& printed, std::filesystem::path& file, std::string help);
   Setting& choice(std::string name, std::string& target, std::vector<std::string> choices,
                   std::string help);
   Setting& toggle(std::string name, bool& target, std::string help);

@@ -42,7 +42,8 @@ class SettingsTest : public testing::Test {
     add_server_settings(table_, config_);
     add_engine_settings(table_, config_);
     table_.list("stop", stops_, "TEXT", "ends the output");
-    table_.result_file("json", result_, "write the result to it");
+    table_.result_file("trace", trace_, "write the result to it");
+    table_.result("json", printed_, result_, "printed, or written to it");
     CommandLine command{"espalier serve", "Serves.", "", "", {}};
     testing::internal::CaptureStderr();
     testing::internal::CaptureStdout();
@@ -55,7 +56,8 @@ class SettingsTest : public testing::Test {
   AppConfig config_;
   SettingTable table_;
   std::vector<std::string> stops_;
-  std::filesystem::path result_;
+  std::filesystem::path trace_, result_;
+  bool printed_ = false;
   std::string folder_, output_, error_;
 };
 
@@ -143,14 +145,33 @@ TEST_F(SettingsTest, AWrongValueSaysWhatWouldBeRight) {
 }
 
 TEST_F(SettingsTest, AFileForResultsIsTriedFirstAndNotMade) {
-  EXPECT_EQ(run({"--json", folder_ + "/new.json"}), -1);
-  EXPECT_EQ(result_, folder_ + "/new.json");
-  EXPECT_FALSE(std::filesystem::exists(result_));
-  EXPECT_EQ(run({"--json", "here.json"}), -1);
+  EXPECT_EQ(run({"--trace", folder_ + "/new.json"}), -1);
+  EXPECT_EQ(trace_, folder_ + "/new.json");
+  EXPECT_FALSE(std::filesystem::exists(trace_));
+  EXPECT_EQ(run({"--trace", "here.json"}), -1);
+  EXPECT_EQ(run({"--trace", folder_}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("--trace: " + folder_ + " is a folder; name a file"));
+  EXPECT_EQ(run({"--trace", folder_ + "/none/x.json"}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("there is no folder " + folder_ + "/none"));
+}
+
+TEST_F(SettingsTest, AResultIsPrintedOrWrittenToTheFileThatIsNamed) {
+  const std::string file = folder_ + "/new.json";
+  EXPECT_EQ(run({"--json"}), -1) << error_;
+  EXPECT_TRUE(printed_ && result_.empty());
+  EXPECT_EQ(run({"--json", "--port", "7"}), -1) << error_;  // no file, but a flag
+  EXPECT_TRUE(printed_ && result_.empty() && config_.server.port == 7);
+  using Args = std::vector<std::string>;
+  for (const Args& args : {Args{"--json", file}, Args{"--json=" + file}}) {
+    EXPECT_EQ(run(args), -1) << error_;
+    EXPECT_TRUE(!printed_ && result_ == file);
+  }
+  EXPECT_EQ(run({"--config", write("on.json", R"({"json": true})")}), -1) << error_;
+  EXPECT_TRUE(printed_);
+  EXPECT_EQ(run({"--config", write("off.json", R"({"json": false})")}), -1) << error_;
+  EXPECT_TRUE(!printed_ && result_.empty());
   EXPECT_EQ(run({"--json", folder_}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("--json: " + folder_ + " is a folder; name a file"));
-  EXPECT_EQ(run({"--json", folder_ + "/none/x.json"}), kExitUsage);
-  EXPECT_THAT(error_, HasSubstr("there is no folder " + folder_ + "/none"));
 }
 
 TEST_F(SettingsTest, ABrokenFileSaysWhere) {

@@ -28,6 +28,10 @@ class CommandTest(unittest.TestCase):
         self.assertIn("serve", run("--help").stdout)
         self.assertEqual(run("help", "serve").stdout, run("serve", "--help").stdout)
         self.assert_usage_error(run("help", "sreve"), "did you mean serve?")
+        radix = run("bench", "radix", "--help").stdout
+        for words in (("help", "bench", "radix"), ("bench", "help", "radix"), ("--help", "bench", "radix")):
+            self.assertEqual(run(*words).stdout, radix)
+        self.assertEqual(run("help", "help").stdout, run("--help").stdout)
         self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
 
     def test_a_compiled_program_runs(self):
@@ -73,6 +77,11 @@ class CommandTest(unittest.TestCase):
         self.assert_usage_error(run("bench", "servign"), "did you mean serving?")
         self.assert_usage_error(run("serve", "--prot", "1"), "did you mean --port?")
         self.assert_usage_error(run("--port", "1"), "a command comes first")
+        self.assert_usage_error(run("generate", "x", "--port", "1"), "--port is a flag of another command")
+        self.assert_usage_error(run("generate", "--prompt", "x"), "stands without a flag: espalier generate PROMPT")
+        for words in (("grammar", "test"), ("grammar", "conformance", "--schemas")):
+            self.assertIn("cannot open /no/such: No such file", run(*words, "/no/such").stderr)
+            self.assertIn("is a folder", run(*words, "/").stderr)
         self.assert_usage_error(run("serve", "--port", "x"), "not a whole number")
         self.assert_usage_error(run("serve", env={"ESPALIER_PROT": "1"}),
                                 "did you mean ESPALIER_PORT?")
@@ -358,6 +367,17 @@ class CommandTest(unittest.TestCase):
                 row = json.load(file)
             self.assertGreater(row["host_us_per_step"]["p50"], 0)
             self.assertGreaterEqual(row["host_us_per_step"]["p99"], row["host_us_per_step"]["p50"])
+            # The same two ways for every benchmark: a file beside the table, or JSON in its place.
+            self.assertIn("us a step", result.stdout)
+            printed = run("bench", "host", "--json", "--running", "4", "--waiting", "100", "--steps", "20",
+                          "--output-len", "16")
+            self.assertEqual(json.loads(printed.stdout).keys(), row.keys())
+            result = run("bench", "offline", "--num-prompts", "1", "--random-input-len", "4",
+                         "--random-output-len", "2", "--json", path)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("tokens", result.stdout)
+            with open(path) as file:
+                self.assertEqual(json.load(file)["completed"], 1)
         self.assert_usage_error(run("bench", "host", "--running", "4", "--output-len", "2"),
                                 "--waiting")
 

@@ -9,6 +9,7 @@
 
 #include "apps/bench/grammar_batch.h"
 #include "apps/bench/grammar_cliffs.h"
+#include "apps/bench/report.h"
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
 #include "base/rng.h"
@@ -282,6 +283,17 @@ struct Fixed {
   std::vector<MaskBatch> batches;
 };
 
+void write(JsonWriter& w, const std::vector<MaskBatch>& batches) {
+  w.key("mask_batches").begin_array();
+  for (const MaskBatch& b : batches) {
+    w.begin_object().member("sequences", b.num_sequences).member("schemas", b.num_schemas);
+    w.member("threads", b.num_threads).member("cold_us", b.cold_us).member("warm_us", b.warm_us);
+    w.member("choices_us", b.choices_us).member("lanes_us", b.lanes_us);
+    w.member("lanes_cpu_us", b.lanes_cpu_us).member("narrowed", b.narrowed).end_object();
+  }
+  w.end_array();
+}
+
 std::string to_json(const Totals& t, const Fixed& fixed, const Vocabulary& vocab, int replays) {
   std::string out;
   JsonWriter w(out);
@@ -314,54 +326,47 @@ std::string to_json(const Totals& t, const Fixed& fixed, const Vocabulary& vocab
     w.end_object();
   }
   w.end_array().member("batch_256_ms", fixed.batch_ms);
-  w.key("mask_batches").begin_array();
-  for (const MaskBatch& b : fixed.batches) {
-    w.begin_object().member("sequences", b.num_sequences).member("schemas", b.num_schemas);
-    w.member("threads", b.num_threads).member("cold_us", b.cold_us).member("warm_us", b.warm_us);
-    w.member("choices_us", b.choices_us).member("lanes_us", b.lanes_us);
-    w.member("lanes_cpu_us", b.lanes_cpu_us).member("narrowed", b.narrowed).end_object();
-  }
-  w.end_array();
+  write(w, fixed.batches);
   w.end_object();
   return out;
 }
 
-void print(const Fixed& fixed) {
+void print(const Fixed& fixed, const FigureOutput& output) {
   const auto goal = [](double limit) {
     return limit > 0 ? fmt::format(" (goal {:g})", limit) : std::string();
   };
   for (const GrammarCliff& c : fixed.cliffs) {
     if (c.declined) {
-      fmt::print("G6 {}: declined\n", c.name);
+      output.print("G6 {}: declined\n", c.name);
       continue;
     }
-    fmt::print("G6 {}: first mask {:.2f} ms{}, masks {:.2f} us{}\n", c.name, c.first_mask_ms,
-               goal(c.first_mask_ms_goal), c.mask_us, goal(c.mask_us_goal));
+    output.print("G6 {}: first mask {:.2f} ms{}, masks {:.2f} us{}\n", c.name, c.first_mask_ms,
+                 goal(c.first_mask_ms_goal), c.mask_us, goal(c.mask_us_goal));
   }
-  fmt::print("G7 a step of 256 sequences: {:.3f} ms (goal 0.5)\n", fixed.batch_ms);
+  output.print("G7 a step of 256 sequences: {:.3f} ms (goal 0.5)\n", fixed.batch_ms);
 }
 
-void print(const std::vector<MaskBatch>& batches) {
-  fmt::print("{:<40}{:>9}{:>9}{:>9}{:>9}{:>11}{:>10}\n", "masks of a step, us", "cold", "warm",
-             "choices", "lanes", "lanes, cpu", "narrowed");
+void print(const std::vector<MaskBatch>& batches, const FigureOutput& output) {
+  output.print("{:<40}{:>9}{:>9}{:>9}{:>9}{:>11}{:>10}\n", "masks of a step, us", "cold", "warm",
+               "choices", "lanes", "lanes, cpu", "narrowed");
   for (const MaskBatch& b : batches)
-    fmt::print("{:<40}{:>9.1f}{:>9.1f}{:>9.1f}{:>9.1f}{:>11.1f}{:>9.0f}%\n",
-               fmt::format("{} sequences, {} schemas, {} threads", b.num_sequences, b.num_schemas,
-                           b.num_threads),
-               b.cold_us, b.warm_us, b.choices_us, b.lanes_us, b.lanes_cpu_us, 100 * b.narrowed);
+    output.print("{:<40}{:>9.1f}{:>9.1f}{:>9.1f}{:>9.1f}{:>11.1f}{:>9.0f}%\n",
+                 fmt::format("{} sequences, {} schemas, {} threads", b.num_sequences, b.num_schemas,
+                             b.num_threads),
+                 b.cold_us, b.warm_us, b.choices_us, b.lanes_us, b.lanes_cpu_us, 100 * b.narrowed);
 }
 
-void print(const Totals& t, const Vocabulary& vocab, int replays) {
-  fmt::print(
+void print(const Totals& t, const Vocabulary& vocab, int replays, const FigureOutput& output) {
+  output.print(
       "vocabulary {} of {} tokens; {} schemas, {} declined; {} valid instances, {} rejected\n",
       vocab.name, vocab.trie->vocab_size(), t.schemas, t.declined, t.instances,
       t.instances_rejected);
-  fmt::print("processor time of one thread, the least of {} replays for each call\n", replays);
-  fmt::print("{:<30}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "", "p50", "p99", "p99.9", "max", "calls");
-  const auto row = [](const char* name, const std::vector<double>& us, double unit) {
+  output.print("processor time of one thread, the least of {} replays for each call\n", replays);
+  output.print("{:<30}{:>10}{:>10}{:>10}{:>10}{:>11}\n", "", "p50", "p99", "p99.9", "max", "calls");
+  const auto row = [&output](const char* name, const std::vector<double>& us, double unit) {
     const Percentiles p = percentiles(us);
-    fmt::print("{:<30}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}\n", name, p.p50 / unit,
-               p.p99 / unit, p.p999 / unit, p.max / unit, us.size());
+    output.print("{:<30}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}\n", name, p.p50 / unit,
+                 p.p99 / unit, p.p999 / unit, p.max / unit, us.size());
   };
   row("G2 time to first mask, ms", t.first_mask_us, 1e3);
   row("G1 mask and commit, cold, us", t.cold_us, 1);
@@ -370,22 +375,23 @@ void print(const Totals& t, const Vocabulary& vocab, int replays) {
   row("search for forced tokens, us", t.jumps.us, 1);
   for (const auto& [name, jumps] :
        {std::pair("all", &t.jumps), std::pair("function calls", &t.jumps_in_calls)})
-    fmt::print(
+    output.print(
         "jump-forward, {}: {} of {} tokens forced in {} texts, {:.3f} tokens a forward (at most "
         "{:.3f} if all forced bytes were tokens), {} texts with a forced token that is not "
         "theirs\n",
         name, jumps->forced, jumps->tokens, jumps->texts, jumps->gain(), jumps->gain_max(),
         jumps->strange);
   for (const auto& [us, name] : t.slowest_compile)
-    fmt::print("  slow to compile: {:.2f} ms  {}\n", us / 1e3, name);
+    output.print("  slow to compile: {:.2f} ms  {}\n", us / 1e3, name);
   for (const auto& [us, name] : t.slowest_mask)
-    fmt::print("  slow mask: {:.1f} us  {}\n", us, name);
+    output.print("  slow mask: {:.1f} us  {}\n", us, name);
 }
 
 }  // namespace
 
 int run_bench_grammar(const std::vector<std::string>& args) {
-  std::filesystem::path schemas, vocab_path, json_file;
+  std::filesystem::path schemas, vocab_path;
+  FigureOutput output;
   std::string whitespace = "any";
   int32_t replays = 3, stride = 1;
   uint64_t seed = 1;
@@ -404,7 +410,7 @@ int run_bench_grammar(const std::vector<std::string>& args) {
                 "of the random tokenisations");
   table.toggle("only-batches", only_batches, "measure only what the masks of a step cost");
   table.group("Output");
-  table.result_file("json", json_file, "write the result to this file as JSON");
+  output.add_setting(table);
   CommandLine command{
       "espalier bench grammar",
       "Compiles schemas and fills masks along their valid instances, cold and warm, "
@@ -419,8 +425,14 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   const auto vocab = load_vocabulary(vocab_path);
   if (!vocab) return report(vocab.error(), kExitFailure);
   if (only_batches) {
-    print(measure_mask_batches(*vocab));
-    return kExitOk;
+    const std::vector<MaskBatch> batches = measure_mask_batches(*vocab);
+    print(batches, output);
+    std::string json;
+    JsonWriter w(json);
+    w.begin_object();
+    write(w, batches);
+    w.end_object();
+    return output.finish(json);
   }
   GrammarBench bench(*vocab, whitespace_of(whitespace), replays, seed);
   int64_t number = 0;
@@ -432,14 +444,10 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   });
   if (!read.ok()) return report(read, kExitFailure);
   const Fixed fixed{measure_cliffs(*vocab), measure_batch_ms(*vocab), measure_mask_batches(*vocab)};
-  print(bench.totals(), *vocab, replays);
-  print(fixed);
-  print(fixed.batches);
-  if (json_file.empty()) return kExitOk;
-  const std::string result = to_json(bench.totals(), fixed, *vocab, replays) + "\n";
-  if (Status status = write_file(json_file, result); !status.ok())
-    return report(status, kExitFailure);
-  return kExitOk;
+  print(bench.totals(), *vocab, replays, output);
+  print(fixed, output);
+  print(fixed.batches, output);
+  return output.finish(to_json(bench.totals(), fixed, *vocab, replays));
 }
 
 }  // namespace espalier::apps

@@ -206,7 +206,7 @@ std::vector<Options> usual_cases(const Options& base) {
 
 int run_bench_host(const std::vector<std::string>& args) {
   Options options;
-  std::filesystem::path json_path;
+  FigureOutput output;
   SettingTable table;
   table.group("Load");
   Setting& running = table.integer("running", options.running, 1, 8192, "sequences that run");
@@ -220,7 +220,7 @@ int run_bench_host(const std::vector<std::string>& args) {
   table.integer("steps", options.steps, 1, 1000000, "steps that are timed");
   table.text("schedule-policy", options.policy, "NAME", "as of the engine");
   table.group("Output");
-  table.result_file("json", json_path, "write the figures to this file too");
+  output.add_setting(table);
   CommandLine command{
       "espalier bench host",
       "Times the host's work a step: the whole engine over an executor that answers at once.",
@@ -243,20 +243,20 @@ int run_bench_host(const std::vector<std::string>& args) {
                   kExitUsage);
 
   boost::json::array rows;
-  fmt::print("{:>8} {:>8} {:>8} {:>10} {:>9}   {:>8} {:>8} {:>8} {:>8}   us a step\n", "running",
-             "waiting", "context", "output len", "page size", "p50", "p90", "p99", "max");
+  output.print("{:>8} {:>8} {:>8} {:>10} {:>9}   {:>8} {:>8} {:>8} {:>8}   us a step\n", "running",
+               "waiting", "context", "output len", "page size", "p50", "p90", "p99", "max");
   for (const Options& c : one ? std::vector<Options>{options} : usual_cases(options)) {
     const Result<Row> row = measure(c);
     if (!row) return report(row.error(), kExitFailure);
     const Distribution& us = row->host_us;
-    fmt::print("{:>8} {:>8} {:>8} {:>10} {:>9}   {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}\n", c.running,
-               c.waiting, c.context, c.output_len == 0 ? "no end" : fmt::format("{}", c.output_len),
-               c.page_size, us.median, us.p90, us.p99, us.max);
-    std::fflush(stdout);
+    output.print("{:>8} {:>8} {:>8} {:>10} {:>9}   {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}\n",
+                 c.running, c.waiting, c.context,
+                 c.output_len == 0 ? "no end" : fmt::format("{}", c.output_len), c.page_size,
+                 us.median, us.p90, us.p99, us.max);
     rows.push_back(json_of(*row));
   }
   const boost::json::value json = one ? rows[0] : boost::json::value{{"cases", rows}};
-  return write_figures(boost::json::serialize(json) + "\n", json_path);
+  return output.finish(boost::json::serialize(json));
 }
 
 }  // namespace espalier::apps

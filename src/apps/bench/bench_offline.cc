@@ -81,7 +81,7 @@ int run_bench_offline(const std::vector<std::string>& args) {
   WorkloadOptions workload_options;
   RunnerOptions runner;
   double temperature = 0;
-  bool json = false;
+  FigureOutput output;
   std::filesystem::path output_file;
   SettingTable table;
   add_workload_settings(table, workload_options);
@@ -93,7 +93,7 @@ int run_bench_offline(const std::vector<std::string>& args) {
   table.number("temperature", temperature, 0, 100, "of every request");
   table.group("Output");
   table.result_file("output-file", output_file, "append the result to it, one JSON object a line");
-  table.toggle("json", json, "print the result as JSON instead of a table");
+  output.add_setting(table);
   CommandLine command{
       "espalier bench offline",
       "Runs a workload in an engine in this process.",
@@ -133,7 +133,7 @@ int run_bench_offline(const std::vector<std::string>& args) {
                                              ? 0.0
                                              : static_cast<double>(stats.num_lanes_total) /
                                                    static_cast<double>(stats.num_steps_total))}};
-  return publish(sum, json, output_file);
+  return publish(sum, output, output_file);
 }
 
 }  // namespace espalier::apps

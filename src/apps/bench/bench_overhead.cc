@@ -29,7 +29,7 @@ constexpr double kTreeShareAsked = 0.003, kThroughputLostAsked = 0.005;
 struct Options {
   int32_t requests = 8, prompt = 128, output = 16, repeats = 200;
   bool control = false;
-  std::filesystem::path json;
+  FigureOutput figures;
 };
 
 // Counts ends.
@@ -247,7 +247,7 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   table.toggle("control", options.control,
                "both engines without the cache: what the method shows where there is nothing");
   table.group("Output");
-  table.result_file("json", options.json, "write the figures to this file too");
+  options.figures.add_setting(table);
   CommandLine command{
       "espalier bench overhead",
       "Measures what the radix cache costs where nothing is shared, in processor time.",
@@ -262,22 +262,22 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   const double share = m->tree / run_seconds;
   const Lost lost = lost_of(m->processor_ratios), wall = lost_of(m->wall_ratios);
   const double tokens = static_cast<double>(options.requests) * (options.prompt + options.output);
-  fmt::print(
+  options.figures.print(
       "{} prompts of {} tokens, {} out, nothing shared, every page evicted for; {} pairs of "
       "slices, "
       "cache on and off\n",
       options.requests, options.prompt, options.output, options.repeats);
-  fmt::print(
+  options.figures.print(
       "tree work        {:>8.3f} % of run time (asked: at most {} %); {:.0f} us of {:.1f} ms\n",
       100 * share, 100 * kTreeShareAsked, 1e6 * m->tree, 1e3 * run_seconds);
-  fmt::print(
+  options.figures.print(
       "throughput lost  {:>8.2f} % of processor time, 95 % sure {:.2f} to {:.2f} (asked: at "
       "most {} %)\n",
       100 * lost.median, 100 * lost.low, 100 * lost.high, 100 * kThroughputLostAsked);
-  fmt::print("                 {:>8.2f} % by the clock, {:.2f} to {:.2f}\n", 100 * wall.median,
-             100 * wall.low, 100 * wall.high);
-  fmt::print("tokens a second  {:>8.0f} with the cache, {:.0f} without, by the clock\n",
-             tokens / m->wall_on, tokens / m->wall_off);
+  options.figures.print("                 {:>8.2f} % by the clock, {:.2f} to {:.2f}\n",
+                        100 * wall.median, 100 * wall.low, 100 * wall.high);
+  options.figures.print("tokens a second  {:>8.0f} with the cache, {:.0f} without, by the clock\n",
+                        tokens / m->wall_on, tokens / m->wall_off);
   const boost::json::object json{
       {"requests", options.requests},
       {"prompt_len", options.prompt},
@@ -296,7 +296,7 @@ int run_bench_overhead(const std::vector<std::string>& args) {
       {"throughput_lost_by_clock", wall.median},
       {"throughput_lost_by_clock_interval", boost::json::array{wall.low, wall.high}},
       {"throughput_lost_asked", kThroughputLostAsked}};
-  return write_figures(boost::json::serialize(json) + "\n", options.json);
+  return options.figures.finish(boost::json::serialize(json));
 }
 
 }  // namespace espalier::apps

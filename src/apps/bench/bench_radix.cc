@@ -164,7 +164,7 @@ boost::json::object json_of(const Row& row) {
 
 int run_bench_radix(const std::vector<std::string>& args) {
   Options options;
-  std::filesystem::path json_path;
+  FigureOutput output;
   SettingTable table;
   table.group("Tree");
   table.integer("shared-len", options.shared, 0, 1 << 20, "tokens of each shared run");
@@ -174,7 +174,7 @@ int run_bench_radix(const std::vector<std::string>& args) {
                 "leaves that are timed, in random order (a quarter of a tree at most)");
   table.integer("rounds", options.rounds, 1, 1000, "of which the median is told");
   table.group("Output");
-  table.result_file("json", json_path, "write the figures to this file too");
+  output.add_setting(table);
   CommandLine command{
       "espalier bench radix",
       "Times match, insert and evict of the radix tree, 1,000 nodes to a million, beside memcmp.",
@@ -191,21 +191,20 @@ int run_bench_radix(const std::vector<std::string>& args) {
                   kExitUsage);
 
   boost::json::array rows;
-  fmt::print("{:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}   ns, {} tokens a prompt\n", "nodes",
-             "page size", "match", "memcmp", "miss", "insert", "evict",
-             options.shared + options.own);
+  output.print("{:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}   ns, {} tokens a prompt\n", "nodes",
+               "page size", "match", "memcmp", "miss", "insert", "evict",
+               options.shared + options.own);
   for (const int32_t page_size : {1, 16}) {
     for (size_t leaves = 1000; leaves <= static_cast<size_t>(options.max_nodes); leaves *= 10) {
       const Result<Row> row = measure(options, leaves, page_size);
       if (!row) return report(row.error(), kExitFailure);
-      fmt::print("{:>9} {:>9} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f}\n", row->num_nodes,
-                 page_size, row->match_ns, row->memcmp_ns, row->miss_ns, row->insert_ns,
-                 row->evict_ns);
-      std::fflush(stdout);
+      output.print("{:>9} {:>9} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f} {:>9.0f}\n", row->num_nodes,
+                   page_size, row->match_ns, row->memcmp_ns, row->miss_ns, row->insert_ns,
+                   row->evict_ns);
       rows.push_back(json_of(*row));
     }
   }
-  return write_figures(boost::json::serialize(rows) + "\n", json_path);
+  return output.finish(boost::json::serialize(rows));
 }
 
 }  // namespace espalier::apps

@@ -23,7 +23,7 @@ struct ServingOptions {
   bool flush_cache = false;
   bool respect_eos = false;
   std::filesystem::path output_file;
-  bool json = false;
+  FigureOutput output;
 };
 
 void add_settings(SettingTable& table, ServingOptions& options) {
@@ -52,7 +52,7 @@ void add_settings(SettingTable& table, ServingOptions& options) {
   table.group("Output");
   table.result_file("output-file", options.output_file,
                     "append the result to it, one JSON object a line");
-  table.toggle("json", options.json, "print the result as JSON instead of a table");
+  options.output.add_setting(table);
 }
 
 Status prepare(ServingOptions& options, const SettingTable& table, ServerFacts& facts) {
@@ -146,7 +146,7 @@ int run_bench_serving(const std::vector<std::string>& args) {
       run_workload(workload, options.runner, [&] { return make_http_sender(options.target); });
   BenchReport sum = summarize(result.records, result.seconds);
   sum.settings = described(options);
-  return publish(sum, options.json, options.output_file);
+  return publish(sum, options.output, options.output_file);
 }
 
 }  // namespace espalier::apps

@@ -31,7 +31,8 @@ struct Options {
   double scale = 1;
   int concurrency = 16;
   bool ablations = false;
-  std::filesystem::path data, json, plots, from;
+  std::filesystem::path data, plots, from;
+  FigureOutput output;
 };
 
 // How one run differs from the usual.
@@ -220,9 +221,9 @@ json::object json_of(const Row& row) {
   return out;
 }
 
-void print_row(const Row& row) {
+void print_row(const Row& row, const FigureOutput& output) {
   const auto percent = [](double part) { return fmt::format("{:.1f}", 100 * part); };
-  fmt::print(
+  output.print(
       "{:<20} {:>6} {:>6} {:>6} |{:>8.2f} {:>8.2f} {:>6.2f} |{:>8.3f} {:>8.3f} |{:>7.3f} "
       "{:>7.3f} |{:>6.1f} |",
       row.name, percent(row.on.hit_rate), percent(row.on.optimum.hit_rate()),
@@ -230,19 +231,18 @@ void print_row(const Row& row) {
       row.off.programs_per_second, mean(row.on.programs_per_second, row.off.programs_per_second),
       row.alone_on.latency, row.alone_off.latency, row.on.first_token, row.off.first_token,
       row.on.batch_size);
-  for (const auto& [share, m] : row.pools) fmt::print(" {:>5}", percent(m.hit_rate));
-  fmt::print("\n");
+  for (const auto& [share, m] : row.pools) output.print(" {:>5}", percent(m.hit_rate));
+  output.print("\n");
   if (!row.ablations.empty()) {
-    fmt::print("  half the pool, programs/s (hits %):");
+    output.print("  half the pool, programs/s (hits %):");
     for (const auto& [name, m] : row.ablations)
-      fmt::print("  {} {:.2f} ({})", name, m.programs_per_second, percent(m.hit_rate));
-    fmt::print("\n  used of each match, programs/s (hits %, batch):");
+      output.print("  {} {:.2f} ({})", name, m.programs_per_second, percent(m.hit_rate));
+    output.print("\n  used of each match, programs/s (hits %, batch):");
     for (const auto& [share, m] : row.shares)
-      fmt::print("  {:.2f} {:.2f} ({}, {:.1f})", share, m.programs_per_second, percent(m.hit_rate),
-                 m.batch_size);
-    fmt::print("\n");
+      output.print("  {:.2f} {:.2f} ({}, {:.1f})", share, m.programs_per_second,
+                   percent(m.hit_rate), m.batch_size);
+    output.print("\n");
   }
-  std::fflush(stdout);
 }
 
 Result<std::vector<const Workload*>> chosen(const Options& options) {
@@ -298,7 +298,7 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   table.path("data", options.data, "folder with gsm8k_test.jsonl.xz").default_text =
       "ESPALIER_DATA, else ../shared/data";
   table.group("Output");
-  table.result_file("json", options.json, "write the figures to this file too");
+  options.output.add_setting(table);
   table.path("plots", options.plots, "draw them into this folder, as SVG and PNG");
   table.path("from", options.from, "run nothing: draw what --json wrote to this file");
   CommandLine command{
@@ -315,9 +315,9 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   const Result<std::vector<const Workload*>> list = chosen(options);
   if (!list) return report(list.error(), kExitUsage);
 
-  fmt::print("{:<20} {:>20} |{:>24} |{:>17} |{:>15} |{:>6} |{:>18}\n", "", "hits %", "programs/s",
-             "alone, s", "first token, s", "batch", "hits % by pool");
-  fmt::print(
+  options.output.print("{:<20} {:>20} |{:>24} |{:>17} |{:>15} |{:>6} |{:>18}\n", "", "hits %",
+                       "programs/s", "alone, s", "first token, s", "batch", "hits % by pool");
+  options.output.print(
       "{:<20} {:>6} {:>6} {:>6} |{:>8} {:>8} {:>6} |{:>8} {:>8} |{:>7} {:>7} |{:>6} |{:>6} "
       "{:>5} {:>5}\n",
       "", "here", "best", "% of", "on", "off", "x", "on", "off", "on", "off", "", "25", "50",
@@ -327,14 +327,13 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   for (const Workload* workload : *list) {
     const Result<Row> row = measure(bench, *workload, options);
     if (!row) return report(row.error(), kExitFailure);
-    print_row(*row);
+    print_row(*row, options.output);
     all.push_back(json_of(*row));
   }
   if (!options.plots.empty())
     if (const Status status = plot_workloads(all, options.plots); !status.ok())
       return report(status, kExitFailure);
-  return write_figures(json::serialize(json::object{{"workloads", std::move(all)}}) + "\n",
-                       options.json);
+  return options.output.finish(json::serialize(json::object{{"workloads", std::move(all)}}));
 }
 
 }  // namespace espalier::apps

@@ -137,19 +137,28 @@ std::string to_json(const BenchReport& report) {
   return boost::json::serialize(out);
 }
 
-int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file) {
-  fmt::print("{}", as_json ? to_json(report) + "\n" : table(report));
-  if (!file.empty()) {
-    if (Status status = write_file(file, to_json(report) + "\n", WriteMode::kAppend); !status.ok())
-      return espalier::apps::report(status, kExitFailure);
-  }
-  return report.failed == 0 ? kExitOk : kExitFailure;
+void FigureOutput::add_setting(SettingTable& settings) {
+  settings.result("json", json_instead_, file_,
+                  "JSON instead of the table, or, with FILE, written to it beside the table");
 }
 
-int write_figures(const std::string& text, const std::filesystem::path& file) {
-  if (file.empty()) return kExitOk;
-  const Status status = write_file(file, text);
-  return status.ok() ? kExitOk : espalier::apps::report(status, kExitFailure);
+int FigureOutput::finish(const std::string& json) const {
+  if (json_instead_) fmt::print("{}\n", json);
+  if (file_.empty()) return kExitOk;
+  const Status status = write_file(file_, json + "\n");
+  return status.ok() ? kExitOk : report(status, kExitFailure);
+}
+
+int publish(const BenchReport& report, const FigureOutput& output,
+            const std::filesystem::path& file) {
+  output.print("{}", table(report));
+  const std::string json = to_json(report);
+  if (!file.empty()) {
+    if (Status status = write_file(file, json + "\n", WriteMode::kAppend); !status.ok())
+      return espalier::apps::report(status, kExitFailure);
+  }
+  const int written = output.finish(json);
+  return report.failed == 0 ? written : kExitFailure;
 }
 
 }  // namespace espalier::apps

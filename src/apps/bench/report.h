@@ -1,12 +1,16 @@
 // What a benchmark measured: one record a request, summed up as a table and as JSON.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "apps/settings.h"
 #include "base/status.h"
 
 namespace espalier::apps {
@@ -47,12 +51,30 @@ struct BenchReport {
 BenchReport summarize(const std::vector<RequestRecord>& records, double seconds);
 std::string table(const BenchReport& report);
 
-// Prints the report (as JSON or as a table), appends it as a line of JSON to `file` unless that is
-// empty. An exit code: kExitFailure when a request failed or the file could not be written.
-int publish(const BenchReport& report, bool as_json, const std::filesystem::path& file);
+// Where the figures of every benchmark go: a table to standard output, JSON in its place with
+// --json, JSON to a file beside it with --json FILE.
+class FigureOutput {
+ public:
+  void add_setting(SettingTable& settings);
+  // A part of the table, seen at once.
+  template <typename... Args>
+  void print(fmt::format_string<Args...> format, Args&&... args) const {
+    if (json_instead_) return;
+    fmt::print(format, std::forward<Args>(args)...);
+    std::fflush(stdout);
+  }
+  // At the end. An exit code: kExitFailure when the file could not be written.
+  int finish(const std::string& json) const;
 
-// Writes `text` to `file`, or nothing when that is empty. An exit code.
-int write_figures(const std::string& text, const std::filesystem::path& file);
+ private:
+  bool json_instead_ = false;
+  std::filesystem::path file_;
+};
+
+// Prints the report, appends it as a line of JSON to `file` unless that is empty. An exit code:
+// kExitFailure when a request failed or a file could not be written.
+int publish(const BenchReport& report, const FigureOutput& output,
+            const std::filesystem::path& file);
 
 std::string to_json(const BenchReport& report);  // SGLang's key names where it has the same figure
 

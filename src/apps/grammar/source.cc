@@ -1,5 +1,7 @@
 #include "apps/grammar/source.h"
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "apps/config.h"
@@ -93,8 +95,13 @@ Result<Vocabulary> load_vocabulary(const std::filesystem::path& path) {
 
 Status for_each_line(const std::filesystem::path& file,
                      const std::function<Status(std::string_view line)>& visit) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored))
+    return invalid_argument("{} is a folder; name a file", file.string());
+  errno = 0;
   std::ifstream in(file);
-  if (!in) return error(StatusCode::kNotFound, "{}: cannot be read", file.string());
+  if (!in)
+    return error(StatusCode::kNotFound, "cannot open {}: {}", file.string(), std::strerror(errno));
   size_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
