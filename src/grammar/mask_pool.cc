@@ -9,8 +9,8 @@
 namespace espalier::grammar {
 namespace {
 
-// What must be left for each thread that is woken. To wake one costs the caller 5 us, and it comes
-// after 50 (on two processors, see README.md).
+// What must be left for each thread that is woken. To wake one costs the caller 3 to 16 us, and it
+// comes after 2 to 50 (on two processors, see README.md).
 constexpr double kWorthUs = 100;
 
 // How long the caller looks for threads to finish before it parks: most have an item of a few
