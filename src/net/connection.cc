@@ -67,6 +67,10 @@ class Writer final : public ResponseWriter {
       c.write(exchange, std::move(bytes));
     });
   }
+  size_t pending_output() const override {
+    const auto c = connection_.lock();
+    return c ? c->pending_output() : 0;
+  }
   void finish() override {
     with_connection([](Connection& c, uint64_t exchange) { c.finish(exchange); });
   }
@@ -424,13 +428,15 @@ void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) 
   if (http10_) keep_alive_ = false;  // the end of the connection ends the answer
   append_head(status, headers, chunked_, std::string::npos);
   answer_ = Answer::kStreaming;
+  last_write_bytes_ = 0;
   flush_soon();
 }
 
 void Connection::write(uint64_t exchange, std::string&& bytes) {
   if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || is_head_) return;
-  // What comes now, of whatever size, the client has not been able to read.
-  const size_t bound = shared_->config.max_pending_output_bytes;
+  // What comes now, of whatever size, the client has not been able to read; what came before may
+  // be more than the bound by itself.
+  const size_t bound = shared_->config.max_pending_output_bytes + last_write_bytes_;
   if (pending_output() > bound) flush();
   if (state_ == State::kClosed) return;
   if (pending_output() > bound) {
@@ -440,6 +446,7 @@ void Connection::write(uint64_t exchange, std::string&& bytes) {
   if (chunked_) fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
   out_ += bytes;
   if (chunked_) out_ += "\r\n";
+  last_write_bytes_ = bytes.size();
   flush_soon();
 }
 

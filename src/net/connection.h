@@ -60,6 +60,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void finish(uint64_t exchange);
   void abandon(uint64_t exchange);
   void on_disconnect(uint64_t exchange, std::function<void()>&& callback);
+  size_t pending_output() const { return out_.size() - out_begin_; }
 
  private:
   enum class State {
@@ -86,7 +87,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void wait_writable();
   void linger();
   void drop(std::string_view why);
-  size_t pending_output() const { return out_.size() - out_begin_; }
 
   void set_deadline(Duration from_now);
   void await_request();  // sets the deadline of what is read
@@ -116,7 +116,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::function<void()> disconnect_;
 
   std::string out_;
-  size_t out_begin_ = 0;  // bytes of out_ that are written
+  size_t out_begin_ = 0;         // bytes of out_ that are written
+  size_t last_write_bytes_ = 0;  // of the stream
   bool flush_wanted_ = false;
   bool waiting_writable_ = false;
 

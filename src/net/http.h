@@ -59,9 +59,11 @@ class ResponseWriter {
   virtual void send(HttpResponse response) = 0;
 
   virtual void start_stream(int status, Headers headers) = 0;
-  // Bytes are collected until the socket takes them, then written together. A client that leaves
-  // more than the server's bound unread is dropped.
+  // Bytes are collected until the socket takes them, then written together. A client that has left
+  // more than the server's bound (and the write before) unread is dropped.
   virtual void write(std::string bytes) = 0;
+  // Bytes that the client has not taken yet. On the connection's I/O thread only.
+  virtual size_t pending_output() const = 0;
   virtual void finish() = 0;
 
   // Called once, on the connection's I/O thread, if the client goes before the answer is complete

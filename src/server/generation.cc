@@ -165,10 +165,13 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
   }
 }
 
+// A client that is behind gets fewer events with more in each: those of /generate hold all so far.
 void Generation::stream_sample(Sample& sample) {
+  constexpr size_t kBehindBytes = 64 << 10;
   const size_t fresh = sample.ids.size() - sample.ids_sent;
   if (sample.sent_any && !sample.finish &&
-      fresh < static_cast<size_t>(sample.item->stream_interval)) {
+      (fresh < static_cast<size_t>(sample.item->stream_interval) ||
+       response_->pending_output() > kBehindBytes)) {
     return;
   }
   if (!streaming_) {

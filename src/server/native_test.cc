@@ -1,14 +1,14 @@
 // /generate over real sockets, answer by answer.
 #include <gmock/gmock.h>
 
+#include "net/test_socket.h"
 #include "server/test_server.h"
 
 namespace espalier::server {
 namespace {
 
-using ::testing::HasSubstr;
-
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // meta_info of a finished answer, with what all of them share left out.
 std::string meta(std::string_view id, std::string_view finish, int prompt, int completion,
@@ -302,6 +302,25 @@ TEST_F(NativeTest, TimingsWithMetricsEnabled) {
   for (const char* name : {"queue_time", "time_to_first_token", "decode_throughput"}) {
     EXPECT_THAT(body, testing::HasSubstr(name));
   }
+}
+
+// Each event holds the log-probabilities of all tokens so far: the client cannot read them as fast
+// as they are made, and misses nothing where some are left out.
+TEST_F(NativeTest, AClientThatIsBehindGetsFewerEvents) {
+  config_.max_pending_output_bytes = 64 << 10;
+  const std::string reply(40, 'r');
+  engine_.set_script({.reply = reply});
+  start();
+  net::TestSocket socket(server_->port(), 4096);
+  const std::string body =
+      R"({"text":"a","stream":true,"return_logprob":true,"top_logprobs_num":10000})";
+  ASSERT_TRUE(socket.write(fmt::format(
+      "POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", body.size(), body)));
+  const std::string answer = socket.read_until(
+      [](const std::string& text) { return text.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"); },
+      std::chrono::seconds(60));
+  EXPECT_TRUE(answer.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n")) << answer.size();
+  EXPECT_THAT(answer, HasSubstr(fmt::format(R"(data: {{"text":"{}","output_ids":)", reply)));
 }
 
 // A call's log-probabilities are held until it is answered: of its prompts they are counted before
