@@ -9,7 +9,7 @@ The peers need `pip install xgrammar==0.2.8 llguidance==1.9.1 tiktoken`; one tha
 out. Every engine has a process of its own. All follow the valid instances, tokenised canonically: a mask,
 then the commit of the token that comes, by the thread's processor time (compilation by the process's), on a
 grammar that has just been compiled (cold) and once more (warm); each call of a peer is one through its Python
-bindings, whose own time is measured and shown. Verdicts are of all instances. A schema that takes a peer more
+bindings; what two empty calls and reading the clock take is shown. Verdicts are of all instances. A schema that takes a peer more
 than --seconds of processor time, or ends its process, counts as declined. Espalier's times are those of
 `espalier bench grammar --replays 1`, properties in the schema's order as the peers have them; its verdicts
 those of `espalier grammar conformance`, whose grammars take them in any."""
