@@ -526,11 +526,17 @@ void Machine::add_differing_bytes(const Place& a, const Place& b, ByteMask& byte
 }
 
 SetId Machine::step_slow(SetId from, uint8_t byte, const std::string_view* text) {
+  // Many places lead on to the same ones where parts may be left out: no list of all ways there.
+  constexpr size_t kMany = 1000;
+  const std::span<const Item> from_items = items(sets_[from].scanning);
+  const bool many = from_items.size() > kMany;
   kernel_.clear();
-  for (const Item& item : items(sets_[from].scanning)) {
+  seen_.clear();
+  for (const Item& item : from_items) {
     for (const Network::ByteEdge& edge : network_.bytes_of(item.node)) {
-      if (edge.low <= byte && byte <= edge.high && has_room(edge.target, item.count))
-        kernel_.push_back({edge.target, item.link, item.count});
+      if (byte < edge.low || edge.high < byte || !has_room(edge.target, item.count)) continue;
+      const Item next{edge.target, item.link, item.count};
+      if (!many || seen_.insert(next)) kernel_.push_back(next);
     }
   }
   if (kernel_.size() > 1) {
