@@ -13,7 +13,7 @@ namespace espalier {
 struct LaneResult {
   Status status;       // a lane that failed (logits not finite, no token allowed) fails alone
   TokenId token = -1;  // the sampled token; -1 where the lane does not sample
-  // Behind its drafts, one for each of its draft samples; -1 from the first that failed on.
+  // Behind its drafts, one for each of its draft samples; -1 where one failed.
   std::vector<TokenId> draft_tokens;
   TokenLogprobs logprobs;                     // of `token`, where its sampling asks
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
