@@ -15,9 +15,8 @@ namespace {
 const char* const kSeeds[] = {
     "GET /hello?q=%20x HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n",
     "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\nhello world",
-    "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n "
-    "world\r\n"
-    "0\r\nT: v\r\n\r\n",
+    "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+    "6;x=y\r\n world\r\n0\r\nT: v\r\n\r\n",  // NOLINT(bugprone-suspicious-missing-comma): one
     "GET /hello HTTP/1.1\r\nHost: a\r\n\r\nGET /hello HTTP/1.1\r\nHost: a\r\n\r\n",
     "OPTIONS * HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
 };

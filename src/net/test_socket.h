@@ -14,6 +14,7 @@
 #include <chrono>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace espalier::net {
 
@@ -31,6 +32,20 @@ class Patience {
   static constexpr std::chrono::milliseconds kSliceMax{500};
   std::chrono::milliseconds left_;
 };
+
+// A socket that listens, and its port; -1 where none could be had. The caller closes it.
+inline std::pair<int, int> listen_on_loopback() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && ::listen(fd, 16) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
+    return {fd, ntohs(address.sin_port)};
+  ::close(fd);
+  return {-1, -1};
+}
 
 class TestSocket {
  public:

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <thread>
+#include <tuple>
 
 #include "net/client.h"
 #include "net/test_socket.h"
@@ -58,15 +59,7 @@ class TlsServer {
     context_ = SSL_CTX_new(TLS_server_method());
     SSL_CTX_use_certificate(context_, identity.certificate);
     SSL_CTX_use_PrivateKey(context_, identity.key);
-    listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address);
-    ::listen(listener_, 4);
-    socklen_t size = sizeof address;
-    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
-    port = ntohs(address.sin_port);
+    std::tie(listener_, port) = listen_on_loopback();
     thread_ = std::thread([this] { serve(); });
   }
   ~TlsServer() {
@@ -146,15 +139,8 @@ TEST(Tls, AMissingFileOfCertificatesIsNamed) {
 }
 
 TEST(Tls, AServerThatSpeaksPlainHttpIsAnError) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address);
-  ::listen(listener, 1);
-  socklen_t size = sizeof address;
-  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  std::thread plain([&] {
+  const auto [listener, port] = listen_on_loopback();
+  std::thread plain([listener = listener] {
     const int fd = ::accept(listener, nullptr, nullptr);
     char request[512];
     (void)::recv(fd, request, sizeof request, 0);
@@ -162,7 +148,7 @@ TEST(Tls, AServerThatSpeaksPlainHttpIsAnError) {
     (void)::send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
     ::close(fd);
   });
-  auto client = HttpClient::create(fmt::format("https://127.0.0.1:{}", ntohs(address.sin_port)));
+  auto client = HttpClient::create(fmt::format("https://127.0.0.1:{}", port));
   EXPECT_EQ(client->get("/").error().code(), StatusCode::kUnavailable);
   plain.join();
   ::close(listener);

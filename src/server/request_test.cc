@@ -106,9 +106,8 @@ json::value random_value(Rng& rng, int depth = 0) {
 
 // Replaces, removes or adds something somewhere inside.
 void mutate(json::value& value, Rng& rng) {
-  if (rng.below(4) == 0) {
-    value = random_value(rng);
-  } else if (value.is_object() && !value.get_object().empty()) {
+  const bool replaced = rng.below(4) == 0;
+  if (!replaced && value.is_object() && !value.get_object().empty()) {
     auto& object = value.get_object();
     auto member = object.begin() + static_cast<std::ptrdiff_t>(rng.below(object.size()));
     if (rng.below(8) == 0) {
@@ -116,7 +115,7 @@ void mutate(json::value& value, Rng& rng) {
     } else {
       mutate(member->value(), rng);
     }
-  } else if (value.is_array() && !value.get_array().empty()) {
+  } else if (!replaced && value.is_array() && !value.get_array().empty()) {
     auto& list = value.get_array();
     if (rng.below(8) == 0) {
       list.push_back(random_value(rng));

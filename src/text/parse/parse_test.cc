@@ -208,7 +208,6 @@ TEST(Pythonic, LiteralsOnly) {
 
 struct Thought {
   std::string reasoning, answer;
-  friend bool operator==(const Thought&, const Thought&) = default;
 };
 
 Thought thought(const char* format, const std::string& text, uint64_t cuts) {

@@ -99,7 +99,7 @@ TEST(ChatTemplate, RunawaysEnd) {
     const auto result = render(source);
     return result ? StatusCode::kOk : result.error().code();
   };
-  const auto kTooMuch = StatusCode::kResourceExhausted;
+  constexpr auto kTooMuch = StatusCode::kResourceExhausted;
   EXPECT_EQ(code("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
             kTooMuch);
   EXPECT_EQ(code("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), kTooMuch);

@@ -503,7 +503,7 @@ std::optional<int64_t> parse_integer(const std::string& text, int base) {
 Result<Value> filter_int(Interpreter&, const Value& input, const Arguments& arguments) {
   ESP_ASSIGN_OR_RETURN(const Bound bound, bind("int", arguments, {"default", "base"}));
   ESP_ASSIGN_OR_RETURN(const int64_t base, integer("int", bound[1], 10));
-  const Value otherwise = bound[0].value_or(Value(0));
+  Value otherwise = bound[0].value_or(Value(0));
   std::optional<double> number;
   if (input.is_number() && !input.is_float()) return Value(input.integer());
   if (input.is_float()) number = input.number();

@@ -489,7 +489,7 @@ Result<Value> Interpreter::evaluate_node(const Expression& node) {
       return evaluate_dict(node);
     case ExpressionKind::kNegate:
     case ExpressionKind::kPositive: {
-      ESP_ASSIGN_OR_RETURN(const Value operand, evaluate(*node.children[0]));
+      ESP_ASSIGN_OR_RETURN(Value operand, evaluate(*node.children[0]));
       if (operand.is_undefined()) return fail(template_error(operand.why_undefined()));
       if (!operand.is_number()) {
         return fail(
