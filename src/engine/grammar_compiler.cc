@@ -25,10 +25,12 @@ GrammarCompiler::~GrammarCompiler() {
 
 void GrammarCompiler::compile(const grammar::GrammarSpec& spec, Ticket ticket, Done done) {
   const std::string key = key_of(spec);
+  std::list<Entry> dropped;  // destroyed without the lock
   std::unique_lock lock(mutex_);
   ++stats_.requests;
-  if (Compiled grammar = known(key); *grammar != nullptr) {
+  if (Compiled grammar = known(key, dropped); *grammar != nullptr) {
     ++stats_.cache_hits;
+    drop_unused(dropped);
     lock.unlock();
     done(std::move(grammar));
     return;
@@ -75,11 +77,12 @@ GrammarCompilerStats GrammarCompiler::stats() const {
 }
 
 // One whose states are used up, by all the texts that it has had, is made anew.
-std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::known(const std::string& key) {
+std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::known(const std::string& key,
+                                                                 std::list<Entry>& dropped) {
   const auto it = index_.find(key);
   if (it == index_.end()) return nullptr;
   if (grammar::Matcher(it->second->grammar).exhausted()) {
-    kept_.erase(it->second);
+    dropped.splice(dropped.end(), kept_, it->second);
     index_.erase(it);
     return nullptr;
   }
@@ -87,13 +90,16 @@ std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::known(const std::stri
   return it->second->grammar;
 }
 
-void GrammarCompiler::keep(const std::string& key,
-                           std::shared_ptr<grammar::CompiledGrammar> grammar) {
-  kept_.push_front({key, std::move(grammar)});
-  index_[key] = kept_.begin();
-  if (kept_.size() <= kKept) return;
-  index_.erase(kept_.back().key);
-  kept_.pop_back();
+// Keeps what was used last, within the bounds; grammars grow with the texts that they have had.
+void GrammarCompiler::drop_unused(std::list<Entry>& dropped) {
+  size_t bytes = 0, num_kept = 0;
+  auto it = kept_.begin();
+  for (; it != kept_.end() && num_kept < kKept; ++it, ++num_kept) {
+    bytes += it->grammar->num_bytes();
+    if (num_kept > 0 && bytes > kKeptBytes * limits_.machine_bytes_max) break;
+  }
+  for (auto unused = it; unused != kept_.end(); ++unused) index_.erase(unused->key);
+  dropped.splice(dropped.end(), kept_, it, kept_.end());
 }
 
 std::shared_ptr<const grammar::TokenTrie> GrammarCompiler::trie() {
@@ -121,6 +127,7 @@ void GrammarCompiler::work() {
 void GrammarCompiler::run(const std::string& key, Job& job) {
   const SteadyClock clock;
   Compiled made;
+  std::list<Entry> dropped;
   for (;;) {
     const TimePoint start = clock.now();
     grammar::GrammarLimits limits = limits_;
@@ -135,7 +142,11 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
     const bool given_up = !made && made.error().code() == StatusCode::kAborted;
     if (given_up && !job.waiting.empty() && !stopping_) continue;
     ++(made ? stats_.compiled : stats_.failed);
-    if (made) keep(key, *made);
+    if (made) {
+      kept_.push_front({key, *made});
+      index_[key] = kept_.begin();
+      drop_unused(dropped);
+    }
     const auto node = jobs_.extract(key);
     lock.unlock();
     for (const Waiting& waiting : node.mapped()->waiting) waiting.done(made);

@@ -51,7 +51,8 @@ class GrammarCompiler {
   GrammarCompilerStats stats() const;
 
  private:
-  static constexpr size_t kKept = 256;  // compiled grammars; the longest unused goes first
+  static constexpr size_t kKept = 256;     // compiled grammars; the longest unused goes first
+  static constexpr size_t kKeptBytes = 2;  // all of them, by what the states of one may take
 
   struct Entry {
     std::string key;
@@ -70,8 +71,9 @@ class GrammarCompiler {
   void work();
   void run(const std::string& key, Job& job);
   std::shared_ptr<const grammar::TokenTrie> trie();
-  std::shared_ptr<grammar::CompiledGrammar> known(const std::string& key);  // or null
-  void keep(const std::string& key, std::shared_ptr<grammar::CompiledGrammar> grammar);
+  std::shared_ptr<grammar::CompiledGrammar> known(const std::string& key,
+                                                  std::list<Entry>& dropped);  // or null
+  void drop_unused(std::list<Entry>& dropped);
 
   const VocabView vocab_;
   const grammar::GrammarLimits limits_;

@@ -81,6 +81,32 @@ TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
   EXPECT_EQ(compiler.stats().cache_hits, 2);
 }
 
+TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
+  // Of a few hundred states of one place each; together twice what one may take.
+  GrammarCompiler compiler(vocab_, 1, {.machine_bytes_max = 15'000});
+  const auto grammar = [&](const char* source) {
+    std::promise<GrammarCompiler::Compiled> made;
+    compiler.compile(regex(source), 1,
+                     [&](GrammarCompiler::Compiled one) { made.set_value(std::move(one)); });
+    return *made.get_future().get();
+  };
+  const char* const sources[] = {"[ab]{1,200}!", "[ab]{1,200}x", "[ab]{1,200}y", "[ab]{1,200}z"};
+  std::vector<std::weak_ptr<grammar::CompiledGrammar>> grown;
+  for (const char* source : sources) {
+    const auto one = grammar(source);
+    grammar::Matcher(one).accept_bytes(std::string(150, 'a'));
+    EXPECT_GT(one->num_bytes(), 8'000u);
+    grown.push_back(one);
+  }
+  EXPECT_NE(grammar("small"), nullptr);
+  EXPECT_NE(grammar("smaller"), nullptr);  // the thread is through with the one before
+  // The small ones and those used last are kept, as many as fit into 30 kB; the others are gone.
+  EXPECT_TRUE(grown[0].expired());
+  EXPECT_FALSE(grown[3].expired());
+  EXPECT_NE(grammar("small"), nullptr);
+  EXPECT_EQ(compiler.stats().cache_hits, 1);
+}
+
 TEST_F(GrammarCompilerTest, WhatIsBeingCompiledForNobodyEndsEarly) {
   GrammarCompiler compiler(vocab_, 1, {.compile_seconds_max = 60});
   // Half a second of work each. The thread may begin or end one before or after it is cancelled, so

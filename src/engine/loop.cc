@@ -15,6 +15,13 @@
 namespace espalier {
 namespace {
 
+Status exhausted_grammar() {
+  return invalid_argument(
+      "the grammar needs more states for this text than it may have, or leaves the text at too "
+      "many "
+      "places at once; bound its repetitions more tightly or split it");
+}
+
 SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor) {
   return {.max_running = c.max_running_requests,
           .max_waiting = c.max_running_requests + c.max_queued_requests,  // the registry's bound
@@ -363,8 +370,7 @@ std::optional<FinishReason> EngineLoop::advance_grammar(Sample& sample, TokenId 
     return FinishReason{
         .type = FinishReason::Type::kError,
         .status = matcher.exhausted()
-                      ? error(StatusCode::kResourceExhausted,
-                              "the grammar needs more states than it may have; simplify it")
+                      ? exhausted_grammar()
                       : error(StatusCode::kInternal, "token {} is not of the grammar", token)};
   }
   return end_of_grammar(sample, token);
@@ -523,6 +529,10 @@ void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats&
     ++totals_.num_finished_total;
   if (reason.type == FinishReason::Type::kError) {
     ++totals_.num_failed_total;
+    // A mask that could not be made lets no token come.
+    if (sample.matcher && sample.matcher->exhausted() &&
+        reason.status.code() == StatusCode::kInvalidArgument)
+      reason.status = exhausted_grammar();
     if (is_not_finite(reason.status)) ++totals_.num_not_finite_total;
   }
   sample.event.finish = std::move(reason);

@@ -132,9 +132,9 @@ void StepMasks::fill_grammar_mask(Sample& sample, std::span<const TokenId> choic
   }
   const auto known = static_cast<size_t>(sample.matcher->words_per_mask());
   ESP_CHECK(known <= words.size(), "the vocabulary is larger than the logits");
-  sample.matcher->fill_mask(words.first(known));
+  const bool any = sample.matcher->fill_mask(words.first(known));
   std::ranges::fill(words.subspan(known), 0);
-  if (!sample.matcher->can_end()) return;
+  if (!sample.matcher->can_end() || (!any && sample.matcher->exhausted())) return;
   for (const TokenId id : sample.request->sampling.stop_ids) allow(id, words);
 }
 

@@ -30,6 +30,7 @@ struct GrammarLimits {
   size_t machine_sets_max = 4'000'000;  // interned states of one grammar while matching
   size_t machine_places_max = 100'000;  // where a text may be at once, in one of these states
   size_t machine_bytes_max = size_t{1} << 30;  // which all these states take
+  size_t machine_turn_max = 2'000'000;  // places followed for one mask or token: a fifth of a second
   double compile_seconds_max = 5.0;
   TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
   const std::atomic<bool>* cancelled = nullptr;  // the caller's; set to end a compilation early

@@ -62,7 +62,10 @@ class Matcher::Steps {
   uint32_t operator()(uint32_t from, uint8_t byte, std::string_view text) {
     const SetId known = impl_.machine.known_step(from, byte);
     if (known < Machine::kDepends) return known;
-    if (!lock_.owns_lock()) lock_.lock();
+    if (!lock_.owns_lock()) {
+      lock_.lock();
+      impl_.machine.begin_turn();
+    }
     return impl_.machine.step(from, byte, text);
   }
 
@@ -100,6 +103,10 @@ GrammarSize CompiledGrammar::size() const {
           .num_byte_classes = n.class_sample.size(),
           .num_states = impl_->machine.num_sets(),
           .num_masks = impl_->masks.num_kept()};
+}
+
+size_t CompiledGrammar::num_bytes() const {
+  return impl_->machine.num_bytes() + impl_->masks.num_bytes();
 }
 
 namespace {
@@ -304,6 +311,7 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   if (const auto known = impl.masks.fill_known(history_.back(), words)) return *known;
   const std::lock_guard lock(impl.mutex);
+  impl.machine.begin_turn();
   return impl.masks.fill(history_.back(), text_now(), words);
 }
 

@@ -56,28 +56,28 @@ struct Hostile {
 // ESPALIER_HOSTILE_FULL=1: ten times as large.
 std::vector<Hostile> hostile_grammars() {
   const bool full = getenv("ESPALIER_HOSTILE_FULL") != nullptr;
-  const int kDeep = full ? 100'000 : 5'000;
-  const int kWide = full ? 10'000 : 1'000;
-  const std::string last = "\"d" + std::to_string(kDeep) + "\":{}}}";
+  const int deep = full ? 100'000 : 5'000;
+  const int wide = full ? 10'000 : 1'000;
+  const std::string last = "\"d" + std::to_string(deep) + "\":{}}}";
   return {
       {"arrays nested in the schema's text", Kind::kJsonSchema,
-       [=] { return R"({"const":)" + repeated("[", kDeep) + repeated("]", kDeep) + "}"; },
+       [=] { return R"({"const":)" + repeated("[", deep) + repeated("]", deep) + "}"; },
        "nests deeper than 500", ""},
       {"schemas nested by anyOf", Kind::kJsonSchema,
-       [=] { return repeated(R"({"anyOf":[)", kDeep) + "true" + repeated("]}", kDeep); },
+       [=] { return repeated(R"({"anyOf":[)", deep) + "true" + repeated("]}", deep); },
        "nests deeper than 500", ""},
       {"anyOf nested as deep as is read", Kind::kJsonSchema,
        [] { return repeated(R"({"anyOf":[)", 240) + "true" + repeated("]}", 240); }, "?", "1"},
       {"a chain of references", Kind::kJsonSchema,
        [=] {
          return R"({"$ref":"#/$defs/d0","$defs":{)" +
-                numbered(R"("d#":{"$ref":"#/$defs/d@"})", kDeep, ",") + "," + last;
+                numbered(R"("d#":{"$ref":"#/$defs/d@"})", deep, ",") + "," + last;
        },
        "?", "1"},
       {"a chain of references in what is judged at its end", Kind::kJsonSchema,
        [=] {
          return R"({"type":"array","uniqueItems":true,"items":{"$ref":"#/$defs/d0"},"$defs":{)" +
-                numbered(R"("d#":{"$ref":"#/$defs/d@"})", kDeep, ",") + "," + last;
+                numbered(R"("d#":{"$ref":"#/$defs/d@"})", deep, ",") + "," + last;
        },
        "?", "[1"},
       {"an enum of 10,000 values with a length", Kind::kJsonSchema,
@@ -133,7 +133,7 @@ std::vector<Hostile> hostile_grammars() {
        },
        "?", "{"},
       {"an enum without end", Kind::kJsonSchema,
-       [=] { return R"({"enum":[)" + numbered(R"("value #")", 2 * kDeep, ",") + "]}"; }, "",
+       [=] { return R"({"enum":[)" + numbered(R"("value #")", 2 * deep, ",") + "]}"; }, "",
        "\"value 9999\""},
       {"an enum of long values", Kind::kJsonSchema,
        [] {
@@ -155,7 +155,7 @@ std::vector<Hostile> hostile_grammars() {
        Kind::kJsonSchema,
        [=] {
          return R"({"type":"object","properties":{)" +
-                numbered(R"("p#":{"type":"null"})", kWide, ",") + R"(},"required":["p3"]})";
+                numbered(R"("p#":{"type":"null"})", wide, ",") + R"(},"required":["p3"]})";
        },
        "",
        R"({"p999":null,"p3":null})",
@@ -163,7 +163,7 @@ std::vector<Hostile> hostile_grammars() {
       {"thousands of properties that may be left out", Kind::kJsonSchema,
        [=] {
          return R"({"type":"object","additionalProperties":false,"properties":{)" +
-                numbered(R"("p#":{"type":"null"})", 2 * kDeep, ",") + "}}";
+                numbered(R"("p#":{"type":"null"})", 2 * deep, ",") + "}}";
        },
        "", R"({"p1":null,"p9999":null})"},
       {"names of megabytes", Kind::kJsonSchema,
@@ -209,7 +209,7 @@ std::vector<Hostile> hostile_grammars() {
        "?", "[0"},
       {"names without end that are required", Kind::kJsonSchema,
        [=] {
-         return R"({"type":"object","required":[)" + numbered("\"r#\"", 2 * kDeep, ",") + "]}";
+         return R"({"type":"object","required":[)" + numbered("\"r#\"", 2 * deep, ",") + "]}";
        },
        "?", "{\"r0\""},
       {"a schema that is no UTF-8", Kind::kJsonSchema,
@@ -240,8 +240,8 @@ std::vector<Hostile> hostile_grammars() {
       {"stars of stars", Kind::kRegex,
        [] { return repeated("(", 150) + "a" + repeated("*)", 150); }, "", "aaa"},
       {"groups without end", Kind::kRegex,
-       [=] { return repeated("(", kDeep) + "a" + repeated(")", kDeep); }, "nest too deeply", ""},
-      {"alternatives without end", Kind::kRegex, [=] { return numbered("a#b", kDeep, "|"); }, "?",
+       [=] { return repeated("(", deep) + "a" + repeated(")", deep); }, "nest too deeply", ""},
+      {"alternatives without end", Kind::kRegex, [=] { return numbered("a#b", deep, "|"); }, "?",
        "a4999b"},
       {"a long pattern with an anchor", Kind::kRegex, [] { return "^" + repeated("ab", 100'000); },
        "", "abab"},
@@ -259,9 +259,9 @@ std::vector<Hostile> hostile_grammars() {
        "?", ""},
       {"a pattern that is no UTF-8", Kind::kRegex, [] { return std::string("a\xc0\x80z"); },
        "not valid UTF-8", ""},
-      {"a class that does not end", Kind::kRegex, [=] { return "[" + repeated("a", kDeep); },
+      {"a class that does not end", Kind::kRegex, [=] { return "[" + repeated("a", deep); },
        "does not end", ""},
-      {"nothing but braces", Kind::kRegex, [=] { return repeated("{", kDeep); }, "?", "{{"},
+      {"nothing but braces", Kind::kRegex, [=] { return repeated("{", deep); }, "?", "{{"},
 
       {"a rule that calls itself first", Kind::kEbnf,
        [] { return std::string("root ::= root \"a\" | \"a\""); }, "", "aaaa"},
@@ -278,31 +278,31 @@ std::vector<Hostile> hostile_grammars() {
        "line 52: rule 'missing' is used and not defined", ""},
       {"rules one behind the other", Kind::kEbnf,
        [=] {
-         return "root ::= r0\n" + numbered("r# ::= \"a\" r@\n", kDeep) + "r" +
-                std::to_string(kDeep) + " ::= \"z\"";
+         return "root ::= r0\n" + numbered("r# ::= \"a\" r@\n", deep) + "r" + std::to_string(deep) +
+                " ::= \"z\"";
        },
        "", "aaaa"},
       {"rules in a circle", Kind::kEbnf,
        [=] {
-         return "root ::= r0\n" + numbered("r# ::= r@ \"a\" | \"b\" r@\n", kDeep) + "r" +
-                std::to_string(kDeep) + " ::= r0 | \"z\"";
+         return "root ::= r0\n" + numbered("r# ::= r@ \"a\" | \"b\" r@\n", deep) + "r" +
+                std::to_string(deep) + " ::= r0 | \"z\"";
        },
        "?", "b"},
       {"rules that wait for the one before", Kind::kEbnf,
        [=] {
          return "root ::= r0\nr0 ::= r1 | \"x\"\n" +
-                numbered("r@ ::= r# \"a\" | r@ \"b\" r@\n", kDeep);
+                numbered("r@ ::= r# \"a\" | r@ \"b\" r@\n", deep);
        },
        "?", "x"},
       {"a rule named again and again", Kind::kEbnf,
-       [=] { return "root ::= " + repeated("x ", kDeep) + "\nx ::= \"a\" | \"b\" x"; }, "?", "ab"},
+       [=] { return "root ::= " + repeated("x ", deep) + "\nx ::= \"a\" | \"b\" x"; }, "?", "ab"},
       {"groups that nest", Kind::kEbnf,
-       [=] { return "root ::= " + repeated("(", kDeep) + repeated(")", kDeep); }, "nest too deeply",
+       [=] { return "root ::= " + repeated("(", deep) + repeated(")", deep); }, "nest too deeply",
        ""},
       {"thousands of parts that may be left out", Kind::kEbnf,
-       [=] { return "root ::= " + numbered("\"k#\"? ", 2 * kDeep); }, "", "k1k9999"},
+       [=] { return "root ::= " + numbered("\"k#\"? ", 2 * deep); }, "", "k1k9999"},
       {"thousands of words in any number", Kind::kEbnf,
-       [=] { return "root ::= (" + numbered("\"word#\"? | ", kDeep) + "\"x\")* \"!\""; }, "?",
+       [=] { return "root ::= (" + numbered("\"word#\"? | ", deep) + "\"x\")* \"!\""; }, "?",
        "word1word4999"},
       {"sequences in groups in sequences", Kind::kEbnf,
        [] {
@@ -314,7 +314,7 @@ std::vector<Hostile> hostile_grammars() {
        [] { return "root ::= r0\n" + numbered("r# ::= r@ r@\n", 60) + "r60 ::= \"a\""; }, "?",
        "aaa"},
       {"comments without end", Kind::kEbnf,
-       [=] { return "root ::= \"a\"\n" + repeated("# nothing\n", kDeep) + repeated(" \n", kDeep); },
+       [=] { return "root ::= \"a\"\n" + repeated("# nothing\n", deep) + repeated(" \n", deep); },
        "", "a"},
       {"an ambiguity of every kind", Kind::kEbnf,
        [] { return std::string("root ::= root root root | root root | \"a\" | \"\""); }, "",

@@ -632,6 +632,32 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   EXPECT_TRUE(matcher.exhausted());
 }
 
+// A text at thousands of places at once: neither a token nor a mask may take longer than its turn.
+TEST(Matcher, AMaskAndATokenEndWithTheirWork) {
+  const TestVocab vocab(1);
+  const auto trie = std::make_shared<const TokenTrie>(vocab.view);
+  const GrammarSpec spec{.source = "([a-z]?[0-9]?){1000}!"};
+  const auto filled = [&](size_t turn_max) {
+    Matcher matcher(compile_grammar(spec, trie, {.machine_turn_max = turn_max}).value());
+    EXPECT_TRUE(matcher.accept_bytes("a1"));
+    std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
+    matcher.fill_mask(words);
+    return std::pair(matcher.exhausted(), words);
+  };
+  const auto [ended, nothing] = filled(20'000);
+  EXPECT_TRUE(ended);
+  EXPECT_TRUE(std::ranges::all_of(nothing, [](uint32_t word) { return word == 0; }));
+  const auto [none_ended, all] = filled(2'000'000);
+  EXPECT_FALSE(none_ended);
+  EXPECT_FALSE(std::ranges::all_of(all, [](uint32_t word) { return word == 0; }));
+  // Turn by turn a text may take any amount.
+  Matcher matcher(compile_grammar(spec, trie, {.machine_turn_max = 20'000}).value());
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(matcher.accept_bytes(i % 2 == 0 ? "a" : "1")) << i;
+  EXPECT_FALSE(matcher.exhausted());
+  matcher.accept_bytes(std::string(690, '1'));
+  EXPECT_TRUE(matcher.exhausted());
+}
+
 TEST(Fuzz, NoSourceCrashesTheParsers) {
   const std::string alphabet = "ab|()[]{}*+?^$\\.-,0123dwspx\"::= \nroot#u{\xC3\xA9";
   for (uint64_t seed = 0; seed < 3000; ++seed) {

@@ -94,6 +94,7 @@ Machine::Machine(const Network& network, const GrammarLimits& limits, uint32_t r
       sets_max_(limits.machine_sets_max),
       places_max_(limits.machine_places_max),
       bytes_max_(limits.machine_bytes_max),
+      turn_max_(limits.machine_turn_max),
       reach_(reach),
       table_(256, kDead),
       link_table_(256, kRootLink) {
@@ -216,10 +217,11 @@ SetId Machine::intern_settled(const std::vector<Item>& settled) {
   return id;
 }
 
-bool Machine::full() const {
+bool Machine::full() {
   const size_t bytes = transitions_.size() * sizeof(SetId) + items_.size() * sizeof(Item) +
                        waiting_.size() * sizeof(Waiting) +
                        sets_.size() * (sizeof(Set) + sizeof(SetId) + sizeof(bool));
+  bytes_.store(bytes, std::memory_order_relaxed);
   return sets_.size() >= sets_max_ || bytes >= bytes_max_;
 }
 
@@ -245,7 +247,8 @@ void Machine::close(SetId id) {
   const auto add = [&](const Item& item) {
     if (seen_.insert(item)) work_.push_back(item);
   };
-  while (!work_.empty()) {
+  size_t followed = 0;
+  for (; !work_.empty(); ++followed) {
     const Item item = work_.back();
     work_.pop_back();
     const Network::Node node = network_.nodes[item.node];  // making rules moves the nodes
@@ -278,6 +281,7 @@ void Machine::close(SetId id) {
     }
   }
   if (scanning_now_.size() + waiting_now_.size() > places_max_) exhausted_ = true;
+  spend(followed);
   std::sort(waiting_now_.begin(), waiting_now_.end());
   waiting_now_.erase(std::unique(waiting_now_.begin(), waiting_now_.end()), waiting_now_.end());
   std::sort(scanning_now_.begin(), scanning_now_.end());
@@ -428,6 +432,8 @@ Machine::Place Machine::step_unasked(const Place& from, uint8_t byte) {
     if (to != kUnknown) return place_of(to);
     from_items = items(sets_[from.set].scanning);
   }
+  spend(from_items.size());
+  if (exhausted_) return {};
   Place to;
   for (const Item& one : from_items) {
     for (const Network::ByteEdge& edge : network_.bytes_of(one.node)) {
@@ -476,6 +482,8 @@ Machine::Place Machine::step_along_slow(const Place& from, uint8_t byte) {
   const Item item{from.node, from.link, from.count};
   const std::span<const Item> from_items =
       from.set == kInRule ? std::span(&item, 1) : items(sets_[from.set].scanning);
+  spend(from_items.size());
+  if (exhausted_) return {};
   Place to;
   for (const Item& one : from_items) {
     for (const Network::ByteEdge& edge : network_.bytes_of(one.node)) {
@@ -526,10 +534,13 @@ void Machine::add_differing_bytes(const Place& a, const Place& b, ByteMask& byte
 }
 
 SetId Machine::step_slow(SetId from, uint8_t byte, const std::string_view* text) {
+  // What has been read goes on, along states that are known; a walk along what may come ends.
+  if (exhausted_ && text == nullptr) return kDead;
   // Many places lead on to the same ones where parts may be left out: no list of all ways there.
   constexpr size_t kMany = 1000;
   const std::span<const Item> from_items = items(sets_[from].scanning);
   const bool many = from_items.size() > kMany;
+  spend(from_items.size());
   kernel_.clear();
   seen_.clear();
   for (const Item& item : from_items) {

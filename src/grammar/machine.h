@@ -65,6 +65,11 @@ class Machine {
 
   SetId start() const { return start_; }
 
+  // From here on it may do the work of one mask or token, GrammarLimits::machine_turn_max; beyond
+  // that it is exhausted, so that a grammar whose texts are at very many places at once holds up
+  // nobody for long.
+  void begin_turn() { followed_ = 0; }
+
   // The state after one more byte. Amortised: one table look-up. kDead also once the limit on
   // states is reached; exhausted() then says so. `text` is what was read before the byte (at least
   // the value that it ends): looked at where a rule's check asks for it.
@@ -145,6 +150,7 @@ class Machine {
   bool accepting(SetId set) const { return accepting_.read(set); }
   bool exhausted() const { return exhausted_.load(std::memory_order_relaxed); }
   size_t num_sets() const { return sets_.size(); }
+  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }  // for any thread
   const Network& network() const { return network_; }
 
   // Whether the text may end here and nothing can follow. `step` is asked where bytes lead.
@@ -234,7 +240,7 @@ class Machine {
   SetId step_slow(SetId from, uint8_t byte, const std::string_view* text);
   SetId intern(std::vector<Item>& kernel, const Text* text, bool& asked);
   SetId intern_settled(const std::vector<Item>& kernel);
-  bool full() const;
+  bool full();
   void grow_table();
   uint32_t canonical_count(const Item& item) const;
   bool count_step(const Network::CountEdge& edge, Item& item) const;
@@ -245,10 +251,16 @@ class Machine {
   LinkId link_of(SetId set, RuleId rule);
   void grow_links();
 
+  void spend(size_t places) {
+    followed_ += places;
+    if (followed_ > turn_max_) exhausted_ = true;
+  }
+
   const Network& network_;
   NetworkMaker* const maker_;
   const size_t num_classes_;
-  const size_t sets_max_, places_max_, bytes_max_;
+  const size_t sets_max_, places_max_, bytes_max_, turn_max_;
+  size_t followed_ = 0;  // places, in this turn
   const uint32_t reach_;
   std::vector<Set> sets_;
   std::vector<Item> items_;
@@ -262,6 +274,7 @@ class Machine {
   std::vector<uint8_t> chains_;     // [node] 1: is_chain(), 2: not, 0: not looked at yet
   SetId start_ = kDead;
   std::atomic<bool> exhausted_ = false;
+  std::atomic<size_t> bytes_ = 0;  // which its states take
   // Used within one call.
   Seen seen_;
   std::vector<Item> kernel_, settled_, returned_, work_, scanning_now_;

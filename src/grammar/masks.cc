@@ -158,6 +158,7 @@ void Masks::add_part(const Mask& part, Mask& mask) {
 
 const Masks::Mask& Masks::keep(SetId set, Mask mask) {
   settle(mask);
+  mask.partial = machine_.exhausted();
   kept_bytes_ += size_of(mask);
   const std::lock_guard lock(kept_mutex_);
   return kept_.emplace(set, std::move(mask)).first->second;
@@ -238,6 +239,10 @@ bool Masks::fill(SetId exact, std::string_view text, std::span<uint32_t> words) 
   const Mask& mask = mask_of(set);
   write(mask, words);
   const bool asked = !mask.asked.empty() && ask(mask, set, text, words);
+  if (mask.partial || (!mask.asked.empty() && machine_.exhausted())) {
+    std::ranges::fill(words, 0);
+    return false;
+  }
   return asked || !mask.empty;
 }
 
@@ -246,7 +251,8 @@ std::optional<bool> Masks::fill_known(SetId exact, std::span<uint32_t> words) co
   if (set == Machine::kUnknown) return std::nullopt;
   const std::shared_lock lock(kept_mutex_);
   const auto known = kept_.find(set);
-  if (known == kept_.end() || !known->second.asked.empty()) return std::nullopt;
+  if (known == kept_.end() || !known->second.asked.empty() || known->second.partial)
+    return std::nullopt;
   write(known->second, words);
   return !known->second.empty;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@ class Masks {
   std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;
 
   size_t num_kept() const { return kept_.size(); }
+  size_t num_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }  // any thread
 
  private:
   // A mask that is kept: one of the vocabulary's or another's, or words, or nothing; and what
@@ -44,7 +46,8 @@ class Masks {
     // Tokens amid which a check looks at the text, by their bytes: tried at each fill, whatever the
     // rest says of them.
     std::vector<TokenId> asked;
-    bool empty = true;  // but for these
+    bool empty = true;     // but for these
+    bool partial = false;  // made, in part at least, when the machine was exhausted: not to be used
 
     void allow(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2 + 1); }
     void refuse(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2); }
@@ -105,7 +108,7 @@ class Masks {
   const TokenTrie& trie_;
   mutable std::shared_mutex kept_mutex_;  // held to change kept_, and by others to read it
   std::unordered_map<SetId, Mask> kept_;
-  size_t kept_bytes_ = 0;
+  std::atomic<size_t> kept_bytes_ = 0;
   std::unordered_map<TailKey, Found, TailHash> tails_;
   std::unordered_map<SetId, SetId> next_inside_;
   std::unordered_map<uint64_t, bool> for_ever_;  // by node and kind of place

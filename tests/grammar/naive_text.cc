@@ -141,8 +141,8 @@ class Pattern {
   std::vector<CodePoints> escape() {
     rest_.remove_prefix(1);
     if (rest_.empty()) throw Unknown();
-    const std::vector<CodePoints> digits = {{'0', '9'}};
-    const std::vector<CodePoints> word = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+    std::vector<CodePoints> digits = {{'0', '9'}};
+    std::vector<CodePoints> word = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
     const char c = rest_[0];
     rest_.remove_prefix(1);
     switch (c) {

@@ -166,7 +166,7 @@ class Walk {
 enum class Choice : uint8_t { kAuto, kRequired, kNamed };
 
 json::value tools_of(Choice choice, size_t named) {
-  const json::value all = json::parse(kTools);
+  json::value all = json::parse(kTools);
   if (choice != Choice::kNamed) return all;
   return json::array{all.get_array()[named]};
 }

@@ -93,7 +93,7 @@ void WordCache::insert(std::string_view word, uint64_t hash, const TokenId* ids,
     const Entry* expected = nullptr;
     if (slot.compare_exchange_strong(expected, entry.get(), std::memory_order_release,
                                      std::memory_order_relaxed)) {
-      entry.release();  // the slot owns it now
+      (void)entry.release();  // the slot owns it now
       return;
     }
   }
