@@ -79,6 +79,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("disable_cascade_attention", e.disable_cascade_attention);
   w.member("enable_deterministic_inference", e.enable_deterministic_inference);
   w.member("grammar_backend", e.grammar_backend).member("grammar_threads", e.grammar_threads);
+  w.member("grammar_mask_threads", e.grammar_mask_threads);
   w.member("grammar_compile_seconds", e.grammar_compile_seconds);
   w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
   w.member("disable_jump_forward", e.disable_jump_forward)
