@@ -151,7 +151,8 @@ def find_cycles(graph):
 
 
 def dead_files(tree):
-    """A source that no target builds, or a header that nothing includes."""
+    """A source that no target builds, a header that nothing includes, or what a flag was taken for a
+    name of."""
     built = set()
     if tree.build:
         with open(os.path.join(tree.build, "compile_commands.json"), encoding="utf-8") as f:
@@ -170,6 +171,8 @@ def dead_files(tree):
                 findings.append(f"{path}: no target builds it")
         elif path not in included:
             findings.append(f"{path}: nothing includes it")
+    flags = {part for path in tree.files for part in path.split(os.sep) if part.startswith("-")}
+    findings += [f"{flag}: a flag that was taken for a file's or folder's name" for flag in sorted(flags)]
     return findings
 
 

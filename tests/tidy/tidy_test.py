@@ -81,6 +81,9 @@ class TidyTest(unittest.TestCase):
     def test_dead_files_sees_a_header_that_is_not_included(self):
         self.assert_fails("dead_files", {"src/base/old.h": "int old;\n"}, "src/base/old.h")
 
+    def test_dead_files_sees_a_flag_taken_for_a_name(self):
+        self.assert_fails("dead_files", {"--help/a.json": "{}", "--help/b.json": "{}"}, "--help")
+
     def test_dead_files_believes_the_compile_commands(self):
         with tempfile.TemporaryDirectory() as root:
             source = os.path.join(root, "src/base/made.cc")

@@ -226,6 +226,8 @@ def reference(model, generator, vocab):
 
 
 def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
     wanted = sys.argv[2:]

@@ -123,6 +123,8 @@ def models():
 
 
 def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
     for index, (name, model, dtype, finish, vector) in enumerate(models()):

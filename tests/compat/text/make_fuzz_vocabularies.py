@@ -150,6 +150,8 @@ def affixed_bpe():
 
 
 def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     symbols = {"user_defined_symbols": ["<tool call>", "foo", "fo", "def return"]}

@@ -221,6 +221,8 @@ def rows(goldens):
 
 
 def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     for name, options in MODELS.items():
         folder = Path(sys.argv[1]) / "sentencepiece"
         folder.mkdir(parents=True, exist_ok=True)
