@@ -81,7 +81,7 @@ std::shared_ptr<grammar::CompiledGrammar> GrammarCompiler::known(const std::stri
                                                                  std::list<Entry>& dropped) {
   const auto it = index_.find(key);
   if (it == index_.end()) return nullptr;
-  if (grammar::Matcher(it->second->grammar).exhausted()) {
+  if (it->second->grammar->exhausted()) {
     dropped.splice(dropped.end(), kept_, it->second);
     index_.erase(it);
     return nullptr;

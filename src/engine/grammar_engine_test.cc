@@ -287,6 +287,25 @@ void check_answer(const Asked& asked, const GenerateResult& answer) {
   }
 }
 
+using AskedOnes = std::list<std::pair<Asked, Collector>>;
+
+// Asks the engine for `count` requests drawn from a seed. Each is at its place until it has ended.
+AskedOnes ask_drawn(Engine& engine, uint64_t seed, int count, bool jump_forward) {
+  Rng rng(seed);
+  AskedOnes all;
+  for (int i = 0; i < count; ++i) {
+    Asked asked = drawn(rng);
+    asked.request.sampling.jump_forward = jump_forward;
+    const auto n = static_cast<int32_t>(asked.n);
+    auto& [kept, collector] =
+        all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
+                         std::forward_as_tuple(n));
+    const auto submitted = engine.submit(kept.request, collector.sink());
+    EXPECT_TRUE(submitted) << submitted.error().to_string();
+  }
+  return all;
+}
+
 // Every token is a byte, so all are canonical: with and without jump-forward, with and without
 // overlap the same comes, whatever else is asked for.
 TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
@@ -297,18 +316,7 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
       EngineConfig config{.max_total_tokens = 1500};
       config.disable_overlap_schedule = !overlap;
       auto [engine, device] = make_test_engine({.config = config});
-      Rng rng(20);
-      std::list<std::pair<Asked, Collector>> all;
-      for (int i = 0; i < 150; ++i) {
-        Asked asked = drawn(rng);
-        asked.request.sampling.jump_forward = jump;
-        const auto n = static_cast<int32_t>(asked.n);
-        auto& [kept, collector] =
-            all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
-                             std::forward_as_tuple(n));
-        const auto submitted = engine->submit(kept.request, collector.sink());
-        ASSERT_TRUE(submitted) << submitted.error().to_string();
-      }
+      AskedOnes all = ask_drawn(*engine, 20, 150, jump);
       int i = 0;
       for (auto& [asked, collector] : all) {
         SCOPED_TRACE(testing::Message() << "request " << i << " overlap " << overlap << jump);
@@ -365,17 +373,7 @@ TEST(GrammarEngine, WhoeverFillsTheMasksAnswersAreTheSame) {
     EngineConfig config;
     config.grammar_mask_threads = threads;
     auto [engine, device] = make_test_engine({.config = config});
-    Rng rng(33);
-    std::list<std::pair<Asked, Collector>> all;
-    for (int i = 0; i < 150; ++i) {
-      Asked asked = drawn(rng);
-      const auto n = static_cast<int32_t>(asked.n);
-      auto& [kept, collector] =
-          all.emplace_back(std::piecewise_construct, std::forward_as_tuple(std::move(asked)),
-                           std::forward_as_tuple(n));
-      const auto submitted = engine->submit(kept.request, collector.sink());
-      ASSERT_TRUE(submitted) << submitted.error().to_string();
-    }
+    AskedOnes all = ask_drawn(*engine, 33, 150, true);
     size_t at = 0;
     for (auto& [asked, collector] : all) {
       ASSERT_TRUE(collector.wait_end());

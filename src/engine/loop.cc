@@ -531,7 +531,7 @@ void EngineLoop::finish(Sample& sample, FinishReason reason, const RequestStats&
     ++totals_.num_failed_total;
     // A mask that could not be made lets no token come.
     if (sample.matcher && sample.matcher->exhausted() &&
-        reason.status.code() == StatusCode::kInvalidArgument)
+        reason.status == no_token_left(sample.request->sampling.spec))
       reason.status = exhausted_grammar();
     if (is_not_finite(reason.status)) ++totals_.num_not_finite_total;
   }

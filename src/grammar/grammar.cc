@@ -105,6 +105,7 @@ GrammarSize CompiledGrammar::size() const {
           .num_masks = impl_->masks.num_kept()};
 }
 
+bool CompiledGrammar::exhausted() const { return impl_->machine.exhausted(); }
 size_t CompiledGrammar::num_bytes() const {
   return impl_->machine.num_bytes() + impl_->masks.num_bytes();
 }
@@ -350,7 +351,7 @@ bool Matcher::must_end() {
       history_.back(), [&](SetId from, uint8_t byte) { return step(from, byte, text_now()); });
 }
 
-bool Matcher::exhausted() const { return grammar_->impl_->machine.exhausted(); }
+bool Matcher::exhausted() const { return grammar_->exhausted(); }
 
 int32_t Matcher::words_per_mask() const { return grammar_->trie().words_per_mask(); }
 

@@ -65,6 +65,7 @@ class CompiledGrammar {
   ~CompiledGrammar();
   const TokenTrie& trie() const;
   GrammarSize size() const;
+  bool exhausted() const;          // see Matcher::exhausted(); for any thread
   size_t num_bytes() const;        // what the states and masks made so far take; for any thread
   const Network& network() const;  // as far as it is made
   const Network& whole_network();  // all rules made; REQUIRES: no matcher is used meanwhile
