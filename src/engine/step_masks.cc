@@ -122,10 +122,10 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const Lane& lane, si
   matcher.rollback(matcher.steps() - steps);
 }
 
-// Of what its matcher has read.
+// Of what its matcher has read. Of an exhausted grammar choices may be missing, as states are.
 void StepMasks::fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
                                   std::span<uint32_t> words) {
-  if (!choices.empty()) {
+  if (!choices.empty() && !sample.matcher->exhausted()) {
     std::ranges::fill(words, 0);
     for (const TokenId id : choices) allow(id, words);
     return;
