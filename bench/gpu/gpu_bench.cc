@@ -22,6 +22,7 @@ namespace json = boost::json;
 struct Options {
   std::string config = "bench/configs/llama_8b";
   std::string part = "decode";
+  std::string tokenizer = "share/default_model";
   std::string json_path;
   bool quick = false;
   bool no_graphs = false;
@@ -114,7 +115,8 @@ Status prefill_part(const Options& options, json::array& out) {
 Status offline_part(const Options& options, json::array& out) {
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
     if (workload.name.find(options.only) == std::string::npos) continue;
-    ESP_ASSIGN_OR_RETURN(const OfflineResult r, run_offline(workload, options.config, kSeed));
+    ESP_ASSIGN_OR_RETURN(const OfflineResult r,
+                         run_offline(workload, options.config, options.tokenizer, kSeed));
     std::printf(
         "%-44s %8.1f s %9.0f out tok/s %9.0f in tok/s  cached %4.1f%%  device idle %.2f%%  host "
         "%.0f us/step\n",
@@ -166,7 +168,8 @@ int main(int argc, char** argv) {
   CLI::App app{"Decode steps, prefill and offline workloads of a model on the GPU."};
   app.add_option("--config", options.config, "folder with config.json; weights are drawn");
   app.add_option("--part", options.part, "what to measure")
-      ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared"}));
+      ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared", "grammars"}));
+  app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--page-size", options.page_size, "tokens in a page")->check(CLI::Range(1, 1024));
   app.add_option("--lanes", options.lanes, "of decode")->delimiter(',');

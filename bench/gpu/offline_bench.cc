@@ -11,6 +11,14 @@
 namespace espalier::bench {
 namespace {
 
+// Records without end: an answer is cut where its tokens are. Strings, numbers, choices and lists.
+constexpr const char* kRecords = R"({"type": "array", "minItems": 1000, "items": {"type": "object",
+ "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"},
+  "score": {"type": "number"}, "state": {"enum": ["open", "closed", "waiting for an answer"]},
+  "born": {"type": "string", "format": "date"},
+  "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}, "maxItems": 4}},
+ "required": ["name", "age", "score", "state", "born", "tags"], "additionalProperties": false}})";
+
 // Counts ends; keeps the first failure.
 class Ends {
  public:
@@ -63,8 +71,9 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
     GenerateRequest request;
     request.input_ids = prompt;
     request.sampling.max_new_tokens = w.output_tokens;
-    request.sampling.temperature = 0.0f;
+    request.sampling.temperature = static_cast<float>(w.temperature);
     request.sampling.ignore_eos = true;
+    if (!w.json_schema.empty()) request.sampling.json_schema = w.json_schema;
     const auto rid = engine.submit(std::move(request), [&](TokenEvent&& e) { ends.add(e); });
     if (!rid) return rid.error();
   }
@@ -90,6 +99,24 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
   } else if (part == "lengths") {
     out = {plain(500, 2000, 256, 1), plain(128, 2048, 256, 1), plain(2048, 128, 256, 2)};
     if (quick) out = {plain(2048, 128, 256, 1)};
+  } else if (part == "grammars") {
+    for (const int32_t batch : quick ? std::vector<int32_t>{64} : std::vector<int32_t>{64, 256}) {
+      const std::string at = ", batch " + std::to_string(batch);
+      OfflineWorkload w{.name = "no grammar" + at,
+                        .num_requests = batch,
+                        .max_running = batch,
+                        .input_tokens = 128,
+                        .output_tokens = 256,
+                        .temperature = 1,
+                        .guess = false};
+      out.push_back(w);
+      w.name = "JSON Schema, every token sampled" + at;
+      w.json_schema = kRecords;
+      out.push_back(w);
+      w.name = "JSON Schema" + at;
+      w.guess = true;
+      out.push_back(w);
+    }
   } else {
     const int32_t groups = quick ? 16 : 64;
     OfflineWorkload shared{.name = "shared prefix, cache on",
@@ -116,13 +143,16 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
 }
 
 Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& config,
-                                  uint64_t seed) {
+                                  const std::string& tokenizer, uint64_t seed) {
   ESP_ASSIGN_OR_RETURN(auto engine, Engine::create({.model_path = config,
+                                                    .tokenizer_path = tokenizer,
                                                     .load_format = LoadFormat::kDummy,
-                                                    .skip_tokenizer_init = true,
+                                                    .skip_tokenizer_init = w.json_schema.empty(),
                                                     .context_length = 8192,
                                                     .max_running_requests = w.max_running,
                                                     .disable_radix_cache = !w.cache,
+                                                    .disable_jump_forward = !w.guess,
+                                                    .disable_drafts = !w.guess,
                                                     .random_seed = seed,
                                                     .device = "cuda"}));
   const int32_t vocab = engine->model_info().vocab_size;

@@ -18,6 +18,9 @@ struct OfflineWorkload {
   int32_t groups = 0;         // of requests that share a prefix; 0: nothing is shared
   int32_t shared_tokens = 0;  // the prefix's length
   bool cache = true;
+  double temperature = 0;
+  std::string json_schema;  // that all answers obey; empty: none
+  bool guess = true;        // what a grammar forces is not sampled, and drafts are tried
 };
 
 struct OfflineResult {
@@ -26,11 +29,13 @@ struct OfflineResult {
   double forward_seconds = 0, host_seconds = 0, steps = 0;
 };
 
-// part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths) or "shared".
+// part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared" or
+// "grammars" (the same work without a schema, with one, and with all that one makes possible).
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.
+// `tokenizer`: what workloads with a schema need.
 Result<OfflineResult> run_offline(const OfflineWorkload& workload, const std::string& config,
-                                  uint64_t seed);
+                                  const std::string& tokenizer, uint64_t seed);
 
 }  // namespace espalier::bench
