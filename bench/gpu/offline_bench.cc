@@ -144,17 +144,19 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
 
 Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& config,
                                   const std::string& tokenizer, uint64_t seed) {
-  ESP_ASSIGN_OR_RETURN(auto engine, Engine::create({.model_path = config,
-                                                    .tokenizer_path = tokenizer,
-                                                    .load_format = LoadFormat::kDummy,
-                                                    .skip_tokenizer_init = w.json_schema.empty(),
-                                                    .context_length = 8192,
-                                                    .max_running_requests = w.max_running,
-                                                    .disable_radix_cache = !w.cache,
-                                                    .disable_jump_forward = !w.guess,
-                                                    .disable_drafts = !w.guess,
-                                                    .random_seed = seed,
-                                                    .device = "cuda"}));
+  ESP_ASSIGN_OR_RETURN(
+      auto engine,
+      Engine::create({.model_path = config,
+                      .tokenizer_path = w.json_schema.empty() ? std::string() : tokenizer,
+                      .load_format = LoadFormat::kDummy,
+                      .skip_tokenizer_init = w.json_schema.empty(),
+                      .context_length = 8192,
+                      .max_running_requests = w.max_running,
+                      .disable_radix_cache = !w.cache,
+                      .disable_jump_forward = !w.guess,
+                      .disable_drafts = !w.guess,
+                      .random_seed = seed,
+                      .device = "cuda"}));
   const int32_t vocab = engine->model_info().vocab_size;
   // What comes first loads kernels and records graphs.
   OfflineWorkload warm = w;
