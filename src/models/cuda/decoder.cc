@@ -31,6 +31,9 @@ int64_t widest(const DecoderSpec& spec, int64_t (*width)(const LayerSpec&)) {
 // one or two, whose products are kernels for few rows, that costs (8 B: 4.65 to 4.79 ms, Qwen3
 // 30B-A3B 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps).
 constexpr int32_t kEarlyTokens = 3;
+// Steps with prompts, too, up to so many tokens (512: 11.48 ms instead of 11.69); beyond, a
+// kernel's start is nothing beside it.
+constexpr int32_t kEarlyPromptTokens = 1024;
 
 int64_t gate_up_width(const MlpSpec& mlp) {
   return (mlp.gated && !joins_silu(mlp) ? 2 : 1) * int64_t{mlp.intermediate_size};
