@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/activation/cuda.h"
+#include "kernels/activation/cuda_activated.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -10,24 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int32_t kMostRows = 65535;  // of a grid
-
-__device__ __forceinline__ float gelu_tanh(float v) {
-  constexpr float kRoot = 0.7978845608028654f;  // sqrt(2 / pi)
-  return 0.5f * v * (1.0f + tanhf(kRoot * (v + 0.044715f * v * v * v)));
-}
-
-template <Activation ACTIVATION>
-__device__ __forceinline__ float activated(float gate, float up, float limit) {
-  if constexpr (ACTIVATION == Activation::kSilu) {
-    return silu(gate) * up;
-  } else if constexpr (ACTIVATION == Activation::kGeluTanh) {
-    return gelu_tanh(gate) * up;
-  } else {
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-    return gate / (1.0f + __expf(-1.702f * gate)) * (up + 1.0f);
-  }
-}
 
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {

@@ -2,11 +2,13 @@
 // choice, what comes back to the rows; and weights that lie otherwise in a checkpoint.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/activation/cuda.h"
 #include "kernels/activation/op.h"
 #include "kernels/cuda/test_device.h"
 #include "kernels/experts/cuda.h"
+#include "kernels/experts/cuda_few.h"
 #include "kernels/relayout/cuda.h"
 #include "kernels/router/cuda.h"
 #include "kernels/router/op.h"
@@ -448,6 +450,304 @@ TEST_F(CudaExperts, RelayoutWidensMxfp4) {
       ASSERT_EQ(got[static_cast<size_t>((group * rows + row) * columns + c)], want) << i;
     }
   }
+}
+
+// A whole layer of experts for few rows: norm, scores, choice, experts, what is shared, residual.
+struct FewCase {
+  int rows, dim, ffn, shared_ffn;
+  RouterSpec router;
+  Activation activation;
+  bool norm, bias, shared_gate, residual;
+};
+
+class FewExperts {
+ public:
+  FewExperts(Rng& rng, const FewCase& of)
+      : of_(of),
+        x_(random(rng, int64_t{of.rows} * of.dim, 1.0)),
+        norm_(random(rng, of.dim, 1.0)),
+        gate_up_(random(rng, int64_t{2} * experts() * of.ffn * of.dim, 1 / std::sqrt(of.dim))),
+        gate_up_bias_(random(rng, int64_t{2} * experts() * of.ffn, 0.5)),
+        down_(random(rng, int64_t{1} * experts() * of.dim * of.ffn, 1 / std::sqrt(of.ffn))),
+        down_bias_(random(rng, int64_t{1} * experts() * of.dim, 0.5)),
+        shared_gate_up_(random(rng, int64_t{2} * of.shared_ffn * of.dim, 1 / std::sqrt(of.dim))),
+        shared_down_(random(rng, int64_t{1} * of.dim * of.shared_ffn,
+                            1 / std::sqrt(std::max(1, of.shared_ffn)))),
+        residual_(random(rng, int64_t{of.rows} * of.dim, 1.0)),
+        router_weights_(
+            test::random_floats(rng, int64_t{experts()} * of.dim, 2 / std::sqrt(of.dim))),
+        router_bias_(test::random_floats(rng, experts(), 0.5)),
+        correction_(test::random_floats(rng, experts(), 0.3)),
+        shared_gate_(test::random_floats(rng, of.dim, 1 / std::sqrt(of.dim))) {}
+
+  cuda::FewExpertsArgs args() const {
+    return {.rows = of_.rows,
+            .dim = of_.dim,
+            .x = x_.device.get(),
+            .norm_weight = of_.norm ? norm_.device.get() : nullptr,
+            .norm_offset = kNormOffset,
+            .router = of_.router,
+            .router_weights = d_router_weights_.get(),
+            .router_bias = of_.bias ? d_router_bias_.get() : nullptr,
+            .correction = of_.router.correction ? d_correction_.get() : nullptr,
+            .ffn = of_.ffn,
+            .activation = of_.activation,
+            .limit = kLimit,
+            .gate_up = gate_up_.device.get(),
+            .gate_up_bias = of_.bias ? gate_up_bias_.device.get() : nullptr,
+            .down = down_.device.get(),
+            .down_bias = of_.bias ? down_bias_.device.get() : nullptr,
+            .shared_ffn = of_.shared_ffn,
+            .shared_gate_up = of_.shared_ffn > 0 ? shared_gate_up_.device.get() : nullptr,
+            .shared_down = of_.shared_ffn > 0 ? shared_down_.device.get() : nullptr,
+            .shared_gate_weights = has_shared_gate() ? d_shared_gate_.get() : nullptr,
+            .residual = of_.residual ? residual_.device.get() : nullptr,
+            .y = y_.get(),
+            .scale = kScale,
+            .normed = normed_.get(),
+            .scores = scores_.get(),
+            .shared_gate = gates_.get(),
+            .inner = inner_.get(),
+            .shared_inner = shared_inner_.get()};
+  }
+
+  void check() const {
+    const std::vector<float> n = normed();
+    const std::vector<float> scores = scores_.read();
+    EXPECT_LT(test::relative_error(scores, product(n, router_weights_, of_.rows, of_.dim, 0,
+                                                   experts(), of_.bias ? &router_bias_ : nullptr)),
+              2e-3);
+    // What hangs on the scores' last bits is the device's to say.
+    const int k = of_.router.top_k;
+    std::vector<int32_t> chosen(static_cast<size_t>(of_.rows * k));
+    std::vector<float> weights(chosen.size());
+    route(of_.router, {.logits = scores.data(),
+                       .rows = of_.rows,
+                       .correction = of_.router.correction ? correction_.data() : nullptr,
+                       .experts = chosen.data(),
+                       .weights = weights.data()});
+    std::vector<float> want;
+    for (int row = 0; row < of_.rows; ++row) {
+      const std::vector<float> in(n.begin() + int64_t{row} * of_.dim,
+                                  n.begin() + int64_t{row + 1} * of_.dim);
+      std::vector<double> sum(static_cast<size_t>(of_.dim));
+      for (int i = 0; i < k; ++i) {
+        const auto choice = static_cast<size_t>(row * k + i);
+        add(mlp(in, gate_up_, down_, of_.ffn, chosen[choice], of_.bias), weights[choice], sum);
+      }
+      if (of_.shared_ffn > 0) {
+        double gate = 0;
+        for (size_t i = 0; i < in.size(); ++i) gate += double{in[i]} * shared_gate_[i];
+        add(mlp(in, shared_gate_up_, shared_down_, of_.shared_ffn, 0, false),
+            has_shared_gate() ? 1 / (1 + std::exp(-gate)) : 1, sum);
+      }
+      for (size_t i = 0; i < sum.size(); ++i) {
+        const float before =
+            of_.residual ? residual_.host[static_cast<size_t>(row * of_.dim) + i] : 0;
+        want.push_back(static_cast<float>(before + kScale * sum[i]));
+      }
+    }
+    EXPECT_LT(test::relative_error(read(y_, DType::kBFloat16), want), 0.006);
+  }
+
+  std::vector<uint8_t> bytes() const { return y_.read(); }
+
+ private:
+  static constexpr float kNormOffset = 0.5f, kScale = 0.75f, kLimit = 2;
+
+  // The same values come again after a prime number of them: drawing takes the test's time.
+  static Values random(Rng& rng, int64_t count, double deviation) {
+    std::vector<float> values =
+        test::random_floats(rng, std::min<int64_t>(count, 65537), deviation);
+    values.reserve(static_cast<size_t>(count));
+    while (std::ssize(values) < count) values.push_back(values[values.size() - 65537]);
+    return Values::of(std::move(values), DType::kBFloat16);
+  }
+  int experts() const { return of_.router.num_experts; }
+  bool has_shared_gate() const { return of_.shared_ffn > 0 && of_.shared_gate; }
+
+  std::vector<float> normed() const {
+    if (!of_.norm) return x_.host;
+    std::vector<float> out;
+    for (int row = 0; row < of_.rows; ++row) {
+      const float* x = x_.host.data() + int64_t{row} * of_.dim;
+      double squares = 0;
+      for (int i = 0; i < of_.dim; ++i) squares += double{x[i]} * x[i];
+      const double scale = 1 / std::sqrt(squares / of_.dim + 1e-6);
+      for (int i = 0; i < of_.dim; ++i)
+        out.push_back(
+            static_cast<float>(x[i] * scale * (norm_.host[static_cast<size_t>(i)] + kNormOffset)));
+    }
+    return test::to_floats(test::to_bfloat16s(out));
+  }
+  // x [rows, in] times rows [first, first + out) of `matrix`.
+  static std::vector<float> product(const std::vector<float>& x, const std::vector<float>& matrix,
+                                    int rows, int in, int64_t first, int out,
+                                    const std::vector<float>* bias) {
+    std::vector<float> y;
+    for (int row = 0; row < rows; ++row) {
+      for (int64_t o = first; o < first + out; ++o) {
+        const float* a = x.data() + int64_t{row} * in;
+        const float* b = matrix.data() + o * in;
+        double sums[8] = {bias == nullptr ? 0 : (*bias)[static_cast<size_t>(o)]};
+        for (int i = 0; i < in; ++i) sums[i % 8] += double{a[i]} * b[i];
+        const double sum = std::accumulate(sums, sums + 8, 0.0);
+        y.push_back(static_cast<float>(sum));
+      }
+    }
+    return y;
+  }
+  std::vector<float> mlp(const std::vector<float>& in, const Values& gate_up, const Values& down,
+                         int ffn, int expert, bool bias) const {
+    std::vector<float> both = product(in, gate_up.host, 1, of_.dim, int64_t{expert} * 2 * ffn,
+                                      2 * ffn, bias ? &gate_up_bias_.host : nullptr);
+    std::vector<float> inner(static_cast<size_t>(ffn));
+    reference::gated({.activation = of_.activation,
+                      .limit = kLimit,
+                      .gate = both.data(),
+                      .gate_stride = 2 * ffn,
+                      .up = both.data() + ffn,
+                      .up_stride = 2 * ffn,
+                      .y = inner.data(),
+                      .y_stride = ffn,
+                      .rows = 1,
+                      .dim = ffn});
+    return product(test::to_floats(test::to_bfloat16s(inner)), down.host, 1, ffn,
+                   int64_t{expert} * of_.dim, of_.dim, bias ? &down_bias_.host : nullptr);
+  }
+  static void add(const std::vector<float>& values, double weight, std::vector<double>& to) {
+    for (size_t i = 0; i < to.size(); ++i) to[i] += weight * values[i];
+  }
+
+  const FewCase of_;
+  const Values x_, norm_, gate_up_, gate_up_bias_, down_, down_bias_, shared_gate_up_, shared_down_,
+      residual_;
+  const std::vector<float> router_weights_, router_bias_, correction_, shared_gate_;
+  const DeviceArray<float> d_router_weights_{router_weights_}, d_router_bias_{router_bias_},
+      d_correction_{correction_}, d_shared_gate_{shared_gate_};
+  const size_t rows_ = static_cast<size_t>(of_.rows), dim_ = static_cast<size_t>(of_.dim);
+  const DeviceArray<uint8_t> y_{rows_ * dim_ * 2}, normed_{rows_ * dim_ * 2};
+  const DeviceArray<float> scores_{rows_ * static_cast<size_t>(experts())}, gates_{rows_};
+  const DeviceArray<uint8_t> inner_{rows_ * static_cast<size_t>(of_.router.top_k * of_.ffn) * 2};
+  const DeviceArray<uint8_t> shared_inner_{rows_ * static_cast<size_t>(of_.shared_ffn) * 2};
+};
+
+TEST_F(CudaExperts, FewRowsAreOneOperation) {
+  const auto traits = cuda::device_traits();
+  ASSERT_TRUE(traits);
+  if (traits->compute_capability < 90) GTEST_SKIP() << "few_experts() is for Hopper";
+  constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh,
+                                         Activation::kClampedSwiglu};
+  for (int round = 0; round < 48; ++round) {
+    FewCase c{.rows = round % cuda::kFewExpertRows + 1,
+              .dim = 8 * pick(1, 40),
+              .ffn = 8 * pick(1, 40),
+              .shared_ffn = round % 3 == 0 ? 8 * pick(1, 60) : 0,
+              .router = {.num_experts = pick(3, 40)},
+              .activation = kActivations[round % 5 % 3],
+              .norm = round % 4 != 3,
+              .bias = round % 7 == 0,
+              .shared_gate = round % 2 == 0,
+              .residual = round % 5 != 4};
+    if (round % 4 == 1) {
+      c.router.num_groups = pick(1, 4);
+      c.router.num_experts = c.router.num_groups * pick(2, 9);
+      c.router.top_groups = pick(1, c.router.num_groups);
+      c.router.group_by_two = round % 8 == 1;
+    }
+    if (round % 6 == 2) {  // many pieces
+      c.dim = 8 * pick(200, 400), c.ffn = 8 * pick(30, 130);
+      c.router.num_experts = pick(3, 6);
+    }
+    const int open = c.router.num_experts / c.router.num_groups * c.router.top_groups;
+    c.router.top_k = pick(1, std::min(open, cuda::kFewExpertChoices / c.rows));
+    c.router.scoring =
+        round % 3 == 1 ? RouterSpec::Scoring::kSigmoid : RouterSpec::Scoring::kSoftmax;
+    c.router.normalise = round % 2 == 0;
+    c.router.scale = round % 7 == 0 ? 2.5f : 1.0f;
+    c.router.correction = round % 3 == 1;
+    SCOPED_TRACE(fmt::format("round {}: {} rows, {} of {} experts, {} x {}, {} shared", round,
+                             c.rows, c.router.top_k, c.router.num_experts, c.dim, c.ffn,
+                             c.shared_ffn));
+    const FewExperts layer(rng_, c);
+    const auto takes = cuda::few_experts_take(layer.args());
+    ASSERT_TRUE(takes && *takes);
+    ASSERT_TRUE(cuda::few_experts(layer.args(), {.overlap = round % 2 == 1}).ok());
+    layer.check();
+    // One behind the other, each early: the same bits.
+    const auto once = layer.bytes();
+    for (int i = 0; i < 20; ++i)
+      ASSERT_TRUE(cuda::few_experts(layer.args(), {.overlap = true}).ok());
+    EXPECT_EQ(layer.bytes(), once);
+  }
+}
+
+TEST_F(CudaExperts, FewRowsOfSizesThatModelsHave) {
+  const auto traits = cuda::device_traits();
+  ASSERT_TRUE(traits);
+  if (traits->compute_capability < 90) GTEST_SKIP() << "few_experts() is for Hopper";
+  const FewCase qwen3{.rows = 1,
+                      .dim = 2048,
+                      .ffn = 768,
+                      .shared_ffn = 0,
+                      .router = {.num_experts = 12, .top_k = 8, .normalise = true},
+                      .activation = Activation::kSilu,
+                      .norm = true,
+                      .bias = false,
+                      .shared_gate = false,
+                      .residual = true};
+  FewCase deepseek = qwen3;
+  deepseek.ffn = 1408, deepseek.shared_ffn = 2816;
+  deepseek.router = {.num_experts = 9, .top_k = 6};
+  FewCase gpt_oss = qwen3;
+  gpt_oss.dim = gpt_oss.ffn = 2880, gpt_oss.bias = true;
+  gpt_oss.activation = Activation::kClampedSwiglu;
+  gpt_oss.router = {.num_experts = 6, .top_k = 4, .normalise = true};
+  FewCase qwen3_of_4 = qwen3, deepseek_of_3 = deepseek;
+  qwen3_of_4.rows = 4, deepseek_of_3.rows = 3;
+  for (const FewCase& c : {qwen3, qwen3_of_4, deepseek, deepseek_of_3, gpt_oss}) {
+    SCOPED_TRACE(fmt::format("{} x {}, {} rows", c.dim, c.ffn, c.rows));
+    const FewExperts layer(rng_, c);
+    const auto takes = cuda::few_experts_take(layer.args());
+    ASSERT_TRUE(takes && *takes);
+    ASSERT_TRUE(cuda::few_experts(layer.args(), {.overlap = true}).ok());
+    layer.check();
+  }
+}
+
+TEST_F(CudaExperts, FewRowsAreNotMany) {
+  Rng rng(5);
+  FewCase c{.rows = cuda::kFewExpertRows,
+            .dim = 64,
+            .ffn = 64,
+            .shared_ffn = 0,
+            .router = {.num_experts = 16, .top_k = cuda::kFewExpertChoices / cuda::kFewExpertRows},
+            .activation = Activation::kSilu,
+            .norm = true,
+            .bias = false,
+            .shared_gate = false,
+            .residual = false};
+  const FewExperts layer(rng, c);
+  const auto traits = cuda::device_traits();
+  ASSERT_TRUE(traits);
+  const auto takes = [](const cuda::FewExpertsArgs& args) {
+    const auto result = cuda::few_experts_take(args);
+    EXPECT_TRUE(result);
+    return result && *result;
+  };
+  EXPECT_EQ(takes(layer.args()), traits->compute_capability >= 90);
+  const auto changed = [&](auto change) {
+    cuda::FewExpertsArgs args = layer.args();
+    change(args);
+    return takes(args);
+  };
+  using Args = cuda::FewExpertsArgs;
+  EXPECT_FALSE(changed([](Args& a) { ++a.rows; }));
+  EXPECT_FALSE(changed([](Args& a) { ++a.router.top_k; }));
+  EXPECT_FALSE(changed([](Args& a) { a.dim += 4; }));
+  EXPECT_FALSE(changed([](Args& a) { a.type = DType::kFloat32; }));
+  EXPECT_FALSE(changed([](Args& a) { a.down = static_cast<const char*>(a.down) + 2; }));
+  EXPECT_FALSE(changed([](Args& a) { a.dim = 1 << 20; }));
 }
 
 TEST_F(CudaExperts, RefusesWhatItCannotDo) {

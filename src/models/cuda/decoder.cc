@@ -159,8 +159,9 @@ Status CudaDecoder::finish_loading() {
   return Status();
 }
 
-kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) const {
-  return {.stream = stream.get(), .overlap = launches_early_};
+kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) {
+  const bool early = std::exchange(next_early_, false) || launches_early_;
+  return {.stream = stream.get(), .overlap = early};
 }
 
 KvType CudaDecoder::kv_type() const {
@@ -402,6 +403,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
             max_tokens_, max_lanes_);
   launches_early_ =
       early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= kEarlyTokens;
+  next_early_ = false;
   if (stack_takes(step)) return run_stack(step, kv, stream);
   ESP_RETURN_IF_ERROR(plan(step, kv, stream));
   ESP_RETURN_IF_ERROR(embed(step, stream));

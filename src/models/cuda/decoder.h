@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/experts/cuda.h"
+#include "kernels/experts/cuda_few.h"
 #include "kernels/layer_stack/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "models/cuda/weights.h"
@@ -89,7 +90,7 @@ class CudaDecoder {
  private:
   CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear);
-  kernels::cuda::LaunchOptions on(const cuda::Stream& stream) const;
+  kernels::cuda::LaunchOptions on(const cuda::Stream& stream);
   Status upload_ropes();
   void lay_out(cuda::Arena& arena);
   void lay_out_experts(cuda::Arena& arena);
@@ -127,6 +128,10 @@ class CudaDecoder {
                                                 const std::byte* x, int32_t rows,
                                                 const cuda::Stream& stream);
   Status run_experts(size_t layer, int32_t rows, const cuda::Stream& stream);
+  kernels::cuda::FewExpertsArgs few_experts_args(size_t layer, int32_t rows, std::byte* to,
+                                                 bool keeps) const;
+  Result<bool> takes_few_experts(size_t layer, const kernels::cuda::FewExpertsArgs& args) const;
+  Status finish_experts(size_t layer, std::byte* branch, int32_t rows, const cuda::Stream& stream);
   Status run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights& weights, const std::byte* x,
                     int32_t rows, const cuda::Stream& stream);
   // y = norm(x), rows of `dim`.
@@ -157,6 +162,8 @@ class CudaDecoder {
   cuda::DeviceBuffer scratch_;
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
+  bool next_early_ =
+      false;  // the next kernel whatever the step, for the one before it allows for it
   bool stack_on_ = true;
   int64_t num_stack_steps_ = 0;
   int32_t deterministic_context_ = 0;  // 0: not deterministic

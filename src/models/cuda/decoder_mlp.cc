@@ -4,6 +4,7 @@
 
 #include "kernels/activation/cuda.h"
 #include "kernels/experts/cuda.h"
+#include "kernels/experts/cuda_few.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/router/cuda.h"
 #include "models/cuda/decoder.h"
@@ -101,6 +102,20 @@ Status CudaDecoder::run_experts(size_t layer, int32_t rows, const cuda::Stream& 
   const CudaLayerWeights& weights = weights_.layers[layer];
   const DecoderFaults& faults = spec_.faults;
   const int32_t hidden = spec_.hidden_size;
+  const bool direct = !layer_spec.mlp_output_norm;
+  auto* stream_x = const_cast<std::byte*>(x_);
+  const bool keeps = direct && !faults.drop_mlp_residual;
+  std::byte* to = direct || faults.drop_mlp_residual ? stream_x : normed_;
+  const bool shared = spec.shared && !faults.drop_shared_expert;
+  const kc::FewExpertsArgs few = few_experts_args(layer, rows, to, keeps);
+  ESP_ASSIGN_OR_RETURN(const bool takes, takes_few_experts(layer, few));
+  if (takes) {
+    kc::LaunchOptions launch = on(stream);
+    launch.overlap |= early_launch_;
+    ESP_RETURN_IF_ERROR(kc::few_experts(few, launch));
+    next_early_ = early_launch_;
+    return direct ? Status() : finish_experts(layer, to, rows, stream);
+  }
   const std::byte* x = x_;
   if (layer_spec.post_attention_norm) {
     ESP_RETURN_IF_ERROR(normalise(*layer_spec.post_attention_norm, weights.post_attention_norm, x_,
@@ -110,7 +125,6 @@ Status CudaDecoder::run_experts(size_t layer, int32_t rows, const cuda::Stream& 
   if (!faults.drop_experts) {
     ESP_RETURN_IF_ERROR(run_chosen(spec, weights.experts, x, rows, stream));
   }
-  const bool shared = spec.shared && !faults.drop_shared_expert;
   if (shared) {
     if (spec.shared_gate) {
       ESP_RETURN_IF_ERROR(kc::score({.type = weights_.type,
@@ -128,10 +142,6 @@ Status CudaDecoder::run_experts(size_t layer, int32_t rows, const cuda::Stream& 
     down.y = experts_.shared;
     ESP_RETURN_IF_ERROR(product(down, stream));
   }
-  const bool direct = !layer_spec.mlp_output_norm;
-  auto* stream_x = const_cast<std::byte*>(x_);
-  const bool keeps = direct && !faults.drop_mlp_residual;
-  std::byte* to = direct || faults.drop_mlp_residual ? stream_x : normed_;
   ESP_RETURN_IF_ERROR(kc::combine({.type = weights_.type,
                                    .x = experts_.down,
                                    .slots = experts_.plan.slots,
@@ -145,10 +155,76 @@ Status CudaDecoder::run_experts(size_t layer, int32_t rows, const cuda::Stream& 
                                    .dim = hidden,
                                    .scale = keeps ? spec_.residual_scale : 1.0f},
                                   on(stream)));
-  if (direct) return Status();
-  ESP_RETURN_IF_ERROR(normalise(*layer_spec.mlp_output_norm, weights.mlp_output_norm, to, hidden,
-                                to, hidden, rows, hidden, stream));
-  return faults.drop_mlp_residual ? Status() : add_to_stream(to, rows, stream);
+  return direct ? Status() : finish_experts(layer, to, rows, stream);
+}
+
+// x += norm(branch), in place.
+Status CudaDecoder::finish_experts(size_t layer, std::byte* branch, int32_t rows,
+                                   const cuda::Stream& stream) {
+  const int32_t hidden = spec_.hidden_size;
+  ESP_RETURN_IF_ERROR(normalise(*spec_.layers[layer].mlp_output_norm,
+                                weights_.layers[layer].mlp_output_norm, branch, hidden, branch,
+                                hidden, rows, hidden, stream));
+  return spec_.faults.drop_mlp_residual ? Status() : add_to_stream(branch, rows, stream);
+}
+
+// The layer's experts as one operation; to `to`, on top of x where it `keeps` that.
+kc::FewExpertsArgs CudaDecoder::few_experts_args(size_t layer, int32_t rows, std::byte* to,
+                                                 bool keeps) const {
+  const LayerSpec& layer_spec = spec_.layers[layer];
+  const ExpertsSpec& spec = *layer_spec.experts;
+  const CudaLayerWeights& weights = weights_.layers[layer];
+  kc::FewExpertsArgs args{.type = weights_.type,
+                          .rows = rows,
+                          .dim = spec_.hidden_size,
+                          .x = x_,
+                          .router = spec.router,
+                          .router_weights = weights.experts.router,
+                          .router_bias = weights.experts.router_bias,
+                          .correction = weights.experts.router_correction,
+                          .ffn = spec.expert.intermediate_size,
+                          .activation = spec.expert.activation,
+                          .limit = spec.expert.activation_limit,
+                          .gate_up = weights.experts.gate_up,
+                          .gate_up_bias = weights.experts.gate_up_bias,
+                          .down = weights.experts.down,
+                          .down_bias = weights.experts.down_bias,
+                          .residual = keeps ? x_ : nullptr,
+                          .y = to,
+                          .scale = keeps ? spec_.residual_scale : 1.0f,
+                          .normed = normed_,
+                          .scores = experts_.scores,
+                          .shared_gate = experts_.shared_gate,
+                          .inner = experts_.gate_up,
+                          .shared_inner = mlp_};
+  if (const auto& norm = layer_spec.post_attention_norm) {
+    args.norm_weight = weights.post_attention_norm;
+    args.norm_epsilon = norm->epsilon;
+    args.norm_offset = norm->kind == NormSpec::Kind::kRmsOneCentred ? 1.0f : 0.0f;
+  }
+  if (spec.shared && !spec_.faults.drop_shared_expert) {
+    args.shared_ffn = spec.shared->intermediate_size;
+    args.shared_gate_up = weights.gate_up.data;
+    args.shared_down = weights.down.data;
+    args.shared_gate_weights = spec.shared_gate ? weights.experts.shared_gate : nullptr;
+  }
+  return args;
+}
+
+// What that operation has no words for goes the way of many rows: layer norms, shared experts
+// unlike the others, and steps whose rows may not depend on how many there are.
+Result<bool> CudaDecoder::takes_few_experts(size_t layer, const kc::FewExpertsArgs& args) const {
+  const LayerSpec& layer_spec = spec_.layers[layer];
+  const ExpertsSpec& spec = *layer_spec.experts;
+  const auto& norm = layer_spec.post_attention_norm;
+  const auto& shared = spec.shared;
+  if (deterministic_context_ > 0 || spec_.faults.drop_experts || !spec.expert.gated ||
+      (norm && norm->kind == NormSpec::Kind::kLayer) ||
+      (shared && (!shared->gated || shared->bias || shared->activation != spec.expert.activation ||
+                  shared->activation_limit != spec.expert.activation_limit))) {
+    return false;
+  }
+  return kc::few_experts_take(args);
 }
 
 // Of every choice what its expert makes of its row: to experts_.down, by slot.

@@ -1,0 +1,136 @@
+// The choice of one row's experts by a warp; what kernels::route does (router/op.h).
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/router/op.h"
+
+namespace espalier::kernels::cuda {
+
+// Words of shared memory that a row needs: its logits on the way in, which become its scores; what
+// is chosen by; and the same of groups.
+__host__ __device__ inline int route_words(const RouterSpec& spec) {
+  return 2 * spec.num_experts + spec.num_groups;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
+
+// Whole numbers in the order of the numbers, above 0: that is what has been taken already.
+__device__ __forceinline__ uint32_t route_key(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 is 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Takes the largest of keys[0, count), the first among equals, and says where it was.
+__device__ __forceinline__ int take_best(uint32_t* keys, int count, int lane) {
+  uint32_t best = 0;
+  int at = 0x7fffffff;
+#pragma unroll 4
+  for (int i = lane; i < count; i += 32)
+    if (keys[i] > best) best = keys[i], at = i;
+  const uint32_t most = __reduce_max_sync(~0u, best);
+  at = __reduce_min_sync(~0u, best == most ? at : 0x7fffffff);
+  if (lane == at % 32) keys[at] = 0;
+  __syncwarp();
+  return at;
+}
+
+// The experts of all groups but the best ones cannot be chosen.
+__device__ __forceinline__ void close_groups(const RouterSpec& spec, float* choice,
+                                             uint32_t* groups, int lane) {
+  const int size = spec.num_experts / spec.num_groups;
+#pragma unroll 1
+  for (int g = lane; g < spec.num_groups; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+#pragma unroll 1
+    for (int i = g * size; i < (g + 1) * size; ++i) {
+      second = fmaxf(second, fminf(first, choice[i]));
+      first = fmaxf(first, choice[i]);
+    }
+    groups[g] = route_key(spec.group_by_two ? first + second : first);
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int i = 0; i < spec.top_groups; ++i) take_best(groups, spec.num_groups, lane);
+#pragma unroll 1
+  for (int i = lane; i < spec.num_experts; i += 32)
+    if (groups[i / size] != 0) choice[i] = -INFINITY;
+  __syncwarp();
+}
+
+// Logits become scores; whether one of them is no number.
+__device__ __forceinline__ bool score_row(const RouterSpec& spec, float* scores, int lane) {
+  const int count = spec.num_experts;
+  float largest = -INFINITY, sum = 0;
+  bool nan = false;
+#pragma unroll 4
+  for (int i = lane; i < count; i += 32) {
+    largest = fmaxf(largest, scores[i]);
+    nan |= scores[i] != scores[i];
+  }
+  nan = __any_sync(~0u, nan);
+  if (spec.scoring == RouterSpec::Scoring::kSigmoid) {
+#pragma unroll 1
+    for (int i = lane; i < count; i += 32) scores[i] = 1.0f / (1.0f + expf(-scores[i]));
+    return nan;
+  }
+  largest = warp_max(largest);
+#pragma unroll 4
+  for (int i = lane; i < count; i += 32) {
+    scores[i] = expf(scores[i] - largest);
+    sum += scores[i];
+  }
+  sum = warp_sum(sum);
+#pragma unroll 1
+  for (int i = lane; i < count; i += 32) scores[i] /= sum;
+  return nan;
+}
+
+// words: [route_words()] in shared memory, the logits first, seen by the whole warp. Experts and
+// weights, [top_k], lie anywhere. Short rather than unrolled: kernels that stream weights wait for
+// their instructions too.
+__device__ __forceinline__ void route_row(const RouterSpec& spec, const float* correction,
+                                          float* words, int lane, int32_t* experts,
+                                          float* weights) {
+  const int count = spec.num_experts;
+  float* scores = words;
+  float* choice = words + count;
+  auto* keys = reinterpret_cast<uint32_t*>(choice);
+  const bool nan = score_row(spec, scores, lane);
+#pragma unroll 1
+  for (int i = lane; i < count; i += 32) {
+    const float value = scores[i] + (correction == nullptr ? 0.0f : correction[i]);
+    choice[i] = value == value ? value : -INFINITY;
+  }
+  if (spec.num_groups > 1) {
+    __syncwarp();
+    close_groups(spec, choice, reinterpret_cast<uint32_t*>(choice + count), lane);
+  }
+#pragma unroll 1
+  for (int i = lane; i < count; i += 32) keys[i] = route_key(choice[i]);
+  __syncwarp();
+#pragma unroll 1
+  for (int i = 0; i < spec.top_k; ++i) take_best(keys, count, lane);
+    // Those taken, rising.
+#pragma unroll 1
+  for (int first = 0, known = 0; known < spec.top_k; first += 32) {
+    const int i = first + lane;
+    const bool taken = i < count && keys[i] == 0;
+    const uint32_t all = __ballot_sync(~0u, taken);
+    if (taken) experts[known + __popc(all & ((1u << lane) - 1))] = i;
+    known += __popc(all);
+  }
+  __syncwarp();
+  float sum = 0;
+#pragma unroll 1
+  for (int i = lane; i < spec.top_k; i += 32) sum += scores[experts[i]];
+  sum = spec.normalise ? warp_sum(sum) : 1.0f;
+#pragma unroll 1
+  for (int i = lane; i < spec.top_k; i += 32)
+    weights[i] = nan ? NAN : scores[experts[i]] / sum * spec.scale;
+}
+
+}  // namespace espalier::kernels::cuda
