@@ -46,18 +46,40 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Eight adjacent elements as floats. REQUIRES: 16-byte alignment.
-__device__ __forceinline__ void load8(const bf16* from, float (&to)[8]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
-  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+// Eight adjacent elements on their way: nothing waits for them before unpack(). REQUIRES: 16-byte
+// alignment.
+template <typename T>
+struct Eight;
+template <>
+struct Eight<bf16> {
+  uint4 words;
+  __device__ __forceinline__ void load(const bf16* from) {
+    words = *reinterpret_cast<const uint4*>(from);
+  }
+  __device__ __forceinline__ void unpack(float (&to)[8]) const {
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) to[2 * i] = low_half(word[i]), to[2 * i + 1] = high_half(word[i]);
-}
-__device__ __forceinline__ void load8(const float* from, float (&to)[8]) {
-  const float4 a = reinterpret_cast<const float4*>(from)[0];
-  const float4 b = reinterpret_cast<const float4*>(from)[1];
-  to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-  to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+    for (int i = 0; i < 4; ++i) to[2 * i] = low_half(word[i]), to[2 * i + 1] = high_half(word[i]);
+  }
+};
+template <>
+struct Eight<float> {
+  float4 a, b;
+  __device__ __forceinline__ void load(const float* from) {
+    a = reinterpret_cast<const float4*>(from)[0];
+    b = reinterpret_cast<const float4*>(from)[1];
+  }
+  __device__ __forceinline__ void unpack(float (&to)[8]) const {
+    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+  }
+};
+// The same as floats at once.
+template <typename T>
+__device__ __forceinline__ void load8(const T* from, float (&to)[8]) {
+  Eight<T> eight;
+  eight.load(from);
+  eight.unpack(to);
 }
 __device__ __forceinline__ void store8(bf16* to, const float (&from)[8]) {
   *reinterpret_cast<uint4*>(to) =

@@ -1,7 +1,11 @@
 // One block a row; the row stays in registers between the sum and the product.
 //
 // Bytes: 2 rows x dim x size (x, y), 4 with a residual. At decode the row is small and what counts
-// is the launch; from 64 rows on the kernel is a copy.
+// is the launch; from 64 rows on the kernel is a copy. The weight is asked for before the wait: 256
+// rows of 4,096 with a residual 3.2 us instead of 3.7. In a step of 16 lanes it changes nothing,
+// though a norm there ends 4 to 6 us behind the product before it: meanwhile the product behind it
+// fills its shared memory with weights, at the memory's full rate, which is in the norm's way and
+// which the step has to read anyway.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/norm/cuda.h"
@@ -17,6 +21,15 @@ template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
   __shared__ float scratch[32];
   release_next();
+  constexpr bool kEarly = CHUNKS <= 2;  // more would not fit in registers
+  Eight<T> weights[kEarly ? CHUNKS : 1];
+  if (kEarly && args.y != nullptr) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      const int at = (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 8;
+      if (at < args.dim) weights[c].load(static_cast<const T*>(args.weight) + at);
+    }
+  }
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
@@ -48,8 +61,9 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
   for (int c = 0; c < CHUNKS; ++c) {
     const int at = (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 8;
     if (at >= args.dim) continue;
+    if constexpr (!kEarly) weights[0].load(static_cast<const T*>(args.weight) + at);
     float weight[8];
-    load8(static_cast<const T*>(args.weight) + at, weight);
+    weights[kEarly ? c : 0].unpack(weight);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       values[c][i] = values[c][i] * scale * (weight[i] + args.weight_offset);
