@@ -553,7 +553,7 @@ void attention_rows(Bench& bench) {
 }
 
 void elementwise(Bench& bench) {
-  for (const int rows : {1, 256, 8192}) {
+  for (const int rows : {1, 128, 256, 8192}) {
     if (!bench.wants("elementwise")) continue;
     const auto n = static_cast<size_t>(rows);
     const Memory x(n * kInner * 4, 11), r(n * kHidden * 2, 12), y(n * kInner * 2, 13);
@@ -625,7 +625,7 @@ void elementwise(Bench& bench) {
 }
 
 void sampling(Bench& bench) {
-  for (const int rows : {1, 64, 256}) {
+  for (const int rows : {1, 16, 64, 128, 256}) {
     if (!bench.wants("sample")) continue;
     const auto n = static_cast<size_t>(rows);
     Memory logits(n * kVocab * 4, 15);

@@ -15,29 +15,43 @@ inline Status cuda_status(cudaError_t code, const char* operation) {
                cudaGetErrorName(code));
 }
 
-// Starts `kernel`, by programmatic dependent launch where `launch` asks for it and the GPU can. The
-// kernel must then call wait_for_previous() (device.cuh) before it touches what others wrote.
+// Starts `kernel` in clusters of so many blocks, by programmatic dependent launch where `launch`
+// asks for it and the GPU can. The kernel must then call wait_for_previous() (device.cuh) before it
+// touches what others wrote.
 template <typename... Params, typename... Args>
-Status launch_kernel(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
-                     size_t shared_bytes, const LaunchOptions& launch, Args&&... args) {
+Status launch_clusters(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
+                       int32_t blocks_per_cluster, size_t shared_bytes, const LaunchOptions& launch,
+                       Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
   if (launch.overlap) {
     ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
     if (traits.compute_capability >= 90) {
-      config.attrs = &attribute;
-      config.numAttrs = 1;
+      cudaLaunchAttribute& early = attributes[config.numAttrs++];
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
     }
+  }
+  if (blocks_per_cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(blocks_per_cluster);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   }
   return cuda_status(
       cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
       operation);
+}
+template <typename... Params, typename... Args>
+Status launch_kernel(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
+                     size_t shared_bytes, const LaunchOptions& launch, Args&&... args) {
+  return launch_clusters(operation, kernel, grid, block, 1, shared_bytes, launch,
+                         std::forward<Args>(args)...);
 }
 // Lets `kernel` use so much dynamic shared memory; cheap after the first call for the same kernel.
 template <typename Kernel>

@@ -52,6 +52,9 @@ struct SampleArgs {
   int32_t* slot_tokens = nullptr;     // [slots]: out, the row's token under its slot; may be null
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
+  // Of a row: 1, 2, 4 or 8, which GPUs before Hopper do not take more than one of; 0: as many as
+  // fill the GPU. The tokens are the same.
+  int32_t blocks_per_row = 0;
 };
 
 Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size);

@@ -100,7 +100,7 @@ class CudaSampling : public test::OnDevice {
   };
 
   // All rows in one launch, row i in slot rows - 1 - i.
-  static Result sample(const std::vector<RowCase>& rows) {
+  static Result sample(const std::vector<RowCase>& rows, int blocks_per_row = 0) {
     const size_t n = rows.size(), vocab = rows[0].logits.size(), stride = vocab + 3;
     const size_t words = (vocab + 31) / 32;
     std::vector<float> logits(n * stride, 1e30f);
@@ -156,7 +156,8 @@ class CudaSampling : public test::OnDevice {
                                         .statuses = statuses.get(),
                                         .slot_tokens = slot_tokens.get(),
                                         .workspace = workspace.get(),
-                                        .workspace_bytes = *bytes},
+                                        .workspace_bytes = *bytes,
+                                        .blocks_per_row = blocks_per_row},
                                        {});
     EXPECT_TRUE(status.ok()) << status.message();
     Result result{tokens.read(), statuses.read(), slot_tokens.read(), {}};
@@ -246,6 +247,38 @@ TEST_F(CudaSampling, AgreesWithTheDefinition) {
     }
   }
   EXPECT_GT(compared, total * 7 / 10);
+}
+
+// However many blocks have a row, and however many rows there are, which decides it.
+TEST_F(CudaSampling, AnyNumberOfBlocksGivesTheSameTokens) {
+  for (const size_t n : {100, 5000, 50257, 128256, 200000}) {
+    std::vector<RowCase> rows;
+    for (int i = 0; i < 40; ++i) rows.push_back(random_case(n));
+    rows[3].logits[n / 2] = NAN;
+    rows[4].mask.assign((n + 31) / 32, 0);
+    rows[5].slot.top_p = 0.5f, rows[5].logits.assign(n, 1.5f);
+    rows[6].slot.temperature = rows[7].slot.temperature = 0;
+    rows[8].slot = {.temperature = 0.7f, .min_p = 0.01f, .seed = 5};
+    const Result one = sample(rows, 1);
+    for (const int blocks : {0, 2, 4, 8}) {
+      const Result got = sample(rows, blocks);
+      EXPECT_EQ(got.tokens, one.tokens) << n << " by " << blocks;
+      EXPECT_EQ(got.statuses, one.statuses) << n << " by " << blocks;
+      EXPECT_EQ(got.counts, one.counts) << n << " by " << blocks;
+    }
+  }
+  std::vector<RowCase> few;
+  for (int i = 0; i < 12; ++i) few.push_back(random_case(40000));
+  const std::vector<int32_t> want = sample(few, 1).tokens;
+  for (int count = 1; count <= 300; count += count < 20 ? 1 : 13) {
+    std::vector<RowCase> rows;
+    std::vector<int32_t> expected;
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      rows.push_back(few[i % few.size()]);
+      expected.push_back(want[i % few.size()]);
+    }
+    EXPECT_EQ(sample(rows).tokens, expected) << count << " rows";
+  }
 }
 
 TEST_F(CudaSampling, GreedyTakesTheLargestAndTheSmallestIdAmongEquals) {
