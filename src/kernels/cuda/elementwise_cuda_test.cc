@@ -10,6 +10,7 @@
 #include "kernels/norm/cuda.h"
 #include "kernels/norm/op.h"
 #include "kernels/page_copy/cuda.h"
+#include "kernels/page_table/cuda.h"
 #include "kernels/rope/op.h"
 
 namespace espalier::kernels {
@@ -365,6 +366,76 @@ TEST_F(CudaElementwise, TokenRowsFollowTheLanes) {
 }
 
 // More planes and pages than one launch takes.
+// As steps do it: three pinned places in turn, each written again once the launch that read it is
+// done, launches behind each other without a wait between them.
+TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
+  constexpr int kPlaces = 3, kUnits = 1000, kRuns = 1500, kPages = 40000, kEntries = 400000;
+  constexpr size_t kPlaceBytes = kUnits * 16 + kRuns * sizeof(cuda::PageTableRun) + kPages * 4;
+  struct Place {
+    std::byte* data = nullptr;
+    cudaEvent_t done = nullptr;
+  };
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  Place places[kPlaces];
+  for (Place& place : places) {
+    ASSERT_EQ(cudaMallocHost(&place.data, kPlaceBytes), cudaSuccess);
+    ASSERT_EQ(cudaEventCreate(&place.done), cudaSuccess);
+  }
+  const DeviceArray<uint32_t> block(kUnits * 4);
+  const DeviceArray<int32_t> tables(kEntries);
+  std::vector<uint32_t> want_block = block.read();
+  std::vector<int32_t> want_tables = tables.read();
+  constexpr int kSteps = 200;
+  const DeviceArray<uint32_t> snapshots(size_t{kSteps} * kUnits * 4);  // of the block
+  std::vector<uint32_t> want_snapshots;
+  for (int step = 0; step < kSteps; ++step) {
+    Place& place = places[step % kPlaces];
+    ASSERT_EQ(cudaEventSynchronize(place.done), cudaSuccess);
+    auto* words = reinterpret_cast<uint32_t*>(place.data);
+    auto* runs = reinterpret_cast<cuda::PageTableRun*>(place.data + kUnits * 16);
+    auto* pages = reinterpret_cast<int32_t*>(runs + kRuns);
+    for (int i = 0; i < kUnits * 4; ++i) words[i] = static_cast<uint32_t>(rng_());
+    cuda::BringInputsArgs args{
+        .host = words, .device = block.get(), .runs = runs, .pages = pages, .tables = tables.get()};
+    int32_t at = 0;
+    for (int i = static_cast<int>(rng_.below(cuda::kMaxInputRanges + 1)); i > 0; --i) {
+      at += static_cast<int32_t>(rng_.below(30));
+      const auto count = static_cast<int32_t>(rng_.below(step % 4 == 0 ? 40 : 4));
+      args.ranges[args.num_ranges++] = {.begin = at, .count = count};
+      at += count;
+    }
+    for (int i = 0; i < args.num_ranges; ++i)
+      std::copy_n(words + args.ranges[i].begin * 4, args.ranges[i].count * 4,
+                  want_block.begin() + args.ranges[i].begin * 4);
+    // Runs of one entry each, of several, or none.
+    const auto most = static_cast<uint64_t>(step % 3 == 0 ? 1 : step % 3 == 1 ? 40 : 0);
+    const uint64_t num_runs = most == 0 ? 0 : rng_.below(step % 5 == 0 ? kRuns : 20);
+    int64_t begin = 0;
+    for (uint64_t i = 0; i < num_runs; ++i) {
+      begin += static_cast<int64_t>(rng_.below(200));
+      const auto count =
+          static_cast<int32_t>(1 + rng_.below(std::min<uint64_t>(most, kPages / num_runs)));
+      runs[args.num_runs++] = {.begin = begin, .source = args.num_pages, .count = count};
+      for (int32_t j = 0; j < count; ++j) {
+        const auto page = static_cast<int32_t>(rng_.below(1 << 30));
+        pages[args.num_pages++] = page;
+        want_tables[static_cast<size_t>(begin++)] = page;
+      }
+    }
+    ASSERT_TRUE(cuda::bring_inputs(args, {.stream = stream, .overlap = step % 2 == 0}).ok());
+    ASSERT_EQ(cudaEventRecord(place.done, stream), cudaSuccess);
+    ASSERT_EQ(cudaMemcpyAsync(snapshots.get() + size_t{kUnits} * 4 * static_cast<size_t>(step),
+                              block.get(), kUnits * 16, cudaMemcpyDefault, stream),
+              cudaSuccess);
+    want_snapshots.insert(want_snapshots.end(), want_block.begin(), want_block.end());
+  }
+  EXPECT_EQ(snapshots.read(), want_snapshots);
+  EXPECT_EQ(tables.read(), want_tables);
+  for (const Place& place : places) cudaFreeHost(place.data), cudaEventDestroy(place.done);
+  cudaStreamDestroy(stream);
+}
+
 TEST_F(CudaElementwise, PagesAreCopiedInAllPlanes) {
   constexpr size_t kPlanes = 131, kPages = 700, kWords = 12;  // 48 bytes a page
   std::vector<DeviceArray<int32_t>> planes;

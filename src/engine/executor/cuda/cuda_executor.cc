@@ -214,7 +214,6 @@ Status CudaExecutor::enqueue_forward(Place& p) {
 // it is recorded, while the step before it still runs.
 Status CudaExecutor::run_decode(const PackedStep& packed) {
   const auto run = [&]() -> Status {
-    ESP_RETURN_IF_ERROR(packer_->update_tables());
     ESP_RETURN_IF_ERROR(
         model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
     return model_->logits(0, packed.num_samples, logits_, stream_);
@@ -233,7 +232,6 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
 
 Status CudaExecutor::run_any(Place& p) {
   if (p.packed.cascade) ++num_cascades_;
-  ESP_RETURN_IF_ERROR(packer_->update_tables());
   ESP_RETURN_IF_ERROR(
       model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
@@ -279,6 +277,8 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
   if (p.num_samples > 0) {
     const StepArrays& device = packer_->device();
     const bool masked = p.packed.num_masked > 0;
+    // Where nothing on the device reads them they go straight to the host.
+    const ResultArrays& results = p.logprobs.sampled ? results_ : p.results;
     ESP_RETURN_IF_ERROR(
         kc::sample({.logits = logits_,
                     .logits_stride = model_->logits_stride(),
@@ -290,8 +290,8 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
                     .masks = masked ? masks_ : nullptr,
                     .mask_stride = mask_words_,
                     .has_mask = masked ? device.has_mask : nullptr,
-                    .tokens = results_.tokens,
-                    .statuses = results_.statuses,
+                    .tokens = results.tokens,
+                    .statuses = results.statuses,
                     .slot_tokens = slots_->tokens(),
                     .workspace = sample_workspace_,
                     .workspace_bytes = static_cast<size_t>(sample_workspace_bytes_)},
@@ -312,7 +312,7 @@ Status CudaExecutor::copy_results(Place& p) {
   // Tokens, statuses and log-probabilities lie one behind the other.
   const int64_t heads = reinterpret_cast<std::byte*>(results_.input_logprobs) -
                         reinterpret_cast<std::byte*>(results_.tokens);
-  if (p.num_samples > 0) {
+  if (p.num_samples > 0 && p.logprobs.sampled) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_host(p.results.tokens, results_.tokens, heads, stream_));
   }
   const int64_t inputs = p.packed.num_input_rows;

@@ -18,7 +18,6 @@ int64_t StepLimits::page_capacity() const {
 
 void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
   const int64_t lanes = limits.max_slots, tokens = limits.max_tokens;
-  num_runs = arena.take<int32_t>(1);
   query_begin = arena.take<int32_t>(lanes + 1);
   prefix_len = arena.take<int32_t>(lanes);
   page_begin = arena.take<int32_t>(lanes);
@@ -93,8 +92,7 @@ Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const StepArrays&
   if (packed.decode && pad_for_graphs) {
     pad(graph_lanes(packed.num_lanes, limits_.max_slots), host, packed);
   }
-  *host.num_runs = num_runs_;
-  ESP_RETURN_IF_ERROR(copy_block(host));
+  ESP_RETURN_IF_ERROR(bring(host, &packed));
   return packed;
 }
 
@@ -194,28 +192,51 @@ void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) 
   packed.num_lanes = packed.num_samples = lanes;
 }
 
-Status StepPacker::copy_block(const StepArrays& host) const {
-  const auto* begin = reinterpret_cast<const std::byte*>(host.num_runs);
-  const auto* end = reinterpret_cast<const std::byte*>(host.pages + num_pages_);
-  return cuda::copy_to_device(block_.data(), begin, end - begin, *stream_);
+Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const {
+  kernels::cuda::BringInputsArgs args{.host = host.query_begin,
+                                      .device = device_.query_begin,
+                                      .runs = host.runs,
+                                      .num_runs = num_runs_,
+                                      .pages = host.pages,
+                                      .num_pages = static_cast<int32_t>(num_pages_),
+                                      .tables = reinterpret_cast<int32_t*>(tables_.data())};
+  const auto take = [&](const auto* array, int64_t count) {
+    constexpr auto kUnit = int64_t{16};
+    const int64_t begin = reinterpret_cast<const std::byte*>(array) -
+                          reinterpret_cast<const std::byte*>(host.query_begin);
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(*array));
+    args.ranges[args.num_ranges++] = {.begin = static_cast<int32_t>(begin / kUnit),
+                                      .count = static_cast<int32_t>((bytes + kUnit - 1) / kUnit)};
+  };
+  if (packed != nullptr) {
+    const int32_t lanes = packed->num_lanes, samples = packed->num_samples;
+    take(host.query_begin, lanes + 1);
+    take(host.prefix_len, lanes);
+    take(host.page_begin, lanes);
+    take(host.row_slots, samples);
+    take(host.output_indices, samples);
+    take(host.has_mask, samples);
+    take(host.ids, packed->decode ? lanes : packed->num_tokens);
+    take(host.token_slots, packed->decode ? lanes : packed->num_tokens);
+    if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
+    if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
+    if (packed->cascade) {
+      take(host.num_shared_runs, 1);
+      take(host.shared_runs, std::ssize(cascade_.runs()));
+      take(host.shared_members, std::ssize(cascade_.members()));
+      take(host.shared_places, int64_t{lanes} * kernels::cuda::kRunsOfLane * 2);
+      take(host.own_begins, lanes);
+    }
+  }
+  return kernels::cuda::bring_inputs(args, {.stream = stream_->get(), .overlap = true});
 }
 
 Status StepPacker::flush_tables(const StepArrays& host) {
-  *host.num_runs = num_runs_;
-  ESP_RETURN_IF_ERROR(copy_block(host));
-  ESP_RETURN_IF_ERROR(update_tables());
+  ESP_RETURN_IF_ERROR(bring(host, nullptr));
   ESP_RETURN_IF_ERROR(stream_->synchronize());
   num_runs_ = 0;
   num_pages_ = 0;
   return Status();
-}
-
-Status StepPacker::update_tables() const {
-  return kernels::cuda::update_page_tables({.runs = device_.runs,
-                                            .num_runs = device_.num_runs,
-                                            .pages = device_.pages,
-                                            .tables = reinterpret_cast<int32_t*>(tables_.data())},
-                                           {.stream = stream_->get()});
 }
 
 CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) const {

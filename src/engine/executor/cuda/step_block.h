@@ -1,5 +1,6 @@
-// What a step needs on the device, packed into one pinned block and copied in one go. Decode steps
-// are padded to a number of lanes for which there is a graph: the added lanes have no tokens.
+// What a step needs on the device, packed into one pinned block from which one kernel in front of
+// the step takes what it needs: no copy engine stands between two steps. Decode steps are padded to
+// a number of lanes for which there is a graph: the added lanes have no tokens.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,6 @@ struct StepLimits {
 
 // The block's parts; the same layout in pinned and in device memory. L = max_slots, T = max_tokens.
 struct StepArrays {
-  int32_t* num_runs = nullptr;        // [1]
   int32_t* query_begin = nullptr;     // [L + 1]
   int32_t* prefix_len = nullptr;      // [L]
   int32_t* page_begin = nullptr;      // [L]: into the device's tables
@@ -41,12 +41,12 @@ struct StepArrays {
   int32_t* shared_members = nullptr;                // [L * kRunsOfLane]
   int32_t* shared_places = nullptr;                 // [L * kRunsOfLane * 2]
   int32_t* own_begins = nullptr;                    // [L]
-  kernels::cuda::PageTableRun* runs = nullptr;      // [L], or [2 L] with the windows'
+  kernels::cuda::PageTableRun* runs = nullptr;      // [L], or [2 L] with the windows'; host alone
   int32_t* ids = nullptr;                           // [T]
   int32_t* token_slots = nullptr;                   // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
   int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row is asked for
-  int32_t* pages = nullptr;    // [page_capacity]
+  int32_t* pages = nullptr;    // [page_capacity]; host alone
 
   void lay_out(cuda::Arena& arena, const StepLimits& limits);
 };
@@ -77,13 +77,12 @@ class StepPacker {
   // The smallest number of lanes with a graph that holds `lanes`.
   static int32_t graph_lanes(int32_t lanes, int32_t max_slots);
 
-  // Fills `host` (a pinned block's arrays) and enqueues its copy to the device and, for steps
-  // without a graph, the update of the tables.
+  // Fills `host` (a pinned block's arrays, which then stay as they are until the step is done) and
+  // enqueues what brings them to the device and into its page tables.
   Result<PackedStep> pack(const ForwardBatch& batch, const StepArrays& host, bool pad_for_graphs);
 
   // The device's arrays as the model takes them.
   CudaStep step(const PackedStep& packed, const int32_t* slot_tokens) const;
-  Status update_tables() const;
   const StepArrays& device() const { return device_; }
   int64_t block_bytes() const { return block_bytes_; }
   int64_t device_bytes() const { return block_.size_bytes() + tables_.size_bytes(); }
@@ -108,7 +107,8 @@ class StepPacker {
   // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
   // prefixes are longer than a block holds.
   Status flush_tables(const StepArrays& host);
-  Status copy_block(const StepArrays& host) const;
+  // What is new in the page tables and, where `packed` is given, the step's arrays.
+  Status bring(const StepArrays& host, const PackedStep* packed) const;
 
   StepLimits limits_;
   std::optional<CascadeCosts> cascade_costs_;
