@@ -9,10 +9,10 @@
 // masses by shifts of 64 bits: 15, 41, 138 and 286 us):
 //
 //                                        1 row   16 rows   64   128   256
-//    greedy                                5.4       9.6    8    20    38 us
-//    temperature                           9.9      15.7   16    29    64
-//    top_k 50                               47        76   71   112   220
-//    top_p 0.95, logits close to normal    110       172  139   206   403
+//    greedy                                5.4       5.7    8    21    38 us
+//    temperature                           9.3      10.3   16    29    63
+//    top_k 50                               43        48   72   114   221
+//    top_p 0.95, logits close to normal    101       110  140   208   406
 //
 // From some 100 rows on the rows are read from memory: walked down by the first pass and up by the
 // second, so that this one finds a part of them in the cache (128 rows: 29 us, else 36).
@@ -24,6 +24,8 @@
 // row that misses goes the long way. top_k 50: 123 to 133, no gain. Reading the next part while one
 // is visited: greedy 15 instead of 13. What would help: no masses for what lies clearly below the
 // cut, and no last pass where all that is kept has been sorted.
+#include <algorithm>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/sampling/cuda.h"
 #include "kernels/sampling/cuda_row.cuh"
@@ -350,13 +352,45 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   }
 }
 
-// Blocks of a row: as many as the GPU has multiprocessors for and the row has parts for.
-int32_t blocks_of_row(const SampleArgs& args, const DeviceTraits& traits) {
+// How many clusters of so many blocks the GPU runs at once: fewer than its multiprocessors would
+// hold, for a cluster lies in one of their groups. Asked for once.
+Result<int32_t> clusters_at_once(int32_t blocks) {
+  struct Known {
+    int device = -1;
+    int32_t clusters[kMaxRanks + 1] = {};
+  };
+  thread_local Known known;
+  int device = 0;
+  ESP_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "sample"));
+  if (known.device != device) known = {.device = device};
+  int32_t& clusters = known.clusters[blocks];
+  if (clusters > 0) return clusters;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kRowThreads);
+  config.dynamicSmemBytes = sizeof(RowScratch);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int found = 0;
+  ESP_RETURN_IF_ERROR(
+      cuda_status(cudaOccupancyMaxActiveClusters(&found, sample_kernel, &config), "sample"));
+  return clusters = std::max(found, 1);
+}
+
+// Blocks of a row: as many as all rows have place for at once, and the row has parts for. A second
+// wave would cost more than half as many blocks: 16 rows by eight are two waves on an H200.
+Result<int32_t> blocks_of_row(const SampleArgs& args) {
   const int32_t parts = (args.vocab_size + kPart - 1) / kPart;
   int32_t blocks = 1;
-  while (blocks < kMaxRanks && 2 * blocks * args.rows <= traits.num_multiprocessors &&
-         parts > blocks * kRowWarps)
+  while (blocks < kMaxRanks && parts > blocks * kRowWarps) {
+    ESP_ASSIGN_OR_RETURN(const int32_t clusters, clusters_at_once(2 * blocks));
+    if (args.rows > clusters) break;
     blocks *= 2;
+  }
   return blocks;
 }
 
@@ -381,12 +415,15 @@ Status sample(const SampleArgs& args, const LaunchOptions& launch) {
     return invalid_argument("sample: the workspace has {} bytes, but {} rows need {}",
                             args.workspace_bytes, args.rows, bytes);
   if (args.rows == 0) return {};
-  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  int32_t blocks = args.blocks_per_row > 0 ? args.blocks_per_row : blocks_of_row(args, traits);
-  if (blocks > kMaxRanks || (blocks & (blocks - 1)) != 0)
-    return invalid_argument("sample: blocks_per_row is {}, but must be 1, 2, 4 or 8", blocks);
-  if (traits.compute_capability < 90) blocks = 1;
   ESP_RETURN_IF_ERROR(allow_shared("sample", sample_kernel, sizeof(RowScratch)));
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  int32_t blocks = args.blocks_per_row;
+  if (blocks < 0 || blocks > kMaxRanks || (blocks & (blocks - 1)) != 0)
+    return invalid_argument("sample: blocks_per_row is {}, but must be 0, 1, 2, 4 or 8", blocks);
+  if (traits.compute_capability < 90) blocks = 1;
+  if (blocks == 0) {
+    ESP_ASSIGN_OR_RETURN(blocks, blocks_of_row(args));
+  }
   return launch_clusters("sample", sample_kernel, dim3(static_cast<unsigned>(args.rows * blocks)),
                          kRowThreads, blocks, sizeof(RowScratch), launch, args);
 }

@@ -47,9 +47,10 @@ struct SampleArgs {
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   const uint8_t* has_mask = nullptr;  // [rows]; null with masks: all rows have one
-  int32_t* tokens = nullptr;          // [rows]: out, -1 where there is none
-  int32_t* statuses = nullptr;        // [rows]: out, SampleStatus
-  int32_t* slot_tokens = nullptr;     // [slots]: out, the row's token under its slot; may be null
+  // These two may be pinned memory of the host: each row is written once and never read.
+  int32_t* tokens = nullptr;       // [rows]: out, -1 where there is none
+  int32_t* statuses = nullptr;     // [rows]: out, SampleStatus
+  int32_t* slot_tokens = nullptr;  // [slots]: out, the row's token under its slot; may be null
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   // Of a row: 1, 2, 4 or 8, which GPUs before Hopper do not take more than one of; 0: as many as

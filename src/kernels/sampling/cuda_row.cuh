@@ -59,7 +59,7 @@ struct RowScratch {
 
 // The blocks that have a row together.
 struct Team {
-  int rank = 0, ranks = 1;
+  int rank = 0, ranks = 1;  // 1, 2, 4 or 8
 
   __device__ int first_part() const {
     return rank * kRowWarps + static_cast<int>(threadIdx.x) / 32;
@@ -68,9 +68,9 @@ struct Team {
   // -1: the warp has none.
   __device__ int last_part(const Row& row) const {
     const int first = first_part(), above = row.parts() - 1 - first;
-    return above < 0 ? -1 : first + above / stride() * stride();
+    return above < 0 ? -1 : first + (above & ~(stride() - 1));  // a power of two
   }
-  __device__ bool has(int id) const { return id / kPart % stride() / kRowWarps == rank; }
+  __device__ bool has(int id) const { return (id / kPart / kRowWarps & (ranks - 1)) == rank; }
   // As __syncthreads(), of all blocks.
   __device__ __forceinline__ void sync() const {
     if (ranks == 1) return __syncthreads();
@@ -125,8 +125,7 @@ __device__ __forceinline__ void each_part(const Row& row, const Team& team, cons
   kept.each(last, visit);
   done(last);
   const int step = down ? -team.stride() : team.stride();
-  int part = down ? last + step : first;
-  for (int left = (last - first) / team.stride(); left > 0; --left, part += step) {
+  for (int part = down ? last + step : first; part >= first && part < last; part += step) {
     PartEntries entries;
     entries.load(row, part);
     entries.each(part, visit);
