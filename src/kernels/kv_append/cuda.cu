@@ -4,6 +4,10 @@
 // Bytes: q twice, k, v once read and once written: (2 heads + 4 kv_heads) x head_dim x size a
 // token. At decode that is a launch's time. Angles are made here (sincosf, accurate) rather than
 // read from a table: once for each block, shared by its heads.
+//
+// Tried: positions read and angles made before the wait, rows asked for right behind it: 1.5 us
+// instead of 2.1 behind the product of 16 lanes, but none less of a step, in which the product behind
+// it reads weights meanwhile, and 80 us instead of 61 for 8,192 rows.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_append/cuda.h"
