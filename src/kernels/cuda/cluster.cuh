@@ -20,9 +20,11 @@ __device__ __forceinline__ int cluster_size() {
 // Every thread of every block, by whole warps. What was written before an arrival, to global memory
 // too, is seen after the wait for it.
 __device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
   ESP_HOPPER_ASM("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
   ESP_HOPPER_ASM("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // To where block `rank` has what `to` is here. REQUIRES: that block runs.
