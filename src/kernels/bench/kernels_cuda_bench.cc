@@ -258,14 +258,17 @@ void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
 // The kernel for batches, 32 products with weights of their own behind each other, launched early
 // as in a step: the way that it takes and another.
 void batch_products(Bench& bench) {
-  if (!bench.wants("batch")) return;
   constexpr int kCopies = 32;
   const Memory x(size_t{512} * kInner * 2, 4), y(size_t{512} * kInner * 4, 5, 1e-3f);
   const DeviceTraits traits = *device_traits();
   for (const Product& p : kProducts) {
     const size_t bytes = static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
+    constexpr int kRows[] = {8, 16, 32, 64};
+    const auto name_of = [&](int rows) { return fmt::format("batch {} rows: {}", rows, p.name); };
+    if (std::ranges::none_of(kRows, [&](int rows) { return bench.wants(name_of(rows)); })) continue;
     const Memory weights(bytes * kCopies, 3, 0.02f);
-    for (const int rows : {8, 16, 32, 64}) {
+    for (const int rows : kRows) {
+      if (!bench.wants(name_of(rows))) continue;
       const LinearArgs first = product_args(p, rows, x, weights.get(), y, false);
       const std::optional<BatchWay> best = batch_way(first, traits);
       if (!best) continue;
@@ -276,10 +279,8 @@ void batch_products(Bench& bench) {
         other.half = !best->half;
       for (const BatchWay& way : {*best, other}) {
         if (!batch_linear_takes(first, way, traits)) continue;
-        const std::string name =
-            fmt::format("batch {} rows: {} groups {} splits {} {}", rows, p.name, way.groups,
-                        way.splits, way.half ? "half" : "full");
-        if (!bench.wants(name)) continue;
+        const std::string name = fmt::format("{} groups {} splits {} {}", name_of(rows), way.groups,
+                                             way.splits, way.half ? "half" : "full");
         const double seconds = bench.time(
             [&](int i) {
               LinearArgs args = product_args(

@@ -20,13 +20,31 @@
 // hide 2 to 3 us of a product, and what is left is this chain and 4.3 TB/s where copies of 128
 // bytes of a row follow each other (pieces of whole rows, as for 1 row, reach 4.5).
 //
-// Tried: clusters of 4 and 8 (a GPC with an odd number of them free leaves a second wave: down 38
-// to 65 us); x fetched once for two blocks by multicast, at 64 and 128 rows a third slower than
-// without, both rings then going at the slower's pace; blocks of 128 or 256 outputs whatever the
-// shape (1.7 waves of gate and up, 61 us); 128 columns, which cuBLASLt does in 66 us where this
-// took 71; another order of the inputs in each block, other cache hints and prefetch sizes, one
-// copy for several rows: all within 2 %; boxes of fewer rows 20 to 40 % slower, for one
+// Tried: clusters of 4 and 8 (30 and 15 of them stand at once, fewer than make 128 blocks, so there
+// is a second wave: down 38 to 65 us); blocks of 128 or 256 outputs whatever the shape (1.7 waves
+// of gate and up, 61 us); another order of the inputs in each block, other cache hints and prefetch
+// sizes, one copy for several rows: all within 2 %; boxes of fewer rows 20 to 40 % slower, for one
 // multiprocessor starts a copy about every 0.3 us then.
+//
+// Tried against the memory's rest between two products (4 to 6 us each at 16 rows, by the bytes),
+// whole steps of 16 lanes, 4.91 to 4.94 ms as it is: the next product's first weights asked for in
+// the second-level cache behind a product's own last ones, 4.99 with 8 MB of them, 5.14 with 16,
+// 5.23 with 24 (probably they come before its own last ones, which then are late, and the rest
+// between the two stays); also by the norm in front 5.31; further weights of its own asked for
+// there at the start 5.28; three pieces of weights, then x, then the rest of the ring 5.01; the
+// first pieces' x by loads instead of copies 5.04, 2 to 3 us more for o and qkv. All four products
+// of a layer from o to the next qkv, with both norms, as one kernel whose ring of weights goes on
+// through them and whose blocks wait for each other by counts: predicted 101 us, found 135 (148 at
+// 64 rows), steps of 16 lanes 5.47, of 64 7.48 beside 6.99; about 10 us go at each wait (count,
+// norm, count, x). One piece's products under way while the next one's start, with room for 7
+// pieces instead of 6: o and qkv 0.3 to 0.6 us less alone, no gain in a step (4.94; 7.11 of 64
+// lanes beside 7.04).
+//
+// Tried for 65 to 128 rows, gate and up by 128 columns (cuBLASLt 66 us and SiLU): weights and x in
+// one ring 71; x in 3 or 4 slots of its own 84 and 78; x for two blocks by multicast 107 to 122,
+// copies to pairs of blocks bring 3.1 TB/s from the second-level cache into all shared memory where
+// copies to each bring 9.0; x loaded by three warps 107. The others have too much of x to fetch:
+// down 40.5 with two splits, 50 with four (29 clusters), cuBLASLt 36; qkv 25 for 17, o 18 for 13.
 #include <algorithm>
 
 #include "kernels/cuda/barrier.cuh"
