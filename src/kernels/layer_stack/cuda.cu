@@ -27,21 +27,38 @@
 // 11.2 (qkv), 8.9 (o), 51.7 (gate and up), 26.7 (down); waits of all
 // blocks 3.6, 5.2, 3.6, 2.8, 4.8, staging x 1 to 1.6 each; attention 8.5, of that q's heads 1.2,
 // keys 5.9, their merge 3. At the start of every product the ring is full in every block, yet a
-// product takes as long as its bytes from memory: a piece costs the eight warps 880 cycles from its
-// barrier to the next (a chain of latencies: barrier, loads, sums), as much as memory takes for it,
-// so what is there is used up no faster than it comes. To gain the waits (20 us of a layer) the
-// warps must be faster than memory.
+// product takes as long as its bytes from memory: a piece takes 880 cycles from its barrier to the
+// next, as much as memory takes for it.
 //
-// Tried for that (the layers alone, which this does in 3.98 to 4.04 ms and the text before it in
-// 4.02 to 4.07, by the GPU): tensor cores, two rows by four slices of the inputs as an 8 x 16
-// operand, 4.01: a piece takes 935 cycles all the same, and the clock falls from 1.96 to 1.83 GHz.
-// A ring for each warp, pairs of rows by turns 4.29, by who has room first 4.38, without tensor
-// cores 4.40. The next piece loaded into registers before one is multiplied 4.47 (they spill at
-// 168). Pieces of 2 x 4 KiB, twice as many, 5.53. Weights behind the ring in the second-level cache
-// during attention alone: 4.10 with 8 pieces, 4.15 with 16, beside 4.00. The layers' records in
-// shared memory instead of constant memory: 4.32 beside 4.13. A ring of 11 instead of 8: 0.01 more,
-// for attention's reads and the barriers wait behind what the ring has asked for. Four keys of a
-// thread at once instead of two: 1.8 us instead of 0.7.
+// What is lost there (the layers alone, all weights in one allocation, 3.92 ms where reading them
+// takes 3.01; a build for such trials 3.97): with nothing multiplied 3.97 as well, and without
+// waits for other blocks 3.24; without copies 3.32, without copies and waits 2.96. So the warps are
+// just quicker than memory, and quicker ones gain nothing by themselves: memory rests in the waits,
+// most of all during attention, and gives blocks unequal shares (gate and up take them 90 to 104
+// thousand cycles).
+//
+// Tried on that, beside 3.92 to 3.97: at most four pieces under way, which evens out the shares (94
+// to 97) and shortens what others wait behind, 3.89; with a ring of 11 and two pairs at once
+// (without copies and waits 2.49 instead of 2.96) 3.87; then pairs behind the ring into the
+// second-level cache during attention, one in 1,500 cycles, 3.80 to 3.83. But much the same text in
+// whole steps, twice by turns, took 4.65 and 4.86 ms beside 4.25, it is not known why (latencies
+// that four pieces do not cover?), so none of it is here. Copies asked for by an elected lane, 55
+// instructions a piece instead of 110 since the compiler need not loop over lanes: no difference. A
+// tag beside each value instead of counters, so that who reads waits for the values themselves:
+// 4.11 (twice the bytes to 132 readers); with a look at a sample of them first 4.18. Parts of
+// attention merged by all blocks of a head, over tagged records, 3.94 instead of 3.97 beside tags
+// alone. 16 warps 4.79 (96 registers, spills), 12 in three groups 4.17.
+//
+// Tried before, when the warps were thought too slow (the layers alone, 3.98 to 4.04 ms by the
+// GPU): tensor cores, two rows by four slices of the inputs as an 8 x 16 operand, 4.01: a piece
+// takes 935 cycles all the same, and the clock falls from 1.96 to 1.83 GHz. A ring for each warp,
+// pairs of rows by turns 4.29, by who has room first 4.38, without tensor cores 4.40. The next
+// piece loaded into registers before one is multiplied 4.47 (they spill at 168). Pieces of 2 x 4
+// KiB, twice as many, 5.53. Weights behind the ring in the second-level cache during attention
+// alone: 4.10 with 8 pieces, 4.15 with 16, beside 4.00. The layers' records in shared memory
+// instead of constant memory: 4.32 beside 4.13. A ring of 11 instead of 8: 0.01 more, for
+// attention's reads and the barriers wait behind what the ring has asked for. Four keys of a thread
+// at once instead of two: 1.8 us instead of 0.7.
 //
 // Tried before: a text of its own for each product (156 KB of instructions) took 5.68 ms, for what
 // is not in the instruction cache comes from memory that the weights keep busy; one text for all,
