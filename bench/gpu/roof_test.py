@@ -24,6 +24,22 @@ def device(read_rate=1e3, matrix=1e6, attention=1e5):
 
 
 class RoofTest(unittest.TestCase):
+    def test_the_hosts_work_stands_under_the_same_roof(self):
+        with tempfile.TemporaryDirectory() as folder:
+            radix = os.path.join(folder, "radix.json")
+            with open(radix, "w", encoding="utf-8") as file:
+                file.write('[{"nodes": 10, "page_size": 1, "match_ns": 576}]')
+            structured = os.path.join(folder, "structured.json")
+            with open(structured, "w", encoding="utf-8") as file:
+                file.write('{"masks_256": {"us_each": 4}}')
+            points = roofline.host_points(radix, structured, 128000)
+        self.assertEqual([roofline.place(point)[0] for point in points], [roofline.LEFT] * 2)
+        self.assertAlmostEqual(points[0][3] / points[0][1] / 1e9, 1)
+        self.assertAlmostEqual(points[1][2] / points[1][1] / 4e9, 1)
+        svg = roofline.draw(points, 4e12, 8e14, "a device")
+        heights = [float(part.split('"')[0]) for part in svg.split('cy="')[1:3]]
+        self.assertTrue(all(height < roofline.HEIGHT - roofline.MARGIN for height in heights), heights)
+
     def test_the_8b_shape_streams_what_its_sizes_say(self):
         shape = roof.Shape.read(os.path.join(HERE, "..", "configs", "llama_8b"))
         self.assertEqual(shape.kv_bytes_per_token(), 128 * 1024)

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Draws where the operations and steps on a GPU lie under its roofline.
 
-    bench/gpu/roofline.py OUT.svg [--run RUN.json] [--kernels KERNELS.txt|.json] [--config DIR]
+    bench/gpu/roofline.py OUT.svg --run RUN.json [--kernels KERNELS.txt|.json] [--radix RADIX.json]
+                          [--structured STRUCTURED.json] [--config DIR]
 
 RUN.json is what bench/gpu/run --json wrote (steps: decoding, prefill), KERNELS what kernels_cuda_bench
 printed or wrote with --json (single operations). Each mark stands at its operations per byte of device
 memory and the operations a second that it reached; the roof is the read rate measured, then the
 fastest product measured. What only moves bytes (sampling) has its mark at the left edge, at its share
-of the read rate.
+of the read rate. What the host does for a step stands under the same roof, far below it: a prompt looked
+up in the radix tree (RADIX: what espalier bench radix --json wrote) and grammar masks (STRUCTURED: what
+bench/structured_decoding --json wrote).
 """
 import argparse
 import html
@@ -24,7 +27,7 @@ import roof  # noqa: E402
 LEFT, RIGHT = 0.25, 65536.0         # operations a byte
 WIDTH, HEIGHT, MARGIN = 960, 600, 70
 COLOURS = {"decode": "#0072b2", "prefill": "#d55e00", "linear": "#009e73", "step": "#009e73",
-           "attention": "#cc79a7", "elementwise": "#999999", "sample": "#e69f00", "request": "#0072b2"}
+           "attention": "#cc79a7", "host": "#000000", "elementwise": "#999999", "sample": "#e69f00", "request": "#0072b2"}
 
 
 def read_kernels(path):
@@ -65,6 +68,24 @@ def step_points(run, shape):
     return points
 
 
+RADIX_PROMPT_TOKENS = 576  # of espalier bench radix
+
+
+def host_points(radix, structured, vocab):
+    """What the host does: tokens compared, of 4 bytes on either side; words of masks written."""
+    points = []
+    if radix:
+        with open(radix, encoding="utf-8") as file:
+            for row in json.load(file):
+                points.append((f"host: radix match, {row['nodes']} nodes, pages of {row['page_size']}",
+                               row["match_ns"] * 1e-9, 8 * RADIX_PROMPT_TOKENS, RADIX_PROMPT_TOKENS))
+    if structured:
+        with open(structured, encoding="utf-8") as file:
+            masks = json.load(file)["masks_256"]
+        points.append(("host: a grammar's mask", masks["us_each"] * 1e-6, vocab / 8, 0))
+    return points
+
+
 def place(point):
     """Operations a byte, and operations a second, of a mark."""
     _, seconds, moved, done = point
@@ -74,7 +95,7 @@ def place(point):
 
 
 def draw(points, read_rate, peak, title):
-    low, high = read_rate * LEFT / 8, peak * 2
+    low, high = min([read_rate * LEFT / 8] + [place(point)[1] / 2 for point in points]), peak * 2
 
     def x_of(intensity):
         return MARGIN + (WIDTH - 2 * MARGIN) * math.log(intensity / LEFT) / math.log(RIGHT / LEFT)
@@ -130,10 +151,10 @@ def draw(points, read_rate, peak, title):
                        f'{html.escape(point[0])}, {100 * rate / roof_rate:.0f} %</text>')
     kinds = sorted({point[0].split()[0].rstrip(":") for point in points})
     for i, kind in enumerate(kinds):
-        y = MARGIN + 10 + 18 * i
-        out.append(f'<circle cx="{MARGIN + 16}" cy="{y}" r="5" '
+        y = HEIGHT - MARGIN - 20 - 18 * (len(kinds) - 1 - i)
+        out.append(f'<circle cx="{WIDTH - MARGIN - 112}" cy="{y}" r="5" '
                    f'fill="{COLOURS.get(kind, "#555555")}"/>'
-                   f'<text x="{MARGIN + 28}" y="{y + 4}">{html.escape(kind)}</text>')
+                   f'<text x="{WIDTH - MARGIN - 100}" y="{y + 4}">{html.escape(kind)}</text>')
     out.append("</svg>\n")
     return "\n".join(out)
 
@@ -143,6 +164,8 @@ def main():
     parser.add_argument("out", help="SVG file to write")
     parser.add_argument("--run", help="JSON of bench/gpu/run")
     parser.add_argument("--kernels", help="output of kernels_cuda_bench, printed or JSON")
+    parser.add_argument("--radix", help="JSON of espalier bench radix")
+    parser.add_argument("--structured", help="JSON of bench/structured_decoding")
     parser.add_argument("--config", default=os.path.join(HERE, "..", "configs", "llama_8b"))
     options = parser.parse_args()
     if not options.run:
@@ -151,7 +174,8 @@ def main():
         run = json.load(file)
     ceilings = run["raw"]["ceilings"]
     peak = max(rate for rates in ceilings["matrix"].values() for rate in rates.values())
-    points = step_points(run, roof.Shape.read(options.config))
+    shape = roof.Shape.read(options.config)
+    points = step_points(run, shape) + host_points(options.radix, options.structured, shape.vocab)
     if options.kernels:
         points += read_kernels(options.kernels)
     with open(options.out, "w", encoding="utf-8") as file:
