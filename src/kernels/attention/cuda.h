@@ -123,6 +123,11 @@ struct AttentionArgs {
   const float* sinks = nullptr;
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
+  // For launches with overlap: all that was enqueued up to the plan, and so the plan, lanes, tables
+  // and keys and values at positions below each lane's prefix_len, has ended before this attention
+  // can start, early as it may; only what was enqueued later (q, the new tokens' keys and values)
+  // is waited for. So cached keys are asked for while the kernels before still run.
+  bool cached_early = false;
 };
 
 // out = softmax(scale * q k^T, causal) v, for each lane by itself.

@@ -29,7 +29,7 @@ __device__ Counts counts_of(const AttentionShape& shape, const LaneArrays& lanes
   const int end = lanes.prefix_len[lane] + tokens;
   const int positions = end - max(first_seen(lanes.prefix_len[lane], shape.sliding_window),
                                   shared ? lanes.shared.own_begin[lane] : 0);
-  return {.units = (positions + kSplitBlock - 1) / kSplitBlock * shape.num_kv_heads};
+  return {.units = (positions + kSplitUnit - 1) / kSplitUnit * shape.num_kv_heads};
 }
 
 // The sum over threads up to this one; every thread calls it.
@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(kThreads)
       start.query_begin = lanes.query_begin[start.lane];
       start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
       start.prefix_len = lanes.prefix_len[start.lane];
+      start.page_begin = lanes.page_begin[start.lane];
       start.own_begin = shared ? lanes.shared.own_begin[start.lane] : 0;
     }
     plan.starts[block] = start;

@@ -1,7 +1,7 @@
 // How a step's attention is cut up, and where that lies in the workspace. Inside kernels/attention.
 //
 // Lanes whose rows (query tokens x group) fit into one tile of 16 go by split KV: all their (lane,
-// kv head, block of 64 positions) stand in one line of units, and block c of a fixed grid takes
+// kv head, block of 16 positions) stand in one line of units, and block c of a fixed grid takes
 // units [c * chunk, (c + 1) * chunk), so the parts are equal at any skew. A (lane, kv head) that
 // falls to several blocks is put together by the last of them to finish:
 //
@@ -31,9 +31,10 @@
 namespace espalier::kernels::cuda {
 
 inline constexpr int kSplitRows = 16;   // rows of a tile of the split kernel
-inline constexpr int kSplitBlock = 64;  // positions of a unit
+inline constexpr int kSplitUnit = 16;   // positions of a unit
+inline constexpr int kSplitBlock = 64;  // windows and fixed splits begin at multiples of it
 inline constexpr int kTileRows = 128;   // rows of a tile of the other
-inline constexpr int kMinChunk = 2;     // units that a block takes at least
+inline constexpr int kMinChunk = 8;     // units that a block takes at least
 
 inline constexpr int kSharedBlock = 128;  // positions of a unit of a shared run
 
@@ -48,11 +49,11 @@ struct PlanHeader {
 };
 
 // Where a block of the split kernel begins: all it must know in one read.
-struct SplitStart {
+struct alignas(16) SplitStart {
   int32_t unit = 0, unit_end = 0, chunk = 0;
   int32_t lane = 0, lane_unit = 0;  // the lane's first unit
-  int32_t blocks = 0;               // of 64 positions, of a kv head of the lane
-  int32_t query_begin = 0, tokens = 0, prefix_len = 0;
+  int32_t blocks = 0;               // units of a kv head of the lane
+  int32_t query_begin = 0, tokens = 0, prefix_len = 0, page_begin = 0;
   int32_t own_begin = 0;  // positions before it are in shared runs
 };
 

@@ -251,9 +251,9 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   auto& shared =
       *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   release_next();
-  wait_for_previous();
+  if (!args.cached_early) wait_for_previous();
   const SharedStart start = plan.shared_starts[blockIdx.x];
-  if (start.unit >= start.unit_end) return;
+  if (start.unit >= start.unit_end) return wait_for_previous();
   if (threadIdx.x == 0) shared.ring.init();
   __syncthreads();
   Cursor at(args, start);
@@ -262,6 +262,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     bring_all<DIM>(args, maps, shared.ring, at);
   } else {
     take_registers<208>();
+    wait_for_previous();  // of what lanes share nothing is new, but the queries are
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
     RingPlace place;
     while (at.unit < at.unit_end) {

@@ -62,6 +62,14 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A word of each lane is two neighbours of row lane / 4 of an 8 x 8 matrix, from column lane % 4 *
+// 2 on; so is the result, of the matrix with rows and columns exchanged.
+__device__ __forceinline__ uint32_t transposed(uint32_t word) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+  return result;
+}
+
 __device__ __forceinline__ float exp2_fast(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
