@@ -413,7 +413,9 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   return Status();
 }
 
-// hidden_ = embedding_scale * embedding[token] (+ position_embedding[position])
+// hidden_ = embedding_scale * embedding[token] (+ position_embedding[position]). Starts when all that
+// was enqueued before it has ended, so what starts after it, early or not, finds the plan and the
+// cached keys there: AttentionArgs::cached_early.
 Status CudaDecoder::embed(const CudaStep& step, const cuda::Stream& stream) {
   const int32_t tokens = step.lanes.num_tokens;
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
@@ -426,7 +428,7 @@ Status CudaDecoder::embed(const CudaStep& step, const cuda::Stream& stream) {
                                        .out = hidden_,
                                        .out_stride = spec_.hidden_size,
                                        .tokens = tokens},
-                                      on(stream)));
+                                      {.stream = stream.get()}));
   x_ = hidden_;
   if (spec_.embedding_scale != 1) {
     ESP_RETURN_IF_ERROR(kc::scale({.type = weights_.type,

@@ -190,7 +190,10 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
                      .softcap = a.softcap,
                      .sinks = weights.sinks,
                      .workspace = group.workspace,
-                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes)},
+                     .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
+                     // embed() ended all before it; and what lanes share was computed by
+                     // steps before this one, so no lane writes below another's prefix_len.
+                     .cached_early = launches_early_},
                     on(stream)));
   kc::LinearArgs output = product_args(weights.attention_output, step.lanes.num_tokens);
   output.x = attended_;
