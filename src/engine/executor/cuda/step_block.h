@@ -24,7 +24,7 @@ struct StepLimits {
   int32_t max_tokens = 0;         // of a step
   int32_t max_table_pages = 0;    // of one sequence
   bool window_pages = false;      // room for page tables of layers that see a window
-  int64_t page_capacity() const;  // new entries of page tables that one copy brings
+  int64_t page_capacity() const;  // new entries of page tables that one kernel brings
 };
 
 // The block's parts; the same layout in pinned and in device memory. L = max_slots, T = max_tokens.
