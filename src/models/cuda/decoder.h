@@ -38,6 +38,7 @@ struct CudaStep {
   // counts them. Null: all of them (num_rows == lanes.num_tokens).
   const int32_t* rows = nullptr;
   int32_t num_rows = 0;
+  int32_t max_prefix_len = 0;  // of one lane: tokens that attention finds cached
 };
 
 // Not thread-safe: one thread enqueues, on one stream.
@@ -72,7 +73,10 @@ class CudaDecoder {
   void set_layer_stack(bool on) { stack_on_ = on; }
   bool has_layer_stack() const { return stack_workspace_ != nullptr; }  // after reserve()
   int64_t num_stack_steps() const { return num_stack_steps_; }          // enqueued so far
-  // Lets kernels of decode steps of eight and more lanes start while the one before them ends
+  // Tokens cached from which on one request's layers run kernel by kernel all the same: the one
+  // kernel reads long caches slower.
+  int32_t stack_context_max() const { return stack_context_max_; }
+  // Lets kernels of decode steps of three and more lanes start while the one before them ends
   // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
 
@@ -166,6 +170,7 @@ class CudaDecoder {
       false;  // the next kernel whatever the step, for the one before it allows for it
   bool stack_on_ = true;
   int64_t num_stack_steps_ = 0;
+  int32_t stack_context_max_ = 0;      // set by reserve()
   int32_t deterministic_context_ = 0;  // 0: not deterministic
   std::byte* hidden_ = nullptr;        // [T, hidden]
   std::byte* kept_ = nullptr;          // [T, hidden]: hidden_'s wanted rows

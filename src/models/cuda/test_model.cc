@@ -74,6 +74,7 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
     prefix_len.push_back(lane.prefix_len);
     page_begin.push_back(lane.page_begin);
     step.lanes.max_query_tokens = std::max(step.lanes.max_query_tokens, lane.num_query_tokens);
+    step.max_prefix_len = std::max(step.max_prefix_len, lane.prefix_len);
   }
   query_begin.push_back(batch.num_tokens());
   for (size_t i = 0; i < batch.lanes.size(); ++i) {

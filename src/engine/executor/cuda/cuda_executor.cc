@@ -95,7 +95,7 @@ Status CudaExecutor::allocate() {
   memory_.scratch = model_->scratch_bytes();
   memory_.steps = packer_->device_bytes() + slots_->device_bytes() + block_.size_bytes();
   memory_.graphs = config_.graphs
-                       ? num_graph_sizes(config_.max_slots) * (config_.cascade ? 2 : 1) *
+                       ? (num_graph_sizes(config_.max_slots) * (config_.cascade ? 2 : 1) + 1) *
                              (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
                        : 0;
   return Status();
@@ -220,7 +220,9 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   };
   if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
-  DecodeGraph& known = graphs_[{packed.num_lanes, packed.cascade}];
+  const bool long_lane =
+      packed.num_lanes == 1 && packed.max_prefix_len >= model_->stack_context_max();
+  DecodeGraph& known = graphs_[{packed.num_lanes, packed.cascade, long_lane}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));

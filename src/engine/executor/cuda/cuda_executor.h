@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "base/status.h"
@@ -133,7 +134,8 @@ class CudaExecutor final : public Executor {
   int32_t mask_words_ = 0;
 
   std::array<Place, kPlaces> places_;
-  std::map<std::pair<int32_t, bool>, DecodeGraph> graphs_;  // by lanes with padding, and cascade
+  // By lanes with padding, cascade, and whether it is one lane too long for the layers' one kernel.
+  std::map<std::tuple<int32_t, bool, bool>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;
   int64_t num_captures_ = 0, num_replays_ = 0, num_cascades_ = 0;

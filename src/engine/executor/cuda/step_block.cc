@@ -135,6 +135,7 @@ void StepPacker::pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t 
     host.token_slots[i] = lane.slot;
   }
   packed.max_query_tokens = std::max(packed.max_query_tokens, lane.num_query_tokens);
+  packed.max_prefix_len = std::max(packed.max_prefix_len, lane.prefix_len);
   packed.decode &= lane.num_query_tokens == 1 && lane.sample && lane.input_logprob_targets.empty();
 }
 
@@ -261,7 +262,8 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                           .max_query_tokens = packed.max_query_tokens,
                           .shared = shared},
                 .rows = packed.decode ? nullptr : device_.rows,
-                .num_rows = packed.num_samples + packed.num_input_rows};
+                .num_rows = packed.num_samples + packed.num_input_rows,
+                .max_prefix_len = packed.max_prefix_len};
   if (window_pages_) {
     step.window_lanes = step.lanes;
     step.window_lanes.page_tables += table_entries();
