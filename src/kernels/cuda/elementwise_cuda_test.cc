@@ -366,7 +366,6 @@ TEST_F(CudaElementwise, TokenRowsFollowTheLanes) {
   EXPECT_EQ(rows.read(), (std::vector<int32_t>{165, 166, 167, 480, 50 * 16 + 15, 60 * 16, -1, -1}));
 }
 
-// More planes and pages than one launch takes.
 // As steps do it: three pinned places in turn, each written again once the launch that read it is
 // done, launches behind each other without a wait between them.
 TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
@@ -437,6 +436,7 @@ TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
   cudaStreamDestroy(stream);
 }
 
+// More planes and pages than one launch takes.
 TEST_F(CudaElementwise, PagesAreCopiedInAllPlanes) {
   constexpr size_t kPlanes = 131, kPages = 700, kWords = 12;  // 48 bytes a page
   std::vector<DeviceArray<int32_t>> planes;

@@ -380,25 +380,8 @@ Status start(const CUtensorMap& weights, const CUtensorMap& x, const Params& par
                        static_cast<size_t>(params.pieces_ahead) * piece_bytes(COLUMNS, OUTPUTS);
   auto* kernel = batch_kernel<COLUMNS, OUTPUTS>;
   ESP_RETURN_IF_ERROR(allow_shared("linear", kernel, bytes));
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = launch.stream;
-  cudaLaunchAttribute attributes[2]{};
-  config.attrs = attributes;
-  if (params.splits > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(params.splits);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  }
-  if (launch.overlap) {
-    cudaLaunchAttribute& early = attributes[config.numAttrs++];
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-  }
-  return cuda_status(cudaLaunchKernelEx(&config, kernel, weights, x, params), "linear");
+  return launch_clusters("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
+                         params.splits, bytes, launch, weights, x, params);
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ class CudaDecoder {
   // Tokens cached from which on one request's layers run kernel by kernel all the same: the one
   // kernel reads long caches slower.
   int32_t stack_context_max() const { return stack_context_max_; }
-  // Lets kernels of decode steps of three and more lanes start while the one before them ends
+  // Lets kernels of all but the smallest and largest steps start while the one before them ends
   // (programmatic dependent launch).
   void set_early_launch(bool on) { early_launch_ = on; }
 
@@ -166,8 +166,7 @@ class CudaDecoder {
   cuda::DeviceBuffer scratch_;
   int32_t max_tokens_ = 0, max_lanes_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
-  bool next_early_ =
-      false;  // the next kernel whatever the step, for the one before it allows for it
+  bool next_early_ = false;  // the next kernel of any step: the one in front of it allows for it
   bool stack_on_ = true;
   int64_t num_stack_steps_ = 0;
   int32_t stack_context_max_ = 0;      // set by reserve()
