@@ -3,15 +3,18 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 namespace {
 
+std::atomic<int64_t> num_allocations{0};
 constinit thread_local espalier::HeapUse of_this_thread;
 
 void* counted(void* memory) noexcept {
   if (memory == nullptr) return nullptr;
+  ++num_allocations;
   const auto bytes = static_cast<int64_t>(malloc_usable_size(memory));
   espalier::HeapUse& use = of_this_thread;
   use.total += bytes;
@@ -37,6 +40,7 @@ void take_back(void* memory) noexcept {
 
 }  // namespace
 
+int64_t espalier::num_heap_allocations() { return num_allocations; }
 espalier::HeapUse& espalier::heap_use_of_this_thread() { return of_this_thread; }
 
 // The forms for arrays, and those that do not throw where they are not here, call these.

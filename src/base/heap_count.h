@@ -1,10 +1,12 @@
-// For tests: what a thread asked the heap for. Linking heap_count.cc replaces the program's
-// operator new and delete; they stand in a file of their own so that no caller sees what they are.
+// For tests: what the heap was asked for. Linking heap_count.cc replaces the program's operator new
+// and delete; they stand in a file of their own so that no caller sees what they are.
 #pragma once
 
 #include <cstdint>
 
 namespace espalier {
+
+int64_t num_heap_allocations();  // since the program began, over all threads
 
 // In bytes, as the heap rounds them.
 struct HeapUse {

@@ -303,11 +303,11 @@ TEST_F(SchedulerTest, SteadyDecodeAllocatesNothing) {
     ASSERT_TRUE(scheduler_->next(batches[0]));
     for (size_t i = 0; i < 250; ++i) {
       answer(batches[i % 2]);
-      const int64_t before = heap_use_of_this_thread().total;
+      const int64_t before = num_heap_allocations();
       ASSERT_TRUE(scheduler_->next(batches[(i + 1) % 2]));
       scheduler_->commit(batches[i % 2], result);
       if (i >= 10) {
-        ASSERT_EQ(heap_use_of_this_thread().total - before, 0) << "step " << i;
+        ASSERT_EQ(num_heap_allocations() - before, 0) << "step " << i;
       }
     }
   }
