@@ -38,7 +38,7 @@ struct Options {
   std::string dtype = "auto";
   std::string kv_dtype = "bfloat16";
   std::vector<int32_t> contexts = {0, 512, 2048};
-  std::vector<int32_t> lanes = {1};
+  std::vector<int32_t> entries = {1};
   int32_t prefill = 512;
   int32_t decode_steps = 32;
   int repeats = 5;
@@ -64,18 +64,18 @@ int64_t resident_bytes() {
   return resident * 4096;
 }
 
-// Keys and values for some lanes of equal length, filled with plausible numbers, pages of 16
+// Keys and values for some entries of equal length, filled with plausible numbers, pages of 16
 // tokens.
 class Kv {
  public:
   static constexpr int32_t kPage = 16;
-  static Result<Kv> create(const ModelInfo& info, KvType type, int32_t lanes, int32_t tokens) {
+  static Result<Kv> create(const ModelInfo& info, KvType type, int32_t entries, int32_t tokens) {
     Kv kv;
-    kv.pages_per_lane_ = (tokens + kPage - 1) / kPage;
+    kv.pages_per_entry_ = (tokens + kPage - 1) / kPage;
     KvView& view = kv.view_;
     view.type = type;
     view.page_size = kPage;
-    view.num_pages = kv.pages_per_lane_ * lanes;
+    view.num_pages = kv.pages_per_entry_ * entries;
     view.num_kv_heads = info.num_kv_heads;
     view.head_dim = info.head_dim;
     view.head_stride = info.head_dim;
@@ -103,27 +103,27 @@ class Kv {
   }
   const KvView& view() const { return view_; }
 
-  // One more step of `count` tokens for `lanes` lanes that each hold `prefix` tokens.
-  ForwardBatch batch(int32_t lanes, int32_t prefix, int32_t count, int32_t vocab) const {
+  // One more step of `count` tokens for `entries` entries that each hold `prefix` tokens.
+  ForwardBatch batch(int32_t entries, int32_t prefix, int32_t count, int32_t vocab) const {
     ForwardBatch batch;
     Rng rng(99 + static_cast<uint64_t>(prefix));
-    for (int32_t i = 0; i < lanes; ++i) {
-      Lane lane;
-      lane.slot = i;
-      lane.num_query_tokens = count;
-      lane.prefix_len = prefix;
-      lane.query_begin = batch.num_tokens();
-      lane.page_begin = static_cast<int32_t>(batch.page_tables.size());
-      lane.num_pages = (prefix + count + kPage - 1) / kPage;
-      lane.sample = true;
-      for (int32_t page = 0; page < lane.num_pages; ++page) {
-        batch.page_tables.push_back(i * pages_per_lane_ + page);
+    for (int32_t i = 0; i < entries; ++i) {
+      BatchEntry entry;
+      entry.slot = i;
+      entry.num_query_tokens = count;
+      entry.prefix_len = prefix;
+      entry.query_begin = batch.num_tokens();
+      entry.page_begin = static_cast<int32_t>(batch.page_tables.size());
+      entry.num_pages = (prefix + count + kPage - 1) / kPage;
+      entry.sample = true;
+      for (int32_t page = 0; page < entry.num_pages; ++page) {
+        batch.page_tables.push_back(i * pages_per_entry_ + page);
       }
       for (int32_t t = 0; t < count; ++t) {
         batch.token_ids.push_back(static_cast<TokenId>(rng.below(static_cast<uint64_t>(vocab))));
         batch.positions.push_back(prefix + t);
       }
-      batch.lanes.push_back(std::move(lane));
+      batch.entries.push_back(std::move(entry));
     }
     return batch;
   }
@@ -131,15 +131,15 @@ class Kv {
  private:
   KvView view_;
   std::vector<Buffer> planes_;
-  int32_t pages_per_lane_ = 0;
+  int32_t pages_per_entry_ = 0;
 };
 
-// One thing that is measured: decoding at a context, or prefill (steps of one lane each).
+// One thing that is measured: decoding at a context, or prefill (steps of one entry each).
 struct Case {
   std::string name;  // as the peer calls it, where it has the same
-  int32_t lanes = 1;
+  int32_t entries = 1;
   int32_t context = 0;  // tokens before the first step
-  int32_t tokens = 1;   // a lane and step: 1 is decoding
+  int32_t tokens = 1;   // an entry and step: 1 is decoding
   int32_t steps = 1;
   double bytes_per_step = 0;                  // that must be read from memory
   std::vector<double> ours, peers, ceilings;  // tokens a second, a repeat each
@@ -164,7 +164,7 @@ class Bench {
         ESP_ASSIGN_OR_RETURN(const double ours, measure(one));
         one.ours.push_back(ours);
         if (one.bytes_per_step > 0) {
-          one.ceilings.push_back(rates_.back() / one.bytes_per_step * one.lanes);
+          one.ceilings.push_back(rates_.back() / one.bytes_per_step * one.entries);
         }
         if (peer.contains(one.name)) one.peers.push_back(peer.at(one.name));
       }
@@ -191,8 +191,8 @@ class Bench {
     hidden_size_ = static_cast<double>(hidden_size);
     loaded_bytes_ = resident_bytes();
     kv_type_ = options_.kv_dtype == "float32" ? KvType::kFloat32 : KvType::kBFloat16;
-    const int32_t lanes = *std::max_element(options_.lanes.begin(), options_.lanes.end());
-    return model_->reserve(std::max({options_.prefill, lanes, 64}), lanes);
+    const int32_t entries = *std::max_element(options_.entries.begin(), options_.entries.end());
+    return model_->reserve(std::max({options_.prefill, entries, 64}), entries);
   }
 
   // A figure for a wrong answer is worth nothing: the same 40 tokens whole, in two chunks and one
@@ -226,13 +226,13 @@ class Bench {
     const auto weights = static_cast<double>(info.weight_bytes);
     const auto kv_token = static_cast<double>(info.kv_bytes_per_token(kv_type_));
     const int32_t steps = options_.decode_steps;
-    for (const int32_t lanes : options_.lanes) {
+    for (const int32_t entries : options_.entries) {
       for (const int32_t context : options_.contexts) {
-        Case one{.lanes = lanes, .context = context, .tokens = 1, .steps = steps};
+        Case one{.entries = entries, .context = context, .tokens = 1, .steps = steps};
         one.name =
             context == 0 ? fmt::format("tg{}", steps) : fmt::format("tg{}@pp{}", steps, context);
-        if (lanes > 1) one.name += fmt::format("x{}", lanes);
-        one.bytes_per_step = weights + lanes * kv_token * (context + steps / 2.0);
+        if (entries > 1) one.name += fmt::format("x{}", entries);
+        one.bytes_per_step = weights + entries * kv_token * (context + steps / 2.0);
         cases_.push_back(one);
       }
     }
@@ -241,25 +241,25 @@ class Bench {
     cases_.push_back(prefill);
   }
 
-  // Tokens a second, all lanes together.
+  // Tokens a second, all entries together.
   Result<double> measure(const Case& one) {
     const int32_t end = one.context + one.tokens * (one.steps + 1);
-    ESP_ASSIGN_OR_RETURN(const Kv kv, Kv::create(model_->info(), kv_type_, one.lanes, end));
+    ESP_ASSIGN_OR_RETURN(const Kv kv, Kv::create(model_->info(), kv_type_, one.entries, end));
     const int32_t vocab = model_->info().vocab_size;
     // A first step warms scratch and caches; prefill is long enough without.
     if (one.tokens == 1) {
-      const ForwardBatch warm = kv.batch(one.lanes, one.context, 1, vocab);
+      const ForwardBatch warm = kv.batch(one.entries, one.context, 1, vocab);
       model_->forward(warm, warm.token_ids, kv.view(), {});
     }
     std::vector<ForwardBatch> batches;
     for (int32_t step = 0; step < one.steps; ++step) {
-      batches.push_back(kv.batch(one.lanes, one.context + step * one.tokens, one.tokens, vocab));
+      batches.push_back(kv.batch(one.entries, one.context + step * one.tokens, one.tokens, vocab));
     }
     const auto start = std::chrono::steady_clock::now();
     for (const ForwardBatch& batch : batches) {
       model_->forward(batch, batch.token_ids, kv.view(), {});
     }
-    return static_cast<double>(one.lanes) * one.tokens * one.steps / seconds_since(start);
+    return static_cast<double>(one.entries) * one.tokens * one.steps / seconds_since(start);
   }
 
   // Tokens a second by test name, from one run of a llama-bench: of three times each, the middle
@@ -408,7 +408,7 @@ int main(int argc, char** argv) {
   app.add_option("--contexts", options.contexts, "tokens before decoding starts; several allowed")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--lanes", options.lanes, "requests decoded at once; several allowed")
+  app.add_option("--entries", options.entries, "requests decoded at once; several allowed")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   app.add_option("--prefill", options.prefill, "tokens")->check(CLI::PositiveNumber);

@@ -27,11 +27,11 @@ struct Options {
   bool quick = false;
   bool no_graphs = false;
   bool no_early_launch = false;
-  bool no_layer_stack = false;
+  bool no_megakernel = false;
   bool deterministic = false;
   std::string only;
   int32_t page_size = 1;
-  std::vector<int32_t> lanes, contexts, lengths;  // empty: those of the part
+  std::vector<int32_t> entries, contexts, lengths;  // empty: those of the part
   int steps = 0;
 };
 
@@ -41,22 +41,23 @@ StepBench::Limits limits(const Options& options) {
   return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
           .early_launch = !options.no_early_launch,
-          .layer_stack = !options.no_layer_stack,
+          .megakernel = !options.no_megakernel,
           .deterministic = options.deterministic};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
 }
 
-json::object decode_row(const std::string& name, size_t lanes, int64_t context_tokens,
+json::object decode_row(const std::string& name, size_t entries, int64_t context_tokens,
                         const StepTimes& t) {
   std::printf(
-      "%-24s %5zu lanes %9.3f ms/step %9.0f tok/s  device %9.3f ms  launch %5.0f us  idle %.2f%%\n",
-      name.c_str(), lanes, t.step_seconds * 1e3, static_cast<double>(lanes) / t.step_seconds,
+      "%-24s %5zu entries %9.3f ms/step %9.0f tok/s  device %9.3f ms  launch %5.0f us  idle "
+      "%.2f%%\n",
+      name.c_str(), entries, t.step_seconds * 1e3, static_cast<double>(entries) / t.step_seconds,
       t.device_seconds * 1e3, t.launch_seconds * 1e6, t.idle * 100);
   std::fflush(stdout);
   return {{"name", name},
-          {"lanes", lanes},
+          {"entries", entries},
           {"context_tokens", context_tokens},
           {"step_seconds", t.step_seconds},
           {"device_seconds", t.device_seconds},
@@ -67,10 +68,10 @@ json::object decode_row(const std::string& name, size_t lanes, int64_t context_t
 
 Status decode_part(const Options& options, json::array& out) {
   ESP_ASSIGN_OR_RETURN(auto bench, StepBench::create(dummy_model(options), limits(options)));
-  const std::vector<int32_t> lanes =
-      !options.lanes.empty() ? options.lanes
-      : options.quick        ? std::vector<int32_t>{1, 16, 128}
-                             : std::vector<int32_t>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
+  const std::vector<int32_t> entries =
+      !options.entries.empty() ? options.entries
+      : options.quick          ? std::vector<int32_t>{1, 16, 128}
+                               : std::vector<int32_t>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   const std::vector<int32_t> contexts = !options.contexts.empty() ? options.contexts
                                         : options.quick
                                             ? std::vector<int32_t>{1024}
@@ -85,12 +86,12 @@ Status decode_part(const Options& options, json::array& out) {
     return Status();
   };
   for (const int32_t context : contexts) {
-    for (const int32_t count : lanes) {
+    for (const int32_t count : entries) {
       ESP_RETURN_IF_ERROR(run("decode at " + std::to_string(context),
                               std::vector<int32_t>(static_cast<size_t>(count), context)));
     }
   }
-  if (!options.lanes.empty()) return Status();
+  if (!options.entries.empty()) return Status();
   std::vector<int32_t> mixed(31, 4096);
   mixed.push_back(131072 - 128);
   return run("mixed 31 x 4k, 1 x 128k", mixed);
@@ -172,7 +173,7 @@ int main(int argc, char** argv) {
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");
   app.add_option("--json", options.json_path, "write the rows there");
   app.add_option("--page-size", options.page_size, "tokens in a page")->check(CLI::Range(1, 1024));
-  app.add_option("--lanes", options.lanes, "of decode")->delimiter(',');
+  app.add_option("--entries", options.entries, "of decode")->delimiter(',');
   app.add_option("--contexts", options.contexts, "of decode, tokens")->delimiter(',');
   app.add_option("--lengths", options.lengths, "of prefill, tokens")->delimiter(',');
   app.add_option("--steps", options.steps, "of decode, timed");
@@ -180,8 +181,7 @@ int main(int argc, char** argv) {
   app.add_flag("--no-graphs", options.no_graphs, "launch every kernel by itself");
   app.add_flag("--no-early-launch", options.no_early_launch,
                "no kernel starts before the one in front of it has ended");
-  app.add_flag("--no-layer-stack", options.no_layer_stack,
-               "one lane's layers run kernel by kernel");
+  app.add_flag("--no-megakernel", options.no_megakernel, "one entry's layers run kernel by kernel");
   app.add_option("--only", options.only, "workloads whose names contain this");
   app.add_flag("--deterministic", options.deterministic, "results independent of the batch");
   CLI11_PARSE(app, argc, argv);

@@ -80,7 +80,7 @@ def main():
     decoder = Decoder(roof.Shape.read(sys.argv[1]))
     rows = []
     for batch, context in ((1, 1024), (16, 1024), (128, 1024)):
-        rows.append({"lanes": batch, "context": context,
+        rows.append({"entries": batch, "context": context,
                      "step_seconds": decode_seconds(decoder, batch, context)})
     json.dump({"name": f"torch {torch.__version__} CUDA graph", "rows": rows}, sys.stdout)
 

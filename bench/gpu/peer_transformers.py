@@ -26,9 +26,9 @@ def seconds(run):
 
 
 @torch.inference_mode()
-def decode_seconds(model, lanes, context, steps=16):
+def decode_seconds(model, entries, context, steps=16):
     """Of a step: what `steps` further tokens cost."""
-    prompt = torch.randint(0, model.config.vocab_size, (lanes, context), device=DEVICE)
+    prompt = torch.randint(0, model.config.vocab_size, (entries, context), device=DEVICE)
     out = model(prompt, use_cache=True, logits_to_keep=1)
     cache, token = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
     times = []
@@ -50,8 +50,8 @@ def prefill_seconds(model, tokens):
 
 def main():
     model = make_model(sys.argv[1])
-    rows = [{"lanes": lanes, "context": context, "step_seconds": decode_seconds(model, lanes, context)}
-            for lanes, context in ((1, 1024), (16, 1024))]
+    rows = [{"entries": entries, "context": context, "step_seconds": decode_seconds(model, entries, context)}
+            for entries, context in ((1, 1024), (16, 1024))]
     json.dump({"name": f"transformers {transformers.__version__}", "rows": rows,
                "prefill": [{"tokens": 8192, "seconds": prefill_seconds(model, 8192)}]}, sys.stdout)
 

@@ -1,7 +1,7 @@
 """The serial roof of a decoder's work on a device: the sum over its operations of
 max(bytes / read rate, operations / matrix rate at that shape), nothing overlapped.
 
-Weights are read once for each step, keys and values once for each lane (or once for each group that
+Weights are read once for each step, keys and values once for each entry (or once for each group that
 shares them); activations are not counted. roof_test.py holds the numbers against a shape worked out by
 hand.
 """
@@ -102,8 +102,8 @@ class FamilyShape:
             seconds(n * k, self.experts_read(rows), rows * self.num_chosen) for n, k in self.expert)
         return total + seconds(self.vocab * self.hidden, 1, logit_rows)
 
-    def decode_seconds(self, device, lanes, kv_tokens_read):
-        return (self.products_seconds(device, lanes, lanes) +
+    def decode_seconds(self, device, entries, kv_tokens_read):
+        return (self.products_seconds(device, entries, entries) +
                 2 * self.kv_numbers * kv_tokens_read / device.read_rate)
 
     def prefill_seconds(self, device, tokens):
@@ -146,10 +146,10 @@ def products_seconds(shape, device, rows, logit_rows):
     return shape.layers * layer + (head if logit_rows else 0)
 
 
-def decode_seconds(shape, device, lanes, kv_tokens_read):
-    """One step: `lanes` tokens, `kv_tokens_read` cached tokens read in all."""
+def decode_seconds(shape, device, entries, kv_tokens_read):
+    """One step: `entries` tokens, `kv_tokens_read` cached tokens read in all."""
     attention = kv_tokens_read * shape.kv_bytes_per_token() / device.read_rate
-    return products_seconds(shape, device, lanes, lanes) + attention
+    return products_seconds(shape, device, entries, entries) + attention
 
 
 def prefill_seconds(shape, device, tokens, prefix=0):

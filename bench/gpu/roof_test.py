@@ -112,7 +112,7 @@ class RoofTest(unittest.TestCase):
         self.assertEqual(roofline.place(("sample", 2.0, 100.0, 0.0)),
                          (roofline.LEFT, 50 * roofline.LEFT))
         shape = roof.Shape(TINY)
-        run = {"raw": {"decode": [{"name": "decode at 5", "lanes": 3, "context_tokens": 15,
+        run = {"raw": {"decode": [{"name": "decode at 5", "entries": 3, "context_tokens": 15,
                                    "step_seconds": 0.5}]}}
         (_, seconds, moved, done), = roofline.step_points(run, shape)
         self.assertEqual(seconds, 0.5)

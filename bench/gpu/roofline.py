@@ -52,10 +52,10 @@ def step_points(run, shape):
     weights = shape.streamed_bytes() / shape.weight_bytes
     points = []
     for row in raw.get("decode", []):
-        lanes, tokens = row["lanes"], row["context_tokens"]
+        entries, tokens = row["entries"], row["context_tokens"]
         moved = shape.streamed_bytes() + tokens * shape.kv_bytes_per_token()
-        done = 2 * lanes * weights + 4 * tokens * shape.heads * shape.head_dim * shape.layers
-        points.append((f"{row['name']}, {lanes} lanes", row["step_seconds"], moved, done))
+        done = 2 * entries * weights + 4 * tokens * shape.heads * shape.head_dim * shape.layers
+        points.append((f"{row['name']}, {entries} entries", row["step_seconds"], moved, done))
     for row in raw.get("prefill", []):
         tokens = row["tokens"]
         pairs = tokens * (tokens + 1) / 2

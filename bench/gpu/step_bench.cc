@@ -32,16 +32,17 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
   ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
   bench->info_ = decoder->info();
   const KvType type = decoder->kv_type();
-  ESP_ASSIGN_OR_RETURN(bench->executor_,
-                       CudaExecutor::create(std::move(decoder),
-                                            {.max_slots = limits.max_lanes,
-                                             .max_tokens = limits.prefill_chunk + limits.max_lanes,
-                                             .context_length = limits.context_length,
-                                             .page_size = limits.page_size,
-                                             .graphs = limits.graphs,
-                                             .early_launch = limits.early_launch,
-                                             .layer_stack = limits.layer_stack,
-                                             .deterministic = limits.deterministic}));
+  ESP_ASSIGN_OR_RETURN(
+      bench->executor_,
+      CudaExecutor::create(std::move(decoder),
+                           {.max_slots = limits.max_entries,
+                            .max_tokens = limits.prefill_chunk + limits.max_entries,
+                            .context_length = limits.context_length,
+                            .page_size = limits.page_size,
+                            .graphs = limits.graphs,
+                            .early_launch = limits.early_launch,
+                            .megakernel = limits.megakernel,
+                            .deterministic = limits.deterministic}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());
   bench->num_pages_ = budget / (bench->info_.kv_bytes_per_token(type) * limits.page_size);
   ESP_RETURN_IF_ERROR(
@@ -83,10 +84,10 @@ void StepBench::take_pages(int64_t first, int64_t count, std::vector<PageId>& ou
 }
 
 Status StepBench::check(const StepResult& result) const {
-  for (const LaneResult& lane : result.lanes) {
-    if (!lane.status.ok()) return lane.status;
-    if (lane.token < 0 || lane.token >= info_.vocab_size) {
-      return error(StatusCode::kInternal, "a lane drew the token {}", lane.token);
+  for (const EntryResult& entry : result.entries) {
+    if (!entry.status.ok()) return entry.status;
+    if (entry.token < 0 || entry.token >= info_.vocab_size) {
+      return error(StatusCode::kInternal, "an entry drew the token {}", entry.token);
     }
   }
   return Status();
@@ -105,20 +106,20 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
     int64_t first_page = 0;
     for (size_t i = 0; i < contexts.size(); ++i) {
       const int32_t pages = pages_for(contexts[i] + all_steps);
-      Lane lane{.slot = static_cast<SlotId>(i),
-                .num_query_tokens = 1,
-                .prefix_len = contexts[i],
-                .query_begin = static_cast<int32_t>(i),
-                .page_begin = static_cast<int32_t>(batch.page_tables.size()),
-                .table_version = table_version_,
-                .sample = true};
+      BatchEntry entry{.slot = static_cast<SlotId>(i),
+                       .num_query_tokens = 1,
+                       .prefix_len = contexts[i],
+                       .query_begin = static_cast<int32_t>(i),
+                       .page_begin = static_cast<int32_t>(batch.page_tables.size()),
+                       .table_version = table_version_,
+                       .sample = true};
       if (first_page + pages > num_pages_) {
-        return fail(invalid_argument("{} lanes of {} tokens do not fit into {} pages",
+        return fail(invalid_argument("{} entries of {} tokens do not fit into {} pages",
                                      contexts.size(), contexts[i], num_pages_));
       }
       take_pages(first_page, pages, batch.page_tables);
       first_page += pages;
-      batch.lanes.push_back(std::move(lane));
+      batch.entries.push_back(std::move(entry));
       batch.token_ids.push_back(kTokenFromSlot);
       batch.positions.push_back(contexts[i]);
     }
@@ -136,12 +137,12 @@ Result<StepTimes> StepBench::decode(const std::vector<int32_t>& contexts, int st
     if (index > 1) batch.slot_inits.clear();
     if (index == 2) batch.token_ids.assign(contexts.size(), kTokenFromSlot);
     batch.step = ++step_;
-    for (size_t i = 0; i < batch.lanes.size(); ++i) {
-      Lane& lane = batch.lanes[i];
-      lane.prefix_len = contexts[i] + index;
-      lane.num_pages = pages_for(lane.prefix_len + 1);
-      lane.output_index = index;
-      batch.positions[i] = lane.prefix_len;
+    for (size_t i = 0; i < batch.entries.size(); ++i) {
+      BatchEntry& entry = batch.entries[i];
+      entry.prefix_len = contexts[i] + index;
+      entry.num_pages = pages_for(entry.prefix_len + 1);
+      entry.output_index = index;
+      batch.positions[i] = entry.prefix_len;
     }
     const Clock::time_point start = Clock::now();
     executor_->launch(batch);
@@ -181,13 +182,13 @@ Result<double> StepBench::prefill(int32_t tokens, int repeats) {
       ForwardBatch& batch = batches.emplace_back();
       if (begin == 0) batch.slot_inits.push_back({.slot = 0, .sampling = sampling});
       batch.step = ++step_;
-      batch.lanes.push_back({.slot = 0,
-                             .num_query_tokens = end - begin,
-                             .prefix_len = begin,
-                             .num_pages = (end + limits_.page_size - 1) / limits_.page_size,
-                             .table_version = table_version_,
-                             .sample = end == tokens});
-      take_pages(0, batch.lanes[0].num_pages, batch.page_tables);
+      batch.entries.push_back({.slot = 0,
+                               .num_query_tokens = end - begin,
+                               .prefix_len = begin,
+                               .num_pages = (end + limits_.page_size - 1) / limits_.page_size,
+                               .table_version = table_version_,
+                               .sample = end == tokens});
+      take_pages(0, batch.entries[0].num_pages, batch.page_tables);
       for (int32_t i = begin; i < end; ++i) {
         batch.positions.push_back(i);
         batch.token_ids.push_back(static_cast<TokenId>(mix64(static_cast<uint64_t>(i)) %

@@ -24,19 +24,19 @@ struct StepTimes {
 class StepBench {
  public:
   struct Limits {
-    int32_t max_lanes = 512;
+    int32_t max_entries = 512;
     int32_t prefill_chunk = 8192;
     int32_t context_length = 131072;
     int32_t page_size = 1;
     bool graphs = true;
     bool early_launch = true;
-    bool layer_stack = true;
+    bool megakernel = true;
     bool deterministic = false;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);
 
-  // One token a lane, lane i with contexts[i] tokens before it.
+  // One token an entry, entry i with contexts[i] tokens before it.
   Result<StepTimes> decode(const std::vector<int32_t>& contexts, int steps);
   // One prompt, in chunks; seconds from its first launch to its token, median of `repeats`.
   Result<double> prefill(int32_t tokens, int repeats);

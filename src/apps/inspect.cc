@@ -8,8 +8,8 @@
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
-#include "engine/device.h"
-#include "engine/open_tokenizer.h"
+#include "engine/startup/device.h"
+#include "engine/text_io/open_tokenizer.h"
 #include "models/model.h"
 #include "models/model_plan.h"
 #include "text/template/chat_template.h"
@@ -25,7 +25,7 @@ struct TypeShare {
 struct Inspection {
   ModelInfo info;
   std::string device;  // "cpu", or the GPU's name
-  MachineInfo machine;
+  SystemInfo system;
   EngineConfig plan;  // effective
   KvType kv_type{};
   std::map<std::string, TypeShare> types;  // of the checkpoint
@@ -78,7 +78,7 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   }
   ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
   out.device = device.name;
-  out.machine = device.machine;
+  out.system = device.system;
   config.device = device.cuda ? "cuda" : "cpu";
   ModelLoadOptions load = model_load_options(config);
   // A GPU holds numbers.
@@ -88,7 +88,7 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   ESP_ASSIGN_OR_RETURN(out.held, read_weight_memory(load));
   out.info.weight_bytes = 0;
   for (const auto& [type, held_bytes] : out.held) out.info.weight_bytes += held_bytes;
-  ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.machine));
+  ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.system));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.max_running_requests;
   inspect_text(config, out);
@@ -141,8 +141,8 @@ void print_table(const Inspection& it) {
                                                    : "none: " + it.template_problem);
   row("KV bytes per token",
       fmt::format("{} ({})", kv_token, it.kv_type == KvType::kFloat32 ? "float32" : "bfloat16"));
-  fmt::print("\nThe plan on this machine ({} processors, {} free on {}):\n", it.machine.num_cpus,
-             bytes(it.machine.available_bytes), it.device);
+  fmt::print("\nThe plan on this machine ({} processors, {} free on {}):\n", it.system.num_cpus,
+             bytes(it.system.available_bytes), it.device);
   // A GPU's scratch is measured when the engine starts, and told then.
   row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
       fmt::format("{} tokens, {}", it.plan.max_total_tokens,
@@ -212,8 +212,8 @@ void print_json(const Inspection& it) {
                                    {"kv_bytes_per_token", kv_token},
                                    {"device", it.plan.device},
                                    {"device_name", it.device},
-                                   {"available_bytes", it.machine.available_bytes},
-                                   {"num_cpus", it.machine.num_cpus},
+                                   {"available_bytes", it.system.available_bytes},
+                                   {"num_cpus", it.system.num_cpus},
                                    {"max_total_tokens", it.plan.max_total_tokens},
                                    {"max_window_tokens", it.plan.max_window_tokens},
                                    {"kv_bytes", kv_bytes(it.plan, it.info, it.kv_type)},

@@ -11,7 +11,7 @@
 #include "apps/command_line.h"
 #include "apps/commands.h"
 #include "apps/settings.h"
-#include "base/last_words.h"
+#include "base/fatal_exit.h"
 
 namespace espalier::apps {
 namespace {

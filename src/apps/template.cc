@@ -7,7 +7,7 @@
 #include "apps/command_line.h"
 #include "apps/commands.h"
 #include "base/mapped_file.h"
-#include "engine/open_tokenizer.h"
+#include "engine/text_io/open_tokenizer.h"
 #include "text/template/chat_template.h"
 
 namespace espalier::apps {

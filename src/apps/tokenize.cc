@@ -9,7 +9,7 @@
 #include "apps/commands.h"
 #include "apps/config.h"
 #include "apps/session.h"
-#include "engine/open_tokenizer.h"
+#include "engine/text_io/open_tokenizer.h"
 
 namespace espalier::apps {
 namespace {

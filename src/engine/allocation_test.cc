@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "base/heap_count.h"
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 
 namespace espalier {
 namespace {
@@ -22,10 +22,10 @@ class CountingExecutor final : public Executor {
   void launch(const ForwardBatch& batch) override {
     StepResult& result = results_[batch.step % kMaxInFlight];
     result.step = batch.step;
-    result.lanes.resize(batch.lanes.size());
-    for (size_t i = 0; i < batch.lanes.size(); ++i)
-      result.lanes[i].token = batch.lanes[i].sample ? 'a' : -1;
-    steady_ = batch.lanes.size() == kRunning && batch.num_tokens() == kRunning;
+    result.entries.resize(batch.entries.size());
+    for (size_t i = 0; i < batch.entries.size(); ++i)
+      result.entries[i].token = batch.entries[i].sample ? 'a' : -1;
+    steady_ = batch.entries.size() == kRunning && batch.num_tokens() == kRunning;
   }
   void provide_masks(uint64_t, const MaskView&) override {}
   const StepResult& wait(uint64_t step) override {

@@ -74,17 +74,17 @@ Status check_fields(const EngineConfig& c) {
 
 // Bytes that the pool may take.
 Result<int64_t> kv_budget(const EngineConfig& user, const ModelInfo& info,
-                          const MachineInfo& machine) {
+                          const SystemInfo& system) {
   const double fraction =
-      user.mem_fraction_static > 0 ? user.mem_fraction_static : machine.mem_fraction;
-  const auto usable = static_cast<int64_t>(fraction * static_cast<double>(machine.available_bytes));
+      user.mem_fraction_static > 0 ? user.mem_fraction_static : system.mem_fraction;
+  const auto usable = static_cast<int64_t>(fraction * static_cast<double>(system.available_bytes));
   if (usable > info.weight_bytes) return usable - info.weight_bytes;
   return fail(error(
       StatusCode::kResourceExhausted,
       "no memory is left for the KV cache: mem_fraction_static {} of the {:.2f} GiB that were free "
       "is {:.2f} GiB, and the weights take {:.2f} GiB; raise it, free memory, or take a smaller "
       "model or dtype",
-      fraction, gib(machine.available_bytes), gib(usable), gib(info.weight_bytes)));
+      fraction, gib(system.available_bytes), gib(usable), gib(info.weight_bytes)));
 }
 
 // The window's pages, where they are fewer than the others': none where a
@@ -119,10 +119,10 @@ int64_t bytes_per_token_of(const EngineConfig& c, const ModelInfo& info, KvType 
 
 // The smaller of what memory allows and what max_running_requests of full context could use.
 Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfig& effective,
-                                     const ModelInfo& info, const MachineInfo& machine) {
+                                     const ModelInfo& info, const SystemInfo& system) {
   ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(user, info));
   const int64_t bytes_per_token = bytes_per_token_of(effective, info, type);
-  ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, machine));
+  ESP_ASSIGN_OR_RETURN(const int64_t budget, kv_budget(user, info, system));
   const int64_t fits =
       std::min<int64_t>(budget / bytes_per_token, std::numeric_limits<int32_t>::max());
   if (user.max_total_tokens > fits)
@@ -148,10 +148,10 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   return static_cast<int32_t>(whole_pages);
 }
 
-void resolve_prefill(const EngineConfig& user, const MachineInfo& machine, EngineConfig& c) {
+void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineConfig& c) {
   c.chunked_prefill_size = user.chunked_prefill_size == -1 ? c.context_length
                            : user.chunked_prefill_size == 0
-                               ? std::min(machine.prefill_chunk, c.context_length)
+                               ? std::min(system.prefill_chunk, c.context_length)
                                : user.chunked_prefill_size;
   if (user.max_prefill_tokens == 0) c.max_prefill_tokens = c.chunked_prefill_size;
 }
@@ -188,7 +188,7 @@ int64_t kv_bytes(const EngineConfig& config, const ModelInfo& info, KvType type)
 }
 
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
-                             const MachineInfo& machine) {
+                             const SystemInfo& system) {
   ESP_RETURN_IF_ERROR(check_fields(user));
   ESP_ASSIGN_OR_RETURN(const SchedulePolicy policy, parse_schedule_policy(user.schedule_policy));
   EngineConfig c = user;
@@ -211,14 +211,14 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
-  if (c.mem_fraction_static == 0) c.mem_fraction_static = machine.mem_fraction;
-  ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, machine));
+  if (c.mem_fraction_static == 0) c.mem_fraction_static = system.mem_fraction;
+  ESP_ASSIGN_OR_RETURN(c.max_total_tokens, resolve_total_tokens(user, c, info, system));
   resolve_window(c, info);
   c.max_running_requests = std::min(c.max_running_requests, c.max_total_tokens);
-  resolve_prefill(user, machine, c);
-  const int32_t cpus = std::max(1, machine.num_cpus);
+  resolve_prefill(user, system, c);
+  const int32_t cpus = std::max(1, system.num_cpus);
   c.num_threads = c.num_threads == 0 ? cpus : std::min(c.num_threads, cpus);
-  if (c.grammar_mask_threads == 0) c.grammar_mask_threads = machine.mask_threads;
+  if (c.grammar_mask_threads == 0) c.grammar_mask_threads = system.mask_threads;
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
   if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
   while (c.random_seed == 0) c.random_seed = std::random_device{}();

@@ -8,13 +8,13 @@
 #include "base/status.h"
 #include "cache/kv_pool.h"
 #include "cache/prefix_cache.h"
-#include "engine/machine.h"
+#include "engine/startup/system_info.h"
 #include "models/model.h"
 #include "seams/kv_view.h"
 
 namespace espalier {
 
-// 0 (or empty) means: chosen from the model and the machine. resolve() makes the effective ones,
+// 0 (or empty) means: chosen from the model and the system. resolve() makes the effective ones,
 // which server_info shows.
 struct EngineConfig {
   std::filesystem::path model_path;
@@ -85,11 +85,11 @@ struct EngineConfig {
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 
-// Nothing left to choose. Fails for settings that contradict each other, the model or the machine,
+// Nothing left to choose. Fails for settings that contradict each other, the model or the system,
 // and says what to change. Pure but for a random_seed of 0, which is drawn.
 //   machine: what was free before the weights were loaded.
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
-                             const MachineInfo& machine);
+                             const SystemInfo& system);
 
 // What load_model needs of it.
 ModelLoadOptions model_load_options(const EngineConfig& config);

@@ -9,10 +9,10 @@
 #include <string>
 #include <thread>
 
-#include "base/last_words.h"
-#include "engine/test_faults.h"
-#include "engine/test_joins.h"
-#include "engine/test_requests.h"
+#include "base/fatal_exit.h"
+#include "engine/testing/test_faults.h"
+#include "engine/testing/test_joins.h"
+#include "engine/testing/test_requests.h"
 #include "kernels/random/cuda.h"
 #include "tensor/cuda/testing.h"
 

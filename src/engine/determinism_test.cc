@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/test_requests.h"
+#include "engine/testing/test_requests.h"
 
 namespace espalier {
 namespace {
@@ -59,7 +59,7 @@ TEST_P(Determinism, AloneAgainAndWarm) {
 
 TEST_P(Determinism, Crowd) {
   check("one thread", {});
-  EXPECT_GT(last_stats_.num_lanes_total, 2 * last_stats_.num_steps_total);  // it was a crowd
+  EXPECT_GT(last_stats_.num_entries_total, 2 * last_stats_.num_steps_total);  // it was a crowd
   check("two threads", {.num_threads = 2});
   check("no overlap", {.disable_overlap_schedule = true});
   check("no radix cache", {.disable_radix_cache = true});

@@ -6,12 +6,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "engine/device.h"
 #include "engine/engine_impl.h"
-#include "engine/machine.h"
-#include "engine/open_tokenizer.h"
-#include "engine/start_cpu.h"
-#include "engine/start_cuda.h"
+#include "engine/startup/device.h"
+#include "engine/startup/start_cpu.h"
+#include "engine/startup/start_cuda.h"
+#include "engine/startup/system_info.h"
+#include "engine/text_io/open_tokenizer.h"
 
 namespace espalier {
 namespace {
@@ -97,7 +97,8 @@ Status Engine::continue_generation() {
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts parts) {
-  ESP_ASSIGN_OR_RETURN(const EngineConfig effective, resolve(config, parts.info, read_machine()));
+  ESP_ASSIGN_OR_RETURN(const EngineConfig effective,
+                       resolve(config, parts.info, read_system_info()));
   return EngineImpl::start(effective, std::move(parts));
 }
 
@@ -109,15 +110,15 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device));
   config.device = device.cuda ? "cuda" : "cpu";
   // Before weights take their time.
-  ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.machine)));
-  auto start_it = device.cuda ? start_cuda_executor(config, device.machine)
-                              : start_cpu_executor(config, device.machine);
+  ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.system)));
+  auto start_it = device.cuda ? start_cuda_executor(config, device.system)
+                              : start_cpu_executor(config, device.system);
   if (!start_it && user.device == "auto" && device.cuda &&
       start_it.error().code() == StatusCode::kUnimplemented) {
     log_info("device=cpu reason=\"{}\"", start_it.error().message());
     ESP_ASSIGN_OR_RETURN(device, choose_device("cpu"));
     config.device = "cpu";
-    start_it = start_cpu_executor(config, device.machine);
+    start_it = start_cpu_executor(config, device.system);
   }
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
   Parts parts{.executor = std::move(started.executor), .info = std::move(started.info)};

@@ -12,9 +12,9 @@
 
 #include "base/status.h"
 #include "engine/config.h"
-#include "engine/join.h"
-#include "engine/request.h"
-#include "engine/score.h"
+#include "engine/requests/join.h"
+#include "engine/requests/request.h"
+#include "engine/requests/score.h"
 #include "models/model.h"
 #include "seams/cache_event.h"
 #include "text/tokenizer/tokenizer.h"
@@ -35,13 +35,13 @@ struct EngineStats {
   int64_t cached_tokens_total = 0;  // of prompt_tokens_total: hit rate = cached / prompt
   int64_t generation_tokens_total = 0;
   int64_t num_steps_total = 0;
-  int64_t num_lanes_total = 0;  // average batch = lanes / steps
+  int64_t num_entries_total = 0;  // average batch = entries / steps
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
   double tree_seconds_total = 0;  // of them, the radix cache's; where time_tree_work is set
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t drafted_tokens_total = 0, accepted_drafts_total = 0;
-  int64_t num_masks_total = 0;                                       // of constrained lanes
+  int64_t num_masks_total = 0;                                       // of constrained entries
   double mask_seconds_total = 0;                                     // of the scheduler's thread
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
   int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
-#include "engine/embedding.h"
+#include "engine/requests/embedding.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 

@@ -8,14 +8,14 @@
 
 #include "cache/cache_events.h"
 #include "cache/prefix_cache.h"
+#include "engine/constrained/grammar_compiler.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
-#include "engine/grammar_compiler.h"
 #include "engine/loop.h"
-#include "engine/registry.h"
+#include "engine/requests/registry.h"
+#include "engine/requests/sessions.h"
 #include "engine/sampling/params.h"
-#include "engine/sessions.h"
-#include "engine/tokenizer_pool.h"
+#include "engine/text_io/tokenizer_pool.h"
 
 namespace espalier {
 

@@ -1,9 +1,9 @@
 // Many short lives of a whole engine, each from one seed: requests and sessions that come while
-// others run, forks of one prompt, aborts, lanes that fail, pauses with and without a flush, pools
-// so small that they force eviction and retraction. Whoever acts does so on the loop's own thread,
-// from inside the wait for a step, and so at the same step in every run of a seed; only pauses,
-// which block their caller, come from outside when they come. At the end every sample has had one
-// end and exactly the tokens that its prompt gets alone, and every page is back.
+// others run, forks of one prompt, aborts, entries that fail, pauses with and without a flush,
+// pools so small that they force eviction and retraction. Whoever acts does so on the loop's own
+// thread, from inside the wait for a step, and so at the same step in every run of a seed; only
+// pauses, which block their caller, come from outside when they come. At the end every sample has
+// had one end and exactly the tokens that its prompt gets alone, and every page is back.
 // ESPALIER_SIMULATION_SEEDS runs more; ESPALIER_SIMULATION_SEED=N runs one.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "base/rng.h"
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 
 namespace espalier {
 namespace {
@@ -25,7 +25,7 @@ using Tokens = std::vector<TokenId>;
 constexpr uint64_t kEndEvery = 31, kFailEvery = 211;
 Result<TokenId> next_of(uint64_t history) {
   const uint64_t draw = mix64(history ^ 0x5e55);
-  if (draw % kFailEvery == 0) return fail(error(StatusCode::kInternal, "the lane has failed"));
+  if (draw % kFailEvery == 0) return fail(error(StatusCode::kInternal, "the entry has failed"));
   if (draw % kEndEvery == 1) return kByteEosId;
   return 'a' + NullExecutor::uniform_token(history, 26);
 }
@@ -380,7 +380,8 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   const auto n = [](int64_t value) { return static_cast<long long>(value); };
   std::printf(
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
-      "%lld failing lanes, %lld refusals, %lld retractions, %lld pauses, %lld flushes; %lld lost\n",
+      "%lld failing entries, %lld refusals, %lld retractions, %lld pauses, %lld flushes; %lld "
+      "lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
       n(total.failures), n(total.refusals), n(total.retractions), n(total.pauses), n(total.flushes),
       n(total.lost));

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 
 namespace espalier {
 namespace {
@@ -412,7 +412,7 @@ TEST(Engine, DestructionTellsEveryCaller) {
   }
 }
 
-TEST(Engine, AFailedLaneEndsItsRequestAlone) {
+TEST(Engine, AFailedEntryEndsItsRequestAlone) {
   const uint64_t bad = NullExecutor::hash_history(bytes_of("bad"));
   auto executor = std::make_unique<NullExecutor>(NullExecutorConfig{
       .vocab_size = kByteVocabSize, .next_token = [bad](uint64_t h) -> Result<TokenId> {

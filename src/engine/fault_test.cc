@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/test_faults.h"
+#include "engine/testing/test_faults.h"
 
 namespace espalier {
 namespace {

@@ -8,9 +8,9 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/thread.h"
-#include "engine/embedding.h"
+#include "engine/constrained/token_healing.h"
+#include "engine/requests/embedding.h"
 #include "engine/sampling/sampler.h"
-#include "engine/token_healing.h"
 
 namespace espalier {
 namespace {
@@ -143,10 +143,10 @@ void EngineLoop::handle(GrammarMessage& message) {
     sample.matcher.emplace(*message.grammar);
     sample.has_grammar = true;
   }
-  if (request.jump_forward && guesses_ == nullptr)
-    guesses_ = std::make_unique<Guesses>(masks_.jump_forward());
+  if (request.jump_forward && draft_history_ == nullptr)
+    draft_history_ = std::make_unique<DraftHistory>(masks_.jump_forward());
   if (request.drafts)
-    request.guess_scope = mix64(std::hash<std::string>()(key_of(*request.sampling.grammar))) ^
+    request.draft_scope = mix64(std::hash<std::string>()(key_of(*request.sampling.grammar))) ^
                           std::hash<std::string>()(request.cache_namespace);
   start_when_ready(request);
 }
@@ -314,7 +314,7 @@ void EngineLoop::abort_all(const Status& why) {
   for (auto& [id, request] : requests_) abort(*request, why);
 }
 
-// A flush waits until the last step is committed, whose lanes may be of requests that have ended.
+// A flush waits until the last step is committed, whose entries may be of requests that have ended.
 void EngineLoop::answer_flushes() {
   if (flushes_.empty()) return;
   Status status;
@@ -351,7 +351,7 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
 
 // The masks of a step whose tokens before are known by now, while its forward runs.
 void EngineLoop::provide_masks(const ForwardBatch& batch) {
-  if (std::ranges::none_of(batch.lanes, &Lane::has_mask)) return;
+  if (std::ranges::none_of(batch.entries, &BatchEntry::has_mask)) return;
   const TimePoint start = clock_.now();
   const MaskView masks = masks_.fill(batch);
   executor_.provide_masks(batch.step, masks);
@@ -432,18 +432,18 @@ bool EngineLoop::forces_behind_any(SequenceId id) {
 
 void EngineLoop::on_draft(SequenceId id, Drafts& drafts) {
   Sample& sample = *samples_.at(id);
-  if (guesses(sample))
-    guesses_->append(sample.request->guess_scope, *sample.matcher, sample.recent, drafts);
+  if (uses_draft_history(sample))
+    draft_history_->append(sample.request->draft_scope, *sample.matcher, sample.recent, drafts);
 }
 
 // The next token and two behind it: for one guess it is not worth waiting.
 bool EngineLoop::drafts_behind_next(SequenceId id) {
   Sample& sample = *samples_.at(id);
-  return guesses(sample) &&
-         guesses_->any(sample.request->guess_scope, *sample.matcher, sample.recent, 3);
+  return uses_draft_history(sample) &&
+         draft_history_->any(sample.request->draft_scope, *sample.matcher, sample.recent, 3);
 }
 
-bool EngineLoop::guesses(const Sample& sample) const {
+bool EngineLoop::uses_draft_history(const Sample& sample) const {
   return sample.has_grammar && sample.request->drafts && !sample.heals && !sample.matcher->ended();
 }
 
@@ -488,8 +488,8 @@ std::optional<FinishReason> EngineLoop::on_token(SequenceId id, TokenId token,
   if (sample.has_grammar || sample.heals) {
     if (sample.recent.size() == 2 * JumpForward::kWindowMax)
       sample.recent.erase(sample.recent.begin(), sample.recent.begin() + JumpForward::kWindowMax);
-    if (!forced && guesses(sample))
-      guesses_->learn(sample.request->guess_scope, *sample.matcher, sample.recent, token);
+    if (!forced && uses_draft_history(sample))
+      draft_history_->learn(sample.request->draft_scope, *sample.matcher, sample.recent, token);
     sample.recent.push_back(token);
     auto ended = sample.heals ? advance_healing(sample, token) : advance_grammar(sample, token);
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
@@ -602,7 +602,7 @@ void EngineLoop::publish_stats() {
   totals_.cached_tokens_total = s.cached_tokens;
   totals_.generation_tokens_total = s.generated_tokens;
   totals_.num_steps_total = s.steps;
-  totals_.num_lanes_total = s.lanes;
+  totals_.num_entries_total = s.entries;
   totals_.tree_seconds_total = s.tree_seconds;
   totals_.forced_tokens_total = s.forced_tokens;
   totals_.forwards_saved_total = s.forwards_saved;

@@ -12,15 +12,15 @@
 
 #include "base/clock.h"
 #include "cache/prefix_cache.h"
+#include "engine/constrained/draft_history.h"
+#include "engine/constrained/step_masks.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
-#include "engine/guesses.h"
-#include "engine/inbox.h"
-#include "engine/live_request.h"
-#include "engine/registry.h"
+#include "engine/requests/inbox.h"
+#include "engine/requests/live_request.h"
+#include "engine/requests/registry.h"
+#include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
-#include "engine/sessions.h"
-#include "engine/step_masks.h"
 #include "engine/throughput.h"
 
 namespace espalier {
@@ -72,7 +72,7 @@ class EngineLoop : private SequenceObserver {
   ForwardBatch* launch_next();
   void wait_and_commit(const ForwardBatch& batch);
   void provide_masks(const ForwardBatch& batch);
-  bool guesses(const Sample& sample) const;
+  bool uses_draft_history(const Sample& sample) const;
   std::optional<FinishReason> advance_grammar(Sample& sample, TokenId token);
   std::optional<FinishReason> advance_healing(Sample& sample, TokenId token);
   std::optional<FinishReason> end_of_grammar(Sample& sample, TokenId token);
@@ -110,7 +110,7 @@ class EngineLoop : private SequenceObserver {
   const Tokenizer* const tokenizer_;
   std::unordered_map<SequenceId, Sample*> samples_;  // those that the scheduler has
   StepMasks masks_;
-  std::unique_ptr<Guesses> guesses_;  // made when the first grammar comes
+  std::unique_ptr<DraftHistory> draft_history_;  // made when the first grammar comes
   SteadyClock clock_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;

@@ -9,7 +9,7 @@
 #include <list>
 #include <string>
 
-#include "engine/test_requests.h"
+#include "engine/testing/test_requests.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/testing.h"
 

@@ -6,8 +6,8 @@
 #include <fstream>
 
 #include "engine/config.h"
-#include "engine/machine.h"
-#include "engine/registry.h"
+#include "engine/requests/registry.h"
+#include "engine/startup/system_info.h"
 
 namespace espalier {
 namespace {
@@ -28,7 +28,7 @@ ModelInfo info() {
           .num_parameters = 1 << 29,
           .weight_bytes = 1 << 30};
 }
-constexpr MachineInfo kMachine{.available_bytes = int64_t{10} << 30, .num_cpus = 4};
+constexpr SystemInfo kMachine{.available_bytes = int64_t{10} << 30, .num_cpus = 4};
 
 TEST(Resolve, LeavesNothingToChoose) {
   const auto c = resolve({}, info(), kMachine);
@@ -125,7 +125,7 @@ class Machine : public testing::Test {
 
 TEST_F(Machine, TakesWhatTheSystemSays) {
   write("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:   5000 kB\n");
-  const MachineInfo m = read_machine(root_);
+  const SystemInfo m = read_system_info(root_);
   EXPECT_EQ(m.available_bytes, 5000 * 1024);
   EXPECT_GE(m.num_cpus, 1);
 }
@@ -140,7 +140,7 @@ TEST_F(Machine, TakesTheTightestGroupOfVersionTwo) {
   write("sys/fs/cgroup/user/memory.stat", "anon 1\nfile 2\ninactive_file 50000\n");
   write("sys/fs/cgroup/user/app/memory.max", "max\n");
   write("sys/fs/cgroup/user/app/memory.current", "5\n");
-  EXPECT_EQ(read_machine(root_).available_bytes, 650000);
+  EXPECT_EQ(read_system_info(root_).available_bytes, 650000);
 }
 
 TEST_F(Machine, TakesTheGroupOfVersionOne) {
@@ -149,11 +149,11 @@ TEST_F(Machine, TakesTheGroupOfVersionOne) {
   write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "2000000\n");
   write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "500000\n");
   write("sys/fs/cgroup/memory/box/memory.stat", "cache 7\ntotal_inactive_file 1000\n");
-  EXPECT_EQ(read_machine(root_).available_bytes, 1501000);
+  EXPECT_EQ(read_system_info(root_).available_bytes, 1501000);
 }
 
 TEST_F(Machine, IsModestWhenNothingIsKnown) {
-  EXPECT_EQ(read_machine(root_).available_bytes, int64_t{4} << 30);
+  EXPECT_EQ(read_system_info(root_).available_bytes, int64_t{4} << 30);
 }
 
 TEST(Registry, ScopesOfAbort) {

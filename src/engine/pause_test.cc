@@ -1,7 +1,7 @@
 // Generation stops where it is told to, and goes on as if it had not.
 #include <gtest/gtest.h>
 
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 
 namespace espalier {
 namespace {

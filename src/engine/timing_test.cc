@@ -7,7 +7,7 @@
 #include <list>
 #include <thread>
 
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 #include "engine/throughput.h"
 
 namespace espalier {
@@ -106,8 +106,8 @@ TEST(Timing, PrintsHostWorkOfAStepWith256Running) {
   for (Collector& c : collectors) ASSERT_TRUE(c.wait_end());
   const EngineStats s = engine->stats();
   const auto steps = static_cast<double>(s.num_steps_total);
-  std::printf("host work: %.1f us a step, %.0f lanes a step, %.0f steps\n",
-              s.host_seconds_total / steps * 1e6, static_cast<double>(s.num_lanes_total) / steps,
+  std::printf("host work: %.1f us a step, %.0f entries a step, %.0f steps\n",
+              s.host_seconds_total / steps * 1e6, static_cast<double>(s.num_entries_total) / steps,
               steps);
   EXPECT_EQ(s.generation_tokens_total, kRunning * kTokens);
   EXPECT_GT(s.gen_throughput, 0);

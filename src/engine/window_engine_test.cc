@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "engine/test_requests.h"
+#include "engine/testing/test_requests.h"
 
 namespace espalier {
 namespace {

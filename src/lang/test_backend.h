@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 #include "lang/backends/engine_backend.h"
 #include "lang/lang.h"
 

@@ -17,14 +17,14 @@ TEST(Allocation, DecodeStepsNeedNone) {
     Rng rng(1);
     golden::KvMemory kv((*model)->info(), KvType::kBFloat16, 1, 64, rng);
     ForwardBatch batch;
-    for (int32_t lane = 0; lane < 3; ++lane) {
-      batch.lanes.push_back({.slot = lane,
-                             .num_query_tokens = 1,
-                             .query_begin = lane,
-                             .page_begin = lane,
-                             .num_pages = 1,
-                             .sample = true});
-      batch.token_ids.push_back(5 + lane);
+    for (int32_t entry = 0; entry < 3; ++entry) {
+      batch.entries.push_back({.slot = entry,
+                               .num_query_tokens = 1,
+                               .query_begin = entry,
+                               .page_begin = entry,
+                               .num_pages = 1,
+                               .sample = true});
+      batch.token_ids.push_back(5 + entry);
       batch.positions.push_back(0);
       batch.page_tables.push_back(kv.take_page());
     }

@@ -136,14 +136,14 @@ void DecoderModel::append_kv(size_t layer, const ForwardBatch& batch, const KvVi
                                  .k_stride = qkv_stride(a),
                                  .v = a.latent ? nullptr : k + a.kv_dim(),
                                  .v_stride = qkv_stride(a),
-                                 .lanes = batch.lanes,
+                                 .entries = batch.entries,
                                  .page_tables = page_tables_of(a, batch),
                                  .kv = &kv,
                                  .layer = static_cast<int32_t>(layer)});
 }
 
 // x += output(attention(q))
-void DecoderModel::attend(size_t layer, std::span<const Lane> lanes, int64_t rows,
+void DecoderModel::attend(size_t layer, std::span<const BatchEntry> entries, int64_t rows,
                           const ForwardBatch& batch, const KvView& kv) {
   const LayerSpec& spec = spec_.layers[layer];
   const AttentionSpec& a = spec.attention;
@@ -153,7 +153,7 @@ void DecoderModel::attend(size_t layer, std::span<const Lane> lanes, int64_t row
                                  .out = attended_.as<float>(),
                                  .out_stride = a.q_dim(),
                                  .heads = a.num_heads,
-                                 .lanes = lanes,
+                                 .entries = entries,
                                  .page_tables = page_tables_of(a, batch),
                                  .kv = &kv,
                                  .layer = static_cast<int32_t>(layer),

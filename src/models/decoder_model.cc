@@ -91,18 +91,18 @@ ModelInfo describe_model(const DecoderSpec& spec) {
   return info;
 }
 
-void WantedRows::plan(std::span<const Lane> lanes) {
+void WantedRows::plan(std::span<const BatchEntry> entries) {
   tails_.clear();
   num_rows_ = 0;
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    const Lane& lane = lanes[i];
-    int32_t first = lane.num_query_tokens;
-    if (lane.sample) first = lane.last_known();
-    if (!lane.input_logprob_targets.empty()) first = std::min(first, lane.input_logprob_begin);
-    if (lane.pooled_begin >= 0) first = std::min(first, lane.pooled_begin);
-    const int32_t count = lane.num_query_tokens - first;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const BatchEntry& entry = entries[i];
+    int32_t first = entry.num_query_tokens;
+    if (entry.sample) first = entry.last_known();
+    if (!entry.input_logprob_targets.empty()) first = std::min(first, entry.input_logprob_begin);
+    if (entry.pooled_begin >= 0) first = std::min(first, entry.pooled_begin);
+    const int32_t count = entry.num_query_tokens - first;
     if (count == 0) continue;
-    tails_.push_back({static_cast<int32_t>(i), first, lane.query_begin + first, num_rows_, count});
+    tails_.push_back({static_cast<int32_t>(i), first, entry.query_begin + first, num_rows_, count});
     num_rows_ += count;
   }
 }
@@ -128,9 +128,9 @@ Result<std::unique_ptr<DecoderModel>> DecoderModel::create(DecoderSpec spec,
       new DecoderModel(std::move(spec), std::move(weights), std::move(backend)));
 }
 
-Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
-  if (max_tokens < 1 || max_lanes < 1) {
-    return invalid_argument("a batch of {} tokens in {} lanes is none", max_tokens, max_lanes);
+Status DecoderModel::reserve(int32_t max_tokens, int32_t max_entries) {
+  if (max_tokens < 1 || max_entries < 1) {
+    return invalid_argument("a batch of {} tokens in {} entries is none", max_tokens, max_entries);
   }
   const int64_t q = widest(spec_, q_width), ffn = widest(spec_, mlp_width);
   const int64_t experts = widest(spec_, experts_of), choices = widest(spec_, choices_of);
@@ -152,7 +152,7 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   ESP_RETURN_IF_ERROR(allocate_floats(mlp_rows, 2 * ffn, mlp_));
   ESP_RETURN_IF_ERROR(allocate_floats(max_tokens, rope_floats, rope_rows_));
   if (!spec_.pooling) {
-    ESP_RETURN_IF_ERROR(allocate_floats(max_lanes, spec_.vocab_size, logits_));
+    ESP_RETURN_IF_ERROR(allocate_floats(max_entries, spec_.vocab_size, logits_));
     ESP_RETURN_IF_ERROR(allocate_floats(std::min<int64_t>(kLogitBlock, max_tokens),
                                         spec_.vocab_size, block_logits_));
   }
@@ -173,39 +173,39 @@ Status DecoderModel::reserve(int32_t max_tokens, int32_t max_lanes) {
   }
   row_index_.resize(static_cast<size_t>(max_tokens));
   std::iota(row_index_.begin(), row_index_.end(), 0);
-  wanted_.reserve(static_cast<size_t>(max_lanes));
-  tail_lanes_.resize(static_cast<size_t>(max_lanes));
+  wanted_.reserve(static_cast<size_t>(max_entries));
+  tail_entries_.resize(static_cast<size_t>(max_entries));
   max_tokens_ = max_tokens;
-  max_lanes_ = max_lanes;
+  max_entries_ = max_entries;
   return Status();
 }
 
 ForwardOutput DecoderModel::forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                                     const KvView& kv, const InputLogitsSink& sink) {
-  ESP_CHECK(
-      batch.num_tokens() <= max_tokens_ && batch.lanes.size() <= static_cast<size_t>(max_lanes_),
-      "{} tokens in {} lanes, reserved {} in {}", batch.num_tokens(), batch.lanes.size(),
-      max_tokens_, max_lanes_);
+  ESP_CHECK(batch.num_tokens() <= max_tokens_ &&
+                batch.entries.size() <= static_cast<size_t>(max_entries_),
+            "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
+            max_tokens_, max_entries_);
   ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
             batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
   if (token_ids.empty()) return {};
-  wanted_.plan(batch.lanes);
+  wanted_.plan(batch.entries);
   embed(token_ids);
   add_positions(batch.positions);
   fill_rope_tables(batch.positions);
 
   int64_t rows = batch.num_tokens();
-  std::span<const Lane> lanes = batch.lanes;
+  std::span<const BatchEntry> entries = batch.entries;
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     project_qkv(layer, rows);
     append_kv(layer, batch, kv);
     if (layer + 1 == spec_.layers.size() && wanted_.num_rows() < rows) {
       keep_wanted_rows(layer, batch);
       rows = wanted_.num_rows();
-      lanes = std::span(tail_lanes_).first(wanted_.tails().size());
+      entries = std::span(tail_entries_).first(wanted_.tails().size());
     }
     if (rows == 0) return {};
-    attend(layer, lanes, rows, batch, kv);
+    attend(layer, entries, rows, batch, kv);
     run_mlp(layer, rows);
   }
   if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
@@ -236,8 +236,8 @@ std::vector<float> DecoderModel::finish_pooled(std::span<const float> row) {
 std::span<const float> DecoderModel::pooled_rows(const ForwardBatch& batch) {
   int64_t rows = 0;
   for (const WantedRows::Tail& tail : wanted_.tails()) {
-    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
-    ESP_CHECK(!lane.sample && lane.input_logprob_targets.empty(), "{} does not generate",
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    ESP_CHECK(!entry.sample && entry.input_logprob_targets.empty(), "{} does not generate",
               spec_.architecture);
     for (int32_t i = 0; i < tail.count; ++i) pick_row(tail.row + i, rows++);
   }
@@ -346,13 +346,13 @@ void DecoderModel::keep_wanted_rows(size_t layer, const ForwardBatch& batch) {
       std::memmove(qkv_.as<float>() + to * stride, qkv_.as<float>() + from * stride,
                    q_floats * sizeof(float));
     }
-    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
-    Lane& out = tail_lanes_[index++];
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    BatchEntry& out = tail_entries_[index++];
     out.num_query_tokens = tail.count;
-    out.prefix_len = lane.prefix_len + tail.first_token;
+    out.prefix_len = entry.prefix_len + tail.first_token;
     out.query_begin = tail.row;
-    out.page_begin = lane.page_begin;
-    out.num_pages = lane.num_pages;
+    out.page_begin = entry.page_begin;
+    out.num_pages = entry.num_pages;
   }
 }
 
@@ -377,13 +377,13 @@ void DecoderModel::logits_of_picked(int64_t rows, float* out) {
 int64_t DecoderModel::sample_logits(const ForwardBatch& batch) {
   int64_t rows = 0;
   for (const WantedRows::Tail& tail : wanted_.tails()) {
-    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
-    if (!lane.sample) continue;
-    const int32_t last_known = tail.row + lane.last_known() - tail.first_token;
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    if (!entry.sample) continue;
+    const int32_t last_known = tail.row + entry.last_known() - tail.first_token;
     pick_row(last_known, rows++);
-    for (int32_t k = 0; k < lane.num_draft_samples; ++k) {
+    for (int32_t k = 0; k < entry.num_draft_samples; ++k) {
       pick_row(
-          last_known + 1 + batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)],
+          last_known + 1 + batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)],
           rows++);
     }
   }
@@ -393,14 +393,14 @@ int64_t DecoderModel::sample_logits(const ForwardBatch& batch) {
 
 void DecoderModel::input_logits(const ForwardBatch& batch, const InputLogitsSink& sink) {
   struct Picked {
-    int32_t lane, target;
+    int32_t entry, target;
   };
   Picked picked[kLogitBlock];
   int64_t rows = 0;
   const auto flush = [&] {
     if (rows > 0) logits_of_picked(rows, block_logits_.as<float>());
     for (int64_t i = 0; i < rows; ++i) {
-      sink(picked[i].lane, picked[i].target,
+      sink(picked[i].entry, picked[i].target,
            {block_logits_.as<float>() + i * spec_.vocab_size,
             static_cast<size_t>(spec_.vocab_size)});
     }
@@ -408,10 +408,10 @@ void DecoderModel::input_logits(const ForwardBatch& batch, const InputLogitsSink
   };
   const int64_t block = std::min<int64_t>(kLogitBlock, max_tokens_);
   for (const WantedRows::Tail& tail : wanted_.tails()) {
-    const Lane& lane = batch.lanes[static_cast<size_t>(tail.lane)];
-    for (size_t target = 0; target < lane.input_logprob_targets.size(); ++target) {
-      const int32_t token = lane.input_logprob_begin + static_cast<int32_t>(target);
-      picked[rows] = {tail.lane, static_cast<int32_t>(target)};
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    for (size_t target = 0; target < entry.input_logprob_targets.size(); ++target) {
+      const int32_t token = entry.input_logprob_begin + static_cast<int32_t>(target);
+      picked[rows] = {tail.entry, static_cast<int32_t>(target)};
       pick_row(tail.row + token - tail.first_token, rows);
       if (++rows == block) flush();
     }

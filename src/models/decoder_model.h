@@ -18,18 +18,19 @@
 namespace espalier {
 
 // The query tokens of a batch whose hidden state is still needed once the last layer's keys and
-// values are written: of each lane a tail, from the first token whose logits (or whose state, for
+// values are written: of each entry a tail, from the first token whose logits (or whose state, for
 // pooling) are wanted to the last.
 class WantedRows {
  public:
-  void reserve(size_t max_lanes) { tails_.reserve(max_lanes); }
-  void plan(std::span<const Lane> lanes);
+  void reserve(size_t max_entries) { tails_.reserve(max_entries); }
+  void plan(std::span<const BatchEntry> entries);
 
-  // Rows in all, and each lane's tail as a lane of its own, in lane order; lanes that want nothing
-  // have none. A tail's query_begin counts wanted rows, source_row its first row in the batch.
+  // Rows in all, and each entry's tail as an entry of its own, in entry order; entries that want
+  // nothing have none. A tail's query_begin counts wanted rows, source_row its first row in the
+  // batch.
   struct Tail {
-    int32_t lane = 0;
-    int32_t first_token = 0;  // of the lane's query tokens
+    int32_t entry = 0;
+    int32_t first_token = 0;  // of the entry's query tokens
     int32_t source_row = 0;   // that token's row in the batch
     int32_t row = 0;          // and among the wanted rows
     int32_t count = 0;
@@ -57,7 +58,7 @@ class DecoderModel final : public Model {
                                                       WeightSource& source, WorkPool& pool);
 
   const ModelInfo& info() const override { return info_; }
-  Status reserve(int32_t max_tokens, int32_t max_lanes) override;
+  Status reserve(int32_t max_tokens, int32_t max_entries) override;
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
@@ -78,8 +79,8 @@ class DecoderModel final : public Model {
   void rotate(const AttentionSpec& a, float* x, int64_t stride, int64_t heads, int64_t head_dim,
               int64_t rows);
   void append_kv(size_t layer, const ForwardBatch& batch, const KvView& kv);
-  void attend(size_t layer, std::span<const Lane> lanes, int64_t rows, const ForwardBatch& batch,
-              const KvView& kv);
+  void attend(size_t layer, std::span<const BatchEntry> entries, int64_t rows,
+              const ForwardBatch& batch, const KvView& kv);
   const float* latent_values(size_t layer, int64_t rows);
 
   // decoder_mlp.cc
@@ -109,7 +110,7 @@ class DecoderModel final : public Model {
   bool adds_directly(const std::optional<NormSpec>& output_norm) const {
     return !output_norm && spec_.residual_scale == 1.0f;
   }
-  // Moves x and q of the wanted rows to the front and makes tail_lanes_ of their tails.
+  // Moves x and q of the wanted rows to the front and makes tail_entries_ of their tails.
   void keep_wanted_rows(size_t layer, const ForwardBatch& batch);
   int64_t sample_logits(const ForwardBatch& batch);
   std::span<const float> pooled_rows(const ForwardBatch& batch);
@@ -131,7 +132,7 @@ class DecoderModel final : public Model {
   std::vector<std::vector<float>> rope_frequencies_;  // of each of spec_.ropes
 
   // Scratch, sized by reserve(): T = max_tokens.
-  int32_t max_tokens_ = 0, max_lanes_ = 0;
+  int32_t max_tokens_ = 0, max_entries_ = 0;
   WantedRows wanted_;
   Buffer hidden_;                    // [T, hidden]: x of the header of decoder_spec.h
   Buffer normed_;                    // [T, hidden]; at the end the rows picked for the head
@@ -150,11 +151,11 @@ class DecoderModel final : public Model {
   std::vector<int32_t> expert_slots_;  // [T, top_k]: of each choice, its place in expert_rows_
   std::vector<int32_t> expert_begin_;  // [experts + 1]: of each expert's rows in expert_rows_
   std::vector<kernels::LinearGroup> expert_groups_;  // of a pass
-  Buffer rope_rows_;                // for each rope: cos [T, rotary_dim / 2], then sin
-  std::vector<int32_t> row_index_;  // [T]: 0, 1, 2 ... the rows of rope_rows_
-  std::vector<Lane> tail_lanes_;    // [max_lanes]: wanted_'s tails, for attention
-  Buffer logits_;                   // [max_lanes, vocab]
-  Buffer block_logits_;             // [kLogitBlock, vocab]
+  Buffer rope_rows_;                      // for each rope: cos [T, rotary_dim / 2], then sin
+  std::vector<int32_t> row_index_;        // [T]: 0, 1, 2 ... the rows of rope_rows_
+  std::vector<BatchEntry> tail_entries_;  // [max_entries]: wanted_'s tails, for attention
+  Buffer logits_;                         // [max_entries, vocab]
+  Buffer block_logits_;                   // [kLogitBlock, vocab]
 };
 
 }  // namespace espalier

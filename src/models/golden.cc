@@ -131,28 +131,28 @@ void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces) {
   ForwardBatch batch;
   for (const Piece& piece : pieces) {
     Track& track = *piece.track;
-    Lane lane;
-    lane.slot = static_cast<SlotId>(batch.lanes.size());
-    lane.num_query_tokens = piece.count;
-    lane.prefix_len = track.done;
-    lane.query_begin = batch.num_tokens();
-    lane.page_begin = static_cast<int32_t>(batch.page_tables.size());
-    lane.num_pages = (track.done + piece.count + page_size - 1) / page_size;
-    while (std::ssize(track.pages) < lane.num_pages) track.pages.push_back(kv.take_page());
+    BatchEntry entry;
+    entry.slot = static_cast<SlotId>(batch.entries.size());
+    entry.num_query_tokens = piece.count;
+    entry.prefix_len = track.done;
+    entry.query_begin = batch.num_tokens();
+    entry.page_begin = static_cast<int32_t>(batch.page_tables.size());
+    entry.num_pages = (track.done + piece.count + page_size - 1) / page_size;
+    while (std::ssize(track.pages) < entry.num_pages) track.pages.push_back(kv.take_page());
     batch.page_tables.insert(batch.page_tables.end(), track.pages.begin(), track.pages.end());
-    lane.sample = piece.want != Piece::Want::kNothing;
+    entry.sample = piece.want != Piece::Want::kNothing;
     if (piece.want == Piece::Want::kAll && piece.count > 1) {
-      lane.input_logprob_begin = 0;
-      lane.input_logprob_targets.assign(static_cast<size_t>(piece.count - 1), 0);
+      entry.input_logprob_begin = 0;
+      entry.input_logprob_targets.assign(static_cast<size_t>(piece.count - 1), 0);
     }
     for (int32_t i = 0; i < piece.count; ++i) {
       batch.token_ids.push_back(track.tokens.at(static_cast<size_t>(track.done + i)));
       batch.positions.push_back(track.done + i);
     }
-    batch.lanes.push_back(std::move(lane));
+    batch.entries.push_back(std::move(entry));
   }
-  const auto sink = [&](int32_t lane, int32_t target, std::span<const float> logits) {
-    const Piece& piece = pieces.at(static_cast<size_t>(lane));
+  const auto sink = [&](int32_t entry, int32_t target, std::span<const float> logits) {
+    const Piece& piece = pieces.at(static_cast<size_t>(entry));
     piece.track->logits[piece.track->done + target].assign(logits.begin(), logits.end());
   };
   const ForwardOutput output = model.forward(batch, batch.token_ids, kv.view(), sink);

@@ -94,8 +94,8 @@ class ModelWithPool final : public Model {
   ModelWithPool(std::unique_ptr<WorkPool> pool, std::unique_ptr<Model> model)
       : pool_(std::move(pool)), model_(std::move(model)) {}
   const ModelInfo& info() const override { return model_->info(); }
-  Status reserve(int32_t max_tokens, int32_t max_lanes) override {
-    return model_->reserve(max_tokens, max_lanes);
+  Status reserve(int32_t max_tokens, int32_t max_entries) override {
+    return model_->reserve(max_tokens, max_entries);
   }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override {

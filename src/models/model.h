@@ -88,21 +88,21 @@ struct ModelLoadOptions {
 
 // A forward pass leaves its result here. Rows are in the batch's order.
 struct ForwardOutput {
-  // [num_rows, vocab_size] float32: for every lane with `sample` its last query token that is no
-  // draft, and behind it those of its draft samples, in lane order. Owned by the model; valid until
-  // the next forward.
+  // [num_rows, vocab_size] float32: for every entry with `sample` its last query token that is no
+  // draft, and behind it those of its draft samples, in entry order. Owned by the model; valid
+  // until the next forward.
   std::span<const float> sample_logits;
-  // [num_rows, hidden_size]: of every lane with pooled_begin >= 0 its query tokens from there on,
-  // after the final norm, in lane order. Empty in a batch where any lane wants logits. Owned and
+  // [num_rows, hidden_size]: of every entry with pooled_begin >= 0 its query tokens from there on,
+  // after the final norm, in entry order. Empty in a batch where any entry wants logits. Owned and
   // valid as the logits are.
   std::span<const float> pooled_rows;
 };
 
 // Called during forward for prompt positions whose log-probabilities are wanted, a few rows at a
 // time so that no more than a block of logits is ever held.
-//   lane: index in the batch; target: index into its input_logprob_targets; logits: [vocab_size].
+//   entry: index in the batch; target: index into its input_logprob_targets; logits: [vocab_size].
 using InputLogitsSink =
-    std::function<void(int32_t lane, int32_t target, std::span<const float> logits)>;
+    std::function<void(int32_t entry, int32_t target, std::span<const float> logits)>;
 
 // Not thread-safe: one forward at a time, from one thread (it uses the pool's threads inside).
 class Model {
@@ -111,12 +111,12 @@ class Model {
   virtual const ModelInfo& info() const = 0;
 
   // Sizes all scratch for batches of at most this; afterwards forward allocates nothing that grows.
-  virtual Status reserve(int32_t max_tokens, int32_t max_lanes) = 0;
+  virtual Status reserve(int32_t max_tokens, int32_t max_entries) = 0;
 
   // Runs `batch`, writing its tokens' keys and values into the pages named by the batch.
   // `token_ids` is batch.token_ids with every kTokenFromSlot already resolved, [num_tokens]. A
-  // lane's result does not depend on the other lanes: the same tokens with the same prefix give the
-  // same bits, whatever the batch, the chunking and the number of threads.
+  // entry's result does not depend on the other entries: the same tokens with the same prefix give
+  // the same bits, whatever the batch, the chunking and the number of threads.
   virtual ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                                 const KvView& kv, const InputLogitsSink& input_logits) = 0;
 

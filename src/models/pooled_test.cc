@@ -1,6 +1,6 @@
 // Models that make a vector of a text, against transformers: tests/golden/pooled, made by
 // tools/goldens/make_pooled_goldens.py. How parts of a text are put together is the engine's; see
-// engine/embedding_test.cc.
+// engine/requests/embedding_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,18 +25,18 @@ std::vector<float> vector_of(Model& model, const std::vector<TokenId>& tokens) {
   Rng rng(5);
   golden::KvMemory kv(model.info(), KvType::kFloat32, 4, 64, rng);
   ForwardBatch batch;
-  Lane lane;
-  lane.num_query_tokens = static_cast<int32_t>(tokens.size());
-  lane.num_pages = (lane.num_query_tokens + 3) / 4;
-  lane.pooled_begin = model.info().pooled->all_tokens ? 0 : lane.num_query_tokens - 1;
-  lane.pooled_end = true;
-  for (int32_t i = 0; i < lane.num_pages; ++i) batch.page_tables.push_back(kv.take_page());
-  for (int32_t i = 0; i < lane.num_query_tokens; ++i) batch.positions.push_back(i);
+  BatchEntry entry;
+  entry.num_query_tokens = static_cast<int32_t>(tokens.size());
+  entry.num_pages = (entry.num_query_tokens + 3) / 4;
+  entry.pooled_begin = model.info().pooled->all_tokens ? 0 : entry.num_query_tokens - 1;
+  entry.pooled_end = true;
+  for (int32_t i = 0; i < entry.num_pages; ++i) batch.page_tables.push_back(kv.take_page());
+  for (int32_t i = 0; i < entry.num_query_tokens; ++i) batch.positions.push_back(i);
   batch.token_ids = tokens;
-  batch.lanes.push_back(lane);
+  batch.entries.push_back(entry);
   const ForwardOutput output = model.forward(batch, tokens, kv.view(), {});
   EXPECT_TRUE(output.sample_logits.empty());
-  const auto count = static_cast<size_t>(lane.num_query_tokens - lane.pooled_begin);
+  const auto count = static_cast<size_t>(entry.num_query_tokens - entry.pooled_begin);
   const size_t size = output.pooled_rows.size() / count;
   std::vector<double> sum(size);
   for (size_t i = 0; i < output.pooled_rows.size(); ++i) sum[i % size] += output.pooled_rows[i];

@@ -1,5 +1,5 @@
 // One step of work for an executor: the one kind of batch there is. Prefill, chunk, decode and
-// forced tokens are lanes that differ in their numbers only.
+// forced tokens are entries that differ in their numbers only.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ namespace espalier {
 // reused only after the last step that names it is done.
 using SlotId = int32_t;
 
-// In token_ids: take the token that this lane's slot sampled last, in a step launched before.
+// In token_ids: take the token that this entry's slot sampled last, in a step launched before.
 inline constexpr TokenId kTokenFromSlot = -1;
 
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
-struct Lane {
+struct BatchEntry {
   SlotId slot = -1;
-  uint64_t sequence = 0;         // whose lane it is; executors need not know
+  uint64_t sequence = 0;         // whose entry it is; executors need not know
   int32_t num_query_tokens = 0;  // at least 1
   int32_t prefix_len = 0;        // tokens whose keys and values are in the pages already
-  int32_t query_begin = 0;       // this lane's first entry in token_ids and positions
+  int32_t query_begin = 0;       // this entry's first entry in token_ids and positions
   int32_t page_begin = 0;        // its first entry in page_tables
   int32_t num_pages = 0;         // ceil((prefix_len + num_query_tokens) / page_size)
-  // Names the entries of this lane's page table: from lane to lane of its slot, while it stays,
+  // Names the entries of this entry's page table: from entry to entry of its slot, while it stays,
   // entries are only appended, so a device that keeps tables needs the new ones alone. 0: unknown.
   uint64_t table_version = 0;
 
@@ -41,13 +41,13 @@ struct Lane {
   // Drafts: the last num_drafts query tokens are guesses at what the request will say. What is
   // sampled into the slot comes behind the token before them; samples are drawn besides behind the
   // drafts at ForwardBatch::draft_samples [draft_samples_begin, num_draft_samples), each as output
-  // token output_index + 1 + its draft, and with a mask of its own behind the lane's. 0: on all
+  // token output_index + 1 + its draft, and with a mask of its own behind the entry's. 0: on all
   // devices whose executor does not verify drafts.
   int32_t num_drafts = 0;
   int32_t draft_samples_begin = 0, num_draft_samples = 0;
   int32_t last_known() const { return num_query_tokens - 1 - num_drafts; }  // a query token
 
-  // Log-probabilities of this lane's prompt tokens: for query tokens [input_logprob_begin,
+  // Log-probabilities of this entry's prompt tokens: for query tokens [input_logprob_begin,
   // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the
   // NEXT prompt token) is wanted. -1: none. The prompt's last token has no target.
   int32_t input_logprob_begin = -1;
@@ -56,10 +56,10 @@ struct Lane {
   // Of a text that becomes a vector: the last hidden state of query tokens [pooled_begin,
   // num_query_tokens) goes into the mean that the slot holds. -1: none.
   int32_t pooled_begin = -1;
-  bool pooled_end = false;  // the text ends with this lane: its vector is wanted
+  bool pooled_end = false;  // the text ends with this entry: its vector is wanted
 };
 
-// Sets a slot up for a request before its first lane (and again after a retraction).
+// Sets a slot up for a request before its first entry (and again after a retraction).
 struct SlotInit {
   SlotId slot = -1;
   std::shared_ptr<const SamplingSpec> sampling;  // shared with the request, which may end first
@@ -69,43 +69,44 @@ struct SlotInit {
   std::vector<TokenId> output_ids;
 };
 
-// Positions [begin, end) that several lanes of one token each have in the same pages: each is so
-// long that all of `num_lanes` lanes share it and no more do. A device may read them once for all
-// (cascade attention); nobody has to.
-struct SharedPrefix {
-  int32_t begin = 0, end = 0;  // within the lanes' cached prefixes
-  int32_t parent = -1;         // the shared prefix that ends at `begin`, of these lanes and more
-  int32_t first_lane = 0;      // in shared_lanes
-  int32_t num_lanes = 0;       // at least 2
+// Positions [begin, end) that several entries of one token each have in the same pages: each is so
+// long that all of `num_entries` entries share it and no more do. A device may read them once for
+// all (cascade attention); nobody has to.
+struct SharedPrefixSegment {
+  int32_t begin = 0, end = 0;  // within the entries' cached prefixes
+  int32_t parent = -1;         // the shared prefix that ends at `begin`, of these entries and more
+  int32_t first_entry = 0;     // in shared_entries
+  int32_t num_entries = 0;     // at least 2
 };
 
 // Made by the scheduler, read by the executor; lives until its step has been waited for. Vectors
 // keep their capacity from step to step.
 struct ForwardBatch {
   uint64_t step = 0;                 // 1, 2, 3 ...: the epoch by which pages are reclaimed
-  std::vector<SlotInit> slot_inits;  // applied before the lanes
-  std::vector<Lane> lanes;
-  std::vector<TokenId> token_ids;   // [num_tokens], lane after lane; or kTokenFromSlot
+  std::vector<SlotInit> slot_inits;  // applied before the entries
+  std::vector<BatchEntry> entries;
+  std::vector<TokenId> token_ids;   // [num_tokens], entry after entry; or kTokenFromSlot
   std::vector<int32_t> positions;   // [num_tokens]
-  std::vector<PageId> page_tables;  // lane.num_pages each from lane.page_begin; gaps between
+  std::vector<PageId> page_tables;  // entry.num_pages each from entry.page_begin; gaps between
   // The same for layers that see a sliding window, where these have pages of their own: entries of
   // pages that the window has passed mean nothing. Empty: page_tables is of all layers.
   std::vector<PageId> window_page_tables;
   // Where the scheduler is asked to look for them; parents before their children.
-  std::vector<SharedPrefix> shared_prefixes;
-  std::vector<int32_t> shared_lanes;   // indices into lanes, rising within each shared prefix
-  std::vector<int32_t> draft_samples;  // indices into their lane's drafts, rising within each lane
+  std::vector<SharedPrefixSegment> shared_prefixes;
+  std::vector<int32_t> shared_entries;  // indices into entries, rising within each shared prefix
+  std::vector<int32_t>
+      draft_samples;  // indices into their entry's drafts, rising within each entry
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {
     slot_inits.clear();
-    lanes.clear();
+    entries.clear();
     token_ids.clear();
     positions.clear();
     page_tables.clear();
     window_page_tables.clear();
     shared_prefixes.clear();
-    shared_lanes.clear();
+    shared_entries.clear();
     draft_samples.clear();
   }
 };

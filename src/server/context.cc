@@ -4,7 +4,7 @@
 
 #include "base/rng.h"
 #include "base/thread.h"
-#include "engine/exact_search.h"
+#include "engine/requests/exact_search.h"
 #include "server/errors.h"
 
 namespace espalier::server {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/score.h"
+#include "engine/requests/score.h"
 #include "server/openai_request.h"
 
 namespace espalier::server {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/rng.h"
-#include "engine/test_engine.h"
+#include "engine/testing/test_engine.h"
 #include "net/client.h"
 #include "net/test_socket.h"
 #include "server/server.h"

@@ -5,7 +5,7 @@
 #include <boost/json/value.hpp>
 #include <mutex>
 
-#include "engine/exact_search.h"
+#include "engine/requests/exact_search.h"
 #include "server/cache_namespace.h"
 #include "server/errors.h"
 #include "server/json_fields.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/requests/request.h"
 #include "server/context.h"
 #include "server/errors.h"
 #include "server/json_writer.h"

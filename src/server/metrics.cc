@@ -125,8 +125,9 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
           http.dropped_slow_total);
   counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
-  counter("espalier:lanes_total", "Lanes of all steps; over steps: the average batch.",
-          s.num_lanes_total);
+  for (const char* name : {"espalier:batch_entries_total", "espalier:lanes_total"})
+    counter(name, "Batch entries of all steps; over steps: the average batch.",
+            s.num_entries_total);
   counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
   counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
           s.num_grammar_cache_hits_total);
@@ -145,12 +146,12 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
           s.num_grammars_compiled_total);
   counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",
           s.grammar_compile_seconds_total);
-  counter("espalier:masks_total", "Masks of constrained lanes.", s.num_masks_total);
+  counter("espalier:masks_total", "Masks of constrained entries.", s.num_masks_total);
   counter("espalier:mask_seconds_total", "The scheduler's time in filling masks.",
           s.mask_seconds_total);
   counter("espalier:forced_tokens_total", "Output tokens that a grammar forced.",
           s.forced_tokens_total);
-  counter("espalier:forwards_saved_total", "Lanes that forced tokens have saved.",
+  counter("espalier:forwards_saved_total", "Entries that forced tokens have saved.",
           s.forwards_saved_total);
   counter("espalier:drafted_tokens_total", "Tokens guessed ahead of being drawn.",
           s.drafted_tokens_total);

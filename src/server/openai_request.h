@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/requests/request.h"
 #include "server/json_fields.h"
 
 namespace espalier::server {

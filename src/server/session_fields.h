@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/request.h"
+#include "engine/requests/request.h"
 #include "server/json_fields.h"
 
 namespace espalier::server {

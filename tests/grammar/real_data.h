@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/open_tokenizer.h"
+#include "engine/text_io/open_tokenizer.h"
 #include "grammar/token_trie.h"
 
 namespace espalier::real_data {

@@ -13,7 +13,7 @@
 #include "apps/commands.h"
 #include "apps/grammar/source.h"
 #include "base/rng.h"
-#include "engine/jump_forward.h"
+#include "engine/constrained/jump_forward.h"
 #include "grammar/conformance.h"
 #include "server/json_writer.h"
 
@@ -288,8 +288,8 @@ void write(JsonWriter& w, const std::vector<MaskBatch>& batches) {
   for (const MaskBatch& b : batches) {
     w.begin_object().member("sequences", b.num_sequences).member("schemas", b.num_schemas);
     w.member("threads", b.num_threads).member("cold_us", b.cold_us).member("warm_us", b.warm_us);
-    w.member("choices_us", b.choices_us).member("lanes_us", b.lanes_us);
-    w.member("lanes_cpu_us", b.lanes_cpu_us).member("narrowed", b.narrowed).end_object();
+    w.member("choices_us", b.choices_us).member("entries_us", b.entries_us);
+    w.member("entries_cpu_us", b.entries_cpu_us).member("narrowed", b.narrowed).end_object();
   }
   w.end_array();
 }
@@ -348,12 +348,13 @@ void print(const Fixed& fixed, const FigureOutput& output) {
 
 void print(const std::vector<MaskBatch>& batches, const FigureOutput& output) {
   output.print("{:<40}{:>9}{:>9}{:>9}{:>9}{:>11}{:>10}\n", "masks of a step, us", "cold", "warm",
-               "choices", "lanes", "lanes, cpu", "narrowed");
+               "choices", "entries", "entries, cpu", "narrowed");
   for (const MaskBatch& b : batches)
     output.print("{:<40}{:>9.1f}{:>9.1f}{:>9.1f}{:>9.1f}{:>11.1f}{:>9.0f}%\n",
                  fmt::format("{} sequences, {} schemas, {} threads", b.num_sequences, b.num_schemas,
                              b.num_threads),
-                 b.cold_us, b.warm_us, b.choices_us, b.lanes_us, b.lanes_cpu_us, 100 * b.narrowed);
+                 b.cold_us, b.warm_us, b.choices_us, b.entries_us, b.entries_cpu_us,
+                 100 * b.narrowed);
 }
 
 void print(const Totals& t, const Vocabulary& vocab, int replays, const FigureOutput& output) {

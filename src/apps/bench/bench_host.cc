@@ -59,9 +59,9 @@ class StopWatch final : public Executor {
   void launch(const ForwardBatch& batch) override {
     StepResult& result = results_[batch.step % kMaxInFlight];
     result.step = batch.step;
-    result.lanes.resize(batch.lanes.size());
-    for (size_t i = 0; i < batch.lanes.size(); ++i)
-      result.lanes[i].token = batch.lanes[i].sample ? kToken : -1;
+    result.entries.resize(batch.entries.size());
+    for (size_t i = 0; i < batch.entries.size(); ++i)
+      result.entries[i].token = batch.entries[i].sample ? kToken : -1;
   }
   void provide_masks(uint64_t, const MaskView&) override {}
 
@@ -69,7 +69,7 @@ class StopWatch final : public Executor {
     const double host_us = now_us() - answered_us_;
     const StepResult& result = results_[step % kMaxInFlight];
     std::unique_lock lock(mutex_);
-    if (result.lanes.size() >= num_running_ && !full_) {
+    if (result.entries.size() >= num_running_ && !full_) {
       full_ = true;
       changed_.notify_all();
     }

@@ -131,7 +131,7 @@ int run_bench_offline(const std::vector<std::string>& args) {
                   {"average_batch",
                    fmt::format("{:.2f}", stats.num_steps_total == 0
                                              ? 0.0
-                                             : static_cast<double>(stats.num_lanes_total) /
+                                             : static_cast<double>(stats.num_entries_total) /
                                                    static_cast<double>(stats.num_steps_total))}};
   return publish(sum, output, output_file);
 }

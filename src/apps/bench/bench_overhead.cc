@@ -18,8 +18,8 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/executor/executor.h"
-#include "engine/machine.h"
-#include "engine/start_cpu.h"
+#include "engine/startup/start_cpu.h"
+#include "engine/startup/system_info.h"
 
 namespace espalier::apps {
 namespace {
@@ -168,7 +168,7 @@ Result<Ground> prepare(AppConfig& app, const Options& options) {
   if (config.max_total_tokens == 0)
     config.max_total_tokens = 6 * options.requests * (options.prompt + options.output);
   ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
-  ESP_ASSIGN_OR_RETURN(StartedExecutor started, start_cpu_executor(config, read_machine()));
+  ESP_ASSIGN_OR_RETURN(StartedExecutor started, start_cpu_executor(config, read_system_info()));
   return Ground{std::make_shared<SharedExecutor>(std::move(started.executor)),
                 std::move(started.info), std::move(started.config)};
 }

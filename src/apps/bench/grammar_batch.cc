@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/thread.h"
-#include "engine/jump_forward.h"
+#include "engine/constrained/jump_forward.h"
 #include "grammar/mask_pool.h"
 
 namespace espalier::apps {
@@ -147,12 +147,12 @@ MaskBatch measure(const Vocabulary& vocab, const TokensByBytes& tokens, size_t n
     jumps[static_cast<size_t>(thread)]->append_choices(sequences.matcher(s), sequences.output(s),
                                                        choices[s]);
   };
-  Steps warm, choosing, lanes;
+  Steps warm, choosing, entries;
   size_t num_narrowed = 0;
   for (int step = 0; step < kSteps; ++step, sequences.advance()) {
     warm.add([&] { fill_masks(pool, sequences.pointers(), masks); });
     choosing.add([&] { pool.run(num_sequences, choose); });
-    lanes.add([&] {
+    entries.add([&] {
       pool.run(num_sequences, [&](size_t s, int32_t thread) {
         choose(s, thread);
         if (choices[s].empty())
@@ -168,8 +168,8 @@ MaskBatch measure(const Vocabulary& vocab, const TokensByBytes& tokens, size_t n
       .cold_us = cold_us,
       .warm_us = warm.wall_us(),
       .choices_us = choosing.wall_us(),
-      .lanes_us = lanes.wall_us(),
-      .lanes_cpu_us = lanes.cpu_us(),
+      .entries_us = entries.wall_us(),
+      .entries_cpu_us = entries.cpu_us(),
       .narrowed = static_cast<double>(num_narrowed) / static_cast<double>(kSteps * num_sequences)};
 }
 

@@ -15,10 +15,10 @@ struct MaskBatch {
   size_t num_sequences = 0, num_schemas = 0;
   int32_t num_threads = 0;
   double cold_us = 0, warm_us = 0;
-  double choices_us = 0;    // of JumpForward::append_choices of all, warm
-  double lanes_us = 0;      // as an engine does it, warm: choices, and a mask where there are none
-  double lanes_cpu_us = 0;  // the same in processor time of all threads
-  double narrowed = 0;      // share of the sequences that had choices
+  double choices_us = 0;  // of JumpForward::append_choices of all, warm
+  double entries_us = 0;  // as an engine does it, warm: choices, and a mask where there are none
+  double entries_cpu_us = 0;  // the same in processor time of all threads
+  double narrowed = 0;        // share of the sequences that had choices
 };
 std::vector<MaskBatch> measure_mask_batches(const Vocabulary& vocab);
 

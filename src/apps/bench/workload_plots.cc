@@ -90,7 +90,7 @@ Status draw(const json::array& rows, const std::filesystem::path& folder) {
   for (const Against& a :
        {Against{"throughput", "Throughput against hit rate", "programs a second, no hits = 1",
                 true},
-        Against{"batch_size", "Batch size against hit rate", "lanes of a step, mean", false},
+        Against{"batch_size", "Batch size against hit rate", "entries of a step, mean", false},
         Against{"latency", "Latency of a program against hit rate", "seconds, no hits = 1",
                 true}}) {
     const std::vector<Line> lines = lines_of(rows, a.what, a.relative);

@@ -34,19 +34,20 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
   const TimePoint start = clock.now();
   init_slots(batch);
   resolve_tokens(batch);
-  result.lanes.assign(batch.lanes.size(), {});
-  for (size_t i = 0; i < batch.lanes.size(); ++i)
-    result.lanes[i].input_logprobs.resize(batch.lanes[i].input_logprob_targets.size());
-  for (size_t i = 0; i < batch.lanes.size(); ++i)
-    result.lanes[i].draft_tokens.assign(static_cast<size_t>(batch.lanes[i].num_draft_samples), -1);
+  result.entries.assign(batch.entries.size(), {});
+  for (size_t i = 0; i < batch.entries.size(); ++i)
+    result.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
+  for (size_t i = 0; i < batch.entries.size(); ++i)
+    result.entries[i].draft_tokens.assign(static_cast<size_t>(batch.entries[i].num_draft_samples),
+                                          -1);
   const ForwardOutput output =
       parts_.model->forward(batch, token_ids_, parts_.kv.view(),
-                            [&](int32_t lane, int32_t target, std::span<const float> logits) {
-                              take_input_logits(batch, result, lane, target, logits);
+                            [&](int32_t entry, int32_t target, std::span<const float> logits) {
+                              take_input_logits(batch, result, entry, target, logits);
                             });
   pool(batch, output.pooled_rows, result);
   list_samples(batch, thread_.await_masks(batch));
-  sample_lanes(batch, output, result);
+  sample_entries(batch, output, result);
   result.forward_seconds = to_seconds(clock.now() - start);
 }
 
@@ -79,19 +80,19 @@ void CpuExecutor::init_slots(const ForwardBatch& batch) {
 
 void CpuExecutor::resolve_tokens(const ForwardBatch& batch) {
   token_ids_ = batch.token_ids;
-  for (const Lane& lane : batch.lanes)
-    for (int32_t i = 0; i < lane.num_query_tokens; ++i) {
-      TokenId& token = token_ids_[static_cast<size_t>(lane.query_begin + i)];
-      if (token == kTokenFromSlot) token = slots_[static_cast<size_t>(lane.slot)].last_token;
+  for (const BatchEntry& entry : batch.entries)
+    for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
+      TokenId& token = token_ids_[static_cast<size_t>(entry.query_begin + i)];
+      if (token == kTokenFromSlot) token = slots_[static_cast<size_t>(entry.slot)].last_token;
     }
 }
 
-void CpuExecutor::take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t lane,
+void CpuExecutor::take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t entry,
                                     int32_t target, std::span<const float> logits) {
-  const Lane& from = batch.lanes[static_cast<size_t>(lane)];
+  const BatchEntry& from = batch.entries[static_cast<size_t>(entry)];
   const SamplingSpec& spec = *slots_[static_cast<size_t>(from.slot)].sampling;
   const auto at = static_cast<size_t>(target);
-  LaneResult& to = result.lanes[static_cast<size_t>(lane)];
+  EntryResult& to = result.entries[static_cast<size_t>(entry)];
   auto logprobs = samplers_[0].logprobs(logits, from.input_logprob_targets[at], spec);
   if (logprobs)
     to.input_logprobs[at] = std::move(*logprobs);
@@ -100,31 +101,32 @@ void CpuExecutor::take_input_logits(const ForwardBatch& batch, StepResult& resul
 }
 
 void CpuExecutor::pool(const ForwardBatch& batch, std::span<const float> rows, StepResult& result) {
-  const auto count_of = [](const Lane& lane) {
-    return static_cast<size_t>(lane.pooled_begin < 0 ? 0
-                                                     : lane.num_query_tokens - lane.pooled_begin);
+  const auto count_of = [](const BatchEntry& entry) {
+    return static_cast<size_t>(
+        entry.pooled_begin < 0 ? 0 : entry.num_query_tokens - entry.pooled_begin);
   };
   size_t num_rows = 0;
-  for (const Lane& lane : batch.lanes) num_rows += count_of(lane);
+  for (const BatchEntry& entry : batch.entries) num_rows += count_of(entry);
   if (num_rows == 0) return;
   const size_t size = rows.size() / num_rows;
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
-    const size_t of_lane = count_of(lane) * size;
-    pool_rows(slots_[static_cast<size_t>(lane.slot)], lane, rows.first(of_lane), result.lanes[i]);
-    rows = rows.subspan(of_lane);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    const size_t of_entry = count_of(entry) * size;
+    pool_rows(slots_[static_cast<size_t>(entry.slot)], entry, rows.first(of_entry),
+              result.entries[i]);
+    rows = rows.subspan(of_entry);
   }
 }
 
-void CpuExecutor::pool_rows(Slot& slot, const Lane& lane, std::span<const float> rows,
-                            LaneResult& result) {
+void CpuExecutor::pool_rows(Slot& slot, const BatchEntry& entry, std::span<const float> rows,
+                            EntryResult& result) {
   if (rows.empty()) return;
-  const int64_t count = lane.num_query_tokens - lane.pooled_begin;
+  const int64_t count = entry.num_query_tokens - entry.pooled_begin;
   const size_t size = rows.size() / static_cast<size_t>(count);
   slot.pooled_sum.resize(size);
   for (size_t i = 0; i < rows.size(); ++i) slot.pooled_sum[i % size] += double{rows[i]};
   slot.num_pooled += count;
-  if (!lane.pooled_end) return;
+  if (!entry.pooled_end) return;
   std::vector<float> mean(size);
   for (size_t i = 0; i < size; ++i)
     mean[i] = static_cast<float>(slot.pooled_sum[i] / static_cast<double>(slot.num_pooled));
@@ -137,43 +139,43 @@ void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks)
   jobs_.clear();
   const auto words = static_cast<size_t>(masks.words_per_mask);
   size_t next_mask = 0;
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
     const auto add = [&](int32_t num_drafts, int32_t draft_sample) {
       std::span<const uint32_t> mask;
-      if (lane.has_mask && words > 0) mask = masks.words.subspan(next_mask++ * words, words);
-      if (lane.sample) jobs_.push_back({static_cast<int32_t>(i), mask, num_drafts, draft_sample});
+      if (entry.has_mask && words > 0) mask = masks.words.subspan(next_mask++ * words, words);
+      if (entry.sample) jobs_.push_back({static_cast<int32_t>(i), mask, num_drafts, draft_sample});
     };
     add(0, 0);
-    for (int32_t k = 0; k < lane.num_draft_samples; ++k)
-      add(1 + batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)], k);
+    for (int32_t k = 0; k < entry.num_draft_samples; ++k)
+      add(1 + batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)], k);
   }
 }
 
-// Rows of logits are in the order of the lanes that sample, and of the samples of each. Whichever
-// thread is free takes the next lane; no result depends on which.
-void CpuExecutor::sample_lanes(const ForwardBatch& batch, const ForwardOutput& output,
-                               StepResult& result) {
+// Rows of logits are in the order of the entries that sample, and of the samples of each. Whichever
+// thread is free takes the next entry; no result depends on which.
+void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput& output,
+                                 StepResult& result) {
   const auto vocab_size = static_cast<size_t>(parts_.model->info().vocab_size);
   ESP_CHECK(output.sample_logits.size() == jobs_.size() * vocab_size);
   std::atomic<size_t> next{0};
   const auto work = [&](int thread) {
     for (size_t row = next++; row < jobs_.size(); row = next++) {
       const SampleJob& job = jobs_[row];
-      const auto at = static_cast<size_t>(job.lane);
-      const Lane& lane = batch.lanes[at];
-      const Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+      const auto at = static_cast<size_t>(job.entry);
+      const BatchEntry& entry = batch.entries[at];
+      const Slot& slot = slots_[static_cast<size_t>(entry.slot)];
       Sampler& sampler = samplers_[static_cast<size_t>(thread)];
       const SampleInput input{.logits = output.sample_logits.subspan(row * vocab_size, vocab_size),
                               .spec = slot.sampling.get(),
                               .counts = &slot.counts,
                               .mask = job.mask,
-                              .output_index = lane.output_index + job.num_drafts};
+                              .output_index = entry.output_index + job.num_drafts};
       if (job.num_drafts == 0)
-        sample_lane(sampler, lane, input, result.lanes[at]);
+        sample_entry(sampler, entry, input, result.entries[at]);
       else
         sample_draft(sampler, input,
-                     result.lanes[at].draft_tokens[static_cast<size_t>(job.draft_sample)]);
+                     result.entries[at].draft_tokens[static_cast<size_t>(job.draft_sample)]);
     }
   };
   if (jobs_.size() < 2)
@@ -187,17 +189,17 @@ void CpuExecutor::sample_draft(Sampler& sampler, const SampleInput& input, Token
   if (const auto drawn = sampler.sample(input)) token = *drawn;
 }
 
-void CpuExecutor::sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,
-                              LaneResult& result) {
-  Slot& slot = slots_[static_cast<size_t>(lane.slot)];
-  slot.last_token = 0;  // the step behind this one may ask for it, though this lane fails
+void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
+                               EntryResult& result) {
+  Slot& slot = slots_[static_cast<size_t>(entry.slot)];
+  slot.last_token = 0;  // the step behind this one may ask for it, though this entry fails
   if (!result.status.ok()) return;
-  const auto fail_lane = [&](Status status) { result.status = std::move(status); };
+  const auto fail_entry = [&](Status status) { result.status = std::move(status); };
   auto token = sampler.sample(input);
-  if (!token) return fail_lane(std::move(token).error());
+  if (!token) return fail_entry(std::move(token).error());
   if (input.spec->return_logprob) {
     auto logprobs = sampler.logprobs(input.logits, *token, *input.spec);
-    if (!logprobs) return fail_lane(std::move(logprobs).error());
+    if (!logprobs) return fail_entry(std::move(logprobs).error());
     result.logprobs = std::move(*logprobs);
   }
   result.token = slot.last_token = *token;

@@ -1,4 +1,4 @@
-// Runs steps on this machine's processors: a model's forward, then the sampler over the lanes.
+// Runs steps on this machine's processors: a model's forward, then the sampler over the entries.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ struct CpuExecutorParts {
 };
 
 struct CpuExecutorConfig {
-  int32_t max_slots = 0;   // lanes of a step, and slots
+  int32_t max_slots = 0;   // entries of a step, and slots
   int32_t max_tokens = 0;  // of a step
 };
 
@@ -59,22 +59,23 @@ class CpuExecutor final : public Executor {
   void run(const ForwardBatch& batch, StepResult& result);
   void init_slots(const ForwardBatch& batch);
   void resolve_tokens(const ForwardBatch& batch);
-  void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t lane,
+  void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t entry,
                          int32_t target, std::span<const float> logits);
   void pool(const ForwardBatch& batch, std::span<const float> rows, StepResult& result);
-  void pool_rows(Slot& slot, const Lane& lane, std::span<const float> rows, LaneResult& result);
+  void pool_rows(Slot& slot, const BatchEntry& entry, std::span<const float> rows,
+                 EntryResult& result);
   void list_samples(const ForwardBatch& batch, const MaskView& masks);
-  void sample_lanes(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
-  void sample_lane(Sampler& sampler, const Lane& lane, const SampleInput& input,
-                   LaneResult& result);
+  void sample_entries(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
+  void sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
+                    EntryResult& result);
   static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token);
 
-  // One sample of a lane: the lane's place in the batch, its mask, and behind how many drafts.
+  // One sample of an entry: the entry's place in the batch, its mask, and behind how many drafts.
   struct SampleJob {
-    int32_t lane = 0;
+    int32_t entry = 0;
     std::span<const uint32_t> mask;
     int32_t num_drafts = 0;
-    int32_t draft_sample = 0;  // of the lane, where there are drafts
+    int32_t draft_sample = 0;  // of the entry, where there are drafts
   };
 
   CpuExecutorParts parts_;

@@ -32,16 +32,16 @@ class NextTokenModel final : public Model {
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView&, const InputLogitsSink& sink) override {
     rows_.clear();
-    for (size_t i = 0; i < batch.lanes.size(); ++i) {
-      const Lane& lane = batch.lanes[i];
-      for (size_t t = 0; t < lane.input_logprob_targets.size(); ++t) {
-        const auto at = static_cast<size_t>(lane.query_begin + lane.input_logprob_begin) + t;
+    for (size_t i = 0; i < batch.entries.size(); ++i) {
+      const BatchEntry& entry = batch.entries[i];
+      for (size_t t = 0; t < entry.input_logprob_targets.size(); ++t) {
+        const auto at = static_cast<size_t>(entry.query_begin + entry.input_logprob_begin) + t;
         sink(static_cast<int32_t>(i), static_cast<int32_t>(t), logits_after(token_ids[at]));
       }
     }
-    for (const Lane& lane : batch.lanes)
-      if (lane.sample) {
-        const auto last = static_cast<size_t>(lane.query_begin + lane.num_query_tokens - 1);
+    for (const BatchEntry& entry : batch.entries)
+      if (entry.sample) {
+        const auto last = static_cast<size_t>(entry.query_begin + entry.num_query_tokens - 1);
         const auto row = logits_after(token_ids[last]);
         rows_.insert(rows_.end(), row.begin(), row.end());
       }
@@ -70,14 +70,14 @@ std::unique_ptr<CpuExecutor> make_executor(int threads = 2) {
   return std::move(*executor);
 }
 
-void add_lane(ForwardBatch& batch, SlotId slot, std::vector<TokenId> tokens, int32_t prefix_len,
-              int32_t output_index) {
-  batch.lanes.push_back({.slot = slot,
-                         .num_query_tokens = static_cast<int32_t>(tokens.size()),
-                         .prefix_len = prefix_len,
-                         .query_begin = batch.num_tokens(),
-                         .sample = true,
-                         .output_index = output_index});
+void add_entry(ForwardBatch& batch, SlotId slot, std::vector<TokenId> tokens, int32_t prefix_len,
+               int32_t output_index) {
+  batch.entries.push_back({.slot = slot,
+                           .num_query_tokens = static_cast<int32_t>(tokens.size()),
+                           .prefix_len = prefix_len,
+                           .query_begin = batch.num_tokens(),
+                           .sample = true,
+                           .output_index = output_index});
   for (size_t i = 0; i < tokens.size(); ++i)
     batch.positions.push_back(prefix_len + static_cast<int32_t>(i));
   batch.token_ids.insert(batch.token_ids.end(), tokens.begin(), tokens.end());
@@ -98,34 +98,34 @@ TEST(CpuExecutor, TakesLastTokensFromSlots) {
   ForwardBatch one{.step = 1}, two{.step = 2};
   init_slot(one, 3, kGreedy);
   init_slot(one, 0, kGreedy);
-  add_lane(one, 3, {1, 2}, 0, 0);
-  add_lane(one, 0, {20}, 0, 0);
-  add_lane(two, 0, {kTokenFromSlot}, 1, 1);
-  add_lane(two, 3, {kTokenFromSlot}, 2, 1);
+  add_entry(one, 3, {1, 2}, 0, 0);
+  add_entry(one, 0, {20}, 0, 0);
+  add_entry(two, 0, {kTokenFromSlot}, 1, 1);
+  add_entry(two, 3, {kTokenFromSlot}, 2, 1);
   executor->launch(one);
   executor->launch(two);
   const StepResult& first = executor->wait(1);
-  EXPECT_EQ(first.lanes[0].token, 3);
-  EXPECT_EQ(first.lanes[1].token, 21);
+  EXPECT_EQ(first.entries[0].token, 3);
+  EXPECT_EQ(first.entries[1].token, 21);
   const StepResult& second = executor->wait(2);
-  EXPECT_EQ(second.lanes[0].token, 22);
-  EXPECT_EQ(second.lanes[1].token, 4);
+  EXPECT_EQ(second.entries[0].token, 22);
+  EXPECT_EQ(second.entries[1].token, 4);
   EXPECT_GE(second.forward_seconds, 0);
 }
 
-TEST(CpuExecutor, LanesThatDoNotSampleGiveNoToken) {
+TEST(CpuExecutor, EntriesThatDoNotSampleGiveNoToken) {
   auto executor = make_executor();
   ForwardBatch one{.step = 1};
   for (SlotId slot = 0; slot < 3; ++slot) {
     init_slot(one, slot, kGreedy);
-    add_lane(one, slot, {slot * 10}, 0, 0);
+    add_entry(one, slot, {slot * 10}, 0, 0);
   }
-  one.lanes[1].sample = false;
+  one.entries[1].sample = false;
   executor->launch(one);
   const StepResult& result = executor->wait(1);
-  EXPECT_EQ(result.lanes[0].token, 1);
-  EXPECT_EQ(result.lanes[1].token, -1);
-  EXPECT_EQ(result.lanes[2].token, 21);
+  EXPECT_EQ(result.entries[0].token, 1);
+  EXPECT_EQ(result.entries[1].token, -1);
+  EXPECT_EQ(result.entries[2].token, 21);
 }
 
 TEST(CpuExecutor, PenaltiesCountWhatTheSlotHasDrawn) {
@@ -133,18 +133,18 @@ TEST(CpuExecutor, PenaltiesCountWhatTheSlotHasDrawn) {
   SamplingSpec spec{.temperature = 0, .presence_penalty = 2.0f};
   ForwardBatch one{.step = 1};
   init_slot(one, 0, spec, {5}, {6});
-  add_lane(one, 0, {5}, 0, 1);  // 6 is best, but has been put out: 7 at -0.5 beats 6 at -2
+  add_entry(one, 0, {5}, 0, 1);  // 6 is best, but has been put out: 7 at -0.5 beats 6 at -2
   executor->launch(one);
-  EXPECT_EQ(executor->wait(1).lanes[0].token, 7);
+  EXPECT_EQ(executor->wait(1).entries[0].token, 7);
   ForwardBatch two{.step = 2};
-  add_lane(two, 0, {5}, 0, 2);  // now 7 too: 8 at -1
+  add_entry(two, 0, {5}, 0, 2);  // now 7 too: 8 at -1
   executor->launch(two);
-  EXPECT_EQ(executor->wait(2).lanes[0].token, 8);
+  EXPECT_EQ(executor->wait(2).entries[0].token, 8);
   ForwardBatch three{.step = 3};  // a new request in the slot
   init_slot(three, 0, spec);
-  add_lane(three, 0, {5}, 0, 0);
+  add_entry(three, 0, {5}, 0, 0);
   executor->launch(three);
-  EXPECT_EQ(executor->wait(3).lanes[0].token, 6);
+  EXPECT_EQ(executor->wait(3).entries[0].token, 6);
 }
 
 TEST(CpuExecutor, ALaneThatFailsFailsAlone) {
@@ -152,33 +152,33 @@ TEST(CpuExecutor, ALaneThatFailsFailsAlone) {
   ForwardBatch one{.step = 1}, two{.step = 2};
   init_slot(one, 0, kGreedy);
   init_slot(one, 1, kGreedy);
-  add_lane(one, 0, {NextTokenModel::kBadToken}, 0, 0);
-  add_lane(one, 1, {7}, 0, 0);
-  add_lane(two, 0, {kTokenFromSlot}, 1, 1);  // launched before the failure is known
+  add_entry(one, 0, {NextTokenModel::kBadToken}, 0, 0);
+  add_entry(one, 1, {7}, 0, 0);
+  add_entry(two, 0, {kTokenFromSlot}, 1, 1);  // launched before the failure is known
   executor->launch(one);
   executor->launch(two);
   const StepResult& result = executor->wait(1);
-  EXPECT_EQ(result.lanes[0].status.code(), StatusCode::kInternal);
-  EXPECT_THAT(result.lanes[0].status.message(), HasSubstr("not finite"));
-  EXPECT_EQ(result.lanes[1].token, 8);
+  EXPECT_EQ(result.entries[0].status.code(), StatusCode::kInternal);
+  EXPECT_THAT(result.entries[0].status.message(), HasSubstr("not finite"));
+  EXPECT_EQ(result.entries[1].token, 8);
   executor->wait(2);
 }
 
-TEST(CpuExecutor, MasksGoToTheirLanes) {
+TEST(CpuExecutor, MasksGoToTheirEntries) {
   auto executor = make_executor();
   ForwardBatch one{.step = 1};
   for (SlotId slot = 0; slot < 3; ++slot) {
     init_slot(one, slot, kGreedy);
-    add_lane(one, slot, {0}, 0, 0);
+    add_entry(one, slot, {0}, 0, 0);
   }
-  one.lanes[0].has_mask = one.lanes[2].has_mask = true;
+  one.entries[0].has_mask = one.entries[2].has_mask = true;
   executor->launch(one);
   const std::vector<uint32_t> words = {1u << 9, 0, 0, 1u << 5};
   executor->provide_masks(1, {.words = words, .words_per_mask = 2});
   const StepResult& result = executor->wait(1);
-  EXPECT_EQ(result.lanes[0].token, 9);
-  EXPECT_EQ(result.lanes[1].token, 1);
-  EXPECT_EQ(result.lanes[2].token, 37);
+  EXPECT_EQ(result.entries[0].token, 9);
+  EXPECT_EQ(result.entries[1].token, 1);
+  EXPECT_EQ(result.entries[2].token, 37);
 }
 
 TEST(CpuExecutor, LogprobsOfInputAndOutput) {
@@ -186,11 +186,11 @@ TEST(CpuExecutor, LogprobsOfInputAndOutput) {
   SamplingSpec spec{.temperature = 0, .return_logprob = true, .top_logprobs_num = 2};
   ForwardBatch one{.step = 1};
   init_slot(one, 0, spec);
-  add_lane(one, 0, {4, 5, 9}, 0, 0);
-  one.lanes[0].input_logprob_begin = 0;
-  one.lanes[0].input_logprob_targets = {5, 9};
+  add_entry(one, 0, {4, 5, 9}, 0, 0);
+  one.entries[0].input_logprob_begin = 0;
+  one.entries[0].input_logprob_targets = {5, 9};
   executor->launch(one);
-  LaneResult result = executor->wait(1).lanes[0];
+  EntryResult result = executor->wait(1).entries[0];
   double sum = 0;
   for (int i = 0; i < kVocab; ++i) sum += std::exp(-0.5 * i);
   ASSERT_EQ(result.input_logprobs.size(), 2u);
@@ -204,16 +204,16 @@ TEST(CpuExecutor, LogprobsOfInputAndOutput) {
 }
 
 TEST(CpuExecutor, SampledTokensDoNotDependOnTheBatch) {
-  const auto run = [](int threads, int lanes, int which) {
+  const auto run = [](int threads, int entries, int which) {
     auto executor = make_executor(threads);
     ForwardBatch one{.step = 1};
-    for (SlotId slot = 0; slot < lanes; ++slot) {
+    for (SlotId slot = 0; slot < entries; ++slot) {
       init_slot(one, slot,
                 {.temperature = 2, .seed = static_cast<uint64_t>(slot == which ? 77 : slot)});
-      add_lane(one, slot, {slot == which ? 13 : slot}, 0, 5);
+      add_entry(one, slot, {slot == which ? 13 : slot}, 0, 5);
     }
     executor->launch(one);
-    return executor->wait(1).lanes[static_cast<size_t>(which)].token;
+    return executor->wait(1).entries[static_cast<size_t>(which)].token;
   };
   const TokenId alone = run(1, 1, 0);
   for (int which = 0; which < 8; ++which) EXPECT_EQ(run(2, 8, which), alone);

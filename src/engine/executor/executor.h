@@ -10,8 +10,8 @@
 
 namespace espalier {
 
-// Packed token masks for the lanes of one step that have has_mask, in lane order, behind each
-// lane's those of its draft samples: [num_masks, words_per_mask]; bit t % 32 of word t / 32 set
+// Packed token masks for the entries of one step that have has_mask, in entry order, behind each
+// entry's those of its draft samples: [num_masks, words_per_mask]; bit t % 32 of word t / 32 set
 // means that token t may come.
 struct MaskView {
   std::span<const uint32_t> words;
@@ -38,7 +38,7 @@ class Executor {
   // until its wait() has returned. REQUIRES: fewer than kMaxInFlight steps in flight.
   virtual void launch(const ForwardBatch& batch) = 0;
 
-  // The masks of a launched step; REQUIRED once, before its wait(), if any of its lanes has_mask.
+  // The masks of a launched step; REQUIRED once, before its wait(), if any of its entries has_mask.
   // The words are copied. The step's forward runs meanwhile; its sampling waits for them.
   virtual void provide_masks(uint64_t step, const MaskView& masks) = 0;
 
@@ -56,8 +56,8 @@ class Executor {
 
   virtual MemoryPlan memory_plan() const { return {}; }
 
-  // How many draft samples (Lane::num_draft_samples) all lanes of a step may have together. 0:
-  // lanes must have no drafts.
+  // How many draft samples (BatchEntry::num_draft_samples) all entries of a step may have together.
+  // 0: entries must have no drafts.
   virtual int32_t draft_samples_max() const { return 0; }
 };
 

@@ -63,45 +63,46 @@ void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
     if (slots_.size() <= slot) slots_.resize(slot + 1);
     slots_[slot] = {.sampling = init.sampling};
   }
-  result.lanes.assign(batch.lanes.size(), {});
+  result.entries.assign(batch.entries.size(), {});
   sample_histories_.clear();
   {
     std::lock_guard lock(histories_mutex_);
-    for (size_t i = 0; i < batch.lanes.size(); ++i) {
-      run_lane(batch, batch.lanes[i], result.lanes[i]);
-      const Lane& lane = batch.lanes[i];
-      const int32_t last_known = lane.prefix_len + lane.last_known();
-      sample_histories_.push_back(history_at(batch, lane, last_known));
-      for (int32_t k = 0; k < lane.num_draft_samples; ++k)
-        sample_histories_.push_back(
-            history_at(batch, lane,
-                       last_known + 1 +
-                           batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + k)]));
+    for (size_t i = 0; i < batch.entries.size(); ++i) {
+      run_entry(batch, batch.entries[i], result.entries[i]);
+      const BatchEntry& entry = batch.entries[i];
+      const int32_t last_known = entry.prefix_len + entry.last_known();
+      sample_histories_.push_back(history_at(batch, entry, last_known));
+      for (int32_t k = 0; k < entry.num_draft_samples; ++k)
+        sample_histories_.push_back(history_at(
+            batch, entry,
+            last_known + 1 +
+                batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)]));
     }
   }
   const MaskView masks = thread_.await_masks(batch);
   size_t next_mask = 0, next_history = 0;
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
     const auto mask = [&]() -> std::span<const uint32_t> {
-      if (!lane.has_mask || masks.words.empty()) return {};
+      if (!entry.has_mask || masks.words.empty()) return {};
       const auto words = static_cast<size_t>(masks.words_per_mask);
       return masks.words.subspan(next_mask++ * words, words);
     };
     const uint64_t history = sample_histories_[next_history++];
-    if (lane.sample) sample(lane, history, mask(), result.lanes[i]);
-    for (int32_t k = 0; k < lane.num_draft_samples; ++k)
-      result.lanes[i].draft_tokens.push_back(
+    if (entry.sample) sample(entry, history, mask(), result.entries[i]);
+    for (int32_t k = 0; k < entry.num_draft_samples; ++k)
+      result.entries[i].draft_tokens.push_back(
           draw(sample_histories_[next_history++], mask()).value_or(-1));
   }
   if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
   result.forward_seconds = to_seconds(config_.step_delay);
 }
 
-uint64_t& NullExecutor::history_at(const ForwardBatch& batch, const Lane& lane, int32_t position) {
+uint64_t& NullExecutor::history_at(const ForwardBatch& batch, const BatchEntry& entry,
+                                   int32_t position) {
   const int32_t page_size = config_.page_size;
   const PageId page =
-      batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size)];
+      batch.page_tables[static_cast<size_t>(entry.page_begin + position / page_size)];
   return history_in(page, position % page_size);
 }
 
@@ -123,23 +124,24 @@ Status NullExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
   return {};
 }
 
-void NullExecutor::run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result) {
-  const Slot& slot = slots_[static_cast<size_t>(lane.slot)];
-  ESP_CHECK(lane.num_query_tokens >= 1 && slot.sampling != nullptr);
-  const int32_t end = lane.prefix_len + lane.num_query_tokens;
-  ESP_CHECK(lane.num_pages == (end + config_.page_size - 1) / config_.page_size);
+void NullExecutor::run_entry(const ForwardBatch& batch, const BatchEntry& entry,
+                             EntryResult& result) {
+  const Slot& slot = slots_[static_cast<size_t>(entry.slot)];
+  ESP_CHECK(entry.num_query_tokens >= 1 && slot.sampling != nullptr);
+  const int32_t end = entry.prefix_len + entry.num_query_tokens;
+  ESP_CHECK(entry.num_pages == (end + config_.page_size - 1) / config_.page_size);
   uint64_t history =
-      lane.prefix_len == 0 ? kEmptyHistory : history_at(batch, lane, lane.prefix_len - 1);
-  for (int32_t i = 0; i < lane.num_query_tokens; ++i) {
-    const auto at = static_cast<size_t>(lane.query_begin + i);
-    ESP_CHECK(batch.positions[at] == lane.prefix_len + i);
+      entry.prefix_len == 0 ? kEmptyHistory : history_at(batch, entry, entry.prefix_len - 1);
+  for (int32_t i = 0; i < entry.num_query_tokens; ++i) {
+    const auto at = static_cast<size_t>(entry.query_begin + i);
+    ESP_CHECK(batch.positions[at] == entry.prefix_len + i);
     const TokenId token =
         batch.token_ids[at] == kTokenFromSlot ? slot.last_token : batch.token_ids[at];
-    ESP_CHECK(token >= 0, "slot {} has no token yet", lane.slot);
+    ESP_CHECK(token >= 0, "slot {} has no token yet", entry.slot);
     history = extend(history, token);
-    history_at(batch, lane, lane.prefix_len + i) = history;
+    history_at(batch, entry, entry.prefix_len + i) = history;
   }
-  for (TokenId target : lane.input_logprob_targets)
+  for (TokenId target : entry.input_logprob_targets)
     result.input_logprobs.push_back(logprobs(*slot.sampling, target));
 }
 
@@ -153,9 +155,9 @@ Result<TokenId> NullExecutor::draw(uint64_t history, std::span<const uint32_t> m
   return token;
 }
 
-void NullExecutor::sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
-                          LaneResult& result) {
-  Slot& slot = slots_[static_cast<size_t>(lane.slot)];
+void NullExecutor::sample(const BatchEntry& entry, uint64_t history, std::span<const uint32_t> mask,
+                          EntryResult& result) {
+  Slot& slot = slots_[static_cast<size_t>(entry.slot)];
   const Result<TokenId> next = draw(history, mask);
   if (!next) {
     result.status = next.error();

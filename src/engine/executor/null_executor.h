@@ -27,7 +27,7 @@ struct NullExecutorConfig {
   int32_t vocab_size = 0;
   int32_t page_size = 1;
   Duration step_delay{};  // each step's time on the device, whatever its size
-  // The token after the history of this hash; a failure fails the lane. Called on the device's
+  // The token after the history of this hash; a failure fails the entry. Called on the device's
   // thread. Null: uniform over the vocabulary.
   std::function<Result<TokenId>(uint64_t history)> next_token;
 };
@@ -60,19 +60,19 @@ class NullExecutor final : public Executor {
     TokenId last_token = -1;
   };
   void run(const ForwardBatch& batch, StepResult& result);
-  void run_lane(const ForwardBatch& batch, const Lane& lane, LaneResult& result);
-  uint64_t& history_at(const ForwardBatch& batch, const Lane& lane, int32_t position);
+  void run_entry(const ForwardBatch& batch, const BatchEntry& entry, EntryResult& result);
+  uint64_t& history_at(const ForwardBatch& batch, const BatchEntry& entry, int32_t position);
   uint64_t& history_in(PageId page, int32_t row);
   Result<TokenId> draw(uint64_t history, std::span<const uint32_t> mask) const;
-  void sample(const Lane& lane, uint64_t history, std::span<const uint32_t> mask,
-              LaneResult& result);
+  void sample(const BatchEntry& entry, uint64_t history, std::span<const uint32_t> mask,
+              EntryResult& result);
   TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
 
   const NullExecutorConfig config_;
   std::vector<Slot> slots_;
   std::mutex histories_mutex_;       // held while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
-  std::vector<uint64_t> sample_histories_;  // of each lane, and behind it of its draft samples
+  std::vector<uint64_t> sample_histories_;  // of each entry, and behind it of its draft samples
   TimePoint busy_until_{};
   std::atomic<int64_t> num_steps_{0}, num_waits_{0}, num_late_steps_{0};
   TimePoint launched_at_[kMaxInFlight + 1];  // by step; written before the step is handed over

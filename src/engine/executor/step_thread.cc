@@ -58,8 +58,8 @@ const StepResult& StepThread::wait(uint64_t step) {
 }
 
 MaskView StepThread::await_masks(const ForwardBatch& batch) {
-  const bool wanted = std::any_of(batch.lanes.begin(), batch.lanes.end(),
-                                  [](const Lane& lane) { return lane.has_mask; });
+  const bool wanted = std::any_of(batch.entries.begin(), batch.entries.end(),
+                                  [](const BatchEntry& entry) { return entry.has_mask; });
   if (!wanted) return {};
   Place& p = place(batch.step);
   std::unique_lock lock(mutex_);

@@ -17,7 +17,7 @@ namespace espalier {
 // launch, provide_masks and wait are Executor's, called from one thread. An idle thread is parked.
 class StepThread {
  public:
-  // Runs `batch` into `result` (its step is set; lanes are as the last use left them), on this
+  // Runs `batch` into `result` (its step is set; entries are as the last use left them), on this
   // thread.
   using Run = std::function<void(const ForwardBatch& batch, StepResult& result)>;
 
@@ -30,7 +30,7 @@ class StepThread {
   void provide_masks(uint64_t step, const MaskView& masks);
   const StepResult& wait(uint64_t step);
 
-  // From inside run: blocks until the masks of this step are there, if one of its lanes has one.
+  // From inside run: blocks until the masks of this step are there, if one of its entries has one.
   // Valid until the next step runs. When the executor is being destroyed they may never come: the
   // view is then empty.
   MaskView await_masks(const ForwardBatch& batch);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "engine/request.h"
+#include "engine/requests/request.h"
 #include "grammar/grammar.h"
 #include "models/model.h"
 #include "seams/sampling.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 // One text, compiled once for each instruction set: the bodies are inlined into wrappers that
-// differ by their target alone. Built with -fopenmp-simd, which lets float sums be taken lane by
-// lane.
+// differ by their target alone. Built with -fopenmp-simd, which lets float sums be taken entry by
+// entry.
 #define ESP_INLINE inline __attribute__((always_inline))
 
 namespace espalier {

@@ -19,10 +19,10 @@
 
 namespace espalier {
 
-// Why a lane has no token: a logit is NaN or infinite; mask and bans leave none.
+// Why an entry has no token: a logit is NaN or infinite; mask and bans leave none.
 Status not_finite_logits();
-Status not_finite_vector();  // of a lane that ends a text that becomes a vector
-// Whether a lane failed so; through all that passes a lane's status on.
+Status not_finite_vector();  // of an entry that ends a text that becomes a vector
+// Whether an entry failed so; through all that passes an entry's status on.
 bool is_not_finite(const Status& status);
 Status no_token_left(const SamplingSpec& spec);
 

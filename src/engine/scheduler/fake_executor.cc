@@ -52,18 +52,18 @@ void FakeExecutor::check_init(const SlotInit& init) {
             "slot {} is set up with a wrong history", init.slot);
 }
 
-void FakeExecutor::check_table(const ForwardBatch& batch, const Lane& lane) {
-  const auto begin = batch.page_tables.begin() + lane.page_begin;
-  const std::vector<PageId> pages(begin, begin + lane.num_pages);
-  Table& known = tables_[lane.slot];
-  ESP_CHECK(lane.table_version != 0);
+void FakeExecutor::check_table(const ForwardBatch& batch, const BatchEntry& entry) {
+  const auto begin = batch.page_tables.begin() + entry.page_begin;
+  const std::vector<PageId> pages(begin, begin + entry.num_pages);
+  Table& known = tables_[entry.slot];
+  ESP_CHECK(entry.table_version != 0);
   const size_t kept = std::min(known.pages.size(), pages.size());
-  ESP_CHECK(known.version != lane.table_version ||
+  ESP_CHECK(known.version != entry.table_version ||
                 std::equal(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(kept),
                            known.pages.begin()),
-            "step {} slot {}: entries of page table {} changed", batch.step, lane.slot,
-            lane.table_version);
-  known = {lane.table_version, pages};
+            "step {} slot {}: entries of page table {} changed", batch.step, entry.slot,
+            entry.table_version);
+  known = {entry.table_version, pages};
 }
 
 void FakeExecutor::launch(const ForwardBatch& batch) {
@@ -77,112 +77,113 @@ void FakeExecutor::launch(const ForwardBatch& batch) {
   step.result.step = batch.step;
   if (holds_shared_prefixes_) check_shared_prefixes(batch);
   std::set<SlotId> slots;
-  for (const Lane& lane : batch.lanes) {
-    ESP_CHECK(slots.insert(lane.slot).second, "two lanes of slot {}", lane.slot);
-    check_table(batch, lane);
-    step.result.lanes.push_back(run(batch, lane, step));
+  for (const BatchEntry& entry : batch.entries) {
+    ESP_CHECK(slots.insert(entry.slot).second, "two entries of slot {}", entry.slot);
+    check_table(batch, entry);
+    step.result.entries.push_back(run(batch, entry, step));
   }
 }
 
-// Two lanes of one token share what their page tables have in common, no less and no more.
+// Two entries of one token share what their page tables have in common, no less and no more.
 void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
-  const auto num_lanes = batch.lanes.size();
+  const auto num_entries = batch.entries.size();
   const auto table = [&](size_t i) {
-    const Lane& lane = batch.lanes[i];
+    const BatchEntry& entry = batch.entries[i];
     return std::span(batch.page_tables)
-        .subspan(static_cast<size_t>(lane.page_begin), static_cast<size_t>(lane.num_pages));
+        .subspan(static_cast<size_t>(entry.page_begin), static_cast<size_t>(entry.num_pages));
   };
-  std::vector<std::vector<int32_t>> told(num_lanes, std::vector<int32_t>(num_lanes, 0));
-  for (const SharedPrefix& prefix : batch.shared_prefixes) {
-    const std::span<const int32_t> lanes =
-        std::span(batch.shared_lanes)
-            .subspan(static_cast<size_t>(prefix.first_lane), static_cast<size_t>(prefix.num_lanes));
-    ESP_CHECK(lanes.size() >= 2 && prefix.begin < prefix.end &&
-              std::adjacent_find(lanes.begin(), lanes.end(), std::greater_equal()) == lanes.end());
+  std::vector<std::vector<int32_t>> told(num_entries, std::vector<int32_t>(num_entries, 0));
+  for (const SharedPrefixSegment& prefix : batch.shared_prefixes) {
+    const std::span<const int32_t> entries = std::span(batch.shared_entries)
+                                                 .subspan(static_cast<size_t>(prefix.first_entry),
+                                                          static_cast<size_t>(prefix.num_entries));
+    ESP_CHECK(entries.size() >= 2 && prefix.begin < prefix.end &&
+              std::adjacent_find(entries.begin(), entries.end(), std::greater_equal()) ==
+                  entries.end());
     ESP_CHECK(prefix.parent < 0
                   ? prefix.begin == 0
                   : &batch.shared_prefixes[static_cast<size_t>(prefix.parent)] < &prefix &&
                         batch.shared_prefixes[static_cast<size_t>(prefix.parent)].end ==
                             prefix.begin);
-    for (const int32_t a : lanes) {
-      const Lane& lane = batch.lanes.at(static_cast<size_t>(a));
-      ESP_CHECK(lane.num_query_tokens == 1 && prefix.end <= lane.prefix_len);
-      for (const int32_t b : lanes) {
+    for (const int32_t a : entries) {
+      const BatchEntry& entry = batch.entries.at(static_cast<size_t>(a));
+      ESP_CHECK(entry.num_query_tokens == 1 && prefix.end <= entry.prefix_len);
+      for (const int32_t b : entries) {
         int32_t& end = told[static_cast<size_t>(a)][static_cast<size_t>(b)];
         end = std::max(end, prefix.end);
       }
     }
   }
-  for (size_t a = 0; a < num_lanes; ++a)
-    for (size_t b = a + 1; b < num_lanes; ++b) {
-      if (batch.lanes[a].num_query_tokens > 1 || batch.lanes[b].num_query_tokens > 1) continue;
+  for (size_t a = 0; a < num_entries; ++a)
+    for (size_t b = a + 1; b < num_entries; ++b) {
+      if (batch.entries[a].num_query_tokens > 1 || batch.entries[b].num_query_tokens > 1) continue;
       const auto common = std::ranges::mismatch(table(a), table(b)).in1 - table(a).begin();
-      ESP_CHECK(told[a][b] == common * page_size_, "lanes {} and {} share {} tokens, not {}", a, b,
-                common * page_size_, told[a][b]);
+      ESP_CHECK(told[a][b] == common * page_size_, "entries {} and {} share {} tokens, not {}", a,
+                b, common * page_size_, told[a][b]);
     }
 }
 
-LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlight& step) {
-  Known& known = known_.at(seed_of_slot_.at(lane.slot));
-  const int32_t end = lane.prefix_len + lane.num_query_tokens;
-  ESP_CHECK(lane.num_query_tokens >= 1 && lane.num_pages == (end + page_size_ - 1) / page_size_);
+EntryResult FakeExecutor::run(const ForwardBatch& batch, const BatchEntry& entry, InFlight& step) {
+  Known& known = known_.at(seed_of_slot_.at(entry.slot));
+  const int32_t end = entry.prefix_len + entry.num_query_tokens;
+  ESP_CHECK(entry.num_query_tokens >= 1 && entry.num_pages == (end + page_size_ - 1) / page_size_);
   const auto row_of = [&](int32_t position) {
-    return Row{batch.page_tables[static_cast<size_t>(lane.page_begin + position / page_size_)],
+    return Row{batch.page_tables[static_cast<size_t>(entry.page_begin + position / page_size_)],
                position % page_size_};
   };
-  const int32_t end_known = end - lane.num_drafts;
+  const int32_t end_known = end - entry.num_drafts;
   for (int32_t p = 0; p < end_known; ++p) {
     const Row row = row_of(p);
     if (static_cast<size_t>(p) == known.tokens.size()) {
       // Forced. What is in the cache already, another sequence has computed.
-      const auto i = static_cast<size_t>(lane.query_begin + std::max(p - lane.prefix_len, 0));
-      learn(known, p < lane.prefix_len ? fake_token(known.digests.back()) : batch.token_ids[i]);
+      const auto i = static_cast<size_t>(entry.query_begin + std::max(p - entry.prefix_len, 0));
+      learn(known, p < entry.prefix_len ? fake_token(known.digests.back()) : batch.token_ids[i]);
     }
     const uint64_t digest = known.digests[static_cast<size_t>(p) + 1];
-    if (p < lane.prefix_len) {
+    if (p < entry.prefix_len) {
       const auto found = memory_.find(row);
       ESP_CHECK(found != memory_.end() && found->second == digest,
-                "step {} slot {}: position {} is not in page {} row {}", batch.step, lane.slot, p,
+                "step {} slot {}: position {} is not in page {} row {}", batch.step, entry.slot, p,
                 row.first, row.second);
-      step.rows.try_emplace(row, lane.slot);
+      step.rows.try_emplace(row, entry.slot);
       continue;
     }
-    const auto i = static_cast<size_t>(lane.query_begin + p - lane.prefix_len);
+    const auto i = static_cast<size_t>(entry.query_begin + p - entry.prefix_len);
     ESP_CHECK(batch.positions[i] == p);
     const TokenId token = batch.token_ids[i];
     const bool last_known = static_cast<size_t>(p) + 1 == known.tokens.size();
     ESP_CHECK(token == kTokenFromSlot ? last_known && static_cast<size_t>(p) >= known.prompt_len
                                       : token == known.tokens[static_cast<size_t>(p)],
-              "step {} slot {}: token {} at position {}", batch.step, lane.slot, token, p);
+              "step {} slot {}: token {} at position {}", batch.step, entry.slot, token, p);
     for (const InFlight& other : in_flight_) {
       const auto used = other.rows.find(row);
-      ESP_CHECK(used == other.rows.end() || used->second == lane.slot,
+      ESP_CHECK(used == other.rows.end() || used->second == entry.slot,
                 "step {} writes page {} row {}, which step {} in flight still uses", batch.step,
                 row.first, row.second, other.result.step);
     }
     memory_[row] = digest;
-    step.rows[row] = lane.slot;
+    step.rows[row] = entry.slot;
     if (static_cast<size_t>(p) < known.prompt_len) ++num_prompt_tokens_computed_;
   }
 
-  if (sliding_window_ > 0) run_window(batch, lane, known, step);
-  LaneResult result;
-  run_drafts(batch, lane, known, step, result);
-  if (known.fail_at >= 0 && lane.output_index >= known.fail_at) {
-    result.status = Status(StatusCode::kInternal, "the fake lane fails here");
-    if (!lane.sample) return result;
+  if (sliding_window_ > 0) run_window(batch, entry, known, step);
+  EntryResult result;
+  run_drafts(batch, entry, known, step, result);
+  if (known.fail_at >= 0 && entry.output_index >= known.fail_at) {
+    result.status = Status(StatusCode::kInternal, "the fake entry fails here");
+    if (!entry.sample) return result;
   }
-  for (size_t i = 0; i < lane.input_logprob_targets.size(); ++i) {
-    const auto p = static_cast<size_t>(lane.prefix_len + lane.input_logprob_begin) + i;
-    while (p + 1 >= known.tokens.size()) learn(known, lane.input_logprob_targets[i]);  // forced
-    ESP_CHECK(lane.input_logprob_targets[i] == known.tokens[p + 1]);
+  for (size_t i = 0; i < entry.input_logprob_targets.size(); ++i) {
+    const auto p = static_cast<size_t>(entry.prefix_len + entry.input_logprob_begin) + i;
+    while (p + 1 >= known.tokens.size()) learn(known, entry.input_logprob_targets[i]);  // forced
+    ESP_CHECK(entry.input_logprob_targets[i] == known.tokens[p + 1]);
     result.input_logprobs.push_back(
         {.logprob = fake_logprob(known.digests[p + 1], known.tokens[p + 1])});
   }
-  if (!lane.sample) return result;
+  if (!entry.sample) return result;
   // The output after these tokens, the same whenever it is computed again.
   const auto last = static_cast<size_t>(end_known);
-  ESP_CHECK(last == known.prompt_len + static_cast<size_t>(lane.output_index));
+  ESP_CHECK(last == known.prompt_len + static_cast<size_t>(entry.output_index));
   const uint64_t digest = known.digests[last];
   result.token = fake_token(digest);
   result.logprobs.logprob = fake_logprob(digest, result.token);
@@ -194,69 +195,69 @@ LaneResult FakeExecutor::run(const ForwardBatch& batch, const Lane& lane, InFlig
 }
 
 // Guesses: histories that nobody may find again unless they come true.
-void FakeExecutor::run_drafts(const ForwardBatch& batch, const Lane& lane, const Known& known,
-                              InFlight& step, LaneResult& result) {
-  if (lane.num_drafts == 0) return;
-  ESP_CHECK(lane.sample && lane.has_mask && lane.last_known() >= 0);
-  const int32_t begin = lane.prefix_len + lane.last_known() + 1;
+void FakeExecutor::run_drafts(const ForwardBatch& batch, const BatchEntry& entry,
+                              const Known& known, InFlight& step, EntryResult& result) {
+  if (entry.num_drafts == 0) return;
+  ESP_CHECK(entry.sample && entry.has_mask && entry.last_known() >= 0);
+  const int32_t begin = entry.prefix_len + entry.last_known() + 1;
   uint64_t digest = known.digests[static_cast<size_t>(begin)];
   int32_t sample = 0;
-  for (int32_t i = 0; i < lane.num_drafts; ++i) {
+  for (int32_t i = 0; i < entry.num_drafts; ++i) {
     const int32_t p = begin + i;
-    const auto at = static_cast<size_t>(lane.query_begin + p - lane.prefix_len);
+    const auto at = static_cast<size_t>(entry.query_begin + p - entry.prefix_len);
     ESP_CHECK(batch.positions[at] == p && batch.token_ids[at] >= 0);
     digest = fake_digest(digest, batch.token_ids[at]);
-    const auto page = static_cast<size_t>(lane.page_begin + p / page_size_);
-    write(Row{batch.page_tables[page], p % page_size_}, digest, lane, step, false);
+    const auto page = static_cast<size_t>(entry.page_begin + p / page_size_);
+    write(Row{batch.page_tables[page], p % page_size_}, digest, entry, step, false);
     if (sliding_window_ > 0)
-      write(Row{batch.window_page_tables[page], p % page_size_}, digest, lane, step, true);
-    if (sample == lane.num_draft_samples ||
-        batch.draft_samples[static_cast<size_t>(lane.draft_samples_begin + sample)] != i)
+      write(Row{batch.window_page_tables[page], p % page_size_}, digest, entry, step, true);
+    if (sample == entry.num_draft_samples ||
+        batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + sample)] != i)
       continue;
     ++sample;
-    const bool fails = known.fail_at >= 0 && lane.output_index + 1 + i >= known.fail_at;
+    const bool fails = known.fail_at >= 0 && entry.output_index + 1 + i >= known.fail_at;
     result.draft_tokens.push_back(fails ? -1 : fake_token(digest));
   }
-  ESP_CHECK(sample == lane.num_draft_samples, "draft samples are out of order");
+  ESP_CHECK(sample == entry.num_draft_samples, "draft samples are out of order");
 }
 
-void FakeExecutor::write(const Row& row, uint64_t digest, const Lane& lane, InFlight& step,
+void FakeExecutor::write(const Row& row, uint64_t digest, const BatchEntry& entry, InFlight& step,
                          bool window) {
   for (const InFlight& other : in_flight_) {
     const auto& rows = window ? other.window_rows : other.rows;
     const auto used = rows.find(row);
-    ESP_CHECK(used == rows.end() || used->second == lane.slot,
+    ESP_CHECK(used == rows.end() || used->second == entry.slot,
               "a guess is written over page {} row {}, which step {} in flight still uses",
               row.first, row.second, other.result.step);
   }
   (window ? window_memory_ : memory_)[row] = digest;
-  (window ? step.window_rows : step.rows)[row] = lane.slot;
+  (window ? step.window_rows : step.rows)[row] = entry.slot;
 }
 
 // The layers with a window: the same histories, in the window's pages, as far as it reaches.
-void FakeExecutor::run_window(const ForwardBatch& batch, const Lane& lane, const Known& known,
-                              InFlight& step) {
+void FakeExecutor::run_window(const ForwardBatch& batch, const BatchEntry& entry,
+                              const Known& known, InFlight& step) {
   ESP_CHECK(batch.window_page_tables.size() == batch.page_tables.size());
-  const int32_t end = lane.prefix_len + lane.last_known() + 1;
-  for (int32_t p = std::max(0, lane.prefix_len - sliding_window_ + 1); p < end; ++p) {
-    const Row row{batch.window_page_tables[static_cast<size_t>(lane.page_begin + p / page_size_)],
+  const int32_t end = entry.prefix_len + entry.last_known() + 1;
+  for (int32_t p = std::max(0, entry.prefix_len - sliding_window_ + 1); p < end; ++p) {
+    const Row row{batch.window_page_tables[static_cast<size_t>(entry.page_begin + p / page_size_)],
                   p % page_size_};
     const uint64_t digest = known.digests[static_cast<size_t>(p) + 1];
-    if (p < lane.prefix_len) {
+    if (p < entry.prefix_len) {
       const auto found = window_memory_.find(row);
       ESP_CHECK(found != window_memory_.end() && found->second == digest,
                 "step {} slot {}: position {} is not in window page {} row {}", batch.step,
-                lane.slot, p, row.first, row.second);
+                entry.slot, p, row.first, row.second);
     } else {
       for (const InFlight& other : in_flight_) {
         const auto used = other.window_rows.find(row);
-        ESP_CHECK(used == other.window_rows.end() || used->second == lane.slot,
+        ESP_CHECK(used == other.window_rows.end() || used->second == entry.slot,
                   "step {} writes window page {} row {}, which step {} in flight still uses",
                   batch.step, row.first, row.second, other.result.step);
       }
       window_memory_[row] = digest;
     }
-    step.window_rows[row] = lane.slot;
+    step.window_rows[row] = entry.slot;
   }
 }
 

@@ -1,5 +1,5 @@
 // For tests: an executor whose model is a hash. Each row of KV memory holds a digest of the whole
-// history that wrote it, and a lane is run only if its pages hold exactly the history of its own
+// history that wrote it, and an entry is run only if its pages hold exactly the history of its own
 // sequence: any wrong reuse, stale page or page reused too early is seen at once.
 #pragma once
 
@@ -32,7 +32,7 @@ class FakeExecutor {
   explicit FakeExecutor(int32_t page_size, int32_t sliding_window = 0)
       : page_size_(page_size), sliding_window_(sliding_window) {}
 
-  // A sequence is known by its sampling seed. Lanes of it fail from output `fail_at` on (-1:
+  // A sequence is known by its sampling seed. Entries of it fail from output `fail_at` on (-1:
   // never).
   void expect_shared_prefixes() { holds_shared_prefixes_ = true; }
   void expect(uint64_t seed, const std::string& cache_namespace, std::vector<TokenId> prompt,
@@ -57,16 +57,17 @@ class FakeExecutor {
     std::map<Row, SlotId> rows;  // read or written, by whom
     std::map<Row, SlotId> window_rows;
   };
-  void run_window(const ForwardBatch& batch, const Lane& lane, const Known& known, InFlight& step);
+  void run_window(const ForwardBatch& batch, const BatchEntry& entry, const Known& known,
+                  InFlight& step);
 
-  void run_drafts(const ForwardBatch& batch, const Lane& lane, const Known& known, InFlight& step,
-                  LaneResult& result);
-  void write(const Row& row, uint64_t digest, const Lane& lane, InFlight& step, bool window);
+  void run_drafts(const ForwardBatch& batch, const BatchEntry& entry, const Known& known,
+                  InFlight& step, EntryResult& result);
+  void write(const Row& row, uint64_t digest, const BatchEntry& entry, InFlight& step, bool window);
 
-  LaneResult run(const ForwardBatch& batch, const Lane& lane, InFlight& step);
+  EntryResult run(const ForwardBatch& batch, const BatchEntry& entry, InFlight& step);
   void check_init(const SlotInit& init);
   static void learn(Known& known, TokenId token);
-  void check_table(const ForwardBatch& batch, const Lane& lane);
+  void check_table(const ForwardBatch& batch, const BatchEntry& entry);
   void check_shared_prefixes(const ForwardBatch& batch) const;
   bool holds_shared_prefixes_ = false;
 

@@ -1,6 +1,7 @@
 // Where each slot's page table lies in a batch's page_tables, so that a batch that comes back (the
-// engine takes two in turn) is brought up to date by appending a page or two for each lane. Copying
-// every table at each step would cost 1.5 MB at 256 sequences of 1,500 tokens with pages of one.
+// engine takes two in turn) is brought up to date by appending a page or two for each entry.
+// Copying every table at each step would cost 1.5 MB at 256 sequences of 1,500 tokens with pages of
+// one.
 #pragma once
 
 #include <array>

@@ -77,11 +77,11 @@ class ScheduleGolden : public SchedulerTest, public testing::WithParamInterface<
     for (int number = 1; number < 1000; ++number) {
       arrive(number);
       const size_t num_ended = ends_order_.size();
-      const std::vector<std::string> lanes = step();
-      if (lanes.empty() && number > 10) break;
-      if (lanes.empty()) continue;
+      const std::vector<std::string> entries = step();
+      if (entries.empty() && number > 10) break;
+      if (entries.empty()) continue;
       std::string line = fmt::format("{:>3} ", number);
-      for (const std::string& lane : lanes) line += fmt::format(" {:<8}", lane);
+      for (const std::string& entry : entries) line += fmt::format(" {:<8}", entry);
       line = fmt::format("{:<50} waiting {}", line, scheduler_->stats().num_waiting);
       for (size_t i = num_ended; i < ends_order_.size(); ++i)
         line += fmt::format("{}{}", i == num_ended ? ", ended " : " ", ends_order_[i]);

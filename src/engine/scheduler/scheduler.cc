@@ -111,7 +111,7 @@ void Scheduler::Impl::check_sequence(const Sequence& s) const {
   ESP_CHECK(s.num_launched <= s.pages.num_pages() * cache.page_size());
   ESP_CHECK(s.num_outputs() <= s.num_samples_launched &&
             s.num_samples_launched <= s.spec.max_new_tokens);
-  ESP_CHECK(in_flight(s) || s.lane_failed || s.num_computed == s.num_launched);
+  ESP_CHECK(in_flight(s) || s.entry_failed || s.num_computed == s.num_launched);
   ESP_CHECK(s.state == SequenceState::kRunning || in_flight(s), "it should have left");
   ESP_CHECK(!s.held || in_flight(s), "it is held for nothing");
 }

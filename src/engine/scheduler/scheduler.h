@@ -5,7 +5,7 @@
 //   executor.launch(N+1); executor.wait(N)
 //   scheduler.commit(batch N, result N, outputs)
 //
-// A sequence that turns out to have ended at N has one lane in N+1 that is thrown away; its pages
+// A sequence that turns out to have ended at N has one entry in N+1 that is thrown away; its pages
 // and slot are given back when N+1 has been committed (reclaimed by step, never while a launched
 // step may still read them).
 #pragma once
@@ -40,7 +40,7 @@ struct SequenceSpec {
   std::shared_ptr<const SamplingSpec> sampling;
   int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
-  bool has_grammar = false;        // its sampled lanes have a mask
+  bool has_grammar = false;        // its sampled entries have a mask
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   std::string cache_namespace;                // sequences of different namespaces share nothing
@@ -75,34 +75,36 @@ class SequenceObserver {
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
 
-  // A hint, a few lanes ahead of a step's results for this sequence: fetch what on_token will need.
+  // A hint, a few entries ahead of a step's results for this sequence: fetch what on_token will
+  // need.
   virtual void on_token_soon(SequenceId) const {}
 
   // Asked after an output token that has not ended the sequence, and (of one with a grammar) when
   // it is added, which may so end before it has run: appends to `forced` the tokens that must
   // follow. They are taken as output at once (on_token for each), and computed together in the
-  // sequence's next lane; what a lane in flight samples for it is dropped. Where the sampling has
-  // return_logprob none of them may end the sequence (those that do by length or as a stop token
-  // are left out here), and their log-probabilities, which on_token does not bring, come later.
+  // sequence's next entry; what an entry in flight samples for it is dropped. Where the sampling
+  // has return_logprob none of them may end the sequence (those that do by length or as a stop
+  // token are left out here), and their log-probabilities, which on_token does not bring, come
+  // later.
   virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
 
-  // Asked by next() of one with a grammar, when it makes the lane of a sample and all tokens before
-  // are known: whether the sample ends it or forces tokens, whichever it is. The lane behind would
-  // be thrown away then, and is not launched.
+  // Asked by next() of one with a grammar, when it makes the entry of a sample and all tokens
+  // before are known: whether the sample ends it or forces tokens, whichever it is. The entry
+  // behind would be thrown away then, and is not launched.
   virtual bool forces_behind_any(SequenceId) { return false; }
 
-  // Asked by next() of one with a grammar, for a lane that samples and before which all tokens are
-  // known: guesses at what follows, at most drafts.tokens_max tokens and drafts.samples_max
+  // Asked by next() of one with a grammar, for an entry that samples and before which all tokens
+  // are known: guesses at what follows, at most drafts.tokens_max tokens and drafts.samples_max
   // samples. What is drawn and forced decides; guesses that hold have been computed by then.
   virtual void on_draft(SequenceId, Drafts&) {}
 
   // Asked by next() of one with a grammar while its next token is being drawn: whether on_draft is
-  // likely to guess what follows it. Its lane then waits for that token.
+  // likely to guess what follows it. Its entry then waits for that token.
   virtual bool drafts_behind_next(SequenceId) { return false; }
 
   // Log-probabilities of the next so many forced tokens, with return_logprob; before the on_token
-  // that follows the forced ones. A lane in flight whose first forced token was not known is asked
-  // for it: its mask must allow that token alone.
+  // that follows the forced ones. An entry in flight whose first forced token was not known is
+  // asked for it: its mask must allow that token alone.
   virtual void on_forced_logprobs(SequenceId, std::vector<TokenLogprobs>&&) {}
 
   // The vector of a sequence whose spec says `pooled`, right before its end.
@@ -137,9 +139,9 @@ Result<FairShare> parse_fair_share(std::string_view name);  // "none", "tenant",
 struct SchedulerConfig {
   int32_t max_running = 0;           // sequences at once = slots
   int32_t max_waiting = 0;           // retracted ones come on top
-  int32_t chunked_prefill_size = 0;  // prompt tokens in one step, over all lanes; 0: no limit
+  int32_t chunked_prefill_size = 0;  // prompt tokens in one step, over all entries; 0: no limit
   int32_t context_length = 0;        // prompt and output together
-  // Steps that hold decode lanes take no more prompt tokens than keep them within this, as learnt
+  // Steps that hold decode entries take no more prompt tokens than keep them within this, as learnt
   // from StepResult::forward_seconds; 0: no bound. Prompts advance in any case.
   double inter_token_seconds_max = 0;
   SchedulePolicy policy = SchedulePolicy::kLpm;
@@ -167,7 +169,7 @@ struct SchedulerConfig {
   bool time_tree_work = false;
   // Draft samples in a step, as Executor::draft_samples_max() has it. 0: nothing is drafted.
   int32_t draft_samples_max = 0;
-  // Tells executors which cached prefixes the decode lanes of a step share.
+  // Tells executors which cached prefixes the decode entries of a step share.
   bool find_shared_prefixes = false;
 
   // Of the output still to come, this share is reserved at admission: starts at init, goes to min
@@ -185,7 +187,7 @@ struct SchedulerStats {
   int64_t num_preemptions = 0;
   double new_token_ratio = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
-  int64_t generated_tokens = 0, steps = 0, lanes = 0;
+  int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
   int64_t drafted_tokens = 0, accepted_drafts = 0;
   double tree_seconds = 0;  // with SchedulerConfig::time_tree_work
@@ -207,7 +209,7 @@ class Scheduler {
   int32_t max_sequence_tokens() const;
 
   // Ends a sequence: at once when it waits, else when the last step launched with it is committed
-  // (it gets no further lanes and no further on_token). Unknown ids are ignored.
+  // (it gets no further entries and no further on_token). Unknown ids are ignored.
   void abort(SequenceId id, FinishReason reason);
 
   // Sends what runs back to the queue, before all that wait; its computed tokens stay in the cache
@@ -216,7 +218,7 @@ class Scheduler {
 
   // Fills `batch` with the next step and true; false when there is
   // nothing to run now: then commit what is uncommitted before calling again (with nothing
-  // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode lanes come
+  // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode entries come
   // first, then prompt chunks within chunked_prefill_size. Cheapest when the same two batch objects
   // come in turn, unchanged: their page tables are then only appended to.
   bool next(ForwardBatch& batch);

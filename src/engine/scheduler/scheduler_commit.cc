@@ -15,20 +15,20 @@ void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result
   ESP_CHECK(batch.step == committed_step + 1 && result.step == batch.step,
             "step {} committed with the result of {}, after {}", batch.step, result.step,
             committed_step);
-  ESP_CHECK(result.lanes.size() == batch.lanes.size());
+  ESP_CHECK(result.entries.size() == batch.entries.size());
   committed_step = batch.step;
   now = clock.now();
-  const size_t num_lanes = batch.lanes.size();
+  const size_t num_entries = batch.entries.size();
   const auto sequence_of = [&](size_t i) {
-    return slots[static_cast<size_t>(batch.lanes[i].slot)];
+    return slots[static_cast<size_t>(batch.entries[i].slot)];
   };
-  for (size_t i = 0; i < num_lanes; ++i) {
-    if (i + kStepsAhead < num_lanes) {
+  for (size_t i = 0; i < num_entries; ++i) {
+    if (i + kStepsAhead < num_entries) {
       sequence_of(i + kStepsAhead)->prefetch_step();
-      observer.on_token_soon(batch.lanes[i + kStepsAhead].sequence);
+      observer.on_token_soon(batch.entries[i + kStepsAhead].sequence);
     }
-    if (i + kEndsAhead < num_lanes) sequence_of(i + kEndsAhead)->prefetch_ends();
-    commit_lane(batch, batch.lanes[i], result.lanes[i]);
+    if (i + kEndsAhead < num_entries) sequence_of(i + kEndsAhead)->prefetch_ends();
+    commit_entry(batch, batch.entries[i], result.entries[i]);
   }
   if (running_changed)
     std::erase_if(running, [](const Sequence* s) { return s->state != SequenceState::kRunning; });
@@ -41,29 +41,29 @@ void Scheduler::Impl::commit(const ForwardBatch& batch, const StepResult& result
 
 void Scheduler::Impl::observe_time(const ForwardBatch& batch, double seconds) {
   int32_t num_prompt_tokens = 0;
-  for (const Lane& lane : batch.lanes)
-    if (lane.num_query_tokens > 1) num_prompt_tokens += lane.num_query_tokens;
+  for (const BatchEntry& entry : batch.entries)
+    if (entry.num_query_tokens > 1) num_prompt_tokens += entry.num_query_tokens;
   step_time.observe(num_prompt_tokens, seconds);
 }
 
-void Scheduler::Impl::commit_lane(const ForwardBatch& batch, const Lane& lane,
-                                  const LaneResult& result) {
-  Sequence& sequence = *slots[static_cast<size_t>(lane.slot)];
+void Scheduler::Impl::commit_entry(const ForwardBatch& batch, const BatchEntry& entry,
+                                   const EntryResult& result) {
+  Sequence& sequence = *slots[static_cast<size_t>(entry.slot)];
   if (sequence.last_step == committed_step) sequence.held = false;
   const bool wanted = sequence.state == SequenceState::kRunning ||
                       (!sequence.finish_told && !sequence.abort_reason);
   if (!result.status.ok()) {
-    sequence.lane_failed = true;
+    sequence.entry_failed = true;
     if (wanted)
       tell_finish(sequence, {.type = FinishReason::Type::kError, .status = result.status});
-  } else if (!sequence.lane_failed) {
-    sequence.num_computed = lane.prefix_len + lane.last_known() + 1;
+  } else if (!sequence.entry_failed) {
+    sequence.num_computed = entry.prefix_len + entry.last_known() + 1;
     if (wanted) {
-      take_input_logprobs(sequence, lane, result);
-      if (lane.prefix_len < sequence.prefill_end) share_prefix(sequence);
-      if (lane.num_drafts > 0) {
-        take_samples(sequence, batch, lane, result);
-      } else if (lane.sample) {
+      take_input_logprobs(sequence, entry, result);
+      if (entry.prefix_len < sequence.prefill_end) share_prefix(sequence);
+      if (entry.num_drafts > 0) {
+        take_samples(sequence, batch, entry, result);
+      } else if (entry.sample) {
         const bool stale = committed_step <= sequence.stale_step;
         if (stale && sequence.spec.sampling->return_logprob)
           observer.on_forced_logprobs(sequence.spec.id, {TokenLogprobs(result.logprobs)});
@@ -71,11 +71,11 @@ void Scheduler::Impl::commit_lane(const ForwardBatch& batch, const Lane& lane,
           take_forced(sequence);
       } else if (sequence.spec.max_new_tokens == 0 &&
                  sequence.num_computed == sequence.prefill_end) {
-        if (lane.pooled_end)
+        if (entry.pooled_end)
           observer.on_pooled(sequence.spec.id, std::vector<float>(result.pooled));
         tell_finish(sequence, {.type = FinishReason::Type::kLength});
       }
-      // Its caller may come back with its answer before the lane in flight is committed.
+      // Its caller may come back with its answer before the entry in flight is committed.
       if (sequence.finish_told && in_flight(sequence)) share_computed(sequence);
     }
     cache.advance(sequence.pages, sequence.num_computed);  // shared first: then it stays cached
@@ -85,16 +85,16 @@ void Scheduler::Impl::commit_lane(const ForwardBatch& batch, const Lane& lane,
 }
 
 // Goes on as long as what is drawn and forced is what was guessed: that is computed by now. What
-// comes first that is not is the next lane's.
-void Scheduler::Impl::take_samples(Sequence& sequence, const ForwardBatch& batch, const Lane& lane,
-                                   const LaneResult& result) {
+// comes first that is not is the next entry's.
+void Scheduler::Impl::take_samples(Sequence& sequence, const ForwardBatch& batch,
+                                   const BatchEntry& entry, const EntryResult& result) {
   const int32_t begin = sequence.num_computed;
   const auto guesses = std::span(batch.token_ids)
-                           .subspan(static_cast<size_t>(lane.query_begin + lane.last_known() + 1),
-                                    static_cast<size_t>(lane.num_drafts));
+                           .subspan(static_cast<size_t>(entry.query_begin + entry.last_known() + 1),
+                                    static_cast<size_t>(entry.num_drafts));
   const auto places = std::span(batch.draft_samples)
-                          .subspan(static_cast<size_t>(lane.draft_samples_begin),
-                                   static_cast<size_t>(lane.num_draft_samples));
+                          .subspan(static_cast<size_t>(entry.draft_samples_begin),
+                                   static_cast<size_t>(entry.num_draft_samples));
   int32_t held = 0;  // guesses, so far
   const auto hold = [&] {
     const std::span<const TokenId> tokens(sequence.tokens);
@@ -114,21 +114,21 @@ void Scheduler::Impl::take_samples(Sequence& sequence, const ForwardBatch& batch
     ++stats.forwards_saved;
   }
   hold();
-  sequence.stats.drafted_tokens += lane.num_drafts;
+  sequence.stats.drafted_tokens += entry.num_drafts;
   sequence.stats.accepted_drafts += held;
-  stats.drafted_tokens += lane.num_drafts;
+  stats.drafted_tokens += entry.num_drafts;
   stats.accepted_drafts += held;
-  // The last token's lane draws what follows it, though its keys and values are there.
+  // The last token's entry draws what follows it, though its keys and values are there.
   sequence.num_computed = std::min(begin + held, sequence.num_tokens() - 1);
   sequence.num_launched = sequence.num_computed;
   sequence.num_samples_launched = sequence.num_outputs();
 }
 
-void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const Lane& lane,
-                                          const LaneResult& result) {
-  if (lane.input_logprob_begin < 0) return;
-  ESP_CHECK(result.input_logprobs.size() == lane.input_logprob_targets.size());
-  const int32_t first = lane.prefix_len + lane.input_logprob_begin + 1;
+void Scheduler::Impl::take_input_logprobs(Sequence& sequence, const BatchEntry& entry,
+                                          const EntryResult& result) {
+  if (entry.input_logprob_begin < 0) return;
+  ESP_CHECK(result.input_logprobs.size() == entry.input_logprob_targets.size());
+  const int32_t first = entry.prefix_len + entry.input_logprob_begin + 1;
   const auto forced_begin =
       result.input_logprobs.begin() +
       std::clamp<std::ptrdiff_t>(sequence.prompt_len - first, 0, std::ssize(result.input_logprobs));
@@ -178,8 +178,8 @@ bool Scheduler::Impl::append_token(Sequence& sequence, TokenId token, TokenLogpr
   return false;
 }
 
-// Where log-probabilities are wanted the last token is sampled, so that its lane gives those of the
-// forced ones before it.
+// Where log-probabilities are wanted the last token is sampled, so that its entry gives those of
+// the forced ones before it.
 void Scheduler::Impl::ask_for_forced(const Sequence& sequence) {
   forced.clear();
   observer.on_forced(sequence.spec.id, forced);
@@ -193,7 +193,7 @@ void Scheduler::Impl::ask_for_forced(const Sequence& sequence) {
   forced.erase(std::find_if(forced.begin(), forced.end(), is_stop), forced.end());
 }
 
-// Before the forced tokens are taken. The lane in flight, if any, gives the first of them.
+// Before the forced tokens are taken. The entry in flight, if any, gives the first of them.
 void Scheduler::Impl::want_forced_logprobs(Sequence& sequence, int32_t num_in_flight) {
   if (!sequence.spec.sampling->return_logprob) return;
   if (sequence.next_logprob >= sequence.logprob_end)
@@ -202,16 +202,17 @@ void Scheduler::Impl::want_forced_logprobs(Sequence& sequence, int32_t num_in_fl
 }
 
 // Jump forward: what must follow is output already, and its keys and values are computed together
-// in the next lane. The lane in flight, whose sample comes too late, has computed the token before.
+// in the next entry. The entry in flight, whose sample comes too late, has computed the token
+// before.
 void Scheduler::Impl::take_forced(Sequence& sequence) {
   ask_for_forced(sequence);
   if (forced.empty()) return;
-  const bool has_lane = in_flight(sequence);
-  const auto saved = static_cast<int32_t>(forced.size()) - (has_lane ? 1 : 0);
+  const bool has_entry = in_flight(sequence);
+  const auto saved = static_cast<int32_t>(forced.size()) - (has_entry ? 1 : 0);
   sequence.stats.forwards_saved += saved;
   stats.forwards_saved += saved;
-  if (has_lane) sequence.stale_step = sequence.last_step;
-  want_forced_logprobs(sequence, has_lane ? 1 : 0);
+  if (has_entry) sequence.stale_step = sequence.last_step;
+  want_forced_logprobs(sequence, has_entry ? 1 : 0);
   for (const TokenId token : forced) {
     ++sequence.stats.forced_tokens;
     ++stats.forced_tokens;
@@ -255,7 +256,7 @@ void Scheduler::Impl::leave(Sequence& sequence) {
   if (sequence.abort_reason && !sequence.finish_told)
     tell_finish(sequence, std::move(*sequence.abort_reason));
   --num_leaving;
-  if (sequence.state == SequenceState::kEnding && !sequence.abort_reason && !sequence.lane_failed)
+  if (sequence.state == SequenceState::kEnding && !sequence.abort_reason && !sequence.entry_failed)
     linger(sequence);
   give_back(sequence);
   if (sequence.state == SequenceState::kRetracting) {
@@ -266,11 +267,11 @@ void Scheduler::Impl::leave(Sequence& sequence) {
   }
 }
 
-// What a lane that is thrown away has computed is kept too, where its token is known.
+// What an entry that is thrown away has computed is kept too, where its token is known.
 void Scheduler::Impl::give_back(Sequence& sequence) {
   const WorkTimer timer(tree_clock());
   const int32_t count = std::min(sequence.num_computed, sequence.num_tokens());
-  if (sequence.lane_failed) {
+  if (sequence.entry_failed) {
     sequence.pages.reset();
   } else {
     cache.finish(std::move(sequence.pages), sequence.first_tokens(count));

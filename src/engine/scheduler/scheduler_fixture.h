@@ -57,20 +57,20 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
     return scheduler_->add(std::move(spec));
   }
 
-  // The lanes of the next step as "ID:PREFIX+QUERY", with "s" where it samples.
+  // The entries of the next step as "ID:PREFIX+QUERY", with "s" where it samples.
   std::vector<std::string> next() {
     ForwardBatch& batch = batches_[num_launched_ % 2];
     if (!scheduler_->next(batch)) return {};
     ++num_launched_;
     executor_->launch(batch);
     for (const SlotInit& init : batch.slot_inits) id_of_slot_[init.slot] = init.sampling->seed;
-    std::vector<std::string> lanes;
-    for (const Lane& lane : batch.lanes)
-      lanes.push_back(std::to_string(id_of_slot_.at(lane.slot)) + ":" +
-                      std::to_string(lane.prefix_len) + "+" +
-                      std::to_string(lane.num_query_tokens) + (lane.sample ? "s" : ""));
+    std::vector<std::string> entries;
+    for (const BatchEntry& entry : batch.entries)
+      entries.push_back(std::to_string(id_of_slot_.at(entry.slot)) + ":" +
+                        std::to_string(entry.prefix_len) + "+" +
+                        std::to_string(entry.num_query_tokens) + (entry.sample ? "s" : ""));
     scheduler_->check_invariants();
-    return lanes;
+    return entries;
   }
   void commit() {
     const ForwardBatch& batch = batches_[num_committed_++ % 2];
@@ -80,9 +80,9 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
     scheduler_->check_invariants();
   }
   std::vector<std::string> step() {
-    std::vector<std::string> lanes = next();
-    if (!lanes.empty()) commit();
-    return lanes;
+    std::vector<std::string> entries = next();
+    if (!entries.empty()) commit();
+    return entries;
   }
   void run() {
     while (!step().empty()) {

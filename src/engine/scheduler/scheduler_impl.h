@@ -77,7 +77,7 @@ class WorkTimer {
 };
 
 // With hundreds running a step's state is more than the nearest caches hold, and each sequence's
-// lies elsewhere: so many lanes ahead it is asked for, and what it points to when it has come.
+// lies elsewhere: so many entries ahead it is asked for, and what it points to when it has come.
 // Measured at 1,024 running; half and twice as many are no better.
 inline constexpr size_t kStepsAhead = 12, kEndsAhead = 6;
 
@@ -97,15 +97,15 @@ struct Scheduler::Impl {
   bool next(ForwardBatch& batch);
   void fill(ForwardBatch& batch);
   void make_room_for_decode();
-  void add_decode_lanes(ForwardBatch& batch);
+  void add_decode_entries(ForwardBatch& batch);
   void find_shared_prefixes(ForwardBatch& batch);
   void add_chunks(ForwardBatch& batch);
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
-  void add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
+  void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   void draft(Sequence& sequence, int32_t num_query_tokens);  // into `drafts`
-  void add_drafts(ForwardBatch& batch, Lane& lane) const;
+  void add_drafts(ForwardBatch& batch, BatchEntry& entry) const;
   bool waits_to_draft(Sequence& sequence);
-  void add_input_logprob_targets(Lane& lane, Sequence& sequence) const;
+  void add_input_logprob_targets(BatchEntry& entry, Sequence& sequence) const;
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence, int32_t num_reserved_pages);
   int32_t prefix_to_wait_for(Sequence& sequence);
@@ -132,10 +132,10 @@ struct Scheduler::Impl {
 
   // scheduler_commit.cc
   void commit(const ForwardBatch& batch, const StepResult& result);
-  void commit_lane(const ForwardBatch& batch, const Lane& lane, const LaneResult& result);
-  void take_samples(Sequence& sequence, const ForwardBatch& batch, const Lane& lane,
-                    const LaneResult& result);
-  void take_input_logprobs(Sequence& sequence, const Lane& lane, const LaneResult& result);
+  void commit_entry(const ForwardBatch& batch, const BatchEntry& entry, const EntryResult& result);
+  void take_samples(Sequence& sequence, const ForwardBatch& batch, const BatchEntry& entry,
+                    const EntryResult& result);
+  void take_input_logprobs(Sequence& sequence, const BatchEntry& entry, const EntryResult& result);
   void share_prefix(Sequence& sequence);
   void share_computed(Sequence& sequence);
   void observe_time(const ForwardBatch& batch, double seconds);
@@ -193,7 +193,7 @@ struct Scheduler::Impl {
   TreeClock tree_time;
   int32_t draft_samples_left = 0;    // that the step being made may still take
   std::vector<TokenId> forced;       // scratch
-  Drafts drafts;                     // of the lane being made
+  Drafts drafts;                     // of the entry being made
   std::vector<Sequence*> departing;  // whose last step is the one being committed
 };
 

@@ -26,26 +26,26 @@ bool Scheduler::Impl::next(ForwardBatch& batch) {
   ESP_CHECK(launched_step - committed_step <= 1, "two batches are uncommitted");
   page_tables.begin(batch);
   batch.slot_inits.clear();
-  batch.lanes.clear();
+  batch.entries.clear();
   batch.token_ids.clear();
   batch.positions.clear();
   batch.draft_samples.clear();
   batch.step = launched_step + 1;
   fill(batch);
   // Nothing in flight and nothing that fits: prompts in pieces hold the whole pool. Fewer will fit.
-  while (batch.lanes.empty() && launched_step == committed_step && running.size() > 1) {
+  while (batch.entries.empty() && launched_step == committed_step && running.size() > 1) {
     retract(least_loss());
     fill(batch);
   }
   page_tables.end(batch);
   if (config.find_shared_prefixes) find_shared_prefixes(batch);
-  if (batch.lanes.empty()) {
+  if (batch.entries.empty()) {
     ESP_CHECK(launched_step > committed_step || sequences.empty(), "nothing can run");
     return false;
   }
   ++launched_step;
   ++stats.steps;
-  stats.lanes += static_cast<int64_t>(batch.lanes.size());
+  stats.entries += static_cast<int64_t>(batch.entries.size());
   return true;
 }
 
@@ -54,8 +54,8 @@ void Scheduler::Impl::fill(ForwardBatch& batch) {
                                                : std::numeric_limits<int32_t>::max();
   draft_samples_left = config.draft_samples_max;
   make_room_for_decode();
-  add_decode_lanes(batch);
-  if (config.inter_token_seconds_max > 0 && !batch.lanes.empty())
+  add_decode_entries(batch);
+  if (config.inter_token_seconds_max > 0 && !batch.entries.empty())
     chunk_left = std::min(chunk_left, step_time.tokens_within(config.inter_token_seconds_max));
   add_chunks(batch);
   if (running.empty() && num_leaving == 0) ratio.reset();
@@ -97,7 +97,7 @@ void Scheduler::Impl::make_room_for_decode() {
     for (size_t i = 0; i < running.size(); ++i) {
       if (i + kStepsAhead < running.size()) running[i + kStepsAhead]->prefetch_step();
       const Sequence& s = *running[i];
-      if (s.wants_decode_lane())
+      if (s.wants_decode_entry())
         pages +=
             std::max(cache.num_pages_for(s.num_launched + s.num_due()) - s.pages.num_pages(), 0);
     }
@@ -117,7 +117,7 @@ void Scheduler::Impl::make_room_for_decode() {
   }
 }
 
-void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
+void Scheduler::Impl::add_decode_entries(ForwardBatch& batch) {
   bool any = false;
   for (size_t i = 0; i < running.size(); ++i) {
     if (i + kStepsAhead < running.size()) running[i + kStepsAhead]->prefetch_step();
@@ -126,7 +126,7 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
       page_tables.prefetch_end(batch, running[i + kEndsAhead]->slot);
     }
     Sequence* const sequence = running[i];
-    if (!sequence->wants_decode_lane() || waits_to_draft(*sequence)) continue;
+    if (!sequence->wants_decode_entry() || waits_to_draft(*sequence)) continue;
     // Forced tokens beyond one count as a prompt's do. Without a page it stands still for this
     // step: some are coming back.
     const auto most =
@@ -135,7 +135,7 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
     if (!grow(*sequence, sequence->num_launched + count)) continue;
     chunk_left -= count - 1;
     draft(*sequence, count);
-    add_lane(batch, *sequence, count);
+    add_entry(batch, *sequence, count);
     any = true;
   }
   if (any) ratio.decay();
@@ -143,9 +143,9 @@ void Scheduler::Impl::add_decode_lanes(ForwardBatch& batch) {
 
 void Scheduler::Impl::find_shared_prefixes(ForwardBatch& batch) {
   shared_prefixes.begin();
-  for (size_t i = 0; i < batch.lanes.size(); ++i)
-    if (batch.lanes[i].num_query_tokens == 1)
-      shared_prefixes.add(cache, slots[static_cast<size_t>(batch.lanes[i].slot)]->pages,
+  for (size_t i = 0; i < batch.entries.size(); ++i)
+    if (batch.entries[i].num_query_tokens == 1)
+      shared_prefixes.add(cache, slots[static_cast<size_t>(batch.entries[i].slot)]->pages,
                           static_cast<int32_t>(i));
   shared_prefixes.fill(batch);
 }
@@ -169,10 +169,10 @@ void Scheduler::Impl::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   ESP_CHECK(grow(sequence, sequence.num_launched + count));
   chunk_left -= count;
   draft(sequence, count);
-  add_lane(batch, sequence, count);
+  add_entry(batch, sequence, count);
 }
 
-// Guesses behind a lane of so many tokens, within what others leave: nobody waits for their sake.
+// Guesses behind an entry of so many tokens, within what others leave: nobody waits for their sake.
 void Scheduler::Impl::draft(Sequence& sequence, int32_t num_query_tokens) {
   drafts.tokens.clear();
   drafts.samples.clear();
@@ -199,7 +199,7 @@ void Scheduler::Impl::draft(Sequence& sequence, int32_t num_query_tokens) {
   draft_samples_left -= static_cast<int32_t>(drafts.samples.size());
 }
 
-// Its lane would be of one token that is being drawn, and nothing could be guessed behind it.
+// Its entry would be of one token that is being drawn, and nothing could be guessed behind it.
 bool Scheduler::Impl::waits_to_draft(Sequence& sequence) {
   if (draft_samples_left == 0 || !sequence.spec.has_grammar || !in_flight(sequence) ||
       sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step ||
@@ -217,7 +217,7 @@ bool Scheduler::Impl::grow(Sequence& sequence, int32_t num_tokens) {
   return cache.grow(sequence.pages, num_tokens);
 }
 
-void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens) {
+void Scheduler::Impl::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens) {
   if (sequence.needs_slot_init) {
     SlotInit init{.slot = sequence.slot, .sampling = sequence.spec.sampling};
     if (init.sampling->has_penalties()) {
@@ -229,64 +229,64 @@ void Scheduler::Impl::add_lane(ForwardBatch& batch, Sequence& sequence, int32_t 
     sequence.needs_slot_init = false;
   }
   const int32_t begin = sequence.num_launched, end = begin + num_query_tokens;
-  Lane& lane = batch.lanes.emplace_back();
-  lane.slot = sequence.slot;
-  lane.num_drafts = static_cast<int32_t>(drafts.tokens.size());
-  lane.num_query_tokens = num_query_tokens + lane.num_drafts;
-  lane.prefix_len = begin;
-  lane.query_begin = batch.num_tokens();
-  lane.num_pages = cache.num_pages_for(end + lane.num_drafts);
-  lane.page_begin = page_tables.place(
+  BatchEntry& entry = batch.entries.emplace_back();
+  entry.slot = sequence.slot;
+  entry.num_drafts = static_cast<int32_t>(drafts.tokens.size());
+  entry.num_query_tokens = num_query_tokens + entry.num_drafts;
+  entry.prefix_len = begin;
+  entry.query_begin = batch.num_tokens();
+  entry.num_pages = cache.num_pages_for(end + entry.num_drafts);
+  entry.page_begin = page_tables.place(
       batch, sequence.slot, sequence.table_version,
-      sequence.pages.table().first(static_cast<size_t>(lane.num_pages)),
-      cache.has_window() ? sequence.pages.window_table().first(static_cast<size_t>(lane.num_pages))
+      sequence.pages.table().first(static_cast<size_t>(entry.num_pages)),
+      cache.has_window() ? sequence.pages.window_table().first(static_cast<size_t>(entry.num_pages))
                          : std::span<const PageId>(),
       sequence.num_pages_max);
-  lane.table_version = sequence.table_version;
-  lane.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
-  lane.sequence = sequence.spec.id;
-  lane.has_mask = lane.sample && sequence.spec.has_grammar;
-  lane.output_index = sequence.num_samples_launched;
+  entry.table_version = sequence.table_version;
+  entry.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
+  entry.sequence = sequence.spec.id;
+  entry.has_mask = entry.sample && sequence.spec.has_grammar;
+  entry.output_index = sequence.num_samples_launched;
   for (int32_t i = begin; i < end; ++i) {
     batch.token_ids.push_back(i < sequence.num_tokens() ? sequence.tokens[static_cast<size_t>(i)]
                                                         : kTokenFromSlot);
     batch.positions.push_back(i);
   }
 
-  add_drafts(batch, lane);
+  add_drafts(batch, entry);
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
-  if (lane.sample) ++sequence.num_samples_launched;
-  if (lane.has_mask && end == sequence.num_tokens())
-    sequence.held = lane.num_drafts > 0 || observer.forces_behind_any(sequence.spec.id);
-  add_input_logprob_targets(lane, sequence);
+  if (entry.sample) ++sequence.num_samples_launched;
+  if (entry.has_mask && end == sequence.num_tokens())
+    sequence.held = entry.num_drafts > 0 || observer.forces_behind_any(sequence.spec.id);
+  add_input_logprob_targets(entry, sequence);
   if (sequence.spec.pooled == PooledTokens::kNone) return;
-  lane.pooled_end = end == sequence.prefill_end;
+  entry.pooled_end = end == sequence.prefill_end;
   if (sequence.spec.pooled == PooledTokens::kAll)
-    lane.pooled_begin = 0;
-  else if (lane.pooled_end)
-    lane.pooled_begin = num_query_tokens - 1;
+    entry.pooled_begin = 0;
+  else if (entry.pooled_end)
+    entry.pooled_begin = num_query_tokens - 1;
 }
 
-void Scheduler::Impl::add_drafts(ForwardBatch& batch, Lane& lane) const {
-  if (lane.num_drafts == 0) return;
-  lane.draft_samples_begin = static_cast<int32_t>(batch.draft_samples.size());
-  lane.num_draft_samples = static_cast<int32_t>(drafts.samples.size());
+void Scheduler::Impl::add_drafts(ForwardBatch& batch, BatchEntry& entry) const {
+  if (entry.num_drafts == 0) return;
+  entry.draft_samples_begin = static_cast<int32_t>(batch.draft_samples.size());
+  entry.num_draft_samples = static_cast<int32_t>(drafts.samples.size());
   batch.draft_samples.insert(batch.draft_samples.end(), drafts.samples.begin(),
                              drafts.samples.end());
   batch.token_ids.insert(batch.token_ids.end(), drafts.tokens.begin(), drafts.tokens.end());
-  for (int32_t i = 0; i < lane.num_drafts; ++i)
+  for (int32_t i = 0; i < entry.num_drafts; ++i)
     batch.positions.push_back(batch.positions.back() + 1);
 }
 
 // The token at position p is judged by the logits of position p - 1.
-void Scheduler::Impl::add_input_logprob_targets(Lane& lane, Sequence& sequence) const {
+void Scheduler::Impl::add_input_logprob_targets(BatchEntry& entry, Sequence& sequence) const {
   const int32_t end = std::min(sequence.num_launched + 1, sequence.logprob_end);
   if (sequence.next_logprob >= end) return;
-  lane.input_logprob_begin = sequence.next_logprob - 1 - lane.prefix_len;
-  lane.input_logprob_targets.assign(sequence.tokens.begin() + sequence.next_logprob,
-                                    sequence.tokens.begin() + end);
+  entry.input_logprob_begin = sequence.next_logprob - 1 - entry.prefix_len;
+  entry.input_logprob_targets.assign(sequence.tokens.begin() + sequence.next_logprob,
+                                     sequence.tokens.begin() + end);
   sequence.next_logprob = end;
 }
 

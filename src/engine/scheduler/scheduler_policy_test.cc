@@ -189,7 +189,7 @@ TEST_F(SchedulerTest, WhoHasPriorityTakesTheirPlaces) {
   EXPECT_THAT(step(), ElementsAre("1:5+1s", "2:5+1s"));  // not so much higher
   priority_ = 3;
   ASSERT_TRUE(add(4, counting(30, 5), 2).ok());
-  EXPECT_THAT(step(), ElementsAre("1:6+1s", "2:6+1s"));  // the lanes were chosen before
+  EXPECT_THAT(step(), ElementsAre("1:6+1s", "2:6+1s"));  // the entries were chosen before
   EXPECT_THAT(step(), ElementsAre("1:7+1s", "4:0+5s"));
   EXPECT_EQ(scheduler_->stats().num_preemptions, 1);
   EXPECT_THAT(step(), ElementsAre("1:8+1s", "4:5+1s"));
@@ -218,12 +218,12 @@ TEST_F(SchedulerTest, MemoryIsTakenFromLowerPriorities) {
   EXPECT_EQ(outputs_[1].size(), 6u);
 }
 
-// A step costs 10 ms and 1 ms for each prompt token; decode lanes shall not wait longer than 60.
+// A step costs 10 ms and 1 ms for each prompt token; decode entries shall not wait longer than 60.
 TEST_F(SchedulerTest, PromptsKeepWithinTheInterTokenBound) {
   seconds_of_ = [](const ForwardBatch& batch) {
     double seconds = 0.010;
-    for (const Lane& lane : batch.lanes)
-      if (lane.num_query_tokens > 1) seconds += 0.001 * lane.num_query_tokens;
+    for (const BatchEntry& entry : batch.entries)
+      if (entry.num_query_tokens > 1) seconds += 0.001 * entry.num_query_tokens;
     return seconds;
   };
   start(3000, {.chunked_prefill_size = 500, .inter_token_seconds_max = 0.060});
@@ -257,7 +257,7 @@ TEST(StepTime, KnowsWhatItHasSeen) {
   EXPECT_EQ(time.tokens_within(0.05), StepTime::kLeast);
 }
 
-// The lane in flight of a sequence that has ended is not committed yet.
+// The entry in flight of a sequence that has ended is not committed yet.
 TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsTold) {
   start(100, {});
   Tokens any_stop;
@@ -272,7 +272,8 @@ TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsTold) {
   turn.push_back(outputs_[1].at(0));
   turn.push_back(7);
   ASSERT_TRUE(add(2, turn, 1).ok());
-  EXPECT_THAT(next(), ElementsAre("2:5+2s"));  // the token itself is computed by the lane in flight
+  EXPECT_THAT(next(),
+              ElementsAre("2:5+2s"));  // the token itself is computed by the entry in flight
   commit();
   commit();
 

@@ -41,7 +41,7 @@ TEST_F(SchedulerTest, ChunksRunBesideDecode) {
   EXPECT_THAT(step(), ElementsAre("1:6+1s"));
 }
 
-TEST_F(SchedulerTest, AnEndThatIsCertainGetsNoLaneAndOthersOneThatIsThrownAway) {
+TEST_F(SchedulerTest, AnEndThatIsCertainGetsNoEntryAndOthersOneThatIsThrownAway) {
   start(100, {});
   ASSERT_TRUE(add(1, counting(0, 3), 2).ok());
   Tokens any_stop;
@@ -58,7 +58,7 @@ TEST_F(SchedulerTest, AnEndThatIsCertainGetsNoLaneAndOthersOneThatIsThrownAway) 
   commit();
   EXPECT_EQ(ends_.at(1).reason.type, FinishReason::Type::kLength);
   EXPECT_EQ(outputs_[2].size(), 1u);
-  // Four of each: the lane that was thrown away has computed the stop token's keys and values.
+  // Four of each: the entry that was thrown away has computed the stop token's keys and values.
   EXPECT_EQ(cache_->sizes().evictable, 8);
   EXPECT_TRUE(scheduler_->idle());
 }
@@ -297,8 +297,8 @@ TEST_F(SchedulerTest, SteadyDecodeAllocatesNothing) {
     ForwardBatch batches[2];
     const auto answer = [&](const ForwardBatch& batch) {
       result.step = batch.step;
-      result.lanes.resize(batch.lanes.size());
-      for (LaneResult& lane : result.lanes) lane.token = 5;
+      result.entries.resize(batch.entries.size());
+      for (EntryResult& entry : result.entries) entry.token = 5;
     };
     ASSERT_TRUE(scheduler_->next(batches[0]));
     for (size_t i = 0; i < 250; ++i) {

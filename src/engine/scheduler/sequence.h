@@ -16,7 +16,7 @@
 namespace espalier {
 
 // waiting -> running -> ending -> gone; running -> retracting -> waiting. An ending or retracting
-// one gets no more lanes and leaves when its last launched step is committed.
+// one gets no more entries and leaves when its last launched step is committed.
 enum class SequenceState : uint8_t { kWaiting, kRunning, kEnding, kRetracting };
 
 // Lowest goes first.
@@ -39,16 +39,16 @@ struct alignas(64) Sequence {
   int32_t prompt_len = 0;
   SequenceState state = SequenceState::kWaiting;
   bool needs_slot_init = false;
-  bool lane_failed = false;
+  bool entry_failed = false;
   bool finish_told = false;
-  bool held = false;  // until its lane in flight is committed: tokens will be forced behind it
+  bool held = false;  // until its entry in flight is committed: tokens will be forced behind it
   SlotId slot = -1;
   int32_t num_pages_max = 0;
   int32_t num_computed = 0;          // tokens whose keys and values committed steps have written
   int32_t num_launched = 0;          // the same, with those in flight
   int32_t num_samples_launched = 0;  // output tokens, with those in flight
   int32_t prefill_end = 0;           // tokens.size() when it was admitted
-  // Positions [next_logprob, logprob_end), of the prompt or forced, still need a lane that gives
+  // Positions [next_logprob, logprob_end), of the prompt or forced, still need an entry that gives
   // their log-probabilities.
   int32_t next_logprob = 0, logprob_end = 0;
   // Moves when entries of its table, not only its length, may have changed.
@@ -90,13 +90,14 @@ struct alignas(64) Sequence {
     return std::span(tokens).first(static_cast<size_t>(count));
   }
 
-  // A decode lane is due unless its end by length is certain already.
-  bool wants_decode_lane() const {
+  // A decode entry is due unless its end by length is certain already.
+  bool wants_decode_entry() const {
     return state == SequenceState::kRunning && !held && !prefilling() &&
            num_samples_launched < spec.max_new_tokens;
   }
 
-  // Of its next decode lane: the last token's, and those of forced ones that none has computed yet.
+  // Of its next decode entry: the last token's, and those of forced ones that none has computed
+  // yet.
   int32_t num_due() const { return std::max(1, num_tokens() - num_launched); }
 
   // Ahead of a step's work on it, in two turns: what it holds, then what that points to.

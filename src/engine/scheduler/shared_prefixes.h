@@ -1,4 +1,4 @@
-// Which cached prefixes the decode lanes of a step share, from the radix tree's nodes that their
+// Which cached prefixes the decode entries of a step share, from the radix tree's nodes that their
 // sequences hold.
 #pragma once
 
@@ -10,24 +10,24 @@
 
 namespace espalier {
 
-// Not thread-safe. Costs a few reads for each lane and level; allocates nothing once it has seen as
-// many lanes and nodes.
+// Not thread-safe. Costs a few reads for each entry and level; allocates nothing once it has seen
+// as many entries and nodes.
 class SharedPrefixes {
  public:
-  // begin(), add() for each lane of one token, then fill() writes the batch's shared_prefixes and
-  // shared_lanes.
+  // begin(), add() for each entry of one token, then fill() writes the batch's shared_prefixes and
+  // shared_entries.
   void begin();
-  void add(const PrefixCache& cache, const SequencePages& pages, int32_t lane);
+  void add(const PrefixCache& cache, const SequencePages& pages, int32_t entry);
   void fill(ForwardBatch& batch);
 
  private:
   struct Mark {  // of a node, by its number
     uint64_t round = 0;
-    int32_t num_lanes = 0;
+    int32_t num_entries = 0;
     int32_t prefix = -1;  // its index in the batch, once it has one
   };
   struct Member {
-    int32_t lane = 0;
+    int32_t entry = 0;
     size_t first_node = 0, end_node = 0;  // in nodes_
     int32_t deepest = -1;                 // of its shared prefixes
   };

@@ -343,21 +343,21 @@ class Simulation final : public SequenceObserver {
     scheduler_->commit(batch, executor_->wait(batch.step));
   }
 
-  // Decode lanes first; prompt tokens, and forced ones beyond the first, within the limit of a
+  // Decode entries first; prompt tokens, and forced ones beyond the first, within the limit of a
   // step.
   void check_batch(const ForwardBatch& batch) {
     int32_t num_limited_tokens = 0;
     bool chunks = false;
-    ASSERT_LE(batch.lanes.size(), static_cast<size_t>(config_.max_running));
-    for (const Lane& lane : batch.lanes) {
-      const bool decode = batch.token_ids[static_cast<size_t>(lane.query_begin)] == kTokenFromSlot;
-      const Client& client = *clients_.at(lane.sequence);
+    ASSERT_LE(batch.entries.size(), static_cast<size_t>(config_.max_running));
+    for (const BatchEntry& entry : batch.entries) {
+      const bool decode = batch.token_ids[static_cast<size_t>(entry.query_begin)] == kTokenFromSlot;
+      const Client& client = *clients_.at(entry.sequence);
       const auto prompt_len = static_cast<int32_t>(client.spec.prompt_ids.size());
-      const bool may_be_forced = client.jumps && lane.prefix_len >= prompt_len;
+      const bool may_be_forced = client.jumps && entry.prefix_len >= prompt_len;
       ASSERT_FALSE(decode && chunks);
-      chunks |= lane.num_query_tokens > 1 && !may_be_forced;
-      if (lane.num_query_tokens > 1)
-        num_limited_tokens += lane.num_query_tokens - (may_be_forced ? 1 : 0);
+      chunks |= entry.num_query_tokens > 1 && !may_be_forced;
+      if (entry.num_query_tokens > 1)
+        num_limited_tokens += entry.num_query_tokens - (may_be_forced ? 1 : 0);
     }
     if (config_.chunked_prefill_size > 0) {
       ASSERT_LE(num_limited_tokens, config_.chunked_prefill_size);
@@ -472,7 +472,7 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   const Tally tally = run_seeds(1, num_seeds + 1, num_threads);
   std::printf(
       "%lld seeds (%lld with a sliding window) on %llu threads: %lld sequences, %lld faults "
-      "(%lld aborts, %lld failing lanes, %lld refusals, %lld retractions, %lld of them "
+      "(%lld aborts, %lld failing entries, %lld refusals, %lld retractions, %lld of them "
       "preemptions), %lld lost\n",
       static_cast<long long>(tally.seeds), static_cast<long long>(tally.windows),
       static_cast<unsigned long long>(num_threads), static_cast<long long>(tally.sequences),

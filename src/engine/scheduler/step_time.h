@@ -1,6 +1,6 @@
-// How long a step takes, learnt from those that were: a base for its decode lanes and so much for
-// each prompt token. From this comes how many prompt tokens a step may take beside decode lanes, so
-// that these do not wait longer than they may.
+// How long a step takes, learnt from those that were: a base for its decode entries and so much for
+// each prompt token. From this comes how many prompt tokens a step may take beside decode entries,
+// so that these do not wait longer than they may.
 #pragma once
 
 #include <algorithm>

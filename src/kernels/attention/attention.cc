@@ -9,13 +9,13 @@
 namespace espalier::kernels {
 namespace {
 
-// One piece of work: a few tokens of a lane under a few key/value heads, over their whole context,
-// or over one split of it.
+// One piece of work: a few tokens of an entry under a few key/value heads, over their whole
+// context, or over one split of it.
 struct Piece {
-  int32_t lane;
+  int32_t entry;
   int32_t kv_head;  // the first of them
   int32_t kv_heads;
-  int32_t token;  // within the lane
+  int32_t token;  // within the entry
   int32_t tokens;
   int64_t begin, end;  // positions
   int64_t state;       // floats into the states of split pieces; -1: whole
@@ -23,7 +23,7 @@ struct Piece {
 
 // Rows of split queries, to be combined when their parts are done.
 struct Split {
-  int32_t lane;
+  int32_t entry;
   int32_t kv_head;
   int32_t kv_heads;
   int32_t token;
@@ -44,9 +44,9 @@ class Plan {
         tile_tokens_(std::max<int64_t>(1, kAttentionTileRows / group_)),
         state_floats_(backend.table().attention_state(args.kv->head_dim)),
         pieces_wanted_(4 * backend.pool().num_threads()) {
-    for (const Lane& lane : args.lanes) {
-      const int64_t tiles = (lane.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
-      const int64_t context = lane.prefix_len + lane.num_query_tokens;
+    for (const BatchEntry& entry : args.entries) {
+      const int64_t tiles = (entry.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
+      const int64_t context = entry.prefix_len + entry.num_query_tokens;
       tiles_and_parts_ += tiles > 1 ? tiles : (context - 1) / kAttentionSplit + 1;
     }
   }
@@ -58,15 +58,15 @@ class Plan {
   template <typename PieceFn, typename SplitFn>
   void each(const PieceFn& piece, const SplitFn& split) const {
     int64_t state = 0;
-    for (size_t index = 0; index < args_.lanes.size(); ++index) {
-      const Lane& lane = args_.lanes[index];
+    for (size_t index = 0; index < args_.entries.size(); ++index) {
+      const BatchEntry& entry = args_.entries[index];
       // The last tokens first: they have the longest contexts, and long pieces begun late keep
       // everyone waiting.
-      const int64_t tiles = (lane.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
+      const int64_t tiles = (entry.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
       for (int64_t tile = tiles - 1; tile >= 0; --tile) {
         const int64_t token = tile * tile_tokens_;
         const int32_t step =
-            heads_at_once(std::min<int64_t>(tile_tokens_, lane.num_query_tokens - token));
+            heads_at_once(std::min<int64_t>(tile_tokens_, entry.num_query_tokens - token));
         for (int32_t kv_head = 0; kv_head < args_.kv->num_kv_heads; kv_head += step) {
           const int32_t kv_heads = std::min(step, args_.kv->num_kv_heads - kv_head);
           cut_tile(static_cast<int32_t>(index), kv_head, kv_heads, token, tiles == 1, piece, split,
@@ -89,9 +89,9 @@ class Plan {
   template <typename PieceFn, typename SplitFn>
   void cut_tile(int32_t index, int32_t kv_head, int32_t kv_heads, int64_t token, bool may_split,
                 const PieceFn& piece, const SplitFn& split, int64_t& state) const {
-    const Lane& lane = args_.lanes[static_cast<size_t>(index)];
-    const int64_t tokens = std::min<int64_t>(tile_tokens_, lane.num_query_tokens - token);
-    const int64_t first = lane.prefix_len + token;
+    const BatchEntry& entry = args_.entries[static_cast<size_t>(index)];
+    const int64_t tokens = std::min<int64_t>(tile_tokens_, entry.num_query_tokens - token);
+    const int64_t first = entry.prefix_len + token;
     const int64_t end = first + tokens;
     const int64_t seen =
         args_.sliding_window > 0 ? std::max<int64_t>(0, first - args_.sliding_window + 1) : 0;
@@ -126,7 +126,7 @@ class Plan {
   const int64_t tile_tokens_;
   const int64_t state_floats_;
   const int64_t pieces_wanted_;
-  int64_t tiles_and_parts_ = 0;  // of all lanes, under one key/value head
+  int64_t tiles_and_parts_ = 0;  // of all entries, under one key/value head
 };
 
 // The backend's scratch, cut into the plan's lists, the states of split pieces and each thread's
@@ -173,8 +173,8 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
                       const Piece& piece) {
   const KvView& kv = *args.kv;
   const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
-  const Lane& lane = args.lanes[static_cast<size_t>(piece.lane)];
-  const int64_t token = lane.query_begin + piece.token;
+  const BatchEntry& entry = args.entries[static_cast<size_t>(piece.entry)];
+  const int64_t token = entry.query_begin + piece.token;
   const int64_t head = piece.kv_head * plan.group() * kv.head_dim;
   const int64_t plane_bytes =
       piece.kv_head * kv.head_stride * (kv.type == KvType::kFloat32 ? 4 : 2);
@@ -187,13 +187,13 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .tokens = piece.tokens,
       .group = plan.group(),
       .head_dim = kv.head_dim,
-      .first_position = lane.prefix_len + piece.token,
+      .first_position = entry.prefix_len + piece.token,
       .begin = piece.begin,
       .end = piece.end,
       .k = static_cast<const std::byte*>(layer.k) + plane_bytes,
       .v = static_cast<const std::byte*>(layer.v) + plane_bytes,
       .bf16 = kv.type == KvType::kBFloat16,
-      .page_table = args.page_tables.data() + lane.page_begin,
+      .page_table = args.page_tables.data() + entry.page_begin,
       .page_size = kv.page_size,
       .page_stride = kv.page_stride,
       .token_stride = kv.token_stride,
@@ -210,10 +210,10 @@ void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
              const Workspace& space, const Split& split) {
   const int64_t dim = args.kv->head_dim;
   const int64_t state_floats = backend.table().attention_state(dim);
-  const Lane& lane = args.lanes[static_cast<size_t>(split.lane)];
+  const BatchEntry& entry = args.entries[static_cast<size_t>(split.entry)];
   const int64_t head_rows = split.tokens * plan.group(), rows = split.kv_heads * head_rows;
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = lane.query_begin + split.token + row % head_rows / plan.group();
+    const int64_t token = entry.query_begin + split.token + row % head_rows / plan.group();
     const int64_t head = (split.kv_head + row / head_rows) * plan.group() + row % plan.group();
     backend.table().attention_combine(space.states + split.state + row * state_floats,
                                       rows * state_floats, split.parts, dim,

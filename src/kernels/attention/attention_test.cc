@@ -78,7 +78,7 @@ class AttentionTest : public test::EachIsa {
     return s;
   }
 
-  // Which tokens of which sequence a lane runs.
+  // Which tokens of which sequence an entry runs.
   struct Part {
     const Sequence* sequence;
     int32_t begin, end;
@@ -87,7 +87,7 @@ class AttentionTest : public test::EachIsa {
   // Runs the parts as one step; returns [tokens of all parts, heads, head_dim].
   std::vector<float> step(CpuBackend& backend, const Cache& cache, const Heads& h,
                           const std::vector<Part>& parts, AttentionArgs args, bool slow = false) {
-    std::vector<Lane> lanes;
+    std::vector<BatchEntry> entries;
     std::vector<PageId> tables;
     std::vector<float> q, k, v;
     int32_t tokens = 0;
@@ -96,15 +96,15 @@ class AttentionTest : public test::EachIsa {
       to.insert(to.end(), from.begin() + begin * width, from.begin() + end * width);
     };
     for (const Part& part : parts) {
-      Lane lane;
-      lane.num_query_tokens = part.end - part.begin;
-      lane.prefix_len = part.begin;
-      lane.query_begin = tokens;
-      lane.page_begin = static_cast<int32_t>(tables.size());
-      lane.num_pages = (part.end + cache.view().page_size - 1) / cache.view().page_size;
+      BatchEntry entry;
+      entry.num_query_tokens = part.end - part.begin;
+      entry.prefix_len = part.begin;
+      entry.query_begin = tokens;
+      entry.page_begin = static_cast<int32_t>(tables.size());
+      entry.num_pages = (part.end + cache.view().page_size - 1) / cache.view().page_size;
       tables.insert(tables.end(), part.sequence->pages.begin(),
-                    part.sequence->pages.begin() + lane.num_pages);
-      lanes.push_back(lane);
+                    part.sequence->pages.begin() + entry.num_pages);
+      entries.push_back(entry);
       take(q, part.sequence->q, part.begin, part.end, h.heads * h.head_dim);
       take(k, part.sequence->k, part.begin, part.end, h.kv_heads * h.head_dim);
       take(v, part.sequence->v, part.begin, part.end, h.kv_heads * h.head_dim);
@@ -115,7 +115,7 @@ class AttentionTest : public test::EachIsa {
                .k_stride = h.kv_heads * h.head_dim,
                .v = cache.view().layers[0].k == cache.view().layers[0].v ? nullptr : v.data(),
                .v_stride = h.kv_heads * h.head_dim,
-               .lanes = lanes,
+               .entries = entries,
                .page_tables = tables,
                .kv = &cache.view(),
                .layer = 0});
@@ -124,7 +124,7 @@ class AttentionTest : public test::EachIsa {
     args.q_stride = args.out_stride = h.heads * h.head_dim;
     args.out = out.data();
     args.heads = h.heads;
-    args.lanes = lanes;
+    args.entries = entries;
     args.page_tables = tables;
     args.kv = &cache.view();
     args.layer = 0;

@@ -63,17 +63,17 @@ bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
          (shape.head_dim == 64 || shape.head_dim == 128);
 }
 
-// Beyond a window most of what lanes share is not seen.
-Result<bool> shares_runs(const AttentionShape& shape) {
+// Beyond a window most of what entries share is not seen.
+Result<bool> shares_segments(const AttentionShape& shape) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   return shape.fixed_split == 0 && shape.sliding_window == 0 && hopper_shape(shape, traits);
 }
 
-int32_t fixed_split(const AttentionShape& shape, int32_t max_lanes, int32_t max_context) {
+int32_t fixed_split(const AttentionShape& shape, int32_t max_entries, int32_t max_context) {
   constexpr int64_t kMostBytes = int64_t{2} << 30;
   int32_t split = 512;
   const auto bytes = [&] {
-    return int64_t{max_lanes} * shape.num_heads * ((max_context + split - 1) / split) *
+    return int64_t{max_entries} * shape.num_heads * ((max_context + split - 1) / split) *
            (shape.head_dim + 2) * 4;
   };
   while (split < max_context && bytes() > kMostBytes) split *= 2;
@@ -91,35 +91,35 @@ int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
   return traits.num_multiprocessors * (shape.head_dim > 128 ? 1 : 2);
 }
 
-Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t max_lanes,
+Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t max_entries,
                                          int32_t /*max_tokens*/) {
   ESP_RETURN_IF_ERROR(check(shape));
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  const size_t bytes = plan_view(shape, max_lanes, traits, nullptr).bytes;
+  const size_t bytes = plan_view(shape, max_entries, traits, nullptr).bytes;
   return latent_shape(shape, traits) ? std::max(bytes, latent_workspace_bytes(traits)) : bytes;
 }
 
 Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check(args));
-  if (args.lanes.num_lanes == 0 || args.lanes.num_tokens == 0) return {};
+  if (args.entries.num_entries == 0 || args.entries.num_tokens == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   if (latent_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
       args.sinks == nullptr && args.workspace_bytes >= latent_workspace_bytes(traits))
     return attention_latent(args, traits, launch);
   if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
   const int blocks = split_blocks(args.shape, traits);
-  const PlanView plan = plan_view(args.shape, args.lanes.num_lanes, traits, args.workspace);
+  const PlanView plan = plan_view(args.shape, args.entries.num_entries, traits, args.workspace);
   if (args.workspace_bytes < plan.bytes)
-    return invalid_argument("attention: the workspace has {} bytes, but {} lanes need {}",
-                            args.workspace_bytes, args.lanes.num_lanes, plan.bytes);
+    return invalid_argument("attention: the workspace has {} bytes, but {} entries need {}",
+                            args.workspace_bytes, args.entries.num_entries, plan.bytes);
   if (args.shape.fixed_split > 0)
     return attention_fixed(args, plan, traits.num_multiprocessors, launch);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  if (args.lanes.max_query_tokens * group > kSplitRows)
+  if (args.entries.max_query_tokens * group > kSplitRows)
     ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits)
                             ? attention_hopper(args, plan, traits.num_multiprocessors, launch)
                             : attention_tiles(args, plan, launch));
-  if (plan.lane_runs != nullptr && args.lanes.shared.runs != nullptr)
+  if (plan.entry_segments != nullptr && args.entries.shared.segments != nullptr)
     ESP_RETURN_IF_ERROR(attention_shared(args, plan, launch));
   return attention_split(args, plan, blocks, launch);
 }

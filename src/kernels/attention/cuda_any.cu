@@ -15,14 +15,14 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
   __shared__ float largest[kWarps], sums[kWarps];
   release_next();
   wait_for_previous();
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
-  if (token >= lanes.query_begin[lanes.num_lanes]) return;
-  const int lane = lane_with(lanes.query_begin, lanes.num_lanes, token);
-  const int last = lanes.prefix_len[lane] + token - lanes.query_begin[lane];
+  if (token >= entries.query_begin[entries.num_entries]) return;
+  const int entry = entry_with(entries.query_begin, entries.num_entries, token);
+  const int last = entries.prefix_len[entry] + token - entries.query_begin[entry];
   const int window = args.shape.sliding_window;
   const int first = window > 0 ? max(0, last - window + 1) : 0;
-  const int32_t* pages = lanes.page_tables + lanes.page_begin[lane];
+  const int32_t* pages = entries.page_tables + entries.page_begin[entry];
   const int kv_head = head / (args.shape.num_heads / args.shape.num_kv_heads);
   const int dim = args.shape.head_dim;
   const int warp = static_cast<int>(threadIdx.x) / 32, thread = static_cast<int>(threadIdx.x) % 32;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
 }  // namespace
 
 Status attention_any(const AttentionArgs& args, const LaunchOptions& launch) {
-  const dim3 grid(static_cast<unsigned>(args.lanes.num_tokens),
+  const dim3 grid(static_cast<unsigned>(args.entries.num_tokens),
                   static_cast<unsigned>(args.shape.num_heads));
   constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
   const bool usual = args.shape.head_dim <= 32 * kUsual;

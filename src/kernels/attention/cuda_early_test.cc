@@ -1,5 +1,5 @@
 // Decode steps whose kernels start early against the same with each kernel behind the other: new
-// keys appended, attention over the pages, step after step, lanes and plans changing. Where
+// keys appended, attention over the pages, step after step, entries and plans changing. Where
 // attention asks for its cached keys before it waits, the bits are the same.
 #include <algorithm>
 #include <cmath>
@@ -24,11 +24,11 @@ constexpr int kSteps = 12, kLayers = 3;
 
 class CudaEarlyAttention : public test::OnDevice {
  protected:
-  // One step's lanes on the device.
+  // One step's entries on the device.
   struct Step {
-    std::vector<int32_t> sequences;  // of each lane
+    std::vector<int32_t> sequences;  // of each entry
     DeviceArray<int32_t> query_begin, prefix_len, page_begin, runs, members, places, own_begin;
-    DeviceArray<cuda::SharedRun> run;
+    DeviceArray<cuda::SharedSegment> run;
   };
 
   struct Model {
@@ -38,7 +38,7 @@ class CudaEarlyAttention : public test::OnDevice {
     int64_t plane = 0;  // elements of a layer's keys, and of its values
     std::vector<Step> steps;
     DeviceArray<int32_t> page_tables;
-    DeviceArray<BFloat16> q, new_rows;  // [steps][layers][lanes][...], random
+    DeviceArray<BFloat16> q, new_rows;  // [steps][layers][entries][...], random
   };
 
   // Sequences come and go from step to step; whoever is in a step gets a token longer.
@@ -85,16 +85,16 @@ class CudaEarlyAttention : public test::OnDevice {
       prefixes.push_back(lengths[static_cast<size_t>(s)]++);
       page_begins.push_back(s * max_pages);
     }
-    const size_t lanes = sequences.size();
-    std::vector<int32_t> members(lanes), places(lanes * 2 * cuda::kRunsOfLane, -1);
+    const size_t entries = sequences.size();
+    std::vector<int32_t> members(entries), places(entries * 2 * cuda::kSegmentsPerEntry, -1);
     std::iota(members.begin(), members.end(), 0);
-    for (size_t i = 0; i < lanes; ++i) {
-      places[i * 2 * cuda::kRunsOfLane] = 0;
-      places[i * 2 * cuda::kRunsOfLane + 1] = static_cast<int32_t>(i);
+    for (size_t i = 0; i < entries; ++i) {
+      places[i * 2 * cuda::kSegmentsPerEntry] = 0;
+      places[i * 2 * cuda::kSegmentsPerEntry + 1] = static_cast<int32_t>(i);
     }
-    const std::vector<cuda::SharedRun> run{{.end = shape.shared,
-                                            .page_begin = page_begins[0],
-                                            .num_members = static_cast<int32_t>(lanes)}};
+    const std::vector<cuda::SharedSegment> run{{.end = shape.shared,
+                                                .page_begin = page_begins[0],
+                                                .num_members = static_cast<int32_t>(entries)}};
     return {sequences,
             DeviceArray<int32_t>(begins),
             DeviceArray<int32_t>(prefixes),
@@ -102,19 +102,19 @@ class CudaEarlyAttention : public test::OnDevice {
             DeviceArray<int32_t>(std::vector<int32_t>{1}),
             DeviceArray<int32_t>(members),
             DeviceArray<int32_t>(places),
-            DeviceArray<int32_t>(std::vector<int32_t>(lanes, shape.shared)),
-            DeviceArray<cuda::SharedRun>(run)};
+            DeviceArray<int32_t>(std::vector<int32_t>(entries, shape.shared)),
+            DeviceArray<cuda::SharedSegment>(run)};
   }
 
-  static cuda::LaneArrays lanes_of(const Model& m, const Step& step) {
-    const auto lanes = static_cast<int32_t>(step.sequences.size());
-    cuda::LaneArrays arrays{.query_begin = step.query_begin.get(),
-                            .prefix_len = step.prefix_len.get(),
-                            .page_begin = step.page_begin.get(),
-                            .page_tables = m.page_tables.get(),
-                            .num_lanes = lanes,
-                            .num_tokens = lanes,
-                            .max_query_tokens = 1};
+  static cuda::EntryArrays entries_of(const Model& m, const Step& step) {
+    const auto entries = static_cast<int32_t>(step.sequences.size());
+    cuda::EntryArrays arrays{.query_begin = step.query_begin.get(),
+                             .prefix_len = step.prefix_len.get(),
+                             .page_begin = step.page_begin.get(),
+                             .page_tables = m.page_tables.get(),
+                             .num_entries = entries,
+                             .num_tokens = entries,
+                             .max_query_tokens = 1};
     if (m.shape.shared > 0)
       arrays.shared = {step.runs.get(), step.run.get(), step.members.get(), step.places.get(),
                        step.own_begin.get()};
@@ -140,13 +140,13 @@ class CudaEarlyAttention : public test::OnDevice {
     DeviceArray<BFloat16> out(m.q.size());
     cudaMemset(out.get(), 0, out.size() * 2);
     const auto must = [](const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); };
-    const cuda::LaunchOptions overlap{.overlap = early};
+    const cuda::LaunchOptions overlap{.pdl = early};
     for (size_t at = 0; at < m.steps.size(); ++at) {
-      const cuda::LaneArrays lanes = lanes_of(m, m.steps[at]);
-      must(cuda::attention_plan(planned, lanes, workspace.get(), *bytes, overlap));
+      const cuda::EntryArrays entries = entries_of(m, m.steps[at]);
+      must(cuda::attention_plan(planned, entries, workspace.get(), *bytes, overlap));
       // Behind the plan's end, as AttentionArgs::cached_early wants it.
       must(cuda::token_rows(
-          {.lanes = lanes, .page_size = shape.page_size, .kv_rows = kv_rows.get()}, {}));
+          {.entries = entries, .page_size = shape.page_size, .kv_rows = kv_rows.get()}, {}));
       for (int layer = 0; layer < kLayers; ++layer) {
         const int64_t row = (static_cast<int64_t>(at) * kLayers + layer) * num;
         const BFloat16* new_rows = m.new_rows.get() + row * 2 * m.width;
@@ -163,12 +163,12 @@ class CudaEarlyAttention : public test::OnDevice {
                                    .k_stride = 2 * m.width,
                                    .v = new_rows + m.width,
                                    .v_stride = 2 * m.width,
-                                   .tokens = lanes.num_tokens,
+                                   .tokens = entries.num_tokens,
                                    .kv = kv,
                                    .kv_rows = kv_rows.get()},
                                   overlap));
         must(cuda::attention({.shape = planned,
-                              .lanes = lanes,
+                              .entries = entries,
                               .kv = kv,
                               .q = m.q.get() + row * q_width,
                               .q_stride = q_width,
@@ -205,7 +205,7 @@ TEST_F(CudaEarlyAttention, CachedKeysAreThoseOfTheStepsBefore) {
         {900, 3, 64, 500, 130, 79, 80});
 }
 
-TEST_F(CudaEarlyAttention, CachedKeysThatLanesShareToo) {
+TEST_F(CudaEarlyAttention, CachedKeysThatEntriesShareToo) {
   for (const int dim : {64, 128})
     check({.dim = dim, .kv_heads = 2, .group = 4, .page_size = 1, .shared = 600},
           {600, 601, 640, 700, 731, 732, 733, 900, 1000});

@@ -178,23 +178,23 @@ struct OneShared {
 
 // One split of one kv head of a lane of one token.
 struct Part {
-  int lane, kv_head, splits, first_unit, query, last;  // first_unit: of this head's splits
-  int begin, end;                                      // positions; begin at a whole step
+  int entry, kv_head, splits, first_unit, query, last;  // first_unit: of this head's splits
+  int begin, end;                                       // positions; begin at a whole step
 };
 
 __device__ Part part_of(const AttentionArgs& args, const PlanView& plan, int unit) {
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int heads = args.shape.num_kv_heads, split = args.shape.fixed_split;
   Part p;
-  p.lane = lane_with(plan.unit_begin, lanes.num_lanes, unit);
-  const int lane_unit = plan.unit_begin[p.lane];
-  p.kv_head = (unit - lane_unit) % heads;
-  p.splits = (plan.unit_begin[p.lane + 1] - lane_unit) / heads;
-  p.first_unit = lane_unit + p.kv_head;
-  p.query = lanes.query_begin[p.lane];
-  p.last = lanes.prefix_len[p.lane];
+  p.entry = entry_with(plan.unit_begin, entries.num_entries, unit);
+  const int entry_unit = plan.unit_begin[p.entry];
+  p.kv_head = (unit - entry_unit) % heads;
+  p.splits = (plan.unit_begin[p.entry + 1] - entry_unit) / heads;
+  p.first_unit = entry_unit + p.kv_head;
+  p.query = entries.query_begin[p.entry];
+  p.last = entries.prefix_len[p.entry];
   const int seen = first_seen(p.last, args.shape.sliding_window);
-  const int index = seen / split + (unit - lane_unit) / heads;
+  const int index = seen / split + (unit - entry_unit) / heads;
   p.begin = max(index * split, seen);
   p.end = min((index + 1) * split, p.last + 1);
   return p;
@@ -205,7 +205,7 @@ __device__ void walk(const AttentionArgs& args, const Part& p, OneShared<DIM>& s
                      const uint32_t (&q)[DIM / 16][4], const Sight& sight, Rows<DIM>& rows) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int steps = (p.end - p.begin + kStep - 1) / kStep;
-  const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[p.lane];
+  const int32_t* pages = args.entries.page_tables + args.entries.page_begin[p.entry];
   const auto position_of = [&](int i) {  // that this thread looks up
     return min(p.begin + i * kStep + lane % kStep, p.end - 1);
   };
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kOneWarps<DIM> * 32)
     __syncwarp();
     int last = 0;
     if (lane == 0) {
-      int32_t* arrived = plan.arrived + p.lane * heads + p.kv_head;
+      int32_t* arrived = plan.arrived + p.entry * heads + p.kv_head;
       last = atomicAdd(arrived, 1) == p.splits - 1 ? 1 : 0;
       if (last != 0) *arrived = 0;  // for the next launch
     }
@@ -386,18 +386,18 @@ __global__ void __launch_bounds__(Tiles<DIM>::kThreads)
   // The last tiles of a lane have the most keys: first come, first served.
   const int index = plan.header->num_tiles - 1 - static_cast<int>(blockIdx.y);
   if (index < 0) return;
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int kv_head = static_cast<int>(blockIdx.x);
-  const int in_batch = lane_with(plan.tile_begin, lanes.num_lanes, index);
+  const int in_batch = entry_with(plan.tile_begin, entries.num_entries, index);
   const int skipped = (index - plan.tile_begin[in_batch]) * (kTileRows / group);
-  const int query_begin = lanes.query_begin[in_batch] + skipped;
-  const int tokens = min(kTileRows / group, lanes.query_begin[in_batch + 1] - query_begin);
-  const int first_position = lanes.prefix_len[in_batch] + skipped;
+  const int query_begin = entries.query_begin[in_batch] + skipped;
+  const int tokens = min(kTileRows / group, entries.query_begin[in_batch + 1] - query_begin);
+  const int first_position = entries.prefix_len[in_batch] + skipped;
   const int key_begin = first_seen(first_position, args.shape.sliding_window);
   const int key_end = first_position + tokens, rows = tokens * group;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t* pages = lanes.page_tables + lanes.page_begin[in_batch];
+  const int32_t* pages = entries.page_tables + entries.page_begin[in_batch];
 
   const int blocks = (key_end - key_begin + L::kKeys - 1) / L::kKeys;
   const auto position_of = [&](int block) {  // that this thread looks up
@@ -483,8 +483,8 @@ template <int DIM>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  if (args.lanes.max_query_tokens > 1) {
-    const int tiles = args.lanes.num_tokens / tokens_per_tile(group) + args.lanes.num_lanes;
+  if (args.entries.max_query_tokens > 1) {
+    const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
     constexpr size_t kBytes = sizeof(typename Tiles<DIM>::Shared);
     ESP_RETURN_IF_ERROR(allow_shared("attention", tiles_kernel<DIM>, kBytes));
     ESP_RETURN_IF_ERROR(launch_kernel(

@@ -40,11 +40,11 @@ namespace espalier::kernels::cuda {
 namespace {
 
 struct Tile {
-  int lane, kv_head, tokens, query_begin;  // of this tile
-  int first_position;                      // of its first token
+  int entry, kv_head, tokens, query_begin;  // of this tile
+  int first_position;                       // of its first token
   int key_begin, key_end;
-  int blocks;                // 0: there are no more tiles
-  int lane_begin, new_from;  // of the lane: its first token, and that token's position
+  int blocks;                 // 0: there are no more tiles
+  int entry_begin, new_from;  // of the lane: its first token, and that token's position
 };
 
 // Tiles are known for as long as somebody may still read them: the one that is multiplied, and
@@ -61,16 +61,16 @@ struct Shared {
 };
 
 __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int index, int kv_head) {
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int per_tile = kTileRows / (args.shape.num_heads / args.shape.num_kv_heads);
   Tile t;
   t.kv_head = kv_head;
-  t.lane = lane_with(plan.tile_begin, lanes.num_lanes, index);
-  const int skipped = (index - plan.tile_begin[t.lane]) * per_tile;
-  t.lane_begin = lanes.query_begin[t.lane];
-  t.new_from = lanes.prefix_len[t.lane];
-  t.query_begin = t.lane_begin + skipped;
-  t.tokens = min(per_tile, lanes.query_begin[t.lane + 1] - t.query_begin);
+  t.entry = entry_with(plan.tile_begin, entries.num_entries, index);
+  const int skipped = (index - plan.tile_begin[t.entry]) * per_tile;
+  t.entry_begin = entries.query_begin[t.entry];
+  t.new_from = entries.prefix_len[t.entry];
+  t.query_begin = t.entry_begin + skipped;
+  t.tokens = min(per_tile, entries.query_begin[t.entry + 1] - t.query_begin);
   t.first_position = t.new_from + skipped;
   t.key_begin = first_seen(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
@@ -112,12 +112,12 @@ struct Tiles {
     const int heads = args.shape.num_kv_heads;
     const Tile tile = tile_at(args, plan, all / heads - 1 - index / heads, index % heads);
     if (threadIdx.x == 0) shared.tiles[count % kTilesAhead] = tile;
-    place = {.pages = args.lanes.page_tables + args.lanes.page_begin[tile.lane],
+    place = {.pages = args.entries.page_tables + args.entries.page_begin[tile.entry],
              .begin = tile.key_begin,
              .end = tile.key_end,
              .kv_head = tile.kv_head,
              .new_begin = args.new_k == nullptr ? kNothingNew : tile.new_from,
-             .new_row = tile.lane_begin};
+             .new_row = tile.entry_begin};
     block = 0;
     blocks = tile.blocks;
     ++count;
@@ -297,7 +297,7 @@ template <int DIM, bool SOFTCAP>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  const int tiles = args.lanes.num_tokens / tokens_per_tile(group) + args.lanes.num_lanes;
+  const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
   static_assert(kBytes <= 227 * 1024);
   ESP_RETURN_IF_ERROR(allow_shared("attention", hopper_kernel<DIM, SOFTCAP>, kBytes));

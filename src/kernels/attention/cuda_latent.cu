@@ -56,13 +56,13 @@ __device__ int part_blocks(int keys, int splits) {
 }
 
 __device__ bool piece_at(const AttentionArgs& args, const Parts& parts, Piece& piece) {
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   piece.token = static_cast<int>(blockIdx.x) / parts.tiles_per_token;
-  if (piece.token >= lanes.query_begin[lanes.num_lanes]) return false;
+  if (piece.token >= entries.query_begin[entries.num_entries]) return false;
   piece.head = static_cast<int>(blockIdx.x) % parts.tiles_per_token * kRows;
-  const int lane = lane_with(lanes.query_begin, lanes.num_lanes, piece.token);
-  piece.position = lanes.prefix_len[lane] + piece.token - lanes.query_begin[lane];
-  piece.pages = lanes.page_tables + lanes.page_begin[lane];
+  const int entry = entry_with(entries.query_begin, entries.num_entries, piece.token);
+  piece.position = entries.prefix_len[entry] + piece.token - entries.query_begin[entry];
+  piece.pages = entries.page_tables + entries.page_begin[entry];
   const int keys = piece.position + 1;
   const int step = part_blocks(keys, parts.splits) * kKeys;
   piece.begin = static_cast<int>(blockIdx.y) * step;
@@ -210,13 +210,13 @@ __global__ void __launch_bounds__(kJoinThreads)
     join_kernel(const AttentionArgs args, const Parts parts) {
   release_next();
   wait_for_previous();
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int token = static_cast<int>(blockIdx.x) / parts.tiles_per_token;
-  if (token >= lanes.query_begin[lanes.num_lanes]) return;
+  if (token >= entries.query_begin[entries.num_entries]) return;
   const int row = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.x) % parts.tiles_per_token * kRows + row;
-  const int lane = lane_with(lanes.query_begin, lanes.num_lanes, token);
-  const int keys = lanes.prefix_len[lane] + token - lanes.query_begin[lane] + 1;
+  const int entry = entry_with(entries.query_begin, entries.num_entries, token);
+  const int keys = entries.prefix_len[entry] + token - entries.query_begin[entry] + 1;
   const int step = part_blocks(keys, parts.splits) * kKeys;
   const int count = (keys + step - 1) / step;
   const int64_t first = int64_t{blockIdx.x} * parts.splits * kRows + row;
@@ -259,7 +259,7 @@ Status attention_latent(const AttentionArgs& args, const DeviceTraits& traits,
                         const LaunchOptions& launch) {
   Parts parts;
   parts.tiles_per_token = args.shape.num_heads / kRows;
-  const int items = args.lanes.num_tokens * parts.tiles_per_token;
+  const int items = args.entries.num_tokens * parts.tiles_per_token;
   parts.splits = std::max(1, most_parts(traits) / items);
   parts.out = static_cast<float*>(args.workspace);
   parts.sums = reinterpret_cast<float2*>(parts.out + int64_t{most_parts(traits)} * kRows * kDim);

@@ -80,7 +80,7 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
         {64, 1, 32});
   };
   if (args.new_k != nullptr) {
-    const auto rows = static_cast<uint64_t>(args.lanes.num_tokens);
+    const auto rows = static_cast<uint64_t>(args.entries.num_tokens);
     ESP_RETURN_IF_ERROR(encode(maps.new_k, args.new_k, rows, args.new_stride, kv.head_dim));
     ESP_RETURN_IF_ERROR(encode(maps.new_v, args.new_v, rows, args.new_stride, kv.head_dim));
   }

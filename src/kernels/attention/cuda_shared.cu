@@ -35,7 +35,7 @@ struct Cursor {
   const AttentionArgs& args;
   int unit, unit_end;
   int index, index_unit;  // of the run, and its first unit
-  SharedRun run;
+  SharedSegment run;
   int per_tile, blocks, tiles;  // members of a tile; units of an item, items of a kv head
   int kv_head, tile, block;
 
@@ -53,7 +53,7 @@ struct Cursor {
     block = done % blocks;
   }
   __device__ void load_run() {
-    run = args.lanes.shared.runs[index];
+    run = args.entries.shared.segments[index];
     blocks = (run.end - run.begin + kSharedBlock - 1) / kSharedBlock;
     tiles = (run.num_members + per_tile - 1) / per_tile;
   }
@@ -77,7 +77,8 @@ template <int DIM>
 __device__ void load_queries(const AttentionArgs& args, const Cursor& at, int rows, bf16* q) {
   constexpr int kEights = DIM / 8;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  const int32_t* members = args.lanes.shared.members + at.run.first_member + at.tile * at.per_tile;
+  const int32_t* members =
+      args.entries.shared.members + at.run.first_member + at.tile * at.per_tile;
   const int thread = static_cast<int>(threadIdx.x) - kWarpGroup;
   const int all = rows > 64 ? kTileRows : 64;
 #pragma unroll 4
@@ -85,7 +86,7 @@ __device__ void load_queries(const AttentionArgs& args, const Cursor& at, int ro
     const int row = i / kEights, column = i % kEights * 8;
     const bf16* from = static_cast<const bf16*>(args.q);
     if (row < rows)
-      from += args.lanes.query_begin[members[row / group]] * args.q_stride +
+      from += args.entries.query_begin[members[row / group]] * args.q_stride +
               int64_t{at.kv_head * group + row % group} * DIM + column;
     copy_async(q + row / 64 * 64 * DIM + swizzled(row % 64, column, 64), from, row < rows);
   }
@@ -130,7 +131,7 @@ __device__ void write_part(const PlanView& plan, const PartRows& to, int rows, i
 
 // `count` blocks of a run for a group that has KEYS positions of each, the first from `begin` on.
 template <int KEYS>
-__device__ __forceinline__ Blocks blocks_of(const SharedRun& run, int begin, int count) {
+__device__ __forceinline__ Blocks blocks_of(const SharedSegment& run, int begin, int count) {
   const int whole = run.end - begin < KEYS ? 0 : (run.end - begin - KEYS) / kRingKeys + 1;
   return {.count = uniform(count),
           .whole_begin = 0,
@@ -138,7 +139,7 @@ __device__ __forceinline__ Blocks blocks_of(const SharedRun& run, int begin, int
           .begin = uniform(begin),
           .step = kRingKeys};
 }
-__device__ __forceinline__ Seen seen_of(const SharedRun& run) {
+__device__ __forceinline__ Seen seen_of(const SharedSegment& run) {
   return {.first = {0, 0}, .last = {run.end - 1, run.end - 1}};
 }
 
@@ -220,7 +221,7 @@ __device__ void bring_all(const AttentionArgs& args, const RowMaps& maps, Ring<D
   Bringer<DIM> bringer(args.kv, maps, ring);
   const int blocks = at.unit_end - at.unit;
   const auto look = [&] {
-    const auto found = bringer.look({.pages = args.lanes.page_tables + at.run.page_begin,
+    const auto found = bringer.look({.pages = args.entries.page_tables + at.run.page_begin,
                                      .begin = at.run.begin + at.block * kRingKeys,
                                      .end = at.run.end,
                                      .kv_head = at.kv_head,
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     bring_all<DIM>(args, maps, shared.ring, at);
   } else {
     take_registers<208>();
-    wait_for_previous();  // of what lanes share nothing is new, but the queries are
+    wait_for_previous();  // of what entries share nothing is new, but the queries are
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
     RingPlace place;
     while (at.unit < at.unit_end) {

@@ -60,7 +60,7 @@ struct Shared {
 
 // What a block has of one lane and kv head.
 struct Segment {
-  int lane, kv_head, rows;
+  int entry, kv_head, rows;
   int unit_begin, unit_end;  // of the whole (lane, kv head)
   int begin, end;            // positions of this part
   int prefix_len, query_begin;
@@ -73,9 +73,9 @@ __device__ int first_own(const AttentionArgs& args, const SplitStart& start) {
 
 __device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start) {
   Segment s;
-  s.lane = start.lane;
-  s.kv_head = (start.unit - start.lane_unit) / start.blocks;
-  s.unit_begin = start.lane_unit + s.kv_head * start.blocks;
+  s.entry = start.entry;
+  s.kv_head = (start.unit - start.entry_unit) / start.blocks;
+  s.unit_begin = start.entry_unit + s.kv_head * start.blocks;
   s.unit_end = s.unit_begin + start.blocks;
   s.query_begin = start.query_begin;
   s.rows = start.tokens * (args.shape.num_heads / args.shape.num_kv_heads);
@@ -88,24 +88,24 @@ __device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start
 }
 
 __device__ bool shares(const AttentionArgs& args, const PlanView& plan) {
-  return plan.lane_runs != nullptr && args.lanes.shared.runs != nullptr;
+  return plan.entry_segments != nullptr && args.entries.shared.segments != nullptr;
 }
 
 // Moves on to `unit`, which may be of another lane.
 __device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, SplitStart& start) {
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   start.unit = unit;
-  if (unit < start.lane_unit + start.blocks * args.shape.num_kv_heads) return;
-  do {  // lanes without units have none between
-    ++start.lane;
-  } while (plan.unit_begin[start.lane + 1] <= unit);
-  start.lane_unit = plan.unit_begin[start.lane];
-  start.blocks = (plan.unit_begin[start.lane + 1] - start.lane_unit) / args.shape.num_kv_heads;
-  start.query_begin = lanes.query_begin[start.lane];
-  start.tokens = lanes.query_begin[start.lane + 1] - start.query_begin;
-  start.prefix_len = lanes.prefix_len[start.lane];
-  start.page_begin = lanes.page_begin[start.lane];
-  start.own_begin = shares(args, plan) ? lanes.shared.own_begin[start.lane] : 0;
+  if (unit < start.entry_unit + start.blocks * args.shape.num_kv_heads) return;
+  do {  // entries without units have none between
+    ++start.entry;
+  } while (plan.unit_begin[start.entry + 1] <= unit);
+  start.entry_unit = plan.unit_begin[start.entry];
+  start.blocks = (plan.unit_begin[start.entry + 1] - start.entry_unit) / args.shape.num_kv_heads;
+  start.query_begin = entries.query_begin[start.entry];
+  start.tokens = entries.query_begin[start.entry + 1] - start.query_begin;
+  start.prefix_len = entries.prefix_len[start.entry];
+  start.page_begin = entries.page_begin[start.entry];
+  start.own_begin = shares(args, plan) ? entries.shared.own_begin[start.entry] : 0;
 }
 
 // What shared runs gave for a lane's rows: those of this warp, a column every 32. Mostly that is
@@ -132,8 +132,8 @@ struct SharedPart {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
     bool first = true;
-    for (int level = 0; level < kRunsOfLane; ++level) {
-      const LaneRun run = plan.lane_runs[s.lane * kRunsOfLane + level];
+    for (int level = 0; level < kSegmentsPerEntry; ++level) {
+      const EntrySegment run = plan.entry_segments[s.entry * kSegmentsPerEntry + level];
       if (run.blocks == 0) return;
       const int unit = run.unit + s.kv_head * run.units_per_head;
       const int first_block = unit / run.chunk, last_block = (unit + run.blocks - 1) / run.chunk;
@@ -220,7 +220,7 @@ struct Feed {
 
   __device__ void enter() {
     const Segment s = segment_of(args, start);
-    pages = args.lanes.page_tables + start.page_begin;
+    pages = args.entries.page_tables + start.page_begin;
     begin = s.begin + warp() * kStep;
     end = s.end;
     kv_head = s.kv_head;
@@ -232,7 +232,7 @@ struct Feed {
 
   __device__ void ask() {
     while (begin >= end) {
-      const int next = start.lane_unit + (kv_head + 1) * start.blocks;
+      const int next = start.entry_unit + (kv_head + 1) * start.blocks;
       if (next >= start.unit_end) break;
       seek(args, plan, next, start);
       enter();
@@ -528,7 +528,7 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    int32_t* arrived = plan.arrived + s.lane * args.shape.num_kv_heads + s.kv_head;
+    int32_t* arrived = plan.arrived + s.entry * args.shape.num_kv_heads + s.kv_head;
     const bool last = atomicAdd(arrived, 1) == last_block - first_block;
     if (last) *arrived = 0;  // for the next launch
     shared.last_to_arrive = last;
@@ -613,7 +613,7 @@ template <int DIM>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  const int tokens = std::min(args.lanes.max_query_tokens, kSplitRows / group);
+  const int tokens = std::min(args.entries.max_query_tokens, kSplitRows / group);
   return tokens * group <= 8 ? start<DIM, 1>(args, plan, blocks, launch)
                              : start<DIM, 2>(args, plan, blocks, launch);
 }

@@ -1,4 +1,4 @@
-// Attention on the GPU against the slow reference, over a table of shapes and random lanes.
+// Attention on the GPU against the slow reference, over a table of shapes and random entries.
 #include "kernels/attention/cuda.h"
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace {
 
 using test::DeviceArray;
 
-struct LaneLength {
+struct EntryLength {
   int prefix, tokens;
 };
 
-// Random queries and pages for some lanes, on both sides.
+// Random queries and pages for some entries, on both sides.
 struct Problem {
   KvView view;
-  std::vector<Lane> lanes;
+  std::vector<BatchEntry> entries;
   std::vector<PageId> pages;
   std::vector<float> q;
   std::vector<BFloat16> k, v;
@@ -45,31 +45,31 @@ class CudaAttention : public test::OnDevice {
   };
 
   // Pages are drawn from a pool without order, each used once.
-  Problem make(const Shape& shape, const std::vector<LaneLength>& lengths) {
+  Problem make(const Shape& shape, const std::vector<EntryLength>& lengths) {
     Problem p;
     const int heads = shape.kv_heads * shape.group;
     int num_pages = 3;
-    for (const LaneLength& lane : lengths)
-      num_pages += (lane.prefix + lane.tokens + shape.page_size - 1) / shape.page_size;
+    for (const EntryLength& entry : lengths)
+      num_pages += (entry.prefix + entry.tokens + shape.page_size - 1) / shape.page_size;
     std::vector<PageId> free(static_cast<size_t>(num_pages));
     std::iota(free.begin(), free.end(), 0);
     for (size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[rng_.below(i)]);
     if (shape.in_order) std::ranges::sort(free, std::greater());
-    for (const LaneLength& lane : lengths) {
-      const int needed = (lane.prefix + lane.tokens + shape.page_size - 1) / shape.page_size;
-      p.lanes.push_back({.num_query_tokens = lane.tokens,
-                         .prefix_len = lane.prefix,
-                         .query_begin = p.tokens,
-                         .page_begin = static_cast<int32_t>(p.pages.size()),
-                         .num_pages = needed});
-      p.prefixes.push_back(lane.prefix);
+    for (const EntryLength& entry : lengths) {
+      const int needed = (entry.prefix + entry.tokens + shape.page_size - 1) / shape.page_size;
+      p.entries.push_back({.num_query_tokens = entry.tokens,
+                           .prefix_len = entry.prefix,
+                           .query_begin = p.tokens,
+                           .page_begin = static_cast<int32_t>(p.pages.size()),
+                           .num_pages = needed});
+      p.prefixes.push_back(entry.prefix);
       p.page_begins.push_back(static_cast<int32_t>(p.pages.size()));
       for (int i = 0; i < needed; ++i) {
         p.pages.push_back(free.back());
         free.pop_back();
       }
       p.pages.push_back(-1);  // a gap
-      p.tokens += lane.tokens;
+      p.tokens += entry.tokens;
       p.begins.push_back(p.tokens);
     }
     const int64_t token_stride = shape.kv_heads * shape.dim;
@@ -97,10 +97,10 @@ class CudaAttention : public test::OnDevice {
   }
 
   static void enlarge_later_keys(const Shape& shape, int64_t token_stride, Problem& p) {
-    for (const Lane& lane : p.lanes)
-      for (int position = 300; position < lane.prefix_len + lane.num_query_tokens; ++position) {
+    for (const BatchEntry& entry : p.entries)
+      for (int position = 300; position < entry.prefix_len + entry.num_query_tokens; ++position) {
         const auto page =
-            p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+            p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
         const float by = position < 600 ? shape.later_keys : 2 * shape.later_keys;
         const auto key =
             p.k.begin() + (page * shape.page_size + position % shape.page_size) * token_stride;
@@ -109,20 +109,20 @@ class CudaAttention : public test::OnDevice {
       }
   }
 
-  // [tokens, kv_heads, dim] of the lanes' new tokens, with a gap behind each token's heads.
+  // [tokens, kv_heads, dim] of the entries' new tokens, with a gap behind each token's heads.
   static constexpr int kNewGap = 8;
   static std::vector<BFloat16> new_rows(const Shape& shape, const Problem& p,
                                         const std::vector<BFloat16>& plane) {
     const int width = shape.kv_heads * shape.dim;
     std::vector<BFloat16> rows(static_cast<size_t>(p.tokens * (width + kNewGap)));
-    for (const Lane& lane : p.lanes)
-      for (int t = 0; t < lane.num_query_tokens; ++t) {
-        const int position = lane.prefix_len + t;
+    for (const BatchEntry& entry : p.entries)
+      for (int t = 0; t < entry.num_query_tokens; ++t) {
+        const int position = entry.prefix_len + t;
         const auto page =
-            p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+            p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
         std::copy_n(plane.begin() + page * p.view.page_stride +
                         position % shape.page_size * p.view.token_stride,
-                    width, rows.begin() + int64_t{lane.query_begin + t} * (width + kNewGap));
+                    width, rows.begin() + int64_t{entry.query_begin + t} * (width + kNewGap));
       }
     return rows;
   }
@@ -131,24 +131,24 @@ class CudaAttention : public test::OnDevice {
   static void scale_by_sinks(const Shape& shape, const Problem& p, float scale,
                              std::vector<float>& out) {
     const int heads = shape.kv_heads * shape.group;
-    const auto key = [&](const Lane& lane, int position, int head, int i) {
-      const auto page = p.pages[static_cast<size_t>(lane.page_begin + position / shape.page_size)];
+    const auto key = [&](const BatchEntry& entry, int position, int head, int i) {
+      const auto page = p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
       return to_float(p.k[static_cast<size_t>(page * p.view.page_stride +
                                               position % shape.page_size * p.view.token_stride +
                                               head / shape.group * shape.dim + i)]);
     };
-    for (const Lane& lane : p.lanes)
-      for (int t = 0; t < lane.num_query_tokens; ++t)
+    for (const BatchEntry& entry : p.entries)
+      for (int t = 0; t < entry.num_query_tokens; ++t)
         for (int head = 0; head < heads; ++head) {
-          const size_t row = static_cast<size_t>((lane.query_begin + t) * heads + head) *
+          const size_t row = static_cast<size_t>((entry.query_begin + t) * heads + head) *
                              static_cast<size_t>(shape.dim);
           double sum = 0;
-          const int last = lane.prefix_len + t;
+          const int last = entry.prefix_len + t;
           const int first = shape.window > 0 ? std::max(0, last - shape.window + 1) : 0;
           for (int position = first; position <= last; ++position) {
             double score = 0;
             for (int i = 0; i < shape.dim; ++i)
-              score += p.q[row + static_cast<size_t>(i)] * key(lane, position, head, i);
+              score += p.q[row + static_cast<size_t>(i)] * key(entry, position, head, i);
             score *= scale;
             if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
             sum += std::exp(score);
@@ -167,7 +167,7 @@ class CudaAttention : public test::OnDevice {
                           .out = want.data(),
                           .out_stride = heads * shape.dim,
                           .heads = heads,
-                          .lanes = p.lanes,
+                          .entries = p.entries,
                           .page_tables = p.pages,
                           .kv = &p.view,
                           .scale = scale,
@@ -177,47 +177,48 @@ class CudaAttention : public test::OnDevice {
     return want;
   }
 
-  // A run of positions that some lanes have in the same pages. The lanes' runs follow each other.
+  // A run of positions that some entries have in the same pages. The entries' runs follow each
+  // other.
   struct Run {
     int begin, end;
-    std::vector<int> lanes;
+    std::vector<int> entries;
   };
 
-  // Gives the lanes of each run the pages of its first lane.
+  // Gives the entries of each run the pages of its first entry.
   static void share_pages(const Shape& shape, const std::vector<Run>& runs, Problem& p) {
     for (const Run& run : runs)
-      for (const int lane : run.lanes)
+      for (const int entry : run.entries)
         for (int i = run.begin / shape.page_size; i < run.end / shape.page_size; ++i)
-          p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(lane)] + i)] =
-              p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(run.lanes[0])] + i)];
+          p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(entry)] + i)] =
+              p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(run.entries[0])] + i)];
   }
 
   // The same as the kernels take it.
   struct SharedOnDevice {
-    std::vector<cuda::SharedRun> runs;
+    std::vector<cuda::SharedSegment> runs;
     std::vector<int32_t> members, places, own_begins;
     std::vector<DeviceArray<int32_t>> arrays;
-    std::vector<DeviceArray<cuda::SharedRun>> run_array;
+    std::vector<DeviceArray<cuda::SharedSegment>> run_array;
 
     SharedOnDevice(const std::vector<Run>& given, const Problem& p) {
-      const size_t lanes = p.prefixes.size();
-      const auto levels = static_cast<size_t>(cuda::kRunsOfLane);
-      places.assign(lanes * levels * 2, -1);
-      own_begins.assign(lanes, 0);
+      const size_t entries = p.prefixes.size();
+      const auto levels = static_cast<size_t>(cuda::kSegmentsPerEntry);
+      places.assign(entries * levels * 2, -1);
+      own_begins.assign(entries, 0);
       for (size_t r = 0; r < given.size(); ++r) {
         runs.push_back({.begin = given[r].begin,
                         .end = given[r].end,
-                        .page_begin = p.page_begins[static_cast<size_t>(given[r].lanes[0])],
+                        .page_begin = p.page_begins[static_cast<size_t>(given[r].entries[0])],
                         .first_member = static_cast<int32_t>(members.size()),
-                        .num_members = static_cast<int32_t>(given[r].lanes.size())});
-        for (size_t i = 0; i < given[r].lanes.size(); ++i) {
-          const auto lane = static_cast<size_t>(given[r].lanes[i]);
-          size_t at = lane * levels * 2;
+                        .num_members = static_cast<int32_t>(given[r].entries.size())});
+        for (size_t i = 0; i < given[r].entries.size(); ++i) {
+          const auto entry = static_cast<size_t>(given[r].entries[i]);
+          size_t at = entry * levels * 2;
           while (places[at] >= 0) at += 2;
           places[at] = static_cast<int32_t>(r);
           places[at + 1] = static_cast<int32_t>(i);
-          own_begins[lane] = given[r].end;
-          members.push_back(static_cast<int32_t>(lane));
+          own_begins[entry] = given[r].end;
+          members.push_back(static_cast<int32_t>(entry));
         }
       }
       arrays.emplace_back(std::vector<int32_t>{static_cast<int32_t>(runs.size())});
@@ -226,18 +227,18 @@ class CudaAttention : public test::OnDevice {
       arrays.emplace_back(own_begins);
       run_array.emplace_back(runs);
     }
-    cuda::SharedRuns view() const {
+    cuda::SharedSegments view() const {
       return {arrays[0].get(), run_array[0].get(), arrays[1].get(), arrays[2].get(),
               arrays[3].get()};
     }
   };
 
-  // `padding`: lanes without tokens behind the others, as in a graph captured for more.
-  void check(const Shape& shape, const std::vector<LaneLength>& lengths, int padding = 0,
+  // `padding`: entries without tokens behind the others, as in a graph captured for more.
+  void check(const Shape& shape, const std::vector<EntryLength>& lengths, int padding = 0,
              bool overlap = false, const std::vector<Run>& runs = {}) {
     SCOPED_TRACE(fmt::format(
         "dim {}, kv heads {}, group {}, pages of {}, window {}, softcap {}, "
-        "sinks {}, {} lanes from {}+{}",
+        "sinks {}, {} entries from {}+{}",
         shape.dim, shape.kv_heads, shape.group, shape.page_size, shape.window, shape.softcap,
         shape.sinks, lengths.size(), lengths[0].prefix, lengths[0].tokens));
     Problem p = make(shape, lengths);
@@ -251,7 +252,7 @@ class CudaAttention : public test::OnDevice {
       p.page_begins.push_back(0);
     }
     int most = 0;
-    for (const LaneLength& lane : lengths) most = std::max(most, lane.tokens);
+    for (const EntryLength& entry : lengths) most = std::max(most, entry.tokens);
     const DeviceArray<int32_t> begins(p.begins), prefixes(p.prefixes), page_begins(p.page_begins),
         pages(p.pages);
     const bool half = shape.type == DType::kBFloat16;
@@ -270,22 +271,24 @@ class CudaAttention : public test::OnDevice {
                                        .fixed_split = shape.fixed_split,
                                        .max_context = longest(lengths)};
     const SharedOnDevice shared(runs, p);
-    const cuda::LaneArrays lanes{.query_begin = begins.get(),
-                                 .prefix_len = prefixes.get(),
-                                 .page_begin = page_begins.get(),
-                                 .page_tables = pages.get(),
-                                 .num_lanes = static_cast<int32_t>(p.prefixes.size()),
-                                 .num_tokens = p.tokens + padding,
-                                 .max_query_tokens = most,
-                                 .shared = runs.empty() ? cuda::SharedRuns() : shared.view()};
-    const auto bytes = cuda::attention_workspace_bytes(planned, lanes.num_lanes, lanes.num_tokens);
+    const cuda::EntryArrays entries{
+        .query_begin = begins.get(),
+        .prefix_len = prefixes.get(),
+        .page_begin = page_begins.get(),
+        .page_tables = pages.get(),
+        .num_entries = static_cast<int32_t>(p.prefixes.size()),
+        .num_tokens = p.tokens + padding,
+        .max_query_tokens = most,
+        .shared = runs.empty() ? cuda::SharedSegments() : shared.view()};
+    const auto bytes =
+        cuda::attention_workspace_bytes(planned, entries.num_entries, entries.num_tokens);
     ASSERT_TRUE(bytes);
     const DeviceArray<uint8_t> workspace(*bytes);
-    const cuda::LaunchOptions launch{.overlap = overlap};
-    Status status = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
+    const cuda::LaunchOptions launch{.pdl = overlap};
+    Status status = cuda::attention_plan(planned, entries, workspace.get(), *bytes, launch);
     ASSERT_TRUE(status.ok()) << status.message();
     const cuda::AttentionArgs args{.shape = planned,
-                                   .lanes = lanes,
+                                   .entries = entries,
                                    .kv = {.type = shape.type,
                                           .k = half ? static_cast<void*>(k.get()) : k32.get(),
                                           .v = shape.latent ? static_cast<void*>(k.get())
@@ -314,7 +317,7 @@ class CudaAttention : public test::OnDevice {
       ASSERT_TRUE(status.ok()) << status.message();
     }
     const auto got = half ? test::to_floats(out.read()) : out32.read();
-    // Weights and outputs are rounded to bfloat16; outputs of long lanes are small, their errors
+    // Weights and outputs are rounded to bfloat16; outputs of long entries are small, their errors
     // are relative to their size all the same.
     EXPECT_LT(test::relative_error(got, want), half ? 0.006 : 1e-5);
     double worst = 0;
@@ -323,14 +326,14 @@ class CudaAttention : public test::OnDevice {
     EXPECT_LT(worst, half ? 0.05 : 1e-4);
   }
 
-  static int longest(const std::vector<LaneLength>& lengths) {
+  static int longest(const std::vector<EntryLength>& lengths) {
     int most = 0;
-    for (const LaneLength& lane : lengths) most = std::max(most, lane.prefix + lane.tokens);
+    for (const EntryLength& entry : lengths) most = std::max(most, entry.prefix + entry.tokens);
     return most;
   }
 
-  // One prompt's output where its tokens come in lanes that begin at `cuts`, all in one step;
-  // behind `before` lanes of other lengths on the same pages, whose output is left out.
+  // One prompt's output where its tokens come in entries that begin at `cuts`, all in one step;
+  // behind `before` entries of other lengths on the same pages, whose output is left out.
   std::vector<float> in_pieces(const Shape& shape, const Problem& p, const std::vector<int>& cuts,
                                const std::vector<int>& before) {
     const int heads = shape.kv_heads * shape.group, width = heads * shape.dim;
@@ -362,19 +365,20 @@ class CudaAttention : public test::OnDevice {
                                        .sliding_window = shape.window,
                                        .fixed_split = shape.fixed_split,
                                        .max_context = p.tokens};
-    const cuda::LaneArrays lanes{.query_begin = begin_array.get(),
-                                 .prefix_len = prefix_array.get(),
-                                 .page_begin = page_begins.get(),
-                                 .page_tables = pages.get(),
-                                 .num_lanes = static_cast<int32_t>(prefixes.size()),
-                                 .num_tokens = begins.back(),
-                                 .max_query_tokens = most};
-    const auto bytes = cuda::attention_workspace_bytes(planned, lanes.num_lanes, lanes.num_tokens);
+    const cuda::EntryArrays entries{.query_begin = begin_array.get(),
+                                    .prefix_len = prefix_array.get(),
+                                    .page_begin = page_begins.get(),
+                                    .page_tables = pages.get(),
+                                    .num_entries = static_cast<int32_t>(prefixes.size()),
+                                    .num_tokens = begins.back(),
+                                    .max_query_tokens = most};
+    const auto bytes =
+        cuda::attention_workspace_bytes(planned, entries.num_entries, entries.num_tokens);
     EXPECT_TRUE(bytes);
     const DeviceArray<uint8_t> workspace(*bytes);
-    EXPECT_TRUE(cuda::attention_plan(planned, lanes, workspace.get(), *bytes, {}).ok());
+    EXPECT_TRUE(cuda::attention_plan(planned, entries, workspace.get(), *bytes, {}).ok());
     EXPECT_TRUE(cuda::attention({.shape = planned,
-                                 .lanes = lanes,
+                                 .entries = entries,
                                  .kv = {.k = k.get(),
                                         .v = v.get(),
                                         .page_size = shape.page_size,
@@ -399,8 +403,8 @@ class CudaAttention : public test::OnDevice {
     return got;
   }
 
-  std::vector<LaneLength> random_lanes(bool decode, int most) {
-    std::vector<LaneLength> lengths;
+  std::vector<EntryLength> random_entries(bool decode, int most) {
+    std::vector<EntryLength> lengths;
     for (int i = static_cast<int>(rng_.between(1, 5)); i > 0; --i)
       lengths.push_back({static_cast<int>(rng_.below(static_cast<uint64_t>(most))),
                          decode ? 1 : static_cast<int>(rng_.between(1, 24))});
@@ -417,7 +421,7 @@ TEST_F(CudaAttention, TableOfShapes) {
         if (round % 3 == 1) shape.window = static_cast<int>(rng_.between(1, 150));
         if (round % 5 == 2) shape.softcap = 5.0f;
         shape.sinks = round % 4 == 3;
-        check(shape, random_lanes(round % 2 == 0, 200), round % 3, round % 2 == 1);
+        check(shape, random_entries(round % 2 == 0, 200), round % 3, round % 2 == 1);
         ++round;
       }
 }
@@ -442,18 +446,18 @@ TEST_F(CudaAttention, PromptsFromPagesInAndOutOfOrderAndFromNewRows) {
                 round % 3, round % 2 == 1);
           ++round;
         }
-  std::vector<LaneLength> many;
+  std::vector<EntryLength> many;
   for (int i = 0; i < 30; ++i)
     many.push_back({static_cast<int>(rng_.below(200)), static_cast<int>(rng_.between(1, 400))});
   check({.dim = 64, .kv_heads = 8, .group = 1, .page_size = 1, .with_new = true}, many);
   check({.dim = 128, .kv_heads = 4, .group = 2, .page_size = 1, .in_order = true}, many);
 }
 
-// Lanes [begin, end).
-std::vector<int> lanes_of(int begin, int end) {
-  std::vector<int> lanes(static_cast<size_t>(end - begin));
-  std::iota(lanes.begin(), lanes.end(), begin);
-  return lanes;
+// Entries [begin, end).
+std::vector<int> entries_of(int begin, int end) {
+  std::vector<int> entries(static_cast<size_t>(end - begin));
+  std::iota(entries.begin(), entries.end(), begin);
+  return entries;
 }
 
 // What was weighed by scores far below the largest moves, also where weights would be infinite.
@@ -470,7 +474,7 @@ TEST_F(CudaAttention, ScoresThatRiseFromBlockToBlock) {
                .later_keys = later_keys},
               {{0, 900}, {700, 60}, {5, 3}});
   const Shape shape{.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16, .later_keys = 20};
-  check(shape, std::vector<LaneLength>(30, {900, 1}), 0, false, {{0, 896, lanes_of(0, 30)}});
+  check(shape, std::vector<EntryLength>(30, {900, 1}), 0, false, {{0, 896, entries_of(0, 30)}});
 }
 
 TEST_F(CudaAttention, EmptyPrefixesAndEdgesOfBlocks) {
@@ -482,7 +486,7 @@ TEST_F(CudaAttention, EmptyPrefixesAndEdgesOfBlocks) {
   check(shape, {{0, 1}, {0, 1}, {0, 1}}, 5);
 }
 
-TEST_F(CudaAttention, LongAndSkewedLanes) {
+TEST_F(CudaAttention, LongAndSkewedEntries) {
   const Shape shape{.dim = 128, .kv_heads = 2, .group = 2, .page_size = 16};
   check(shape, {{20000, 1}, {3, 1}, {700, 1}, {1500, 1}});
   check({.dim = 64, .kv_heads = 1, .group = 1, .page_size = 64}, {{131071, 1}, {5, 1}});
@@ -491,12 +495,12 @@ TEST_F(CudaAttention, LongAndSkewedLanes) {
         {{5000, 20}, {9000, 1}});
 }
 
-TEST_F(CudaAttention, ManyLanes) {
-  std::vector<LaneLength> lengths;
+TEST_F(CudaAttention, ManyEntries) {
+  std::vector<EntryLength> lengths;
   for (int i = 0; i < 1500; ++i) lengths.push_back({static_cast<int>(rng_.below(40)), 1});
   check({.dim = 64, .kv_heads = 2, .group = 2, .page_size = 16}, lengths, 7);
   lengths.resize(40);
-  for (auto& lane : lengths) lane = {static_cast<int>(rng_.below(400)), 1};
+  for (auto& entry : lengths) entry = {static_cast<int>(rng_.below(400)), 1};
   lengths[17].tokens = 100;
   lengths[3].tokens = 9;
   check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16}, lengths, 3, true);
@@ -512,33 +516,35 @@ TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {
                         .softcap = group == 3 ? 5.0f : 0.0f,
                         .sinks = group == 8};
       // One run of few rows; one that ends within a block; runs of more than a tile; two levels.
-      std::vector<LaneLength> lengths(6, {530, 1});
-      check(shape, lengths, 2, false, {{0, 512, lanes_of(1, 4)}});
+      std::vector<EntryLength> lengths(6, {530, 1});
+      check(shape, lengths, 2, false, {{0, 512, entries_of(1, 4)}});
       check(shape, lengths, 0, true, {{0, 16, {0, 5}}, {0, 528, {1, 3, 4}}});
       lengths.assign(70, {400, 1});
       for (size_t i = 0; i < lengths.size(); ++i) lengths[i].prefix += static_cast<int>(7 * i);
       check(shape, lengths, 1, false,
-            {{0, 144, lanes_of(0, 70)}, {144, 400, lanes_of(3, 36)}, {144, 304, lanes_of(40, 42)}});
+            {{0, 144, entries_of(0, 70)},
+             {144, 400, entries_of(3, 36)},
+             {144, 304, entries_of(40, 42)}});
     }
 }
 
-TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideLanesOfAllKinds) {
+TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideEntriesOfAllKinds) {
   const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 1};
-  std::vector<LaneLength> lengths(40, {700, 1});
+  std::vector<EntryLength> lengths(40, {700, 1});
   lengths[2] = {650, 40};  // a chunk of a prompt
   lengths[5] = {0, 1};
   lengths[9] = {4000, 1};
   check(shape, lengths, 4, false,
-        {{0, 100, lanes_of(10, 40)},
-         {100, 101, lanes_of(10, 30)},
-         {101, 333, lanes_of(12, 24)},
+        {{0, 100, entries_of(10, 40)},
+         {100, 101, entries_of(10, 30)},
+         {101, 333, entries_of(12, 24)},
          {333, 700, {20, 13}},
          {0, 600, {9, 3}}});
   // One run over many blocks of the grid, and rows of many tiles.
-  std::vector<LaneLength> many(150, {6000, 1});
+  std::vector<EntryLength> many(150, {6000, 1});
   for (size_t i = 0; i < many.size(); ++i) many[i].prefix += static_cast<int>(i % 5);
   check({.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16}, many, 0, false,
-        {{0, 5984, lanes_of(0, 150)}});
+        {{0, 5984, entries_of(0, 150)}});
 }
 
 // DeepSeek's: one key for all heads, which is the value too.
@@ -550,8 +556,8 @@ TEST_F(CudaAttention, Latents) {
   check(shape, {{0, 130}});
   check(shape, {{77, 60}, {400, 1}, {0, 33}}, 2, true);
   shape.page_size = 16;
-  check(shape, std::vector<LaneLength>(300, {50, 1}), 4);  // more rows than parts
-  shape.group = 128;                                       // DeepSeek V3's
+  check(shape, std::vector<EntryLength>(300, {50, 1}), 4);  // more rows than parts
+  shape.group = 128;                                        // DeepSeek V3's
   check(shape, {{200, 1}, {3, 1}});
   check(shape, {{40, 20}}, 1, true);
   // What the kernel for latents leaves to the one for every shape.
@@ -562,8 +568,8 @@ TEST_F(CudaAttention, Latents) {
 }
 
 TEST_F(CudaAttention, EveryOtherShapeToo) {
-  check({.dim = 72, .kv_heads = 2, .group = 3, .page_size = 4}, random_lanes(false, 100));
-  check({.dim = 128, .kv_heads = 1, .group = 20, .page_size = 4}, random_lanes(false, 100));
+  check({.dim = 72, .kv_heads = 2, .group = 3, .page_size = 4}, random_entries(false, 100));
+  check({.dim = 128, .kv_heads = 1, .group = 20, .page_size = 4}, random_entries(false, 100));
   check({.dim = 32,
          .kv_heads = 2,
          .group = 1,
@@ -572,7 +578,7 @@ TEST_F(CudaAttention, EveryOtherShapeToo) {
          .softcap = 3.0f,
          .sinks = true,
          .type = DType::kFloat32},
-        random_lanes(false, 100));
+        random_entries(false, 100));
 }
 
 // A prompt in one piece, in pieces of every kind and token by token: the same bits.
@@ -589,7 +595,7 @@ TEST_F(CudaAttention, WithFixedSplitsARowDependsOnItselfAlone) {
                         .sinks = round % 4 == 1,
                         .fixed_split = 64 << round % 3};
       ++round;
-      check(shape, random_lanes(round % 2 == 0, 400), round % 3, round % 2 == 1);
+      check(shape, random_entries(round % 2 == 0, 400), round % 3, round % 2 == 1);
       const int tokens = static_cast<int>(rng_.between(150, 500));
       SCOPED_TRACE(fmt::format("dim {}, group {}, split {}, window {}, {} tokens", dim, group,
                                shape.fixed_split, shape.window, tokens));
@@ -616,7 +622,7 @@ TEST_F(CudaAttention, AGraphRunsOtherLengths) {
       pages(p.pages);
   const cuda::AttentionShape planned{
       .num_heads = heads, .num_kv_heads = 2, .head_dim = 128, .page_size = 16};
-  const cuda::LaneArrays lanes{
+  const cuda::EntryArrays entries{
       begins.get(), prefixes.get(), page_begins.get(), pages.get(), most, most, 1};
   const auto bytes = cuda::attention_workspace_bytes(planned, most, most);
   ASSERT_TRUE(bytes);
@@ -627,10 +633,10 @@ TEST_F(CudaAttention, AGraphRunsOtherLengths) {
   cudaGraphExec_t exec = nullptr;
   const cuda::LaunchOptions launch{stream, true};
   const auto step = [&] {
-    Status planning = cuda::attention_plan(planned, lanes, workspace.get(), *bytes, launch);
+    Status planning = cuda::attention_plan(planned, entries, workspace.get(), *bytes, launch);
     if (!planning.ok()) return planning;
     return cuda::attention({.shape = planned,
-                            .lanes = lanes,
+                            .entries = entries,
                             .kv = {.k = k.get(),
                                    .v = v.get(),
                                    .page_size = 16,
@@ -659,7 +665,7 @@ TEST_F(CudaAttention, AGraphRunsOtherLengths) {
     prefixes.set(now);
     ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
     const auto got = test::to_floats(out.read());
-    for (size_t i = 0; i < now.size(); ++i) p.lanes[i].prefix_len = now[i];
+    for (size_t i = 0; i < now.size(); ++i) p.entries[i].prefix_len = now[i];
     EXPECT_LT(test::relative_error(got, reference_of(shape, p, scale)), 0.006);
   }
   cudaGraphExecDestroy(exec);

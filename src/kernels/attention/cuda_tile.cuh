@@ -113,8 +113,8 @@ __device__ __forceinline__ int first_seen(int prefix_len, int sliding_window) {
 }
 
 // The lane with begin[lane] <= item < begin[lane + 1].
-__device__ __forceinline__ int lane_with(const int32_t* begin, int num_lanes, int item) {
-  int low = 0, high = num_lanes;
+__device__ __forceinline__ int entry_with(const int32_t* begin, int num_entries, int item) {
+  int low = 0, high = num_entries;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (begin[middle] <= item ? low : high) = middle;

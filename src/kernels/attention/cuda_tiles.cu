@@ -30,23 +30,23 @@ struct Layout {
 };
 
 struct Tile {
-  int lane, kv_head, tokens, query_begin;  // of this tile
-  int first_position;                      // of its first token
+  int entry, kv_head, tokens, query_begin;  // of this tile
+  int first_position;                       // of its first token
   int key_begin, key_end;
 };
 
 __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int index, int kv_head) {
-  const LaneArrays& lanes = args.lanes;
+  const EntryArrays& entries = args.entries;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int per_tile = kTileRows / group;
   Tile t;
   t.kv_head = kv_head;
-  t.lane = lane_with(plan.tile_begin, lanes.num_lanes, index);
-  const int skipped = (index - plan.tile_begin[t.lane]) * per_tile;
-  const int begin = lanes.query_begin[t.lane], end = lanes.query_begin[t.lane + 1];
+  t.entry = entry_with(plan.tile_begin, entries.num_entries, index);
+  const int skipped = (index - plan.tile_begin[t.entry]) * per_tile;
+  const int begin = entries.query_begin[t.entry], end = entries.query_begin[t.entry + 1];
   t.query_begin = begin + skipped;
   t.tokens = min(per_tile, end - t.query_begin);
-  t.first_position = lanes.prefix_len[t.lane] + skipped;
+  t.first_position = entries.prefix_len[t.entry] + skipped;
   t.key_begin = first_seen(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
   return t;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int rows = tile.tokens * group;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t* pages = args.lanes.page_tables + args.lanes.page_begin[tile.lane];
+  const int32_t* pages = args.entries.page_tables + args.entries.page_begin[tile.entry];
 
   for (int i = threadIdx.x; i < kTileRows * kEights; i += L::kThreads) {
     const int row = i / kEights, at = i % kEights * 8;
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Layout<DIM>::kThreads)
 template <int DIM>
 Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  const int tiles = args.lanes.num_tokens / tokens_per_tile(group) + args.lanes.num_lanes;
+  const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
   constexpr size_t kBytes = sizeof(typename Layout<DIM>::Shared);
   ESP_RETURN_IF_ERROR(allow_shared("attention", tiles_kernel<DIM>, kBytes));
   return launch_kernel(

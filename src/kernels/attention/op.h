@@ -1,4 +1,4 @@
-// Attention of a step's query tokens over the pages of their lanes: prefill, chunk and decode are
+// Attention of a step's query tokens over the pages of their entries: prefill, chunk and decode are
 // the same operation.
 //
 // Exactness: the result of a query (one token, one head) depends on that query, on its position and
@@ -29,8 +29,8 @@ struct AttentionArgs {
   int64_t out_stride = 0;
   int32_t heads = 0;  // a multiple of kv->num_kv_heads
 
-  std::span<const Lane> lanes;
-  std::span<const PageId> page_tables;  // the batch's; Lane::page_begin indexes it
+  std::span<const BatchEntry> entries;
+  std::span<const PageId> page_tables;  // the batch's; BatchEntry::page_begin indexes it
   const KvView* kv = nullptr;           // head_dim at most 512
   int32_t layer = 0;
 
@@ -42,7 +42,7 @@ struct AttentionArgs {
   const float* sinks = nullptr;
 };
 
-// out = softmax(scale * q k^T, causal) v for each lane by itself. The new tokens' keys and values
+// out = softmax(scale * q k^T, causal) v for each entry by itself. The new tokens' keys and values
 // are already in the pages (kv_append). The V plane may be the K plane (latent attention).
 void attention(CpuBackend& backend, const AttentionArgs& args);
 

@@ -16,12 +16,12 @@ double element(const KvView& kv, const void* plane, PageId page, int64_t row, in
 }
 
 // One query over positions [first, last].
-void attend(const AttentionArgs& args, const Lane& lane, int64_t kv_head, int64_t first,
+void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head, int64_t first,
             int64_t last, const float* q, const float* sink, float* out) {
   const KvView& kv = *args.kv;
   const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
   const auto page_of = [&](int64_t position) {
-    return args.page_tables[static_cast<size_t>(lane.page_begin + position / kv.page_size)];
+    return args.page_tables[static_cast<size_t>(entry.page_begin + position / kv.page_size)];
   };
   std::vector<double> weights;
   for (int64_t position = first; position <= last; ++position) {
@@ -52,16 +52,16 @@ void attend(const AttentionArgs& args, const Lane& lane, int64_t kv_head, int64_
 void attention(const AttentionArgs& args) {
   const KvView& kv = *args.kv;
   const int64_t group = args.heads / kv.num_kv_heads;
-  for (const Lane& lane : args.lanes) {
-    for (int64_t i = 0; i < lane.num_query_tokens; ++i) {
-      const int64_t last = lane.prefix_len + i;
+  for (const BatchEntry& entry : args.entries) {
+    for (int64_t i = 0; i < entry.num_query_tokens; ++i) {
+      const int64_t last = entry.prefix_len + i;
       const int64_t first =
           args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
       for (int64_t head = 0; head < args.heads; ++head) {
-        attend(args, lane, head / group, first, last,
-               args.q + (lane.query_begin + i) * args.q_stride + head * kv.head_dim,
+        attend(args, entry, head / group, first, last,
+               args.q + (entry.query_begin + i) * args.q_stride + head * kv.head_dim,
                args.sinks == nullptr ? nullptr : args.sinks + head,
-               args.out + (lane.query_begin + i) * args.out_stride + head * kv.head_dim);
+               args.out + (entry.query_begin + i) * args.out_stride + head * kv.head_dim);
       }
     }
   }

@@ -270,16 +270,16 @@ void bench_linear(CpuBackend& backend, const Options& options, double read_rate,
   }
 }
 
-// Attention of one layer for lanes of equal numbers, over a cache of random bfloat16.
+// Attention of one layer for entries of equal numbers, over a cache of random bfloat16.
 void bench_attention(CpuBackend& backend, const Options& options, double read_rate, double peak,
                      Report& report) {
   struct Case {
-    int32_t lanes, prefix, queries;
+    int32_t entries, prefix, queries;
   };
   const Case cases[] = {{1, 0, 512},  {1, 0, 2048},  {1, 3584, 512}, {1, 511, 1},
                         {1, 4095, 1}, {1, 32767, 1}, {16, 2047, 1}};
   for (const Case& c : cases) {
-    const int32_t context = c.prefix + c.queries, pages = context * c.lanes;
+    const int32_t context = c.prefix + c.queries, pages = context * c.entries;
     const size_t plane = static_cast<size_t>(pages) * kKvHeads * kHeadDim;
     Rng rng(3);
     auto planes = Buffer::allocate(2 * plane * sizeof(BFloat16));  // huge pages, as a pool has
@@ -300,39 +300,40 @@ void bench_attention(CpuBackend& backend, const Options& options, double read_ra
     std::vector<PageId> tables(static_cast<size_t>(pages));
     std::iota(tables.begin(), tables.end(), 0);
     for (size_t i = tables.size(); i > 1; --i) std::swap(tables[i - 1], tables[rng.below(i)]);
-    std::vector<Lane> lanes(static_cast<size_t>(c.lanes));
-    for (int32_t i = 0; i < c.lanes; ++i) {
-      Lane& lane = lanes[static_cast<size_t>(i)];
-      lane.num_query_tokens = c.queries;
-      lane.prefix_len = c.prefix;
-      lane.query_begin = i * c.queries;
-      lane.page_begin = i * context;
-      lane.num_pages = context;
+    std::vector<BatchEntry> entries(static_cast<size_t>(c.entries));
+    for (int32_t i = 0; i < c.entries; ++i) {
+      BatchEntry& entry = entries[static_cast<size_t>(i)];
+      entry.num_query_tokens = c.queries;
+      entry.prefix_len = c.prefix;
+      entry.query_begin = i * c.queries;
+      entry.page_begin = i * context;
+      entry.num_pages = context;
     }
     const int64_t width = kHeads * kHeadDim;
-    const std::vector<float> q = normals(rng, static_cast<int64_t>(c.lanes) * c.queries * width);
+    const std::vector<float> q = normals(rng, static_cast<int64_t>(c.entries) * c.queries * width);
     std::vector<float> out(q.size());
     AttentionArgs args = {.q = q.data(),
                           .q_stride = width,
                           .out = out.data(),
                           .out_stride = width,
                           .heads = kHeads,
-                          .lanes = lanes,
+                          .entries = entries,
                           .page_tables = tables,
                           .kv = &kv,
                           .layer = 0,
                           .scale = 0.125f};
     const Timing t = time_of(options, [&] { attention(backend, args); });
-    const double pairs = (c.prefix + (c.queries + 1) / 2.0) * c.queries * c.lanes;
+    const double pairs = (c.prefix + (c.queries + 1) / 2.0) * c.queries * c.entries;
     const double flops = 4.0 * pairs * width;
     const double bytes = 2.0 * 2 * static_cast<double>(plane);
-    report.add({fmt::format("attention lanes {} prefix {} new {}", c.lanes, c.prefix, c.queries),
-                {{"us", t.median * 1e6},
-                 {"best_us", t.best * 1e6},
-                 {"GB/s", bytes / t.median / 1e9},
-                 {"%read", 100 * bytes / t.median / read_rate},
-                 {"GFLOP/s", flops / t.median / 1e9},
-                 {"%f32peak", 100 * flops / t.median / peak}}});
+    report.add(
+        {fmt::format("attention entries {} prefix {} new {}", c.entries, c.prefix, c.queries),
+         {{"us", t.median * 1e6},
+          {"best_us", t.best * 1e6},
+          {"GB/s", bytes / t.median / 1e9},
+          {"%read", 100 * bytes / t.median / read_rate},
+          {"GFLOP/s", flops / t.median / 1e9},
+          {"%f32peak", 100 * flops / t.median / peak}}});
   }
 }
 

@@ -319,15 +319,15 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
     must(cudaMemcpy(table.get(), pages.data(), pages.size() * 4, cudaMemcpyDefault));
     must(cudaMemcpy(ints.get(), host, sizeof(host), cudaMemcpyDefault));
     auto* words = reinterpret_cast<int32_t*>(ints.get());
-    const LaneArrays lanes{words, words + 2, words + 3, reinterpret_cast<int32_t*>(table.get()),
-                           1,     1,         1};
+    const EntryArrays entries{words, words + 2, words + 3, reinterpret_cast<int32_t*>(table.get()),
+                              1,     1,         1};
     const AttentionShape shape{
         .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim, .page_size = 16};
     const size_t bytes = *attention_workspace_bytes(shape, 1, 1);
     const Memory scratch(bytes, 11);
     const LaunchOptions launch{bench.stream(), true};
     const auto step = [&](int) {
-      must(attention_plan(shape, lanes, scratch.get(), bytes, launch));
+      must(attention_plan(shape, entries, scratch.get(), bytes, launch));
       size_t at = 0;
       const auto product = [&](const Product& p, const Memory& from, const Memory& to) {
         const LinearArgs args = product_args(p, 1, from, weights.get(at), to, true);
@@ -359,7 +359,7 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
                              .kv_rows = words + 4},
                             launch));
         must(attention({.shape = shape,
-                        .lanes = lanes,
+                        .entries = entries,
                         .kv = planes,
                         .q = qkv.get(),
                         .q_stride = kQkv,
@@ -389,7 +389,7 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
   }
 }
 
-// Lanes in groups of `size` that share their first `tokens`, in the same pages.
+// Entries in groups of `size` that share their first `tokens`, in the same pages.
 struct SharedBy {
   int size = 0, tokens = 0;
   bool at_once = false;  // read once for the group
@@ -401,7 +401,7 @@ struct Lie {
   bool with_new = false;   // new ones besides their pages, in rows behind each other's queries
 };
 
-// One call of attention over lanes of these lengths, each of `tokens` new tokens.
+// One call of attention over entries of these lengths, each of `tokens` new tokens.
 void attention_row(Bench& bench, const std::string& name, const std::vector<int>& prefixes,
                    int tokens, int page_size, const SharedBy& by = {}, int fixed_split = 0,
                    const Lie& lie = {}) {
@@ -409,17 +409,17 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   std::vector<int32_t> begins{0}, page_begins, pages;
   int64_t positions = 0, pairs = 0;
   int32_t next_page = 0;
-  std::vector<SharedRun> runs;
-  std::vector<int32_t> members, places(prefixes.size() * 2 * kRunsOfLane, -1);
+  std::vector<SharedSegment> runs;
+  std::vector<int32_t> members, places(prefixes.size() * 2 * kSegmentsPerEntry, -1);
   for (const int prefix : prefixes) {
     begins.push_back(begins.back() + tokens);
     page_begins.push_back(static_cast<int32_t>(pages.size()));
-    const auto lane = std::ssize(page_begins) - 1;
-    const bool first = by.size == 0 || lane % by.size == 0;
+    const auto entry = std::ssize(page_begins) - 1;
+    const bool first = by.size == 0 || entry % by.size == 0;
     for (int i = 0; i < (prefix + tokens + page_size - 1) / page_size; ++i) {
       const bool shared = !first && i < by.tokens / page_size;
       pages.push_back(shared ? pages[static_cast<size_t>(
-                                   page_begins[static_cast<size_t>(lane / by.size * by.size)] + i)]
+                                   page_begins[static_cast<size_t>(entry / by.size * by.size)] + i)]
                              : next_page++);
     }
     positions += prefix + tokens - (first ? 0 : by.tokens);
@@ -427,12 +427,13 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
       if (first)
         runs.push_back({.end = by.tokens,
                         .page_begin = page_begins.back(),
-                        .first_member = static_cast<int32_t>(lane),
+                        .first_member = static_cast<int32_t>(entry),
                         .num_members = by.size});
-      places[static_cast<size_t>(lane) * 2 * kRunsOfLane] = static_cast<int32_t>(runs.size() - 1);
-      places[static_cast<size_t>(lane) * 2 * kRunsOfLane + 1] =
-          static_cast<int32_t>(lane % by.size);
-      members.push_back(static_cast<int32_t>(lane));
+      places[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry] =
+          static_cast<int32_t>(runs.size() - 1);
+      places[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry + 1] =
+          static_cast<int32_t>(entry % by.size);
+      members.push_back(static_cast<int32_t>(entry));
     }
     pairs += int64_t{tokens} * prefix + int64_t{tokens} * (tokens + 1) / 2;
   }
@@ -463,28 +464,29 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   const auto shared_numbers = device({static_cast<int32_t>(runs.size())}),
              shared_members = device(members), shared_places = device(places),
              own_begins = device(std::vector<int32_t>(prefixes.size(), by.tokens));
-  const Memory shared_runs(runs.size() * sizeof(SharedRun) + 16, 0);
-  must(cudaMemcpy(shared_runs.get(), runs.data(), runs.size() * sizeof(SharedRun),
+  const Memory shared_runs(runs.size() * sizeof(SharedSegment) + 16, 0);
+  must(cudaMemcpy(shared_runs.get(), runs.data(), runs.size() * sizeof(SharedSegment),
                   cudaMemcpyDefault));
-  LaneArrays lanes{
+  EntryArrays entries{
       ints(db),      ints(dp), ints(dpb), ints(dpages), static_cast<int32_t>(prefixes.size()),
       begins.back(), tokens};
   if (by.at_once)
-    lanes.shared = {ints(shared_numbers), reinterpret_cast<const SharedRun*>(shared_runs.get()),
-                    ints(shared_members), ints(shared_places), ints(own_begins)};
+    entries.shared = {ints(shared_numbers),
+                      reinterpret_cast<const SharedSegment*>(shared_runs.get()),
+                      ints(shared_members), ints(shared_places), ints(own_begins)};
   const AttentionShape shape{.num_heads = kHeads,
                              .num_kv_heads = kKvHeads,
                              .head_dim = kDim,
                              .page_size = page_size,
                              .fixed_split = fixed_split,
                              .max_context = std::ranges::max(prefixes) + tokens};
-  const size_t bytes = *attention_workspace_bytes(shape, lanes.num_lanes, lanes.num_tokens);
+  const size_t bytes = *attention_workspace_bytes(shape, entries.num_entries, entries.num_tokens);
   const Memory workspace(bytes, 10);
-  must(attention_plan(shape, lanes, workspace.get(), bytes, {bench.stream()}));
+  must(attention_plan(shape, entries, workspace.get(), bytes, {bench.stream()}));
   const auto call = [&](int i) {
     const size_t at = static_cast<size_t>(i % copies) * plane;
     must(attention({.shape = shape,
-                    .lanes = lanes,
+                    .entries = entries,
                     .kv = {.k = k.get(at),
                            .v = v.get(at),
                            .page_size = page_size,
@@ -537,9 +539,9 @@ void attention_rows(Bench& bench) {
     attention_row(bench, fmt::format("attention: prefill 4096, fixed {}", split), {0}, 4096, 16, {},
                   split);
   }
-  for (const int lanes : {16, 128})
-    attention_row(bench, fmt::format("attention: decode {} x 1k, pages of 1", lanes),
-                  std::vector<int>(static_cast<size_t>(lanes), 1030), 1, 1);
+  for (const int entries : {16, 128})
+    attention_row(bench, fmt::format("attention: decode {} x 1k, pages of 1", entries),
+                  std::vector<int>(static_cast<size_t>(entries), 1030), 1, 1);
   for (const int tokens : {512, 4096, 8192, 16384}) {
     attention_row(bench, fmt::format("attention: prefill {}", tokens), {0}, tokens, 16);
     attention_row(bench, fmt::format("attention: prefill {}, scattered pages of 1", tokens), {0},

@@ -278,30 +278,30 @@ TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPlaceAndNothingElse) {
       std::vector<PageId> pages(num_pages);
       std::iota(pages.begin(), pages.end(), 0);
       for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[rng_.below(i)]);
-      // One lane of a token, one of many.
-      std::vector<Lane> lanes(2);
-      lanes[0].prefix_len = 9;
-      lanes[0].num_query_tokens = 1;
-      lanes[0].num_pages = 10 / page_size + 1;
-      lanes[1].prefix_len = 2;
-      lanes[1].num_query_tokens = tokens - 1;
-      lanes[1].query_begin = 1;
-      lanes[1].page_begin = lanes[0].num_pages;
-      lanes[1].num_pages = (tokens + 1) / page_size + 1;
+      // One entry of a token, one of many.
+      std::vector<BatchEntry> entries(2);
+      entries[0].prefix_len = 9;
+      entries[0].num_query_tokens = 1;
+      entries[0].num_pages = 10 / page_size + 1;
+      entries[1].prefix_len = 2;
+      entries[1].num_query_tokens = tokens - 1;
+      entries[1].query_begin = 1;
+      entries[1].page_begin = entries[0].num_pages;
+      entries[1].num_pages = (tokens + 1) / page_size + 1;
       const std::vector<float> keys = random_floats(rng_, tokens * heads * dim);
       const std::vector<float> values = random_floats(rng_, tokens * heads * dim);
       kv_append(*backend_, {.k = keys.data(),
                             .k_stride = heads * dim,
                             .v = values.data(),
                             .v_stride = heads * dim,
-                            .lanes = lanes,
+                            .entries = entries,
                             .page_tables = pages,
                             .kv = &view,
                             .layer = 1});
       for (int32_t token = 0; token < tokens; ++token) {
-        const Lane& lane = lanes[token == 0 ? 0 : 1];
-        const int32_t position = lane.prefix_len + token - lane.query_begin;
-        const PageId page = pages[static_cast<size_t>(lane.page_begin + position / page_size)];
+        const BatchEntry& entry = entries[token == 0 ? 0 : 1];
+        const int32_t position = entry.prefix_len + token - entry.query_begin;
+        const PageId page = pages[static_cast<size_t>(entry.page_begin + position / page_size)];
         for (int32_t i = 0; i < heads * dim; ++i) {
           const auto at =
               static_cast<size_t>(page * page_stride + position % page_size * token_stride +
@@ -340,14 +340,14 @@ TEST_P(ElementwiseTest, Bfloat16RoundsAsTheScalarDoes) {
   view.num_pages = view.page_size = view.num_kv_heads = 1;
   view.head_dim = dim;
   view.page_stride = view.token_stride = view.head_stride = dim;
-  std::vector<Lane> lanes(1);
-  lanes[0].num_query_tokens = lanes[0].num_pages = 1;
+  std::vector<BatchEntry> entries(1);
+  entries[0].num_query_tokens = entries[0].num_pages = 1;
   const PageId page = 0;
   kv_append(*backend_, {.k = x.data(),
                         .k_stride = dim,
                         .v = x.data(),
                         .v_stride = dim,
-                        .lanes = lanes,
+                        .entries = entries,
                         .page_tables = {&page, 1},
                         .kv = &view,
                         .layer = 0});
@@ -377,7 +377,7 @@ TEST_P(ElementwiseTest, LogSumExp) {
     for (const double deviation : {0.1, 10.0}) {
       const std::vector<float> x = random_floats(rng_, count, deviation);
       const double expected = reference::log_sum_exp(x);
-      // exp to 4 units and sums of 64 a lane: 80 units of the sum, and the result's own rounding.
+      // exp to 4 units and sums of 64 an entry: 80 units of the sum, and the result's own rounding.
       EXPECT_NEAR(log_sum_exp(*backend_, x), expected, 80 * kUnit + 2 * kUnit * std::abs(expected));
     }
   }

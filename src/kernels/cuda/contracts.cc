@@ -15,6 +15,6 @@
 namespace espalier::kernels::cuda {
 
 static_assert(std::is_trivially_copyable_v<SlotSampling> && alignof(SlotSampling) == 8);
-static_assert(std::is_trivially_copyable_v<LaneArrays> && std::is_trivially_copyable_v<KvPlanes>);
+static_assert(std::is_trivially_copyable_v<EntryArrays> && std::is_trivially_copyable_v<KvPlanes>);
 
 }  // namespace espalier::kernels::cuda

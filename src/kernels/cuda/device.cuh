@@ -12,7 +12,7 @@ namespace espalier::kernels::cuda {
 using bf16 = __nv_bfloat16;
 
 // Blocks until the kernel before this one in the stream has ended and its writes are seen. Nothing
-// to wait for unless this kernel was launched with overlap.
+// to wait for unless this kernel was launched with PDL.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -56,7 +56,7 @@ struct Values {
 class CudaElementwise : public test::OnDevice {
  protected:
   static constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat32};
-  cuda::LaunchOptions launch(int round) const { return {.overlap = round % 2 == 1}; }
+  cuda::LaunchOptions launch(int round) const { return {.pdl = round % 2 == 1}; }
 };
 
 TEST_F(CudaElementwise, RmsNorm) {
@@ -343,26 +343,26 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
       }
 }
 
-TEST_F(CudaElementwise, TokenRowsFollowTheLanes) {
-  // Lanes of 3, 0, 1 and 2 tokens, and two lanes without tokens behind them.
+TEST_F(CudaElementwise, TokenRowsFollowTheEntries) {
+  // Entries of 3, 0, 1 and 2 tokens, and two entries without tokens behind them.
   const DeviceArray<int32_t> begin({0, 3, 3, 4, 6, 6, 6}), prefix({5, 9, 0, 31, 7, 7});
   const DeviceArray<int32_t> page_begin({0, 2, 2, 3, 0, 0}), pages({10, 20, 30, 40, 50, 60});
-  DeviceArray<int32_t> rows(8), positions(8), lanes(8);
-  ASSERT_TRUE(cuda::token_rows({.lanes = {.query_begin = begin.get(),
-                                          .prefix_len = prefix.get(),
-                                          .page_begin = page_begin.get(),
-                                          .page_tables = pages.get(),
-                                          .num_lanes = 6,
-                                          .num_tokens = 8,
-                                          .max_query_tokens = 3},
+  DeviceArray<int32_t> rows(8), positions(8), entries(8);
+  ASSERT_TRUE(cuda::token_rows({.entries = {.query_begin = begin.get(),
+                                            .prefix_len = prefix.get(),
+                                            .page_begin = page_begin.get(),
+                                            .page_tables = pages.get(),
+                                            .num_entries = 6,
+                                            .num_tokens = 8,
+                                            .max_query_tokens = 3},
                                 .page_size = 16,
                                 .kv_rows = rows.get(),
                                 .positions = positions.get(),
-                                .token_lanes = lanes.get()},
+                                .token_entries = entries.get()},
                                {})
                   .ok());
   EXPECT_EQ(positions.read(), (std::vector<int32_t>{5, 6, 7, 0, 31, 32, 0, 0}));
-  EXPECT_EQ(lanes.read(), (std::vector<int32_t>{0, 0, 0, 2, 3, 3, -1, -1}));
+  EXPECT_EQ(entries.read(), (std::vector<int32_t>{0, 0, 0, 2, 3, 3, -1, -1}));
   EXPECT_EQ(rows.read(), (std::vector<int32_t>{165, 166, 167, 480, 50 * 16 + 15, 60 * 16, -1, -1}));
 }
 
@@ -423,7 +423,7 @@ TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
         want_tables[static_cast<size_t>(begin++)] = page;
       }
     }
-    ASSERT_TRUE(cuda::bring_inputs(args, {.stream = stream, .overlap = step % 2 == 0}).ok());
+    ASSERT_TRUE(cuda::bring_inputs(args, {.stream = stream, .pdl = step % 2 == 0}).ok());
     ASSERT_EQ(cudaEventRecord(place.done, stream), cudaSuccess);
     ASSERT_EQ(cudaMemcpyAsync(snapshots.get() + size_t{kUnits} * 4 * static_cast<size_t>(step),
                               block.get(), kUnits * 16, cudaMemcpyDefault, stream),

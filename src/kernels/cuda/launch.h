@@ -29,7 +29,7 @@ Status launch_clusters(const char* operation, void (*kernel)(Params...), dim3 gr
   config.stream = launch.stream;
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (launch.overlap) {
+  if (launch.pdl) {
     ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
     if (traits.compute_capability >= 90) {
       cudaLaunchAttribute& early = attributes[config.numAttrs++];

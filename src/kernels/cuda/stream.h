@@ -7,7 +7,7 @@
 // what depends on the step (lengths, page tables, ids) is read from device memory when the graph
 // runs. Launchers may be called from any thread; two on one workspace must be on one stream.
 //
-// Where `overlap` of LaunchOptions is set the kernel is launched with programmatic dependent
+// Where `pdl` of LaunchOptions is set the kernel is launched with programmatic dependent
 // launch: it may start while the kernel before it in the stream still runs, fetches weights
 // meanwhile, and touches nothing else before that kernel has ended (but for what its arguments say
 // is there already: AttentionArgs::cached_early). The kernel before it must then not write weights.
@@ -27,7 +27,7 @@ using Stream = ::CUstream_st*;  // cudaStream_t
 
 struct LaunchOptions {
   Stream stream = nullptr;
-  bool overlap = false;
+  bool pdl = false;
 };
 
 // What the launchers ask of the current device, once for each device of the process.

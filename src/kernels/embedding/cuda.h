@@ -11,7 +11,7 @@ struct GatherArgs {
   int32_t num_rows = 0;
   int32_t dim = 0;
   const int32_t* ids = nullptr;  // [tokens]; -1: slot_tokens[token_slots[i]]
-  // The slot of each token's lane, [tokens]; read where ids[i] is -1. Either null: no id is -1.
+  // The slot of each token's entry, [tokens]; read where ids[i] is -1. Either null: no id is -1.
   const int32_t* token_slots = nullptr;
   const int32_t* slot_tokens =
       nullptr;          // [slots]: what each slot sampled last (sample() writes it)
@@ -20,8 +20,8 @@ struct GatherArgs {
   int32_t tokens = 0;
 };
 
-// out[i] = table[id], exactly; zeros where the id is not in [0, num_rows), as for a lane whose last
-// token could not be sampled.
+// out[i] = table[id], exactly; zeros where the id is not in [0, num_rows), as for an entry whose
+// last token could not be sampled.
 Status gather_rows(const GatherArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

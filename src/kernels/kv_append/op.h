@@ -18,14 +18,14 @@ struct KvAppendArgs {
   const float* v = nullptr;  // null: there is a K plane alone (latent attention)
   int64_t v_stride = 0;
 
-  std::span<const Lane> lanes;
-  std::span<const PageId> page_tables;  // the batch's; Lane::page_begin indexes it
+  std::span<const BatchEntry> entries;
+  std::span<const PageId> page_tables;  // the batch's; BatchEntry::page_begin indexes it
   const KvView* kv = nullptr;
   int32_t layer = 0;
 };
 
-// Token i of a lane goes to position prefix_len + i, rounded to the planes' type (bfloat16:
-// nearest, ties to even). REQUIRES: every lane's pages cover prefix_len + num_query_tokens.
+// Token i of an entry goes to position prefix_len + i, rounded to the planes' type (bfloat16:
+// nearest, ties to even). REQUIRES: every entry's pages cover prefix_len + num_query_tokens.
 void kv_append(CpuBackend& backend, const KvAppendArgs& args);
 
 }  // namespace espalier::kernels

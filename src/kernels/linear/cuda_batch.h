@@ -27,7 +27,7 @@ std::optional<BatchWay> batch_way(const LinearArgs& args, const DeviceTraits& tr
 // Whether batch_linear() takes these this way. norm_weight must not be set.
 bool batch_linear_takes(const LinearArgs& args, const BatchWay& way, const DeviceTraits& traits);
 
-// As Linear::run. REQUIRES: batch_linear_takes(args, way, traits). With launch.overlap the first
+// As Linear::run. REQUIRES: batch_linear_takes(args, way, traits). With launch.pdl the first
 // weights are fetched while the kernel before this one still runs. A row's result depends on that
 // row, the weights and the way alone.
 Status batch_linear(const LinearArgs& args, const BatchWay& way, const DeviceTraits& traits,

@@ -64,7 +64,7 @@ class CudaLinear : public test::OnDevice {
     }
     std::vector<float> raw;
     if (ways.empty()) {
-      const Status status = linear_->run(args, workspace.get(), bytes, {.overlap = overlap});
+      const Status status = linear_->run(args, workspace.get(), bytes, {.pdl = overlap});
       ASSERT_TRUE(status.ok()) << status.message();
       raw = dy.read();
     }
@@ -135,7 +135,7 @@ class CudaLinear : public test::OnDevice {
       cudaMemset(dy.get(), 0xff, dy.size() * 4);
       for (int times = 0; times < 2; ++times) {  // the second right behind the first
         const Status status =
-            cuda::batch_linear(args, way, *cuda::device_traits(), {.overlap = overlap});
+            cuda::batch_linear(args, way, *cuda::device_traits(), {.pdl = overlap});
         ASSERT_TRUE(status.ok()) << status.message();
       }
       raw = dy.read();
@@ -268,7 +268,7 @@ TEST_F(CudaLinear, BatchesLaunchedEarlyWaitForTheirInputs) {
                                   .residual = i < 2 ? nullptr : y.get() + (i - 2) * kRows * kWide};
       const cuda::BatchWay way{.groups = i % 3 == 0 ? 4 : i % 3 == 1 ? 1 : 10, .splits = i % 2 + 1};
       ASSERT_TRUE(cuda::batch_linear_takes(args, way, traits));
-      ASSERT_TRUE(cuda::batch_linear(args, way, traits, {.overlap = overlap}).ok());
+      ASSERT_TRUE(cuda::batch_linear(args, way, traits, {.pdl = overlap}).ok());
     }
     const auto got = y.read();
     if (want.empty()) want = got;

@@ -1,10 +1,10 @@
 // A few blocks read pinned memory; what a thread reads first it has asked for before it waits for
 // the kernel before.
 //
-// A decode step of 16 lanes brings a kilobyte: one way over the bus and back, 2.7 us on an H200,
+// A decode step of 16 entries brings a kilobyte: one way over the bus and back, 2.7 us on an H200,
 // and no copy that the stream would have to wait for between two steps (one of the whole block, 200
 // KB, took 6.5 us and as much again until the next kernel began). Its page tables get one entry a
-// lane, each with its run, which is asked for at the same time. A prefill brings some 100 KB, and
+// entry, each with its run, which is asked for at the same time. A prefill brings some 100 KB, and
 // runs of many entries: all blocks take their share, with the runs in shared memory.
 #include <algorithm>
 

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <set>
 
-#include "engine/exact_search.h"
+#include "engine/requests/exact_search.h"
 #include "lang/backends/engine_answer.h"
 
 namespace espalier::lang {

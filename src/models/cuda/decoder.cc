@@ -166,7 +166,7 @@ Status CudaDecoder::finish_loading() {
 
 kc::LaunchOptions CudaDecoder::on(const cuda::Stream& stream) {
   const bool early = std::exchange(next_early_, false) || launches_early_;
-  return {.stream = stream.get(), .overlap = early};
+  return {.stream = stream.get(), .pdl = early};
 }
 
 KvType CudaDecoder::kv_type() const {
@@ -212,7 +212,7 @@ kc::AttentionShape CudaDecoder::shape_of(size_t layer, int32_t page_size) const 
                            .type = weights_.type};
   if (deterministic_context_ > 0) {
     shape.max_context = deterministic_context_;
-    shape.fixed_split = kc::fixed_split(shape, max_lanes_, deterministic_context_);
+    shape.fixed_split = kc::fixed_split(shape, max_entries_, deterministic_context_);
   }
   return shape;
 }
@@ -220,7 +220,7 @@ kc::AttentionShape CudaDecoder::shape_of(size_t layer, int32_t page_size) const 
 Result<std::optional<kc::AttentionShape>> CudaDecoder::shared_attention(int32_t page_size) const {
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     const kc::AttentionShape shape = shape_of(layer, page_size);
-    ESP_ASSIGN_OR_RETURN(const bool shares, kc::shares_runs(shape));
+    ESP_ASSIGN_OR_RETURN(const bool shares, kc::shares_segments(shape));
     if (shares) return std::optional(shape);
   }
   return std::optional<kc::AttentionShape>();
@@ -248,7 +248,7 @@ std::vector<kc::LinearArgs> CudaDecoder::products() const {
   }
   add(weights_.head, false);
   out.back().out_type = DType::kFloat32;
-  out.back().rows = max_lanes_;
+  out.back().rows = max_entries_;
   return out;
 }
 
@@ -278,7 +278,7 @@ std::vector<kc::LinearArgs> CudaDecoder::products_to_tune(float* logits) const {
       gate_up.y_stride = gate_up.out_features;
       add(layer.down, mlp_, kept_, layer.down_bias, true);
     }
-    if (rows > max_lanes_) continue;
+    if (rows > max_entries_) continue;
     add(weights_.head, hidden_, reinterpret_cast<std::byte*>(logits), nullptr, false).out_type =
         DType::kFloat32;
   }
@@ -301,12 +301,12 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   return Status();
 }
 
-Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_size) {
-  if (max_tokens < 1 || max_lanes < 1) {
-    return invalid_argument("a batch of {} tokens in {} lanes is none", max_tokens, max_lanes);
+Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t page_size) {
+  if (max_tokens < 1 || max_entries < 1) {
+    return invalid_argument("a batch of {} tokens in {} entries is none", max_tokens, max_entries);
   }
   max_tokens_ = max_tokens;
-  max_lanes_ = max_lanes;
+  max_entries_ = max_entries;
   std::vector<kc::LinearArgs> shapes = products();
   linear_scratch_bytes_ = static_cast<int64_t>(linear_->workspace_bytes(shapes, max_tokens));
   // Few rows are normed on their way into a product.
@@ -315,10 +315,10 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_
       std::max(linear_scratch_bytes_,
                static_cast<int64_t>(linear_->workspace_bytes(shapes, kc::kSmallRows)));
   stack_workspace_bytes_ = 0;
-  if (const kc::LayerStackShape shape = stack_shape(); deterministic_context_ == 0 &&
-                                                       kc::layer_stack_takes(shape) &&
-                                                       kc::layer_stack_takes_pages(page_size)) {
-    ESP_ASSIGN_OR_RETURN(const size_t bytes, kc::layer_stack_workspace_bytes(shape));
+  if (const kc::MegakernelShape shape = stack_shape();
+      deterministic_context_ == 0 && kc::megakernel_supports(shape) &&
+      kc::megakernel_supports_page_size(page_size)) {
+    ESP_ASSIGN_OR_RETURN(const size_t bytes, kc::megakernel_workspace_bytes(shape));
     stack_workspace_bytes_ = static_cast<int64_t>(bytes);
     const int64_t token_bytes = int64_t{4} * shape.num_kv_heads * shape.head_dim;
     stack_context_max_ = all_layers_have_windows()
@@ -333,7 +333,7 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_
   cuda::Arena arena(scratch_.data());
   lay_out(arena);
   ESP_RETURN_IF_ERROR(lay_out_attention(arena, page_size));
-  // Rows that no lane of a padded step writes are read all the same: finite, so that nothing
+  // Rows that no entry of a padded step writes are read all the same: finite, so that nothing
   // slower than usual happens.
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(scratch_.data(), 0, scratch_.size_bytes(), stream));
@@ -380,7 +380,7 @@ Status CudaDecoder::lay_out_attention(cuda::Arena& arena, int32_t page_size) {
     group_of_.push_back(static_cast<size_t>(known - groups_.begin()));
     if (known != groups_.end()) continue;
     ESP_ASSIGN_OR_RETURN(const size_t bytes,
-                         kc::attention_workspace_bytes(shape, max_lanes_, max_tokens_));
+                         kc::attention_workspace_bytes(shape, max_entries_, max_tokens_));
     const auto size = static_cast<int64_t>(bytes);
     groups_.push_back({shape, arena.take<std::byte>(size), size});
   }
@@ -388,18 +388,18 @@ Status CudaDecoder::lay_out_attention(cuda::Arena& arena, int32_t page_size) {
 }
 
 Status CudaDecoder::plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
-  ESP_RETURN_IF_ERROR(kc::token_rows({.lanes = step.lanes,
+  ESP_RETURN_IF_ERROR(kc::token_rows({.entries = step.entries,
                                       .page_size = kv.page_size,
                                       .kv_rows = kv_rows_,
                                       .positions = positions_},
                                      on(stream)));
-  if (window_kv_rows_ != nullptr && step.window_lanes.page_tables != nullptr) {
+  if (window_kv_rows_ != nullptr && step.window_entries.page_tables != nullptr) {
     ESP_RETURN_IF_ERROR(kc::token_rows(
-        {.lanes = step.window_lanes, .page_size = kv.page_size, .kv_rows = window_kv_rows_},
+        {.entries = step.window_entries, .page_size = kv.page_size, .kv_rows = window_kv_rows_},
         on(stream)));
   }
   for (const AttentionGroup& group : groups_) {
-    ESP_RETURN_IF_ERROR(kc::attention_plan(group.shape, lanes_of(group.shape, step),
+    ESP_RETURN_IF_ERROR(kc::attention_plan(group.shape, entries_of(group.shape, step),
                                            group.workspace,
                                            static_cast<size_t>(group.workspace_bytes), on(stream)));
   }
@@ -407,11 +407,11 @@ Status CudaDecoder::plan(const CudaStep& step, const KvView& kv, const cuda::Str
 }
 
 Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
-  ESP_CHECK(step.lanes.num_tokens <= max_tokens_ && step.lanes.num_lanes <= max_lanes_,
-            "{} tokens in {} lanes, reserved {} in {}", step.lanes.num_tokens, step.lanes.num_lanes,
-            max_tokens_, max_lanes_);
-  launches_early_ =
-      early_launch_ && step.lanes.max_query_tokens == 1 && step.lanes.num_tokens >= kEarlyTokens;
+  ESP_CHECK(step.entries.num_tokens <= max_tokens_ && step.entries.num_entries <= max_entries_,
+            "{} tokens in {} entries, reserved {} in {}", step.entries.num_tokens,
+            step.entries.num_entries, max_tokens_, max_entries_);
+  launches_early_ = early_launch_ && step.entries.max_query_tokens == 1 &&
+                    step.entries.num_tokens >= kEarlyTokens;
   next_early_ = false;
   if (stack_takes(step)) return run_stack(step, kv, stream);
   ESP_RETURN_IF_ERROR(plan(step, kv, stream));
@@ -426,7 +426,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
 // that was enqueued before it has ended, so what starts after it, early or not, finds the plan and
 // the cached keys there: AttentionArgs::cached_early.
 Status CudaDecoder::embed(const CudaStep& step, const cuda::Stream& stream) {
-  const int32_t tokens = step.lanes.num_tokens;
+  const int32_t tokens = step.entries.num_tokens;
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
                                        .table = weights_.embedding.data,
                                        .num_rows = spec_.vocab_size,
@@ -502,7 +502,7 @@ Status CudaDecoder::normed_product(const std::optional<NormSpec>& norm, const vo
 }
 
 // No layers where they do not all have one shape, or have parts that the one kernel leaves out.
-kc::LayerStackShape CudaDecoder::stack_shape() const {
+kc::MegakernelShape CudaDecoder::stack_shape() const {
   const LayerSpec& first = spec_.layers.front();
   const DecoderFaults& faults = spec_.faults;
   if (weights_.type != DType::kBFloat16 || faults.drop_attention_residual ||
@@ -535,10 +535,10 @@ kc::LayerStackShape CudaDecoder::stack_shape() const {
 }
 
 bool CudaDecoder::stack_takes(const CudaStep& step) const {
-  return stack_on_ && stack_workspace_ != nullptr && step.lanes.num_tokens == 1 &&
-         step.lanes.num_lanes == 1 && step.num_rows <= 1 &&
+  return stack_on_ && stack_workspace_ != nullptr && step.entries.num_tokens == 1 &&
+         step.entries.num_entries == 1 && step.num_rows <= 1 &&
          step.max_prefix_len < stack_context_max_ &&
-         (step.window_lanes.page_tables == nullptr || all_layers_have_windows());
+         (step.window_entries.page_tables == nullptr || all_layers_have_windows());
 }
 
 // The one kernel reads one page table.
@@ -582,23 +582,23 @@ Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda
   }
   x_ = hidden_;
   ++num_stack_steps_;
-  return kc::layer_stack({.shape = stack_shape(),
-                          .layers = layers,
-                          .ids = step.ids,
-                          .token_slots = step.token_slots,
-                          .slot_tokens = step.slot_tokens,
-                          .embedding = weights_.embedding.data,
-                          .vocab_size = spec_.vocab_size,
-                          .lanes = lanes_of(groups_[group_of_[0]].shape, step),
-                          .kv = planes_of(kv, 0),
-                          .out = hidden_,
-                          .workspace = stack_workspace_,
-                          .workspace_bytes = static_cast<size_t>(stack_workspace_bytes_)},
-                         on(stream));
+  return kc::megakernel({.shape = stack_shape(),
+                         .layers = layers,
+                         .ids = step.ids,
+                         .token_slots = step.token_slots,
+                         .slot_tokens = step.slot_tokens,
+                         .embedding = weights_.embedding.data,
+                         .vocab_size = spec_.vocab_size,
+                         .entries = entries_of(groups_[group_of_[0]].shape, step),
+                         .kv = planes_of(kv, 0),
+                         .out = hidden_,
+                         .workspace = stack_workspace_,
+                         .workspace_bytes = static_cast<size_t>(stack_workspace_bytes_)},
+                        on(stream));
 }
 
 Status CudaDecoder::logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream) {
-  ESP_CHECK(count <= max_lanes_, "{} rows of logits, reserved {}", count, max_lanes_);
+  ESP_CHECK(count <= max_entries_, "{} rows of logits, reserved {}", count, max_entries_);
   kc::LinearArgs head = product_args(weights_.head, count);
   head.x = x_ + static_cast<int64_t>(first) * spec_.hidden_size *
                     static_cast<int64_t>(dtype_size(weights_.type));

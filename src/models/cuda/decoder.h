@@ -11,10 +11,10 @@
 
 #include "base/status.h"
 #include "kernels/attention/cuda.h"
-#include "kernels/experts/cuda.h"
-#include "kernels/experts/cuda_few.h"
-#include "kernels/layer_stack/cuda.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/megakernel/cuda.h"
+#include "kernels/moe/cuda.h"
+#include "kernels/moe/cuda_small_batch.h"
 #include "models/cuda/weights.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
@@ -27,18 +27,18 @@ namespace espalier {
 
 // One step, in device memory.
 struct CudaStep {
-  const int32_t* ids = nullptr;          // [lanes.num_tokens], or -1: slot_tokens of token_slots
-  const int32_t* token_slots = nullptr;  // [lanes.num_tokens]
+  const int32_t* ids = nullptr;          // [entries.num_tokens], or -1: slot_tokens of token_slots
+  const int32_t* token_slots = nullptr;  // [entries.num_tokens]
   const int32_t* slot_tokens = nullptr;  // [slots]: what each slot sampled last
-  kernels::cuda::LaneArrays lanes;
-  // The same lanes with the page tables of layers that see a sliding window, where these have pages
-  // of their own (see ForwardBatch); else without page_tables.
-  kernels::cuda::LaneArrays window_lanes;
+  kernels::cuda::EntryArrays entries;
+  // The same entries with the page tables of layers that see a sliding window, where these have
+  // pages of their own (see ForwardBatch); else without page_tables.
+  kernels::cuda::EntryArrays window_entries;
   // The tokens whose final hidden state is wanted, [num_rows], in the order in which logits()
-  // counts them. Null: all of them (num_rows == lanes.num_tokens).
+  // counts them. Null: all of them (num_rows == entries.num_tokens).
   const int32_t* rows = nullptr;
   int32_t num_rows = 0;
-  int32_t max_prefix_len = 0;  // of one lane: tokens that attention finds cached
+  int32_t max_prefix_len = 0;  // of one entry: tokens that attention finds cached
 };
 
 // Not thread-safe: one thread enqueues, on one stream.
@@ -56,23 +56,24 @@ class CudaDecoder {
 
   const ModelInfo& info() const { return info_; }
   KvType kv_type() const;
-  // The shape of the first layers whose attention can read what lanes share once; none: no layer's.
+  // The shape of the first layers whose attention can read what entries share once; none: no
+  // layer's.
   Result<std::optional<kernels::cuda::AttentionShape>> shared_attention(int32_t page_size) const;
   // Between rows of logits: vocab_size rounded up; what lies beyond vocab_size means nothing.
   int32_t logits_stride() const { return weights_.head.out_features; }
 
   // Sizes all scratch, for steps of at most this, on pages of page_size tokens.
-  Status reserve(int32_t max_tokens, int32_t max_lanes, int32_t page_size);
+  Status reserve(int32_t max_tokens, int32_t max_entries, int32_t page_size);
   // Chooses how products are computed at the numbers of rows that steps have, by measuring what
-  // this GPU's cache of choices does not know. logits: room for max_lanes rows. After reserve().
+  // this GPU's cache of choices does not know. logits: room for max_entries rows. After reserve().
   Status tune(float* logits, const cuda::Stream& stream);
   int64_t scratch_bytes() const { return scratch_.size_bytes(); }
 
   // Runs the layers of a step of one token in one kernel where the model's shape allows it (on by
   // default); off: kernel by kernel, as steps of more tokens.
-  void set_layer_stack(bool on) { stack_on_ = on; }
-  bool has_layer_stack() const { return stack_workspace_ != nullptr; }  // after reserve()
-  int64_t num_stack_steps() const { return num_stack_steps_; }          // enqueued so far
+  void set_megakernel(bool on) { stack_on_ = on; }
+  bool has_megakernel() const { return stack_workspace_ != nullptr; }  // after reserve()
+  int64_t num_stack_steps() const { return num_stack_steps_; }         // enqueued so far
   // Tokens cached from which on one request's layers run kernel by kernel all the same: the one
   // kernel reads long caches slower.
   int32_t stack_context_max() const { return stack_context_max_; }
@@ -85,10 +86,10 @@ class CudaDecoder {
   // shape, slower. Sequences have at most max_context tokens. Before reserve(), once.
   void set_deterministic(int32_t max_context);
 
-  // Embedding to last layer; keys and values are written to the pages that the lanes name.
+  // Embedding to last layer; keys and values are written to the pages that the entries name.
   Status forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
   // Logits of rows [first, first + count) of the step before, float32 to out,
-  // [count, logits_stride()]. count: at most max_lanes.
+  // [count, logits_stride()]. count: at most max_entries.
   Status logits(int32_t first, int32_t count, float* out, const cuda::Stream& stream);
 
  private:
@@ -103,11 +104,11 @@ class CudaDecoder {
   std::vector<kernels::cuda::LinearArgs> products_to_tune(float* logits) const;
   kernels::cuda::AttentionShape shape_of(size_t layer, int32_t page_size) const;
 
-  // The lanes with the page tables that layers of a shape read.
-  static const kernels::cuda::LaneArrays& lanes_of(const kernels::cuda::AttentionShape& shape,
-                                                   const CudaStep& step);
+  // The entries with the page tables that layers of a shape read.
+  static const kernels::cuda::EntryArrays& entries_of(const kernels::cuda::AttentionShape& shape,
+                                                      const CudaStep& step);
   Status plan(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
-  kernels::cuda::LayerStackShape stack_shape() const;
+  kernels::cuda::MegakernelShape stack_shape() const;
   bool stack_takes(const CudaStep& step) const;
   bool all_layers_have_windows() const;
   Status run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream);
@@ -132,9 +133,10 @@ class CudaDecoder {
                                                 const std::byte* x, int32_t rows,
                                                 const cuda::Stream& stream);
   Status run_experts(size_t layer, int32_t rows, const cuda::Stream& stream);
-  kernels::cuda::FewExpertsArgs few_experts_args(size_t layer, int32_t rows, std::byte* to,
-                                                 bool keeps) const;
-  Result<bool> takes_few_experts(size_t layer, const kernels::cuda::FewExpertsArgs& args) const;
+  kernels::cuda::SmallBatchMoeArgs small_batch_moe_args(size_t layer, int32_t rows, std::byte* to,
+                                                        bool keeps) const;
+  Result<bool> takes_small_batch_moe(size_t layer,
+                                     const kernels::cuda::SmallBatchMoeArgs& args) const;
   Status finish_experts(size_t layer, std::byte* branch, int32_t rows, const cuda::Stream& stream);
   Status run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights& weights, const std::byte* x,
                     int32_t rows, const cuda::Stream& stream);
@@ -164,7 +166,7 @@ class CudaDecoder {
 
   // Scratch, one block, of the weights' type unless said; T = max_tokens.
   cuda::DeviceBuffer scratch_;
-  int32_t max_tokens_ = 0, max_lanes_ = 0;
+  int32_t max_tokens_ = 0, max_entries_ = 0;
   bool early_launch_ = false, launches_early_ = false;  // allowed; of the step that is enqueued
   bool next_early_ = false;  // the next kernel of any step: the one in front of it allows for it
   bool stack_on_ = true;

@@ -1,8 +1,8 @@
 // The attention blocks of CudaDecoder: queries, keys and values of x, or latents of them.
 #include "kernels/activation/cuda.h"
 #include "kernels/embedding/cuda.h"
-#include "kernels/experts/cuda.h"
 #include "kernels/kv_append/cuda.h"
+#include "kernels/moe/cuda.h"
 #include "models/cuda/decoder.h"
 #include "models/cuda/decoder_parts.h"
 
@@ -16,7 +16,7 @@ namespace kc = kernels::cuda;
 Status CudaDecoder::run_layer(size_t layer, const CudaStep& step, const KvView& kv,
                               const cuda::Stream& stream) {
   const AttentionSpec& a = spec_.layers[layer].attention;
-  const int32_t tokens = step.lanes.num_tokens;
+  const int32_t tokens = step.entries.num_tokens;
   ESP_RETURN_IF_ERROR(a.latent ? project_latent(layer, tokens, stream)
                                : project(layer, tokens, stream));
   ESP_RETURN_IF_ERROR(append(layer, step, kv, stream));
@@ -117,10 +117,10 @@ Status CudaDecoder::project_latent(size_t layer, int32_t tokens, const cuda::Str
 }
 
 // Where a step's new keys stay besides their pages, with the values behind them: where they came
-// from. Null where attention has no use for them: prompts read them, decode lanes read pages.
+// from. Null where attention has no use for them: prompts read them, decode entries read pages.
 std::byte* CudaDecoder::new_keys(size_t layer, const CudaStep& step) const {
   const AttentionSpec& a = spec_.layers[layer].attention;
-  if (a.latent || step.lanes.max_query_tokens == 1) return nullptr;
+  if (a.latent || step.entries.max_query_tokens == 1) return nullptr;
   return qkv_ + a.q_dim() * static_cast<int64_t>(dtype_size(weights_.type));
 }
 
@@ -131,7 +131,7 @@ Status CudaDecoder::append(size_t layer, const CudaStep& step, const KvView& kv,
   const CudaLayerWeights& weights = weights_.layers[layer];
   const auto size = static_cast<int64_t>(dtype_size(weights_.type));
   std::byte* k = qkv_ + a.q_dim() * size;
-  const bool in_window_pages = a.sliding_window > 0 && step.window_lanes.page_tables != nullptr;
+  const bool in_window_pages = a.sliding_window > 0 && step.window_entries.page_tables != nullptr;
   kc::QkRopeAppendArgs append{.type = weights_.type,
                               .q = qkv_,
                               .q_stride = qkv_width(a),
@@ -140,7 +140,7 @@ Status CudaDecoder::append(size_t layer, const CudaStep& step, const KvView& kv,
                               .new_k = new_keys(layer, step),
                               .v = a.latent ? nullptr : k + a.kv_dim() * size,
                               .v_stride = qkv_width(a),
-                              .tokens = step.lanes.num_tokens,
+                              .tokens = step.entries.num_tokens,
                               .num_heads = a.num_heads,
                               .positions = positions_,
                               .kv = planes_of(kv, layer),
@@ -162,9 +162,10 @@ Status CudaDecoder::append(size_t layer, const CudaStep& step, const KvView& kv,
   return kc::qk_rope_append(append, on(stream));
 }
 
-const kc::LaneArrays& CudaDecoder::lanes_of(const kc::AttentionShape& shape, const CudaStep& step) {
-  const bool own = shape.sliding_window > 0 && step.window_lanes.page_tables != nullptr;
-  return own ? step.window_lanes : step.lanes;
+const kc::EntryArrays& CudaDecoder::entries_of(const kc::AttentionShape& shape,
+                                               const CudaStep& step) {
+  const bool own = shape.sliding_window > 0 && step.window_entries.page_tables != nullptr;
+  return own ? step.window_entries : step.entries;
 }
 
 // x += output(attention(q)), then the MLP; in the last layer only of the rows that are wanted.
@@ -177,7 +178,7 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
   const std::byte* new_k = new_keys(layer, step);
   ESP_RETURN_IF_ERROR(
       kc::attention({.shape = group.shape,
-                     .lanes = lanes_of(group.shape, step),
+                     .entries = entries_of(group.shape, step),
                      .kv = planes_of(kv, layer),
                      .new_k = new_k,
                      .new_v = new_k == nullptr ? nullptr : new_k + a.kv_dim() * size,
@@ -191,11 +192,11 @@ Status CudaDecoder::attend(size_t layer, const CudaStep& step, const KvView& kv,
                      .sinks = weights.sinks,
                      .workspace = group.workspace,
                      .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
-                     // embed() ended all before it; and what lanes share was computed by
-                     // steps before this one, so no lane writes below another's prefix_len.
+                     // embed() ended all before it; and what entries share was computed by
+                     // steps before this one, so no entry writes below another's prefix_len.
                      .cached_early = launches_early_},
                     on(stream)));
-  kc::LinearArgs output = product_args(weights.attention_output, step.lanes.num_tokens);
+  kc::LinearArgs output = product_args(weights.attention_output, step.entries.num_tokens);
   output.x = attended_;
   if (layer + 1 == spec_.layers.size() && step.rows != nullptr) {
     ESP_RETURN_IF_ERROR(keep_wanted_rows(layer, step, stream));
@@ -220,7 +221,7 @@ Status CudaDecoder::keep_wanted_rows(size_t layer, const CudaStep& step,
   const auto keep = [&](const std::byte* from, int32_t dim, std::byte* to) {
     return kc::gather_rows({.type = weights_.type,
                             .table = from,
-                            .num_rows = step.lanes.num_tokens,
+                            .num_rows = step.entries.num_tokens,
                             .dim = dim,
                             .ids = step.rows,
                             .out = to,

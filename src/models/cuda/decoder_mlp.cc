@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/activation/cuda.h"
-#include "kernels/experts/cuda.h"
-#include "kernels/experts/cuda_few.h"
+#include "kernels/moe/cuda.h"
+#include "kernels/moe/cuda_small_batch.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/router/cuda.h"
 #include "models/cuda/decoder.h"
@@ -107,12 +107,12 @@ Status CudaDecoder::run_experts(size_t layer, int32_t rows, const cuda::Stream& 
   const bool keeps = direct && !faults.drop_mlp_residual;
   std::byte* to = direct || faults.drop_mlp_residual ? stream_x : normed_;
   const bool shared = spec.shared && !faults.drop_shared_expert;
-  const kc::FewExpertsArgs few = few_experts_args(layer, rows, to, keeps);
-  ESP_ASSIGN_OR_RETURN(const bool takes, takes_few_experts(layer, few));
+  const kc::SmallBatchMoeArgs few = small_batch_moe_args(layer, rows, to, keeps);
+  ESP_ASSIGN_OR_RETURN(const bool takes, takes_small_batch_moe(layer, few));
   if (takes) {
     kc::LaunchOptions launch = on(stream);
-    launch.overlap |= early_launch_;
-    ESP_RETURN_IF_ERROR(kc::few_experts(few, launch));
+    launch.pdl |= early_launch_;
+    ESP_RETURN_IF_ERROR(kc::small_batch_moe(few, launch));
     next_early_ = early_launch_;
     return direct ? Status() : finish_experts(layer, to, rows, stream);
   }
@@ -169,34 +169,34 @@ Status CudaDecoder::finish_experts(size_t layer, std::byte* branch, int32_t rows
 }
 
 // The layer's experts as one operation; to `to`, on top of x where it `keeps` that.
-kc::FewExpertsArgs CudaDecoder::few_experts_args(size_t layer, int32_t rows, std::byte* to,
-                                                 bool keeps) const {
+kc::SmallBatchMoeArgs CudaDecoder::small_batch_moe_args(size_t layer, int32_t rows, std::byte* to,
+                                                        bool keeps) const {
   const LayerSpec& layer_spec = spec_.layers[layer];
   const ExpertsSpec& spec = *layer_spec.experts;
   const CudaLayerWeights& weights = weights_.layers[layer];
-  kc::FewExpertsArgs args{.type = weights_.type,
-                          .rows = rows,
-                          .dim = spec_.hidden_size,
-                          .x = x_,
-                          .router = spec.router,
-                          .router_weights = weights.experts.router,
-                          .router_bias = weights.experts.router_bias,
-                          .correction = weights.experts.router_correction,
-                          .ffn = spec.expert.intermediate_size,
-                          .activation = spec.expert.activation,
-                          .limit = spec.expert.activation_limit,
-                          .gate_up = weights.experts.gate_up,
-                          .gate_up_bias = weights.experts.gate_up_bias,
-                          .down = weights.experts.down,
-                          .down_bias = weights.experts.down_bias,
-                          .residual = keeps ? x_ : nullptr,
-                          .y = to,
-                          .scale = keeps ? spec_.residual_scale : 1.0f,
-                          .normed = normed_,
-                          .scores = experts_.scores,
-                          .shared_gate = experts_.shared_gate,
-                          .inner = experts_.gate_up,
-                          .shared_inner = mlp_};
+  kc::SmallBatchMoeArgs args{.type = weights_.type,
+                             .rows = rows,
+                             .dim = spec_.hidden_size,
+                             .x = x_,
+                             .router = spec.router,
+                             .router_weights = weights.experts.router,
+                             .router_bias = weights.experts.router_bias,
+                             .correction = weights.experts.router_correction,
+                             .ffn = spec.expert.intermediate_size,
+                             .activation = spec.expert.activation,
+                             .limit = spec.expert.activation_limit,
+                             .gate_up = weights.experts.gate_up,
+                             .gate_up_bias = weights.experts.gate_up_bias,
+                             .down = weights.experts.down,
+                             .down_bias = weights.experts.down_bias,
+                             .residual = keeps ? x_ : nullptr,
+                             .y = to,
+                             .scale = keeps ? spec_.residual_scale : 1.0f,
+                             .normed = normed_,
+                             .scores = experts_.scores,
+                             .shared_gate = experts_.shared_gate,
+                             .inner = experts_.gate_up,
+                             .shared_inner = mlp_};
   if (const auto& norm = layer_spec.post_attention_norm) {
     args.norm_weight = weights.post_attention_norm;
     args.norm_epsilon = norm->epsilon;
@@ -213,7 +213,8 @@ kc::FewExpertsArgs CudaDecoder::few_experts_args(size_t layer, int32_t rows, std
 
 // What that operation has no words for goes the way of many rows: layer norms, shared experts
 // unlike the others, and steps whose rows may not depend on how many there are.
-Result<bool> CudaDecoder::takes_few_experts(size_t layer, const kc::FewExpertsArgs& args) const {
+Result<bool> CudaDecoder::takes_small_batch_moe(size_t layer,
+                                                const kc::SmallBatchMoeArgs& args) const {
   const LayerSpec& layer_spec = spec_.layers[layer];
   const ExpertsSpec& spec = *layer_spec.experts;
   const auto& norm = layer_spec.post_attention_norm;
@@ -224,7 +225,7 @@ Result<bool> CudaDecoder::takes_few_experts(size_t layer, const kc::FewExpertsAr
                   shared->activation_limit != spec.expert.activation_limit))) {
     return false;
   }
-  return kc::few_experts_take(args);
+  return kc::small_batch_moe_supports(args);
 }
 
 // Of every choice what its expert makes of its row: to experts_.down, by slot.

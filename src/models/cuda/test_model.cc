@@ -25,19 +25,19 @@ CudaTestModel::CudaTestModel(std::unique_ptr<CudaDecoder> decoder)
       stream_(must(cuda::Stream::create())),
       inputs_(must(cuda::DeviceBuffer::allocate(kInputBytes, "a test's inputs"))) {}
 
-Status CudaTestModel::reserve(int32_t max_tokens, int32_t max_lanes) {
+Status CudaTestModel::reserve(int32_t max_tokens, int32_t max_entries) {
   max_tokens_ = max_tokens;
-  max_lanes_ = max_lanes;
+  max_entries_ = max_entries;
   page_size_ = 0;
-  ESP_ASSIGN_OR_RETURN(
-      logits_, cuda::DeviceBuffer::allocate(4ll * max_lanes * decoder_->logits_stride(), "logits"));
+  ESP_ASSIGN_OR_RETURN(logits_, cuda::DeviceBuffer::allocate(
+                                    4ll * max_entries * decoder_->logits_stride(), "logits"));
   return Status();
 }
 
 const KvView& CudaTestModel::device_view(const KvView& host) {
   if (page_size_ != host.page_size) {
     page_size_ = host.page_size;
-    must(decoder_->reserve(max_tokens_, max_lanes_, page_size_));
+    must(decoder_->reserve(max_tokens_, max_entries_, page_size_));
   }
   if (view_of_ == host.layers[0].k && view_.num_pages == host.num_pages) return view_;
   view_of_ = host.layers[0].k;
@@ -69,38 +69,38 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
                                std::vector<Row>& rows) {
   std::vector<int32_t> query_begin, prefix_len, page_begin, wanted;
   CudaStep step;
-  for (const Lane& lane : batch.lanes) {
-    query_begin.push_back(lane.query_begin);
-    prefix_len.push_back(lane.prefix_len);
-    page_begin.push_back(lane.page_begin);
-    step.lanes.max_query_tokens = std::max(step.lanes.max_query_tokens, lane.num_query_tokens);
-    step.max_prefix_len = std::max(step.max_prefix_len, lane.prefix_len);
+  for (const BatchEntry& entry : batch.entries) {
+    query_begin.push_back(entry.query_begin);
+    prefix_len.push_back(entry.prefix_len);
+    page_begin.push_back(entry.page_begin);
+    step.entries.max_query_tokens = std::max(step.entries.max_query_tokens, entry.num_query_tokens);
+    step.max_prefix_len = std::max(step.max_prefix_len, entry.prefix_len);
   }
   query_begin.push_back(batch.num_tokens());
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
-    if (!lane.sample) continue;
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    if (!entry.sample) continue;
     rows.push_back({static_cast<int32_t>(i), -1});
-    wanted.push_back(lane.query_begin + lane.num_query_tokens - 1);
+    wanted.push_back(entry.query_begin + entry.num_query_tokens - 1);
   }
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
-    for (int32_t t = 0; t < static_cast<int32_t>(lane.input_logprob_targets.size()); ++t) {
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    for (int32_t t = 0; t < static_cast<int32_t>(entry.input_logprob_targets.size()); ++t) {
       rows.push_back({static_cast<int32_t>(i), t});
-      wanted.push_back(lane.query_begin + lane.input_logprob_begin + t);
+      wanted.push_back(entry.query_begin + entry.input_logprob_begin + t);
     }
   }
   inputs_arena_ = cuda::Arena(inputs_.data());
   step.ids = put(token_ids);
-  step.lanes.query_begin = put(query_begin);
-  step.lanes.prefix_len = put(prefix_len);
-  step.lanes.page_begin = put(page_begin);
-  step.lanes.page_tables = put(batch.page_tables);
-  step.lanes.num_lanes = static_cast<int32_t>(batch.lanes.size());
-  step.lanes.num_tokens = batch.num_tokens();
+  step.entries.query_begin = put(query_begin);
+  step.entries.prefix_len = put(prefix_len);
+  step.entries.page_begin = put(page_begin);
+  step.entries.page_tables = put(batch.page_tables);
+  step.entries.num_entries = static_cast<int32_t>(batch.entries.size());
+  step.entries.num_tokens = batch.num_tokens();
   if (windows_own_pages_) {
-    step.window_lanes = step.lanes;
-    step.lanes.page_tables = put(std::vector<int32_t>(batch.page_tables.size(), 0));
+    step.window_entries = step.entries;
+    step.entries.page_tables = put(std::vector<int32_t>(batch.page_tables.size(), 0));
   }
   step.rows = put(wanted);
   step.num_rows = static_cast<int32_t>(wanted.size());
@@ -117,8 +117,8 @@ ForwardOutput CudaTestModel::forward(const ForwardBatch& batch, std::span<const 
   const auto stride = static_cast<size_t>(decoder_->logits_stride());
   sample_logits_.clear();
   auto* device = reinterpret_cast<float*>(logits_.data());
-  for (int32_t first = 0; first < step.num_rows; first += max_lanes_) {
-    const int32_t count = std::min(max_lanes_, step.num_rows - first);
+  for (int32_t first = 0; first < step.num_rows; first += max_entries_) {
+    const int32_t count = std::min(max_entries_, step.num_rows - first);
     must(decoder_->logits(first, count, device, stream_));
     host_rows_.resize(static_cast<size_t>(count) * stride);
     must(cuda::copy_to_host(host_rows_.data(), device, std::ssize(host_rows_) * 4, stream_));
@@ -130,7 +130,7 @@ ForwardOutput CudaTestModel::forward(const ForwardBatch& batch, std::span<const 
       if (row.target < 0) {
         sample_logits_.insert(sample_logits_.end(), logits.begin(), logits.end());
       } else {
-        input_logits(row.lane, row.target, logits);
+        input_logits(row.entry, row.target, logits);
       }
     }
   }

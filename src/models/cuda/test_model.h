@@ -21,13 +21,13 @@ class CudaTestModel final : public Model {
   const ModelInfo& info() const override { return decoder_->info(); }
   // The batch's page tables are those of layers with a window alone; others find page 0 everywhere.
   void set_windows_own_pages(bool on) { windows_own_pages_ = on; }
-  Status reserve(int32_t max_tokens, int32_t max_lanes) override;
+  Status reserve(int32_t max_tokens, int32_t max_entries) override;
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
 
  private:
   struct Row {
-    int32_t lane = 0;
+    int32_t entry = 0;
     int32_t target = -1;  // -1: the sampled row
   };
   const KvView& device_view(const KvView& host);
@@ -39,7 +39,7 @@ class CudaTestModel final : public Model {
   cuda::Stream stream_;
   cuda::DeviceBuffer inputs_, logits_, planes_;
   cuda::Arena inputs_arena_;
-  int32_t max_tokens_ = 0, max_lanes_ = 0, page_size_ = 0;
+  int32_t max_tokens_ = 0, max_entries_ = 0, page_size_ = 0;
   bool windows_own_pages_ = false;
   KvView view_;
   const void* view_of_ = nullptr;

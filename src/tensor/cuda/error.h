@@ -8,7 +8,7 @@
 namespace espalier::cuda {
 
 // `code` is a cudaError_t; `operation` says what was being done ("capture decode graph of 8
-// lanes"). kResourceExhausted for memory, kInternal for the rest, with CUDA's name and words for
+// entries"). kResourceExhausted for memory, kInternal for the rest, with CUDA's name and words for
 // it.
 Status to_status(int code, std::string_view operation);
 

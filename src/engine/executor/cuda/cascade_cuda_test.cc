@@ -1,4 +1,4 @@
-// Steps that read shared prefixes once give what steps give in which each lane reads its own.
+// Steps that read shared prefixes once give what steps give in which each entry reads its own.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int32_t kLanes = 16, kShared = 3000, kSteps = 9, kPagesOfLane = 16;
+constexpr int32_t kLanes = 16, kShared = 3000, kSteps = 9, kPagesOfEntry = 16;
 
 // Wide enough that attention decides what comes out; heads of 64, so that the tensor cores' kernels
 // run.
@@ -26,7 +26,7 @@ constexpr const char* kConfig = R"({
   "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
 
 struct Outcome {
-  std::vector<float> logprobs;  // of all lanes of all decode steps
+  std::vector<float> logprobs;  // of all entries of all decode steps
   int64_t num_cascades = 0, num_replays = 0;
 };
 
@@ -40,17 +40,19 @@ class CudaCascade : public testing::Test {
   }
 
   static void share(ForwardBatch& batch, int32_t parent, int32_t begin, int32_t end,
-                    int32_t first_lane, int32_t last_lane) {
-    batch.shared_prefixes.push_back({.begin = begin,
-                                     .end = end,
-                                     .parent = parent,
-                                     .first_lane = static_cast<int32_t>(batch.shared_lanes.size()),
-                                     .num_lanes = last_lane - first_lane});
-    for (int32_t lane = first_lane; lane < last_lane; ++lane) batch.shared_lanes.push_back(lane);
+                    int32_t first_entry, int32_t last_entry) {
+    batch.shared_prefixes.push_back(
+        {.begin = begin,
+         .end = end,
+         .parent = parent,
+         .first_entry = static_cast<int32_t>(batch.shared_entries.size()),
+         .num_entries = last_entry - first_entry});
+    for (int32_t entry = first_entry; entry < last_entry; ++entry)
+      batch.shared_entries.push_back(entry);
   }
 
-  // All lanes have the pages of one prompt, then their own. What they are said to share differs
-  // from step to step: everything, two levels, other lanes, nothing.
+  // All entries have the pages of one prompt, then their own. What they are said to share differs
+  // from step to step: everything, two levels, other entries, nothing.
   static ForwardBatch decode_batch(int32_t step) {
     ForwardBatch batch;
     batch.step = static_cast<uint64_t>(step + 2);
@@ -58,19 +60,19 @@ class CudaCascade : public testing::Test {
         std::make_shared<SamplingSpec>(SamplingSpec{.temperature = 0.0f, .return_logprob = true});
     for (int32_t i = 0; i < kLanes; ++i) {
       if (step == 0) batch.slot_inits.push_back({.slot = i, .sampling = sampling});
-      batch.lanes.push_back({.slot = i,
-                             .num_query_tokens = 1,
-                             .prefix_len = kShared + step,
-                             .query_begin = i,
-                             .page_begin = static_cast<int32_t>(batch.page_tables.size()),
-                             .num_pages = kShared + step + 1,
-                             .table_version = static_cast<uint64_t>(i + 2),
-                             .sample = true,
-                             .output_index = step});
+      batch.entries.push_back({.slot = i,
+                               .num_query_tokens = 1,
+                               .prefix_len = kShared + step,
+                               .query_begin = i,
+                               .page_begin = static_cast<int32_t>(batch.page_tables.size()),
+                               .num_pages = kShared + step + 1,
+                               .table_version = static_cast<uint64_t>(i + 2),
+                               .sample = true,
+                               .output_index = step});
       batch.page_tables.resize(batch.page_tables.size() + kShared);
       std::iota(batch.page_tables.end() - kShared, batch.page_tables.end(), 0);
       for (int32_t own = 0; own <= step; ++own)
-        batch.page_tables.push_back(kShared + i * kPagesOfLane + own);
+        batch.page_tables.push_back(kShared + i * kPagesOfEntry + own);
       batch.token_ids.push_back((37 * i + 11 * step + 5) % 1000);
       batch.positions.push_back(kShared + step);
     }
@@ -97,13 +99,13 @@ class CudaCascade : public testing::Test {
                                    .num_kv_heads = 2,
                                    .head_dim = 64,
                                    .type = KvType::kBFloat16,
-                                   .num_pages = kShared + kLanes * kPagesOfLane,
+                                   .num_pages = kShared + kLanes * kPagesOfEntry,
                                    .page_size = 1})
                     .ok());
     ForwardBatch prompt;
     prompt.step = 1;
     prompt.slot_inits.push_back({.slot = 0, .sampling = std::make_shared<SamplingSpec>()});
-    prompt.lanes.push_back(
+    prompt.entries.push_back(
         {.slot = 0, .num_query_tokens = kShared, .num_pages = kShared, .table_version = 1});
     for (int32_t i = 0; i < kShared; ++i) {
       prompt.token_ids.push_back(i * 7919 % 1000);
@@ -115,9 +117,9 @@ class CudaCascade : public testing::Test {
     for (int32_t step = 0; step < kSteps; ++step) {
       const ForwardBatch batch = decode_batch(step);
       (*executor)->launch(batch);
-      for (const LaneResult& lane : (*executor)->wait(batch.step).lanes) {
-        EXPECT_TRUE(lane.status.ok()) << lane.status.message();
-        out.logprobs.push_back(lane.logprobs.logprob);
+      for (const EntryResult& entry : (*executor)->wait(batch.step).entries) {
+        EXPECT_TRUE(entry.status.ok()) << entry.status.message();
+        out.logprobs.push_back(entry.logprobs.logprob);
       }
     }
     out.num_cascades = (*executor)->num_cascades();
@@ -135,7 +137,7 @@ TEST_F(CudaCascade, ChangesNothingButTheOrderOfSums) {
   double mean = 0, spread = 0;
   for (const float logprob : alone.logprobs) mean += logprob / std::ssize(alone.logprobs);
   for (const float logprob : alone.logprobs) spread = std::max(spread, std::abs(logprob - mean));
-  EXPECT_GT(spread, 0.05);  // lanes differ, so a result in the wrong lane would show
+  EXPECT_GT(spread, 0.05);  // entries differ, so a result in the wrong entry would show
   for (const bool graphs : {false, true}) {
     const Outcome together = run(true, graphs);
     EXPECT_EQ(together.num_cascades, 7);
@@ -145,7 +147,7 @@ TEST_F(CudaCascade, ChangesNothingButTheOrderOfSums) {
     ASSERT_EQ(together.logprobs.size(), alone.logprobs.size());
     for (size_t i = 0; i < alone.logprobs.size(); ++i)
       EXPECT_NEAR(together.logprobs[i], alone.logprobs[i], 0.03)
-          << "graphs " << graphs << ", step " << i / kLanes << ", lane " << i % kLanes;
+          << "graphs " << graphs << ", step " << i / kLanes << ", entry " << i % kLanes;
   }
 }
 

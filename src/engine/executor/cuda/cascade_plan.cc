@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kBytesPerStep = 18 << 20;
 
-constexpr auto kLevels = static_cast<size_t>(kernels::cuda::kRunsOfLane);
+constexpr auto kLevels = static_cast<size_t>(kernels::cuda::kSegmentsPerEntry);
 
 }  // namespace
 
@@ -18,27 +18,27 @@ CascadeCosts CascadeCosts::of(int32_t num_heads, int32_t num_kv_heads, int32_t h
           .tokens_per_step = kBytesPerStep / token_bytes};
 }
 
-void CascadePlan::clear(size_t num_lanes) {
-  runs_.clear();
+void CascadePlan::clear(size_t num_entries) {
+  segments_.clear();
   members_.clear();
-  places_.assign(num_lanes * kLevels * 2, -1);
-  own_begins_.assign(num_lanes, 0);
+  places_.assign(num_entries * kLevels * 2, -1);
+  own_begins_.assign(num_entries, 0);
   saved_tokens_ = 0;
 }
 
 void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
-  clear(batch.shared_prefixes.empty() ? 0 : batch.lanes.size());
+  clear(batch.shared_prefixes.empty() ? 0 : batch.entries.size());
   choices_.clear();
-  for (const SharedPrefix& prefix : batch.shared_prefixes) {
+  for (const SharedPrefixSegment& prefix : batch.shared_prefixes) {
     Choice choice;
     if (prefix.parent >= 0) {
       const Choice& above = choices_[static_cast<size_t>(prefix.parent)];
       choice.begin = above.chosen ? prefix.begin : above.begin;
       choice.depth = above.depth;
     }
-    const int64_t saved = int64_t{prefix.num_lanes - 1} * (prefix.end - choice.begin) -
-                          prefix.num_lanes * costs.tokens_per_part;
-    choice.chosen = saved > 0 && choice.depth < kernels::cuda::kRunsOfLane;
+    const int64_t saved = int64_t{prefix.num_entries - 1} * (prefix.end - choice.begin) -
+                          prefix.num_entries * costs.tokens_per_part;
+    choice.chosen = saved > 0 && choice.depth < kernels::cuda::kSegmentsPerEntry;
     if (choice.chosen) {
       ++choice.depth;
       saved_tokens_ += saved;
@@ -50,22 +50,22 @@ void CascadePlan::choose(const ForwardBatch& batch, const CascadeCosts& costs) {
     if (choices_[i].chosen) add_run(batch, batch.shared_prefixes[i], choices_[i]);
 }
 
-void CascadePlan::add_run(const ForwardBatch& batch, const SharedPrefix& prefix,
+void CascadePlan::add_run(const ForwardBatch& batch, const SharedPrefixSegment& prefix,
                           const Choice& choice) {
-  const auto lanes = batch.shared_lanes.begin() + prefix.first_lane;
-  const auto run = static_cast<int32_t>(runs_.size());
-  runs_.push_back({.begin = choice.begin,
-                   .end = prefix.end,
-                   .page_begin = *lanes,
-                   .first_member = static_cast<int32_t>(members_.size()),
-                   .num_members = prefix.num_lanes});
-  for (int32_t i = 0; i < prefix.num_lanes; ++i) {
-    const auto lane = static_cast<size_t>(lanes[i]);
-    const size_t place = (lane * kLevels + static_cast<size_t>(choice.depth - 1)) * 2;
+  const auto entries = batch.shared_entries.begin() + prefix.first_entry;
+  const auto run = static_cast<int32_t>(segments_.size());
+  segments_.push_back({.begin = choice.begin,
+                       .end = prefix.end,
+                       .page_begin = *entries,
+                       .first_member = static_cast<int32_t>(members_.size()),
+                       .num_members = prefix.num_entries});
+  for (int32_t i = 0; i < prefix.num_entries; ++i) {
+    const auto entry = static_cast<size_t>(entries[i]);
+    const size_t place = (entry * kLevels + static_cast<size_t>(choice.depth - 1)) * 2;
     places_[place] = run;
     places_[place + 1] = i;
-    own_begins_[lane] = prefix.end;
-    members_.push_back(lanes[i]);
+    own_begins_[entry] = prefix.end;
+    members_.push_back(entries[i]);
   }
 }
 

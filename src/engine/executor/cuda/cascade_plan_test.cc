@@ -1,4 +1,4 @@
-// Choosing what lanes read together, against what each lane would read by itself.
+// Choosing what entries read together, against what each entry would read by itself.
 #include "engine/executor/cuda/cascade_plan.h"
 
 #include <gtest/gtest.h>
@@ -10,56 +10,58 @@
 namespace espalier {
 namespace {
 
-// A batch whose lanes follow `paths`: each a list of (name of a node, its end).
+// A batch whose entries follow `paths`: each a list of (name of a node, its end).
 struct Family {
   ForwardBatch batch;
-  void add(int32_t parent, int32_t begin, int32_t end, const std::vector<int32_t>& lanes) {
-    batch.shared_prefixes.push_back({.begin = begin,
-                                     .end = end,
-                                     .parent = parent,
-                                     .first_lane = static_cast<int32_t>(batch.shared_lanes.size()),
-                                     .num_lanes = static_cast<int32_t>(lanes.size())});
-    batch.shared_lanes.insert(batch.shared_lanes.end(), lanes.begin(), lanes.end());
+  void add(int32_t parent, int32_t begin, int32_t end, const std::vector<int32_t>& entries) {
+    batch.shared_prefixes.push_back(
+        {.begin = begin,
+         .end = end,
+         .parent = parent,
+         .first_entry = static_cast<int32_t>(batch.shared_entries.size()),
+         .num_entries = static_cast<int32_t>(entries.size())});
+    batch.shared_entries.insert(batch.shared_entries.end(), entries.begin(), entries.end());
   }
 };
 
-std::vector<int32_t> lanes_between(int32_t begin, int32_t end) {
-  std::vector<int32_t> lanes(static_cast<size_t>(end - begin));
-  std::iota(lanes.begin(), lanes.end(), begin);
-  return lanes;
+std::vector<int32_t> entries_between(int32_t begin, int32_t end) {
+  std::vector<int32_t> entries(static_cast<size_t>(end - begin));
+  std::iota(entries.begin(), entries.end(), begin);
+  return entries;
 }
 
-// Runs of a lane follow each other from 0 to its own part, and its place in each is its own.
-// Returns the tokens that all lanes read together.
+// Runs of an entry follow each other from 0 to its own part, and its place in each is its own.
+// Returns the tokens that all entries read together.
 int64_t check(const ForwardBatch& batch, const CascadePlan& plan) {
-  std::vector<int64_t> read(batch.lanes.size());
-  for (size_t lane = 0; lane < batch.lanes.size(); ++lane) {
+  std::vector<int64_t> read(batch.entries.size());
+  for (size_t entry = 0; entry < batch.entries.size(); ++entry) {
     int32_t end = 0;
     bool more = true;
-    for (int32_t level = 0; level < kernels::cuda::kRunsOfLane; ++level) {
-      const size_t at =
-          (lane * static_cast<size_t>(kernels::cuda::kRunsOfLane) + static_cast<size_t>(level)) * 2;
+    for (int32_t level = 0; level < kernels::cuda::kSegmentsPerEntry; ++level) {
+      const size_t at = (entry * static_cast<size_t>(kernels::cuda::kSegmentsPerEntry) +
+                         static_cast<size_t>(level)) *
+                        2;
       const int32_t run = plan.places()[at];
       if (run < 0) {
         more = false;
         continue;
       }
       EXPECT_TRUE(more);
-      const kernels::cuda::SharedRun& r = plan.runs().at(static_cast<size_t>(run));
+      const kernels::cuda::SharedSegment& r = plan.segments().at(static_cast<size_t>(run));
       EXPECT_EQ(r.begin, end);
       EXPECT_LT(r.begin, r.end);
       end = r.end;
       EXPECT_LT(plan.places()[at + 1], r.num_members);
       EXPECT_EQ(plan.members().at(static_cast<size_t>(r.first_member + plan.places()[at + 1])),
-                static_cast<int32_t>(lane));
+                static_cast<int32_t>(entry));
     }
-    EXPECT_EQ(plan.own_begins()[lane], end);
-    read[lane] = end;
+    EXPECT_EQ(plan.own_begins()[entry], end);
+    read[entry] = end;
   }
   int64_t tokens = std::accumulate(read.begin(), read.end(), int64_t{0});
-  for (const kernels::cuda::SharedRun& run : plan.runs()) {
+  for (const kernels::cuda::SharedSegment& run : plan.segments()) {
     tokens -= int64_t{run.num_members - 1} * (run.end - run.begin);
-    // Its pages are those of a lane that has it.
+    // Its pages are those of an entry that has it.
     const auto first = plan.members().begin() + run.first_member;
     EXPECT_NE(std::find(first, first + run.num_members, run.page_begin), first + run.num_members);
   }
@@ -70,17 +72,17 @@ constexpr CascadeCosts kCosts{.tokens_per_part = 8, .tokens_per_step = 100};
 
 TEST(CascadePlan, ReadsLevelsOnceAndLeavesOutWhatDoesNotPay) {
   Family family;
-  family.batch.lanes.resize(20);
-  family.add(-1, 0, 500, lanes_between(0, 20));
-  family.add(0, 500, 504, lanes_between(0, 10));   // short: read with those below
-  family.add(1, 504, 1000, lanes_between(2, 6));   // from 500 on
-  family.add(0, 500, 508, lanes_between(12, 14));  // never pays
+  family.batch.entries.resize(20);
+  family.add(-1, 0, 500, entries_between(0, 20));
+  family.add(0, 500, 504, entries_between(0, 10));   // short: read with those below
+  family.add(1, 504, 1000, entries_between(2, 6));   // from 500 on
+  family.add(0, 500, 508, entries_between(12, 14));  // never pays
   CascadePlan plan;
   plan.choose(family.batch, kCosts);
   check(family.batch, plan);
-  ASSERT_EQ(plan.runs().size(), 2u);
-  EXPECT_EQ(plan.runs()[1].begin, 500);
-  EXPECT_EQ(plan.runs()[1].end, 1000);
+  ASSERT_EQ(plan.segments().size(), 2u);
+  EXPECT_EQ(plan.segments()[1].begin, 500);
+  EXPECT_EQ(plan.segments()[1].end, 1000);
   EXPECT_EQ(plan.own_begins()[3], 1000);
   EXPECT_EQ(plan.own_begins()[7], 500);
   EXPECT_EQ(plan.own_begins()[12], 500);
@@ -89,11 +91,11 @@ TEST(CascadePlan, ReadsLevelsOnceAndLeavesOutWhatDoesNotPay) {
 
 TEST(CascadePlan, ChoosesNothingThatDoesNotPayForItsKernel) {
   Family family;
-  family.batch.lanes.resize(3);
+  family.batch.entries.resize(3);
   CascadePlan plan;
   plan.choose(family.batch, kCosts);
   EXPECT_TRUE(plan.empty());
-  family.add(-1, 0, 116, lanes_between(0, 2));  // saves 116 - 16
+  family.add(-1, 0, 116, entries_between(0, 2));  // saves 116 - 16
   plan.choose(family.batch, kCosts);
   EXPECT_TRUE(plan.empty());
   family.batch.shared_prefixes[0].end = 117;
@@ -108,26 +110,26 @@ TEST(CascadePlan, CostsOfTheShape) {
   EXPECT_EQ(costs.tokens_per_step, (18 << 20) / 4096);
 }
 
-// Random families of nested lane sets.
+// Random families of nested entry sets.
 TEST(CascadePlan, RandomFamilies) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     Family family;
-    const auto lanes = static_cast<int32_t>(rng.between(2, 60));
-    family.batch.lanes.resize(static_cast<size_t>(lanes));
+    const auto entries = static_cast<int32_t>(rng.between(2, 60));
+    family.batch.entries.resize(static_cast<size_t>(entries));
     const auto grow = [&](const auto& self, int32_t parent, int32_t begin, int32_t first,
                           int32_t last) -> void {
       const auto end = begin + static_cast<int32_t>(rng.between(1, rng.below(2) == 0 ? 12 : 400));
       const auto index = static_cast<int32_t>(family.batch.shared_prefixes.size());
-      family.add(parent, begin, end, lanes_between(first, last));
+      family.add(parent, begin, end, entries_between(first, last));
       for (int32_t at = first; at < last;) {
         const auto next = at + static_cast<int32_t>(rng.between(1, last - at));
         if (next - at >= 2 && next - at < last - first) self(self, index, end, at, next);
         at = next;
       }
     };
-    grow(grow, -1, 0, 0, lanes);
+    grow(grow, -1, 0, 0, entries);
     CascadePlan plan;
     plan.choose(family.batch, kCosts);
     if (plan.empty()) continue;

@@ -25,8 +25,8 @@ constexpr int64_t kLaterBytes = int64_t{512} << 20;
 
 int64_t num_graph_sizes(int32_t max_slots) {
   int64_t count = 0;
-  for (int32_t lanes = 1; lanes <= max_slots; ++count)
-    lanes = StepPacker::graph_lanes(lanes, max_slots) + 1;
+  for (int32_t entries = 1; entries <= max_slots; ++count)
+    entries = StepPacker::graph_entries(entries, max_slots) + 1;
   return count;
 }
 
@@ -64,7 +64,7 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaD
 
 Status CudaExecutor::allocate() {
   model_->set_early_launch(config_.early_launch);
-  model_->set_layer_stack(config_.layer_stack);
+  model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
   ESP_ASSIGN_OR_RETURN(stream_, cuda::Stream::create());
@@ -102,10 +102,10 @@ Status CudaExecutor::allocate() {
 }
 
 void CudaExecutor::lay_out(cuda::Arena& arena) {
-  const int64_t lanes = config_.max_slots;
-  logits_ = arena.take<float>(lanes * model_->logits_stride());
-  masks_ = arena.take<uint32_t>(lanes * mask_words_);
-  wanted_begin_ = arena.take<int32_t>(lanes + config_.max_tokens + 1);
+  const int64_t entries = config_.max_slots;
+  logits_ = arena.take<float>(entries * model_->logits_stride());
+  masks_ = arena.take<uint32_t>(entries * mask_words_);
+  wanted_begin_ = arena.take<int32_t>(entries + config_.max_tokens + 1);
   wanted_ids_ = arena.take<int32_t>(ResultArrays::kWantedCapacity);
   results_.lay_out(arena, limits_);
   sample_workspace_ = arena.take<std::byte>(sample_workspace_bytes_);
@@ -162,13 +162,13 @@ Status CudaExecutor::warm_up() {
     ForwardBatch batch;
     batch.step = ++step;
     batch.slot_inits.push_back({.slot = 0, .sampling = sampling});
-    batch.lanes.push_back({.slot = 0,
-                           .num_query_tokens = tokens,
-                           .num_pages = (tokens + config_.page_size - 1) / config_.page_size,
-                           .sample = true});
+    batch.entries.push_back({.slot = 0,
+                             .num_query_tokens = tokens,
+                             .num_pages = (tokens + config_.page_size - 1) / config_.page_size,
+                             .sample = true});
     batch.token_ids.assign(static_cast<size_t>(tokens), 0);
     for (int32_t i = 0; i < tokens; ++i) batch.positions.push_back(i);
-    for (int32_t i = 0; i < batch.lanes[0].num_pages; ++i) batch.page_tables.push_back(i);
+    for (int32_t i = 0; i < batch.entries[0].num_pages; ++i) batch.page_tables.push_back(i);
     if (window_pages) batch.window_page_tables = batch.page_tables;
     launch(batch);
     wait(step);  // half-loaded weights may give logits that are not finite: no matter
@@ -192,7 +192,7 @@ Status CudaExecutor::enqueue(Place& p) {
   for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
   p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
   p.num_samples = 0;
-  for (const Lane& lane : batch.lanes) p.num_samples += lane.sample ? 1 : 0;
+  for (const BatchEntry& entry : batch.entries) p.num_samples += entry.sample ? 1 : 0;
   ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(batch, p.host, config_.graphs));
   if (p.logprobs.num_wanted > 0) {
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(wanted_begin_, p.logprobs.wanted_begin.data(),
@@ -220,9 +220,9 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   };
   if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
-  const bool long_lane =
-      packed.num_lanes == 1 && packed.max_prefix_len >= model_->stack_context_max();
-  DecodeGraph& known = graphs_[{packed.num_lanes, packed.cascade, long_lane}];
+  const bool long_entry =
+      packed.num_entries == 1 && packed.max_prefix_len >= model_->stack_context_max();
+  DecodeGraph& known = graphs_[{packed.num_entries, packed.cascade, long_entry}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
     ESP_ASSIGN_OR_RETURN(known.graph, cuda::Graph::capture(stream_, run));
@@ -335,18 +335,18 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
   if (!p.status.ok()) p.status = lose_device(p.status);
 }
 
-// Each masked lane's words to its row; words that the grammar does not know are tokens that may not
-// come.
+// Each masked entry's words to its row; words that the grammar does not know are tokens that may
+// not come.
 Status CudaExecutor::copy_masks(Place& p, const MaskView& masks) {
   auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
   const auto given = static_cast<size_t>(masks.words_per_mask);
   const size_t kept = std::min(given, static_cast<size_t>(mask_words_));
   const uint32_t* from = masks.words.data();
   int32_t first = -1, row = 0, end = 0;
-  for (const Lane& lane : p.batch->lanes) {
-    if (!lane.sample) continue;
+  for (const BatchEntry& entry : p.batch->entries) {
+    if (!entry.sample) continue;
     uint32_t* to = host + static_cast<int64_t>(row++) * mask_words_;
-    if (!lane.has_mask) continue;
+    if (!entry.has_mask) continue;
     std::copy_n(from, kept, to);
     std::fill(to + kept, to + mask_words_, 0u);
     from += given;
@@ -369,10 +369,10 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
   }
   p.result.step = step;
   if (!p.status.ok()) {
-    p.result.lanes.assign(p.batch->lanes.size(), {});
-    for (size_t i = 0; i < p.batch->lanes.size(); ++i) {
-      p.result.lanes[i].status = p.status;
-      p.result.lanes[i].input_logprobs.resize(p.batch->lanes[i].input_logprob_targets.size());
+    p.result.entries.assign(p.batch->entries.size(), {});
+    for (size_t i = 0; i < p.batch->entries.size(); ++i) {
+      p.result.entries[i].status = p.status;
+      p.result.entries[i].input_logprobs.resize(p.batch->entries[i].input_logprob_targets.size());
     }
     return p.result;
   }

@@ -25,20 +25,20 @@
 namespace espalier {
 
 struct CudaExecutorConfig {
-  int32_t max_slots = 0;       // lanes of a step, and slots
+  int32_t max_slots = 0;       // entries of a step, and slots
   int32_t max_tokens = 0;      // of a step
   int32_t context_length = 0;  // of a sequence
   int32_t page_size = 1;
   bool graphs = true;  // decode steps of sizes that come again are replayed from graphs
-  // Prefixes that a batch says its lanes share are read once where that is cheaper.
+  // Prefixes that a batch says its entries share are read once where that is cheaper.
   bool cascade = true;
-  // Programmatic dependent launch in decode steps of eight and more lanes: at 8 lanes of an 8 B
-  // shape 5.19 ms a step with it, 5.40 without; at one lane it costs time.
+  // Programmatic dependent launch in decode steps of eight and more entries: at 8 entries of an 8 B
+  // shape 5.19 ms a step with it, 5.40 without; at one entry it costs time.
   bool early_launch = true;
-  // One lane's layers as one kernel: 4.24 ms a step of an 8 B shape, 4.67 kernel by kernel.
-  bool layer_stack = true;
+  // One entry's layers as one kernel: 4.24 ms a step of an 8 B shape, 4.67 kernel by kernel.
+  bool megakernel = true;
   // Results depend on the request alone, bit for bit (CudaDecoder::set_deterministic): no cascade,
-  // no layer stack.
+  // no megakernel.
   bool deterministic = false;
   // Called once, from wait(), when the device has failed: every step from then on fails with this
   // status. Null: it is logged.
@@ -73,7 +73,7 @@ class CudaExecutor final : public Executor {
   // So far. A capture is counted when it is made, a replay each time.
   int64_t num_captures() const { return num_captures_; }
   int64_t num_replays() const { return num_replays_; }
-  // Steps that read shared prefixes once for several lanes.
+  // Steps that read shared prefixes once for several entries.
   int64_t num_cascades() const { return num_cascades_; }
 
  private:
@@ -134,7 +134,8 @@ class CudaExecutor final : public Executor {
   int32_t mask_words_ = 0;
 
   std::array<Place, kPlaces> places_;
-  // By lanes with padding, cascade, and whether it is one lane too long for the layers' one kernel.
+  // By entries with padding, cascade, and whether it is one entry too long for the layers' one
+  // kernel.
   std::map<std::tuple<int32_t, bool, bool>, DecodeGraph> graphs_;
   MemoryPlan memory_;
   Status lost_;

@@ -24,7 +24,7 @@ class SlotTable {
   static Result<SlotTable> create(int32_t max_slots, int32_t vocab_size);
 
   // Sets a slot up, behind what is on the stream. A request that asks for more than there is room
-  // for gets a status, which its lanes then fail with.
+  // for gets a status, which its entries then fail with.
   Status init(const SlotInit& init, const cuda::Stream& stream);
 
   const SamplingSpec& spec(SlotId slot) const { return *slots_[static_cast<size_t>(slot)].spec; }

@@ -6,7 +6,7 @@
 namespace espalier {
 namespace {
 
-// Entries of page tables: most steps bring one a lane, a prefill some thousands; a long cached
+// Entries of page tables: most steps bring one an entry, a prefill some thousands; a long cached
 // prefix up to a whole context. 4 MiB.
 constexpr int64_t kPageCapacity = 1 << 20;
 
@@ -17,22 +17,22 @@ int64_t StepLimits::page_capacity() const {
 }
 
 void StepArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
-  const int64_t lanes = limits.max_slots, tokens = limits.max_tokens;
-  query_begin = arena.take<int32_t>(lanes + 1);
-  prefix_len = arena.take<int32_t>(lanes);
-  page_begin = arena.take<int32_t>(lanes);
-  row_slots = arena.take<int32_t>(lanes);
-  output_indices = arena.take<int32_t>(lanes);
-  has_mask = arena.take<uint8_t>(lanes);
-  num_shared_runs = arena.take<int32_t>(1);
-  shared_runs = arena.take<kernels::cuda::SharedRun>(lanes);
-  shared_members = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane);
-  shared_places = arena.take<int32_t>(lanes * kernels::cuda::kRunsOfLane * 2);
-  own_begins = arena.take<int32_t>(lanes);
-  runs = arena.take<kernels::cuda::PageTableRun>((limits.window_pages ? 2 : 1) * lanes);
+  const int64_t entries = limits.max_slots, tokens = limits.max_tokens;
+  query_begin = arena.take<int32_t>(entries + 1);
+  prefix_len = arena.take<int32_t>(entries);
+  page_begin = arena.take<int32_t>(entries);
+  row_slots = arena.take<int32_t>(entries);
+  output_indices = arena.take<int32_t>(entries);
+  has_mask = arena.take<uint8_t>(entries);
+  num_shared_segments = arena.take<int32_t>(1);
+  shared_segments = arena.take<kernels::cuda::SharedSegment>(entries);
+  shared_members = arena.take<int32_t>(entries * kernels::cuda::kSegmentsPerEntry);
+  shared_places = arena.take<int32_t>(entries * kernels::cuda::kSegmentsPerEntry * 2);
+  own_begins = arena.take<int32_t>(entries);
+  runs = arena.take<kernels::cuda::PageTableRun>((limits.window_pages ? 2 : 1) * entries);
   ids = arena.take<int32_t>(tokens);
   token_slots = arena.take<int32_t>(tokens);
-  rows = arena.take<int32_t>(lanes + tokens);
+  rows = arena.take<int32_t>(entries + tokens);
   targets = arena.take<int32_t>(tokens);
   pages = arena.take<int32_t>(limits.page_capacity());
 }
@@ -60,56 +60,57 @@ Result<StepPacker> StepPacker::create(const StepLimits& limits, const CascadeCos
       packer.tables_,
       cuda::DeviceBuffer::allocate(entries * static_cast<int64_t>(sizeof(int32_t)), "page tables"));
   packer.known_.resize(static_cast<size_t>(limits.max_slots));
-  // Lanes of padding are looked at before anything was written for them.
+  // Entries of padding are looked at before anything was written for them.
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(packer.block_.data(), 0, packer.block_bytes_, stream));
   return packer;
 }
 
-int32_t StepPacker::graph_lanes(int32_t lanes, int32_t max_slots) {
-  int32_t rounded = lanes;
-  if (lanes > 4) {
-    const int32_t step = lanes <= 16 ? 4 : lanes <= 64 ? 8 : lanes <= 256 ? 16 : 32;
-    rounded = (lanes + step - 1) / step * step;
+int32_t StepPacker::graph_entries(int32_t entries, int32_t max_slots) {
+  int32_t rounded = entries;
+  if (entries > 4) {
+    const int32_t step = entries <= 16 ? 4 : entries <= 64 ? 8 : entries <= 256 ? 16 : 32;
+    rounded = (entries + step - 1) / step * step;
   }
   return std::min(rounded, max_slots);
 }
 
 Result<PackedStep> StepPacker::pack(const ForwardBatch& batch, const StepArrays& host,
                                     bool pad_for_graphs) {
-  PackedStep packed{.num_lanes = static_cast<int32_t>(batch.lanes.size()),
+  PackedStep packed{.num_entries = static_cast<int32_t>(batch.entries.size()),
                     .num_tokens = batch.num_tokens(),
                     .decode = true};
   num_runs_ = 0;
   num_pages_ = 0;
-  for (int32_t i = 0; i < packed.num_lanes; ++i) {
-    const Lane& lane = batch.lanes[static_cast<size_t>(i)];
-    ESP_RETURN_IF_ERROR(pack_table(batch, lane, host));
-    pack_lane(batch, lane, i, host, packed);
+  for (int32_t i = 0; i < packed.num_entries; ++i) {
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(i)];
+    ESP_RETURN_IF_ERROR(pack_table(batch, entry, host));
+    pack_entry(batch, entry, i, host, packed);
   }
-  host.query_begin[packed.num_lanes] = packed.num_tokens;
+  host.query_begin[packed.num_entries] = packed.num_tokens;
   pack_rows(batch, host, packed);
   pack_cascade(batch, host, packed);
   if (packed.decode && pad_for_graphs) {
-    pad(graph_lanes(packed.num_lanes, limits_.max_slots), host, packed);
+    pad(graph_entries(packed.num_entries, limits_.max_slots), host, packed);
   }
   ESP_RETURN_IF_ERROR(bring(host, &packed));
   return packed;
 }
 
-// Only what is new since the slot's last lane, unless its entries changed.
-Status StepPacker::pack_table(const ForwardBatch& batch, const Lane& lane, const StepArrays& host) {
-  Table& table = known_[static_cast<size_t>(lane.slot)];
-  const bool same = lane.table_version != 0 && table.version == lane.table_version;
-  const int32_t first = same ? std::min(table.num_pages, lane.num_pages) : 0;
-  table = {lane.table_version, lane.num_pages};
-  const int32_t count = lane.num_pages - first;
+// Only what is new since the slot's last entry, unless its entries changed.
+Status StepPacker::pack_table(const ForwardBatch& batch, const BatchEntry& entry,
+                              const StepArrays& host) {
+  Table& table = known_[static_cast<size_t>(entry.slot)];
+  const bool same = entry.table_version != 0 && table.version == entry.table_version;
+  const int32_t first = same ? std::min(table.num_pages, entry.num_pages) : 0;
+  table = {entry.table_version, entry.num_pages};
+  const int32_t count = entry.num_pages - first;
   if (count == 0) return Status();
   const int32_t kinds = window_pages_ ? 2 : 1;
   if (num_pages_ + kinds * count > limits_.page_capacity()) {
     ESP_RETURN_IF_ERROR(flush_tables(host));
   }
-  const int64_t begin = int64_t{lane.slot} * limits_.max_table_pages + first;
-  const int32_t from = lane.page_begin + first;
+  const int64_t begin = int64_t{entry.slot} * limits_.max_table_pages + first;
+  const int32_t from = entry.page_begin + first;
   pack_entries(batch.page_tables.data() + from, count, begin, host);
   if (window_pages_) {
     pack_entries(batch.window_page_tables.data() + from, count, table_entries() + begin, host);
@@ -125,37 +126,38 @@ void StepPacker::pack_entries(const PageId* entries, int32_t count, int64_t begi
   num_pages_ += count;
 }
 
-void StepPacker::pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index,
-                           const StepArrays& host, PackedStep& packed) const {
-  host.query_begin[index] = lane.query_begin;
-  host.prefix_len[index] = lane.prefix_len;
-  host.page_begin[index] = lane.slot * limits_.max_table_pages;
-  for (int32_t i = lane.query_begin; i < lane.query_begin + lane.num_query_tokens; ++i) {
+void StepPacker::pack_entry(const ForwardBatch& batch, const BatchEntry& entry, int32_t index,
+                            const StepArrays& host, PackedStep& packed) const {
+  host.query_begin[index] = entry.query_begin;
+  host.prefix_len[index] = entry.prefix_len;
+  host.page_begin[index] = entry.slot * limits_.max_table_pages;
+  for (int32_t i = entry.query_begin; i < entry.query_begin + entry.num_query_tokens; ++i) {
     host.ids[i] = batch.token_ids[static_cast<size_t>(i)];
-    host.token_slots[i] = lane.slot;
+    host.token_slots[i] = entry.slot;
   }
-  packed.max_query_tokens = std::max(packed.max_query_tokens, lane.num_query_tokens);
-  packed.max_prefix_len = std::max(packed.max_prefix_len, lane.prefix_len);
-  packed.decode &= lane.num_query_tokens == 1 && lane.sample && lane.input_logprob_targets.empty();
+  packed.max_query_tokens = std::max(packed.max_query_tokens, entry.num_query_tokens);
+  packed.max_prefix_len = std::max(packed.max_prefix_len, entry.prefix_len);
+  packed.decode &=
+      entry.num_query_tokens == 1 && entry.sample && entry.input_logprob_targets.empty();
 }
 
 void StepPacker::pack_rows(const ForwardBatch& batch, const StepArrays& host,
                            PackedStep& packed) const {
-  for (const Lane& lane : batch.lanes) {
-    if (!lane.sample) continue;
+  for (const BatchEntry& entry : batch.entries) {
+    if (!entry.sample) continue;
     const int32_t row = packed.num_samples++;
-    host.rows[row] = lane.query_begin + lane.num_query_tokens - 1;
-    host.row_slots[row] = lane.slot;
-    host.output_indices[row] = lane.output_index;
-    host.has_mask[row] = lane.has_mask ? 1 : 0;
-    packed.num_masked += lane.has_mask ? 1 : 0;
+    host.rows[row] = entry.query_begin + entry.num_query_tokens - 1;
+    host.row_slots[row] = entry.slot;
+    host.output_indices[row] = entry.output_index;
+    host.has_mask[row] = entry.has_mask ? 1 : 0;
+    packed.num_masked += entry.has_mask ? 1 : 0;
   }
-  for (const Lane& lane : batch.lanes) {
-    for (size_t i = 0; i < lane.input_logprob_targets.size(); ++i) {
+  for (const BatchEntry& entry : batch.entries) {
+    for (size_t i = 0; i < entry.input_logprob_targets.size(); ++i) {
       const int32_t row = packed.num_input_rows++;
       host.rows[packed.num_samples + row] =
-          lane.query_begin + lane.input_logprob_begin + static_cast<int32_t>(i);
-      host.targets[row] = lane.input_logprob_targets[i];
+          entry.query_begin + entry.input_logprob_begin + static_cast<int32_t>(i);
+      host.targets[row] = entry.input_logprob_targets[i];
     }
   }
 }
@@ -166,18 +168,18 @@ void StepPacker::pack_cascade(const ForwardBatch& batch, const StepArrays& host,
   cascade_.choose(batch, *cascade_costs_);
   packed.cascade = !cascade_.empty();
   if (!packed.cascade) return;
-  *host.num_shared_runs = static_cast<int32_t>(cascade_.runs().size());
-  for (size_t i = 0; i < cascade_.runs().size(); ++i) {
-    host.shared_runs[i] = cascade_.runs()[i];
-    host.shared_runs[i].page_begin = host.page_begin[cascade_.runs()[i].page_begin];
+  *host.num_shared_segments = static_cast<int32_t>(cascade_.segments().size());
+  for (size_t i = 0; i < cascade_.segments().size(); ++i) {
+    host.shared_segments[i] = cascade_.segments()[i];
+    host.shared_segments[i].page_begin = host.page_begin[cascade_.segments()[i].page_begin];
   }
   std::copy(cascade_.members().begin(), cascade_.members().end(), host.shared_members);
   std::copy(cascade_.places().begin(), cascade_.places().end(), host.shared_places);
   std::copy(cascade_.own_begins().begin(), cascade_.own_begins().end(), host.own_begins);
 }
 
-void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const {
-  for (int32_t i = packed.num_lanes; i < lanes; ++i) {
+void StepPacker::pad(int32_t entries, const StepArrays& host, PackedStep& packed) const {
+  for (int32_t i = packed.num_entries; i < entries; ++i) {
     host.query_begin[i + 1] = packed.num_tokens;
     host.prefix_len[i] = 0;
     host.page_begin[i] = 0;
@@ -187,10 +189,10 @@ void StepPacker::pad(int32_t lanes, const StepArrays& host, PackedStep& packed) 
     host.output_indices[i] = 0;
     host.has_mask[i] = 0;
     host.own_begins[i] = 0;
-    std::fill_n(host.shared_places + i * kernels::cuda::kRunsOfLane * 2,
-                kernels::cuda::kRunsOfLane * 2, -1);
+    std::fill_n(host.shared_places + i * kernels::cuda::kSegmentsPerEntry * 2,
+                kernels::cuda::kSegmentsPerEntry * 2, -1);
   }
-  packed.num_lanes = packed.num_samples = lanes;
+  packed.num_entries = packed.num_samples = entries;
 }
 
 Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const {
@@ -210,26 +212,26 @@ Status StepPacker::bring(const StepArrays& host, const PackedStep* packed) const
                                       .count = static_cast<int32_t>((bytes + kUnit - 1) / kUnit)};
   };
   if (packed != nullptr) {
-    const int32_t lanes = packed->num_lanes, samples = packed->num_samples;
-    take(host.query_begin, lanes + 1);
-    take(host.prefix_len, lanes);
-    take(host.page_begin, lanes);
+    const int32_t entries = packed->num_entries, samples = packed->num_samples;
+    take(host.query_begin, entries + 1);
+    take(host.prefix_len, entries);
+    take(host.page_begin, entries);
     take(host.row_slots, samples);
     take(host.output_indices, samples);
     take(host.has_mask, samples);
-    take(host.ids, packed->decode ? lanes : packed->num_tokens);
-    take(host.token_slots, packed->decode ? lanes : packed->num_tokens);
+    take(host.ids, packed->decode ? entries : packed->num_tokens);
+    take(host.token_slots, packed->decode ? entries : packed->num_tokens);
     if (!packed->decode) take(host.rows, samples + packed->num_input_rows);
     if (packed->num_input_rows > 0) take(host.targets, packed->num_input_rows);
     if (packed->cascade) {
-      take(host.num_shared_runs, 1);
-      take(host.shared_runs, std::ssize(cascade_.runs()));
+      take(host.num_shared_segments, 1);
+      take(host.shared_segments, std::ssize(cascade_.segments()));
       take(host.shared_members, std::ssize(cascade_.members()));
-      take(host.shared_places, int64_t{lanes} * kernels::cuda::kRunsOfLane * 2);
-      take(host.own_begins, lanes);
+      take(host.shared_places, int64_t{entries} * kernels::cuda::kSegmentsPerEntry * 2);
+      take(host.own_begins, entries);
     }
   }
-  return kernels::cuda::bring_inputs(args, {.stream = stream_->get(), .overlap = true});
+  return kernels::cuda::bring_inputs(args, {.stream = stream_->get(), .pdl = true});
 }
 
 Status StepPacker::flush_tables(const StepArrays& host) {
@@ -241,33 +243,33 @@ Status StepPacker::flush_tables(const StepArrays& host) {
 }
 
 CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) const {
-  kernels::cuda::SharedRuns shared;
+  kernels::cuda::SharedSegments shared;
   if (packed.cascade) {
-    shared = {.num_runs = device_.num_shared_runs,
-              .runs = device_.shared_runs,
+    shared = {.num_segments = device_.num_shared_segments,
+              .segments = device_.shared_segments,
               .members = device_.shared_members,
               .places = device_.shared_places,
               .own_begin = device_.own_begins};
   }
-  // Of a padded decode step the grids cover every lane; its last lanes have no tokens.
+  // Of a padded decode step the grids cover every entry; its last entries have no tokens.
   CudaStep step{.ids = device_.ids,
                 .token_slots = device_.token_slots,
                 .slot_tokens = slot_tokens,
-                .lanes = {.query_begin = device_.query_begin,
-                          .prefix_len = device_.prefix_len,
-                          .page_begin = device_.page_begin,
-                          .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
-                          .num_lanes = packed.num_lanes,
-                          .num_tokens = packed.decode ? packed.num_lanes : packed.num_tokens,
-                          .max_query_tokens = packed.max_query_tokens,
-                          .shared = shared},
+                .entries = {.query_begin = device_.query_begin,
+                            .prefix_len = device_.prefix_len,
+                            .page_begin = device_.page_begin,
+                            .page_tables = reinterpret_cast<const int32_t*>(tables_.data()),
+                            .num_entries = packed.num_entries,
+                            .num_tokens = packed.decode ? packed.num_entries : packed.num_tokens,
+                            .max_query_tokens = packed.max_query_tokens,
+                            .shared = shared},
                 .rows = packed.decode ? nullptr : device_.rows,
                 .num_rows = packed.num_samples + packed.num_input_rows,
                 .max_prefix_len = packed.max_prefix_len};
   if (window_pages_) {
-    step.window_lanes = step.lanes;
-    step.window_lanes.page_tables += table_entries();
-    step.window_lanes.shared = {};
+    step.window_entries = step.entries;
+    step.window_entries.page_tables += table_entries();
+    step.window_entries.shared = {};
   }
   return step;
 }

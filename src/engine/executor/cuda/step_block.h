@@ -1,6 +1,6 @@
 // What a step needs on the device, packed into one pinned block from which one kernel in front of
 // the step takes what it needs: no copy engine stands between two steps. Decode steps are padded to
-// a number of lanes for which there is a graph: the added lanes have no tokens.
+// a number of entries for which there is a graph: the added entries have no tokens.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace espalier {
 
 struct StepLimits {
-  int32_t max_slots = 0;          // lanes of a step, and slots
+  int32_t max_slots = 0;          // entries of a step, and slots
   int32_t max_tokens = 0;         // of a step
   int32_t max_table_pages = 0;    // of one sequence
   bool window_pages = false;      // room for page tables of layers that see a window
@@ -35,15 +35,15 @@ struct StepArrays {
   int32_t* row_slots = nullptr;       // [L]: of the rows that are sampled; -1: padding
   int32_t* output_indices = nullptr;  // [L]
   uint8_t* has_mask = nullptr;        // [L]
-  // What lanes share; written where something is.
-  int32_t* num_shared_runs = nullptr;               // [1]
-  kernels::cuda::SharedRun* shared_runs = nullptr;  // [L]
-  int32_t* shared_members = nullptr;                // [L * kRunsOfLane]
-  int32_t* shared_places = nullptr;                 // [L * kRunsOfLane * 2]
-  int32_t* own_begins = nullptr;                    // [L]
-  kernels::cuda::PageTableRun* runs = nullptr;      // [L], or [2 L] with the windows'; host alone
-  int32_t* ids = nullptr;                           // [T]
-  int32_t* token_slots = nullptr;                   // [T]
+  // What entries share; written where something is.
+  int32_t* num_shared_segments = nullptr;                   // [1]
+  kernels::cuda::SharedSegment* shared_segments = nullptr;  // [L]
+  int32_t* shared_members = nullptr;                        // [L * kSegmentsPerEntry]
+  int32_t* shared_places = nullptr;                         // [L * kSegmentsPerEntry * 2]
+  int32_t* own_begins = nullptr;                            // [L]
+  kernels::cuda::PageTableRun* runs = nullptr;  // [L], or [2 L] with the windows'; host alone
+  int32_t* ids = nullptr;                       // [T]
+  int32_t* token_slots = nullptr;               // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
   int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row is asked for
   int32_t* pages = nullptr;    // [page_capacity]; host alone
@@ -53,30 +53,30 @@ struct StepArrays {
 
 // What was packed: how the step is to be run.
 struct PackedStep {
-  int32_t num_lanes = 0;  // with padding, as num_tokens and num_samples
+  int32_t num_entries = 0;  // with padding, as num_tokens and num_samples
   int32_t num_tokens = 0;
   int32_t num_samples = 0;     // rows that are sampled
   int32_t num_input_rows = 0;  // rows whose input log-probabilities are wanted, after those
   int32_t max_query_tokens = 0;
   int32_t max_prefix_len = 0;
   int32_t num_masked = 0;
-  bool cascade = false;  // some lanes' shared prefixes are read once for all of them
-  bool decode = false;   // one token a lane, all sampled, no input log-probabilities: has graphs
+  bool cascade = false;  // some entries' shared prefixes are read once for all of them
+  bool decode = false;   // one token an entry, all sampled, no input log-probabilities: has graphs
 };
 
 // Packs batches and keeps the device's page tables up to date. Not thread-safe.
 class StepPacker {
  public:
   // stream: what the steps run on; borrowed, as all.
-  // cascade: what it costs to read shared prefixes once; null: each lane reads its own.
+  // cascade: what it costs to read shared prefixes once; null: each entry reads its own.
   static Result<StepPacker> create(const StepLimits& limits, const CascadeCosts* cascade,
                                    const cuda::Stream& stream);
 
   // Whether batches bring page tables for layers that see a window. REQUIRES room for them.
   void set_window_pages(bool on) { window_pages_ = on; }
 
-  // The smallest number of lanes with a graph that holds `lanes`.
-  static int32_t graph_lanes(int32_t lanes, int32_t max_slots);
+  // The smallest number of entries with a graph that holds `entries`.
+  static int32_t graph_entries(int32_t entries, int32_t max_slots);
 
   // Fills `host` (a pinned block's arrays, which then stay as they are until the step is done) and
   // enqueues what brings them to the device and into its page tables.
@@ -95,16 +95,16 @@ class StepPacker {
   };
   StepPacker(const StepLimits& limits, const cuda::Stream& stream)
       : limits_(limits), stream_(&stream) {}
-  Status pack_table(const ForwardBatch& batch, const Lane& lane, const StepArrays& host);
+  Status pack_table(const ForwardBatch& batch, const BatchEntry& entry, const StepArrays& host);
   void pack_entries(const PageId* entries, int32_t count, int64_t begin, const StepArrays& host);
   int64_t table_entries() const {  // of one kind of layers
     return int64_t{limits_.max_slots} * limits_.max_table_pages;
   }
-  void pack_lane(const ForwardBatch& batch, const Lane& lane, int32_t index, const StepArrays& host,
-                 PackedStep& packed) const;
+  void pack_entry(const ForwardBatch& batch, const BatchEntry& entry, int32_t index,
+                  const StepArrays& host, PackedStep& packed) const;
   void pack_rows(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed) const;
   void pack_cascade(const ForwardBatch& batch, const StepArrays& host, PackedStep& packed);
-  void pad(int32_t lanes, const StepArrays& host, PackedStep& packed) const;
+  void pad(int32_t entries, const StepArrays& host, PackedStep& packed) const;
   // Brings what has been gathered of tables to the device now, and waits: for steps whose cached
   // prefixes are longer than a block holds.
   Status flush_tables(const StepArrays& host);

@@ -13,15 +13,15 @@ namespace {
 constexpr int32_t kTopPerRow = 32;
 constexpr int32_t kMostTop = 1024;
 
-// The rows of a batch as the packer orders them: sampled ones in lane order, then inputs'.
+// The rows of a batch as the packer orders them: sampled ones in entry order, then inputs'.
 template <typename Visit>
 void for_each_row(const ForwardBatch& batch, const Visit& visit) {
-  for (size_t lane = 0; lane < batch.lanes.size(); ++lane) {
-    if (batch.lanes[lane].sample) visit(lane, -1);
+  for (size_t entry = 0; entry < batch.entries.size(); ++entry) {
+    if (batch.entries[entry].sample) visit(entry, -1);
   }
-  for (size_t lane = 0; lane < batch.lanes.size(); ++lane) {
-    const auto targets = static_cast<int32_t>(batch.lanes[lane].input_logprob_targets.size());
-    for (int32_t target = 0; target < targets; ++target) visit(lane, target);
+  for (size_t entry = 0; entry < batch.entries.size(); ++entry) {
+    const auto targets = static_cast<int32_t>(batch.entries[entry].input_logprob_targets.size());
+    for (int32_t target = 0; target < targets; ++target) visit(entry, target);
   }
 }
 
@@ -73,22 +73,22 @@ void ResultArrays::lay_out(cuda::Arena& arena, const StepLimits& limits) {
 LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
                           const StepLimits& limits, std::vector<Status>& refused) {
   LogprobPlan plan;
-  refused.assign(batch.lanes.size(), Status());
+  refused.assign(batch.entries.size(), Status());
   int64_t rows = 0, wanted = 0;
-  for (const Lane& lane : batch.lanes) {
-    rows += (lane.sample ? 1 : 0) + std::ssize(lane.input_logprob_targets);
+  for (const BatchEntry& entry : batch.entries) {
+    rows += (entry.sample ? 1 : 0) + std::ssize(entry.input_logprob_targets);
   }
-  for (size_t i = 0; i < batch.lanes.size(); ++i) {
-    const Lane& lane = batch.lanes[i];
-    const SamplingSpec& spec = slots.spec(lane.slot);
-    refused[i] = slots.status(lane.slot);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    const SamplingSpec& spec = slots.spec(entry.slot);
+    refused[i] = slots.status(entry.slot);
     if (!spec.return_logprob) continue;
-    plan.sampled |= lane.sample;
-    const int64_t lane_rows = (lane.sample ? 1 : 0) + std::ssize(lane.input_logprob_targets);
-    const int64_t lane_wanted = lane_rows * std::ssize(spec.token_ids_logprob);
+    plan.sampled |= entry.sample;
+    const int64_t entry_rows = (entry.sample ? 1 : 0) + std::ssize(entry.input_logprob_targets);
+    const int64_t entry_wanted = entry_rows * std::ssize(spec.token_ids_logprob);
     if (spec.top_logprobs_num > kMostTop ||
         spec.top_logprobs_num * rows > ResultArrays::top_capacity(limits) ||
-        wanted + lane_wanted > ResultArrays::kWantedCapacity) {
+        wanted + entry_wanted > ResultArrays::kWantedCapacity) {
       refused[i] = error(
           StatusCode::kUnimplemented,
           "top_logprobs_num {} and {} token_ids_logprob for {} positions of one step are more than "
@@ -96,15 +96,15 @@ LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
           spec.top_logprobs_num, spec.token_ids_logprob.size(), rows);
       continue;
     }
-    wanted += lane_wanted;
+    wanted += entry_wanted;
     plan.max_top = std::max(plan.max_top, spec.top_logprobs_num);
   }
   plan.num_wanted = wanted;
   if (wanted == 0) return plan;
-  for_each_row(batch, [&](size_t lane, int32_t) {
+  for_each_row(batch, [&](size_t entry, int32_t) {
     plan.wanted_begin.push_back(static_cast<int32_t>(plan.wanted_ids.size()));
-    const SamplingSpec& spec = slots.spec(batch.lanes[lane].slot);
-    if (!spec.return_logprob || !refused[lane].ok()) return;
+    const SamplingSpec& spec = slots.spec(batch.entries[entry].slot);
+    if (!spec.return_logprob || !refused[entry].ok()) return;
     plan.wanted_ids.insert(plan.wanted_ids.end(), spec.token_ids_logprob.begin(),
                            spec.token_ids_logprob.end());
   });
@@ -115,14 +115,14 @@ LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
 void read_results(const ForwardBatch& batch, const SlotTable& slots, const LogprobPlan& plan,
                   const ResultArrays& host, const std::vector<Status>& refused,
                   StepResult& result) {
-  result.lanes.assign(batch.lanes.size(), {});
-  for (size_t i = 0; i < batch.lanes.size(); ++i) result.lanes[i].status = refused[i];
+  result.entries.assign(batch.entries.size(), {});
+  for (size_t i = 0; i < batch.entries.size(); ++i) result.entries[i].status = refused[i];
   size_t row = 0, first_input = 0;
-  for (const Lane& lane : batch.lanes) first_input += lane.sample ? 1 : 0;
-  for_each_row(batch, [&](size_t lane, int32_t target) {
+  for (const BatchEntry& entry : batch.entries) first_input += entry.sample ? 1 : 0;
+  for_each_row(batch, [&](size_t entry, int32_t target) {
     const size_t at = row++;
-    LaneResult& out = result.lanes[lane];
-    const SamplingSpec& spec = slots.spec(batch.lanes[lane].slot);
+    EntryResult& out = result.entries[entry];
+    const SamplingSpec& spec = slots.spec(batch.entries[entry].slot);
     const bool input = target >= 0;
     const int32_t code = input ? host.input_statuses[at - first_input] : host.statuses[at];
     if (out.status.ok()) out.status = status_of(code, spec);
@@ -137,8 +137,8 @@ void read_results(const ForwardBatch& batch, const SlotTable& slots, const Logpr
     out.token = host.tokens[at];
     if (spec.return_logprob) out.logprobs = logprobs_at(spec, plan, host, at, host.logprobs[at]);
   });
-  for (LaneResult& lane : result.lanes) {
-    if (!lane.status.ok()) lane.token = -1;
+  for (EntryResult& entry : result.entries) {
+    if (!entry.status.ok()) entry.token = -1;
   }
 }
 

@@ -32,7 +32,7 @@ struct ResultArrays {
 
 // What log-probabilities a step gives back.
 struct LogprobPlan {
-  bool sampled = false;  // some sampled lane wants its token's
+  bool sampled = false;  // some sampled entry wants its token's
   int32_t max_top = 0;
   int64_t num_wanted = 0;
   // [num_samples + num_input_rows + 1] where num_wanted is not 0: each row's first entry.
@@ -40,12 +40,12 @@ struct LogprobPlan {
   std::vector<int32_t> wanted_ids;
 };
 
-// Looks at what the lanes ask for. A lane that asks for more than there is room for is put into
-// `refused` ([lanes]) with a reason, and gets nothing.
+// Looks at what the entries ask for. An entry that asks for more than there is room for is put into
+// `refused` ([entries]) with a reason, and gets nothing.
 LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
                           const StepLimits& limits, std::vector<Status>& refused);
 
-// Turns the arrays of a finished step into lane results.
+// Turns the arrays of a finished step into entry results.
 void read_results(const ForwardBatch& batch, const SlotTable& slots, const LogprobPlan& plan,
                   const ResultArrays& host, const std::vector<Status>& refused, StepResult& result);
 

@@ -1,0 +1,86 @@
+#include "engine/constrained/draft_history.h"
+
+#include <algorithm>
+
+#include "base/rng.h"
+
+namespace espalier {
+
+namespace {
+// Tokens before a place that tell it from others of the same state.
+constexpr size_t kContext = 2;
+}  // namespace
+
+TokenId DrawnTokens::likely(uint64_t place) const {
+  const Entry& entry = entries_[place % kEntries];
+  return entry.place == place && entry.confidence >= kConfident ? entry.token : -1;
+}
+
+void DrawnTokens::learn(uint64_t place, TokenId token) {
+  Entry& entry = entries_[place % kEntries];
+  if (entry.place == place && entry.token == token) {
+    entry.confidence = std::min(entry.confidence + 1, kConfidenceMax);
+  } else if (entry.place == place && entry.confidence > kConfident) {
+    entry.confidence = kConfident - 1;  // once more, and it is another's
+  } else {
+    entry = {place, token, 0};
+  }
+}
+
+uint64_t DraftHistory::place_of(uint64_t scope, const grammar::Matcher& matcher,
+                                std::span<const TokenId> output) {
+  uint64_t place = mix64(scope ^ mix64(matcher.place()));
+  for (const TokenId token : output.last(std::min(output.size(), kContext)))
+    place = mix64(place ^ static_cast<uint64_t>(token));
+  return place;
+}
+
+void DraftHistory::learn(uint64_t scope, const grammar::Matcher& matcher,
+                         std::span<const TokenId> output, TokenId token) {
+  drawn_.learn(place_of(scope, matcher, output), token);
+}
+
+void DraftHistory::begin(std::span<const TokenId> output) {
+  const auto recent = output.last(std::min(output.size(), JumpForward::kWindowMax));
+  output_.assign(recent.begin(), recent.end());
+}
+
+void DraftHistory::append(uint64_t scope, grammar::Matcher& matcher,
+                          std::span<const TokenId> output, Drafts& drafts) {
+  begin(output);
+  const size_t steps = matcher.steps();
+  const auto most = static_cast<size_t>(drafts.tokens_max);
+  while (drafts.tokens.size() < most && std::ssize(drafts.samples) < drafts.samples_max) {
+    const TokenId token = drawn_.likely(place_of(scope, matcher, output_));
+    if (token < 0 || !matcher.accept_token(token) || matcher.must_end()) break;
+    forced_.assign(1, token);
+    output_.push_back(token);
+    jump_.append_forced(matcher, output_, forced_);
+    const size_t count = std::min(forced_.size(), most - drafts.tokens.size());
+    bool goes_on = count == forced_.size();
+    for (size_t i = 1; i < count && goes_on; ++i)
+      goes_on = matcher.accept_token(forced_[i]) && !matcher.must_end();
+    drafts.tokens.insert(drafts.tokens.end(), forced_.begin(),
+                         forced_.begin() + static_cast<std::ptrdiff_t>(count));
+    if (!goes_on) break;
+    output_.insert(output_.end(), forced_.begin() + 1, forced_.end());
+    drafts.samples.push_back(static_cast<int32_t>(drafts.tokens.size()) - 1);
+  }
+  matcher.rollback(matcher.steps() - steps);
+}
+
+bool DraftHistory::any(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,
+                       int32_t least) {
+  begin(output);
+  const size_t steps = matcher.steps();
+  int32_t count = 0;
+  for (; count < least; ++count) {
+    const TokenId token = drawn_.likely(place_of(scope, matcher, output_));
+    if (token < 0 || !matcher.accept_token(token) || matcher.must_end()) break;
+    output_.push_back(token);
+  }
+  matcher.rollback(matcher.steps() - steps);
+  return count == least;
+}
+
+}  // namespace espalier

@@ -1,0 +1,87 @@
+// What other threads say to the loop. Its length is bounded by the registry: a request sends at
+// most four messages (it came, its tokens are there, its grammar is, abort it), each flush
+// or pause blocks its caller, and who joins branches holds requests for them.
+#pragma once
+
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/constrained/grammar_compiler.h"
+#include "engine/engine.h"
+#include "engine/requests/live_request.h"
+
+namespace espalier {
+
+struct ArrivalMessage {
+  std::unique_ptr<LiveRequest> request;
+};
+struct TokensMessage {
+  RequestId id = 0;
+  Result<std::vector<TokenId>> prompt_ids;
+};
+struct GrammarMessage {
+  RequestId id = 0;
+  GrammarCompiler::Compiled grammar;
+};
+struct AbortMessage {
+  RequestId id = 0;
+};
+struct JoinMessage {
+  JoinRequest request;
+  JoinDone done;
+};
+struct FlushMessage {
+  std::promise<Status> done;
+};
+struct PauseMessage {
+  Engine::PauseMode mode = Engine::PauseMode::kAbort;
+  std::promise<Status> done;
+};
+struct ContinueMessage {
+  std::promise<Status> done;
+};
+using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage,
+                             JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
+
+// Thread-safe; one thread takes.
+class Inbox {
+ public:
+  void push(Message message) {
+    {
+      std::lock_guard lock(mutex_);
+      messages_.push_back(std::move(message));
+    }
+    changed_.notify_one();
+  }
+
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_one();
+  }
+
+  // Swaps what is there into `out` (which is empty) and returns whether stop() was called. With
+  // `park` sleeps until there is something or it was.
+  bool take(std::vector<Message>& out, bool park) {
+    std::unique_lock lock(mutex_);
+    if (park) changed_.wait(lock, [&] { return stopped_ || !messages_.empty(); });
+    messages_.swap(out);
+    return stopped_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Message> messages_;
+  bool stopped_ = false;
+};
+
+}  // namespace espalier

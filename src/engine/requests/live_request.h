@@ -1,0 +1,80 @@
+// A request from its admission to its last event.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/requests/registry.h"
+#include "engine/requests/request.h"
+#include "engine/sampling/params.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/text_io/output_processor.h"
+#include "grammar/grammar.h"
+#include "seams/token_event.h"
+
+namespace espalier {
+
+struct LiveRequest;
+
+// One of a request's n generations: a sequence of the scheduler's. What each token reads and writes
+// comes first and lies together; see prefetch().
+struct Sample {
+  LiveRequest* request = nullptr;
+  bool has_news = false;         // it is listed for emission
+  bool finished = false;         // the event is, or was, its last
+  bool return_logprob = false;   // as its request
+  bool in_session = false;       // the same
+  bool has_grammar = false;      // there is a matcher
+  bool heals = false;            // `healing` is not spelt yet
+  int32_t num_tokens = 0;        // of its output so far
+  int32_t num_logprobs_due = 0;  // of forced tokens, the last so many of the event's
+  OutputProcessor output;
+  TokenEvent event;                         // what the caller has not heard yet
+  SequenceId sequence = 0;                  // 0: the scheduler has not got it
+  int32_t num_input_logprobs = 0;           // reported so far
+  std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
+  int32_t num_forced = 0;                   // of its output
+  std::vector<TokenId> choices;             // of the few ways on behind `choices_at` tokens
+  int32_t choices_at = -1;                  // -1: not looked for yet
+  std::string healing;                      // text that its output must still begin with
+
+  // Ahead of its next token: with hundreds of them each is found in a far cache.
+  void prefetch() const {
+    const auto* const begin = reinterpret_cast<const std::byte*>(this);
+    const auto* const end = reinterpret_cast<const std::byte*>(&sequence);
+    for (const auto* at = begin; at < end; at += 64) __builtin_prefetch(at, 1);
+    __builtin_prefetch(end - 1, 1);
+  }
+};
+
+// Made by the thread that submits, then owned by the loop.
+struct LiveRequest {
+  EventSink sink;               // with what each event reads, in one line of the cache
+  std::vector<Sample> samples;  // never resized once the loop has it
+  size_t num_unfinished = 0;    // samples whose last event is not out
+  RequestId id = 0;
+  std::string rid;
+  ResolvedSampling sampling;
+  uint64_t seed = 0;
+  bool return_logprob = false;
+  bool jump_forward = false;
+  bool drafts = false;       // with a grammar: guess at what it says
+  uint64_t draft_scope = 0;  // of its grammar and cache_namespace
+  bool token_healing = false;
+  int32_t logprob_start_len = -1;
+  bool embed = false;
+  int32_t dimensions = 0;  // see GenerateRequest
+  int32_t priority = 0;
+  std::string cache_namespace;
+  std::optional<SessionParams> session;
+  bool awaits_tokens = false;   // a TokensMessage is to come
+  bool awaits_grammar = false;  // a GrammarMessage is to come
+  std::vector<TokenId> prompt_ids;
+  TimePoint arrived{};
+};
+
+}  // namespace espalier

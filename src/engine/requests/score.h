@@ -1,0 +1,42 @@
+// How well each item goes with a query: the probability of label tokens behind both, where the
+// model generates; its scores of both, where it has a head for classes or rewards; the cosine of
+// the angle between their vectors, where it makes embeddings.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/requests/request.h"
+#include "models/model.h"
+#include "seams/sampling.h"
+
+namespace espalier {
+
+// Texts, or ids: the query and all items are the same.
+struct ScoreRequest {
+  std::string query;
+  std::vector<std::string> items;
+  std::vector<TokenId> query_ids;
+  std::vector<std::vector<TokenId>> item_ids;
+  std::vector<TokenId> label_token_ids;  // of a model that generates; at least one
+  bool apply_softmax = false;            // over the labels; else their probabilities among all
+  bool item_first = false;               // the item stands before the query
+};
+
+// One request for each item, in their order. Fails for a model that makes embeddings (their
+// cosine needs no common text), for labels that are missing or not of the vocabulary.
+Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
+                                                   const ModelInfo& info);
+
+// An item's scores, from what came for its prompt: [labels], or the model's own.
+std::vector<float> scores_of(const ScoreRequest& request, std::span<const float> embedding,
+                             std::span<const TokenLogprobs> output_logprobs);
+
+// Of the angle between two vectors of one size; 0 where one of them is 0.
+float cosine(std::span<const float> a, std::span<const float> b);
+std::vector<float> softmax(std::span<const float> values);
+
+}  // namespace espalier

@@ -1,0 +1,45 @@
+#include "engine/startup/start_cpu.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "cache/kv_pool.h"
+#include "engine/executor/cpu_executor.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+CpuExecutorConfig executor_config(const EngineConfig& c) {
+  const int32_t prefill = std::min(c.chunked_prefill_size, c.max_prefill_tokens);
+  return {.max_slots = c.max_running_requests, .max_tokens = prefill + c.max_running_requests};
+}
+
+Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, info));
+  return KvPool::create(kv_pool_config(config, info, type));
+}
+
+}  // namespace
+
+Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system) {
+  const int32_t cpus = std::max(1, system.num_cpus);
+  if (config.num_threads > cpus)
+    log_warning("{} threads are asked for, but {} can run at once here, and are taken",
+                config.num_threads, cpus);
+  auto pool = std::make_unique<WorkPool>(std::min(config.num_threads, cpus));
+  ModelLoadOptions options = model_load_options(config);
+  options.pool = pool.get();
+  ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
+  StartedExecutor out{.info = model->info()};
+  ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, system));
+  ESP_ASSIGN_OR_RETURN(KvPool kv, make_kv_pool(out.config, out.info));
+  ESP_ASSIGN_OR_RETURN(
+      out.executor,
+      CpuExecutor::create({.pool = std::move(pool), .model = std::move(model), .kv = std::move(kv)},
+                          executor_config(out.config)));
+  return out;
+}
+
+}  // namespace espalier

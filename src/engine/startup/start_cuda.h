@@ -1,0 +1,24 @@
+// An executor on the GPU with all that it needs, for the engine: there in every build.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "engine/config.h"
+#include "engine/executor/executor.h"
+#include "engine/startup/system_info.h"
+#include "models/model.h"
+
+namespace espalier {
+
+struct StartedExecutor {
+  std::unique_ptr<Executor> executor;
+  ModelInfo info;
+  EngineConfig config;  // effective: the KV cache takes what weights and scratch have left
+};
+
+// Loads the model onto the device that is open, takes scratch, measures what is left and makes the
+// KV cache of it. machine: the device's.
+Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system);
+
+}  // namespace espalier

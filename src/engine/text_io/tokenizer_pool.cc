@@ -1,0 +1,36 @@
+#include "engine/text_io/tokenizer_pool.h"
+
+#include <algorithm>
+
+#include "base/thread.h"
+
+namespace espalier {
+
+TokenizerPool::TokenizerPool(const Tokenizer& tokenizer, int num_threads, size_t capacity)
+    : tokenizer_(tokenizer), jobs_(capacity) {
+  for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+}
+
+TokenizerPool::~TokenizerPool() {
+  jobs_.close();
+  std::vector<Job> dropped;
+  jobs_.drain(dropped);
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool TokenizerPool::submit(std::string text, const EncodeOptions& options, Done done) {
+  return jobs_.try_push({.text = std::move(text), .options = options, .done = std::move(done)});
+}
+
+void TokenizerPool::work() {
+  set_thread_name("tokenizer");
+  // A long prompt is cut and encoded side by side; how many threads that takes is bounded by the
+  // machine.
+  const int num_threads = static_cast<int>(usable_cpus().size());
+  while (auto job = jobs_.pop()) {
+    job->options.num_threads = std::max(job->options.num_threads, num_threads);
+    job->done(tokenizer_.encode(job->text, job->options));
+  }
+}
+
+}  // namespace espalier
