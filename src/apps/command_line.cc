@@ -7,6 +7,8 @@
 #include <fstream>
 #include <map>
 
+#include "apps/sglang_flags.h"
+
 namespace espalier::apps {
 namespace {
 
@@ -153,11 +155,19 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
   app.footer(command.footer);
   app.set_help_flag("-h,--help", "print this text");
   GivenFlags given;
+  std::vector<std::string> notes;
   for (const Setting& row : table.rows()) add_option(app, row, given);
   if (!command.positional.empty()) app.add_option(command.positional, command.words, "");
 
   try {
-    const std::vector<std::string> words = without_stated_switches(table, args, given);
+    std::vector<std::string> own = args;
+    if (command.takes_sglang_flags) {
+      auto taken = take_sglang_flags(args, table);
+      if (!taken) return report(taken.error(), kExitUsage);
+      own = std::move(taken->rest);
+      notes = std::move(taken->notes);
+    }
+    const std::vector<std::string> words = without_stated_switches(table, own, given);
     if (Status status = parse(app, command, table, known_elsewhere, words); !status.ok())
       return report(status, kExitUsage);
   } catch (const CLI::CallForHelp&) {
@@ -179,6 +189,7 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
   if (Status status = apply_environment(table, known_elsewhere); !status.ok())
     return report(status, kExitUsage);
   if (Status status = apply_flags(given, table); !status.ok()) return report(status, kExitUsage);
+  for (const std::string& text : notes) note(fmt::format("note: {}\n", text));
   return std::nullopt;
 }
 

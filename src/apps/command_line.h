@@ -22,6 +22,7 @@ struct CommandLine {
   std::string footer;              // examples, under the help
   std::string positional;          // "PROMPT" where words without a flag are taken; else empty
   std::vector<std::string> words;  // those words
+  bool takes_sglang_flags = false;  // launch lines written for SGLang start too (sglang_flags.h)
 };
 
 // Adds --config to the table's rows, parses `args` (without the command's name), applies file and

@@ -39,18 +39,24 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
       table.path("tokenizer-path", engine.tokenizer_path,
                  "folder, tokenizer.json, .model, .tiktoken or .gguf of another tokenizer"),
       "model-path");
-  table.custom("load-format", "auto|dummy",
-               "dummy draws weights from random-seed for any config.json", "auto",
-               [&engine](std::string_view value) -> Status {
-                 if (value != "auto" && value != "dummy")
-                   return invalid_argument("'{}' is not one of auto, dummy", value);
-                 engine.load_format = value == "auto" ? LoadFormat::kAuto : LoadFormat::kDummy;
-                 return {};
-               });
+  table.custom(
+      "load-format", "auto|dummy",
+      "dummy draws weights from random-seed for any config.json; safetensors and gguf mean "
+      "auto, which recognises the files",
+      "auto", [&engine](std::string_view value) -> Status {
+        if (value != "auto" && value != "dummy" && value != "safetensors" && value != "gguf")
+          return invalid_argument("'{}' is not one of auto, dummy, safetensors, gguf", value);
+        engine.load_format = value == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
+        return {};
+      });
   // Both name what the weights become, so one that the other would replace is an error.
-  Setting& dtype = table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
-                                "type of the weights; auto takes the checkpoint's");
+  Setting& dtype =
+      table.choice("dtype", engine.dtype, {"auto", "float32", "bfloat16"},
+                   "type of the weights; auto takes the checkpoint's; half and float16 "
+                   "mean bfloat16, float means float32");
   dtype.set = [&engine, set = dtype.set](std::string_view value) -> Status {
+    if (value == "float") value = "float32";
+    if (value == "half" || value == "float16") value = "bfloat16";
     if (is_block_type(engine.dtype) && value != "auto")
       return invalid_argument("'{}' contradicts --quantization {}: leave one out", value,
                               engine.dtype);
@@ -68,8 +74,12 @@ void add_model_rows(SettingTable& table, EngineConfig& engine) {
                  engine.dtype = value;
                  return {};
                });
-  table.choice("kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
-               "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");
+  Setting& kv_dtype = table.choice(
+      "kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
+      "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");
+  kv_dtype.set = [set = kv_dtype.set](std::string_view value) {
+    return set(value == "bf16" ? "bfloat16" : value);
+  };
   shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,
                               "tokens that prompt and output share"),
                 "the model's");
@@ -153,6 +163,13 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                 engine.priority_scheduling_preemption_threshold, 1, kInt32Max,
                 "with --schedule-policy priority: running requests of a priority so much lower "
                 "make way");
+  table.custom("enable-priority-scheduling", "", "the same as --schedule-policy priority", "",
+               [&engine](std::string_view value) -> Status {
+                 if (value != "true" && value != "false")
+                   return invalid_argument("'{}' is not one of true, false", value);
+                 if (value == "true") engine.schedule_policy = "priority";
+                 return {};
+               });
   table.toggle("disable-priority-preemption", engine.disable_priority_preemption,
                "what runs never makes way");
   shown_default(
@@ -179,16 +196,23 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                 "none are kept");
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
-  table.toggle("disable-cuda-graph", engine.disable_cuda_graph,
-               "launch every kernel of a decode step by itself");
+  table
+      .toggle("disable-cuda-graph", engine.disable_cuda_graph,
+              "launch every kernel of a decode step by itself")
+      .aliases = {"disable-decode-cuda-graph"};
   table.toggle("disable-cascade-attention", engine.disable_cascade_attention,
                "on a GPU, read keys and values that several requests share for each by itself");
   table.toggle("enable-deterministic-inference", engine.enable_deterministic_inference,
                "answers are the same bits whatever runs beside them, however prompts are cut and "
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
-  table.choice(
+  Setting& grammars = table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
-      "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them");
+      "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them; "
+      "xgrammar, outlines and llguidance mean espalier");
+  grammars.set = [set = grammars.set](std::string_view value) {
+    const bool other = value == "xgrammar" || value == "outlines" || value == "llguidance";
+    return set(other ? "espalier" : value);
+  };
   table.toggle("constrained-json-disable-any-whitespace",
                engine.constrained_json_disable_any_whitespace,
                "JSON without white space where a request does not say (json_whitespace)");

@@ -108,7 +108,8 @@ int run_serve(const std::vector<std::string>& args) {
       "Serves a model over HTTP until SIGTERM or Ctrl-C.",
       "Example:\n  espalier serve --model-path my-model --host 0.0.0.0 --port 30000",
       "",
-      {}};
+      {},
+      true};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
 
   // What is wrong with these is told at once: a model may take minutes to load.
