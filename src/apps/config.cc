@@ -252,7 +252,7 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                 "api-key");
   shown_default(table.text("served-model-name", server.served_model_name, "NAME",
                            "the model's name in /v1/models and in answers"),
-                "the model's folder");
+                "model-path as it is given");
   table.text("weight-version", server.weight_version, "NAME", "told in answers");
   shown_default(table.text("chat-template", server.chat_template, "FILE",
                            "Jinja template, or the path of one"),

@@ -85,6 +85,9 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
 }
 
 Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
+  // Clients name the model as the launch line does, folders included.
+  if (config.server.served_model_name.empty())
+    config.server.served_model_name = config.engine.model_path.string();
   ESP_ASSIGN_OR_RETURN(config.engine.model_path, resolve_model_path(config.engine.model_path));
   EngineConfig engine = config.engine;
   // Elsewhere than on a terminal the log tells.

@@ -108,6 +108,7 @@ class NativeGeneration final : public Generation {
     const auto outputs = output_entries(sample, ids_begin);
     write_entries(w.key("input_token_logprobs"), inputs);
     write_entries(w.key("output_token_logprobs"), outputs);
+    w.member("output_token_logprobs_length", sample.ids.size());
     if (sample.item->request.top_logprobs_num > 0) {
       write_lists(w.key("input_top_logprobs"), inputs, &TokenLogprobs::top);
       write_lists(w.key("output_top_logprobs"), outputs, &TokenLogprobs::top);

@@ -193,7 +193,8 @@ TEST_F(NativeTest, Logprobs) {
   engine_.set_script({.reply = "a"});
   start();
   const std::string stop = R"({"type":"stop","matched":257})";
-  const std::string output = R"("output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]])";
+  const std::string output =
+      R"("output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]],"output_token_logprobs_length":2)";
   const auto answer = [&](const std::string& more, int completion = 2) {
     return R"({"text":"a","output_ids":[97,257],"meta_info":)" +
            meta("r", stop, 3, completion, "," + more) + "}";
@@ -209,31 +210,34 @@ TEST_F(NativeTest, Logprobs) {
       answer(R"("input_token_logprobs":[[null,256,null],[-4.53125,72,null],[-6.59375,105,null]],)" +
              output));
   // From 1: a real number at index 0.
-  expect("/generate",
-         R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":1,
+  expect(
+      "/generate",
+      R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":1,
             "return_text_in_logprobs":true})",
-         200,
-         answer(R"("input_token_logprobs":[[-4.53125,72,"H"],[-6.59375,105,"i"]],)"
-                R"("output_token_logprobs":[[-6.09375,97,"a"],[-16.09375,257,"</s>"]])"));
+      200,
+      answer(
+          R"("input_token_logprobs":[[-4.53125,72,"H"],[-6.59375,105,"i"]],)"
+          R"("output_token_logprobs":[[-6.09375,97,"a"],[-16.09375,257,"</s>"]],"output_token_logprobs_length":2)"));
   // At the prompt's end: none. Beyond: an error.
   expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":3})", 200,
          answer(R"("input_token_logprobs":[],)" + output));
   expect("/generate", R"({"text":"Hi","rid":"r","return_logprob":true,"logprob_start_len":4})", 400,
          R"({"error":{"message":"logprob_start_len 4 is beyond the prompt of 3 tokens"}})");
   // Best tokens, and tokens asked for by id.
-  expect("/generate",
-         R"({"input_ids":[1,2],"rid":"r","return_logprob":true,"logprob_start_len":0,
+  expect(
+      "/generate",
+      R"({"input_ids":[1,2],"rid":"r","return_logprob":true,"logprob_start_len":0,
             "top_logprobs_num":2,"token_ids_logprob":[0],"sampling_params":{"max_new_tokens":1}})",
-         200,
-         R"({"text":"a","output_ids":[97],"meta_info":)" +
-             meta("r", R"({"type":"length","length":1})", 2, 1,
-                  R"(,"input_token_logprobs":[[null,1,null],[-0.15625,2,null]],)"
-                  R"("output_token_logprobs":[[-6.09375,97,null]],)"
-                  R"("input_top_logprobs":[null,[[-0.15625,2,null],[-1.15625,3,null]]],)"
-                  R"("output_top_logprobs":[[[-6.09375,97,null],[-7.09375,98,null]]],)"
-                  R"("input_token_ids_logprobs":[null,[[-0.03125,0,null]]],)"
-                  R"("output_token_ids_logprobs":[[[-0.03125,0,null]]])") +
-             "}");
+      200,
+      R"({"text":"a","output_ids":[97],"meta_info":)" +
+          meta("r", R"({"type":"length","length":1})", 2, 1,
+               R"(,"input_token_logprobs":[[null,1,null],[-0.15625,2,null]],)"
+               R"("output_token_logprobs":[[-6.09375,97,null]],"output_token_logprobs_length":1,)"
+               R"("input_top_logprobs":[null,[[-0.15625,2,null],[-1.15625,3,null]]],)"
+               R"("output_top_logprobs":[[[-6.09375,97,null],[-7.09375,98,null]]],)"
+               R"("input_token_ids_logprobs":[null,[[-0.03125,0,null]]],)"
+               R"("output_token_ids_logprobs":[[[-0.03125,0,null]]])") +
+          "}");
 }
 
 // The calls by which the frontend chooses among options.
@@ -249,11 +253,11 @@ TEST_F(NativeTest, SelectContracts) {
       R"([{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s_0", length, 3, 0,
-              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"]],"output_token_logprobs":[])") +
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
           R"(},{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s_1", length, 4, 0,
-              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"],[-6.21875,99,"c"]],"output_token_logprobs":[])") +
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"],[-6.21875,99,"c"]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
           "}]");
   // (c): prefill only without a start gives them all.
   expect(
@@ -263,7 +267,7 @@ TEST_F(NativeTest, SelectContracts) {
       R"([{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s", length, 2, 0,
-              R"(,"input_token_logprobs":[[null,5,null],[-0.40625,6,null]],"output_token_logprobs":[])") +
+              R"(,"input_token_logprobs":[[null,5,null],[-0.40625,6,null]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
           "}]");
 }
 
@@ -276,12 +280,12 @@ TEST_F(NativeTest, LogprobsInAStreamAreCumulative) {
       {R"({"text":"a","output_ids":[97],"meta_info":)" +
            meta(
                "r", "null", 1, 1,
-               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null]])") +
+               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null]],"output_token_logprobs_length":1)") +
            "}",
        R"({"text":"a","output_ids":[97,257],"meta_info":)" +
            meta(
                "r", R"({"type":"stop","matched":257})", 1, 2,
-               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]])") +
+               R"(,"input_token_logprobs":[[null,1,null]],"output_token_logprobs":[[-6.09375,97,null],[-16.09375,257,null]],"output_token_logprobs_length":2)") +
            "}",
        "[DONE]"});
 }

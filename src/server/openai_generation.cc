@@ -210,26 +210,19 @@ class ChatGeneration final : public OpenAiGeneration {
   // The role, reasoning, text, each piece of a call and the end are chunks of their own.
   void append_events(std::string& out, const Sample& sample) override {
     if (!sample.sent_any) {
-      append_chunk(out, sample, [](JsonWriter& w) {
-        w.member("role", "assistant").member("content", "").key("reasoning_content").null();
-      });
+      append_chunk(out, sample,
+                   [](JsonWriter& w) { w.member("role", "assistant").member("content", ""); });
     }
     const ChatAnswer::News news = answer_of(sample).read(sample.text, sample.finish.has_value());
-    if (!news.reasoning.empty()) {
-      append_chunk(out, sample,
-                   [&](JsonWriter& w) { w.member("reasoning_content", news.reasoning); });
-    }
+    if (!news.reasoning.empty())
+      append_chunk(out, sample, [](JsonWriter&) {}, {.reasoning = news.reasoning});
     const bool has_logprobs = with_logprobs_ && sample.ids_sent < sample.ids.size();
     if (!news.text.empty() || has_logprobs) {
-      append_chunk(
-          out, sample,
-          [&](JsonWriter& w) { w.member("content", news.text).key("reasoning_content").null(); },
-          true);
+      append_chunk(out, sample, [&](JsonWriter& w) { w.member("content", news.text); },
+                   {.logprobs = true});
     }
     for (const ToolCallParts::Piece& piece : news.pieces) append_call(out, sample, piece);
-    if (sample.finish)
-      append_chunk(
-          out, sample, [](JsonWriter&) {}, false, true);
+    if (sample.finish) append_chunk(out, sample, [](JsonWriter&) {}, {.ends = true});
   }
   void append_last_events(std::string& out) override {
     append_usage_chunk(out, "chat.completion.chunk");
@@ -318,22 +311,33 @@ class ChatGeneration final : public OpenAiGeneration {
     if (!piece.arguments.empty()) chunk(false, piece.arguments);
   }
 
+  struct ChunkParts {
+    std::string_view reasoning = {};
+    bool logprobs = false;  // of the tokens that were not sent yet
+    bool ends = false;      // the sample's last chunk
+  };
+
+  // `write_delta` writes the members of the delta but reasoning_content, which every chunk has:
+  // clients read it from each of them without asking whether it is there.
   template <typename WriteDelta>
   void append_chunk(std::string& out, const Sample& sample, WriteDelta write_delta,
-                    bool logprobs = false, bool ends = false) {
+                    const ChunkParts& parts = {}) {
     std::string payload;
     JsonWriter w(payload);
     begin_answer(w, "chat.completion.chunk");
     w.key("choices").begin_array().begin_object().member("index", sample.index);
     w.key("delta").begin_object();
     write_delta(w);
+    w.key("reasoning_content");
+    parts.reasoning.empty() ? static_cast<void>(w.null())
+                            : static_cast<void>(w.value(parts.reasoning));
     w.end_object();
-    if (logprobs) {
+    if (parts.logprobs) {
       write_logprobs(w, sample, sample.ids_sent);
     } else {
       w.key("logprobs").null();
     }
-    ends ? write_end(w, sample) : write_finish(w, std::nullopt);
+    parts.ends ? write_end(w, sample) : write_finish(w, std::nullopt);
     w.end_object().end_array();
     end_chunk(w, sample);
     net::append_sse(out, payload);

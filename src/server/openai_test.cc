@@ -48,6 +48,9 @@ std::string chat_choice(int index, std::string_view text, std::string_view end,
       index, text, logprobs, end);
 }
 
+// What a chunk without text says: clients read reasoning_content from every chunk.
+constexpr std::string_view kLastDelta = R"({"reasoning_content":null})";
+
 std::string delta_choice(int index, std::string_view delta, std::string_view end,
                          std::string_view logprobs = "null") {
   return fmt::format(R"({{"index":{},"delta":{},"logprobs":{},{}}})", index, delta, logprobs, end);
@@ -193,7 +196,7 @@ TEST_F(OpenAiTest, ChatStream) {
                 {chunk(object, delta_choice(0, role, kOpen)),
                  chunk(object, delta_choice(0, text("a"), kOpen)),
                  chunk(object, delta_choice(0, text("b"), kOpen)),
-                 chunk(object, delta_choice(0, "{}", kStop)), "[DONE]"});
+                 chunk(object, delta_choice(0, kLastDelta, kStop)), "[DONE]"});
   // Two choices, log-probabilities, usage.
   const std::string logprobs =
       R"({"content":[{"token":"a","bytes":[97],"logprob":-6.09375,"top_logprobs":[)"
@@ -203,7 +206,7 @@ TEST_F(OpenAiTest, ChatStream) {
   for (const int i : {0, 1}) {
     expected.push_back(chunk(object, delta_choice(i, role, kOpen)));
     expected.push_back(chunk(object, delta_choice(i, text("a"), kOpen, logprobs)));
-    expected.push_back(chunk(object, delta_choice(i, "{}", end)));
+    expected.push_back(chunk(object, delta_choice(i, kLastDelta, end)));
   }
   expected.push_back(chunk(object, "", usage(5, 2)));
   expected.push_back("[DONE]");

@@ -26,7 +26,7 @@ struct ServerConfig {
   int port = 30000;                        // --port; 0: any free one
   std::string api_key;                     // --api-key; empty: open
   std::string admin_api_key;               // --admin-api-key; empty: api_key
-  std::string served_model_name;           // --served-model-name; empty: the model path's last part
+  std::string served_model_name;           // --served-model-name; empty: the model path, as it was given
   std::string weight_version = "default";  // --weight-version
 
   // --chat-template: a file's path, or the template's own text (recognised by "{{" or "{%"). Empty:

@@ -111,13 +111,16 @@ Result<SessionTable::Base> SessionTable::base_of(const Session& session,
     base.tokens = tokens_of(base.parent);
     if (params.drop_previous_output) base.tokens.resize(parent.num_kept + parent.num_input);
   }
+  // As a slice in Python: 0 keeps all tokens, a negative offset counts from their end.
   const auto length = static_cast<int64_t>(base.tokens.size());
-  if (params.offset < 0 || params.offset > length)
+  if (params.offset > length)
     return fail(invalid_argument(
-        "session_params.offset is {}, but what is continued has {} tokens: give 0 (all of them) to "
-        "{}",
+        "session_params.offset is {}, but the session has {} tokens: give 0 (all of them) to {}, "
+        "or a negative offset that counts from their end",
         params.offset, length, length));
-  if (params.offset > 0) base.tokens.resize(static_cast<size_t>(params.offset));
+  const int64_t kept =
+      params.offset < 0 ? std::max<int64_t>(0, length + params.offset) : params.offset;
+  if (params.offset != 0) base.tokens.resize(static_cast<size_t>(kept));
   return base;
 }
 

@@ -56,6 +56,10 @@ TEST_F(SessionsTest, ARequestContinuesAnother) {
   end({14});
   EXPECT_EQ(begin({.id = "s", .rid = "e"}, "f", {2}), Tokens({1, 5, 9, 14, 2}));
   end({});
+  // A negative offset counts from the end, and no further than the beginning.
+  EXPECT_EQ(table_.prompt({.id = "s", .rid = "c", .offset = -6}, {9}).value(), Tokens({1, 5, 9}));
+  EXPECT_EQ(table_.prompt({.id = "s", .rid = "c", .offset = -99}, {9}).value(), Tokens({9}));
+  EXPECT_EQ(table_.prompt({.id = "s", .offset = -1}, {1, 9}).value(), Tokens({1, 9}));
   // A request that names none begins anew, and keeps what begins every text.
   EXPECT_EQ(begin({.id = "s"}, "g", {1, 9}), Tokens({1, 9}));
   table_.check_invariants();
@@ -118,7 +122,6 @@ TEST_F(SessionsTest, WhatIsWrongIsSaid) {
   end({7});
   EXPECT_THAT(refusal({.id = "s"}, "a", {5}), HasSubstr("has had a request 'a' before"));
   EXPECT_THAT(refusal({.id = "s", .rid = "a", .offset = 4}, "b", {5}), HasSubstr("offset is 4"));
-  EXPECT_THAT(refusal({.id = "s", .rid = "a", .offset = -1}, "b", {5}), HasSubstr("offset is -1"));
   EXPECT_THAT(refusal({.id = "s", .rid = "a"}, "b", {5, 6}),
               HasSubstr("would hold 5 bytes of text, but was opened for 4"));
   begin({.id = "s", .rid = "a"}, "b", {5});
