@@ -59,6 +59,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("chunked_prefill_size", e.chunked_prefill_size);
   w.member("max_prefill_tokens", e.max_prefill_tokens).member("page_size", e.page_size);
   w.member("schedule_policy", e.schedule_policy);
+  w.member("enable_priority_scheduling", e.schedule_policy == "priority");
   w.member("fair_share", e.fair_share).member("radix_eviction_policy", e.radix_eviction_policy);
   write_text_or_null(
       w, "kv_events_config",

@@ -253,11 +253,11 @@ TEST_F(NativeTest, SelectContracts) {
       R"([{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s_0", length, 3, 0,
-              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"]],"output_token_logprobs":[],"output_token_logprobs_length":0)") +
           R"(},{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s_1", length, 4, 0,
-              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"],[-6.21875,99,"c"]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
+              R"(,"input_token_logprobs":[[-6.09375,97,"a"],[-6.15625,98,"b"],[-6.21875,99,"c"]],"output_token_logprobs":[],"output_token_logprobs_length":0)") +
           "}]");
   // (c): prefill only without a start gives them all.
   expect(
@@ -267,7 +267,7 @@ TEST_F(NativeTest, SelectContracts) {
       R"([{"text":"","output_ids":[],"meta_info":)" +
           meta(
               "s", length, 2, 0,
-              R"(,"input_token_logprobs":[[null,5,null],[-0.40625,6,null]],"output_token_logprobs":[],"output_token_logprobs_length":1)") +
+              R"(,"input_token_logprobs":[[null,5,null],[-0.40625,6,null]],"output_token_logprobs":[],"output_token_logprobs_length":0)") +
           "}]");
 }
 
