@@ -246,10 +246,18 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.group("Server");
   table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
   table.integer("port", server.port, 0, 65535, "port to listen on; 0: any that is free");
-  table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token");
+  Setting& key =
+      table.text("api-key", server.api_key, "KEY", "that clients must send as a bearer token");
+  key.set = [set = key.set](std::string_view value) -> Status {
+    if (value.empty()) return invalid_argument("'' would open the server: give a key, or none");
+    return set(value);
+  };
   shown_default(table.text("admin-api-key", server.admin_api_key, "KEY",
                            "the same, for administrative routes"),
                 "api-key");
+  shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
+                           "whose pages may read answers; * is everyone, and each use adds one"),
+                "everyone; nobody without a key beyond loopback");
   shown_default(table.text("served-model-name", server.served_model_name, "NAME",
                            "the model's name in /v1/models and in answers"),
                 "model-path as it is given");
@@ -293,6 +301,13 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
   table.integer("max-body-bytes", server.max_body_bytes, 1, int64_t{1} << 40, "of a request");
   table.integer("max-pending-output-bytes", server.max_pending_output_bytes, 1024, int64_t{1} << 40,
                 "of a stream that its client does not read; beyond, it is dropped");
+  shown_default(table.integer("max-bodies-bytes", server.max_bodies_bytes, 0, int64_t{1} << 50,
+                              "of the bodies of all requests; beyond, a request gets 503"),
+                "chosen from the memory");
+  shown_default(table.integer("max-outputs-bytes", server.max_outputs_bytes, 0, int64_t{1} << 50,
+                              "of all answers that their clients have not read; beyond, the client "
+                              "whose answer grows is dropped"),
+                "chosen from the memory");
   table.seconds("header-timeout", server.header_timeout, "for all of a request's headers");
   table.seconds("idle-timeout", server.idle_timeout,
                 "between requests of a connection, or pieces of a body");

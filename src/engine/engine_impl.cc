@@ -153,7 +153,7 @@ void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_token
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
   if (request.priority != 0 && config_.schedule_policy != "priority" &&
       config_.fair_share != "priority")
-    return fail(error(StatusCode::kUnavailable,
+    return fail(error(StatusCode::kFailedPrecondition,
                       "priority is {}, but priorities are off: start with --schedule-policy "
                       "priority, or leave it out",
                       request.priority));

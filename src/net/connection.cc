@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/error.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <exception>
 
 #include "base/log.h"
@@ -14,8 +11,6 @@
 namespace espalier::net {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using boost::system::error_code;
 
 namespace {
@@ -24,6 +19,7 @@ constexpr size_t kReadBytesMin = 4096;           // of an idle connection's buff
 constexpr size_t kReadBytesMax = 64 << 10;       // while a body comes in
 constexpr size_t kPipelinedBytesMax = 64 << 10;  // read ahead while an answer is under way
 constexpr size_t kPipelinedOutputMax = 1 << 20;  // unread answers before the next request waits
+constexpr size_t kUnchargedOutput = 64 << 10;    // of a connection, no part of the account
 constexpr Duration kLingerStopping = std::chrono::milliseconds(100);
 constexpr Duration kLinger = std::chrono::seconds(1);  // for a client to take our last answer
 
@@ -104,64 +100,15 @@ class Writer final : public ResponseWriter {
   const SharedOutcome outcome_;
 };
 
-struct ParseFailure {
-  int status;
-  std::string_view message;
-};
-
-ParseFailure explain(const error_code& ec, bool in_first_line) {
-  if (ec == http::error::body_limit) return {413, "the body is larger than this server accepts"};
-  if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
-    return in_first_line ? ParseFailure{414, "the request line is too long"}
-                         : ParseFailure{431, "the headers are larger than this server accepts"};
-  }
-  if (ec == http::error::bad_version) return {505, "HTTP/1.0 and HTTP/1.1 are spoken here"};
-  if (ec == http::error::bad_method) return {400, "malformed request: bad method"};
-  if (ec == http::error::bad_target) return {400, "malformed request: bad target"};
-  if (ec == http::error::bad_content_length) return {400, "malformed request: bad Content-Length"};
-  if (ec == http::error::bad_transfer_encoding) {
-    return {400, "malformed request: bad Transfer-Encoding"};
-  }
-  if (ec == http::error::bad_chunk || ec == http::error::bad_chunk_extension) {
-    return {400, "malformed request: bad chunk"};
-  }
-  return {400, "malformed request: this is not HTTP/1.1"};
-}
-
 }  // namespace
-
-HttpResponse ServerShared::make_error(int status, std::string_view message) const {
-  if (config.make_error) return config.make_error(status, message);
-  std::string safe(message);
-  for (char& c : safe) {
-    if (c < ' ' || c > '~' || c == '"' || c == '\\') c = '?';
-  }
-  return HttpResponse::json(status, fmt::format(R"({{"error":{{"message":"{}"}}}})", safe));
-}
-
-struct Connection::Parser {
-  beast::flat_buffer in;
-  std::optional<http::request_parser<http::string_body>> request;
-  bool begun = false;            // a byte of the request is there
-  bool first_line_seen = false;  // and its first line's end
-  bool continue_sent = false;    // 100 Continue
-  TimePoint head_deadline;       // REQUIRES begun
-
-  void reset(const HttpServerConfig& config) {
-    request.emplace();
-    request->eager(true);
-    request->header_limit(static_cast<std::uint32_t>(config.max_header_bytes));
-    request->body_limit(config.max_body_bytes);
-    begun = first_line_seen = continue_sent = false;
-  }
-};
 
 Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<IoThread> io,
                        std::shared_ptr<ServerShared> shared)
     : io_(std::move(io)),
       socket_(std::move(socket)),
       shared_(std::move(shared)),
-      parser_(std::make_unique<Parser>()),
+      reader_(shared_->config, shared_->router),
+      output_charge_(shared_->config.outputs),
       timer_(socket_.get_executor()) {}
 
 Connection::~Connection() = default;
@@ -173,7 +120,7 @@ void Connection::start() {
   socket_.set_option(asio::ip::tcp::no_delay(true), ec);
   const auto remote = socket_.remote_endpoint(ec);
   if (!ec) peer_ = fmt::format("{}:{}", remote.address().to_string(), remote.port());
-  parser_->reset(shared_->config);
+  reader_.set_peer(peer_);
   if (shared_->stopping) return close();
   set_deadline(shared_->config.idle_timeout);
   read_more();
@@ -183,7 +130,7 @@ void Connection::start() {
 
 void Connection::read_more() {
   if (reading_ || eof_ || state_ == State::kClosed) return;
-  if (state_ == State::kResponding && parser_->in.size() >= kPipelinedBytesMax) return;
+  if (state_ == State::kResponding && reader_.num_buffered() >= kPipelinedBytesMax) return;
   // A read under way would hold on to a part of the buffer, which moves when a pipelined request is
   // taken from it meanwhile: so it is touched only once bytes are there.
   reading_ = true;
@@ -194,12 +141,11 @@ void Connection::read_more() {
 void Connection::on_readable(error_code ec) {
   reading_ = false;
   if (state_ == State::kClosed) return;
-  auto& in = parser_->in;
-  if (in.size() == 0 && in.capacity() > kReadBytesMax) in = beast::flat_buffer();
-  const bool in_body = state_ == State::kReading && parser_->request->is_header_done();
+  reader_.shrink_input();
+  const bool in_body = state_ == State::kReading && reader_.in_body();
   const size_t want = in_body || state_ == State::kLingering ? kReadBytesMax : kReadBytesMin;
   size_t num_bytes = 0;
-  if (!ec) num_bytes = socket_.read_some(in.prepare(want), ec);
+  if (!ec) num_bytes = socket_.read_some(asio::buffer(reader_.prepare(want), want), ec);
   if (ec == asio::error::would_block || ec == asio::error::try_again) return read_more();
   on_read(ec, num_bytes);
 }
@@ -217,9 +163,9 @@ void Connection::on_read(error_code ec, size_t num_bytes) {
     }
     return close();
   }
-  parser_->in.commit(num_bytes);
+  reader_.commit(num_bytes);
   if (state_ == State::kLingering) {
-    parser_->in.consume(parser_->in.size());
+    reader_.clear_input();
   } else if (state_ == State::kReading) {
     process();
   }
@@ -229,112 +175,35 @@ void Connection::on_read(error_code ec, size_t num_bytes) {
 void Connection::process() {
   if (processing_) return;
   processing_ = true;
-  while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax && parse()) {
+  while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax) {
+    const RequestReader::Progress progress = reader_.read();
+    if (progress == RequestReader::Progress::kContinue) out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    if (progress != RequestReader::Progress::kComplete &&
+        progress != RequestReader::Progress::kRefused)
+      break;
     dispatch();
   }
   processing_ = false;
   flush();
 }
 
-bool Connection::parse() {
-  Parser& p = *parser_;
-  const HttpServerConfig& config = shared_->config;
-  while (p.in.size() > 0 && !p.request->is_done()) {
-    if (!p.begun) {
-      // Empty lines before a request are no part of it (RFC 9112, 2.2).
-      const char first = *static_cast<const char*>(p.in.data().data());
-      if (first == '\r' || first == '\n') {
-        p.in.consume(1);
-        continue;
-      }
-      p.begun = true;
-      p.head_deadline = now() + config.header_timeout;
-    }
-    if (!p.first_line_seen) {
-      const std::string_view seen(static_cast<const char*>(p.in.data().data()), p.in.size());
-      p.first_line_seen = seen.find('\n') != std::string_view::npos;
-    }
-    error_code ec;
-    size_t used = 0;
-    try {
-      used = p.request->put(p.in.data(), ec);
-    } catch (const std::bad_alloc&) {
-      fail_request(503, "no memory for this body");
-      return false;
-    }
-    p.in.consume(used);
-    if (ec == http::error::need_more) {
-      if (p.in.size() <= config.max_header_bytes) break;
-      // A head, or a chunk's first line, that does not end.
-      ec = p.request->is_header_done() ? http::error::bad_chunk : http::error::header_limit;
-    }
-    if (ec) {
-      const ParseFailure why = explain(ec, !p.first_line_seen);
-      fail_request(why.status, why.message);
-      return false;
-    }
-    if (used == 0) break;
-  }
-  if (p.request->is_done()) return true;
-  if (p.request->is_header_done()) {
-    const auto expect = p.request->get()[http::field::expect];
-    if (!expect.empty() && !p.continue_sent) {
-      p.continue_sent = true;
-      if (!beast::iequals(expect, "100-continue")) {
-        fail_request(417, "the only expectation known is 100-continue");
-        return false;
-      }
-      out_ += "HTTP/1.1 100 Continue\r\n\r\n";
-    }
-  }
-  return false;
-}
-
 void Connection::dispatch() {
   clear_deadline();
-  auto& message = parser_->request->get();
-  HttpRequest request;
-  request.method = std::string(message.method_string());
-  std::string_view target(message.target().data(), message.target().size());
-  const std::string whole_target(target);
-  target = whole_target;
-  for (const auto& field : message) {
-    request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
-  }
-  request.peer = peer_;
+  RequestReader::Taken taken = reader_.take();
+  begin_exchange(std::move(taken.traits));
+  if (taken.refusal) return send(exchange_, std::move(*taken.refusal));
+  route(std::move(taken.request));
+}
 
+void Connection::begin_exchange(RequestTraits traits) {
   ++exchange_;
   ++shared_->requests_total;
   state_ = State::kResponding;
   answer_ = Answer::kNone;
-  is_head_ = request.method == "HEAD";
-  http10_ = message.version() < 11;
-  keep_alive_ = message.keep_alive() && !shared_->stopping && !eof_;
+  traits_ = std::move(traits);
+  keep_alive_ = traits_.keep_alive && !shared_->stopping && !eof_;
   chunked_ = false;
-  request.body = std::move(message.body());
-  parser_->reset(shared_->config);
   outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
-
-  if (target.size() > shared_->config.max_target_bytes) {
-    return send(exchange_, shared_->make_error(414, "the path and query are too long"));
-  }
-  if (!http10_ && request.header("Host") == nullptr) {
-    keep_alive_ = false;
-    return send(exchange_, shared_->make_error(400, "malformed request: no Host header"));
-  }
-  if (target.starts_with("http://")) {  // absolute form, as sent to proxies
-    target.remove_prefix(std::min(target.size(), target.find('/', 7)));
-    if (target.empty()) target = "/";
-  }
-  if (!target.starts_with('/') && !(target == "*" && request.method == "OPTIONS")) {
-    return send(exchange_, shared_->make_error(400, "malformed request: bad target"));
-  }
-  const size_t question = target.find('?');
-  auto path = percent_decode(target.substr(0, question), false);
-  if (!path) return send(exchange_, shared_->make_error(400, "bad percent escape in the path"));
-  request.path = std::move(*path);
-  if (question != std::string_view::npos) request.query = target.substr(question + 1);
-  route(std::move(request));
 }
 
 void Connection::route(HttpRequest&& request) {
@@ -346,7 +215,7 @@ void Connection::route(HttpRequest&& request) {
   if (match.handler == nullptr && request.method == "OPTIONS") {
     HttpResponse response{
         204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
-    if (shared_->config.cors) {
+    if (!traits_.origin.empty()) {
       response.headers.emplace_back("Access-Control-Allow-Methods", "*");
       const std::string* wanted = request.header("Access-Control-Request-Headers");
       response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
@@ -356,10 +225,10 @@ void Connection::route(HttpRequest&& request) {
   }
   if (match.handler == nullptr) {
     const bool known = !match.allowed.empty();
-    HttpResponse response = shared_->make_error(
-        known ? 405 : 404,
-        known ? fmt::format("{} takes {}, not {}", request.path, allow, request.method)
-              : fmt::format("there is no {} here", request.path));
+    HttpResponse response =
+        make_error(shared_->config, known ? 405 : 404,
+                   known ? fmt::format("{} takes {}, not {}", request.path, allow, request.method)
+                         : fmt::format("there is no {} here", request.path));
     if (known) response.headers.emplace_back("Allow", allow);
     return send(exchange_, std::move(response));
   }
@@ -370,20 +239,8 @@ void Connection::route(HttpRequest&& request) {
     (*match.handler)(std::move(request), std::move(writer));
   } catch (const std::exception& e) {  // a third party's (bad_alloc): this request fails alone
     log_error("handler threw path={} what={}", request.path, e.what());
-    send(exchange, shared_->make_error(500, "internal error"));
+    send(exchange, make_error(shared_->config, 500, "internal error"));
   }
-}
-
-void Connection::fail_request(int status, std::string_view message) {
-  ++exchange_;
-  state_ = State::kResponding;
-  answer_ = Answer::kNone;
-  is_head_ = http10_ = false;
-  keep_alive_ = false;
-  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
-  parser_->in.consume(parser_->in.size());
-  parser_->reset(shared_->config);
-  send(exchange_, shared_->make_error(status, message));
 }
 
 // Answering.
@@ -399,8 +256,10 @@ void Connection::append_head(int status, const Headers& headers, bool chunked,
     append_header_text(out_, value);
     out_ += "\r\n";
   }
-  if (shared_->config.cors) {
-    out_ += "Access-Control-Allow-Origin: *\r\nAccess-Control-Expose-Headers: *\r\n";
+  if (!traits_.origin.empty()) {
+    out_ += "Access-Control-Allow-Origin: " + traits_.origin +
+            "\r\nAccess-Control-Expose-Headers: *\r\n";
+    if (traits_.origin != "*") out_ += "Vary: Origin\r\n";
   }
   if (chunked) {
     out_ += "Transfer-Encoding: chunked\r\n";
@@ -409,7 +268,7 @@ void Connection::append_head(int status, const Headers& headers, bool chunked,
   }
   if (!keep_alive_) {
     out_ += "Connection: close\r\n";
-  } else if (http10_) {
+  } else if (traits_.http10) {
     out_ += "Connection: keep-alive\r\n";
   }
   out_ += "\r\n";
@@ -417,15 +276,22 @@ void Connection::append_head(int status, const Headers& headers, bool chunked,
 
 void Connection::send(uint64_t exchange, HttpResponse&& response) {
   if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
+  if (response.body.size() > kUnchargedOutput &&
+      !output_charge_.resize(static_cast<int64_t>(out_.size() + response.body.size()))) {
+    response = make_error(
+        shared_->config, 503,
+        "the answers of all requests take what memory there is for them: try again later");
+    response.headers.emplace_back("Retry-After", "1");
+  }
   append_head(response.status, response.headers, false, response.body.size());
-  if (!is_head_ && response.status != 204) out_ += response.body;
+  if (!traits_.is_head && response.status != 204) out_ += response.body;
   answer_done();
 }
 
 void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) {
   if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
-  chunked_ = !http10_;
-  if (http10_) keep_alive_ = false;  // the end of the connection ends the answer
+  chunked_ = !traits_.http10;
+  if (traits_.http10) keep_alive_ = false;  // the end of the connection ends the answer
   append_head(status, headers, chunked_, std::string::npos);
   answer_ = Answer::kStreaming;
   last_write_bytes_ = 0;
@@ -433,7 +299,8 @@ void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) 
 }
 
 void Connection::write(uint64_t exchange, std::string&& bytes) {
-  if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || is_head_) return;
+  if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || traits_.is_head)
+    return;
   // What comes now, of whatever size, the client has not been able to read; what came before may
   // be more than the bound by itself.
   const size_t bound = shared_->config.max_pending_output_bytes + last_write_bytes_;
@@ -447,19 +314,23 @@ void Connection::write(uint64_t exchange, std::string&& bytes) {
   out_ += bytes;
   if (chunked_) out_ += "\r\n";
   last_write_bytes_ = bytes.size();
+  if (!charge_output()) {
+    ++shared_->dropped_slow_total;
+    return drop("its client does not read, and unread answers take what memory there is for them");
+  }
   flush_soon();
 }
 
 void Connection::finish(uint64_t exchange) {
   if (exchange != exchange_ || answer_ != Answer::kStreaming) return;
-  if (chunked_ && !is_head_) out_ += "0\r\n\r\n";
+  if (chunked_ && !traits_.is_head) out_ += "0\r\n\r\n";
   answer_done();
 }
 
 void Connection::abandon(uint64_t exchange) {
   if (exchange != exchange_ || state_ != State::kResponding || answer_ == Answer::kDone) return;
   if (answer_ == Answer::kStreaming) return drop("its answer was abandoned");
-  send(exchange, shared_->make_error(500, "internal error: the request was not answered"));
+  send(exchange, make_error(shared_->config, 500, "internal error: the request was not answered"));
 }
 
 void Connection::on_disconnect(uint64_t exchange, std::function<void()>&& callback) {
@@ -481,6 +352,11 @@ void Connection::answer_done() {
 }
 
 // Writing.
+
+bool Connection::charge_output() {
+  const size_t held = out_.capacity();
+  return output_charge_.resize(held > kUnchargedOutput ? static_cast<int64_t>(held) : 0);
+}
 
 void Connection::flush_soon() {
   if (flush_wanted_ || waiting_writable_) return;
@@ -505,13 +381,14 @@ void Connection::flush() {
     }
   }
   if (out_.capacity() > (256 << 10)) std::string().swap(out_);
+  (void)charge_output();  // it holds no more than before
   if (state_ == State::kResponding) {
     if (answer_ == Answer::kDone) return linger();
     clear_deadline();
   } else if (state_ == State::kReading && !processing_) {
     if (eof_) return close();
     await_request();
-    if (parser_->in.size() > 0 && !parser_->begun) process();
+    if (reader_.num_buffered() > 0 && !reader_.begun()) process();
     read_more();
   }
 }
@@ -534,7 +411,7 @@ void Connection::linger() {
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
   if (ec) return close();
   set_deadline(shared_->stopping ? kLingerStopping : kLinger);
-  parser_->in.consume(parser_->in.size());
+  reader_.clear_input();
   read_more();
 }
 
@@ -582,8 +459,8 @@ void Connection::set_deadline(Duration from_now) {
 // A head has one deadline however its bytes come; between requests, and between two pieces of a
 // body, the client may be idle.
 void Connection::await_request() {
-  const bool in_head = parser_->begun && !parser_->request->is_header_done();
-  deadline_ = in_head ? parser_->head_deadline : now() + shared_->config.idle_timeout;
+  const bool in_head = reader_.begun() && !reader_.in_body();
+  deadline_ = in_head ? reader_.head_deadline() : now() + shared_->config.idle_timeout;
   arm_timer();
 }
 
@@ -606,8 +483,10 @@ void Connection::arm_timer() {
 
 void Connection::on_deadline() {
   clear_deadline();
-  if (state_ == State::kReading && parser_->begun && pending_output() == 0) {
-    fail_request(408, "the request took too long to arrive");
+  if (state_ == State::kReading && reader_.begun() && pending_output() == 0) {
+    begin_exchange(reader_.take().traits);
+    keep_alive_ = false;
+    send(exchange_, make_error(shared_->config, 408, "the request took too long to arrive"));
     return flush();
   }
   if (state_ != State::kLingering && pending_output() > 0) ++shared_->dropped_slow_total;

@@ -1,4 +1,4 @@
-// One client's connection. Internal to the room; includes Asio, and Beast only in its source.
+// One client's connection. Internal to the room; includes Asio.
 //
 // Bytes are always being read, also while an answer is under way: that is how a client that leaves
 // is noticed at once. A request that arrives meanwhile (pipelining) waits in the buffer, which
@@ -18,6 +18,7 @@
 #include "net/http.h"
 #include "net/http_server.h"
 #include "net/io_thread.h"
+#include "net/request_reader.h"
 
 namespace espalier::net {
 
@@ -33,8 +34,6 @@ struct ServerShared {
   std::mutex mutex;  // guards connections_open
   std::condition_variable none_open;
   int64_t connections_open = 0;
-
-  HttpResponse make_error(int status, std::string_view message) const;
 };
 
 // How an exchange stands; shared with the handle, which reads it from any thread.
@@ -70,19 +69,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
     kClosed,
   };
   enum class Answer { kNone, kStreaming, kDone };
-  struct Parser;  // Beast's, of the request being read, with the input buffer
 
   void read_more();
   void on_readable(boost::system::error_code ec);
   void on_read(boost::system::error_code ec, size_t num_bytes);
   void process();   // as many buffered requests as can be taken now
-  bool parse();     // true when a whole request is there
-  void dispatch();  // hands it to its handler
+  void dispatch();  // answers a refused request, hands another one to its handler
+  void begin_exchange(RequestTraits traits);
   void route(HttpRequest&& request);
-  void fail_request(int status, std::string_view message);  // answers and closes
 
   void append_head(int status, const Headers& headers, bool chunked, size_t content_length);
   void answer_done();
+  bool charge_output();
   void flush_soon();
   void wait_writable();
   void linger();
@@ -100,7 +98,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string peer_;
 
   State state_ = State::kReading;
-  std::unique_ptr<Parser> parser_;
+  RequestReader reader_;
   bool reading_ = false;  // a read is outstanding
   bool eof_ = false;
   bool processing_ = false;
@@ -109,8 +107,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t exchange_ = 0;  // counts up; 0: none yet
   Answer answer_ = Answer::kDone;
   bool keep_alive_ = true;
-  bool is_head_ = false;
-  bool http10_ = false;
+  RequestTraits traits_;
   bool chunked_ = false;
   SharedOutcome outcome_;
   std::function<void()> disconnect_;
@@ -118,6 +115,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string out_;
   size_t out_begin_ = 0;         // bytes of out_ that are written
   size_t last_write_bytes_ = 0;  // of the stream
+  MemoryCharge output_charge_;
   bool flush_wanted_ = false;
   bool waiting_writable_ = false;
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/memory_account.h"
 #include "base/status.h"
 
 namespace espalier::net {
@@ -28,6 +29,7 @@ struct HttpRequest {
   std::string body;
   std::vector<std::pair<std::string, std::string>> params;  // from the route's pattern, by name
   std::string peer;                                         // "127.0.0.1:4711"
+  MemoryCharge body_charge;  // what `body` takes of HttpServerConfig::bodies, while this lives
 
   const std::string* header(std::string_view name) const { return find_header(headers, name); }
   std::string_view param(std::string_view name) const;  // "" when the pattern has none
@@ -83,6 +85,10 @@ using ResponsePtr = std::shared_ptr<ResponseWriter>;  // shared by the connectio
 
 // Called on an I/O thread; must not block.
 using Handler = std::function<void(HttpRequest&&, ResponsePtr)>;
+
+// Called on an I/O thread when a request's head is complete and before its body is read; `head` has
+// no body and no params. A response refuses the request.
+using Admission = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
 
 // Server-sent events: "data: PAYLOAD\n\n". `payload` holds no newline.
 void append_sse(std::string& out, std::string_view payload);

@@ -85,7 +85,7 @@ void HttpServer::Impl::take(tcp::socket socket, const std::shared_ptr<IoThread>&
 
 // Best effort: what the socket's buffer takes.
 void HttpServer::Impl::refuse(tcp::socket socket) {
-  const HttpResponse body = shared->make_error(503, "too many connections");
+  const HttpResponse body = make_error(shared->config, 503, "too many connections");
   const std::string answer = fmt::format(
       "HTTP/1.1 503 {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: "
       "1\r\n"

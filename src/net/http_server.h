@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "net/bound_address.h"
 #include "net/http.h"
@@ -24,7 +25,14 @@ struct HttpServerConfig {
   Duration header_timeout = std::chrono::seconds(30);  // of a whole head, from its first byte on
   Duration idle_timeout = std::chrono::seconds(120);   // between requests, or pieces of a body
   Duration write_timeout = std::chrono::seconds(60);
-  bool cors = true;  // Access-Control-Allow-Origin: *, and answers to preflights
+  // Origins whose pages may read answers: "*" is every one, none answers no preflight.
+  std::vector<std::string> cors_origins = {"*"};
+  // Refuse requests whose Host is neither an address nor localhost: a page whose name was bound to
+  // the loopback address cannot speak to the server then.
+  bool local_hosts_only = false;
+  // Bounds over all connections; null: none. A body beyond it gets 503; a client whose unread
+  // answer passes it is dropped.
+  std::shared_ptr<MemoryAccount> bodies, outputs;
 
   // Body of an answer that the server makes itself (404, 405, 408, 413, 414, 431, 500, 503 ...).
   std::function<HttpResponse(int status, std::string_view message)> make_error;

@@ -415,6 +415,27 @@ TEST_F(HttpServerTest, AnEventMayBeLargerThanWhatMayBePending) {
   EXPECT_EQ(server_->stats().dropped_slow_total, 0);
 }
 
+TEST_F(HttpServerTest, UnreadAnswersTogetherStayWithinTheirAccount) {
+  config_.outputs = std::make_shared<MemoryAccount>("outputs", 48 << 20);
+  const std::string large(32 << 20, 'y');
+  add("GET", "/large",
+      [&](HttpRequest&&, ResponsePtr r) { r->send(HttpResponse::text(200, large)); });
+  start();
+  TestSocket idle(port(), 4096);  // takes next to nothing
+  idle.write("GET /large HTTP/1.1\r\nHost: x\r\n\r\n");
+  for (int i = 0; i < 1000 && config_.outputs->used() == 0; ++i) std::this_thread::sleep_for(1ms);
+  EXPECT_GT(config_.outputs->used(), 1 << 20);
+  auto refused = client().get("/large");
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_NE(find_header(refused->headers, "retry-after"), nullptr);
+  expect_serves();  // small answers are no part of the account
+  idle.close();
+  for (int i = 0; i < 5000 && config_.outputs->used() > 0; ++i) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(config_.outputs->used(), 0);
+  EXPECT_EQ(client().get("/large")->body, large);
+}
+
 TEST_F(HttpServerTest, AClientThatStopsReadingTimesOut) {
   config_.write_timeout = 100ms;
   add("GET", "/big", [](HttpRequest&&, ResponsePtr r) {

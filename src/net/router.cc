@@ -52,7 +52,8 @@ int match(const std::vector<std::string>& pattern, const std::vector<std::string
 
 }  // namespace
 
-Status Router::add(std::string_view method, std::string_view pattern, Handler handler) {
+Status Router::add(std::string_view method, std::string_view pattern, Handler handler,
+                   Admission admit) {
   std::vector<std::string> segments = split(pattern);
   auto route = std::find_if(routes_.begin(), routes_.end(),
                             [&](const Route& r) { return r.segments == segments; });
@@ -60,12 +61,12 @@ Status Router::add(std::string_view method, std::string_view pattern, Handler ha
     routes_.push_back({std::move(segments), {}});
     route = routes_.end() - 1;
   }
-  for (const auto& [known, unused] : route->handlers) {
-    if (known == method) {
+  for (const Route::Entry& entry : route->entries) {
+    if (entry.method == method) {
       return error(StatusCode::kAlreadyExists, "route {} {} is there twice", method, pattern);
     }
   }
-  route->handlers.emplace_back(method, std::move(handler));
+  route->entries.push_back({std::string(method), std::move(handler), std::move(admit)});
   return {};
 }
 
@@ -83,13 +84,15 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     result.params = std::move(params);
   }
   if (best == nullptr) return result;
-  const Handler* get = nullptr;
-  for (const auto& [known, handler] : best->handlers) {
-    result.allowed.push_back(known);
-    if (known == method) result.handler = &handler;
-    if (known == "GET") get = &handler;
+  const Route::Entry* chosen = nullptr;
+  for (const Route::Entry& entry : best->entries) {
+    result.allowed.push_back(entry.method);
+    if (entry.method == method || (entry.method == "GET" && method == "HEAD" && chosen == nullptr))
+      chosen = &entry;
   }
-  if (result.handler == nullptr && method == "HEAD") result.handler = get;
+  if (chosen == nullptr) return result;
+  result.handler = &chosen->handler;
+  if (chosen->admit) result.admit = &chosen->admit;
   return result;
 }
 

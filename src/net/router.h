@@ -14,11 +14,13 @@ namespace espalier::net {
 // read-only.
 class Router {
  public:
-  // kAlreadyExists when the method and pattern are there.
-  Status add(std::string_view method, std::string_view pattern, Handler handler);
+  // kAlreadyExists when the method and pattern are there. admit: may be null, which takes all.
+  Status add(std::string_view method, std::string_view pattern, Handler handler,
+             Admission admit = nullptr);
 
   struct Match {
     const Handler* handler = nullptr;  // null: no route
+    const Admission* admit = nullptr;  // of that handler
     std::vector<std::pair<std::string, std::string>> params;
     std::vector<std::string> allowed;  // methods that the path has; empty: no such path
   };
@@ -28,7 +30,12 @@ class Router {
  private:
   struct Route {
     std::vector<std::string> segments;
-    std::vector<std::pair<std::string, Handler>> handlers;  // by method
+    struct Entry {
+      std::string method;
+      Handler handler;
+      Admission admit;
+    };
+    std::vector<Entry> entries;
   };
   std::vector<Route> routes_;
 };

@@ -57,6 +57,8 @@ struct Context {
   std::atomic<const net::HttpServer*> http{nullptr};  // while the server serves
   int64_t created_unix = 0;                           // seconds
   std::atomic<bool> stopping{false};
+  // Bounds over all requests, for /metrics; set before the server answers.
+  std::vector<std::shared_ptr<MemoryAccount>> accounts;
 
   // 32 hexadecimal digits that no other request of this process has.
   std::string make_rid();

@@ -158,7 +158,7 @@ TEST_F(EndToEnd, TheCachesEventsAsAStream) {
   std::string told;
   std::thread reader([&] {
     net::TestSocket socket(server_->port());
-    socket.write("GET /kv_events?stream=true HTTP/1.1\r\nHost: a\r\n\r\n");
+    socket.write("GET /kv_events?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n");
     told = socket.read_until(
         [](const std::string& text) { return text.find("BlockStored") != std::string::npos; });
   });
@@ -220,7 +220,7 @@ TEST_F(EndToEnd, PrioritiesAreAnErrorWhereTheyAreOff) {
   start();
   const std::string body = R"({"text":"x","priority":3,"sampling_params":{"max_new_tokens":3}})";
   const net::HttpResponse refused = post("/generate", body);
-  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.status, 400);
   EXPECT_THAT(refused.body, HasSubstr("priorities are off: start with --schedule-policy priority"));
   server_.reset();
   start({.config = {.schedule_policy = "priority"}});
@@ -359,7 +359,7 @@ TEST_F(EndToEnd, AClientThatLeavesFreesItsPlace) {
       const std::string body = fmt::format(
           R"({{"text":"a","sampling_params":{{"max_new_tokens":2000,"ignore_eos":true}}{}}})",
           more);
-      socket.write(fmt::format("POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}",
+      socket.write(fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
                                body.size(), body));
       while (parts_.engine->stats().num_running == 0) std::this_thread::sleep_for(1ms);
     }
@@ -380,7 +380,7 @@ TEST_F(EndToEnd, AFullQueueAnswers503) {
   for (int count = 1; count <= 2; ++count) {  // one runs, one waits
     sockets.emplace_back(server_->port());
     sockets.back().write(fmt::format(
-        "POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
     while (num_in_engine() < count) std::this_thread::sleep_for(1ms);
   }
   const net::HttpResponse refused = post("/generate", body);
@@ -405,7 +405,7 @@ TEST_F(EndToEnd, FiveHundredStreams) {
     sockets.emplace_back(server_->port());
     ASSERT_TRUE(sockets.back().connected());
     sockets.back().write(
-        fmt::format("POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+        fmt::format("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                     "Content-Length: {}\r\n\r\n{}",
                     body.size(), body));
   }

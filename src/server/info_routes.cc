@@ -2,6 +2,7 @@
 #include <boost/json/value.hpp>
 #include <set>
 
+#include "server/authorize.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/routes.h"
@@ -43,9 +44,20 @@ void write_text_or_null(JsonWriter& w, std::string_view key, std::string_view te
   }
 }
 
+void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
+  const EngineConfig& e = context.engine.config();
+  const auto path = [&](std::string_view key, const std::string& text) {
+    w.key(key);
+    admin ? static_cast<void>(w.value(text)) : static_cast<void>(w.null());
+  };
+  path("model_path", e.model_path.string());
+  path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
+  path("chat_template", context.config.chat_template);
+  w.key("random_seed");
+  admin ? static_cast<void>(w.value(e.random_seed)) : static_cast<void>(w.null());
+}
+
 void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
-  w.member("model_path", e.model_path.string());
-  w.member("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   w.member("skip_tokenizer_init", e.skip_tokenizer_init);
   w.member("load_format", e.load_format == LoadFormat::kDummy ? "dummy" : "auto");
   w.member("dtype", e.dtype).member("kv_cache_dtype", e.kv_cache_dtype);
@@ -85,17 +97,19 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
   w.member("disable_jump_forward", e.disable_jump_forward)
       .member("disable_drafts", e.disable_drafts);
-  w.member("random_seed", e.random_seed).member("sampling_defaults", e.sampling_defaults);
+  w.member("sampling_defaults", e.sampling_defaults);
   w.member("num_threads", e.num_threads).member("tokenizer_worker_num", e.tokenizer_threads);
 }
 
-// Settings as SGLang's server_args: the effective ones, all but keys.
-void write_settings(JsonWriter& w, const Context& context) {
+// Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which tell
+// of the machine and of other requests, are null for all but administrators.
+void write_settings(JsonWriter& w, const Context& context, bool admin) {
   const ServerConfig& c = context.config;
+  write_private_settings(w, context, admin);
   write_engine_settings(w, context.engine.config());
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
-  w.member("chat_template", c.chat_template).member("enable_metrics", c.enable_metrics);
+  w.member("enable_metrics", c.enable_metrics);
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
   write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
   w.member("enable_cache_report", c.enable_cache_report);
@@ -103,6 +117,11 @@ void write_settings(JsonWriter& w, const Context& context) {
   w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);
   w.member("max_connections", c.max_connections).member("max_body_bytes", c.max_body_bytes);
   w.member("max_pending_output_bytes", c.max_pending_output_bytes);
+  w.member("max_bodies_bytes", context.accounts.at(0)->limit());
+  w.member("max_outputs_bytes", context.accounts.at(1)->limit());
+  w.key("cors_origins").begin_array();
+  for (const std::string& origin : c.cors_origins) w.value(origin);
+  w.end_array();
   w.member("header_timeout", to_seconds(c.header_timeout));
   w.member("idle_timeout", to_seconds(c.idle_timeout));
   w.member("write_timeout", to_seconds(c.write_timeout));
@@ -230,13 +249,13 @@ void handle_model_info(const ContextPtr& context, HttpRequest&&, ResponsePtr res
   send_json(response, std::move(out));
 }
 
-void handle_server_info(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+void handle_server_info(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const Engine& engine = context->engine;
   const EngineStats s = engine.stats();
   std::string out;
   JsonWriter w(out);
   w.begin_object();
-  write_settings(w, *context);
+  write_settings(w, *context, is_admin(context->config, request));
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.kv_tokens_total);
@@ -289,7 +308,7 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   Metrics::Http http;
   if (const net::HttpServer* server = context->http) {
     const net::HttpServerStats s = server->stats();
-    http = {s.connections_open, s.dropped_slow_total};
+    http = {s.connections_open, s.dropped_slow_total, context->accounts};
   }
   answer.body = context->metrics->scrape(context->engine, http);
   response->send(std::move(answer));

@@ -78,6 +78,19 @@ void Metrics::observe_finish(const RequestStats& stats) {
   impl_->generation_tokens->Observe(stats.completion_tokens);
 }
 
+namespace {
+
+template <typename Gauge, typename Counter>
+void add_account(const MemoryAccount& account, const Gauge& gauge, const Counter& counter) {
+  const std::string name = "espalier:memory_" + account.name();
+  gauge((name + "_bytes").c_str(), "Bytes that all requests hold of it.", account.used());
+  gauge((name + "_bytes_limit").c_str(), "Bytes that they may hold.", account.limit());
+  counter((name + "_refused_total").c_str(), "Requests refused for want of it.",
+          account.refused_total());
+}
+
+}  // namespace
+
 std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   const auto add = [&](const char* name, const char* help, prometheus::MetricType type, double v) {
@@ -98,7 +111,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   gauge("sglang:num_used_tokens", "KV tokens of running requests.", s.kv_tokens_running);
   gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
   gauge("sglang:kv_available_tokens", "KV tokens that are free.",
-        s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached);
+        std::max(0, s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached));
   gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
   gauge(
       "sglang:token_usage", "Share of the pool that running requests use.",
@@ -121,6 +134,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
   counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
           s.forward_seconds_total);
+  for (const auto& account : http.accounts) add_account(*account, gauge, counter);
   gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
   counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
           http.dropped_slow_total);

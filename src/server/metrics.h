@@ -3,7 +3,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/memory_account.h"
 #include "engine/engine.h"
 
 namespace espalier::server {
@@ -22,6 +24,7 @@ class Metrics {
   struct Http {
     int64_t connections_open = 0;
     int64_t dropped_slow_total = 0;
+    std::vector<std::shared_ptr<MemoryAccount>> accounts;
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
   std::string scrape(const Engine& engine, const Http& http) const;

@@ -319,7 +319,7 @@ TEST_F(NativeTest, AClientThatIsBehindGetsFewerEvents) {
   const std::string body =
       R"({"text":"a","stream":true,"return_logprob":true,"top_logprobs_num":10000})";
   ASSERT_TRUE(socket.write(fmt::format(
-      "POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", body.size(), body)));
+      "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", body.size(), body)));
   const std::string answer = socket.read_until(
       [](const std::string& text) { return text.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"); },
       std::chrono::seconds(60));

@@ -1,13 +1,14 @@
 #include "server/server.h"
 
-#include <strings.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "base/log.h"
+#include "engine/startup/system_info.h"
 #include "net/http_server.h"
+#include "server/authorize.h"
 #include "server/context.h"
 #include "server/errors.h"
 #include "server/routes.h"
@@ -18,40 +19,32 @@ namespace espalier {
 using net::HttpRequest;
 using net::HttpServer;
 using net::ResponsePtr;
-using server::Access;
 using server::Context;
 using server::ContextPtr;
 
 namespace {
 
-// The time it takes tells nothing of how much of the key was right.
-bool same_key(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^
-                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
-  }
-  return difference == 0;
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-enum class Verdict { kAllowed, kUnauthorized, kForbidden };
+// A server without a key answers whoever reaches it: pages of other origins only where it is bound
+// to loopback, and there only under names that are its own.
+void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
+  const bool open = c.api_key.empty(), local = is_loopback(c.host);
+  http.cors_origins = c.cors_origins;
+  if (c.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
+  http.local_hosts_only = open && local;
+  if (open && !local)
+    log_warning("{} is open to whoever reaches it: set --api-key, or bind --host 127.0.0.1",
+                c.host);
+}
 
-Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& request) {
-  const std::string& admin_key =
-      config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
-  const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
-  if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
-  const std::string* header = request.header("Authorization");
-  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
-  if (header == nullptr || ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) != 0)
-    return Verdict::kUnauthorized;
-  const std::string_view given = std::string_view(*header).substr(kScheme.size());
-  // The administrator's key opens everything.
-  if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
-    return Verdict::kAllowed;
-  }
-  const bool is_user = !config.api_key.empty() && same_key(given, config.api_key);
-  return is_user ? Verdict::kForbidden : Verdict::kUnauthorized;
+std::shared_ptr<MemoryAccount> open_account(const char* name, size_t stated,
+                                            const ServerConfig& c) {
+  const auto free_bytes = static_cast<size_t>(read_system_info().available_bytes);
+  const size_t chosen = std::max({free_bytes / 16, size_t{256} << 20, 4 * c.max_body_bytes});
+  return std::make_shared<MemoryAccount>(name, static_cast<int64_t>(stated != 0 ? stated : chosen));
 }
 
 Status check(const ServerConfig& c) {
@@ -130,18 +123,14 @@ struct Server::Impl {
 Status Server::Impl::add_routes(net::Router& router) {
   for (const server::Route& route : server::routes()) {
     for (const std::string& method : route.methods) {
-      ESP_RETURN_IF_ERROR(
-          router.add(method, route.pattern,
-                     [context = context, &route](HttpRequest&& request, ResponsePtr response) {
-                       switch (authorize(context->config, route.access, request)) {
-                         case Verdict::kAllowed:
-                           return route.handler(context, std::move(request), std::move(response));
-                         case Verdict::kUnauthorized:
-                           return response->send(server::unauthorized());
-                         case Verdict::kForbidden:
-                           return response->send(server::forbidden());
-                       }
-                     }));
+      ESP_RETURN_IF_ERROR(router.add(
+          method, route.pattern,
+          [context = context, &route](HttpRequest&& request, ResponsePtr response) {
+            route.handler(context, std::move(request), std::move(response));
+          },
+          [context = context, &route](const HttpRequest& head) {
+            return server::refusal(context->config, route.access, head);
+          }));
     }
   }
   return {};
@@ -202,6 +191,10 @@ Status Server::start() {
   http.idle_timeout = c.idle_timeout;
   http.write_timeout = c.write_timeout;
   http.make_error = server::http_error;
+  http.bodies = open_account("bodies", c.max_bodies_bytes, c);
+  http.outputs = open_account("outputs", c.max_outputs_bytes, c);
+  impl_->context->accounts = {http.bodies, http.outputs};
+  set_reach(c, http);
   net::Router router;
   ESP_RETURN_IF_ERROR(impl_->add_routes(router));
   raise_descriptor_limit(c.max_connections);

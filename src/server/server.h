@@ -22,11 +22,11 @@ class Engine;
 
 // Settings of one server; SGLang's flag of the same meaning stands behind each that has one.
 struct ServerConfig {
-  std::string host = "127.0.0.1";          // --host
-  int port = 30000;                        // --port; 0: any free one
-  std::string api_key;                     // --api-key; empty: open
-  std::string admin_api_key;               // --admin-api-key; empty: api_key
-  std::string served_model_name;           // --served-model-name; empty: the model path, as it was given
+  std::string host = "127.0.0.1";  // --host
+  int port = 30000;                // --port; 0: any free one
+  std::string api_key;             // --api-key; empty: open
+  std::string admin_api_key;       // --admin-api-key; empty: api_key
+  std::string served_model_name;   // --served-model-name; empty: the model path, as it was given
   std::string weight_version = "default";  // --weight-version
 
   // --chat-template: a file's path, or the template's own text (recognised by "{{" or "{%"). Empty:
@@ -50,6 +50,12 @@ struct ServerConfig {
   int max_connections = 4096;
   // Of one connection, not yet taken by its client; a stream beyond it is dropped.
   size_t max_pending_output_bytes = 8ull << 20;
+  // Over all connections: bodies of requests, and what clients have not taken of their answers.
+  // 0: a sixteenth of the memory that is free at start, at least 256 MiB and four bodies.
+  size_t max_bodies_bytes = 0, max_outputs_bytes = 0;
+  // --cors-origins: whose pages may read answers; "*" is everyone. Not set: everyone, but nobody
+  // where a server without a key is bound beyond loopback.
+  std::vector<std::string> cors_origins;
   Duration header_timeout =
       std::chrono::seconds(30);  // from a request's first byte to its last header
   Duration idle_timeout =

@@ -18,7 +18,7 @@ using ::testing::Not;
 net::Headers bearer(std::string key) { return {{"Authorization", "Bearer " + key}}; }
 
 std::string raw_post(std::string_view path, std::string_view body) {
-  return fmt::format("POST {} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}", path,
+  return fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", path,
                      body.size(), body);
 }
 

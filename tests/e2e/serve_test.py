@@ -127,7 +127,7 @@ class ServeTest(unittest.TestCase):
         body = json.dumps({"text": "On and on", "sampling_params": LONG,
                            "stream": True})
         with socket.create_connection(("127.0.0.1", self.server.port)) as client:
-            client.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
                            f"\r\n{body}".encode())
             self.assertIn(b"200", client.recv(200))
             # Closed with a reset, as a killed client's socket is.

@@ -1,0 +1,62 @@
+#include "server/authorize.h"
+
+#include <strings.h>
+
+#include "server/errors.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+
+namespace {
+
+// Takes the same time however much of the key is right.
+bool same_key(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i]) ^
+                  static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
+  }
+  return difference == 0;
+}
+
+enum class Verdict { kAllowed, kUnauthorized, kForbidden };
+
+Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& request) {
+  const std::string& admin_key =
+      config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
+  const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
+  if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
+  const std::string* header = request.header("Authorization");
+  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
+  if (header == nullptr || ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) != 0)
+    return Verdict::kUnauthorized;
+  const std::string_view given = std::string_view(*header).substr(kScheme.size());
+  // The administrator's key opens everything.
+  if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
+    return Verdict::kAllowed;
+  }
+  const bool is_user = !config.api_key.empty() && same_key(given, config.api_key);
+  return is_user ? Verdict::kForbidden : Verdict::kUnauthorized;
+}
+
+}  // namespace
+
+std::optional<net::HttpResponse> refusal(const ServerConfig& config, Access access,
+                                         const HttpRequest& head) {
+  switch (authorize(config, access, head)) {
+    case Verdict::kAllowed:
+      return std::nullopt;
+    case Verdict::kUnauthorized:
+      return unauthorized();
+    case Verdict::kForbidden:
+      return forbidden();
+  }
+  return forbidden();
+}
+
+bool is_admin(const ServerConfig& config, const HttpRequest& head) {
+  return authorize(config, Access::kAdmin, head) == Verdict::kAllowed;
+}
+
+}  // namespace espalier::server

@@ -1,0 +1,20 @@
+// Which key opens which route. Pure functions.
+#pragma once
+
+#include <optional>
+
+#include "net/http.h"
+#include "server/routes.h"
+#include "server/server.h"
+
+namespace espalier::server {
+
+// What a request that lacks the key of a route is answered (401 without a key of this server, 403
+// with the wrong one); nothing where it may pass. The administrator's key opens everything.
+std::optional<net::HttpResponse> refusal(const ServerConfig& config, Access access,
+                                         const net::HttpRequest& head);
+
+// Whether a request may see what is shown to administrators alone; without keys everyone is one.
+bool is_admin(const ServerConfig& config, const net::HttpRequest& head);
+
+}  // namespace espalier::server
