@@ -1,0 +1,159 @@
+// Eight elements a thread. Bytes: gated 3 x rows x dim x size, add_bias 2.
+#include <algorithm>
+
+#include "kernels/activation/cuda.h"
+#include "kernels/activation/activation.cuh"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int32_t kMostRows = 65535;  // of a grid
+
+template <typename T, Activation ACTIVATION>
+__global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {
+  release_next();
+  wait_for_previous();
+  const int at = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 8;
+  if (at >= args.dim) return;
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    float g[8], u[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    load8(static_cast<const T*>(args.gate) + row * args.gate_stride + at, g);
+    if (args.up != nullptr) load8(static_cast<const T*>(args.up) + row * args.up_stride + at, u);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) g[i] = activated<ACTIVATION>(g[i], u[i], args.limit);
+    store8(static_cast<T*>(args.y) + row * args.y_stride + at, g);
+  }
+}
+
+template <typename T, Activation ACTIVATION>
+__global__ void __launch_bounds__(kThreads) gated_any_kernel(GatedArgs args) {
+  release_next();
+  wait_for_previous();
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    const float gate = to_float(static_cast<const T*>(args.gate)[row * args.gate_stride + i]);
+    const float up = args.up == nullptr
+                         ? 1.0f
+                         : to_float(static_cast<const T*>(args.up)[row * args.up_stride + i]);
+    static_cast<T*>(args.y)[row * args.y_stride + i] =
+        from_float<T>(activated<ACTIVATION>(gate, up, args.limit));
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBiasArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  T& x = static_cast<T*>(args.x)[row * args.x_stride + i];
+  x = from_float<T>(to_float(x) + to_float(static_cast<const T*>(args.bias)[i]));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scale_kernel(ScaleArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  T& x = static_cast<T*>(args.x)[row * args.x_stride + i];
+  float value = to_float(x) * args.scale;
+  if (args.softcap > 0) value = args.softcap * tanhf(value / args.softcap);
+  x = from_float<T>(value);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_scaled_kernel(AddScaledArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= args.dim) return;
+  T& y = static_cast<T*>(args.y)[row * args.y_stride + i];
+  y = from_float<T>(to_float(y) +
+                    args.scale * to_float(static_cast<const T*>(args.x)[row * args.x_stride + i]));
+}
+
+Status check_rows(const char* operation, DType type, int32_t rows, int32_t dim) {
+  if (type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "{}: F16 is not supported", operation);
+  if (rows < 0 || rows > kMostRows || dim < 0)
+    return invalid_argument("{}: {} rows of {}, but at most {} rows are taken at once", operation,
+                            rows, dim, kMostRows);
+  return {};
+}
+
+dim3 cover(int32_t units, int32_t rows) {
+  return dim3(static_cast<unsigned>((units + kThreads - 1) / kThreads),
+              static_cast<unsigned>(rows));
+}
+
+}  // namespace
+
+namespace {
+
+template <Activation ACTIVATION>
+Status launch_gated(const GatedArgs& args, const LaunchOptions& launch) {
+  const bool by_eights = args.dim % 8 == 0 && args.gate_stride % 8 == 0 &&
+                         args.up_stride % 8 == 0 && args.y_stride % 8 == 0 &&
+                         aligned(args.gate, 16) && aligned(args.up, 16) && aligned(args.y, 16);
+  const bool half = args.type == DType::kBFloat16;
+  const int32_t rows = std::min(args.rows, kMostRows);
+  if (by_eights)
+    return launch_kernel("gated",
+                         half ? gated_kernel<bf16, ACTIVATION> : gated_kernel<float, ACTIVATION>,
+                         cover(args.dim / 8, rows), kThreads, 0, launch, args);
+  return launch_kernel(
+      "gated", half ? gated_any_kernel<bf16, ACTIVATION> : gated_any_kernel<float, ACTIVATION>,
+      cover(args.dim, rows), kThreads, 0, launch, args);
+}
+
+}  // namespace
+
+Status gated(const GatedArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("gated", args.type, std::min(args.rows, kMostRows), args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  switch (args.activation) {
+    case Activation::kSilu:
+      return launch_gated<Activation::kSilu>(args, launch);
+    case Activation::kGeluTanh:
+      return launch_gated<Activation::kGeluTanh>(args, launch);
+    case Activation::kClampedSwiglu:
+      if (args.up == nullptr) return invalid_argument("gated: a clamped SwiGLU needs up");
+      return launch_gated<Activation::kClampedSwiglu>(args, launch);
+  }
+  return invalid_argument("gated: there is no activation {}", static_cast<int>(args.activation));
+}
+
+Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("add_bias", args.type, args.rows, args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  return launch_kernel(
+      "add_bias", args.type == DType::kBFloat16 ? add_bias_kernel<bf16> : add_bias_kernel<float>,
+      cover(args.dim, args.rows), kThreads, 0, launch, args);
+}
+
+Status scale(const ScaleArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("scale", args.type, args.rows, args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  return launch_kernel("scale",
+                       args.type == DType::kBFloat16 ? scale_kernel<bf16> : scale_kernel<float>,
+                       cover(args.dim, args.rows), kThreads, 0, launch, args);
+}
+
+Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("add_scaled", args.type, args.rows, args.dim));
+  if (args.rows == 0 || args.dim == 0) return {};
+  return launch_kernel(
+      "add_scaled",
+      args.type == DType::kBFloat16 ? add_scaled_kernel<bf16> : add_scaled_kernel<float>,
+      cover(args.dim, args.rows), kThreads, 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,127 @@
+// Checks, and which kernels a step's attention goes to.
+#include "kernels/attention/cuda.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "kernels/attention/attention_mla.h"
+#include "kernels/attention/attention_plan.h"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+Status check(const AttentionShape& shape) {
+  if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
+    return invalid_argument("attention: {} heads do not share {} kv heads evenly", shape.num_heads,
+                            shape.num_kv_heads);
+  if (shape.head_dim < 8 || shape.head_dim % 8 != 0 || shape.head_dim > kMaxHeadDim)
+    return error(StatusCode::kUnimplemented,
+                 "attention: head_dim is {}, but must be a multiple of 8 up to {}", shape.head_dim,
+                 kMaxHeadDim);
+  if (shape.page_size < 1 || shape.sliding_window < 0)
+    return invalid_argument("attention: pages of {} tokens, a window of {}", shape.page_size,
+                            shape.sliding_window);
+  if (shape.fixed_split < 0 || shape.fixed_split % kSplitBlock != 0)
+    return invalid_argument("attention: fixed_split is {}, but must be a multiple of {}",
+                            shape.fixed_split, kSplitBlock);
+  if (shape.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "attention: F16 is not supported");
+  return {};
+}
+
+Status check(const AttentionArgs& args) {
+  ESP_RETURN_IF_ERROR(check(args.shape));
+  const KvPlanes& kv = args.kv;
+  if (kv.type != args.shape.type || kv.page_size != args.shape.page_size ||
+      kv.num_kv_heads != args.shape.num_kv_heads || kv.head_dim != args.shape.head_dim)
+    return invalid_argument(
+        "attention: the pages ({}, {} tokens, {} kv heads of {}) are not of the shape that was "
+        "planned ({}, {}, {} of {})",
+        dtype_name(kv.type), kv.page_size, kv.num_kv_heads, kv.head_dim,
+        dtype_name(args.shape.type), args.shape.page_size, args.shape.num_kv_heads,
+        args.shape.head_dim);
+  const bool vectors = kv.page_stride % 8 == 0 && kv.token_stride % 8 == 0 &&
+                       kv.head_stride % 8 == 0 && args.q_stride % 8 == 0 &&
+                       args.out_stride % 8 == 0 && aligned(args.q, 16) && aligned(args.out, 16) &&
+                       aligned(kv.k, 16) && aligned(kv.v, 16) && args.new_stride % 8 == 0 &&
+                       aligned(args.new_k, 16) && aligned(args.new_v, 16);
+  if (!vectors)
+    return invalid_argument(
+        "attention: q, out, the planes and new keys and values must start at 16 bytes with strides "
+        "of multiples of 8");
+  if ((args.new_k == nullptr) != (args.new_v == nullptr))
+    return invalid_argument("attention: new keys and values come both or not at all");
+  return {};
+}
+
+}  // namespace
+
+bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+  return fast_shape(shape, traits) && traits.compute_capability == 90 &&
+         (shape.head_dim == 64 || shape.head_dim == 128);
+}
+
+// Beyond a window most of what entries share is not seen.
+Result<bool> shares_segments(const AttentionShape& shape) {
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  return shape.fixed_split == 0 && shape.sliding_window == 0 && hopper_shape(shape, traits);
+}
+
+int32_t fixed_split(const AttentionShape& shape, int32_t max_entries, int32_t max_context) {
+  constexpr int64_t kMostBytes = int64_t{2} << 30;
+  int32_t split = 512;
+  const auto bytes = [&] {
+    return int64_t{max_entries} * shape.num_heads * ((max_context + split - 1) / split) *
+           (shape.head_dim + 2) * 4;
+  };
+  while (split < max_context && bytes() > kMostBytes) split *= 2;
+  return split;
+}
+
+bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+  const int dim = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+  return shape.type == DType::kBFloat16 && group <= kSplitRows && traits.compute_capability >= 80 &&
+         traits.shared_bytes_per_block >= 160 * 1024 &&
+         (dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256);
+}
+
+int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
+  return traits.num_multiprocessors * (shape.head_dim > 128 ? 1 : 2);
+}
+
+Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t max_entries,
+                                         int32_t /*max_tokens*/) {
+  ESP_RETURN_IF_ERROR(check(shape));
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  const size_t bytes = plan_view(shape, max_entries, traits, nullptr).bytes;
+  return latent_shape(shape, traits) ? std::max(bytes, latent_workspace_bytes(traits)) : bytes;
+}
+
+Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check(args));
+  if (args.entries.num_entries == 0 || args.entries.num_tokens == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (latent_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
+      args.sinks == nullptr && args.workspace_bytes >= latent_workspace_bytes(traits))
+    return attention_latent(args, traits, launch);
+  if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
+  const int blocks = split_blocks(args.shape, traits);
+  const PlanView plan = plan_view(args.shape, args.entries.num_entries, traits, args.workspace);
+  if (args.workspace_bytes < plan.bytes)
+    return invalid_argument("attention: the workspace has {} bytes, but {} entries need {}",
+                            args.workspace_bytes, args.entries.num_entries, plan.bytes);
+  if (args.shape.fixed_split > 0)
+    return attention_fixed(args, plan, traits.num_multiprocessors, launch);
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  if (args.entries.max_query_tokens * group > kSplitRows)
+    ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits)
+                            ? attention_hopper(args, plan, traits.num_multiprocessors, launch)
+                            : attention_tiles(args, plan, launch));
+  if (plan.entry_segments != nullptr && args.entries.shared.segments != nullptr)
+    ESP_RETURN_IF_ERROR(attention_shared(args, plan, launch));
+  return attention_split(args, plan, blocks, launch);
+}
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,639 @@
+// Attention of lanes with few rows (decode): split KV, cut up on the device (cuda_plan.h).
+//
+// Bytes: the keys and values of the lanes, 4 x head_dim x kv_heads a position in bfloat16, once; a
+// row of queries and of sums beside them. Operations: 4 x group x bytes / 4: memory decides up to
+// groups of 16 and far beyond. So the kernel is a stream: each of a block's 4 warps brings its own
+// steps of 16 positions into its own part of shared memory, kStages deep, and needs no barrier
+// while it does; copies run on through the ends of segments (a lane and kv head, or the part of it
+// that this block has), where the warps' sums meet. Where AttentionArgs::cached_early allows it the
+// first stages are asked for before wait_for_previous(), while products and rotation still run.
+//
+// Rows of a tile are query token x group: row r is head r % group of token r / group, so one
+// product with the tensor cores serves a whole group. A step of 16 positions is about 300
+// instructions that mostly wait for each other, and a multiprocessor has 8 warps to hide them.
+//
+// Measured on an H200 that reads 4.65 TB/s: 64 x 4k 4.14 TB/s (91 % of what one pass over as much
+// memory reaches; copies alone, without sums, 4.26). In decode steps of an 8 B model at 1,024,
+// pages of one token scattered, 16 lanes: 23 us of the chain for 67 MB, where keys that were asked
+// for after rotation took 29, but rotation 7 instead of 2, for it waits behind those keys; steps of
+// 16 to 256 lanes are 0.6 to 2 % shorter than with 16 rows of queries on the left, keys from the
+// start of each segment and after rotation. One lane of 1k 9 us: a chain of latencies (the block's
+// start, pages, keys, parts, their sum). Copies by the copy engine (256 bytes each) would not reach
+// the memory's rate (barrier.cuh); as copies alone, four heads of a position at once are as fast as
+// one, and pages of one token scattered 1 to 2 % slower than in order.
+#include <algorithm>
+
+#include "kernels/attention/attention_device.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kStep = 16;  // positions of a warp's step
+constexpr int kStages = 3;
+constexpr int kAsked = 4;          // steps whose page numbers are kept, at least kStages + 1
+constexpr int kRound = 4;          // rows that the warps bring together at once
+constexpr float kLowest = -1e30f;  // the base of a row that has seen nothing
+constexpr float kRise = 8;
+
+// A step that a warp has asked page numbers for: positions [begin, min(begin + kStep, end)).
+struct Step {
+  int begin = 0, end = 0;  // none where end is 0
+  int kv_head = 0, prefix_len = 0;
+};
+
+template <int DIM>
+struct Shared {
+  struct Stage {
+    bf16 k[kStep][kPitch<DIM>];
+    bf16 v[kStep][kPitch<DIM>];
+  };
+  Stage stages[kWarps][kStages];
+  float outs[kWarps][kRound][DIM + 8];
+  float largest[kWarps][kRound], sums[kWarps][kRound];
+  Step steps[kWarps][kAsked];
+  int32_t pages[kWarps][kAsked][kStep];
+  int last_to_arrive;
+};
+
+// What a block has of one lane and kv head.
+struct Segment {
+  int entry, kv_head, rows;
+  int unit_begin, unit_end;  // of the whole (lane, kv head)
+  int begin, end;            // positions of this part
+  int prefix_len, query_begin;
+};
+
+// The first position that a lane reads by itself.
+__device__ int first_own(const AttentionArgs& args, const SplitStart& start) {
+  return max(first_seen(start.prefix_len, args.shape.sliding_window), start.own_begin);
+}
+
+__device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start) {
+  Segment s;
+  s.entry = start.entry;
+  s.kv_head = (start.unit - start.entry_unit) / start.blocks;
+  s.unit_begin = start.entry_unit + s.kv_head * start.blocks;
+  s.unit_end = s.unit_begin + start.blocks;
+  s.query_begin = start.query_begin;
+  s.rows = start.tokens * (args.shape.num_heads / args.shape.num_kv_heads);
+  s.prefix_len = start.prefix_len;
+  const int first = first_own(args, start);
+  s.begin = first + (start.unit - s.unit_begin) * kSplitUnit;
+  s.end = min(s.prefix_len + start.tokens,
+              first + (min(start.unit_end, s.unit_end) - s.unit_begin) * kSplitUnit);
+  return s;
+}
+
+__device__ bool shares(const AttentionArgs& args, const PlanView& plan) {
+  return plan.entry_segments != nullptr && args.entries.shared.segments != nullptr;
+}
+
+// Moves on to `unit`, which may be of another lane.
+__device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, SplitStart& start) {
+  const EntryArrays& entries = args.entries;
+  start.unit = unit;
+  if (unit < start.entry_unit + start.blocks * args.shape.num_kv_heads) return;
+  do {  // entries without units have none between
+    ++start.entry;
+  } while (plan.unit_begin[start.entry + 1] <= unit);
+  start.entry_unit = plan.unit_begin[start.entry];
+  start.blocks = (plan.unit_begin[start.entry + 1] - start.entry_unit) / args.shape.num_kv_heads;
+  start.query_begin = entries.query_begin[start.entry];
+  start.tokens = entries.query_begin[start.entry + 1] - start.query_begin;
+  start.prefix_len = entries.prefix_len[start.entry];
+  start.page_begin = entries.page_begin[start.entry];
+  start.own_begin = shares(args, plan) ? entries.shared.own_begin[start.entry] : 0;
+}
+
+// What shared runs gave for a lane's rows: those of this warp, a column every 32. Mostly that is
+// one part, which is asked for when a segment begins and first looked at when it ends.
+template <int DIM, int TILES>
+struct SharedPart {
+  static constexpr int kColumns = (DIM + 31) / 32, kRows = TILES * 8 / kWarps;
+  float value[kRows][kColumns];
+  float largest[kRows], sum[kRows];
+
+  __device__ void read(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      largest[r] = kNone;
+      sum[r] = 0;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[r][i] = 0;
+    }
+    if constexpr (DIM == 64 || DIM == 128)
+      if (shares(args, plan)) take_runs(args, plan, s);
+  }
+
+  __device__ void take_runs(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    bool first = true;
+    for (int level = 0; level < kSegmentsPerEntry; ++level) {
+      const EntrySegment run = plan.entry_segments[s.entry * kSegmentsPerEntry + level];
+      if (run.blocks == 0) return;
+      const int unit = run.unit + s.kv_head * run.units_per_head;
+      const int first_block = unit / run.chunk, last_block = (unit + run.blocks - 1) / run.chunk;
+      for (int block = first_block; block <= last_block; ++block) {
+        const int64_t row0 =
+            block == first_block
+                ? (int64_t{run.member} * args.shape.num_kv_heads + s.kv_head) * group
+                : plan.continued_rows + int64_t{block} * kTileRows + run.tile_row;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const int row = warp + r * kWarps;
+          if (row < s.rows) take(plan, row0 + row, lane, r, first);
+        }
+        first = false;
+      }
+    }
+  }
+
+  __device__ void take(const PlanView& plan, int64_t row, int lane, int r, bool first) {
+    const float2 part = __ldcg(&plan.shared_sum[row]);
+    float other[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i)
+      other[i] = lane + 32 * i < DIM ? __ldcg(&plan.shared_out[row * DIM + lane + 32 * i]) : 0.0f;
+    if (!first) return add(r, part.x, part.y, other);
+    largest[r] = part.x;
+    sum[r] = part.y;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) value[r][i] = other[i];
+  }
+
+  // The row's state becomes that of both. REQUIRES a score in one of them.
+  __device__ void add(int r, float other_largest, float other_sum, const float (&other)[kColumns]) {
+    const float best = fmaxf(largest[r], other_largest);
+    const float keep = exp2f(largest[r] - best), take = exp2f(other_largest - best);
+    largest[r] = best;
+    sum[r] = sum[r] * keep + other_sum * take;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) value[r][i] = value[r][i] * keep + other[i] * take;
+  }
+};
+
+// The exponent of a power of two; -1 of other numbers.
+__device__ int bits_of(int number) { return __popc(number) == 1 ? __ffs(number) - 1 : -1; }
+
+// Brings a warp's steps of all segments of the block, one after the other, kStages ahead of who
+// takes them: copies run on through the ends of segments. Page numbers come into shared memory with
+// the keys of kStages steps before theirs, so that no register waits for them.
+template <int DIM>
+struct Feed {
+  const AttentionArgs& args;
+  const PlanView& plan;
+  Shared<DIM>& shared;
+  SplitStart start;  // of the segment that is asked for
+  const int32_t* pages = nullptr;
+  int begin = 0, end = 0, kv_head = 0;  // of its positions those not asked for yet
+  uint32_t asked = 0;
+  int stage = 0;
+  int page_bits;  // of a position, the row in its page; -1: pages are not of a power of two
+  // In units of 16 bytes: 32 bits reach 64 GiB.
+  uint32_t page_stride, token_stride, head_stride;
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // first: a block's own, with units.
+  __device__ Feed(const AttentionArgs& a, const PlanView& p, const SplitStart& first,
+                  Shared<DIM>& s)
+      : args(a),
+        plan(p),
+        shared(s),
+        start(first),
+        page_bits(bits_of(a.kv.page_size)),
+        page_stride(static_cast<uint32_t>(a.kv.page_stride / 8)),
+        token_stride(static_cast<uint32_t>(a.kv.token_stride / 8)),
+        head_stride(static_cast<uint32_t>(a.kv.head_stride / 8)) {
+    enter();
+#pragma unroll 1
+    for (int i = 0; i < kStages; ++i) ask();
+    copy_commit();
+    copy_wait<0>();
+    __syncwarp();
+  }
+
+  __device__ void enter() {
+    const Segment s = segment_of(args, start);
+    pages = args.entries.page_tables + start.page_begin;
+    begin = s.begin + warp() * kStep;
+    end = s.end;
+    kv_head = s.kv_head;
+  }
+
+  __device__ int page_of(int position) const {
+    return page_bits >= 0 ? position >> page_bits : position / args.kv.page_size;
+  }
+
+  __device__ void ask() {
+    while (begin >= end) {
+      const int next = start.entry_unit + (kv_head + 1) * start.blocks;
+      if (next >= start.unit_end) break;
+      seek(args, plan, next, start);
+      enter();
+    }
+    const uint32_t slot = asked++ % kAsked;
+    const bool some = begin < end;
+    if (lane() == 0)
+      shared.steps[warp()][slot] = {begin, some ? end : 0, kv_head, start.prefix_len};
+    if (some && lane() < kStep)
+      copy_async_word(&shared.pages[warp()][slot][lane()],
+                      pages + page_of(min(begin + lane(), end - 1)));
+    if (some) begin += kWarps * kStep;
+  }
+
+  // Whether all positions of the next step to be brought are behind what this step of the model
+  // writes.
+  __device__ bool next_is_cached() const {
+    const Step step = shared.steps[warp()][(asked - kStages) % kAsked];
+    return min(step.begin + kStep, step.end) <= step.prefix_len;
+  }
+
+  // One group of copies: a step's keys and values, and page numbers of a later one.
+  __device__ void bring() {
+    const uint32_t slot = (asked - kStages) % kAsked;
+    const Step step = shared.steps[warp()][slot];
+    if (step.end > 0) {
+      const int position = min(step.begin + lane() % kStep, step.end - 1);
+      const auto page = static_cast<uint32_t>(shared.pages[warp()][slot][lane() % kStep]);
+      const auto row = static_cast<uint32_t>(position - page_of(position) * args.kv.page_size);
+      const uint32_t offset = page * page_stride + row * token_stride +
+                              static_cast<uint32_t>(step.kv_head) * head_stride;
+      copy(shared.stages[warp()][stage], offset, step.end - step.begin);
+    }
+    __syncwarp();  // all have read what ask() writes over
+    ask();
+    copy_commit();
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+
+  // offset: of the row of position lane() % kStep. known: rows that there are.
+  __device__ void copy(typename Shared<DIM>::Stage& to, uint32_t offset, int known) const {
+    constexpr int kEights = DIM / 8;
+    static_assert(kStep * kEights % 32 == 0);
+    const auto* k = static_cast<const uint4*>(args.kv.k);
+    const auto* v = static_cast<const uint4*>(args.kv.v);
+#pragma unroll
+    for (int j = 0; j < kStep * kEights / 32; ++j) {
+      // Where a row's threads divide a warp, so that what is the same for all j is seen to be.
+      constexpr bool kWhole = 32 % kEights == 0;
+      const int row = kWhole ? j * (32 / kEights) + lane() / kEights : (j * 32 + lane()) / kEights;
+      const int at = kWhole ? lane() % kEights : (j * 32 + lane()) % kEights;
+      const uint32_t from = __shfl_sync(~0u, offset, row);
+      copy_async(&to.k[row][at * 8], k + at + from, row < known);
+      copy_async(&to.v[row][at * 8], v + at + from, row < known);
+    }
+  }
+};
+
+// One warp's sums over its steps of a segment. Keys and values are the left operand of products
+// (16 positions, or 16 of their elements), queries and weights the right one, 8 rows a tile: fewer
+// instructions than with rows on the left, and a step is a chain of them that the warp waits for.
+template <int DIM, int TILES>
+struct Walk {
+  // Of rows t * 8 + lane % 4 * 2 and the next one; sums of this thread's positions. The base of a
+  // row's weights is a score that it once found to be its largest; it moves when another is more
+  // than kRise above it.
+  float base[TILES][2], sum[TILES][2];
+  float out[TILES][DIM / 16][4];
+  uint32_t q[TILES][DIM / 16][2];  // the queries, as the tensor cores take them
+
+  __device__ void run(const AttentionArgs& args, const Segment& s, Feed<DIM>& feed) {
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+      base[t][0] = base[t][1] = kLowest;
+      sum[t][0] = sum[t][1] = 0;
+#pragma unroll
+      for (int i = 0; i < DIM / 16; ++i)
+        out[t][i][0] = out[t][i][1] = out[t][i][2] = out[t][i][3] = 0;
+    }
+    for (int begin = s.begin + feed.warp() * kStep; begin < s.end; begin += kWarps * kStep) {
+      copy_wait<kStages - 1>();
+      __syncwarp();
+      take(args, s, feed.shared.stages[feed.warp()][feed.stage], begin);
+      __syncwarp();
+      feed.bring();
+    }
+  }
+
+  __device__ void load_queries(const AttentionArgs& args, const Segment& s) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+      const int row = t * 8 + lane / 4;
+      const bf16* from = static_cast<const bf16*>(args.q) + lane % 4 * 2;
+      if (row < s.rows)
+        from += (s.query_begin + row / group) * args.q_stride +
+                int64_t{s.kv_head * group + row % group} * DIM;
+#pragma unroll
+      for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          q[t][k][i] = row < s.rows ? *reinterpret_cast<const uint32_t*>(from + k * 16 + i * 8) : 0;
+    }
+  }
+
+  __device__ void take(const AttentionArgs& args, const Segment& s,
+                       typename Shared<DIM>::Stage& stage, int begin) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float chains[TILES][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+      uint32_t a[4];
+      load_matrices(a, &stage.k[lane % 16][k * 16 + lane / 16 * 8]);
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) mma(chains[t][k % 2], a, q[t][k][0], q[t][k][1]);
+    }
+    float value[TILES][4];  // positions lane / 4 (0, 1) and 8 further, of each two rows
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[t][i] = chains[t][0][i] + chains[t][1][i];
+    if (args.softcap > 0) {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          value[t][i] = softcapped(value[t][i] * args.scale, args.softcap) * kLog2E;
+    } else {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[t][i] *= args.scale * kLog2E;
+    }
+    if (begin + kStep > min(s.prefix_len + 1, s.end) || args.shape.sliding_window > 0)
+      mask(args, s, begin, value);
+    bool rises = false;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rises |= value[t][i] > base[t][i % 2] + kRise;
+    if (__any_sync(~0u, rises)) move_base(value);
+    uint32_t weights[TILES][2];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float first = exp2_fast(value[t][half * 2] - base[t][0]);
+        const float second = exp2_fast(value[t][half * 2 + 1] - base[t][1]);
+        sum[t][0] += first;
+        sum[t][1] += second;
+        weights[t][half] = transposed(pack_bf16(first, second));
+      }
+#pragma unroll
+    for (int n = 0; n < DIM / 16; ++n) {
+      uint32_t a[4];
+      load_matrices_transposed(a, &stage.v[lane % 8 + lane / 16 * 8][n * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) mma(out[t][n], a, weights[t][0], weights[t][1]);
+    }
+  }
+
+  __device__ static void mask(const AttentionArgs& args, const Segment& s, int begin,
+                              float (&value)[TILES][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int group = args.shape.num_heads / args.shape.num_kv_heads;
+    const int window = args.shape.sliding_window;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position = begin + lane / 4 + i / 2 * 8;
+        const int last = s.prefix_len + (t * 8 + lane % 4 * 2 + i % 2) / group;
+        const int first = window > 0 ? last - window + 1 : 0;
+        if (position > last || position < first || position >= s.end) value[t][i] = kNone;
+      }
+  }
+
+  __device__ void move_base(const float (&value)[TILES][4]) {
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float best = fmaxf(value[t][r], value[t][2 + r]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
+        if (best <= base[t][r] + kRise) best = base[t][r];
+        const float keep = exp2_fast(base[t][r] - best);
+        base[t][r] = best;
+        sum[t][r] *= keep;
+#pragma unroll
+        for (int n = 0; n < DIM / 16; ++n) {
+          out[t][n][r] *= keep;
+          out[t][n][2 + r] *= keep;
+        }
+      }
+  }
+
+  // Of row t * 8 + lane % 4 * 2 + r over all positions.
+  __device__ float whole_sum(int t, int r) const {
+    float all = sum[t][r];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(~0u, all, step);
+    return all;
+  }
+};
+
+// A row of a (lane, kv head) is done: its largest score and sum (base 2), its output before
+// division.
+template <int DIM, int TILES>
+__device__ void write_row(const AttentionArgs& args, const Segment& s, int row,
+                          const SharedPart<DIM, TILES>& all, int r) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float largest = all.largest[r], sum = all.sum[r];
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  const int head = s.kv_head * group + row % group;
+  float factor = 1.0f / sum;
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[head] * kLog2E;
+    const float all = fmaxf(largest, sink);
+    const float keep = exp2f(largest - all);
+    factor = keep / (sum * keep + exp2f(sink - all));
+  }
+  bf16* to = static_cast<bf16*>(args.out) + (s.query_begin + row / group) * args.out_stride +
+             int64_t{head} * DIM;
+#pragma unroll
+  for (int i = 0; i < all.kColumns; ++i)
+    if (lane + 32 * i < DIM) to[lane + 32 * i] = __float2bfloat16_rn(all.value[r][i] * factor);
+}
+
+// Brings the warps' parts together: into the output where this block has the whole (lane, kv head),
+// else into the workspace, and the last block to arrive brings the blocks' parts together.
+template <int DIM, int TILES>
+__device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, const Segment& s,
+                               const Walk<DIM, TILES>& walk, SharedPart<DIM, TILES>& all,
+                               Shared<DIM>& shared, int chunk) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_block = s.unit_begin / chunk, last_block = (s.unit_end - 1) / chunk;
+  const int block = static_cast<int>(blockIdx.x);
+  const int slot = 2 * block + (block == first_block ? 1 : 0);
+  constexpr int kColumns = all.kColumns;
+  static_assert(kRound == kWarps);
+#pragma unroll
+  for (int r = 0; r < TILES * 8 / kRound; ++r) {
+    if (r * kRound >= s.rows) break;
+    const int t = r / 2, at = lane % 2 * 2;
+    const float sums[2] = {walk.whole_sum(t, 0), walk.whole_sum(t, 1)};
+    __syncthreads();  // the round before is done
+    if (lane % 4 / 2 == r % 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (lane / 4 == 0) {
+          shared.largest[warp][at + i] = walk.base[t][i];
+          shared.sums[warp][at + i] = sums[i];
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 8; ++n)
+          shared.outs[warp][at + i][n * 8 + lane / 4] = walk.out[t][n / 2][n % 2 * 2 + i];
+      }
+    }
+    __syncthreads();
+    const int row = warp + r * kRound;
+    if (row >= s.rows) continue;
+    float largest = kNone, sum = 0, keep[kWarps], value[kColumns];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared.largest[w][warp]);
+    const float base = largest == kNone ? 0.0f : largest;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      keep[w] = exp2f(shared.largest[w][warp] - base);
+      sum += shared.sums[w][warp] * keep[w];
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      value[i] = 0;
+      if (lane + 32 * i < DIM)
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) value[i] += shared.outs[w][warp][lane + 32 * i] * keep[w];
+    }
+    if (first_block == last_block) {
+      all.add(r, largest, sum, value);
+      write_row(args, s, row, all, r);
+    } else {
+      float* part = plan.part_out + (static_cast<int64_t>(slot) * kSplitRows + row) * DIM;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        if (lane + 32 * i < DIM) part[lane + 32 * i] = value[i];
+      if (lane == 0) plan.part_sum[slot * kSplitRows + row] = make_float2(largest, sum);
+    }
+  }
+  if (first_block == last_block) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t* arrived = plan.arrived + s.entry * args.shape.num_kv_heads + s.kv_head;
+    const bool last = atomicAdd(arrived, 1) == last_block - first_block;
+    if (last) *arrived = 0;  // for the next launch
+    shared.last_to_arrive = last;
+  }
+  __syncthreads();
+  if (shared.last_to_arrive == 0) return;
+  __threadfence();
+  const int blocks = last_block - first_block + 1;
+  const auto slot_of = [&](int b) { return b == 0 ? 2 * first_block + 1 : 2 * (first_block + b); };
+#pragma unroll
+  for (int r = 0; r < all.kRows; ++r) {
+    const int row = warp + r * kWarps;
+    if (row >= s.rows) break;
+    float largest = kNone, sum = 0;
+    for (int b = lane; b < blocks; b += 32)
+      largest = fmaxf(largest, __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]).x);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    const float base = largest == kNone ? 0.0f : largest;
+    // Each thread DIM / 32 columns, over the parts in their order.
+    float value[kColumns] = {};
+#pragma unroll 4
+    for (int b = 0; b < blocks; ++b) {
+      const float2 part = __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]);
+      const float keep = exp2f(part.x - base);
+      sum += part.y * keep;
+      const float* out =
+          plan.part_out + (static_cast<int64_t>(slot_of(b)) * kSplitRows + row) * DIM;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        if (lane + 32 * i < DIM) value[i] += __ldcg(out + lane + 32 * i) * keep;
+    }
+    all.add(r, largest, sum, value);
+    write_row(args, s, row, all, r);
+  }
+}
+
+template <int DIM, int TILES>
+__global__ void __launch_bounds__(kThreads)
+    split_kernel(const AttentionArgs args, const PlanView plan) {
+  extern __shared__ __align__(16) char raw[];
+  auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
+  release_next();
+  if (!args.cached_early) wait_for_previous();
+  SplitStart start = plan.starts[blockIdx.x];
+  if (start.unit >= start.unit_end) return wait_for_previous();
+  Feed<DIM> feed(args, plan, start, shared);
+  bool waits = args.cached_early;
+#pragma unroll 1
+  for (int i = 0; i < kStages; ++i) {
+    if (waits && !feed.next_is_cached()) {
+      wait_for_previous();
+      waits = false;
+    }
+    feed.bring();
+  }
+  if (waits) wait_for_previous();
+  while (true) {
+    const Segment s = segment_of(args, start);
+    Walk<DIM, TILES> walk;
+    SharedPart<DIM, TILES> all;
+    walk.load_queries(args, s);
+    all.read(args, plan, s);
+    walk.run(args, s, feed);
+    finish_segment(args, plan, s, walk, all, shared, start.chunk);
+    if (s.unit_end >= start.unit_end) return;
+    seek(args, plan, s.unit_end, start);
+  }
+}
+
+template <int DIM, int TILES>
+Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+             const LaunchOptions& launch) {
+  constexpr size_t kBytes = sizeof(Shared<DIM>);
+  ESP_RETURN_IF_ERROR(allow_shared("attention", split_kernel<DIM, TILES>, kBytes));
+  return launch_kernel("attention", split_kernel<DIM, TILES>, dim3(static_cast<unsigned>(blocks)),
+                       kThreads, kBytes, launch, args, plan);
+}
+
+template <int DIM>
+Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+             const LaunchOptions& launch) {
+  const int group = args.shape.num_heads / args.shape.num_kv_heads;
+  const int tokens = std::min(args.entries.max_query_tokens, kSplitRows / group);
+  return tokens * group <= 8 ? start<DIM, 1>(args, plan, blocks, launch)
+                             : start<DIM, 2>(args, plan, blocks, launch);
+}
+
+}  // namespace
+
+Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+                       const LaunchOptions& launch) {
+  switch (args.shape.head_dim) {
+    case 64:
+      return start<64>(args, plan, blocks, launch);
+    case 80:
+      return start<80>(args, plan, blocks, launch);
+    case 96:
+      return start<96>(args, plan, blocks, launch);
+    case 128:
+      return start<128>(args, plan, blocks, launch);
+    default:
+      return start<256>(args, plan, blocks, launch);
+  }
+}
+
+}  // namespace espalier::kernels::cuda

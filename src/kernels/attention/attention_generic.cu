@@ -1,0 +1,82 @@
+// Attention for every shape and for float32: one block for a token and a head, in float32 without
+// tensor cores. Reads all keys once for each head: for tests, small models and odd shapes.
+#include "kernels/attention/attention_device.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+// PER_LANE: elements of a head that each lane has.
+template <typename T, int PER_LANE>
+__global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArgs args) {
+  __shared__ float outs[kWarps][32 * PER_LANE];
+  __shared__ float largest[kWarps], sums[kWarps];
+  release_next();
+  wait_for_previous();
+  const EntryArrays& entries = args.entries;
+  const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  if (token >= entries.query_begin[entries.num_entries]) return;
+  const int entry = entry_with(entries.query_begin, entries.num_entries, token);
+  const int last = entries.prefix_len[entry] + token - entries.query_begin[entry];
+  const int window = args.shape.sliding_window;
+  const int first = window > 0 ? max(0, last - window + 1) : 0;
+  const int32_t* pages = entries.page_tables + entries.page_begin[entry];
+  const int kv_head = head / (args.shape.num_heads / args.shape.num_kv_heads);
+  const int dim = args.shape.head_dim;
+  const int warp = static_cast<int>(threadIdx.x) / 32, thread = static_cast<int>(threadIdx.x) % 32;
+
+  const T* query = static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * dim;
+  float q[PER_LANE] = {}, out[PER_LANE] = {};
+#pragma unroll
+  for (int i = 0; i < PER_LANE; ++i)
+    if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
+  float best = kNone, sum = 0;
+  for (int position = first + warp; position <= last; position += kWarps) {
+    const int64_t at = kv_offset(args.kv, kv_page(args.kv, pages, position), position, kv_head);
+    const T* key = static_cast<const T*>(args.kv.k) + at;
+    const T* value = static_cast<const T*>(args.kv.v) + at;
+    float dot = 0;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i)
+      if (thread + 32 * i < dim) dot += q[i] * to_float(key[thread + 32 * i]);
+    const float score = to_score(warp_sum(dot), args.scale, args.softcap);
+    const float now = fmaxf(best, score);
+    const float keep = exp2f(best - now), weight = exp2f(score - now);
+    best = now;
+    sum = sum * keep + weight;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i)
+      if (thread + 32 * i < dim) out[i] = out[i] * keep + weight * to_float(value[thread + 32 * i]);
+  }
+#pragma unroll
+  for (int i = 0; i < PER_LANE; ++i) outs[warp][thread + 32 * i] = out[i];
+  if (thread == 0) largest[warp] = best, sums[warp] = sum;
+  __syncthreads();
+  float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kNone;
+  for (int w = 0; w < kWarps; ++w) all = fmaxf(all, largest[w]);
+  float total = args.sinks != nullptr ? exp2f(args.sinks[head] * kLog2E - all) : 0.0f;
+  for (int w = 0; w < kWarps; ++w) total += sums[w] * exp2f(largest[w] - all);
+  T* to = static_cast<T*>(args.out) + token * args.out_stride + int64_t{head} * dim;
+  for (int i = threadIdx.x; i < dim; i += kWarps * 32) {
+    float value = 0;
+    for (int w = 0; w < kWarps; ++w) value += outs[w][i] * exp2f(largest[w] - all);
+    to[i] = from_float<T>(value / total);
+  }
+}
+
+}  // namespace
+
+Status attention_any(const AttentionArgs& args, const LaunchOptions& launch) {
+  const dim3 grid(static_cast<unsigned>(args.entries.num_tokens),
+                  static_cast<unsigned>(args.shape.num_heads));
+  constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
+  const bool usual = args.shape.head_dim <= 32 * kUsual;
+  auto kernel = usual ? attention_any_kernel<float, kUsual> : attention_any_kernel<float, kMost>;
+  if (args.shape.type == DType::kBFloat16)
+    kernel = usual ? attention_any_kernel<bf16, kUsual> : attention_any_kernel<bf16, kMost>;
+  return launch_kernel("attention", kernel, grid, kWarps * 32, 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda

@@ -1,0 +1,28 @@
+// Bytes: the buffer once.
+#include "base/rng.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/linear/digest.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads)
+    digest_kernel(const uint32_t* words, size_t count, unsigned long long* out) {
+  unsigned long long sum = 0;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += static_cast<size_t>(gridDim.x) * kThreads)
+    sum += mix64(mix64(i) ^ words[i]);
+  atomicAdd(out, sum);
+}
+
+}  // namespace
+
+Status digest(const void* data, size_t bytes, uint64_t* out, Stream stream) {
+  return launch_kernel("digest", digest_kernel, dim3(512), kThreads, 0, {.stream = stream},
+                       static_cast<const uint32_t*>(data), bytes / 4,
+                       reinterpret_cast<unsigned long long*>(out));
+}
+
+}  // namespace espalier::kernels::cuda

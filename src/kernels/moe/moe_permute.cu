@@ -1,0 +1,146 @@
+// arrange: one block, two passes over the choices (65,536 at 8,192 tokens of 8 experts). combine:
+// (top_k + 2) x rows x dim x size bytes, once.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/moe/cuda.h"
+#include "kernels/moe/grouped_gemm_tiles.h"
+#include "kernels/router/op.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kArrangeThreads = 1024;
+static_assert(kArrangeThreads >= kMaxExperts);
+constexpr int kThreads = 128;
+
+// Each thread's sum over those before it, and all of them in `total`.
+__device__ int exclusive_sum(int value, int* scratch, int& total) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  int before = 0;
+  total = 0;
+  for (int w = 0; w < kArrangeThreads / 32; ++w) {
+    if (w < warp) before += scratch[w];
+    total += scratch[w];
+  }
+  __syncthreads();
+  return before + sum - value;
+}
+
+// Which of an expert's slots a choice takes is a race, and all the same: a slot's result depends on
+// its own row alone.
+__global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {
+  __shared__ int counts[kArrangeThreads], scratch[kArrangeThreads / 32];
+  release_next();
+  wait_for_previous();
+  const int expert = static_cast<int>(threadIdx.x);
+  counts[expert] = 0;
+  __syncthreads();
+  for (int i = expert; i < args.num_choices; i += kArrangeThreads)
+    atomicAdd(&counts[args.experts[i]], 1);
+  __syncthreads();
+  const int count = counts[expert];
+  int num_slots, num_tiles;
+  const int begin = exclusive_sum(count, scratch, num_slots);
+  const int tile = exclusive_sum((count + tile_rows - 1) / tile_rows, scratch, num_tiles);
+  if (expert < args.num_experts) args.plan.begins[expert] = begin, args.plan.tiles[expert] = tile;
+  if (expert == 0) {
+    args.plan.begins[args.num_experts] = num_slots;
+    args.plan.tiles[args.num_experts] = num_tiles;
+  }
+  counts[expert] = begin;
+  __syncthreads();
+  for (int i = expert; i < args.num_choices; i += kArrangeThreads) {
+    const int slot = atomicAdd(&counts[args.experts[i]], 1);
+    args.plan.slots[i] = slot;
+    args.plan.choices[slot] = i;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) combine_kernel(CombineArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const float gate =
+      args.shared_gate == nullptr ? 1.0f : 1.0f / (1.0f + expf(-args.shared_gate[row]));
+  for (int at = static_cast<int>(threadIdx.x) * 8; at < args.dim; at += kThreads * 8) {
+    float sum[8] = {}, value[8];
+    for (int i = 0; i < args.top_k; ++i) {
+      const int64_t slot = args.slots[row * args.top_k + i];
+      const float weight = args.weights[row * args.top_k + i];
+      load8(static_cast<const T*>(args.x) + slot * args.dim + at, value);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += weight * value[j];
+    }
+    if (args.shared != nullptr) {
+      load8(static_cast<const T*>(args.shared) + row * args.dim + at, value);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += gate * value[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] *= args.scale;
+    if (args.residual != nullptr) {
+      load8(static_cast<const T*>(args.residual) + row * args.dim + at, value);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += value[j];
+    }
+    store8(static_cast<T*>(args.y) + row * args.dim + at, sum);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) copy_parts_kernel(CopyPartsArgs args) {
+  release_next();
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  for (int i = static_cast<int>(threadIdx.x); i < args.heads * args.count; i += kThreads) {
+    const int64_t head = i / args.count, at = i % args.count;
+    static_cast<T*>(args.y)[row * args.y_stride + head * args.y_head + args.to_begin + at] =
+        static_cast<const T*>(
+            args.x)[row * args.x_stride + head * args.x_head + args.from_begin + at];
+  }
+}
+
+}  // namespace
+
+Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
+  if (args.num_choices < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
+    return invalid_argument("arrange: {} choices of {} experts", args.num_choices,
+                            args.num_experts);
+  if (args.num_choices == 0) return {};
+  return launch_kernel("arrange", arrange_kernel, dim3(1), kArrangeThreads, 0, launch, args,
+                       grouped_tile_rows(args.num_choices, args.num_experts));
+}
+
+Status combine(const CombineArgs& args, const LaunchOptions& launch) {
+  if (args.type == DType::kFloat16)
+    return error(StatusCode::kUnimplemented, "combine: F16 is not supported");
+  if (args.rows < 0 || args.dim < 8 || args.dim % 8 != 0 || args.top_k < 0)
+    return invalid_argument("combine: {} rows of {}, {} choices each", args.rows, args.dim,
+                            args.top_k);
+  if (args.rows == 0) return {};
+  return launch_kernel("combine",
+                       args.type == DType::kBFloat16 ? combine_kernel<bf16> : combine_kernel<float>,
+                       dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
+}
+
+Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {
+  if (args.rows < 0 || args.heads < 1 || args.count < 1)
+    return invalid_argument("copy_parts: {} of {} heads in {} rows", args.count, args.heads,
+                            args.rows);
+  if (args.rows == 0) return {};
+  return launch_kernel(
+      "copy_parts",
+      args.type == DType::kFloat32 ? copy_parts_kernel<float> : copy_parts_kernel<bf16>,
+      dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda

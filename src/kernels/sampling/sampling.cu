@@ -1,0 +1,442 @@
+// Sampling: one to eight blocks of 1024 threads a row, a cluster, so that few rows fill the GPU.
+//
+// Bytes: 4 x vocab_size a pass. Greedy is one pass; a draw two (largest, masses); with filters
+// about five: the largest, the masses, where the cut is, its candidates, the masses that are left.
+// A row of 128,256 is 0.5 MB: one multiprocessor reads it from the second-level cache in about 5
+// us, eight in one; exponents take a multiprocessor 4.6 us a row, and the rest of a mass is nine
+// instructions, since it is added up as two halves of 32 bits. Between the passes blocks wait for
+// each other twice, about 1 us each. Measured on an H200 for 1 row of 128,256 (one block a row,
+// masses by shifts of 64 bits: 15, 41, 138 and 286 us):
+//
+//                                        1 row   16 rows   64   128   256
+//    greedy                                5.4       5.7    8    21    38 us
+//    temperature                           9.3      10.3   16    29    63
+//    top_k 50                               43        48   72   114   221
+//    top_p 0.95, logits close to normal    101       110  140   208   406
+//
+// From some 100 rows on the rows are read from memory: walked down by the first pass and up by the
+// second, so that this one finds a part of them in the cache (128 rows: 29 us, else 36).
+//
+// Tried for top_p: a histogram of weights (64 bins an octave; all of the first four octaves, each
+// fourth entry below) to place the cut within 1,400 entries, then one exact pass over that range
+// and its sort: 184 us for one row (243 without), but 345 for 64, since what the bins are wrong by
+// is 1,900 entries (standard deviation; large weights decide over a cut among small ones), and a
+// row that misses goes the long way. top_k 50: 123 to 133, no gain. Reading the next part while one
+// is visited: greedy 15 instead of 13. What would help: no masses for what lies clearly below the
+// cut, and no last pass where all that is kept has been sorted.
+#include <algorithm>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/sampling/cuda.h"
+#include "kernels/sampling/sampling_row.cuh"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kMaxVocab = kPart * kMaxParts;
+constexpr int kMaxTop = 1024;
+
+struct RowBest {
+  float value = 0;
+  int id = 0;
+  bool finite = true;
+};
+
+// Integers in the order of the floats, 0 for what is banned; -0 and +0 are one.
+__device__ __forceinline__ uint32_t ordered_key(float x) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Above all keys: an entry is NaN or infinite.
+constexpr uint32_t kNotFiniteKey = 0xffffffffu;
+
+// The largest entry; where `wants_id` the smallest id among equals. `finite`: no entry is NaN or
+// infinite; not looked at where `bans`. `turn`: 0 for the first time in a kernel, 1 for the second.
+// Ends with team.sync().
+__device__ __forceinline__ RowBest row_best(const Row& row, const Team& team,
+                                            const PartEntries& kept, bool wants_id, bool bans,
+                                            RowScratch& s, int turn) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float largest = kBannedLogit, zero = 0;  // zero: NaN once an entry is not finite
+  float of_part = kBannedLogit;
+  int largest_at = 0, at_of_part = 0;
+  each_part(
+      row, team, kept, true,
+      [&](int at, const float4& x) {
+        const float four = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
+        if (four > of_part) of_part = four, at_of_part = at;  // ids come in their order
+        if (at + 4 <= row.size) {
+          zero = fmaf(x.x, 0.0f, zero);
+          zero = fmaf(x.y, 0.0f, zero);
+          zero = fmaf(x.z, 0.0f, zero);
+          zero = fmaf(x.w, 0.0f, zero);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            if (at + i < row.size) zero = fmaf(entry(x, i), 0.0f, zero);
+        }
+      },
+      [&](int) {
+        if (of_part >= largest) largest = of_part, largest_at = at_of_part;  // smaller ids
+        of_part = kBannedLogit;
+      });
+  uint32_t key = ordered_key(largest);
+  if (!bans && zero != 0) key = kNotFiniteKey;
+  const uint32_t warp_key = __reduce_max_sync(~0u, key);
+  uint32_t id = 0xffffffffu;
+  if (wants_id) {
+    if (key == warp_key) {
+      const float4 x = row.load(largest_at);
+#pragma unroll
+      for (int i = 3; i >= 0; --i)
+        if (entry(x, i) == largest) id = static_cast<uint32_t>(largest_at + i);
+    }
+    id = __reduce_min_sync(~0u, id);
+  }
+  team.put(&s.best[turn][team.first_part()], static_cast<Mass>(warp_key) << 32 | (~id));
+  team.sync();
+  Mass best = 0;
+  for (int at = lane; at < team.stride(); at += 32) best = max(best, s.best[turn][at]);
+  const auto found = static_cast<uint32_t>(best >> 32);
+  const uint32_t high = __reduce_max_sync(~0u, found);
+  if (wants_id) id = ~__reduce_max_sync(~0u, found == high ? static_cast<uint32_t>(best) : 0);
+  const uint32_t bits = high & 0x80000000u ? high ^ 0x80000000u : ~high;
+  return {
+      .value = __uint_as_float(bits), .id = static_cast<int>(id), .finite = high != kNotFiniteKey};
+}
+
+__device__ __forceinline__ float clamp_finite(float x) {
+  return fminf(fmaxf(x, -FLT_MAX), FLT_MAX);
+}
+
+// As on the CPU: penalties, bias, mask, bans. What is masked stays so under a bias. Each block does
+// its own parts.
+__device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const Row& row,
+                       const Team& team, const uint32_t* mask, bool bans, float* to) {
+  const bool penalties = slot.counts != nullptr;
+  each_part(row, team, [&](int at, const float4& x) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int id = at + i;
+      if (id >= row.size) continue;
+      float value = entry(x, i);
+      if (penalties) {
+        const int seen = slot.counts[id];
+        if (seen > 1)
+          value =
+              value - slot.frequency_penalty * static_cast<float>(seen - 1) - slot.presence_penalty;
+        if (seen > 0)
+          value = clamp_finite(value > 0 ? value / slot.repetition_penalty
+                                         : value * slot.repetition_penalty);
+      }
+      const bool masked =
+          mask != nullptr && (id / 32 >= args.mask_stride || (mask[id / 32] >> (id % 32) & 1) == 0);
+      to[id] = masked ? kBannedLogit : value;
+    }
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < slot.num_bias; i += kRowThreads) {
+    const int id = slot.bias_ids[i];
+    if (team.has(id) && to[id] != kBannedLogit) to[id] = clamp_finite(to[id] + slot.bias_values[i]);
+  }
+  __syncthreads();
+  if (bans)
+    for (int i = threadIdx.x; i < slot.num_banned; i += kRowThreads)
+      if (const int id = slot.banned_ids[i]; team.has(id)) to[id] = kBannedLogit;
+  __syncthreads();
+}
+
+// exp((x - max) / temperature) as a key (the float's bits) and as a mass. Written with roundings
+// spelled out, so that every pass computes the same. Of what is banned both are 0: temperatures
+// above 10^30 count as that, so that no factor takes -FLT_MAX near 0.
+struct Weights {
+  float max, scale;  // scale: of the exponent in base 2
+  __device__ Weights(float largest, float temperature)
+      : max(largest), scale(fminf(1.4426950408889634f / fminf(temperature, 1e30f), FLT_MAX)) {}
+  __device__ __forceinline__ uint32_t key(float x) const {
+    const float below = fmaxf(__fsub_rn(x, max), -FLT_MAX);
+    float weight;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(__fmul_rn(below, scale)));
+    return __float_as_uint(weight);
+  }
+  // The weight times 2^44, rounded down. Added to 2^23 and rounded towards 0, a number below 2^23
+  // leaves its whole part in the last bits: once for the upper half, once for what it left over.
+  __device__ __forceinline__ Halves halves(uint32_t key) const {
+    const float weight = __uint_as_float(key);
+    const float high = __fmaf_rz(weight, 0x1p22f, 0x1p23f);
+    const float rest = __fmaf_rn(weight, 0x1p22f, __fsub_rn(0x1p23f, high));  // exact, below 1
+    const float low = __fmaf_rz(rest, 0x1p22f, 0x1p23f);
+    return {.high = __float_as_uint(high) - kNone, .low = __float_as_uint(low) - kNone};
+  }
+
+ private:
+  static constexpr uint32_t kNone = 0x4b000000u;  // the bits of 2^23
+};
+
+// SplitMix64's finaliser and hash_uniform of base/rng.h.
+__device__ uint64_t mix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+__device__ double hash_uniform(uint64_t seed, uint64_t counter) {
+  const uint64_t bits = mix64(mix64(seed) ^ (counter * 0xd1342543de82ef95ull)) >> 11;
+  return (static_cast<double>(bits) + 0.5) * 0x1.0p-53;
+}
+
+// The token, in the first block's first warp.
+__device__ int draw(const SlotSampling& slot, const Row& row, const Team& team,
+                    const PartEntries& kept, float best, double u, RowScratch& s) {
+  const Weights weights(best, slot.temperature);
+  const auto target = [&](Mass all) {
+    const auto wanted = static_cast<Mass>(ceil(u * static_cast<double>(all)));
+    return min(max(wanted, Mass{1}), all);
+  };
+  const auto locate_target = [&](auto&& mass) {
+    if (team.rank > 0 || threadIdx.x >= 32) return -1;
+    const PartSums sums(row, s);
+    return locate(row, s, sums, target(sums.total), mass);
+  };
+  const auto any = [&](float x, int) { return weights.halves(weights.key(x)); };
+  sum_parts(row, team, kept, s, any);
+  if (slot.top_k <= 0 && slot.top_p >= 1 && slot.min_p <= 0) return locate_target(any);
+
+  if (threadIdx.x < 32) {
+    const PartSums sums(row, s);
+    if (threadIdx.x == 0) s.total = sums.total;
+  }
+  team.sync();
+  const Mass total = s.total;
+  CutLimits limits{.min_key = max(__float_as_uint(slot.min_p), 1u)};
+  if (slot.top_k > 0) limits.count = static_cast<Mass>(slot.top_k);
+  if (slot.top_p < 1) {
+    limits.mass = static_cast<Mass>(static_cast<double>(slot.top_p) * static_cast<double>(total));
+    // Entries below this weigh less than 1 - top_p together, so none of them is kept; half of it
+    // leaves room for rounding.
+    const double least = 0.5 * (1 - static_cast<double>(slot.top_p)) * static_cast<double>(total) *
+                         0x1.0p-44 / row.size;
+    limits.min_key = max(limits.min_key, __float_as_uint(static_cast<float>(least)));
+  }
+  Cut cut{.key = limits.min_key};
+  if (limits.count != ~Mass{0} || limits.mass != ~Mass{0}) {
+    uint32_t pivots[3] = {__float_as_uint(0x1.0p-3f), __float_as_uint(0x1.0p-7f),
+                          __float_as_uint(0x1.0p-12f)};
+    cut = find_cut(row, team, weights, limits, s, pivots);
+  }
+  const auto in_cut = [&](float x, int id) {
+    const uint32_t key = weights.key(x);
+    return cut.keeps(key, id) ? weights.halves(key) : Halves{};
+  };
+  PartEntries again;  // registers are short in between
+  again.load_last(row, team);
+  sum_parts(row, team, again, s, in_cut);
+  return locate_target(in_cut);
+}
+
+// The grid has `ranks` blocks a row, which are a cluster.
+__global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs args) {
+  extern __shared__ __align__(16) char raw[];
+  auto& scratch = *reinterpret_cast<RowScratch*>(raw);
+  const Team team{.rank = cluster_rank(), .ranks = cluster_size()};
+  if (team.ranks > 1) cluster_arrive();
+  release_next();
+  wait_for_previous();
+  const int64_t index = blockIdx.x / static_cast<unsigned>(team.ranks);
+  const float* logits = args.logits + index * args.logits_stride;
+  Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
+  PartEntries kept;
+  kept.load_last(row, team);
+  const int slot_id = args.row_slots[index];
+  const auto finish = [&](int token, SampleStatus status) {
+    if (threadIdx.x != 0 || team.rank != 0) return;
+    args.tokens[index] = token;
+    args.statuses[index] = status;
+    if (slot_id >= 0 && args.slot_tokens != nullptr) args.slot_tokens[slot_id] = token;
+  };
+  if (team.ranks > 1) cluster_wait();  // for all to run, so that their memory is there
+  if (slot_id < 0) return finish(-1, kSampleOk);
+  const SlotSampling& slot = args.slots[slot_id];
+  const uint32_t* mask = nullptr;
+  if (args.masks != nullptr && (args.has_mask == nullptr || args.has_mask[index] != 0))
+    mask = args.masks + index * args.mask_stride;
+  const int output_index = args.output_indices[index];
+  const bool bans = output_index < slot.min_new_tokens && slot.num_banned > 0;
+  const bool draws = slot.temperature > 0 && slot.top_k != 1;
+
+  RowBest best = row_best(row, team, kept, !draws, false, scratch, 0);
+  if (!best.finite) return finish(-1, kSampleNotFinite);
+  if (slot.counts != nullptr || slot.num_bias > 0 || mask != nullptr || bans) {
+    float* adjusted = static_cast<float*>(args.workspace) + index * ((args.vocab_size + 3) / 4 * 4);
+    adjust(args, slot, row, team, mask, bans, adjusted);
+    row = {adjusted, args.vocab_size, true};
+    kept.load_last(row, team);
+    best = row_best(row, team, kept, !draws, true, scratch, 1);
+    if (best.value == kBannedLogit) return finish(-1, kSampleNoToken);
+  }
+  int token = best.id;
+  if (draws)
+    token = draw(slot, row, team, kept, best.value,
+                 hash_uniform(slot.seed, static_cast<uint64_t>(output_index)), scratch);
+  if (threadIdx.x == 0 && team.rank == 0 && slot.counts != nullptr) {
+    const int seen = slot.counts[token];
+    slot.counts[token] = static_cast<uint16_t>(min(max(seen, 1) + 1, 65535));
+  }
+  finish(token, kSampleOk);
+}
+
+// The row itself as a key, without masses: for the best logits.
+struct Logits {
+  __device__ uint32_t key(float x) const { return ordered_key(x); }
+  __device__ Halves halves(uint32_t) const { return {}; }
+};
+
+__global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs args) {
+  extern __shared__ __align__(16) char raw[];
+  auto& s = *reinterpret_cast<RowScratch*>(raw);
+  __shared__ double warp_sums[kRowWarps];
+  release_next();
+  wait_for_previous();
+  const int64_t index = blockIdx.x;
+  const int target = args.targets[index];
+  if (target < 0) return;
+  const float* logits = args.logits + index * args.logits_stride;
+  const Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
+  const Team team;
+  PartEntries kept;
+  kept.load_last(row, team);
+  const RowBest best = row_best(row, team, kept, false, false, s, 0);
+  if (args.statuses != nullptr && threadIdx.x == 0)
+    args.statuses[index] = best.finite ? kSampleOk : kSampleNotFinite;
+  double sum = 0;
+  each_part(row, team, [&](int, const float4& x) {
+    sum += static_cast<double>(expf(x.x - best.value) + expf(x.y - best.value)) +
+           static_cast<double>(expf(x.z - best.value) + expf(x.w - best.value));
+  });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (double part : warp_sums) sum += part;
+  const double log_sum = log(sum);
+  const auto logprob = [&](int id) -> float {
+    if (!best.finite || id < 0 || id >= row.size) return -FLT_MAX;
+    const double below = static_cast<double>(logits[id]) - static_cast<double>(best.value);
+    return static_cast<float>(fmax(below - log_sum, -static_cast<double>(FLT_MAX)));
+  };
+  if (threadIdx.x == 0) args.logprobs[index] = logprob(target);
+  if (args.wanted_begin != nullptr)
+    for (int i = args.wanted_begin[index] + static_cast<int>(threadIdx.x);
+         i < args.wanted_begin[index + 1]; i += kRowThreads)
+      args.wanted_logprobs[i] = logprob(args.wanted_ids[i]);
+  if (args.max_top == 0) return;
+  const int wanted = min(args.max_top, row.size);
+  int found = 0;
+  if (best.finite) {
+    CutLimits limits{.count = static_cast<Mass>(wanted)};
+    uint32_t pivots[3] = {ordered_key(best.value - 2), ordered_key(best.value - 5),
+                          ordered_key(best.value - 10)};
+    const Cut cut = find_cut(row, team, Logits(), limits, s, pivots);
+    found =
+        gather(row, team, Logits(), s, [&](uint32_t key, int id) { return cut.keeps(key, id); });
+    sort_candidates(s, found);
+  }
+  for (int i = threadIdx.x; i < args.max_top; i += kRowThreads) {
+    const int id = i < min(found, wanted)
+                       ? static_cast<int>(0xffffffffu - static_cast<uint32_t>(s.candidates[i]))
+                       : -1;
+    args.top_ids[index * args.max_top + i] = id;
+    args.top_logprobs[index * args.max_top + i] = logprob(id);
+  }
+}
+
+// How many clusters of so many blocks the GPU runs at once: fewer than its multiprocessors would
+// hold, for a cluster lies in one of their groups. Asked for once.
+Result<int32_t> clusters_at_once(int32_t blocks) {
+  struct Known {
+    int device = -1;
+    int32_t clusters[kMaxRanks + 1] = {};
+  };
+  thread_local Known known;
+  int device = 0;
+  ESP_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "sample"));
+  if (known.device != device) known = {.device = device};
+  int32_t& clusters = known.clusters[blocks];
+  if (clusters > 0) return clusters;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kRowThreads);
+  config.dynamicSmemBytes = sizeof(RowScratch);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int found = 0;
+  ESP_RETURN_IF_ERROR(
+      cuda_status(cudaOccupancyMaxActiveClusters(&found, sample_kernel, &config), "sample"));
+  return clusters = std::max(found, 1);
+}
+
+// Blocks of a row: as many as all rows have place for at once, and the row has parts for. A second
+// wave would cost more than half as many blocks: 16 rows by eight are two waves on an H200.
+Result<int32_t> blocks_of_row(const SampleArgs& args) {
+  const int32_t parts = (args.vocab_size + kPart - 1) / kPart;
+  int32_t blocks = 1;
+  while (blocks < kMaxRanks && parts > blocks * kRowWarps) {
+    ESP_ASSIGN_OR_RETURN(const int32_t clusters, clusters_at_once(2 * blocks));
+    if (args.rows > clusters) break;
+    blocks *= 2;
+  }
+  return blocks;
+}
+
+Status check_rows(const char* operation, int32_t rows, int32_t vocab_size) {
+  if (vocab_size < 1 || vocab_size > kMaxVocab)
+    return invalid_argument("{}: vocab_size is {}, but must be in [1, {}]", operation, vocab_size,
+                            kMaxVocab);
+  if (rows < 0) return invalid_argument("{}: rows is {}", operation, rows);
+  return {};
+}
+
+}  // namespace
+
+Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size) {
+  ESP_RETURN_IF_ERROR(check_rows("sample", max_rows, vocab_size));
+  return static_cast<size_t>(max_rows) * static_cast<size_t>((vocab_size + 3) / 4 * 4) * 4;
+}
+
+Status sample(const SampleArgs& args, const LaunchOptions& launch) {
+  ESP_ASSIGN_OR_RETURN(const size_t bytes, sample_workspace_bytes(args.rows, args.vocab_size));
+  if (args.workspace_bytes < bytes || !aligned(args.workspace, 16))
+    return invalid_argument("sample: the workspace has {} bytes, but {} rows need {}",
+                            args.workspace_bytes, args.rows, bytes);
+  if (args.rows == 0) return {};
+  ESP_RETURN_IF_ERROR(allow_shared("sample", sample_kernel, sizeof(RowScratch)));
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  int32_t blocks = args.blocks_per_row;
+  if (blocks < 0 || blocks > kMaxRanks || (blocks & (blocks - 1)) != 0)
+    return invalid_argument("sample: blocks_per_row is {}, but must be 0, 1, 2, 4 or 8", blocks);
+  if (traits.compute_capability < 90) blocks = 1;
+  if (blocks == 0) {
+    ESP_ASSIGN_OR_RETURN(blocks, blocks_of_row(args));
+  }
+  return launch_clusters("sample", sample_kernel, dim3(static_cast<unsigned>(args.rows * blocks)),
+                         kRowThreads, blocks, sizeof(RowScratch), launch, args);
+}
+
+Status logprobs(const LogprobArgs& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check_rows("logprobs", args.rows, args.vocab_size));
+  if (args.max_top < 0 || args.max_top > kMaxTop)
+    return invalid_argument("logprobs: max_top is {}, but must be in [0, {}]", args.max_top,
+                            kMaxTop);
+  if (args.rows == 0) return {};
+  ESP_RETURN_IF_ERROR(allow_shared("logprobs", logprobs_kernel, sizeof(RowScratch)));
+  return launch_kernel("logprobs", logprobs_kernel, dim3(static_cast<unsigned>(args.rows)),
+                       kRowThreads, sizeof(RowScratch), launch, args);
+}
+
+}  // namespace espalier::kernels::cuda
