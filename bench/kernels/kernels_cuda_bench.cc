@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cuda_ceilings.h"
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/cuda.h"
-#include "cuda_ceilings.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/gemm_small_batch.h"
@@ -495,9 +495,9 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
                            .page_stride = int64_t{page_size} * kKvHeads * kDim,
                            .token_stride = kKvHeads * kDim,
                            .head_stride = kDim},
-                    .new_k = lie.with_new ? q.get(kHidden * 2) : nullptr,
-                    .new_v = lie.with_new ? q.get((kHidden + kKvHeads * kDim) * 2) : nullptr,
-                    .new_stride = kQkv,
+                    .new_keys = lie.with_new ? q.get(kHidden * 2) : nullptr,
+                    .new_values = lie.with_new ? q.get((kHidden + kKvHeads * kDim) * 2) : nullptr,
+                    .new_kv_stride = kQkv,
                     .q = q.get(),
                     .q_stride = kQkv,
                     .out = out.get(),

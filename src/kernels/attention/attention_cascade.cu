@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   auto& shared =
       *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   release_next();
-  if (!args.cached_early) wait_for_previous();
+  if (!args.prefetch_cached_kv) wait_for_previous();
   const SharedStart start = plan.shared_starts[blockIdx.x];
   if (start.unit >= start.unit_end) return wait_for_previous();
   if (threadIdx.x == 0) shared.ring.init();

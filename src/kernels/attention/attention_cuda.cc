@@ -45,13 +45,13 @@ Status check(const AttentionArgs& args) {
   const bool vectors = kv.page_stride % 8 == 0 && kv.token_stride % 8 == 0 &&
                        kv.head_stride % 8 == 0 && args.q_stride % 8 == 0 &&
                        args.out_stride % 8 == 0 && aligned(args.q, 16) && aligned(args.out, 16) &&
-                       aligned(kv.k, 16) && aligned(kv.v, 16) && args.new_stride % 8 == 0 &&
-                       aligned(args.new_k, 16) && aligned(args.new_v, 16);
+                       aligned(kv.k, 16) && aligned(kv.v, 16) && args.new_kv_stride % 8 == 0 &&
+                       aligned(args.new_keys, 16) && aligned(args.new_values, 16);
   if (!vectors)
     return invalid_argument(
         "attention: q, out, the planes and new keys and values must start at 16 bytes with strides "
         "of multiples of 8");
-  if ((args.new_k == nullptr) != (args.new_v == nullptr))
+  if ((args.new_keys == nullptr) != (args.new_values == nullptr))
     return invalid_argument("attention: new keys and values come both or not at all");
   return {};
 }

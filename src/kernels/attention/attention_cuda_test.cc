@@ -259,7 +259,8 @@ class CudaAttention : public test::OnDevice {
     const DeviceArray<float> k32(half ? std::vector<float>() : test::to_floats(p.k)),
         v32(half ? std::vector<float>() : test::to_floats(p.v)), q32(p.q), sinks(p.sinks);
     const DeviceArray<BFloat16> k(p.k), v(p.v), q(test::to_bfloat16s(p.q));
-    const DeviceArray<BFloat16> new_k(new_rows(shape, p, p.k)), new_v(new_rows(shape, p, p.v));
+    const DeviceArray<BFloat16> new_keys(new_rows(shape, p, p.k)),
+        new_values(new_rows(shape, p, p.v));
     DeviceArray<BFloat16> out(p.q.size());
     DeviceArray<float> out32(p.q.size());
     const cuda::AttentionShape planned{.num_heads = heads,
@@ -300,9 +301,9 @@ class CudaAttention : public test::OnDevice {
                                           .page_stride = p.view.page_stride,
                                           .token_stride = p.view.token_stride,
                                           .head_stride = p.view.head_stride},
-                                   .new_k = shape.with_new ? new_k.get() : nullptr,
-                                   .new_v = shape.with_new ? new_v.get() : nullptr,
-                                   .new_stride = shape.kv_heads * shape.dim + kNewGap,
+                                   .new_keys = shape.with_new ? new_keys.get() : nullptr,
+                                   .new_values = shape.with_new ? new_values.get() : nullptr,
+                                   .new_kv_stride = shape.kv_heads * shape.dim + kNewGap,
                                    .q = half ? static_cast<const void*>(q.get()) : q32.get(),
                                    .q_stride = heads * shape.dim,
                                    .out = half ? static_cast<void*>(out.get()) : out32.get(),

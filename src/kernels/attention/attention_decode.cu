@@ -5,8 +5,9 @@
 // groups of 16 and far beyond. So the kernel is a stream: each of a block's 4 warps brings its own
 // steps of 16 positions into its own part of shared memory, kStages deep, and needs no barrier
 // while it does; copies run on through the ends of segments (a lane and kv head, or the part of it
-// that this block has), where the warps' sums meet. Where AttentionArgs::cached_early allows it the
-// first stages are asked for before wait_for_previous(), while products and rotation still run.
+// that this block has), where the warps' sums meet. Where AttentionArgs::prefetch_cached_kv allows
+// it the first stages are asked for before wait_for_previous(), while products and rotation still
+// run.
 //
 // Rows of a tile are query token x group: row r is head r % group of token r / group, so one
 // product with the tensor cores serves a whole group. A step of 16 positions is about 300
@@ -573,11 +574,11 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) char raw[];
   auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
   release_next();
-  if (!args.cached_early) wait_for_previous();
+  if (!args.prefetch_cached_kv) wait_for_previous();
   SplitStart start = plan.starts[blockIdx.x];
   if (start.unit >= start.unit_end) return wait_for_previous();
   Feed<DIM> feed(args, plan, start, shared);
-  bool waits = args.cached_early;
+  bool waits = args.prefetch_cached_kv;
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) {
     if (waits && !feed.next_is_cached()) {

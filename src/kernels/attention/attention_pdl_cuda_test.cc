@@ -144,7 +144,7 @@ class CudaEarlyAttention : public test::OnDevice {
     for (size_t at = 0; at < m.steps.size(); ++at) {
       const cuda::EntryArrays entries = entries_of(m, m.steps[at]);
       must(cuda::attention_plan(planned, entries, workspace.get(), *bytes, overlap));
-      // Behind the plan's end, as AttentionArgs::cached_early wants it.
+      // Behind the plan's end, as AttentionArgs::prefetch_cached_kv wants it.
       must(cuda::token_rows(
           {.entries = entries, .page_size = shape.page_size, .kv_rows = kv_rows.get()}, {}));
       for (int layer = 0; layer < kLayers; ++layer) {
@@ -177,7 +177,7 @@ class CudaEarlyAttention : public test::OnDevice {
                               .scale = 1 / std::sqrt(static_cast<float>(shape.dim)),
                               .workspace = workspace.get(),
                               .workspace_bytes = *bytes,
-                              .cached_early = early},
+                              .prefetch_cached_kv = early},
                              overlap));
       }
     }

@@ -96,7 +96,7 @@ __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entr
   const int group = shape.num_heads / shape.num_kv_heads, per_tile = kTileRows / group;
   for (int i = threadIdx.x; i < entries.num_entries * kSegmentsPerEntry; i += kThreads) {
     EntrySegment found;
-    const int index = shared.places[2 * i], place = shared.places[2 * i + 1];
+    const int index = shared.memberships[2 * i], place = shared.memberships[2 * i + 1];
     if (index >= 0) {
       const SharedSegment run = shared.segments[index];
       const RunSize size = size_of(shape, run);

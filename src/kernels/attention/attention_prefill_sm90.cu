@@ -116,7 +116,7 @@ struct Tiles {
              .begin = tile.key_begin,
              .end = tile.key_end,
              .kv_head = tile.kv_head,
-             .new_begin = args.new_k == nullptr ? kNothingNew : tile.new_from,
+             .new_begin = args.new_keys == nullptr ? kNothingNew : tile.new_from,
              .new_row = tile.entry_begin};
     block = 0;
     blocks = tile.blocks;

@@ -38,7 +38,7 @@ struct SharedSegments {
       nullptr;  // entries: those of run 0, of run 1 ...; at most kSegmentsPerEntry each
   // [num_entries][kSegmentsPerEntry][2]: the entry's runs (-1: no more) and its place among their
   // members.
-  const int32_t* places = nullptr;
+  const int32_t* memberships = nullptr;
   const int32_t* own_begin = nullptr;  // [num_entries]: the end of the entry's last run, or 0
 };
 
@@ -108,11 +108,11 @@ struct AttentionArgs {
   EntryArrays entries;  // as given to attention_plan
   KvPlanes kv;          // the new tokens' keys and values are in the pages already
   // The new tokens' keys and values once more, as they are in the pages: [tokens, num_kv_heads,
-  // head_dim], heads adjacent, tokens new_stride apart. Rows that lie one after the other are read
-  // faster than pages. Null: from the pages alone.
-  const void* new_k = nullptr;
-  const void* new_v = nullptr;
-  int64_t new_stride = 0;   // as q_stride
+  // head_dim], heads adjacent, tokens new_kv_stride apart. Rows that lie one after the other are
+  // read faster than pages. Null: from the pages alone.
+  const void* new_keys = nullptr;
+  const void* new_values = nullptr;
+  int64_t new_kv_stride = 0;  // as q_stride
   const void* q = nullptr;  // [tokens, num_heads, head_dim], heads adjacent, tokens q_stride apart
   int64_t q_stride = 0;     // of shape.type, as out; 16-byte aligned rows
   void* out = nullptr;      // the same shape; rows of tokens of no entry are left as they are
@@ -128,7 +128,7 @@ struct AttentionArgs {
   // and keys and values at positions below each entry's prefix_len, has ended before this attention
   // can start, early as it may; only what was enqueued later (q, the new tokens' keys and values)
   // is waited for. So cached keys are asked for while the kernels before still run.
-  bool cached_early = false;
+  bool prefetch_cached_kv = false;
 };
 
 // out = softmax(scale * q k^T, causal) v, for each entry by itself.

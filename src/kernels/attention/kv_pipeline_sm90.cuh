@@ -50,7 +50,7 @@ struct Ring {
 // Rows of keys and values for the copy engine, [row][kv head][dim], in boxes of 32 rows and 64
 // elements of a head: of the new tokens, and of all pages. Only what args says is there is valid.
 struct RowMaps {
-  CUtensorMap new_k, new_v, page_k, page_v;
+  CUtensorMap new_keys, new_values, page_k, page_v;
 };
 // Whether row r of the pages lies r * token_stride from their begin.
 __host__ __device__ inline bool pages_are_rows(const KvPlanes& kv) {
@@ -79,10 +79,12 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
         {static_cast<uint64_t>(head_stride) * 2, static_cast<uint64_t>(row_stride) * 2},
         {64, 1, 32});
   };
-  if (args.new_k != nullptr) {
+  if (args.new_keys != nullptr) {
     const auto rows = static_cast<uint64_t>(args.entries.num_tokens);
-    ESP_RETURN_IF_ERROR(encode(maps.new_k, args.new_k, rows, args.new_stride, kv.head_dim));
-    ESP_RETURN_IF_ERROR(encode(maps.new_v, args.new_v, rows, args.new_stride, kv.head_dim));
+    ESP_RETURN_IF_ERROR(
+        encode(maps.new_keys, args.new_keys, rows, args.new_kv_stride, kv.head_dim));
+    ESP_RETURN_IF_ERROR(
+        encode(maps.new_values, args.new_values, rows, args.new_kv_stride, kv.head_dim));
   }
   if (pages_are_rows(kv)) {  // page tables name no row that is not there
     constexpr uint64_t kRows = uint64_t{1} << 31;
@@ -174,7 +176,7 @@ struct Bringer {
     const Source from = source(found);
     const int stage = keys_brought % kKeyStages;
     barrier_wait(ring.k_empty[stage], (keys_brought / kKeyStages & 1) ^ 1);
-    bring(ring.k[stage], ring.k_full[stage], ring.k_copied[stage], kv.k, maps.new_k, maps.page_k,
+    bring(ring.k[stage], ring.k_full[stage], ring.k_copied[stage], kv.k, maps.new_keys, maps.page_k,
           from);
     ++keys_brought;
     return from;
@@ -182,8 +184,8 @@ struct Bringer {
   __device__ void values(const Source& from) {
     const int stage = values_brought % kValueStages;
     barrier_wait(ring.v_empty[stage], (values_brought / kValueStages & 1) ^ 1);
-    bring(ring.v[stage], ring.v_full[stage], ring.v_copied[stage], kv.v, maps.new_v, maps.page_v,
-          from);
+    bring(ring.v[stage], ring.v_full[stage], ring.v_copied[stage], kv.v, maps.new_values,
+          maps.page_v, from);
     ++values_brought;
   }
 

@@ -256,7 +256,7 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
                                   .q_stride = row,
                                   .k = at(heads),
                                   .k_stride = row,
-                                  .new_k = keeps_new ? at(heads) : nullptr,
+                                  .new_keys = keeps_new ? at(heads) : nullptr,
                                   .v = latent ? nullptr : at(heads + kv_heads),
                                   .v_stride = row,
                                   .tokens = tokens,

@@ -10,8 +10,8 @@
 // Where `pdl` of LaunchOptions is set the kernel is launched with programmatic dependent
 // launch: it may start while the kernel before it in the stream still runs, fetches weights
 // meanwhile, and touches nothing else before that kernel has ended (but for what its arguments say
-// is there already: AttentionArgs::cached_early). The kernel before it must then not write weights.
-// On GPUs before Hopper it has no effect.
+// is there already: AttentionArgs::prefetch_cached_kv). The kernel before it must then not write
+// weights. On GPUs before Hopper it has no effect.
 #pragma once
 
 #include <cstdint>

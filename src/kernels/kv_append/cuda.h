@@ -15,7 +15,7 @@ struct QkRopeAppendArgs {
   int64_t k_stride = 0;
   // Where keys go as they are in the pages, besides: [tokens, ...] as k, of which it may be the
   // same; null: nowhere. Tokens without a page are left out.
-  void* new_k = nullptr;
+  void* new_keys = nullptr;
   const void* v = nullptr;  // null: keys are values too, and have one plane
   int64_t v_stride = 0;
   int32_t tokens = 0;

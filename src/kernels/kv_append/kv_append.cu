@@ -6,8 +6,8 @@
 // read from a table: once for each block, shared by its heads.
 //
 // Tried: positions read and angles made before the wait, rows asked for right behind it: 1.5 us
-// instead of 2.1 behind the product of 16 lanes, but none less of a step, in which the product behind
-// it reads weights meanwhile, and 80 us instead of 61 for 8,192 rows.
+// instead of 2.1 behind the product of 16 lanes, but none less of a step, in which the product
+// behind it reads weights meanwhile, and 80 us instead of 61 for 8,192 rows.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_append/cuda.h"
@@ -49,8 +49,8 @@ __device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, in
   work.kv_to = static_cast<char*>(is_k ? args.kv.k : args.kv.v) + element * size;
   if (is_k) {
     work.from = static_cast<const T*>(args.k) + token * args.k_stride + int64_t{head} * dim;
-    if (args.new_k != nullptr)
-      work.to = static_cast<T*>(args.new_k) + token * args.k_stride + int64_t{head} * dim;
+    if (args.new_keys != nullptr)
+      work.to = static_cast<T*>(args.new_keys) + token * args.k_stride + int64_t{head} * dim;
     work.norm = static_cast<const T*>(args.k_norm);
     work.rotate = true;
   } else {
@@ -189,7 +189,7 @@ bool whole_rows(const QkRopeAppendArgs& args) {
          (dim == 64 || dim == 128 || dim == 256) && args.q_stride % 8 == 0 &&
          args.k_stride % 8 == 0 && args.v_stride % 8 == 0 && kv.page_stride % 8 == 0 &&
          kv.token_stride % 8 == 0 && kv.head_stride % 8 == 0 && aligned(args.q, 16) &&
-         aligned(args.k, 16) && aligned(args.new_k, 16) && aligned(args.v, 16) &&
+         aligned(args.k, 16) && aligned(args.new_keys, 16) && aligned(args.v, 16) &&
          aligned(kv.k, 16) && aligned(kv.v, 16) && aligned(args.q_norm, 16) &&
          aligned(args.k_norm, 16);
 }

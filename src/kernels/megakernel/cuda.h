@@ -14,7 +14,7 @@ namespace espalier::kernels::cuda {
 
 // One layer; all bfloat16 but the frequencies, matrices [out, in]. Null: the layer has no such
 // part.
-struct StackLayer {
+struct MegakernelLayer {
   const void* input_norm = nullptr;  // [hidden]
   const void* qkv = nullptr;         // [(num_heads + 2 num_kv_heads) head_dim, hidden]
   const void* qkv_bias = nullptr;
@@ -39,7 +39,7 @@ struct StackLayer {
   float norm_epsilon = 1e-6f;  // of both norms
   float qk_epsilon = 1e-6f;
 };
-inline constexpr int32_t kMaxStackLayers = 128;
+inline constexpr int32_t kMaxMegakernelLayers = 128;
 
 struct MegakernelShape {
   int32_t num_layers = 0;
@@ -52,7 +52,7 @@ struct MegakernelShape {
 
 struct MegakernelArgs {
   MegakernelShape shape;
-  std::span<const StackLayer> layers;  // host memory; copied into the launch
+  std::span<const MegakernelLayer> layers;  // host memory; copied into the launch
   // The token: ids[0], or where that is -1 slot_tokens[token_slots[0]].
   const int32_t* ids = nullptr;
   const int32_t* token_slots = nullptr;

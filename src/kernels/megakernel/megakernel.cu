@@ -94,7 +94,8 @@ struct Matrix {
   int piece_inputs;
 };
 
-__device__ __forceinline__ Matrix matrix(const Params& p, const StackLayer& layer, int product) {
+__device__ __forceinline__ Matrix matrix(const Params& p, const MegakernelLayer& layer,
+                                         int product) {
   const MegakernelShape& s = p.shape;
   Matrix m;
   m.second = 1;
@@ -232,7 +233,7 @@ class Worker {
     keep_offsets(p_, range, s_.offsets);
 #pragma unroll 1
     for (int i = 0; i < p_.shape.num_layers; ++i) {
-      const StackLayer& layer = p_.layers[i];
+      const MegakernelLayer& layer = p_.layers[i];
 #pragma unroll 1
       for (int product = 0; product < kNumProducts; ++product) {
         const bool norm = product == kQkv || product == kGateUp;
@@ -290,7 +291,7 @@ class Worker {
   }
 
   __device__ void turn_angles(int i, int position) {
-    const StackLayer& layer = p_.layers[i];
+    const MegakernelLayer& layer = p_.layers[i];
     if (layer.frequencies == nullptr || layer.frequencies == turned_) return;
     turned_ = layer.frequencies;  // those of one table share the other numbers
     if (static_cast<int>(threadIdx.x) < layer.rotary_dim / 2) {
@@ -372,7 +373,7 @@ class Worker {
     part_sync(1, kMathThreads);
   }
 
-  __device__ void multiply(const Matrix& m, int order, int product, const StackLayer& layer,
+  __device__ void multiply(const Matrix& m, int order, int product, const MegakernelLayer& layer,
                            const bf16* before) {
     const Share share(m.pairs, order);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -429,8 +430,8 @@ class Worker {
   }
 
   // The sums of the warps, [warp][16], become one output.
-  __device__ void finish(const float* sums, int at, int out, int product, const StackLayer& layer,
-                         float rest) const {
+  __device__ void finish(const float* sums, int at, int out, int product,
+                         const MegakernelLayer& layer, float rest) const {
     const bool gated = product == kGateUp;
     float value = 0, up = 0;
 #pragma unroll
@@ -553,8 +554,8 @@ Status start(const Params& params, const DeviceTraits& traits, size_t bytes, Str
 bool megakernel_supports(const MegakernelShape& s) {
   const auto traits = device_traits();
   if (!traits || traits->compute_capability < 90) return false;
-  if (s.num_layers < 1 || s.num_layers > kMaxStackLayers || s.hidden % 8 != 0 || s.ffn % 8 != 0 ||
-      s.num_kv_heads < 1 || s.num_heads % s.num_kv_heads != 0)
+  if (s.num_layers < 1 || s.num_layers > kMaxMegakernelLayers || s.hidden % 8 != 0 ||
+      s.ffn % 8 != 0 || s.num_kv_heads < 1 || s.num_heads % s.num_kv_heads != 0)
     return false;
   if (s.head_dim < 16 || s.head_dim > stack::kMaxDim || (s.head_dim & (s.head_dim - 1)) != 0)
     return false;

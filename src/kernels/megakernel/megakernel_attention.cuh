@@ -50,7 +50,7 @@ __device__ __forceinline__ void keep_offsets(const Params& p, const KeyRange& r,
 
 // One head, raw, from the product: normed, rotated and rounded into `row` (shared memory) by a
 // warp.
-__device__ inline void turn_head(const Params& p, const StackLayer& layer, const bf16* from,
+__device__ inline void turn_head(const Params& p, const MegakernelLayer& layer, const bf16* from,
                                  const void* norm, const float* cosine, const float* sine,
                                  float* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.head_dim;
@@ -106,7 +106,7 @@ struct Keys {
 };
 
 template <int G>
-__device__ __forceinline__ void take_keys(const Params& p, const StackLayer& layer,
+__device__ __forceinline__ void take_keys(const Params& p, const MegakernelLayer& layer,
                                           const Keys<G>& keys, const float (&q)[G][8],
                                           Running<G>& run) {
   const int lane = static_cast<int>(threadIdx.x) % 32, width = p.shape.head_dim / 8;
@@ -234,8 +234,8 @@ __device__ __forceinline__ void store_merged(bf16* to, const Merged& m) {
 template <int G>
 class Attention {
  public:
-  __device__ __forceinline__ Attention(const Params& p, const StackLayer& layer, const KeyRange& r,
-                                       const uint32_t* offsets)
+  __device__ __forceinline__ Attention(const Params& p, const MegakernelLayer& layer,
+                                       const KeyRange& r, const uint32_t* offsets)
       : p_(p), layer_(layer), r_(r), offsets_(offsets) {
     if (r_.head < 0) return;
     const int width = p_.shape.head_dim / 8;
@@ -402,7 +402,7 @@ class Attention {
   }
 
   const Params& p_;
-  const StackLayer& layer_;
+  const MegakernelLayer& layer_;
   const KeyRange& r_;
   const uint32_t* offsets_;
   int base_ = 0, step_ = 0;

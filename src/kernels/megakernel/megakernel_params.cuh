@@ -40,7 +40,7 @@ struct Params {
   int page_shift;                  // of kv.page_size
   int x_bytes, slot_bytes, slots;  // of shared memory
   int offsets;                     // of keys, kept there
-  StackLayer layers[kMaxStackLayers];
+  MegakernelLayer layers[kMaxMegakernelLayers];
 };
 
 __device__ __forceinline__ bf16 load_fresh(const bf16* from) {

@@ -10,15 +10,15 @@ namespace espalier::kernels::cuda {
 // Where the choices of a step lie. A choice is one row's one expert, row * top_k + rank; a slot is
 // its place among all choices, ordered by expert. Device memory, laid out by the caller.
 struct ExpertPlan {
-  int32_t* slots = nullptr;    // [choices]: of each choice
-  int32_t* choices = nullptr;  // [choices]: of each slot
-  int32_t* begins = nullptr;   // [experts + 1]: each expert's first slot
-  int32_t* tiles = nullptr;    // [experts + 1]: each expert's first tile
+  int32_t* slots = nullptr;   // [choices]: of each choice
+  int32_t* pairs = nullptr;   // [pairs]: of each slot
+  int32_t* begins = nullptr;  // [experts + 1]: each expert's first slot
+  int32_t* tiles = nullptr;   // [experts + 1]: each expert's first tile
 };
 
 struct ArrangeArgs {
-  const int32_t* experts = nullptr;  // [num_choices]: what route() chose
-  int32_t num_choices = 0;           // 0 does nothing
+  const int32_t* experts = nullptr;  // [num_pairs]: what route() chose
+  int32_t num_pairs = 0;             // 0 does nothing
   int32_t num_experts = 0;           // at most kMaxExperts
   ExpertPlan plan;
 };
@@ -38,10 +38,10 @@ struct GroupedArgs {
   void* y = nullptr;              // rows y_stride apart
   int64_t y_stride = 0;
   // Either by what arrange() made: y has a row for each slot, and slot s reads row
-  // choices[s] / choices_per_row of x, or row s where that is 0.
+  // choices[s] / pairs_per_row of x, or row s where that is 0.
   const ExpertPlan* plan = nullptr;  // on the host
-  int32_t num_choices = 0;
-  int32_t choices_per_row = 0;
+  int32_t num_pairs = 0;
+  int32_t pairs_per_row = 0;
   // Or every group has these rows, of x and y moved by so many elements a group.
   int32_t rows = 0;
   int64_t x_group_stride = 0;

@@ -48,8 +48,7 @@ __device__ Tile tile_of(const GroupedParams& params, int index, int tile_rows) {
 __device__ int64_t x_row(const GroupedParams& params, int group, int index) {
   const GroupedArgs& args = params.args;
   if (args.plan == nullptr) return group * args.x_group_stride + index * args.x_stride;
-  const int row =
-      args.choices_per_row == 0 ? index : params.plan.choices[index] / args.choices_per_row;
+  const int row = args.pairs_per_row == 0 ? index : params.plan.pairs[index] / args.pairs_per_row;
   return row * args.x_stride;
 }
 
@@ -206,7 +205,7 @@ Status launch_tiles(GroupedParams& params, const LaunchOptions& launch) {
   params.group_tiles = cover(args.rows, S::kRows);
   const int32_t tiles = args.plan == nullptr
                             ? args.num_groups * params.group_tiles
-                            : most_tiles(args.num_choices, args.num_groups, S::kRows);
+                            : most_tiles(args.num_pairs, args.num_groups, S::kRows);
   const dim3 grid(static_cast<unsigned>(tiles),
                   static_cast<unsigned>(cover(args.out_features, S::kOutputs)));
   ESP_RETURN_IF_ERROR(allow_shared("grouped linear", grouped_kernel<S>, S::kSharedBytes));
@@ -218,7 +217,7 @@ Status check(const GroupedArgs& args) {
   if (args.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "grouped linear: F16 is not supported");
   if (args.num_groups < 1 || args.in_features < 8 || args.in_features % 8 != 0 ||
-      args.out_features < 2 || args.out_features % 2 != 0 || args.rows < 0 || args.num_choices < 0)
+      args.out_features < 2 || args.out_features % 2 != 0 || args.rows < 0 || args.num_pairs < 0)
     return invalid_argument("grouped linear: {} groups of {} x {}", args.num_groups,
                             args.out_features, args.in_features);
   const bool vectors = aligned(args.x, 16) && aligned(args.weights, 16) && aligned(args.y, 4) &&
@@ -235,7 +234,7 @@ Status check(const GroupedArgs& args) {
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check(args));
   const bool by_plan = args.plan != nullptr;
-  const int32_t rows = by_plan ? args.num_choices : args.num_groups * args.rows;
+  const int32_t rows = by_plan ? args.num_pairs : args.num_groups * args.rows;
   if (rows == 0) return {};
   GroupedParams params{.args = args, .plan = {}};
   if (by_plan) params.plan = *args.plan;

@@ -204,12 +204,11 @@ class ExpertsCase {
     const DeviceArray<uint8_t> outer(static_cast<size_t>(choices * dim) * size);
     const DeviceArray<uint8_t> y(static_cast<size_t>(rows * dim) * size);
     const cuda::ExpertPlan plan{slots.get(), order.get(), begins.get(), tiles.get()};
-    ASSERT_TRUE(cuda::arrange({.experts = d_chosen.get(),
-                               .num_choices = choices,
-                               .num_experts = experts,
-                               .plan = plan},
-                              {})
-                    .ok());
+    ASSERT_TRUE(
+        cuda::arrange(
+            {.experts = d_chosen.get(), .num_pairs = choices, .num_experts = experts, .plan = plan},
+            {})
+            .ok());
     const cuda::GroupedArgs first{.type = type,
                                   .num_groups = experts,
                                   .in_features = dim,
@@ -222,8 +221,8 @@ class ExpertsCase {
                                   .y = inner.get(),
                                   .y_stride = ffn,
                                   .plan = &plan,
-                                  .num_choices = choices,
-                                  .choices_per_row = top_k};
+                                  .num_pairs = choices,
+                                  .pairs_per_row = top_k};
     ASSERT_TRUE(cuda::grouped_linear(first, {}).ok());
     ASSERT_TRUE(cuda::grouped_linear({.type = type,
                                       .num_groups = experts,
@@ -236,7 +235,7 @@ class ExpertsCase {
                                       .y = outer.get(),
                                       .y_stride = dim,
                                       .plan = &plan,
-                                      .num_choices = choices},
+                                      .num_pairs = choices},
                                      {.pdl = true})
                     .ok());
     ASSERT_TRUE(cuda::combine({.type = type,

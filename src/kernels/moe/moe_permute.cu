@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs ar
   const int expert = static_cast<int>(threadIdx.x);
   counts[expert] = 0;
   __syncthreads();
-  for (int i = expert; i < args.num_choices; i += kArrangeThreads)
+  for (int i = expert; i < args.num_pairs; i += kArrangeThreads)
     atomicAdd(&counts[args.experts[i]], 1);
   __syncthreads();
   const int count = counts[expert];
@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs ar
   }
   counts[expert] = begin;
   __syncthreads();
-  for (int i = expert; i < args.num_choices; i += kArrangeThreads) {
+  for (int i = expert; i < args.num_pairs; i += kArrangeThreads) {
     const int slot = atomicAdd(&counts[args.experts[i]], 1);
     args.plan.slots[i] = slot;
-    args.plan.choices[slot] = i;
+    args.plan.pairs[slot] = i;
   }
 }
 
@@ -112,12 +112,11 @@ __global__ void __launch_bounds__(kThreads) copy_parts_kernel(CopyPartsArgs args
 }  // namespace
 
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
-  if (args.num_choices < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
-    return invalid_argument("arrange: {} choices of {} experts", args.num_choices,
-                            args.num_experts);
-  if (args.num_choices == 0) return {};
+  if (args.num_pairs < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
+    return invalid_argument("arrange: {} choices of {} experts", args.num_pairs, args.num_experts);
+  if (args.num_pairs == 0) return {};
   return launch_kernel("arrange", arrange_kernel, dim3(1), kArrangeThreads, 0, launch, args,
-                       grouped_tile_rows(args.num_choices, args.num_experts));
+                       grouped_tile_rows(args.num_pairs, args.num_experts));
 }
 
 Status combine(const CombineArgs& args, const LaunchOptions& launch) {

@@ -424,7 +424,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
 
 // hidden_ = embedding_scale * embedding[token] (+ position_embedding[position]). Starts when all
 // that was enqueued before it has ended, so what starts after it, early or not, finds the plan and
-// the cached keys there: AttentionArgs::cached_early.
+// the cached keys there: AttentionArgs::prefetch_cached_kv.
 Status CudaDecoder::embed(const CudaStep& step, const cuda::Stream& stream) {
   const int32_t tokens = step.entries.num_tokens;
   ESP_RETURN_IF_ERROR(kc::gather_rows({.type = weights_.type,
@@ -548,30 +548,30 @@ bool CudaDecoder::all_layers_have_windows() const {
 }
 
 Status CudaDecoder::run_stack(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
-  std::vector<kc::StackLayer> layers;
+  std::vector<kc::MegakernelLayer> layers;
   layers.reserve(spec_.layers.size());
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
     const CudaLayerWeights& w = weights_.layers[i];
     const AttentionSpec& a = spec_.layers[i].attention;
-    kc::StackLayer& out =
-        layers.emplace_back(kc::StackLayer{.input_norm = w.input_norm,
-                                           .qkv = w.qkv.data,
-                                           .qkv_bias = w.qkv_bias,
-                                           .q_norm = w.q_norm,
-                                           .k_norm = w.k_norm,
-                                           .output = w.attention_output.data,
-                                           .output_bias = w.attention_output_bias,
-                                           .mlp_norm = w.post_attention_norm,
-                                           .gate_up = w.gate_up.data,
-                                           .gate_up_bias = w.gate_up_bias,
-                                           .down = w.down.data,
-                                           .down_bias = w.down_bias,
-                                           .k = kv.layers[i].k,
-                                           .v = kv.layers[i].v,
-                                           .sliding_window = a.sliding_window,
-                                           .scale = a.scale,
-                                           .softcap = a.softcap,
-                                           .norm_epsilon = spec_.layers[i].input_norm->epsilon});
+    kc::MegakernelLayer& out = layers.emplace_back(
+        kc::MegakernelLayer{.input_norm = w.input_norm,
+                            .qkv = w.qkv.data,
+                            .qkv_bias = w.qkv_bias,
+                            .q_norm = w.q_norm,
+                            .k_norm = w.k_norm,
+                            .output = w.attention_output.data,
+                            .output_bias = w.attention_output_bias,
+                            .mlp_norm = w.post_attention_norm,
+                            .gate_up = w.gate_up.data,
+                            .gate_up_bias = w.gate_up_bias,
+                            .down = w.down.data,
+                            .down_bias = w.down_bias,
+                            .k = kv.layers[i].k,
+                            .v = kv.layers[i].v,
+                            .sliding_window = a.sliding_window,
+                            .scale = a.scale,
+                            .softcap = a.softcap,
+                            .norm_epsilon = spec_.layers[i].input_norm->epsilon});
     if (a.qk_norm) out.qk_epsilon = a.qk_norm->epsilon;
     if (!a.rope) continue;
     const RopeSpec& rope = spec_.ropes[static_cast<size_t>(*a.rope)];

@@ -40,7 +40,7 @@ void CudaDecoder::lay_out_experts(cuda::Arena& arena) {
   experts_.experts = arena.take<int32_t>(choices);
   experts_.weights = arena.take<float>(choices);
   experts_.plan = {.slots = arena.take<int32_t>(choices),
-                   .choices = arena.take<int32_t>(choices),
+                   .pairs = arena.take<int32_t>(choices),
                    .begins = arena.take<int32_t>(count + 1),
                    .tiles = arena.take<int32_t>(count + 1)};
   experts_.shared_gate = arena.take<float>(tokens);
@@ -252,7 +252,7 @@ Status CudaDecoder::run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights
                                  .weights = experts_.weights},
                                 on(stream)));
   ESP_RETURN_IF_ERROR(kc::arrange({.experts = experts_.experts,
-                                   .num_choices = choices,
+                                   .num_pairs = choices,
                                    .num_experts = router.num_experts,
                                    .plan = experts_.plan},
                                   on(stream)));
@@ -268,8 +268,8 @@ Status CudaDecoder::run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights
                                           .y = experts_.gate_up,
                                           .y_stride = 2 * ffn,
                                           .plan = &experts_.plan,
-                                          .num_choices = choices,
-                                          .choices_per_row = router.top_k},
+                                          .num_pairs = choices,
+                                          .pairs_per_row = router.top_k},
                                          on(stream)));
   const auto size = static_cast<int64_t>(dtype_size(weights_.type));
   ESP_RETURN_IF_ERROR(kc::gated({.type = weights_.type,
@@ -296,7 +296,7 @@ Status CudaDecoder::run_chosen(const ExpertsSpec& spec, const CudaExpertsWeights
                              .y = experts_.down,
                              .y_stride = hidden,
                              .plan = &experts_.plan,
-                             .num_choices = choices},
+                             .num_pairs = choices},
                             on(stream));
 }
 

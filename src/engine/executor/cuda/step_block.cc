@@ -248,7 +248,7 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
     shared = {.num_segments = device_.num_shared_segments,
               .segments = device_.shared_segments,
               .members = device_.shared_members,
-              .places = device_.shared_places,
+              .memberships = device_.shared_places,
               .own_begin = device_.own_begins};
   }
   // Of a padded decode step the grids cover every entry; its last entries have no tokens.
