@@ -1,5 +1,6 @@
-// The formats in which blocks of weights share scales, as GGUF files hold them.
-// Source of the layouts: ggml's ggml-common.h; checkpoint/block_types.cc says what each stands for.
+// The formats of quantised weights in which blocks share scales, as GGUF files store them. Source
+// of the layouts: ggml's ggml-common.h; checkpoint/block_types.cc defines their values. Pure
+// functions.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace espalier {
 
-// Those that kernels multiply by without widening them first.
+// The formats that kernels multiply by without widening them first.
 enum class BlockFormat : uint8_t {
   kQ8_0,
   kQ4_0,
@@ -48,7 +49,7 @@ constexpr const BlockFormatInfo& block_format_info(BlockFormat format) {
   return kBlockFormats[static_cast<size_t>(format)];
 }
 
-// Nothing for a type that is not one of these.
+// Returns nothing for any other type.
 constexpr std::optional<BlockFormat> parse_block_format(std::string_view name) {
   for (const BlockFormatInfo& info : kBlockFormats) {
     if (info.name == name) return info.format;

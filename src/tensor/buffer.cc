@@ -31,7 +31,7 @@ Result<Buffer> Buffer::allocate(size_t size_bytes) {
     if (buffer.data_ == nullptr) return no_memory();
     std::memset(buffer.data_, 0, rounded);
   } else {
-    // One huge page more than asked, so that a 2 MiB boundary lies within.
+    // One huge page more than requested, so that a 2 MiB boundary lies within.
     const size_t mapping_bytes = round_up(size_bytes, kHugeBytes) + kHugeBytes;
     void* mapping = mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

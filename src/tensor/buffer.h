@@ -1,4 +1,5 @@
-// Memory for weights, caches and scratch: aligned, zero, touched by the system only as it is used.
+// Host memory for weights, caches and scratch: aligned, zero, committed by the system only as it is
+// written. Not thread-safe; a Buffer owns its bytes.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 namespace espalier {
 
 // Owns its bytes; move-only. Starts at a 64-byte boundary, filled with zeros. From kHugeBytes on it
-// is mapped directly, starts at a 2 MiB boundary and asks the system for huge pages; its pages cost
-// memory only once written. A default-made buffer is empty.
+// is mapped directly, starts at a 2 MiB boundary and requests huge pages; its pages take memory
+// only once written. A default-constructed buffer is empty.
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;

@@ -1,4 +1,5 @@
-// Element types of weights, activations and caches, and exact conversions between them.
+// Element types of weights, activations and caches, and exact conversions between them. Pure
+// functions.
 #pragma once
 
 #include <bit>
@@ -13,7 +14,7 @@ enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
 
 constexpr size_t dtype_size(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 
-// As safetensors writes them: "F32", "BF16", "F16".
+// The names of safetensors: "F32", "BF16", "F16".
 constexpr std::string_view dtype_name(DType type) {
   switch (type) {
     case DType::kFloat32:
@@ -26,7 +27,7 @@ constexpr std::string_view dtype_name(DType type) {
   return "?";
 }
 
-// Nothing for a name that is not one of the three.
+// Returns nothing for any other name.
 constexpr std::optional<DType> parse_dtype(std::string_view safetensors_name) {
   for (DType type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     if (safetensors_name == dtype_name(type)) return type;

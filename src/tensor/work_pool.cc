@@ -39,9 +39,9 @@ void futex_wake_all(std::atomic<uint32_t>* word) {
 }
 
 // Waits until `word` is no longer `old`: spins for at most kSpin, then sleeps in the kernel.
-// `parked` counts the sleepers, so that a waker who finds none makes no system call. The waker
+// `parked` counts the sleepers, so that a waker makes no system call where there is none. The waker
 // changes `word` before it reads `parked`, the sleeper raises `parked` before it reads `word`, both
-// in the one total order, so one of them sees the other.
+// in the one total order, so one of them sees the other's write.
 void wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& parked) {
   const auto give_up = SpinClock::now() + kSpin;
   do {
@@ -73,7 +73,7 @@ struct WorkPool::Impl {
   alignas(64) std::atomic<uint32_t> running{0};   // workers that have not finished this run
   alignas(64) std::atomic<uint32_t> finished{0};  // moves when running reaches zero
   std::atomic<uint32_t> caller_parked{0};
-  alignas(64) std::atomic<int64_t> next{0};  // parallel_for's first piece not yet taken
+  alignas(64) std::atomic<int64_t> next{0};  // parallel_for's first index not yet taken
 
   std::vector<int> cpus;
   std::vector<std::thread> workers;

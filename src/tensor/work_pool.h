@@ -1,4 +1,4 @@
-// The threads that compute. One a core, pinned; between operations they spin for at most 50
+// The pool of compute threads: one a core, pinned. Between operations they spin for at most 50
 // microseconds and then park, so an idle process uses no processor.
 #pragma once
 
@@ -8,11 +8,12 @@
 
 namespace espalier {
 
-// run() is called from one thread at a time (the executor's), which works as thread 0.
+// Thread safety: run() and parallel_for() are called from one thread at a time (the executor's),
+// which works as thread 0.
 class WorkPool {
  public:
-  // num_threads: 0 takes one for each usable core. Never fails: a processor that cannot be pinned
-  // floats.
+  // num_threads: 0 starts one for each usable core. Never fails: a thread that cannot be pinned is
+  // left unpinned.
   explicit WorkPool(int num_threads = 0);
   ~WorkPool();
   WorkPool(const WorkPool&) = delete;
@@ -31,9 +32,9 @@ class WorkPool {
     run_raw([](const void* f, int thread) { (*static_cast<const Fn*>(f))(thread); }, &fn);
   }
 
-  // Calls fn(begin, end) over [0, count) in pieces of at most `grain`, taken by whichever thread is
-  // free: for work of uneven cost. Which thread takes which piece is not fixed; results must not
-  // depend on it.
+  // Calls fn(begin, end) over [0, count) in ranges of at most `grain`, which idle threads take as
+  // they come: for work of uneven cost. Which thread takes which range is not fixed; results must
+  // not depend on it.
   template <typename Fn>
   void parallel_for(int64_t count, int64_t grain, const Fn& fn) {
     parallel_for_raw(

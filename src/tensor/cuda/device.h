@@ -1,5 +1,6 @@
-// The accelerator that this process may use: whether there is one, what it is, what it has left.
-// Free of CUDA's headers, and there in every build: one without CUDA answers that it has none.
+// The GPU that this process uses: whether there is one, its properties and its free memory. Free of
+// CUDA's headers and present in every build: one without CUDA reports that it has none.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +18,13 @@ struct DeviceInfo {
   int64_t l2_bytes = 0;
 };
 
-// Takes the first device that CUDA_VISIBLE_DEVICES leaves and makes its context. kUnavailable says
-// what is missing and what to do: a build without CUDA, no driver, a driver older than this build's
-// CUDA, no device, a device older than compute capability 8.0 or one that this build has no code
-// for.
+// Opens the first device that CUDA_VISIBLE_DEVICES leaves and creates its context. kUnavailable
+// names what is missing and what to do: a build without CUDA, no driver, a driver older than this
+// build's CUDA, no device, a device older than compute capability 8.0 or one that this build has no
+// code for.
 Result<DeviceInfo> open_device();
 
-// Memory of the device opened, bytes.
+// Memory of the opened device, in bytes.
 struct DeviceMemory {
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;

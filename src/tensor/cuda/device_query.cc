@@ -17,7 +17,7 @@ Status unavailable(fmt::format_string<Args...> format, Args&&... args) {
   return error(StatusCode::kUnavailable, format, std::forward<Args>(args)...);
 }
 
-// How well one of the architectures does for a device: 0: not at all, 1: from PTX, 2: as it is.
+// How well one of the architectures suits a device: 0: not at all, 1: from PTX, 2: as machine code.
 int fit(std::string_view architecture, int32_t device, DeviceCode& code) {
   const size_t dash = architecture.find('-');
   const std::string_view kind =

@@ -1,5 +1,5 @@
-// Whether the device that CUDA tells of can be used: apart from CUDA itself, so that what a machine
-// may lack can be tried on any.
+// Whether the device that CUDA reports can be used; separate from CUDA itself, so that every
+// failure can be tested on any machine. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace espalier::cuda {
 
-// What CUDA's runtime says of this machine. Versions as it numbers them: 1000 major + 10 minor.
+// What CUDA's runtime reports of this machine. Versions in its numbering: 1000 major + 10 minor.
 struct DeviceQuery {
   enum class Found : uint8_t {
     kDevices,     // it looked, and found num_devices
@@ -28,19 +28,20 @@ struct DeviceQuery {
   std::string architectures;                     // that this build has code for: see code_for
 };
 
-// Ok, or kUnavailable with what is missing and what to do.
+// Returns ok, or kUnavailable with what is missing and what to do.
 Status check_device(const DeviceQuery& query);
 
-// The code that a device takes.
+// The code of a build that a device runs.
 struct DeviceCode {
   int32_t architecture = 0;  // 80, 90 ...: kernels may use what that has, whatever the device has
   bool own = false;          // with what no other architecture has ("90a")
 };
 
-// Of code for `architectures` (CMake's notation, with commas: "80-virtual,90a-real") what runs on a
-// device, its own machine code before PTX and the newest of these; nothing: none does. Machine code
-// ("real") runs on its own major version from its minor one on, that with a letter ("90a") on its
-// own version alone; PTX ("virtual") on all from its version on; without either word it is both.
+// Of code for `architectures` (CMake's notation, with commas: "80-virtual,90a-real"), what runs on
+// a device: its own machine code before PTX, and the newest of these; nothing: none does. Machine
+// code ("real") runs on its own major version from its minor one on, that with a letter ("90a") on
+// its own version alone; PTX ("virtual") on all versions from its own on; without either word it is
+// both.
 std::optional<DeviceCode> code_for(std::string_view architectures, int32_t major, int32_t minor);
 
 }  // namespace espalier::cuda

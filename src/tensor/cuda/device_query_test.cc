@@ -1,4 +1,4 @@
-// What each machine without a usable device is told.
+// The messages for every kind of machine without a usable device.
 #include "tensor/cuda/device_query.h"
 
 #include <gmock/gmock.h>

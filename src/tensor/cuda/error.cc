@@ -13,6 +13,4 @@ Status to_status(int code, std::string_view operation) {
                cudaGetErrorName(err));
 }
 
-Status last_error(std::string_view operation) { return to_status(cudaGetLastError(), operation); }
-
 }  // namespace espalier::cuda

@@ -1,4 +1,4 @@
-// CUDA's return codes as Status.
+// CUDA's return codes as Status. Thread-safe.
 #pragma once
 
 #include <string_view>
@@ -7,13 +7,9 @@
 
 namespace espalier::cuda {
 
-// `code` is a cudaError_t; `operation` says what was being done ("capture decode graph of 8
-// entries"). kResourceExhausted for memory, kInternal for the rest, with CUDA's name and words for
-// it.
+// `code` is a cudaError_t; `operation` names what was being done ("capture decode graph of 8
+// entries"). kResourceExhausted for memory, kInternal for the rest, with CUDA's name and
+// description.
 Status to_status(int code, std::string_view operation);
-
-// The error of the last launch, which is then cleared. A kernel's own fault (an address outside its
-// memory) shows only at a later synchronisation, and stays: nothing runs on that device any more.
-Status last_error(std::string_view operation);
 
 }  // namespace espalier::cuda

@@ -1,5 +1,5 @@
-// Memory of the device and pinned memory of the host: few large blocks, taken at start, shared out
-// by an Arena. Nothing is allocated once the engine runs.
+// Device memory and pinned host memory: few large blocks, allocated at start and divided by an
+// Arena. Nothing is allocated once the engine runs. Buffers own their memory; not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace espalier::cuda {
 
-// Owns a block; move-only; not initialised. A default-made one is empty.
+// Owns a block of device memory; move-only; not initialised. A default-constructed one is empty.
 class DeviceBuffer {
  public:
   // kResourceExhausted names `what`, its size and what is free.
@@ -31,7 +31,8 @@ class DeviceBuffer {
   int64_t size_bytes_ = 0;
 };
 
-// The same of host memory that the device copies from and to without waiting for the processor.
+// Owns pinned host memory, which the device copies from and to without waiting for the processor;
+// otherwise as DeviceBuffer.
 class PinnedBuffer {
  public:
   static Result<PinnedBuffer> allocate(int64_t size_bytes, std::string_view what);
@@ -49,11 +50,12 @@ class PinnedBuffer {
   int64_t size_bytes_ = 0;
 };
 
-// Shares out one block, front to back. Laying out twice, first from no block, measures what is
-// needed: the pointers of the first pass are null and mean nothing.
+// Divides one block, front to back. Laying out twice, first from no block, measures what is needed:
+// the pointers of the first pass are null and mean nothing. Borrows the block.
 class Arena {
  public:
-  static constexpr int64_t kAlignment = 256;  // of every piece: what any kernel may ask for
+  static constexpr int64_t kAlignment =
+      256;  // bytes, of every allocation: the largest that a kernel requires
 
   Arena() = default;
   explicit Arena(std::byte* base) : base_(base) {}
@@ -74,7 +76,6 @@ class Arena {
 // Asynchronous, in the stream's order; host memory is pinned.
 Status copy_to_device(void* device, const void* host, int64_t size_bytes, const Stream& stream);
 Status copy_to_host(void* host, const void* device, int64_t size_bytes, const Stream& stream);
-Status copy_on_device(void* to, const void* from, int64_t size_bytes, const Stream& stream);
 Status fill_bytes(void* device, int value, int64_t size_bytes, const Stream& stream);
 
 }  // namespace espalier::cuda

@@ -1,10 +1,11 @@
-// Named stretches of a thread's time, as profilers show them (NVTX; Nsight Systems). Without a
-// profiler one costs some nanoseconds, and a build without NVTX's headers has none.
+// Named ranges of a thread's time for profilers (NVTX; Nsight Systems). Without a profiler one
+// costs some nanoseconds, and a build without NVTX's headers has none.
 #pragma once
 
 namespace espalier::cuda {
 
-// From its making to its end. REQUIRES: ends on its thread, in the reverse order of making.
+// Lasts from construction to destruction. REQUIRES: destroyed on its thread, in the reverse order
+// of construction.
 class Range {
  public:
   explicit Range(const char* name);

@@ -1,4 +1,4 @@
-// Streams, events and graphs of the device. Handles are move-only and free what they hold; creating
+// Streams, events and graphs of the device. Handles are move-only and free what they own; creating
 // them fails with a Status. Not thread-safe: one thread uses a stream at a time.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 
-// As CUDA's headers declare them, so that this one needs none of those.
+// Declared as in CUDA's headers, so that this one needs none of those.
 struct CUstream_st;
 struct CUevent_st;
 struct CUgraphExec_st;
@@ -25,7 +25,7 @@ struct Destroy {
 
 class Event;
 
-// Does not wait for, and is not waited for by, the default stream.
+// A stream that neither waits for the default stream nor is waited for by it.
 class Stream {
  public:
   static Result<Stream> create();
@@ -51,7 +51,7 @@ class Event {
   std::unique_ptr<CUevent_st, internal::Destroy> event_;
 };
 
-// Launches recorded once and replayed as one. What they point to must stay where it is.
+// Launches recorded once and replayed as one. The memory that they use must stay where it is.
 class Graph {
  public:
   // Records what `enqueue` puts on `stream` (nothing of it runs). enqueue: Status().

@@ -1,4 +1,4 @@
-// For tests that need a device: without one they skip, and say so.
+// For tests that need a device: without one they skip, with a message.
 #pragma once
 
 #include <gtest/gtest.h>
