@@ -1,5 +1,5 @@
-// What the GPU can do at most, for kernels_cuda_bench: a stream of reads, and random data for the
-// rest (products of zeros run faster than any that matter).
+// The ceilings of the GPU, for kernels_cuda_bench: a stream of reads, and random data for the rest
+// (GEMMs of zeros run faster than any that matter).
 #pragma once
 
 #include <cstddef>

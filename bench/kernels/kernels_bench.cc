@@ -1,5 +1,5 @@
-// kernels_bench: the kernels at the shapes of a 1.24 B Llama, against the machine's own read rate
-// and peak, in one run. (That the results are right is kernels_test's part.)
+// kernels_bench: the CPU kernels at the shapes of a 1.24 B Llama, against the machine's own read
+// rate and peak, in one run. kernels_test checks that the results are right.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,9 +12,9 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "kernels/attention/op.h"
-#include "peaks.h"
 #include "kernels/linear/op.h"
 #include "kernels/norm/op.h"
+#include "peaks.h"
 
 namespace espalier::kernels::bench {
 namespace {
@@ -23,7 +23,8 @@ namespace {
 constexpr int64_t kHidden = 2048, kFfn = 8192, kQkv = 3072, kVocab = 128256;
 constexpr int32_t kLayers = 16, kHeads = 32, kKvHeads = 8, kHeadDim = 64;
 
-const std::vector<std::string> kParts = {"light", "attention", "experts", "products"};
+// "products" is the former name of "gemm".
+const std::vector<std::string> kParts = {"light", "attention", "experts", "gemm", "products"};
 
 struct Options {
   int threads = 0;
@@ -117,7 +118,7 @@ struct Model {
   }
 };
 
-// What matrices are packed from: numbers, or blocks of the format asked for.
+// The source that matrices are packed from: numbers, or blocks of the requested format.
 class Source {
  public:
   Source(Rng& rng, const Options& options, int64_t weights)
@@ -174,10 +175,10 @@ Model make_model(CpuBackend& backend, const Options& options) {
   return model;
 }
 
-// All of a step's products: `rows` tokens, the head for `head_rows` of them.
-class Products {
+// All GEMMs of a step: `rows` tokens, the head for `head_rows` of them.
+class Gemms {
  public:
-  Products(CpuBackend& backend, const Model& model, int64_t rows)
+  Gemms(CpuBackend& backend, const Model& model, int64_t rows)
       : backend_(backend), model_(model), rows_(rows) {
     Rng rng(2);
     x_ = normals(rng, rows * kFfn);
@@ -228,23 +229,23 @@ void bench_linear(CpuBackend& backend, const Options& options, double read_rate,
   const double head_bytes = static_cast<double>(model.head.size_bytes());
   struct Named {
     const char* name;
-    Products::Part part;
+    Gemms::Part part;
     double weights;
   };
-  const Named parts[] = {{"qkv 2048x3072", Products::Part::kQkv, kHidden * kQkv},
-                         {"o 2048x2048", Products::Part::kO, kHidden * kHidden},
-                         {"gate_up 2048x16384", Products::Part::kGateUp, 2.0 * kHidden * kFfn},
-                         {"down 8192x2048", Products::Part::kDown, kFfn * kHidden},
-                         {"head 2048x128256", Products::Part::kHead, kHidden * kVocab}};
+  const Named parts[] = {{"qkv 2048x3072", Gemms::Part::kQkv, kHidden * kQkv},
+                         {"o 2048x2048", Gemms::Part::kO, kHidden * kHidden},
+                         {"gate_up 2048x16384", Gemms::Part::kGateUp, 2.0 * kHidden * kFfn},
+                         {"down 8192x2048", Gemms::Part::kDown, kFfn * kHidden},
+                         {"head 2048x128256", Gemms::Part::kHead, kHidden * kVocab}};
   double weight_size = options.float32 ? 4 : 2;
   if (model.head.quantized()) weight_size = head_bytes / (double{kHidden} * kVocab);
   for (const int64_t rows : options.rows) {
-    Products products(backend, model, rows);
+    Gemms gemms(backend, model, rows);
     for (const Named& part : parts) {
-      const bool head = part.part == Products::Part::kHead;
+      const bool head = part.part == Gemms::Part::kHead;
       if (head && rows > 64) continue;
       const int times = head ? 1 : options.layers;
-      const Timing t = time_of(options, [&] { products.run(part.part); });
+      const Timing t = time_of(options, [&] { gemms.run(part.part); });
       const double seconds = t.median / times;
       const double flops = 2.0 * static_cast<double>(rows) * part.weights;
       report.add({fmt::format("linear {} rows {}", part.name, rows),
@@ -256,12 +257,12 @@ void bench_linear(CpuBackend& backend, const Options& options, double read_rate,
                    {"%peak", 100 * flops / seconds / peak}}});
     }
     const Timing t = time_of(options, [&] {
-      products.run_layers();
-      if (rows <= 64) products.run(Products::Part::kHead);
+      gemms.run_layers();
+      if (rows <= 64) gemms.run(Gemms::Part::kHead);
     });
     const double bytes = model.bytes() - (rows > 64 ? head_bytes : 0);
     const double flops = 2.0 * static_cast<double>(rows) * bytes / weight_size;
-    report.add({fmt::format("all products rows {}", rows),
+    report.add({fmt::format("all GEMMs rows {}", rows),
                 {{"ms", t.median * 1e3},
                  {"best_ms", t.best * 1e3},
                  {"tok/s", static_cast<double>(rows) / t.median},
@@ -337,8 +338,8 @@ void bench_attention(CpuBackend& backend, const Options& options, double read_ra
   }
 }
 
-// The experts of one layer of a 30 B mixture of which 3 B take part (2048 wide, 128 experts of 768,
-// 8 a token), each token's drawn at random: all as one product and then another, beside one expert
+// The experts of one layer of a 30 B mixture with 3 B active (2048 wide, 128 experts of 768, 8 a
+// token), each token's drawn at random: all as one grouped GEMM and then another, beside one expert
 // after the other.
 void bench_experts(CpuBackend& backend, const Options& options, double read_rate, Report& report) {
   constexpr int64_t kExpertFfn = 768, kExperts = 128, kTopK = 8;
@@ -442,7 +443,7 @@ int run(const Options& options) {
   if (options.wants("light")) bench_light(backend, options, report);
   if (options.wants("attention")) bench_attention(backend, options, read_rate, f32_peak, report);
   if (options.wants("experts")) bench_experts(backend, options, read_rate, report);
-  if (options.wants("products")) {
+  if (options.wants("gemm") || options.wants("products")) {
     bench_linear(backend, options, read_rate, options.float32 ? f32_peak : bf16_peak, report);
   }
   if (!options.json.empty()) report.write_json(options.json);
@@ -468,7 +469,7 @@ int main(int argc, char** argv) {
   for (const auto& info : espalier::kBlockFormats) formats.emplace_back(info.name);
   app.add_option("--quantization", options.quantization, "weights in blocks of this format")
       ->check(CLI::IsMember(formats));
-  app.add_option("--rows", options.rows, "numbers of rows of the products")
+  app.add_option("--rows", options.rows, "numbers of rows of the GEMMs")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

@@ -1,11 +1,11 @@
-// kernels_cuda_bench: first what the GPU can do (read, copy, product), then each kernel at the
+// kernels_cuda_bench: first what the GPU can do (read, copy, GEMM), then each kernel at the
 // Llama-3.1-8B shape as a share of that.
 //
 //   kernels_cuda_bench [--only SUBSTRING] [--json FILE]
 //
 // Times are medians of graph replays, so that the launches' cost on the host is left out; each
-// kernel's data is larger than the second-level cache or rotates over enough copies to be. Share is
-// the predicted time (bytes over the read rate, or operations over the rate of a product) over the
+// kernel's data is larger than L2 or rotates over enough copies to be. Share is
+// the predicted time (bytes over the read rate, or operations over the rate of a GEMM) over the
 // measured one.
 #include <cuda_runtime.h>
 #include <fmt/core.h>
@@ -151,28 +151,28 @@ void ceilings(Bench& bench, Linear& linear, Memory& workspace) {
                         .y = b.get(),
                         .y_stride = n};
   must(linear.tune({&args, 1}, workspace.get(), workspace.bytes(), bench.stream()));
-  const double product = bench.time(
+  const double gemm = bench.time(
       [&](int) { must(linear.run(args, workspace.get(), workspace.bytes(), {bench.stream()})); },
       4);
   const double flops = 2.0 * n * n * n;
-  bench.flop_rate = flops / product;
-  bench.row("ceiling: product 8192^3", product, 3.0 * n * n * 2, flops);
+  bench.flop_rate = flops / gemm;
+  bench.row("ceiling: GEMM 8192^3", gemm, 3.0 * n * n * 2, flops);
   bench.row("ceiling: empty kernel in a graph",
             bench.time([&](int) { do_nothing(bench.stream()); }, 200), 0, 0);
 }
 
-struct Product {
+struct Gemm {
   const char* name;
   int in, out;
   bool silu, norm, residual;
 };
-constexpr Product kProducts[] = {{"qkv, norm", kHidden, kQkv, false, true, false},
-                                 {"o, residual", kHidden, kHidden, false, false, true},
-                                 {"gate_up, norm, silu", kHidden, kInner, true, true, false},
-                                 {"down, residual", kInner, kHidden, false, false, true}};
+constexpr Gemm kGemms[] = {{"qkv, norm", kHidden, kQkv, false, true, false},
+                           {"o, residual", kHidden, kHidden, false, false, true},
+                           {"gate_up, norm, silu", kHidden, kInner, true, true, false},
+                           {"down, residual", kInner, kHidden, false, false, true}};
 
-LinearArgs product_args(const Product& p, int rows, const Memory& x, const char* w, const Memory& y,
-                        bool fused) {
+LinearArgs gemm_args(const Gemm& p, int rows, const Memory& x, const char* w, const Memory& y,
+                     bool fused) {
   return {.rows = rows,
           .in_features = p.in,
           .out_features = p.out,
@@ -186,11 +186,11 @@ LinearArgs product_args(const Product& p, int rows, const Memory& x, const char*
           .norm_weight = p.norm && fused ? x.get() : nullptr};
 }
 
-// The products of a step at a few rows, layer after layer, each with weights of its own.
-void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
+// The GEMMs of a step at small numbers of rows, layer after layer, each with weights of its own.
+void small_rows(Bench& bench, Linear& linear, Memory& workspace) {
   constexpr int kLayers = 32;
   size_t layer_bytes = 0;
-  for (const Product& p : kProducts)
+  for (const Gemm& p : kGemms)
     layer_bytes += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
   const size_t head_bytes = static_cast<size_t>(kHidden) * kVocab * 2;
   const Memory weights(kLayers * layer_bytes + head_bytes, 3, 0.02f);
@@ -202,18 +202,18 @@ void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
   for (const int rows : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
     if (!bench.wants(fmt::format("linear {}", rows)) && !bench.wants("step")) continue;
     size_t at = 0;
-    for (const Product& p : kProducts) {
+    for (const Gemm& p : kGemms) {
       const size_t bytes =
           static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
       const bool fused = rows <= kSmallRows;
       if (!fused) {
-        const LinearArgs args = product_args(p, rows, x, weights.get(at), y, fused);
+        const LinearArgs args = gemm_args(p, rows, x, weights.get(at), y, fused);
         must(linear.tune({&args, 1}, workspace.get(), workspace.bytes(), bench.stream()));
       }
       if (rows == 1 || rows >= 8) {
         const double seconds = bench.time(
             [&](int i) {
-              run(product_args(p, rows, x, weights.get(at + i % 8 * layer_bytes), y, fused),
+              run(gemm_args(p, rows, x, weights.get(at + i % 8 * layer_bytes), y, fused),
                   fused ? overlapped : plain);
             },
             16);
@@ -233,35 +233,34 @@ void few_rows(Bench& bench, Linear& linear, Memory& workspace) {
                           .y_stride = kVocab};
     if (rows > kSmallRows)
       must(linear.tune({&head, 1}, workspace.get(), workspace.bytes(), bench.stream()));
-    for (const bool overlap : {false, true}) {
-      const LaunchOptions& launch = overlap ? overlapped : plain;
+    for (const bool pdl : {false, true}) {
+      const LaunchOptions& launch = pdl ? overlapped : plain;
       const double seconds = bench.time(
           [&](int) {
             size_t from = 0;
             for (int layer = 0; layer < kLayers; ++layer)
-              for (const Product& p : kProducts) {
-                run(product_args(p, rows, x, weights.get(from), y, rows <= kSmallRows || overlap),
-                    launch);
+              for (const Gemm& p : kGemms) {
+                run(gemm_args(p, rows, x, weights.get(from), y, rows <= kSmallRows || pdl), launch);
                 from += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
               }
             run(head, launch);
           },
           1);
       bench.row(fmt::format("step of {} rows: 32 layers and head{}", rows,
-                            overlap ? ", norms and residuals, overlapped" : ""),
+                            pdl ? ", norms and residuals, overlapped" : ""),
                 seconds, static_cast<double>(weights.bytes()),
                 static_cast<double>(weights.bytes()) * rows);
     }
   }
 }
 
-// The kernel for batches, 32 products with weights of their own behind each other, launched early
-// as in a step: the way that it takes and another.
+// gemm_small_batch: 32 GEMMs with weights of their own behind each other, with PDL as in a step:
+// the configuration that it chooses and another.
 void batch_products(Bench& bench) {
   constexpr int kCopies = 32;
   const Memory x(size_t{512} * kInner * 2, 4), y(size_t{512} * kInner * 4, 5, 1e-3f);
   const DeviceTraits traits = *device_traits();
-  for (const Product& p : kProducts) {
+  for (const Gemm& p : kGemms) {
     const size_t bytes = static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
     constexpr int kRows[] = {8, 16, 32, 64};
     const auto name_of = [&](int rows) { return fmt::format("batch {} rows: {}", rows, p.name); };
@@ -269,24 +268,25 @@ void batch_products(Bench& bench) {
     const Memory weights(bytes * kCopies, 3, 0.02f);
     for (const int rows : kRows) {
       if (!bench.wants(name_of(rows))) continue;
-      const LinearArgs first = product_args(p, rows, x, weights.get(), y, false);
-      const std::optional<BatchWay> best = batch_way(first, traits);
+      const LinearArgs first = gemm_args(p, rows, x, weights.get(), y, false);
+      const std::optional<SmallBatchConfig> best = small_batch_config(first, traits);
       if (!best) continue;
-      BatchWay other = *best;
+      SmallBatchConfig other = *best;
       if (best->splits == 2)
         other.groups /= 2, other.splits = 1;
       else
-        other.half = !best->half;
-      for (const BatchWay& way : {*best, other}) {
-        if (!batch_linear_takes(first, way, traits)) continue;
-        const std::string name = fmt::format("{} groups {} splits {} {}", name_of(rows), way.groups,
-                                             way.splits, way.half ? "half" : "full");
+        other.half_shared = !best->half_shared;
+      for (const SmallBatchConfig& config : {*best, other}) {
+        if (!gemm_small_batch_supports(first, config, traits)) continue;
+        const std::string name =
+            fmt::format("{} groups {} splits {} {}", name_of(rows), config.groups, config.splits,
+                        config.half_shared ? "half" : "full");
         const double seconds = bench.time(
             [&](int i) {
-              LinearArgs args = product_args(
+              LinearArgs args = gemm_args(
                   p, rows, x, weights.get(static_cast<size_t>(i % kCopies) * bytes), y, false);
               if (p.residual) args.residual = y.get();
-              must(batch_linear(args, way, traits, {bench.stream(), true}));
+              must(gemm_small_batch(args, config, traits, {bench.stream(), true}));
             },
             kCopies, 3);
         bench.row(name, seconds, static_cast<double>(bytes),
@@ -296,12 +296,12 @@ void batch_products(Bench& bench) {
   }
 }
 
-// A whole decode step of one request, as a model runs it: products, rotation, attention.
+// A whole decode step of one request, as a model runs it: GEMVs, rotary embedding, attention.
 void one_request(Bench& bench, Linear& linear, Memory& workspace) {
   constexpr int kLayers = 32;
   if (!bench.wants("request")) return;
   size_t layer_bytes = 0;
-  for (const Product& p : kProducts)
+  for (const Gemm& p : kGemms)
     layer_bytes += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
   const size_t head_bytes = static_cast<size_t>(kHidden) * kVocab * 2;
   const Memory weights(kLayers * layer_bytes + head_bytes, 3, 0.02f);
@@ -329,8 +329,8 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
     const auto step = [&](int) {
       must(attention_plan(shape, entries, scratch.get(), bytes, launch));
       size_t at = 0;
-      const auto product = [&](const Product& p, const Memory& from, const Memory& to) {
-        const LinearArgs args = product_args(p, 1, from, weights.get(at), to, true);
+      const auto gemm = [&](const Gemm& p, const Memory& from, const Memory& to) {
+        const LinearArgs args = gemm_args(p, 1, from, weights.get(at), to, true);
         must(linear.run(args, workspace.get(), workspace.bytes(), launch));
         at += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2);
       };
@@ -343,7 +343,7 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
                         .page_stride = 16 * kKvHeads * kDim,
                         .token_stride = kKvHeads * kDim,
                         .head_stride = kDim};
-        product(kProducts[0], x, qkv);
+        gemm(kGemms[0], x, qkv);
         must(qk_rope_append({.q = qkv.get(),
                              .q_stride = kQkv,
                              .k = qkv.get(kHidden * 2),
@@ -369,9 +369,9 @@ void one_request(Bench& bench, Linear& linear, Memory& workspace) {
                         .workspace = scratch.get(),
                         .workspace_bytes = bytes},
                        launch));
-        product(kProducts[1], out, x);
-        product(kProducts[2], x, inner);
-        product(kProducts[3], inner, x);
+        gemm(kGemms[1], out, x);
+        gemm(kGemms[2], x, inner);
+        gemm(kGemms[3], inner, x);
       }
       const LinearArgs head{.out_type = DType::kFloat32,
                             .rows = 1,
@@ -395,10 +395,10 @@ struct SharedBy {
   bool at_once = false;  // read once for the group
 };
 
-// Where keys and values are.
+// The layout of keys and values.
 struct Lie {
   bool scattered = false;  // pages without order
-  bool with_new = false;   // new ones besides their pages, in rows behind each other's queries
+  bool with_new = false;   // new ones besides their pages, as adjacent rows
 };
 
 // One call of attention over entries of these lengths, each of `tokens` new tokens.
@@ -409,8 +409,8 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   std::vector<int32_t> begins{0}, page_begins, pages;
   int64_t positions = 0, pairs = 0;
   int32_t next_page = 0;
-  std::vector<SharedSegment> runs;
-  std::vector<int32_t> members, places(prefixes.size() * 2 * kSegmentsPerEntry, -1);
+  std::vector<SharedSegment> segments;
+  std::vector<int32_t> members, memberships(prefixes.size() * 2 * kSegmentsPerEntry, -1);
   for (const int prefix : prefixes) {
     begins.push_back(begins.back() + tokens);
     page_begins.push_back(static_cast<int32_t>(pages.size()));
@@ -425,13 +425,13 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
     positions += prefix + tokens - (first ? 0 : by.tokens);
     if (by.at_once) {
       if (first)
-        runs.push_back({.end = by.tokens,
-                        .page_begin = page_begins.back(),
-                        .first_member = static_cast<int32_t>(entry),
-                        .num_members = by.size});
-      places[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry] =
-          static_cast<int32_t>(runs.size() - 1);
-      places[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry + 1] =
+        segments.push_back({.end = by.tokens,
+                            .page_begin = page_begins.back(),
+                            .first_member = static_cast<int32_t>(entry),
+                            .num_members = by.size});
+      memberships[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry] =
+          static_cast<int32_t>(segments.size() - 1);
+      memberships[static_cast<size_t>(entry) * 2 * kSegmentsPerEntry + 1] =
           static_cast<int32_t>(entry % by.size);
       members.push_back(static_cast<int32_t>(entry));
     }
@@ -461,19 +461,19 @@ void attention_row(Bench& bench, const std::string& name, const std::vector<int>
   const auto ints = [](const std::unique_ptr<Memory>& m) {
     return reinterpret_cast<const int32_t*>(m->get());
   };
-  const auto shared_numbers = device({static_cast<int32_t>(runs.size())}),
-             shared_members = device(members), shared_places = device(places),
+  const auto shared_numbers = device({static_cast<int32_t>(segments.size())}),
+             shared_members = device(members), shared_memberships = device(memberships),
              own_begins = device(std::vector<int32_t>(prefixes.size(), by.tokens));
-  const Memory shared_runs(runs.size() * sizeof(SharedSegment) + 16, 0);
-  must(cudaMemcpy(shared_runs.get(), runs.data(), runs.size() * sizeof(SharedSegment),
+  const Memory shared_segments(segments.size() * sizeof(SharedSegment) + 16, 0);
+  must(cudaMemcpy(shared_segments.get(), segments.data(), segments.size() * sizeof(SharedSegment),
                   cudaMemcpyDefault));
   EntryArrays entries{
       ints(db),      ints(dp), ints(dpb), ints(dpages), static_cast<int32_t>(prefixes.size()),
       begins.back(), tokens};
   if (by.at_once)
     entries.shared = {ints(shared_numbers),
-                      reinterpret_cast<const SharedSegment*>(shared_runs.get()),
-                      ints(shared_members), ints(shared_places), ints(own_begins)};
+                      reinterpret_cast<const SharedSegment*>(shared_segments.get()),
+                      ints(shared_members), ints(shared_memberships), ints(own_begins)};
   const AttentionShape shape{.num_heads = kHeads,
                              .num_kv_heads = kKvHeads,
                              .head_dim = kDim,
@@ -681,16 +681,16 @@ void sampling(Bench& bench) {
   }
 }
 
-// Products of many rows, and what tuning chose.
+// GEMMs of many rows, and what tuning chose.
 void prefill(Bench& bench, Linear& linear, Memory& workspace) {
   for (const int rows : {512, 2048, 8192}) {
     if (!bench.wants("prefill linear")) continue;
     const Memory x(static_cast<size_t>(rows) * kInner * 2, 17),
         y(static_cast<size_t>(rows) * kInner * 2, 18);
-    for (const Product& p : kProducts) {
+    for (const Gemm& p : kGemms) {
       const Memory w(static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 4 : 2), 19,
                      0.02f);
-      const LinearArgs args = product_args(p, rows, x, w.get(), y, false);
+      const LinearArgs args = gemm_args(p, rows, x, w.get(), y, false);
       must(linear.tune({&args, 1}, workspace.get(), workspace.bytes(), bench.stream()));
       const double seconds = bench.time(
           [&](int) {
@@ -713,7 +713,7 @@ int run(const std::string& only, const std::string& json_path) {
   must(linear ? Status() : linear.error());
   Memory workspace(size_t{1} << 30, 20);
   ceilings(bench, **linear, workspace);
-  few_rows(bench, **linear, workspace);
+  small_rows(bench, **linear, workspace);
   batch_products(bench);
   one_request(bench, **linear, workspace);
   attention_rows(bench);

@@ -1,5 +1,4 @@
-// What the machine can do at most, measured: the ceilings that kernels_bench sets its figures
-// against.
+// The measured ceilings of the machine, against which kernels_bench sets its figures.
 #pragma once
 
 #include <chrono>
@@ -10,8 +9,8 @@
 
 namespace espalier::kernels::bench {
 
-// What a timing reads: the wall clock, or on a machine that others use too the processor time of
-// this process (meaningful with one thread).
+// The clock of a timing: the wall clock, or on a shared machine the processor time of this process
+// (meaningful with one thread).
 struct Stopwatch {
   bool cpu_time = false;
   double now_seconds() const {

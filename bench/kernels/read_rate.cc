@@ -2,8 +2,8 @@
 #include <atomic>
 
 #include "base/check.h"
-#include "peaks.h"
 #include "kernels/cpu/table.h"
+#include "peaks.h"
 
 namespace espalier::kernels::bench {
 namespace {

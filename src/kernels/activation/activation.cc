@@ -7,13 +7,13 @@
 namespace espalier::kernels {
 namespace {
 
-constexpr int64_t kPiece = 4096;  // floats: pieces of a flat run
+constexpr int64_t kChunk = 4096;  // floats, chunks of a flat range
 
-// fn(at, count) over [0, count) in pieces.
+// fn(at, count) over [0, count) in chunks.
 template <typename Fn>
 void share_run(CpuBackend& backend, int64_t count, const Fn& fn) {
-  share_rows(backend, (count + kPiece - 1) / kPiece, kPiece, [&](int64_t begin, int64_t end) {
-    fn(begin * kPiece, std::min(end * kPiece, count) - begin * kPiece);
+  share_rows(backend, (count + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+    fn(begin * kChunk, std::min(end * kChunk, count) - begin * kChunk);
   });
 }
 

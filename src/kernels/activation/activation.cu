@@ -1,8 +1,11 @@
-// Eight elements a thread. Bytes: gated 3 x rows x dim x size, add_bias 2.
+// Elementwise kernels between the GEMMs on [rows, dim]: gated activations, bias, scale with
+// softcap, scaled sum; bfloat16 or float32, computed in float32, rounded once.
+// Parallel: eight elements a thread where rows allow it. Roof: memory; gated 3 x rows x dim x size
+// bytes, add_bias 2.
 #include <algorithm>
 
-#include "kernels/activation/cuda.h"
 #include "kernels/activation/activation.cuh"
+#include "kernels/activation/cuda.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -10,7 +13,7 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int32_t kMostRows = 65535;  // of a grid
+constexpr int32_t kMostRows = 65535;  // of a grid (its y dimension)
 
 template <typename T, Activation ACTIVATION>
 __global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {

@@ -1,4 +1,4 @@
-// The activations on the device, of one element.
+// The activations on the device, of one element. Device code only.
 #pragma once
 
 #include "kernels/activation/op.h"
@@ -14,7 +14,8 @@ __device__ __forceinline__ float gelu_tanh(float v) {
 template <Activation ACTIVATION>
 __device__ __forceinline__ float activated(float gate, float up, float limit) {
   if constexpr (ACTIVATION == Activation::kSilu) {
-    // Two units of the last place more than a division, which takes most of the instructions.
+    // __fdividef costs two units in the last place more than a division, which takes most of the
+    // instructions.
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
   } else if constexpr (ACTIVATION == Activation::kGeluTanh) {
     return gelu_tanh(gate) * up;
@@ -25,7 +26,7 @@ __device__ __forceinline__ float activated(float gate, float up, float limit) {
   }
 }
 
-// The same where it is known when the kernel runs only.
+// As above, for an activation that is known only at run time.
 __device__ __forceinline__ float activated(Activation activation, float gate, float up,
                                            float limit) {
   switch (activation) {

@@ -1,4 +1,5 @@
-// Elementwise operations on one run of floats, the same text for every instruction set.
+// Elementwise operations on one contiguous range of floats, one generic source for every
+// instruction set.
 #pragma once
 
 #include <cstdint>

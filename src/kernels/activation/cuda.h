@@ -1,4 +1,5 @@
-// Elementwise operations between the matrix products, on the GPU.
+// Elementwise operations between the GEMMs, on the GPU. Thread-safe; pointers are borrowed device
+// memory; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/activation/op.h"

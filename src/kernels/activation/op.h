@@ -1,4 +1,5 @@
-// Elementwise operations between the matrix products.
+// Elementwise operations between the GEMMs, on the CPU. Each call runs in parallel on the back
+// end's pool; arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ enum class Activation : uint8_t {
 };
 
 // y[row, i] = activation(gate[row, i]) * up[row, i], for i < dim; without up (null) the activation
-// alone. Strides in elements. y may be gate or up themselves. Where gate and up come from one
-// product and the activation is SiLU, linear_silu_mul does both.
+// alone. gate, up, y: [rows, dim] float32, strides in elements; y may be gate or up. Where gate and
+// up come from one GEMM and the activation is SiLU, linear_silu_mul does both.
 struct GatedArgs {
   Activation activation = Activation::kSilu;
   float limit = 0;  // kClampedSwiglu

@@ -1,4 +1,4 @@
-// Checks, and which kernels a step's attention goes to.
+// Checks the arguments of attention on the GPU and chooses its kernels.
 #include "kernels/attention/cuda.h"
 
 #include <cuda_runtime.h>
@@ -23,9 +23,9 @@ Status check(const AttentionShape& shape) {
   if (shape.page_size < 1 || shape.sliding_window < 0)
     return invalid_argument("attention: pages of {} tokens, a window of {}", shape.page_size,
                             shape.sliding_window);
-  if (shape.fixed_split < 0 || shape.fixed_split % kSplitBlock != 0)
+  if (shape.fixed_split < 0 || shape.fixed_split % kKeyBlock != 0)
     return invalid_argument("attention: fixed_split is {}, but must be a multiple of {}",
-                            shape.fixed_split, kSplitBlock);
+                            shape.fixed_split, kKeyBlock);
   if (shape.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "attention: F16 is not supported");
   return {};
@@ -58,15 +58,15 @@ Status check(const AttentionArgs& args) {
 
 }  // namespace
 
-bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits) {
-  return fast_shape(shape, traits) && traits.compute_capability == 90 &&
+bool sm90_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+  return tensor_core_shape(shape, traits) && traits.compute_capability == 90 &&
          (shape.head_dim == 64 || shape.head_dim == 128);
 }
 
-// Beyond a window most of what entries share is not seen.
+// With a sliding window most of a shared segment is not visible, so sharing does not pay.
 Result<bool> shares_segments(const AttentionShape& shape) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return shape.fixed_split == 0 && shape.sliding_window == 0 && hopper_shape(shape, traits);
+  return shape.fixed_split == 0 && shape.sliding_window == 0 && sm90_shape(shape, traits);
 }
 
 int32_t fixed_split(const AttentionShape& shape, int32_t max_entries, int32_t max_context) {
@@ -80,14 +80,14 @@ int32_t fixed_split(const AttentionShape& shape, int32_t max_entries, int32_t ma
   return split;
 }
 
-bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits) {
+bool tensor_core_shape(const AttentionShape& shape, const DeviceTraits& traits) {
   const int dim = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
-  return shape.type == DType::kBFloat16 && group <= kSplitRows && traits.compute_capability >= 80 &&
-         traits.shared_bytes_per_block >= 160 * 1024 &&
+  return shape.type == DType::kBFloat16 && group <= kDecodeRows &&
+         traits.compute_capability >= 80 && traits.shared_bytes_per_block >= 160 * 1024 &&
          (dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256);
 }
 
-int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
+int32_t decode_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
   return traits.num_multiprocessors * (shape.head_dim > 128 ? 1 : 2);
 }
 
@@ -96,32 +96,32 @@ Result<size_t> attention_workspace_bytes(const AttentionShape& shape, int32_t ma
   ESP_RETURN_IF_ERROR(check(shape));
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
   const size_t bytes = plan_view(shape, max_entries, traits, nullptr).bytes;
-  return latent_shape(shape, traits) ? std::max(bytes, latent_workspace_bytes(traits)) : bytes;
+  return mla_shape(shape, traits) ? std::max(bytes, mla_workspace_bytes(traits)) : bytes;
 }
 
 Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   ESP_RETURN_IF_ERROR(check(args));
   if (args.entries.num_entries == 0 || args.entries.num_tokens == 0) return {};
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  if (latent_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
-      args.sinks == nullptr && args.workspace_bytes >= latent_workspace_bytes(traits))
-    return attention_latent(args, traits, launch);
-  if (!fast_shape(args.shape, traits)) return attention_any(args, launch);
-  const int blocks = split_blocks(args.shape, traits);
+  if (mla_shape(args.shape, traits) && args.kv.k == args.kv.v && args.softcap == 0 &&
+      args.sinks == nullptr && args.workspace_bytes >= mla_workspace_bytes(traits))
+    return attention_mla(args, traits, launch);
+  if (!tensor_core_shape(args.shape, traits)) return attention_generic(args, launch);
+  const int blocks = decode_blocks(args.shape, traits);
   const PlanView plan = plan_view(args.shape, args.entries.num_entries, traits, args.workspace);
   if (args.workspace_bytes < plan.bytes)
     return invalid_argument("attention: the workspace has {} bytes, but {} entries need {}",
                             args.workspace_bytes, args.entries.num_entries, plan.bytes);
   if (args.shape.fixed_split > 0)
-    return attention_fixed(args, plan, traits.num_multiprocessors, launch);
+    return attention_deterministic(args, plan, traits.num_multiprocessors, launch);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  if (args.entries.max_query_tokens * group > kSplitRows)
-    ESP_RETURN_IF_ERROR(hopper_shape(args.shape, traits)
-                            ? attention_hopper(args, plan, traits.num_multiprocessors, launch)
-                            : attention_tiles(args, plan, launch));
+  if (args.entries.max_query_tokens * group > kDecodeRows)
+    ESP_RETURN_IF_ERROR(sm90_shape(args.shape, traits)
+                            ? attention_prefill_sm90(args, plan, traits.num_multiprocessors, launch)
+                            : attention_prefill(args, plan, launch));
   if (plan.entry_segments != nullptr && args.entries.shared.segments != nullptr)
-    ESP_RETURN_IF_ERROR(attention_shared(args, plan, launch));
-  return attention_split(args, plan, blocks, launch);
+    ESP_RETURN_IF_ERROR(attention_cascade(args, plan, launch));
+  return attention_decode(args, plan, blocks, launch);
 }
 
 }  // namespace espalier::kernels::cuda

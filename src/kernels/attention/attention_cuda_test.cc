@@ -76,7 +76,7 @@ class CudaAttention : public test::OnDevice {
     const auto elements = static_cast<size_t>(num_pages * shape.page_size * token_stride);
     p.k.resize(elements), p.v.resize(elements);
     for (size_t i = 0; i < elements; ++i) {
-      // Cheap and as good as normal here: uniform with deviation 1.
+      // Uniform values of deviation 1: cheap, and as good as normal ones here.
       p.k[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
       p.v[i] = to_bfloat16(static_cast<float>(3.46 * (rng_.uniform() - 0.5)));
     }
@@ -127,7 +127,7 @@ class CudaAttention : public test::OnDevice {
     return rows;
   }
 
-  // With a sink: a key of that score without a value.
+  // A sink is a key of that score without a value.
   static void scale_by_sinks(const Shape& shape, const Problem& p, float scale,
                              std::vector<float>& out) {
     const int heads = shape.kv_heads * shape.group;
@@ -177,72 +177,73 @@ class CudaAttention : public test::OnDevice {
     return want;
   }
 
-  // A run of positions that some entries have in the same pages. The entries' runs follow each
-  // other.
-  struct Run {
+  // A shared prefix segment: positions that some entries have in the same pages. An entry's
+  // segments are adjacent.
+  struct Segment {
     int begin, end;
     std::vector<int> entries;
   };
 
-  // Gives the entries of each run the pages of its first entry.
-  static void share_pages(const Shape& shape, const std::vector<Run>& runs, Problem& p) {
-    for (const Run& run : runs)
-      for (const int entry : run.entries)
-        for (int i = run.begin / shape.page_size; i < run.end / shape.page_size; ++i)
+  // Gives the entries of each segment the pages of its first entry.
+  static void share_pages(const Shape& shape, const std::vector<Segment>& segments, Problem& p) {
+    for (const Segment& segment : segments)
+      for (const int entry : segment.entries)
+        for (int i = segment.begin / shape.page_size; i < segment.end / shape.page_size; ++i)
           p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(entry)] + i)] =
-              p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(run.entries[0])] + i)];
+              p.pages[static_cast<size_t>(p.page_begins[static_cast<size_t>(segment.entries[0])] +
+                                          i)];
   }
 
-  // The same as the kernels take it.
+  // The segments as the kernels take them.
   struct SharedOnDevice {
-    std::vector<cuda::SharedSegment> runs;
-    std::vector<int32_t> members, places, own_begins;
+    std::vector<cuda::SharedSegment> segments;
+    std::vector<int32_t> members, memberships, own_begins;
     std::vector<DeviceArray<int32_t>> arrays;
-    std::vector<DeviceArray<cuda::SharedSegment>> run_array;
+    std::vector<DeviceArray<cuda::SharedSegment>> segment_array;
 
-    SharedOnDevice(const std::vector<Run>& given, const Problem& p) {
+    SharedOnDevice(const std::vector<Segment>& given, const Problem& p) {
       const size_t entries = p.prefixes.size();
       const auto levels = static_cast<size_t>(cuda::kSegmentsPerEntry);
-      places.assign(entries * levels * 2, -1);
+      memberships.assign(entries * levels * 2, -1);
       own_begins.assign(entries, 0);
       for (size_t r = 0; r < given.size(); ++r) {
-        runs.push_back({.begin = given[r].begin,
-                        .end = given[r].end,
-                        .page_begin = p.page_begins[static_cast<size_t>(given[r].entries[0])],
-                        .first_member = static_cast<int32_t>(members.size()),
-                        .num_members = static_cast<int32_t>(given[r].entries.size())});
+        segments.push_back({.begin = given[r].begin,
+                            .end = given[r].end,
+                            .page_begin = p.page_begins[static_cast<size_t>(given[r].entries[0])],
+                            .first_member = static_cast<int32_t>(members.size()),
+                            .num_members = static_cast<int32_t>(given[r].entries.size())});
         for (size_t i = 0; i < given[r].entries.size(); ++i) {
           const auto entry = static_cast<size_t>(given[r].entries[i]);
           size_t at = entry * levels * 2;
-          while (places[at] >= 0) at += 2;
-          places[at] = static_cast<int32_t>(r);
-          places[at + 1] = static_cast<int32_t>(i);
+          while (memberships[at] >= 0) at += 2;
+          memberships[at] = static_cast<int32_t>(r);
+          memberships[at + 1] = static_cast<int32_t>(i);
           own_begins[entry] = given[r].end;
           members.push_back(static_cast<int32_t>(entry));
         }
       }
-      arrays.emplace_back(std::vector<int32_t>{static_cast<int32_t>(runs.size())});
+      arrays.emplace_back(std::vector<int32_t>{static_cast<int32_t>(segments.size())});
       arrays.emplace_back(members);
-      arrays.emplace_back(places);
+      arrays.emplace_back(memberships);
       arrays.emplace_back(own_begins);
-      run_array.emplace_back(runs);
+      segment_array.emplace_back(segments);
     }
     cuda::SharedSegments view() const {
-      return {arrays[0].get(), run_array[0].get(), arrays[1].get(), arrays[2].get(),
+      return {arrays[0].get(), segment_array[0].get(), arrays[1].get(), arrays[2].get(),
               arrays[3].get()};
     }
   };
 
   // `padding`: entries without tokens behind the others, as in a graph captured for more.
   void check(const Shape& shape, const std::vector<EntryLength>& lengths, int padding = 0,
-             bool overlap = false, const std::vector<Run>& runs = {}) {
+             bool overlap = false, const std::vector<Segment>& segments = {}) {
     SCOPED_TRACE(fmt::format(
         "dim {}, kv heads {}, group {}, pages of {}, window {}, softcap {}, "
         "sinks {}, {} entries from {}+{}",
         shape.dim, shape.kv_heads, shape.group, shape.page_size, shape.window, shape.softcap,
         shape.sinks, lengths.size(), lengths[0].prefix, lengths[0].tokens));
     Problem p = make(shape, lengths);
-    share_pages(shape, runs, p);
+    share_pages(shape, segments, p);
     const int heads = shape.kv_heads * shape.group;
     const float scale = 1 / std::sqrt(static_cast<float>(shape.dim));
     const std::vector<float> want = reference_of(shape, p, scale);
@@ -271,7 +272,7 @@ class CudaAttention : public test::OnDevice {
                                        .type = shape.type,
                                        .fixed_split = shape.fixed_split,
                                        .max_context = longest(lengths)};
-    const SharedOnDevice shared(runs, p);
+    const SharedOnDevice shared(segments, p);
     const cuda::EntryArrays entries{
         .query_begin = begins.get(),
         .prefix_len = prefixes.get(),
@@ -280,7 +281,7 @@ class CudaAttention : public test::OnDevice {
         .num_entries = static_cast<int32_t>(p.prefixes.size()),
         .num_tokens = p.tokens + padding,
         .max_query_tokens = most,
-        .shared = runs.empty() ? cuda::SharedSegments() : shared.view()};
+        .shared = segments.empty() ? cuda::SharedSegments() : shared.view()};
     const auto bytes =
         cuda::attention_workspace_bytes(planned, entries.num_entries, entries.num_tokens);
     ASSERT_TRUE(bytes);
@@ -333,9 +334,10 @@ class CudaAttention : public test::OnDevice {
     return most;
   }
 
-  // One prompt's output where its tokens come in entries that begin at `cuts`, all in one step;
-  // behind `before` entries of other lengths on the same pages, whose output is left out.
-  std::vector<float> in_pieces(const Shape& shape, const Problem& p, const std::vector<int>& cuts,
+  // One prompt's output where its tokens are cut into entries that begin at `cuts`, all in one
+  // step; `before` entries of other lengths precede it on the same pages, and their output is
+  // dropped.
+  std::vector<float> in_chunks(const Shape& shape, const Problem& p, const std::vector<int>& cuts,
                                const std::vector<int>& before) {
     const int heads = shape.kv_heads * shape.group, width = heads * shape.dim;
     std::vector<int32_t> begins{0}, prefixes;
@@ -427,8 +429,8 @@ TEST_F(CudaAttention, TableOfShapes) {
       }
 }
 
-// Rows that lie one after the other come another way than scattered ones, and so do new ones; the
-// work is more than the GPU's blocks take at once.
+// Adjacent rows take another path than scattered ones, and so do new ones; there is more work than
+// the GPU's blocks take at once.
 TEST_F(CudaAttention, PromptsFromPagesInAndOutOfOrderAndFromNewRows) {
   int round = 0;
   for (const int dim : {64, 128})
@@ -461,7 +463,7 @@ std::vector<int> entries_of(int begin, int end) {
   return entries;
 }
 
-// What was weighed by scores far below the largest moves, also where weights would be infinite.
+// Sums weighed by scores far below the largest are rescaled, also where weights would be infinite.
 TEST_F(CudaAttention, ScoresThatRiseFromBlockToBlock) {
   for (const int dim : {64, 128})
     for (const float later_keys : {3.0f, 20.0f, 100.0f})
@@ -507,7 +509,7 @@ TEST_F(CudaAttention, ManyEntries) {
   check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16}, lengths, 3, true);
 }
 
-TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {
+TEST_F(CudaAttention, SharedSegmentsAreReadOnceForAll) {
   for (const int dim : {64, 128})
     for (const int group : {1, 3, 4, 8, 16}) {
       const Shape shape{.dim = dim,
@@ -516,7 +518,8 @@ TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {
                         .page_size = group == 4 ? 1 : 16,
                         .softcap = group == 3 ? 5.0f : 0.0f,
                         .sinks = group == 8};
-      // One run of few rows; one that ends within a block; runs of more than a tile; two levels.
+      // One segment of few rows; one that ends within a block; segments of more than a tile; two
+      // levels.
       std::vector<EntryLength> lengths(6, {530, 1});
       check(shape, lengths, 2, false, {{0, 512, entries_of(1, 4)}});
       check(shape, lengths, 0, true, {{0, 16, {0, 5}}, {0, 528, {1, 3, 4}}});
@@ -529,7 +532,7 @@ TEST_F(CudaAttention, SharedRunsAreReadOnceForAll) {
     }
 }
 
-TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideEntriesOfAllKinds) {
+TEST_F(CudaAttention, SharedSegmentsOfManyLevelsBesideEntriesOfAllKinds) {
   const Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 1};
   std::vector<EntryLength> lengths(40, {700, 1});
   lengths[2] = {650, 40};  // a chunk of a prompt
@@ -541,14 +544,14 @@ TEST_F(CudaAttention, SharedRunsOfManyLevelsBesideEntriesOfAllKinds) {
          {101, 333, entries_of(12, 24)},
          {333, 700, {20, 13}},
          {0, 600, {9, 3}}});
-  // One run over many blocks of the grid, and rows of many tiles.
+  // One segment over many blocks of the grid, and rows of many tiles.
   std::vector<EntryLength> many(150, {6000, 1});
   for (size_t i = 0; i < many.size(); ++i) many[i].prefix += static_cast<int>(i % 5);
   check({.dim = 128, .kv_heads = 1, .group = 4, .page_size = 16}, many, 0, false,
         {{0, 5984, entries_of(0, 150)}});
 }
 
-// DeepSeek's: one key for all heads, which is the value too.
+// Multi-head latent attention (DeepSeek): one key for all heads, which is the value too.
 TEST_F(CudaAttention, Latents) {
   Shape shape{.dim = 576, .kv_heads = 1, .group = 16, .page_size = 1, .latent = true};
   for (const int prefix : {0, 1, 30, 31, 32, 33, 63, 64, 100, 700, 9000})
@@ -557,11 +560,11 @@ TEST_F(CudaAttention, Latents) {
   check(shape, {{0, 130}});
   check(shape, {{77, 60}, {400, 1}, {0, 33}}, 2, true);
   shape.page_size = 16;
-  check(shape, std::vector<EntryLength>(300, {50, 1}), 4);  // more rows than parts
+  check(shape, std::vector<EntryLength>(300, {50, 1}), 4);  // more rows than partial results
   shape.group = 128;                                        // DeepSeek V3's
   check(shape, {{200, 1}, {3, 1}});
   check(shape, {{40, 20}}, 1, true);
-  // What the kernel for latents leaves to the one for every shape.
+  // Shapes that attention_mla does not support go to attention_generic.
   shape.group = 16, shape.softcap = 5;
   check(shape, {{100, 1}, {0, 20}});
   shape.softcap = 0, shape.group = 8;
@@ -582,7 +585,7 @@ TEST_F(CudaAttention, EveryOtherShapeToo) {
         random_entries(false, 100));
 }
 
-// A prompt in one piece, in pieces of every kind and token by token: the same bits.
+// A prompt in one chunk, in chunks of every kind and token by token: the same bits.
 TEST_F(CudaAttention, WithFixedSplitsARowDependsOnItselfAlone) {
   int round = 0;
   for (const int dim : {64, 80, 96, 128, 256})
@@ -601,14 +604,14 @@ TEST_F(CudaAttention, WithFixedSplitsARowDependsOnItselfAlone) {
       SCOPED_TRACE(fmt::format("dim {}, group {}, split {}, window {}, {} tokens", dim, group,
                                shape.fixed_split, shape.window, tokens));
       const Problem p = make(shape, {{0, tokens}});
-      const std::vector<float> whole = in_pieces(shape, p, {0}, {});
-      std::vector<int> alone(static_cast<size_t>(tokens)), pieces;
+      const std::vector<float> whole = in_chunks(shape, p, {0}, {});
+      std::vector<int> alone(static_cast<size_t>(tokens)), chunks;
       std::iota(alone.begin(), alone.end(), 0);
       for (int at = 0; at < tokens; at += static_cast<int>(rng_.between(1, 40)))
-        pieces.push_back(at);
-      EXPECT_EQ(in_pieces(shape, p, alone, {}), whole);
-      EXPECT_EQ(in_pieces(shape, p, pieces, {}), whole);
-      EXPECT_EQ(in_pieces(shape, p, {0, tokens - 1}, {tokens - 1, 3, 77}), whole);
+        chunks.push_back(at);
+      EXPECT_EQ(in_chunks(shape, p, alone, {}), whole);
+      EXPECT_EQ(in_chunks(shape, p, chunks, {}), whole);
+      EXPECT_EQ(in_chunks(shape, p, {0, tokens - 1}, {tokens - 1, 3, 77}), whole);
     }
 }
 

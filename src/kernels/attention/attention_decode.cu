@@ -1,27 +1,14 @@
-// Attention of lanes with few rows (decode): split KV, cut up on the device (cuda_plan.h).
-//
-// Bytes: the keys and values of the lanes, 4 x head_dim x kv_heads a position in bfloat16, once; a
-// row of queries and of sums beside them. Operations: 4 x group x bytes / 4: memory decides up to
-// groups of 16 and far beyond. So the kernel is a stream: each of a block's 4 warps brings its own
-// steps of 16 positions into its own part of shared memory, kStages deep, and needs no barrier
-// while it does; copies run on through the ends of segments (a lane and kv head, or the part of it
-// that this block has), where the warps' sums meet. Where AttentionArgs::prefetch_cached_kv allows
-// it the first stages are asked for before wait_for_previous(), while products and rotation still
-// run.
-//
-// Rows of a tile are query token x group: row r is head r % group of token r / group, so one
-// product with the tensor cores serves a whole group. A step of 16 positions is about 300
-// instructions that mostly wait for each other, and a multiprocessor has 8 warps to hide them.
-//
-// Measured on an H200 that reads 4.65 TB/s: 64 x 4k 4.14 TB/s (91 % of what one pass over as much
-// memory reaches; copies alone, without sums, 4.26). In decode steps of an 8 B model at 1,024,
-// pages of one token scattered, 16 lanes: 23 us of the chain for 67 MB, where keys that were asked
-// for after rotation took 29, but rotation 7 instead of 2, for it waits behind those keys; steps of
-// 16 to 256 lanes are 0.6 to 2 % shorter than with 16 rows of queries on the left, keys from the
-// start of each segment and after rotation. One lane of 1k 9 us: a chain of latencies (the block's
-// start, pages, keys, parts, their sum). Copies by the copy engine (256 bytes each) would not reach
-// the memory's rate (barrier.cuh); as copies alone, four heads of a position at once are as fast as
-// one, and pages of one token scattered 1 to 2 % slower than in order.
+// Decode attention (split KV): entries whose query rows (tokens x group) fit into one tile of 16.
+// q [tokens, heads, head_dim], K and V in pages, out as q; bfloat16, head_dim 64, 80, 96, 128, 256.
+// Parallel: the grid takes equal ranges of the plan's work items (attention_plan.h) of 16 positions
+// of one kv head; the last block of an entry and kv head to finish merges the partial results.
+// Pipeline: each of a block's 4 warps copies its own steps of 16 positions into its own kStages
+// stages of shared memory by cp.async, without block barriers, across the ends of spans; with
+// AttentionArgs::prefetch_cached_kv the first stages are issued before wait_for_previous().
+// Rows of a tile are query token x group: row r is head r % group of token r / group, so one matrix
+// instruction serves a whole group. The kv side is the instruction's left operand.
+// Roof: memory, 4 x head_dim x kv_heads bytes a position; 4.14 TB/s of 4.65 at 64 x 4,096 (91 % of
+// one pass over the same bytes). History: docs/notes/attention_decode.md.
 #include <algorithm>
 
 #include "kernels/attention/attention_device.cuh"
@@ -34,12 +21,12 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kStep = 16;  // positions of a warp's step
 constexpr int kStages = 3;
-constexpr int kAsked = 4;          // steps whose page numbers are kept, at least kStages + 1
-constexpr int kRound = 4;          // rows that the warps bring together at once
+constexpr int kRequested = 4;      // steps whose page numbers are kept, at least kStages + 1
+constexpr int kRound = 4;          // rows that the warps merge at once
 constexpr float kLowest = -1e30f;  // the base of a row that has seen nothing
-constexpr float kRise = 8;
+constexpr float kRescaleRise = 8;
 
-// A step that a warp has asked page numbers for: positions [begin, min(begin + kStep, end)).
+// A step whose page numbers a warp has requested: positions [begin, min(begin + kStep, end)).
 struct Step {
   int begin = 0, end = 0;  // none where end is 0
   int kv_head = 0, prefix_len = 0;
@@ -54,37 +41,37 @@ struct Shared {
   Stage stages[kWarps][kStages];
   float outs[kWarps][kRound][DIM + 8];
   float largest[kWarps][kRound], sums[kWarps][kRound];
-  Step steps[kWarps][kAsked];
-  int32_t pages[kWarps][kAsked][kStep];
+  Step steps[kWarps][kRequested];
+  int32_t pages[kWarps][kRequested][kStep];
   int last_to_arrive;
 };
 
-// What a block has of one lane and kv head.
-struct Segment {
+// The work items of one entry and kv head that one block has.
+struct WorkSpan {
   int entry, kv_head, rows;
-  int unit_begin, unit_end;  // of the whole (lane, kv head)
-  int begin, end;            // positions of this part
+  int work_begin, work_end;  // of the whole (entry, kv head)
+  int begin, end;            // positions of this span
   int prefix_len, query_begin;
 };
 
-// The first position that a lane reads by itself.
-__device__ int first_own(const AttentionArgs& args, const SplitStart& start) {
-  return max(first_seen(start.prefix_len, args.shape.sliding_window), start.own_begin);
+// The first position that the entry reads outside its shared prefix segments.
+__device__ int first_own(const AttentionArgs& args, const DecodeStart& start) {
+  return max(first_visible(start.prefix_len, args.shape.sliding_window), start.own_begin);
 }
 
-__device__ Segment segment_of(const AttentionArgs& args, const SplitStart& start) {
-  Segment s;
+__device__ WorkSpan span_of(const AttentionArgs& args, const DecodeStart& start) {
+  WorkSpan s;
   s.entry = start.entry;
-  s.kv_head = (start.unit - start.entry_unit) / start.blocks;
-  s.unit_begin = start.entry_unit + s.kv_head * start.blocks;
-  s.unit_end = s.unit_begin + start.blocks;
+  s.kv_head = (start.work - start.entry_work) / start.blocks;
+  s.work_begin = start.entry_work + s.kv_head * start.blocks;
+  s.work_end = s.work_begin + start.blocks;
   s.query_begin = start.query_begin;
   s.rows = start.tokens * (args.shape.num_heads / args.shape.num_kv_heads);
   s.prefix_len = start.prefix_len;
   const int first = first_own(args, start);
-  s.begin = first + (start.unit - s.unit_begin) * kSplitUnit;
+  s.begin = first + (start.work - s.work_begin) * kWorkPositions;
   s.end = min(s.prefix_len + start.tokens,
-              first + (min(start.unit_end, s.unit_end) - s.unit_begin) * kSplitUnit);
+              first + (min(start.work_end, s.work_end) - s.work_begin) * kWorkPositions);
   return s;
 }
 
@@ -92,16 +79,17 @@ __device__ bool shares(const AttentionArgs& args, const PlanView& plan) {
   return plan.entry_segments != nullptr && args.entries.shared.segments != nullptr;
 }
 
-// Moves on to `unit`, which may be of another lane.
-__device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, SplitStart& start) {
+// Moves `start` to work item `work`, which may belong to another entry.
+__device__ void seek(const AttentionArgs& args, const PlanView& plan, int work,
+                     DecodeStart& start) {
   const EntryArrays& entries = args.entries;
-  start.unit = unit;
-  if (unit < start.entry_unit + start.blocks * args.shape.num_kv_heads) return;
-  do {  // entries without units have none between
+  start.work = work;
+  if (work < start.entry_work + start.blocks * args.shape.num_kv_heads) return;
+  do {  // entries without work items lie between
     ++start.entry;
-  } while (plan.unit_begin[start.entry + 1] <= unit);
-  start.entry_unit = plan.unit_begin[start.entry];
-  start.blocks = (plan.unit_begin[start.entry + 1] - start.entry_unit) / args.shape.num_kv_heads;
+  } while (plan.work_begin[start.entry + 1] <= work);
+  start.entry_work = plan.work_begin[start.entry];
+  start.blocks = (plan.work_begin[start.entry + 1] - start.entry_work) / args.shape.num_kv_heads;
   start.query_begin = entries.query_begin[start.entry];
   start.tokens = entries.query_begin[start.entry + 1] - start.query_begin;
   start.prefix_len = entries.prefix_len[start.entry];
@@ -109,18 +97,19 @@ __device__ void seek(const AttentionArgs& args, const PlanView& plan, int unit, 
   start.own_begin = shares(args, plan) ? entries.shared.own_begin[start.entry] : 0;
 }
 
-// What shared runs gave for a lane's rows: those of this warp, a column every 32. Mostly that is
-// one part, which is asked for when a segment begins and first looked at when it ends.
+// The partial results of an entry's shared prefix segments, for this warp's rows, one column every
+// 32. Mostly there is one segment; its partial result is loaded when a span begins and first used
+// when the span ends.
 template <int DIM, int TILES>
-struct SharedPart {
+struct SegmentPartials {
   static constexpr int kColumns = (DIM + 31) / 32, kRows = TILES * 8 / kWarps;
   float value[kRows][kColumns];
   float largest[kRows], sum[kRows];
 
-  __device__ void read(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+  __device__ void read(const AttentionArgs& args, const PlanView& plan, const WorkSpan& s) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      largest[r] = kNone;
+      largest[r] = kMasked;
       sum[r] = 0;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) value[r][i] = 0;
@@ -129,15 +118,15 @@ struct SharedPart {
       if (shares(args, plan)) take_runs(args, plan, s);
   }
 
-  __device__ void take_runs(const AttentionArgs& args, const PlanView& plan, const Segment& s) {
+  __device__ void take_runs(const AttentionArgs& args, const PlanView& plan, const WorkSpan& s) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
     bool first = true;
     for (int level = 0; level < kSegmentsPerEntry; ++level) {
       const EntrySegment run = plan.entry_segments[s.entry * kSegmentsPerEntry + level];
       if (run.blocks == 0) return;
-      const int unit = run.unit + s.kv_head * run.units_per_head;
-      const int first_block = unit / run.chunk, last_block = (unit + run.blocks - 1) / run.chunk;
+      const int work = run.work + s.kv_head * run.work_per_head;
+      const int first_block = work / run.chunk, last_block = (work + run.blocks - 1) / run.chunk;
       for (int block = first_block; block <= last_block; ++block) {
         const int64_t row0 =
             block == first_block
@@ -154,11 +143,11 @@ struct SharedPart {
   }
 
   __device__ void take(const PlanView& plan, int64_t row, int lane, int r, bool first) {
-    const float2 part = __ldcg(&plan.shared_sum[row]);
+    const float2 part = __ldcg(&plan.segment_sum[row]);
     float other[kColumns];
 #pragma unroll
     for (int i = 0; i < kColumns; ++i)
-      other[i] = lane + 32 * i < DIM ? __ldcg(&plan.shared_out[row * DIM + lane + 32 * i]) : 0.0f;
+      other[i] = lane + 32 * i < DIM ? __ldcg(&plan.segment_out[row * DIM + lane + 32 * i]) : 0.0f;
     if (!first) return add(r, part.x, part.y, other);
     largest[r] = part.x;
     sum[r] = part.y;
@@ -166,7 +155,7 @@ struct SharedPart {
     for (int i = 0; i < kColumns; ++i) value[r][i] = other[i];
   }
 
-  // The row's state becomes that of both. REQUIRES a score in one of them.
+  // Merges another partial result into row r. REQUIRES: a score in one of the two.
   __device__ void add(int r, float other_largest, float other_sum, const float (&other)[kColumns]) {
     const float best = fmaxf(largest[r], other_largest);
     const float keep = exp2f(largest[r] - best), take = exp2f(other_largest - best);
@@ -180,18 +169,18 @@ struct SharedPart {
 // The exponent of a power of two; -1 of other numbers.
 __device__ int bits_of(int number) { return __popc(number) == 1 ? __ffs(number) - 1 : -1; }
 
-// Brings a warp's steps of all segments of the block, one after the other, kStages ahead of who
-// takes them: copies run on through the ends of segments. Page numbers come into shared memory with
+// Copies a warp's steps of all spans of the block, one after the other, kStages ahead of the
+// arithmetic, across the ends of spans. Page numbers are copied into shared memory together with
 // the keys of kStages steps before theirs, so that no register waits for them.
 template <int DIM>
-struct Feed {
+struct KvFeed {
   const AttentionArgs& args;
   const PlanView& plan;
   Shared<DIM>& shared;
-  SplitStart start;  // of the segment that is asked for
+  DecodeStart start;  // of the span that is requested
   const int32_t* pages = nullptr;
-  int begin = 0, end = 0, kv_head = 0;  // of its positions those not asked for yet
-  uint32_t asked = 0;
+  int begin = 0, end = 0, kv_head = 0;  // of its positions those not requested yet
+  uint32_t requested = 0;
   int stage = 0;
   int page_bits;  // of a position, the row in its page; -1: pages are not of a power of two
   // In units of 16 bytes: 32 bits reach 64 GiB.
@@ -200,9 +189,9 @@ struct Feed {
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // first: a block's own, with units.
-  __device__ Feed(const AttentionArgs& a, const PlanView& p, const SplitStart& first,
-                  Shared<DIM>& s)
+  // REQUIRES: `first` is the block's own start and has work items.
+  __device__ KvFeed(const AttentionArgs& a, const PlanView& p, const DecodeStart& first,
+                    Shared<DIM>& s)
       : args(a),
         plan(p),
         shared(s),
@@ -213,14 +202,14 @@ struct Feed {
         head_stride(static_cast<uint32_t>(a.kv.head_stride / 8)) {
     enter();
 #pragma unroll 1
-    for (int i = 0; i < kStages; ++i) ask();
+    for (int i = 0; i < kStages; ++i) request();
     copy_commit();
     copy_wait<0>();
     __syncwarp();
   }
 
   __device__ void enter() {
-    const Segment s = segment_of(args, start);
+    const WorkSpan s = span_of(args, start);
     pages = args.entries.page_tables + start.page_begin;
     begin = s.begin + warp() * kStep;
     end = s.end;
@@ -231,14 +220,14 @@ struct Feed {
     return page_bits >= 0 ? position >> page_bits : position / args.kv.page_size;
   }
 
-  __device__ void ask() {
+  __device__ void request() {
     while (begin >= end) {
-      const int next = start.entry_unit + (kv_head + 1) * start.blocks;
-      if (next >= start.unit_end) break;
+      const int next = start.entry_work + (kv_head + 1) * start.blocks;
+      if (next >= start.work_end) break;
       seek(args, plan, next, start);
       enter();
     }
-    const uint32_t slot = asked++ % kAsked;
+    const uint32_t slot = requested++ % kRequested;
     const bool some = begin < end;
     if (lane() == 0)
       shared.steps[warp()][slot] = {begin, some ? end : 0, kv_head, start.prefix_len};
@@ -248,16 +237,16 @@ struct Feed {
     if (some) begin += kWarps * kStep;
   }
 
-  // Whether all positions of the next step to be brought are behind what this step of the model
-  // writes.
+  // Whether all positions of the next step to be copied lie before the new tokens of this forward
+  // pass.
   __device__ bool next_is_cached() const {
-    const Step step = shared.steps[warp()][(asked - kStages) % kAsked];
+    const Step step = shared.steps[warp()][(requested - kStages) % kRequested];
     return min(step.begin + kStep, step.end) <= step.prefix_len;
   }
 
-  // One group of copies: a step's keys and values, and page numbers of a later one.
-  __device__ void bring() {
-    const uint32_t slot = (asked - kStages) % kAsked;
+  // Issues one group of copies: a step's keys and values, and page numbers of a later step.
+  __device__ void issue() {
+    const uint32_t slot = (requested - kStages) % kRequested;
     const Step step = shared.steps[warp()][slot];
     if (step.end > 0) {
       const int position = min(step.begin + lane() % kStep, step.end - 1);
@@ -267,24 +256,26 @@ struct Feed {
                               static_cast<uint32_t>(step.kv_head) * head_stride;
       copy(shared.stages[warp()][stage], offset, step.end - step.begin);
     }
-    __syncwarp();  // all have read what ask() writes over
-    ask();
+    __syncwarp();  // every lane has read what request() overwrites
+    request();
     copy_commit();
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
-  // offset: of the row of position lane() % kStep. known: rows that there are.
+  // offset: of the row of position lane() % kStep. known: number of rows that exist.
   __device__ void copy(typename Shared<DIM>::Stage& to, uint32_t offset, int known) const {
-    constexpr int kEights = DIM / 8;
-    static_assert(kStep * kEights % 32 == 0);
+    constexpr int kVectors = DIM / 8;
+    static_assert(kStep * kVectors % 32 == 0);
     const auto* k = static_cast<const uint4*>(args.kv.k);
     const auto* v = static_cast<const uint4*>(args.kv.v);
 #pragma unroll
-    for (int j = 0; j < kStep * kEights / 32; ++j) {
-      // Where a row's threads divide a warp, so that what is the same for all j is seen to be.
-      constexpr bool kWhole = 32 % kEights == 0;
-      const int row = kWhole ? j * (32 / kEights) + lane() / kEights : (j * 32 + lane()) / kEights;
-      const int at = kWhole ? lane() % kEights : (j * 32 + lane()) % kEights;
+    for (int j = 0; j < kStep * kVectors / 32; ++j) {
+      // Where a row's threads divide a warp, this form shows the compiler what is the same for all
+      // j.
+      constexpr bool kWhole = 32 % kVectors == 0;
+      const int row =
+          kWhole ? j * (32 / kVectors) + lane() / kVectors : (j * 32 + lane()) / kVectors;
+      const int at = kWhole ? lane() % kVectors : (j * 32 + lane()) % kVectors;
       const uint32_t from = __shfl_sync(~0u, offset, row);
       copy_async(&to.k[row][at * 8], k + at + from, row < known);
       copy_async(&to.v[row][at * 8], v + at + from, row < known);
@@ -292,19 +283,20 @@ struct Feed {
   }
 };
 
-// One warp's sums over its steps of a segment. Keys and values are the left operand of products
-// (16 positions, or 16 of their elements), queries and weights the right one, 8 rows a tile: fewer
-// instructions than with rows on the left, and a step is a chain of them that the warp waits for.
+// One warp's online softmax over its steps of a span. Keys and values are the left operand of the
+// matrix instruction (16 positions, or 16 of their elements), queries and weights the right one, 8
+// rows a tile: that takes fewer instructions than query rows on the left, and a step is a chain of
+// dependent instructions.
 template <int DIM, int TILES>
-struct Walk {
-  // Of rows t * 8 + lane % 4 * 2 and the next one; sums of this thread's positions. The base of a
-  // row's weights is a score that it once found to be its largest; it moves when another is more
-  // than kRise above it.
+struct WarpAttention {
+  // State of rows t * 8 + lane % 4 * 2 and the next one; `sum` covers this thread's positions.
+  // `base` is the exponent base of a row's weights: a score that was once the row's largest. It
+  // moves only when a score exceeds it by more than kRescaleRise.
   float base[TILES][2], sum[TILES][2];
   float out[TILES][DIM / 16][4];
   uint32_t q[TILES][DIM / 16][2];  // the queries, as the tensor cores take them
 
-  __device__ void run(const AttentionArgs& args, const Segment& s, Feed<DIM>& feed) {
+  __device__ void run(const AttentionArgs& args, const WorkSpan& s, KvFeed<DIM>& feed) {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       base[t][0] = base[t][1] = kLowest;
@@ -318,11 +310,11 @@ struct Walk {
       __syncwarp();
       take(args, s, feed.shared.stages[feed.warp()][feed.stage], begin);
       __syncwarp();
-      feed.bring();
+      feed.issue();
     }
   }
 
-  __device__ void load_queries(const AttentionArgs& args, const Segment& s) {
+  __device__ void load_queries(const AttentionArgs& args, const WorkSpan& s) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
 #pragma unroll
@@ -340,7 +332,7 @@ struct Walk {
     }
   }
 
-  __device__ void take(const AttentionArgs& args, const Segment& s,
+  __device__ void take(const AttentionArgs& args, const WorkSpan& s,
                        typename Shared<DIM>::Stage& stage, int begin) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float chains[TILES][2][4] = {};
@@ -374,7 +366,7 @@ struct Walk {
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rises |= value[t][i] > base[t][i % 2] + kRise;
+      for (int i = 0; i < 4; ++i) rises |= value[t][i] > base[t][i % 2] + kRescaleRise;
     if (__any_sync(~0u, rises)) move_base(value);
     uint32_t weights[TILES][2];
 #pragma unroll
@@ -396,7 +388,7 @@ struct Walk {
     }
   }
 
-  __device__ static void mask(const AttentionArgs& args, const Segment& s, int begin,
+  __device__ static void mask(const AttentionArgs& args, const WorkSpan& s, int begin,
                               float (&value)[TILES][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
@@ -408,7 +400,7 @@ struct Walk {
         const int position = begin + lane / 4 + i / 2 * 8;
         const int last = s.prefix_len + (t * 8 + lane % 4 * 2 + i % 2) / group;
         const int first = window > 0 ? last - window + 1 : 0;
-        if (position > last || position < first || position >= s.end) value[t][i] = kNone;
+        if (position > last || position < first || position >= s.end) value[t][i] = kMasked;
       }
   }
 
@@ -421,7 +413,7 @@ struct Walk {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
-        if (best <= base[t][r] + kRise) best = base[t][r];
+        if (best <= base[t][r] + kRescaleRise) best = base[t][r];
         const float keep = exp2_fast(base[t][r] - best);
         base[t][r] = best;
         sum[t][r] *= keep;
@@ -442,11 +434,11 @@ struct Walk {
   }
 };
 
-// A row of a (lane, kv head) is done: its largest score and sum (base 2), its output before
-// division.
+// Writes a finished row of an entry and kv head: largest score and sum (base 2), and the output
+// before division.
 template <int DIM, int TILES>
-__device__ void write_row(const AttentionArgs& args, const Segment& s, int row,
-                          const SharedPart<DIM, TILES>& all, int r) {
+__device__ void write_row(const AttentionArgs& args, const WorkSpan& s, int row,
+                          const SegmentPartials<DIM, TILES>& all, int r) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float largest = all.largest[r], sum = all.sum[r];
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
@@ -465,14 +457,14 @@ __device__ void write_row(const AttentionArgs& args, const Segment& s, int row,
     if (lane + 32 * i < DIM) to[lane + 32 * i] = __float2bfloat16_rn(all.value[r][i] * factor);
 }
 
-// Brings the warps' parts together: into the output where this block has the whole (lane, kv head),
-// else into the workspace, and the last block to arrive brings the blocks' parts together.
+// Merges the warps' partial results: into the output where this block has the whole entry and kv
+// head, else into the workspace, where the last block to arrive merges those of all blocks.
 template <int DIM, int TILES>
-__device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, const Segment& s,
-                               const Walk<DIM, TILES>& walk, SharedPart<DIM, TILES>& all,
-                               Shared<DIM>& shared, int chunk) {
+__device__ void finish_span(const AttentionArgs& args, const PlanView& plan, const WorkSpan& s,
+                            const WarpAttention<DIM, TILES>& walk, SegmentPartials<DIM, TILES>& all,
+                            Shared<DIM>& shared, int chunk) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_block = s.unit_begin / chunk, last_block = (s.unit_end - 1) / chunk;
+  const int first_block = s.work_begin / chunk, last_block = (s.work_end - 1) / chunk;
   const int block = static_cast<int>(blockIdx.x);
   const int slot = 2 * block + (block == first_block ? 1 : 0);
   constexpr int kColumns = all.kColumns;
@@ -498,10 +490,10 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
     __syncthreads();
     const int row = warp + r * kRound;
     if (row >= s.rows) continue;
-    float largest = kNone, sum = 0, keep[kWarps], value[kColumns];
+    float largest = kMasked, sum = 0, keep[kWarps], value[kColumns];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared.largest[w][warp]);
-    const float base = largest == kNone ? 0.0f : largest;
+    const float base = largest == kMasked ? 0.0f : largest;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       keep[w] = exp2f(shared.largest[w][warp] - base);
@@ -518,11 +510,11 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
       all.add(r, largest, sum, value);
       write_row(args, s, row, all, r);
     } else {
-      float* part = plan.part_out + (static_cast<int64_t>(slot) * kSplitRows + row) * DIM;
+      float* part = plan.partial_out + (static_cast<int64_t>(slot) * kDecodeRows + row) * DIM;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
         if (lane + 32 * i < DIM) part[lane + 32 * i] = value[i];
-      if (lane == 0) plan.part_sum[slot * kSplitRows + row] = make_float2(largest, sum);
+      if (lane == 0) plan.partial_sum[slot * kDecodeRows + row] = make_float2(largest, sum);
     }
   }
   if (first_block == last_block) return;
@@ -543,22 +535,22 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
   for (int r = 0; r < all.kRows; ++r) {
     const int row = warp + r * kWarps;
     if (row >= s.rows) break;
-    float largest = kNone, sum = 0;
+    float largest = kMasked, sum = 0;
     for (int b = lane; b < blocks; b += 32)
-      largest = fmaxf(largest, __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]).x);
+      largest = fmaxf(largest, __ldcg(&plan.partial_sum[slot_of(b) * kDecodeRows + row]).x);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    const float base = largest == kNone ? 0.0f : largest;
-    // Each thread DIM / 32 columns, over the parts in their order.
+    const float base = largest == kMasked ? 0.0f : largest;
+    // Each thread has DIM / 32 columns and goes over the partial results in their order.
     float value[kColumns] = {};
 #pragma unroll 4
     for (int b = 0; b < blocks; ++b) {
-      const float2 part = __ldcg(&plan.part_sum[slot_of(b) * kSplitRows + row]);
+      const float2 part = __ldcg(&plan.partial_sum[slot_of(b) * kDecodeRows + row]);
       const float keep = exp2f(part.x - base);
       sum += part.y * keep;
       const float* out =
-          plan.part_out + (static_cast<int64_t>(slot_of(b)) * kSplitRows + row) * DIM;
+          plan.partial_out + (static_cast<int64_t>(slot_of(b)) * kDecodeRows + row) * DIM;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
         if (lane + 32 * i < DIM) value[i] += __ldcg(out + lane + 32 * i) * keep;
@@ -570,14 +562,14 @@ __device__ void finish_segment(const AttentionArgs& args, const PlanView& plan, 
 
 template <int DIM, int TILES>
 __global__ void __launch_bounds__(kThreads)
-    split_kernel(const AttentionArgs args, const PlanView plan) {
+    decode_kernel(const AttentionArgs args, const PlanView plan) {
   extern __shared__ __align__(16) char raw[];
   auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
   release_next();
   if (!args.prefetch_cached_kv) wait_for_previous();
-  SplitStart start = plan.starts[blockIdx.x];
-  if (start.unit >= start.unit_end) return wait_for_previous();
-  Feed<DIM> feed(args, plan, start, shared);
+  DecodeStart start = plan.starts[blockIdx.x];
+  if (start.work >= start.work_end) return wait_for_previous();
+  KvFeed<DIM> feed(args, plan, start, shared);
   bool waits = args.prefetch_cached_kv;
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) {
@@ -585,19 +577,19 @@ __global__ void __launch_bounds__(kThreads)
       wait_for_previous();
       waits = false;
     }
-    feed.bring();
+    feed.issue();
   }
   if (waits) wait_for_previous();
   while (true) {
-    const Segment s = segment_of(args, start);
-    Walk<DIM, TILES> walk;
-    SharedPart<DIM, TILES> all;
+    const WorkSpan s = span_of(args, start);
+    WarpAttention<DIM, TILES> walk;
+    SegmentPartials<DIM, TILES> all;
     walk.load_queries(args, s);
     all.read(args, plan, s);
     walk.run(args, s, feed);
-    finish_segment(args, plan, s, walk, all, shared, start.chunk);
-    if (s.unit_end >= start.unit_end) return;
-    seek(args, plan, s.unit_end, start);
+    finish_span(args, plan, s, walk, all, shared, start.chunk);
+    if (s.work_end >= start.work_end) return;
+    seek(args, plan, s.work_end, start);
   }
 }
 
@@ -605,8 +597,8 @@ template <int DIM, int TILES>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
              const LaunchOptions& launch) {
   constexpr size_t kBytes = sizeof(Shared<DIM>);
-  ESP_RETURN_IF_ERROR(allow_shared("attention", split_kernel<DIM, TILES>, kBytes));
-  return launch_kernel("attention", split_kernel<DIM, TILES>, dim3(static_cast<unsigned>(blocks)),
+  ESP_RETURN_IF_ERROR(allow_shared("attention", decode_kernel<DIM, TILES>, kBytes));
+  return launch_kernel("attention", decode_kernel<DIM, TILES>, dim3(static_cast<unsigned>(blocks)),
                        kThreads, kBytes, launch, args, plan);
 }
 
@@ -614,15 +606,15 @@ template <int DIM>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  const int tokens = std::min(args.entries.max_query_tokens, kSplitRows / group);
+  const int tokens = std::min(args.entries.max_query_tokens, kDecodeRows / group);
   return tokens * group <= 8 ? start<DIM, 1>(args, plan, blocks, launch)
                              : start<DIM, 2>(args, plan, blocks, launch);
 }
 
 }  // namespace
 
-Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
-                       const LaunchOptions& launch) {
+Status attention_decode(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
+                        const LaunchOptions& launch) {
   switch (args.shape.head_dim) {
     case 64:
       return start<64>(args, plan, blocks, launch);

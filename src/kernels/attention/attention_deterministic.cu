@@ -1,24 +1,17 @@
-// Attention whose every row depends on that row alone: the same bits whatever else is in the step,
-// however a prompt is cut into steps and whether its keys were computed or found in the cache.
-//
-// So each row has one order of sums. Positions are cut at multiples of shape.fixed_split, a split
-// is walked in steps of 16 positions from its start, and the splits' parts are put together from
-// the first to the last. A step of which a row sees nothing leaves the row's bits as they are, so
-// it does not matter how far around a row its tile reaches. The roundings are spelled out (no
-// contraction), and the step is one function for both kernels:
-//
-//   one_token_kernel  lanes of one token: a warp has a (lane, split, kv head) and needs no other;
-//                     the last of a head's splits to arrive puts them together
-//   tiles_kernel      all other lanes: tiles of 128 rows, 16 a warp, one split after the other
-//
-// Bytes and operations as in cuda_split.cu and cuda_tiles.cu. What it costs beside them: parts of
-// fixed size cannot fill the GPU evenly, steps of 16 rescale four times as often as blocks of 64
-// (where a maximum has changed), and Hopper's own instructions sum in another order.
-//
-// Measured on an H200: 64 lanes of 4k on pages of one 277 us with splits of 1,024, 391 with 256 (a
-// part's start is a chain of latencies), where cuda_split.cu takes 295: warps beside each other
-// that read the heads of the same positions are worth more than even parts. A prompt of 4,096 858
-// to 899 us, where cuda_hopper.cu takes 308.
+// Deterministic attention: each row's output depends on that row alone, bit for bit, whatever else
+// is in the step, however a prompt is chunked, and whether its keys were computed or cached.
+// Shapes and types as attention_decode.cu and attention_prefill.cu, with
+// AttentionShape::fixed_split.
+// Each row has one order of sums: positions are split at multiples of fixed_split, a split is
+// walked in steps of 16 positions from its start, and partial results are merged first to last. A
+// step of which a row sees nothing leaves the row's bits unchanged. Roundings are explicit (no
+// contraction), and both kernels share the step:
+//  deterministic_decode_kernel   entries of one token: a warp has an (entry, split, kv head); the
+//  last
+//                                split of a head to finish merges them
+//  deterministic_prefill_kernel  other entries: tiles of 128 rows, 16 a warp, split after split
+// Roof: as of the two files above. 64 x 4,096 on an H200 277 us (attention_decode.cu 295); a prompt
+// of 4,096 858 us (attention_prefill_sm90.cu 308). History: docs/notes/attention_deterministic.md.
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -27,12 +20,12 @@ namespace {
 
 constexpr int kStep = 16;
 constexpr int kStages = 3;
-constexpr int kPageSteps = 8;  // as in cuda_split.cu
+constexpr int kPageSteps = 8;  // steps whose page numbers are kept
 
 template <int DIM>
 constexpr int kOneWarps = DIM > 128 ? 2 : 4;
 
-// 16 rows as the tensor cores hold them: those of lane / 4 and lane / 4 + 8.
+// 16 rows as the tensor cores hold them: a thread has rows lane / 4 and lane / 4 + 8.
 template <int DIM>
 struct Rows {
   float out[DIM / 8][4];
@@ -41,13 +34,13 @@ struct Rows {
   __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
-    largest[0] = largest[1] = kNone;
+    largest[0] = largest[1] = kMasked;
     sum[0] = sum[1] = 0;
   }
 };
 
-// What a row sees: [first, last].
-struct Sight {
+// The positions that a row sees: [first, last].
+struct Visible {
   int first[2], last[2];
 };
 
@@ -60,11 +53,11 @@ __device__ __forceinline__ float score_of(const AttentionArgs& args, float produ
   return __fmul_rn(product, __fmul_rn(args.scale, kLog2E));
 }
 
-// Sixteen positions from `begin` on.
+// Accumulates sixteen positions from `begin` on.
 template <int DIM>
 __device__ __forceinline__ void take_step(const AttentionArgs& args,
                                           const uint32_t (&q)[DIM / 16][4], const KeyRow<DIM>* k,
-                                          const KeyRow<DIM>* v, int begin, const Sight& sight,
+                                          const KeyRow<DIM>* v, int begin, const Visible& visible,
                                           Rows<DIM>& rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float scores[2][4] = {};
@@ -84,11 +77,11 @@ __device__ __forceinline__ void take_step(const AttentionArgs& args,
     for (int i = 0; i < 4; ++i) {
       const int position = begin + i / 2 * 8 + lane % 4 * 2 + i % 2;
       value[i] = score_of(args, scores[i / 2][half * 2 + i % 2]);
-      if (position > sight.last[half] || position < sight.first[half]) value[i] = kNone;
+      if (position > visible.last[half] || position < visible.first[half]) value[i] = kMasked;
       best = fmaxf(best, value[i]);
     }
     best = quad_max(best);
-    const float base = best == kNone ? 0.0f : best;  // a row that has seen nothing yet
+    const float base = best == kMasked ? 0.0f : best;  // a row that has seen nothing yet
     keep[half] = exp2_fast(__fsub_rn(rows.largest[half], base));
     rows.largest[half] = best;
 #pragma unroll
@@ -98,7 +91,7 @@ __device__ __forceinline__ void take_step(const AttentionArgs& args,
     weights[half] = pack_bf16(value[0], value[1]);
     weights[2 + half] = pack_bf16(value[2], value[3]);
   }
-  // By one: the same bits as not at all.
+  // Multiplying by one would leave the same bits.
   if (__any_sync(~0u, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i) {
@@ -117,24 +110,24 @@ __device__ __forceinline__ void take_step(const AttentionArgs& args,
   }
 }
 
-// How a part is taken into what is there: value = value * keep + part * take.
+// How a partial result is merged: value = value * keep + partial * take.
 struct Merge {
   float keep, take;
 };
 __device__ __forceinline__ Merge merge_sums(float& largest, float& sum, float part_largest,
-                                            float part_sum) {
-  if (part_largest == kNone) return {1.0f, 0.0f};
+                                            float partial_sum) {
+  if (part_largest == kMasked) return {1.0f, 0.0f};
   const float best = fmaxf(largest, part_largest);
   const Merge m{exp2_fast(__fsub_rn(largest, best)), exp2_fast(__fsub_rn(part_largest, best))};
   largest = best;
-  sum = __fmaf_rn(part_sum, m.take, __fmul_rn(sum, m.keep));
+  sum = __fmaf_rn(partial_sum, m.take, __fmul_rn(sum, m.keep));
   return m;
 }
 __device__ __forceinline__ float merged(float value, float part, const Merge& m) {
   return __fmaf_rn(part, m.take, __fmul_rn(value, m.keep));
 }
 
-// What a row's output is multiplied by in the end.
+// The factor that normalises a row's output.
 __device__ __forceinline__ float row_factor(const AttentionArgs& args, int head, float largest,
                                             float sum) {
   if (args.sinks == nullptr) return __fdiv_rn(1.0f, sum);
@@ -144,7 +137,7 @@ __device__ __forceinline__ float row_factor(const AttentionArgs& args, int head,
   return __fdiv_rn(keep, __fmaf_rn(sum, keep, exp2_fast(__fsub_rn(sink, all))));
 }
 
-// The queries of 16 rows from `first_row` of a run of tokens on, `rows` in all; zeros behind them.
+// Loads the queries of 16 rows from `first_row` on, of `rows` rows in all; zeros beyond them.
 template <int DIM>
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, int query_begin,
                                              int kv_head, int first_row, int rows,
@@ -176,37 +169,37 @@ struct OneShared {
   int32_t pages[kOneWarps<DIM>][kPageSteps][kStep];
 };
 
-// One split of one kv head of a lane of one token.
-struct Part {
-  int entry, kv_head, splits, first_unit, query, last;  // first_unit: of this head's splits
+// One split of one kv head of an entry of one token: a work item.
+struct SplitWork {
+  int entry, kv_head, splits, first_work, query, last;  // first_work: of this head's splits
   int begin, end;                                       // positions; begin at a whole step
 };
 
-__device__ Part part_of(const AttentionArgs& args, const PlanView& plan, int unit) {
+__device__ SplitWork split_of(const AttentionArgs& args, const PlanView& plan, int work) {
   const EntryArrays& entries = args.entries;
   const int heads = args.shape.num_kv_heads, split = args.shape.fixed_split;
-  Part p;
-  p.entry = entry_with(plan.unit_begin, entries.num_entries, unit);
-  const int entry_unit = plan.unit_begin[p.entry];
-  p.kv_head = (unit - entry_unit) % heads;
-  p.splits = (plan.unit_begin[p.entry + 1] - entry_unit) / heads;
-  p.first_unit = entry_unit + p.kv_head;
+  SplitWork p;
+  p.entry = bucket_of(plan.work_begin, entries.num_entries, work);
+  const int entry_work = plan.work_begin[p.entry];
+  p.kv_head = (work - entry_work) % heads;
+  p.splits = (plan.work_begin[p.entry + 1] - entry_work) / heads;
+  p.first_work = entry_work + p.kv_head;
   p.query = entries.query_begin[p.entry];
   p.last = entries.prefix_len[p.entry];
-  const int seen = first_seen(p.last, args.shape.sliding_window);
-  const int index = seen / split + (unit - entry_unit) / heads;
+  const int seen = first_visible(p.last, args.shape.sliding_window);
+  const int index = seen / split + (work - entry_work) / heads;
   p.begin = max(index * split, seen);
   p.end = min((index + 1) * split, p.last + 1);
   return p;
 }
 
 template <int DIM>
-__device__ void walk(const AttentionArgs& args, const Part& p, OneShared<DIM>& shared,
-                     const uint32_t (&q)[DIM / 16][4], const Sight& sight, Rows<DIM>& rows) {
+__device__ void walk(const AttentionArgs& args, const SplitWork& p, OneShared<DIM>& shared,
+                     const uint32_t (&q)[DIM / 16][4], const Visible& visible, Rows<DIM>& rows) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int steps = (p.end - p.begin + kStep - 1) / kStep;
   const int32_t* pages = args.entries.page_tables + args.entries.page_begin[p.entry];
-  const auto position_of = [&](int i) {  // that this thread looks up
+  const auto position_of = [&](int i) {  // the position that this thread looks up
     return min(p.begin + i * kStep + lane % kStep, p.end - 1);
   };
   const auto page_of = [&](int i) {
@@ -216,11 +209,11 @@ __device__ void walk(const AttentionArgs& args, const Part& p, OneShared<DIM>& s
     if (i < steps) {
       const int64_t offset = kv_offset(args.kv, page, position_of(i), p.kv_head);
       auto& stage = shared.stages[warp][i % kStages];
-      constexpr int kEights = DIM / 8;
-      static_assert(kStep * kEights % 32 == 0);
+      constexpr int kVectors = DIM / 8;
+      static_assert(kStep * kVectors % 32 == 0);
 #pragma unroll
-      for (int j = 0; j < kStep * kEights / 32; ++j) {
-        const int row = (j * 32 + lane) / kEights, at = (j * 32 + lane) % kEights * 8;
+      for (int j = 0; j < kStep * kVectors / 32; ++j) {
+        const int row = (j * 32 + lane) / kVectors, at = (j * 32 + lane) % kVectors * 8;
         const int64_t from = __shfl_sync(~0u, offset, row) + at;
         const bool known = p.begin + i * kStep + row < p.end;
         copy_async(&stage.k[row][at], static_cast<const bf16*>(args.kv.k) + from, known);
@@ -229,7 +222,7 @@ __device__ void walk(const AttentionArgs& args, const Part& p, OneShared<DIM>& s
     }
     copy_commit();
   };
-  const auto ask_page = [&](int i) {
+  const auto request_page = [&](int i) {
     if (i < steps && lane < kStep)
       copy_async_word(&shared.pages[warp][i % kPageSteps][lane],
                       pages + position_of(i) / args.kv.page_size);
@@ -237,39 +230,39 @@ __device__ void walk(const AttentionArgs& args, const Part& p, OneShared<DIM>& s
   int pages_ahead[kStages - 1];
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) pages_ahead[i] = page_of(i);
-  for (int i = kStages - 1; i < 2 * kStages - 2; ++i) ask_page(i);
+  for (int i = kStages - 1; i < 2 * kStages - 2; ++i) request_page(i);
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) fetch(i, pages_ahead[i]);
   for (int i = 0; i < steps; ++i) {
     copy_wait<kStages - 2>();
     __syncwarp();
-    ask_page(i + 2 * kStages - 2);
+    request_page(i + 2 * kStages - 2);
     fetch(i + kStages - 1, shared.pages[warp][(i + kStages - 1) % kPageSteps][lane % kStep]);
     const auto& stage = shared.stages[warp][i % kStages];
-    take_step<DIM>(args, q, stage.k, stage.v, p.begin + i * kStep, sight, rows);
+    take_step<DIM>(args, q, stage.k, stage.v, p.begin + i * kStep, visible, rows);
     __syncwarp();
   }
   copy_wait<0>();
 }
 
-// All splits of a lane and kv head are in the workspace: a row after the other, from the first
+// Merges all splits of an entry and kv head, which are in the workspace: row by row, from the first
 // split to the last.
 template <int DIM>
-__device__ void put_together(const AttentionArgs& args, const PlanView& plan, const Part& p) {
+__device__ void merge_splits(const AttentionArgs& args, const PlanView& plan, const SplitWork& p) {
   constexpr int kColumns = (DIM + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int heads = args.shape.num_kv_heads, group = args.shape.num_heads / heads;
   for (int row = 0; row < group; ++row) {
-    float largest = kNone, sum = 0, value[kColumns] = {};
+    float largest = kMasked, sum = 0, value[kColumns] = {};
 #pragma unroll 4
     for (int s = 0; s < p.splits; ++s) {
-      const int64_t at = (int64_t{p.first_unit} + int64_t{s} * heads) * group + row;
-      const float2 part = __ldcg(&plan.part_sum[at]);
+      const int64_t at = (int64_t{p.first_work} + int64_t{s} * heads) * group + row;
+      const float2 part = __ldcg(&plan.partial_sum[at]);
       const Merge m = merge_sums(largest, sum, part.x, part.y);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
         if (lane + 32 * i < DIM)
-          value[i] = merged(value[i], __ldcg(&plan.part_out[at * DIM + lane + 32 * i]), m);
+          value[i] = merged(value[i], __ldcg(&plan.partial_out[at * DIM + lane + 32 * i]), m);
     }
     const int head = p.kv_head * group + row;
     const float factor = row_factor(args, head, largest, sum);
@@ -280,7 +273,7 @@ __device__ void put_together(const AttentionArgs& args, const PlanView& plan, co
   }
 }
 
-// Rows of a token, or of a tile's warp, to the output.
+// Writes the rows of a token, or of a warp of a tile, to the output.
 template <int DIM>
 __device__ void write_rows(const AttentionArgs& args, int query_begin, int kv_head, int first_row,
                            int rows, const Rows<DIM>& done) {
@@ -303,31 +296,31 @@ __device__ void write_rows(const AttentionArgs& args, int query_begin, int kv_he
 
 template <int DIM>
 __global__ void __launch_bounds__(kOneWarps<DIM> * 32)
-    one_token_kernel(const AttentionArgs args, const PlanView plan) {
+    deterministic_decode_kernel(const AttentionArgs args, const PlanView plan) {
   extern __shared__ __align__(16) char raw[];
   auto& shared = *reinterpret_cast<OneShared<DIM>*>(raw);
   release_next();
   wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int heads = args.shape.num_kv_heads, group = args.shape.num_heads / heads;
-  const int units = plan.header->num_units;
-  // Warps beside each other have the heads of the same positions.
-  for (int unit = static_cast<int>(blockIdx.x) * kOneWarps<DIM> + warp; unit < units;
-       unit += static_cast<int>(gridDim.x) * kOneWarps<DIM>) {
-    const Part p = part_of(args, plan, unit);
+  const int work_items = plan.header->num_work_items;
+  // Neighbouring warps have the heads of the same positions.
+  for (int work = static_cast<int>(blockIdx.x) * kOneWarps<DIM> + warp; work < work_items;
+       work += static_cast<int>(gridDim.x) * kOneWarps<DIM>) {
+    const SplitWork p = split_of(args, plan, work);
     const int window = args.shape.sliding_window;
     const int first = window > 0 ? max(0, p.last - window + 1) : 0;
-    const Sight sight{{first, first}, {p.last, p.last}};
+    const Visible visible{{first, first}, {p.last, p.last}};
     uint32_t q[DIM / 16][4];
     load_queries<DIM>(args, p.query, p.kv_head, 0, group, q);
     Rows<DIM> rows;
     rows.clear();
-    walk<DIM>(args, p, shared, q, sight, rows);
+    walk<DIM>(args, p, shared, q, visible, rows);
     __syncwarp();
     rows.sum[0] = quad_sum(rows.sum[0]);
     rows.sum[1] = quad_sum(rows.sum[1]);
     if (p.splits == 1) {
-      // As a part that is taken into nothing: -0 becomes 0.
+      // As merging a partial result into an empty one does: -0 becomes 0.
 #pragma unroll
       for (int i = 0; i < DIM / 8; ++i)
 #pragma unroll
@@ -339,11 +332,11 @@ __global__ void __launch_bounds__(kOneWarps<DIM> * 32)
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
       if (row >= group) continue;
-      const int64_t at = int64_t{unit} * group + row;
-      if (lane % 4 == 0) plan.part_sum[at] = make_float2(rows.largest[half], rows.sum[half]);
+      const int64_t at = int64_t{work} * group + row;
+      if (lane % 4 == 0) plan.partial_sum[at] = make_float2(rows.largest[half], rows.sum[half]);
 #pragma unroll
       for (int i = 0; i < DIM / 8; ++i)
-        *reinterpret_cast<float2*>(&plan.part_out[at * DIM + i * 8 + lane % 4 * 2]) =
+        *reinterpret_cast<float2*>(&plan.partial_out[at * DIM + i * 8 + lane % 4 * 2]) =
             make_float2(rows.out[i][half * 2], rows.out[i][half * 2 + 1]);
     }
     __threadfence();
@@ -356,7 +349,7 @@ __global__ void __launch_bounds__(kOneWarps<DIM> * 32)
     }
     if (__shfl_sync(~0u, last, 0) == 0) continue;
     __threadfence();
-    put_together<DIM>(args, plan, p);
+    merge_splits<DIM>(args, plan, p);
   }
 }
 
@@ -370,37 +363,37 @@ struct Tiles {
   };
   struct Shared {
     Stage stages[2];
-    int64_t offsets[2][kKeys];  // of the positions of the blocks to come
+    int64_t offsets[2][kKeys];  // of the positions of the next two blocks
   };
 };
 
 template <int DIM>
 __global__ void __launch_bounds__(Tiles<DIM>::kThreads)
-    tiles_kernel(const AttentionArgs args, const PlanView plan) {
+    deterministic_prefill_kernel(const AttentionArgs args, const PlanView plan) {
   using L = Tiles<DIM>;
-  constexpr int kEights = DIM / 8;
+  constexpr int kVectors = DIM / 8;
   extern __shared__ __align__(16) char raw[];
   auto& shared = *reinterpret_cast<typename L::Shared*>(raw);
   release_next();
   wait_for_previous();
-  // The last tiles of a lane have the most keys: first come, first served.
+  // An entry's last tiles have the most keys, so they start first.
   const int index = plan.header->num_tiles - 1 - static_cast<int>(blockIdx.y);
   if (index < 0) return;
   const EntryArrays& entries = args.entries;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int kv_head = static_cast<int>(blockIdx.x);
-  const int in_batch = entry_with(plan.tile_begin, entries.num_entries, index);
-  const int skipped = (index - plan.tile_begin[in_batch]) * (kTileRows / group);
-  const int query_begin = entries.query_begin[in_batch] + skipped;
-  const int tokens = min(kTileRows / group, entries.query_begin[in_batch + 1] - query_begin);
-  const int first_position = entries.prefix_len[in_batch] + skipped;
-  const int key_begin = first_seen(first_position, args.shape.sliding_window);
+  const int entry = bucket_of(plan.tile_begin, entries.num_entries, index);
+  const int skipped = (index - plan.tile_begin[entry]) * (kTileRows / group);
+  const int query_begin = entries.query_begin[entry] + skipped;
+  const int tokens = min(kTileRows / group, entries.query_begin[entry + 1] - query_begin);
+  const int first_position = entries.prefix_len[entry] + skipped;
+  const int key_begin = first_visible(first_position, args.shape.sliding_window);
   const int key_end = first_position + tokens, rows = tokens * group;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t* pages = entries.page_tables + entries.page_begin[in_batch];
+  const int32_t* pages = entries.page_tables + entries.page_begin[entry];
 
   const int blocks = (key_end - key_begin + L::kKeys - 1) / L::kKeys;
-  const auto position_of = [&](int block) {  // that this thread looks up
+  const auto position_of = [&](int block) {  // the position that this thread looks up
     return min(key_begin + block * L::kKeys + static_cast<int>(threadIdx.x), key_end - 1);
   };
   const auto page_of = [&](int block) {
@@ -416,8 +409,8 @@ __global__ void __launch_bounds__(Tiles<DIM>::kThreads)
     if (block < blocks) {
       typename L::Stage& stage = shared.stages[block % 2];
       const int begin = key_begin + block * L::kKeys;
-      for (int i = threadIdx.x; i < L::kKeys * kEights; i += L::kThreads) {
-        const int row = i / kEights, at = i % kEights * 8;
+      for (int i = threadIdx.x; i < L::kKeys * kVectors; i += L::kThreads) {
+        const int row = i / kVectors, at = i % kVectors * 8;
         const int64_t from = shared.offsets[block % 2][row] + at;
         const bool known = begin + row < key_end;
         copy_async(&stage.k[row][at], static_cast<const bf16*>(args.kv.k) + from, known);
@@ -431,11 +424,11 @@ __global__ void __launch_bounds__(Tiles<DIM>::kThreads)
   uint32_t q[DIM / 16][4];
   load_queries<DIM>(args, query_begin, kv_head, first_row, rows, q);
   const int window = args.shape.sliding_window;
-  Sight sight;
+  Visible visible;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sight.last[half] = first_position + (first_row + lane / 4 + half * 8) / group;
-    sight.first[half] = window > 0 ? max(0, sight.last[half] - window + 1) : 0;
+    visible.last[half] = first_position + (first_row + lane / 4 + half * 8) / group;
+    visible.first[half] = window > 0 ? max(0, visible.last[half] - window + 1) : 0;
   }
   const int warp_last = min(first_position + (first_row + 15) / group, key_end - 1);
   const int warp_first = window > 0 ? max(0, first_position + first_row / group - window + 1) : 0;
@@ -469,9 +462,9 @@ __global__ void __launch_bounds__(Tiles<DIM>::kThreads)
     const int begin = key_begin + block * L::kKeys;
     if (block > 0 && begin % args.shape.fixed_split == 0) end_split();
     for (int at = 0; at < L::kKeys;
-         at += kStep) {  // steps that no row of the warp sees change none
+         at += kStep) {  // skipping steps that no row of the warp sees changes no bits
       if (begin + at > warp_last || begin + at + kStep <= warp_first) continue;
-      take_step<DIM>(args, q, &stage.k[at], &stage.v[at], begin + at, sight, part);
+      take_step<DIM>(args, q, &stage.k[at], &stage.v[at], begin + at, visible, part);
     }
     keep_offset(block + 2, page_after);
   }
@@ -486,23 +479,23 @@ Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiproce
   if (args.entries.max_query_tokens > 1) {
     const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
     constexpr size_t kBytes = sizeof(typename Tiles<DIM>::Shared);
-    ESP_RETURN_IF_ERROR(allow_shared("attention", tiles_kernel<DIM>, kBytes));
+    ESP_RETURN_IF_ERROR(allow_shared("attention", deterministic_prefill_kernel<DIM>, kBytes));
     ESP_RETURN_IF_ERROR(launch_kernel(
-        "attention", tiles_kernel<DIM>,
+        "attention", deterministic_prefill_kernel<DIM>,
         dim3(static_cast<unsigned>(args.shape.num_kv_heads), static_cast<unsigned>(tiles)),
         Tiles<DIM>::kThreads, kBytes, launch, args, plan));
   }
   constexpr size_t kBytes = sizeof(OneShared<DIM>);
-  ESP_RETURN_IF_ERROR(allow_shared("attention", one_token_kernel<DIM>, kBytes));
-  return launch_kernel("attention", one_token_kernel<DIM>,
+  ESP_RETURN_IF_ERROR(allow_shared("attention", deterministic_decode_kernel<DIM>, kBytes));
+  return launch_kernel("attention", deterministic_decode_kernel<DIM>,
                        dim3(static_cast<unsigned>(2 * multiprocessors)), kOneWarps<DIM> * 32,
                        kBytes, launch, args, plan);
 }
 
 }  // namespace
 
-Status attention_fixed(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
-                       const LaunchOptions& launch) {
+Status attention_deterministic(const AttentionArgs& args, const PlanView& plan,
+                               int32_t multiprocessors, const LaunchOptions& launch) {
   switch (args.shape.head_dim) {
     case 64:
       return start<64>(args, plan, multiprocessors, launch);

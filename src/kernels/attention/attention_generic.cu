@@ -1,5 +1,7 @@
-// Attention for every shape and for float32: one block for a token and a head, in float32 without
-// tensor cores. Reads all keys once for each head: for tests, small models and odd shapes.
+// Attention for every shape and for float32: one block for a token and a head, four warps over the
+// keys in turn, float32 arithmetic without tensor cores, online softmax, merged in shared memory.
+// q [tokens, heads, head_dim up to 576], K and V in pages, out as q. It reads all keys once for
+// each head, so it is for tests, small models and shapes without a kernel of their own.
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -8,9 +10,9 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// PER_LANE: elements of a head that each lane has.
+// PER_LANE: elements of a head that each lane holds.
 template <typename T, int PER_LANE>
-__global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(AttentionArgs args) {
   __shared__ float outs[kWarps][32 * PER_LANE];
   __shared__ float largest[kWarps], sums[kWarps];
   release_next();
@@ -18,7 +20,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
   const EntryArrays& entries = args.entries;
   const int token = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   if (token >= entries.query_begin[entries.num_entries]) return;
-  const int entry = entry_with(entries.query_begin, entries.num_entries, token);
+  const int entry = bucket_of(entries.query_begin, entries.num_entries, token);
   const int last = entries.prefix_len[entry] + token - entries.query_begin[entry];
   const int window = args.shape.sliding_window;
   const int first = window > 0 ? max(0, last - window + 1) : 0;
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
 #pragma unroll
   for (int i = 0; i < PER_LANE; ++i)
     if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
-  float best = kNone, sum = 0;
+  float best = kMasked, sum = 0;
   for (int position = first + warp; position <= last; position += kWarps) {
     const int64_t at = kv_offset(args.kv, kv_page(args.kv, pages, position), position, kv_head);
     const T* key = static_cast<const T*>(args.kv.k) + at;
@@ -54,7 +56,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
   for (int i = 0; i < PER_LANE; ++i) outs[warp][thread + 32 * i] = out[i];
   if (thread == 0) largest[warp] = best, sums[warp] = sum;
   __syncthreads();
-  float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kNone;
+  float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kMasked;
   for (int w = 0; w < kWarps; ++w) all = fmaxf(all, largest[w]);
   float total = args.sinks != nullptr ? exp2f(args.sinks[head] * kLog2E - all) : 0.0f;
   for (int w = 0; w < kWarps; ++w) total += sums[w] * exp2f(largest[w] - all);
@@ -68,14 +70,15 @@ __global__ void __launch_bounds__(kWarps * 32) attention_any_kernel(AttentionArg
 
 }  // namespace
 
-Status attention_any(const AttentionArgs& args, const LaunchOptions& launch) {
+Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch) {
   const dim3 grid(static_cast<unsigned>(args.entries.num_tokens),
                   static_cast<unsigned>(args.shape.num_heads));
   constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
   const bool usual = args.shape.head_dim <= 32 * kUsual;
-  auto kernel = usual ? attention_any_kernel<float, kUsual> : attention_any_kernel<float, kMost>;
+  auto kernel =
+      usual ? attention_generic_kernel<float, kUsual> : attention_generic_kernel<float, kMost>;
   if (args.shape.type == DType::kBFloat16)
-    kernel = usual ? attention_any_kernel<bf16, kUsual> : attention_any_kernel<bf16, kMost>;
+    kernel = usual ? attention_generic_kernel<bf16, kUsual> : attention_generic_kernel<bf16, kMost>;
   return launch_kernel("attention", kernel, grid, kWarps * 32, 0, launch, args);
 }
 

@@ -1,5 +1,5 @@
-// Attention over latents of 576 numbers that are keys and values at once, for heads by sixteens.
-// Inside kernels/attention.
+// Multi-head latent attention: latents of 576 elements that are keys and values at once, heads in
+// tiles of 16. Internal to kernels/attention; requirements and ownership as cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace espalier::kernels::cuda {
 
-bool latent_shape(const AttentionShape& shape, const DeviceTraits& traits);
-// For steps of any size.
-size_t latent_workspace_bytes(const DeviceTraits& traits);
-// It needs no plan. REQUIRES latent_shape, a workspace of so many bytes, keys and values in one
-// plane, and neither softcap nor sinks.
-Status attention_latent(const AttentionArgs& args, const DeviceTraits& traits,
-                        const LaunchOptions& launch);
+bool mla_shape(const AttentionShape& shape, const DeviceTraits& traits);
+// Bytes of workspace for steps of any size.
+size_t mla_workspace_bytes(const DeviceTraits& traits);
+// Needs no attention_plan(). REQUIRES: mla_shape(), a workspace of mla_workspace_bytes(), keys and
+// values in one plane, and neither softcap nor sinks.
+Status attention_mla(const AttentionArgs& args, const DeviceTraits& traits,
+                     const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -1,6 +1,7 @@
-// Decode steps whose kernels start early against the same with each kernel behind the other: new
-// keys appended, attention over the pages, step after step, entries and plans changing. Where
-// attention asks for its cached keys before it waits, the bits are the same.
+// Decode steps with programmatic dependent launch against the same steps with each kernel after the
+// other: new keys appended, attention over the pages, step after step, entries and plans changing.
+// Where attention prefetches cached keys before it waits, the bits are the same only if every key
+// it reads early is complete.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,17 +19,18 @@ using test::DeviceArray;
 struct Shape {
   int dim, kv_heads, group, page_size;
   int window = 0;
-  int shared = 0;  // positions that all sequences have in the same pages and are read once; or 0
+  int shared = 0;  // positions that all sequences share in the same pages; or 0
 };
 constexpr int kSteps = 12, kLayers = 3;
 
-class CudaEarlyAttention : public test::OnDevice {
+class CudaPdlAttention : public test::OnDevice {
  protected:
   // One step's entries on the device.
   struct Step {
     std::vector<int32_t> sequences;  // of each entry
-    DeviceArray<int32_t> query_begin, prefix_len, page_begin, runs, members, places, own_begin;
-    DeviceArray<cuda::SharedSegment> run;
+    DeviceArray<int32_t> query_begin, prefix_len, page_begin, num_segments, members, memberships,
+        own_begin;
+    DeviceArray<cuda::SharedSegment> segments;
   };
 
   struct Model {
@@ -41,7 +43,7 @@ class CudaEarlyAttention : public test::OnDevice {
     DeviceArray<BFloat16> q, new_rows;  // [steps][layers][entries][...], random
   };
 
-  // Sequences come and go from step to step; whoever is in a step gets a token longer.
+  // Sequences come and go from step to step; each sequence of a step gets one token.
   Model make(const Shape& shape, std::vector<int> lengths) {
     const auto num = static_cast<int>(lengths.size());
     const int longest = *std::ranges::max_element(lengths) + kSteps;
@@ -86,24 +88,24 @@ class CudaEarlyAttention : public test::OnDevice {
       page_begins.push_back(s * max_pages);
     }
     const size_t entries = sequences.size();
-    std::vector<int32_t> members(entries), places(entries * 2 * cuda::kSegmentsPerEntry, -1);
+    std::vector<int32_t> members(entries), memberships(entries * 2 * cuda::kSegmentsPerEntry, -1);
     std::iota(members.begin(), members.end(), 0);
     for (size_t i = 0; i < entries; ++i) {
-      places[i * 2 * cuda::kSegmentsPerEntry] = 0;
-      places[i * 2 * cuda::kSegmentsPerEntry + 1] = static_cast<int32_t>(i);
+      memberships[i * 2 * cuda::kSegmentsPerEntry] = 0;
+      memberships[i * 2 * cuda::kSegmentsPerEntry + 1] = static_cast<int32_t>(i);
     }
-    const std::vector<cuda::SharedSegment> run{{.end = shape.shared,
-                                                .page_begin = page_begins[0],
-                                                .num_members = static_cast<int32_t>(entries)}};
+    const std::vector<cuda::SharedSegment> segments{{.end = shape.shared,
+                                                     .page_begin = page_begins[0],
+                                                     .num_members = static_cast<int32_t>(entries)}};
     return {sequences,
             DeviceArray<int32_t>(begins),
             DeviceArray<int32_t>(prefixes),
             DeviceArray<int32_t>(page_begins),
             DeviceArray<int32_t>(std::vector<int32_t>{1}),
             DeviceArray<int32_t>(members),
-            DeviceArray<int32_t>(places),
+            DeviceArray<int32_t>(memberships),
             DeviceArray<int32_t>(std::vector<int32_t>(entries, shape.shared)),
-            DeviceArray<cuda::SharedSegment>(run)};
+            DeviceArray<cuda::SharedSegment>(segments)};
   }
 
   static cuda::EntryArrays entries_of(const Model& m, const Step& step) {
@@ -116,13 +118,13 @@ class CudaEarlyAttention : public test::OnDevice {
                              .num_tokens = entries,
                              .max_query_tokens = 1};
     if (m.shape.shared > 0)
-      arrays.shared = {step.runs.get(), step.run.get(), step.members.get(), step.places.get(),
-                       step.own_begin.get()};
+      arrays.shared = {step.num_segments.get(), step.segments.get(), step.members.get(),
+                       step.memberships.get(), step.own_begin.get()};
     return arrays;
   }
 
-  // What all layers of all steps give, as bits.
-  static std::vector<BFloat16> run(const Model& m, bool early) {
+  // The output of all layers of all steps, as bits.
+  static std::vector<BFloat16> run(const Model& m, bool pdl) {
     const Shape& shape = m.shape;
     const auto num = static_cast<int32_t>(m.page_tables.size()) / m.max_pages;
     const int heads = shape.kv_heads * shape.group;
@@ -140,11 +142,11 @@ class CudaEarlyAttention : public test::OnDevice {
     DeviceArray<BFloat16> out(m.q.size());
     cudaMemset(out.get(), 0, out.size() * 2);
     const auto must = [](const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); };
-    const cuda::LaunchOptions overlap{.pdl = early};
+    const cuda::LaunchOptions pdl_launch{.pdl = pdl};
     for (size_t at = 0; at < m.steps.size(); ++at) {
       const cuda::EntryArrays entries = entries_of(m, m.steps[at]);
-      must(cuda::attention_plan(planned, entries, workspace.get(), *bytes, overlap));
-      // Behind the plan's end, as AttentionArgs::prefetch_cached_kv wants it.
+      must(cuda::attention_plan(planned, entries, workspace.get(), *bytes, pdl_launch));
+      // After the plan's end, as AttentionArgs::prefetch_cached_kv requires.
       must(cuda::token_rows(
           {.entries = entries, .page_size = shape.page_size, .kv_rows = kv_rows.get()}, {}));
       for (int layer = 0; layer < kLayers; ++layer) {
@@ -166,7 +168,7 @@ class CudaEarlyAttention : public test::OnDevice {
                                    .tokens = entries.num_tokens,
                                    .kv = kv,
                                    .kv_rows = kv_rows.get()},
-                                  overlap));
+                                  pdl_launch));
         must(cuda::attention({.shape = planned,
                               .entries = entries,
                               .kv = kv,
@@ -177,8 +179,8 @@ class CudaEarlyAttention : public test::OnDevice {
                               .scale = 1 / std::sqrt(static_cast<float>(shape.dim)),
                               .workspace = workspace.get(),
                               .workspace_bytes = *bytes,
-                              .prefetch_cached_kv = early},
-                             overlap));
+                              .prefetch_cached_kv = pdl},
+                             pdl_launch));
       }
     }
     return out.read();
@@ -197,7 +199,7 @@ class CudaEarlyAttention : public test::OnDevice {
   }
 };
 
-TEST_F(CudaEarlyAttention, CachedKeysAreThoseOfTheStepsBefore) {
+TEST_F(CudaPdlAttention, CachedKeysAreThoseOfTheStepsBefore) {
   check({.dim = 128, .kv_heads = 2, .group = 4, .page_size = 1}, {900, 3, 64, 500, 15, 16, 0});
   check({.dim = 128, .kv_heads = 8, .group = 4, .page_size = 1}, std::vector<int>(16, 1000));
   check({.dim = 64, .kv_heads = 2, .group = 1, .page_size = 16}, {31, 32, 33, 47, 48, 49, 1, 0});
@@ -205,7 +207,7 @@ TEST_F(CudaEarlyAttention, CachedKeysAreThoseOfTheStepsBefore) {
         {900, 3, 64, 500, 130, 79, 80});
 }
 
-TEST_F(CudaEarlyAttention, CachedKeysThatEntriesShareToo) {
+TEST_F(CudaPdlAttention, CachedKeysThatEntriesShareToo) {
   for (const int dim : {64, 128})
     check({.dim = dim, .kv_heads = 2, .group = 4, .page_size = 1, .shared = 600},
           {600, 601, 640, 700, 731, 732, 733, 900, 1000});

@@ -1,5 +1,8 @@
-// The plan of a step: one block, two prefix sums over the lanes. Once a step, not once a layer; a
-// few microseconds.
+// attention_plan: divides a step's attention among blocks from the lengths on the device.
+// One block of 1,024 threads makes prefix sums of work items and tiles over the entries (and over
+// the shared segments), then writes where each block of the attention kernels begins
+// (attention_plan.h). Runs once a step and shape, not once a layer; a few microseconds, bound by
+// latency.
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -9,7 +12,7 @@ namespace {
 constexpr int kThreads = 1024;
 
 struct Counts {
-  int units = 0, tiles = 0;
+  int work_items = 0, tiles = 0;
 };
 
 __device__ Counts counts_of(const AttentionShape& shape, const EntryArrays& entries, int entry,
@@ -21,18 +24,19 @@ __device__ Counts counts_of(const AttentionShape& shape, const EntryArrays& entr
   const int split = shape.fixed_split;
   if (split > 0 && tokens == 1) {
     const int last = entries.prefix_len[entry];
-    const int splits = last / split - first_seen(last, shape.sliding_window) / split + 1;
-    return {.units = splits * shape.num_kv_heads};
+    const int splits = last / split - first_visible(last, shape.sliding_window) / split + 1;
+    return {.work_items = splits * shape.num_kv_heads};
   }
-  if (split > 0 || tokens * group > kSplitRows)
+  if (split > 0 || tokens * group > kDecodeRows)
     return {.tiles = (tokens + kTileRows / group - 1) / (kTileRows / group)};
   const int end = entries.prefix_len[entry] + tokens;
-  const int positions = end - max(first_seen(entries.prefix_len[entry], shape.sliding_window),
+  const int positions = end - max(first_visible(entries.prefix_len[entry], shape.sliding_window),
                                   shared ? entries.shared.own_begin[entry] : 0);
-  return {.units = (positions + kSplitUnit - 1) / kSplitUnit * shape.num_kv_heads};
+  return {.work_items = (positions + kWorkPositions - 1) / kWorkPositions * shape.num_kv_heads};
 }
 
-// The sum over threads up to this one; every thread calls it.
+// Returns the sum over threads up to this one; every thread calls it. scratch: [32] in shared
+// memory.
 __device__ int inclusive_sum(int value, int* scratch) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const auto within_warp = [&](int v) {
@@ -53,66 +57,67 @@ __device__ int inclusive_sum(int value, int* scratch) {
   return value;
 }
 
-struct RunSize {
-  int blocks, tiles;  // units of an item, items of a kv head
+struct SegmentSize {
+  int blocks, tiles;  // work items of a tile, tiles of a kv head
 };
-__device__ RunSize size_of(const AttentionShape& shape, const SharedSegment& run) {
+__device__ SegmentSize size_of(const AttentionShape& shape, const SharedSegment& segment) {
   const int per_tile = kTileRows / (shape.num_heads / shape.num_kv_heads);
-  return {.blocks = (run.end - run.begin + kSharedBlock - 1) / kSharedBlock,
-          .tiles = (run.num_members + per_tile - 1) / per_tile};
+  return {.blocks = (segment.end - segment.begin + kSegmentBlock - 1) / kSegmentBlock,
+          .tiles = (segment.num_members + per_tile - 1) / per_tile};
 }
 
-// The shared runs' units, where each block begins, and where each lane finds its parts.
+// Plans the shared segments: their work items, where each block begins, and where each entry finds
+// its partial results.
 __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entries,
                             const PlanView& plan, int* scratch) {
   __shared__ int carried;
   const SharedSegments& shared = entries.shared;
   const int num_segments = *shared.num_segments;
-  if (threadIdx.x == 0) carried = plan.run_unit_begin[0] = 0;
+  if (threadIdx.x == 0) carried = plan.segment_work_begin[0] = 0;
   __syncthreads();
   for (int first = 0; first < num_segments; first += kThreads) {
     const int index = first + static_cast<int>(threadIdx.x);
-    int units = 0;
+    int work_items = 0;
     if (index < num_segments) {
-      const RunSize size = size_of(shape, shared.segments[index]);
-      units = size.blocks * size.tiles * shape.num_kv_heads;
+      const SegmentSize size = size_of(shape, shared.segments[index]);
+      work_items = size.blocks * size.tiles * shape.num_kv_heads;
     }
-    units = carried + inclusive_sum(units, scratch);
-    if (index < num_segments) plan.run_unit_begin[index + 1] = units;
+    work_items = carried + inclusive_sum(work_items, scratch);
+    if (index < num_segments) plan.segment_work_begin[index + 1] = work_items;
     __syncthreads();
-    if (threadIdx.x == kThreads - 1) carried = units;
+    if (threadIdx.x == kThreads - 1) carried = work_items;
     __syncthreads();
   }
-  const int chunk = max((carried + plan.shared_blocks - 1) / plan.shared_blocks, 1);
-  if (threadIdx.x == 0) plan.header->shared_chunk = chunk;
-  for (int block = threadIdx.x; block < plan.shared_blocks; block += kThreads) {
-    SharedStart start{.unit = block * chunk, .unit_end = min((block + 1) * chunk, carried)};
-    if (start.unit < start.unit_end) {
-      start.run = entry_with(plan.run_unit_begin, num_segments, start.unit);
-      start.run_unit = plan.run_unit_begin[start.run];
+  const int chunk = max((carried + plan.cascade_blocks - 1) / plan.cascade_blocks, 1);
+  if (threadIdx.x == 0) plan.header->cascade_chunk = chunk;
+  for (int block = threadIdx.x; block < plan.cascade_blocks; block += kThreads) {
+    CascadeStart start{.work = block * chunk, .work_end = min((block + 1) * chunk, carried)};
+    if (start.work < start.work_end) {
+      start.segment = bucket_of(plan.segment_work_begin, num_segments, start.work);
+      start.segment_work = plan.segment_work_begin[start.segment];
     }
-    plan.shared_starts[block] = start;
+    plan.cascade_starts[block] = start;
   }
   const int group = shape.num_heads / shape.num_kv_heads, per_tile = kTileRows / group;
   for (int i = threadIdx.x; i < entries.num_entries * kSegmentsPerEntry; i += kThreads) {
-    EntrySegment found;
-    const int index = shared.memberships[2 * i], place = shared.memberships[2 * i + 1];
+    EntrySegment lookup;
+    const int index = shared.memberships[2 * i], index_in_segment = shared.memberships[2 * i + 1];
     if (index >= 0) {
-      const SharedSegment run = shared.segments[index];
-      const RunSize size = size_of(shape, run);
-      found = {.blocks = size.blocks,
-               .unit = plan.run_unit_begin[index] + place / per_tile * size.blocks,
-               .units_per_head = size.tiles * size.blocks,
-               .tile_row = place % per_tile * group,
-               .member = run.first_member + place,
-               .chunk = chunk};
+      const SharedSegment segment = shared.segments[index];
+      const SegmentSize size = size_of(shape, segment);
+      lookup = {.blocks = size.blocks,
+                .work = plan.segment_work_begin[index] + index_in_segment / per_tile * size.blocks,
+                .work_per_head = size.tiles * size.blocks,
+                .tile_row = index_in_segment % per_tile * group,
+                .member = segment.first_member + index_in_segment,
+                .chunk = chunk};
     }
-    plan.entry_segments[i] = found;
+    plan.entry_segments[i] = lookup;
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    plan_kernel(AttentionShape shape, EntryArrays entries, PlanView plan, int split_blocks) {
+    plan_kernel(AttentionShape shape, EntryArrays entries, PlanView plan, int decode_blocks) {
   __shared__ int scratch[32];
   __shared__ Counts carried;
   release_next();
@@ -120,35 +125,37 @@ __global__ void __launch_bounds__(kThreads)
   const bool shared = plan.entry_segments != nullptr && entries.shared.segments != nullptr;
   if (threadIdx.x == 0) {
     carried = {};
-    plan.unit_begin[0] = plan.tile_begin[0] = 0;
+    plan.work_begin[0] = plan.tile_begin[0] = 0;
   }
   __syncthreads();
   for (int first = 0; first < entries.num_entries; first += kThreads) {
     const int entry = first + static_cast<int>(threadIdx.x);
     const Counts counts = counts_of(shape, entries, entry, shared);
-    const int units = carried.units + inclusive_sum(counts.units, scratch);
+    const int work_items = carried.work_items + inclusive_sum(counts.work_items, scratch);
     const int tiles = carried.tiles + inclusive_sum(counts.tiles, scratch);
     if (entry < entries.num_entries) {
-      plan.unit_begin[entry + 1] = units;
+      plan.work_begin[entry + 1] = work_items;
       plan.tile_begin[entry + 1] = tiles;
     }
     __syncthreads();
-    if (threadIdx.x == kThreads - 1) carried = {units, tiles};
+    if (threadIdx.x == kThreads - 1) carried = {work_items, tiles};
     __syncthreads();
   }
   for (int i = threadIdx.x; i < entries.num_entries * shape.num_kv_heads; i += kThreads)
     plan.arrived[i] = 0;
-  const int chunk = max((carried.units + split_blocks - 1) / split_blocks, kMinChunk);
+  const int chunk = max((carried.work_items + decode_blocks - 1) / decode_blocks, kMinChunk);
   if (threadIdx.x == 0)
-    *plan.header = {.num_units = carried.units, .chunk = chunk, .num_tiles = carried.tiles};
+    *plan.header = {
+        .num_work_items = carried.work_items, .chunk = chunk, .num_tiles = carried.tiles};
   __syncthreads();
-  for (int block = threadIdx.x; block < split_blocks; block += kThreads) {
-    SplitStart start{
-        .unit = block * chunk, .unit_end = min((block + 1) * chunk, carried.units), .chunk = chunk};
-    if (start.unit < start.unit_end) {
-      start.entry = entry_with(plan.unit_begin, entries.num_entries, start.unit);
-      start.entry_unit = plan.unit_begin[start.entry];
-      start.blocks = (plan.unit_begin[start.entry + 1] - start.entry_unit) / shape.num_kv_heads;
+  for (int block = threadIdx.x; block < decode_blocks; block += kThreads) {
+    DecodeStart start{.work = block * chunk,
+                      .work_end = min((block + 1) * chunk, carried.work_items),
+                      .chunk = chunk};
+    if (start.work < start.work_end) {
+      start.entry = bucket_of(plan.work_begin, entries.num_entries, start.work);
+      start.entry_work = plan.work_begin[start.entry];
+      start.blocks = (plan.work_begin[start.entry + 1] - start.entry_work) / shape.num_kv_heads;
       start.query_begin = entries.query_begin[start.entry];
       start.tokens = entries.query_begin[start.entry + 1] - start.query_begin;
       start.prefix_len = entries.prefix_len[start.entry];
@@ -165,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const DeviceTraits& traits,
                    void* workspace) {
   PlanView view;
-  const int32_t blocks = split_blocks(shape, traits);
+  const int32_t blocks = decode_blocks(shape, traits);
   char* at = static_cast<char*>(workspace);
   size_t used = 0;
   const auto take = [&](size_t bytes) {
@@ -174,32 +181,33 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const Devic
     return begin;
   };
   const auto entries = static_cast<size_t>(num_entries);
-  size_t parts = static_cast<size_t>(2 * blocks) * kSplitRows;
+  size_t parts = static_cast<size_t>(2 * blocks) * kDecodeRows;
   if (shape.fixed_split > 0)
     parts = entries * static_cast<size_t>(shape.num_heads) *
             static_cast<size_t>((shape.max_context + shape.fixed_split - 1) / shape.fixed_split);
   view.header = reinterpret_cast<PlanHeader*>(take(sizeof(PlanHeader)));
   view.starts =
-      reinterpret_cast<SplitStart*>(take(static_cast<size_t>(blocks) * sizeof(SplitStart)));
-  view.unit_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
+      reinterpret_cast<DecodeStart*>(take(static_cast<size_t>(blocks) * sizeof(DecodeStart)));
+  view.work_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
   view.tile_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
   view.arrived =
       reinterpret_cast<int32_t*>(take(entries * static_cast<size_t>(shape.num_kv_heads) * 4));
-  view.part_out = reinterpret_cast<float*>(take(parts * static_cast<size_t>(shape.head_dim) * 4));
-  view.part_sum = reinterpret_cast<float2*>(take(parts * sizeof(float2)));
+  view.partial_out =
+      reinterpret_cast<float*>(take(parts * static_cast<size_t>(shape.head_dim) * 4));
+  view.partial_sum = reinterpret_cast<float2*>(take(parts * sizeof(float2)));
   if (shape.fixed_split == 0 && shape.sliding_window == 0 && num_entries > 1 &&
-      hopper_shape(shape, traits)) {
-    view.shared_blocks = traits.num_multiprocessors;
+      sm90_shape(shape, traits)) {
+    view.cascade_blocks = traits.num_multiprocessors;
     view.continued_rows = int64_t{num_entries} * kSegmentsPerEntry * shape.num_heads;
-    const auto shared = static_cast<size_t>(view.shared_blocks);
+    const auto shared = static_cast<size_t>(view.cascade_blocks);
     const size_t rows = static_cast<size_t>(view.continued_rows) + shared * kTileRows;
-    view.run_unit_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
-    view.shared_starts = reinterpret_cast<SharedStart*>(take(shared * sizeof(SharedStart)));
+    view.segment_work_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
+    view.cascade_starts = reinterpret_cast<CascadeStart*>(take(shared * sizeof(CascadeStart)));
     view.entry_segments =
         reinterpret_cast<EntrySegment*>(take(entries * kSegmentsPerEntry * sizeof(EntrySegment)));
-    view.shared_out =
+    view.segment_out =
         reinterpret_cast<float*>(take(rows * static_cast<size_t>(shape.head_dim) * 4));
-    view.shared_sum = reinterpret_cast<float2*>(take(rows * sizeof(float2)));
+    view.segment_sum = reinterpret_cast<float2*>(take(rows * sizeof(float2)));
   }
   view.bytes = used;
   return view;
@@ -208,7 +216,7 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const Devic
 Status attention_plan(const AttentionShape& shape, const EntryArrays& entries, void* workspace,
                       size_t workspace_bytes, const LaunchOptions& launch) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  if (!fast_shape(shape, traits) || entries.num_entries == 0) return {};
+  if (!tensor_core_shape(shape, traits) || entries.num_entries == 0) return {};
   const PlanView view = plan_view(shape, entries.num_entries, traits, workspace);
   if (workspace_bytes < view.bytes || !aligned(workspace, 256))
     return invalid_argument(
@@ -216,7 +224,7 @@ Status attention_plan(const AttentionShape& shape, const EntryArrays& entries, v
         "boundary",
         workspace_bytes, entries.num_entries, view.bytes);
   return launch_kernel("attention_plan", plan_kernel, dim3(1), kThreads, 0, launch, shape, entries,
-                       view, split_blocks(shape, traits));
+                       view, decode_blocks(shape, traits));
 }
 
 }  // namespace espalier::kernels::cuda

@@ -1,24 +1,28 @@
-// How a step's attention is cut up, and where that lies in the workspace. Inside kernels/attention.
+// The plan of a step's attention: how its work is divided among blocks, and the layout of the
+// workspace. Internal to kernels/attention. Plain data; the workspace belongs to the caller.
 //
-// Entries whose rows (query tokens x group) fit into one tile of 16 go by split KV: all their
-// (entry, kv head, block of 16 positions) stand in one line of units, and block c of a fixed grid
-// takes units [c * chunk, (c + 1) * chunk), so the parts are equal at any skew. A (entry, kv head)
-// that falls to several blocks is put together by the last of them to finish:
+// Entries whose rows (query tokens x group) fit into one tile of 16 use split KV: all their (entry,
+// kv head, block of 16 positions) form one sequence of work items, and block c of a fixed grid
+// takes items [c * chunk, (c + 1) * chunk), so the blocks' shares are equal at any skew of lengths.
+// An (entry, kv head) that falls to several blocks is merged by the last of them to finish:
 //
-//    units:   | entry 0, head 0     | entry 0, head 1     | entry 1 ...
-//    blocks:  |    c = 0    |    c = 1    |    c = 2    |
-//                           ^ entry 0, head 0 has two parts: slot 1 of c = 0, slot 0 of c = 1
+//   work items:  | entry 0, head 0     | entry 0, head 1     | entry 1 ...
+//   blocks:      |    c = 0    |    c = 1    |    c = 2    |
+//                              ^ entry 0, head 0 has two partial results: slot 1 of c = 0 and
+//                                slot 0 of c = 1
 //
-// So a block has at most two parts that are not whole: its first (slot 0) and its last (slot 1).
-// Runs that entries share (cuda.h) go before, by a kernel of their own: each (run, kv head, tile of
-// up to kTileRows rows) has a unit for each kSharedBlock positions, cut up in the same way. An
-// item's first part goes to the rows of its members, the part with which a block continues an item
-// to rows of the block. The entries' own parts then take them in.
+// So a block has at most two partial results: of its first span (slot 0) and of its last (slot 1).
 //
-// With shape.fixed_split (cuda_fixed.cu) a unit is a (entry, split, kv head) of an entry of one
-// token, in this order, and each has a part.
+// Shared prefix segments (cuda.h) are computed before, by a kernel of their own: each (segment, kv
+// head, tile of up to kTileRows rows) has a work item for each kSegmentBlock positions, divided in
+// the same way. The first partial result of a tile goes to the rows of its members, the one with
+// which a block continues a tile goes to rows of the block. The entries' own partial results then
+// take them in.
 //
-// All other entries go by tiles of kTileRows rows, each over all its keys.
+// With shape.fixed_split (attention_deterministic.cu) a work item is an (entry, split, kv head) of
+// an entry of one token, in this order, and each has a partial result.
+//
+// All other entries use tiles of kTileRows rows, each over all its keys.
 #pragma once
 
 #include <vector_types.h>
@@ -30,98 +34,101 @@
 
 namespace espalier::kernels::cuda {
 
-inline constexpr int kSplitRows = 16;   // rows of a tile of the split kernel
-inline constexpr int kSplitUnit = 16;   // positions of a unit
-inline constexpr int kSplitBlock = 64;  // windows and fixed splits begin at multiples of it
-inline constexpr int kTileRows = 128;   // rows of a tile of the other
-inline constexpr int kMinChunk = 8;     // units that a block takes at least
+inline constexpr int kDecodeRows = 16;     // rows of a tile of the decode kernel
+inline constexpr int kWorkPositions = 16;  // positions of a work item
+inline constexpr int kKeyBlock = 64;       // windows and fixed splits begin at multiples of it
+inline constexpr int kTileRows = 128;      // rows of a tile of the prefill and cascade kernels
+inline constexpr int kMinChunk = 8;        // work items that a block takes at least
 
-inline constexpr int kSharedBlock = 128;  // positions of a unit of a shared run
+inline constexpr int kSegmentBlock = 128;  // positions of a work item of a shared segment
 
 struct PlanHeader {
-  int32_t num_units = 0;
-  int32_t chunk = 0;  // units of a block
+  int32_t num_work_items = 0;
+  int32_t chunk = 0;  // work items of a block
   int32_t num_tiles = 0;
-  int32_t shared_chunk = 1;  // units of a block of the shared runs' kernel
-  // Of the tiles' blocks: how often one took another tile, and how many are done with it. 0 between
-  // launches.
+  int32_t cascade_chunk = 1;  // work items of a block of the cascade kernel
+  // Counters of attention_prefill_sm90: tiles taken beyond the first of each block, and blocks that
+  // are done. Both are 0 between launches.
   int32_t tiles_taken = 0, blocks_done = 0;
 };
 
-// Where a block of the split kernel begins: all it must know in one read.
-struct alignas(16) SplitStart {
-  int32_t unit = 0, unit_end = 0, chunk = 0;
-  int32_t entry = 0, entry_unit = 0;  // the entry's first unit
-  int32_t blocks = 0;                 // units of a kv head of the entry
+// Where a block of the decode kernel begins: everything it must know, in one read.
+struct alignas(16) DecodeStart {
+  int32_t work = 0, work_end = 0, chunk = 0;
+  int32_t entry = 0, entry_work = 0;  // the entry's first work item
+  int32_t blocks = 0;                 // work items of a kv head of the entry
   int32_t query_begin = 0, tokens = 0, prefix_len = 0, page_begin = 0;
-  int32_t own_begin = 0;  // positions before it are in shared runs
+  int32_t own_begin = 0;  // positions before it lie in shared segments
 };
 
-// Where a block of the shared runs' kernel begins.
-struct SharedStart {
-  int32_t unit = 0, unit_end = 0;
-  int32_t run = 0, run_unit = 0;  // the run's first unit
+// Where a block of the cascade kernel begins.
+struct CascadeStart {
+  int32_t work = 0, work_end = 0;
+  int32_t segment = 0, segment_work = 0;  // the segment's first work item
 };
 
-// Where an entry finds what a shared run gave for it.
+// Where an entry finds the partial results of one of its shared segments.
 struct EntrySegment {
-  int32_t blocks = 0;          // of an item; 0: the entry has no more runs
-  int32_t unit = 0;            // its item's first one, for kv head 0
-  int32_t units_per_head = 0;  // to the next head's item
-  int32_t tile_row = 0;        // its first row in the tile
-  int32_t member = 0;          // in SharedSegments::members
-  int32_t chunk = 1;           // PlanHeader::shared_chunk
+  int32_t blocks = 0;         // work items of a tile; 0: the entry has no more segments
+  int32_t work = 0;           // its tile's first work item, for kv head 0
+  int32_t work_per_head = 0;  // to the next head's tile
+  int32_t tile_row = 0;       // its first row in the tile
+  int32_t member = 0;         // in SharedSegments::members
+  int32_t chunk = 1;          // PlanHeader::cascade_chunk
 };
 
 // Device pointers into a workspace.
 struct PlanView {
   PlanHeader* header = nullptr;
-  SplitStart* starts = nullptr;   // [blocks]
-  int32_t* unit_begin = nullptr;  // [num_entries + 1]: prefix sums of units
+  DecodeStart* starts = nullptr;  // [blocks]
+  int32_t* work_begin = nullptr;  // [num_entries + 1]: prefix sums of work items
   int32_t* tile_begin = nullptr;  // [num_entries + 1]: prefix sums of tiles
-  int32_t* arrived = nullptr;  // [num_entries * kv_heads]: parts that are done; 0 between launches
-  // [2 * blocks][kSplitRows] rows; with fixed_split [units][group].
-  float* part_out = nullptr;   // [rows][head_dim]
-  float2* part_sum = nullptr;  // [rows]: largest score, sum (base 2)
-  // Of the shared runs; null where the shape has none.
-  int32_t* run_unit_begin = nullptr;       // [num_entries + 1]: prefix sums of units over runs
-  SharedStart* shared_starts = nullptr;    // [shared_blocks]
+  int32_t* arrived =
+      nullptr;  // [num_entries * kv_heads]: partial results that are done; 0 between launches
+  // [2 * blocks][kDecodeRows] rows; with fixed_split [work items][group].
+  float* partial_out = nullptr;   // [rows][head_dim]
+  float2* partial_sum = nullptr;  // [rows]: largest score, sum (base 2)
+  // Of the shared segments; null where the shape has none.
+  int32_t* segment_work_begin =
+      nullptr;  // [num_entries + 1]: prefix sums of work items over segments
+  CascadeStart* cascade_starts = nullptr;  // [cascade_blocks]
   EntrySegment* entry_segments = nullptr;  // [num_entries][kSegmentsPerEntry]
-  // [num_entries * kSegmentsPerEntry * heads + shared_blocks * kTileRows] rows: of members, then of
-  // blocks.
-  float* shared_out = nullptr;   // [rows][head_dim]
-  float2* shared_sum = nullptr;  // [rows]
-  int64_t continued_rows = 0;    // the first row of blocks
-  int32_t shared_blocks = 0;
+  // [num_entries * kSegmentsPerEntry * heads + cascade_blocks * kTileRows] rows: of members, then
+  // of blocks.
+  float* segment_out = nullptr;   // [rows][head_dim]
+  float2* segment_sum = nullptr;  // [rows]
+  int64_t continued_rows = 0;     // the first row of blocks
+  int32_t cascade_blocks = 0;
   size_t bytes = 0;
 };
 PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const DeviceTraits& traits,
                    void* workspace);
 
-// Blocks of the split kernel: as many as the GPU holds at once.
-int32_t split_blocks(const AttentionShape& shape, const DeviceTraits& traits);
+// Blocks of the decode kernel: as many as the GPU holds at once.
+int32_t decode_blocks(const AttentionShape& shape, const DeviceTraits& traits);
 
-// Whether the tensor cores' kernels know the shape; the rest goes to attention_any().
-bool fast_shape(const AttentionShape& shape, const DeviceTraits& traits);
+// Whether the tensor-core kernels support the shape; other shapes go to attention_generic().
+bool tensor_core_shape(const AttentionShape& shape, const DeviceTraits& traits);
 
-// Whether the kernels with Hopper's own instructions know it.
-bool hopper_shape(const AttentionShape& shape, const DeviceTraits& traits);
+// Whether the kernels with Hopper's own instructions (wgmma, TMA) support it.
+bool sm90_shape(const AttentionShape& shape, const DeviceTraits& traits);
 
 inline int tokens_per_tile(int group) { return kTileRows / group; }
 
-Status attention_split(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
-                       const LaunchOptions& launch);
-Status attention_tiles(const AttentionArgs& args, const PlanView& plan,
-                       const LaunchOptions& launch);
-// The same tiles with Hopper's own instructions, for heads of 64 and 128 on sm_90.
-Status attention_hopper(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
+Status attention_decode(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
                         const LaunchOptions& launch);
-// What entries share, into the plan's shared_out and shared_sum; before attention_split().
-Status attention_shared(const AttentionArgs& args, const PlanView& plan,
-                        const LaunchOptions& launch);
-// Rows that depend on themselves alone (shape.fixed_split).
-Status attention_fixed(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
-                       const LaunchOptions& launch);
-Status attention_any(const AttentionArgs& args, const LaunchOptions& launch);
+Status attention_prefill(const AttentionArgs& args, const PlanView& plan,
+                         const LaunchOptions& launch);
+// As attention_prefill(), with Hopper's own instructions, for heads of 64 and 128 on sm_90.
+Status attention_prefill_sm90(const AttentionArgs& args, const PlanView& plan,
+                              int32_t multiprocessors, const LaunchOptions& launch);
+// Attention over the entries' shared segments, into segment_out and segment_sum; runs before
+// attention_decode().
+Status attention_cascade(const AttentionArgs& args, const PlanView& plan,
+                         const LaunchOptions& launch);
+// Row-invariant results (shape.fixed_split).
+Status attention_deterministic(const AttentionArgs& args, const PlanView& plan,
+                               int32_t multiprocessors, const LaunchOptions& launch);
+Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

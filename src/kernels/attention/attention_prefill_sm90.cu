@@ -1,36 +1,15 @@
-// Attention of lanes with many rows on Hopper, for heads of 64 and 128: the tiles of cuda_tiles.cu
-// with the matrix instruction of a whole warp group, after FlashAttention 3 (Shah et al. 2024).
-//
-// Operations and bytes as there. One block on each multiprocessor takes tile after tile, longest
-// first. Three warp groups: one brings keys and values, 128 positions at a time, and each tile's
-// queries; two multiply, 64 rows each. Keys run on through the ends of tiles: those of the next
-// tile come while the last products of this one run, and its queries as soon as the last scores are
-// done. The rest is in cuda_ring.cuh and cuda_rows.cuh.
-//
-// A block of 128 rows and keys is 2,048 cycles of the tensor cores. What decides is the chain of
-// one multiplying group (wait, start products, softmax, pack), which must fit beside the other
-// group's products. Measured at 16k tokens, 32 heads of 128, on GPUs whose 8192^3 product runs at
-// 720 to 790 TFLOP/s, one call behind the other:
-//
-//    mma.sync tiles (cuda_tiles.cu)                                    174 TFLOP/s
-//    the same tiles, a block each, pages by ordinary copies            474 to 489
-//    + tile after tile, new rows by the copy engine                    495 to 500
-//    + descriptors in uniform registers, sums rescaled only where a
-//      score rises by 2^8                                              561 to 582
-//    + nothing looked up where rows are new                            587
-//    + no search for a block's largest score                           604
-//    + registers shared out 88 to 208 instead of 72 to 216             617, 96 % of cuDNN's 640
-//
-// The second line should have given 600 and did not: neither copies nor fences were what the groups
-// waited for. A profile by instruction then put 3,365 cycles on a block, 1,000 of them on starting
-// products (each waited for a descriptor that its warp was not known to share) and 500 on barriers;
-// without them 2,400 were predicted and 2,850 came. One call by itself reaches 650: the rest is
-// the clock, which sinks under load. 8k tokens 600, 16 prompts of 1,000 323 (258 before), a chunk
-// of 512 after 32k in pages 577 (534); from scattered pages of one alone 474.
-//
-// Tried without effect: maxima in four chains instead of two; no turns; turns handed on between the
-// two products. 512 tokens, one tile for each block, take 17.3 us (15.7 before): what a tile is
-// must be known before its first rows are asked for.
+// Prefill attention on Hopper: the tiles of attention_prefill.cu with wgmma, after FlashAttention 3
+// (Shah et al. 2024).
+// q [tokens, heads, head_dim], K and V in pages (the new tokens' also as rows), out as q; bfloat16,
+// head_dim 64 and 128.
+// Parallel: one persistent block on each multiprocessor takes tile after tile of 128 rows, longest
+// first, from an atomic counter. Three warp groups: one producer, two consumers of 64 rows each
+// that take turns at issuing their products, so that one's softmax overlaps the other's products.
+// Pipeline: a ring buffer of three stages each of keys and values, 128 positions a stage
+// (kv_pipeline_sm90.cuh); it runs across the ends of tiles, and the next tile's queries are loaded
+// as soon as the last scores are done.
+// Roof: tensor cores, 2,048 cycles for 128 rows by 128 keys. 617 TFLOP/s at 16,384 tokens, 32 heads
+// of 128, on an H200: 96 % of cuDNN. History: docs/notes/attention_prefill_sm90.md.
 #include <algorithm>
 
 #include "kernels/attention/online_softmax_sm90.cuh"
@@ -44,11 +23,11 @@ struct Tile {
   int first_position;                       // of its first token
   int key_begin, key_end;
   int blocks;                 // 0: there are no more tiles
-  int entry_begin, new_from;  // of the lane: its first token, and that token's position
+  int entry_begin, new_from;  // of the entry: its first token, and that token's position
 };
 
-// Tiles are known for as long as somebody may still read them: the one that is multiplied, and
-// those that the next two blocks belong to.
+// Tile records live as long as a warp may still read them: the tile in the consumers, and those of
+// the next two key blocks.
 constexpr int kTilesAhead = 4;
 
 template <int DIM>
@@ -65,46 +44,47 @@ __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int ind
   const int per_tile = kTileRows / (args.shape.num_heads / args.shape.num_kv_heads);
   Tile t;
   t.kv_head = kv_head;
-  t.entry = entry_with(plan.tile_begin, entries.num_entries, index);
+  t.entry = bucket_of(plan.tile_begin, entries.num_entries, index);
   const int skipped = (index - plan.tile_begin[t.entry]) * per_tile;
   t.entry_begin = entries.query_begin[t.entry];
   t.new_from = entries.prefix_len[t.entry];
   t.query_begin = t.entry_begin + skipped;
   t.tokens = min(per_tile, entries.query_begin[t.entry + 1] - t.query_begin);
   t.first_position = t.new_from + skipped;
-  t.key_begin = first_seen(t.first_position, args.shape.sliding_window);
+  t.key_begin = first_visible(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
   t.blocks = (t.key_end - t.key_begin + kRingKeys - 1) / kRingKeys;
   return t;
 }
 
-// The group that brings: all its threads walk over the tiles together.
+// The producer warp group: all its threads walk over the tiles together.
 template <int DIM>
 struct Tiles {
   const AttentionArgs& args;
   const PlanView& plan;
   Shared<DIM>& shared;
-  Bringer<DIM> bringer;
+  KvProducer<DIM> producer;
   const int all;      // tiles of all kv heads
-  int count = 0;      // tiles that were taken
-  int following = 0;  // thread 0: the next one, asked for early
+  int count = 0;      // tiles taken so far
+  int following = 0;  // thread 0: the next one, requested for early
   const int32_t* pages = nullptr;
   int block = 0, blocks = 0;  // of the tile that is looked up
-  BlockPlace place{};
+  KeyBlock key_block{};
   uint32_t q_parity = 1;
 
   __device__ Tiles(const AttentionArgs& a, const PlanView& p, const RowMaps& maps, Shared<DIM>& s)
       : args(a),
         plan(p),
         shared(s),
-        bringer(a.kv, maps, s.ring),
+        producer(a.kv, maps, s.ring),
         all(p.header->num_tiles * a.shape.num_kv_heads),
         following(static_cast<int>(blockIdx.x)) {}
 
-  // The last tiles of a lane have the most keys.
+  // Takes the next tile; false: there are none left. An entry's last tiles have the most keys, so
+  // they come first.
   __device__ bool take_tile() {
     if (threadIdx.x == 0) shared.taken[count % 2] = following;
-    part_sync(kBringBarrier, kWarpGroup);
+    named_barrier_sync(kProducerBarrier, kWarpGroup);
     const int index = shared.taken[count % 2];
     if (index >= all) return false;
     if (threadIdx.x == 0)
@@ -112,28 +92,28 @@ struct Tiles {
     const int heads = args.shape.num_kv_heads;
     const Tile tile = tile_at(args, plan, all / heads - 1 - index / heads, index % heads);
     if (threadIdx.x == 0) shared.tiles[count % kTilesAhead] = tile;
-    place = {.pages = args.entries.page_tables + args.entries.page_begin[tile.entry],
-             .begin = tile.key_begin,
-             .end = tile.key_end,
-             .kv_head = tile.kv_head,
-             .new_begin = args.new_keys == nullptr ? kNothingNew : tile.new_from,
-             .new_row = tile.entry_begin};
+    key_block = {.pages = args.entries.page_tables + args.entries.page_begin[tile.entry],
+                 .begin = tile.key_begin,
+                 .end = tile.key_end,
+                 .kv_head = tile.kv_head,
+                 .new_begin = args.new_keys == nullptr ? kNothingNew : tile.new_from,
+                 .new_row = tile.entry_begin};
     block = 0;
     blocks = tile.blocks;
     ++count;
     return true;
   }
 
-  struct Next : Bringer<DIM>::Found {
-    bool there, first;  // is there one; is it a tile's first
+  struct Next : KvProducer<DIM>::Lookup {
+    bool exists, first;  // whether there is a block, and whether it is its tile's first
   };
-  __device__ Next look() {
+  __device__ Next look_up() {
     Next next{};
     if (block == blocks && !take_tile()) return next;
-    static_cast<typename Bringer<DIM>::Found&>(next) = bringer.look(place);
-    next.there = true;
+    static_cast<typename KvProducer<DIM>::Lookup&>(next) = producer.look_up(key_block);
+    next.exists = true;
     next.first = block == 0;
-    place.begin += kRingKeys;
+    key_block.begin += kRingKeys;
     ++block;
     return next;
   }
@@ -143,17 +123,17 @@ struct Tiles {
     q_parity ^= 1;
   }
 
-  __device__ void bring_queries(int index) {
-    constexpr int kEights = DIM / 8;
+  __device__ void load_queries(int index) {
+    constexpr int kVectors = DIM / 8;
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
-    part_sync(kBringBarrier, kWarpGroup);  // thread 0 has written the tile
+    named_barrier_sync(kProducerBarrier, kWarpGroup);  // thread 0 has written the tile
     const Tile& tile = shared.tiles[index % kTilesAhead];
     const int rows = tile.tokens * group, query_begin = tile.query_begin;
     const int head = tile.kv_head * group;
     wait_for_queries_room();
 #pragma unroll 4
-    for (int i = threadIdx.x; i < kTileRows * kEights; i += kWarpGroup) {
-      const int row = i / kEights, at = i % kEights * 8;
+    for (int i = threadIdx.x; i < kTileRows * kVectors; i += kWarpGroup) {
+      const int row = i / kVectors, at = i % kVectors * 8;
       const bf16* from = static_cast<const bf16*>(args.q);
       if (row < rows)
         from +=
@@ -166,27 +146,27 @@ struct Tiles {
 
   __device__ void run() {
     int tile = 0;
-    Next now = look(), after{};
-    if (now.there) {
-      bring_queries(tile++);
-      auto source = bringer.keys(now);
-      after = look();
-      while (now.there) {
+    Next now = look_up(), after{};
+    if (now.exists) {
+      load_queries(tile++);
+      auto source = producer.keys(now);
+      after = look_up();
+      while (now.exists) {
         const auto of_values = source;
         now = after;
-        if (now.there) {
-          after = look();
-          source = bringer.keys(now);
+        if (now.exists) {
+          after = look_up();
+          source = producer.keys(now);
         }
-        bringer.values(of_values);
-        if (now.there && now.first) bring_queries(tile++);
+        producer.values(of_values);
+        if (now.exists && now.first) load_queries(tile++);
       }
     }
     wait_for_queries_room();
     if (threadIdx.x == 0) {
       shared.tiles[tile % kTilesAhead].blocks = 0;
       barrier_arrive(shared.q_full);
-      // The last block to be done leaves both numbers as it found them.
+      // The last block to finish resets both counters for the next launch.
       if (atomicAdd(&plan.header->blocks_done, 1) == static_cast<int>(gridDim.x) - 1)
         plan.header->tiles_taken = plan.header->blocks_done = 0;
     }
@@ -194,7 +174,8 @@ struct Tiles {
   }
 };
 
-// Which of a tile's blocks need no mask: its first token sees the last key, and its last the first.
+// Blocks of the tile that need no mask: its first token sees their last key, and its last token
+// their first.
 __device__ __forceinline__ Blocks blocks_of(const AttentionArgs& args, const Tile& tile) {
   const int window = args.shape.sliding_window;
   const int seen_by_all = tile.first_position + 1 - tile.key_begin;
@@ -206,11 +187,12 @@ __device__ __forceinline__ Blocks blocks_of(const AttentionArgs& args, const Til
           .step = kRingKeys};
 }
 
-__device__ __forceinline__ Seen seen_of(const AttentionArgs& args, const Tile& tile, int half) {
+__device__ __forceinline__ Visible visible_of(const AttentionArgs& args, const Tile& tile,
+                                              int half) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int window = args.shape.sliding_window;
-  Seen seen;
+  Visible seen;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = half * 64 + thread / 32 * 16 + i * 8 + thread % 32 / 4;
@@ -247,12 +229,12 @@ __device__ void write(const AttentionArgs& args, const Tile& tile, const Rows<DI
   }
 }
 
-// A group that multiplies: its half of each tile's rows.
+// A consumer warp group: its half of each tile's rows.
 template <int DIM, bool SOFTCAP>
 __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half) {
   uint32_t parity = 0;
-  RingPlace place;
-  if (half == 1) part_arrive(kTurnBarrier, 2 * kWarpGroup);
+  RingSlot slot;
+  if (half == 1) named_barrier_arrive(kTurnBarrier, 2 * kWarpGroup);
   for (int index = 0;; ++index) {
     barrier_wait(shared.q_full, parity);
     parity ^= 1;
@@ -261,24 +243,24 @@ __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half)
     fence_async();
     Rows<DIM, kRingKeys> rows;
     rows.template run<true, true, SOFTCAP>(
-        args, shared.ring, shared.q + half * 64 * DIM, place, blocks_of(args, tile), 0, half,
-        seen_of(args, tile, half), [&] { rows.release(shared.q_empty); });
+        args, shared.ring, shared.q + half * 64 * DIM, slot, blocks_of(args, tile), 0, half,
+        visible_of(args, tile, half), [&] { rows.release(shared.q_empty); });
     write<DIM>(args, tile, rows, half);
   }
-  if (half == 0) part_sync(kTurnBarrier, 2 * kWarpGroup);
+  if (half == 0) named_barrier_sync(kTurnBarrier, 2 * kWarpGroup);
 }
 
 template <int DIM, bool SOFTCAP>
 __global__ void __launch_bounds__(kRingThreads, 1)
-    hopper_kernel(const AttentionArgs args, const PlanView plan,
-                  const __grid_constant__ RowMaps maps) {
+    prefill_sm90_kernel(const AttentionArgs args, const PlanView plan,
+                        const __grid_constant__ RowMaps maps) {
   extern __shared__ char raw[];
   auto& shared =
       *reinterpret_cast<Shared<DIM>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   release_next();
   if (threadIdx.x == 0) {
     barrier_init(shared.q_full, kWarpGroup + 1);
-    barrier_init(shared.q_empty, 8);  // warps that multiply
+    barrier_init(shared.q_empty, 8);  // consumer warps
     shared.ring.init();
   }
   wait_for_previous();
@@ -300,18 +282,18 @@ Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiproce
   const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  ESP_RETURN_IF_ERROR(allow_shared("attention", hopper_kernel<DIM, SOFTCAP>, kBytes));
+  ESP_RETURN_IF_ERROR(allow_shared("attention", prefill_sm90_kernel<DIM, SOFTCAP>, kBytes));
   ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
   const int blocks = std::min(multiprocessors, tiles * args.shape.num_kv_heads);
-  return launch_kernel("attention", hopper_kernel<DIM, SOFTCAP>,
+  return launch_kernel("attention", prefill_sm90_kernel<DIM, SOFTCAP>,
                        dim3(static_cast<unsigned>(blocks)), kRingThreads, kBytes, launch, args,
                        plan, maps);
 }
 
 }  // namespace
 
-Status attention_hopper(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
-                        const LaunchOptions& launch) {
+Status attention_prefill_sm90(const AttentionArgs& args, const PlanView& plan,
+                              int32_t multiprocessors, const LaunchOptions& launch) {
   const auto go = [&]<int DIM>() {
     return args.softcap > 0 ? start<DIM, true>(args, plan, multiprocessors, launch)
                             : start<DIM, false>(args, plan, multiprocessors, launch);

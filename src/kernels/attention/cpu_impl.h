@@ -1,12 +1,11 @@
-// Attention of one tile, the same text for every instruction set.
+// Attention of one tile, one generic source for every instruction set.
 //
 // A tile's rows are the queries of `tokens` tokens under `kv_heads` key/value heads, each shared by
-// `group` heads.
-// Keys come in blocks of kAttentionBlock absolute positions. Of each block
-//   1. K is gathered from its pages, widened and transposed; scores = q K^T, a key a lane;
-//   2. each row's scores are masked and turned into weights exp(score - largest so far);
-//   3. V is gathered; values = values * (what the new largest costs the old ones) + weights V.
-// What masks hide has weight zero and adds exact zeros, so a row's sums are the same whatever other
+// `group` heads. Keys are processed in blocks of kAttentionBlock absolute positions. For each block
+//  1. K is gathered from its pages, widened and transposed; scores = q K^T, a key a lane;
+//  2. each row's scores are masked and turned into weights exp(score - largest so far);
+//  3. V is gathered; values = values * (decay of the old largest score) + weights V.
+// Masked keys have weight zero and add exact zeros, so a row's sums are the same whatever other
 // rows its tile has and however far the tile's context reaches.
 #pragma once
 
@@ -96,7 +95,7 @@ inline void widen_row(const void* from, bool bf16, int64_t head_dim, float* to) 
   }
 }
 
-// Where the rows of a block of positions lie in either plane, in bytes from its start.
+// The offsets of the rows of a block of positions in either plane, in bytes from its start.
 struct BlockRows {
   int64_t offsets[kBlock];
   int64_t count;
@@ -118,9 +117,9 @@ inline const void* row_at(const void* plane, const BlockRows& rows, int64_t i) {
   return static_cast<const char*>(plane) + rows.offsets[i];
 }
 
-// Asks memory for the rows of a later block, all heads of a tile together since they lie together:
-// a line of K and one of V at each step. The steps are strewn among the arithmetic, because a core
-// has few requests under way at a time and a burst of them would make it wait.
+// Prefetches the rows of a later block, all heads of a tile together since they are adjacent: a
+// line of K and one of V at each step. The prefetches are spread over the arithmetic, because a
+// core has few requests in flight at a time and a burst of them would stall it.
 class Ahead {
  public:
   Ahead(const AttentionTile& tile, const BlockRows& rows)
@@ -246,8 +245,8 @@ inline void value_rows(const TileScratch& s, int64_t row, int64_t state, int64_t
   }
 }
 
-// Rows [begin, end) of both products, kAttentionRows at a time, and the rest in fours and one by
-// one with the same text.
+// Rows [begin, end) of q K^T and of weights V, kAttentionRows at a time, and the rest in fours and
+// one by one with the same code.
 inline void score_all(const TileScratch& s, int64_t begin, int64_t end, int64_t count, int64_t dim,
                       Ahead& ahead) {
   for (int64_t key = 0; key < count; key += 4 * simd::kWidth) {
@@ -307,7 +306,7 @@ inline void weigh_row(const AttentionTile& tile, RowState state, int64_t first, 
   const float before = state.largest();
   const float block_largest = reduce_max(most);
   const float largest = block_largest > before ? block_largest : before;
-  // Nothing seen yet (only NaN, or nothing at all): any finite offset leaves weights of zero.
+  // No finite score yet (only NaN, or no key at all): any finite offset leaves weights of zero.
   const float offset = largest == -__builtin_inff() ? 0.0f : largest;
   F sum = zero();
   for (int64_t v = 0; v < kVectors; ++v) {
@@ -320,7 +319,7 @@ inline void weigh_row(const AttentionTile& tile, RowState state, int64_t first, 
   state.sum() = state.sum() * *decay + reduce_add(sum);
 }
 
-// whole = whole combined with the part after it.
+// whole = whole combined with the partial result after it.
 inline void combine_state(RowState whole, RowState part, int64_t dim) {
   using namespace simd;
   const float a = whole.largest(), b = part.largest();
@@ -335,8 +334,8 @@ inline void combine_state(RowState whole, RowState part, int64_t dim) {
   }
 }
 
-// sink: null, or a score that takes its share of the softmax and brings no value. It may be so far
-// above the others that its weight is infinite; the result is zero then, as it should be.
+// sink: null, or a score that takes its share of the softmax and has no value. It may be so far
+// above the others that its weight is infinite; the result is then zero, as it should be.
 inline void write_result(RowState state, int64_t head_dim, const float* sink, float* out) {
   using namespace simd;
   const float share = sink == nullptr ? 0.0f : exp_of(*sink - state.largest());
@@ -394,7 +393,7 @@ inline int64_t head_of(const AttentionTile& tile, int64_t row) {
   return row / (tile.tokens * tile.group) * tile.group + row % tile.group;
 }
 
-// Where a row's query or result lies.
+// The offset of a row's query or result.
 inline int64_t row_offset(const AttentionTile& tile, int64_t row, int64_t token_stride) {
   const int64_t token = row / tile.group % tile.tokens;
   return token * token_stride + head_of(tile, row) * tile.head_dim;
@@ -408,7 +407,8 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   for (int64_t row = 0; row < rows; ++row) {
     widen_row(tile.q + row_offset(tile, row, tile.q_stride), false, tile.head_dim, s.q + row * dim);
   }
-  // Splits are combined first to last, as attention_combine does with parts from other threads.
+  // Splits are combined first to last, as attention_combine does with partial results of other
+  // threads.
   for (int64_t begin = tile.begin, end; begin < tile.end; begin = end) {
     end = (begin / kSplit + 1) * kSplit;
     if (end > tile.end) end = tile.end;

@@ -1,14 +1,14 @@
-// Key and value pieces in shared memory, and the warp group that fills them, of the two Hopper
-// kernels of this folder.
+// The key and value pipeline of the two Hopper attention kernels: a ring buffer of tiles in shared
+// memory and the producer warp group that fills it.
 //
-// Who brings fills pieces (keys or values of kRingKeys positions), each of its warps 32 positions:
-// where they lie one after the other the copy engine does it, asked by one thread (the new tokens'
-// keys and values before they went to their pages, or pages that happen to be neighbours); else
-// each thread starts ordinary asynchronous copies of rows that it looked up page by page. Either
-// way copies announce themselves when they land, so the group that brings never waits for memory.
-// What ordinary copies wrote must be made visible to the matrix instruction by who multiplies, and
-// the fence for it waits for all that a thread has under way, so the ring notes which pieces need
-// it. Keys come a block before their values: keys 0, keys 1, values 0, keys 2 ...
+// The producer fills stages (keys or values of kRingKeys positions), each of its warps 32
+// positions. Where those rows are adjacent (the new tokens' keys and values before they went to
+// their pages, or pages that happen to be neighbours) one thread issues a TMA bulk copy; else each
+// thread issues cp.async copies of rows that it looked up page by page. Both signal the stage's
+// barrier when they land, so the producer never waits for memory. cp.async writes must be made
+// visible to wgmma by the consumers, and the fence for it waits for all that a thread has in
+// flight, so the ring records which stages need it. Keys are issued one block before their values:
+// keys 0, keys 1, values 0, keys 2 ...
 #pragma once
 
 #include <cuda.h>
@@ -20,35 +20,37 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr int kRingKeys = 128;  // positions of a piece
+constexpr int kRingKeys = 128;  // positions of a stage
 constexpr int kKeyStages = 3, kValueStages = 3;
 constexpr int kWarpGroup = 128;               // threads
-constexpr int kRingThreads = 3 * kWarpGroup;  // of a block: one group brings, two multiply
-constexpr int kBringBarrier = 1, kTurnBarrier = 2, kMultiplyBarrier = 4;
+constexpr int kRingThreads = 3 * kWarpGroup;  // of a block: one producer group, two consumer groups
+constexpr int kProducerBarrier = 1, kTurnBarrier = 2, kConsumerBarrier = 4;
 
-constexpr int kBringWarps = kWarpGroup / 32;
-constexpr int kBringArrivals = kBringWarps * 33;  // of a piece: 32 threads' copies and their warp
+constexpr int kProducerWarps = kWarpGroup / 32;
+constexpr int kProducerArrivals =
+    kProducerWarps * 33;  // of a stage: 32 threads' copies and their warp
 
 template <int DIM>
 struct Ring {
   bf16 k[kKeyStages][kRingKeys * DIM];
   bf16 v[kValueStages][kRingKeys * DIM];
   Barrier k_full[kKeyStages], k_empty[kKeyStages], v_full[kValueStages], v_empty[kValueStages];
-  // By stage and warp that brings: whether a piece has rows that ordinary copies wrote.
-  alignas(4) uint8_t k_copied[kKeyStages][kBringWarps], v_copied[kValueStages][kBringWarps];
+  // By stage and producer warp: whether the stage has rows that cp.async wrote.
+  alignas(4) uint8_t k_copied[kKeyStages][kProducerWarps], v_copied[kValueStages][kProducerWarps];
 
-  // By one thread, before the block's first barrier.
+  // One thread calls it, before the block's first barrier.
   __device__ void init() {
-    for (Barrier& full : k_full) barrier_init(full, kBringArrivals);
-    for (Barrier& full : v_full) barrier_init(full, kBringArrivals);
-    for (Barrier& empty : k_empty) barrier_init(empty, 8);  // warps that multiply
+    for (Barrier& full : k_full) barrier_init(full, kProducerArrivals);
+    for (Barrier& full : v_full) barrier_init(full, kProducerArrivals);
+    for (Barrier& empty : k_empty) barrier_init(empty, 8);  // consumer warps
     for (Barrier& empty : v_empty) barrier_init(empty, 8);
     barrier_init_done();
   }
 };
 
-// Rows of keys and values for the copy engine, [row][kv head][dim], in boxes of 32 rows and 64
-// elements of a head: of the new tokens, and of all pages. Only what args says is there is valid.
+// Tensor maps of rows of keys and values, [row][kv head][dim], in boxes of 32 rows and 64 elements
+// of a head: of the new tokens, and of all pages. Only the maps that row_maps() had arrays for are
+// valid.
 struct RowMaps {
   CUtensorMap new_keys, new_values, page_k, page_v;
 };
@@ -57,8 +59,8 @@ __host__ __device__ inline bool pages_are_rows(const KvPlanes& kv) {
   return kv.page_stride == kv.page_size * kv.token_stride;
 }
 
-// Where a block of positions lies: [begin, min(begin + kRingKeys, end)) of a page table.
-struct BlockPlace {
+// A block of positions: [begin, min(begin + kRingKeys, end)) of a page table.
+struct KeyBlock {
   const int32_t* pages;
   int begin, end, kv_head;
   // Positions from new_begin on are also rows from new_row on of the new tokens.
@@ -66,7 +68,7 @@ struct BlockPlace {
 };
 constexpr int kNothingNew = 0x7fffffff;  // of new_begin
 
-// The maps that a call's arguments have arrays for.
+// Makes the maps that the call's arguments have arrays for.
 inline Result<RowMaps> row_maps(const AttentionArgs& args) {
   RowMaps maps{};
   const KvPlanes& kv = args.kv;
@@ -86,7 +88,7 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
     ESP_RETURN_IF_ERROR(
         encode(maps.new_values, args.new_values, rows, args.new_kv_stride, kv.head_dim));
   }
-  if (pages_are_rows(kv)) {  // page tables name no row that is not there
+  if (pages_are_rows(kv)) {  // page tables name only rows that exist
     constexpr uint64_t kRows = uint64_t{1} << 31;
     ESP_RETURN_IF_ERROR(encode(maps.page_k, kv.k, kRows, kv.token_stride, kv.head_stride));
     ESP_RETURN_IF_ERROR(encode(maps.page_v, kv.v, kRows, kv.token_stride, kv.head_stride));
@@ -103,98 +105,97 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int c
       : "memory");
 }
 
-// A warp of the group that brings: it looks up and brings 32 positions of each block, a lane one of
-// them, and needs nobody else: offsets of ordinary copies go from lane to lane in registers. (From
-// shared memory each copy waited for its offset's load, behind the copies before it: 2.4 TB/s from
-// memory where this reaches 3.3.)
+// A producer warp: it looks up and copies 32 positions of each block, one a lane, independently of
+// the other warps. Offsets of cp.async copies go from lane to lane in registers
+// (docs/notes/attention_prefill_sm90.md).
 template <int DIM>
-struct Bringer {
-  static constexpr int kEights = DIM / 8, kRowsAtOnce = 32 / kEights;
+struct KvProducer {
+  static constexpr int kVectors = DIM / 8, kRowsAtOnce = 32 / kVectors;
   // Copy i goes to row first_row + i * kRowsAtOnce + row0; the swizzle repeats every eight rows.
   static constexpr int kPeriod = 8 / kRowsAtOnce;
 
-  // A block that has been looked up; its page is on the way.
-  struct Found {
+  // A block whose page numbers are being loaded.
+  struct Lookup {
     int page = 0, position = 0;  // of this thread
-    int known;                   // rows of this warp that there are, if less than 32
+    int known;                   // rows of this warp that exist, if fewer than 32
     int kv_head;
     int new_row;  // of this warp's first position among the new tokens; kCopies: in pages
   };
-  // How a block comes: from row `row` of the new tokens, from row -2 - row of the pages, or by
+  // The source of a block: row `row` of the new tokens, row -2 - row of the pages, or cp.async
   // copies from each lane's offset, in units of 16 bytes (32 bits reach 64 GiB).
   struct Source {
     int row = kCopies, kv_head = 0, known = 0;
     uint32_t offset = 0;
   };
-  static constexpr int kCopies = -1;  // also of Found::new_row
+  static constexpr int kCopies = -1;  // also of Lookup::new_row
 
   const KvPlanes& kv;
   const RowMaps& maps;
   Ring<DIM>& ring;
-  uint32_t places[kPeriod];  // bytes from a piece's start
-  int keys_brought = 0, values_brought = 0;
+  uint32_t tile_offsets[kPeriod];  // bytes from a stage's start
+  int keys_issued = 0, values_issued = 0;
 
-  __device__ Bringer(const KvPlanes& planes, const RowMaps& row_maps, Ring<DIM>& to)
+  __device__ KvProducer(const KvPlanes& planes, const RowMaps& row_maps, Ring<DIM>& to)
       : kv(planes), maps(row_maps), ring(to) {
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i)
-      places[i] = 2u * static_cast<uint32_t>(swizzled(
-                           first_row() + i * kRowsAtOnce + lane() / kEights, column(), kRingKeys));
+      tile_offsets[i] =
+          2u * static_cast<uint32_t>(swizzled(first_row() + i * kRowsAtOnce + lane() / kVectors,
+                                              column(), kRingKeys));
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpGroup / 32 * 32; }
-  __device__ static int column() { return lane() % kEights * 8; }
+  __device__ static int column() { return lane() % kVectors * 8; }
 
-  // Whoever multiplies shares its schedulers with this group, so where nothing must be looked up
-  // nothing is.
-  __device__ Found look(const BlockPlace& place) const {
-    const int first = place.begin + first_row();
-    Found found{.known = place.end - first, .kv_head = place.kv_head, .new_row = kCopies};
-    if (first >= place.new_begin && found.known >= 32) {
-      found.new_row = place.new_row + first - place.new_begin;
-      return found;
+  // The producer shares its warp schedulers with the consumers, so it looks up only what it must.
+  __device__ Lookup look_up(const KeyBlock& block) const {
+    const int first = block.begin + first_row();
+    Lookup lookup{.known = block.end - first, .kv_head = block.kv_head, .new_row = kCopies};
+    if (first >= block.new_begin && lookup.known >= 32) {
+      lookup.new_row = block.new_row + first - block.new_begin;
+      return lookup;
     }
-    found.position = min(first + lane(), place.end - 1);
-    found.page = kv_page(kv, place.pages, found.position);
-    return found;
+    lookup.position = min(first + lane(), block.end - 1);
+    lookup.page = kv_page(kv, block.pages, lookup.position);
+    return lookup;
   }
 
-  __device__ Source source(const Found& found) const {
-    Source source{.row = found.new_row, .kv_head = found.kv_head, .known = found.known};
-    if (found.new_row >= 0) return source;
+  __device__ Source source(const Lookup& lookup) const {
+    Source source{.row = lookup.new_row, .kv_head = lookup.kv_head, .known = lookup.known};
+    if (lookup.new_row >= 0) return source;
     source.offset =
-        static_cast<uint32_t>(kv_offset(kv, found.page, found.position, found.kv_head) / 8);
-    if (found.known >= 32 && pages_are_rows(kv)) {
-      const int row = found.page * kv.page_size + found.position % kv.page_size;
+        static_cast<uint32_t>(kv_offset(kv, lookup.page, lookup.position, lookup.kv_head) / 8);
+    if (lookup.known >= 32 && pages_are_rows(kv)) {
+      const int row = lookup.page * kv.page_size + lookup.position % kv.page_size;
       const int first = __shfl_sync(~0u, row, 0);
       if (__all_sync(~0u, row == first + lane())) source.row = -2 - first;
     }
     return source;
   }
 
-  __device__ Source keys(const Found& found) {
-    const Source from = source(found);
-    const int stage = keys_brought % kKeyStages;
-    barrier_wait(ring.k_empty[stage], (keys_brought / kKeyStages & 1) ^ 1);
-    bring(ring.k[stage], ring.k_full[stage], ring.k_copied[stage], kv.k, maps.new_keys, maps.page_k,
+  __device__ Source keys(const Lookup& lookup) {
+    const Source from = source(lookup);
+    const int stage = keys_issued % kKeyStages;
+    barrier_wait(ring.k_empty[stage], (keys_issued / kKeyStages & 1) ^ 1);
+    issue(ring.k[stage], ring.k_full[stage], ring.k_copied[stage], kv.k, maps.new_keys, maps.page_k,
           from);
-    ++keys_brought;
+    ++keys_issued;
     return from;
   }
   __device__ void values(const Source& from) {
-    const int stage = values_brought % kValueStages;
-    barrier_wait(ring.v_empty[stage], (values_brought / kValueStages & 1) ^ 1);
-    bring(ring.v[stage], ring.v_full[stage], ring.v_copied[stage], kv.v, maps.new_values,
+    const int stage = values_issued % kValueStages;
+    barrier_wait(ring.v_empty[stage], (values_issued / kValueStages & 1) ^ 1);
+    issue(ring.v[stage], ring.v_full[stage], ring.v_copied[stage], kv.v, maps.new_values,
           maps.page_v, from);
-    ++values_brought;
+    ++values_issued;
   }
 
-  __device__ void bring(bf16* piece, Barrier& full, uint8_t (&copied)[kBringWarps],
+  __device__ void issue(bf16* tile, Barrier& full, uint8_t (&copied)[kProducerWarps],
                         const void* plane, const CUtensorMap& of_new, const CUtensorMap& of_pages,
                         const Source& source) const {
     if (lane() == 0) copied[first_row() / 32] = source.row == kCopies ? 1 : 0;
     if (source.row == kCopies) {
-      copy(piece, plane, source);
+      copy(tile, plane, source);
       barrier_arrive_after_copies(full);
       if (lane() == 0) barrier_arrive(full);
       return;
@@ -206,13 +207,13 @@ struct Bringer {
     const int row = source.row >= 0 ? source.row : -2 - source.row;
 #pragma unroll
     for (int at = 0; at < DIM; at += 64)
-      copy_box(piece + at * kRingKeys + first_row() * 64, map, at, source.kv_head, row, full);
+      copy_box(tile + at * kRingKeys + first_row() * 64, map, at, source.kv_head, row, full);
   }
 
-  __device__ void copy(bf16* piece, const void* plane, const Source& source) const {
-    const uint32_t to = shared_address(piece);
+  __device__ void copy(bf16* tile, const void* plane, const Source& source) const {
+    const uint32_t to = shared_address(tile);
     const bf16* from = static_cast<const bf16*>(plane) + column();
-    const int row0 = lane() / kEights, left = source.known - row0;
+    const int row0 = lane() / kVectors, left = source.known - row0;
 #pragma unroll
     for (int i = 0; i < 32 / kRowsAtOnce; i += 8) {
       uint32_t offsets[8];
@@ -221,7 +222,7 @@ struct Bringer {
         offsets[j] = __shfl_sync(~0u, source.offset, (i + j) * kRowsAtOnce + row0);
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        copy_async(to + places[j % kPeriod] +
+        copy_async(to + tile_offsets[j % kPeriod] +
                        static_cast<uint32_t>((i + j) / kPeriod * kPeriod * kRowsAtOnce * 128),
                    from + uint64_t{offsets[j]} * 8, (i + j) * kRowsAtOnce < left);
     }

@@ -1,11 +1,12 @@
-// Attention of a step's query tokens over the pages of their entries: prefill, chunk and decode are
-// the same operation.
+// Attention of a step's query tokens over the pages of their entries, on the CPU: prefill, chunk
+// and decode are the same operation. Each call runs in parallel on the back end's pool; arguments
+// are borrowed for the call.
 //
 // Exactness: the result of a query (one token, one head) depends on that query, on its position and
 // on the keys and values at positions up to its own; not on the batch, the chunking, the page size
-// or the number of threads. Keys are taken in blocks of kAttentionBlock absolute positions; long
-// contexts are split among threads at multiples of kAttentionSplit, and the parts are combined from
-// the first to the last.
+// or the number of threads. Keys are processed in blocks of kAttentionBlock absolute positions;
+// long contexts are split among threads at multiples of kAttentionSplit, and the partial results
+// are combined from the first to the last.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +38,13 @@ struct AttentionArgs {
   float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)
   int32_t sliding_window = 0;  // a query at p sees positions (p - sliding_window, p]; 0: all
   float softcap = 0.0f;        // scores become softcap * tanh(score / softcap); 0: none
-  // [heads] float32 or null: a score of each head that takes its share of every softmax and brings
-  // no value (gpt-oss). It is neither scaled nor capped.
+  // [heads] float32 or null: attention sinks (gpt-oss), a score of each head that takes its share
+  // of every softmax and has no value. It is neither scaled nor capped.
   const float* sinks = nullptr;
 };
 
-// out = softmax(scale * q k^T, causal) v for each entry by itself. The new tokens' keys and values
-// are already in the pages (kv_append). The V plane may be the K plane (latent attention).
+// out = softmax(scale * q k^T, causal) v for each entry by itself. REQUIRES: the new tokens' keys
+// and values are in the pages (kv_append). The V plane may be the K plane (latent attention).
 void attention(CpuBackend& backend, const AttentionArgs& args);
 
 namespace reference {

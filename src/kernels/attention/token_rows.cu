@@ -1,5 +1,6 @@
-// Per-token facts of a step from its entries' arrays. A block of one step finds a token's entry by
-// bisection; some tens of thousands of tokens cost a launch's time.
+// token_rows: kv row, position and entry of each token of a step, from the entries' arrays.
+// One thread a token; it finds its entry by bisection. Tens of thousands of tokens cost a launch's
+// time.
 #include "kernels/attention/cuda.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"

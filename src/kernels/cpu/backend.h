@@ -1,4 +1,5 @@
-// What every CPU operation takes first: the threads, the functions for this processor, and scratch.
+// The CPU back end, the first argument of every CPU operation: the threads, the functions for this
+// processor, and scratch memory.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +15,8 @@ namespace espalier::kernels {
 
 struct CpuTable;
 
-// Operations on one back end are called from one thread at a time, the one that may call
-// pool().run(); they work in parallel inside.
+// Thread safety: operations on one back end are called from one thread at a time, the one that may
+// call pool().run(); they work in parallel inside.
 class CpuBackend {
  public:
   // pool: borrowed, outlives the back end. isa_name: as resolve_cpu_isa takes it.

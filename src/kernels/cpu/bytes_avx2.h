@@ -1,5 +1,5 @@
-// Products of bytes for the texts of quantised weights, in AVX2 with F16C. See bytes_avx512.h for
-// what each does.
+// 8-bit multiply-accumulate for the generic sources of quantised weights, in AVX2 with F16C. See
+// bytes_avx512.h for the contract of each function.
 #pragma once
 
 #include "kernels/cpu/simd_avx2.h"

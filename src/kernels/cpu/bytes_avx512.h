@@ -1,5 +1,5 @@
-// Products of bytes for the texts of quantised weights, in AVX-512; with VNNI where the file that
-// includes this is compiled for it. Included after simd_avx512.h.
+// 8-bit multiply-accumulate for the generic sources of quantised weights, in AVX-512; with VNNI
+// where the including file is compiled for it. Included after simd_avx512.h.
 #pragma once
 
 #include "kernels/cpu/simd_avx512.h"
@@ -8,7 +8,7 @@ namespace espalier::kernels {
 namespace {
 namespace simd {
 
-constexpr int64_t kQuantRows = 6;  // rows of a product with quantised weights computed together
+constexpr int64_t kQuantRows = 6;  // rows of a GEMM with quantised weights computed together
 using I = __m512i;                 // kWidth int32
 using Bytes = __m512i;             // kWidth groups of four
 
@@ -48,8 +48,8 @@ inline Bytes subtract_bytes(Bytes v, int value) {
 }
 inline void store_bytes(void* p, Bytes v) { _mm512_storeu_si512(p, v); }
 
-// sum + the four products of each group; w unsigned, x in [-127, 127]. dot_small wants w <= 63;
-// dot_wide takes all of a byte and answers for the values less kWideZero.
+// sum + the four products of each group of bytes; w unsigned, x in [-127, 127]. dot_small REQUIRES
+// w <= 63; dot_wide takes all of a byte and computes the sum for the values less kWideZero.
 #ifdef __AVX512VNNI__
 constexpr int32_t kWideZero = 0;
 inline I dot_small(I sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }

@@ -1,5 +1,6 @@
-// Products of bytes for the texts of quantised weights, for Armv8-A; with its dot products where
-// the file that includes this is compiled for them. See bytes_avx512.h for what each does.
+// 8-bit multiply-accumulate for the generic sources of quantised weights, for Armv8-A; with its
+// dot-product instructions where the including file is compiled for them. See bytes_avx512.h for
+// the contract of each function.
 #pragma once
 
 #include "kernels/cpu/simd_neon.h"

@@ -1,5 +1,5 @@
-// Products of bytes for the texts of quantised weights, in portable C++. See bytes_avx512.h for
-// what each does.
+// 8-bit multiply-accumulate for the generic sources of quantised weights, in portable C++. See
+// bytes_avx512.h for the contract of each function.
 #pragma once
 
 #include "kernels/cpu/simd_plain.h"
@@ -54,7 +54,7 @@ inline I dot_wide(I sum, Bytes w, Bytes x) {
 }
 inline I dot_small(I sum, Bytes w, Bytes x) { return dot_wide(sum, w, x); }
 
-// Exponent and fraction moved to a float32's place are 2^-112 times the value, subnormal or not.
+// Exponent and fraction shifted to a float32's fields are 2^-112 times the value, subnormal or not.
 inline F load_f16(const void* p) {
   uint16_t halves[4];
   std::memcpy(halves, p, sizeof halves);

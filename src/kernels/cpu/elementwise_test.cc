@@ -255,7 +255,7 @@ TEST_P(ElementwiseTest, Rope) {
   }
 }
 
-TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPlaceAndNothingElse) {
+TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPageAndNothingElse) {
   const int32_t heads = 3, dim = 20, tokens = 60;
   for (const int32_t page_size : {1, 4}) {
     for (const KvType type : {KvType::kFloat32, KvType::kBFloat16}) {

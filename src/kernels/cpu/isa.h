@@ -1,4 +1,4 @@
-// Which instructions the kernels use: chosen once, at start.
+// The instruction set that the kernels use, chosen once at start. Pure functions; thread-safe.
 #pragma once
 
 #include <string_view>

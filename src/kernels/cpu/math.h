@@ -1,5 +1,5 @@
-// Elementary functions on simd::F, the same text for every instruction set. Included after one of
-// the simd headers, by that file alone.
+// Elementary functions on simd::F, one generic source for every instruction set. Included after one
+// of the simd headers, by that file alone.
 #pragma once
 
 #include <cstdint>

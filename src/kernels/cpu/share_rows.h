@@ -1,4 +1,4 @@
-// Sharing the rows of a light operation among the threads.
+// Divides the rows of a light operation among the threads.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace espalier::kernels {
 
-// Calls fn(begin, end) over [0, rows), on this thread alone where all of it takes less than it
-// takes to wake another (about two microseconds at a few elements a nanosecond).
+// Calls fn(begin, end) over [0, rows), on this thread alone where all of it takes less than waking
+// another one (about two microseconds at a few elements a nanosecond).
 template <typename Fn>
 void share_rows(CpuBackend& backend, int64_t rows, int64_t elements_per_row, const Fn& fn) {
   constexpr int64_t kAloneElements = 16384;

@@ -1,5 +1,5 @@
-// The vector operations of the generic kernel texts, for AVX2 with FMA. See simd_avx512.h for what
-// each does.
+// The vector operations of the generic kernel sources, for AVX2 with FMA. See simd_avx512.h for the
+// contract of each function.
 #pragma once
 
 #include <immintrin.h>
@@ -87,7 +87,7 @@ inline Pair load_pairs(const uint16_t* p) {
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline void prefetch_far(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
-}  // to the second cache
+}  // into L2
 
 inline void transpose_in_place(__m256 (&r)[8]) {
   __m256 t[8];

@@ -1,5 +1,5 @@
-// The vector operations of the generic kernel texts, for AVX-512 (F, BW, DQ, VL). Included by one
-// file alone, which is compiled with the matching flags: everything is local to it.
+// The vector operations of the generic kernel sources, for AVX-512 (F, BW, DQ, VL). Included only
+// by files that are compiled with the matching flags: everything is local to them.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ namespace {
 namespace simd {
 
 constexpr int64_t kWidth = 16;
-constexpr int64_t kLinearRows = 8;     // rows of a product computed together, and
+constexpr int64_t kLinearRows = 8;     // rows of a GEMM computed together, and
 constexpr int64_t kAttentionRows = 6;  // of attention: as many as the registers hold
 using F = __m512;
 
@@ -45,7 +45,7 @@ inline F where_less(F a, F b, F other, F v) {
 }
 inline bool any_greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
 
-// Sums and maxima over lanes, in an order that is always the same.
+// Sums and maxima over lanes, in a fixed order.
 inline float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
 inline float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
 
@@ -76,7 +76,7 @@ inline Pair load_pairs(const uint16_t* p) {
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline void prefetch_far(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
-}  // to the second cache
+}  // into L2
 
 // The 16 x 16 matrix of 32-bit elements in r, transposed.
 inline void transpose_in_place(__m512 (&r)[16]) {

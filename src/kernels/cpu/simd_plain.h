@@ -1,5 +1,5 @@
-// The vector operations of the generic kernel texts, in portable C++ (the compilers' vector types
-// of four floats). See simd_avx512.h for what each does.
+// The vector operations of the generic kernel sources, in portable C++ (the compilers' vector types
+// of four floats). See simd_avx512.h for the contract of each function.
 #pragma once
 
 #include <cmath>
@@ -81,7 +81,7 @@ inline Pair load_pairs(const uint16_t* p) {
   return {reinterpret_cast<F>(bits << 16), reinterpret_cast<F>(bits & 0xffff0000u)};
 }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
-inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second cache
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // into L2
 
 inline void transpose(const float* const* rows, int64_t at, float* to, int64_t step) {
   for (int64_t i = 0; i < kWidth; ++i) {

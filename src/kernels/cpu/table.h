@@ -1,6 +1,6 @@
-// The functions that differ between instruction sets: leaves that work on one thread, on plain
-// pointers. Each file that fills a table is compiled with its own flags, so nothing here may have
-// an inline function (a linker could keep the copy of the wrong file).
+// The functions that differ between instruction sets: leaf functions that work on one thread, on
+// plain pointers. Each file that fills a table is compiled with its own flags, so nothing here may
+// have an inline function (a linker could keep the copy of the wrong file).
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace espalier::kernels {
 
-// Two panels of 16 outputs: what a product computes at a time. See PackedMatrix.
+// A unit is a tile of two panels of 16 outputs: what a GEMM computes at a time. See PackedMatrix.
 inline constexpr int64_t kUnitOutputs = 32;
-// Rows of a bfloat16 product are prepared in groups of this many (a tile's height).
+// Rows of activations are prepared in groups of this many (the height of an AMX tile).
 inline constexpr int64_t kRowGroup = 16;
-// How far ahead of its reading a product of quantised weights asks for them.
+// How far ahead of its reads a GEMM prefetches quantised weights.
 inline constexpr int64_t kPrefetchBytes = 2048;
 
 struct LinearTask {
@@ -48,7 +48,7 @@ inline constexpr size_t kLinearScratchBytes = size_t{1} << 20;
 using PrepareFn = void (*)(const float* x, int64_t x_stride, int64_t row_begin, int64_t row_end,
                            int64_t in_features, int64_t padded_in, void* prepared);
 
-// Queries of one lane under some of its key/value heads, over positions [begin, end) of their
+// The queries of one entry under some of its key/value heads, over positions [begin, end) of their
 // context. Rows are counted by key/value head, then token, then head of the group.
 struct AttentionTile {
   const float* q;  // [tokens, kv_heads, group, head_dim], tokens q_stride apart
@@ -76,7 +76,7 @@ struct AttentionTile {
   float softcap;
   const float* sinks;  // [kv_heads, group], or null
 
-  // Where the tile is one part of a context that is split among threads: the part's state instead
+  // Where the tile is one split of a context that several threads share: the partial result instead
   // of `out`, [rows] records of attention_state(head_dim) floats. Else null.
   float* state;
 };
@@ -85,7 +85,8 @@ inline constexpr int64_t kAttentionStateHeader = 16;
 // kv_heads * tokens * group at most, unless kv_heads and tokens are 1.
 inline constexpr int64_t kAttentionTileRows = 64;
 
-// From so many rows on, quantised weights are multiplied by tiles where there are some.
+// From this many rows on, quantised weights are multiplied by AMX tiles where the processor has
+// them.
 inline constexpr int64_t kBlockTileRows = 5;
 
 struct CpuTable {
@@ -98,8 +99,8 @@ struct CpuTable {
   // bytes (block_layout.h).
   LinearFn linear_blocks[kNumBlockFormats];
   PrepareFn prepare_blocks;
-  // Null, or what takes its place from kBlockTileRows rows on; the rows are rounded up to
-  // kRowGroup and take as much room.
+  // Null, or the function that replaces prepare_blocks from kBlockTileRows rows on; the rows are
+  // rounded up to kRowGroup and take as much room.
   PrepareFn prepare_block_tiles = nullptr;
 
   void (*rms_norm)(const float* x, const float* weight, float epsilon, int64_t dim, float* y);
@@ -121,8 +122,8 @@ struct CpuTable {
   int64_t (*attention_state)(int64_t head_dim);  // floats of one row's state
   // Floats of scratch for a tile of `rows` = kv_heads * tokens * group.
   int64_t (*attention_scratch)(int64_t rows, int64_t head_dim);
-  // Combines the parts of one row, first to last, `stride` floats apart, into out[head_dim]. The
-  // first part's state is overwritten. sink: the row's head's, or null.
+  // Combines the partial results of one row, first to last, `stride` floats apart, into
+  // out[head_dim]. The first one is overwritten. sink: the row's head's, or null.
   void (*attention_combine)(float* states, int64_t stride, int64_t parts, int64_t head_dim,
                             const float* sink, float* out);
 
@@ -138,7 +139,7 @@ extern const CpuTable kNeonTable;
 extern const CpuTable kAvx2Table;
 extern const CpuTable kAvx512Table;
 
-// The parts in which the instruction sets after AVX-512, and after NEON, differ from it.
+// What the instruction sets after AVX-512, and after NEON, replace.
 extern const LinearFn kLinearBlocksNeonDot[kNumBlockFormats];
 extern const LinearFn kLinearAvx512Bf16;
 extern const PrepareFn kPrepareAvx512Bf16;

@@ -1,5 +1,5 @@
-// The table of one instruction set, from the generic texts. Included after one of the simd headers
-// by a file that is compiled with the matching flags.
+// The table of one instruction set, from the generic sources. Included after one of the simd
+// headers by a file that is compiled with the matching flags.
 #pragma once
 
 #include "kernels/activation/cpu_impl.h"

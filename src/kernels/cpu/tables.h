@@ -1,4 +1,4 @@
-// Which tables this processor can run. CMake compiles the file (tables_*.cc) of the processor's
+// The tables that this processor can run. CMake compiles the file (tables_*.cc) of the processor's
 // family and the tables that it names.
 #pragma once
 

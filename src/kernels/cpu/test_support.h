@@ -1,5 +1,5 @@
-// What the kernels' tests share: fresh random inputs with a printed seed, and every instruction set
-// of this machine.
+// Shared helpers of the kernel tests: fresh random inputs with a printed seed, and every
+// instruction set of this machine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 
 namespace espalier::kernels::test {
 
-// ESPALIER_TEST_SEED repeats a run.
+// ESPALIER_TEST_SEED repeats a test run.
 inline uint64_t fresh_seed() {
   const char* wanted = std::getenv("ESPALIER_TEST_SEED");
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : std::random_device{}();

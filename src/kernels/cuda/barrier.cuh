@@ -1,5 +1,6 @@
-// Hopper's barriers in shared memory and its bulk copies, which complete on them. On older GPUs the
-// functions are empty, and launchers do not choose kernels that need them.
+// Hopper's mbarriers in shared memory, the TMA bulk copies that complete on them, and named
+// barriers. Device code only. On older GPUs the mbarrier functions are empty, and launchers do not
+// choose kernels that need them.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ __device__ __forceinline__ void barrier_init(Barrier& barrier, int arrivals) {
                  "r"(arrivals)
                  : "memory");
 }
-// Makes the initialisations seen by the copy engine.
+// Makes the initialisations visible to TMA copies.
 __device__ __forceinline__ void barrier_init_done() {
   ESP_HOPPER_ASM("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -30,26 +31,26 @@ __device__ __forceinline__ void barrier_arrive(Barrier& barrier) {
   ESP_HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address(barrier))
                  : "memory");
 }
-// So many times at once.
+// Arrives `count` times at once.
 __device__ __forceinline__ void barrier_arrive(Barrier& barrier, uint32_t count) {
   ESP_HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address(barrier)),
                  "r"(count)
                  : "memory");
 }
-// Arrives, and adds `bytes` that copies are still to bring.
+// Arrives, and adds `bytes` that copies have yet to complete.
 __device__ __forceinline__ void barrier_expect(Barrier& barrier, uint32_t bytes) {
   ESP_HOPPER_ASM(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address(barrier)),
       "r"(bytes)
       : "memory");
 }
-// Arrives once all asynchronous copies (cp.async) that this thread has started have landed.
+// Arrives once all asynchronous copies (cp.async) that this thread has issued have landed.
 __device__ __forceinline__ void barrier_arrive_after_copies(Barrier& barrier) {
   ESP_HOPPER_ASM(
       "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier_address(barrier))
       : "memory");
 }
-// Until the phase of this parity is complete; a fresh barrier is in the phase of parity 0.
+// Waits until the phase of this parity is complete; a fresh barrier is in the phase of parity 0.
 __device__ __forceinline__ void barrier_wait(Barrier& barrier, uint32_t parity) {
   ESP_HOPPER_ASM(
       "{\n.reg .pred done;\n"
@@ -61,7 +62,7 @@ __device__ __forceinline__ void barrier_wait(Barrier& barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// For two at once, which takes one look where both are complete already.
+// Waits for two barriers at once, with one test where both are complete already.
 __device__ __forceinline__ void barrier_wait(Barrier& first, uint32_t first_parity, Barrier& second,
                                              uint32_t second_parity) {
   ESP_HOPPER_ASM(
@@ -76,8 +77,9 @@ __device__ __forceinline__ void barrier_wait(Barrier& first, uint32_t first_pari
       "r"(first_parity), "r"(barrier_address(second)), "r"(second_parity)
       : "memory");
 }
-// Global to shared memory, 16-byte aligned, `bytes` a multiple of 16. On an H200 one multiprocessor
-// starts one about every 60 cycles: pieces under 4 KiB do not reach the memory's rate.
+// TMA bulk copy from global to shared memory, 16-byte aligned, `bytes` a multiple of 16. On an H200
+// a multiprocessor starts one about every 60 cycles, so copies under 4 KiB do not reach the
+// memory's rate.
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes,
                                           Barrier& barrier) {
   ESP_HOPPER_ASM(
@@ -87,12 +89,12 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
       : "memory");
 }
 
-// Threads of a part of the block, by a barrier number of 1 to 15.
-__device__ __forceinline__ void part_sync(int number, int threads) {
+// Synchronises `threads` threads of the block at named barrier `number`, 1 to 15.
+__device__ __forceinline__ void named_barrier_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same, but only to let the others go on.
-__device__ __forceinline__ void part_arrive(int number, int threads) {
+// Arrives at the named barrier without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 

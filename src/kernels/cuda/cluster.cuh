@@ -1,4 +1,5 @@
-// Clusters of blocks, which write to each other's shared memory. On older GPUs a block is alone.
+// Thread block clusters, whose blocks write to each other's shared memory. Device code only. On
+// older GPUs a cluster is one block.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ __device__ __forceinline__ int cluster_size() {
   ESP_HOPPER_ASM("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return static_cast<int>(size);
 }
-// Every thread of every block, by whole warps. What was written before an arrival, to global memory
-// too, is seen after the wait for it.
+// REQUIRES: every thread of every block calls it, by whole warps. What was written before an
+// arrival, also to global memory, is visible after the wait for it.
 __device__ __forceinline__ void cluster_arrive() {
   __syncwarp();
   ESP_HOPPER_ASM("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -27,7 +28,8 @@ __device__ __forceinline__ void cluster_wait() {
   __syncwarp();
   ESP_HOPPER_ASM("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// To where block `rank` has what `to` is here. REQUIRES: that block runs.
+// Stores `value` in the shared memory of block `rank` at the address that `to` has here. REQUIRES:
+// that block runs.
 __device__ __forceinline__ void cluster_store(uint64_t* to, int rank, uint64_t value) {
   ESP_HOPPER_ASM(
       "{\n.reg .b32 there;\n"

@@ -1,5 +1,5 @@
-// Compiled on every machine: the CUDA contracts need no CUDA header, and what a host copies to the
-// device is plain data.
+// Compiled on every machine, with or without CUDA: it checks that the CUDA contracts need no CUDA
+// header and that what the host copies to the device is plain data.
 #include <type_traits>
 
 #include "kernels/activation/cuda.h"

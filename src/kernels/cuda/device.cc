@@ -30,8 +30,8 @@ Result<DeviceTraits> read_traits(int device) {
     return fail(error(StatusCode::kUnavailable,
                       "this build has no code for compute capability {}.{}, only for {}", major,
                       minor, ESPALIER_BUILT_FOR));
-  // What the code has, not the device, for kernels that need more are stubs in it. Those of 9.0
-  // need the code of 9.0 alone (sm_90a).
+  // The traits describe the code, not the device, since kernels that need more are stubs in it.
+  // Kernels for 9.0 need code for exactly 9.0 (sm_90a).
   traits.compute_capability = code->own ? code->architecture : std::min(code->architecture, 80);
   traits.num_multiprocessors = processors;
   traits.l2_bytes = l2;

@@ -1,5 +1,5 @@
-// What kernels share on the device: eight elements at a time, reductions, and the two instructions
-// of programmatic dependent launch.
+// Device helpers of all kernels: vectors of eight elements, reductions, and the two instructions of
+// programmatic dependent launch (PDL).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,15 +11,15 @@ namespace espalier::kernels::cuda {
 
 using bf16 = __nv_bfloat16;
 
-// Blocks until the kernel before this one in the stream has ended and its writes are seen. Nothing
-// to wait for unless this kernel was launched with PDL.
+// Blocks until the kernel before this one in the stream has ended and its writes are visible. It
+// returns at once unless this kernel was launched with PDL.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the kernel after this one start as soon as every block has come here; it still waits for
-// this one's end before it reads anything.
+// Lets the kernel after this one start as soon as every block has called it; that kernel still
+// waits for this one's end in wait_for_previous().
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -36,7 +36,7 @@ __device__ __forceinline__ T from_float(float value) {
     return value;
 }
 
-// The two bfloat16 in a word, exactly.
+// The two bfloat16 of a word, converted exactly.
 __device__ __forceinline__ float low_half(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ __forceinline__ float high_half(uint32_t word) {
   return __uint_as_float(word & 0xffff0000u);
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Eight adjacent elements on their way: nothing waits for them before unpack(). REQUIRES: 16-byte
+// Eight adjacent elements being loaded: nothing waits for them before unpack(). REQUIRES: 16-byte
 // alignment.
 template <typename T>
 struct Eight;
@@ -74,7 +74,7 @@ struct Eight<float> {
     to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
   }
 };
-// The same as floats at once.
+// Loads eight elements as floats.
 template <typename T>
 __device__ __forceinline__ void load8(const T* from, float (&to)[8]) {
   Eight<T> eight;
@@ -97,7 +97,8 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// The sum over the block, for every thread, in a fixed order. `scratch`: [32] in shared memory.
+// The sum over the block, returned to every thread, in a fixed order. scratch: [32] in shared
+// memory.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
   value = warp_sum(value);
@@ -106,6 +107,17 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
   value = warp_sum(lane < warps ? scratch[lane] : 0.0f);
   __syncthreads();
   return value;
+}
+
+// The bucket b in [0, num_buckets) with begin[b] <= item < begin[b + 1], by bisection: the entry of
+// a token, the group of a row. begin: [num_buckets + 1], ascending, from 0 on.
+__device__ __forceinline__ int bucket_of(const int32_t* begin, int num_buckets, int item) {
+  int low = 0, high = num_buckets;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (begin[middle] <= item ? low : high) = middle;
+  }
+  return low;
 }
 
 __device__ __forceinline__ float silu(float value) { return value / (1.0f + __expf(-value)); }

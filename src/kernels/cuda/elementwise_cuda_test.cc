@@ -1,4 +1,4 @@
-// What lies between the products, against the slow references, in both element types.
+// The kernels between the GEMMs, against the slow references, in both element types.
 #include <cmath>
 
 #include "kernels/activation/cuda.h"
@@ -145,7 +145,7 @@ TEST_F(CudaElementwise, SiluMulAndBias) {
   int round = 0;
   for (const DType type : kTypes)
     for (const int dim : {1, 8, 100, 4864, 14336}) {
-      // So many values that no single rounding (up to 2^-8 of a bfloat16) decides.
+      // Enough values that no single rounding (up to 2^-8 of a bfloat16) decides.
       const int rows = static_cast<int>(rng_.between(1, 5)) * (dim < 100 ? 64 : 1);
       const auto count = static_cast<size_t>(rows) * static_cast<size_t>(dim);
       Values both = Values::random(rng_, type, 2 * count, 2.0);
@@ -366,21 +366,21 @@ TEST_F(CudaElementwise, TokenRowsFollowTheEntries) {
   EXPECT_EQ(rows.read(), (std::vector<int32_t>{165, 166, 167, 480, 50 * 16 + 15, 60 * 16, -1, -1}));
 }
 
-// As steps do it: three pinned places in turn, each written again once the launch that read it is
+// As steps do it: three pinned slots in turn, each written again once the launch that read it is
 // done, launches behind each other without a wait between them.
-TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
-  constexpr int kPlaces = 3, kUnits = 1000, kRuns = 1500, kPages = 40000, kEntries = 400000;
-  constexpr size_t kPlaceBytes = kUnits * 16 + kRuns * sizeof(cuda::PageTableRun) + kPages * 4;
-  struct Place {
+TEST_F(CudaElementwise, InputsComeFromPinnedSlotsInTurn) {
+  constexpr int kPinnedSlots = 3, kUnits = 1000, kRuns = 1500, kPages = 40000, kEntries = 400000;
+  constexpr size_t kPinnedBytes = kUnits * 16 + kRuns * sizeof(cuda::PageTableRun) + kPages * 4;
+  struct PinnedSlot {
     std::byte* data = nullptr;
     cudaEvent_t done = nullptr;
   };
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  Place places[kPlaces];
-  for (Place& place : places) {
-    ASSERT_EQ(cudaMallocHost(&place.data, kPlaceBytes), cudaSuccess);
-    ASSERT_EQ(cudaEventCreate(&place.done), cudaSuccess);
+  PinnedSlot pinned_slots[kPinnedSlots];
+  for (PinnedSlot& pinned : pinned_slots) {
+    ASSERT_EQ(cudaMallocHost(&pinned.data, kPinnedBytes), cudaSuccess);
+    ASSERT_EQ(cudaEventCreate(&pinned.done), cudaSuccess);
   }
   const DeviceArray<uint32_t> block(kUnits * 4);
   const DeviceArray<int32_t> tables(kEntries);
@@ -390,10 +390,10 @@ TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
   const DeviceArray<uint32_t> snapshots(size_t{kSteps} * kUnits * 4);  // of the block
   std::vector<uint32_t> want_snapshots;
   for (int step = 0; step < kSteps; ++step) {
-    Place& place = places[step % kPlaces];
-    ASSERT_EQ(cudaEventSynchronize(place.done), cudaSuccess);
-    auto* words = reinterpret_cast<uint32_t*>(place.data);
-    auto* runs = reinterpret_cast<cuda::PageTableRun*>(place.data + kUnits * 16);
+    PinnedSlot& pinned = pinned_slots[step % kPinnedSlots];
+    ASSERT_EQ(cudaEventSynchronize(pinned.done), cudaSuccess);
+    auto* words = reinterpret_cast<uint32_t*>(pinned.data);
+    auto* runs = reinterpret_cast<cuda::PageTableRun*>(pinned.data + kUnits * 16);
     auto* pages = reinterpret_cast<int32_t*>(runs + kRuns);
     for (int i = 0; i < kUnits * 4; ++i) words[i] = static_cast<uint32_t>(rng_());
     cuda::BringInputsArgs args{
@@ -424,7 +424,7 @@ TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
       }
     }
     ASSERT_TRUE(cuda::bring_inputs(args, {.stream = stream, .pdl = step % 2 == 0}).ok());
-    ASSERT_EQ(cudaEventRecord(place.done, stream), cudaSuccess);
+    ASSERT_EQ(cudaEventRecord(pinned.done, stream), cudaSuccess);
     ASSERT_EQ(cudaMemcpyAsync(snapshots.get() + size_t{kUnits} * 4 * static_cast<size_t>(step),
                               block.get(), kUnits * 16, cudaMemcpyDefault, stream),
               cudaSuccess);
@@ -432,7 +432,8 @@ TEST_F(CudaElementwise, InputsComeFromPinnedPlacesInTurn) {
   }
   EXPECT_EQ(snapshots.read(), want_snapshots);
   EXPECT_EQ(tables.read(), want_tables);
-  for (const Place& place : places) cudaFreeHost(place.data), cudaEventDestroy(place.done);
+  for (const PinnedSlot& pinned : pinned_slots)
+    cudaFreeHost(pinned.data), cudaEventDestroy(pinned.done);
   cudaStreamDestroy(stream);
 }
 

@@ -1,4 +1,5 @@
-// How launchers of this room start their kernels. For .cu and .cc files that have CUDA's headers.
+// How the launchers of this room start their kernels. For .cu and .cc files that include CUDA's
+// headers. Thread-safe.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,9 +16,9 @@ inline Status cuda_status(cudaError_t code, const char* operation) {
                cudaGetErrorName(code));
 }
 
-// Starts `kernel` in clusters of so many blocks, by programmatic dependent launch where `launch`
-// asks for it and the GPU can. The kernel must then call wait_for_previous() (device.cuh) before it
-// touches what others wrote.
+// Starts `kernel` in clusters of blocks_per_cluster blocks, with programmatic dependent launch
+// where `launch` requests it and the GPU supports it. The kernel must then call wait_for_previous()
+// (device.cuh) before it touches what other kernels wrote.
 template <typename... Params, typename... Args>
 Status launch_clusters(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block,
                        int32_t blocks_per_cluster, size_t shared_bytes, const LaunchOptions& launch,
@@ -53,7 +54,8 @@ Status launch_kernel(const char* operation, void (*kernel)(Params...), dim3 grid
   return launch_clusters(operation, kernel, grid, block, 1, shared_bytes, launch,
                          std::forward<Args>(args)...);
 }
-// Lets `kernel` use so much dynamic shared memory; cheap after the first call for the same kernel.
+// Lets `kernel` use shared_bytes of dynamic shared memory; cheap after the first call for the same
+// kernel.
 template <typename Kernel>
 Status allow_shared(const char* operation, Kernel kernel, size_t shared_bytes) {
   if (shared_bytes <= 48 * 1024) return {};

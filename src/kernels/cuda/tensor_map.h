@@ -1,5 +1,5 @@
-// Tensor maps: what the copy engine of Hopper must know of an array to bring boxes of it into
-// shared memory. For launchers in .cu files.
+// Tensor maps: what TMA must know of an array to copy boxes of it into shared memory. For launchers
+// in .cu files; thread-safe.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,7 @@ namespace espalier::kernels::cuda {
 
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function; null where it has none.
+// The driver's cuTensorMapEncodeTiled; null where it has none.
 inline TensorMapEncoder tensor_map_encoder() {
   static const TensorMapEncoder found = [] {
     void* function = nullptr;
@@ -28,10 +28,9 @@ inline TensorMapEncoder tensor_map_encoder() {
   return found;
 }
 
-// An array of bfloat16, its adjacent dimension first; strides in bytes, of all dimensions but that
-// one. Boxes have 64 adjacent elements and come in the layout that swizzled() tells of
-// (wgmma.cuh); what lies outside of the array comes as zeros. REQUIRES: 16-byte
-// alignment.
+// Encodes an array of bfloat16, its contiguous dimension first; strides in bytes, of all dimensions
+// but that one. Boxes have 64 contiguous elements and arrive in the layout of swizzled()
+// (wgmma.cuh); elements outside the array arrive as zeros. REQUIRES: 16-byte alignment.
 template <size_t RANK>
 Status encode_tensor_map(const char* operation, CUtensorMap& map, const void* data,
                          const uint64_t (&sizes)[RANK], const uint64_t (&strides)[RANK - 1],

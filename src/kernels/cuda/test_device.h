@@ -1,5 +1,5 @@
-// What the tests and the benchmark of the CUDA kernels share: memory of the device, and skipping
-// aloud where there is none.
+// Device memory and device checks for the tests and the benchmark of the CUDA kernels. Not
+// thread-safe.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -68,8 +68,8 @@ inline double relative_error(const std::vector<float>& got, const std::vector<fl
   return std::sqrt(difference / size);
 }
 
-// Fresh inputs with a printed seed on a device; skips aloud where there is none, or fails where
-// ESPALIER_REQUIRE_CUDA=1.
+// Fixture with fresh inputs from a printed seed; skips with a message where there is no device, or
+// fails where ESPALIER_REQUIRE_CUDA=1.
 class OnDevice : public testing::Test {
  protected:
   OnDevice()

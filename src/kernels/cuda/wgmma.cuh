@@ -1,11 +1,12 @@
-// Hopper's matrix instruction (wgmma): a group of four warps multiplies 64 rows at once, straight
-// from shared memory. Functions are empty on other GPUs.
+// Hopper's warp group matrix instruction (wgmma): four warps multiply 64 rows at once, with
+// operands in shared memory. Device code only; the functions are empty on other GPUs.
 //
-// Shared memory is laid out in columns of 64 elements (128 bytes) by rows, each column a block by
-// itself, its 16-byte parts exchanged within eight rows (part ^ row % 8), as the instruction's
-// 128-byte swizzle wants it: swizzled() gives an element's place. A column begins at 1,024 bytes.
+// Shared memory holds an operand as columns of 64 elements (128 bytes) by rows, each column
+// contiguous, its 16-byte parts permuted within eight rows (part ^ row % 8), which is the
+// instruction's 128-byte swizzle: swizzled() gives an element's offset. A column begins at a
+// multiple of 1,024 bytes.
 //
-// Descriptors: start address / 16 in bits 0-13, distances / 16 in bits 16-29 and 32-45, 1 (128-byte
+// Descriptors: start address / 16 in bits 0-13, strides / 16 in bits 16-29 and 32-45, 1 (128-byte
 // swizzle) in bits 62-63. Operands whose inner dimension is summed over (queries, keys): eight rows
 // are 1,024 bytes apart. Values, whose outer dimension is summed over: columns of 64 are
 // `column_bytes` apart (bits 16-29), eight rows 1,024 (bits 32-45).
@@ -21,7 +22,7 @@ namespace espalier::kernels::cuda {
 #define ESP_WGMMA_ASM(...) (void)0
 #endif
 
-// The place of element (row, column) of an operand of `rows` rows, in elements.
+// The offset of element (row, column) of an operand of `rows` rows, in elements.
 __device__ __forceinline__ int swizzled(int row, int column, int rows) {
   return column / 64 * rows * 64 + row * 64 + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
 }
@@ -49,7 +50,7 @@ __device__ __forceinline__ void pin(float (&d)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-// Ordinary writes to shared memory become visible to the matrix instruction and the copy engine.
+// Makes ordinary writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async() {
   ESP_WGMMA_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -62,7 +63,7 @@ __device__ __forceinline__ void give_registers() {
   ESP_WGMMA_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// d (+)= a b^T for 16 inputs: a [64, 16], b [128, 16], both with the inputs inside. The first
+// d = [d +] a b^T for 16 inputs: a [64, 16], b [128, 16], both with the inputs innermost. The first
 // product of a sum is not `added`.
 __device__ __forceinline__ void wgmma_scores(float (&d)[64], uint64_t a, uint64_t b, bool added) {
   ESP_WGMMA_ASM(
@@ -87,7 +88,7 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[64], uint64_t a, uint64_
       : "memory");
 }
 
-// The same with 64 rows of b.
+// As above, with 64 rows of b.
 __device__ __forceinline__ void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool added) {
   ESP_WGMMA_ASM(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -104,7 +105,7 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[32], uint64_t a, uint64_
       : "memory");
 }
 
-// The same with 16 and 32 rows of b.
+// As above, with 16 and 32 rows of b.
 __device__ __forceinline__ void wgmma_scores(float (&d)[8], uint64_t a, uint64_t b, bool added) {
   ESP_WGMMA_ASM(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -128,7 +129,7 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[16], uint64_t a, uint64_
       : "memory");
 }
 
-// d += a b for 16 rows of b: a [64, 16] in registers as mma's fragments, b [16, 128].
+// d += a b for 16 rows of b: a [64, 16] in registers as mma.sync fragments, b [16, 128].
 __device__ __forceinline__ void wgmma_values(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
   ESP_WGMMA_ASM(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -151,7 +152,7 @@ __device__ __forceinline__ void wgmma_values(float (&d)[64], const uint32_t (&a)
       : "memory");
 }
 
-// d += a b for 16 rows of b: a [64, 16] in registers as mma's fragments, b [16, 64].
+// d += a b for 16 rows of b: a [64, 16] in registers as mma.sync fragments, b [16, 64].
 __device__ __forceinline__ void wgmma_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   ESP_WGMMA_ASM(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"

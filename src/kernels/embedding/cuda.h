@@ -1,4 +1,6 @@
-// Rows of the embedding by token ids that the GPU may know before the host does.
+// Rows of the embedding by token ids that may be known on the GPU before the host knows them.
+// Thread-safe; pointers are borrowed device memory; requirements of streams as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -11,7 +13,7 @@ struct GatherArgs {
   int32_t num_rows = 0;
   int32_t dim = 0;
   const int32_t* ids = nullptr;  // [tokens]; -1: slot_tokens[token_slots[i]]
-  // The slot of each token's entry, [tokens]; read where ids[i] is -1. Either null: no id is -1.
+  // The slot of each token's entry, [tokens]; read where ids[i] is -1. Null: no id is -1.
   const int32_t* token_slots = nullptr;
   const int32_t* slot_tokens =
       nullptr;          // [slots]: what each slot sampled last (sample() writes it)

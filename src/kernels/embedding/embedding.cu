@@ -1,4 +1,6 @@
-// One block a token. Bytes: 2 x tokens x dim x size; a launch's time at decode.
+// gather_rows: rows of the embedding table by token id, bit for bit. One block a token, 16 bytes a
+// thread where rows allow it.
+// Roof: memory, 2 x tokens x dim x size bytes; at decode a launch's time.
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"
@@ -8,7 +10,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-// WORD: the largest unit that divides the rows.
+// Word: the largest type that divides the rows.
 template <typename Word>
 __global__ void gather_kernel(GatherArgs args, int words, int64_t out_words) {
   release_next();

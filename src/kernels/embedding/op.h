@@ -1,4 +1,4 @@
-// Rows of a table by index, as float32.
+// Rows of an embedding table by index, as float32, on the CPU. Arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// What lies between the q, k, v product and attention, in one kernel: norms of q and k per head,
-// rotary embedding, and the new keys and values into their pages.
+// What lies between the qkv GEMM and attention, in one kernel: norms of q and k per head, rotary
+// embedding, and the new keys and values into their pages. Thread-safe; pointers are borrowed
+// device memory; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/attention/cuda.h"
@@ -13,8 +14,8 @@ struct QkRopeAppendArgs {
   int64_t q_stride = 0;           // between tokens
   const void* k = nullptr;        // [tokens, kv.num_kv_heads, head_dim]; not changed
   int64_t k_stride = 0;
-  // Where keys go as they are in the pages, besides: [tokens, ...] as k, of which it may be the
-  // same; null: nowhere. Tokens without a page are left out.
+  // The new keys once more, as they are in the pages: [tokens, ...] with the layout of k, and may
+  // be k itself; null: not written. Tokens without a page are left out.
   void* new_keys = nullptr;
   const void* v = nullptr;  // null: keys are values too, and have one plane
   int64_t v_stride = 0;

@@ -1,13 +1,11 @@
-// One block for a token and a few heads, one warp a head: q heads are normed and rotated in place,
-// k heads go rotated into their page, v heads as they are.
-//
-// Bytes: q twice, k, v once read and once written: (2 heads + 4 kv_heads) x head_dim x size a
-// token. At decode that is a launch's time. Angles are made here (sincosf, accurate) rather than
-// read from a table: once for each block, shared by its heads.
-//
-// Tried: positions read and angles made before the wait, rows asked for right behind it: 1.5 us
-// instead of 2.1 behind the product of 16 lanes, but none less of a step, in which the product
-// behind it reads weights meanwhile, and 80 us instead of 61 for 8,192 rows.
+// qk_rope_append: RMS norm of q and k heads, rotary embedding, and the new keys and values into
+// their pages. q [tokens, heads, head_dim] in place, k and v [tokens, kv_heads, head_dim].
+// Parallel: one block for a token; whole bfloat16 heads of 64, 128 and 256 take vectors of eight
+// elements, other shapes one warp a head. Angles are computed here once a block (sincosf, accurate)
+// and not read from a table.
+// Roof: memory, (2 heads + 4 kv_heads) x head_dim x size bytes a token (q twice, k and v read and
+// written); at decode a launch's time. 8,192 rows 61 us on an H200. History:
+// docs/notes/elementwise.md.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_append/cuda.h"
@@ -119,8 +117,9 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
   }
 }
 
-// The same for whole bfloat16 heads of DIM whose halves rotate against each other: one block for a
-// token, so its angles are made once; a thread has eight elements of either half, 16 bytes each.
+// As qk_rope_append_kernel, for whole bfloat16 heads of DIM whose halves rotate against each other:
+// one block for a token, so its angles are computed once; a thread has eight elements of either
+// half, 16 bytes each.
 template <int DIM>
 __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendArgs args) {
   constexpr int kLanes = DIM / 16;  // threads of a head
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
   }
 }
 
-// Whether the kernel of whole rows takes it: 16-byte rows, all of each head rotated.
+// Whether qk_rope_append_rows supports it: 16-byte rows, all of each head rotated.
 bool whole_rows(const QkRopeAppendArgs& args) {
   const KvPlanes& kv = args.kv;
   const int dim = kv.head_dim;

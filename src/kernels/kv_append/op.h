@@ -1,4 +1,5 @@
-// Writes the keys and values of a step's new tokens into their pages.
+// Writes the keys and values of a step's new tokens into their pages, on the CPU. Each call runs in
+// parallel on the back end's pool; arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ struct KvAppendArgs {
   int32_t layer = 0;
 };
 
-// Token i of an entry goes to position prefix_len + i, rounded to the planes' type (bfloat16:
+// Writes token i of an entry to position prefix_len + i, rounded to the planes' type (bfloat16:
 // nearest, ties to even). REQUIRES: every entry's pages cover prefix_len + num_query_tokens.
 void kv_append(CpuBackend& backend, const KvAppendArgs& args);
 

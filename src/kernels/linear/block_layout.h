@@ -1,22 +1,21 @@
-// How quantised weights lie in a unit of 32 outputs (two panels of 16): chunks of 32 or 256 inputs,
-// one after the other, each
+// The layout of quantised weights in a unit of 32 outputs (two panels of 16): chunks of 32 or 256
+// inputs, one after the other, each
 //
-//   [header: d of 32 outputs f16, dmin of 32 outputs f16]     where scales are of two levels
-//   for each block of 32 inputs:
-//     scales   as BlockScales says, by groups of 32 or 16 inputs
-//     for each panel, values as vectors of [16 outputs][4 inputs] bytes, k = 0 to 7 for the inputs
-//     4 k to 4 k + 3:
-//       8 bits:       vectors 0 to 7
-//       4 to 6 bits:  4 vectors, j = 0 to 3, of the low four bits of vector 2 j and, in the high
-//                     half, of 2 j + 1; then with 5 bits one vector whose bit k is the fifth of
-//                     vector k; with 6 bits two vectors, whose pairs of bits are those of vectors 0
-//                     to 3 and 4 to 7
-//       2 or 3 bits:  two vectors, whose pairs of bits are the low two of vectors 0 to 3 and 4 to
-//                     7; then with 3 bits one vector whose bit k is the third of vector k
+//  [header: d of 32 outputs f16, dmin of 32 outputs f16]     where scales have two levels
+//  for each block of 32 inputs:
+//    scales   as BlockScales defines, by groups of 32 or 16 inputs
+//    for each panel, values as vectors of [16 outputs][4 inputs] bytes, k = 0 to 7 for the inputs
+//    4 k to 4 k + 3:
+//      8 bits:       vectors 0 to 7
+//      4 to 6 bits:  4 vectors, j = 0 to 3, of the low four bits of vector 2 j and, in the high
+//                    half, of 2 j + 1; then with 5 bits one vector whose bit k is the fifth of
+//                    vector k; with 6 bits two vectors, whose pairs of bits are those of vectors 0
+//                    to 3 and 4 to 7
+//      2 or 3 bits:  two vectors, whose pairs of bits are the low two of vectors 0 to 3 and 4 to
+//                    7; then with 3 bits one vector whose bit k is the third of vector k
 //
-// A value q, or what it stands for in the format's codebook, means scale * (q - zero) - minimum.
-// Nothing is rounded on the way from a GGUF's block to here. Only constants stand here: see
-// table.h.
+// A value q, or its entry in the format's codebook, means scale * (q - zero) - minimum. Conversion
+// from a GGUF's block rounds nothing. This header holds constants only: see table.h.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@
 
 namespace espalier::kernels {
 
-// What a block of 32 inputs has of its 32 outputs.
+// The storage of the scales of a block of 32 inputs by 32 outputs.
 enum class BlockScales : uint8_t {
   kHalf,      // one level: f16 [32], then minima f16 [32] where there are some
   kExponent,  // one level: u8 [32], each e for 2^(e - 128)
@@ -34,7 +33,7 @@ enum class BlockScales : uint8_t {
   kNibbles,   // two levels, groups of 16: u8 [2][32], the scale in the low half, the minimum above
 };
 
-// The values that an index of four bits stands for, plus `zero`.
+// The values that an index of four bits selects, plus `zero`.
 inline constexpr uint8_t kCodebooks[2][16] = {
     // IQ4_NL and IQ4_XS: -127 to 113.
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},

@@ -9,7 +9,7 @@
 #include "kernels/linear/op.h"
 #include "tensor/dtype.h"
 
-// Compiled without contraction of products and sums, so that results have the reference's bits.
+// Compiled without contraction of a * b + c, so that results have the reference's bits.
 
 namespace espalier::kernels {
 namespace {
@@ -64,7 +64,7 @@ void take_block(BlockFormat format, const std::byte* from, int64_t index, BlockR
   if (five) add_fifth_bits(from, values);
 }
 
-// The 6-bit scales and minima of eight runs of 32, in 12 bytes.
+// The 6-bit scales and minima of eight groups of 32, in 12 bytes.
 void take_k_scales(const std::byte* packed, uint8_t* scales, uint8_t* minima) {
   for (int64_t i = 0; i < 4; ++i) {
     scales[i] = byte_at(packed, i) & 63;
@@ -107,7 +107,7 @@ void take_q6_k(const std::byte* from, int64_t index, BlockRow& row) {
   }
 }
 
-// Two bits each: 32 bytes hold four runs of 32.
+// Two bits each: 32 bytes hold four groups of 32.
 void take_pairs(const std::byte* packed, uint8_t* values) {
   for (int64_t i = 0; i < 256; ++i) {
     values[i] = byte_at(packed, i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3;
@@ -185,7 +185,7 @@ uint32_t bits_of(const uint32_t* v, int64_t count, int64_t first, int64_t width)
   return out;
 }
 
-// 32 values of an output; panel: its place in the first vector.
+// 32 values of an output; panel: its offset in the first vector.
 void place_values(int64_t bits, const uint8_t* values, std::byte* panel) {
   uint32_t v[8];
   for (int64_t k = 0; k < 8; ++k) v[k] = four(values + 4 * k);

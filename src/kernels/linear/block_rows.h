@@ -1,5 +1,5 @@
-// One row of quantised weights, taken apart: between a GGUF's blocks, the layout of the kernels
-// (block_layout.h) and plain numbers.
+// Conversions of one row of quantised weights between a GGUF's blocks, the layout of the kernels
+// (block_layout.h) and plain numbers. Pure functions; thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -27,17 +27,18 @@ int64_t padded_inputs(BlockFormat format, int64_t in_features);
 // Sizes the row for these inputs; padding stands for zero.
 void clear_row(BlockFormat format, int64_t in_features, BlockRow& row);
 
-// blocks: in_features / elements of them. REQUIRES: in_features is whole blocks.
+// Unpacks a GGUF's blocks into a row. blocks: in_features / elements of them. REQUIRES: in_features
+// is a multiple of a block's elements.
 void take_apart(BlockFormat format, const std::byte* blocks, int64_t in_features, BlockRow& row);
 
-// The row's numbers rounded to kQ8_0, kQ4K or kQ6K.
+// Rounds the row's numbers to kQ8_0, kQ4K or kQ6K.
 void quantize_row(BlockFormat format, const float* numbers, int64_t in_features, BlockRow& row);
 
 // Writes the row as output `output` of a unit that was zero there.
 void place_row(BlockFormat format, const BlockRow& row, int64_t output, std::byte* unit);
 
-// The numbers of output `output` of a unit, with the bits that checkpoint's reading of the blocks
-// has.
+// Widens output `output` of a unit to numbers, with the same bits as checkpoint's reading of the
+// blocks.
 void widen_row(BlockFormat format, const std::byte* unit, int64_t output, int64_t in_features,
                float* out);
 

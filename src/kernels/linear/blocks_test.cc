@@ -264,7 +264,7 @@ TEST_P(BlocksTest, PartsOfSeveralFormatsInAnyOrderOfRows) {
   expect_product(*backend, w, x, start, y);
 }
 
-TEST_P(BlocksTest, GateAndUpInOneProduct) {
+TEST_P(BlocksTest, GateAndUpInOneGemm) {
   WorkPool pool(2);
   auto backend = backend_on(pool);
   const int64_t in = 256, ffn = 37;

@@ -1,14 +1,14 @@
-// Products in bfloat16 on AMX tiles, for one row as for a thousand, so that a row's result is the
-// same in both: a tile's rows do not touch each other, and each takes the same blocks of 32 inputs
-// in the same order.
+// GEMM in bfloat16 on AMX tiles, for one row as for a thousand, so that a row's result is the same
+// in both: a tile's rows are independent, and each accumulates the same blocks of 32 inputs in the
+// same order.
 //
 // Up to 32 rows by 32 outputs (one unit) are four tiles of sums; a block of 32 inputs is up to two
 // tiles of activations (16 rows each, as prepare_tiles lays them out) and two tiles of weights (one
-// panel each, as they lie in memory).
+// panel each, as they are stored).
 //
-// With many rows the loops keep what is used again near: for kGroup units at a time and kSlice
-// inputs at a time, 32 rows of activations (16 KiB) stay in the first cache while the group's
-// weights (128 KiB) come from the second; sums wait in scratch between slices, exactly.
+// Cache blocking for many rows: for kGroup units at a time and kSlice inputs at a time, 32 rows of
+// activations (16 KiB) stay in L1 while the group's weights (128 KiB) come from L2; sums are kept
+// in scratch between slices, exactly.
 #include "kernels/cpu/simd_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/cpu/table.h"
@@ -60,15 +60,16 @@ inline void configure_tiles(int64_t rows) {
   const auto high = static_cast<uint8_t>(rows > kTileRows ? rows - kTileRows : kTileRows);
   const uint8_t tile_rows[8] = {low, low, high, high, low, high, 16, 16};
   for (int i = 0; i < 8; ++i) config.rows[i] = tile_rows[i];
-  // GCC's intrinsic owns up to reading the first bytes only; without this it drops the others.
+  // GCC's intrinsic declares that it reads the first bytes only; without this the compiler drops
+  // the other stores.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
-// One block of rows by one unit over `blocks` blocks of 32 inputs. x: the first tile of
-// activations, the second (kTwo) `x_step` elements on. sums: [32][32]; kFirst: they start at zero.
-// kAhead: asks for the weights after these, which come from memory.
-// Kept out of line: within the loops around it the compiler runs out of registers for addresses.
+// Multiplies one block of rows by one unit over `blocks` blocks of 32 inputs. x: the first tile of
+// activations, the second (kTwo) `x_step` elements on. sums: [32][32]; first: they start at zero.
+// kAhead: prefetches the weights after these, which come from memory. Kept out of line, since
+// within the loops around it the compiler runs out of registers for addresses.
 template <bool kTwo, bool kAhead>
 __attribute__((noinline)) void multiply_block(const uint16_t* x, int64_t x_step, const uint16_t* w,
                                               int64_t blocks, bool first, float* sums) {
@@ -123,7 +124,7 @@ inline void multiply_rows(int64_t rows, bool ahead, const uint16_t* x, int64_t x
   }
 }
 
-// Writes the sums of a block of rows, row by row: a row's outputs of all units lie together.
+// Writes the sums of a block of rows, row by row: a row's outputs of all units are adjacent.
 inline void finish_block(const LinearTask& task, int64_t row, int64_t rows, int64_t unit_begin,
                          int64_t unit_end, const float* sums) {
   for (int64_t r = 0; r < rows; ++r) {

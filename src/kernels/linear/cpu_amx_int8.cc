@@ -1,16 +1,13 @@
-// Products of quantised weights on AMX tiles, for more than a few rows; fewer go through VNNI. Both
-// sum the same whole numbers and add the groups in the same order, so a row's result is the same
+// GEMM of quantised weights on AMX tiles, for kBlockTileRows rows and more; fewer rows use VNNI.
+// Both sum the same integers and add the groups in the same order, so a row's result has the same
 // bits in both.
 //
 // For kGroup units and kSlice inputs at a time the weights are unpacked to signed bytes and float32
-// scales (12 KiB a unit, in the second cache), which every 16 rows then use: a tile product of a
-// block of 32 inputs (or two, of 16) leaves whole numbers in memory, and vectors scale them and add
-// them to 16 sums that stay in registers over the slice. The products of the next blocks run
-// meanwhile. A block costs the tiles about 32 cycles (product, store) and the vectors 26
-// (16 x convert, scale, add), which were seen to add up rather than overlap.
-//
-// Activations of 16 rows lie together (prepare_block_tiles), so that they are read as one stream
-// and do not fall upon the same few lines of the first cache, as rows of 12 KiB did.
+// scales (12 KiB a unit, in L2), which every 16 rows then use: a tile product of a block of 32
+// inputs (or two, of 16) leaves integers in memory, and vectors scale them and add them to 16 sums
+// that stay in registers over the slice, while the tile products of the next blocks run.
+// Activations of 16 rows are adjacent (prepare_block_tiles), so that they are read as one stream.
+// Figures: docs/notes/cpu_linear.md.
 #include "kernels/cpu/bytes_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/linear/cpu_blocks_impl.h"
@@ -24,7 +21,7 @@ constexpr int64_t kSliceBlocks = kSlice / kBlockInputs;
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileSums = kTileRows * kUnitOutputs;  // of one unit
 constexpr int64_t kRowsAtOnce = 896;
-constexpr int64_t kTurns = 4;  // products of blocks that wait for the vectors, and room
+constexpr int64_t kTurns = 4;  // buffers of tile products
 constexpr int64_t kTurnsAhead = 2;
 
 // A slice of a unit.
@@ -127,14 +124,16 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Tiles 0 to 3: products; 4, 5: activations, [16][group] bytes; 6, 7: weights, [group / 4][64].
+// Tiles 0 to 3: tile products; 4, 5: activations, [16][group] bytes; 6, 7: weights, [group /
+// 4][64].
 inline void configure_tiles(int64_t group) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.column_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? group : 64);
     config.rows[i] = static_cast<uint8_t>(i < 6 ? kTileRows : group / 4);
   }
-  // GCC's intrinsic owns up to reading the first bytes only; without this it drops the others.
+  // GCC's intrinsic declares that it reads the first bytes only; without this the compiler drops
+  // the other stores.
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
@@ -177,9 +176,9 @@ inline Activations activations_of(const LinearTask& task, int64_t row, int64_t f
           scales + (kLayoutOf<kFormat>.group == 16 ? 2 : 1) * plane, plane};
 }
 
-// 16 rows by one panel of a unit over a slice; sums: [16][32], at the panel's first.
-// next: null, or packed weights to ask memory for, an eighth of next_bytes with each block.
-// Kept out of line: 16 sums and what they are made of take all registers.
+// Multiplies 16 rows by one panel of a unit over a slice; sums: [16][32], at the panel's first
+// output. next: null, or packed weights to prefetch, one eighth of them with each block. Kept out
+// of line, since 16 sums and their operands take all registers.
 template <BlockFormat kFormat>
 __attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t blocks,
                                               const UnpackedUnit& unit, int64_t panel,
@@ -254,7 +253,7 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
       float* sums = scratch.sums + (row - row_begin) / kTileRows * kGroup * kTileSums;
       const Activations x = activations_of<kFormat>(task, row, first);
       for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
-        // With the last rows, the weights of the slice after this one are asked for.
+        // With the last rows, the weights of the next slice are prefetched.
         const std::byte* next =
             row + kTileRows < row_end ? nullptr : slice_of<kFormat>(task, unit, first + blocks);
         for (int64_t panel = 0; panel < 2; ++panel) {
@@ -275,7 +274,7 @@ void linear_tiles_int8(const LinearTask& task, int64_t unit_begin, int64_t unit_
   if (task.rows < kBlockTileRows) return linear_blocks<kFormat>(task, unit_begin, unit_end, memory);
   auto& scratch = *static_cast<Scratch*>(memory);
   configure_tiles(kLayoutOf<kFormat>.group);
-  // What 16 rows alone unpack is used once: a unit at a time, it stays in the first cache.
+  // 16 rows alone use what they unpack once: a unit at a time, it stays in L1.
   const int64_t group = task.rows <= kTileRows ? 1 : kGroup;
   for (int64_t unit = unit_begin; unit < unit_end; unit += group) {
     const int64_t end = unit + group < unit_end ? unit + group : unit_end;

@@ -1,6 +1,6 @@
-// Products in bfloat16 with AVX512-BF16: vdpbf16ps adds both products of a pair of inputs to each
-// of 16 outputs. One chain of them for each output, over the inputs from first to last, whatever
-// the number of rows.
+// GEMM in bfloat16 with AVX512-BF16: vdpbf16ps adds both products of a pair of inputs to each of 16
+// outputs. One dependent chain for each output, over the inputs from first to last, whatever the
+// number of rows.
 #include "kernels/cpu/simd_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/cpu/table.h"

@@ -1,7 +1,7 @@
-// Products of quantised weights, the same text for every instruction set: activations are rounded
-// to 8 bits by blocks of 32 inputs, products of whole numbers are summed exactly within a group
-// that shares a scale, and groups are added in float32 from the first input to the last. See
-// block_layout.h for where everything lies. Included after one of the cpu/bytes_*.h.
+// GEMM of quantised weights, one generic source for every instruction set: activations are rounded
+// to 8 bits by blocks of 32 inputs, integer products are summed exactly within a group that shares
+// a scale, and groups are added in float32 from the first input to the last. See block_layout.h for
+// the layout. Included after one of the bytes headers.
 #pragma once
 
 #include <cstdint>

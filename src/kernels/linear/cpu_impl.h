@@ -1,4 +1,4 @@
-// Products on vectors, the same text for every instruction set: a few rows of x by one unit of 32
+// GEMM on vectors, one generic source for every instruction set: a few rows of x by one unit of 32
 // outputs at a time, each output's sum in one lane, over the inputs from first to last. See
 // PackedMatrix for the layout of the weights.
 #pragma once

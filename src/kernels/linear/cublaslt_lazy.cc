@@ -1,7 +1,8 @@
-// cuBLASLt, opened when the first product on a GPU asks for it. Linked against, the library (500
-// MB) would have to be there for every command, and be mapped at every start.
+// cuBLASLt, opened when the first GEMM on a GPU needs it. Linked against, the library (500 MB)
+// would have to be installed for every command, and be mapped at every start.
 //
-// The functions that linear/cuda.cc calls stand here under their own names and pass the call on.
+// The functions that linear/linear_cuda.cc calls are defined here under their own names and forward
+// the call.
 #include <cublasLt.h>
 #include <dlfcn.h>
 

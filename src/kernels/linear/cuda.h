@@ -1,6 +1,11 @@
-// y = x W^T on the GPU: cuBLASLt with algorithms chosen by measuring, and kernels of our own for
-// few rows and, where they measured faster, for batches up to 64, which stream the weights, start
-// before the kernel in front has ended and carry the epilogues.
+// Linear layers on the GPU: y = x W^T with epilogues. cuBLASLt with algorithms chosen by measuring,
+// and kernels of our own that stream the weights, start by programmatic dependent launch (PDL) and
+// have the epilogues inside: gemv for 1 and 2 rows and, where tuning found it faster,
+// gemm_small_batch for up to 64.
+//
+// Thread safety: Linear::run() from any thread after tuning; tune() from one. Ownership: pointers
+// are borrowed device memory for the call. Requirements of pointers and streams:
+// kernels/cuda/stream.h.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +17,7 @@
 
 namespace espalier::kernels::cuda {
 
-// Up to so many rows our own kernels run, unless tuning found cuBLASLt faster.
+// Up to so many rows gemv runs, unless tuning found cuBLASLt faster.
 inline constexpr int32_t kSmallRows = 2;
 
 struct LinearArgs {
@@ -32,41 +37,41 @@ struct LinearArgs {
   bool silu_mul = false;           // y = silu(x gate^T) * (x up^T)
   const void* residual = nullptr;  // [rows, out_features], y_stride apart: y = residual + x W^T; y
                                    // itself for a sum in place; not with silu_mul
-  // RMSNorm of x first (as rms_norm without residual), [in_features]; inside the kernel for few
-  // rows, a kernel in front otherwise.
+  // RMSNorm of x first (as rms_norm without residual), [in_features]: inside gemv for few rows, by
+  // a kernel in front otherwise.
   const void* norm_weight = nullptr;
   float norm_epsilon = 1e-6f;
 };
 
 struct LinearOptions {
-  // Chosen algorithms are kept here (one small text file for each GPU and library version); empty:
-  // nowhere. default_linear_cache() is ~/.cache/espalier.
+  // Folder of the tuning file (one small text file for each GPU and library version); empty:
+  // choices are not kept. default_linear_cache() is ~/.cache/espalier.
   std::filesystem::path cache_folder;
 };
 std::filesystem::path default_linear_cache();
 
-// Owns a cuBLASLt handle and the table of algorithms. run() is thread-safe after tuning; tune()
+// Owns a cuBLASLt handle and the table of algorithms. run() is thread-safe after tuning; tune() is
 // not.
 class Linear {
  public:
   static Result<std::unique_ptr<Linear>> create(const LinearOptions& options);
   virtual ~Linear() = default;
 
-  // From then on each row of a product is the same bits whatever the number of rows: our own
-  // kernels for few rows stay out, and of cuBLASLt's algorithms only those are taken that were seen
-  // to give the bits of one that stands for the shape (they walk the inputs in the same order,
-  // whatever their tiles; those that split the inputs do not). Before tune() and run().
+  // Makes each row of a GEMM the same bits whatever the number of rows, from then on: gemv and
+  // gemm_small_batch are not used, and of cuBLASLt's algorithms only those whose bits were seen to
+  // equal those of the shape's standard one (they walk the inputs in the same order, whatever their
+  // tiles; split-K does not). Call it before tune() and run().
   virtual void set_row_invariant() = 0;
 
-  // Scratch that run() needs for up to max_rows of the shapes that `args` list (pointers are not
-  // looked at), 256-byte aligned. Products on one stream may share it.
+  // Bytes of scratch that run() needs for up to max_rows rows of the shapes in `shapes` (their
+  // pointers are not read), 256-byte aligned. GEMMs on one stream may share it.
   virtual size_t workspace_bytes(std::span<const LinearArgs> shapes, int32_t max_rows) const = 0;
 
-  // Measures each shape (args with real pointers, whose y is overwritten) at its own rows and keeps
-  // the fastest; a shape that the cache folder knows is not measured again. Synchronises, so never
-  // while capturing. A shape that was not tuned takes the algorithm of the nearest tuned number of
-  // rows, or cuBLASLt's first proposal. Of a shape that is listed at several numbers of rows the
-  // pointers have room for the largest of them.
+  // Measures each shape (args with real pointers, whose y is overwritten) at its own number of rows
+  // and keeps the fastest kernel; shapes in the tuning file are not measured again. Synchronises,
+  // so never while capturing. An untuned shape takes the algorithm of the nearest tuned number of
+  // rows, or cuBLASLt's first proposal. For a shape listed at several numbers of rows the pointers
+  // have room for the largest.
   virtual Status tune(std::span<const LinearArgs> shapes, void* workspace, size_t workspace_bytes,
                       Stream stream) = 0;
 

@@ -1,4 +1,5 @@
-// Bytes: the buffer once.
+// digest: a 64-bit hash of a buffer, one grid-stride loop over words and one atomic sum a thread.
+// Reads the buffer once, so memory is the roof; tuning calls it, nothing in a step does.
 #include "base/rng.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/digest.h"

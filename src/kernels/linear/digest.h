@@ -1,4 +1,4 @@
-// A number that two buffers of the same bits share, and two of other bits do not.
+// A hash by which tuning compares the bits of two outputs. Internal to kernels/linear; thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace espalier::kernels::cuda {
 
-// Adds the digest of bytes / 4 words to *out, in device memory. The order of threads does not
-// matter.
+// Adds the hash of the buffer's bytes / 4 words to *out (device memory), asynchronously on
+// `stream`. The order of threads does not change it.
 Status digest(const void* data, size_t bytes, uint64_t* out, Stream stream);
 
 }  // namespace espalier::kernels::cuda

@@ -1,5 +1,5 @@
-// Products of a batch's rows, inside kernels/linear: Linear::run() decides which way a product
-// goes.
+// GEMM for 3 to 64 rows. Internal to kernels/linear: Linear::run() chooses the kernel. Thread-safe;
+// requirements of pointers as in cuda.h.
 #pragma once
 
 #include <optional>
@@ -8,29 +8,34 @@
 
 namespace espalier::kernels::cuda {
 
-// Up to so many rows.
-inline constexpr int32_t kBatchRows = 64;
+// The largest number of rows.
+inline constexpr int32_t kSmallBatchRows = 64;
 
-// How the work is shared out among blocks.
-struct BatchWay {
-  int groups = 4;  // of 16 rows of weights that a block has: 1 to 16
-  int splits = 1;  // blocks that have a part of the inputs each: 1 or 2
-  // Half a multiprocessor's shared memory, so that a block of the next kernel fits beside.
-  bool half = true;
+// How the GEMM is divided among blocks.
+struct SmallBatchConfig {
+  int groups = 4;  // of 16 rows of weights in a block: 1 to 16
+  int splits = 1;  // blocks among which the inputs are split (split-K): 1 or 2
+  // Whether a block takes only half of a multiprocessor's shared memory, so that a block of the
+  // next kernel fits beside it.
+  bool half_shared = true;
 
-  friend bool operator==(const BatchWay&, const BatchWay&) = default;
+  friend bool operator==(const SmallBatchConfig&, const SmallBatchConfig&) = default;
 };
 
-// The way that is best for these; none where batch_linear() does not take them.
-std::optional<BatchWay> batch_way(const LinearArgs& args, const DeviceTraits& traits);
+// The configuration that is best for these arguments; none where gemm_small_batch() does not
+// support them.
+std::optional<SmallBatchConfig> small_batch_config(const LinearArgs& args,
+                                                   const DeviceTraits& traits);
 
-// Whether batch_linear() takes these this way. norm_weight must not be set.
-bool batch_linear_takes(const LinearArgs& args, const BatchWay& way, const DeviceTraits& traits);
+// Whether gemm_small_batch() supports these arguments in this configuration. REQUIRES: norm_weight
+// is null.
+bool gemm_small_batch_supports(const LinearArgs& args, const SmallBatchConfig& config,
+                               const DeviceTraits& traits);
 
-// As Linear::run. REQUIRES: batch_linear_takes(args, way, traits). With launch.pdl the first
-// weights are fetched while the kernel before this one still runs. A row's result depends on that
-// row, the weights and the way alone.
-Status batch_linear(const LinearArgs& args, const BatchWay& way, const DeviceTraits& traits,
-                    const LaunchOptions& launch);
+// Runs as Linear::run. REQUIRES: gemm_small_batch_supports(args, config, traits). With launch.pdl
+// the first weights are fetched while the kernel before this one still runs. A row's result depends
+// on that row, the weights and the configuration alone.
+Status gemm_small_batch(const LinearArgs& args, const SmallBatchConfig& config,
+                        const DeviceTraits& traits, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -1,30 +1,16 @@
-// y = x W^T for 1 and 2 rows on Hopper: a stream of the weights.
-//
-// Bytes: the weights, 2 x out x in; all else is small. At 4.6 TB/s a layer of the Llama-3.1-8B
-// shape is qkv 10.9, o 7.3, gate and up 51.1, down 25.5 us, the head 228 us. Operations: 2 x rows x
-// out x in, a few a byte, so plain multiply-adds keep up.
-//
-// A block has a range of outputs, and so a range of memory. It takes them by pairs (adjacent
-// outputs, or one of gate and the same of up with SiLU): one warp asks the copy engine for pieces
-// of a pair, up to 4,096 inputs of both rows, as many ahead as shared memory holds (64 KiB and more
-// a multiprocessor in flight), and begins before wait_for_previous(): the weights are nobody's
-// output. Eight warps multiply; x stays in shared memory. After eight pairs the 16 x rows sums of
-// each thread are added up across the warp by halves (each step hands half of what is left to the
-// other lane, so 16 sums cost 16 exchanges, not 80), and across the warps in shared memory, two
-// buffers by turns, so one barrier for 16 outputs. A row's result depends on that row and the
-// weights alone.
-//
-// Measured on the way (1 GB of weights, no arithmetic): pieces of 16 rows x 1 KiB, as tensor cores
-// want them, 3.8 TB/s (the engine starts a copy every 60 cycles at best); 2 x 8 KiB 4.53; loads
-// straight into registers 4.4, and 3.2 to 3.5 with the products in between, since a warp's six
-// scoreboards keep fewer loads in flight than were asked for.
-//
-// Measured on an H200 that reads 4.65 TB/s: the 129 products of a step at one row 3.62 ms, 89 to 92
-// % of the read rate over several runs; at two rows 4.0 ms, where the multiply-adds begin to count.
-// Bringing more of the weights to the second-level cache during the kernel before, and one division
-// of on-chip memory for all kernels, gained nothing. Neither did tensor cores for up to 16 rows
-// with x in registers (16 warps, pieces of 8 outputs): every multiprocessor first fetches all of x,
-// 128 KB, which made a step of 16 rows 4.5 to 4.9 ms where cuBLASLt takes 4.1.
+// GEMV for 1 and 2 rows on Hopper: y = x W^T as a stream of the weights, with RMSNorm in front and
+// bias, SiLU or residual behind.
+// x [rows, in], W [out, in] bfloat16, y [rows, out] bfloat16 or float32; sums in float32. A row's
+// result depends on that row and the weights alone.
+// Parallel: one block on each multiprocessor has a range of outputs, taken by pairs (adjacent
+// outputs, or one of gate and the same of up with SiLU). Eight warps multiply with plain FMAs; x
+// stays in shared memory. After eight pairs the sums are added across the warp by add_by_halves()
+// and across the warps in shared memory, in two buffers by turns: one barrier for 16 outputs.
+// Pipeline: a ninth warp issues TMA bulk copies of tiles of a pair, up to 4,096 inputs of both
+// rows, as many stages ahead as shared memory holds (64 KiB and more in flight a multiprocessor),
+// from before wait_for_previous(): no kernel writes weights.
+// Roof: memory, 2 x out x in bytes. The 129 GEMVs of a Llama-3.1-8B step take 3.62 ms at one row on
+// an H200 that reads 4.65 TB/s, 89 to 92 % of the read rate. History: docs/notes/gemv.md.
 #include <algorithm>
 
 #include "kernels/cuda/barrier.cuh"
@@ -36,12 +22,12 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // that multiply
+constexpr int kWarps = 8;  // consumers
 constexpr int kMathThreads = kWarps * 32;
 constexpr int kThreads = kMathThreads + 32;
-constexpr int kPairs = 8;                       // whose sums are added up together
-constexpr int kMostInputs = 4096;               // of a piece, of each of two rows
-constexpr int kMostPieces = 8, kFewPieces = 4;  // ahead
+constexpr int kPairs = 8;                      // pairs whose sums are added up together
+constexpr int kMaxTileInputs = 4096;           // of a tile, of each of its two rows
+constexpr int kMaxStages = 8, kMinStages = 4;  // ahead
 
 struct Params {
   const bf16* x;
@@ -55,21 +41,21 @@ struct Params {
   float norm_epsilon;
   int rows, in, out;
   int num_pairs;
-  int piece_inputs;  // a multiple of 8
-  int pieces_ahead;
+  int tile_inputs;  // a multiple of 8
+  int num_stages;
   bool silu, float_out;
 };
 
 struct Barriers {
-  Barrier full[kMostPieces], empty[kMostPieces];
+  Barrier full[kMaxStages], empty[kMaxStages];
 };
 
-// Shared memory: pieces [ahead][2][piece_inputs], sums [2][warp][16 outputs x ROWS], x [ROWS][in],
-// the norm's weight [in], barriers.
+// Shared memory: stages [num_stages][2][tile_inputs], sums [2][warp][16 outputs x ROWS], x
+// [ROWS][in], the norm's weight [in], barriers.
 template <int ROWS>
 struct Shared {
   static constexpr int kSums = 2 * kPairs * ROWS;  // of a warp
-  bf16* pieces;
+  bf16* stages;
   float* sums;
   bf16* x;
   bf16* norm_weight;
@@ -81,8 +67,8 @@ struct Shared {
            sizeof(Barriers);
   }
   __device__ Shared(char* at, const Params& p) {
-    pieces = reinterpret_cast<bf16*>(at);
-    at += p.pieces_ahead * p.piece_inputs * 4;
+    stages = reinterpret_cast<bf16*>(at);
+    at += p.num_stages * p.tile_inputs * 4;
     sums = reinterpret_cast<float*>(at);
     at += 2 * kWarps * kSums * 4;
     x = reinterpret_cast<bf16*>(at);
@@ -93,7 +79,7 @@ struct Shared {
   }
 };
 
-// This block's pairs.
+// The range of pairs of this block.
 struct Range {
   int begin, end;
   __device__ explicit Range(const Params& p)
@@ -101,7 +87,7 @@ struct Range {
         end(static_cast<int>(int64_t{p.num_pairs} * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
-// The lane 0 of the warp that asks for the weights.
+// Lane 0 of the producer warp: issues copies of all weights of the block.
 template <int ROWS>
 __device__ void fetch_weights(const Params& p, const Shared<ROWS>& shared, const Range& range) {
   int slot = 0;
@@ -110,11 +96,11 @@ __device__ void fetch_weights(const Params& p, const Shared<ROWS>& shared, const
     const int first = p.silu ? pair : 2 * pair, second = p.silu ? p.out + pair : first + 1;
     const bf16* from[2] = {p.weights + static_cast<int64_t>(first) * p.in,
                            p.weights + static_cast<int64_t>(second) * p.in};
-    for (int begin = 0; begin < p.in; begin += p.piece_inputs) {
-      const int inputs = min(p.piece_inputs, p.in - begin);
+    for (int begin = 0; begin < p.in; begin += p.tile_inputs) {
+      const int inputs = min(p.tile_inputs, p.in - begin);
       const auto bytes = static_cast<uint32_t>(inputs) * 2;
       Barrier& full = shared.barriers->full[slot];
-      bf16* to = shared.pieces + slot * 2 * p.piece_inputs;
+      bf16* to = shared.stages + slot * 2 * p.tile_inputs;
       barrier_wait(shared.barriers->empty[slot], parity);
       barrier_expect(full, 2 * bytes);
       if (!p.silu && inputs == p.in) {  // adjacent rows in one
@@ -123,15 +109,15 @@ __device__ void fetch_weights(const Params& p, const Shared<ROWS>& shared, const
         bulk_copy(to, from[0] + begin, bytes, full);
         bulk_copy(to + inputs, from[1] + begin, bytes, full);
       }
-      if (++slot == p.pieces_ahead) slot = 0, parity ^= 1;
+      if (++slot == p.num_stages) slot = 0, parity ^= 1;
     }
   }
 }
 
-// x into shared memory as it is, or normed as rms_norm() does it (rounded to bfloat16); zeros for
-// rows that are not there.
+// Loads x into shared memory, as it is or normalised as rms_norm() does it (rounded to bfloat16);
+// zeros for rows that do not exist.
 template <int ROWS>
-__device__ void stage_rows(const Params& p, const Shared<ROWS>& shared) {
+__device__ void load_rows(const Params& p, const Shared<ROWS>& shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int eights = p.in / 8;
   const bool norm = p.norm_weight != nullptr;
@@ -151,7 +137,7 @@ __device__ void stage_rows(const Params& p, const Shared<ROWS>& shared) {
     sum = warp_sum(sum);
     if (lane == 0) shared.sums[row * kWarps + warp] = sum;
   }
-  part_sync(1, kMathThreads);
+  named_barrier_sync(1, kMathThreads);
   if (!norm) return;
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
@@ -166,17 +152,17 @@ __device__ void stage_rows(const Params& p, const Shared<ROWS>& shared) {
       store8(shared.x + row * p.in + c * 8, value);
     }
   }
-  part_sync(1, kMathThreads);
+  named_barrier_sync(1, kMathThreads);
 }
 
-// One thread's part of a piece, for both rows of the pair.
+// One thread's share of a tile, for both rows of the pair.
 template <int ROWS>
-__device__ __forceinline__ void multiply_piece(const Params& p, const bf16* piece, const bf16* x,
-                                               int inputs, float* first, float* second) {
+__device__ __forceinline__ void multiply_tile(const Params& p, const bf16* tile, const bf16* x,
+                                              int inputs, float* first, float* second) {
   for (int k = static_cast<int>(threadIdx.x) * 8; k < inputs; k += kMathThreads * 8) {
     float a[8], b[8];
-    load8(piece + k, a);
-    load8(piece + inputs + k, b);
+    load8(tile + k, a);
+    load8(tile + inputs + k, b);
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       float value[8];
@@ -199,13 +185,13 @@ __device__ __forceinline__ void write_out(const Params& p, int row, int out, flo
     static_cast<bf16*>(p.y)[at] = __float2bfloat16_rn(value);
 }
 
-// Sums of `pairs` pairs, [warp][pair][2][ROWS], become outputs. `turn` moves the work from warp to
-// warp.
+// Turns the sums of `pairs` pairs, [warp][pair][2][ROWS], into outputs. `round` moves this work
+// from warp to warp.
 template <int ROWS>
 __device__ __forceinline__ void finish_pairs(const Params& p, const float* sums, int first_pair,
-                                             int pairs, int turn) {
+                                             int pairs, int round) {
   constexpr int kSums = Shared<ROWS>::kSums;
-  const int thread = (static_cast<int>(threadIdx.x) + turn * 32) % kMathThreads;
+  const int thread = (static_cast<int>(threadIdx.x) + round * 32) % kMathThreads;
   const int each = p.silu ? 1 : 2;  // outputs of a pair
   if (thread >= pairs * each * ROWS) return;
   const int row = thread % ROWS, output = thread / ROWS;
@@ -229,39 +215,39 @@ template <int ROWS>
 __device__ void multiply(const Params& p, const Shared<ROWS>& shared, const Range& range) {
   constexpr int kSums = Shared<ROWS>::kSums;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  int slot = 0, turn = 0;
+  int slot = 0, round = 0;
   uint32_t parity = 0;
-  for (int pair = range.begin; pair < range.end; pair += kPairs, ++turn) {
+  for (int pair = range.begin; pair < range.end; pair += kPairs, ++round) {
     float acc[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       if (pair + i >= range.end) break;
-      for (int begin = 0; begin < p.in; begin += p.piece_inputs) {
+      for (int begin = 0; begin < p.in; begin += p.tile_inputs) {
         barrier_wait(shared.barriers->full[slot], parity);
-        multiply_piece<ROWS>(p, shared.pieces + slot * 2 * p.piece_inputs, shared.x + begin,
-                             min(p.piece_inputs, p.in - begin), acc + 2 * i * ROWS,
-                             acc + (2 * i + 1) * ROWS);
+        multiply_tile<ROWS>(p, shared.stages + slot * 2 * p.tile_inputs, shared.x + begin,
+                            min(p.tile_inputs, p.in - begin), acc + 2 * i * ROWS,
+                            acc + (2 * i + 1) * ROWS);
         __syncwarp();
         if (lane == 0) barrier_arrive(shared.barriers->empty[slot]);
-        if (++slot == p.pieces_ahead) slot = 0, parity ^= 1;
+        if (++slot == p.num_stages) slot = 0, parity ^= 1;
       }
     }
     add_by_halves(acc);
-    float* sums = shared.sums + turn % 2 * kWarps * kSums;
+    float* sums = shared.sums + round % 2 * kWarps * kSums;
     if (ROWS == 2 || lane % 2 == 0) sums[warp * kSums + lane * ROWS / 2] = acc[0];
-    part_sync(1, kMathThreads);
-    finish_pairs<ROWS>(p, sums, pair, min(kPairs, range.end - pair), turn);
+    named_barrier_sync(1, kMathThreads);
+    finish_pairs<ROWS>(p, sums, pair, min(kPairs, range.end - pair), round);
   }
 }
 
 template <int ROWS>
-__global__ void __launch_bounds__(kThreads, 2) small_linear_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const Shared<ROWS> shared(raw, p);
   const Range range(p);
   release_next();
   if (threadIdx.x == kMathThreads) {
-    for (int i = 0; i < p.pieces_ahead; ++i) {
+    for (int i = 0; i < p.num_stages; ++i) {
       barrier_init(shared.barriers->full[i], 1);
       barrier_init(shared.barriers->empty[i], kWarps);
     }
@@ -275,30 +261,30 @@ __global__ void __launch_bounds__(kThreads, 2) small_linear_kernel(const Params 
       *reinterpret_cast<uint4*>(shared.norm_weight + c * 8) =
           *reinterpret_cast<const uint4*>(p.norm_weight + c * 8);  // read by this thread alone
     wait_for_previous();
-    stage_rows<ROWS>(p, shared);
+    load_rows<ROWS>(p, shared);
     multiply<ROWS>(p, shared, range);
   }
 }
 
-// How much is fetched ahead; 0 pieces where it does not fit.
+// The pipeline's shape; num_stages is 0 where it does not fit.
 struct Plan {
-  int piece_inputs = 0, pieces_ahead = 0;
+  int tile_inputs = 0, num_stages = 0;
   size_t bytes = 0;
 };
 
 Plan plan_for(const LinearArgs& args, const DeviceTraits& traits) {
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
-  const int pieces = (args.in_features + kMostInputs - 1) / kMostInputs;
-  Plan plan{.piece_inputs = ((args.in_features + pieces - 1) / pieces + 7) / 8 * 8};
-  const auto piece_bytes = static_cast<size_t>(plan.piece_inputs) * 4;
+  const int stages = (args.in_features + kMaxTileInputs - 1) / kMaxTileInputs;
+  Plan plan{.tile_inputs = ((args.in_features + stages - 1) / stages + 7) / 8 * 8};
+  const auto stage_bytes = static_cast<size_t>(plan.tile_inputs) * 4;
   const bool norm = args.norm_weight != nullptr;
   const size_t fixed = args.rows == 1 ? Shared<1>::fixed_bytes(args.in_features, norm)
                                       : Shared<2>::fixed_bytes(args.in_features, norm);
-  // Best with room for the next kernel's block beside this one.
+  // It is fastest with room for the next kernel's block on the same multiprocessor.
   for (const size_t room : {most / 2 - 1024, most}) {
-    if (fixed + kFewPieces * piece_bytes > room) continue;
-    plan.pieces_ahead = std::min(static_cast<int>((room - fixed) / piece_bytes), kMostPieces);
-    plan.bytes = fixed + static_cast<size_t>(plan.pieces_ahead) * piece_bytes;
+    if (fixed + kMinStages * stage_bytes > room) continue;
+    plan.num_stages = std::min(static_cast<int>((room - fixed) / stage_bytes), kMaxStages);
+    plan.bytes = fixed + static_cast<size_t>(plan.num_stages) * stage_bytes;
     return plan;
   }
   return {};
@@ -306,23 +292,22 @@ Plan plan_for(const LinearArgs& args, const DeviceTraits& traits) {
 
 template <int ROWS>
 Status start(const Params& params, int blocks, size_t bytes, const LaunchOptions& launch) {
-  ESP_RETURN_IF_ERROR(allow_shared("linear", small_linear_kernel<ROWS>, bytes));
-  return launch_kernel("linear", small_linear_kernel<ROWS>, dim3(static_cast<unsigned>(blocks)),
-                       kThreads, bytes, launch, params);
+  ESP_RETURN_IF_ERROR(allow_shared("linear", gemv_kernel<ROWS>, bytes));
+  return launch_kernel("linear", gemv_kernel<ROWS>, dim3(static_cast<unsigned>(blocks)), kThreads,
+                       bytes, launch, params);
 }
 
 }  // namespace
 
-bool small_linear_takes(const LinearArgs& args, const DeviceTraits& traits) {
+bool gemv_supports(const LinearArgs& args, const DeviceTraits& traits) {
   return traits.compute_capability >= 90 && args.type == DType::kBFloat16 &&
          args.rows <= kSmallRows && args.in_features % 8 == 0 && args.out_features % 8 == 0 &&
          args.x_stride % 8 == 0 && aligned(args.x, 16) && aligned(args.weights, 16) &&
          (args.norm_weight == nullptr || aligned(args.norm_weight, 16)) &&
-         plan_for(args, traits).pieces_ahead > 0;
+         plan_for(args, traits).num_stages > 0;
 }
 
-Status small_linear(const LinearArgs& args, const DeviceTraits& traits,
-                    const LaunchOptions& launch) {
+Status gemv(const LinearArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
   const Plan plan = plan_for(args, traits);
   const Params params{.x = static_cast<const bf16*>(args.x),
                       .x_stride = args.x_stride,
@@ -337,13 +322,13 @@ Status small_linear(const LinearArgs& args, const DeviceTraits& traits,
                       .in = args.in_features,
                       .out = args.out_features,
                       .num_pairs = args.silu_mul ? args.out_features : args.out_features / 2,
-                      .piece_inputs = plan.piece_inputs,
-                      .pieces_ahead = plan.pieces_ahead,
+                      .tile_inputs = plan.tile_inputs,
+                      .num_stages = plan.num_stages,
                       .silu = args.silu_mul,
                       .float_out = args.out_type == DType::kFloat32};
   const int blocks = std::min(params.num_pairs, traits.num_multiprocessors);
   if (args.rows == 1) return start<1>(params, blocks, plan.bytes, launch);
-  // Two rows keep the multiprocessor so busy that a second block beside this one only slows it.
+  // At two rows a second block on the same multiprocessor only slows this one down, so PDL is off.
   return start<2>(params, blocks, plan.bytes, {.stream = launch.stream});
 }
 

@@ -25,7 +25,7 @@ int64_t prepared_row_bytes(const CpuBackend& backend, const PackedMatrix& w) {
   return prepared_row_bytes(backend, w.in_features(), w.quantized());
 }
 
-// What a product needs of the backend's scratch: the rounded activations, then each thread's own.
+// The scratch of a GEMM: the rounded activations, then each thread's own.
 struct Scratch {
   size_t prepared_bytes;
   size_t total_bytes;
@@ -39,7 +39,7 @@ Scratch scratch_for(CpuBackend& backend, int64_t prepared_bytes) {
   return scratch;
 }
 
-// Walks through the groups of a call in their order: where the current one's rows, units and
+// Iterates over the groups of a call in their order: where the current group's rows, units and
 // prepared rows begin among those of all.
 class GroupCursor {
  public:
@@ -107,8 +107,8 @@ void prepare(CpuBackend& backend, std::span<const LinearGroup> groups, const Lin
   }
 }
 
-// Units handed to threads: at first long pieces, since each is one stream from memory; towards the
-// end shorter ones, so that all threads finish together though their speeds differ.
+// Distributes units among threads: first long ranges, since each is one stream from memory; towards
+// the end shorter ones, so that all threads finish together though their speeds differ.
 class Units {
  public:
   Units(int64_t count, int threads) : count_(count), threads_(threads) {}
@@ -132,7 +132,7 @@ class Units {
   std::atomic<int64_t> next_{0};
 };
 
-// A product of the cursor's group by one part of its matrix.
+// The GEMM of the cursor's group by one part of its matrix.
 LinearTask task_of(const CpuBackend& backend, const GroupCursor& at, const PackedMatrix::Part& part,
                    const LinearArgs& args, const std::byte* prepared) {
   const LinearGroup& group = at.group();
@@ -208,7 +208,8 @@ void run(CpuBackend& backend, std::span<const LinearGroup> groups, const LinearA
       }
     }
   };
-  // A product of less than this (a few microseconds) is done before other threads would have woken.
+  // A GEMM of fewer multiplications (a few microseconds) ends before other threads would have
+  // woken.
   constexpr int64_t kAloneProducts = 65536;
   if (args.rows * any.in_features() * any.num_units() * kUnitOutputs <= kAloneProducts) {
     work(0);

@@ -1,7 +1,8 @@
-// Which way each product goes, and cuBLASLt's part of it.
+// Linear on the GPU: chooses the kernel of each GEMM (gemv, gemm_small_batch or cuBLASLt), tunes
+// cuBLASLt's algorithms by measuring, and shares the results through a tuning file.
 //
-// cuBLASLt thinks in columns: our rows [rows, in] are its [in x rows], so y = x W^T is its
-// D = op(A) B with A = W [in x out] transposed, B = x, D = y [out x rows].
+// cuBLASLt is column-major: our rows [rows, in] are its [in x rows], so y = x W^T is its D = op(A)
+// B with A = W [in x out] transposed, B = x, D = y [out x rows].
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 #include "kernels/activation/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cuda.h"
-#include "kernels/linear/gemm_small_batch.h"
 #include "kernels/linear/digest.h"
+#include "kernels/linear/gemm_small_batch.h"
 #include "kernels/linear/gemv.h"
 #include "kernels/linear/tuning_file.h"
 #include "kernels/norm/cuda.h"
@@ -30,10 +31,11 @@ constexpr size_t kLibraryBytes = size_t{32} << 20;  // what cuBLASLt's manual ad
 constexpr int kProposals = 12;                      // algorithms that are measured for a shape
 constexpr int kTimedRuns = 7;
 constexpr size_t kFlushedBytes = size_t{128} << 20;
-// What an early launch saves in a step, where cuBLASLt's kernels can have none: 2 to 3 us measured.
-constexpr float kOverlapMs = 2e-3f;
-// Of row-invariant products: the algorithm that stands for a shape is cuBLASLt's first for so many
-// rows, and others are compared with it on at least so many.
+// What programmatic dependent launch (PDL) saves a GEMM of our own in a step; cuBLASLt's kernels
+// cannot have it. 2 to 3 us were measured.
+constexpr float kPdlGainMs = 2e-3f;
+// Row-invariant GEMMs: cuBLASLt's first algorithm for kStandardRows rows is the standard of a
+// shape, and others are compared with it on at least kComparedRows rows.
 constexpr int32_t kStandardRows = 256;
 constexpr int32_t kComparedRows = 64;
 
@@ -46,11 +48,11 @@ Status lt_status(cublasStatus_t status, const char* what) {
 
 cudaDataType data_type(DType type) { return type == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-int32_t product_outputs(const LinearArgs& args) {
+int32_t gemm_outputs(const LinearArgs& args) {
   return args.silu_mul ? 2 * args.out_features : args.out_features;
 }
 
-// All but the number of rows of what cuBLASLt is asked for.
+// What an algorithm is chosen by, besides the number of rows.
 struct Shape {
   int type = 0, out_type = 0, in = 0, out = 0, bias = 0, residual = 0;
   auto tied() const { return std::tie(type, out_type, in, out, bias, residual); }
@@ -61,18 +63,18 @@ Shape shape_of(const LinearArgs& args) {
   return {.type = static_cast<int>(args.type),
           .out_type = static_cast<int>(args.silu_mul ? args.type : args.out_type),
           .in = args.in_features,
-          .out = product_outputs(args),
+          .out = gemm_outputs(args),
           .bias = args.bias != nullptr,
           .residual = args.residual != nullptr};
 }
 
 using Algorithm = std::optional<cublasLtMatmulAlgo_t>;
 
-// A chosen way: cuBLASLt's algorithm, or our kernel for batches that way, or, without either, our
-// kernel for few rows.
+// A chosen kernel: an algorithm of cuBLASLt, or gemm_small_batch in a configuration, or, without
+// either, gemv.
 struct Choice {
   Algorithm algorithm;
-  std::optional<BatchWay> batch;
+  std::optional<SmallBatchConfig> batch;
 };
 
 struct LayoutDeleter {
@@ -87,13 +89,13 @@ struct PreferenceDeleter {
 template <typename Handle, typename Deleter>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Deleter>;
 
-// One product as cuBLASLt wants it described.
-struct Product {
+// One GEMM in cuBLASLt's descriptors.
+struct Matmul {
   Owned<cublasLtMatmulDesc_t, DescDeleter> desc;
   Owned<cublasLtMatrixLayout_t, LayoutDeleter> a, b, d;
 
-  static Result<Product> describe(const LinearArgs& args, int64_t y_stride) {
-    Product p;
+  static Result<Matmul> describe(const LinearArgs& args, int64_t y_stride) {
+    Matmul p;
     cublasLtMatmulDesc_t desc = nullptr;
     ESP_RETURN_IF_ERROR(
         lt_status(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "description"));
@@ -109,7 +111,7 @@ struct Product {
       ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(args.type)));
     }
     const auto in = static_cast<uint64_t>(args.in_features);
-    const auto out = static_cast<uint64_t>(product_outputs(args));
+    const auto out = static_cast<uint64_t>(gemm_outputs(args));
     const auto rows = static_cast<uint64_t>(args.rows);
     const DType out_type = args.silu_mul ? args.type : args.out_type;
     cublasLtMatrixLayout_t layout = nullptr;
@@ -159,7 +161,7 @@ class LinearImpl final : public Linear {
       ESP_RETURN_IF_ERROR(check(shape));
       if (shape.rows == 0 || known(shape)) continue;
       LinearArgs args = shape;
-      args.norm_weight = nullptr;  // in front of either way; what is compared is the product
+      args.norm_weight = nullptr;  // the norm runs before either kernel; only the GEMM is compared
       int32_t compared = 0;        // rows of this shape that args' pointers have room for
       for (const LinearArgs& other : shapes) {
         const bool same =
@@ -181,22 +183,22 @@ class LinearImpl final : public Linear {
     if (args.rows == 0) return {};
     const Choice choice = chosen(args);
     const bool own = !choice.algorithm && !choice.batch;
-    if (own && own_takes(args)) return small_linear(args, traits_, launch);
+    if (own && use_gemv(args)) return gemv(args, traits_, launch);
     if (workspace_bytes < kLibraryBytes + scratch_bytes(args))
       return invalid_argument("linear: the workspace has {} bytes, but {} rows of {} x {} need {}",
                               workspace_bytes, args.rows, args.out_features, args.in_features,
                               kLibraryBytes + scratch_bytes(args));
-    LinearArgs product = args;
-    ESP_RETURN_IF_ERROR(norm_first(product, workspace, launch));
-    if (own && own_takes(product)) return small_linear(product, traits_, launch);
-    if (choice.batch && batch_linear_takes(product, *choice.batch, traits_))
-      return batch_linear(product, *choice.batch, traits_, launch);
-    return library_product(product, choice.algorithm, workspace, {.stream = launch.stream});
+    LinearArgs gemm = args;
+    ESP_RETURN_IF_ERROR(norm_first(gemm, workspace, launch));
+    if (own && use_gemv(gemm)) return gemv(gemm, traits_, launch);
+    if (choice.batch && gemm_small_batch_supports(gemm, *choice.batch, traits_))
+      return gemm_small_batch(gemm, *choice.batch, traits_, launch);
+    return cublaslt_matmul(gemm, choice.algorithm, workspace, {.stream = launch.stream});
   }
 
  private:
-  bool own_takes(const LinearArgs& args) const {
-    return !row_invariant_ && small_linear_takes(args, traits_);
+  bool use_gemv(const LinearArgs& args) const {
+    return !row_invariant_ && gemv_supports(args, traits_);
   }
 
   Status check(const LinearArgs& args) const {
@@ -216,7 +218,7 @@ class LinearImpl final : public Linear {
     return {};
   }
 
-  // [norm(x)] and [gate | up], behind what is cuBLASLt's.
+  // Scratch behind cuBLASLt's part of the workspace: [norm(x)] and [gate | up].
   static size_t norm_bytes(const LinearArgs& args) {
     if (args.norm_weight == nullptr) return 0;
     return round_up(static_cast<size_t>(args.rows) * static_cast<size_t>(args.in_features) *
@@ -248,8 +250,9 @@ class LinearImpl final : public Linear {
     return {};
   }
 
-  // Without an algorithm cuBLASLt's first proposal, which is remembered.
-  Status library_product(const LinearArgs& args, Algorithm algorithm, void* workspace,
+  // Runs the GEMM on cuBLASLt. Without an algorithm it takes cuBLASLt's first proposal and
+  // remembers it.
+  Status cublaslt_matmul(const LinearArgs& args, Algorithm algorithm, void* workspace,
                          const LaunchOptions& launch) {
     void* y = args.y;
     int64_t y_stride = args.y_stride;
@@ -262,19 +265,19 @@ class LinearImpl final : public Linear {
               : scratch;
       y_stride = 2 * int64_t{args.out_features};
     }
-    ESP_ASSIGN_OR_RETURN(const Product product, Product::describe(args, y_stride));
+    ESP_ASSIGN_OR_RETURN(const Matmul gemm, Matmul::describe(args, y_stride));
     if (!algorithm) {
-      ESP_ASSIGN_OR_RETURN(algorithm, proposed(product, args));
+      ESP_ASSIGN_OR_RETURN(algorithm, proposed(gemm, args));
       const std::lock_guard lock(mutex_);
       choices_[shape_of(args)][args.rows] = {.algorithm = algorithm};
     }
-    Status status = multiply(product, args, *algorithm, y, workspace, launch.stream);
+    Status status = multiply(gemm, args, *algorithm, y, workspace, launch.stream);
     if (!status.ok() && row_invariant_) {
       ESP_ASSIGN_OR_RETURN(const auto safe, standard(args));
-      status = multiply(product, args, safe, y, workspace, launch.stream);
-    } else if (!status.ok()) {  // an algorithm of another number of rows that does not fit these
-      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
-      status = multiply(product, args, proposals.front().algo, y, workspace, launch.stream);
+      status = multiply(gemm, args, safe, y, workspace, launch.stream);
+    } else if (!status.ok()) {  // the algorithm of another number of rows does not support these
+      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(gemm, args, 1));
+      status = multiply(gemm, args, proposals.front().algo, y, workspace, launch.stream);
       const std::lock_guard lock(mutex_);
       choices_[shape_of(args)][args.rows] = {.algorithm = proposals.front().algo};
     }
@@ -293,36 +296,35 @@ class LinearImpl final : public Linear {
                           launch);
   }
 
-  Status multiply(const Product& product, const LinearArgs& args, const cublasLtMatmulAlgo_t& algo,
+  Status multiply(const Matmul& gemm, const LinearArgs& args, const cublasLtMatmulAlgo_t& algo,
                   void* y, void* workspace, Stream stream,
                   size_t library_bytes = kLibraryBytes) const {
     const float one = 1.0f, beta = args.residual != nullptr ? 1.0f : 0.0f;
     const void* c = args.residual != nullptr ? args.residual : y;
-    return lt_status(
-        cublasLtMatmul(handle_, product.desc.get(), &one, args.weights, product.a.get(), args.x,
-                       product.b.get(), &beta, c, product.d.get(), y, product.d.get(), &algo,
-                       workspace, library_bytes, stream),
-        "product");
+    return lt_status(cublasLtMatmul(handle_, gemm.desc.get(), &one, args.weights, gemm.a.get(),
+                                    args.x, gemm.b.get(), &beta, c, gemm.d.get(), y, gemm.d.get(),
+                                    &algo, workspace, library_bytes, stream),
+                     "matmul");
   }
 
-  Result<cublasLtMatmulAlgo_t> proposed(const Product& product, const LinearArgs& args) const {
+  Result<cublasLtMatmulAlgo_t> proposed(const Matmul& gemm, const LinearArgs& args) const {
     if (row_invariant_) return standard(args);
-    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, args, 1));
+    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(gemm, args, 1));
     return proposals.front().algo;
   }
 
-  // The algorithm whose bits are the shape's, whatever the number of rows.
+  // The algorithm that defines the shape's bits, whatever the number of rows.
   Result<cublasLtMatmulAlgo_t> standard(const LinearArgs& args) const {
     LinearArgs many = args;
     many.rows = kStandardRows;
     ESP_ASSIGN_OR_RETURN(
-        const Product product,
-        Product::describe(many, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
-    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, many, 1));
+        const Matmul gemm,
+        Matmul::describe(many, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
+    ESP_ASSIGN_OR_RETURN(const auto proposals, propose(gemm, many, 1));
     return proposals.front().algo;
   }
 
-  Result<std::vector<cublasLtMatmulHeuristicResult_t>> propose(const Product& product,
+  Result<std::vector<cublasLtMatmulHeuristicResult_t>> propose(const Matmul& gemm,
                                                                const LinearArgs& args,
                                                                int count) const {
     cublasLtMatmulPreference_t raw = nullptr;
@@ -344,9 +346,9 @@ class LinearImpl final : public Linear {
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count));
     int returned = 0;
     ESP_RETURN_IF_ERROR(
-        lt_status(cublasLtMatmulAlgoGetHeuristic(handle_, product.desc.get(), product.a.get(),
-                                                 product.b.get(), product.d.get(), product.d.get(),
-                                                 raw, count, found.data(), &returned),
+        lt_status(cublasLtMatmulAlgoGetHeuristic(handle_, gemm.desc.get(), gemm.a.get(),
+                                                 gemm.b.get(), gemm.d.get(), gemm.d.get(), raw,
+                                                 count, found.data(), &returned),
                   "heuristic"));
     if (returned == 0)
       return fail(error(StatusCode::kUnimplemented,
@@ -356,8 +358,8 @@ class LinearImpl final : public Linear {
     return found;
   }
 
-  // Milliseconds of one `work`, the least of some runs; nothing where it fails. Each run finds the
-  // second-level cache full of other things, as in a model's pass.
+  // Milliseconds of one `work`, the least of several runs; nothing where it fails. Each run finds
+  // L2 full of other data, as in a forward pass.
   template <typename Work>
   static std::optional<float> time(Work&& work, void* workspace, size_t workspace_bytes,
                                    Stream stream) {
@@ -380,8 +382,8 @@ class LinearImpl final : public Linear {
     return best;
   }
 
-  // What cuBLASLt proposes for args and for some other numbers of rows, where it sometimes has
-  // something better: without splits of the inputs its best for 1 row is among those for 17 or 100.
+  // What cuBLASLt proposes for args and for some other numbers of rows, which sometimes has a
+  // better algorithm: without split-K its best one for 1 row is among those for 17 or 100.
   Result<std::vector<cublasLtMatmulAlgo_t>> candidates(const LinearArgs& args) const {
     std::vector<cublasLtMatmulAlgo_t> out;
     std::vector<int32_t> numbers{args.rows, args.rows + 1};
@@ -390,9 +392,9 @@ class LinearImpl final : public Linear {
       LinearArgs asked = args;
       asked.rows = rows;
       ESP_ASSIGN_OR_RETURN(
-          const Product product,
-          Product::describe(asked, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
-      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(product, asked, kProposals));
+          const Matmul gemm,
+          Matmul::describe(asked, args.silu_mul ? 2 * int64_t{args.out_features} : args.y_stride));
+      ESP_ASSIGN_OR_RETURN(const auto proposals, propose(gemm, asked, kProposals));
       for (const auto& proposal : proposals)
         if (std::ranges::none_of(out, [&](const auto& known) {
               return std::memcmp(&known, &proposal.algo, sizeof(known)) == 0;
@@ -402,7 +404,7 @@ class LinearImpl final : public Linear {
     return out;
   }
 
-  // A number of the bits of `rows` rows as the algorithm gives them; nothing where it does not run.
+  // A hash of the bits of `rows` rows that the algorithm computes; nothing where it does not run.
   Result<std::optional<uint64_t>> bits_of(LinearArgs args, int32_t rows,
                                           const cublasLtMatmulAlgo_t& algorithm, void* workspace,
                                           Stream stream) const {
@@ -410,10 +412,10 @@ class LinearImpl final : public Linear {
     const size_t bytes =
         static_cast<size_t>(rows) * static_cast<size_t>(args.y_stride) * dtype_size(args.out_type);
     auto* sum = reinterpret_cast<uint64_t*>(static_cast<char*>(workspace) + kLibraryBytes - 256);
-    ESP_ASSIGN_OR_RETURN(const Product product, Product::describe(args, args.y_stride));
+    ESP_ASSIGN_OR_RETURN(const Matmul gemm, Matmul::describe(args, args.y_stride));
     cudaMemsetAsync(args.y, 0, bytes, stream);
-    // The library's part of the workspace but for the number's place.
-    if (!multiply(product, args, algorithm, args.y, workspace, stream, kLibraryBytes - 256).ok())
+    // The library gets its part of the workspace but for the 256 bytes of the hash.
+    if (!multiply(gemm, args, algorithm, args.y, workspace, stream, kLibraryBytes - 256).ok())
       return std::optional<uint64_t>();
     cudaMemsetAsync(sum, 0, sizeof(*sum), stream);
     ESP_RETURN_IF_ERROR(digest(args.y, bytes, sum, stream));
@@ -423,13 +425,13 @@ class LinearImpl final : public Linear {
     return std::optional(value);
   }
 
-  // Those of `all` that give the bits of the shape's standard algorithm, the standard among them.
-  // Few rows show too few bits: then the standard alone.
+  // Those of `all` whose bits equal those of the shape's standard algorithm, the standard among
+  // them. Too few rows show too few bits: then the standard alone.
   Result<std::vector<cublasLtMatmulAlgo_t>> same_bits(const LinearArgs& args, int32_t rows,
                                                       std::vector<cublasLtMatmulAlgo_t> all,
                                                       void* workspace, Stream stream) const {
     LinearArgs plain = args;
-    if (args.silu_mul) {  // both halves, where its own output has room for one: fewer rows
+    if (args.silu_mul) {  // gate and up together take the room of twice as many rows
       plain.silu_mul = false;
       plain.out_features = 2 * args.out_features;
       plain.y_stride = plain.out_features;
@@ -457,7 +459,7 @@ class LinearImpl final : public Linear {
     if (workspace_bytes < kLibraryBytes + scratch_bytes(args))
       return invalid_argument("linear: tuning {} rows needs a workspace of {} bytes", args.rows,
                               kLibraryBytes + scratch_bytes(args));
-    LinearArgs plain = args;  // the product alone, its output where it may be overwritten
+    LinearArgs plain = args;  // the GEMM alone; its output may be overwritten
     const LaunchOptions launch{.stream = stream};
     ESP_ASSIGN_OR_RETURN(auto algorithms, candidates(plain));
     if (row_invariant_) {
@@ -467,27 +469,27 @@ class LinearImpl final : public Linear {
     Choice best;
     std::optional<float> best_ms;
     for (const auto& algorithm : algorithms) {
-      const auto ms = time([&] { return library_product(plain, algorithm, workspace, launch); },
+      const auto ms = time([&] { return cublaslt_matmul(plain, algorithm, workspace, launch); },
                            workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = {.algorithm = algorithm};
     }
-    const auto way = batch_way(args, traits_);
-    if (way && !row_invariant_ && args.rows > kSmallRows) {
-      const auto ms = time([&] { return batch_linear(args, *way, traits_, launch); }, workspace,
-                           workspace_bytes, stream);
-      if (ms && (!best_ms || *ms - kOverlapMs < *best_ms)) {
-        best_ms = *ms - kOverlapMs;
-        best = {.batch = *way};
+    const auto config = small_batch_config(args, traits_);
+    if (config && !row_invariant_ && args.rows > kSmallRows) {
+      const auto ms = time([&] { return gemm_small_batch(args, *config, traits_, launch); },
+                           workspace, workspace_bytes, stream);
+      if (ms && (!best_ms || *ms - kPdlGainMs < *best_ms)) {
+        best_ms = *ms - kPdlGainMs;
+        best = {.batch = *config};
       }
     }
-    if (own_takes(args)) {
-      const auto ms = time([&] { return small_linear(args, traits_, launch); }, workspace,
-                           workspace_bytes, stream);
+    if (use_gemv(args)) {
+      const auto ms =
+          time([&] { return gemv(args, traits_, launch); }, workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best = {};
     }
     ESP_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "linear: tuning"));
     if (!best_ms)
-      return error(StatusCode::kInternal, "linear: no way to multiply {} rows of {} x {} works",
+      return error(StatusCode::kInternal, "linear: no config to multiply {} rows of {} x {} works",
                    args.rows, args.out_features, args.in_features);
     const std::lock_guard lock(mutex_);
     choices_[shape_of(args)][args.rows] = best;
@@ -500,8 +502,8 @@ class LinearImpl final : public Linear {
     return found != choices_.end() && found->second.contains(args.rows);
   }
 
-  // That of the nearest number of rows that was tuned, from above if there is one; our own for few
-  // rows that were not tuned themselves.
+  // The choice of the nearest tuned number of rows, from above if there is one; gemv for few rows
+  // that were not tuned themselves.
   Choice chosen(const LinearArgs& args) const {
     const std::lock_guard lock(mutex_);
     const auto found = choices_.find(shape_of(args));
@@ -513,7 +515,7 @@ class LinearImpl final : public Linear {
     return at->second;
   }
 
-  // All that a choice depends on: another version of the library has a file of its own.
+  // The tuning file of this device, driver and library version, on which a choice depends.
   TuningFile tuning_file() const {
     int device = 0, driver = 0;
     cudaDeviceProp properties{};
@@ -537,12 +539,12 @@ class LinearImpl final : public Linear {
                        rows);
   }
 
-  // "own", or "batch" and the way's three numbers, or each word of the algorithm as 16 hexadecimal
-  // digits.
+  // "own" for gemv, or "batch" and the three numbers of a configuration of gemm_small_batch, or
+  // each word of the algorithm as 16 hexadecimal digits.
   static std::string text_of(const Choice& choice) {
     if (choice.batch)
       return fmt::format("batch {} {} {}", choice.batch->groups, choice.batch->splits,
-                         choice.batch->half ? 1 : 0);
+                         choice.batch->half_shared ? 1 : 0);
     if (!choice.algorithm) return "own";
     std::string text;
     for (const uint64_t word : choice.algorithm->data) text += fmt::format("{:016x}", word);
@@ -563,19 +565,20 @@ class LinearImpl final : public Linear {
         for (size_t i = 0; i < std::size(algo.data); ++i)
           algo.data[i] = std::strtoull(text.substr(16 * i, 16).c_str(), nullptr, 16);
         choices_[s][rows] = {.algorithm = algo};
-      } else if (std::istringstream way_in(text); text.starts_with("batch ")) {
-        BatchWay way;
+      } else if (std::istringstream config_in(text); text.starts_with("batch ")) {
+        SmallBatchConfig config;
         std::string word;
         int half = 0;
-        if (way_in >> word >> way.groups >> way.splits >> half) {
-          way.half = half != 0;
-          choices_[s][rows] = {.batch = way};
+        if (config_in >> word >> config.groups >> config.splits >> half) {
+          config.half_shared = half != 0;
+          choices_[s][rows] = {.batch = config};
         }
       }
     }
   }
 
-  // What another process has measured meanwhile takes the place of ours.
+  // Writes the choices to the tuning file; what another process has measured meanwhile replaces
+  // ours.
   void share_choices() {
     TuningFile::Choices measured;
     {

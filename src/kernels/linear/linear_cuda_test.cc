@@ -1,4 +1,4 @@
-// Products on the GPU against the slow reference: our kernels and cuBLASLt's, with all epilogues.
+// GEMMs on the GPU against the slow reference: our kernels and cuBLASLt's, with all epilogues.
 #include "kernels/linear/cuda.h"
 
 #include <filesystem>
@@ -29,9 +29,9 @@ class CudaLinear : public test::OnDevice {
     bool tune = false;
   };
 
-  // In bfloat16, from random inputs; compares with sums in double. With `ways` the kernel for
-  // batches instead, each way that it takes.
-  void check(const Case& c, bool overlap, const std::vector<cuda::BatchWay>& ways = {}) {
+  // In bfloat16, from random inputs; compares with sums in double. With `configs` it runs
+  // gemm_small_batch in each configuration that supports the case.
+  void check(const Case& c, bool pdl, const std::vector<cuda::SmallBatchConfig>& configs = {}) {
     SCOPED_TRACE(fmt::format("{} rows, {} -> {}, bias {}, silu {}, residual {}, norm {}, float {}",
                              c.rows, c.in, c.out, c.bias, c.silu, c.residual, c.norm, c.float_out));
     const int outs = c.silu ? 2 * c.out : c.out, y_stride = c.out + 8, x_stride = c.in + 16;
@@ -63,8 +63,8 @@ class CudaLinear : public test::OnDevice {
       ASSERT_TRUE(linear_->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
     }
     std::vector<float> raw;
-    if (ways.empty()) {
-      const Status status = linear_->run(args, workspace.get(), bytes, {.pdl = overlap});
+    if (configs.empty()) {
+      const Status status = linear_->run(args, workspace.get(), bytes, {.pdl = pdl});
       ASSERT_TRUE(status.ok()) << status.message();
       raw = dy.read();
     }
@@ -79,17 +79,17 @@ class CudaLinear : public test::OnDevice {
         values[i] = to_float(to_bfloat16(
             static_cast<float>(values[i] * scale * to_float(norm[static_cast<size_t>(i)]))));
     }
-    std::vector<float> product(static_cast<size_t>(c.rows * outs));
+    std::vector<float> matmul(static_cast<size_t>(c.rows * outs));
     const auto bias_floats = test::to_floats(bias);
     reference::linear({.data = w.data(), .rows = outs}, c.in, false,
                       {.x = in.data(),
                        .x_stride = x_stride,
-                       .y = product.data(),
+                       .y = matmul.data(),
                        .y_stride = outs,
                        .rows = c.rows,
                        .bias = c.bias ? bias_floats.data() : nullptr});
-    // Each value has a bound of its own, from the roundings to bfloat16 on its way: that of y, with
-    // silu those of gate and up (through the slopes of the product), with a norm one entry of x
+    // Each value has a bound of its own, from the roundings to bfloat16 on its config: that of y,
+    // with silu those of gate and up (through the slopes of the matmul), with a norm one entry of x
     // that falls to the other side of a tie. Sums in float32 come on top: a chain of in / 16 steps
     // on the tensor cores, each of which cuts off up to 2^-23 of the sum so far.
     constexpr double kRounding = 1.0 / 256;        // at most, of the value
@@ -97,9 +97,9 @@ class CudaLinear : public test::OnDevice {
     for (int row = 0; row < c.rows; ++row)
       for (int i = 0; i < c.out; ++i) {
         const auto at = static_cast<size_t>(row * y_stride + i);
-        double want = product[static_cast<size_t>(row * outs + i)], slope = 1, bound = 0;
+        double want = matmul[static_cast<size_t>(row * outs + i)], slope = 1, bound = 0;
         if (c.silu) {
-          const double gate = want, up = product[static_cast<size_t>(row * outs + c.out + i)];
+          const double gate = want, up = matmul[static_cast<size_t>(row * outs + c.out + i)];
           const double sigmoid = 1 / (1 + std::exp(-gate));
           slope = std::abs(up) * std::abs(sigmoid * (1 + gate * (1 - sigmoid))) +
                   std::abs(gate * sigmoid);
@@ -114,7 +114,7 @@ class CudaLinear : public test::OnDevice {
         bound += slope * (3e-5 + c.in / 16.0 * 0x1.0p-23) * (1 + std::abs(want));
         wants.emplace_back(want, bound);
       }
-    const auto compare = [&](const std::string& way) {
+    const auto compare = [&](const std::string& config) {
       int64_t wrong = 0;
       std::string first, last;
       for (int row = 0; row < c.rows; ++row)
@@ -127,26 +127,27 @@ class CudaLinear : public test::OnDevice {
           last = fmt::format("row {}, output {}: {}, want {} within {}", row, i, got, want, bound);
           if (wrong++ == 0) first = last;
         }
-      EXPECT_EQ(wrong, 0) << way << "\nfirst: " << first << "\nlast: " << last;
+      EXPECT_EQ(wrong, 0) << config << "\nfirst: " << first << "\nlast: " << last;
     };
-    if (ways.empty()) compare("as chosen");
-    for (const cuda::BatchWay& way : ways) {
-      if (!cuda::batch_linear_takes(args, way, *cuda::device_traits())) continue;
+    if (configs.empty()) compare("as chosen");
+    for (const cuda::SmallBatchConfig& config : configs) {
+      if (!cuda::gemm_small_batch_supports(args, config, *cuda::device_traits())) continue;
       cudaMemset(dy.get(), 0xff, dy.size() * 4);
       for (int times = 0; times < 2; ++times) {  // the second right behind the first
         const Status status =
-            cuda::batch_linear(args, way, *cuda::device_traits(), {.pdl = overlap});
+            cuda::gemm_small_batch(args, config, *cuda::device_traits(), {.pdl = pdl});
         ASSERT_TRUE(status.ok()) << status.message();
       }
       raw = dy.read();
-      compare(fmt::format("groups {}, splits {}, half {}", way.groups, way.splits, way.half));
+      compare(fmt::format("groups {}, splits {}, half {}", config.groups, config.splits,
+                          config.half_shared));
     }
   }
 
   std::unique_ptr<cuda::Linear> linear_;
 };
 
-TEST_F(CudaLinear, FewRowsAgreeWithTheReference) {
+TEST_F(CudaLinear, GemvAgreesWithTheReference) {
   const std::pair<int, int> shapes[] = {{8, 8},      {40, 24},     {256, 16},    {896, 1152},
                                         {2048, 512}, {4096, 1000}, {14336, 264}, {16384, 40}};
   int round = 0;
@@ -192,23 +193,23 @@ TEST_F(CudaLinear, ManyRowsAgreeWithTheReference) {
   check({.rows = 8, .in = 512, .out = 384, .tune = true}, false);
 }
 
-TEST_F(CudaLinear, BatchesAgreeWithTheReferenceInAllWays) {
-  std::vector<cuda::BatchWay> ways;
+TEST_F(CudaLinear, SmallBatchesAgreeWithTheReferenceInAllConfigs) {
+  std::vector<cuda::SmallBatchConfig> configs;
   for (const bool half : {true, false})
     for (const int groups : {1, 2, 3, 4, 5, 8, 14, 16})
       for (const int splits : {1, 2})
-        ways.push_back({.groups = groups, .splits = splits, .half = half});
+        configs.push_back({.groups = groups, .splits = splits, .half_shared = half});
   int round = 0;
   for (const int rows : {1, 3, 7, 16, 17, 31, 32, 33, 50, 63, 64}) {
-    const bool overlap = round++ % 2 == 1;
-    check({.rows = rows, .in = 1096, .out = 400}, overlap, ways);
-    check({.rows = rows, .in = 512, .out = 784, .residual = true}, !overlap, ways);
-    check({.rows = rows, .in = 968, .out = 264, .bias = true, .silu = true}, overlap, ways);
-    check({.rows = rows, .in = 64, .out = 16, .bias = true, .residual = true}, !overlap, ways);
-    check({.rows = rows, .in = 2048, .out = 128, .float_out = true}, overlap, ways);
+    const bool pdl = round++ % 2 == 1;
+    check({.rows = rows, .in = 1096, .out = 400}, pdl, configs);
+    check({.rows = rows, .in = 512, .out = 784, .residual = true}, !pdl, configs);
+    check({.rows = rows, .in = 968, .out = 264, .bias = true, .silu = true}, pdl, configs);
+    check({.rows = rows, .in = 64, .out = 16, .bias = true, .residual = true}, !pdl, configs);
+    check({.rows = rows, .in = 2048, .out = 128, .float_out = true}, pdl, configs);
   }
-  check({.rows = 16, .in = 14336, .out = 256, .residual = true}, true, ways);
-  check({.rows = 64, .in = 4096, .out = 512, .silu = true}, true, ways);
+  check({.rows = 16, .in = 14336, .out = 256, .residual = true}, true, configs);
+  check({.rows = 64, .in = 4096, .out = 512, .silu = true}, true, configs);
 }
 
 // The same bits at all numbers of rows for which the instruction has the same columns, and beside
@@ -232,9 +233,9 @@ TEST_F(CudaLinear, ABatchsRowDoesNotDependOnThoseBesideIt) {
                                   .weights = w.get(),
                                   .y = y.get(),
                                   .y_stride = out};
-      const cuda::BatchWay way{.splits = splits};
-      ASSERT_TRUE(cuda::batch_linear_takes(args, way, *cuda::device_traits()));
-      ASSERT_TRUE(cuda::batch_linear(args, way, *cuda::device_traits(), {}).ok());
+      const cuda::SmallBatchConfig config{.splits = splits};
+      ASSERT_TRUE(cuda::gemm_small_batch_supports(args, config, *cuda::device_traits()));
+      ASSERT_TRUE(cuda::gemm_small_batch(args, config, *cuda::device_traits(), {}).ok());
       const auto got = y.read();
       if (all.empty()) all = got;
       EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin())) << rows << ", " << splits;
@@ -242,9 +243,8 @@ TEST_F(CudaLinear, ABatchsRowDoesNotDependOnThoseBesideIt) {
   }
 }
 
-// Each product reads what the one before it wrote: launched early they give what they give one by
-// one.
-TEST_F(CudaLinear, BatchesLaunchedEarlyWaitForTheirInputs) {
+// Each GEMM reads what the one before it wrote: with PDL they give what they give one by one.
+TEST_F(CudaLinear, BatchesWithPdlWaitForTheirInputs) {
   if (cuda::device_traits()->compute_capability < 90)
     GTEST_SKIP() << "SKIPPED: the kernel for batches needs code for Hopper";
   constexpr int kRows = 24, kWide = 2048, kProducts = 12;
@@ -253,7 +253,7 @@ TEST_F(CudaLinear, BatchesLaunchedEarlyWaitForTheirInputs) {
       test::to_bfloat16s(test::random_floats(rng_, int64_t{kWide} * kWide, 0.022)));
   const auto traits = *cuda::device_traits();
   std::vector<BFloat16> want;
-  for (const bool overlap : {false, true, true, true}) {
+  for (const bool pdl : {false, true, true, true}) {
     DeviceArray<BFloat16> y(size_t{kProducts} * kRows * kWide);
     cudaMemset(y.get(), 0xff, y.size() * 2);
     for (int i = 0; i < kProducts; ++i) {
@@ -266,19 +266,22 @@ TEST_F(CudaLinear, BatchesLaunchedEarlyWaitForTheirInputs) {
                                   .y = y.get() + i * kRows * kWide,
                                   .y_stride = kWide,
                                   .residual = i < 2 ? nullptr : y.get() + (i - 2) * kRows * kWide};
-      const cuda::BatchWay way{.groups = i % 3 == 0 ? 4 : i % 3 == 1 ? 1 : 10, .splits = i % 2 + 1};
-      ASSERT_TRUE(cuda::batch_linear_takes(args, way, traits));
-      ASSERT_TRUE(cuda::batch_linear(args, way, traits, {.pdl = overlap}).ok());
+      const cuda::SmallBatchConfig config{.groups = i % 3 == 0   ? 4
+                                                    : i % 3 == 1 ? 1
+                                                                 : 10,
+                                          .splits = i % 2 + 1};
+      ASSERT_TRUE(cuda::gemm_small_batch_supports(args, config, traits));
+      ASSERT_TRUE(cuda::gemm_small_batch(args, config, traits, {.pdl = pdl}).ok());
     }
     const auto got = y.read();
     if (want.empty()) want = got;
-    EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin())) << overlap;
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin())) << pdl;
   }
 }
 
 TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
   if (cuda::device_traits()->compute_capability < 90)
-    GTEST_SKIP() << "SKIPPED: our own products need code for Hopper; the library's promise it only "
+    GTEST_SKIP() << "SKIPPED: our own GEMMs need code for Hopper; the library's promise it only "
                     "where set_row_invariant() asks for it";
   const int in = 1536, out = 512;
   const auto x = test::to_bfloat16s(test::random_floats(rng_, 16 * in));
@@ -307,36 +310,37 @@ TEST_F(CudaLinear, ARowDoesNotDependOnThoseBesideIt) {
 }
 
 // Row by row the same bits at all numbers of rows, with and without tuning.
-TEST_F(CudaLinear, RowInvariantProducts) {
+TEST_F(CudaLinear, RowInvariantGemms) {
   struct Way {
     int in, out;
     bool silu = false, residual = false, bias = false, float_out = false;
   };
   constexpr int kMost = 300;
-  for (const Way& way :
+  for (const Way& config :
        {Way{1536, 512}, Way{4096, 1024, false, true}, Way{1024, 2048, true},
         Way{896, 1152, false, false, true}, Way{2048, 4000, false, false, false, true}}) {
-    const int outs = way.silu ? 2 * way.out : way.out;
+    const int outs = config.silu ? 2 * config.out : config.out;
     const auto array = [&](int64_t count, double deviation) {
       return test::to_bfloat16s(test::random_floats(rng_, count, deviation));
     };
-    const DeviceArray<BFloat16> x(array(int64_t{kMost} * way.in, 1));
-    const DeviceArray<BFloat16> w(array(int64_t{outs} * way.in, 1 / std::sqrt(way.in)));
-    const DeviceArray<BFloat16> residual(array(int64_t{kMost} * way.out, 1)), bias(array(outs, 1));
-    const DeviceArray<float> y(static_cast<size_t>(kMost * way.out));
+    const DeviceArray<BFloat16> x(array(int64_t{kMost} * config.in, 1));
+    const DeviceArray<BFloat16> w(array(int64_t{outs} * config.in, 1 / std::sqrt(config.in)));
+    const DeviceArray<BFloat16> residual(array(int64_t{kMost} * config.out, 1)),
+        bias(array(outs, 1));
+    const DeviceArray<float> y(static_cast<size_t>(kMost * config.out));
     const auto args = [&](int rows) {
-      return cuda::LinearArgs{.out_type = way.float_out ? DType::kFloat32 : DType::kBFloat16,
+      return cuda::LinearArgs{.out_type = config.float_out ? DType::kFloat32 : DType::kBFloat16,
                               .rows = rows,
-                              .in_features = way.in,
-                              .out_features = way.out,
+                              .in_features = config.in,
+                              .out_features = config.out,
                               .x = x.get(),
-                              .x_stride = way.in,
+                              .x_stride = config.in,
                               .weights = w.get(),
                               .y = y.get(),
-                              .y_stride = way.out,
-                              .bias = way.bias ? bias.get() : nullptr,
-                              .silu_mul = way.silu,
-                              .residual = way.residual ? residual.get() : nullptr};
+                              .y_stride = config.out,
+                              .bias = config.bias ? bias.get() : nullptr,
+                              .silu_mul = config.silu,
+                              .residual = config.residual ? residual.get() : nullptr};
     };
     std::vector<cuda::LinearArgs> tuned;
     for (const int rows : {1, 8, 16, 24, 64, 128, kMost}) tuned.push_back(args(rows));
@@ -358,10 +362,10 @@ TEST_F(CudaLinear, RowInvariantProducts) {
         ASSERT_TRUE(status.ok()) << status.message();
         const auto got = y.read();
         const auto* raw = reinterpret_cast<const uint8_t*>(got.data());
-        const size_t size = static_cast<size_t>(rows * way.out) * (way.float_out ? 4 : 2);
+        const size_t size = static_cast<size_t>(rows * config.out) * (config.float_out ? 4 : 2);
         if (want.empty()) want.assign(raw, raw + size);
         EXPECT_TRUE(std::equal(raw, raw + size, want.begin()))
-            << rows << " rows of " << way.in << " to " << way.out << ", tuned " << tune;
+            << rows << " rows of " << config.in << " to " << config.out << ", tuned " << tune;
       }
     }
   }
@@ -432,8 +436,8 @@ TEST_F(CudaLinear, ChoicesSurviveARestart) {
   ASSERT_TRUE((*second)->run(args, workspace.get(), bytes, {}).ok());
   text(after);
   EXPECT_EQ(before, after);
-  // One that has begun before the choices were there, and has measured too, takes them all the
-  // same.
+  // A process that started before the file existed and measured too takes the file's choices all
+  // the same.
   ASSERT_TRUE((*beside)->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
   text(after);
   EXPECT_EQ(before, after);

@@ -193,7 +193,7 @@ TEST_P(LinearTest, BlocksAreStackedAndStridesKept) {
   }
 }
 
-TEST_P(LinearTest, GateAndUpInOneProduct) {
+TEST_P(LinearTest, GateAndUpInOneGemm) {
   WorkPool pool(2);
   auto backend = backend_on(pool);
   for (const int64_t ffn : {16, 37, 80}) {

@@ -1,4 +1,5 @@
-// y = x W^T: the matrix products of a model, from weights that are packed once at load.
+// Linear layers on the CPU: y = x W^T from weights that are packed once at load. Each call runs in
+// parallel on the back end's pool; arguments are borrowed for the call.
 //
 // Exactness: a row of y depends on its row of x, on W and on the instruction set; not on how many
 // rows are in the call, on the rows beside it or on the number of threads. Every (row, output) is
@@ -26,13 +27,13 @@ struct WeightRows {
   int64_t row_stride = 0;  // in elements; 0: in_features
   // The rows are blocks of this format, one row after the other: neither type nor row_stride.
   std::optional<BlockFormat> format = std::nullopt;
-  // Which row of `data` each row is, [rows]; empty for the order in which they lie.
+  // The index in `data` of each row, [rows]; empty: the order in which they are stored.
   std::span<const int64_t> order = {};
 };
 
 struct PackSpec {
   int64_t in_features = 0;
-  // What is held and streamed: kFloat32 or kBFloat16. With kBFloat16 the activations are rounded to
+  // The storage format: kFloat32 or kBFloat16. With kBFloat16 the activations are rounded to
   // bfloat16 as well, once a call; products are exact and sums are float32.
   DType type = DType::kBFloat16;
   // One under the other: [q; k; v] is one matrix whose outputs are q's, then k's, then v's.
@@ -72,7 +73,7 @@ class PackedMatrix {
   bool gate_up() const { return gate_up_; }
   size_t size_bytes() const { return data_.size_bytes(); }
 
-  // Outputs that are held alike. Units are counted over all parts.
+  // Outputs of one storage format. Units are counted over all parts.
   struct Part {
     std::optional<BlockFormat> format;
     int64_t first_output = 0, out_features = 0;
@@ -98,7 +99,7 @@ class PackedMatrix {
   std::vector<Part> parts_;
 };
 
-// What rows of a format take when they are packed, but for rounding up to whole units.
+// The packed bytes of rows of a format, but for rounding up to whole units.
 int64_t packed_bytes(BlockFormat format, int64_t rows, int64_t in_features);
 
 struct LinearArgs {
@@ -108,7 +109,7 @@ struct LinearArgs {
   int64_t y_stride = 0;         // in elements, at least out_features
   int64_t rows = 0;             // 0 does nothing
   const float* bias = nullptr;  // [out_features] float32, or none
-  bool accumulate = false;      // y += x W^T + bias, as a residual wants it
+  bool accumulate = false;      // y += x W^T + bias: a residual
 };
 
 // REQUIRES: w is packed without gate_up.
@@ -118,21 +119,22 @@ void linear(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 // REQUIRES: w is packed with gate_up; no bias, no accumulate.
 void linear_silu_mul(CpuBackend& backend, const PackedMatrix& w, const LinearArgs& args);
 
-// Some rows of a call, which one matrix of several multiplies: an expert's.
+// The rows of a call that one of several matrices multiplies: those of an expert.
 struct LinearGroup {
   const PackedMatrix* w = nullptr;
   int64_t rows = 0;             // those after the rows of the groups before; 0 does nothing
   const float* bias = nullptr;  // [out_features], or none
 };
 
-// What a group of rows counts for when scratch is reserved: reserve_linear() with the sum of these.
+// The rows that a group counts for when scratch is reserved: call reserve_linear() with the sum of
+// these.
 constexpr int64_t padded_group_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 
-// The same for rows that lie group after group in args.x and args.y, each group by its own matrix.
-// The units of all of them are shared out at once, so that threads wait for one another once and
-// not after each matrix; a row has the bits that a call with its matrix alone gives it.
-// REQUIRES: args.rows is the sum of the groups', all matrices have the same shape; args.bias is
-// null.
+// As linear() and linear_silu_mul() for rows that are adjacent group by group in args.x and args.y,
+// each group with its own matrix. The units of all groups are distributed at once, so that threads
+// wait for one another once and not after each matrix; a row has the bits of a call with its matrix
+// alone. REQUIRES: args.rows is the sum of the groups', all matrices have the same shape, args.bias
+// is null.
 void linear_grouped(CpuBackend& backend, std::span<const LinearGroup> groups,
                     const LinearArgs& args);
 void linear_silu_mul_grouped(CpuBackend& backend, std::span<const LinearGroup> groups,

@@ -28,7 +28,7 @@ float as_float(const void* row, DType type, int64_t index) {
   return 0;
 }
 
-// Where input `in` of the unit's output `out` lies, in elements.
+// The offset of input `in` of the unit's output `out`, in elements.
 int64_t index_f32(int64_t in, int64_t out) { return in * kUnit + out; }
 int64_t index_bf16(int64_t in, int64_t out) {
   return ((in / 32 * 2 + out / kPanel) * 16 + in % 32 / 2) * 2 * kPanel + out % kPanel * 2 + in % 2;
@@ -125,7 +125,7 @@ class RowReader {
     }
   }
 
-  // Row `row` as output `out` of a unit of the part.
+  // Packs row `row` as output `out` of a unit of the part.
   void pack(int64_t row, const PackedMatrix::Part& part, int64_t out, std::byte* unit) {
     const int64_t source = rows_.order.empty() ? row : rows_.order[static_cast<size_t>(row)];
     const std::byte* from =
@@ -157,7 +157,7 @@ int64_t packed_bytes(BlockFormat format, int64_t rows, int64_t in_features) {
   return rows * (padded_inputs(format, in_features) / layout.chunk * layout.chunk_bytes) / kUnit;
 }
 
-// Rows of the format of the last part belong to it; others begin a new one.
+// Rows of the last part's format are added to it; rows of another format begin a new part.
 void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
   const int64_t unit_outputs = gate_up_ ? kPanel : kUnit;
   if (parts_.empty() || parts_.back().format != format) {
@@ -196,10 +196,11 @@ Result<PackedMatrix> PackedMatrix::pack(CpuBackend& backend, const PackSpec& spe
   };
   for (const WeightRows& block : spec.blocks) {
     matrix.add_part(format_of(block), block.rows);
-    if (spec.gate_up) break;  // up lies beside it
+    if (spec.gate_up) break;  // up is interleaved with gate
   }
   const Part& last = matrix.parts_.back();
-  // The kernels ask for weights a little ahead of what they read: harmless beyond the end.
+  // The kernels prefetch weights a little ahead of what they read, which is harmless beyond the
+  // end.
   ESP_ASSIGN_OR_RETURN(
       matrix.data_,
       Buffer::allocate(last.offset + static_cast<size_t>(last.num_units) * last.unit_bytes));

@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kHeader = "espalier tuning 1: ";
 constexpr std::string_view kEnd = "end ";
 constexpr std::string_view kBetween = " = ";
-// Others hold the lock for as long as it takes to write some kilobytes.
+// A writer holds the lock for as long as it takes to write some kilobytes.
 constexpr std::chrono::seconds kLockTimeout{2};
 
 // FNV-1a.
@@ -30,7 +30,8 @@ uint64_t digest(std::string_view text) {
   return hash;
 }
 
-// One writer at a time. The lock is a file of its own: the choices' own is replaced, not written.
+// One writer at a time. The lock is a file of its own, since the file of choices is replaced, not
+// written.
 class Lock {
  public:
   explicit Lock(const std::filesystem::path& path)
@@ -58,7 +59,7 @@ std::string body_of(std::string_view machine, const TuningFile::Choices& choices
   return text;
 }
 
-// Nothing where the text is not all of a file of this machine.
+// Returns nothing where the text is not a whole file of this machine.
 std::optional<TuningFile::Choices> parse(std::string_view text, std::string_view machine) {
   const size_t end = text.rfind(fmt::format("\n{}", kEnd));
   if (end == std::string_view::npos) return std::nullopt;
@@ -104,7 +105,7 @@ TuningFile::Choices TuningFile::add(const Choices& measured) const {
   return choices;
 }
 
-// Beside the file under a name of its own, then in its place at once: who reads finds the old one
+// Writes beside the file under a unique name and renames it into place: a reader finds the old file
 // or the new one, whole, and a process that ends meanwhile leaves the old one.
 bool TuningFile::write(const Choices& choices) const {
   const std::string body = body_of(machine_, choices);

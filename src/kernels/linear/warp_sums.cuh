@@ -1,11 +1,11 @@
-// Sums over the lanes of a warp, many at once.
+// Sums over the lanes of a warp, many at once. Device code only.
 #pragma once
 
 namespace espalier::kernels::cuda {
 
-// Adds up COUNT sums over the warp by halves (each step hands half of what is left to the other
-// lane, so 16 sums cost 16 exchanges, not 80); lane l ends with those from l * COUNT / 32 on, or,
-// with 16, lanes 2i and 2i + 1 with the i-th.
+// Adds up COUNT sums over the warp by halves: each step hands half of what is left to the other
+// lane, so 16 sums cost 16 exchanges instead of 80. Lane l ends with the sums from l * COUNT / 32
+// on, or, with COUNT 16, lanes 2i and 2i + 1 with the i-th.
 template <int COUNT>
 __device__ __forceinline__ void add_by_halves(float (&sums)[COUNT]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -1,4 +1,4 @@
-// Reductions over a run of floats, the same text for every instruction set.
+// Reductions over a contiguous range of floats, one generic source for every instruction set.
 #pragma once
 
 #include <cstdint>

@@ -37,19 +37,19 @@ int32_t top_k(const CpuBackend& backend, std::span<const float> logits, int32_t 
     return x != y ? x > y : a < b;
   };
   // A heap of the best so far, the worst of them on top: only what is above it can enter.
-  int32_t held = 0;
+  int32_t num_held = 0;
   float bound = kLowest;
   if (k <= 0) return 0;
   for (int64_t i = 0;; ++i) {
     i = backend.table().find_above(logits.data(), i, count, bound);
     if (i >= count) break;
-    if (held == k) std::pop_heap(out, out + held--, better);
-    out[held++] = static_cast<int32_t>(i);
-    std::push_heap(out, out + held, better);
-    if (held == k) bound = logits[static_cast<size_t>(out[0])];
+    if (num_held == k) std::pop_heap(out, out + num_held--, better);
+    out[num_held++] = static_cast<int32_t>(i);
+    std::push_heap(out, out + num_held, better);
+    if (num_held == k) bound = logits[static_cast<size_t>(out[0])];
   }
-  std::sort_heap(out, out + held, better);
-  return held;
+  std::sort_heap(out, out + num_held, better);
+  return num_held;
 }
 
 }  // namespace espalier::kernels

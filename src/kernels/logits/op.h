@@ -1,5 +1,5 @@
-// Reductions over one row of logits. Each runs on the calling thread, so rows can be shared out
-// among threads by the caller; a NaN anywhere makes the result of log_sum_exp NaN.
+// Reductions over one row of logits. Each runs on the calling thread, so the caller may distribute
+// rows among threads; a NaN anywhere makes the result of log_sum_exp NaN.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,9 @@
-// All layers of a decoder for one new token of one request, in one kernel that stays on the GPU
-// from the first layer to the last: while blocks wait for one another, the weights that come next
-// are on their way into shared memory.
+// The persistent megakernel: all layers of a decoder for one new token of one entry, in one kernel
+// that stays on the GPU from the first layer to the last. While blocks wait at a grid barrier, the
+// next weights are copied into shared memory.
+//
+// Thread-safe; one workspace belongs to one stream. Pointers are borrowed device memory unless
+// stated.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +15,8 @@
 
 namespace espalier::kernels::cuda {
 
-// One layer; all bfloat16 but the frequencies, matrices [out, in]. Null: the layer has no such
-// part.
+// One layer; everything bfloat16 but the frequencies, matrices [out, in]. Null: the layer has no
+// such part.
 struct MegakernelLayer {
   const void* input_norm = nullptr;  // [hidden]
   const void* qkv = nullptr;         // [(num_heads + 2 num_kv_heads) head_dim, hidden]
@@ -27,7 +30,7 @@ struct MegakernelLayer {
   const void* gate_up_bias = nullptr;
   const void* down = nullptr;  // [hidden, ffn]
   const void* down_bias = nullptr;
-  void* k = nullptr;  // planes of KvPlanes' geometry
+  void* k = nullptr;  // planes with the geometry of MegakernelArgs::kv
   void* v = nullptr;
   const float* frequencies = nullptr;  // [rotary_dim / 2], as QkRopeAppendArgs; null: no rotation
   float attention_factor = 1;
@@ -53,28 +56,29 @@ struct MegakernelShape {
 struct MegakernelArgs {
   MegakernelShape shape;
   std::span<const MegakernelLayer> layers;  // host memory; copied into the launch
-  // The token: ids[0], or where that is -1 slot_tokens[token_slots[0]].
+  // The token id: ids[0], or where that is -1 slot_tokens[token_slots[0]].
   const int32_t* ids = nullptr;
   const int32_t* token_slots = nullptr;
   const int32_t* slot_tokens = nullptr;
   const void* embedding = nullptr;  // [vocab_size, hidden]
   int32_t vocab_size = 0;
-  EntryArrays entries;        // one entry of at most one token; without one nothing is done
-  KvPlanes kv;                // geometry; k and v are the layers'
-  void* out = nullptr;        // [hidden] bfloat16: the last layer's
-  void* workspace = nullptr;  // zeros at first; the kernel leaves it ready for the next
+  EntryArrays entries;  // one entry of at most one token; without a token the launch does nothing
+  KvPlanes kv;          // geometry; k and v are the layers'
+  void* out = nullptr;  // [hidden] bfloat16: the last layer's
+  void* workspace =
+      nullptr;  // zeros before the first launch; each launch leaves it ready for the next
   size_t workspace_bytes = 0;
 };
 
-// Whether megakernel() runs this here: Hopper, heads of 16 to 256 (a power of two), groups of up
-// to 8, rows that fit into shared memory.
+// Whether megakernel() supports the shape on this device: Hopper, heads of 16 to 256 (a power of
+// two), groups of up to 8, rows that fit into shared memory.
 bool megakernel_supports(const MegakernelShape& shape);
-// Pages of a power of two.
+// Whether it supports the page size: powers of two.
 bool megakernel_supports_page_size(int32_t page_size);
 Result<size_t> megakernel_workspace_bytes(const MegakernelShape& shape);
 
-// hidden state after all layers, rounded where the kernels for one layer round. Every block of the
-// GPU takes part (a cooperative launch): nothing else may keep a multiprocessor for good.
+// Computes the hidden state after all layers, rounded where the kernels for one layer round. A
+// cooperative launch: it needs every multiprocessor, so no other kernel may occupy one for good.
 Status megakernel(const MegakernelArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

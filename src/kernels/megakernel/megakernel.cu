@@ -1,72 +1,17 @@
-// The layers of a decoder for one token, in one launch.
-//
-// Bytes: every weight once, and the keys and values; all else is small. For the Llama-3.1-8B shape
-// 436 MB a layer, 13.96 GB for the 32 (3.00 ms at 4.65 TB/s); the head is a launch of its own.
-// Operations: 2 a weight.
-//
-// One block of nine warps on each multiprocessor, from the first layer to the last. The ninth asks
-// the copy engine for this block's rows of all matrices of all layers, in the order in which they
-// are used, into a ring in shared memory (8 pieces of 16 KiB here, 17 MB over the GPU, 3.7 us of
-// reading), and waits for nothing but room. The other eight multiply as linear/cuda_small.cu does;
-// between products they wait for all blocks (an atomic count in the second-level cache) and fetch
-// the new x, while the ring fills.
-//
-// Attention: a key/value head is shared by (blocks / heads) blocks, each with a run of keys; the
-// last of a head's blocks merges what they found. The first keys and values come into registers
-// while the blocks wait for q. Norm and rotation of q and k are done where they are read, the new
-// key and value are put into their page by the block that has the last keys.
-//
-// Measured on an H200 that reads 4.52 TB/s, a whole step at a context of 1,024: 4.36 ms with a run
-// of rows for each block, a ring of 11 and keys that are looked up layer by layer and fetched when
-// q is there; 4.24 with the blocks' rows among each other (what all read at one time lies together:
-// predicted 6 us a layer, found 2), the first keys fetched early and their places looked up once
-// (predicted 10 us of a layer's 20 between qkv and o, found 2 to 4). At 8,192 5.14 and 4.87, at
-// 32,768 7.18 and 6.88.
-//
-// Where a layer's 126 us go (clock stamps of all blocks, us; memory alone would take 96): products
-// 11.2 (qkv), 8.9 (o), 51.7 (gate and up), 26.7 (down); waits of all
-// blocks 3.6, 5.2, 3.6, 2.8, 4.8, staging x 1 to 1.6 each; attention 8.5, of that q's heads 1.2,
-// keys 5.9, their merge 3. At the start of every product the ring is full in every block, yet a
-// product takes as long as its bytes from memory: a piece takes 880 cycles from its barrier to the
-// next, as much as memory takes for it.
-//
-// What is lost there (the layers alone, all weights in one allocation, 3.92 ms where reading them
-// takes 3.01; a build for such trials 3.97): with nothing multiplied 3.97 as well, and without
-// waits for other blocks 3.24; without copies 3.32, without copies and waits 2.96. So the warps are
-// just quicker than memory, and quicker ones gain nothing by themselves: memory rests in the waits,
-// most of all during attention, and gives blocks unequal shares (gate and up take them 90 to 104
-// thousand cycles).
-//
-// Tried on that, beside 3.92 to 3.97: at most four pieces under way, which evens out the shares (94
-// to 97) and shortens what others wait behind, 3.89; with a ring of 11 and two pairs at once
-// (without copies and waits 2.49 instead of 2.96) 3.87; then pairs behind the ring into the
-// second-level cache during attention, one in 1,500 cycles, 3.80 to 3.83. But much the same text in
-// whole steps, twice by turns, took 4.65 and 4.86 ms beside 4.25, it is not known why (latencies
-// that four pieces do not cover?), so none of it is here. Copies asked for by an elected lane, 55
-// instructions a piece instead of 110 since the compiler need not loop over lanes: no difference. A
-// tag beside each value instead of counters, so that who reads waits for the values themselves:
-// 4.11 (twice the bytes to 132 readers); with a look at a sample of them first 4.18. Parts of
-// attention merged by all blocks of a head, over tagged records, 3.94 instead of 3.97 beside tags
-// alone. 16 warps 4.79 (96 registers, spills), 12 in three groups 4.17.
-//
-// Tried before, when the warps were thought too slow (the layers alone, 3.98 to 4.04 ms by the
-// GPU): tensor cores, two rows by four slices of the inputs as an 8 x 16 operand, 4.01: a piece
-// takes 935 cycles all the same, and the clock falls from 1.96 to 1.83 GHz. A ring for each warp,
-// pairs of rows by turns 4.29, by who has room first 4.38, without tensor cores 4.40. The next
-// piece loaded into registers before one is multiplied 4.47 (they spill at 168). Pieces of 2 x 4
-// KiB, twice as many, 5.53. Weights behind the ring in the second-level cache during attention
-// alone: 4.10 with 8 pieces, 4.15 with 16, beside 4.00. The layers' records in shared memory
-// instead of constant memory: 4.32 beside 4.13. A ring of 11 instead of 8: 0.01 more, for
-// attention's reads and the barriers wait behind what the ring has asked for. Four keys of a thread
-// at once instead of two: 1.8 us instead of 0.7.
-//
-// Tried before: a text of its own for each product (156 KB of instructions) took 5.68 ms, for what
-// is not in the instruction cache comes from memory that the weights keep busy; one text for all,
-// loops rolled up and merges out of line (106 KB) 4.02. So every unrolled loop costs twice here.
-// Asking for weights behind the ring in the second-level cache all the time: 4.37 ms with 8 pieces,
-// 5.81 with 16. Four pairs a turn: 4.14. Half of the warps for every other pair faults, since
-// copies land out of order and a warp that passes over a piece may be two phases of its barrier
-// ahead; it must wait for and free what it passes over, or have a ring of its own.
+// Persistent megakernel: all layers of a decoder for one token of one entry, in one cooperative
+// launch. Vectors [hidden], [ffn], [heads x head_dim] bfloat16; sums in float32.
+// Parallel: one block of nine warps on each multiprocessor, from the first layer to the last. Eight
+// consumer warps multiply as linear/gemv.cu does; rows of a matrix are interleaved over the blocks.
+// Between GEMVs all blocks wait at a grid barrier (an atomic counter in L2) and load the new x.
+// Attention: megakernel_attention.cuh.
+// Pipeline: the ninth warp issues TMA bulk copies of this block's rows of all matrices of all
+// layers in order, into a ring buffer in shared memory (8 stages of 16 KiB for the Llama-3.1-8B
+// shape: 17 MB over the GPU, 3.7 us of reading); it waits only for free stages, so the ring fills
+// while consumers wait.
+// One loop body serves all GEMVs, rolled up, so that a layer's instructions stay in the instruction
+// cache.
+// Roof: memory, every weight once: 13.96 GB for 32 layers, 3.00 ms at 4.65 TB/s. A whole step at
+// 1,024 positions 4.24 ms on an H200. History: docs/notes/megakernel.md.
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -76,30 +21,29 @@
 #include "kernels/megakernel/megakernel_attention.cuh"
 
 namespace espalier::kernels::cuda {
-namespace stack {
+namespace megakernel_impl {
 
-constexpr int kPairs = 8;  // whose sums are added up together
+constexpr int kPairs = 8;  // pairs whose sums are added up together
 constexpr int kSums = 2 * kPairs;
-constexpr int kMostInputs = 4096;  // of a piece, of each of two rows
-constexpr int kMaxSlots = 16, kFewSlots = 4;
-constexpr size_t kMostRingBytes = 128 * 1024;
-constexpr int kMostOffsets = 8192;  // of keys, kept in shared memory
+constexpr int kMaxTileInputs = 4096;  // of a tile, of each of its two rows
+constexpr int kMaxSlots = 16, kMinSlots = 4;
+constexpr size_t kMaxRingBytes = 128 * 1024;
+constexpr int kMaxOffsets = 8192;  // of keys, cached in shared memory
 
-enum Product { kQkv, kOutput, kGateUp, kDown, kNumProducts };
+enum Gemv { kQkv, kOutput, kGateUp, kDown, kNumGemvs };
 
 // One matrix, by pairs of rows: adjacent ones, or one of gate and the same of up.
 struct Matrix {
   const bf16* weights;
   int in, pairs, second;  // second: rows from a pair's first to its second
-  int piece_inputs;
+  int tile_inputs;
 };
 
-__device__ __forceinline__ Matrix matrix(const Params& p, const MegakernelLayer& layer,
-                                         int product) {
+__device__ __forceinline__ Matrix matrix(const Params& p, const MegakernelLayer& layer, int gemv) {
   const MegakernelShape& s = p.shape;
   Matrix m;
   m.second = 1;
-  switch (product) {
+  switch (gemv) {
     case kQkv:
       m.weights = static_cast<const bf16*>(layer.qkv);
       m.in = s.hidden, m.pairs = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim / 2;
@@ -116,18 +60,18 @@ __device__ __forceinline__ Matrix matrix(const Params& p, const MegakernelLayer&
       m.weights = static_cast<const bf16*>(layer.down);
       m.in = s.ffn, m.pairs = s.hidden / 2;
   }
-  const int pieces = (m.in + kMostInputs - 1) / kMostInputs;
-  m.piece_inputs = ((m.in + pieces - 1) / pieces + 7) / 8 * 8;
+  const int stages = (m.in + kMaxTileInputs - 1) / kMaxTileInputs;
+  m.tile_inputs = ((m.in + stages - 1) / stages + 7) / 8 * 8;
   return m;
 }
 
-// This block's pairs: first, first + step ... Blocks take turns at having one more than others, and
-// what they read at one time lies together.
+// This block's pairs: first, first + step ... Blocks take turns at having one pair more than
+// others, and what all blocks read at one time is adjacent in memory.
 struct Share {
   int first, step, count;
-  __device__ Share(int pairs, int turn) {
+  __device__ Share(int pairs, int round) {
     step = static_cast<int>(gridDim.x);
-    first = (static_cast<int>(blockIdx.x) + turn * 41) % step;
+    first = (static_cast<int>(blockIdx.x) + round * 41) % step;
     count = (pairs - first + step - 1) / step;
   }
 };
@@ -137,7 +81,7 @@ struct Barriers {
 };
 
 struct Ring {
-  char* pieces;
+  char* stages;
   Barriers* barriers;
   int slot = 0;
   uint32_t parity = 0;
@@ -146,10 +90,10 @@ struct Ring {
   }
 };
 
-// Shared memory: pieces, sums [2][warps][16], cosine and sine, the norm's weight, x (or attention's
+// Shared memory: stages, sums [2][warps][16], cosine and sine, the norm's weight, x (or attention's
 // scratch), barriers, offsets of keys.
 struct Shared {
-  char* pieces;
+  char* stages;
   float* sums;
   float* cosine;
   float* sine;
@@ -163,7 +107,7 @@ struct Shared {
            static_cast<size_t>(hidden) * 2 + x_bytes + sizeof(Barriers);
   }
   __device__ Shared(char* at, const Params& p) {
-    pieces = at;
+    stages = at;
     at += p.slots * p.slot_bytes;
     sums = reinterpret_cast<float*>(at);
     at += 2 * kWarps * kSums * 4;
@@ -179,15 +123,15 @@ struct Shared {
   }
 };
 
-// One thread: everything that this block multiplies, in order.
+// The producer thread: copies everything that this block multiplies, in order.
 __device__ void fetch_weights(const Params& p, Ring ring) {
   ring.parity = 1;  // a fresh barrier's phase before the first counts as complete
 #pragma unroll 1
   for (int layer = 0; layer < p.shape.num_layers; ++layer) {
 #pragma unroll 1
-    for (int product = 0; product < kNumProducts; ++product) {
-      const Matrix m = matrix(p, p.layers[layer], product);
-      const Share share(m.pairs, layer * kNumProducts + product);
+    for (int gemv = 0; gemv < kNumGemvs; ++gemv) {
+      const Matrix m = matrix(p, p.layers[layer], gemv);
+      const Share share(m.pairs, layer * kNumGemvs + gemv);
 #pragma unroll 1
       for (int n = 0; n < share.count; ++n) {
         const int pair = share.first + n * share.step;
@@ -195,14 +139,14 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
         const bf16* from[2] = {m.weights + static_cast<int64_t>(first) * m.in,
                                m.weights + static_cast<int64_t>(first + m.second) * m.in};
 #pragma unroll 1
-        for (int begin = 0; begin < m.in; begin += m.piece_inputs) {
-          const int inputs = min(m.piece_inputs, m.in - begin);
+        for (int begin = 0; begin < m.in; begin += m.tile_inputs) {
+          const int inputs = min(m.tile_inputs, m.in - begin);
           const auto bytes = static_cast<uint32_t>(inputs) * 2;
           Barrier& full = ring.barriers->full[ring.slot];
-          bf16* to = reinterpret_cast<bf16*>(ring.pieces + ring.slot * p.slot_bytes);
+          bf16* to = reinterpret_cast<bf16*>(ring.stages + ring.slot * p.slot_bytes);
           barrier_wait(ring.barriers->empty[ring.slot], ring.parity);
           barrier_expect(full, 2 * bytes);
-          if (m.second == 1 && inputs == m.in) {  // adjacent rows in one
+          if (m.second == 1 && inputs == m.in) {  // adjacent rows in one copy
             bulk_copy(to, from[0], 2 * bytes, full);
           } else {
             bulk_copy(to, from[0] + begin, bytes, full);
@@ -215,7 +159,7 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
   }
 }
 
-// The math threads of one block, through all layers.
+// The consumer threads of one block, through all layers.
 template <int G>
 class Worker {
  public:
@@ -224,43 +168,44 @@ class Worker {
     ring_.parity = 0;
   }
 
-  // One text for all products, so that the instructions of a layer stay in their cache.
+  // One loop body for all GEMVs, so that the instructions of a layer stay in their cache.
   __device__ void run() {
     const int position = p_.entries.prefix_len[0], keys = position + 1;
     const bf16* embedded = find_embedding();
     int window = 0;
     KeyRange range = key_range(p_, window, keys);
-    keep_offsets(p_, range, s_.offsets);
+    cache_offsets(p_, range, s_.offsets);
 #pragma unroll 1
     for (int i = 0; i < p_.shape.num_layers; ++i) {
       const MegakernelLayer& layer = p_.layers[i];
 #pragma unroll 1
-      for (int product = 0; product < kNumProducts; ++product) {
-        const bool norm = product == kQkv || product == kGateUp;
-        if (norm) fetch_norm(product == kQkv ? layer.input_norm : layer.mlp_norm);
-        if (product == kOutput)
+      for (int gemv = 0; gemv < kNumGemvs; ++gemv) {
+        const bool norm = gemv == kQkv || gemv == kGateUp;
+        if (norm) fetch_norm(gemv == kQkv ? layer.input_norm : layer.mlp_norm);
+        if (gemv == kOutput)
           wait_for(&p_.counters->heads_done, heads_wanted_ += p_.shape.num_kv_heads);
-        else if (i > 0 || product != kQkv)
-          wait_for_all();
+        else if (i > 0 || gemv != kQkv)
+          grid_barrier();
         const bf16* before = i == 0 ? embedded : p_.hidden;  // the layer's x
-        const Matrix m = matrix(p_, layer, product);
-        stage(product == kQkv      ? before
-              : product == kOutput ? p_.attended
-              : product == kGateUp ? p_.hidden
-                                   : p_.mlp,
+        const Matrix m = matrix(p_, layer, gemv);
+        stage(gemv == kQkv      ? before
+              : gemv == kOutput ? p_.attended
+              : gemv == kGateUp ? p_.hidden
+                                : p_.mlp,
               m.in, norm, layer.norm_epsilon);
-        multiply(m, i * kNumProducts + product, product, layer, before);
-        if (product != kQkv) continue;
+        multiply(m, i * kNumGemvs + gemv, gemv, layer, before);
+        if (gemv != kQkv) continue;
         if (layer.sliding_window != window) {
           window = layer.sliding_window;
           range = key_range(p_, window, keys);
-          part_sync(1, kMathThreads);  // all are done with the offsets before
-          keep_offsets(p_, range, s_.offsets);
-          part_sync(1, kMathThreads);
+          named_barrier_sync(1, kMathThreads);  // all threads have read the offsets before
+          cache_offsets(p_, range, s_.offsets);
+          named_barrier_sync(1, kMathThreads);
         }
-        Attention<G> attention(p_, layer, range, s_.offsets);  // begins to fetch keys and values
-        turn_angles(i, position);
-        wait_for_all();
+        Attention<G> attention(p_, layer, range,
+                               s_.offsets);  // issues the first loads of keys and values
+        compute_angles(i, position);
+        grid_barrier();
         attention.run(reinterpret_cast<float*>(s_.x), keys, s_.cosine, s_.sine);
       }
     }
@@ -278,7 +223,8 @@ class Worker {
     return p_.embedding + static_cast<int64_t>(id) * p_.shape.hidden;
   }
 
-  // Begins to fetch a norm's weight; stage() waits for it. Each thread takes what it will read.
+  // Starts copying a norm's weight to shared memory; stage() waits for it. Each thread copies what
+  // it will read.
   __device__ void fetch_norm(const void* weight) const {
     if (weight == nullptr) return;
 #pragma unroll 1
@@ -290,10 +236,10 @@ class Worker {
     }
   }
 
-  __device__ void turn_angles(int i, int position) {
+  __device__ void compute_angles(int i, int position) {
     const MegakernelLayer& layer = p_.layers[i];
-    if (layer.frequencies == nullptr || layer.frequencies == turned_) return;
-    turned_ = layer.frequencies;  // those of one table share the other numbers
+    if (layer.frequencies == nullptr || layer.frequencies == angles_of_) return;
+    angles_of_ = layer.frequencies;  // layers with one table share dimension and factor
     if (static_cast<int>(threadIdx.x) < layer.rotary_dim / 2) {
       // The angle is rounded to float32 first, as on the CPU.
       const float angle = static_cast<float>(position) * layer.frequencies[threadIdx.x];
@@ -306,20 +252,20 @@ class Worker {
 
   __device__ void wait_for(int* counter, int target) const {
     if (threadIdx.x == 0) wait_count(counter, target);
-    part_sync(1, kMathThreads);
+    named_barrier_sync(1, kMathThreads);
   }
-  // Until all blocks have come here and what they wrote is seen.
-  __device__ void wait_for_all() {
-    part_sync(1, kMathThreads);
+  // Grid barrier: returns when all blocks have arrived and their writes are visible.
+  __device__ void grid_barrier() {
+    named_barrier_sync(1, kMathThreads);
     arrivals_wanted_ += static_cast<int>(gridDim.x);
     if (threadIdx.x == 0) count_release(&p_.counters->arrivals);
     wait_for(&p_.counters->arrivals, arrivals_wanted_);
   }
 
-  // The last block to leave makes the counters ready for the next launch: all have read them by
+  // The last block to leave resets the counters for the next launch: all blocks have read them by
   // then.
   __device__ void leave() const {
-    part_sync(1, kMathThreads);
+    named_barrier_sync(1, kMathThreads);
     if (threadIdx.x != 0) return;
     if (atomicAdd(&p_.counters->exits, 1) != static_cast<int>(gridDim.x) - 1) return;
     p_.counters->arrivals = 0;
@@ -327,10 +273,10 @@ class Worker {
     p_.counters->exits = 0;
   }
 
-  // x into shared memory as it is, or normed as rms_norm() does it. Null: zeros.
+  // Loads x into shared memory, as it is or normalised as rms_norm() does it. Null: zeros.
   __device__ void stage(const bf16* x, int count, bool norm, float epsilon) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    constexpr int kAtOnce = 4;  // loads under way
+    constexpr int kAtOnce = 4;  // loads in flight
     const int eights = count / 8;
     float sum = 0;
 #pragma unroll 1
@@ -356,7 +302,7 @@ class Worker {
     if (norm) {
       sum = warp_sum(sum);
       if (lane == 0) s_.sums[warp] = sum;
-      part_sync(1, kMathThreads);
+      named_barrier_sync(1, kMathThreads);
       sum = warp_sum(lane < kWarps ? s_.sums[lane] : 0.0f);
       const float scale = 1.0f / sqrtf(sum / static_cast<float>(count) + epsilon);
       asm volatile("cp.async.wait_all;" ::: "memory");
@@ -370,22 +316,22 @@ class Worker {
         store8(s_.x + c * 8, value);
       }
     }
-    part_sync(1, kMathThreads);
+    named_barrier_sync(1, kMathThreads);
   }
 
-  __device__ void multiply(const Matrix& m, int order, int product, const MegakernelLayer& layer,
+  __device__ void multiply(const Matrix& m, int order, int gemv, const MegakernelLayer& layer,
                            const bf16* before) {
     const Share share(m.pairs, order);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const bool gated = product == kGateUp, adds = product == kOutput || product == kDown;
+    const bool gated = gemv == kGateUp, adds = gemv == kOutput || gemv == kDown;
     const int each = gated ? 1 : 2;  // outputs of a pair
-    const bf16* residual = product == kOutput ? before : p_.hidden;
-    int turn = 0;
+    const bf16* residual = gemv == kOutput ? before : p_.hidden;
+    int round = 0;
 #pragma unroll 1
-    for (int done = 0; done < share.count; done += kPairs, ++turn) {
+    for (int done = 0; done < share.count; done += kPairs, ++round) {
       const int pairs = min(kPairs, share.count - done);
-      // Which output this thread finishes: other warps at each turn.
-      const int mine = (static_cast<int>(threadIdx.x) + turn * 32) % kMathThreads;
+      // The output that this thread finishes: other warps at each round.
+      const int mine = (static_cast<int>(threadIdx.x) + round * 32) % kMathThreads;
       const int out = (share.first + (done + mine / each) * share.step) * each + mine % each;
       float rest = 0;
       if (adds && mine < pairs * each && residual != nullptr)
@@ -395,31 +341,30 @@ class Worker {
       for (int i = 0; i < kPairs; ++i) {
         if (i >= pairs) break;
 #pragma unroll 1
-        for (int begin = 0; begin < m.in; begin += m.piece_inputs) {
+        for (int begin = 0; begin < m.in; begin += m.tile_inputs) {
           barrier_wait(ring_.barriers->full[ring_.slot], ring_.parity);
-          multiply_piece(reinterpret_cast<const bf16*>(ring_.pieces + ring_.slot * p_.slot_bytes),
-                         s_.x + begin, min(m.piece_inputs, m.in - begin), acc[2 * i],
-                         acc[2 * i + 1]);
+          multiply_tile(reinterpret_cast<const bf16*>(ring_.stages + ring_.slot * p_.slot_bytes),
+                        s_.x + begin, min(m.tile_inputs, m.in - begin), acc[2 * i], acc[2 * i + 1]);
           __syncwarp();
           if (lane == 0) barrier_arrive(ring_.barriers->empty[ring_.slot]);
           ring_.advance(p_.slots);
         }
       }
       add_by_halves(acc);
-      float* sums = s_.sums + turn % 2 * kWarps * kSums;
+      float* sums = s_.sums + round % 2 * kWarps * kSums;
       if (lane % 2 == 0) sums[warp * kSums + lane / 2] = acc[0];
-      part_sync(1, kMathThreads);
-      if (mine < pairs * each) finish(sums, gated ? 2 * mine : mine, out, product, layer, rest);
+      named_barrier_sync(1, kMathThreads);
+      if (mine < pairs * each) finish(sums, gated ? 2 * mine : mine, out, gemv, layer, rest);
     }
   }
 
-  __device__ static void multiply_piece(const bf16* piece, const bf16* x, int inputs, float& first,
-                                        float& second) {
+  __device__ static void multiply_tile(const bf16* tile, const bf16* x, int inputs, float& first,
+                                       float& second) {
 #pragma unroll 1
     for (int k = static_cast<int>(threadIdx.x) * 8; k < inputs; k += kMathThreads * 8) {
       float a[8], b[8], value[8];
-      load8(piece + k, a);
-      load8(piece + inputs + k, b);
+      load8(tile + k, a);
+      load8(tile + inputs + k, b);
       load8(x + k, value);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -429,25 +374,25 @@ class Worker {
     }
   }
 
-  // The sums of the warps, [warp][16], become one output.
-  __device__ void finish(const float* sums, int at, int out, int product,
-                         const MegakernelLayer& layer, float rest) const {
-    const bool gated = product == kGateUp;
+  // Turns the sums of the warps, [warp][16], into one output.
+  __device__ void finish(const float* sums, int at, int out, int gemv, const MegakernelLayer& layer,
+                         float rest) const {
+    const bool gated = gemv == kGateUp;
     float value = 0, up = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       value += sums[w * kSums + at];
       if (gated) up += sums[w * kSums + at + 1];
     }
-    const auto* bias = static_cast<const bf16*>(product == kQkv      ? layer.qkv_bias
-                                                : product == kOutput ? layer.output_bias
-                                                : product == kGateUp ? layer.gate_up_bias
-                                                                     : layer.down_bias);
+    const auto* bias = static_cast<const bf16*>(gemv == kQkv      ? layer.qkv_bias
+                                                : gemv == kOutput ? layer.output_bias
+                                                : gemv == kGateUp ? layer.gate_up_bias
+                                                                  : layer.down_bias);
     if (bias != nullptr) {
       value += __bfloat162float(bias[out]);
       if (gated) up += __bfloat162float(bias[p_.shape.ffn + out]);
     }
-    bf16* y = product == kQkv ? p_.qkv : product == kGateUp ? p_.mlp : p_.hidden;
+    bf16* y = gemv == kQkv ? p_.qkv : gemv == kGateUp ? p_.mlp : p_.hidden;
     y[out] = __float2bfloat16_rn((gated ? silu(value) * up : value) + rest);
   }
 
@@ -455,7 +400,7 @@ class Worker {
   const Shared& s_;
   Ring ring_;
   int arrivals_wanted_ = 0, heads_wanted_ = 0;
-  const float* turned_ = nullptr;
+  const float* angles_of_ = nullptr;
 };
 
 template <int G>
@@ -472,7 +417,7 @@ __global__ void __launch_bounds__(kThreads, 1) megakernel_kernel(const __grid_co
   }
   __syncthreads();
   Ring ring;
-  ring.pieces = shared.pieces;
+  ring.stages = shared.stages;
   ring.barriers = shared.barriers;
   if (threadIdx.x >= kMathThreads) {
     if (threadIdx.x == kMathThreads) fetch_weights(p, ring);
@@ -504,22 +449,22 @@ Plan plan_for(const MegakernelShape& s, const DeviceTraits& traits) {
   plan.x_bytes =
       static_cast<int>(round_up(std::max(static_cast<size_t>(widest) * 2, attention), 16));
   for (const int in : {s.hidden, s.num_heads * s.head_dim, s.ffn}) {
-    const int pieces = (in + kMostInputs - 1) / kMostInputs;
-    plan.slot_bytes = std::max(plan.slot_bytes, ((in + pieces - 1) / pieces + 7) / 8 * 8 * 4);
+    const int stages = (in + kMaxTileInputs - 1) / kMaxTileInputs;
+    plan.slot_bytes = std::max(plan.slot_bytes, ((in + stages - 1) / stages + 7) / 8 * 8 * 4);
   }
   const size_t fixed = Shared::fixed_bytes(s.hidden, static_cast<size_t>(plan.x_bytes));
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   if (fixed >= most) return plan;
-  plan.slots = std::min(static_cast<int>(std::min(most - fixed, kMostRingBytes) /
+  plan.slots = std::min(static_cast<int>(std::min(most - fixed, kMaxRingBytes) /
                                          static_cast<size_t>(plan.slot_bytes)),
                         kMaxSlots);
   plan.bytes = fixed + static_cast<size_t>(plan.slots) * static_cast<size_t>(plan.slot_bytes);
-  plan.offsets = std::min(static_cast<int>((most - plan.bytes) / 4), kMostOffsets);
+  plan.offsets = std::min(static_cast<int>((most - plan.bytes) / 4), kMaxOffsets);
   plan.bytes += static_cast<size_t>(plan.offsets) * 4;
   return plan;
 }
 
-// The workspace: vectors between products, partial sums of attention, counters.
+// The workspace: vectors between GEMVs, partial results of attention, counters.
 struct Workspace {
   size_t qkv, attended, mlp, partial, counters, bytes;
   Workspace(const MegakernelShape& s, int blocks) {
@@ -549,7 +494,7 @@ Status start(const Params& params, const DeviceTraits& traits, size_t bytes, Str
   return cuda_status(cudaLaunchKernelEx(&config, megakernel_kernel<G>, params), "megakernel");
 }
 
-}  // namespace stack
+}  // namespace megakernel_impl
 
 bool megakernel_supports(const MegakernelShape& s) {
   const auto traits = device_traits();
@@ -557,12 +502,13 @@ bool megakernel_supports(const MegakernelShape& s) {
   if (s.num_layers < 1 || s.num_layers > kMaxMegakernelLayers || s.hidden % 8 != 0 ||
       s.ffn % 8 != 0 || s.num_kv_heads < 1 || s.num_heads % s.num_kv_heads != 0)
     return false;
-  if (s.head_dim < 16 || s.head_dim > stack::kMaxDim || (s.head_dim & (s.head_dim - 1)) != 0)
+  if (s.head_dim < 16 || s.head_dim > megakernel_impl::kMaxDim ||
+      (s.head_dim & (s.head_dim - 1)) != 0)
     return false;
   if (s.num_heads / s.num_kv_heads > 8 ||
-      s.num_kv_heads > std::min(stack::kMaxKvHeads, traits->num_multiprocessors))
+      s.num_kv_heads > std::min(megakernel_impl::kMaxKvHeads, traits->num_multiprocessors))
     return false;
-  return stack::plan_for(s, *traits).slots >= stack::kFewSlots;
+  return megakernel_impl::plan_for(s, *traits).slots >= megakernel_impl::kMinSlots;
 }
 
 bool megakernel_supports_page_size(int32_t page_size) {
@@ -571,7 +517,7 @@ bool megakernel_supports_page_size(int32_t page_size) {
 
 Result<size_t> megakernel_workspace_bytes(const MegakernelShape& shape) {
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  return stack::Workspace(shape, traits.num_multiprocessors).bytes;
+  return megakernel_impl::Workspace(shape, traits.num_multiprocessors).bytes;
 }
 
 Status megakernel(const MegakernelArgs& args, const LaunchOptions& launch) {
@@ -586,14 +532,14 @@ Status megakernel(const MegakernelArgs& args, const LaunchOptions& launch) {
     return invalid_argument("megakernel: {} tokens in {} entries, but it takes one",
                             args.entries.num_tokens, args.entries.num_entries);
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
-  const stack::Workspace at(s, traits.num_multiprocessors);
+  const megakernel_impl::Workspace at(s, traits.num_multiprocessors);
   if (args.workspace_bytes < at.bytes || !aligned(args.workspace, 256))
     return invalid_argument("megakernel: the workspace has {} bytes, but {} are needed",
                             args.workspace_bytes, at.bytes);
-  const stack::Plan plan = stack::plan_for(s, traits);
+  const megakernel_impl::Plan plan = megakernel_impl::plan_for(s, traits);
   auto* base = static_cast<char*>(args.workspace);
   // 17 KB, most of it the layers' pointers: too much for the stack of a small thread.
-  const auto params = std::make_unique<stack::Params>();
+  const auto params = std::make_unique<megakernel_impl::Params>();
   params->shape = s;
   params->ids = args.ids;
   params->token_slots = args.token_slots;
@@ -607,22 +553,22 @@ Status megakernel(const MegakernelArgs& args, const LaunchOptions& launch) {
   params->attended = reinterpret_cast<bf16*>(base + at.attended);
   params->mlp = reinterpret_cast<bf16*>(base + at.mlp);
   params->partial = reinterpret_cast<float*>(base + at.partial);
-  params->counters = reinterpret_cast<stack::Counters*>(base + at.counters);
+  params->counters = reinterpret_cast<megakernel_impl::Counters*>(base + at.counters);
   params->page_shift = std::countr_zero(static_cast<uint32_t>(args.kv.page_size));
   params->x_bytes = plan.x_bytes;
   params->slot_bytes = plan.slot_bytes;
   params->slots = plan.slots;
   params->offsets = plan.offsets;
   std::copy(args.layers.begin(), args.layers.end(), params->layers);
-  switch (stack::group_of(s)) {
+  switch (megakernel_impl::group_of(s)) {
     case 1:
-      return stack::start<1>(*params, traits, plan.bytes, launch.stream);
+      return megakernel_impl::start<1>(*params, traits, plan.bytes, launch.stream);
     case 2:
-      return stack::start<2>(*params, traits, plan.bytes, launch.stream);
+      return megakernel_impl::start<2>(*params, traits, plan.bytes, launch.stream);
     case 4:
-      return stack::start<4>(*params, traits, plan.bytes, launch.stream);
+      return megakernel_impl::start<4>(*params, traits, plan.bytes, launch.stream);
     default:
-      return stack::start<8>(*params, traits, plan.bytes, launch.stream);
+      return megakernel_impl::start<8>(*params, traits, plan.bytes, launch.stream);
   }
 }
 

@@ -1,25 +1,28 @@
-// The attention of one new token, by all blocks of megakernel(): a block has one key/value head
-// and a run of keys, a warp takes some keys at a time, eight elements of a head a thread.
-//
-// Keys and values that the step does not change are asked for before the blocks wait for q: the
-// first two loads of each thread, in registers. Where keys lie is looked up once for all layers.
+// Attention of one new token, by all blocks of the megakernel. q, k, v [heads, head_dim] from the
+// qkv GEMV, K and V in pages, out [heads, head_dim]; bfloat16, float32 sums.
+// Parallel: a kv head is shared by (blocks / heads) blocks, each with a range of keys; a warp takes
+// some keys at a time, eight elements of a head a thread. The last of a head's blocks to finish
+// merges the partial results. Norm and rotation of q and k are done where they are read, and the
+// block that has the last keys writes the new key and value to their page.
+// Pipeline: the first two loads of each thread are issued into registers before the grid barrier
+// that waits for q; addresses of keys are looked up once for all layers.
 #pragma once
 
 #include "kernels/megakernel/megakernel_params.cuh"
 
-namespace espalier::kernels::cuda::stack {
+namespace espalier::kernels::cuda::megakernel_impl {
 
-// What a block has of a layer's keys before the new one.
+// The range of a layer's keys, before the new one, that a block has.
 struct KeyRange {
   int head, split, begin, end, active;  // active: blocks with keys of this head
-  bool newest;                          // takes the new key too
+  bool newest;                          // also takes the new key
 };
 
 __device__ __forceinline__ KeyRange key_range(const Params& p, int sliding_window, int keys) {
   const int splits = static_cast<int>(gridDim.x) / p.shape.num_kv_heads;
   const int first = sliding_window > 0 ? max(0, keys - sliding_window) : 0, old = keys - 1 - first;
   const int each = max(
-      kFewKeys, ((old + splits - 1) / splits + kKeysMultiple - 1) / kKeysMultiple * kKeysMultiple);
+      kMinKeys, ((old + splits - 1) / splits + kKeysMultiple - 1) / kKeysMultiple * kKeysMultiple);
   KeyRange r;
   r.head = static_cast<int>(blockIdx.x) / splits;
   r.split = static_cast<int>(blockIdx.x) % splits;
@@ -31,16 +34,16 @@ __device__ __forceinline__ KeyRange key_range(const Params& p, int sliding_windo
   return r;
 }
 
-// Where the keys of a position begin, in elements.
+// The address of a position's key, in elements.
 __device__ __forceinline__ int64_t row_of(const Params& p, int key, int head) {
   const int page = p.entries.page_tables[p.entries.page_begin[0] + (key >> p.page_shift)];
   return page * p.kv.page_stride + (key & (p.kv.page_size - 1)) * p.kv.token_stride +
          head * p.kv.head_stride;
 }
 
-// Looks up where the block's first keys lie, in units of 16 bytes: all layers share the pages.
-__device__ __forceinline__ void keep_offsets(const Params& p, const KeyRange& r,
-                                             uint32_t* offsets) {
+// Caches the addresses of the block's first keys, in units of 16 bytes: all layers share the pages.
+__device__ __forceinline__ void cache_offsets(const Params& p, const KeyRange& r,
+                                              uint32_t* offsets) {
   if (r.head < 0) return;
   const int count = min(r.end - r.begin, p.offsets);
 #pragma unroll 1
@@ -48,11 +51,11 @@ __device__ __forceinline__ void keep_offsets(const Params& p, const KeyRange& r,
     offsets[i] = static_cast<uint32_t>(row_of(p, r.begin + i, r.head) / 8);
 }
 
-// One head, raw, from the product: normed, rotated and rounded into `row` (shared memory) by a
+// Normalises, rotates and rounds one raw head from the qkv GEMV into `row` (shared memory), by a
 // warp.
-__device__ inline void turn_head(const Params& p, const MegakernelLayer& layer, const bf16* from,
-                                 const void* norm, const float* cosine, const float* sine,
-                                 float* row) {
+__device__ inline void normalize_and_rotate(const Params& p, const MegakernelLayer& layer,
+                                            const bf16* from, const void* norm, const float* cosine,
+                                            const float* sine, float* row) {
   const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.head_dim;
   float value[8] = {}, weight[8];
   if (lane * 8 < dim) {
@@ -81,7 +84,7 @@ __device__ inline void turn_head(const Params& p, const MegakernelLayer& layer, 
   __syncwarp();
 }
 
-// The running softmax of a thread's keys: its eight elements of G heads.
+// The online softmax of a thread's keys: its eight elements of G heads.
 template <int G>
 struct Running {
   float max[G], sum[G], acc[G][8];
@@ -98,7 +101,7 @@ struct Running {
 template <int G>
 constexpr int kKeysAtOnce = G > 4 ? 1 : 2;  // of a thread
 
-// A thread's part of some keys and values of a warp.
+// A thread's share of some keys and values of a warp.
 template <int G>
 struct Keys {
   uint4 k[kKeysAtOnce<G>], v[kKeysAtOnce<G>];
@@ -175,7 +178,7 @@ __device__ __forceinline__ void take_keys(const Params& p, const MegakernelLayer
   }
 }
 
-// Adds what other threads of the warp have of the same elements.
+// Merges the states of the warp's threads that have the same elements.
 template <int G>
 __device__ __forceinline__ void merge_warp(int width, Running<G>& run) {
   for (int step = width; step < 32; step *= 2) {
@@ -193,15 +196,15 @@ __device__ __forceinline__ void merge_warp(int width, Running<G>& run) {
   }
 }
 
-// Two elements of the parts (accumulators, and largest and sum of each, so far apart) as one. Loads
-// of AT_ONCE parts are under way at once.
+// Merges two elements of `parts` partial results (accumulators, and largest score and sum, at these
+// strides). Loads of AT_ONCE partial results are in flight at once.
 struct Merged {
   float2 value = {0, 0};
   float max = -FLT_MAX, sum = 0;
 };
 template <int AT_ONCE>
-__device__ __noinline__ Merged merge_parts(const float* acc, const float* max_sum, int parts,
-                                           int acc_stride, int max_sum_stride) {
+__device__ __noinline__ Merged merge_partials(const float* acc, const float* max_sum, int parts,
+                                              int acc_stride, int max_sum_stride) {
   Merged all;
 #pragma unroll 1
   for (int first = 0; first < parts; first += AT_ONCE) {
@@ -230,7 +233,7 @@ __device__ __forceinline__ void store_merged(bf16* to, const Merged& m) {
   *reinterpret_cast<uint32_t*>(to) = pack_bf16(m.value.x / m.sum, m.value.y / m.sum);
 }
 
-// A block's share of the attention of one layer. Made before q is there; run() when it is.
+// A block's share of the attention of one layer. Constructed before q is written; run() after.
 template <int G>
 class Attention {
  public:
@@ -245,19 +248,19 @@ class Attention {
     fetch(base_ + kWarps * step_, next_);
   }
 
-  // The whole of it, from p.qkv to p.attended; at its end the heads that are done are counted in
-  // p.counters. Shared memory: `scratch`, [G + 2 + warps * G][dim] and [warps][G][2].
+  // Computes from p.qkv to p.attended and counts the finished heads in p.counters. scratch: shared
+  // memory, [G + 2 + warps * G][dim] and [warps][G][2].
   __device__ __forceinline__ void run(float* scratch, int keys, const float* cosine,
                                       const float* sine) {
     if (r_.head < 0) return;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int dim = p_.shape.head_dim, group = p_.shape.num_heads / p_.shape.num_kv_heads;
     const int width = dim / 8;
-    float* queries = scratch;                      // [G + 2][dim]; last the new key and value
-    float* part_acc = queries + (G + 2) * dim;     // [warps][G][dim]
-    float* part_ms = part_acc + kWarps * G * dim;  // [warps][G][2]
-    turn(queries, keys, cosine, sine);
-    part_sync(1, kMathThreads);
+    float* queries = scratch;                            // [G + 2][dim]; last the new key and value
+    float* partial_acc = queries + (G + 2) * dim;        // [warps][G][dim]
+    float* partial_ms = partial_acc + kWarps * G * dim;  // [warps][G][2]
+    prepare_heads(queries, keys, cosine, sine);
+    named_barrier_sync(1, kMathThreads);
 
     Running<G> run;
     {
@@ -287,19 +290,19 @@ class Attention {
     merge_warp<G>(width, run);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      if (lane < width) store8(part_acc + (warp * G + g) * dim + lane * 8, run.acc[g]);
+      if (lane < width) store8(partial_acc + (warp * G + g) * dim + lane * 8, run.acc[g]);
       if (lane == 0) {
-        part_ms[(warp * G + g) * 2] = run.max[g];
-        part_ms[(warp * G + g) * 2 + 1] = run.sum[g];
+        partial_ms[(warp * G + g) * 2] = run.max[g];
+        partial_ms[(warp * G + g) * 2 + 1] = run.sum[g];
       }
     }
-    part_sync(1, kMathThreads);
-    merge_blocks(part_acc, part_ms);
+    named_barrier_sync(1, kMathThreads);
+    merge_blocks(partial_acc, partial_ms);
   }
 
  private:
-  // The key that this thread loads as the u-th of a warp's from `base` on; the last for those
-  // beyond.
+  // The key that this thread loads as the u-th of a warp's keys from `base` on; the last key beyond
+  // the end.
   __device__ __forceinline__ int key_at(int base, int u) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, width = p_.shape.head_dim / 8;
     return min(base + u * (32 / width) + lane / width, r_.end - 1);
@@ -308,7 +311,8 @@ class Attention {
     to.left = r_.end - base;
     if (to.left <= 0) return;
     const int lane = static_cast<int>(threadIdx.x) % 32, width = p_.shape.head_dim / 8;
-    // All of a warp's keys in one way: branches for each would wait for one page after the other.
+    // All of a warp's keys take one branch: a branch for each would wait for one page number after
+    // the other.
     const bool kept = min(base + step_, r_.end) - r_.begin <= p_.offsets;
     int64_t at[kKeysAtOnce<G>];
     if (kept) {
@@ -327,9 +331,9 @@ class Attention {
     }
   }
 
-  // q's heads, then the new key and value, which go to their page too.
-  __device__ __forceinline__ void turn(float* queries, int keys, const float* cosine,
-                                       const float* sine) const {
+  // Prepares q's heads, then the new key and value, which also go to their page.
+  __device__ __forceinline__ void prepare_heads(float* queries, int keys, const float* cosine,
+                                                const float* sine) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int dim = p_.shape.head_dim, group = p_.shape.num_heads / p_.shape.num_kv_heads;
     const bf16* key = p_.qkv + (p_.shape.num_heads + r_.head) * dim;
@@ -347,8 +351,8 @@ class Attention {
         }
         __syncwarp();
       } else {
-        turn_head(p_, layer_, task == G ? key : p_.qkv + (r_.head * group + task) * dim,
-                  task == G ? layer_.k_norm : layer_.q_norm, cosine, sine, row);
+        normalize_and_rotate(p_, layer_, task == G ? key : p_.qkv + (r_.head * group + task) * dim,
+                             task == G ? layer_.k_norm : layer_.q_norm, cosine, sine, row);
       }
       if (task < G || lane * 8 >= dim) continue;
       float value[8];
@@ -359,8 +363,8 @@ class Attention {
     }
   }
 
-  // The warps' parts, then the blocks': by the last of a head's blocks.
-  __device__ __forceinline__ void merge_blocks(const float* part_acc, float* part_ms) const {
+  // Merges the warps' partial results, then, in the last of a head's blocks, those of the blocks.
+  __device__ __forceinline__ void merge_blocks(const float* partial_acc, float* partial_ms) const {
     const int dim = p_.shape.head_dim, group = p_.shape.num_heads / p_.shape.num_kv_heads;
     bf16* attended = p_.attended + r_.head * group * dim;
     const int splits = static_cast<int>(gridDim.x) / p_.shape.num_kv_heads, count = group * dim;
@@ -369,7 +373,8 @@ class Attention {
 #pragma unroll 1
     for (int i = 2 * static_cast<int>(threadIdx.x); i < count; i += 2 * kMathThreads) {
       const int g = i / dim;
-      const Merged m = merge_parts<kWarps>(part_acc + i, part_ms + g * 2, kWarps, G * dim, G * 2);
+      const Merged m =
+          merge_partials<kWarps>(partial_acc + i, partial_ms + g * 2, kWarps, G * dim, G * 2);
       if (r_.active == 1) {
         store_merged(attended + i, m);
         continue;
@@ -378,9 +383,9 @@ class Attention {
       if (i % dim == 0)
         __stcg(reinterpret_cast<float2*>(all_ms) + r_.split * group + g, make_float2(m.max, m.sum));
     }
-    part_sync(1, kMathThreads);
+    named_barrier_sync(1, kMathThreads);
     if (r_.active > 1) {
-      int* last = reinterpret_cast<int*>(part_ms);  // free by now
+      int* last = reinterpret_cast<int*>(partial_ms);  // free by now
       if (threadIdx.x == 0) {
         __threadfence();
         int* arrived = p_.counters->arrived + r_.head;
@@ -390,13 +395,13 @@ class Attention {
           __threadfence();
         }
       }
-      part_sync(1, kMathThreads);
+      named_barrier_sync(1, kMathThreads);
       if (*last == 0) return;
 #pragma unroll 1
       for (int i = 2 * static_cast<int>(threadIdx.x); i < count; i += 2 * kMathThreads)
-        store_merged(attended + i, merge_parts<16>(all_acc + i, all_ms + i / dim * 2, r_.active,
-                                                   count, group * 2));
-      part_sync(1, kMathThreads);
+        store_merged(attended + i, merge_partials<16>(all_acc + i, all_ms + i / dim * 2, r_.active,
+                                                      count, group * 2));
+      named_barrier_sync(1, kMathThreads);
     }
     if (threadIdx.x == 0) count_release(&p_.counters->heads_done);
   }
@@ -409,4 +414,4 @@ class Attention {
   Keys<G> now_, next_;
 };
 
-}  // namespace espalier::kernels::cuda::stack
+}  // namespace espalier::kernels::cuda::megakernel_impl

@@ -1,4 +1,5 @@
-// What the parts of megakernel() share.
+// Parameters and device helpers that the files of the megakernel share. Device code; internal to
+// kernels/megakernel.
 #pragma once
 
 #include <cfloat>
@@ -7,16 +8,16 @@
 #include "kernels/cuda/device.cuh"
 #include "kernels/megakernel/cuda.h"
 
-namespace espalier::kernels::cuda::stack {
+namespace espalier::kernels::cuda::megakernel_impl {
 
-constexpr int kWarps = 8;  // that multiply
+constexpr int kWarps = 8;  // consumers
 constexpr int kMathThreads = kWarps * 32;
 constexpr int kThreads = kMathThreads + 32;
 constexpr int kMaxKvHeads = 128;
-constexpr int kFewKeys = 64, kKeysMultiple = 8;  // a block's keys: at least, and in runs of
+constexpr int kMinKeys = 64, kKeysMultiple = 8;  // a block's keys: at least, and a multiple of
 constexpr int kMaxDim = 256;
 
-// How blocks wait for one another. All zero between launches.
+// The counters of the grid barriers. All zero between launches.
 struct Counters {
   int arrivals, heads_done, exits, padding;
   int arrived[kMaxKvHeads];  // blocks that are done with their keys of a head
@@ -39,7 +40,7 @@ struct Params {
   Counters* counters;
   int page_shift;                  // of kv.page_size
   int x_bytes, slot_bytes, slots;  // of shared memory
-  int offsets;                     // of keys, kept there
+  int offsets;                     // of keys, cached in shared memory
   MegakernelLayer layers[kMaxMegakernelLayers];
 };
 
@@ -47,7 +48,7 @@ __device__ __forceinline__ bf16 load_fresh(const bf16* from) {
   const unsigned short bits = __ldcg(reinterpret_cast<const unsigned short*>(from));
   return *reinterpret_cast<const bf16*>(&bits);
 }
-// From any memory, past the first-level cache; 8-byte aligned.
+// Loads from global or shared memory, bypassing L1; 8-byte aligned.
 __device__ __forceinline__ float2 load_fresh2(const float* from) {
   float2 value;
   asm volatile("ld.relaxed.gpu.v2.f32 {%0, %1}, [%2];"
@@ -77,7 +78,8 @@ __device__ __forceinline__ uint4 pack8(const float* from) {
                     pack_bf16(v[6], v[7]));
 }
 
-// What this block wrote before is seen by who reads the count with count_reaches().
+// Counts one arrival; what this block wrote before is visible to whoever sees the count in
+// wait_count().
 __device__ __forceinline__ void count_release(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
@@ -88,4 +90,4 @@ __device__ __forceinline__ void wait_count(int* counter, int target) {
   } while (now < target);
 }
 
-}  // namespace espalier::kernels::cuda::stack
+}  // namespace espalier::kernels::cuda::megakernel_impl

@@ -1,16 +1,20 @@
-// A mixture of experts on the GPU: rows are brought together by the experts that they chose, each
-// expert multiplies its own, and what came out goes back to the rows. Nothing waits for the host:
-// how many rows an expert has is known to the device alone, and grids cover the most there can be.
+// Mixture of experts on the GPU: rows are permuted by expert (arrange), each expert multiplies its
+// own rows (grouped_linear), and the results go back to the rows (combine). Nothing synchronises
+// with the host: the number of rows of an expert is known on the device alone, and grids cover the
+// maximum.
+//
+// Thread-safe; pointers are borrowed device memory; requirements of streams and strides as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
 
 namespace espalier::kernels::cuda {
 
-// Where the choices of a step lie. A choice is one row's one expert, row * top_k + rank; a slot is
-// its place among all choices, ordered by expert. Device memory, laid out by the caller.
+// The permutation of a step. A (token, expert) pair is row * top_k + rank; a slot is its index in
+// the order of experts. Device memory, laid out by the caller.
 struct ExpertPlan {
-  int32_t* slots = nullptr;   // [choices]: of each choice
+  int32_t* slots = nullptr;   // [pairs]: of each pair
   int32_t* pairs = nullptr;   // [pairs]: of each slot
   int32_t* begins = nullptr;  // [experts + 1]: each expert's first slot
   int32_t* tiles = nullptr;   // [experts + 1]: each expert's first tile
@@ -33,27 +37,27 @@ struct GroupedArgs {
   const void* x = nullptr;   // rows x_stride apart, 16-byte aligned
   int64_t x_stride = 0;
   const void* weights = nullptr;  // [out_features, in_features] of a group,
-  int64_t weights_stride = 0;     // so many elements between groups
+  int64_t weights_stride = 0;     // elements between groups
   const void* bias = nullptr;     // [num_groups, out_features], or none
   void* y = nullptr;              // rows y_stride apart
   int64_t y_stride = 0;
-  // Either by what arrange() made: y has a row for each slot, and slot s reads row
-  // choices[s] / pairs_per_row of x, or row s where that is 0.
+  // Either by a permutation: y has a row for each slot, and slot s reads row pairs[s] /
+  // pairs_per_row of x, or row s where that is 0.
   const ExpertPlan* plan = nullptr;  // on the host
   int32_t num_pairs = 0;
   int32_t pairs_per_row = 0;
-  // Or every group has these rows, of x and y moved by so many elements a group.
+  // Or every group has `rows` rows of x and y, with these strides (elements) between groups.
   int32_t rows = 0;
   int64_t x_group_stride = 0;
   int64_t y_group_stride = 0;
 };
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch);
 
-// y[row] = residual[row] + scale * (sum over its choices of weight * x[slot] + shared), float32
-// sums in the order of a row's experts, rounded once.
+// y[row] = residual[row] + scale * (sum over its pairs of weight * x[slot] + shared), in float32,
+// in the order of the row's experts, rounded once.
 struct CombineArgs {
   DType type = DType::kBFloat16;
-  const void* x = nullptr;         // [choices, dim]
+  const void* x = nullptr;         // [pairs, dim]
   const int32_t* slots = nullptr;  // [rows, top_k]
   const float* weights = nullptr;  // [rows, top_k]
   int32_t top_k = 0;               // 0: the shared expert alone

@@ -1,4 +1,6 @@
-// A mixture of experts of few rows as three kernels: what one request and a handful of them decode.
+// Small-batch mixture of experts on Hopper: up to four rows (decode of one to four entries) as
+// three kernels. Thread-safe; pointers are borrowed device memory; requirements of streams and
+// strides as kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/activation/op.h"
@@ -7,20 +9,20 @@
 
 namespace espalier::kernels::cuda {
 
-// Of more rows, or of more choices (rows x top_k), matrices are read for so many rows that tiles of
-// tensor cores (moe/cuda.h) do as well.
+// The most rows, and the most (row, expert) pairs (rows x top_k). With more of them the matrices
+// serve so many rows that the tensor-core tiles of moe/cuda.h are as fast.
 inline constexpr int32_t kSmallBatchMoeRows = 4;
 inline constexpr int32_t kSmallBatchMoePairs = 32;
 
-// y[row] = residual[row] + scale * (sum over its experts of weight * expert(n) + gate * shared(n)),
-// where n is norm(x[row]), an expert down(activation(gate(n)) * up(n)), and its weight what
-// route() makes of the scores of n. All of bfloat16 but what is said to be float.
+// y[row] = residual[row] + scale * (sum over its top_k experts of weight * expert(n) + gate *
+// shared(n)), where n is norm(x[row]), an expert is down(activation(gate(n)) * up(n)), and its
+// weight is what route() computes from the scores of n. All bfloat16 unless float is stated.
 struct SmallBatchMoeArgs {
   DType type = DType::kBFloat16;
   int32_t rows = 0;                   // 0 does nothing
   int32_t dim = 0;                    // a multiple of 8
   const void* x = nullptr;            // [rows, dim]
-  const void* norm_weight = nullptr;  // RMSNorm, [dim]; none: x is taken as it is
+  const void* norm_weight = nullptr;  // RMSNorm, [dim]; null: x is not normalised
   float norm_offset = 0;              // added to each weight
   float norm_epsilon = 1e-6f;
 
@@ -37,10 +39,10 @@ struct SmallBatchMoeArgs {
   const void* down = nullptr;          // [experts, dim, ffn]
   const void* down_bias = nullptr;     // [experts, dim], or none
 
-  int32_t shared_ffn = 0;                // 0: none is shared; a multiple of 8
+  int32_t shared_ffn = 0;                // 0: no shared expert; a multiple of 8
   const void* shared_gate_up = nullptr;  // [2 shared_ffn, dim]
   const void* shared_down = nullptr;     // [dim, shared_ffn]
-  // Its gate is sigmoid(n . shared_gate_weights), [dim] of float; none: 1.
+  // The shared expert's gate is sigmoid(n . shared_gate_weights), [dim] float; null: 1.
   const float* shared_gate_weights = nullptr;
 
   const void* residual = nullptr;  // [rows, dim], or none; may be y
@@ -55,7 +57,7 @@ struct SmallBatchMoeArgs {
   void* shared_inner = nullptr;  // [rows, shared_ffn]
 };
 
-// Whether small_batch_moe() does this here; it does on Hopper.
+// Whether small_batch_moe() supports these arguments on this device; it does on Hopper.
 Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args);
 // REQUIRES: small_batch_moe_supports(args).
 Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launch);

@@ -1,10 +1,14 @@
-// Grouped products: tiles of 16, 64 or 128 rows by 64 or 128 outputs on the tensor cores
-// (mma.sync m16n8k16, float32 sums), rows and matrices brought by cp.async four steps of 64 ahead.
-//
-// Bytes at decode: each chosen expert's matrix once, out x in x 2; 16 rows are free beside it. At
-// prefill 2 x choices x out x in operations. Rows that a group lacks are zeros in its last tile.
-#include "kernels/attention/attention_device.cuh"
+// Grouped GEMM: y = x W^T (+ bias), each group of rows (an expert, or a head of latent attention)
+// by its own matrix. x [rows, in], W [groups, out, in], y [rows, out]; bfloat16, or float32 by a
+// kernel without tensor cores.
+// Parallel: a block has a tile of 16, 64 or 128 rows by 64 or 128 outputs; mma.sync m16n8k16 with
+// float32 sums.
+// Pipeline: rows and matrices by cp.async, four stages of 64 inputs.
+// Roof: memory at decode (each selected expert's matrix once, 2 x out x in bytes; 16 rows cost
+// nothing more), tensor cores at prefill (2 x pairs x out x in operations). Rows that a group lacks
+// are zeros in its last tile.
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/moe/cuda.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
 
@@ -15,14 +19,14 @@ constexpr int kDepth = 64;  // of in_features at a time
 constexpr int kDepthPitch = kDepth + 8;
 constexpr int kStages = 4;
 
-// What a kernel needs of GroupedArgs, its plan by value.
+// The kernel parameters: GroupedArgs with its plan by value.
 struct GroupedParams {
   GroupedArgs args;
   ExpertPlan plan;
   int32_t group_tiles = 0;  // without a plan: of each group
 };
 
-// The rows [first, end) of y that a block has, of `group`; first == end: none.
+// The rows [first, end) of y that a block computes, of `group`; first == end: none.
 struct Tile {
   int group = 0, first = 0, end = 0;
 };
@@ -38,13 +42,13 @@ __device__ Tile tile_of(const GroupedParams& params, int index, int tile_rows) {
   const ExpertPlan& plan = params.plan;
   const int groups = params.args.num_groups;
   if (index >= plan.tiles[groups]) return tile;
-  tile.group = entry_with(plan.tiles, groups, index);
+  tile.group = bucket_of(plan.tiles, groups, index);
   tile.first = plan.begins[tile.group] + (index - plan.tiles[tile.group]) * tile_rows;
   tile.end = min(plan.begins[tile.group + 1], tile.first + tile_rows);
   return tile;
 }
 
-// Where the row of x for row `index` of y begins, in elements.
+// The start of the row of x for row `index` of y, in elements.
 __device__ int64_t x_row(const GroupedParams& params, int group, int index) {
   const GroupedArgs& args = params.args;
   if (args.plan == nullptr) return group * args.x_group_stride + index * args.x_stride;
@@ -179,7 +183,7 @@ __global__ void __launch_bounds__(kAnyWarps * 32) grouped_any_kernel(GroupedPara
     group = row / args.rows;
     row %= args.rows;
   } else {
-    group = entry_with(params.plan.begins, args.num_groups, row);
+    group = bucket_of(params.plan.begins, args.num_groups, row);
   }
   const float* x = static_cast<const float*>(args.x) + x_row(params, group, row);
   const float* weights = static_cast<const float*>(args.weights) + group * args.weights_stride;

@@ -1,5 +1,5 @@
-// Experts on the GPU against slow loops over the same inputs: the choice, the products of every
-// choice, what comes back to the rows; and weights that lie otherwise in a checkpoint.
+// Mixture of experts on the GPU against slow loops over the same inputs: routing, the GEMMs of
+// every (token, expert) pair, the combination; and weights of another layout in a checkpoint.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -53,13 +53,13 @@ std::vector<float> read(const DeviceArray<uint8_t>& device, DType type) {
 
 double tolerance(DType type) { return type == DType::kFloat32 ? 1e-5 : 0.004; }
 
-class CudaExperts : public test::OnDevice {
+class CudaMoe : public test::OnDevice {
  protected:
   static constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat32};
   int pick(int low, int high) { return static_cast<int>(rng_.between(low, high)); }
 };
 
-TEST_F(CudaExperts, RouteChoosesAsTheCpuDoes) {
+TEST_F(CudaMoe, RouteSelectsAsTheCpuDoes) {
   for (int round = 0; round < 60; ++round) {
     RouterSpec spec{.num_experts = pick(1, 16) * pick(1, 16)};
     const int groups = pick(1, 4);
@@ -96,7 +96,8 @@ TEST_F(CudaExperts, RouteChoosesAsTheCpuDoes) {
                              .weights = weights.get()},
                             {.pdl = round % 2 == 0})
                     .ok());
-    // The two exponentials differ in their last bits: choices that hang on those are not compared.
+    // The two exponentials differ in their last bits: selections that depend on those are not
+    // compared.
     const auto got_ids = ids.read();
     const auto got = weights.read();
     int differing = 0;
@@ -110,7 +111,7 @@ TEST_F(CudaExperts, RouteChoosesAsTheCpuDoes) {
   }
 }
 
-TEST_F(CudaExperts, RouteGivesNanForRowsThatHoldOne) {
+TEST_F(CudaMoe, RouteGivesNanForRowsThatHoldOne) {
   const RouterSpec spec{.num_experts = 6, .top_k = 2, .normalise = true};
   std::vector<float> logits(12, 0.5f);
   logits[8] = NAN;
@@ -129,7 +130,7 @@ TEST_F(CudaExperts, RouteGivesNanForRowsThatHoldOne) {
   for (const int32_t id : ids.read()) EXPECT_TRUE(id >= 0 && id < 6) << id;
 }
 
-TEST_F(CudaExperts, ScoresAreProductsInFloat32) {
+TEST_F(CudaMoe, ScoresAreMatmulsInFloat32) {
   for (const DType type : kTypes) {
     for (const int rows : {1, 7, 8, 33}) {
       const int dim = 8 * pick(1, 80), outputs = pick(1, 40), stride = dim + 8 * pick(0, 2);
@@ -164,15 +165,15 @@ TEST_F(CudaExperts, ScoresAreProductsInFloat32) {
   }
 }
 
-// Rows through the experts they chose and back, in all sizes of tiles, with experts that nobody
-// chose; shared experts, gates, residuals.
+// Rows through their top-k experts and back, in all sizes of tiles, with experts that no row
+// selected; shared experts, gates, residuals.
 class ExpertsCase {
  public:
   int rows, top_k, experts, dim, ffn;
   DType type;
 
   void run(Rng& rng, bool bias, bool shared, bool residual) const {
-    const int choices = rows * top_k;
+    const int pairs = rows * top_k;
     const Values x = Values::random(rng, type, int64_t{rows} * dim);
     const Values weights =
         Values::random(rng, type, int64_t{experts} * ffn * dim, 1 / std::sqrt(double(dim)));
@@ -183,14 +184,14 @@ class ExpertsCase {
     for (int row = 0; row < rows; ++row) {
       std::vector<int32_t> ids(static_cast<size_t>(experts));
       for (int e = 0; e < experts; ++e) ids[static_cast<size_t>(e)] = e;
-      // Few experts are chosen by most, so that their numbers of rows differ.
+      // A few experts are selected by most rows, so that the numbers of rows differ.
       const int most = rng.between(0, 3) == 0 ? experts : std::max(top_k, experts / 3);
       for (int i = 0; i < top_k; ++i)
         std::swap(ids[static_cast<size_t>(i)], ids[static_cast<size_t>(rng.between(i, most - 1))]);
       std::sort(ids.begin(), ids.begin() + top_k);
       chosen.insert(chosen.end(), ids.begin(), ids.begin() + top_k);
     }
-    const auto mix = test::random_floats(rng, choices);
+    const auto mix = test::random_floats(rng, pairs);
     const auto gates = test::random_floats(rng, rows);
     const Values also = Values::random(rng, type, int64_t{rows} * dim);
     const Values before = Values::random(rng, type, int64_t{rows} * dim);
@@ -200,13 +201,13 @@ class ExpertsCase {
     const DeviceArray<int32_t> tiles(static_cast<size_t>(experts) + 1);
     const DeviceArray<float> d_mix(mix), d_gates(gates);
     const size_t size = dtype_size(type);
-    const DeviceArray<uint8_t> inner(static_cast<size_t>(choices * ffn) * size);
-    const DeviceArray<uint8_t> outer(static_cast<size_t>(choices * dim) * size);
+    const DeviceArray<uint8_t> inner(static_cast<size_t>(pairs * ffn) * size);
+    const DeviceArray<uint8_t> outer(static_cast<size_t>(pairs * dim) * size);
     const DeviceArray<uint8_t> y(static_cast<size_t>(rows * dim) * size);
     const cuda::ExpertPlan plan{slots.get(), order.get(), begins.get(), tiles.get()};
     ASSERT_TRUE(
         cuda::arrange(
-            {.experts = d_chosen.get(), .num_pairs = choices, .num_experts = experts, .plan = plan},
+            {.experts = d_chosen.get(), .num_pairs = pairs, .num_experts = experts, .plan = plan},
             {})
             .ok());
     const cuda::GroupedArgs first{.type = type,
@@ -221,7 +222,7 @@ class ExpertsCase {
                                   .y = inner.get(),
                                   .y_stride = ffn,
                                   .plan = &plan,
-                                  .num_pairs = choices,
+                                  .num_pairs = pairs,
                                   .pairs_per_row = top_k};
     ASSERT_TRUE(cuda::grouped_linear(first, {}).ok());
     ASSERT_TRUE(cuda::grouped_linear({.type = type,
@@ -235,7 +236,7 @@ class ExpertsCase {
                                       .y = outer.get(),
                                       .y_stride = dim,
                                       .plan = &plan,
-                                      .num_pairs = choices},
+                                      .num_pairs = pairs},
                                      {.pdl = true})
                     .ok());
     ASSERT_TRUE(cuda::combine({.type = type,
@@ -259,9 +260,9 @@ class ExpertsCase {
     for (int row = 0; row < rows; ++row) {
       std::vector<double> sum(static_cast<size_t>(dim));
       for (int j = 0; j < top_k; ++j) {
-        const auto choice = static_cast<size_t>(row * top_k + j);
-        const int64_t expert = chosen[choice], slot = got_slots[choice];
-        ASSERT_TRUE(slot >= 0 && slot < choices);
+        const auto pair = static_cast<size_t>(row * top_k + j);
+        const int64_t expert = chosen[pair], slot = got_slots[pair];
+        ASSERT_TRUE(slot >= 0 && slot < pairs);
         for (int o = 0; o < ffn; ++o) {
           double value = bias ? biases.host[static_cast<size_t>(expert * ffn + o)] : 0;
           for (int i = 0; i < dim; ++i)
@@ -269,13 +270,13 @@ class ExpertsCase {
                      weights.host[static_cast<size_t>((expert * ffn + o) * dim + i)];
           want_inner[static_cast<size_t>(slot * ffn + o)] = static_cast<float>(value);
         }
-        // From what the device rounded in between.
+        // From the values that the device rounded in between.
         for (int o = 0; o < dim; ++o) {
           double value = 0;
           for (int i = 0; i < ffn; ++i)
             value += double{got_inner[static_cast<size_t>(slot * ffn + i)]} *
                      back.host[static_cast<size_t>((expert * dim + o) * ffn + i)];
-          sum[static_cast<size_t>(o)] += mix[choice] * value;
+          sum[static_cast<size_t>(o)] += mix[pair] * value;
         }
       }
       for (int o = 0; o < dim; ++o) {
@@ -291,7 +292,7 @@ class ExpertsCase {
   }
 };
 
-TEST_F(CudaExperts, RowsGoThroughTheExpertsTheyChose) {
+TEST_F(CudaMoe, RowsGoThroughTheirTopKExperts) {
   for (const DType type : kTypes) {
     for (const int rows : {1, 2, 5, 40, 130, 300}) {
       const int experts = rows > 100 ? 3 : pick(2, 20);
@@ -308,7 +309,7 @@ TEST_F(CudaExperts, RowsGoThroughTheExpertsTheyChose) {
   }
 }
 
-TEST_F(CudaExperts, GroupsOfEqualRowsHaveTheirOwnMatrices) {
+TEST_F(CudaMoe, GroupsOfEqualRowsHaveTheirOwnMatrices) {
   for (const DType type : kTypes) {
     for (const int rows : {1, 3, 70, 200}) {
       const int groups = pick(1, 5), in = 8 * pick(1, 20), out = 2 * pick(1, 80);
@@ -348,7 +349,7 @@ TEST_F(CudaExperts, GroupsOfEqualRowsHaveTheirOwnMatrices) {
   }
 }
 
-TEST_F(CudaExperts, ActivationsAreThoseOfTheCpu) {
+TEST_F(CudaMoe, ActivationsAreThoseOfTheCpu) {
   for (const DType type : kTypes) {
     for (const Activation activation :
          {Activation::kSilu, Activation::kGeluTanh, Activation::kClampedSwiglu}) {
@@ -390,7 +391,7 @@ TEST_F(CudaExperts, ActivationsAreThoseOfTheCpu) {
   }
 }
 
-TEST_F(CudaExperts, RelayoutTurnsPartsAndWidens) {
+TEST_F(CudaMoe, RelayoutTurnsPartsAndWidens) {
   for (const DType type : kTypes) {
     for (int round = 0; round < 8; ++round) {
       const int groups = pick(1, 3), rows = 2 * pick(1, 60), columns = round == 0 ? 1 : pick(1, 90);
@@ -419,7 +420,7 @@ TEST_F(CudaExperts, RelayoutTurnsPartsAndWidens) {
   }
 }
 
-TEST_F(CudaExperts, RelayoutWidensMxfp4) {
+TEST_F(CudaMoe, RelayoutWidensMxfp4) {
   constexpr float kValues[16] = {0,  0.5f,  1,  1.5f,  2,  3,  4,  6,
                                  -0, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   const int groups = 2, rows = 6, columns = 96;
@@ -451,7 +452,7 @@ TEST_F(CudaExperts, RelayoutWidensMxfp4) {
   }
 }
 
-// A whole layer of experts for few rows: norm, scores, choice, experts, what is shared, residual.
+// A whole small-batch MoE layer: norm, scores, selection, experts, shared expert, residual.
 struct FewCase {
   int rows, dim, ffn, shared_ffn;
   RouterSpec router;
@@ -513,10 +514,10 @@ class FewExperts {
   void check() const {
     const std::vector<float> n = normed();
     const std::vector<float> scores = scores_.read();
-    EXPECT_LT(test::relative_error(scores, product(n, router_weights_, of_.rows, of_.dim, 0,
-                                                   experts(), of_.bias ? &router_bias_ : nullptr)),
+    EXPECT_LT(test::relative_error(scores, matmul(n, router_weights_, of_.rows, of_.dim, 0,
+                                                  experts(), of_.bias ? &router_bias_ : nullptr)),
               2e-3);
-    // What hangs on the scores' last bits is the device's to say.
+    // Selections that depend on the scores' last bits are taken from the device.
     const int k = of_.router.top_k;
     std::vector<int32_t> chosen(static_cast<size_t>(of_.rows * k));
     std::vector<float> weights(chosen.size());
@@ -531,8 +532,8 @@ class FewExperts {
                                   n.begin() + int64_t{row + 1} * of_.dim);
       std::vector<double> sum(static_cast<size_t>(of_.dim));
       for (int i = 0; i < k; ++i) {
-        const auto choice = static_cast<size_t>(row * k + i);
-        add(mlp(in, gate_up_, down_, of_.ffn, chosen[choice], of_.bias), weights[choice], sum);
+        const auto pair = static_cast<size_t>(row * k + i);
+        add(mlp(in, gate_up_, down_, of_.ffn, chosen[pair], of_.bias), weights[pair], sum);
       }
       if (of_.shared_ffn > 0) {
         double gate = 0;
@@ -554,7 +555,7 @@ class FewExperts {
  private:
   static constexpr float kNormOffset = 0.5f, kScale = 0.75f, kLimit = 2;
 
-  // The same values come again after a prime number of them: drawing takes the test's time.
+  // Values repeat with a prime period, since drawing takes the test's time.
   static Values random(Rng& rng, int64_t count, double deviation) {
     std::vector<float> values =
         test::random_floats(rng, std::min<int64_t>(count, 65537), deviation);
@@ -580,9 +581,9 @@ class FewExperts {
     return test::to_floats(test::to_bfloat16s(out));
   }
   // x [rows, in] times rows [first, first + out) of `matrix`.
-  static std::vector<float> product(const std::vector<float>& x, const std::vector<float>& matrix,
-                                    int rows, int in, int64_t first, int out,
-                                    const std::vector<float>* bias) {
+  static std::vector<float> matmul(const std::vector<float>& x, const std::vector<float>& matrix,
+                                   int rows, int in, int64_t first, int out,
+                                   const std::vector<float>* bias) {
     std::vector<float> y;
     for (int row = 0; row < rows; ++row) {
       for (int64_t o = first; o < first + out; ++o) {
@@ -598,8 +599,8 @@ class FewExperts {
   }
   std::vector<float> mlp(const std::vector<float>& in, const Values& gate_up, const Values& down,
                          int ffn, int expert, bool bias) const {
-    std::vector<float> both = product(in, gate_up.host, 1, of_.dim, int64_t{expert} * 2 * ffn,
-                                      2 * ffn, bias ? &gate_up_bias_.host : nullptr);
+    std::vector<float> both = matmul(in, gate_up.host, 1, of_.dim, int64_t{expert} * 2 * ffn,
+                                     2 * ffn, bias ? &gate_up_bias_.host : nullptr);
     std::vector<float> inner(static_cast<size_t>(ffn));
     reference::gated({.activation = of_.activation,
                       .limit = kLimit,
@@ -611,8 +612,8 @@ class FewExperts {
                       .y_stride = ffn,
                       .rows = 1,
                       .dim = ffn});
-    return product(test::to_floats(test::to_bfloat16s(inner)), down.host, 1, ffn,
-                   int64_t{expert} * of_.dim, of_.dim, bias ? &down_bias_.host : nullptr);
+    return matmul(test::to_floats(test::to_bfloat16s(inner)), down.host, 1, ffn,
+                  int64_t{expert} * of_.dim, of_.dim, bias ? &down_bias_.host : nullptr);
   }
   static void add(const std::vector<float>& values, double weight, std::vector<double>& to) {
     for (size_t i = 0; i < to.size(); ++i) to[i] += weight * values[i];
@@ -631,7 +632,7 @@ class FewExperts {
   const DeviceArray<uint8_t> shared_inner_{rows_ * static_cast<size_t>(of_.shared_ffn) * 2};
 };
 
-TEST_F(CudaExperts, FewRowsAreOneOperation) {
+TEST_F(CudaMoe, SmallBatchesAreOneOperation) {
   const auto traits = cuda::device_traits();
   ASSERT_TRUE(traits);
   if (traits->compute_capability < 90) GTEST_SKIP() << "small_batch_moe() is for Hopper";
@@ -673,7 +674,7 @@ TEST_F(CudaExperts, FewRowsAreOneOperation) {
     ASSERT_TRUE(takes && *takes);
     ASSERT_TRUE(cuda::small_batch_moe(layer.args(), {.pdl = round % 2 == 1}).ok());
     layer.check();
-    // One behind the other, each early: the same bits.
+    // Launches one behind the other with PDL: the same bits.
     const auto once = layer.bytes();
     for (int i = 0; i < 20; ++i)
       ASSERT_TRUE(cuda::small_batch_moe(layer.args(), {.pdl = true}).ok());
@@ -681,7 +682,7 @@ TEST_F(CudaExperts, FewRowsAreOneOperation) {
   }
 }
 
-TEST_F(CudaExperts, FewRowsOfSizesThatModelsHave) {
+TEST_F(CudaMoe, SmallBatchesOfSizesThatModelsHave) {
   const auto traits = cuda::device_traits();
   ASSERT_TRUE(traits);
   if (traits->compute_capability < 90) GTEST_SKIP() << "small_batch_moe() is for Hopper";
@@ -714,7 +715,7 @@ TEST_F(CudaExperts, FewRowsOfSizesThatModelsHave) {
   }
 }
 
-TEST_F(CudaExperts, FewRowsAreNotMany) {
+TEST_F(CudaMoe, SmallBatchesHaveALimit) {
   Rng rng(5);
   FewCase c{
       .rows = cuda::kSmallBatchMoeRows,
@@ -750,7 +751,7 @@ TEST_F(CudaExperts, FewRowsAreNotMany) {
   EXPECT_FALSE(changed([](Args& a) { a.dim = 1 << 20; }));
 }
 
-TEST_F(CudaExperts, RefusesWhatItCannotDo) {
+TEST_F(CudaMoe, RefusesWhatItCannotDo) {
   EXPECT_EQ(
       cuda::grouped_linear({.num_groups = 2, .in_features = 12, .out_features = 8}, {}).code(),
       StatusCode::kInvalidArgument);

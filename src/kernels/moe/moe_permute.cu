@@ -1,5 +1,8 @@
-// arrange: one block, two passes over the choices (65,536 at 8,192 tokens of 8 experts). combine:
-// (top_k + 2) x rows x dim x size bytes, once.
+// arrange, combine and copy_parts: the permutation of rows by expert, and back.
+// arrange: one block; a histogram of the pairs' experts in shared memory, prefix sums, then a slot
+// for each pair; two passes over the pairs (65,536 at 8,192 tokens of 8 experts).
+// combine: one block a row, eight elements a thread; roof memory, (top_k + 2) x rows x dim x size
+// bytes. copy_parts: one block a row, element by element; small.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/moe/cuda.h"
@@ -13,7 +16,7 @@ constexpr int kArrangeThreads = 1024;
 static_assert(kArrangeThreads >= kMaxExperts);
 constexpr int kThreads = 128;
 
-// Each thread's sum over those before it, and all of them in `total`.
+// Returns the sum over the threads before this one; `total` is the sum over all.
 __device__ int exclusive_sum(int value, int* scratch, int& total) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   int sum = value;
@@ -34,8 +37,8 @@ __device__ int exclusive_sum(int value, int* scratch, int& total) {
   return before + sum - value;
 }
 
-// Which of an expert's slots a choice takes is a race, and all the same: a slot's result depends on
-// its own row alone.
+// Which of an expert's slots a pair gets depends on the order of atomics, without effect on
+// results: a slot's result depends on its own row alone.
 __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {
   __shared__ int counts[kArrangeThreads], scratch[kArrangeThreads / 32];
   release_next();
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) copy_parts_kernel(CopyPartsArgs args
 
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   if (args.num_pairs < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
-    return invalid_argument("arrange: {} choices of {} experts", args.num_pairs, args.num_experts);
+    return invalid_argument("arrange: {} pairs of {} experts", args.num_pairs, args.num_experts);
   if (args.num_pairs == 0) return {};
   return launch_kernel("arrange", arrange_kernel, dim3(1), kArrangeThreads, 0, launch, args,
                        grouped_tile_rows(args.num_pairs, args.num_experts));
@@ -123,7 +126,7 @@ Status combine(const CombineArgs& args, const LaunchOptions& launch) {
   if (args.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "combine: F16 is not supported");
   if (args.rows < 0 || args.dim < 8 || args.dim % 8 != 0 || args.top_k < 0)
-    return invalid_argument("combine: {} rows of {}, {} choices each", args.rows, args.dim,
+    return invalid_argument("combine: {} rows of {}, {} experts each", args.rows, args.dim,
                             args.top_k);
   if (args.rows == 0) return {};
   return launch_kernel("combine",

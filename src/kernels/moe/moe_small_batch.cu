@@ -1,41 +1,23 @@
-// Experts of few rows on Hopper: three kernels, each of which starts before the one in front ends.
-//
-// Bytes of a layer of Qwen3-30B-A3B for one row: 1 MB of the router, 50.3 of gate and up, 25.2 of
-// down, 17.6 us at 4.35 TB/s; of DeepSeek-V2-Lite 34.6 and 17.3 for the chosen, 23.1 and 11.5 for
-// the shared expert. Operations: two a weight and row.
-//
-// score: a warp for an expert's score of a row. It norms the row for itself, so nothing waits for
-// another warp; its part of the router's matrix comes while the kernel in front still runs.
-//
-// gate_up: every block makes the choice again from the scores, then each warp takes every so many
-// pairs of a row of gate and the same of up, counted through all chosen experts. A warp has a ring
-// of its own in shared memory, which its first lane fills by the copy engine and all its lanes
-// multiply from: no warp waits for another, and no part of a sum lies with another warp. Rows that
-// chose the same expert are multiplied while a pair is there. What is shared comes first: it can be
-// asked for before the choice is known.
-//
-// down: as gate_up, a warp with two outputs of all chosen experts one after the other, so that the
-// weighted sum over experts needs no exchange either. gate_up lets it start once the scores are
-// there, so it chooses and fills its rings while gate_up still streams.
-//
-// Measured on an H200, a step at a context of 1,024, instead of the eight to eleven kernels of
-// moe/cuda.h: Qwen3-30B-A3B 5.01 to 3.46 ms at one row, 5.68 to 4.74 at two, 8.37 to 7.21 at
-// four; DeepSeek-V2-Lite 3.95 to 3.49, 4.42 to 4.26 and 6.25 to 5.46. At eight rows 11.05 to 11.66
-// and 7.78 to 8.82, so four is the most. Layers of Qwen's experts alone, 38 us each (stamps of all
-// warps): scores 2.4, the start of gate_up 0.6, its choice 3.8, 1.4 until its rings are asked for,
-// 12 of streaming, down behind it 14.5 (in a model, where it does start early, 7). So the streams
-// run at the memory's rate and the choice is too slow: with loops unrolled (60 KB of instructions)
-// the step took 3.64 ms, for what is not in the instruction cache comes from memory.
-//
-// Tried: pairs in one range for each block instead of among each other 39.1 us, 12 and 16 warps
-// 41.0 and 41.4, no arithmetic at all 39.0, pieces of 1,024 inputs 40.3, rings of all that shared
-// memory holds, which keeps down's blocks out, 40.6.
+// Mixture of experts for up to four rows on Hopper, in three kernels chained by PDL; shapes and
+// types in cuda_small_batch.h, bfloat16 with float32 scores and sums.
+// moe_score: a warp computes an expert's score of a row, and normalises the row for itself; its row
+// of the router's matrix is loaded before wait_for_previous().
+// moe_gate_up: every block selects the top-k experts from the scores; then each warp takes pairs (a
+// row of gate and the same of up) interleaved over all selected experts, the shared expert's first.
+// Rows that selected the same expert are multiplied while a pair is in shared memory.
+// moe_down: as gate_up; a warp has two outputs of all selected experts one after the other, so the
+// weighted sum over experts needs no exchange. It starts once the scores exist, so it selects
+// experts and fills its rings while gate_up still streams.
+// Pipeline: each warp has a ring buffer of its own that its first lane fills by TMA bulk copies; no
+// warp waits for another.
+// Roof: memory, the weights of the selected experts once. Qwen3-30B-A3B at one row: 38 us a layer,
+// 17.6 by bytes; a step 3.46 ms instead of 5.01. History: docs/notes/moe_small_batch.md.
 #include <algorithm>
 
 #include "kernels/activation/activation.cuh"
-#include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/linear/warp_sums.cuh"
 #include "kernels/moe/cuda_small_batch.h"
 #include "kernels/router/router_topk.cuh"
@@ -45,13 +27,13 @@ namespace {
 
 constexpr int kScoreWarps = 4;
 constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr int kMostInputs = 2048, kFewInputs = 512;  // of a piece, of each of two rows
-constexpr int kMostAhead = 8;                        // pieces of a warp
-constexpr uint8_t kNone = 255;
+constexpr int kMaxTileInputs = 2048, kMinTileInputs = 512;  // of a tile, of each of its two rows
+constexpr int kMaxStages = 8;                               // tiles of a warp
+constexpr uint8_t kNoPair = 255;
 
 struct Params {
   SmallBatchMoeArgs args;
-  int piece_inputs, ahead;  // of the kernel's rings
+  int tile_inputs, num_stages;  // of the kernel's ring buffers
 };
 
 __device__ __forceinline__ const bf16* bf16s(const void* at) {
@@ -63,8 +45,8 @@ __device__ __forceinline__ const bf16* bf16s(const void* at) {
 // Shared memory: of each warp a row of the router's matrix, [dim] of float, and the norm's [dim].
 size_t score_bytes(int dim) { return size_t{kScoreWarps} * static_cast<size_t>(dim) * 6; }
 
-// Every lane copies for itself, so it waits for none.
-__global__ void __launch_bounds__(kScoreWarps * 32) few_score_kernel(const Params p) {
+// Every lane copies what it reads itself, so no lane waits for another.
+__global__ void __launch_bounds__(kScoreWarps * 32) moe_score_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const SmallBatchMoeArgs& args = p.args;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -127,54 +109,56 @@ __global__ void __launch_bounds__(kScoreWarps * 32) few_score_kernel(const Param
         sum + (args.router_bias == nullptr ? 0.0f : args.router_bias[output]);
 }
 
-// --- the choice ---
+// --- top-k selection ---
 
-// What the rows chose. A choice is row * top_k + rank; a unit is an expert that some row chose.
-struct Choices {
-  int32_t experts[kSmallBatchMoePairs];  // of each choice
+// The experts that the rows selected. A pair (row, expert) is row * top_k + rank; an active expert
+// is one that some row selected.
+struct ChosenExperts {
+  int32_t experts[kSmallBatchMoePairs];  // of each pair
   float weights[kSmallBatchMoePairs];
-  int32_t units;
-  int32_t unit_experts[kSmallBatchMoePairs];
-  int32_t unit_rows[kSmallBatchMoePairs];                         // how many rows chose it,
-  uint8_t unit_choices[kSmallBatchMoePairs][kSmallBatchMoeRows];  // and their choices
-  uint8_t row_choices[kSmallBatchMoePairs][kSmallBatchMoeRows];   // each row's choice, or kNone
+  int32_t num_active;
+  int32_t active_experts[kSmallBatchMoePairs];
+  int32_t active_rows[kSmallBatchMoePairs];                       // how many rows selected it,
+  uint8_t active_pairs[kSmallBatchMoePairs][kSmallBatchMoeRows];  // and their pairs
+  uint8_t pair_of_row[kSmallBatchMoePairs][kSmallBatchMoeRows];   // each row's pair, or kNoPair
   float shared_gates[kSmallBatchMoeRows];
 };
 
-// One warp makes units of the choices.
-__device__ void gather_units(const SmallBatchMoeArgs& args, Choices& choices, int lane) {
+// One warp collects the active experts from the pairs.
+__device__ void gather_active(const SmallBatchMoeArgs& args, ChosenExperts& chosen, int lane) {
   const int top_k = args.router.top_k, count = args.rows * top_k;
-  int units = 0;
+  int num_active = 0;
 #pragma unroll 1
   for (int base = 0; base < count; base += 32) {
-    const int choice = base + lane;
-    bool first = choice < count;
-    const int expert = first ? choices.experts[choice] : 0;
+    const int pair = base + lane;
+    bool first = pair < count;
+    const int expert = first ? chosen.experts[pair] : 0;
 #pragma unroll 1
-    for (int i = 0; i < choice && first; ++i) first = choices.experts[i] != expert;
+    for (int i = 0; i < pair && first; ++i) first = chosen.experts[i] != expert;
     const uint32_t all = __ballot_sync(~0u, first);
     if (first) {
-      const int unit = units + __popc(all & ((1u << lane) - 1));
+      const int active = num_active + __popc(all & ((1u << lane) - 1));
 #pragma unroll
-      for (int row = 0; row < kSmallBatchMoeRows; ++row) choices.row_choices[unit][row] = kNone;
+      for (int row = 0; row < kSmallBatchMoeRows; ++row) chosen.pair_of_row[active][row] = kNoPair;
       int rows = 0;
 #pragma unroll 1
-      for (int i = choice; i < count; ++i) {
-        if (choices.experts[i] != expert) continue;
-        choices.unit_choices[unit][rows++] = static_cast<uint8_t>(i);
-        choices.row_choices[unit][i / top_k] = static_cast<uint8_t>(i);
+      for (int i = pair; i < count; ++i) {
+        if (chosen.experts[i] != expert) continue;
+        chosen.active_pairs[active][rows++] = static_cast<uint8_t>(i);
+        chosen.pair_of_row[active][i / top_k] = static_cast<uint8_t>(i);
       }
-      choices.unit_experts[unit] = expert;
-      choices.unit_rows[unit] = rows;
+      chosen.active_experts[active] = expert;
+      chosen.active_rows[active] = rows;
     }
-    units += __popc(all);
+    num_active += __popc(all);
   }
-  if (lane == 0) choices.units = units;
+  if (lane == 0) chosen.num_active = num_active;
 }
 
-// By the whole block, from scores that are there; `words`: [rows, route_words()]. Loads pass by the
-// first-level cache, which may hold those of the layer before.
-__device__ void choose(const SmallBatchMoeArgs& args, float* words, Choices& choices) {
+// Selects the experts of all rows, by the whole block. words: [rows, route_words()] in shared
+// memory. Loads of the scores bypass L1, which may hold those of the layer before. REQUIRES: the
+// scores are written.
+__device__ void select_experts(const SmallBatchMoeArgs& args, float* words, ChosenExperts& chosen) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const RouterSpec& router = args.router;
   if (warp < args.rows) {
@@ -183,50 +167,50 @@ __device__ void choose(const SmallBatchMoeArgs& args, float* words, Choices& cho
     for (int i = lane; i < router.num_experts; i += 32)
       own[i] = __ldcg(args.scores + warp * router.num_experts + i);
     if (lane == 0) {
-      choices.shared_gates[warp] = args.shared_gate_weights == nullptr
-                                       ? 1.0f
-                                       : 1.0f / (1.0f + expf(-__ldcg(args.shared_gate + warp)));
+      chosen.shared_gates[warp] = args.shared_gate_weights == nullptr
+                                      ? 1.0f
+                                      : 1.0f / (1.0f + expf(-__ldcg(args.shared_gate + warp)));
     }
     __syncwarp();
-    route_row(router, args.correction, own, lane, choices.experts + warp * router.top_k,
-              choices.weights + warp * router.top_k);
+    route_row(router, args.correction, own, lane, chosen.experts + warp * router.top_k,
+              chosen.weights + warp * router.top_k);
   }
   __syncthreads();
-  if (warp == 0) gather_units(args, choices, lane);
+  if (warp == 0) gather_active(args, chosen, lane);
   __syncthreads();
 }
 
 // --- rings ---
 
-// A warp's places for pieces, each two rows of up to piece_inputs.
+// A warp's ring buffer of tiles, each two rows of up to tile_inputs.
 struct Ring {
-  bf16* places;
+  bf16* stages;
   Barrier* full;
-  int ahead, place_elements;
-  int place = 0;
+  int num_stages, stage_elements;
+  int stage = 0;
   uint32_t parity = 0;
 
-  __device__ bf16* at(int i) const { return places + i * place_elements; }
+  __device__ bf16* at(int i) const { return stages + i * stage_elements; }
   __device__ const bf16* wait() const {
-    barrier_wait(full[place], parity);
-    return at(place);
+    barrier_wait(full[stage], parity);
+    return at(stage);
   }
   __device__ void next() {
-    if (++place == ahead) place = 0, parity ^= 1;
+    if (++stage == num_stages) stage = 0, parity ^= 1;
   }
 };
 
-// Shared memory: rings [warp][ahead][2][piece_inputs], barriers [warp][ahead] and one more, what
-// was chosen, words of the choice, then `rows` of the kernel.
+// Shared memory: rings [warp][num_stages][2][tile_inputs], barriers [warp][num_stages] and one
+// more, the selected experts, words of the selection, then `rows` of the kernel.
 struct Shared {
   bf16* rings;
   Barrier* barriers;
-  Choices* choices;
+  ChosenExperts* chosen;
   float* words;
   bf16* rows;
 
-  static constexpr size_t kBarrierBytes = (kWarps * kMostAhead + 2) * sizeof(Barrier);
-  static constexpr size_t kChoicesBytes = (sizeof(Choices) + 15) / 16 * 16;
+  static constexpr size_t kBarrierBytes = (kWarps * kMaxStages + 2) * sizeof(Barrier);
+  static constexpr size_t kChoicesBytes = (sizeof(ChosenExperts) + 15) / 16 * 16;
   __host__ __device__ static size_t words_bytes(const SmallBatchMoeArgs& args) {
     return (static_cast<size_t>(args.rows * route_words(args.router)) * 4 + 15) / 16 * 16;
   }
@@ -235,29 +219,29 @@ struct Shared {
   }
   __device__ Shared(char* at, const Params& p) {
     rings = reinterpret_cast<bf16*>(at);
-    at += kWarps * p.ahead * p.piece_inputs * 4;
+    at += kWarps * p.num_stages * p.tile_inputs * 4;
     barriers = reinterpret_cast<Barrier*>(at);
     at += kBarrierBytes;
-    choices = reinterpret_cast<Choices*>(at);
+    chosen = reinterpret_cast<ChosenExperts*>(at);
     at += kChoicesBytes;
     words = reinterpret_cast<float*>(at);
     at += words_bytes(p.args);
     rows = reinterpret_cast<bf16*>(at);
   }
-  __device__ Barrier& rows_full() const { return barriers[kWarps * kMostAhead]; }
+  __device__ Barrier& rows_full() const { return barriers[kWarps * kMaxStages]; }
   __device__ Ring ring(const Params& p, int warp) const {
-    const int elements = 2 * p.piece_inputs;
-    return {.places = rings + warp * p.ahead * elements,
-            .full = barriers + warp * kMostAhead,
-            .ahead = p.ahead,
-            .place_elements = elements};
+    const int elements = 2 * p.tile_inputs;
+    return {.stages = rings + warp * p.num_stages * elements,
+            .full = barriers + warp * kMaxStages,
+            .num_stages = p.num_stages,
+            .stage_elements = elements};
   }
 };
 
 __device__ void init_barriers(const Shared& shared) {
   if (threadIdx.x == 0) {
 #pragma unroll 1
-    for (int i = 0; i <= kWarps * kMostAhead; ++i) barrier_init(shared.barriers[i], 1);
+    for (int i = 0; i <= kWarps * kMaxStages; ++i) barrier_init(shared.barriers[i], 1);
     barrier_init_done();
   }
   __syncthreads();
@@ -265,32 +249,33 @@ __device__ void init_barriers(const Shared& shared) {
 
 // --- gate and up ---
 
-// What a warp has still to ask for.
+// The next tile that a warp has to copy.
 struct UpCursor {
-  int pair, begin;
+  int row_pair, begin;
 };
 
-// Pairs of the shared expert come first, then unit by unit.
-__device__ void ask_pair(const Params& p, const Choices& choices, const UpCursor& cursor, bf16* to,
-                         Barrier& full) {
+// Copies the next tile of a pair. Pairs of the shared expert come first: they can be copied before
+// the selection is known.
+__device__ void issue_pair(const Params& p, const ChosenExperts& chosen, const UpCursor& cursor,
+                           bf16* to, Barrier& full) {
   const SmallBatchMoeArgs& args = p.args;
   const int64_t dim = args.dim;
   const bf16* gate;
   int ffn = args.shared_ffn;
-  if (cursor.pair < ffn) {
-    gate = bf16s(args.shared_gate_up) + cursor.pair * dim;
+  if (cursor.row_pair < ffn) {
+    gate = bf16s(args.shared_gate_up) + cursor.row_pair * dim;
   } else {
-    const int at = cursor.pair - ffn;
+    const int at = cursor.row_pair - ffn;
     ffn = args.ffn;
-    const int unit = at / ffn;
+    const int active = at / ffn;
     gate = bf16s(args.gate_up) +
-           (int64_t{choices.unit_experts[unit]} * 2 * ffn + (at - unit * ffn)) * dim;
+           (int64_t{chosen.active_experts[active]} * 2 * ffn + (at - active * ffn)) * dim;
   }
   gate += cursor.begin;
-  const auto bytes = static_cast<uint32_t>(min(p.piece_inputs, args.dim - cursor.begin)) * 2;
+  const auto bytes = static_cast<uint32_t>(min(p.tile_inputs, args.dim - cursor.begin)) * 2;
   barrier_expect(full, 2 * bytes);
   bulk_copy(to, gate, bytes, full);
-  bulk_copy(to + p.piece_inputs, gate + ffn * dim, bytes, full);
+  bulk_copy(to + p.tile_inputs, gate + ffn * dim, bytes, full);
 }
 
 struct UpWarp {
@@ -299,26 +284,26 @@ struct UpWarp {
   const int lane, stride;
   Ring ring;
   UpCursor cursor;
-  int pairs;  // of all
+  int row_pairs;  // of all active experts and the shared one
 
-  __device__ void ask(int place) {
-    if (cursor.pair >= pairs) return;
-    if (lane == 0) ask_pair(p, *shared.choices, cursor, ring.at(place), ring.full[place]);
-    cursor.begin += p.piece_inputs;
-    if (cursor.begin >= p.args.dim) cursor.begin = 0, cursor.pair += stride;
+  __device__ void issue(int stage) {
+    if (cursor.row_pair >= row_pairs) return;
+    if (lane == 0) issue_pair(p, *shared.chosen, cursor, ring.at(stage), ring.full[stage]);
+    cursor.begin += p.tile_inputs;
+    if (cursor.begin >= p.args.dim) cursor.begin = 0, cursor.row_pair += stride;
   }
 
-  // One output of up to N rows: of those in `rows`, their inputs in shared memory, to `out`.
+  // Computes one output of up to N rows from their inputs in shared memory (`rows`), to `out`.
   template <int N>
   __device__ __forceinline__ void multiply(const bf16* const (&rows)[N], bf16* const (&out)[N],
                                            int count, float gate_bias, float up_bias) {
     const int dim = p.args.dim;
     float sums[2 * N] = {};
 #pragma unroll 1
-    for (int begin = 0; begin < dim; begin += p.piece_inputs) {
+    for (int begin = 0; begin < dim; begin += p.tile_inputs) {
       const bf16* gate = ring.wait();
-      const bf16* up = gate + p.piece_inputs;
-      const int inputs = min(p.piece_inputs, dim - begin);
+      const bf16* up = gate + p.tile_inputs;
+      const int inputs = min(p.tile_inputs, dim - begin);
 #pragma unroll(N == 1 ? 4 : 1)
       for (int k = lane * 8; k < inputs; k += 256) {
         float a[8], b[8];
@@ -336,11 +321,11 @@ struct UpWarp {
         }
       }
       __syncwarp();
-      ask(ring.place);
+      issue(ring.stage);
       ring.next();
     }
     add_by_halves(sums);
-    constexpr int kLanes = 16 / N;  // that have the same sum
+    constexpr int kLanes = 16 / N;  // lanes that hold the same sum
     const float up = __shfl_down_sync(~0u, sums[0], kLanes) + up_bias;
     const int row = lane / (2 * kLanes);
     if (lane % (2 * kLanes) != 0 || row >= count) return;
@@ -351,17 +336,17 @@ struct UpWarp {
   }
 
   template <int N>
-  __device__ void multiply_rows(int pair, int count) {
+  __device__ void multiply_rows(int row_pair, int count) {
     const SmallBatchMoeArgs& args = p.args;
-    const Choices& choices = *shared.choices;
+    const ChosenExperts& chosen = *shared.chosen;
     const bf16* rows[N];
     bf16* out[N];
     float gate_bias = 0, up_bias = 0;
-    const int at = pair - args.shared_ffn, unit = at < 0 ? 0 : at / args.ffn;
-    const int output = at - unit * args.ffn;
+    const int at = row_pair - args.shared_ffn, active = at < 0 ? 0 : at / args.ffn;
+    const int output = at - active * args.ffn;
     if (at >= 0 && args.gate_up_bias != nullptr) {
       const bf16* bias =
-          bf16s(args.gate_up_bias) + int64_t{choices.unit_experts[unit]} * 2 * args.ffn + output;
+          bf16s(args.gate_up_bias) + int64_t{chosen.active_experts[active]} * 2 * args.ffn + output;
       gate_bias = to_float(bias[0]), up_bias = to_float(bias[args.ffn]);
     }
 #pragma unroll
@@ -369,33 +354,33 @@ struct UpWarp {
       const int known = min(i, count - 1);
       if (at < 0) {
         rows[i] = shared.rows + known * args.dim;
-        out[i] = static_cast<bf16*>(args.shared_inner) + known * args.shared_ffn + pair;
+        out[i] = static_cast<bf16*>(args.shared_inner) + known * args.shared_ffn + row_pair;
       } else {
-        const int choice = choices.unit_choices[unit][known];
-        rows[i] = shared.rows + choice / args.router.top_k * args.dim;
-        out[i] = static_cast<bf16*>(args.inner) + choice * args.ffn + output;
+        const int pair = chosen.active_pairs[active][known];
+        rows[i] = shared.rows + pair / args.router.top_k * args.dim;
+        out[i] = static_cast<bf16*>(args.inner) + pair * args.ffn + output;
       }
     }
     multiply<N>(rows, out, count, gate_bias, up_bias);
   }
 
-  __device__ void run(int pair) {
+  __device__ void run(int row_pair) {
     const SmallBatchMoeArgs& args = p.args;
 #pragma unroll 1
-    for (; pair < pairs; pair += stride) {
-      const int at = pair - args.shared_ffn;
-      const int count = at < 0 ? args.rows : shared.choices->unit_rows[at / args.ffn];
+    for (; row_pair < row_pairs; row_pair += stride) {
+      const int at = row_pair - args.shared_ffn;
+      const int count = at < 0 ? args.rows : shared.chosen->active_rows[at / args.ffn];
       if (count == 1)
-        multiply_rows<1>(pair, count);
+        multiply_rows<1>(row_pair, count);
       else if (count == 2)
-        multiply_rows<2>(pair, count);
+        multiply_rows<2>(row_pair, count);
       else
-        multiply_rows<4>(pair, count);
+        multiply_rows<4>(row_pair, count);
     }
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 2) few_gate_up_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 2) moe_gate_up_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const SmallBatchMoeArgs& args = p.args;
   const Shared shared(raw, p);
@@ -406,12 +391,12 @@ __global__ void __launch_bounds__(kThreads, 2) few_gate_up_kernel(const Params p
              lane,
              kWarps * static_cast<int>(gridDim.x),
              shared.ring(p, warp),
-             {.pair = first, .begin = 0},
+             {.row_pair = first, .begin = 0},
              args.shared_ffn};
   init_barriers(shared);
-  int asked = 0;
+  int issued = 0;
 #pragma unroll 1
-  for (; asked < p.ahead && own.cursor.pair < own.pairs; ++asked) own.ask(asked);
+  for (; issued < p.num_stages && own.cursor.row_pair < own.row_pairs; ++issued) own.issue(issued);
   wait_for_previous();
   release_next();  // the next kernel reads the scores, which are there now
   const auto* x = bf16s(args.norm_weight == nullptr ? args.x : args.normed);
@@ -419,10 +404,10 @@ __global__ void __launch_bounds__(kThreads, 2) few_gate_up_kernel(const Params p
   for (int i = static_cast<int>(threadIdx.x); i < args.rows * args.dim / 8; i += kThreads)
     copy_async(shared.rows + i * 8, x + i * 8, true);
   copy_commit();
-  choose(args, shared.words, *shared.choices);
-  own.pairs += shared.choices->units * args.ffn;
+  select_experts(args, shared.words, *shared.chosen);
+  own.row_pairs += shared.chosen->num_active * args.ffn;
 #pragma unroll 1
-  for (; asked < p.ahead; ++asked) own.ask(asked);
+  for (; issued < p.num_stages; ++issued) own.issue(issued);
   copy_wait<0>();
   __syncthreads();
   own.run(first);
@@ -430,9 +415,10 @@ __global__ void __launch_bounds__(kThreads, 2) few_gate_up_kernel(const Params p
 
 // --- down ---
 
-// What a warp has still to ask for: `part` counts the shared expert, if there is one, and units.
+// The next tile that a warp has to copy: `expert` counts the shared expert, if there is one, then
+// the active ones.
 struct DownCursor {
-  int output, part, begin;
+  int output, expert, begin;
 };
 
 template <int ROWS>
@@ -442,69 +428,69 @@ struct DownWarp {
   const int lane;
   Ring ring;
   DownCursor cursor;
-  const int end;  // of the outputs
-  int parts;      // the shared expert and all units
+  const int end;  // of the warp's outputs
+  int experts;    // the shared expert and all active ones
 
-  __device__ bool is_shared(int part) const { return part == 0 && p.args.shared_ffn > 0; }
-  __device__ int unit_of(int part) const { return part - (p.args.shared_ffn > 0 ? 1 : 0); }
-  __device__ int inputs_of(int part) const {
-    return is_shared(part) ? p.args.shared_ffn : p.args.ffn;
+  __device__ bool is_shared(int expert) const { return expert == 0 && p.args.shared_ffn > 0; }
+  __device__ int active_of(int expert) const { return expert - (p.args.shared_ffn > 0 ? 1 : 0); }
+  __device__ int inputs_of(int expert) const {
+    return is_shared(expert) ? p.args.shared_ffn : p.args.ffn;
   }
 
-  __device__ void copy(int place) const {
-    const int in = inputs_of(cursor.part);
+  __device__ void copy(int stage) const {
+    const int in = inputs_of(cursor.expert);
     const int64_t row = cursor.output;
     const bf16* from =
-        is_shared(cursor.part)
+        is_shared(cursor.expert)
             ? bf16s(p.args.shared_down) + row * in
             : bf16s(p.args.down) +
-                  (int64_t{shared.choices->unit_experts[unit_of(cursor.part)]} * p.args.dim + row) *
+                  (int64_t{shared.chosen->active_experts[active_of(cursor.expert)]} * p.args.dim +
+                   row) *
                       in;
     from += cursor.begin;
-    const int outputs = min(2, end - cursor.output),
-              inputs = min(p.piece_inputs, in - cursor.begin);
+    const int outputs = min(2, end - cursor.output), inputs = min(p.tile_inputs, in - cursor.begin);
     const auto bytes = static_cast<uint32_t>(inputs) * 2;
-    Barrier& full = ring.full[place];
+    Barrier& full = ring.full[stage];
     barrier_expect(full, static_cast<uint32_t>(outputs) * bytes);
-    if (inputs == in) {  // adjacent rows in one
-      bulk_copy(ring.at(place), from, static_cast<uint32_t>(outputs) * bytes, full);
+    if (inputs == in) {  // adjacent rows in one copy
+      bulk_copy(ring.at(stage), from, static_cast<uint32_t>(outputs) * bytes, full);
       return;
     }
 #pragma unroll 1
     for (int i = 0; i < outputs; ++i)
-      bulk_copy(ring.at(place) + i * inputs, from + i * int64_t{in}, bytes, full);
+      bulk_copy(ring.at(stage) + i * inputs, from + i * int64_t{in}, bytes, full);
   }
-  __device__ void ask(int place) {
+  __device__ void issue(int stage) {
     if (cursor.output >= end) return;
-    if (lane == 0) copy(place);
-    cursor.begin += p.piece_inputs;
-    if (cursor.begin < inputs_of(cursor.part)) return;
+    if (lane == 0) copy(stage);
+    cursor.begin += p.tile_inputs;
+    if (cursor.begin < inputs_of(cursor.expert)) return;
     cursor.begin = 0;
-    if (++cursor.part == parts) cursor.part = 0, cursor.output += 2;
+    if (++cursor.expert == experts) cursor.expert = 0, cursor.output += 2;
   }
 
-  // Sums of two outputs for all rows, [row][2], over one expert.
-  __device__ __forceinline__ void add_part(int part, float (&sums)[2 * ROWS]) {
+  // Adds one expert's products to the sums of two outputs for all rows, [row][2].
+  __device__ __forceinline__ void add_expert(int expert, float (&sums)[2 * ROWS]) {
     const SmallBatchMoeArgs& args = p.args;
-    const Choices& choices = *shared.choices;
-    const int in = inputs_of(part);
-    const bool common = is_shared(part);
+    const ChosenExperts& chosen = *shared.chosen;
+    const int in = inputs_of(expert);
+    const bool common = is_shared(expert);
     const bf16* inner[ROWS];
     float weights[ROWS];
     uint32_t known = 0;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-      const int choice = common ? row : choices.row_choices[unit_of(part)][row];
-      if (row >= args.rows || choice == kNone) continue;
+      const int pair = common ? row : chosen.pair_of_row[active_of(expert)][row];
+      if (row >= args.rows || pair == kNoPair) continue;
       known |= 1u << row;
-      weights[row] = common ? choices.shared_gates[row] : choices.weights[choice];
-      inner[row] = shared.rows +
-                   (common ? args.rows * args.router.top_k * args.ffn + row * in : choice * in);
+      weights[row] = common ? chosen.shared_gates[row] : chosen.weights[pair];
+      inner[row] =
+          shared.rows + (common ? args.rows * args.router.top_k * args.ffn + row * in : pair * in);
     }
 #pragma unroll 1
-    for (int begin = 0; begin < in; begin += p.piece_inputs) {
+    for (int begin = 0; begin < in; begin += p.tile_inputs) {
       const bf16* first = ring.wait();
-      const int inputs = min(p.piece_inputs, in - begin);
+      const int inputs = min(p.tile_inputs, in - begin);
       const bf16* second = first + inputs;
       float partial[2 * ROWS] = {};
 #pragma unroll(ROWS == 1 ? 3 : 1)
@@ -525,7 +511,7 @@ struct DownWarp {
         }
       }
       __syncwarp();
-      ask(ring.place);
+      issue(ring.stage);
       ring.next();
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
@@ -536,22 +522,22 @@ struct DownWarp {
     }
   }
 
-  // What biases add to an output of a row.
+  // The weighted biases of the row's experts for an output.
   __device__ float bias(int row, int output) const {
     if (p.args.down_bias == nullptr) return 0;
     const int top_k = p.args.router.top_k;
     float sum = 0;
 #pragma unroll 1
     for (int i = row * top_k; i < (row + 1) * top_k; ++i)
-      sum += shared.choices->weights[i] *
-             to_float(bf16s(
-                 p.args.down_bias)[int64_t{shared.choices->experts[i]} * p.args.dim + output]);
+      sum += shared.chosen->weights[i] *
+             to_float(
+                 bf16s(p.args.down_bias)[int64_t{shared.chosen->experts[i]} * p.args.dim + output]);
     return sum;
   }
 
   __device__ void run(int output) {
     const SmallBatchMoeArgs& args = p.args;
-    constexpr int kLanes = 16 / ROWS;  // that have the same sum
+    constexpr int kLanes = 16 / ROWS;  // lanes that hold the same sum
     const int row = lane / kLanes / 2, side = lane / kLanes % 2;
 #pragma unroll 1
     for (; output < end; output += 2) {
@@ -564,7 +550,7 @@ struct DownWarp {
       }
       float sums[2 * ROWS] = {};
 #pragma unroll 1
-      for (int part = 0; part < parts; ++part) add_part(part, sums);
+      for (int expert = 0; expert < experts; ++expert) add_expert(expert, sums);
       add_by_halves(sums);
       if (mine)
         static_cast<bf16*>(args.y)[at] =
@@ -574,7 +560,7 @@ struct DownWarp {
 };
 
 template <int ROWS>
-__global__ void __launch_bounds__(kThreads, 2) few_down_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
   extern __shared__ __align__(128) char raw[];
   const SmallBatchMoeArgs& args = p.args;
   const Shared shared(raw, p);
@@ -584,27 +570,27 @@ __global__ void __launch_bounds__(kThreads, 2) few_down_kernel(const Params p) {
   const int first = static_cast<int>(args.dim * index / warps);
   const int end = static_cast<int>(args.dim * (index + 1) / warps);
   init_barriers(shared);
-  // The kernel in front began behind the one that wrote the scores, so they can be read before it
-  // has ended.
-  choose(args, shared.words, *shared.choices);
+  // The kernel in front began after the one that wrote the scores had ended, so they can be read
+  // before the kernel in front ends.
+  select_experts(args, shared.words, *shared.chosen);
   DownWarp<ROWS> own{p,
                      shared,
                      lane,
                      shared.ring(p, warp),
-                     {.output = first, .part = 0, .begin = 0},
+                     {.output = first, .expert = 0, .begin = 0},
                      end,
-                     shared.choices->units + (args.shared_ffn > 0 ? 1 : 0)};
+                     shared.chosen->num_active + (args.shared_ffn > 0 ? 1 : 0)};
 #pragma unroll 1
-  for (int i = 0; i < p.ahead; ++i) own.ask(i);
+  for (int i = 0; i < p.num_stages; ++i) own.issue(i);
   wait_for_previous();
   release_next();
   if (threadIdx.x == 0) {
-    const auto chosen = static_cast<uint32_t>(args.rows * args.router.top_k * args.ffn) * 2;
+    const auto expert_bytes = static_cast<uint32_t>(args.rows * args.router.top_k * args.ffn) * 2;
     const auto common = static_cast<uint32_t>(args.rows * args.shared_ffn) * 2;
-    barrier_expect(shared.rows_full(), chosen + common);
-    bulk_copy(shared.rows, args.inner, chosen, shared.rows_full());
+    barrier_expect(shared.rows_full(), expert_bytes + common);
+    bulk_copy(shared.rows, args.inner, expert_bytes, shared.rows_full());
     if (common > 0)
-      bulk_copy(reinterpret_cast<char*>(shared.rows) + chosen, args.shared_inner, common,
+      bulk_copy(reinterpret_cast<char*>(shared.rows) + expert_bytes, args.shared_inner, common,
                 shared.rows_full());
   }
   barrier_wait(shared.rows_full(), 0);
@@ -614,23 +600,23 @@ __global__ void __launch_bounds__(kThreads, 2) few_down_kernel(const Params p) {
 // --- on the host ---
 
 struct RingPlan {
-  int piece_inputs = 0, ahead = 0;  // 0: no room
+  int tile_inputs = 0, num_stages = 0;  // 0: no room
   size_t bytes() const {
-    return size_t{kWarps} * static_cast<size_t>(ahead) * static_cast<size_t>(piece_inputs) * 4;
+    return size_t{kWarps} * static_cast<size_t>(num_stages) * static_cast<size_t>(tile_inputs) * 4;
   }
 };
 
-// Pieces as large as can be, but two of each warp.
+// Tiles as large as possible, but at least two stages for each warp.
 RingPlan ring_for(int inputs, size_t room) {
   RingPlan plan;
-  for (int pieces = 1;; ++pieces) {
-    const int piece = ((inputs + pieces - 1) / pieces + 7) / 8 * 8;
-    if (piece < kFewInputs && pieces > 1) return plan;
-    if (piece > kMostInputs) continue;
-    plan.piece_inputs = piece;
-    plan.ahead = static_cast<int>(
-        std::min(room / (size_t{kWarps} * static_cast<size_t>(piece) * 4), size_t{kMostAhead}));
-    if (plan.ahead >= 2) return plan;
+  for (int tiles = 1;; ++tiles) {
+    const int tile = ((inputs + tiles - 1) / tiles + 7) / 8 * 8;
+    if (tile < kMinTileInputs && tiles > 1) return plan;
+    if (tile > kMaxTileInputs) continue;
+    plan.tile_inputs = tile;
+    plan.num_stages = static_cast<int>(
+        std::min(room / (size_t{kWarps} * static_cast<size_t>(tile) * 4), size_t{kMaxStages}));
+    if (plan.num_stages >= 2) return plan;
   }
 }
 
@@ -639,8 +625,8 @@ struct Plan {
   size_t up_bytes = 0, down_bytes = 0;
 };
 
-// The blocks of gate_up have more than half of a multiprocessor's shared memory, so that no two
-// come to lie on one, and leave down's what they need to begin beside them, where they can.
+// The blocks of gate_up take more than half of a multiprocessor's shared memory, so that no two
+// share one, and leave down's blocks what they need to start beside them, where possible.
 Plan plan_for(const SmallBatchMoeArgs& args, const DeviceTraits& traits) {
   constexpr size_t kReserved = 1024;  // of a multiprocessor for each block, by the driver
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
@@ -652,12 +638,12 @@ Plan plan_for(const SmallBatchMoeArgs& args, const DeviceTraits& traits) {
   Plan plan;
   for (const size_t room : {most * 3 / 5, most}) {
     plan.up = ring_for(args.dim, left(room, up_fixed));
-    if (plan.up.ahead >= 2) break;
+    if (plan.up.num_stages >= 2) break;
   }
   plan.up_bytes = std::max(up_fixed + plan.up.bytes(), most / 2 + kReserved);
   for (const size_t room : {left(most, plan.up_bytes + kReserved), most}) {
     plan.down = ring_for(args.ffn, left(room, down_fixed));
-    if (plan.down.ahead >= 2) break;
+    if (plan.down.num_stages >= 2) break;
   }
   plan.down_bytes = down_fixed + plan.down.bytes();
   return plan;
@@ -665,13 +651,13 @@ Plan plan_for(const SmallBatchMoeArgs& args, const DeviceTraits& traits) {
 
 Status start_down(const Params& params, int blocks, size_t bytes, const LaunchOptions& launch) {
   const auto start = [&](auto* kernel) -> Status {
-    ESP_RETURN_IF_ERROR(allow_shared("experts", kernel, bytes));
-    return launch_kernel("experts", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, bytes,
-                         launch, params);
+    ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", kernel, bytes));
+    return launch_kernel("small_batch_moe", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
+                         bytes, launch, params);
   };
-  if (params.args.rows == 1) return start(few_down_kernel<1>);
-  if (params.args.rows == 2) return start(few_down_kernel<2>);
-  return start(few_down_kernel<4>);
+  if (params.args.rows == 1) return start(moe_down_kernel<1>);
+  if (params.args.rows == 2) return start(moe_down_kernel<2>);
+  return start(moe_down_kernel<4>);
 }
 
 }  // namespace
@@ -692,7 +678,7 @@ Result<bool> small_batch_moe_supports(const SmallBatchMoeArgs& args) {
     if (!aligned(at, 16)) return false;
   }
   const Plan plan = plan_for(args, traits);
-  return plan.up.ahead > 0 && plan.down.ahead > 0 &&
+  return plan.up.num_stages > 0 && plan.down.num_stages > 0 &&
          score_bytes(args.dim) <= static_cast<size_t>(traits.shared_bytes_per_block);
 }
 
@@ -702,18 +688,18 @@ Status small_batch_moe(const SmallBatchMoeArgs& args, const LaunchOptions& launc
   const Plan plan = plan_for(args, traits);
   const int scores = args.router.num_experts + (args.shared_gate_weights == nullptr ? 0 : 1);
   const size_t bytes = score_bytes(args.dim);
-  ESP_RETURN_IF_ERROR(allow_shared("experts", few_score_kernel, bytes));
+  ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", moe_score_kernel, bytes));
   ESP_RETURN_IF_ERROR(
-      launch_kernel("experts", few_score_kernel,
+      launch_kernel("small_batch_moe", moe_score_kernel,
                     dim3(static_cast<unsigned>((scores + kScoreWarps - 1) / kScoreWarps),
                          static_cast<unsigned>(args.rows)),
                     kScoreWarps * 32, bytes, launch, Params{args, 0, 0}));
-  ESP_RETURN_IF_ERROR(allow_shared("experts", few_gate_up_kernel, plan.up_bytes));
+  ESP_RETURN_IF_ERROR(allow_shared("small_batch_moe", moe_gate_up_kernel, plan.up_bytes));
   const int blocks = traits.num_multiprocessors;
-  ESP_RETURN_IF_ERROR(launch_kernel("experts", few_gate_up_kernel,
+  ESP_RETURN_IF_ERROR(launch_kernel("small_batch_moe", moe_gate_up_kernel,
                                     dim3(static_cast<unsigned>(blocks)), kThreads, plan.up_bytes,
-                                    launch, Params{args, plan.up.piece_inputs, plan.up.ahead}));
-  return start_down({args, plan.down.piece_inputs, plan.down.ahead}, blocks, plan.down_bytes,
+                                    launch, Params{args, plan.up.tile_inputs, plan.up.num_stages}));
+  return start_down({args, plan.down.tile_inputs, plan.down.num_stages}, blocks, plan.down_bytes,
                     launch);
 }
 

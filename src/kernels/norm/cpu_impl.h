@@ -1,4 +1,4 @@
-// Root-mean-square normalisation of one row, the same text for every instruction set.
+// RMS norm and layer norm of one row, one generic source for every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace espalier::kernels {
 namespace {
 
-// Sum over a run of fn(x), in four sums that are added in one order.
+// The sum of fn(x) over a range, in four partial sums that are added in one order.
 template <typename Fn>
 inline float sum_of(const float* x, int64_t dim, const Fn& fn) {
   using namespace simd;

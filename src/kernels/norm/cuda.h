@@ -1,4 +1,6 @@
-// Norms of rows on the GPU: root-mean-square, with the residual sum in front of it, and layer norm.
+// Norms of rows on the GPU: RMS norm, with the residual sum in front of it, and layer norm.
+// Thread-safe; pointers are borrowed device memory; requirements of streams as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -9,7 +11,8 @@ struct RmsNormArgs {
   DType type = DType::kBFloat16;  // of x, residual, y and weight: kBFloat16 or kFloat32
   const void* x = nullptr;        // [rows, dim], rows x_stride apart; 16-byte aligned rows
   int64_t x_stride = 0;
-  // If not null: residual += x (rounded to `type`), and the norm is of that sum. [rows, dim].
+  // If not null: residual += x (rounded to `type`), and the norm is of that sum. [rows, dim], rows
+  // residual_stride apart.
   void* residual = nullptr;
   int64_t residual_stride = 0;
   const void* weight = nullptr;  // [dim]

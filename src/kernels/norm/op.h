@@ -1,5 +1,5 @@
-// Root-mean-square normalisation (Zhang and Sennrich 2019), as Llama and Qwen use it, and layer
-// normalisation.
+// RMS norm (Zhang and Sennrich 2019), as Llama and Qwen use it, and layer norm, on the CPU. Each
+// call runs in parallel on the back end's pool; arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>

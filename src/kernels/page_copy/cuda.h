@@ -1,5 +1,5 @@
-// Pages of keys and values copied to other pages, in all layers: what branches that are joined in
-// the cache become.
+// Copies of pages of keys and values to other pages, in all layers, for branches that are joined in
+// the cache. Thread-safe; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ struct CopyPagesArgs {
   std::span<const PageId> from;   // host memory
   std::span<const PageId> to;     // [from.size()], none of them in `from` or twice
 };
-// Page from[i] of each plane to page to[i]. What the spans hold is read before it returns.
+// Copies page from[i] of each plane to page to[i]. The spans are read before it returns.
 Status copy_pages(const CopyPagesArgs& args, const LaunchOptions& launch);
 
 }  // namespace espalier::kernels::cuda

@@ -1,4 +1,5 @@
-// What a step brings to the GPU: its arrays, and what is new in the page tables that live there.
+// A step's inputs on their way to the GPU: its arrays, and what is new in the page tables that live
+// there. Thread-safe; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -12,21 +13,21 @@ struct PageTableRun {
   int32_t count = 0;
 };
 
-// A part of a block, in units of 16 bytes.
+// A range of a block of memory, in units of 16 bytes.
 struct InputRange {
   int32_t begin = 0;
   int32_t count = 0;
 };
 inline constexpr int kMaxInputRanges = 16;
 
-// `host`, `runs` and `pages` are pinned memory, written before the launch and not until the kernel
-// has ended; it reads them over the bus.
+// `host`, `runs` and `pages` are pinned host memory, written before the launch and not again until
+// the kernel has ended; the kernel reads them over the bus.
 struct BringInputsArgs {
-  const void* host = nullptr;  // these parts of it ...
-  void* device = nullptr;      // ... go to the same places here; both at 16-byte boundaries
+  const void* host = nullptr;  // these ranges of it ...
+  void* device = nullptr;      // ... go to the same offsets here; both 16-byte aligned
   InputRange ranges[kMaxInputRanges] = {};
   int32_t num_ranges = 0;
-  // None touches what another does; their sources follow each other from 0 to num_pages.
+  // Runs do not overlap; their sources are adjacent from 0 to num_pages.
   const PageTableRun* runs = nullptr;
   int32_t num_runs = 0;
   const int32_t* pages = nullptr;

@@ -1,11 +1,11 @@
-// A few blocks read pinned memory; what a thread reads first it has asked for before it waits for
-// the kernel before.
-//
-// A decode step of 16 entries brings a kilobyte: one way over the bus and back, 2.7 us on an H200,
-// and no copy that the stream would have to wait for between two steps (one of the whole block, 200
-// KB, took 6.5 us and as much again until the next kernel began). Its page tables get one entry a
-// entry, each with its run, which is asked for at the same time. A prefill brings some 100 KB, and
-// runs of many entries: all blocks take their share, with the runs in shared memory.
+// bring_inputs: a step's inputs and new page-table entries from pinned host memory to the GPU. The
+// kernel reads the host over the bus itself, so the stream waits for no separate copy.
+// Parallel: some blocks copy 16-byte words, others write table entries; each thread issues its
+// first reads before wait_for_previous(). A decode step has one page-table entry a sequence and
+// reads its run and page at once; a prefill has runs of many entries, which all blocks share
+// through shared memory.
+// Roof: latency of the bus at decode (a kilobyte for 16 entries: 2.7 us on an H200), its bandwidth
+// at prefill (some 100 KB). History: docs/notes/elementwise.md.
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"
@@ -16,35 +16,35 @@ namespace espalier::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 64;    // of either kind of work
+constexpr int kMaxBlocks = 64;    // for words, and as many for tables
 constexpr int kRunsAtOnce = 512;  // in shared memory
 
-struct Units {
+struct WordCopy {
   const uint4* from;
   uint4* to;
 };
 
-// Unit `index` of all ranges together.
-__device__ Units unit_at(const BringInputsArgs& args, int index) {
+// The copy of word `index` of all ranges together.
+__device__ WordCopy word_at(const BringInputsArgs& args, int index) {
   int r = 0;
   while (index >= args.ranges[r].count) index -= args.ranges[r++].count;
   const int at = args.ranges[r].begin + index;
   return {static_cast<const uint4*>(args.host) + at, static_cast<uint4*>(args.device) + at};
 }
 
-__device__ void bring_ranges(const BringInputsArgs& args, int units, int blocks) {
+__device__ void copy_ranges(const BringInputsArgs& args, int num_words, int blocks) {
   int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  Units unit{};
-  uint4 words{};
-  if (i < units) {
-    unit = unit_at(args, i);
-    words = __ldcv(unit.from);
+  WordCopy copy{};
+  uint4 word{};
+  if (i < num_words) {
+    copy = word_at(args, i);
+    word = __ldcv(copy.from);
   }
   wait_for_previous();
-  if (i < units) *unit.to = words;
-  for (i += blocks * kThreads; i < units; i += blocks * kThreads) {
-    unit = unit_at(args, i);
-    *unit.to = __ldcv(unit.from);
+  if (i < num_words) *copy.to = word;
+  for (i += blocks * kThreads; i < num_words; i += blocks * kThreads) {
+    copy = word_at(args, i);
+    *copy.to = __ldcv(copy.from);
   }
 }
 
@@ -56,8 +56,8 @@ __device__ PageTableRun load_run(const PageTableRun* from) {
           .count = words.w};
 }
 
-// Runs of one entry each: run i has pages[i].
-__device__ void bring_entries(const BringInputsArgs& args, int block, int blocks) {
+// Writes runs of one entry each: run i has pages[i].
+__device__ void write_single_entries(const BringInputsArgs& args, int block, int blocks) {
   const int first = block * kThreads + static_cast<int>(threadIdx.x);
   PageTableRun run;
   int32_t page = 0;
@@ -71,7 +71,7 @@ __device__ void bring_entries(const BringInputsArgs& args, int block, int blocks
     args.tables[load_run(args.runs + i).begin] = __ldcv(args.pages + i);
 }
 
-__device__ void bring_runs(const BringInputsArgs& args, int block, int blocks) {
+__device__ void write_runs(const BringInputsArgs& args, int block, int blocks) {
   __shared__ PageTableRun runs[kRunsAtOnce];
   wait_for_previous();
   for (int base = 0; base < args.num_runs; base += kRunsAtOnce) {
@@ -84,7 +84,7 @@ __device__ void bring_runs(const BringInputsArgs& args, int block, int blocks) {
     for (int i = runs[0].source + block * kThreads + static_cast<int>(threadIdx.x); i < end;
          i += blocks * kThreads) {
       const int32_t page = __ldcv(args.pages + i);
-      int low = 0, high = count - 1;  // the last run whose source is not behind i
+      int low = 0, high = count - 1;  // the last run whose source is at most i
       while (low < high) {
         const int middle = (low + high + 1) / 2;
         if (runs[middle].source <= i)
@@ -98,15 +98,16 @@ __device__ void bring_runs(const BringInputsArgs& args, int block, int blocks) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    bring_inputs_kernel(const __grid_constant__ BringInputsArgs args, int units, int unit_blocks) {
-  const int block = static_cast<int>(blockIdx.x) - unit_blocks;
-  const int table_blocks = static_cast<int>(gridDim.x) - unit_blocks;
+    bring_inputs_kernel(const __grid_constant__ BringInputsArgs args, int num_words,
+                        int word_blocks) {
+  const int block = static_cast<int>(blockIdx.x) - word_blocks;
+  const int table_blocks = static_cast<int>(gridDim.x) - word_blocks;
   if (block < 0)
-    bring_ranges(args, units, unit_blocks);
+    copy_ranges(args, num_words, word_blocks);
   else if (args.num_runs == args.num_pages)
-    bring_entries(args, block, table_blocks);
+    write_single_entries(args, block, table_blocks);
   else
-    bring_runs(args, block, table_blocks);
+    write_runs(args, block, table_blocks);
 }
 
 int blocks_for(int64_t count) {
@@ -121,13 +122,13 @@ Status bring_inputs(const BringInputsArgs& args, const LaunchOptions& launch) {
       !aligned(args.runs, 16))
     return invalid_argument("bring_inputs: {} ranges, {} runs of {} pages", args.num_ranges,
                             args.num_runs, args.num_pages);
-  int64_t units = 0;
-  for (int i = 0; i < args.num_ranges; ++i) units += args.ranges[i].count;
-  const int unit_blocks = blocks_for(units), table_blocks = blocks_for(args.num_pages);
-  if (unit_blocks + table_blocks == 0) return {};
+  int64_t num_words = 0;
+  for (int i = 0; i < args.num_ranges; ++i) num_words += args.ranges[i].count;
+  const int word_blocks = blocks_for(num_words), table_blocks = blocks_for(args.num_pages);
+  if (word_blocks + table_blocks == 0) return {};
   return launch_kernel("bring_inputs", bring_inputs_kernel,
-                       dim3(static_cast<unsigned>(unit_blocks + table_blocks)), kThreads, 0, launch,
-                       args, static_cast<int>(units), unit_blocks);
+                       dim3(static_cast<unsigned>(word_blocks + table_blocks)), kThreads, 0, launch,
+                       args, static_cast<int>(num_words), word_blocks);
 }
 
 }  // namespace espalier::kernels::cuda

@@ -1,5 +1,6 @@
-// Weights drawn on the GPU from a seed, for benchmarks: the same bits as models/weight_source.h's
-// DummySource makes.
+// Weights drawn on the GPU from a seed, for benchmarks: the bits of models/weight_source.h's
+// DummySource. Thread-safe; pointers are borrowed device memory; requirements of streams as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"

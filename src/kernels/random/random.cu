@@ -1,3 +1,5 @@
+// draw: random weights from a seed, for benchmarks. A grid-stride loop, two elements a thread and
+// hash; the roof is memory. It runs at load only.
 #include <algorithm>
 
 #include "base/rng.h"
@@ -10,8 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// As near_normal and draw of models/weight_source.cc, operation for operation: no contraction, so
-// that each value is the same bits.
+// As near_normal and draw of models/weight_source.cc, operation for operation and without
+// contraction, so that each value has the same bits.
 __device__ float near_normal(uint32_t bits) {
   const uint32_t pairs = (bits & 0x00ff00ffu) + ((bits >> 8) & 0x00ff00ffu);
   const float sum = static_cast<float>((pairs & 0xffffu) + (pairs >> 16));

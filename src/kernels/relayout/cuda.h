@@ -1,4 +1,6 @@
-// Weights that lie in a checkpoint otherwise than the products read them, put right on the GPU.
+// Weights of a checkpoint whose layout differs from what the GEMMs read, converted on the GPU.
+// Thread-safe; pointers are borrowed device memory; requirements of streams as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -21,7 +23,7 @@ struct RelayoutArgs {
   int32_t groups = 1;
   int32_t rows = 0;
   int32_t columns = 0;
-  // Gate's and up's rows take turns in `from`: in `to` all of gate comes first.
+  // In `from` the rows of gate and up alternate; in `to` all of gate comes first.
   bool interleaved = false;
 };
 Status relayout(const RelayoutArgs& args, const LaunchOptions& launch);

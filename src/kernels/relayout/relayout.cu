@@ -1,5 +1,8 @@
-// Once for each weight at load. Bytes: read and written once; transposed through shared memory, so
-// that both sides are read and written in rows.
+// relayout: weights of a checkpoint in another layout (transposed, interleaved, MXFP4) to row-major
+// matrices. Runs once for each weight at load.
+// Parallel: transposes by tiles of 32 x 32 through shared memory, so that both sides are read and
+// written in rows; MXFP4 one thread a block of 32 elements. Roof: memory, each weight read and
+// written once.
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"

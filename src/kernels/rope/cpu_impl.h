@@ -1,4 +1,4 @@
-// Half-rotation of one head, the same text for every instruction set.
+// Rotary embedding of one head by halves, one generic source for every instruction set.
 #pragma once
 
 #include <cstdint>

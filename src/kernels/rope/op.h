@@ -1,4 +1,5 @@
-// Rotary position embedding (Su et al. 2021).
+// Rotary position embedding (Su et al. 2021), on the CPU. Each call runs in parallel on the back
+// end's pool; arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,6 @@
-// The choice of experts on the GPU: scores of every expert, and the best of each row.
+// Routing on the GPU: router logits of every expert, and the top-k experts of each row.
+// Thread-safe; pointers are borrowed device memory; requirements of streams as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include "kernels/cuda/stream.h"
@@ -17,10 +19,10 @@ struct ScoreArgs {
   int32_t dim = 0;                 // a multiple of 8
   int32_t outputs = 0;
 };
-// y = x weights^T + bias in float32: a rounded score would choose other experts.
+// y = x weights^T + bias in float32, since a rounded score would select other experts.
 Status score(const ScoreArgs& args, const LaunchOptions& launch);
 
-// What kernels::route does (router/op.h), rows in parallel.
+// Computes what kernels::route does (router/op.h), rows in parallel.
 struct RouteArgs {
   RouterSpec spec;
   const float* logits = nullptr;  // [rows, num_experts]

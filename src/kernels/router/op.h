@@ -1,4 +1,5 @@
-// Which experts a token goes to, and with what weights: the choice in a mixture of experts.
+// Routing of a mixture of experts on the CPU: the top-k experts of each token and their weights,
+// and the results of experts back to tokens. Arguments are borrowed for the call.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,15 @@ struct RouterSpec {
   int32_t num_experts = 0;
   int32_t top_k = 0;  // experts of a token
   Scoring scoring = Scoring::kSoftmax;
-  bool normalise = false;  // the weights of those chosen are divided by their sum
+  bool normalise = false;  // the weights of the selected experts are divided by their sum
   float scale = 1;         // then multiplied by this
-  // With more than one group the experts lie in groups of equal size, and only those of the
-  // `top_groups` best groups can be chosen. A group is as good as its best expert, or as the sum of
-  // its best two.
+  // With more than one group the experts form groups of equal size, and only those of the
+  // `top_groups` best groups can be selected. A group is as good as its best expert, or as the sum
+  // of its best two (group_by_two).
   int32_t num_groups = 1;
   int32_t top_groups = 1;
   bool group_by_two = false;
-  // A value for each expert is added to its score for the choice, not for the weight.
+  // A value for each expert is added to its score for the selection, not for the weight.
   bool correction = false;
 };
 
@@ -36,13 +37,13 @@ struct RouteArgs {
   float* weights = nullptr;           // [rows, top_k], beside them
 };
 
-// Among equal scores the smaller index is chosen. A row does not depend on the others. A NaN among
-// the logits makes the row's weights NaN. REQUIRES: 0 < top_k <= the experts of top_groups groups,
-// num_experts a multiple of num_groups, at most kMaxExperts.
+// Among equal scores the smaller index is selected. A row does not depend on the others. A NaN
+// among the logits makes the row's weights NaN. REQUIRES: 0 < top_k <= the experts of top_groups
+// groups, num_experts a multiple of num_groups, at most kMaxExperts.
 void route(const RouterSpec& spec, const RouteArgs& args);
 inline constexpr int32_t kMaxExperts = 1024;
 
-// What one expert made of its tokens, back to them: y[rows[i]] += weights[i] * x[i].
+// Adds what one expert computed to its tokens: y[rows[i]] += weights[i] * x[i].
 struct ScatterArgs {
   const float* x = nullptr;        // [rows.size(), dim], rows adjacent
   std::span<const int32_t> rows;   // each once
@@ -53,9 +54,9 @@ struct ScatterArgs {
 };
 void scatter_add(CpuBackend& backend, const ScatterArgs& args);
 
-// What several experts made of their tokens, back to them: y[row] += weight * x[slot] for each of
-// the row's choices, in their order. Rows of x are slots [first_slot, first_slot + num_slots);
-// choices of other slots add nothing.
+// Adds what several experts computed to their tokens: y[row] += weight * x[slot] for each of the
+// row's top-k experts, in their order. Rows of x are slots [first_slot, first_slot + num_slots);
+// pairs of other slots add nothing.
 struct CombineArgs {
   const float* x = nullptr;        // [num_slots, dim]
   const int32_t* slots = nullptr;  // [rows, top_k]

@@ -34,9 +34,9 @@ int32_t take_best(std::span<const float> values, std::span<bool> taken) {
   return best;
 }
 
-float group_score(const RouterSpec& spec, std::span<const float> choice) {
+float group_score(const RouterSpec& spec, std::span<const float> selection_scores) {
   float first = -INFINITY, second = -INFINITY;
-  for (const float value : choice) {
+  for (const float value : selection_scores) {
     if (value > first) {
       second = first;
       first = value;
@@ -48,12 +48,14 @@ float group_score(const RouterSpec& spec, std::span<const float> choice) {
 }
 
 // Marks the experts of all groups but the best ones as taken.
-void close_groups(const RouterSpec& spec, std::span<const float> choice, std::span<bool> taken) {
-  const size_t size = choice.size() / static_cast<size_t>(spec.num_groups);
+void mask_groups(const RouterSpec& spec, std::span<const float> selection_scores,
+                 std::span<bool> taken) {
+  const size_t size = selection_scores.size() / static_cast<size_t>(spec.num_groups);
   float scores[kMaxExperts];
   bool open[kMaxExperts] = {};
   const auto groups = static_cast<size_t>(spec.num_groups);
-  for (size_t i = 0; i < groups; ++i) scores[i] = group_score(spec, choice.subspan(i * size, size));
+  for (size_t i = 0; i < groups; ++i)
+    scores[i] = group_score(spec, selection_scores.subspan(i * size, size));
   for (int32_t i = 0; i < spec.top_groups; ++i) take_best({scores, groups}, {open, groups});
   for (size_t i = 0; i < groups; ++i) {
     if (!open[i]) std::ranges::fill(taken.subspan(i * size, size), true);
@@ -63,12 +65,14 @@ void close_groups(const RouterSpec& spec, std::span<const float> choice, std::sp
 void route_row(const RouterSpec& spec, const float* logits, const float* correction,
                int32_t* experts, float* weights) {
   const auto count = static_cast<size_t>(spec.num_experts);
-  float scores[kMaxExperts], choice[kMaxExperts];
+  float scores[kMaxExperts], selection_scores[kMaxExperts];
   bool taken[kMaxExperts] = {};
   score(spec, logits, {scores, count});
-  for (size_t i = 0; i < count; ++i) choice[i] = scores[i] + (correction ? correction[i] : 0.0f);
-  if (spec.num_groups > 1) close_groups(spec, {choice, count}, {taken, count});
-  for (int32_t i = 0; i < spec.top_k; ++i) experts[i] = take_best({choice, count}, {taken, count});
+  for (size_t i = 0; i < count; ++i)
+    selection_scores[i] = scores[i] + (correction ? correction[i] : 0.0f);
+  if (spec.num_groups > 1) mask_groups(spec, {selection_scores, count}, {taken, count});
+  for (int32_t i = 0; i < spec.top_k; ++i)
+    experts[i] = take_best({selection_scores, count}, {taken, count});
   std::sort(experts, experts + spec.top_k);
   float sum = 0;
   for (int32_t i = 0; i < spec.top_k; ++i) sum += weights[i] = scores[experts[i]];
@@ -102,11 +106,11 @@ void scatter_add(CpuBackend& backend, const ScatterArgs& args) {
 
 void combine_experts(CpuBackend& backend, const CombineArgs& args) {
   share_rows(backend, args.rows, args.dim * args.top_k, [&](int64_t begin, int64_t end) {
-    for (int64_t choice = begin * args.top_k; choice < end * args.top_k; ++choice) {
-      const int64_t slot = args.slots[choice] - args.first_slot;
+    for (int64_t pair = begin * args.top_k; pair < end * args.top_k; ++pair) {
+      const int64_t slot = args.slots[pair] - args.first_slot;
       if (slot < 0 || slot >= args.num_slots) continue;
-      backend.table().add_scaled(args.y + choice / args.top_k * args.dim, args.x + slot * args.dim,
-                                 args.weights[choice], args.dim);
+      backend.table().add_scaled(args.y + pair / args.top_k * args.dim, args.x + slot * args.dim,
+                                 args.weights[pair], args.dim);
     }
   });
 }

@@ -1,6 +1,8 @@
-// score: a warp has one expert and eight rows, so each weight is read from L2 once for eight rows.
-// Bytes of Qwen3-30B-A3B's layer: 1 MB of weights, at 8,192 tokens 1 GB from L2. route: one warp a
-// row, its scores in shared memory, top_k times the largest (cuda_route.cuh).
+// score and route: router logits of every expert, and the top-k experts of each row.
+// score: x [rows, dim], weights [outputs, dim] float32; a warp has one output and eight rows, so
+// each weight is read from L2 once for eight rows. A layer of Qwen3-30B-A3B has 1 MB of weights;
+// 8,192 tokens read 1 GB from L2.
+// route: one warp a row, its scores in shared memory, top_k times the largest (router_topk.cuh).
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/router/cuda.h"

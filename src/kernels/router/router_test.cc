@@ -1,4 +1,4 @@
-// The choice of experts, against a choice that sorts everything.
+// The selection of experts, against a selection that sorts everything.
 #include "kernels/router/op.h"
 
 #include <gtest/gtest.h>
@@ -30,26 +30,26 @@ std::vector<int32_t> order(const std::vector<double>& values) {
 
 Choice choose(const RouterSpec& spec, const float* logits, const float* correction) {
   const auto count = static_cast<size_t>(spec.num_experts);
-  std::vector<double> scores(count), choice(count);
+  std::vector<double> scores(count), selection(count);
   double sum = 0;
   for (size_t i = 0; i < count; ++i) sum += std::exp(static_cast<double>(logits[i]));
   for (size_t i = 0; i < count; ++i) {
     const double e = std::exp(static_cast<double>(logits[i]));
     scores[i] = spec.scoring == RouterSpec::Scoring::kSoftmax ? e / sum : e / (1 + e);
-    choice[i] = scores[i] + (correction != nullptr ? correction[i] : 0);
+    selection[i] = scores[i] + (correction != nullptr ? correction[i] : 0);
   }
   const auto groups = static_cast<size_t>(spec.num_groups), size = count / groups;
   std::vector<double> best;
   for (size_t g = 0; g < groups; ++g) {
-    std::vector<double> of_group(choice.begin() + static_cast<long>(g * size),
-                                 choice.begin() + static_cast<long>((g + 1) * size));
+    std::vector<double> of_group(selection.begin() + static_cast<long>(g * size),
+                                 selection.begin() + static_cast<long>((g + 1) * size));
     std::sort(of_group.rbegin(), of_group.rend());
     best.push_back(of_group[0] + (spec.group_by_two ? of_group[1] : 0));
   }
   std::vector<int32_t> open = order(best);
   open.resize(static_cast<size_t>(spec.top_groups));
   Choice out;
-  for (const int32_t expert : order(choice)) {
+  for (const int32_t expert : order(selection)) {
     const auto group = static_cast<int32_t>(static_cast<size_t>(expert) / size);
     if (std::ranges::find(open, group) == open.end()) continue;
     if (std::ssize(out.experts) < spec.top_k) out.experts.push_back(expert);
@@ -64,7 +64,7 @@ Choice choose(const RouterSpec& spec, const float* logits, const float* correcti
   return out;
 }
 
-TEST(Router, ChoosesAsASortWould) {
+TEST(Router, SelectsAsASortWould) {
   const uint64_t seed = 77;
   SCOPED_TRACE(seed);
   Rng rng(seed);
@@ -119,8 +119,8 @@ TEST(Router, ANanShowsInTheWeights) {
   EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1]));
 }
 
-// In any number of passes over the experts, and as often as there are threads, the same bits.
-TEST(Router, CombinesInTheOrderOfTheChoices) {
+// The same bits in any number of passes over the experts and on any number of threads.
+TEST(Router, CombinesInTheOrderOfTheExperts) {
   Rng rng(3);
   const int64_t rows = 30, top_k = 3, dim = 700, slots = rows * top_k;
   std::vector<float> x(static_cast<size_t>(slots * dim)), weights(static_cast<size_t>(slots));

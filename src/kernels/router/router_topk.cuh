@@ -1,4 +1,5 @@
-// The choice of one row's experts by a warp; what kernels::route does (router/op.h).
+// The top-k experts of one row, by a warp; computes what kernels::route does (router/op.h). Device
+// code only.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -6,8 +7,8 @@
 
 namespace espalier::kernels::cuda {
 
-// Words of shared memory that a row needs: its logits on the way in, which become its scores; what
-// is chosen by; and the same of groups.
+// Words of shared memory that a row needs: its logits, which become its scores; the scores by which
+// experts are selected; and those of groups.
 __host__ __device__ inline int route_words(const RouterSpec& spec) {
   return 2 * spec.num_experts + spec.num_groups;
 }
@@ -18,13 +19,13 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// Whole numbers in the order of the numbers, above 0: that is what has been taken already.
+// Maps floats to integers of the same order, all above 0, which marks a taken entry.
 __device__ __forceinline__ uint32_t route_key(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 is 0
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Takes the largest of keys[0, count), the first among equals, and says where it was.
+// Takes the largest of keys[0, count), the first among equals, and returns its index.
 __device__ __forceinline__ int take_best(uint32_t* keys, int count, int lane) {
   uint32_t best = 0;
   int at = 0x7fffffff;
@@ -38,17 +39,17 @@ __device__ __forceinline__ int take_best(uint32_t* keys, int count, int lane) {
   return at;
 }
 
-// The experts of all groups but the best ones cannot be chosen.
-__device__ __forceinline__ void close_groups(const RouterSpec& spec, float* choice,
-                                             uint32_t* groups, int lane) {
+// Masks the experts of all groups but the best top_groups.
+__device__ __forceinline__ void mask_groups(const RouterSpec& spec, float* selection_score,
+                                            uint32_t* groups, int lane) {
   const int size = spec.num_experts / spec.num_groups;
 #pragma unroll 1
   for (int g = lane; g < spec.num_groups; g += 32) {
     float first = -INFINITY, second = -INFINITY;
 #pragma unroll 1
     for (int i = g * size; i < (g + 1) * size; ++i) {
-      second = fmaxf(second, fminf(first, choice[i]));
-      first = fmaxf(first, choice[i]);
+      second = fmaxf(second, fminf(first, selection_score[i]));
+      first = fmaxf(first, selection_score[i]);
     }
     groups[g] = route_key(spec.group_by_two ? first + second : first);
   }
@@ -57,11 +58,11 @@ __device__ __forceinline__ void close_groups(const RouterSpec& spec, float* choi
   for (int i = 0; i < spec.top_groups; ++i) take_best(groups, spec.num_groups, lane);
 #pragma unroll 1
   for (int i = lane; i < spec.num_experts; i += 32)
-    if (groups[i / size] != 0) choice[i] = -INFINITY;
+    if (groups[i / size] != 0) selection_score[i] = -INFINITY;
   __syncwarp();
 }
 
-// Logits become scores; whether one of them is no number.
+// Turns logits into scores; returns whether one of them is NaN.
 __device__ __forceinline__ bool score_row(const RouterSpec& spec, float* scores, int lane) {
   const int count = spec.num_experts;
   float largest = -INFINITY, sum = 0;
@@ -89,32 +90,32 @@ __device__ __forceinline__ bool score_row(const RouterSpec& spec, float* scores,
   return nan;
 }
 
-// words: [route_words()] in shared memory, the logits first, seen by the whole warp. Experts and
-// weights, [top_k], lie anywhere. Short rather than unrolled: kernels that stream weights wait for
-// their instructions too.
+// Selects a row's experts. words: [route_words()] in shared memory, the logits first, visible to
+// the whole warp. Experts and weights: [top_k] in any memory. Loops are rolled up, since kernels
+// that stream weights also wait for their instructions.
 __device__ __forceinline__ void route_row(const RouterSpec& spec, const float* correction,
                                           float* words, int lane, int32_t* experts,
                                           float* weights) {
   const int count = spec.num_experts;
   float* scores = words;
-  float* choice = words + count;
-  auto* keys = reinterpret_cast<uint32_t*>(choice);
+  float* selection_score = words + count;
+  auto* keys = reinterpret_cast<uint32_t*>(selection_score);
   const bool nan = score_row(spec, scores, lane);
 #pragma unroll 1
   for (int i = lane; i < count; i += 32) {
     const float value = scores[i] + (correction == nullptr ? 0.0f : correction[i]);
-    choice[i] = value == value ? value : -INFINITY;
+    selection_score[i] = value == value ? value : -INFINITY;
   }
   if (spec.num_groups > 1) {
     __syncwarp();
-    close_groups(spec, choice, reinterpret_cast<uint32_t*>(choice + count), lane);
+    mask_groups(spec, selection_score, reinterpret_cast<uint32_t*>(selection_score + count), lane);
   }
 #pragma unroll 1
-  for (int i = lane; i < count; i += 32) keys[i] = route_key(choice[i]);
+  for (int i = lane; i < count; i += 32) keys[i] = route_key(selection_score[i]);
   __syncwarp();
 #pragma unroll 1
   for (int i = 0; i < spec.top_k; ++i) take_best(keys, count, lane);
-    // Those taken, rising.
+    // Collects the taken experts in ascending order.
 #pragma unroll 1
   for (int first = 0, known = 0; known < spec.top_k; first += 32) {
     const int i = first + lane;

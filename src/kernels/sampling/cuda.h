@@ -1,4 +1,6 @@
 // Sampling on the GPU: from logits to the next token, as engine/sampling/sampler.h defines it.
+// Thread-safe; pointers are borrowed device memory; requirements of streams and strides as
+// kernels/cuda/stream.h.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +45,7 @@ struct SampleArgs {
   const SlotSampling* slots = nullptr;      // [slots]
   const int32_t* row_slots = nullptr;       // [rows]; -1: the row is skipped, its token is -1
   const int32_t* output_indices = nullptr;  // [rows]
-  // [rows, mask_stride] words, bit t % 32 of word t / 32: t may come; null: no row has a mask.
+  // [rows, mask_stride] words; bit t % 32 of word t / 32 allows token t; null: no row has a mask.
   const uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
   const uint8_t* has_mask = nullptr;  // [rows]; null with masks: all rows have one
@@ -53,14 +55,15 @@ struct SampleArgs {
   int32_t* slot_tokens = nullptr;  // [slots]: out, the row's token under its slot; may be null
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
-  // Of a row: 1, 2, 4 or 8, which GPUs before Hopper do not take more than one of; 0: as many as
-  // fill the GPU. The tokens are the same.
+  // Blocks of a row: 1, 2, 4 or 8 (1 before Hopper); 0: as many as fill the GPU. The tokens do not
+  // depend on it.
   int32_t blocks_per_row = 0;
 };
 
 Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size);
-// The draw is a function of (seed, output_index) and of the row alone, whatever the batch: the same
-// hash_uniform as on the CPU, and masses in 44-bit fixed point, so that no order of a sum matters.
+// Samples one token a row. The draw is a function of (seed, output_index) and of the row alone,
+// whatever the batch: the hash_uniform of the CPU, and probabilities in 44-bit fixed point, so that
+// no order of a sum matters.
 Status sample(const SampleArgs& args, const LaunchOptions& launch);
 
 // Log-probabilities after softmax of the raw logits.
@@ -71,11 +74,12 @@ struct LogprobArgs {
   int32_t vocab_size = 0;
   const int32_t* targets = nullptr;  // [rows]: whose log-probability; -1: the row is skipped
   float* logprobs = nullptr;         // [rows]: out, of the targets
-  // The max_top best of each row, best first, the smaller id first among equals; 0: none.
+  // The max_top largest logits of each row, largest first, the smaller id first among equals; 0:
+  // none.
   int32_t max_top = 0;            // at most 1024
   int32_t* top_ids = nullptr;     // [rows, max_top]: out, -1 beyond vocab_size
   float* top_logprobs = nullptr;  // [rows, max_top]: out
-  // Ids that each row wants, wanted_ids[wanted_begin[row]] to wanted_ids[wanted_begin[row + 1]];
+  // Requested ids of each row, wanted_ids[wanted_begin[row]] to wanted_ids[wanted_begin[row + 1]];
   // null: none.
   const int32_t* wanted_begin = nullptr;  // [rows + 1]
   const int32_t* wanted_ids = nullptr;

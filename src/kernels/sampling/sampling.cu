@@ -1,29 +1,15 @@
-// Sampling: one to eight blocks of 1024 threads a row, a cluster, so that few rows fill the GPU.
-//
-// Bytes: 4 x vocab_size a pass. Greedy is one pass; a draw two (largest, masses); with filters
-// about five: the largest, the masses, where the cut is, its candidates, the masses that are left.
-// A row of 128,256 is 0.5 MB: one multiprocessor reads it from the second-level cache in about 5
-// us, eight in one; exponents take a multiprocessor 4.6 us a row, and the rest of a mass is nine
-// instructions, since it is added up as two halves of 32 bits. Between the passes blocks wait for
-// each other twice, about 1 us each. Measured on an H200 for 1 row of 128,256 (one block a row,
-// masses by shifts of 64 bits: 15, 41, 138 and 286 us):
-//
-//                                        1 row   16 rows   64   128   256
-//    greedy                                5.4       5.7    8    21    38 us
-//    temperature                           9.3      10.3   16    29    63
-//    top_k 50                               43        48   72   114   221
-//    top_p 0.95, logits close to normal    101       110  140   208   406
-//
-// From some 100 rows on the rows are read from memory: walked down by the first pass and up by the
-// second, so that this one finds a part of them in the cache (128 rows: 29 us, else 36).
-//
-// Tried for top_p: a histogram of weights (64 bins an octave; all of the first four octaves, each
-// fourth entry below) to place the cut within 1,400 entries, then one exact pass over that range
-// and its sort: 184 us for one row (243 without), but 345 for 64, since what the bins are wrong by
-// is 1,900 entries (standard deviation; large weights decide over a cut among small ones), and a
-// row that misses goes the long way. top_k 50: 123 to 133, no gain. Reading the next part while one
-// is visited: greedy 15 instead of 13. What would help: no masses for what lies clearly below the
-// cut, and no last pass where all that is kept has been sorted.
+// Sampling: logits [rows, vocab_size] float32 to the next token of each row, and log-probabilities.
+// Greedy, temperature, top-k, top-p, min-p, penalties, bias, token masks; exact and independent of
+// the batch: sums are of integers (probabilities in 44-bit fixed point), so their order does not
+// matter.
+// Parallel: one to eight blocks of 1,024 threads a row, a thread block cluster, so that few rows
+// fill the GPU; as many as all rows have room for at once.
+// Passes over a row: greedy one; a draw two (largest, probabilities); with filters about five:
+// largest, probabilities, where the cut is, its candidates, the probabilities that remain. The
+// first pass walks down and the second up, so that large batches find a part of each row in L2.
+// Roof: memory or L2, 4 x vocab_size bytes a pass, and exponents, 4.6 us a row and multiprocessor.
+// Rows of 128,256 on an H200: greedy 5.4 us for one row and 38 for 256; temperature 9.3 and 63;
+// top_p 0.95 101 and 406. History: docs/notes/sampling.md.
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
@@ -33,7 +19,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kMaxVocab = kPart * kMaxParts;
+constexpr int kMaxVocab = kChunk * kMaxChunks;
 constexpr int kMaxTop = 1024;
 
 struct RowBest {
@@ -42,7 +28,7 @@ struct RowBest {
   bool finite = true;
 };
 
-// Integers in the order of the floats, 0 for what is banned; -0 and +0 are one.
+// Maps floats to integers of the same order, 0 for a banned entry; -0 and +0 are one.
 __device__ __forceinline__ uint32_t ordered_key(float x) {
   const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -51,21 +37,21 @@ __device__ __forceinline__ uint32_t ordered_key(float x) {
 // Above all keys: an entry is NaN or infinite.
 constexpr uint32_t kNotFiniteKey = 0xffffffffu;
 
-// The largest entry; where `wants_id` the smallest id among equals. `finite`: no entry is NaN or
-// infinite; not looked at where `bans`. `turn`: 0 for the first time in a kernel, 1 for the second.
-// Ends with team.sync().
-__device__ __forceinline__ RowBest row_best(const Row& row, const Team& team,
-                                            const PartEntries& kept, bool wants_id, bool bans,
-                                            RowScratch& s, int turn) {
+// The largest entry; with `wants_id` the smallest id among equals. `finite`: no entry is NaN or
+// infinite; not checked with `bans`. `round`: 0 for the first call in a kernel, 1 for the second.
+// Ends with cluster.sync().
+__device__ __forceinline__ RowBest row_best(const Row& row, const RowCluster& cluster,
+                                            const ChunkEntries& kept, bool wants_id, bool bans,
+                                            RowScratch& s, int round) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float largest = kBannedLogit, zero = 0;  // zero: NaN once an entry is not finite
-  float of_part = kBannedLogit;
-  int largest_at = 0, at_of_part = 0;
-  each_part(
-      row, team, kept, true,
+  float of_chunk = kBannedLogit;
+  int largest_at = 0, at_of_chunk = 0;
+  each_chunk(
+      row, cluster, kept, true,
       [&](int at, const float4& x) {
         const float four = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
-        if (four > of_part) of_part = four, at_of_part = at;  // ids come in their order
+        if (four > of_chunk) of_chunk = four, at_of_chunk = at;  // ids come in their order
         if (at + 4 <= row.size) {
           zero = fmaf(x.x, 0.0f, zero);
           zero = fmaf(x.y, 0.0f, zero);
@@ -78,8 +64,8 @@ __device__ __forceinline__ RowBest row_best(const Row& row, const Team& team,
         }
       },
       [&](int) {
-        if (of_part >= largest) largest = of_part, largest_at = at_of_part;  // smaller ids
-        of_part = kBannedLogit;
+        if (of_chunk >= largest) largest = of_chunk, largest_at = at_of_chunk;  // smaller ids
+        of_chunk = kBannedLogit;
       });
   uint32_t key = ordered_key(largest);
   if (!bans && zero != 0) key = kNotFiniteKey;
@@ -94,10 +80,10 @@ __device__ __forceinline__ RowBest row_best(const Row& row, const Team& team,
     }
     id = __reduce_min_sync(~0u, id);
   }
-  team.put(&s.best[turn][team.first_part()], static_cast<Mass>(warp_key) << 32 | (~id));
-  team.sync();
-  Mass best = 0;
-  for (int at = lane; at < team.stride(); at += 32) best = max(best, s.best[turn][at]);
+  cluster.put(&s.best[round][cluster.first_chunk()], static_cast<Prob>(warp_key) << 32 | (~id));
+  cluster.sync();
+  Prob best = 0;
+  for (int at = lane; at < cluster.stride(); at += 32) best = max(best, s.best[round][at]);
   const auto found = static_cast<uint32_t>(best >> 32);
   const uint32_t high = __reduce_max_sync(~0u, found);
   if (wants_id) id = ~__reduce_max_sync(~0u, found == high ? static_cast<uint32_t>(best) : 0);
@@ -110,12 +96,12 @@ __device__ __forceinline__ float clamp_finite(float x) {
   return fminf(fmaxf(x, -FLT_MAX), FLT_MAX);
 }
 
-// As on the CPU: penalties, bias, mask, bans. What is masked stays so under a bias. Each block does
-// its own parts.
+// Applies penalties, bias, mask and bans in the order of the CPU sampler. A masked token stays
+// masked under a bias. Each block handles its own chunks.
 __device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const Row& row,
-                       const Team& team, const uint32_t* mask, bool bans, float* to) {
+                       const RowCluster& cluster, const uint32_t* mask, bool bans, float* to) {
   const bool penalties = slot.counts != nullptr;
-  each_part(row, team, [&](int at, const float4& x) {
+  each_chunk(row, cluster, [&](int at, const float4& x) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int id = at + i;
@@ -138,18 +124,19 @@ __device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const R
   __syncthreads();
   for (int i = threadIdx.x; i < slot.num_bias; i += kRowThreads) {
     const int id = slot.bias_ids[i];
-    if (team.has(id) && to[id] != kBannedLogit) to[id] = clamp_finite(to[id] + slot.bias_values[i]);
+    if (cluster.has(id) && to[id] != kBannedLogit)
+      to[id] = clamp_finite(to[id] + slot.bias_values[i]);
   }
   __syncthreads();
   if (bans)
     for (int i = threadIdx.x; i < slot.num_banned; i += kRowThreads)
-      if (const int id = slot.banned_ids[i]; team.has(id)) to[id] = kBannedLogit;
+      if (const int id = slot.banned_ids[i]; cluster.has(id)) to[id] = kBannedLogit;
   __syncthreads();
 }
 
-// exp((x - max) / temperature) as a key (the float's bits) and as a mass. Written with roundings
-// spelled out, so that every pass computes the same. Of what is banned both are 0: temperatures
-// above 10^30 count as that, so that no factor takes -FLT_MAX near 0.
+// exp((x - max) / temperature) as a key (the float's bits) and as a fixed-point probability.
+// Roundings are explicit, so that every pass computes the same. Both are 0 for a banned entry:
+// temperatures above 10^30 count as that, so that no factor takes -FLT_MAX near 0.
 struct Weights {
   float max, scale;  // scale: of the exponent in base 2
   __device__ Weights(float largest, float temperature)
@@ -161,17 +148,17 @@ struct Weights {
     return __float_as_uint(weight);
   }
   // The weight times 2^44, rounded down. Added to 2^23 and rounded towards 0, a number below 2^23
-  // leaves its whole part in the last bits: once for the upper half, once for what it left over.
+  // leaves its integer part in the last bits: once for the upper half, once for the remainder.
   __device__ __forceinline__ Halves halves(uint32_t key) const {
     const float weight = __uint_as_float(key);
     const float high = __fmaf_rz(weight, 0x1p22f, 0x1p23f);
     const float rest = __fmaf_rn(weight, 0x1p22f, __fsub_rn(0x1p23f, high));  // exact, below 1
     const float low = __fmaf_rz(rest, 0x1p22f, 0x1p23f);
-    return {.high = __float_as_uint(high) - kNone, .low = __float_as_uint(low) - kNone};
+    return {.high = __float_as_uint(high) - kTwoTo23, .low = __float_as_uint(low) - kTwoTo23};
   }
 
  private:
-  static constexpr uint32_t kNone = 0x4b000000u;  // the bits of 2^23
+  static constexpr uint32_t kTwoTo23 = 0x4b000000u;  // the bits of 2^23
 };
 
 // SplitMix64's finaliser and hash_uniform of base/rng.h.
@@ -186,76 +173,77 @@ __device__ double hash_uniform(uint64_t seed, uint64_t counter) {
   return (static_cast<double>(bits) + 0.5) * 0x1.0p-53;
 }
 
-// The token, in the first block's first warp.
-__device__ int draw(const SlotSampling& slot, const Row& row, const Team& team,
-                    const PartEntries& kept, float best, double u, RowScratch& s) {
+// Draws the token; valid in the first warp of the first block.
+__device__ int draw(const SlotSampling& slot, const Row& row, const RowCluster& cluster,
+                    const ChunkEntries& kept, float best, double u, RowScratch& s) {
   const Weights weights(best, slot.temperature);
-  const auto target = [&](Mass all) {
-    const auto wanted = static_cast<Mass>(ceil(u * static_cast<double>(all)));
-    return min(max(wanted, Mass{1}), all);
+  const auto target = [&](Prob all) {
+    const auto wanted = static_cast<Prob>(ceil(u * static_cast<double>(all)));
+    return min(max(wanted, Prob{1}), all);
   };
-  const auto locate_target = [&](auto&& mass) {
-    if (team.rank > 0 || threadIdx.x >= 32) return -1;
-    const PartSums sums(row, s);
-    return locate(row, s, sums, target(sums.total), mass);
+  const auto locate_target = [&](auto&& prob) {
+    if (cluster.rank > 0 || threadIdx.x >= 32) return -1;
+    const ChunkSums sums(row, s);
+    return locate(row, s, sums, target(sums.total), prob);
   };
   const auto any = [&](float x, int) { return weights.halves(weights.key(x)); };
-  sum_parts(row, team, kept, s, any);
+  sum_chunks(row, cluster, kept, s, any);
   if (slot.top_k <= 0 && slot.top_p >= 1 && slot.min_p <= 0) return locate_target(any);
 
   if (threadIdx.x < 32) {
-    const PartSums sums(row, s);
+    const ChunkSums sums(row, s);
     if (threadIdx.x == 0) s.total = sums.total;
   }
-  team.sync();
-  const Mass total = s.total;
+  cluster.sync();
+  const Prob total = s.total;
   CutLimits limits{.min_key = max(__float_as_uint(slot.min_p), 1u)};
-  if (slot.top_k > 0) limits.count = static_cast<Mass>(slot.top_k);
+  if (slot.top_k > 0) limits.count = static_cast<Prob>(slot.top_k);
   if (slot.top_p < 1) {
-    limits.mass = static_cast<Mass>(static_cast<double>(slot.top_p) * static_cast<double>(total));
-    // Entries below this weigh less than 1 - top_p together, so none of them is kept; half of it
-    // leaves room for rounding.
+    limits.prob = static_cast<Prob>(static_cast<double>(slot.top_p) * static_cast<double>(total));
+    // Entries below this weigh less than 1 - top_p together, so none of them is kept; the factor of
+    // one half leaves room for rounding.
     const double least = 0.5 * (1 - static_cast<double>(slot.top_p)) * static_cast<double>(total) *
                          0x1.0p-44 / row.size;
     limits.min_key = max(limits.min_key, __float_as_uint(static_cast<float>(least)));
   }
   Cut cut{.key = limits.min_key};
-  if (limits.count != ~Mass{0} || limits.mass != ~Mass{0}) {
+  if (limits.count != ~Prob{0} || limits.prob != ~Prob{0}) {
     uint32_t pivots[3] = {__float_as_uint(0x1.0p-3f), __float_as_uint(0x1.0p-7f),
                           __float_as_uint(0x1.0p-12f)};
-    cut = find_cut(row, team, weights, limits, s, pivots);
+    cut = find_cut(row, cluster, weights, limits, s, pivots);
   }
   const auto in_cut = [&](float x, int id) {
     const uint32_t key = weights.key(x);
     return cut.keeps(key, id) ? weights.halves(key) : Halves{};
   };
-  PartEntries again;  // registers are short in between
-  again.load_last(row, team);
-  sum_parts(row, team, again, s, in_cut);
+  ChunkEntries again;  // not kept across find_cut(), which needs the registers
+  again.load_last(row, cluster);
+  sum_chunks(row, cluster, again, s, in_cut);
   return locate_target(in_cut);
 }
 
-// The grid has `ranks` blocks a row, which are a cluster.
+// The grid has `ranks` blocks a row, which form a cluster.
 __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs args) {
   extern __shared__ __align__(16) char raw[];
   auto& scratch = *reinterpret_cast<RowScratch*>(raw);
-  const Team team{.rank = cluster_rank(), .ranks = cluster_size()};
-  if (team.ranks > 1) cluster_arrive();
+  const RowCluster cluster{.rank = cluster_rank(), .ranks = cluster_size()};
+  if (cluster.ranks > 1) cluster_arrive();
   release_next();
   wait_for_previous();
-  const int64_t index = blockIdx.x / static_cast<unsigned>(team.ranks);
+  const int64_t index = blockIdx.x / static_cast<unsigned>(cluster.ranks);
   const float* logits = args.logits + index * args.logits_stride;
   Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
-  PartEntries kept;
-  kept.load_last(row, team);
+  ChunkEntries kept;
+  kept.load_last(row, cluster);
   const int slot_id = args.row_slots[index];
   const auto finish = [&](int token, SampleStatus status) {
-    if (threadIdx.x != 0 || team.rank != 0) return;
+    if (threadIdx.x != 0 || cluster.rank != 0) return;
     args.tokens[index] = token;
     args.statuses[index] = status;
     if (slot_id >= 0 && args.slot_tokens != nullptr) args.slot_tokens[slot_id] = token;
   };
-  if (team.ranks > 1) cluster_wait();  // for all to run, so that their memory is there
+  if (cluster.ranks > 1)
+    cluster_wait();  // all blocks of the cluster run, so their shared memory exists
   if (slot_id < 0) return finish(-1, kSampleOk);
   const SlotSampling& slot = args.slots[slot_id];
   const uint32_t* mask = nullptr;
@@ -265,28 +253,28 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs ar
   const bool bans = output_index < slot.min_new_tokens && slot.num_banned > 0;
   const bool draws = slot.temperature > 0 && slot.top_k != 1;
 
-  RowBest best = row_best(row, team, kept, !draws, false, scratch, 0);
+  RowBest best = row_best(row, cluster, kept, !draws, false, scratch, 0);
   if (!best.finite) return finish(-1, kSampleNotFinite);
   if (slot.counts != nullptr || slot.num_bias > 0 || mask != nullptr || bans) {
     float* adjusted = static_cast<float*>(args.workspace) + index * ((args.vocab_size + 3) / 4 * 4);
-    adjust(args, slot, row, team, mask, bans, adjusted);
+    adjust(args, slot, row, cluster, mask, bans, adjusted);
     row = {adjusted, args.vocab_size, true};
-    kept.load_last(row, team);
-    best = row_best(row, team, kept, !draws, true, scratch, 1);
+    kept.load_last(row, cluster);
+    best = row_best(row, cluster, kept, !draws, true, scratch, 1);
     if (best.value == kBannedLogit) return finish(-1, kSampleNoToken);
   }
   int token = best.id;
   if (draws)
-    token = draw(slot, row, team, kept, best.value,
+    token = draw(slot, row, cluster, kept, best.value,
                  hash_uniform(slot.seed, static_cast<uint64_t>(output_index)), scratch);
-  if (threadIdx.x == 0 && team.rank == 0 && slot.counts != nullptr) {
+  if (threadIdx.x == 0 && cluster.rank == 0 && slot.counts != nullptr) {
     const int seen = slot.counts[token];
     slot.counts[token] = static_cast<uint16_t>(min(max(seen, 1) + 1, 65535));
   }
   finish(token, kSampleOk);
 }
 
-// The row itself as a key, without masses: for the best logits.
+// The row itself as a key, without probabilities: for the best logits.
 struct Logits {
   __device__ uint32_t key(float x) const { return ordered_key(x); }
   __device__ Halves halves(uint32_t) const { return {}; }
@@ -303,14 +291,14 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   if (target < 0) return;
   const float* logits = args.logits + index * args.logits_stride;
   const Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
-  const Team team;
-  PartEntries kept;
-  kept.load_last(row, team);
-  const RowBest best = row_best(row, team, kept, false, false, s, 0);
+  const RowCluster cluster;
+  ChunkEntries kept;
+  kept.load_last(row, cluster);
+  const RowBest best = row_best(row, cluster, kept, false, false, s, 0);
   if (args.statuses != nullptr && threadIdx.x == 0)
     args.statuses[index] = best.finite ? kSampleOk : kSampleNotFinite;
   double sum = 0;
-  each_part(row, team, [&](int, const float4& x) {
+  each_chunk(row, cluster, [&](int, const float4& x) {
     sum += static_cast<double>(expf(x.x - best.value) + expf(x.y - best.value)) +
            static_cast<double>(expf(x.z - best.value) + expf(x.w - best.value));
   });
@@ -319,7 +307,7 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
-  for (double part : warp_sums) sum += part;
+  for (double chunk : warp_sums) sum += chunk;
   const double log_sum = log(sum);
   const auto logprob = [&](int id) -> float {
     if (!best.finite || id < 0 || id >= row.size) return -FLT_MAX;
@@ -335,12 +323,12 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   const int wanted = min(args.max_top, row.size);
   int found = 0;
   if (best.finite) {
-    CutLimits limits{.count = static_cast<Mass>(wanted)};
+    CutLimits limits{.count = static_cast<Prob>(wanted)};
     uint32_t pivots[3] = {ordered_key(best.value - 2), ordered_key(best.value - 5),
                           ordered_key(best.value - 10)};
-    const Cut cut = find_cut(row, team, Logits(), limits, s, pivots);
-    found =
-        gather(row, team, Logits(), s, [&](uint32_t key, int id) { return cut.keeps(key, id); });
+    const Cut cut = find_cut(row, cluster, Logits(), limits, s, pivots);
+    found = gather_candidates(row, cluster, Logits(), s,
+                              [&](uint32_t key, int id) { return cut.keeps(key, id); });
     sort_candidates(s, found);
   }
   for (int i = threadIdx.x; i < args.max_top; i += kRowThreads) {
@@ -352,8 +340,8 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   }
 }
 
-// How many clusters of so many blocks the GPU runs at once: fewer than its multiprocessors would
-// hold, for a cluster lies in one of their groups. Asked for once.
+// How many clusters of `blocks` blocks the GPU runs at once: fewer than its multiprocessors would
+// hold, since a cluster lies within one group of them. Queried once a device and thread.
 Result<int32_t> clusters_at_once(int32_t blocks) {
   struct Known {
     int device = -1;
@@ -381,12 +369,12 @@ Result<int32_t> clusters_at_once(int32_t blocks) {
   return clusters = std::max(found, 1);
 }
 
-// Blocks of a row: as many as all rows have place for at once, and the row has parts for. A second
-// wave would cost more than half as many blocks: 16 rows by eight are two waves on an H200.
+// Blocks of a row: as many as fit at once for all rows, and at most as the row has chunks for. A
+// second wave would cost more than using half as many blocks.
 Result<int32_t> blocks_of_row(const SampleArgs& args) {
-  const int32_t parts = (args.vocab_size + kPart - 1) / kPart;
+  const int32_t chunks = (args.vocab_size + kChunk - 1) / kChunk;
   int32_t blocks = 1;
-  while (blocks < kMaxRanks && parts > blocks * kRowWarps) {
+  while (blocks < kMaxRanks && chunks > blocks * kRowWarps) {
     ESP_ASSIGN_OR_RETURN(const int32_t clusters, clusters_at_once(2 * blocks));
     if (args.rows > clusters) break;
     blocks *= 2;

@@ -28,7 +28,8 @@ struct RowCase {
 };
 
 // The definition: adjusted logits, probabilities after the filters, and how close the nearest
-// decision of a filter was (relative to the mass), since rounding may take it either way.
+// decision of a filter was (relative to the cumulative probability), since rounding may take it
+// either way.
 struct Definition {
   std::vector<double> adjusted, kept;
   double margin = 1;
@@ -65,7 +66,7 @@ Definition define(const RowCase& c) {
   for (size_t rank = 0; rank < n; ++rank) {
     const double w = weights[order[rank]];
     if (c.slot.top_k > 0 && rank >= static_cast<size_t>(c.slot.top_k)) {
-      // Two logits that round to one weight may change places.
+      // Two logits that round to one probability may change order.
       if (rank > 0 && w > 0) d.margin = std::min(d.margin, (weights[order[rank - 1]] - w) / w);
       break;
     }
@@ -82,12 +83,12 @@ Definition define(const RowCase& c) {
 // The token for u, unless u lies within rounding of an edge.
 int definition_draw(const Definition& d, double u) {
   const double total = std::accumulate(d.kept.begin(), d.kept.end(), 0.0);
-  double mass = 0;
+  double cumulative = 0;
   for (size_t i = 0; i < d.kept.size(); ++i) {
     if (d.kept[i] == 0) continue;
-    mass += d.kept[i];
-    if (std::abs(mass / total - u) < 2e-6) return -1;
-    if (mass >= u * total) return static_cast<int>(i);
+    cumulative += d.kept[i];
+    if (std::abs(cumulative / total - u) < 2e-6) return -1;
+    if (cumulative >= u * total) return static_cast<int>(i);
   }
   return -1;
 }
@@ -249,7 +250,8 @@ TEST_F(CudaSampling, AgreesWithTheDefinition) {
   EXPECT_GT(compared, total * 7 / 10);
 }
 
-// However many blocks have a row, and however many rows there are, which decides it.
+// The tokens do not depend on the number of blocks of a row, nor on the number of rows, which
+// decides it.
 TEST_F(CudaSampling, AnyNumberOfBlocksGivesTheSameTokens) {
   for (const size_t n : {100, 5000, 50257, 128256, 200000}) {
     std::vector<RowCase> rows;
@@ -267,15 +269,15 @@ TEST_F(CudaSampling, AnyNumberOfBlocksGivesTheSameTokens) {
       EXPECT_EQ(got.counts, one.counts) << n << " by " << blocks;
     }
   }
-  std::vector<RowCase> few;
-  for (int i = 0; i < 12; ++i) few.push_back(random_case(40000));
-  const std::vector<int32_t> want = sample(few, 1).tokens;
+  std::vector<RowCase> cases;
+  for (int i = 0; i < 12; ++i) cases.push_back(random_case(40000));
+  const std::vector<int32_t> want = sample(cases, 1).tokens;
   for (int count = 1; count <= 300; count += count < 20 ? 1 : 13) {
     std::vector<RowCase> rows;
     std::vector<int32_t> expected;
     for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-      rows.push_back(few[i % few.size()]);
-      expected.push_back(want[i % few.size()]);
+      rows.push_back(cases[i % cases.size()]);
+      expected.push_back(want[i % cases.size()]);
     }
     EXPECT_EQ(sample(rows).tokens, expected) << count << " rows";
   }
