@@ -1,7 +1,7 @@
-// Elementwise kernels between the GEMMs on [rows, dim]: gated activations, bias, scale with
-// softcap, scaled sum; bfloat16 or float32, computed in float32, rounded once.
+// Elementwise kernels between the GEMMs on [rows, dim]: gated activations, scale with softcap,
+// scaled sum; bfloat16 or float32, computed in float32, rounded once.
 // Parallel: eight elements a thread where rows allow it. Roof: memory; gated 3 x rows x dim x size
-// bytes, add_bias 2.
+// bytes.
 #include <algorithm>
 
 #include "kernels/activation/activation.cuh"
@@ -45,17 +45,6 @@ __global__ void __launch_bounds__(kThreads) gated_any_kernel(GatedArgs args) {
     static_cast<T*>(args.y)[row * args.y_stride + i] =
         from_float<T>(activated<ACTIVATION>(gate, up, args.limit));
   }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBiasArgs args) {
-  release_next();
-  wait_for_previous();
-  const int64_t row = blockIdx.y;
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (i >= args.dim) return;
-  T& x = static_cast<T*>(args.x)[row * args.x_stride + i];
-  x = from_float<T>(to_float(x) + to_float(static_cast<const T*>(args.bias)[i]));
 }
 
 template <typename T>
@@ -132,14 +121,6 @@ Status gated(const GatedArgs& args, const LaunchOptions& launch) {
       return launch_gated<Activation::kClampedSwiglu>(args, launch);
   }
   return invalid_argument("gated: there is no activation {}", static_cast<int>(args.activation));
-}
-
-Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch) {
-  ESP_RETURN_IF_ERROR(check_rows("add_bias", args.type, args.rows, args.dim));
-  if (args.rows == 0 || args.dim == 0) return {};
-  return launch_kernel(
-      "add_bias", args.type == DType::kBFloat16 ? add_bias_kernel<bf16> : add_bias_kernel<float>,
-      cover(args.dim, args.rows), kThreads, 0, launch, args);
 }
 
 Status scale(const ScaleArgs& args, const LaunchOptions& launch) {

@@ -28,17 +28,6 @@ inline Status silu_mul(const SiluMulArgs& args, const LaunchOptions& launch) {
   return gated(args, launch);
 }
 
-struct AddBiasArgs {
-  DType type = DType::kBFloat16;
-  void* x = nullptr;  // [rows, dim], rows x_stride apart
-  int64_t x_stride = 0;
-  const void* bias = nullptr;  // [dim]
-  int32_t rows = 0;
-  int32_t dim = 0;
-};
-// x[row] += bias.
-Status add_bias(const AddBiasArgs& args, const LaunchOptions& launch);
-
 // x = softcap * tanh(scale * x / softcap), or scale * x where softcap is 0; in place.
 struct ScaleArgs {
   DType type = DType::kBFloat16;  // kBFloat16 or kFloat32

@@ -12,16 +12,6 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 
-int32_t argmax(const CpuBackend& backend, std::span<const float> logits) {
-  const auto count = static_cast<int64_t>(logits.size());
-  const float most = backend.table().max(logits.data(), count);
-  if (most == kLowest) return -1;
-  // The first that is above the number before the maximum.
-  const float below = std::nextafter(most, kLowest);
-  const int64_t index = backend.table().find_above(logits.data(), 0, count, below);
-  return static_cast<int32_t>(index);
-}
-
 float log_sum_exp(const CpuBackend& backend, std::span<const float> logits) {
   const auto count = static_cast<int64_t>(logits.size());
   const float most = backend.table().max(logits.data(), count);

@@ -9,10 +9,6 @@
 
 namespace espalier::kernels {
 
-// The index of the largest logit, the smallest among equals. -1 where no logit is above minus
-// infinity (all masked, or NaN).
-int32_t argmax(const CpuBackend& backend, std::span<const float> logits);
-
 // log(sum(exp(logits))), so that a token's log-probability is logits[token] - log_sum_exp(logits).
 // Minus infinity where all are.
 float log_sum_exp(const CpuBackend& backend, std::span<const float> logits);

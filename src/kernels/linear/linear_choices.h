@@ -1,0 +1,67 @@
+// The table of tuned kernels: which kernel multiplies a shape at a number of rows, kept in a tuning
+// file that processes share. Internal to kernels/linear.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "kernels/linear/cuda.h"
+#include "kernels/linear/gemm_small_batch.h"
+#include "kernels/linear/tuning_file.h"
+
+namespace espalier::kernels::cuda {
+
+// What a kernel is chosen by, besides the number of rows.
+struct LinearShape {
+  int type = 0, out_type = 0, in = 0, out = 0, bias = 0, residual = 0;
+  auto tied() const { return std::tie(type, out_type, in, out, bias, residual); }
+  friend bool operator<(const LinearShape& a, const LinearShape& b) { return a.tied() < b.tied(); }
+  friend bool operator==(const LinearShape& a, const LinearShape& b) {
+    return a.tied() == b.tied();
+  }
+};
+LinearShape shape_of(const LinearArgs& args);
+
+// A chosen kernel: an algorithm of cuBLASLt, or gemm_small_batch in a configuration, or, without
+// either, gemv.
+struct LinearChoice {
+  std::optional<cublasLtMatmulAlgo_t> algorithm;
+  std::optional<SmallBatchConfig> batch;
+};
+
+// Thread-safe but for set_row_invariant().
+class LinearChoices {
+ public:
+  // cache: the folder of the tuning file; empty: choices are not kept. Reads the file.
+  explicit LinearChoices(std::filesystem::path cache);
+
+  // Forgets all choices and reads those of row-invariant GEMMs, which have a file of their own.
+  void set_row_invariant();
+
+  bool known(const LinearArgs& args) const;
+  // The choice of the nearest tuned number of rows, from above if there is one; gemv for few rows
+  // that were not tuned themselves.
+  LinearChoice nearest(const LinearArgs& args) const;
+  void set(const LinearArgs& args, const LinearChoice& choice);
+
+  // Writes the choices to the tuning file; what another process has measured meanwhile replaces
+  // ours.
+  void share();
+
+ private:
+  TuningFile tuning_file() const;
+  void take(const TuningFile::Choices& choices);
+
+  const std::filesystem::path cache_;
+  bool row_invariant_ = false;
+  mutable std::mutex mutex_;
+  std::map<LinearShape, std::map<int32_t, LinearChoice>> choices_;  // by shape, then rows
+};
+
+}  // namespace espalier::kernels::cuda
