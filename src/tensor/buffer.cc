@@ -24,7 +24,7 @@ Result<Buffer> Buffer::allocate(size_t size_bytes) {
                       "or batch",
                       (size_bytes >> 20) + 1));
   };
-  if (size_bytes > (size_t{1} << 46)) return no_memory();  // beyond any machine; sums stay in range
+  if (size_bytes > (size_t{1} << 46)) return no_memory();  // beyond any system; sums stay in range
   if (size_bytes < kHugeBytes) {
     const size_t rounded = round_up(size_bytes, kAlignment);
     buffer.data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));

@@ -93,7 +93,7 @@ TEST(WorkPoolTest, AnIdlePoolUsesNoProcessor) {
   EXPECT_LT(process_cpu_seconds() - before, 0.01);
 }
 
-// Printed, not asserted: a shared machine has no bound to hold to.
+// Printed, not asserted: a shared system has no bound to hold to.
 TEST(WorkPoolTest, PrintsTheLatencyOfAnEmptyRun) {
   WorkPool pool(2);
   pool.bind_caller();

@@ -2,7 +2,7 @@
 // q [tokens, heads, head_dim], K and V in pages; partial results to PlanView::segment_out and
 // segment_sum, which attention_decode.cu merges; bfloat16, head_dim 64 and 128, Hopper.
 // Parallel: keys and values are read once for all members of a segment, whose queries (members x
-// group, up to 128 rows a tile) are the rows of one matrix product. One block on each
+// group, up to 128 rows a tile) are the rows of one matmul. One block on each
 // multiprocessor takes an equal range of the plan's work items (attention_plan.h); one producer
 // warp group, two consumers: 64 rows each where a tile has more than 64, else the same rows over
 // half of the positions each, merged at the end.
@@ -20,7 +20,7 @@ namespace {
 template <int DIM>
 struct Shared {
   bf16 q[kTileRows * DIM];  // each 64-row half by itself
-  Ring<DIM> ring;
+  KvPipeline<DIM> pipeline;
   float largest[64], sum[64];  // of one group's rows, for the other
 };
 
@@ -127,12 +127,12 @@ __device__ void write_partial(const PlanView& plan, const PartialRows& to, int r
 // from `begin` on.
 template <int KEYS>
 __device__ __forceinline__ Blocks blocks_of(const SharedSegment& segment, int begin, int count) {
-  const int whole = segment.end - begin < KEYS ? 0 : (segment.end - begin - KEYS) / kRingKeys + 1;
+  const int whole = segment.end - begin < KEYS ? 0 : (segment.end - begin - KEYS) / kStageKeys + 1;
   return {.count = uniform(count),
           .whole_begin = 0,
           .whole_end = uniform(whole),
           .begin = uniform(begin),
-          .step = kRingKeys};
+          .step = kStageKeys};
 }
 __device__ __forceinline__ Visible visible_of(const SharedSegment& segment) {
   return {.first = {0, 0}, .last = {segment.end - 1, segment.end - 1}};
@@ -143,15 +143,15 @@ __device__ __forceinline__ Visible visible_of(const SharedSegment& segment) {
 // other queries.
 template <int DIM, bool SOFTCAP>
 __device__ void attend_up_to_64(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
-                                const PartialRows& to, int rows_used, RingSlot& slot, int blocks,
+                                const PartialRows& to, int rows_used, StageSlot& slot, int blocks,
                                 Shared<DIM>& shared) {
   const int half = uniform(static_cast<int>(threadIdx.x) / kWarpGroup - 1);
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup;
-  Rows<DIM, kRingKeys / 2> rows;
-  const int begin = at.segment.begin + at.block * kRingKeys + half * (kRingKeys / 2);
+  Rows<DIM, kStageKeys / 2> rows;
+  const int begin = at.segment.begin + at.block * kStageKeys + half * (kStageKeys / 2);
   rows.template run<false, false, SOFTCAP>(
-      args, shared.ring, shared.q, slot, blocks_of<kRingKeys / 2>(at.segment, begin, blocks),
-      half * (kRingKeys / 2), half, visible_of(at.segment), [] {});
+      args, shared.pipeline, shared.q, slot, blocks_of<kStageKeys / 2>(at.segment, begin, blocks),
+      half * (kStageKeys / 2), half, visible_of(at.segment), [] {});
   auto* exchange = reinterpret_cast<float*>(shared.q + 64 * DIM) + thread;
   constexpr int kAtOnce = DIM / 4;
   float keep[2] = {1, 1}, take[2] = {0, 0};
@@ -198,27 +198,27 @@ __device__ void attend_up_to_64(const AttentionArgs& args, const PlanView& plan,
 
 template <int DIM, bool SOFTCAP>
 __device__ void attend_up_to_128(const AttentionArgs& args, const PlanView& plan, const Cursor& at,
-                                 const PartialRows& to, int rows_used, RingSlot& slot, int blocks,
+                                 const PartialRows& to, int rows_used, StageSlot& slot, int blocks,
                                  Shared<DIM>& shared) {
   const int half = uniform(static_cast<int>(threadIdx.x) / kWarpGroup - 1);
-  Rows<DIM, kRingKeys> rows;
-  const int begin = at.segment.begin + at.block * kRingKeys;
-  rows.template run<false, false, SOFTCAP>(args, shared.ring, shared.q + half * 64 * DIM, slot,
-                                           blocks_of<kRingKeys>(at.segment, begin, blocks), 0, half,
-                                           visible_of(at.segment), [] {});
+  Rows<DIM, kStageKeys> rows;
+  const int begin = at.segment.begin + at.block * kStageKeys;
+  rows.template run<false, false, SOFTCAP>(args, shared.pipeline, shared.q + half * 64 * DIM, slot,
+                                           blocks_of<kStageKeys>(at.segment, begin, blocks), 0,
+                                           half, visible_of(at.segment), [] {});
   write_partial(plan, to, rows_used, half * 64, rows);
 }
 
 // Produces all blocks of the block's range of work items; page numbers are looked up two blocks
 // early, since under load a lookup takes longer than a block.
 template <int DIM>
-__device__ void produce_all(const AttentionArgs& args, const RowMaps& maps, Ring<DIM>& ring,
-                            Cursor& at) {
-  KvProducer<DIM> producer(args.kv, maps, ring);
+__device__ void produce_all(const AttentionArgs& args, const RowMaps& maps,
+                            KvPipeline<DIM>& pipeline, Cursor& at) {
+  KvProducer<DIM> producer(args.kv, maps, pipeline);
   const int blocks = at.work_end - at.work;
   const auto look_up = [&] {
     const auto lookup = producer.look_up({.pages = args.entries.page_tables + at.segment.page_begin,
-                                          .begin = at.segment.begin + at.block * kRingKeys,
+                                          .begin = at.segment.begin + at.block * kStageKeys,
                                           .end = at.segment.end,
                                           .kv_head = at.kv_head,
                                           .new_begin = kNothingNew,
@@ -241,7 +241,7 @@ __device__ void produce_all(const AttentionArgs& args, const RowMaps& maps, Ring
 }
 
 template <int DIM, bool SOFTCAP>
-__global__ void __launch_bounds__(kRingThreads, 1)
+__global__ void __launch_bounds__(kPipelineThreads, 1)
     cascade_kernel(const AttentionArgs args, const PlanView plan,
                    const __grid_constant__ RowMaps maps) {
   extern __shared__ char raw[];
@@ -251,17 +251,17 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   if (!args.prefetch_cached_kv) wait_for_previous();
   const CascadeStart start = plan.cascade_starts[blockIdx.x];
   if (start.work >= start.work_end) return wait_for_previous();
-  if (threadIdx.x == 0) shared.ring.init();
+  if (threadIdx.x == 0) shared.pipeline.init();
   __syncthreads();
   Cursor at(args, start);
   if (threadIdx.x < kWarpGroup) {
     give_registers<88>();
-    produce_all<DIM>(args, maps, shared.ring, at);
+    produce_all<DIM>(args, maps, shared.pipeline, at);
   } else {
     take_registers<208>();
     wait_for_previous();  // shared segments hold no new keys, but the queries are new
     const int group = args.shape.num_heads / args.shape.num_kv_heads;
-    RingSlot slot;
+    StageSlot slot;
     while (at.work < at.work_end) {
       const int blocks = min(at.blocks - at.block, at.work_end - at.work);
       const int rows = min(at.per_tile, at.segment.num_members - at.tile * at.per_tile) * group;
@@ -286,7 +286,7 @@ Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOption
   ESP_RETURN_IF_ERROR(allow_shared("attention", cascade_kernel<DIM, SOFTCAP>, kBytes));
   ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
   return launch_kernel("attention", cascade_kernel<DIM, SOFTCAP>,
-                       dim3(static_cast<unsigned>(plan.cascade_blocks)), kRingThreads, kBytes,
+                       dim3(static_cast<unsigned>(plan.cascade_blocks)), kPipelineThreads, kBytes,
                        launch, args, plan, maps);
 }
 

@@ -47,10 +47,10 @@ struct Visible {
 template <int DIM>
 using KeyRow = bf16[kPitch<DIM>];
 
-__device__ __forceinline__ float score_of(const AttentionArgs& args, float product) {
+__device__ __forceinline__ float score_of(const AttentionArgs& args, float raw) {
   if (args.softcap > 0)
-    return __fmul_rn(softcapped(__fmul_rn(product, args.scale), args.softcap), kLog2E);
-  return __fmul_rn(product, __fmul_rn(args.scale, kLog2E));
+    return __fmul_rn(softcapped(__fmul_rn(raw, args.scale), args.softcap), kLog2E);
+  return __fmul_rn(raw, __fmul_rn(args.scale, kLog2E));
 }
 
 // Accumulates sixteen positions from `begin` on.

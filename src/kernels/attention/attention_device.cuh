@@ -21,9 +21,9 @@ __device__ __forceinline__ float softcapped(float value, float cap) {
   return cap - __fdividef(2 * cap, exp2_fast(value * __fdividef(2 * kLog2E, cap)) + 1);
 }
 // Turns a raw q k^T into a score in base 2.
-__device__ __forceinline__ float to_score(float product, float scale, float softcap) {
-  if (softcap > 0) return softcapped(product * scale, softcap) * kLog2E;
-  return product * scale * kLog2E;
+__device__ __forceinline__ float to_score(float raw, float scale, float softcap) {
+  if (softcap > 0) return softcapped(raw * scale, softcap) * kLog2E;
+  return raw * scale * kLog2E;
 }
 
 // The address of a position's key or value, in elements of a plane. Two steps, since a warp stalls

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
     if (thread < kKeys)
       shared.offsets[block % 2][thread] = kv_offset(args.kv, page, position_of(block), 0);
   };
-  // Rows beyond the end are zeros: their weight is 0, and so must be its product.
+  // Rows beyond the end are zeros: their weight is 0, and so must be the result.
   const auto fetch = [&](int block) {
     if (block < blocks)
       for (int i = thread; i < kKeys * kVectors; i += kThreads) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     const int page_after = page_of(block + 2);  // read now, needed when this block is done
     const bf16(*keys)[kPitch<kDim>] = shared.keys[block % 2];
 
-    float scores[2][4] = {};  // of even and odd steps: two chains of products
+    float scores[2][4] = {};  // of even and odd steps: two chains of MMAs
 #pragma unroll 6
     for (int k = 0; k < kDim; k += 32) {
       uint32_t even[4], odd[4], b[4];

@@ -4,7 +4,7 @@
 // head_dim 64 and 128.
 // Parallel: one persistent block on each multiprocessor takes tile after tile of 128 rows, longest
 // first, from an atomic counter. Three warp groups: one producer, two consumers of 64 rows each
-// that take turns at issuing their products, so that one's softmax overlaps the other's products.
+// that take turns at issuing their matmuls, so that one's softmax overlaps the other's matmuls.
 // Pipeline: a ring buffer of three stages each of keys and values, 128 positions a stage
 // (kv_pipeline_sm90.cuh); it runs across the ends of tiles, and the next tile's queries are loaded
 // as soon as the last scores are done.
@@ -33,7 +33,7 @@ constexpr int kTilesAhead = 4;
 template <int DIM>
 struct Shared {
   bf16 q[kTileRows * DIM];  // each 64-row half by itself
-  Ring<DIM> ring;
+  KvPipeline<DIM> pipeline;
   Barrier q_full, q_empty;
   Tile tiles[kTilesAhead];
   int taken[2];
@@ -53,7 +53,7 @@ __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int ind
   t.first_position = t.new_from + skipped;
   t.key_begin = first_visible(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
-  t.blocks = (t.key_end - t.key_begin + kRingKeys - 1) / kRingKeys;
+  t.blocks = (t.key_end - t.key_begin + kStageKeys - 1) / kStageKeys;
   return t;
 }
 
@@ -76,7 +76,7 @@ struct Tiles {
       : args(a),
         plan(p),
         shared(s),
-        producer(a.kv, maps, s.ring),
+        producer(a.kv, maps, s.pipeline),
         all(p.header->num_tiles * a.shape.num_kv_heads),
         following(static_cast<int>(blockIdx.x)) {}
 
@@ -113,7 +113,7 @@ struct Tiles {
     static_cast<typename KvProducer<DIM>::Lookup&>(next) = producer.look_up(key_block);
     next.exists = true;
     next.first = block == 0;
-    key_block.begin += kRingKeys;
+    key_block.begin += kStageKeys;
     ++block;
     return next;
   }
@@ -180,11 +180,12 @@ __device__ __forceinline__ Blocks blocks_of(const AttentionArgs& args, const Til
   const int window = args.shape.sliding_window;
   const int seen_by_all = tile.first_position + 1 - tile.key_begin;
   const int not_by_last = window <= 0 ? 0 : tile.key_end - window - tile.key_begin;
-  return {.count = uniform(tile.blocks),
-          .whole_begin = uniform(not_by_last <= 0 ? 0 : (not_by_last + kRingKeys - 1) / kRingKeys),
-          .whole_end = uniform(seen_by_all / kRingKeys),
-          .begin = uniform(tile.key_begin),
-          .step = kRingKeys};
+  return {
+      .count = uniform(tile.blocks),
+      .whole_begin = uniform(not_by_last <= 0 ? 0 : (not_by_last + kStageKeys - 1) / kStageKeys),
+      .whole_end = uniform(seen_by_all / kStageKeys),
+      .begin = uniform(tile.key_begin),
+      .step = kStageKeys};
 }
 
 __device__ __forceinline__ Visible visible_of(const AttentionArgs& args, const Tile& tile,
@@ -204,8 +205,8 @@ __device__ __forceinline__ Visible visible_of(const AttentionArgs& args, const T
 }
 
 template <int DIM>
-__device__ void write(const AttentionArgs& args, const Tile& tile, const Rows<DIM, kRingKeys>& rows,
-                      int tile_half) {
+__device__ void write(const AttentionArgs& args, const Tile& tile,
+                      const Rows<DIM, kStageKeys>& rows, int tile_half) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpGroup, lane = thread % 32;
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
 #pragma unroll
@@ -233,7 +234,7 @@ __device__ void write(const AttentionArgs& args, const Tile& tile, const Rows<DI
 template <int DIM, bool SOFTCAP>
 __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half) {
   uint32_t parity = 0;
-  RingSlot slot;
+  StageSlot slot;
   if (half == 1) named_barrier_arrive(kTurnBarrier, 2 * kWarpGroup);
   for (int index = 0;; ++index) {
     barrier_wait(shared.q_full, parity);
@@ -241,9 +242,9 @@ __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half)
     const Tile tile = shared.tiles[index % kTilesAhead];
     if (tile.blocks == 0) break;
     fence_async();
-    Rows<DIM, kRingKeys> rows;
+    Rows<DIM, kStageKeys> rows;
     rows.template run<true, true, SOFTCAP>(
-        args, shared.ring, shared.q + half * 64 * DIM, slot, blocks_of(args, tile), 0, half,
+        args, shared.pipeline, shared.q + half * 64 * DIM, slot, blocks_of(args, tile), 0, half,
         visible_of(args, tile, half), [&] { rows.release(shared.q_empty); });
     write<DIM>(args, tile, rows, half);
   }
@@ -251,7 +252,7 @@ __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half)
 }
 
 template <int DIM, bool SOFTCAP>
-__global__ void __launch_bounds__(kRingThreads, 1)
+__global__ void __launch_bounds__(kPipelineThreads, 1)
     prefill_sm90_kernel(const AttentionArgs args, const PlanView plan,
                         const __grid_constant__ RowMaps maps) {
   extern __shared__ char raw[];
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   if (threadIdx.x == 0) {
     barrier_init(shared.q_full, kWarpGroup + 1);
     barrier_init(shared.q_empty, 8);  // consumer warps
-    shared.ring.init();
+    shared.pipeline.init();
   }
   wait_for_previous();
   __syncthreads();
@@ -286,7 +287,7 @@ Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiproce
   ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
   const int blocks = std::min(multiprocessors, tiles * args.shape.num_kv_heads);
   return launch_kernel("attention", prefill_sm90_kernel<DIM, SOFTCAP>,
-                       dim3(static_cast<unsigned>(blocks)), kRingThreads, kBytes, launch, args,
+                       dim3(static_cast<unsigned>(blocks)), kPipelineThreads, kBytes, launch, args,
                        plan, maps);
 }
 

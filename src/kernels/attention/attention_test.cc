@@ -133,7 +133,7 @@ class AttentionTest : public test::EachIsa {
   }
 
   // Weights are sums and quotients of exp(score); a score's error e moves its weight by a factor
-  // exp(e). Scores are sums of head_dim products in float32: |e| <= head_dim 2^-24 sum|q k| scale.
+  // exp(e). Scores are sums of head_dim terms in float32: |e| <= head_dim 2^-24 sum|q k| scale.
   // Values are averages, so the result is off by at most about 2 e max|v|, plus the sums' own
   // rounding.
   static double tolerance(const Heads& h, const AttentionArgs& args, int32_t tokens) {

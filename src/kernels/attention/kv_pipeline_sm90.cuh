@@ -1,14 +1,14 @@
 // The key and value pipeline of the two Hopper attention kernels: a ring buffer of tiles in shared
 // memory and the producer warp group that fills it.
 //
-// The producer fills stages (keys or values of kRingKeys positions), each of its warps 32
+// The producer fills stages (keys or values of kStageKeys positions), each of its warps 32
 // positions. Where those rows are adjacent (the new tokens' keys and values before they went to
 // their pages, or pages that happen to be neighbours) one thread issues a TMA bulk copy; else each
 // thread issues cp.async copies of rows that it looked up page by page. Both signal the stage's
 // barrier when they land, so the producer never waits for memory. cp.async writes must be made
 // visible to wgmma by the consumers, and the fence for it waits for all that a thread has in
-// flight, so the ring records which stages need it. Keys are issued one block before their values:
-// keys 0, keys 1, values 0, keys 2 ...
+// flight, so the pipeline records which stages need it. Keys are issued one block before their
+// values: keys 0, keys 1, values 0, keys 2 ...
 #pragma once
 
 #include <cuda.h>
@@ -20,10 +20,11 @@
 
 namespace espalier::kernels::cuda {
 
-constexpr int kRingKeys = 128;  // positions of a stage
+constexpr int kStageKeys = 128;  // positions of a stage
 constexpr int kKeyStages = 3, kValueStages = 3;
-constexpr int kWarpGroup = 128;               // threads
-constexpr int kRingThreads = 3 * kWarpGroup;  // of a block: one producer group, two consumer groups
+constexpr int kWarpGroup = 128;  // threads
+constexpr int kPipelineThreads =
+    3 * kWarpGroup;  // of a block: one producer group, two consumer groups
 constexpr int kProducerBarrier = 1, kTurnBarrier = 2, kConsumerBarrier = 4;
 
 constexpr int kProducerWarps = kWarpGroup / 32;
@@ -31,9 +32,9 @@ constexpr int kProducerArrivals =
     kProducerWarps * 33;  // of a stage: 32 threads' copies and their warp
 
 template <int DIM>
-struct Ring {
-  bf16 k[kKeyStages][kRingKeys * DIM];
-  bf16 v[kValueStages][kRingKeys * DIM];
+struct KvPipeline {
+  bf16 k[kKeyStages][kStageKeys * DIM];
+  bf16 v[kValueStages][kStageKeys * DIM];
   Barrier k_full[kKeyStages], k_empty[kKeyStages], v_full[kValueStages], v_empty[kValueStages];
   // By stage and producer warp: whether the stage has rows that cp.async wrote.
   alignas(4) uint8_t k_copied[kKeyStages][kProducerWarps], v_copied[kValueStages][kProducerWarps];
@@ -59,7 +60,7 @@ __host__ __device__ inline bool pages_are_rows(const KvPlanes& kv) {
   return kv.page_stride == kv.page_size * kv.token_stride;
 }
 
-// A block of positions: [begin, min(begin + kRingKeys, end)) of a page table.
+// A block of positions: [begin, min(begin + kStageKeys, end)) of a page table.
 struct KeyBlock {
   const int32_t* pages;
   int begin, end, kv_head;
@@ -131,17 +132,17 @@ struct KvProducer {
 
   const KvPlanes& kv;
   const RowMaps& maps;
-  Ring<DIM>& ring;
+  KvPipeline<DIM>& pipeline;
   uint32_t tile_offsets[kPeriod];  // bytes from a stage's start
   int keys_issued = 0, values_issued = 0;
 
-  __device__ KvProducer(const KvPlanes& planes, const RowMaps& row_maps, Ring<DIM>& to)
-      : kv(planes), maps(row_maps), ring(to) {
+  __device__ KvProducer(const KvPlanes& planes, const RowMaps& row_maps, KvPipeline<DIM>& to)
+      : kv(planes), maps(row_maps), pipeline(to) {
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i)
       tile_offsets[i] =
           2u * static_cast<uint32_t>(swizzled(first_row() + i * kRowsAtOnce + lane() / kVectors,
-                                              column(), kRingKeys));
+                                              column(), kStageKeys));
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpGroup / 32 * 32; }
@@ -176,17 +177,17 @@ struct KvProducer {
   __device__ Source keys(const Lookup& lookup) {
     const Source from = source(lookup);
     const int stage = keys_issued % kKeyStages;
-    barrier_wait(ring.k_empty[stage], (keys_issued / kKeyStages & 1) ^ 1);
-    issue(ring.k[stage], ring.k_full[stage], ring.k_copied[stage], kv.k, maps.new_keys, maps.page_k,
-          from);
+    barrier_wait(pipeline.k_empty[stage], (keys_issued / kKeyStages & 1) ^ 1);
+    issue(pipeline.k[stage], pipeline.k_full[stage], pipeline.k_copied[stage], kv.k, maps.new_keys,
+          maps.page_k, from);
     ++keys_issued;
     return from;
   }
   __device__ void values(const Source& from) {
     const int stage = values_issued % kValueStages;
-    barrier_wait(ring.v_empty[stage], (values_issued / kValueStages & 1) ^ 1);
-    issue(ring.v[stage], ring.v_full[stage], ring.v_copied[stage], kv.v, maps.new_values,
-          maps.page_v, from);
+    barrier_wait(pipeline.v_empty[stage], (values_issued / kValueStages & 1) ^ 1);
+    issue(pipeline.v[stage], pipeline.v_full[stage], pipeline.v_copied[stage], kv.v,
+          maps.new_values, maps.page_v, from);
     ++values_issued;
   }
 
@@ -207,7 +208,7 @@ struct KvProducer {
     const int row = source.row >= 0 ? source.row : -2 - source.row;
 #pragma unroll
     for (int at = 0; at < DIM; at += 64)
-      copy_box(tile + at * kRingKeys + first_row() * 64, map, at, source.kv_head, row, full);
+      copy_box(tile + at * kStageKeys + first_row() * 64, map, at, source.kv_head, row, full);
   }
 
   __device__ void copy(bf16* tile, const void* plane, const Source& source) const {

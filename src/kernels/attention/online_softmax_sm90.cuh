@@ -26,7 +26,7 @@ constexpr float kRescaleRise = 8;
 constexpr float kMaxAdded = 65536;  // of a block's weights in a thread, before the base must move
 
 // A stage of the ring buffer, and the parity of its barriers' phase.
-struct RingSlot {
+struct StageSlot {
   int stage = 0;
   uint32_t parity = 0;
   __device__ void advance() {
@@ -48,49 +48,50 @@ struct Rows {
   uint32_t weights[KEYS / 16][4];
   float largest[2], sum[2];  // base 2; sums of this thread's columns
 
-  // Goes over the ring's blocks from `slot` on, which advances, from row `key` of each stage on. q:
-  // [64, DIM]. With TURNS the two consumer groups take turns at issuing products, so that one's
-  // softmax runs beside the other's products: group `turn` waits at kTurnBarrier + turn, and then
-  // releases the other group. after_scores() runs when all products with q are done. Values that
-  // the compiler does not know to be uniform (uniform()) make each product wait for its descriptor.
+  // Goes over the pipeline's blocks from `slot` on, which advances, from row `key` of each stage
+  // on. q: [64, DIM]. With TURNS the two consumer groups take turns at issuing matmuls, so that
+  // one's softmax runs beside the other's matmuls: group `turn` waits at kTurnBarrier + turn, and
+  // then releases the other group. after_scores() runs when all matmuls with q are done. Values
+  // that the compiler does not know to be uniform (uniform()) make each matmul wait for its
+  // descriptor.
   template <bool TURNS, bool WEIGHS_FIRST, bool SOFTCAP, typename AfterScores>
-  __device__ __forceinline__ void run(const AttentionArgs& args, Ring<DIM>& ring, const bf16* q,
-                                      RingSlot& slot, const Blocks& blocks, int key, int turn,
-                                      const Visible& seen, AfterScores&& after_scores) {
+  __device__ __forceinline__ void run(const AttentionArgs& args, KvPipeline<DIM>& pipeline,
+                                      const bf16* q, StageSlot& slot, const Blocks& blocks, int key,
+                                      int turn, const Visible& seen, AfterScores&& after_scores) {
 #pragma unroll
     for (float& value : out) value = 0;
     largest[0] = largest[1] = kLowest;
     sum[0] = sum[1] = 0;
     float keep[2];
     const uint64_t queries = matrix_descriptor(q, 16);
-    wait_for(ring.k_full, ring.k_copied, slot);
+    wait_for(pipeline.k_full, pipeline.k_copied, slot);
     if (TURNS) named_barrier_sync(kTurnBarrier + turn, 2 * kWarpGroup);
-    start_scores(ring, queries, slot.stage, key);
+    start_scores(pipeline, queries, slot.stage, key);
     if (TURNS) named_barrier_arrive(kTurnBarrier + 1 - turn, 2 * kWarpGroup);
     wgmma_wait<0>();
     pin(scores);
-    release(ring.k_empty[slot.stage]);
+    release(pipeline.k_empty[slot.stage]);
     softmax<SOFTCAP, true, false>(args, blocks.begin, seen, keep, [] {});
     to_weights();
     int next = 1;  // block whose scores come next
     const auto until = [&]<bool MASKED>(int end) {
       for (; next < end; ++next) {
-        const RingSlot values = slot;
+        const StageSlot values = slot;
         slot.advance();
-        wait_for(ring, slot, values);
+        wait_for(pipeline, slot, values);
         if (TURNS) named_barrier_sync(kTurnBarrier + turn, 2 * kWarpGroup);
-        start_scores(ring, queries, slot.stage, key);
-        start_values(ring, values.stage, key);
+        start_scores(pipeline, queries, slot.stage, key);
+        start_values(pipeline, values.stage, key);
         if (TURNS) named_barrier_arrive(kTurnBarrier + 1 - turn, 2 * kWarpGroup);
         wgmma_wait<1>();
         pin(scores);
         const bool moved = softmax<SOFTCAP, MASKED, WEIGHS_FIRST>(
             args, blocks.begin + next * blocks.step, seen, keep,
-            [&] { scores_again(q, ring.k[slot.stage], key); });
-        release_after(ring.k_empty[slot.stage], sum[0] + sum[1]);
+            [&] { scores_again(q, pipeline.k[slot.stage], key); });
+        release_after(pipeline.k_empty[slot.stage], sum[0] + sum[1]);
         wgmma_wait<0>();
         pin(out);
-        release(ring.v_empty[values.stage]);
+        release(pipeline.v_empty[values.stage]);
         if (moved) {
 #pragma unroll
           for (int i = 0; i < DIM / 2; ++i) out[i] *= keep[i / 2 % 2];
@@ -102,11 +103,11 @@ struct Rows {
     until.template operator()<false>(min(blocks.whole_end, blocks.count));
     until.template operator()<true>(blocks.count);
     after_scores();
-    wait_for(ring.v_full, ring.v_copied, slot);
-    start_values(ring, slot.stage, key);
+    wait_for(pipeline.v_full, pipeline.v_copied, slot);
+    start_values(pipeline, slot.stage, key);
     wgmma_wait<0>();
     pin(out);
-    release(ring.v_empty[slot.stage]);
+    release(pipeline.v_empty[slot.stage]);
     slot.advance();
   }
 
@@ -116,8 +117,8 @@ struct Rows {
   }
 
   // As release(), but only once `sum`, which is not negative, is computed. The assembler hoists a
-  // wait for products above arithmetic that does not need it, and with it a softmax behind the
-  // products that it should run beside; it does not hoist one above this.
+  // wait for matmuls above arithmetic that does not need it, and with it a softmax behind the
+  // matmuls that it should run beside; it does not hoist one above this.
   __device__ static void release_after(Barrier& empty, float sum) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(*(&empty + (sum < 0 ? 1 : 0)));
@@ -132,30 +133,33 @@ struct Rows {
   template <int STAGES>
   __device__ static void wait_for(Barrier (&full)[STAGES],
                                   const uint8_t (&copied)[STAGES][kProducerWarps],
-                                  const RingSlot& at) {
+                                  const StageSlot& at) {
     barrier_wait(full[at.stage], at.parity);
     if (copied_word(copied[at.stage]) != 0) fence_async();
   }
-  __device__ static void wait_for(Ring<DIM>& ring, const RingSlot& keys, const RingSlot& values) {
-    barrier_wait(ring.k_full[keys.stage], keys.parity, ring.v_full[values.stage], values.parity);
-    if ((copied_word(ring.k_copied[keys.stage]) | copied_word(ring.v_copied[values.stage])) != 0)
+  __device__ static void wait_for(KvPipeline<DIM>& pipeline, const StageSlot& keys,
+                                  const StageSlot& values) {
+    barrier_wait(pipeline.k_full[keys.stage], keys.parity, pipeline.v_full[values.stage],
+                 values.parity);
+    if ((copied_word(pipeline.k_copied[keys.stage]) |
+         copied_word(pipeline.v_copied[values.stage])) != 0)
       fence_async();
   }
 
   // Descriptors count in work items of 16 bytes.
-  __device__ void start_scores(Ring<DIM>& ring, uint64_t q, int stage, int key) {
-    const uint64_t k = matrix_descriptor(ring.k[stage] + key * 64, 16);
+  __device__ void start_scores(KvPipeline<DIM>& pipeline, uint64_t q, int stage, int key) {
+    const uint64_t k = matrix_descriptor(pipeline.k[stage] + key * 64, 16);
     pin(scores);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < DIM; i += 16)
       wgmma_scores(scores, q + (i / 64 * 64 * 64 + i % 64) / 8,
-                   k + (i / 64 * kRingKeys * 64 + i % 64) / 8, i > 0);
+                   k + (i / 64 * kStageKeys * 64 + i % 64) / 8, i > 0);
     wgmma_commit();
   }
 
-  __device__ void start_values(Ring<DIM>& ring, int stage, int key) {
-    const uint64_t v = matrix_descriptor(ring.v[stage] + key * 64, kRingKeys * 128);
+  __device__ void start_values(KvPipeline<DIM>& pipeline, int stage, int key) {
+    const uint64_t v = matrix_descriptor(pipeline.v[stage] + key * 64, kStageKeys * 128);
     pin(out);
     wgmma_begin();
 #pragma unroll
@@ -265,7 +269,7 @@ struct Rows {
       for (int n = 0; n < KEYS; n += 16) {
         uint32_t b[4];
         load_matrices(
-            b, k + swizzled(key + n + lane % 8 + lane / 16 * 8, at + lane / 8 % 2 * 8, kRingKeys));
+            b, k + swizzled(key + n + lane % 8 + lane / 16 * 8, at + lane / 8 % 2 * 8, kStageKeys));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float c[4];

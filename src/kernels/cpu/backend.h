@@ -27,7 +27,7 @@ class CpuBackend {
   const CpuTable& table() const { return table_; }
 
   // Scratch of one operation, 64-byte aligned, contents undefined. Grows to the largest size ever
-  // asked for, so a steady step allocates nothing.
+  // requested, so a steady step allocates nothing.
   std::byte* scratch(size_t size_bytes);
 
   // Grows the scratch to what linear() needs for `rows` rows of `in_features`, ahead of time.

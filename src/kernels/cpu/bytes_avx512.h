@@ -48,14 +48,15 @@ inline Bytes subtract_bytes(Bytes v, int value) {
 }
 inline void store_bytes(void* p, Bytes v) { _mm512_storeu_si512(p, v); }
 
-// sum + the four products of each group of bytes; w unsigned, x in [-127, 127]. dot_small REQUIRES
+// sum + w x over each group of four bytes; w unsigned, x in [-127, 127]. dot_small REQUIRES
 // w <= 63; dot_wide takes all of a byte and computes the sum for the values less kWideZero.
 #ifdef __AVX512VNNI__
 constexpr int32_t kWideZero = 0;
 inline I dot_small(I sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
 inline I dot_wide(I sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
 #else
-// Sums of two products in 16 bits are exact: at most 2 * 63 * 127; of 128 * 127 twice 32512.
+// Sums of two multiplied pairs in 16 bits are exact: at most 2 * 63 * 127; of 128 * 127 twice
+// 32512.
 constexpr int32_t kWideZero = 128;
 inline I dot_small(I sum, Bytes w, Bytes x) {
   const __m512i pairs = _mm512_maddubs_epi16(w, x);

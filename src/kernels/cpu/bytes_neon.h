@@ -1,5 +1,5 @@
 // 8-bit multiply-accumulate for the generic sources of quantised weights, for Armv8-A; with its
-// dot-product instructions where the including file is compiled for them. See bytes_avx512.h for
+// sdot instructions where the including file is compiled for them. See bytes_avx512.h for
 // the contract of each function.
 #pragma once
 

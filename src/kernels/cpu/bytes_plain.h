@@ -42,13 +42,13 @@ inline Bytes look_up(Bytes table, Bytes v) {
   return v;
 }
 
-// A product of two bytes fits 16 bits: 255 * 127 = 32385.
+// Two bytes multiplied fit 16 bits: 255 * 127 = 32385.
 constexpr int32_t kWideZero = 0;
 inline I dot_wide(I sum, Bytes w, Bytes x) {
-  const Shorts products = __builtin_convertvector(w, Shorts) *
-                          __builtin_convertvector(reinterpret_cast<SignedBytes>(x), Shorts);
+  const Shorts wide = __builtin_convertvector(w, Shorts) *
+                      __builtin_convertvector(reinterpret_cast<SignedBytes>(x), Shorts);
   for (int i = 0; i < 4; ++i) {
-    sum[i] += products[4 * i] + products[4 * i + 1] + products[4 * i + 2] + products[4 * i + 3];
+    sum[i] += wide[4 * i] + wide[4 * i + 1] + wide[4 * i + 2] + wide[4 * i + 3];
   }
   return sum;
 }

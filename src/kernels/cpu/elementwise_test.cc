@@ -248,7 +248,7 @@ TEST_P(ElementwiseTest, Rope) {
       rope(*backend_, args);
       args.x = expected.data();
       reference::rope(args);
-      // Two products and a sum of numbers under 6.
+      // Two multiplications and a sum of numbers under 6.
       for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(actual[i], expected[i], 3 * 12 * kUnit);
       EXPECT_NE(std::memcmp(actual.data(), x.data(), x.size() * sizeof(float)), 0);
     }
@@ -425,7 +425,7 @@ TEST(CpuIsaTest, AnUnknownNameListsTheKnown) {
   EXPECT_NE(isa.error().message().find("sse9"), std::string::npos);
 }
 
-TEST(CpuIsaTest, TheNameBeatsTheEnvironmentAndTheEnvironmentTheMachine) {
+TEST(CpuIsaTest, TheNameBeatsTheEnvironmentAndTheEnvironmentTheSystem) {
   ASSERT_EQ(setenv("ESPALIER_CPU_ISA", "plain", 1), 0);
   EXPECT_EQ(resolve_cpu_isa("").value(), CpuIsa::kPlain);
   const CpuIsa best = supported_cpu_isas().back();

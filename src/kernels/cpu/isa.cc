@@ -42,7 +42,7 @@ Result<CpuIsa> resolve_cpu_isa(std::string_view name) {
   for (CpuIsa isa : supported)
     names += (names.empty() ? "" : ", ") + std::string(cpu_isa_name(isa));
   return fail(invalid_argument(
-      "CPU instruction set \"{}\" is not one that this machine supports: use one of {}, or leave "
+      "CPU instruction set \"{}\" is not one that this system supports: use one of {}, or leave "
       "ESPALIER_CPU_ISA unset for the best",
       name, names));
 }

@@ -8,15 +8,15 @@
 
 namespace espalier::kernels {
 
-// In rising order of speed on the machines that have them.
+// In rising order of speed on the systems that have them.
 enum class CpuIsa {
   kPlain,       // "plain": portable C++
   kNeon,        // "neon": Armv8-A
-  kNeonDot,     // "neondot": 8-bit dot products
+  kNeonDot,     // "neondot": 8-bit dot instructions
   kAvx2,        // "avx2": with FMA and F16C
   kAvx512,      // "avx512": F, BW, DQ, VL
-  kAvx512Vnni,  // "avx512vnni": 8-bit dot products
-  kAvx512Bf16,  // "avx512bf16": bf16 dot products
+  kAvx512Vnni,  // "avx512vnni": 8-bit dot instructions
+  kAvx512Bf16,  // "avx512bf16": bf16 dot instructions
   kAmx,         // "amx": bf16 and 8-bit tiles, besides all of the above
 };
 

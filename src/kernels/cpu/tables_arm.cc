@@ -1,4 +1,4 @@
-// The tables of 64-bit Arm, where NEON is always present and its dot products mostly.
+// The tables of 64-bit Arm, where NEON is always present and its sdot instructions mostly.
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 

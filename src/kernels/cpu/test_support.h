@@ -1,5 +1,5 @@
 // Shared helpers of the kernel tests: fresh random inputs with a printed seed, and every
-// instruction set of this machine.
+// instruction set of this system.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ inline std::unique_ptr<CpuBackend> make_backend(WorkPool& pool, CpuIsa isa) {
   return std::move(*backend);
 }
 
-// A fixture that runs each test with each instruction set that this machine has.
+// A fixture that runs each test with each instruction set that this system has.
 class EachIsa : public testing::TestWithParam<CpuIsa> {
  protected:
   EachIsa() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, seed_message(seed_)) {}

@@ -1,4 +1,4 @@
-// Compiled on every machine, with or without CUDA: it checks that the CUDA contracts need no CUDA
+// Compiled on every system, with or without CUDA: it checks that the CUDA contracts need no CUDA
 // header and that what the host copies to the device is plain data.
 #include <type_traits>
 

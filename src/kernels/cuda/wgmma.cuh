@@ -64,7 +64,7 @@ __device__ __forceinline__ void give_registers() {
 }
 
 // d = [d +] a b^T for 16 inputs: a [64, 16], b [128, 16], both with the inputs innermost. The first
-// product of a sum is not `added`.
+// term of a sum is not `added`.
 __device__ __forceinline__ void wgmma_scores(float (&d)[64], uint64_t a, uint64_t b, bool added) {
   ESP_WGMMA_ASM(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"

@@ -350,8 +350,8 @@ void widen_row(BlockFormat format, const std::byte* unit, int64_t output, int64_
       const Scale scale = scale_of(layout, from + output, i / layout.group, {d, dmin});
       const int64_t value =
           layout.codebook < 0 ? values[i] : kCodebooks[layout.codebook][values[i]];
-      const float product = scale.scale * static_cast<float>(value - layout.zero);
-      out[in + i] = !layout.minima ? product : product - scale.minimum;
+      const float scaled = scale.scale * static_cast<float>(value - layout.zero);
+      out[in + i] = !layout.minima ? scaled : scaled - scale.minimum;
     }
   }
 }

@@ -18,7 +18,7 @@ struct BlockRow {
   int64_t padded = 0;
   std::vector<uint8_t> values;          // [padded]
   std::vector<uint16_t> d, dmin;        // [padded / chunk] float16
-  std::vector<uint8_t> scales, minima;  // [padded / group]; signed where BlockScales says so
+  std::vector<uint8_t> scales, minima;  // [padded / group]; signed where BlockScales is signed
 };
 
 // Inputs of a row of `in_features`, rounded up to whole chunks.

@@ -1,4 +1,4 @@
-// Products of quantised weights. That a block's numbers are those of its format is tested where
+// GEMM of quantised weights. That a block's numbers are those of its format is tested where
 // checkpoints are read (models/quantized_weights_test.cc); here the packed numbers are the truth.
 #include <algorithm>
 #include <cmath>
@@ -94,10 +94,10 @@ class BlocksTest : public test::EachIsa {
 
   // Within what float32 sums of whole groups may be off by: each of the 2 n / 16 additions at most
   // 2^-24 of the sum of sizes, and a number's parts (scale times value, minimum) are at most 4
-  // times the row's largest number. And within half a step of 8 bits of the product of what was
-  // given.
-  void expect_product(CpuBackend& backend, const PackedMatrix& w, const std::vector<float>& x,
-                      const std::vector<float>& start, const std::vector<float>& y) {
+  // times the row's largest number. And within half a step of 8 bits of what multiplying gives of
+  // what was given.
+  void expect_gemm(CpuBackend& backend, const PackedMatrix& w, const std::vector<float>& x,
+                   const std::vector<float>& start, const std::vector<float>& y) {
     const int64_t in = w.in_features(), out = w.out_features();
     const std::vector<float> numbers = numbers_of(backend, w);
     const Rounded rounded = round_to_8_bits(x, in);
@@ -147,7 +147,7 @@ TEST_P(BlocksTest, AgreeWithTheirNumbers) {
               .y_stride = s.out,
               .rows = s.rows,
               .accumulate = true});
-      expect_product(*backend, w, x, start, y);
+      expect_gemm(*backend, w, x, start, y);
     }
   }
 }
@@ -205,7 +205,7 @@ TEST_P(BlocksTest, ScalesBelowNormalNumbers) {
     linear(*backend, w,
            {.x = x.data(), .x_stride = in, .y = y.data(), .y_stride = out, .rows = rows});
     EXPECT_TRUE(std::ranges::any_of(y, [](float value) { return std::abs(value) > 0x1p-9f; }));
-    expect_product(*backend, w, x, std::vector<float>(y.size()), y);
+    expect_gemm(*backend, w, x, std::vector<float>(y.size()), y);
   }
 }
 
@@ -261,7 +261,7 @@ TEST_P(BlocksTest, PartsOfSeveralFormatsInAnyOrderOfRows) {
           .y_stride = 80,
           .rows = rows,
           .bias = bias.data()});
-  expect_product(*backend, w, x, start, y);
+  expect_gemm(*backend, w, x, start, y);
 }
 
 TEST_P(BlocksTest, GateAndUpInOneGemm) {
@@ -324,7 +324,7 @@ TEST_P(BlocksTest, NumbersAreRoundedToFormats) {
     const std::vector<float> x = random_floats(rng_, 3 * in), start(3 * out, 0.0f);
     std::vector<float> y(3 * out);
     linear(*backend, w, {.x = x.data(), .x_stride = in, .y = y.data(), .y_stride = out, .rows = 3});
-    expect_product(*backend, w, x, start, y);
+    expect_gemm(*backend, w, x, start, y);
   }
 }
 
@@ -346,7 +346,7 @@ TEST_P(BlocksTest, ANanOrInfinityInOneRowStaysInIt) {
 }
 
 // Sums of whole numbers are exact, so all that have the same vectors give the same bits.
-TEST(BlocksAcrossIsasTest, TilesAndDotProductsChangeNoBit) {
+TEST(BlocksAcrossIsasTest, TilesAndDotInstructionsChangeNoBit) {
   Rng rng(7);
   const int64_t in = 512, out = 48, rows = 21;
   const std::vector<float> x = random_floats(rng, rows * in);

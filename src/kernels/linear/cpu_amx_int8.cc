@@ -3,9 +3,9 @@
 // bits in both.
 //
 // For kGroup units and kSlice inputs at a time the weights are unpacked to signed bytes and float32
-// scales (12 KiB a unit, in L2), which every 16 rows then use: a tile product of a block of 32
+// scales (12 KiB a unit, in L2), which every 16 rows then use: a tile MMA of a block of 32
 // inputs (or two, of 16) leaves integers in memory, and vectors scale them and add them to 16 sums
-// that stay in registers over the slice, while the tile products of the next blocks run.
+// that stay in registers over the slice, while the tile results of the next blocks run.
 // Activations of 16 rows are adjacent (prepare_block_tiles), so that they are read as one stream.
 // Figures: docs/notes/cpu_linear.md.
 #include "kernels/cpu/bytes_avx512.h"
@@ -21,7 +21,7 @@ constexpr int64_t kSliceBlocks = kSlice / kBlockInputs;
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileSums = kTileRows * kUnitOutputs;  // of one unit
 constexpr int64_t kRowsAtOnce = 896;
-constexpr int64_t kTurns = 4;  // buffers of tile products
+constexpr int64_t kTurns = 4;  // buffers of tile results
 constexpr int64_t kTurnsAhead = 2;
 
 // A slice of a unit.
@@ -34,7 +34,7 @@ struct alignas(64) UnpackedUnit {
 struct alignas(64) Scratch {
   float sums[kRowsAtOnce / kTileRows * kGroup * kTileSums];  // [row tile][unit][16][32]
   UnpackedUnit units[kGroup];
-  int32_t products[kTurns][2][kTileRows * 16];  // in turns; of each half
+  int32_t tile_results[kTurns][2][kTileRows * 16];  // in turns; of each half
 };
 static_assert(sizeof(Scratch) <= kLinearScratchBytes);
 
@@ -124,7 +124,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Tiles 0 to 3: tile products; 4, 5: activations, [16][group] bytes; 6, 7: weights, [group /
+// Tiles 0 to 3: tile results; 4, 5: activations, [16][group] bytes; 6, 7: weights, [group /
 // 4][64].
 inline void configure_tiles(int64_t group) {
   TileConfig config;
@@ -141,18 +141,18 @@ inline void configure_tiles(int64_t group) {
 // 16 rows of activations by one panel of a block.
 template <BlockFormat kFormat>
 inline void multiply_tile(const int8_t* x, const int8_t* values,
-                          int32_t (&products)[2][kTileRows * 16]) {
+                          int32_t (&tile_results)[2][kTileRows * 16]) {
   _tile_zero(0);
   _tile_loadd(4, x, kBlockInputs);
   _tile_loadd(6, values, 64);
   _tile_dpbssd(0, 4, 6);
-  _tile_stored(0, products[0], 64);
+  _tile_stored(0, tile_results[0], 64);
   if constexpr (kLayoutOf<kFormat>.group == 16) {
     _tile_zero(1);
     _tile_loadd(5, x + 16, kBlockInputs);
     _tile_loadd(7, values + 4 * kVectorBytes, 64);
     _tile_dpbssd(1, 5, 7);
-    _tile_stored(1, products[1], 64);
+    _tile_stored(1, tile_results[1], 64);
   }
 }
 
@@ -182,7 +182,7 @@ inline Activations activations_of(const LinearTask& task, int64_t row, int64_t f
 template <BlockFormat kFormat>
 __attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t blocks,
                                               const UnpackedUnit& unit, int64_t panel,
-                                              int32_t (&products)[kTurns][2][kTileRows * 16],
+                                              int32_t (&tile_results)[kTurns][2][kTileRows * 16],
                                               float* sums, const std::byte* next) {
   using namespace simd;
   constexpr BlockLayout kLayout = kLayoutOf<kFormat>;
@@ -193,7 +193,7 @@ __attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t
   for (int64_t r = 0; r < kTileRows; ++r) s[r] = first ? zero() : load(sums + r * kUnitOutputs);
   for (int64_t block = 0; block < kTurnsAhead && block < blocks; ++block) {
     multiply_tile<kFormat>(x.values + block * kTileBytes, unit.values[block][panel],
-                           products[block]);
+                           tile_results[block]);
   }
   for (int64_t block = 0; block < blocks; ++block) {
     if (next != nullptr) {
@@ -203,11 +203,11 @@ __attribute__((noinline)) void multiply_panel(Activations x, bool first, int64_t
     }
     if (const int64_t later = block + kTurnsAhead; later < blocks) {
       multiply_tile<kFormat>(x.values + later * kTileBytes, unit.values[later][panel],
-                             products[later % kTurns]);
+                             tile_results[later % kTurns]);
     }
     for (int half = 0; half < kBlockInputs / kLayout.group; ++half) {
       const F scale = load(unit.scales[block][half] + output);
-      const int32_t* of_half = products[block % kTurns][half];
+      const int32_t* of_half = tile_results[block % kTurns][half];
       const float* scales = x.scales + block * kTileRows;
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
@@ -258,7 +258,7 @@ void multiply_group(const LinearTask& task, int64_t row_begin, int64_t row_end, 
             row + kTileRows < row_end ? nullptr : slice_of<kFormat>(task, unit, first + blocks);
         for (int64_t panel = 0; panel < 2; ++panel) {
           multiply_panel<kFormat>(
-              x, first == 0, blocks, scratch.units[unit - unit_begin], panel, scratch.products,
+              x, first == 0, blocks, scratch.units[unit - unit_begin], panel, scratch.tile_results,
               sums + (unit - unit_begin) * kTileSums + panel * kPanelOutputs,
               next == nullptr ? next
                               : next + panel * (blocks * kLayoutOf<kFormat>.block_bytes / 2));

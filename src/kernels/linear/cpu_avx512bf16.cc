@@ -1,4 +1,4 @@
-// GEMM in bfloat16 with AVX512-BF16: vdpbf16ps adds both products of a pair of inputs to each of 16
+// GEMM in bfloat16 with AVX512-BF16: vdpbf16ps adds both terms of a pair of inputs to each of 16
 // outputs. One dependent chain for each output, over the inputs from first to last, whatever the
 // number of rows.
 #include "kernels/cpu/simd_avx512.h"

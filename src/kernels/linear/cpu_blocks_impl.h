@@ -1,5 +1,5 @@
 // GEMM of quantised weights, one generic source for every instruction set: activations are rounded
-// to 8 bits by blocks of 32 inputs, integer products are summed exactly within a group that shares
+// to 8 bits by blocks of 32 inputs, integer terms are summed exactly within a group that shares
 // a scale, and groups are added in float32 from the first input to the last. See block_layout.h for
 // the layout. Included after one of the bytes headers.
 #pragma once

@@ -1,4 +1,4 @@
-// GEMM of quantised weights with Arm's dot products (FEAT_DotProd): sdot adds the four products of
+// GEMM of quantised weights with Arm's sdot (FEAT_DotProd), which adds the four multiplied pairs of
 // bytes of each group at once. The source is the generic one; integer sums are exact, so the
 // results are those of NEON without it.
 #include "kernels/cpu/bytes_neon.h"

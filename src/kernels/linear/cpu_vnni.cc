@@ -1,6 +1,6 @@
-// GEMM of quantised weights with AVX512-VNNI: vpdpbusd adds the four products of bytes of each
-// group at once. The source is the generic one; integer sums are exact, so the results are those of
-// AVX-512 without it.
+// GEMM of quantised weights with AVX512-VNNI: vpdpbusd adds the four multiplied pairs of bytes of
+// each group at once. The source is the generic one; integer sums are exact, so the results are
+// those of AVX-512 without it.
 #include "kernels/cpu/bytes_avx512.h"
 // The vectors come first: what follows is written in them.
 #include "kernels/linear/cpu_blocks_impl.h"

@@ -1,7 +1,7 @@
 // cuBLASLt, opened when the first GEMM on a GPU needs it. Linked against, the library (500 MB)
 // would have to be installed for every command, and be mapped at every start.
 //
-// The functions that linear/cublaslt.cc and linear_choices.cc call are defined here under their own
+// The functions that linear/cublaslt.cc and tuned_kernels.cc call are defined here under their own
 // names and forward the call.
 #include <cublasLt.h>
 #include <dlfcn.h>

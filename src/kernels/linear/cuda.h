@@ -45,7 +45,7 @@ struct LinearArgs {
 
 struct LinearOptions {
   // Folder of the tuning file (one small text file for each GPU and library version); empty:
-  // choices are not kept. default_linear_cache() is ~/.cache/espalier.
+  // nothing is kept. default_linear_cache() is ~/.cache/espalier.
   std::filesystem::path cache_folder;
 };
 std::filesystem::path default_linear_cache();

@@ -52,7 +52,9 @@ class GroupCursor {
   int64_t unit_begin() const { return unit_begin_; }
   int64_t prepared_begin() const { return prepared_begin_; }  // in bytes
   int64_t row_end() const { return row_begin_ + group().rows; }
-  int64_t unit_end() const { return unit_begin_ + (group().rows > 0 ? group().w->num_units() : 0); }
+  int64_t unit_end() const {
+    return unit_begin_ + (group().rows > 0 ? group().w->unit_count() : 0);
+  }
 
   void next() {
     const int64_t row_end = this->row_end(), unit_end = this->unit_end();
@@ -119,8 +121,8 @@ class Units {
   Range take() {
     int64_t begin = next_.load(std::memory_order_relaxed);
     while (true) {
-      const int64_t piece = std::clamp<int64_t>((count_ - begin) / (2 * threads_), 1, 8);
-      const int64_t end = std::min(begin + piece, count_);
+      const int64_t range = std::clamp<int64_t>((count_ - begin) / (2 * threads_), 1, 8);
+      const int64_t end = std::min(begin + range, count_);
       if (begin >= end) return {count_, count_};
       if (next_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
     }
@@ -167,7 +169,7 @@ void multiply_units(const CpuBackend& backend, const GroupCursor& at, int64_t be
   const PackedMatrix& w = *at.group().w;
   for (const PackedMatrix::Part& part : w.parts()) {
     const int64_t first = std::max<int64_t>(begin - part.first_unit, 0);
-    const int64_t last = std::min(end - part.first_unit, part.num_units);
+    const int64_t last = std::min(end - part.first_unit, part.unit_count);
     if (first >= last) continue;
     leaf_for(backend.table(), w, part)(task_of(backend, at, part, args, prepared), first, last,
                                        own);
@@ -210,8 +212,8 @@ void run(CpuBackend& backend, std::span<const LinearGroup> groups, const LinearA
   };
   // A GEMM of fewer multiplications (a few microseconds) ends before other threads would have
   // woken.
-  constexpr int64_t kAloneProducts = 65536;
-  if (args.rows * any.in_features() * any.num_units() * kUnitOutputs <= kAloneProducts) {
+  constexpr int64_t kAloneMultiplications = 65536;
+  if (args.rows * any.in_features() * any.unit_count() * kUnitOutputs <= kAloneMultiplications) {
     work(0);
   } else {
     backend.pool().run(work);

@@ -1,5 +1,5 @@
 // Linear on the GPU: chooses the kernel of each GEMM (gemv, gemm_small_batch or cuBLASLt), and
-// tunes the choice by measuring.
+// tunes by measuring.
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -10,8 +10,8 @@
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/gemm_small_batch.h"
 #include "kernels/linear/gemv.h"
-#include "kernels/linear/linear_choices.h"
 #include "kernels/linear/linear_tuning.h"
+#include "kernels/linear/tuned_kernels.h"
 #include "kernels/norm/cuda.h"
 
 namespace espalier::kernels::cuda {
@@ -99,11 +99,11 @@ class LinearImpl final : public Linear {
  public:
   LinearImpl(std::unique_ptr<CublasLt> library, const DeviceTraits& traits,
              std::filesystem::path cache)
-      : library_(std::move(library)), traits_(traits), choices_(std::move(cache)) {}
+      : library_(std::move(library)), traits_(traits), tuned_(std::move(cache)) {}
 
   void set_row_invariant() override {
     library_->set_row_invariant();
-    choices_.set_row_invariant();
+    tuned_.set_row_invariant();
   }
 
   size_t workspace_bytes(std::span<const LinearArgs> shapes, int32_t max_rows) const override {
@@ -121,7 +121,7 @@ class LinearImpl final : public Linear {
     bool changed = false;
     for (const LinearArgs& shape : shapes) {
       ESP_RETURN_IF_ERROR(check(shape));
-      if (shape.rows == 0 || choices_.known(shape)) continue;
+      if (shape.rows == 0 || tuned_.known(shape)) continue;
       LinearArgs args = shape;
       args.norm_weight = nullptr;  // the norm runs before either kernel; only the GEMM is compared
       int32_t compared = 0;        // rows of this shape that args' pointers have room for
@@ -134,7 +134,7 @@ class LinearImpl final : public Linear {
       ESP_RETURN_IF_ERROR(measure(args, compared, workspace, workspace_bytes, stream));
       changed = true;
     }
-    if (changed) choices_.share();
+    if (changed) tuned_.share();
     return {};
   }
 
@@ -142,8 +142,8 @@ class LinearImpl final : public Linear {
              const LaunchOptions& launch) override {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
-    const LinearChoice choice = choices_.nearest(args);
-    const bool own = !choice.algorithm && !choice.batch;
+    const TunedKernel kernel = tuned_.nearest(args);
+    const bool own = !kernel.algorithm && !kernel.batch;
     if (own && use_gemv(args)) return gemv(args, traits_, launch);
     if (workspace_bytes < kCublasLtBytes + scratch_bytes(args))
       return invalid_argument("linear: the workspace has {} bytes, but {} rows of {} x {} need {}",
@@ -152,9 +152,9 @@ class LinearImpl final : public Linear {
     LinearArgs gemm = args;
     ESP_RETURN_IF_ERROR(norm_first(gemm, workspace, launch));
     if (own && use_gemv(gemm)) return gemv(gemm, traits_, launch);
-    if (choice.batch && gemm_small_batch_supports(gemm, *choice.batch, traits_))
-      return gemm_small_batch(gemm, *choice.batch, traits_, launch);
-    return cublaslt_matmul(gemm, choice.algorithm, workspace, {.stream = launch.stream});
+    if (kernel.batch && gemm_small_batch_supports(gemm, *kernel.batch, traits_))
+      return gemm_small_batch(gemm, *kernel.batch, traits_, launch);
+    return cublaslt_matmul(gemm, kernel.algorithm, workspace, {.stream = launch.stream});
   }
 
  private:
@@ -175,13 +175,13 @@ class LinearImpl final : public Linear {
     };
     if (!algorithm) {
       ESP_ASSIGN_OR_RETURN(algorithm, propose());
-      choices_.set(args, {.algorithm = algorithm});
+      tuned_.set(args, {.algorithm = algorithm});
     }
     Status status = library_->multiply(args, *algorithm, y, workspace, launch.stream);
     if (!status.ok()) {  // the algorithm of another number of rows may not support these
       ESP_ASSIGN_OR_RETURN(const auto proposal, propose());
       status = library_->multiply(args, proposal, y, workspace, launch.stream);
-      if (!row_invariant) choices_.set(args, {.algorithm = proposal});
+      if (!row_invariant) tuned_.set(args, {.algorithm = proposal});
     }
     ESP_RETURN_IF_ERROR(std::move(status));
     if (!args.silu_mul) return {};
@@ -201,7 +201,7 @@ class LinearImpl final : public Linear {
       ESP_ASSIGN_OR_RETURN(algorithms, same_bits(*library_, plain, compared, std::move(algorithms),
                                                  workspace, stream));
     }
-    LinearChoice best;
+    TunedKernel best;
     std::optional<float> best_ms;
     for (const auto& algorithm : algorithms) {
       const auto ms = time_ms([&] { return cublaslt_matmul(plain, algorithm, workspace, launch); },
@@ -227,13 +227,13 @@ class LinearImpl final : public Linear {
       return error(StatusCode::kInternal,
                    "linear: no kernel multiplies {} rows of {} x {} on this device", args.rows,
                    args.out_features, args.in_features);
-    choices_.set(args, best);
+    tuned_.set(args, best);
     return {};
   }
 
   const std::unique_ptr<CublasLt> library_;
   const DeviceTraits traits_;
-  LinearChoices choices_;
+  TunedKernels tuned_;
 };
 
 }  // namespace

@@ -247,16 +247,16 @@ TEST_F(CudaLinear, ABatchsRowDoesNotDependOnThoseBesideIt) {
 TEST_F(CudaLinear, BatchesWithPdlWaitForTheirInputs) {
   if (cuda::device_traits()->compute_capability < 90)
     GTEST_SKIP() << "SKIPPED: the kernel for batches needs code for Hopper";
-  constexpr int kRows = 24, kWide = 2048, kProducts = 12;
+  constexpr int kRows = 24, kWide = 2048, kGemms = 12;
   const DeviceArray<BFloat16> x(test::to_bfloat16s(test::random_floats(rng_, kRows * kWide)));
   const DeviceArray<BFloat16> w(
       test::to_bfloat16s(test::random_floats(rng_, int64_t{kWide} * kWide, 0.022)));
   const auto traits = *cuda::device_traits();
   std::vector<BFloat16> want;
   for (const bool pdl : {false, true, true, true}) {
-    DeviceArray<BFloat16> y(size_t{kProducts} * kRows * kWide);
+    DeviceArray<BFloat16> y(size_t{kGemms} * kRows * kWide);
     cudaMemset(y.get(), 0xff, y.size() * 2);
-    for (int i = 0; i < kProducts; ++i) {
+    for (int i = 0; i < kGemms; ++i) {
       const cuda::LinearArgs args{.rows = kRows,
                                   .in_features = kWide,
                                   .out_features = kWide,
@@ -399,7 +399,7 @@ TEST_F(CudaLinear, Float32) {
   }
 }
 
-TEST_F(CudaLinear, ChoicesSurviveARestart) {
+TEST_F(CudaLinear, TunedKernelsSurviveARestart) {
   const auto folder = std::filesystem::temp_directory_path() /
                       fmt::format("espalier-linear-{:016x}", std::random_device{}());
   auto first = cuda::Linear::create({.cache_folder = folder});
@@ -436,7 +436,7 @@ TEST_F(CudaLinear, ChoicesSurviveARestart) {
   ASSERT_TRUE((*second)->run(args, workspace.get(), bytes, {}).ok());
   text(after);
   EXPECT_EQ(before, after);
-  // A process that started before the file existed and measured too takes the file's choices all
+  // A process that started before the file existed and measured too takes the file's entries all
   // the same.
   ASSERT_TRUE((*beside)->tune({&args, 1}, workspace.get(), bytes, nullptr).ok());
   text(after);

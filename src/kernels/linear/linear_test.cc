@@ -14,11 +14,11 @@ struct Shape {
   int64_t rows, in, out;
 };
 
-// A product with everything that can differ, its reference, and what float32 sums may be off by.
+// A GEMM with everything that can differ, its reference, and what float32 sums may be off by.
 class LinearTest : public test::EachIsa {
  protected:
-  // y, the reference and the bound of one product are compared element by element. The bound of a
-  // sum of n products accumulated in float32 in any order is n 2^-24 / (1 - n 2^-24) times the sum
+  // y, the reference and the bound of one GEMM are compared element by element. The bound of a
+  // sum of n terms accumulated in float32 in any order is n 2^-24 / (1 - n 2^-24) times the sum
   // of their sizes (Higham 2002, 3.1); bias and residual are two more terms.
   void expect_close(const std::vector<float>& y, const std::vector<float>& expected,
                     const std::vector<float>& sizes, int64_t terms) {
@@ -183,7 +183,7 @@ TEST_P(LinearTest, BlocksAreStackedAndStridesKept) {
   reference::linear(blocks[0], in, true, args);
   args.y = expected.data() + 24;
   reference::linear(blocks[1], in, true, args);
-  // Sums of 40 products of standard normals: sizes under 300.
+  // Sums of 40 multiplied pairs of standard normals: sizes under 300.
   for (size_t i = 0; i < y.size(); ++i) {
     if (static_cast<int64_t>(i) % y_stride >= 33) {
       ASSERT_EQ(y[i], 7.0f) << "wrote beyond a row at " << i;

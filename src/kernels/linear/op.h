@@ -34,7 +34,7 @@ struct WeightRows {
 struct PackSpec {
   int64_t in_features = 0;
   // The storage format: kFloat32 or kBFloat16. With kBFloat16 the activations are rounded to
-  // bfloat16 as well, once a call; products are exact and sums are float32.
+  // bfloat16 as well, once a call; multiplications are exact and sums are float32.
   DType type = DType::kBFloat16;
   // One under the other: [q; k; v] is one matrix whose outputs are q's, then k's, then v's.
   std::span<const WeightRows> blocks;
@@ -55,7 +55,7 @@ struct PackSpec {
 // With gate_up the first panel of a unit is 16 outputs of gate, the second the same of up.
 //
 // Blocks of different formats make one matrix of several parts, each of whole units. With quantised
-// weights the activations are rounded to 8 bits, by blocks of 32 inputs, once a call: each product
+// weights the activations are rounded to 8 bits, by blocks of 32 inputs, once a call: each term
 // is off by at most half of a 127th of its block's largest activation, times the weight.
 class PackedMatrix {
  public:
@@ -77,14 +77,14 @@ class PackedMatrix {
   struct Part {
     std::optional<BlockFormat> format;
     int64_t first_output = 0, out_features = 0;
-    int64_t first_unit = 0, num_units = 0;
+    int64_t first_unit = 0, unit_count = 0;
     int64_t padded_in = 0;
     size_t unit_bytes = 0;
     size_t offset = 0;  // of the first unit
   };
   std::span<const Part> parts() const { return parts_; }
-  int64_t num_units() const {
-    return parts_.empty() ? 0 : parts_.back().first_unit + parts_.back().num_units;
+  int64_t unit_count() const {
+    return parts_.empty() ? 0 : parts_.back().first_unit + parts_.back().unit_count;
   }
   const std::byte* weights(const Part& part) const { return data_.data() + part.offset; }
 

@@ -166,8 +166,8 @@ void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
     if (!parts_.empty()) {
       const Part& before = parts_.back();
       part.first_output = before.first_output + before.out_features;
-      part.first_unit = before.first_unit + before.num_units;
-      part.offset = before.offset + static_cast<size_t>(before.num_units) * before.unit_bytes;
+      part.first_unit = before.first_unit + before.unit_count;
+      part.offset = before.offset + static_cast<size_t>(before.unit_count) * before.unit_bytes;
     }
     if (format) {
       const BlockLayout& layout = kBlockLayouts[static_cast<size_t>(*format)];
@@ -181,7 +181,7 @@ void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
   }
   Part& part = parts_.back();
   part.out_features += rows;
-  part.num_units = (part.out_features + unit_outputs - 1) / unit_outputs;
+  part.unit_count = (part.out_features + unit_outputs - 1) / unit_outputs;
   out_features_ += rows;
 }
 
@@ -203,7 +203,7 @@ Result<PackedMatrix> PackedMatrix::pack(CpuBackend& backend, const PackSpec& spe
   // end.
   ESP_ASSIGN_OR_RETURN(
       matrix.data_,
-      Buffer::allocate(last.offset + static_cast<size_t>(last.num_units) * last.unit_bytes));
+      Buffer::allocate(last.offset + static_cast<size_t>(last.unit_count) * last.unit_bytes));
 
   const int64_t unit_outputs = spec.gate_up ? kPanel : kUnit;
   int64_t base = 0;  // of the block, among the outputs

@@ -57,22 +57,22 @@ double squared_error(const float* x, const Line& line) {
   return error;
 }
 
-// The best line for the values that `guess` rounds to: least squares.
-Line refit(const float* x, const Line& guess) {
-  const float inverse = inverse_of(guess.scale);
+// The best line for the values that `start` rounds to: least squares.
+Line refit(const float* x, const Line& start) {
+  const float inverse = inverse_of(start.scale);
   double sum_q = 0, sum_qq = 0, sum_x = 0, sum_qx = 0;
   for (int64_t i = 0; i < 32; ++i) {
-    const double q = std::nearbyint(std::clamp((x[i] + guess.minimum) * inverse, 0.0f, 15.0f));
+    const double q = std::nearbyint(std::clamp((x[i] + start.minimum) * inverse, 0.0f, 15.0f));
     sum_q += q;
     sum_qq += q * q;
     sum_x += x[i];
     sum_qx += q * x[i];
   }
   const double determinant = 32 * sum_qq - sum_q * sum_q;
-  if (determinant <= 0) return guess;
+  if (determinant <= 0) return start;
   const double scale = (32 * sum_qx - sum_q * sum_x) / determinant;
   const double minimum = (sum_q * sum_qx - sum_qq * sum_x) / determinant;
-  if (scale <= 0) return guess;
+  if (scale <= 0) return start;
   if (minimum < 0) return {static_cast<float>(sum_qx / std::max(sum_qq, 1.0)), 0};
   return {static_cast<float>(scale), static_cast<float>(minimum)};
 }

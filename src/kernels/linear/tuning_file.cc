@@ -30,7 +30,7 @@ uint64_t digest(std::string_view text) {
   return hash;
 }
 
-// One writer at a time. The lock is a file of its own, since the file of choices is replaced, not
+// One writer at a time. The lock is a file of its own, since the file of entries is replaced, not
 // written.
 class Lock {
  public:
@@ -53,62 +53,62 @@ class Lock {
   bool held_ = false;
 };
 
-std::string body_of(std::string_view machine, const TuningFile::Choices& choices) {
-  std::string text = fmt::format("{}{}\n", kHeader, machine);
-  for (const auto& [key, value] : choices) text += fmt::format("{}{}{}\n", key, kBetween, value);
+std::string body_of(std::string_view system, const TuningFile::Entries& entries) {
+  std::string text = fmt::format("{}{}\n", kHeader, system);
+  for (const auto& [key, value] : entries) text += fmt::format("{}{}{}\n", key, kBetween, value);
   return text;
 }
 
-// Returns nothing where the text is not a whole file of this machine.
-std::optional<TuningFile::Choices> parse(std::string_view text, std::string_view machine) {
+// Returns nothing where the text is not a whole file of this system.
+std::optional<TuningFile::Entries> parse(std::string_view text, std::string_view system) {
   const size_t end = text.rfind(fmt::format("\n{}", kEnd));
   if (end == std::string_view::npos) return std::nullopt;
   const std::string_view body = text.substr(0, end + 1);
   if (text.substr(end + 1) != fmt::format("{}{:016x}\n", kEnd, digest(body))) return std::nullopt;
-  if (!body.starts_with(fmt::format("{}{}\n", kHeader, machine))) return std::nullopt;
-  TuningFile::Choices choices;
+  if (!body.starts_with(fmt::format("{}{}\n", kHeader, system))) return std::nullopt;
+  TuningFile::Entries entries;
   for (size_t at = body.find('\n') + 1; at < body.size();) {
     const size_t line_end = body.find('\n', at);
     const std::string_view line = body.substr(at, line_end - at);
     const size_t between = line.find(kBetween);
     if (between == std::string_view::npos || between == 0) return std::nullopt;
-    choices.emplace(line.substr(0, between), line.substr(between + kBetween.size()));
+    entries.emplace(line.substr(0, between), line.substr(between + kBetween.size()));
     at = line_end + 1;
   }
-  return choices;
+  return entries;
 }
 
 }  // namespace
 
-TuningFile::TuningFile(const std::filesystem::path& folder, std::string name, std::string machine)
+TuningFile::TuningFile(const std::filesystem::path& folder, std::string name, std::string system)
     : path_(folder.empty() ? std::filesystem::path() : folder / std::move(name)),
-      machine_(std::move(machine)) {}
+      system_(std::move(system)) {}
 
-TuningFile::Choices TuningFile::read() const {
+TuningFile::Entries TuningFile::read() const {
   if (path_.empty()) return {};
   std::ifstream in(path_, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  return parse(text, machine_).value_or(Choices());
+  return parse(text, system_).value_or(Entries());
 }
 
-TuningFile::Choices TuningFile::add(const Choices& measured) const {
+TuningFile::Entries TuningFile::add(const Entries& measured) const {
   if (path_.empty()) return measured;
   std::error_code ignored;
   std::filesystem::create_directories(path_.parent_path(), ignored);
   std::filesystem::path lock_path = path_;
   lock_path += ".lock";
   const Lock lock(lock_path);
-  Choices choices = read();
-  const size_t known = choices.size();
-  choices.insert(measured.begin(), measured.end());
-  if (lock.held() && choices.size() > known) static_cast<void>(write(choices));
-  return choices;
+  Entries entries = read();
+  const size_t known = entries.size();
+  entries.insert(measured.begin(), measured.end());
+  if (lock.held() && entries.size() > known) static_cast<void>(write(entries));
+  return entries;
 }
 
 // Writes beside the file under a unique name and renames it into place: a reader finds the old file
 // or the new one, whole, and a process that ends meanwhile leaves the old one.
-bool TuningFile::write(const Choices& choices) const {
-  const std::string body = body_of(machine_, choices);
+bool TuningFile::write(const Entries& entries) const {
+  const std::string body = body_of(system_, entries);
   std::filesystem::path part = path_;
   part += fmt::format(".{}-{:08x}.part", ::getpid(), std::random_device{}());
   std::ofstream file(part, std::ios::binary);

@@ -1,5 +1,5 @@
-// A file of measured choices that processes share: the first process measures, later ones read.
-// Text, one "KEY = VALUE" a line, between a header that names the machine and a digest line by
+// A file of tuning results that processes share: the first process measures, later ones read.
+// Text, one "KEY = VALUE" a line, between a header that names the system and a digest line by
 // which an incomplete file is detected.
 #pragma once
 
@@ -9,31 +9,31 @@
 
 namespace espalier::kernels {
 
-// Any number of processes and threads may use one file. A file that is torn or of another machine
+// Any number of processes and threads may use one file. A file that is torn or of another system
 // reads as empty and is written anew; one that cannot be written costs the next start some seconds
 // of tuning and nothing else.
 class TuningFile {
  public:
   // Neither keys nor values hold a line's end or " = "; no key is empty.
-  using Choices = std::map<std::string, std::string>;
+  using Entries = std::map<std::string, std::string>;
 
-  // In `folder`, which is created when something is written; empty: nothing is kept. `machine`
-  // names everything that the choices depend on (device, driver, library), in one line.
-  TuningFile(const std::filesystem::path& folder, std::string name, std::string machine);
+  // In `folder`, which is created when something is written; empty: nothing is kept. `system`
+  // names everything that the entries depend on (device, driver, library), in one line.
+  TuningFile(const std::filesystem::path& folder, std::string name, std::string system);
 
-  Choices read() const;
-  // Adds the choices whose keys the file does not have, and returns what it then holds. Where two
+  Entries read() const;
+  // Adds the entries whose keys the file does not have, and returns what it then holds. Where two
   // processes measure the same key at once, the first to call add() is kept and the other takes its
-  // choice, so all processes that share a file compute the same bits.
-  Choices add(const Choices& measured) const;
+  // entry, so all processes that share a file compute the same bits.
+  Entries add(const Entries& measured) const;
 
   const std::filesystem::path& path() const { return path_; }  // empty: none
 
  private:
-  bool write(const Choices& choices) const;
+  bool write(const Entries& entries) const;
 
   std::filesystem::path path_;
-  std::string machine_;
+  std::string system_;
 };
 
 }  // namespace espalier::kernels

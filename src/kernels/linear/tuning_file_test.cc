@@ -15,7 +15,7 @@ namespace espalier::kernels {
 namespace {
 
 namespace fs = std::filesystem;
-using Choices = TuningFile::Choices;
+using Entries = TuningFile::Entries;
 
 class TuningFileTest : public testing::Test {
  protected:
@@ -27,8 +27,8 @@ class TuningFileTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  TuningFile file(const std::string& machine = "H200, driver 13.0") const {
-    return {folder_ / "deep", "linear.txt", machine};
+  TuningFile file(const std::string& system = "H200, driver 13.0") const {
+    return {folder_ / "deep", "linear.txt", system};
   }
   std::string text() const {
     std::ifstream in(file().path(), std::ios::binary);
@@ -43,24 +43,24 @@ class TuningFileTest : public testing::Test {
 
 TEST_F(TuningFileTest, WhatWasAddedIsRead) {
   EXPECT_TRUE(file().read().empty());
-  const Choices first{{"1 2 3", "own"}, {"1 2 4", "00ff"}};
+  const Entries first{{"1 2 3", "own"}, {"1 2 4", "00ff"}};
   EXPECT_EQ(file().add(first), first);
   EXPECT_EQ(file().read(), first);
-  const Choices more{{"1 2 4", "1111"}, {"5", ""}};  // what is there stays
-  const Choices all{{"1 2 3", "own"}, {"1 2 4", "00ff"}, {"5", ""}};
+  const Entries more{{"1 2 4", "1111"}, {"5", ""}};  // what is there stays
+  const Entries all{{"1 2 3", "own"}, {"1 2 4", "00ff"}, {"5", ""}};
   EXPECT_EQ(file().add(more), all);
   EXPECT_EQ(file().read(), all);
 }
 
 TEST_F(TuningFileTest, WithoutAFolderNothingIsKept) {
   const TuningFile none({}, "linear.txt", "H200");
-  const Choices some{{"a", "b"}};
+  const Entries some{{"a", "b"}};
   EXPECT_EQ(none.add(some), some);
   EXPECT_TRUE(none.read().empty());
 }
 
-TEST_F(TuningFileTest, AnotherMachinesFileIsWrittenAnew) {
-  const Choices theirs{{"a", "theirs"}}, ours{{"a", "ours"}};
+TEST_F(TuningFileTest, AnotherSystemsFileIsWrittenAnew) {
+  const Entries theirs{{"a", "theirs"}}, ours{{"a", "ours"}};
   file("A100").add(theirs);
   EXPECT_TRUE(file().read().empty());
   EXPECT_EQ(file().add(ours), ours);
@@ -69,8 +69,8 @@ TEST_F(TuningFileTest, AnotherMachinesFileIsWrittenAnew) {
 
 // A file cut off anywhere, with any byte changed, or of something else is none.
 TEST_F(TuningFileTest, ATornFileIsIgnoredAndReplaced) {
-  const Choices choices{{"a b", "0123"}, {"c", "4567"}};
-  file().add(choices);
+  const Entries entries{{"a b", "0123"}, {"c", "4567"}};
+  file().add(entries);
   const std::string whole = text();
   for (size_t size = 0; size < whole.size(); ++size) {
     set_text(whole.substr(0, size));
@@ -84,29 +84,29 @@ TEST_F(TuningFileTest, ATornFileIsIgnoredAndReplaced) {
   }
   set_text("1 0 4096 4096 0 0 8 own\n");
   EXPECT_TRUE(file().read().empty());
-  EXPECT_EQ(file().add(choices), choices);
+  EXPECT_EQ(file().add(entries), entries);
   EXPECT_EQ(text(), whole);
 }
 
 TEST_F(TuningFileTest, AFolderThatCannotBeWrittenCostsNothingElse) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "deep") << "a file where the folder would be";
-  const Choices some{{"a", "b"}};
+  const Entries some{{"a", "b"}};
   EXPECT_EQ(file().add(some), some);
   EXPECT_TRUE(file().read().empty());
 }
 
 // Processes that tune at once: nothing is lost, the file is whole whenever it is read, and all of
-// them end with the same choices.
-TEST_F(TuningFileTest, ProcessesAtOnceComeToTheSameChoices) {
+// them end with the same entries.
+TEST_F(TuningFileTest, ProcessesAtOnceComeToTheSameEntries) {
   constexpr int kProcesses = 6, kRounds = 20;
   std::vector<pid_t> children;
   for (int p = 0; p < kProcesses; ++p) {
     const pid_t child = ::fork();
     if (child == 0) {
-      Choices mine;
+      Entries mine;
       for (int round = 0; round < kRounds; ++round) {
-        const Choices got = file().add({{fmt::format("shared {}", round), fmt::format("by {}", p)},
+        const Entries got = file().add({{fmt::format("shared {}", round), fmt::format("by {}", p)},
                                         {fmt::format("own {} {}", p, round), "x"}});
         for (const auto& [key, value] : mine)
           if (!got.contains(key) || got.at(key) != value) ::_exit(1);  // changed or lost
@@ -119,7 +119,7 @@ TEST_F(TuningFileTest, ProcessesAtOnceComeToTheSameChoices) {
   for (const pid_t child : children) {
     int status = -1;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "a choice changed";
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "a kernel changed";
   }
   EXPECT_EQ(file().read().size(), static_cast<size_t>(kRounds + kProcesses * kRounds));
   size_t others = 0;  // nothing half-written is left

@@ -6,12 +6,11 @@
 // Attention: megakernel_attention.cuh.
 // Pipeline: the ninth warp issues TMA bulk copies of this block's rows of all matrices of all
 // layers in order, into a ring buffer in shared memory (8 stages of 16 KiB for the Llama-3.1-8B
-// shape: 17 MB over the GPU, 3.7 us of reading); it waits only for free stages, so the ring fills
-// while consumers wait.
-// One loop body serves all GEMVs, rolled up, so that a layer's instructions stay in the instruction
-// cache.
-// Roof: memory, every weight once: 13.96 GB for 32 layers, 3.00 ms at 4.65 TB/s. A whole step at
-// 1,024 positions 4.24 ms on an H200. History: docs/notes/megakernel.md.
+// shape: 17 MB over the GPU, 3.7 us of reading); it waits only for free stages, so the ring buffer
+// fills while consumers wait. One loop body serves all GEMVs, rolled up, so that a layer's
+// instructions stay in the instruction cache. Roof: memory, every weight once: 13.96 GB for 32
+// layers, 3.00 ms at 4.65 TB/s. A whole step at 1,024 positions 4.24 ms on an H200. History:
+// docs/notes/megakernel.md.
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -27,7 +26,7 @@ constexpr int kPairs = 8;  // pairs whose sums are added up together
 constexpr int kSums = 2 * kPairs;
 constexpr int kMaxTileInputs = 4096;  // of a tile, of each of its two rows
 constexpr int kMaxSlots = 16, kMinSlots = 4;
-constexpr size_t kMaxRingBytes = 128 * 1024;
+constexpr size_t kMaxRingBufferBytes = 128 * 1024;
 constexpr int kMaxOffsets = 8192;  // of keys, cached in shared memory
 
 enum Gemv { kQkv, kOutput, kGateUp, kDown, kNumGemvs };
@@ -80,7 +79,7 @@ struct Barriers {
   Barrier full[kMaxSlots], empty[kMaxSlots];
 };
 
-struct Ring {
+struct RingBuffer {
   char* stages;
   Barriers* barriers;
   int slot = 0;
@@ -124,8 +123,8 @@ struct Shared {
 };
 
 // The producer thread: copies everything that this block multiplies, in order.
-__device__ void fetch_weights(const Params& p, Ring ring) {
-  ring.parity = 1;  // a fresh barrier's phase before the first counts as complete
+__device__ void fetch_weights(const Params& p, RingBuffer ring_buffer) {
+  ring_buffer.parity = 1;  // a fresh barrier's phase before the first counts as complete
 #pragma unroll 1
   for (int layer = 0; layer < p.shape.num_layers; ++layer) {
 #pragma unroll 1
@@ -142,9 +141,9 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
         for (int begin = 0; begin < m.in; begin += m.tile_inputs) {
           const int inputs = min(m.tile_inputs, m.in - begin);
           const auto bytes = static_cast<uint32_t>(inputs) * 2;
-          Barrier& full = ring.barriers->full[ring.slot];
-          bf16* to = reinterpret_cast<bf16*>(ring.stages + ring.slot * p.slot_bytes);
-          barrier_wait(ring.barriers->empty[ring.slot], ring.parity);
+          Barrier& full = ring_buffer.barriers->full[ring_buffer.slot];
+          bf16* to = reinterpret_cast<bf16*>(ring_buffer.stages + ring_buffer.slot * p.slot_bytes);
+          barrier_wait(ring_buffer.barriers->empty[ring_buffer.slot], ring_buffer.parity);
           barrier_expect(full, 2 * bytes);
           if (m.second == 1 && inputs == m.in) {  // adjacent rows in one copy
             bulk_copy(to, from[0], 2 * bytes, full);
@@ -152,7 +151,7 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
             bulk_copy(to, from[0] + begin, bytes, full);
             bulk_copy(to + inputs, from[1] + begin, bytes, full);
           }
-          ring.advance(p.slots);
+          ring_buffer.advance(p.slots);
         }
       }
     }
@@ -163,9 +162,9 @@ __device__ void fetch_weights(const Params& p, Ring ring) {
 template <int G>
 class Worker {
  public:
-  __device__ Worker(const Params& p, const Shared& shared, const Ring& ring)
-      : p_(p), s_(shared), ring_(ring) {
-    ring_.parity = 0;
+  __device__ Worker(const Params& p, const Shared& shared, const RingBuffer& ring_buffer)
+      : p_(p), s_(shared), ring_buffer_(ring_buffer) {
+    ring_buffer_.parity = 0;
   }
 
   // One loop body for all GEMVs, so that the instructions of a layer stay in their cache.
@@ -342,12 +341,13 @@ class Worker {
         if (i >= pairs) break;
 #pragma unroll 1
         for (int begin = 0; begin < m.in; begin += m.tile_inputs) {
-          barrier_wait(ring_.barriers->full[ring_.slot], ring_.parity);
-          multiply_tile(reinterpret_cast<const bf16*>(ring_.stages + ring_.slot * p_.slot_bytes),
+          barrier_wait(ring_buffer_.barriers->full[ring_buffer_.slot], ring_buffer_.parity);
+          multiply_tile(reinterpret_cast<const bf16*>(ring_buffer_.stages +
+                                                      ring_buffer_.slot * p_.slot_bytes),
                         s_.x + begin, min(m.tile_inputs, m.in - begin), acc[2 * i], acc[2 * i + 1]);
           __syncwarp();
-          if (lane == 0) barrier_arrive(ring_.barriers->empty[ring_.slot]);
-          ring_.advance(p_.slots);
+          if (lane == 0) barrier_arrive(ring_buffer_.barriers->empty[ring_buffer_.slot]);
+          ring_buffer_.advance(p_.slots);
         }
       }
       add_by_halves(acc);
@@ -398,7 +398,7 @@ class Worker {
 
   const Params& p_;
   const Shared& s_;
-  Ring ring_;
+  RingBuffer ring_buffer_;
   int arrivals_wanted_ = 0, heads_wanted_ = 0;
   const float* angles_of_ = nullptr;
 };
@@ -416,13 +416,13 @@ __global__ void __launch_bounds__(kThreads, 1) megakernel_kernel(const __grid_co
     barrier_init_done();
   }
   __syncthreads();
-  Ring ring;
-  ring.stages = shared.stages;
-  ring.barriers = shared.barriers;
+  RingBuffer ring_buffer;
+  ring_buffer.stages = shared.stages;
+  ring_buffer.barriers = shared.barriers;
   if (threadIdx.x >= kMathThreads) {
-    if (threadIdx.x == kMathThreads) fetch_weights(p, ring);
+    if (threadIdx.x == kMathThreads) fetch_weights(p, ring_buffer);
   } else {
-    Worker<G>(p, shared, ring).run();
+    Worker<G>(p, shared, ring_buffer).run();
   }
 }
 
@@ -455,7 +455,7 @@ Plan plan_for(const MegakernelShape& s, const DeviceTraits& traits) {
   const size_t fixed = Shared::fixed_bytes(s.hidden, static_cast<size_t>(plan.x_bytes));
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   if (fixed >= most) return plan;
-  plan.slots = std::min(static_cast<int>(std::min(most - fixed, kMaxRingBytes) /
+  plan.slots = std::min(static_cast<int>(std::min(most - fixed, kMaxRingBufferBytes) /
                                          static_cast<size_t>(plan.slot_bytes)),
                         kMaxSlots);
   plan.bytes = fixed + static_cast<size_t>(plan.slots) * static_cast<size_t>(plan.slot_bytes);

@@ -655,7 +655,7 @@ TEST_F(CudaMoe, SmallBatchesAreOneOperation) {
       c.router.top_groups = pick(1, c.router.num_groups);
       c.router.group_by_two = round % 8 == 1;
     }
-    if (round % 6 == 2) {  // many pieces
+    if (round % 6 == 2) {  // many tiles
       c.dim = 8 * pick(200, 400), c.ffn = 8 * pick(30, 130);
       c.router.num_experts = pick(3, 6);
     }

@@ -183,7 +183,7 @@ __device__ void select_experts(const SmallBatchMoeArgs& args, float* words, Chos
 // --- rings ---
 
 // A warp's ring buffer of tiles, each two rows of up to tile_inputs.
-struct Ring {
+struct RingBuffer {
   bf16* stages;
   Barrier* full;
   int num_stages, stage_elements;
@@ -210,12 +210,12 @@ struct Shared {
   bf16* rows;
 
   static constexpr size_t kBarrierBytes = (kWarps * kMaxStages + 2) * sizeof(Barrier);
-  static constexpr size_t kChoicesBytes = (sizeof(ChosenExperts) + 15) / 16 * 16;
+  static constexpr size_t kChosenBytes = (sizeof(ChosenExperts) + 15) / 16 * 16;
   __host__ __device__ static size_t words_bytes(const SmallBatchMoeArgs& args) {
     return (static_cast<size_t>(args.rows * route_words(args.router)) * 4 + 15) / 16 * 16;
   }
   static size_t fixed_bytes(const SmallBatchMoeArgs& args, size_t row_elements) {
-    return kBarrierBytes + kChoicesBytes + words_bytes(args) + row_elements * 2;
+    return kBarrierBytes + kChosenBytes + words_bytes(args) + row_elements * 2;
   }
   __device__ Shared(char* at, const Params& p) {
     rings = reinterpret_cast<bf16*>(at);
@@ -223,13 +223,13 @@ struct Shared {
     barriers = reinterpret_cast<Barrier*>(at);
     at += kBarrierBytes;
     chosen = reinterpret_cast<ChosenExperts*>(at);
-    at += kChoicesBytes;
+    at += kChosenBytes;
     words = reinterpret_cast<float*>(at);
     at += words_bytes(p.args);
     rows = reinterpret_cast<bf16*>(at);
   }
   __device__ Barrier& rows_full() const { return barriers[kWarps * kMaxStages]; }
-  __device__ Ring ring(const Params& p, int warp) const {
+  __device__ RingBuffer ring_buffer(const Params& p, int warp) const {
     const int elements = 2 * p.tile_inputs;
     return {.stages = rings + warp * p.num_stages * elements,
             .full = barriers + warp * kMaxStages,
@@ -282,13 +282,14 @@ struct UpWarp {
   const Params& p;
   const Shared& shared;
   const int lane, stride;
-  Ring ring;
+  RingBuffer ring_buffer;
   UpCursor cursor;
   int row_pairs;  // of all active experts and the shared one
 
   __device__ void issue(int stage) {
     if (cursor.row_pair >= row_pairs) return;
-    if (lane == 0) issue_pair(p, *shared.chosen, cursor, ring.at(stage), ring.full[stage]);
+    if (lane == 0)
+      issue_pair(p, *shared.chosen, cursor, ring_buffer.at(stage), ring_buffer.full[stage]);
     cursor.begin += p.tile_inputs;
     if (cursor.begin >= p.args.dim) cursor.begin = 0, cursor.row_pair += stride;
   }
@@ -301,7 +302,7 @@ struct UpWarp {
     float sums[2 * N] = {};
 #pragma unroll 1
     for (int begin = 0; begin < dim; begin += p.tile_inputs) {
-      const bf16* gate = ring.wait();
+      const bf16* gate = ring_buffer.wait();
       const bf16* up = gate + p.tile_inputs;
       const int inputs = min(p.tile_inputs, dim - begin);
 #pragma unroll(N == 1 ? 4 : 1)
@@ -321,8 +322,8 @@ struct UpWarp {
         }
       }
       __syncwarp();
-      issue(ring.stage);
-      ring.next();
+      issue(ring_buffer.stage);
+      ring_buffer.next();
     }
     add_by_halves(sums);
     constexpr int kLanes = 16 / N;  // lanes that hold the same sum
@@ -390,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 2) moe_gate_up_kernel(const Params p
              shared,
              lane,
              kWarps * static_cast<int>(gridDim.x),
-             shared.ring(p, warp),
+             shared.ring_buffer(p, warp),
              {.row_pair = first, .begin = 0},
              args.shared_ffn};
   init_barriers(shared);
@@ -426,7 +427,7 @@ struct DownWarp {
   const Params& p;
   const Shared& shared;
   const int lane;
-  Ring ring;
+  RingBuffer ring_buffer;
   DownCursor cursor;
   const int end;  // of the warp's outputs
   int experts;    // the shared expert and all active ones
@@ -450,15 +451,15 @@ struct DownWarp {
     from += cursor.begin;
     const int outputs = min(2, end - cursor.output), inputs = min(p.tile_inputs, in - cursor.begin);
     const auto bytes = static_cast<uint32_t>(inputs) * 2;
-    Barrier& full = ring.full[stage];
+    Barrier& full = ring_buffer.full[stage];
     barrier_expect(full, static_cast<uint32_t>(outputs) * bytes);
     if (inputs == in) {  // adjacent rows in one copy
-      bulk_copy(ring.at(stage), from, static_cast<uint32_t>(outputs) * bytes, full);
+      bulk_copy(ring_buffer.at(stage), from, static_cast<uint32_t>(outputs) * bytes, full);
       return;
     }
 #pragma unroll 1
     for (int i = 0; i < outputs; ++i)
-      bulk_copy(ring.at(stage) + i * inputs, from + i * int64_t{in}, bytes, full);
+      bulk_copy(ring_buffer.at(stage) + i * inputs, from + i * int64_t{in}, bytes, full);
   }
   __device__ void issue(int stage) {
     if (cursor.output >= end) return;
@@ -469,7 +470,7 @@ struct DownWarp {
     if (++cursor.expert == experts) cursor.expert = 0, cursor.output += 2;
   }
 
-  // Adds one expert's products to the sums of two outputs for all rows, [row][2].
+  // Adds one expert's results to the sums of two outputs for all rows, [row][2].
   __device__ __forceinline__ void add_expert(int expert, float (&sums)[2 * ROWS]) {
     const SmallBatchMoeArgs& args = p.args;
     const ChosenExperts& chosen = *shared.chosen;
@@ -489,7 +490,7 @@ struct DownWarp {
     }
 #pragma unroll 1
     for (int begin = 0; begin < in; begin += p.tile_inputs) {
-      const bf16* first = ring.wait();
+      const bf16* first = ring_buffer.wait();
       const int inputs = min(p.tile_inputs, in - begin);
       const bf16* second = first + inputs;
       float partial[2 * ROWS] = {};
@@ -511,8 +512,8 @@ struct DownWarp {
         }
       }
       __syncwarp();
-      issue(ring.stage);
-      ring.next();
+      issue(ring_buffer.stage);
+      ring_buffer.next();
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         if (ROWS > 1 && (known >> row & 1) == 0) continue;
@@ -576,7 +577,7 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
   DownWarp<ROWS> own{p,
                      shared,
                      lane,
-                     shared.ring(p, warp),
+                     shared.ring_buffer(p, warp),
                      {.output = first, .expert = 0, .begin = 0},
                      end,
                      shared.chosen->num_active + (args.shared_ffn > 0 ? 1 : 0)};
@@ -599,7 +600,7 @@ __global__ void __launch_bounds__(kThreads, 2) moe_down_kernel(const Params p) {
 
 // --- on the host ---
 
-struct RingPlan {
+struct RingBufferPlan {
   int tile_inputs = 0, num_stages = 0;  // 0: no room
   size_t bytes() const {
     return size_t{kWarps} * static_cast<size_t>(num_stages) * static_cast<size_t>(tile_inputs) * 4;
@@ -607,8 +608,8 @@ struct RingPlan {
 };
 
 // Tiles as large as possible, but at least two stages for each warp.
-RingPlan ring_for(int inputs, size_t room) {
-  RingPlan plan;
+RingBufferPlan ring_buffer_for(int inputs, size_t room) {
+  RingBufferPlan plan;
   for (int tiles = 1;; ++tiles) {
     const int tile = ((inputs + tiles - 1) / tiles + 7) / 8 * 8;
     if (tile < kMinTileInputs && tiles > 1) return plan;
@@ -621,7 +622,7 @@ RingPlan ring_for(int inputs, size_t room) {
 }
 
 struct Plan {
-  RingPlan up, down;
+  RingBufferPlan up, down;
   size_t up_bytes = 0, down_bytes = 0;
 };
 
@@ -637,12 +638,12 @@ Plan plan_for(const SmallBatchMoeArgs& args, const DeviceTraits& traits) {
   const auto left = [](size_t room, size_t fixed) { return room > fixed ? room - fixed : 0; };
   Plan plan;
   for (const size_t room : {most * 3 / 5, most}) {
-    plan.up = ring_for(args.dim, left(room, up_fixed));
+    plan.up = ring_buffer_for(args.dim, left(room, up_fixed));
     if (plan.up.num_stages >= 2) break;
   }
   plan.up_bytes = std::max(up_fixed + plan.up.bytes(), most / 2 + kReserved);
   for (const size_t room : {left(most, plan.up_bytes + kReserved), most}) {
-    plan.down = ring_for(args.ffn, left(room, down_fixed));
+    plan.down = ring_buffer_for(args.ffn, left(room, down_fixed));
     if (plan.down.num_stages >= 2) break;
   }
   plan.down_bytes = down_fixed + plan.down.bytes();

@@ -13,7 +13,7 @@
 namespace espalier::kernels {
 namespace {
 
-struct Choice {
+struct Selection {
   std::vector<int32_t> experts;
   std::vector<double> weights;
 };
@@ -28,7 +28,7 @@ std::vector<int32_t> order(const std::vector<double>& values) {
   return all;
 }
 
-Choice choose(const RouterSpec& spec, const float* logits, const float* correction) {
+Selection choose(const RouterSpec& spec, const float* logits, const float* correction) {
   const auto count = static_cast<size_t>(spec.num_experts);
   std::vector<double> scores(count), selection(count);
   double sum = 0;
@@ -48,7 +48,7 @@ Choice choose(const RouterSpec& spec, const float* logits, const float* correcti
   }
   std::vector<int32_t> open = order(best);
   open.resize(static_cast<size_t>(spec.top_groups));
-  Choice out;
+  Selection out;
   for (const int32_t expert : order(selection)) {
     const auto group = static_cast<int32_t>(static_cast<size_t>(expert) / size);
     if (std::ranges::find(open, group) == open.end()) continue;
@@ -100,7 +100,7 @@ TEST(Router, SelectsAsASortWould) {
                  .experts = experts.data(),
                  .weights = weights.data()});
     for (int64_t row = 0; row < rows; ++row) {
-      const Choice expected = choose(spec, logits.data() + row * spec.num_experts, correct);
+      const Selection expected = choose(spec, logits.data() + row * spec.num_experts, correct);
       for (int32_t i = 0; i < spec.top_k; ++i) {
         const auto at = static_cast<size_t>(row * spec.top_k + i);
         EXPECT_EQ(experts[at], expected.experts[static_cast<size_t>(i)]);

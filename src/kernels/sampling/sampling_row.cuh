@@ -450,12 +450,12 @@ __device__ Cut find_cut(const Row& row, const RowCluster& cluster, const Eval& e
            base_prob + prob[at] <= limits.prob)
       ++at;
     if (at == 4) return {.key = low};  // cluster.sync() is behind us
-    const Prob above_count = at > 0 ? count[at - 1] : 0, above_mass = at > 0 ? prob[at - 1] : 0;
+    const Prob above_count = at > 0 ? count[at - 1] : 0, above_prob = at > 0 ? prob[at - 1] : 0;
     const int inside = count[at] - static_cast<int>(above_count);
     if (at > 0) high = edge[at - 1];
     low = edge[at];
     base_count += above_count;
-    base_prob += above_mass;
+    base_prob += above_prob;
 
     if (inside <= kMaxCandidates) {
       const int found = gather_candidates(

@@ -1,5 +1,5 @@
 // Whether the device that CUDA reports can be used; separate from CUDA itself, so that every
-// failure can be tested on any machine. Pure functions.
+// failure can be tested on any system. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace espalier::cuda {
 
-// What CUDA's runtime reports of this machine. Versions in its numbering: 1000 major + 10 minor.
+// What CUDA's runtime reports of this system. Versions in its numbering: 1000 major + 10 minor.
 struct DeviceQuery {
   enum class Found : uint8_t {
     kDevices,     // it looked, and found num_devices

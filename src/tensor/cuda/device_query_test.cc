@@ -1,4 +1,4 @@
-// The messages for every kind of machine without a usable device.
+// The messages for every kind of system without a usable device.
 #include "tensor/cuda/device_query.h"
 
 #include <gmock/gmock.h>

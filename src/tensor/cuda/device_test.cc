@@ -1,4 +1,4 @@
-// The device layer on whatever this machine has: a device, or a clear reason why there is none.
+// The device layer on whatever this system has: a device, or a clear reason why there is none.
 #include "tensor/cuda/device.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "kernels/linear/linear_choices.h"
+#include "kernels/linear/tuned_kernels.h"
 
 #include <algorithm>
 #include <cctype>
@@ -20,13 +20,13 @@ std::string key_of(const LinearShape& s, int32_t rows) {
 
 // "own" for gemv, or "batch" and the three numbers of a configuration of gemm_small_batch, or
 // each word of the algorithm as 16 hexadecimal digits.
-std::string text_of(const LinearChoice& choice) {
-  if (choice.batch)
-    return fmt::format("batch {} {} {}", choice.batch->groups, choice.batch->splits,
-                       choice.batch->half_shared ? 1 : 0);
-  if (!choice.algorithm) return "own";
+std::string text_of(const TunedKernel& kernel) {
+  if (kernel.batch)
+    return fmt::format("batch {} {} {}", kernel.batch->groups, kernel.batch->splits,
+                       kernel.batch->half_shared ? 1 : 0);
+  if (!kernel.algorithm) return "own";
   std::string text;
-  for (const uint64_t word : choice.algorithm->data) text += fmt::format("{:016x}", word);
+  for (const uint64_t word : kernel.algorithm->data) text += fmt::format("{:016x}", word);
   return text;
 }
 
@@ -41,26 +41,26 @@ LinearShape shape_of(const LinearArgs& args) {
           .residual = args.residual != nullptr};
 }
 
-LinearChoices::LinearChoices(std::filesystem::path cache) : cache_(std::move(cache)) {
+TunedKernels::TunedKernels(std::filesystem::path cache) : cache_(std::move(cache)) {
   take(tuning_file().read());
 }
 
-void LinearChoices::set_row_invariant() {
+void TunedKernels::set_row_invariant() {
   row_invariant_ = true;
-  choices_.clear();
+  tuned_.clear();
   take(tuning_file().read());
 }
 
-bool LinearChoices::known(const LinearArgs& args) const {
+bool TunedKernels::known(const LinearArgs& args) const {
   const std::lock_guard lock(mutex_);
-  const auto found = choices_.find(shape_of(args));
-  return found != choices_.end() && found->second.contains(args.rows);
+  const auto found = tuned_.find(shape_of(args));
+  return found != tuned_.end() && found->second.contains(args.rows);
 }
 
-LinearChoice LinearChoices::nearest(const LinearArgs& args) const {
+TunedKernel TunedKernels::nearest(const LinearArgs& args) const {
   const std::lock_guard lock(mutex_);
-  const auto found = choices_.find(shape_of(args));
-  if (found == choices_.end() || found->second.empty()) return {};
+  const auto found = tuned_.find(shape_of(args));
+  if (found == tuned_.end() || found->second.empty()) return {};
   const auto& by_rows = found->second;
   if (!row_invariant_ && args.rows <= kSmallRows && !by_rows.contains(args.rows)) return {};
   auto at = by_rows.lower_bound(args.rows);
@@ -68,13 +68,13 @@ LinearChoice LinearChoices::nearest(const LinearArgs& args) const {
   return at->second;
 }
 
-void LinearChoices::set(const LinearArgs& args, const LinearChoice& choice) {
+void TunedKernels::set(const LinearArgs& args, const TunedKernel& kernel) {
   const std::lock_guard lock(mutex_);
-  choices_[shape_of(args)][args.rows] = choice;
+  tuned_[shape_of(args)][args.rows] = kernel;
 }
 
-// The tuning file of this device, driver and library version, on which a choice depends.
-TuningFile LinearChoices::tuning_file() const {
+// The tuning file of this device, driver and library version, on which the fastest kernel depends.
+TuningFile TunedKernels::tuning_file() const {
   int device = 0, driver = 0;
   cudaDeviceProp properties{};
   if (cache_.empty() || cudaGetDevice(&device) != cudaSuccess ||
@@ -91,38 +91,38 @@ TuningFile LinearChoices::tuning_file() const {
                       properties.multiProcessorCount, driver, cublasLtGetVersion())};
 }
 
-void LinearChoices::take(const TuningFile::Choices& choices) {
+void TunedKernels::take(const TuningFile::Entries& entries) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, text] : choices) {
+  for (const auto& [key, text] : entries) {
     std::istringstream in(key);
     LinearShape s;
     int32_t rows = 0;
     if (!(in >> s.type >> s.out_type >> s.in >> s.out >> s.bias >> s.residual >> rows)) continue;
     if (text == "own") {
-      if (rows <= kSmallRows) choices_[s][rows] = {};
+      if (rows <= kSmallRows) tuned_[s][rows] = {};
     } else if (text.size() == 16 * std::size(cublasLtMatmulAlgo_t{}.data)) {
       cublasLtMatmulAlgo_t algo{};
       for (size_t i = 0; i < std::size(algo.data); ++i)
         algo.data[i] = std::strtoull(text.substr(16 * i, 16).c_str(), nullptr, 16);
-      choices_[s][rows] = {.algorithm = algo};
+      tuned_[s][rows] = {.algorithm = algo};
     } else if (std::istringstream config_in(text); text.starts_with("batch ")) {
       SmallBatchConfig config;
       std::string word;
       int half = 0;
       if (config_in >> word >> config.groups >> config.splits >> half) {
         config.half_shared = half != 0;
-        choices_[s][rows] = {.batch = config};
+        tuned_[s][rows] = {.batch = config};
       }
     }
   }
 }
 
-void LinearChoices::share() {
-  TuningFile::Choices measured;
+void TunedKernels::share() {
+  TuningFile::Entries measured;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [s, by_rows] : choices_)
-      for (const auto& [rows, choice] : by_rows) measured[key_of(s, rows)] = text_of(choice);
+    for (const auto& [s, by_rows] : tuned_)
+      for (const auto& [rows, kernel] : by_rows) measured[key_of(s, rows)] = text_of(kernel);
   }
   take(tuning_file().add(measured));
 }

@@ -30,38 +30,38 @@ LinearShape shape_of(const LinearArgs& args);
 
 // A chosen kernel: an algorithm of cuBLASLt, or gemm_small_batch in a configuration, or, without
 // either, gemv.
-struct LinearChoice {
+struct TunedKernel {
   std::optional<cublasLtMatmulAlgo_t> algorithm;
   std::optional<SmallBatchConfig> batch;
 };
 
 // Thread-safe but for set_row_invariant().
-class LinearChoices {
+class TunedKernels {
  public:
-  // cache: the folder of the tuning file; empty: choices are not kept. Reads the file.
-  explicit LinearChoices(std::filesystem::path cache);
+  // cache: the folder of the tuning file; empty: entries are not kept. Reads the file.
+  explicit TunedKernels(std::filesystem::path cache);
 
-  // Forgets all choices and reads those of row-invariant GEMMs, which have a file of their own.
+  // Forgets all entries and reads those of row-invariant GEMMs, which have a file of their own.
   void set_row_invariant();
 
   bool known(const LinearArgs& args) const;
-  // The choice of the nearest tuned number of rows, from above if there is one; gemv for few rows
+  // The kernel of the nearest tuned number of rows, from above if there is one; gemv for few rows
   // that were not tuned themselves.
-  LinearChoice nearest(const LinearArgs& args) const;
-  void set(const LinearArgs& args, const LinearChoice& choice);
+  TunedKernel nearest(const LinearArgs& args) const;
+  void set(const LinearArgs& args, const TunedKernel& kernel);
 
-  // Writes the choices to the tuning file; what another process has measured meanwhile replaces
+  // Writes the entries to the tuning file; what another process has measured meanwhile replaces
   // ours.
   void share();
 
  private:
   TuningFile tuning_file() const;
-  void take(const TuningFile::Choices& choices);
+  void take(const TuningFile::Entries& entries);
 
   const std::filesystem::path cache_;
   bool row_invariant_ = false;
   mutable std::mutex mutex_;
-  std::map<LinearShape, std::map<int32_t, LinearChoice>> choices_;  // by shape, then rows
+  std::map<LinearShape, std::map<int32_t, TunedKernel>> tuned_;  // by shape, then rows
 };
 
 }  // namespace espalier::kernels::cuda
