@@ -16,13 +16,15 @@ namespace espalier {
 // reused only after the last step that names it is done.
 using SlotId = int32_t;
 
+using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
+
 // In token_ids: take the token that this entry's slot sampled last, in a step launched before.
 inline constexpr TokenId kTokenFromSlot = -1;
 
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
 struct BatchEntry {
   SlotId slot = -1;
-  uint64_t sequence = 0;         // whose entry it is; executors need not know
+  SequenceId sequence = 0;       // whose entry it is; executors need not know
   int32_t num_query_tokens = 0;  // at least 1
   int32_t prefix_len = 0;        // tokens whose keys and values are in the pages already
   int32_t query_begin = 0;       // this entry's first entry in token_ids and positions

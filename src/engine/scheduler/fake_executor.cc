@@ -198,7 +198,7 @@ EntryResult FakeExecutor::run(const ForwardBatch& batch, const BatchEntry& entry
 void FakeExecutor::run_drafts(const ForwardBatch& batch, const BatchEntry& entry,
                               const Known& known, InFlight& step, EntryResult& result) {
   if (entry.num_drafts == 0) return;
-  ESP_CHECK(entry.sample && entry.has_mask && entry.last_known() >= 0);
+  ESP_CHECK(entry.sample && entry.last_known() >= 0);
   const int32_t begin = entry.prefix_len + entry.last_known() + 1;
   uint64_t digest = known.digests[static_cast<size_t>(begin)];
   int32_t sample = 0;

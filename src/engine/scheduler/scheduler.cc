@@ -1,45 +1,67 @@
+// Source of the admission: Algorithm 1 of the SGLang paper, with a budget that grows as it admits,
+// an estimate of the output still to come, chunked prompts, and retraction where the estimate was
+// too low.
 #include "engine/scheduler/scheduler.h"
 
 #include <algorithm>
 
 #include "base/check.h"
-#include "engine/scheduler/scheduler_impl.h"
+#include "engine/scheduler/batch_builder.h"
+#include "engine/scheduler/committer.h"
+#include "engine/scheduler/inflight_prefixes.h"
+#include "engine/scheduler/kv_budget.h"
+#include "engine/scheduler/running_set.h"
+#include "engine/scheduler/wait_queue.h"
 
 namespace espalier {
 
-Scheduler::Impl::Impl(const SchedulerConfig& config_in, PrefixCache& cache_in,
-                      const Clock& clock_in, SequenceObserver& observer_in)
-    : config(config_in),
-      cache(cache_in),
-      clock(clock_in),
-      observer(observer_in),
-      waiting(config_in, cache_in),
-      slots(static_cast<size_t>(config_in.max_running), nullptr),
-      promised(cache_in.page_size()),
-      ratio(config_in),
-      page_tables(config_in.max_running) {
+namespace {
+// An admission that failed for want of memory is tried again after a release, or after this many
+// steps, since the new-token ratio has fallen meanwhile.
+constexpr uint64_t kAdmissionRetrySteps = 8;
+// How many waiting sequences (each with all that share its prefix) one step may defer. They are
+// tried again when the prefix that they wait for is cached, a few steps later.
+constexpr int kDeferredMax = 64;
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
+                     SequenceObserver& observer, TokenProposer* proposer)
+    : config_(config), cache_(cache), clock_(clock) {
   ESP_CHECK(config.max_running > 0 && config.context_length > 0);
-  for (SlotId slot = config.max_running - 1; slot >= 0; --slot) free_slots.push_back(slot);
-  running.reserve(slots.size());
+  TokenProposer& proposals = proposer != nullptr ? *proposer : no_proposals_;
+  running_ = std::make_unique<RunningSet>(config.max_running);
+  budget_ = std::make_unique<KvBudget>(config, cache, *running_, steps_);
+  queue_ = std::make_unique<WaitQueue>(config, cache);
+  inflight_ = std::make_unique<InflightPrefixes>(config, cache);
+  builder_ = std::make_unique<BatchBuilder>(config, cache, *running_, steps_, *budget_, proposals);
+  committer_ = std::make_unique<Committer>(Committer::Parts{.clock = clock,
+                                                            .steps = steps_,
+                                                            .running = *running_,
+                                                            .budget = *budget_,
+                                                            .inflight = *inflight_,
+                                                            .queue = *queue_,
+                                                            .observer = observer,
+                                                            .proposer = proposals});
 }
 
-// The last output token's keys and values are never needed, so one token more than the pool fits.
-int32_t Scheduler::Impl::max_sequence_tokens() const {
-  const int64_t pool_tokens = int64_t{cache.num_pages()} * cache.page_size() + 1;
-  return static_cast<int32_t>(std::min<int64_t>(config.context_length, pool_tokens));
+Scheduler::~Scheduler() = default;
+
+int32_t Scheduler::max_sequence_tokens() const {
+  return static_cast<int32_t>(
+      std::min<int64_t>(config_.context_length, budget_->max_sequence_tokens()));
 }
 
-Status Scheduler::Impl::check_size(const SequenceSpec& spec) const {
+Status Scheduler::check_size(const SequenceSpec& spec) const {
   if (spec.prompt_ids.empty()) return invalid_argument("the prompt is empty");
   const auto num_prompt = static_cast<int64_t>(spec.prompt_ids.size());
   if (spec.max_new_tokens < 0)
     return invalid_argument("max_new_tokens is {}; it must be at least 0", spec.max_new_tokens);
-  if (num_prompt + spec.max_new_tokens > config.context_length)
+  if (num_prompt + spec.max_new_tokens > config_.context_length)
     return invalid_argument(
         "the prompt of {} tokens and max_new_tokens {} exceed the context of {} tokens", num_prompt,
-        spec.max_new_tokens, config.context_length);
+        spec.max_new_tokens, config_.context_length);
   const int64_t num_kv = num_prompt + std::max(spec.max_new_tokens - 1, 0);
-  const int64_t pool_tokens = int64_t{cache.num_pages()} * cache.page_size();
+  const int64_t pool_tokens = budget_->max_sequence_tokens() - 1;
   if (num_kv > pool_tokens)
     return invalid_argument(
         "the prompt of {} tokens and max_new_tokens {} need {} tokens of KV memory; the pool has "
@@ -48,143 +70,239 @@ Status Scheduler::Impl::check_size(const SequenceSpec& spec) const {
   return Status();
 }
 
-Status Scheduler::Impl::add(SequenceSpec spec) {
-  const WorkTimer timer(tree_clock());
+Status Scheduler::add(SequenceSpec spec) {
   ESP_RETURN_IF_ERROR(check_size(spec));
-  if (waiting.size() >= config.max_waiting)
+  if (queue_->size() >= config_.max_waiting)
     return error(StatusCode::kResourceExhausted, "the queue is full: {} requests are waiting",
-                 waiting.size());
+                 queue_->size());
   const SequenceId id = spec.id;
-  auto [place, added] = sequences.try_emplace(id, std::make_unique<Sequence>());
+  const auto [found, added] = sequences_.try_emplace(id, std::make_unique<Sequence>());
   ESP_CHECK(added, "sequence {} was added twice", id);
-  Sequence& sequence = *place->second;
+  Sequence& sequence = *found->second;
   sequence.tokens = std::move(spec.prompt_ids);
   sequence.prompt_len = sequence.num_tokens();
-  sequence.next_logprob = spec.logprob_start_len < 0
-                              ? sequence.prompt_len
-                              : std::clamp(spec.logprob_start_len, 1, sequence.prompt_len);
-  sequence.logprob_end = sequence.prompt_len;
+  sequence.logprobs = {.next = spec.logprob_start_len < 0
+                                   ? sequence.prompt_len
+                                   : std::clamp(spec.logprob_start_len, 1, sequence.prompt_len),
+                       .end = sequence.prompt_len};
   sequence.spec = std::move(spec);
   sequence.stats.prompt_tokens = sequence.prompt_len;
   sequence.stats.arrived = sequence.spec.arrived;
-  if (!take_first_forced(sequence)) {
-    sequences.erase(place);
+  if (!committer_->take_first_forced(sequence)) {
+    sequences_.erase(found);
     return Status();
   }
-  waiting.add(sequence);
-  // It may take others' places, or find its prefix cached.
-  if (may_preempt() || orders_by_prefix()) admission_retry_step = 0;
+  queue_->add(sequence);
+  // It may preempt others, or find its prefix cached.
+  if (may_preempt() || orders_by_prefix(config_.policy)) admission_retry_step_ = 0;
   return Status();
 }
 
-void Scheduler::Impl::abort(SequenceId id, FinishReason reason) {
-  const auto found = sequences.find(id);
-  if (found == sequences.end()) return;
+void Scheduler::abort(SequenceId id, FinishReason reason) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return;
   Sequence& sequence = *found->second;
-  if (sequence.finish_told || sequence.abort_reason) return;
-  now = clock.now();
+  if (sequence.finish_reported || sequence.abort_reason) return;
   if (sequence.state == SequenceState::kWaiting) {
-    tell_finish(sequence, std::move(reason));
-    waiting.remove(sequence);
-    waiting.left(sequence);
-    sequences.erase(found);
-    admission_retry_step = 0;  // it may be the one that the others waited behind
+    queue_->remove(sequence);
+    committer_->finish(sequence, std::move(reason));
+    queue_->left(sequence);
+    sequences_.erase(found);
+    admission_retry_step_ = 0;  // it may be the one behind which the others waited
     return;
   }
   sequence.abort_reason = std::move(reason);
-  if (sequence.state == SequenceState::kRunning) {
-    ++num_leaving;
-    promised.remove(sequence);
-  }
-  sequence.state = SequenceState::kEnding;
-  std::erase(running, &sequence);
-  if (!in_flight(sequence)) leave(sequence);
+  inflight_->remove(sequence);
+  running_->leave(sequence, SequenceState::kFinished);
+  running_->compact();
+  if (!steps_.in_flight(sequence.last_step)) retire(sequence);
 }
 
-void Scheduler::Impl::check_sequence(const Sequence& s) const {
-  const bool holds_slot = s.state != SequenceState::kWaiting;
-  ESP_CHECK((s.slot >= 0) == holds_slot && s.pages.holds() == holds_slot);
-  if (!holds_slot) return;
-  ESP_CHECK(slots[static_cast<size_t>(s.slot)] == &s);
-  ESP_CHECK(s.num_computed <= s.num_launched);
-  ESP_CHECK(s.pages.num_shared_pages() * cache.page_size() <= s.num_computed);
-  ESP_CHECK(s.num_launched <= s.pages.num_pages() * cache.page_size());
-  ESP_CHECK(s.num_outputs() <= s.num_samples_launched &&
-            s.num_samples_launched <= s.spec.max_new_tokens);
-  ESP_CHECK(in_flight(s) || s.entry_failed || s.num_computed == s.num_launched);
-  ESP_CHECK(s.state == SequenceState::kRunning || in_flight(s), "it should have left");
-  ESP_CHECK(!s.held || in_flight(s), "it is held for nothing");
-}
-
-void Scheduler::Impl::check_invariants() const {
-  std::vector<const SequencePages*> pages;
-  std::vector<PageId> detached_pages;
-  std::vector<const RadixNode*> promises;
-  size_t num_by_state[4] = {};
-  for (const auto& [id, sequence] : sequences) {
-    ESP_CHECK(sequence->spec.id == id && !sequence->tokens.empty());
-    check_sequence(*sequence);
-    pages.push_back(&sequence->pages);
-    if (sequence->promise != nullptr) promises.push_back(sequence->promise);
-    ++num_by_state[static_cast<size_t>(sequence->state)];
-  }
-  for (const auto& [step, pages_of_step] : detached) {
-    ESP_CHECK(step > committed_step, "pages of step {} are kept too long", step);
-    detached_pages.insert(detached_pages.end(), pages_of_step.pages().begin(),
-                          pages_of_step.pages().end());
-  }
-  cache.check_invariants(pages, detached_pages);
-  promised.tree().check_invariants(promises);
-
-  waiting.check_invariants();
-  const size_t num_waiting = num_by_state[0];
-  ESP_CHECK(static_cast<int32_t>(num_waiting) == waiting.size());
-  for (const Sequence* s : running) ESP_CHECK(s->state == SequenceState::kRunning);
-  ESP_CHECK(running.size() == num_by_state[1]);
-  ESP_CHECK(static_cast<size_t>(num_leaving) == num_by_state[2] + num_by_state[3]);
-
-  int32_t num_lingering_known = 0;
-  for (const Lingering& l : lingering) num_lingering_known += l.num_pages;
-  ESP_CHECK(num_lingering == num_lingering_known && num_lingering >= 0);
-
-  size_t num_used_slots = 0;
-  for (const Sequence* s : slots) num_used_slots += s != nullptr ? 1 : 0;
-  ESP_CHECK(num_used_slots == sequences.size() - num_waiting);
-  ESP_CHECK(num_used_slots + free_slots.size() == slots.size());
-  for (const SlotId slot : free_slots) ESP_CHECK(slots[static_cast<size_t>(slot)] == nullptr);
-}
-
-Scheduler::Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
-                     SequenceObserver& observer)
-    : impl_(std::make_unique<Impl>(config, cache, clock, observer)) {}
-Scheduler::~Scheduler() = default;
-
-Status Scheduler::add(SequenceSpec spec) { return impl_->add(std::move(spec)); }
-int32_t Scheduler::max_sequence_tokens() const { return impl_->max_sequence_tokens(); }
-void Scheduler::abort(SequenceId id, FinishReason reason) { impl_->abort(id, std::move(reason)); }
 void Scheduler::retract_all() {
-  ESP_CHECK(impl_->launched_step == impl_->committed_step, "a step is in flight");
-  while (!impl_->running.empty()) {  // the last first, so that the first comes back first
-    Sequence& last = *impl_->running.back();
-    impl_->leave_running(last);
-    impl_->leave(last);
+  ESP_CHECK(!steps_.any_in_flight(), "a step is in flight");
+  while (running_->num_running() > 0) {  // the last first, so that the first comes back first
+    Sequence& last = *running_->running().back();
+    pause(last);
+    retire(last);
   }
 }
-bool Scheduler::next(ForwardBatch& batch) { return impl_->next(batch); }
+
+bool Scheduler::next(ForwardBatch& batch) {
+  ESP_CHECK(steps_.launched() - steps_.committed() <= StepCounter::kUncommittedMax,
+            "two batches are uncommitted");
+  builder_->begin(batch, steps_.launched() + 1);
+  fill(batch);
+  // With nothing in flight and nothing that fits, partial prompts hold the whole pool: with fewer
+  // of them running the others fit.
+  while (batch.entries.empty() && !steps_.any_in_flight() && running_->num_running() > 1) {
+    retract(budget_->retraction_victim());
+    fill(batch);
+  }
+  builder_->end(batch);
+  if (batch.entries.empty()) {
+    ESP_CHECK(steps_.any_in_flight() || sequences_.empty(), "nothing can run");
+    return false;
+  }
+  steps_.launch();
+  ++stats_.steps;
+  stats_.entries += static_cast<int64_t>(batch.entries.size());
+  return true;
+}
+
+void Scheduler::fill(ForwardBatch& batch) {
+  while (running_->num_running() > 1 && !budget_->decode_fits())
+    retract(budget_->retraction_victim());
+  builder_->add_running(batch);
+  if (running_->empty()) budget_->on_idle();
+  admit(batch);
+}
+
+void Scheduler::admit(ForwardBatch& batch) {
+  if (queue_->empty() || builder_->prompt_tokens_left() <= 0) return;
+  if (!running_->has_free_slot() && !may_preempt()) return;
+  if (batch.step < admission_retry_step_ && !running_->empty()) return;
+  budget_->begin_admission(batch.step);
+  int num_deferred = 0;
+  while (builder_->prompt_tokens_left() > 0 && num_deferred < kDeferredMax) {
+    Sequence* const sequence = queue_->next();
+    if (sequence == nullptr || (!running_->has_free_slot() && !may_preempt())) break;
+    // Sequences that go first in any case wait for no prefix.
+    const bool goes_first = sequence->was_retracted() || queue_->is_overdue(*sequence);
+    if (const int32_t prefix = goes_first ? 0 : inflight_->prefix_to_wait_for(*sequence)) {
+      queue_->defer(*sequence, prefix);
+      ++num_deferred;
+      continue;
+    }
+    if (!running_->has_free_slot() || !try_admit(*sequence)) {
+      // The round ends, so that no later sequence takes the memory that this one waits for.
+      if (!make_room_by_preemption(*sequence))
+        admission_retry_step_ = batch.step + (budget_->retains_pages() ? 1 : kAdmissionRetrySteps);
+      break;
+    }
+    builder_->add_chunk(batch, *sequence);
+    budget_->add_reservation(*sequence);  // beyond what the chunk has taken
+  }
+  queue_->end_round();
+}
+
+bool Scheduler::try_admit(Sequence& sequence) {
+  const bool overdue = queue_->is_overdue(sequence);
+  if (!budget_->try_reserve(sequence, overdue)) return false;
+  sequence.preemption.exempt = !sequence.was_retracted() && overdue;
+  queue_->remove(sequence);
+  running_->take_slot(sequence);
+  running_->start(sequence);
+  const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
+  sequence.tokens.reserve(static_cast<size_t>(most));
+  inflight_->add(sequence);
+  if (sequence.stats.num_retractions > 0) return true;
+  // Tokens that its grammar has forced by now may be cached behind the prompt.
+  const int32_t num_cached = std::min(sequence.num_computed, sequence.prompt_len);
+  queue_->charge(sequence, sequence.prompt_len - num_cached);
+  sequence.stats.scheduled = clock_.now();
+  sequence.stats.cached_tokens = num_cached;
+  stats_.prompt_tokens += sequence.prompt_len;
+  stats_.cached_tokens += num_cached;
+  return true;
+}
+
+bool Scheduler::may_preempt() const {
+  return config_.policy == SchedulePolicy::kPriority && config_.priority_preemption_threshold > 0;
+}
+
+// Preempts as few sequences as it takes to admit `sequence` once their last step is committed, or
+// none. True when there will be room.
+bool Scheduler::make_room_by_preemption(Sequence& sequence) {
+  if (!may_preempt()) return false;
+  const std::optional<std::vector<Sequence*>> victims = budget_->plan_preemption(sequence);
+  if (!victims) return false;
+  for (Sequence* victim : *victims) {
+    victim->preemption.pending = true;
+    ++victim->preemption.count;
+    ++stats_.num_preemptions;
+    pause(*victim);
+    if (!steps_.in_flight(victim->last_step)) retire(*victim);
+  }
+  return true;
+}
+
+void Scheduler::pause(Sequence& sequence) {
+  inflight_->remove(sequence);
+  running_->leave(sequence, SequenceState::kPaused);
+  running_->compact();
+  ++stats_.num_retractions;
+  ++sequence.stats.num_retractions;
+}
+
+void Scheduler::retract(Sequence& sequence) {
+  pause(sequence);
+  budget_->on_retraction();
+  if (!steps_.in_flight(sequence.last_step)) retire(sequence);
+}
+
 void Scheduler::commit(const ForwardBatch& batch, const StepResult& result) {
-  impl_->commit(batch, result);
+  steps_.commit(batch.step);
+  for (Sequence* sequence : committer_->commit(batch, result)) retire(*sequence);
+  builder_->observe_step_time(batch, result.forward_seconds);
+  budget_->reclaim();
 }
-bool Scheduler::idle() const {
-  return impl_->sequences.empty() && impl_->launched_step == impl_->committed_step;
+
+void Scheduler::retire(Sequence& sequence) {
+  if (sequence.abort_reason && !sequence.finish_reported)
+    committer_->finish(sequence, std::move(*sequence.abort_reason));
+  const bool finished = sequence.state == SequenceState::kFinished;
+  if (finished && !sequence.abort_reason && !sequence.entry_failed) budget_->retain(sequence);
+  committer_->release(sequence);
+  admission_retry_step_ = 0;
+  if (!finished) return queue_->requeue(sequence);
+  queue_->left(sequence);
+  const SequenceId id = sequence.spec.id;
+  sequences_.erase(id);
 }
+
+bool Scheduler::idle() const { return sequences_.empty() && !steps_.any_in_flight(); }
+
 SchedulerStats Scheduler::stats() const {
-  SchedulerStats stats = impl_->stats;
-  stats.tree_seconds = impl_->tree_time.seconds();
-  stats.num_running = static_cast<int32_t>(impl_->running.size());
-  stats.num_waiting = impl_->waiting.size();
-  stats.new_token_ratio = impl_->ratio.value();
+  SchedulerStats stats = stats_;
+  const TokenCounts& counts = committer_->counts();
+  stats.generated_tokens = counts.generated_tokens;
+  stats.forced_tokens = counts.forced_tokens;
+  stats.forwards_saved = counts.forwards_saved;
+  stats.drafted_tokens = counts.drafted_tokens;
+  stats.accepted_drafts = counts.accepted_drafts;
+  stats.num_running = running_->num_running();
+  stats.num_waiting = queue_->size();
+  stats.new_token_ratio = budget_->new_token_ratio();
   return stats;
 }
-void Scheduler::check_invariants() const { impl_->check_invariants(); }
+
+void Scheduler::check_invariants() const {
+  running_->check_invariants();
+  budget_->check_invariants();
+  queue_->check_invariants();
+  std::vector<const SequencePages*> pages;
+  std::vector<const RadixNode*> inflight;
+  int32_t num_waiting = 0;
+  for (const auto& [id, s] : sequences_) {
+    ESP_CHECK(s->spec.id == id && !s->tokens.empty());
+    const bool waits = s->state == SequenceState::kWaiting;
+    ESP_CHECK((s->kv.slot < 0) == waits && s->kv.pages.holds() != waits);
+    num_waiting += waits ? 1 : 0;
+    if (!waits) {
+      ESP_CHECK(&running_->at(s->kv.slot) == s.get());
+      builder_->check_sequence(*s);
+      const bool active =
+          s->state == SequenceState::kRunning || s->state == SequenceState::kLoading;
+      ESP_CHECK(active || steps_.in_flight(s->last_step), "it should have been retired");
+    }
+    pages.push_back(&s->kv.pages);
+    if (s->inflight_prefix != nullptr) inflight.push_back(s->inflight_prefix);
+  }
+  ESP_CHECK(num_waiting == queue_->size());
+  std::vector<PageId> detached;
+  budget_->append_detached(detached);
+  cache_.check_invariants(pages, detached);
+  inflight_->check_invariants(inflight);
+}
 
 }  // namespace espalier

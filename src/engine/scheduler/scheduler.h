@@ -1,13 +1,16 @@
-// Chooses what runs. Plain and deterministic: no thread, no device, no text, no clock of its own.
+// Decides which sequences run in each step and how many tokens each of them gets, and takes the
+// results. Deterministic: no thread, no device, no text, and no time but the clock passed to it.
 // The engine's loop drives it:
 //
-//   scheduler.next(batch N+1)   while step N runs (its tokens are kTokenFromSlot)
+//   scheduler.next(batch N+1)   while step N runs (its samples are kTokenFromSlot)
 //   executor.launch(N+1); executor.wait(N)
-//   scheduler.commit(batch N, result N, outputs)
+//   scheduler.commit(batch N, result N)
 //
 // A sequence that turns out to have ended at N has one entry in N+1 that is thrown away; its pages
-// and slot are given back when N+1 has been committed (reclaimed by step, never while a launched
-// step may still read them).
+// and slot are given back when N+1 has been committed, never while a launched step may read them.
+//
+// The scheduler composes four parts, each with its own header, invariants and tests: WaitQueue
+// (order of admission), KvBudget (memory), BatchBuilder (entries of a step), Committer (results).
 #pragma once
 
 #include <cstdint>
@@ -16,19 +19,27 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/scheduler/step_counter.h"
+#include "engine/scheduler/token_proposer.h"
 #include "seams/forward_batch.h"
 #include "seams/step_result.h"
 #include "seams/token_event.h"
 
 namespace espalier {
 
+class BatchBuilder;
+class Committer;
+class InflightPrefixes;
+class KvBudget;
 class PrefixCache;
-
-using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
+class RunningSet;
+class WaitQueue;
+struct Sequence;
 
 // Which of a text's tokens make its vector, where it is to become one instead of being continued.
 enum class PooledTokens : uint8_t { kNone, kLast, kAll };
@@ -41,6 +52,7 @@ struct SequenceSpec {
   int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
   bool has_grammar = false;        // its sampled entries have a mask
+  bool takes_proposals = false;    // the TokenProposer is asked for its forced and draft tokens
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   std::string cache_namespace;                // sequences of different namespaces share nothing
@@ -48,70 +60,39 @@ struct SequenceSpec {
   TimePoint arrived{};
 };
 
-// What a sequence may say next: see SequenceObserver::on_draft.
-struct Drafts {
-  int32_t tokens_max = 0, samples_max = 0;
-  std::vector<TokenId> tokens;
-  // Behind which of them a token will be drawn: indices into `tokens`, rising. The others force the
-  // one behind them.
-  std::vector<int32_t> samples;
-};
-
-// What the scheduler tells the engine; all calls come from inside its own, and must not call it
-// back.
+// Events of sequences. All calls come from inside Scheduler::add(), commit() and abort(), on the
+// scheduler's thread, and must not call the scheduler back.
 class SequenceObserver {
  public:
   virtual ~SequenceObserver() = default;
 
-  // Log-probabilities of prompt tokens [first, first + logprobs.size()), as their chunks are done.
-  // Position 0 has none of its own (nothing stands before it) and is not reported.
+  // Log-probabilities of prompt tokens [first, first + logprobs.size()), as their chunks are
+  // committed. Position 0 has none and is not reported.
   virtual void on_input_logprobs(SequenceId id, int32_t first,
                                  std::vector<TokenLogprobs>&& logprobs) = 0;
 
-  // A new output token, stop tokens included. What it returns (a stop string that matched) ends the
-  // sequence, unless the length ends it with the same token: that comes first. `stats` are so far,
-  // this token counted; `finished` is not set.
+  // A new output token, stop tokens included. A returned reason (a stop string that matched) ends
+  // the sequence, unless the length ends it with the same token: length comes first. `stats` counts
+  // this token; `finished` is not set.
   virtual std::optional<FinishReason> on_token(SequenceId id, TokenId token,
                                                TokenLogprobs&& logprobs,
                                                const RequestStats& stats) = 0;
 
-  // A hint, a few entries ahead of a step's results for this sequence: fetch what on_token will
-  // need.
-  virtual void on_token_soon(SequenceId) const {}
-
-  // Asked after an output token that has not ended the sequence, and (of one with a grammar) when
-  // it is added, which may so end before it has run: appends to `forced` the tokens that must
-  // follow. They are taken as output at once (on_token for each), and computed together in the
-  // sequence's next entry; what an entry in flight samples for it is dropped. Where the sampling
-  // has return_logprob none of them may end the sequence (those that do by length or as a stop
-  // token are left out here), and their log-probabilities, which on_token does not bring, come
-  // later.
-  virtual void on_forced(SequenceId, std::vector<TokenId>&) {}
-
-  // Asked by next() of one with a grammar, when it makes the entry of a sample and all tokens
-  // before are known: whether the sample ends it or forces tokens, whichever it is. The entry
-  // behind would be thrown away then, and is not launched.
-  virtual bool forces_behind_any(SequenceId) { return false; }
-
-  // Asked by next() of one with a grammar, for an entry that samples and before which all tokens
-  // are known: guesses at what follows, at most drafts.tokens_max tokens and drafts.samples_max
-  // samples. What is drawn and forced decides; guesses that hold have been computed by then.
-  virtual void on_draft(SequenceId, Drafts&) {}
-
-  // Asked by next() of one with a grammar while its next token is being drawn: whether on_draft is
-  // likely to guess what follows it. Its entry then waits for that token.
-  virtual bool drafts_behind_next(SequenceId) { return false; }
-
-  // Log-probabilities of the next so many forced tokens, with return_logprob; before the on_token
-  // that follows the forced ones. An entry in flight whose first forced token was not known is
-  // asked for it: its mask must allow that token alone.
+  // Log-probabilities of the next so many forced tokens, with return_logprob: on_token does not
+  // have them, since the step that computes them runs later. They come before the on_token that
+  // follows the forced tokens. An entry in flight whose sample is replaced by a forced token also
+  // gives its log-probability: its mask must then allow that token alone.
   virtual void on_forced_logprobs(SequenceId, std::vector<TokenLogprobs>&&) {}
 
-  // The vector of a sequence whose spec says `pooled`, right before its end.
+  // The vector of a sequence whose spec has `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}
 
-  // The end; exactly once for every sequence that was added, and nothing comes after it.
+  // The end: exactly once for every sequence that was added; no event follows it.
   virtual void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) = 0;
+
+  // A hint, a few entries ahead of a step's results for this sequence: prefetch what on_token
+  // needs.
+  virtual void on_token_soon(SequenceId) const {}
 };
 
 // In which order waiting sequences are admitted; equals in order of arrival.
@@ -127,6 +108,9 @@ enum class SchedulePolicy : uint8_t {
 // "lpm", "dfs-weight", "fcfs", "lof", "random", "priority"; else kInvalidArgument with the list.
 Result<SchedulePolicy> parse_schedule_policy(std::string_view name);
 std::string_view schedule_policy_name(SchedulePolicy policy);
+constexpr bool orders_by_prefix(SchedulePolicy policy) {
+  return policy == SchedulePolicy::kLpm || policy == SchedulePolicy::kDfsWeight;
+}
 
 // Between whom service is shared fairly, before the policy orders what each of them has waiting.
 enum class FairShare : uint8_t {
@@ -147,29 +131,26 @@ struct SchedulerConfig {
   SchedulePolicy policy = SchedulePolicy::kLpm;
 
   FairShare fair_share = FairShare::kNone;
-  // Whatever the policy, at most so many of its share that came later go before a waiting sequence;
-  // then it goes first.
-  int32_t max_overtakes = 1024;
-  // With kPriority: a waiting sequence takes the place of running ones whose priority is lower by
-  // so much; they wait again and lose no token. 0: nobody is preempted.
+  // Whatever the policy, at most this many later arrivals of its share are admitted before a
+  // waiting sequence; then it is overdue and goes first.
+  int32_t bypass_bound = 1024;
+  // With kPriority: a waiting sequence preempts running ones whose priority is lower by this much;
+  // they wait again and lose no token. 0: no preemption.
   int32_t priority_preemption_threshold = 0;
 
-  // A waiting sequence lets another one compute their common prefix first when that saves it so
-  // many tokens, or half of what it would have to compute.
-  int32_t deferral_min_tokens = 32;
+  // In-flight prefix sharing: a waiting sequence lets another one compute their common prefix first
+  // when that saves it this many tokens, or half of what it would have to compute.
+  int32_t prefix_wait_min_tokens = 32;
 
-  // With lpm and dfs-weight, what a sequence has left in the cache when it ends is not given to new
-  // ones for so many steps while others run: a program's or a conversation's next call, which comes
-  // at once, finds it. So few programs at a time are served to their end where memory is short for
-  // all, instead of all turning each other out. 0: it is given away at once.
-  int32_t linger_steps = 2;
+  // Retention after finish, with kLpm and kDfsWeight: pages that a finished sequence leaves in the
+  // cache are not given to new sequences for this many steps while others run, so that the next
+  // call of a program or conversation, which arrives at once, finds them. Where memory is short for
+  // all, a few programs at a time are then served to their end. 0: no retention.
+  int32_t retention_steps = 2;
 
-  // Counts the thread's processor time in work that the radix cache makes: matching, the order of
-  // the waiting, admission, insertion, eviction. For measurements.
-  bool time_tree_work = false;
-  // Draft samples in a step, as Executor::draft_samples_max() has it. 0: nothing is drafted.
+  // Draft samples in a step, from Executor::draft_samples_max(). 0: nothing is drafted.
   int32_t draft_samples_max = 0;
-  // Tells executors which cached prefixes the decode entries of a step share.
+  // Whether batches state which cached prefixes their decode entries share.
   bool find_shared_prefixes = false;
 
   // Of the output still to come, this share is reserved at admission: starts at init, goes to min
@@ -190,19 +171,18 @@ struct SchedulerStats {
   int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
   int64_t drafted_tokens = 0, accepted_drafts = 0;
-  double tree_seconds = 0;  // with SchedulerConfig::time_tree_work
 };
 
-// Not thread-safe. `cache`, `clock` and `observer` outlive it.
+// Not thread-safe. The references outlive it, and so does `proposer`; null: nothing is proposed.
 class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
-            SequenceObserver& observer);
+            SequenceObserver& observer, TokenProposer* proposer = nullptr);
   ~Scheduler();
 
-  // kResourceExhausted when max_waiting are waiting; kInvalidArgument when the prompt is empty or
-  // it and its output cannot ever fit the pool or the context. After a failure the observer hears
-  // nothing.
+  // kResourceExhausted when max_waiting sequences are waiting; kInvalidArgument when the prompt is
+  // empty or it and its output can never fit the pool or the context. After a failure the observer
+  // gets no event.
   Status add(SequenceSpec spec);
 
   // The largest prompt_ids.size() + max_new_tokens that add() takes (max_new_tokens at least 1).
@@ -212,31 +192,53 @@ class Scheduler {
   // (it gets no further entries and no further on_token). Unknown ids are ignored.
   void abort(SequenceId id, FinishReason reason);
 
-  // Sends what runs back to the queue, before all that wait; its computed tokens stay in the cache
-  // while nobody needs the memory. REQUIRES: no uncommitted batch.
+  // Returns running sequences to the queue, in front of all that wait; their computed tokens stay
+  // in the cache while the memory is not needed. REQUIRES: no uncommitted batch.
   void retract_all();
 
-  // Fills `batch` with the next step and true; false when there is
-  // nothing to run now: then commit what is uncommitted before calling again (with nothing
-  // uncommitted, false means idle()). REQUIRES at most one uncommitted batch. Decode entries come
-  // first, then prompt chunks within chunked_prefill_size. Cheapest when the same two batch objects
-  // come in turn, unchanged: their page tables are then only appended to.
+  // Fills `batch` with the next step and returns true; false when nothing can run now: then commit
+  // what is uncommitted before calling again (with nothing uncommitted, false means idle()).
+  // REQUIRES at most one uncommitted batch. Decode entries come first, then prompt chunks within
+  // chunked_prefill_size. Cheapest when the same two batch objects come in turn, unchanged: their
+  // page tables are then only appended to.
   bool next(ForwardBatch& batch);
 
-  // Takes the results of the oldest uncommitted batch: stops, inserts into the tree, releases, and
-  // tells the observer.
+  // Takes the results of the oldest uncommitted batch: tokens, ends, insertion into the tree,
+  // release of pages and slots. Reports events to the observer.
   void commit(const ForwardBatch& batch, const StepResult& result);
 
   bool idle() const;  // nothing waits, runs or is uncommitted
   SchedulerStats stats() const;
 
   // Aborts (with ESP_CHECK) unless every page is free, owned by one sequence or by one tree node,
-  // counts agree, and each slot has at most one owner.
+  // counts agree, each slot has at most one owner, and every part's own invariants hold.
   void check_invariants() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  Status check_size(const SequenceSpec& spec) const;
+  void fill(ForwardBatch& batch);
+  void admit(ForwardBatch& batch);
+  bool try_admit(Sequence& sequence);
+  bool make_room_by_preemption(Sequence& sequence);
+  bool may_preempt() const;
+  void pause(Sequence& sequence);    // it leaves its slot when its last step is committed
+  void retract(Sequence& sequence);  // for want of memory
+  void retire(Sequence& sequence);   // its last step is committed: requeues or forgets it
+
+  const SchedulerConfig config_;
+  PrefixCache& cache_;
+  const Clock& clock_;
+  TokenProposer no_proposals_;
+  StepCounter steps_;
+  std::unique_ptr<RunningSet> running_;
+  std::unique_ptr<KvBudget> budget_;
+  std::unique_ptr<WaitQueue> queue_;
+  std::unique_ptr<InflightPrefixes> inflight_;
+  std::unique_ptr<BatchBuilder> builder_;
+  std::unique_ptr<Committer> committer_;
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // all that are not gone
+  uint64_t admission_retry_step_ = 0;  // no admission before this step, unless memory is released
+  SchedulerStats stats_;               // but for the Committer's counts
 };
 
 }  // namespace espalier

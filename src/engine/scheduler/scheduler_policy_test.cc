@@ -40,9 +40,9 @@ void compare_with_sort(uint64_t seed) {
     if (kind < 3) {
       auto s = std::make_unique<Sequence>();
       s->tokens = random_tokens();
-      s->prompt_len = s->next_logprob = s->num_tokens();
+      s->prompt_len = s->logprobs.next = s->logprobs.end = s->num_tokens();
       s->spec.cache_namespace = random_namespace();
-      s->waiting_rank.order = num_made++;
+      s->queue.rank.order = num_made++;
       tree.add(*s);
       waiting.push_back(std::move(s));
     } else if (kind == 3 && !waiting.empty()) {
@@ -66,16 +66,16 @@ void compare_with_sort(uint64_t seed) {
     const auto rank = [&](const Sequence* s) {
       const int32_t matched =
           cache->match(s->spec.cache_namespace, s->first_tokens(s->match_limit()));
-      return std::pair(-matched, s->waiting_rank.order);
+      return std::pair(-matched, s->queue.rank.order);
     };
     std::sort(expected.begin(), expected.end(),
               [&](const Sequence* a, const Sequence* b) { return rank(a) < rank(b); });
     for (Sequence* s : expected) {
       ASSERT_EQ(tree.first(), s) << "event " << event;
-      tree.set_aside(*s, 1 << 20);
+      tree.defer(*s, 1 << 20);
     }
     ASSERT_EQ(tree.first(), nullptr);
-    tree.take_back();
+    tree.restore_deferred();
     tree.check_invariants();
   }
   while (!waiting.empty()) {
@@ -93,7 +93,7 @@ TEST(WaitingTree, OrdersAsASortOfAllWould) {
   }
 }
 
-TEST(WaitingTree, WhoSharesAPrefixIsSetAsideTogether) {
+TEST(WaitingTree, SequencesThatShareAPrefixAreDeferredTogether) {
   auto cache = make_prefix_cache({.num_pages = 60}).value();
   WaitingTree tree(WaitingTree::Order::kLongestMatch, *cache);
   std::vector<std::unique_ptr<Sequence>> all;
@@ -103,33 +103,33 @@ TEST(WaitingTree, WhoSharesAPrefixIsSetAsideTogether) {
     s->tokens.push_back(i);
     s->tokens.push_back(i);
     if (i == 500) s->tokens[10] = 49;  // parts from the others there
-    s->prompt_len = s->next_logprob = s->num_tokens();
-    s->waiting_rank.order = i;
+    s->prompt_len = s->logprobs.next = s->logprobs.end = s->num_tokens();
+    s->queue.rank.order = i;
     tree.add(*s);
     all.push_back(std::move(s));
   }
   EXPECT_EQ(tree.first(), all[0].get());
-  tree.set_aside(*all[0], 15);
+  tree.defer(*all[0], 15);
   EXPECT_EQ(tree.first(), all[500].get());
-  tree.set_aside(*all[500], 15);
+  tree.defer(*all[500], 15);
   EXPECT_EQ(tree.first(), nullptr);
-  tree.take_back();
-  tree.set_aside(*all[0], 8);
+  tree.restore_deferred();
+  tree.defer(*all[0], 8);
   EXPECT_EQ(tree.first(), nullptr);
-  tree.take_back();
+  tree.restore_deferred();
   EXPECT_EQ(tree.first(), all[0].get());
   for (const auto& s : all) tree.remove(*s);
 }
 
 // The guarantee of the README, for every policy: a sequence that the policy would never take goes
-// first once as many as stood before it and max_overtakes more have gone.
+// first once as many as stood before it and bypass_bound more have gone.
 TEST_F(SchedulerTest, NobodyStarvesUnderAnyPolicy) {
   for (const SchedulePolicy policy :
        {SchedulePolicy::kLpm, SchedulePolicy::kDfsWeight, SchedulePolicy::kFcfs,
         SchedulePolicy::kLof, SchedulePolicy::kRandom, SchedulePolicy::kPriority}) {
     SCOPED_TRACE(schedule_policy_name(policy));
     constexpr int32_t kOvertakes = 10, kBefore = 3;
-    start(3000, {.max_running = 1, .policy = policy, .max_overtakes = kOvertakes});
+    start(3000, {.max_running = 1, .policy = policy, .bypass_bound = kOvertakes});
     ends_.clear();
     ends_order_.clear();
     ASSERT_TRUE(add(1, counting(0, 10), 1).ok());

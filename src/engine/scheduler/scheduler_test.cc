@@ -175,7 +175,7 @@ TEST_F(SchedulerTest, StaticOrders) {
 }
 
 TEST_F(SchedulerTest, LpmOvertakesSoOftenAndNoMore) {
-  start(300, {.max_running = 1, .max_overtakes = 3});
+  start(300, {.max_running = 1, .bypass_bound = 3});
   ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
   run();
   ASSERT_TRUE(add(2, counting(20, 10), 1).ok());  // has no prefix

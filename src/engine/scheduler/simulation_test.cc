@@ -89,7 +89,7 @@ struct Tally {
   int64_t faults() const { return aborts + failures + refusals + retractions; }
 };
 
-class Simulation final : public SequenceObserver {
+class Simulation final : public SequenceObserver, public TokenProposer {
  public:
   explicit Simulation(uint64_t seed) : rng_(seed) {
     const int32_t page_size = pick({1, 1, 4, 16});
@@ -111,15 +111,15 @@ class Simulation final : public SequenceObserver {
     config_.context_length = 120;
     config_.policy = static_cast<SchedulePolicy>(rng_.below(6));
     config_.fair_share = static_cast<FairShare>(rng_.below(3));
-    config_.max_overtakes = pick({0, 3, 1000});
+    config_.bypass_bound = pick({0, 3, 1000});
     config_.priority_preemption_threshold = pick({0, 1, 2});
-    config_.deferral_min_tokens = pick({1, 8, 32});
+    config_.prefix_wait_min_tokens = pick({1, 8, 32});
     config_.conservativeness = pick({0, 0, 30, 100, 200}) * 0.01;
     config_.new_token_ratio_decay_steps = pick({1, 20, 600});
     config_.find_shared_prefixes = true;
     config_.draft_samples_max = pick({0, 1, 3, 16});
     overlap_ = rng_.below(3) != 0;
-    scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this);
+    scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this, this);
     executor_ = std::make_unique<FakeExecutor>(page_size, window);
     executor_->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
@@ -195,7 +195,7 @@ class Simulation final : public SequenceObserver {
     return FinishReason{.type = FinishReason::Type::kStop, .matched = "stop string"};
   }
   // Nothing of it shows in the outputs: they are what each sequence gets alone.
-  void on_forced(SequenceId id, std::vector<TokenId>& forced) override {
+  void propose_forced(SequenceId id, std::vector<TokenId>& forced) override {
     const Client& client = *clients_.at(id);
     if (!client.jumps || rng_.below(3) != 0) return;
     auto count = static_cast<int32_t>(rng_.between(0, 9));
@@ -211,12 +211,12 @@ class Simulation final : public SequenceObserver {
     }
   }
   // True or not, outputs are the same.
-  bool forces_behind_any(SequenceId id) override {
+  bool forces_after_next(SequenceId id) override {
     EXPECT_TRUE(clients_.at(id)->jumps && clients_.at(id)->num_ends == 0);
     return rng_.below(2) == 0;
   }
   // Guesses that hold up to somewhere, with samples behind some of them.
-  void on_draft(SequenceId id, Drafts& drafts) override {
+  void propose_drafts(SequenceId id, Drafts& drafts) override {
     const Client& client = *clients_.at(id);
     EXPECT_TRUE(client.jumps && client.num_ends == 0);
     EXPECT_FALSE(client.spec.sampling->return_logprob || client.spec.sampling->has_penalties());
@@ -231,7 +231,7 @@ class Simulation final : public SequenceObserver {
         drafts.samples.push_back(static_cast<int32_t>(i));
     }
   }
-  bool drafts_behind_next(SequenceId id) override {
+  bool drafts_after_next(SequenceId id) override {
     EXPECT_TRUE(clients_.at(id)->jumps);
     return rng_.below(2) == 0;
   }
@@ -303,6 +303,7 @@ class Simulation final : public SequenceObserver {
       if (has_penalties) sampling.presence_penalty = 0.5f;
       sampling.return_logprob = has_logprobs;
       // What ends before it has run has no log-probabilities of its prompt: nobody asks for both.
+      client.spec.takes_proposals = client.jumps;
       client.spec.has_grammar = client.jumps && (has_logprobs || client.spec.logprob_start_len < 0);
       client.spec.sampling = std::make_shared<SamplingSpec>(sampling);
       clients_[client.spec.id] = std::make_unique<Client>(client);

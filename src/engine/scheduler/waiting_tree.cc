@@ -1,7 +1,8 @@
 // Invariants, besides those that check_invariants() spells out:
-//   - above a loud node all nodes are loud and cached whole, as far as the tree knows;
-//   - nothing below a quiet or a partly cached node is loud;
-//   - so all sequences that stand below a loud node through quiet ones match equally: its `cached`.
+//   - all ancestors of a cached node are cached in full, as far as the tree knows;
+//   - no descendant of an uncached or partly cached node is a cached node;
+//   - so all sequences below a cached node that are separated from it by uncached nodes only match
+//     equally: its num_cached tokens.
 #include "engine/scheduler/waiting_tree.h"
 
 #include <algorithm>
@@ -22,23 +23,42 @@ struct WaitingNode {
   const std::string* name_space = nullptr;  // of a root
   uint64_t id = 0;
   int32_t begin = 0, end = 0;
-  int32_t cached = 0;  // of the path, at most; quiet: begin
-  int32_t weight = 0;  // sequences at and below
+  int32_t num_cached = 0;  // tokens of the path, an upper bound; uncached node: begin
+  int32_t weight = 0;      // sequences at and below
   const Sequence* witness = nullptr;
-  Members members;  // sequences that end here, quiet children
-  Node* first_loud = nullptr;
-  Node* next_loud = nullptr;
-  Node* prev_loud = nullptr;
+  Members members;  // sequences that end here, uncached children
+  Node* first_cached = nullptr;
+  Node* next_cached = nullptr;
+  Node* prev_cached = nullptr;
   Node* current = nullptr;  // depth first: the child where it went last
-  bool loud = false;
-  bool contained = false;  // in groups_ (loud) or among the parent's members (quiet)
-  bool aside = false;
-  int32_t num_aside = 0;  // sequences and children set aside
-  WaitingKey key;         // as contained
+  bool is_cached = false;
+  bool contained = false;  // in groups_ (cached) or among the parent's members (uncached)
+  bool deferred = false;
+  int32_t num_deferred = 0;  // sequences and children set deferred
+  WaitingKey key;            // as contained
 
-  bool whole() const { return loud && cached == end; }
-  bool empty() const { return members.empty() && first_loud == nullptr && num_aside == 0; }
+  bool whole() const { return is_cached && num_cached == end; }
+  bool empty() const { return members.empty() && first_cached == nullptr && num_deferred == 0; }
 };
+
+namespace {
+
+// The list of a node's cached children.
+void link_cached(WaitingNode* node) {
+  WaitingNode*& first = node->parent->first_cached;
+  node->next_cached = first;
+  if (first != nullptr) first->prev_cached = node;
+  first = node;
+}
+
+void unlink_cached(WaitingNode* node) {
+  (node->prev_cached != nullptr ? node->prev_cached->next_cached : node->parent->first_cached) =
+      node->next_cached;
+  if (node->next_cached != nullptr) node->next_cached->prev_cached = node->prev_cached;
+  node->prev_cached = node->next_cached = nullptr;
+}
+
+}  // namespace
 
 WaitingTree::WaitingTree(Order order, const PrefixCache& cache)
     : order_(order), cache_(cache), page_size_(cache.page_size()) {}
@@ -76,7 +96,7 @@ WaitingTree::Node* WaitingTree::root_of(std::string_view cache_namespace) {
   root = made.get();
   root->name_space = &place->first;
   root->id = next_id_++;
-  root->loud = true;
+  root->is_cached = true;
   nodes_.emplace(root->id, std::move(made));
   return root;
 }
@@ -98,7 +118,7 @@ WaitingTree::Node* WaitingTree::new_node(Node* parent, int32_t begin, int32_t en
   Node* node = made.get();
   node->parent = parent;
   node->id = next_id_++;
-  node->begin = node->cached = begin;
+  node->begin = node->num_cached = begin;
   node->end = end;
   node->witness = witness;
   nodes_.emplace(hash_of(parent, run_of(node)), std::move(made));
@@ -116,10 +136,10 @@ void WaitingTree::erase_child(Node* node) {
 // parent -> node becomes parent -> upper -> node; `upper` has the first num_tokens of its run.
 WaitingTree::Node* WaitingTree::split(Node* node, int32_t num_tokens) {
   Node* const parent = node->parent;
-  const bool was_loud = node->loud;
-  const int32_t cached = node->cached, middle = node->begin + num_tokens;
+  const bool was_cached = node->is_cached;
+  const int32_t cached = node->num_cached, middle = node->begin + num_tokens;
   leave_container(node);
-  if (was_loud) unlink_loud(node);
+  if (was_cached) unlink_cached(node);
   const auto [begin, end] = nodes_.equal_range(hash_of(parent, run_of(node)));
   const auto at = std::find_if(begin, end, [&](const auto& e) { return e.second.get() == node; });
   auto handle = nodes_.extract(at);
@@ -131,26 +151,26 @@ WaitingTree::Node* WaitingTree::split(Node* node, int32_t num_tokens) {
   node->begin = middle;
   handle.key() = hash_of(upper, run_of(node));
   nodes_.insert(std::move(handle));
-  node->loud = was_loud && cached > middle;  // else it has nothing loud below
-  if (node->loud) {
-    link_loud(node);
+  node->is_cached = was_cached && cached > middle;  // else it has no cached descendant
+  if (node->is_cached) {
+    link_cached(node);
   } else {
-    node->cached = middle;
+    node->num_cached = middle;
   }
   refresh(node);
-  if (was_loud) make_loud(upper, std::min(cached, middle));
+  if (was_cached) mark_cached(upper, std::min(cached, middle));
   return upper;
 }
 
 WaitingKey WaitingTree::key_of(const Node* node) const {
   if (order_ == Order::kDepthFirst) return {-node->weight, static_cast<int64_t>(node->id)};
   const int64_t order = node->members.begin()->key.order;
-  return {node->loud ? -node->cached : 0, order};
+  return {node->is_cached ? -node->num_cached : 0, order};
 }
 
 void WaitingTree::leave_container(Node* node) {
   if (!node->contained) return;
-  (node->loud ? groups_ : node->parent->members).erase({.key = node->key});
+  (node->is_cached ? groups_ : node->parent->members).erase({.key = node->key});
   node->contained = false;
 }
 
@@ -158,7 +178,7 @@ void WaitingTree::leave_container(Node* node) {
 // above.
 void WaitingTree::refresh(Node* node) {
   while (true) {
-    const bool wanted = !node->aside && !node->members.empty();
+    const bool wanted = !node->deferred && !node->members.empty();
     if (!wanted && !node->contained) return;
     const WaitingKey key = wanted ? key_of(node) : WaitingKey();
     if (wanted && node->contained && key == node->key) return;
@@ -166,51 +186,37 @@ void WaitingTree::refresh(Node* node) {
     if (wanted) {
       node->key = key;
       node->contained = true;
-      (node->loud ? groups_ : node->parent->members).insert({.key = key, .node = node});
+      (node->is_cached ? groups_ : node->parent->members).insert({.key = key, .node = node});
     }
-    if (node->loud) return;
+    if (node->is_cached) return;
     node = node->parent;
   }
 }
 
-void WaitingTree::link_loud(Node* node) {
-  Node*& first = node->parent->first_loud;
-  node->next_loud = first;
-  if (first != nullptr) first->prev_loud = node;
-  first = node;
-}
-
-void WaitingTree::unlink_loud(Node* node) {
-  (node->prev_loud != nullptr ? node->prev_loud->next_loud : node->parent->first_loud) =
-      node->next_loud;
-  if (node->next_loud != nullptr) node->next_loud->prev_loud = node->prev_loud;
-  node->prev_loud = node->next_loud = nullptr;
-}
-
-void WaitingTree::make_loud(Node* node, int32_t cached) {
+void WaitingTree::mark_cached(Node* node, int32_t cached) {
   leave_container(node);
-  node->loud = true;
-  node->cached = cached;
-  link_loud(node);
+  node->is_cached = true;
+  node->num_cached = cached;
+  link_cached(node);
   refresh(node->parent);
   refresh(node);
 }
 
 // With all below.
-void WaitingTree::make_quiet(Node* node) {
-  while (node->first_loud != nullptr) make_quiet(node->first_loud);
+void WaitingTree::mark_uncached(Node* node) {
+  while (node->first_cached != nullptr) mark_uncached(node->first_cached);
   leave_container(node);
-  unlink_loud(node);
-  node->loud = false;
-  node->cached = node->begin;
+  unlink_cached(node);
+  node->is_cached = false;
+  node->num_cached = node->begin;
   refresh(node);
 }
 
-// Less of a loud node is cached than was thought.
+// Less of a cached node is in the cache than its bound says.
 void WaitingTree::lower(Node* node, int32_t cached) {
-  while (node->first_loud != nullptr) make_quiet(node->first_loud);
-  if (cached == node->begin) return make_quiet(node);
-  node->cached = cached;
+  while (node->first_cached != nullptr) mark_uncached(node->first_cached);
+  if (cached == node->begin) return mark_uncached(node);
+  node->num_cached = cached;
   refresh(node);
 }
 
@@ -222,10 +228,11 @@ void WaitingTree::add(Sequence& sequence) {
     Node* child = find_child(node, tokens);
     if (child == nullptr) {
       child = new_node(node, node->end, limit, &sequence);
-      // The others know no more than it: only what follows a prefix that is cached whole can be.
+      // The other sequences here match no more than it: only what follows a prefix that is cached
+      // whole can be.
       if (order_ == Order::kLongestMatch && node->whole()) {
         const int32_t matched = current_match_bound(sequence, cache_);
-        if (matched > child->begin) make_loud(child, std::min(matched, child->end));
+        if (matched > child->begin) mark_cached(child, std::min(matched, child->end));
       }
       node = child;
       break;
@@ -234,9 +241,9 @@ void WaitingTree::add(Sequence& sequence) {
     node = common < child->end - child->begin ? split(child, common) : child;
     tokens = tokens.subspan(static_cast<size_t>(common));
   }
-  sequence.waiting_node = node;
+  sequence.queue.node = node;
   for (Node* at = node; at != nullptr; at = at->parent) ++at->weight;
-  node->members.insert({.key = {0, sequence.waiting_rank.order}, .sequence = &sequence});
+  node->members.insert({.key = {0, sequence.queue.rank.order}, .sequence = &sequence});
   ++size_;
   refresh(node);
   if (order_ == Order::kDepthFirst)
@@ -244,11 +251,11 @@ void WaitingTree::add(Sequence& sequence) {
 }
 
 void WaitingTree::remove(Sequence& sequence) {
-  Node* const node = std::exchange(sequence.waiting_node, nullptr);
-  if (std::erase(sequences_aside_, &sequence) > 0) {
-    --node->num_aside;
+  Node* const node = std::exchange(sequence.queue.node, nullptr);
+  if (std::erase(deferred_sequences_, &sequence) > 0) {
+    --node->num_deferred;
   } else {
-    node->members.erase({.key = {0, sequence.waiting_rank.order}});
+    node->members.erase({.key = {0, sequence.queue.rank.order}});
   }
   --size_;
   for (Node* at = node; at != nullptr; at = at->parent) --at->weight;
@@ -275,31 +282,31 @@ void WaitingTree::replace_witness(Node* node, const Sequence& gone) {
   if (!node->members.empty()) {
     const Member& member = *node->members.begin();
     take(member.sequence != nullptr ? member.sequence : member.node->witness);
-  } else if (node->first_loud != nullptr) {
-    take(node->first_loud->witness);
+  } else if (node->first_cached != nullptr) {
+    take(node->first_cached->witness);
   } else {
     const auto below = [&](const Node* at) {
       while (at != nullptr && at != node) at = at->parent;
       return at != nullptr;
     };
-    for (const Sequence* aside : sequences_aside_)
-      if (below(aside->waiting_node)) take(aside);
-    for (const Node* aside : nodes_aside_)
-      if (below(aside->parent)) take(aside->witness);
+    for (const Sequence* deferred : deferred_sequences_)
+      if (below(deferred->queue.node)) take(deferred);
+    for (const Node* deferred : deferred_nodes_)
+      if (below(deferred->parent)) take(deferred->witness);
   }
   ESP_CHECK(node->witness != nullptr, "a node of waiting sequences without any");
 }
 
 void WaitingTree::delete_if_empty(Node* node) {
-  ESP_CHECK(node->members.empty() && node->first_loud == nullptr);
+  ESP_CHECK(node->members.empty() && node->first_cached == nullptr);
   leave_container(node);
   if (current_group_ == node) current_group_ = nullptr;
   if (node->parent == nullptr) {
     roots_.erase(roots_.find(*node->name_space));
   } else {
     if (node->parent->current == node) node->parent->current = nullptr;
-    if (node->loud) make_quiet(node);
-    if (std::erase(nodes_aside_, node) > 0) --node->parent->num_aside;
+    if (node->is_cached) mark_uncached(node);
+    if (std::erase(deferred_nodes_, node) > 0) --node->parent->num_deferred;
   }
   erase_child(node);
 }
@@ -313,10 +320,10 @@ void WaitingTree::on_stored(std::string_view cache_namespace, std::span<const To
     Node* child = find_child(node, tokens);
     if (child == nullptr) return;
     const int32_t common = common_tokens(child, tokens), reach = child->begin + common;
-    if (!child->loud) {
-      make_loud(child, reach);
-    } else if (reach > child->cached) {
-      child->cached = reach;
+    if (!child->is_cached) {
+      mark_cached(child, reach);
+    } else if (reach > child->num_cached) {
+      child->num_cached = reach;
       refresh(child);
     }
     if (reach < child->end) return;
@@ -325,8 +332,8 @@ void WaitingTree::on_stored(std::string_view cache_namespace, std::span<const To
   }
 }
 
-// Depth first goes on where it went last, while anybody is left there; what is only set aside keeps
-// its turn.
+// Depth first goes on where it went last, while anybody is left there; what is only set deferred
+// keeps its turn.
 WaitingTree::Node* WaitingTree::choose(Members& members, Node*& current) const {
   if (order_ == Order::kDepthFirst && current != nullptr && current->contained) return current;
   Node* const first = members.begin()->node;
@@ -345,8 +352,8 @@ Sequence* WaitingTree::first() {
     Sequence* const sequence = first_below(group);
     if (order_ == Order::kDepthFirst) return sequence;
     const int32_t matched = current_match_bound(*sequence, cache_);
-    ESP_DCHECK(matched <= group->cached);
-    if (matched >= group->cached) return sequence;
+    ESP_DCHECK(matched <= group->num_cached);
+    if (matched >= group->num_cached) return sequence;
     Node* at = group;  // whose run the match ends in
     while (at->begin > matched) at = at->parent;
     lower(at, matched);
@@ -354,83 +361,84 @@ Sequence* WaitingTree::first() {
   return nullptr;
 }
 
-void WaitingTree::set_aside(Sequence& sequence, int32_t num_tokens) {
-  Node* const own = sequence.waiting_node;
+void WaitingTree::defer(Sequence& sequence, int32_t num_tokens) {
+  Node* const own = sequence.queue.node;
   Node* top = nullptr;
   for (Node* at = own; at->parent != nullptr && at->end >= num_tokens; at = at->parent)
     if (!at->whole()) top = at;
   if (top != nullptr) {
-    top->aside = true;
-    ++top->parent->num_aside;
-    nodes_aside_.push_back(top);
+    top->deferred = true;
+    ++top->parent->num_deferred;
+    deferred_nodes_.push_back(top);
     refresh(top);
     return;
   }
-  own->members.erase({.key = {0, sequence.waiting_rank.order}});
-  ++own->num_aside;
-  sequences_aside_.push_back(&sequence);
+  own->members.erase({.key = {0, sequence.queue.rank.order}});
+  ++own->num_deferred;
+  deferred_sequences_.push_back(&sequence);
   refresh(own);
 }
 
-void WaitingTree::take_back() {
-  for (Node* node : nodes_aside_) {
-    node->aside = false;
-    --node->parent->num_aside;
+void WaitingTree::restore_deferred() {
+  for (Node* node : deferred_nodes_) {
+    node->deferred = false;
+    --node->parent->num_deferred;
     refresh(node);
   }
-  for (Sequence* sequence : sequences_aside_) {
-    Node* const node = sequence->waiting_node;
-    --node->num_aside;
-    node->members.insert({.key = {0, sequence->waiting_rank.order}, .sequence = sequence});
+  for (Sequence* sequence : deferred_sequences_) {
+    Node* const node = sequence->queue.node;
+    --node->num_deferred;
+    node->members.insert({.key = {0, sequence->queue.rank.order}, .sequence = sequence});
     refresh(node);
   }
-  nodes_aside_.clear();
-  sequences_aside_.clear();
+  deferred_nodes_.clear();
+  deferred_sequences_.clear();
 }
 
 void WaitingTree::check_node(const Node& node) const {
   ESP_CHECK(node.weight > 0 && !node.empty());
-  ESP_CHECK(node.contained == (!node.aside && !node.members.empty()));
+  ESP_CHECK(node.contained == (!node.deferred && !node.members.empty()));
   if (node.contained) {
-    const Members& members = node.loud ? groups_ : node.parent->members;
+    const Members& members = node.is_cached ? groups_ : node.parent->members;
     const auto found = members.find({.key = node.key});
     ESP_CHECK(node.key == key_of(&node) && found != members.end() && found->node == &node);
   }
   if (node.parent == nullptr) {
-    ESP_CHECK(node.loud && node.end == 0);
+    ESP_CHECK(node.is_cached && node.end == 0);
   } else {
     ESP_CHECK(node.begin == node.parent->end && node.begin < node.end);
     ESP_CHECK(find_child(node.parent, run_of(&node)) == &node);
-    if (node.loud) {
-      ESP_CHECK(node.parent->whole() && node.cached > node.begin && node.cached <= node.end);
+    if (node.is_cached) {
+      ESP_CHECK(node.parent->whole() && node.num_cached > node.begin &&
+                node.num_cached <= node.end);
     } else {
-      ESP_CHECK(node.cached == node.begin && node.first_loud == nullptr);
+      ESP_CHECK(node.num_cached == node.begin && node.first_cached == nullptr);
     }
   }
-  if (!node.whole()) ESP_CHECK(node.first_loud == nullptr);
+  if (!node.whole()) ESP_CHECK(node.first_cached == nullptr);
   for (const Member& member : node.members) {
     const Sequence* s = member.sequence;
     if (s == nullptr) {
-      ESP_CHECK(member.node->parent == &node && !member.node->loud);
+      ESP_CHECK(member.node->parent == &node && !member.node->is_cached);
       continue;
     }
-    ESP_CHECK(s->waiting_node == &node && member.key.order == s->waiting_rank.order);
+    ESP_CHECK(s->queue.node == &node && member.key.order == s->queue.rank.order);
     if (order_ == Order::kDepthFirst) continue;
     const Node* group = &node;
-    while (!group->loud) group = group->parent;
+    while (!group->is_cached) group = group->parent;
     ESP_CHECK(cache_.match_bound(s->spec.cache_namespace, s->first_tokens(s->match_limit())) <=
-                  group->cached,
+                  group->num_cached,
               "sequence {} matches more than the index says", s->spec.id);
   }
 }
 
 void WaitingTree::check_invariants() const {
-  ESP_CHECK(nodes_aside_.empty() && sequences_aside_.empty());
+  ESP_CHECK(deferred_nodes_.empty() && deferred_sequences_.empty());
   int32_t num_sequences = 0;
   size_t num_groups = 0;
   for (const auto& [hash, node] : nodes_) {
     check_node(*node);
-    if (node->loud && node->contained) ++num_groups;
+    if (node->is_cached && node->contained) ++num_groups;
     for (const Member& member : node->members) num_sequences += member.sequence != nullptr ? 1 : 0;
   }
   ESP_CHECK(num_sequences == size_ && num_groups == groups_.size());

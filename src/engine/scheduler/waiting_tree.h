@@ -1,13 +1,14 @@
-// The sequences that wait, as a radix tree of their prompts: an index for the policies that look at
-// prefixes. Sequences that share a prompt's beginning are ranked by one node, so what changes in
-// the cache moves a few nodes, never each of a hundred thousand sequences.
+// The waiting sequences as a radix tree of their prompts: an index for the policies that order by
+// prefix. Sequences that share a prompt's beginning are ranked by one node, so a change of the
+// cache moves a few nodes and never each of a hundred thousand sequences.
 //
-// For lpm each node bounds from above how much of its path is cached. What the cache takes in is
-// told at once; what it evicts is found out when a sequence comes first and does not match as much
-// as its node says. So the order is exact, at O(log n) a sequence.
+// For lpm each node bounds from above how many tokens of its path are cached. Insertions into the
+// cache raise the bound at once (on_stored); an eviction is found when a sequence comes first and
+// matches less than its node's bound. So the order is exact, at O(log n) a sequence.
 //
-//   loud   a node of whose own run something is cached: it ranks its quiet part by itself
-//   quiet  nothing of its run is: it stands among its parent's members, ranked with them
+//   cached node    part of its own run is cached: it ranks its uncached descendants as one group
+//   uncached node  nothing of its run is cached: it is a member of its parent, ranked with the
+//   others
 #pragma once
 
 #include <cstdint>
@@ -40,21 +41,21 @@ class WaitingTree {
   WaitingTree(Order order, const PrefixCache& cache);
   ~WaitingTree();
 
-  void add(Sequence& sequence);  // by its tokens up to match_limit() and its waiting_rank.order
+  void add(Sequence& sequence);  // by its tokens up to match_limit() and its rank order
   void remove(Sequence& sequence);
   int32_t size() const { return size_; }
 
   // The cache holds these tokens now.
   void on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens);
 
-  // Who goes first of those that are not set aside; null when there is nobody. Its `matched` is up
-  // to date with kLongestMatch.
+  // Who goes first of those that are not set deferred; null when there is nobody. Its `matched` is
+  // up to date with kLongestMatch.
   Sequence* first();
 
-  // Sets a sequence aside, and with it all that share its first `num_tokens` (more than are cached;
-  // beyond its end: itself alone), until take_back().
-  void set_aside(Sequence& sequence, int32_t num_tokens);
-  void take_back();
+  // Defers a sequence, and with it all that share its first `num_tokens` (more than are cached;
+  // beyond its end: itself alone), until restore_deferred().
+  void defer(Sequence& sequence, int32_t num_tokens);
+  void restore_deferred();
 
   // Aborts unless links, counts, keys and bounds agree.
   void check_invariants() const;
@@ -72,7 +73,6 @@ class WaitingTree {
 
   Node* root_of(std::string_view cache_namespace);
   Node* find_child(const Node* parent, std::span<const TokenId> tokens) const;
-  void add_child(Node* node);
   void erase_child(Node* node);
   Node* new_node(Node* parent, int32_t begin, int32_t end, Sequence* witness);
   Node* split(Node* node, int32_t num_tokens);
@@ -85,10 +85,8 @@ class WaitingTree {
   WaitingKey key_of(const Node* node) const;
   void refresh(Node* node);
   void leave_container(Node* node);
-  void link_loud(Node* node);
-  void unlink_loud(Node* node);
-  void make_loud(Node* node, int32_t cached);
-  void make_quiet(Node* node);
+  void mark_cached(Node* node, int32_t cached);
+  void mark_uncached(Node* node);
   void lower(Node* node, int32_t cached);
   Node* choose(Members& members, Node*& current) const;
   Sequence* first_below(Node* node);
@@ -101,10 +99,10 @@ class WaitingTree {
   uint64_t next_id_ = 1;
   std::unordered_map<std::string, Node*> roots_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // by parent and first page
-  Members groups_;                                                  // loud nodes that have members
+  Members groups_;                                                  // cached nodes with members
   Node* current_group_ = nullptr;  // depth first: where it went last
-  std::vector<Node*> nodes_aside_;
-  std::vector<Sequence*> sequences_aside_;
+  std::vector<Node*> deferred_nodes_;
+  std::vector<Sequence*> deferred_sequences_;
 };
 
 }  // namespace espalier

@@ -1,4 +1,4 @@
-#include "engine/scheduler/waiting_queue.h"
+#include "engine/scheduler/wait_queue.h"
 
 #include <algorithm>
 #include <limits>
@@ -11,11 +11,11 @@ namespace espalier {
 
 namespace {
 
-// What goes first has the lower tier; within one, order of arrival.
+// A lower tier goes first; within a tier, order of arrival.
 using TierFunction = int64_t (*)(const SequenceSpec&);
 int64_t tier_of_arrival(const SequenceSpec&) { return 0; }
 int64_t tier_of_output(const SequenceSpec& spec) { return -int64_t{spec.max_new_tokens}; }
-int64_t tier_of_chance(const SequenceSpec& spec) {
+int64_t tier_of_id_hash(const SequenceSpec& spec) {
   return static_cast<int64_t>(mix64(spec.id) >> 1);
 }
 int64_t tier_of_priority(const SequenceSpec& spec) { return -int64_t{spec.priority}; }
@@ -30,7 +30,7 @@ constexpr PolicyEntry kPolicies[] = {
     {SchedulePolicy::kDfsWeight, "dfs-weight", tier_of_arrival},
     {SchedulePolicy::kFcfs, "fcfs", tier_of_arrival},
     {SchedulePolicy::kLof, "lof", tier_of_output},
-    {SchedulePolicy::kRandom, "random", tier_of_chance},
+    {SchedulePolicy::kRandom, "random", tier_of_id_hash},
     {SchedulePolicy::kPriority, "priority", tier_of_priority},
 };
 
@@ -65,10 +65,10 @@ Result<FairShare> parse_fair_share(std::string_view name) {
   return fail(invalid_argument("unknown fair share '{}'; known: none, tenant, priority", name));
 }
 
-WaitingQueue::WaitingQueue(const SchedulerConfig& config, const PrefixCache& cache)
+WaitQueue::WaitQueue(const SchedulerConfig& config, const PrefixCache& cache)
     : config_(config), cache_(cache) {}
 
-std::string WaitingQueue::share_key(const SequenceSpec& spec) const {
+std::string WaitQueue::share_key(const SequenceSpec& spec) const {
   switch (config_.fair_share) {
     case FairShare::kNone:
       break;
@@ -80,9 +80,9 @@ std::string WaitingQueue::share_key(const SequenceSpec& spec) const {
   return {};
 }
 
-// Whoever comes back, or for the first time, has no claim on the past: it starts with the least
-// service of those that are there.
-WaitingShare& WaitingQueue::share_of(const Sequence& sequence) {
+// A new or returning share has no claim on the past: it starts with the least service of the shares
+// present.
+WaitingShare& WaitQueue::share_of(const Sequence& sequence) {
   const std::string key = share_key(sequence.spec);
   const auto found = shares_.find(key);
   if (found != shares_.end()) return found->second;
@@ -99,28 +99,28 @@ WaitingShare& WaitingQueue::share_of(const Sequence& sequence) {
   return share;
 }
 
-void WaitingQueue::add(Sequence& sequence) {
+void WaitQueue::add(Sequence& sequence) {
   WaitingShare& share = share_of(sequence);
   ++share.num_sequences;
-  sequence.share = &share;
-  sequence.overdue_at = share.num_arrived++ + config_.max_overtakes;
+  sequence.queue.share = &share;
+  sequence.queue.overdue_at = share.num_arrived++ + config_.bypass_bound;
   const TierFunction tier = kPolicies[static_cast<size_t>(config_.policy)].tier;
-  sequence.own_rank = {tier(sequence.spec), num_pushed_++};
+  sequence.queue.own_rank = {tier(sequence.spec), num_pushed_++};
   push(sequence);
-  sequence.prev_arrived = share.newest;
-  (share.newest != nullptr ? share.newest->next_arrived : share.oldest) = &sequence;
+  sequence.queue.prev_arrived = share.newest;
+  (share.newest != nullptr ? share.newest->queue.next_arrived : share.oldest) = &sequence;
   share.newest = &sequence;
 }
 
-void WaitingQueue::left(Sequence& sequence) {
-  WaitingShare& share = *std::exchange(sequence.share, nullptr);
+void WaitQueue::left(Sequence& sequence) {
+  WaitingShare& share = *std::exchange(sequence.queue.share, nullptr);
   if (--share.num_sequences > 0) return;
   shares_.erase(shares_.find(std::string(share.key)));
 }
 
-void WaitingQueue::push(Sequence& sequence) {
-  sequence.waiting_rank = sequence.own_rank;
-  WaitingShare& share = *sequence.share;
+void WaitQueue::push(Sequence& sequence) {
+  sequence.queue.rank = sequence.queue.own_rank;
+  WaitingShare& share = *sequence.queue.share;
   ++size_;
   ++share.num_waiting;
   if (share.tree != nullptr) {
@@ -130,64 +130,77 @@ void WaitingQueue::push(Sequence& sequence) {
   }
 }
 
-void WaitingQueue::push_retracted(Sequence& sequence) {
-  sequence.waiting_rank = {0, -num_pushed_++};
-  sequence.in_retracted = true;
+void WaitQueue::requeue(Sequence& sequence) {
+  sequence.state.move_to(SequenceState::kWaiting);
+  sequence.num_computed = sequence.num_launched = 0;
+  sequence.queue.match_version = sequence.queue.bound_version = QueueEntry::kNeverMatched;
+  if (std::exchange(sequence.preemption.pending, false)) {
+    push_preempted(sequence);
+  } else {
+    push_retracted(sequence);
+  }
+}
+
+void WaitQueue::push_retracted(Sequence& sequence) {
+  sequence.queue.rank = {0, -num_pushed_++};
+  sequence.queue.in_retracted = true;
   retracted_.insert(&sequence);
   ++size_;
 }
 
-// Also in the line of arrivals, whose front is near: it came before most that wait.
-void WaitingQueue::push_preempted(Sequence& sequence) {
+// It returns to its position in the list of arrivals too. The walk is short: it came before most
+// sequences that wait.
+void WaitQueue::push_preempted(Sequence& sequence) {
   push(sequence);
-  WaitingShare& share = *sequence.share;
+  WaitingShare& share = *sequence.queue.share;
   --share.num_gone;
   Sequence* next = share.oldest;
-  while (next != nullptr && next->overdue_at < sequence.overdue_at) next = next->next_arrived;
-  Sequence* const prev = next == nullptr ? share.newest : next->prev_arrived;
-  sequence.prev_arrived = prev;
-  sequence.next_arrived = next;
-  (prev != nullptr ? prev->next_arrived : share.oldest) = &sequence;
-  (next != nullptr ? next->prev_arrived : share.newest) = &sequence;
+  while (next != nullptr && next->queue.overdue_at < sequence.queue.overdue_at)
+    next = next->queue.next_arrived;
+  Sequence* const prev = next == nullptr ? share.newest : next->queue.prev_arrived;
+  sequence.queue.prev_arrived = prev;
+  sequence.queue.next_arrived = next;
+  (prev != nullptr ? prev->queue.next_arrived : share.oldest) = &sequence;
+  (next != nullptr ? next->queue.prev_arrived : share.newest) = &sequence;
 }
 
-void WaitingQueue::remove(Sequence& sequence) {
+void WaitQueue::remove(Sequence& sequence) {
   --size_;
-  if (std::exchange(sequence.in_retracted, false)) {
+  if (std::exchange(sequence.queue.in_retracted, false)) {
     retracted_.erase(&sequence);
     return;
   }
-  WaitingShare& share = *sequence.share;
+  WaitingShare& share = *sequence.queue.share;
   --share.num_waiting;
   if (share.tree != nullptr) {
     share.tree->remove(sequence);
   } else {
     share.ranked.erase(&sequence);
-    std::erase(share.aside, &sequence);
+    std::erase(share.deferred, &sequence);
   }
-  const bool lined_up = share.oldest == &sequence || sequence.prev_arrived != nullptr;
+  const bool lined_up = share.oldest == &sequence || sequence.queue.prev_arrived != nullptr;
   if (!lined_up) return;
   ++share.num_gone;
-  Sequence* const prev = std::exchange(sequence.prev_arrived, nullptr);
-  Sequence* const next = std::exchange(sequence.next_arrived, nullptr);
-  (prev != nullptr ? prev->next_arrived : share.oldest) = next;
-  (next != nullptr ? next->prev_arrived : share.newest) = prev;
+  Sequence* const prev = std::exchange(sequence.queue.prev_arrived, nullptr);
+  Sequence* const next = std::exchange(sequence.queue.next_arrived, nullptr);
+  (prev != nullptr ? prev->queue.next_arrived : share.oldest) = next;
+  (next != nullptr ? next->queue.prev_arrived : share.newest) = prev;
 }
 
-void WaitingQueue::on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens) {
+void WaitQueue::on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens) {
   if (size_ == 0 || config_.policy != SchedulePolicy::kLpm) return;
   for (auto& [key, share] : shares_)
     if (share.tree != nullptr) share.tree->on_stored(cache_namespace, tokens);
 }
 
-Sequence* WaitingQueue::first_of(WaitingShare& share) {
+Sequence* WaitQueue::first_of(WaitingShare& share) {
   Sequence* const oldest = share.oldest;
   if (oldest != nullptr && is_overdue(*oldest)) return oldest;
   if (share.tree != nullptr) return share.tree->first();
   return share.ranked.empty() ? nullptr : *share.ranked.begin();
 }
 
-Sequence* WaitingQueue::next() {
+Sequence* WaitQueue::next() {
   if (!retracted_.empty()) return *retracted_.begin();
   while (true) {
     WaitingShare* least = nullptr;
@@ -197,36 +210,36 @@ Sequence* WaitingQueue::next() {
         least = &share;
     if (least == nullptr) return nullptr;
     if (Sequence* const sequence = first_of(*least)) return sequence;
-    exhausted_.push_back(least);  // all of it is set aside
+    exhausted_.push_back(least);  // all of it is deferred
   }
 }
 
-void WaitingQueue::set_aside(Sequence& sequence, int32_t num_tokens) {
-  WaitingShare& share = *sequence.share;
-  if (std::find(with_aside_.begin(), with_aside_.end(), &share) == with_aside_.end())
-    with_aside_.push_back(&share);
-  if (share.tree != nullptr) return share.tree->set_aside(sequence, num_tokens);
+void WaitQueue::defer(Sequence& sequence, int32_t num_tokens) {
+  WaitingShare& share = *sequence.queue.share;
+  if (std::find(with_deferred_.begin(), with_deferred_.end(), &share) == with_deferred_.end())
+    with_deferred_.push_back(&share);
+  if (share.tree != nullptr) return share.tree->defer(sequence, num_tokens);
   share.ranked.erase(&sequence);
-  share.aside.push_back(&sequence);
+  share.deferred.push_back(&sequence);
 }
 
-void WaitingQueue::end_round() {
-  for (WaitingShare* share : with_aside_) {
-    if (share->tree != nullptr) share->tree->take_back();
-    share->ranked.insert(share->aside.begin(), share->aside.end());
-    share->aside.clear();
+void WaitQueue::end_round() {
+  for (WaitingShare* share : with_deferred_) {
+    if (share->tree != nullptr) share->tree->restore_deferred();
+    share->ranked.insert(share->deferred.begin(), share->deferred.end());
+    share->deferred.clear();
   }
-  with_aside_.clear();
+  with_deferred_.clear();
   exhausted_.clear();
 }
 
-int64_t WaitingQueue::service_of(const std::string& share) const {
+int64_t WaitQueue::service_of(const std::string& share) const {
   const auto found = shares_.find(share);
   return found == shares_.end() ? 0 : found->second.service;
 }
 
-void WaitingQueue::check_invariants() const {
-  ESP_CHECK(exhausted_.empty() && with_aside_.empty(), "a round has not ended");
+void WaitQueue::check_invariants() const {
+  ESP_CHECK(exhausted_.empty() && with_deferred_.empty(), "a round has not ended");
   auto count = static_cast<int32_t>(retracted_.size());
   for (const Sequence* s : retracted_) ESP_CHECK(s->state == SequenceState::kWaiting);
   for (const auto& [key, share] : shares_) {
@@ -240,10 +253,10 @@ void WaitingQueue::check_invariants() const {
     count += share.num_waiting;
     const Sequence* prev = nullptr;
     int32_t num_lined_up = 0;
-    for (const Sequence* s = share.oldest; s != nullptr; prev = s, s = s->next_arrived) {
-      ESP_CHECK(s->state == SequenceState::kWaiting && s->share == &share);
-      ESP_CHECK(s->prev_arrived == prev);
-      ESP_CHECK(prev == nullptr || prev->overdue_at < s->overdue_at);
+    for (const Sequence* s = share.oldest; s != nullptr; prev = s, s = s->queue.next_arrived) {
+      ESP_CHECK(s->state == SequenceState::kWaiting && s->queue.share == &share);
+      ESP_CHECK(s->queue.prev_arrived == prev);
+      ESP_CHECK(prev == nullptr || prev->queue.overdue_at < s->queue.overdue_at);
       ++num_lined_up;
     }
     ESP_CHECK(share.newest == prev && num_lined_up <= share.num_waiting);

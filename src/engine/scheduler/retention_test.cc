@@ -31,7 +31,7 @@ struct Outcome {
 
 class Chats final : public SequenceObserver {
  public:
-  Chats(const Load& load, int32_t linger_steps) : load_(load), rng_(1) {
+  Chats(const Load& load, int32_t retention_steps) : load_(load), rng_(1) {
     const int turn = load.turn_tokens + load.output_tokens;
     const int64_t unique = int64_t{load.num_chats} * load.num_turns * turn;
     cache_ = make_prefix_cache(
@@ -41,7 +41,7 @@ class Chats final : public SequenceObserver {
                                                              .max_waiting = 1000,
                                                              .chunked_prefill_size = 256,
                                                              .context_length = 4096,
-                                                             .linger_steps = linger_steps},
+                                                             .retention_steps = retention_steps},
                                              *cache_, clock_, *this);
   }
 
@@ -142,7 +142,7 @@ struct Case {
   double least_more;  // hits than without
 };
 
-TEST(Linger, ConversationsInASmallPoolKeepTheirPrefixes) {
+TEST(Retention, ConversationsInASmallPoolKeepTheirPrefixes) {
   for (const Case& c : {Case{0.1, 1, 0.75, 0}, Case{0.1, 2, 0.75, 0.1}, Case{0.25, 1, 0.8, 0},
                         Case{0.25, 2, 0.8, 0.1}, Case{0.5, 2, 0.99, 0}}) {
     SCOPED_TRACE(testing::Message()

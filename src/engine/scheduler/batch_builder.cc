@@ -1,0 +1,230 @@
+#include "engine/scheduler/batch_builder.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+
+namespace espalier {
+
+BatchBuilder::BatchBuilder(const SchedulerConfig& config, const PrefixCache& cache,
+                           const RunningSet& running, const StepCounter& steps, KvBudget& budget,
+                           TokenProposer& proposer)
+    : config_(config),
+      cache_(cache),
+      running_(running),
+      steps_(steps),
+      budget_(budget),
+      proposer_(proposer),
+      page_tables_(config.max_running) {}
+
+void BatchBuilder::begin(ForwardBatch& batch, uint64_t step) {
+  page_tables_.begin(batch);
+  batch.slot_inits.clear();
+  batch.entries.clear();
+  batch.token_ids.clear();
+  batch.positions.clear();
+  batch.draft_samples.clear();
+  batch.step = step;
+}
+
+void BatchBuilder::end(ForwardBatch& batch) {
+  page_tables_.end(batch);
+  if (config_.find_shared_prefixes) add_shared_prefixes(batch);
+}
+
+void BatchBuilder::add_running(ForwardBatch& batch) {
+  prompt_tokens_left_ = config_.chunked_prefill_size > 0 ? config_.chunked_prefill_size
+                                                         : std::numeric_limits<int32_t>::max();
+  draft_samples_left_ = config_.draft_samples_max;
+  add_decode_entries(batch);
+  if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
+    prompt_tokens_left_ =
+        std::min(prompt_tokens_left_, step_time_.tokens_within(config_.inter_token_seconds_max));
+  for (Sequence* sequence : running_.running())
+    if (sequence->prefilling()) add_chunk(batch, *sequence);
+}
+
+void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
+  const std::span<Sequence* const> running = running_.running();
+  bool any = false;
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (i + kStepsAhead < running.size()) running[i + kStepsAhead]->prefetch_step();
+    if (i + kEndsAhead < running.size()) {
+      running[i + kEndsAhead]->prefetch_ends();
+      page_tables_.prefetch_end(batch, running[i + kEndsAhead]->kv.slot);
+    }
+    Sequence* const sequence = running[i];
+    if (!sequence->wants_decode_entry() || waits_for_drafts(*sequence)) continue;
+    // Forced tokens beyond the first count as prompt tokens do. Without a page the sequence gets no
+    // entry in this step: pages are coming back.
+    const auto most =
+        static_cast<int32_t>(std::min<int64_t>(budget_.room_for(*sequence), sequence->num_due()));
+    const int32_t count = 1 + std::clamp(most - 1, 0, prompt_tokens_left_);
+    if (!budget_.grow(*sequence, sequence->num_launched + count)) continue;
+    prompt_tokens_left_ -= count - 1;
+    propose_drafts(*sequence, count);
+    add_entry(batch, *sequence, count);
+    any = true;
+  }
+  if (any) budget_.on_decode_step();
+}
+
+void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
+  const auto count = static_cast<int32_t>(std::min<int64_t>(
+      budget_.room_for(sequence),
+      std::min(prompt_tokens_left_, sequence.prefill_end - sequence.num_launched)));
+  if (count <= 0) return;
+  ESP_CHECK(budget_.grow(sequence, sequence.num_launched + count));
+  prompt_tokens_left_ -= count;
+  propose_drafts(sequence, count);
+  add_entry(batch, sequence, count);
+}
+
+// A penalty depends on the tokens before, and a log-probability is of a sampled token, so neither
+// goes with draft tokens.
+bool BatchBuilder::may_draft(const Sequence& sequence) const {
+  return draft_samples_left_ > 0 && sequence.spec.takes_proposals &&
+         !sequence.spec.sampling->has_penalties() && !sequence.spec.sampling->return_logprob;
+}
+
+// Draft tokens behind an entry of `num_query_tokens` known tokens.
+void BatchBuilder::propose_drafts(Sequence& sequence, int32_t num_query_tokens) {
+  drafts_.clear();
+  const SequenceSpec& spec = sequence.spec;
+  const int32_t begin = sequence.num_launched + num_query_tokens;
+  if (!may_draft(sequence) || begin != sequence.num_tokens()) return;
+  const int64_t most =
+      std::min<int64_t>({prompt_tokens_left_, spec.max_new_tokens - sequence.num_outputs() - 1,
+                         budget_.spare_tokens()});
+  if (most <= 0) return;
+  drafts_.tokens_max = static_cast<int32_t>(most);
+  drafts_.samples_max = draft_samples_left_;
+  proposer_.propose_drafts(spec.id, drafts_);
+  const auto count = static_cast<int32_t>(drafts_.tokens.size());
+  ESP_CHECK(count <= most && std::ssize(drafts_.samples) <= draft_samples_left_);
+  if (count > 0 && !budget_.grow(sequence, begin + count)) return drafts_.clear();
+  prompt_tokens_left_ -= count;
+  draft_samples_left_ -= static_cast<int32_t>(drafts_.samples.size());
+}
+
+// The next entry would be one token that is being sampled, with no draft tokens behind it.
+bool BatchBuilder::waits_for_drafts(Sequence& sequence) {
+  if (!may_draft(sequence) || !steps_.in_flight(sequence.last_step) ||
+      sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step)
+    return false;
+  sequence.awaiting_commit = proposer_.drafts_after_next(sequence.spec.id);
+  return sequence.awaiting_commit;
+}
+
+void BatchBuilder::add_slot_init(ForwardBatch& batch, Sequence& sequence) {
+  if (!sequence.kv.needs_slot_init) return;
+  SlotInit init{.slot = sequence.kv.slot, .sampling = sequence.spec.sampling};
+  if (init.sampling->has_penalties()) {
+    const auto output = sequence.tokens.begin() + sequence.prompt_len;
+    init.prompt_ids.assign(sequence.tokens.begin(), output);
+    init.output_ids.assign(output, sequence.tokens.end());
+  }
+  batch.slot_inits.push_back(std::move(init));
+  sequence.kv.needs_slot_init = false;
+}
+
+void BatchBuilder::set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence) {
+  const KvPlacement& kv = sequence.kv;
+  entry.num_pages = cache_.num_pages_for(entry.prefix_len + entry.num_query_tokens);
+  const auto num_pages = static_cast<size_t>(entry.num_pages);
+  entry.page_begin = page_tables_.place(
+      batch, kv.slot, kv.table_version, kv.pages.table().first(num_pages),
+      cache_.has_window() ? kv.pages.window_table().first(num_pages) : std::span<const PageId>(),
+      kv.num_pages_max);
+  entry.table_version = kv.table_version;
+}
+
+void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens) {
+  add_slot_init(batch, sequence);
+  const int32_t begin = sequence.num_launched, end = begin + num_query_tokens;
+  BatchEntry& entry = batch.entries.emplace_back();
+  entry.slot = sequence.kv.slot;
+  entry.sequence = sequence.spec.id;
+  entry.num_drafts = static_cast<int32_t>(drafts_.tokens.size());
+  entry.num_query_tokens = num_query_tokens + entry.num_drafts;
+  entry.prefix_len = begin;
+  entry.query_begin = batch.num_tokens();
+  set_page_table(batch, entry, sequence);
+  entry.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
+  entry.has_mask = entry.sample && sequence.spec.has_grammar;
+  entry.output_index = sequence.num_samples_launched;
+  for (int32_t i = begin; i < end; ++i) {
+    batch.token_ids.push_back(i < sequence.num_tokens() ? sequence.tokens[static_cast<size_t>(i)]
+                                                        : kTokenFromSlot);
+    batch.positions.push_back(i);
+  }
+  add_drafts(batch, entry);
+
+  sequence.num_launched = end;
+  sequence.last_step = batch.step;
+  if (entry.sample) ++sequence.num_samples_launched;
+  if (entry.sample && sequence.spec.takes_proposals && end == sequence.num_tokens())
+    sequence.awaiting_commit =
+        entry.num_drafts > 0 || proposer_.forces_after_next(sequence.spec.id);
+  add_logprob_targets(entry, sequence);
+  if (sequence.spec.pooled != PooledTokens::kNone) set_pooling(entry, sequence);
+}
+
+void BatchBuilder::add_drafts(ForwardBatch& batch, BatchEntry& entry) const {
+  if (entry.num_drafts == 0) return;
+  entry.draft_samples_begin = static_cast<int32_t>(batch.draft_samples.size());
+  entry.num_draft_samples = static_cast<int32_t>(drafts_.samples.size());
+  batch.draft_samples.insert(batch.draft_samples.end(), drafts_.samples.begin(),
+                             drafts_.samples.end());
+  batch.token_ids.insert(batch.token_ids.end(), drafts_.tokens.begin(), drafts_.tokens.end());
+  for (int32_t i = 0; i < entry.num_drafts; ++i)
+    batch.positions.push_back(batch.positions.back() + 1);
+}
+
+// The log-probability of the token at position p comes from the logits of position p - 1.
+void BatchBuilder::add_logprob_targets(BatchEntry& entry, Sequence& sequence) {
+  LogprobRange& due = sequence.logprobs;
+  const int32_t end = std::min(sequence.num_launched + 1, due.end);
+  if (due.next >= end) return;
+  entry.input_logprob_begin = due.next - 1 - entry.prefix_len;
+  entry.input_logprob_targets.assign(sequence.tokens.begin() + due.next,
+                                     sequence.tokens.begin() + end);
+  due.next = end;
+}
+
+void BatchBuilder::set_pooling(BatchEntry& entry, const Sequence& sequence) {
+  entry.pooled_end = sequence.num_launched == sequence.prefill_end;
+  if (sequence.spec.pooled == PooledTokens::kAll)
+    entry.pooled_begin = 0;
+  else if (entry.pooled_end)
+    entry.pooled_begin = entry.num_query_tokens - 1;
+}
+
+void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
+  shared_prefixes_.begin();
+  for (size_t i = 0; i < batch.entries.size(); ++i)
+    if (batch.entries[i].num_query_tokens == 1)
+      shared_prefixes_.add(cache_, running_.at(batch.entries[i].slot).kv.pages,
+                           static_cast<int32_t>(i));
+  shared_prefixes_.fill(batch);
+}
+
+void BatchBuilder::observe_step_time(const ForwardBatch& batch, double seconds) {
+  if (config_.inter_token_seconds_max <= 0) return;
+  int32_t num_prompt_tokens = 0;
+  for (const BatchEntry& entry : batch.entries)
+    if (entry.num_query_tokens > 1) num_prompt_tokens += entry.num_query_tokens;
+  step_time_.observe(num_prompt_tokens, seconds);
+}
+
+void BatchBuilder::check_sequence(const Sequence& s) const {
+  const bool in_flight = steps_.in_flight(s.last_step);
+  ESP_CHECK(s.num_computed <= s.num_launched && s.last_step <= steps_.launched());
+  ESP_CHECK(in_flight || s.entry_failed || s.num_computed == s.num_launched);
+  ESP_CHECK(s.num_outputs() <= s.num_samples_launched &&
+            s.num_samples_launched <= s.spec.max_new_tokens);
+  ESP_CHECK(!s.awaiting_commit || in_flight, "it awaits a commit and has no entry in flight");
+}
+
+}  // namespace espalier

@@ -1,0 +1,80 @@
+// Builds the entries of a step: decode entries with forced and draft tokens, then prompt chunks,
+// and the prefix segments that decode entries share. It decides how many tokens each sequence gets
+// in this step; which sequences run at all is decided by the scheduler and its KvBudget.
+//
+// Rules:
+//  - A token that a step in flight samples is kTokenFromSlot. A sequence whose end by length is
+//    certain gets no entry; one that ends otherwise has one entry that is thrown away.
+//  - Prompt tokens, forced tokens beyond the first, and draft tokens share one limit per step
+//    (chunked_prefill_size, or less to keep inter_token_seconds_max). Decode comes first.
+//  - Draft tokens use only pages left over after one page for each running sequence, so speculation
+//    never delays another request.
+//
+// Not thread-safe. Borrows the running set, the budget and the proposer. Steady decode allocates
+// nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/prefix_cache.h"
+#include "engine/scheduler/kv_budget.h"
+#include "engine/scheduler/page_table_layout.h"
+#include "engine/scheduler/running_set.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/scheduler/shared_prefixes.h"
+#include "engine/scheduler/step_counter.h"
+#include "engine/scheduler/step_time.h"
+
+namespace espalier {
+
+class BatchBuilder {
+ public:
+  BatchBuilder(const SchedulerConfig& config, const PrefixCache& cache, const RunningSet& running,
+               const StepCounter& steps, KvBudget& budget, TokenProposer& proposer);
+
+  // begin(), then add_running() and any number of add_chunk(), then end(). add_running() may be
+  // repeated while the batch is empty.
+  void begin(ForwardBatch& batch, uint64_t step);
+  // Decode entries, then chunks of the prompts of running sequences; sets the step's limits anew.
+  void add_running(ForwardBatch& batch);
+  // As much of the sequence's prompt as the step and the memory allow; maybe nothing.
+  void add_chunk(ForwardBatch& batch, Sequence& sequence);
+  void end(ForwardBatch& batch);
+
+  // Prompt tokens that the step may still take.
+  int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
+
+  // Learns the duration of a step, for inter_token_seconds_max.
+  void observe_step_time(const ForwardBatch& batch, double seconds);
+
+  // Aborts unless the sequence's launched tokens and samples are consistent.
+  void check_sequence(const Sequence& sequence) const;
+
+ private:
+  void add_decode_entries(ForwardBatch& batch);
+  void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
+  static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
+  void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
+  void propose_drafts(Sequence& sequence, int32_t num_query_tokens);  // into drafts_
+  void add_drafts(ForwardBatch& batch, BatchEntry& entry) const;
+  bool may_draft(const Sequence& sequence) const;
+  bool waits_for_drafts(Sequence& sequence);
+  static void add_logprob_targets(BatchEntry& entry, Sequence& sequence);
+  static void set_pooling(BatchEntry& entry, const Sequence& sequence);
+  void add_shared_prefixes(ForwardBatch& batch);
+
+  const SchedulerConfig config_;
+  const PrefixCache& cache_;
+  const RunningSet& running_;
+  const StepCounter& steps_;
+  KvBudget& budget_;
+  TokenProposer& proposer_;
+  StepTime step_time_;
+  PageTableLayout page_tables_;
+  SharedPrefixes shared_prefixes_;
+  int32_t prompt_tokens_left_ = 0;  // of the step being built
+  int32_t draft_samples_left_ = 0;  // the same
+  Drafts drafts_;                   // of the entry being built
+};
+
+}  // namespace espalier

@@ -1,0 +1,61 @@
+// Where tokens come from that are not sampled one by one: tokens that a grammar forces, and draft
+// tokens that a step verifies (grammar history, n-grams, draft heads). The scheduler asks one
+// proposer for all sequences whose spec has `takes_proposals`.
+//
+// Forced tokens are output as soon as they are proposed. Draft tokens change no output: they occupy
+// query positions behind an entry's known tokens, and what is sampled and forced decides how many
+// of them are accepted.
+//
+// All calls come from inside Scheduler::add(), next() and commit(), on the scheduler's thread, and
+// must not call the scheduler back. The proposer outlives the scheduler.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "seams/forward_batch.h"
+
+namespace espalier {
+
+// Draft tokens of one entry. The proposer fills `tokens` and `samples` within the two limits.
+struct Drafts {
+  int32_t tokens_max = 0, samples_max = 0;
+  std::vector<TokenId> tokens;
+  // Indices into `tokens`, rising: a token is sampled behind each of these. The draft token behind
+  // any other index is forced by the one before it.
+  std::vector<int32_t> samples;
+
+  void clear() {
+    tokens.clear();
+    samples.clear();
+  }
+};
+
+// The base class proposes nothing.
+class TokenProposer {
+ public:
+  virtual ~TokenProposer() = default;
+
+  // Appends the tokens that must follow the output so far. Called after each output token that has
+  // not ended the sequence, and once when the sequence is added (it may then end before it has
+  // run). The tokens are committed at once (SequenceObserver::on_token for each) and computed
+  // together in the sequence's next entry; what an entry in flight samples for it is dropped. With
+  // return_logprob none of them may end the sequence: the scheduler removes those that would end it
+  // by length or as a stop token.
+  virtual void propose_forced(SequenceId, std::vector<TokenId>& /*forced*/) {}
+
+  // Whether every sample of the entry being built forces tokens or ends the sequence. The next
+  // entry would then be thrown away, so the scheduler builds none before the commit. Called when
+  // all tokens before the sample are known.
+  virtual bool forces_after_next(SequenceId) { return false; }
+
+  // Appends draft tokens behind an entry that samples and whose tokens are all known: at most
+  // drafts.tokens_max tokens and drafts.samples_max samples.
+  virtual void propose_drafts(SequenceId, Drafts& /*drafts*/) {}
+
+  // Whether propose_drafts() is likely to find draft tokens behind the token that the entry in
+  // flight samples. The scheduler then builds the next entry after the commit of that token.
+  virtual bool drafts_after_next(SequenceId) { return false; }
+};
+
+}  // namespace espalier
