@@ -157,8 +157,10 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
       "the highest");
   table.choice("fair-share", engine.fair_share, {"none", "tenant", "priority"},
                "between whom service is shared fairly: tenants (extra_key) or priorities");
-  table.integer("schedule-max-overtakes", engine.schedule_max_overtakes, 0, kInt32Max,
-                "later requests that may go before a waiting one; then it goes first");
+  table
+      .integer("schedule-bypass-bound", engine.schedule_bypass_bound, 0, kInt32Max,
+               "later requests that may be admitted before a waiting one; then it goes first")
+      .aliases = {"schedule-max-overtakes"};
   table.integer("priority-scheduling-preemption-threshold",
                 engine.priority_scheduling_preemption_threshold, 1, kInt32Max,
                 "with --schedule-policy priority: running requests of a priority so much lower "

@@ -273,10 +273,14 @@ std::string environment_name(std::string_view setting) {
 
 Status apply_environment(SettingTable& table, const SettingTable& known_elsewhere) {
   for (Setting& row : table.rows()) {
-    const std::string name = environment_name(row.name);
-    const char* value = std::getenv(name.c_str());
-    if (value == nullptr || *value == '\0') continue;
-    ESP_RETURN_IF_ERROR(assign(row, {value}, name));
+    std::vector<std::string> names = row.aliases;  // before the name, which wins when both are set
+    names.push_back(row.name);
+    for (const std::string& each : names) {
+      const std::string name = environment_name(each);
+      const char* value = std::getenv(name.c_str());
+      if (value == nullptr || *value == '\0') continue;
+      ESP_RETURN_IF_ERROR(assign(row, {value}, name));
+    }
   }
   constexpr std::string_view kPrefix = "ESPALIER_";
   for (char** variable = environ; *variable != nullptr; ++variable) {

@@ -48,7 +48,7 @@ Status check_fields(const EngineConfig& c) {
   if (!(c.swa_full_tokens_ratio > 0 && c.swa_full_tokens_ratio <= 1))
     return invalid_argument("swa_full_tokens_ratio is {}, but must be in (0, 1]",
                             c.swa_full_tokens_ratio);
-  ESP_RETURN_IF_ERROR(check_not_negative("schedule_max_overtakes", c.schedule_max_overtakes));
+  ESP_RETURN_IF_ERROR(check_not_negative("schedule_bypass_bound", c.schedule_bypass_bound));
   if (c.priority_scheduling_preemption_threshold < 1)
     return invalid_argument(
         "priority_scheduling_preemption_threshold is {}, but must be at least 1 "

@@ -40,8 +40,8 @@ struct EngineConfig {
   // this or fair_share is "priority".
   std::string schedule_policy = "lpm";
   double schedule_conservativeness = 1.0;
-  std::string fair_share = "none";        // none, tenant (extra_key) or priority
-  int32_t schedule_max_overtakes = 1024;  // later requests that go before a waiting one, at most
+  std::string fair_share = "none";       // none, tenant (extra_key) or priority
+  int32_t schedule_bypass_bound = 1024;  // later requests admitted before a waiting one, at most
   // With schedule_policy "priority": what waits takes the place of what runs with a priority so
   // much lower.
   int32_t priority_scheduling_preemption_threshold = 10;
@@ -81,7 +81,6 @@ struct EngineConfig {
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";                    // "model": generation_config.json overlays; "openai": not
-  bool time_tree_work = false;    // EngineStats::tree_seconds_total is counted: for measurements
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 

@@ -38,7 +38,6 @@ struct EngineStats {
   int64_t num_entries_total = 0;  // average batch = entries / steps
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
-  double tree_seconds_total = 0;  // of them, the radix cache's; where time_tree_work is set
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t drafted_tokens_total = 0, accepted_drafts_total = 0;
   int64_t num_masks_total = 0;                                       // of constrained entries

@@ -81,7 +81,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("swa_full_tokens_ratio", e.swa_full_tokens_ratio);
   w.member("swa_max_total_num_tokens", e.max_window_tokens);
   w.member("disable_hybrid_swa_memory", e.disable_hybrid_swa_memory);
-  w.member("schedule_max_overtakes", e.schedule_max_overtakes);
+  w.member("schedule_bypass_bound", e.schedule_bypass_bound);
+  w.member("schedule_max_overtakes", e.schedule_bypass_bound);  // its former name
   w.member("priority_scheduling_preemption_threshold", e.priority_scheduling_preemption_threshold);
   w.member("disable_priority_preemption", e.disable_priority_preemption);
   w.member("max_inter_token_latency_ms", e.max_inter_token_latency_ms);

@@ -13,7 +13,7 @@ void allow(TokenId token, std::span<uint32_t> words) {
   words[static_cast<size_t>(token) / 32] |= 1u << (token % 32);
 }
 
-bool narrows(const Sample& sample) {
+bool narrows(const SampleState& sample) {
   return sample.has_grammar && sample.request->jump_forward && !sample.heals &&
          sample.request->sampling.spec.min_new_tokens == 0;
 }
@@ -77,7 +77,7 @@ void StepMasks::fill_mask(const BatchEntry& entry, size_t thread, std::span<uint
     return;
   }
   if (live && entry.output_index == it->second->num_tokens && !it->second->healing.empty()) {
-    Sample& sample = *it->second;
+    SampleState& sample = *it->second;
     fill_healing_mask(*tokens_by_bytes_, sample.healing,
                       sample.matcher ? &*sample.matcher : nullptr, words);
     return;
@@ -86,7 +86,7 @@ void StepMasks::fill_mask(const BatchEntry& entry, size_t thread, std::span<uint
     std::ranges::fill(words, ~0u);
     return;
   }
-  Sample& sample = *it->second;
+  SampleState& sample = *it->second;
   const bool chooses = narrows(sample);
   fill_grammar_mask(
       sample, chooses ? choices_of(sample, *jumps_[thread]) : std::span<const TokenId>(), words);
@@ -98,7 +98,7 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const BatchEntry& en
   std::ranges::fill(words, ~0u);
   const auto it = samples_.find(entry.sequence);
   if (it == samples_.end() || it->second->finished) return;  // thrown away
-  Sample& sample = *it->second;
+  SampleState& sample = *it->second;
   grammar::Matcher& matcher = *sample.matcher;
   auto& [output, choices] = scratch_[thread];
   output = sample.recent;
@@ -123,7 +123,7 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const BatchEntry& en
 }
 
 // Of what its matcher has read. Of an exhausted grammar choices may be missing, as states are.
-void StepMasks::fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
+void StepMasks::fill_grammar_mask(SampleState& sample, std::span<const TokenId> choices,
                                   std::span<uint32_t> words) {
   if (!choices.empty() && !sample.matcher->exhausted()) {
     std::ranges::fill(words, 0);
@@ -138,11 +138,11 @@ void StepMasks::fill_grammar_mask(Sample& sample, std::span<const TokenId> choic
   for (const TokenId id : sample.request->sampling.stop_ids) allow(id, words);
 }
 
-std::span<const TokenId> StepMasks::choices_of(Sample& sample) {
+std::span<const TokenId> StepMasks::choices_of(SampleState& sample) {
   return narrows(sample) ? choices_of(sample, *jumps_[0]) : std::span<const TokenId>();
 }
 
-std::span<const TokenId> StepMasks::choices_of(Sample& sample, JumpForward& jump) {
+std::span<const TokenId> StepMasks::choices_of(SampleState& sample, JumpForward& jump) {
   if (std::exchange(sample.choices_at, sample.num_tokens) != sample.num_tokens) {
     sample.choices.clear();
     if (!sample.matcher->ended())

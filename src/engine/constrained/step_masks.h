@@ -20,7 +20,7 @@ namespace espalier {
 // do, a step's masks are those that one thread would make.
 class StepMasks {
  public:
-  using Samples = std::unordered_map<SequenceId, Sample*>;
+  using Samples = std::unordered_map<SequenceId, SampleState*>;
 
   // Borrowed; `tokenizer` may be null, and then no sample has a grammar or text to spell.
   StepMasks(const Tokenizer* tokenizer, const Samples& samples, int32_t vocab_size,
@@ -33,7 +33,7 @@ class StepMasks {
   // Where the ways on are few, the tokens that the sample's next one is drawn from: with any other
   // the answer would not be canonical, and nothing could be forced behind it. Empty: what the
   // grammar allows. A ban must find others left.
-  std::span<const TokenId> choices_of(Sample& sample);
+  std::span<const TokenId> choices_of(SampleState& sample);
 
   // Made when they are needed first. REQUIRES: a tokenizer.
   const TokensByBytes& tokens_by_bytes();
@@ -54,9 +54,9 @@ class StepMasks {
   void fill_mask(const BatchEntry& entry, size_t thread, std::span<uint32_t> words);
   void fill_draft_masks(const ForwardBatch& batch, const BatchEntry& entry, size_t thread,
                         std::span<uint32_t> words);
-  static void fill_grammar_mask(Sample& sample, std::span<const TokenId> choices,
+  static void fill_grammar_mask(SampleState& sample, std::span<const TokenId> choices,
                                 std::span<uint32_t> words);
-  static std::span<const TokenId> choices_of(Sample& sample, JumpForward& jump);
+  static std::span<const TokenId> choices_of(SampleState& sample, JumpForward& jump);
 
   const Tokenizer* const tokenizer_;
   const Samples& samples_;

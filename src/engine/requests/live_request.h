@@ -19,30 +19,31 @@ namespace espalier {
 
 struct LiveRequest;
 
-// One of a request's n generations: a sequence of the scheduler's. What each token reads and writes
+// One of a request's n samples: one sequence of the scheduler's. What each token reads and writes
 // comes first and lies together; see prefetch().
-struct Sample {
+struct SampleState {
   LiveRequest* request = nullptr;
-  bool has_news = false;         // it is listed for emission
-  bool finished = false;         // the event is, or was, its last
-  bool return_logprob = false;   // as its request
-  bool in_session = false;       // the same
-  bool has_grammar = false;      // there is a matcher
-  bool heals = false;            // `healing` is not spelt yet
-  int32_t num_tokens = 0;        // of its output so far
-  int32_t num_logprobs_due = 0;  // of forced tokens, the last so many of the event's
+  bool has_pending_event = false;  // it is listed for emission
+  bool finished = false;           // `event` is, or was, its last
+  bool return_logprob = false;     // as its request
+  bool in_session = false;         // the same
+  bool has_grammar = false;        // `matcher` is set
+  bool heals = false;              // `healing` is not empty
+  int32_t num_tokens = 0;          // output tokens so far
+  int32_t num_logprobs_due =
+      0;  // trailing forced tokens of the event without log-probabilities yet
   OutputProcessor output;
-  TokenEvent event;                         // what the caller has not heard yet
-  SequenceId sequence = 0;                  // 0: the scheduler has not got it
+  TokenEvent event;                         // what has not been emitted yet
+  SequenceId sequence = 0;                  // 0: not in the scheduler
   int32_t num_input_logprobs = 0;           // reported so far
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
-  std::vector<TokenId> recent;              // with a grammar: its last tokens, for jump-forward
-  int32_t num_forced = 0;                   // of its output
-  std::vector<TokenId> choices;             // of the few ways on behind `choices_at` tokens
-  int32_t choices_at = -1;                  // -1: not looked for yet
-  std::string healing;                      // text that its output must still begin with
+  std::vector<TokenId> recent;              // with a grammar: the last output tokens
+  int32_t num_forced = 0;                   // output tokens that were forced
+  std::vector<TokenId> choices;             // the few continuations behind `choices_at` tokens
+  int32_t choices_at = -1;                  // -1: not computed yet
+  std::string healing;                      // text with which its output must still begin
 
-  // Ahead of its next token: with hundreds of them each is found in a far cache.
+  // Ahead of its next token: with hundreds of samples each one lies in a distant cache.
   void prefetch() const {
     const auto* const begin = reinterpret_cast<const std::byte*>(this);
     const auto* const end = reinterpret_cast<const std::byte*>(&sequence);
@@ -53,9 +54,9 @@ struct Sample {
 
 // Made by the thread that submits, then owned by the loop.
 struct LiveRequest {
-  EventSink sink;               // with what each event reads, in one line of the cache
-  std::vector<Sample> samples;  // never resized once the loop has it
-  size_t num_unfinished = 0;    // samples whose last event is not out
+  EventSink sink;                    // with what each event reads, in one line of the cache
+  std::vector<SampleState> samples;  // never resized once the loop has it
+  size_t num_unfinished = 0;         // samples whose last event is not out
   RequestId id = 0;
   std::string rid;
   ResolvedSampling sampling;

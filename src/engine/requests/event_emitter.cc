@@ -1,0 +1,154 @@
+#include "engine/requests/event_emitter.h"
+
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/requests/embedding.h"
+#include "engine/sampling/sampler.h"
+
+namespace espalier {
+
+void EventEmitter::add_pending(SampleState& sample) {
+  if (!sample.has_pending_event) pending_.push_back(&sample);
+  sample.has_pending_event = true;
+}
+
+void EventEmitter::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {
+  SampleState& sample = parts_.requests.sample(id);
+  ESP_CHECK(std::ssize(logprobs) <= sample.num_logprobs_due,
+            "log-probabilities of tokens that were not forced");
+  for (TokenLogprobs& one : logprobs)
+    sample.event.logprobs.end()[-sample.num_logprobs_due--] = std::move(one);
+  add_pending(sample);
+}
+
+void EventEmitter::on_input_logprobs(SequenceId id, int32_t first,
+                                     std::vector<TokenLogprobs>&& logprobs) {
+  SampleState& sample = parts_.requests.sample(id);
+  const int32_t known = std::max(1, sample.request->logprob_start_len) + sample.num_input_logprobs;
+  ESP_CHECK(first <= known, "input log-probabilities from {}, but only those before {} are known",
+            first, known);
+  // After a retraction the prompt is computed again, with the log-probabilities that are known.
+  for (auto i = static_cast<size_t>(known - first); i < logprobs.size(); ++i) {
+    sample.event.input_logprobs.push_back(std::move(logprobs[i]));
+    ++sample.num_input_logprobs;
+  }
+}
+
+std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
+                                                   TokenLogprobs&& logprobs,
+                                                   const RequestStats& stats) {
+  SampleState& sample = parts_.requests.sample(id);
+  OutputProcessor::Output out = sample.output.push(token);
+  sample.event.text += out.text;
+  sample.event.ids.push_back(token);
+  const bool forced = stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens);
+  if (sample.return_logprob) {
+    if (forced) ++sample.num_logprobs_due;
+    sample.event.logprobs.push_back(std::move(logprobs));
+  }
+  sample.event.stats = stats;
+  if (sample.in_session) parts_.sessions.append(sample.request->id, token);
+  ++new_tokens_;
+  ++sample.num_tokens;
+  add_pending(sample);
+  if (sample.has_grammar || sample.heals) {
+    auto ended = parts_.proposer.advance(sample, token, forced);
+    if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
+  }
+  return std::move(out.finish);
+}
+
+void EventEmitter::on_token_soon(SequenceId id) const {
+  const RequestTable::Samples& samples = parts_.requests.samples();
+  if (const auto it = samples.find(id); it != samples.end()) it->second->prefetch();
+}
+
+void EventEmitter::on_pooled(SequenceId id, std::vector<float>&& vector) {
+  SampleState& sample = parts_.requests.sample(id);
+  sample.event.embedding = std::move(vector);
+  shape_embedding(sample.event.embedding, *parts_.pooled, sample.request->dimensions);
+}
+
+void EventEmitter::on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) {
+  finish(parts_.requests.sample(id), std::move(reason), stats);
+  parts_.requests.remove_sequence(id);
+}
+
+void EventEmitter::count(const SampleState& sample, FinishReason& reason) {
+  if (reason.type == FinishReason::Type::kAbort)
+    ++counts_.aborted;
+  else
+    ++counts_.finished;
+  if (reason.type != FinishReason::Type::kError) return;
+  ++counts_.failed;
+  // A mask that could not be computed allows no token.
+  if (sample.matcher && sample.matcher->exhausted() &&
+      reason.status == no_token_left(sample.request->sampling.spec))
+    reason.status = exhausted_grammar();
+  if (is_not_finite(reason.status)) ++counts_.not_finite;
+}
+
+void EventEmitter::finish(SampleState& sample, FinishReason reason, const RequestStats& stats) {
+  ESP_CHECK(!sample.finished, "request '{}' ended twice", sample.request->rid);
+  sample.finished = true;
+  if (sample.request->session)
+    parts_.sessions.finish(sample.request->id, reason.type != FinishReason::Type::kError);
+  sample.event.text += sample.output.flush();
+  sample.event.stats = stats;
+  // It was aborted or failed before the step that computes them: they are not known.
+  for (; sample.num_logprobs_due > 0; --sample.num_logprobs_due)
+    sample.event.logprobs.end()[-sample.num_logprobs_due].logprob = std::nanf("");
+  count(sample, reason);
+  sample.event.finish = std::move(reason);
+  add_pending(sample);
+}
+
+void EventEmitter::finish_unscheduled(LiveRequest& request, FinishReason::Type type,
+                                      const Status& why) {
+  const RequestStats stats{.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size()),
+                           .arrived = request.arrived,
+                           .finished = parts_.clock.now()};
+  request.awaits_tokens = request.awaits_grammar = false;
+  for (SampleState& sample : request.samples)
+    if (!sample.finished) finish(sample, {.type = type, .status = why}, stats);
+}
+
+void EventEmitter::emit() {
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    if (i + kAhead < pending_.size()) __builtin_prefetch(pending_[i + kAhead]->request);
+    emit(*pending_[i]);
+  }
+  pending_.clear();
+}
+
+// A sink that only reads leaves the event's memory for the next one, so that steady decode
+// allocates nothing.
+void EventEmitter::emit(SampleState& sample) {
+  LiveRequest& request = *sample.request;
+  TokenEvent& event = sample.event;
+  event.index = static_cast<int32_t>(&sample - request.samples.data());
+  sample.has_pending_event = false;
+  if (sample.num_logprobs_due > 0) return;  // they come with the next step
+  if (sample.finished) {
+    parts_.registry.release_sample();
+    if (--request.num_unfinished == 0) return emit_last(request, event);
+  }
+  request.sink(std::move(event));
+  event.text.clear();  // NOLINT(bugprone-use-after-move): see above
+  event.ids.clear();
+  event.logprobs.clear();
+  event.input_logprobs.clear();
+}
+
+// The rid is released before its caller gets the last event, and so may use it again at once.
+void EventEmitter::emit_last(LiveRequest& request, TokenEvent& event) {
+  parts_.registry.release_rid(request.rid);
+  const std::unique_ptr<LiveRequest> last = parts_.requests.extract(request.id);
+  request.sink(std::move(event));
+  parts_.registry.settle();
+}
+
+}  // namespace espalier

@@ -1,0 +1,218 @@
+#include "engine/requests/inbox_handler.h"
+
+#include <utility>
+
+#include "engine/sampling/params.h"
+
+namespace espalier {
+
+void InboxHandler::handle(Message& message) {
+  std::visit([this](auto& m) { on(m); }, message);
+}
+
+void InboxHandler::on(ArrivalMessage& message) {
+  LiveRequest& request = parts_.requests.add(std::move(message.request));
+  request.num_unfinished = request.samples.size();
+  start_when_ready(request);
+}
+
+void InboxHandler::on(TokensMessage& message) {
+  LiveRequest* const request = parts_.requests.find(message.id);
+  if (request == nullptr || !request->awaits_tokens) return;  // aborted meanwhile
+  if (!message.prompt_ids)
+    return parts_.events.finish_unscheduled(*request, FinishReason::Type::kError,
+                                            message.prompt_ids.error());
+  request->prompt_ids = std::move(*message.prompt_ids);
+  request->awaits_tokens = false;
+  start_when_ready(*request);
+}
+
+void InboxHandler::on(GrammarMessage& message) {
+  LiveRequest* const request = parts_.requests.find(message.id);
+  if (request == nullptr || !request->awaits_grammar) return;  // aborted meanwhile
+  if (!message.grammar)
+    return parts_.events.finish_unscheduled(*request, FinishReason::Type::kError,
+                                            message.grammar.error());
+  request->awaits_grammar = false;
+  parts_.proposer.start(*request, *message.grammar);
+  start_when_ready(*request);
+}
+
+void InboxHandler::on(AbortMessage& message) {
+  if (LiveRequest* const request = parts_.requests.find(message.id))
+    abort(*request, error(StatusCode::kAborted, "request '{}' was aborted", request->rid));
+}
+
+void InboxHandler::on(JoinMessage& message) { message.done(join(message.request)); }
+
+void InboxHandler::on(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
+
+void InboxHandler::on(PauseMessage& message) {
+  paused_ = true;
+  if (message.mode == Engine::PauseMode::kAbort)
+    abort_all(error(StatusCode::kAborted, "generation was paused"));
+  pauses_.push_back(std::move(message));
+}
+
+void InboxHandler::on(ContinueMessage& message) {
+  paused_ = false;
+  message.done.set_value(Status());
+}
+
+void InboxHandler::start_when_ready(LiveRequest& request) {
+  if (request.awaits_tokens || request.awaits_grammar) return;
+  if (const Status status = start(request); !status.ok())
+    parts_.events.finish_unscheduled(request, FinishReason::Type::kError, status);
+}
+
+// A failure is of the whole request. A sample that the scheduler refuses fails alone.
+Status InboxHandler::start(LiveRequest& request) {
+  ESP_RETURN_IF_ERROR(continue_session(request));
+  if (request.token_healing) parts_.proposer.heal(request);
+  ESP_RETURN_IF_ERROR(check_prompt(request));
+  const auto max_new_tokens =
+      resolve_max_new_tokens(request.sampling, static_cast<int32_t>(request.prompt_ids.size()),
+                             parts_.max_sequence_tokens);
+  if (!max_new_tokens) return max_new_tokens.error();
+  for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)
+    if (const Status status = add_sequence(request, i, *max_new_tokens); !status.ok())
+      parts_.events.finish(request.samples[static_cast<size_t>(i)],
+                           {.type = FinishReason::Type::kError, .status = status},
+                           {.arrived = request.arrived});
+  return {};
+}
+
+// Puts the tokens that the request continues in front of its own.
+Status InboxHandler::continue_session(LiveRequest& request) {
+  if (!request.session) return {};
+  auto started = parts_.sessions.start(*request.session, request.rid, request.id,
+                                       std::move(request.prompt_ids));
+  if (!started) return started.error();
+  request.prompt_ids = std::move(started->prompt_ids);
+  for (const RequestId id : started->replaced)
+    if (LiveRequest* const replaced = parts_.requests.find(id))
+      abort(*replaced, error(StatusCode::kAborted, "request '{}' was replaced by '{}'",
+                             replaced->rid, request.rid));
+  return {};
+}
+
+Status InboxHandler::check_prompt(const LiveRequest& request) const {
+  const auto prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  if (prompt_tokens == 0)
+    return invalid_argument("the prompt is empty: at least one token is needed to continue from");
+  for (TokenId id : request.prompt_ids)
+    if (id < 0 || id >= parts_.vocab_size)
+      return invalid_argument("the prompt holds token {}, but the model's are in [0, {})", id,
+                              parts_.vocab_size);
+  if (request.return_logprob && request.logprob_start_len > prompt_tokens)
+    return invalid_argument("logprob_start_len is {}, but the prompt has {} tokens",
+                            request.logprob_start_len, prompt_tokens);
+  return {};
+}
+
+PooledTokens InboxHandler::pooled_tokens(const LiveRequest& request) const {
+  if (!request.embed) return PooledTokens::kNone;
+  return parts_.pooled->all_tokens ? PooledTokens::kAll : PooledTokens::kLast;
+}
+
+Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens) {
+  SampleState& sample = request.samples[static_cast<size_t>(index)];
+  auto spec = std::make_shared<SamplingSpec>(request.sampling.spec);
+  spec->seed = sample_seed(request.seed, index);
+  sample.output.set_max_new_tokens(max_new_tokens);
+  sample.return_logprob = request.return_logprob;
+  sample.in_session = request.session.has_value();
+  sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  sample.event.stats.arrived = request.arrived;
+  const bool constrained = sample.matcher || !sample.healing.empty();
+  const SequenceId id = parts_.requests.add_sequence(sample);
+  const Status status = parts_.scheduler.add(
+      {.id = id,
+       .prompt_ids = request.prompt_ids,
+       .sampling = std::move(spec),
+       .max_new_tokens = max_new_tokens,
+       .stop_ids = request.sampling.stop_ids,
+       .has_grammar = constrained,
+       .takes_proposals = constrained,
+       .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
+       .pooled = pooled_tokens(request),
+       .cache_namespace = request.cache_namespace,
+       .priority = request.priority,
+       .arrived = request.arrived});
+  if (!status.ok()) parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));
+  return status;
+}
+
+void InboxHandler::abort(LiveRequest& request, const Status& why) {
+  if (request.awaits_tokens || request.awaits_grammar)
+    return parts_.events.finish_unscheduled(request, FinishReason::Type::kAbort, why);
+  for (SampleState& sample : request.samples)
+    if (!sample.finished)
+      parts_.scheduler.abort(sample.sequence, {.type = FinishReason::Type::kAbort, .status = why});
+}
+
+void InboxHandler::abort_all(const Status& why) {
+  parts_.requests.for_each([&](LiveRequest& request) { abort(request, why); });
+}
+
+// All of it between two steps: what the tree holds is computed, and no step in flight uses the free
+// pages.
+Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {
+  PrefixCache& cache = parts_.cache;
+  JoinedPrompt joined = joined_prompt(request);
+  std::vector<PageId> from;
+  std::vector<SequencePages> sources;  // locked until they are copied
+  for (const std::vector<TokenId>& branch : request.branches) {
+    std::vector<TokenId> tokens = request.prefix;
+    tokens.insert(tokens.end(), branch.begin(), branch.end());
+    const SequencePages& pages = sources.emplace_back(cache.begin(request.extra_key, tokens));
+    if (static_cast<size_t>(pages.num_pages()) < tokens.size())
+      return fail(error(StatusCode::kFailedPrecondition,
+                        "a branch to be joined is not cached: {} of its {} tokens are",
+                        pages.num_pages(), tokens.size()));
+    const auto first = sources.size() == 1 ? size_t{0} : request.prefix.size();
+    const std::span<const PageId> own = pages.table().subspan(first);
+    from.insert(from.end(), own.begin(), own.end());
+  }
+  SequencePages pages = cache.begin(joined.extra_key, joined.input_ids);
+  const auto present = static_cast<size_t>(pages.num_pages());  // joined before
+  if (!cache.grow(pages, static_cast<int32_t>(joined.input_ids.size())))
+    return fail(error(StatusCode::kResourceExhausted, "no room in the cache for {} joined tokens",
+                      joined.input_ids.size()));
+  ESP_RETURN_IF_ERROR(
+      parts_.executor.copy_pages(std::span(from).subspan(present), pages.table().subspan(present)));
+  cache.finish(std::move(pages), joined.input_ids);
+  return joined;
+}
+
+void InboxHandler::answer(bool step_in_flight) {
+  if (!pauses_.empty() && !step_in_flight) answer_pauses();
+  if (!flushes_.empty()) answer_flushes(step_in_flight);
+}
+
+void InboxHandler::answer_pauses() {
+  for (const PauseMessage& pause : pauses_)
+    if (pause.mode == Engine::PauseMode::kRetract) parts_.scheduler.retract_all();
+  parts_.stats.publish();  // before the callers read how many run now
+  for (PauseMessage& pause : pauses_) pause.done.set_value(Status());
+  pauses_.clear();
+}
+
+void InboxHandler::answer_flushes(bool step_in_flight) {
+  Status status;
+  const bool in_use =
+      !parts_.requests.empty() && !(paused_ && parts_.scheduler.stats().num_running == 0);
+  if (in_use)
+    status = error(StatusCode::kFailedPrecondition,
+                   "the cache is in use: {} requests run or wait; abort them or try again later",
+                   parts_.requests.size());
+  else if (step_in_flight || (!paused_ && !parts_.scheduler.idle()))
+    return;
+  else
+    parts_.cache.flush();
+  parts_.stats.publish();
+  for (std::promise<Status>& done : flushes_) done.set_value(status);
+  flushes_.clear();
+}
+
+}  // namespace espalier

@@ -1,0 +1,74 @@
+// Handles what other threads send to the loop: requests and their tokens and grammars, aborts,
+// joins of branches, flushes of the cache, pauses.
+//
+// Not thread-safe: the loop's thread alone uses it, between two steps. Borrows all but the flushes
+// and pauses that are not answered yet.
+#pragma once
+
+#include <future>
+#include <optional>
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "engine/executor/executor.h"
+#include "engine/requests/event_emitter.h"
+#include "engine/requests/inbox.h"
+#include "engine/stats_publisher.h"
+
+namespace espalier {
+
+class InboxHandler {
+ public:
+  struct Parts {
+    RequestTable& requests;
+    SessionTable& sessions;
+    Scheduler& scheduler;
+    PrefixCache& cache;
+    Executor& executor;
+    GrammarProposer& proposer;
+    EventEmitter& events;
+    StatsPublisher& stats;
+    std::optional<PooledInfo> pooled;
+    int32_t vocab_size = 0;
+    int32_t max_sequence_tokens = 0;  // of a prompt and its output together
+  };
+  explicit InboxHandler(const Parts& parts) : parts_(parts) {}
+
+  void handle(Message& message);
+  void abort_all(const Status& why);
+
+  // Answers the pauses and flushes for which the engine is ready. A pause is answered when the last
+  // step is committed; a flush too, since entries of that step may be of requests that have ended.
+  void answer(bool step_in_flight);
+
+  bool paused() const { return paused_; }
+  bool has_unanswered() const { return !flushes_.empty() || !pauses_.empty(); }
+
+ private:
+  void on(ArrivalMessage& message);
+  void on(TokensMessage& message);
+  void on(GrammarMessage& message);
+  void on(AbortMessage& message);
+  void on(JoinMessage& message);
+  void on(FlushMessage& message);
+  void on(PauseMessage& message);
+  void on(ContinueMessage& message);
+
+  void start_when_ready(LiveRequest& request);
+  Status start(LiveRequest& request);
+  Status continue_session(LiveRequest& request);
+  Status check_prompt(const LiveRequest& request) const;
+  PooledTokens pooled_tokens(const LiveRequest& request) const;
+  Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
+  void abort(LiveRequest& request, const Status& why);
+  Result<JoinedPrompt> join(const JoinRequest& request);
+  void answer_pauses();
+  void answer_flushes(bool step_in_flight);
+
+  const Parts parts_;
+  std::vector<std::promise<Status>> flushes_;
+  std::vector<PauseMessage> pauses_;
+  bool paused_ = false;
+};
+
+}  // namespace espalier

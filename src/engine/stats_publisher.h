@@ -1,0 +1,47 @@
+// The engine's counters: the loop's thread publishes a snapshot once a step, other threads read it.
+#pragma once
+
+#include <mutex>
+
+#include "base/clock.h"
+#include "cache/prefix_cache.h"
+#include "engine/engine.h"
+#include "engine/requests/event_emitter.h"
+#include "engine/requests/registry.h"
+#include "engine/scheduler/scheduler.h"
+#include "engine/throughput.h"
+
+namespace espalier {
+
+// snapshot() is thread-safe; all else is the loop's thread's. Borrows what it counts.
+class StatsPublisher {
+ public:
+  StatsPublisher(const Scheduler& scheduler, const PrefixCache& cache, EventEmitter& events,
+                 const RequestRegistry& registry, const Clock& clock)
+      : scheduler_(scheduler), cache_(cache), events_(events), registry_(registry), clock_(clock) {}
+
+  void add_forward(double seconds) { totals_.forward_seconds_total += seconds; }
+  void add_host(double seconds) { totals_.host_seconds_total += seconds; }
+  void add_masks(int64_t count, double seconds) {
+    totals_.num_masks_total += count;
+    totals_.mask_seconds_total += seconds;
+  }
+
+  void publish();
+  EngineStats snapshot() const;
+
+ private:
+  const Scheduler& scheduler_;
+  const PrefixCache& cache_;
+  EventEmitter& events_;
+  const RequestRegistry& registry_;
+  const Clock& clock_;
+  EngineStats totals_;
+  ThroughputWindow throughput_;
+
+  mutable std::mutex mutex_;
+  EngineStats published_;  // guarded, as is:
+  ThroughputWindow published_throughput_;
+};
+
+}  // namespace espalier
