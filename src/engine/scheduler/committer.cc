@@ -228,6 +228,11 @@ bool Committer::take_first_forced(Sequence& sequence) {
   return true;
 }
 
+void Committer::take_loaded(Sequence& sequence, int32_t num_tokens) {
+  sequence.num_computed = sequence.num_launched = num_tokens;
+  share(sequence);
+}
+
 void Committer::finish(Sequence& sequence, FinishReason reason) {
   ESP_CHECK(!sequence.finish_reported, "sequence {} finished twice", sequence.spec.id);
   sequence.finish_reported = true;

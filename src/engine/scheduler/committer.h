@@ -54,6 +54,9 @@ class Committer {
   // prompt. False: the sequence has finished with one of them.
   [[nodiscard]] bool take_first_forced(Sequence& sequence);
 
+  // A load has filled the first `num_tokens` tokens' pages: others may reuse them.
+  void take_loaded(Sequence& sequence, int32_t num_tokens);
+
   // Reports the end of a sequence, once. It gets no further entries.
   void finish(Sequence& sequence, FinishReason reason);
 

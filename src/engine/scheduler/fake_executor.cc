@@ -261,6 +261,20 @@ void FakeExecutor::run_window(const ForwardBatch& batch, const BatchEntry& entry
   }
 }
 
+void FakeExecutor::fill(const std::string& cache_namespace, std::span<const TokenId> tokens,
+                        int32_t begin, std::span<const PageId> pages) {
+  uint64_t digest = fake_first_digest(cache_namespace);
+  for (int32_t p = 0; p < static_cast<int32_t>(tokens.size()); ++p) {
+    digest = fake_digest(digest, tokens[static_cast<size_t>(p)]);
+    if (p < begin) continue;
+    const Row row{pages[static_cast<size_t>(p / page_size_)], p % page_size_};
+    for (const InFlight& step : in_flight_)
+      ESP_CHECK(!step.rows.contains(row), "a load writes page {} row {}, which step {} uses",
+                row.first, row.second, step.result.step);
+    memory_[row] = digest;
+  }
+}
+
 StepResult FakeExecutor::wait(uint64_t step) {
   ESP_CHECK(!in_flight_.empty() && in_flight_.front().result.step == step);
   StepResult result = std::move(in_flight_.front().result);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -41,6 +42,10 @@ class FakeExecutor {
   // Runs the step now; its pages count as in use until wait() has taken its result.
   void launch(const ForwardBatch& batch);
   StepResult wait(uint64_t step);
+
+  // A load from outside has written positions [begin, tokens.size()) of this history.
+  void fill(const std::string& cache_namespace, std::span<const TokenId> tokens, int32_t begin,
+            std::span<const PageId> pages);
 
   int64_t num_prompt_tokens_computed() const { return num_prompt_tokens_computed_; }
 

@@ -25,6 +25,16 @@ void RunningSet::start(Sequence& sequence) {
   running_.push_back(&sequence);
 }
 
+void RunningSet::start_loading(Sequence& sequence) {
+  sequence.state.move_to(SequenceState::kLoading);
+  ++num_loading_;
+}
+
+void RunningSet::end_loading(Sequence& sequence) {
+  ESP_CHECK(num_loading_ > 0 && &at(sequence.kv.slot) == &sequence);
+  --num_loading_;
+}
+
 void RunningSet::leave(Sequence& sequence, SequenceState state) {
   const bool was_active =
       sequence.state == SequenceState::kRunning || sequence.state == SequenceState::kLoading;
@@ -51,17 +61,19 @@ void RunningSet::return_slot(Sequence& sequence) {
 void RunningSet::check_invariants() const {
   ESP_CHECK(!has_left_, "sequences that have left are still listed");
   size_t num_used = 0, num_running = 0;
-  int32_t num_leaving = 0;
+  int32_t num_leaving = 0, num_loading = 0;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const Sequence* s = slots_[slot];
     if (s == nullptr) continue;
     ++num_used;
     ESP_CHECK(s->kv.slot == static_cast<SlotId>(slot) && s->state != SequenceState::kWaiting);
+    num_loading += s->kv.loading_end > 0 ? 1 : 0;
     num_running += s->state == SequenceState::kRunning ? 1 : 0;
     num_leaving +=
         s->state == SequenceState::kPaused || s->state == SequenceState::kFinished ? 1 : 0;
   }
   ESP_CHECK(num_running == running_.size() && num_leaving == num_leaving_);
+  ESP_CHECK(num_loading == num_loading_);
   for (const Sequence* s : running_) ESP_CHECK(&at(s->kv.slot) == s);
   ESP_CHECK(num_used + free_slots_.size() == slots_.size());
   for (const SlotId slot : free_slots_)

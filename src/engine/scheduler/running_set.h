@@ -25,11 +25,16 @@ class RunningSet {
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   bool has_free_slot() const { return !free_slots_.empty(); }
   int32_t num_leaving() const { return num_leaving_; }
+  int32_t num_loading() const { return num_loading_; }                // loads in progress
   bool empty() const { return free_slots_.size() == slots_.size(); }  // nothing holds a slot
 
   void take_slot(Sequence& sequence);  // REQUIRES has_free_slot()
   void start(Sequence& sequence);      // it becomes running
-  // It stops running and keeps its slot. Call compact() before the next use of running().
+  // A load for it has started: it becomes loading; or has ended, whatever its state is by then.
+  void start_loading(Sequence& sequence);
+  void end_loading(Sequence& sequence);
+  // It stops running or loading and keeps its slot. Call compact() before the next use of
+  // running().
   void leave(Sequence& sequence, SequenceState state);
   void compact();
   void return_slot(Sequence& sequence);  // of a sequence that leaves
@@ -41,6 +46,7 @@ class RunningSet {
   std::vector<Sequence*> slots_;
   std::vector<SlotId> free_slots_;  // a stack
   int32_t num_leaving_ = 0;
+  int32_t num_loading_ = 0;
   bool has_left_ = false;  // some of running_ run no more
 };
 

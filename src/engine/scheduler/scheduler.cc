@@ -10,6 +10,7 @@
 #include "engine/scheduler/committer.h"
 #include "engine/scheduler/inflight_prefixes.h"
 #include "engine/scheduler/kv_budget.h"
+#include "engine/scheduler/kv_loader.h"
 #include "engine/scheduler/running_set.h"
 #include "engine/scheduler/wait_queue.h"
 
@@ -25,8 +26,8 @@ constexpr int kDeferredMax = 64;
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
-                     SequenceObserver& observer, TokenProposer* proposer)
-    : config_(config), cache_(cache), clock_(clock) {
+                     SequenceObserver& observer, TokenProposer* proposer, KvLoader* loader)
+    : config_(config), cache_(cache), clock_(clock), loader_(loader) {
   ESP_CHECK(config.max_running > 0 && config.context_length > 0);
   TokenProposer& proposals = proposer != nullptr ? *proposer : no_proposals_;
   running_ = std::make_unique<RunningSet>(config.max_running);
@@ -115,7 +116,7 @@ void Scheduler::abort(SequenceId id, FinishReason reason) {
   inflight_->remove(sequence);
   running_->leave(sequence, SequenceState::kFinished);
   running_->compact();
-  if (!steps_.in_flight(sequence.last_step)) retire(sequence);
+  if (may_retire(sequence)) retire(sequence);
 }
 
 void Scheduler::retract_all() {
@@ -130,6 +131,7 @@ void Scheduler::retract_all() {
 bool Scheduler::next(ForwardBatch& batch) {
   ESP_CHECK(steps_.launched() - steps_.committed() <= StepCounter::kUncommittedMax,
             "two batches are uncommitted");
+  if (loader_ != nullptr) finish_loads();
   builder_->begin(batch, steps_.launched() + 1);
   fill(batch);
   // With nothing in flight and nothing that fits, partial prompts hold the whole pool: with fewer
@@ -140,7 +142,8 @@ bool Scheduler::next(ForwardBatch& batch) {
   }
   builder_->end(batch);
   if (batch.entries.empty()) {
-    ESP_CHECK(steps_.any_in_flight() || sequences_.empty(), "nothing can run");
+    ESP_CHECK(steps_.any_in_flight() || sequences_.empty() || running_->num_loading() > 0,
+              "nothing can run");
     return false;
   }
   steps_.launch();
@@ -179,7 +182,7 @@ void Scheduler::admit(ForwardBatch& batch) {
         admission_retry_step_ = batch.step + (budget_->retains_pages() ? 1 : kAdmissionRetrySteps);
       break;
     }
-    builder_->add_chunk(batch, *sequence);
+    if (sequence->state == SequenceState::kRunning) builder_->add_chunk(batch, *sequence);
     budget_->add_reservation(*sequence);  // beyond what the chunk has taken
   }
   queue_->end_round();
@@ -191,7 +194,7 @@ bool Scheduler::try_admit(Sequence& sequence) {
   sequence.preemption.exempt = !sequence.was_retracted() && overdue;
   queue_->remove(sequence);
   running_->take_slot(sequence);
-  running_->start(sequence);
+  if (loader_ == nullptr || !start_load(sequence)) running_->start(sequence);
   const int32_t most = sequence.prompt_len + sequence.spec.max_new_tokens;
   sequence.tokens.reserve(static_cast<size_t>(most));
   inflight_->add(sequence);
@@ -204,6 +207,45 @@ bool Scheduler::try_admit(Sequence& sequence) {
   stats_.prompt_tokens += sequence.prompt_len;
   stats_.cached_tokens += num_cached;
   return true;
+}
+
+// Whole pages beyond the cached ones, as far as the loader has them and memory lasts.
+bool Scheduler::start_load(Sequence& sequence) {
+  LoadRequest request{.id = sequence.spec.id,
+                      .cache_namespace = sequence.spec.cache_namespace,
+                      .tokens = sequence.first_tokens(sequence.match_limit()),
+                      .num_cached = sequence.num_computed};
+  const int32_t available = std::min(loader_->num_available(request), sequence.match_limit());
+  const int32_t end = available - available % cache_.page_size();
+  if (end <= request.num_cached || !budget_->grow(sequence, end)) return false;
+  request.tokens = sequence.first_tokens(end);
+  request.pages = sequence.kv.pages.table();
+  sequence.kv.loading_end = end;
+  running_->start_loading(sequence);
+  loader_->start(request);
+  return true;
+}
+
+// A sequence whose load failed computes the tokens. One that was aborted meanwhile is retired.
+void Scheduler::finish_loads() {
+  std::vector<LoadResult> ended;
+  loader_->poll(ended);
+  for (const LoadResult& load : ended) {
+    Sequence& sequence = *sequences_.at(load.id);
+    const int32_t end = std::exchange(sequence.kv.loading_end, 0);
+    ESP_CHECK(end > 0, "sequence {} has no load in progress", load.id);
+    running_->end_loading(sequence);
+    if (sequence.state == SequenceState::kFinished) {
+      retire(sequence);
+    } else {
+      if (load.ok) committer_->take_loaded(sequence, end);
+      running_->start(sequence);
+    }
+  }
+}
+
+bool Scheduler::may_retire(const Sequence& sequence) const {
+  return !steps_.in_flight(sequence.last_step) && sequence.kv.loading_end == 0;
 }
 
 bool Scheduler::may_preempt() const {
@@ -221,7 +263,7 @@ bool Scheduler::make_room_by_preemption(Sequence& sequence) {
     ++victim->preemption.count;
     ++stats_.num_preemptions;
     pause(*victim);
-    if (!steps_.in_flight(victim->last_step)) retire(*victim);
+    if (may_retire(*victim)) retire(*victim);
   }
   return true;
 }
@@ -237,7 +279,7 @@ void Scheduler::pause(Sequence& sequence) {
 void Scheduler::retract(Sequence& sequence) {
   pause(sequence);
   budget_->on_retraction();
-  if (!steps_.in_flight(sequence.last_step)) retire(sequence);
+  if (may_retire(sequence)) retire(sequence);
 }
 
 void Scheduler::commit(const ForwardBatch& batch, const StepResult& result) {
@@ -293,7 +335,8 @@ void Scheduler::check_invariants() const {
       builder_->check_sequence(*s);
       const bool active =
           s->state == SequenceState::kRunning || s->state == SequenceState::kLoading;
-      ESP_CHECK(active || steps_.in_flight(s->last_step), "it should have been retired");
+      ESP_CHECK(active || !may_retire(*s), "it should have been retired");
+      ESP_CHECK(s->state != SequenceState::kLoading || s->kv.loading_end > 0);
     }
     pages.push_back(&s->kv.pages);
     if (s->inflight_prefix != nullptr) inflight.push_back(s->inflight_prefix);

@@ -36,6 +36,7 @@ class BatchBuilder;
 class Committer;
 class InflightPrefixes;
 class KvBudget;
+class KvLoader;
 class PrefixCache;
 class RunningSet;
 class WaitQueue;
@@ -173,11 +174,13 @@ struct SchedulerStats {
   int64_t drafted_tokens = 0, accepted_drafts = 0;
 };
 
-// Not thread-safe. The references outlive it, and so does `proposer`; null: nothing is proposed.
+// Not thread-safe. The references outlive it, and so do `proposer` (null: nothing is proposed) and
+// `loader` (null: nothing is loaded).
 class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
-            SequenceObserver& observer, TokenProposer* proposer = nullptr);
+            SequenceObserver& observer, TokenProposer* proposer = nullptr,
+            KvLoader* loader = nullptr);
   ~Scheduler();
 
   // kResourceExhausted when max_waiting sequences are waiting; kInvalidArgument when the prompt is
@@ -197,7 +200,8 @@ class Scheduler {
   void retract_all();
 
   // Fills `batch` with the next step and returns true; false when nothing can run now: then commit
-  // what is uncommitted before calling again (with nothing uncommitted, false means idle()).
+  // what is uncommitted before calling again (with nothing uncommitted, false means idle(), or that
+  // all sequences that could run wait for the loader: call again when a load has ended).
   // REQUIRES at most one uncommitted batch. Decode entries come first, then prompt chunks within
   // chunked_prefill_size. Cheapest when the same two batch objects come in turn, unchanged: their
   // page tables are then only appended to.
@@ -221,6 +225,9 @@ class Scheduler {
   bool try_admit(Sequence& sequence);
   bool make_room_by_preemption(Sequence& sequence);
   bool may_preempt() const;
+  bool start_load(Sequence& sequence);
+  void finish_loads();
+  bool may_retire(const Sequence& sequence) const;
   void pause(Sequence& sequence);    // it leaves its slot when its last step is committed
   void retract(Sequence& sequence);  // for want of memory
   void retire(Sequence& sequence);   // its last step is committed: requeues or forgets it
@@ -228,6 +235,7 @@ class Scheduler {
   const SchedulerConfig config_;
   PrefixCache& cache_;
   const Clock& clock_;
+  KvLoader* const loader_;
   TokenProposer no_proposals_;
   StepCounter steps_;
   std::unique_ptr<RunningSet> running_;

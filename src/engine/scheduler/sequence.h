@@ -57,6 +57,7 @@ struct KvPlacement {
   uint64_t table_version =
       0;  // changes when entries of the page table, not only its length, change
   bool needs_slot_init = false;
+  int32_t loading_end = 0;  // tokens that a load in progress will have filled; 0: there is none
   SequencePages pages;
 };
 

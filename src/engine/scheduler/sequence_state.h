@@ -1,9 +1,8 @@
 // The states of a sequence in the scheduler, and the transitions between them.
 //
-//   waiting --> loading --> running --> finished
-//      ^  \________|___________^  |
-//      |           v              v
-//      +-------- paused <---------+        (waiting, loading and paused may also finish)
+//   waiting -> loading -> running -> paused -> waiting
+//   waiting -> running
+//   any of them -> finished
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@ constexpr bool is_legal_transition(SequenceState from, SequenceState to) {
     case kWaiting:
       return to == kLoading || to == kRunning || to == kFinished;
     case kLoading:
-      return to == kRunning || to == kPaused || to == kFinished;
+      return to == kRunning || to == kFinished;
     case kRunning:
       return to == kPaused || to == kFinished;
     case kPaused:

@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/fake_executor.h"
+#include "engine/scheduler/kv_loader.h"
 #include "engine/scheduler/scheduler.h"
 
 namespace espalier {
@@ -74,7 +75,7 @@ struct Tally {
   int64_t sequences = 0, lost = 0;
   int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
   int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
-  int64_t drafted_tokens = 0, accepted_drafts = 0;
+  int64_t drafted_tokens = 0, accepted_drafts = 0, loaded_tokens = 0;
 
   Tally& operator+=(const Tally& other) {
     seeds += other.seeds, windows += other.windows;
@@ -84,9 +85,52 @@ struct Tally {
     cached_tokens += other.cached_tokens, forced_tokens += other.forced_tokens;
     forwards_saved += other.forwards_saved;
     drafted_tokens += other.drafted_tokens, accepted_drafts += other.accepted_drafts;
+    loaded_tokens += other.loaded_tokens;
     return *this;
   }
   int64_t faults() const { return aborts + failures + refusals + retractions; }
+};
+
+// Keys and values from elsewhere: loads that take a few steps, and some of which fail.
+class FakeLoader final : public KvLoader {
+ public:
+  FakeLoader(uint64_t seed, FakeExecutor& executor) : rng_(seed), executor_(executor) {}
+
+  int32_t num_available(const LoadRequest& request) override {
+    return static_cast<int32_t>(rng_.below(request.tokens.size() + 1));
+  }
+  void start(const LoadRequest& request) override {
+    loads_.push_back({.id = request.id,
+                      .cache_namespace = std::string(request.cache_namespace),
+                      .tokens = {request.tokens.begin(), request.tokens.end()},
+                      .num_cached = request.num_cached,
+                      .pages = {request.pages.begin(), request.pages.end()}});
+  }
+  void poll(std::vector<LoadResult>& ended) override {
+    std::erase_if(loads_, [&](const Load& load) {
+      if (rng_.below(4) != 0) return false;
+      const bool ok = rng_.below(5) != 0;
+      if (ok) executor_.fill(load.cache_namespace, load.tokens, load.num_cached, load.pages);
+      ended.push_back({.id = load.id, .ok = ok});
+      num_loaded_ += ok ? std::ssize(load.tokens) - load.num_cached : 0;
+      return true;
+    });
+  }
+  int64_t num_loaded() const { return num_loaded_; }
+  bool loading() const { return !loads_.empty(); }
+
+ private:
+  struct Load {
+    SequenceId id = 0;
+    std::string cache_namespace;
+    std::vector<TokenId> tokens;
+    int32_t num_cached = 0;
+    std::vector<PageId> pages;
+  };
+  Rng rng_;
+  FakeExecutor& executor_;
+  std::vector<Load> loads_;
+  int64_t num_loaded_ = 0;
 };
 
 class Simulation final : public SequenceObserver, public TokenProposer {
@@ -119,8 +163,9 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     config_.find_shared_prefixes = true;
     config_.draft_samples_max = pick({0, 1, 3, 16});
     overlap_ = rng_.below(3) != 0;
-    scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this, this);
     executor_ = std::make_unique<FakeExecutor>(page_size, window);
+    if (seed % 4 == 0 && window == 0) loader_ = std::make_unique<FakeLoader>(seed, *executor_);
+    scheduler_ = std::make_unique<Scheduler>(config_, *cache_, clock_, *this, this, loader_.get());
     executor_->expect_shared_prefixes();
     for (int i = 0; i < 3; ++i) families_.push_back(random_tokens(60));
     num_to_come_ = static_cast<int>(rng_.between(1, 30));
@@ -158,7 +203,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
                 .forced_tokens = stats.forced_tokens,
                 .forwards_saved = stats.forwards_saved,
                 .drafted_tokens = stats.drafted_tokens,
-                .accepted_drafts = stats.accepted_drafts};
+                .accepted_drafts = stats.accepted_drafts,
+                .loaded_tokens = loader_ ? loader_->num_loaded() : 0};
     for (const auto& [id, client] : clients_) {
       tally.lost += client->num_ends == 0 ? 1 : 0;
       tally.refusals += client->num_ends < 0 ? 1 : 0;
@@ -333,7 +379,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       ++num_steps_;
       if (overlap_ && num_steps_ - num_committed_ < 2) return;
     } else if (num_committed_ == num_steps_) {
-      ASSERT_TRUE(scheduler_->idle()) << "nothing runs and nothing is in flight";
+      ASSERT_TRUE(scheduler_->idle() || (loader_ && loader_->loading()))
+          << "nothing runs and nothing is in flight";
       return;
     }
     commit();
@@ -425,6 +472,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
   SchedulerConfig config_;
   bool overlap_ = false, has_window_ = false;
   std::unique_ptr<PrefixCache> cache_;
+  std::unique_ptr<FakeLoader> loader_;  // null: nothing is loaded
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<FakeExecutor> executor_;
   std::vector<std::vector<TokenId>> families_;
@@ -490,6 +538,7 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(tally.forced_tokens, count * 10);
   EXPECT_GT(tally.forwards_saved, tally.forced_tokens / 2);
   EXPECT_GT(tally.accepted_drafts, count);
+  EXPECT_GT(tally.loaded_tokens, count);
   EXPECT_GT(tally.drafted_tokens, tally.accepted_drafts + count);
 }
 
