@@ -29,7 +29,7 @@ void StepThread::launch(const ForwardBatch& batch) {
     ESP_CHECK(batch.step == launched_ + 1, "step {} launched after {}", batch.step, launched_);
     ESP_CHECK(launched_ - waited_ < Executor::kMaxInFlight, "step {} is one too many in flight",
               batch.step);
-    place(batch.step).batch = &batch;
+    slot_of(batch.step).batch = &batch;
     launched_ = batch.step;
   }
   launched_changed_.notify_one();
@@ -40,7 +40,7 @@ void StepThread::provide_masks(uint64_t step, const MaskView& masks) {
     std::lock_guard lock(mutex_);
     ESP_CHECK(step <= launched_ && step > waited_, "masks for step {}, which is not in flight",
               step);
-    Place& p = place(step);
+    InFlightSlot& p = slot_of(step);
     p.mask_words.assign(masks.words.begin(), masks.words.end());
     p.words_per_mask = masks.words_per_mask;
     p.masked_step = step;
@@ -54,14 +54,14 @@ const StepResult& StepThread::wait(uint64_t step) {
             "wait for step {}, but {} is the oldest of {}", step, waited_ + 1, launched_);
   done_changed_.wait(lock, [&] { return done_ >= step; });
   waited_ = step;
-  return place(step).result;
+  return slot_of(step).result;
 }
 
 MaskView StepThread::await_masks(const ForwardBatch& batch) {
   const bool wanted = std::any_of(batch.entries.begin(), batch.entries.end(),
                                   [](const BatchEntry& entry) { return entry.has_mask; });
   if (!wanted) return {};
-  Place& p = place(batch.step);
+  InFlightSlot& p = slot_of(batch.step);
   std::unique_lock lock(mutex_);
   masks_changed_.wait(lock, [&] { return p.masked_step == batch.step || stopping_; });
   if (p.masked_step != batch.step) return {};
@@ -74,7 +74,7 @@ void StepThread::work(std::string_view name) {
   for (;;) {
     launched_changed_.wait(lock, [&] { return stopping_ || launched_ > done_; });
     if (launched_ == done_) return;
-    Place& p = place(done_ + 1);
+    InFlightSlot& p = slot_of(done_ + 1);
     p.result.step = done_ + 1;
     lock.unlock();
     run_(*p.batch, p.result);

@@ -36,16 +36,16 @@ class StepThread {
   MaskView await_masks(const ForwardBatch& batch);
 
  private:
-  // Results stay valid until the next wait while two further steps run: three places.
-  static constexpr uint64_t kPlaces = Executor::kMaxInFlight + 1;
-  struct Place {
+  // Results stay valid until the next wait while two further steps run: three slots.
+  static constexpr uint64_t kNumSlots = Executor::kMaxInFlight + 1;
+  struct InFlightSlot {
     const ForwardBatch* batch = nullptr;
     uint64_t masked_step = 0;  // whose masks these are
     std::vector<uint32_t> mask_words;
     int32_t words_per_mask = 0;
     StepResult result;
   };
-  Place& place(uint64_t step) { return places_[step % kPlaces]; }
+  InFlightSlot& slot_of(uint64_t step) { return in_flight_slots_[step % kNumSlots]; }
   void work(std::string_view name);
 
   const Run run_;
@@ -54,7 +54,7 @@ class StepThread {
   // done_ <= waited-for + kMaxInFlight; done_ <= launched_. Steps are consecutive from the first.
   uint64_t launched_ = 0, done_ = 0, waited_ = 0;
   bool stopping_ = false;
-  Place places_[kPlaces];
+  InFlightSlot in_flight_slots_[kNumSlots];
   std::thread thread_;
 };
 

@@ -1,0 +1,75 @@
+#include "engine/scheduler/batch_builder.h"
+
+#include "engine/scheduler/parts_fixture.h"
+
+namespace espalier {
+namespace {
+
+using BatchBuilderTest = PartsTest;
+
+TEST_F(BatchBuilderTest, DecodeComesFirstAndPromptsShareTheLimit) {
+  start(100, {.chunked_prefill_size = 5});
+  Sequence& a = waiting(counting(0, 3), 9);
+  ASSERT_TRUE(admit(a));
+  commit(build(), 7);
+  Sequence& b = waiting(counting(20, 4), 9);
+  Sequence& c = waiting(counting(30, 4), 9);
+  ASSERT_TRUE(admit(b) && admit(c));
+  const ForwardBatch batch = build();
+  ASSERT_EQ(batch.entries.size(), 3u);
+  EXPECT_EQ(batch.entries[0].sequence, a.spec.id);
+  EXPECT_EQ(batch.entries[0].num_query_tokens, 1);
+  EXPECT_EQ(batch.entries[1].num_query_tokens, 4);
+  EXPECT_TRUE(batch.entries[1].sample);
+  EXPECT_EQ(batch.entries[2].num_query_tokens, 1);
+  EXPECT_FALSE(batch.entries[2].sample);
+  EXPECT_EQ(builder_->prompt_tokens_left(), 0);
+  check();
+}
+
+TEST_F(BatchBuilderTest, ATokenThatAStepInFlightSamplesIsTakenFromItsSlot) {
+  start(100);
+  Sequence& a = waiting(counting(0, 3), 3);
+  ASSERT_TRUE(admit(a));
+  const ForwardBatch first = build(), second = build();
+  EXPECT_EQ(second.token_ids, Tokens{kTokenFromSlot});
+  EXPECT_EQ(second.positions, std::vector<int32_t>{3});
+  commit(first, 7);
+  EXPECT_EQ(build().positions, std::vector<int32_t>{4});
+  commit(second, 7);
+  EXPECT_TRUE(build().entries.empty());  // its third token is being sampled: the end is certain
+}
+
+TEST_F(BatchBuilderTest, DraftTokensUseWhatOthersLeave) {
+  start(12, {.chunked_prefill_size = 8, .draft_samples_max = 2});
+  Sequence& a = waiting(counting(0, 3), 9);
+  a.spec.takes_proposals = a.spec.has_grammar = true;
+  drafts_ = {8, 9};
+  ASSERT_TRUE(admit(a));
+  const ForwardBatch batch = build();
+  ASSERT_EQ(batch.entries.size(), 1u);
+  EXPECT_EQ(limits_, std::pair(5, 2));  // 8 less the prompt
+  EXPECT_EQ(batch.entries[0].num_drafts, 2);
+  EXPECT_EQ(batch.entries[0].last_known(), 2);
+  EXPECT_EQ(batch.draft_samples, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(batch.positions, (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_TRUE(a.awaiting_commit);
+  EXPECT_TRUE(build().entries.empty());
+  check();
+}
+
+TEST_F(BatchBuilderTest, SlotsAreSetUpOnceWithTheHistoryThatPenaltiesNeed) {
+  start(100);
+  Sequence& a = waiting(counting(0, 3), 9);
+  SamplingSpec sampling;
+  sampling.presence_penalty = 1;
+  a.spec.sampling = std::make_shared<SamplingSpec>(sampling);
+  ASSERT_TRUE(admit(a));
+  const ForwardBatch first = build();
+  ASSERT_EQ(first.slot_inits.size(), 1u);
+  EXPECT_EQ(first.slot_inits[0].prompt_ids, counting(0, 3));
+  EXPECT_TRUE(build().slot_inits.empty());
+}
+
+}  // namespace
+}  // namespace espalier

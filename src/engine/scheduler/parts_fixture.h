@@ -1,0 +1,124 @@
+// For tests of the scheduler's parts alone: the parts over a small cache, with sequences made by
+// hand.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/scheduler/batch_builder.h"
+#include "engine/scheduler/committer.h"
+#include "engine/scheduler/scheduler_fixture.h"
+
+namespace espalier {
+
+class PartsTest : public testing::Test, public SequenceObserver, public TokenProposer {
+ protected:
+  void start(int32_t num_pages, SchedulerConfig config = {}) {
+    config.max_running = 4;
+    config.context_length = 1000;
+    config_ = config;
+    cache_ = make_prefix_cache({.num_pages = num_pages}).value();
+    running_ = std::make_unique<RunningSet>(config.max_running);
+    budget_ = std::make_unique<KvBudget>(config, *cache_, *running_, steps_);
+    queue_ = std::make_unique<WaitQueue>(config, *cache_);
+    inflight_ = std::make_unique<InflightPrefixes>(config, *cache_);
+    builder_ = std::make_unique<BatchBuilder>(config, *cache_, *running_, steps_, *budget_, *this);
+    committer_ = std::make_unique<Committer>(Committer::Parts{.clock = clock_,
+                                                              .steps = steps_,
+                                                              .running = *running_,
+                                                              .budget = *budget_,
+                                                              .inflight = *inflight_,
+                                                              .queue = *queue_,
+                                                              .observer = *this,
+                                                              .proposer = *this});
+  }
+  ~PartsTest() override { sequences_.clear(); }
+
+  Sequence& waiting(Tokens prompt, int32_t max_new_tokens, int32_t priority = 0) {
+    Sequence& s = *sequences_.emplace_back(std::make_unique<Sequence>());
+    s.tokens = std::move(prompt);
+    s.prompt_len = s.logprobs.next = s.logprobs.end = s.num_tokens();
+    s.spec.id = sequences_.size();
+    s.spec.max_new_tokens = max_new_tokens;
+    s.spec.priority = priority;
+    s.spec.sampling = std::make_shared<SamplingSpec>();
+    queue_->add(s);
+    return s;
+  }
+  bool admit(Sequence& s) {
+    budget_->begin_admission(steps_.launched() + 1);
+    if (!budget_->try_reserve(s, false)) return false;
+    queue_->remove(s);
+    running_->take_slot(s);
+    running_->start(s);
+    return true;
+  }
+  ForwardBatch build() {
+    ForwardBatch batch;
+    builder_->begin(batch, steps_.launched() + 1);
+    builder_->add_running(batch);
+    builder_->end(batch);
+    steps_.launch();
+    return batch;
+  }
+  // Every sampling entry draws `token`.
+  std::vector<Sequence*> commit(const ForwardBatch& batch, TokenId token,
+                                std::vector<TokenId> draft_tokens = {}) {
+    StepResult result{.step = batch.step};
+    for (const BatchEntry& entry : batch.entries)
+      result.entries.push_back({.token = entry.sample ? token : -1, .draft_tokens = draft_tokens});
+    steps_.commit(batch.step);
+    const auto departing = committer_->commit(batch, result);
+    budget_->reclaim();
+    return {departing.begin(), departing.end()};
+  }
+  void check() const {
+    running_->check_invariants();
+    budget_->check_invariants();
+    queue_->check_invariants();
+    for (const Sequence* s : running_->running()) builder_->check_sequence(*s);
+  }
+
+  void on_input_logprobs(SequenceId, int32_t, std::vector<TokenLogprobs>&&) override {}
+  std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&&,
+                                       const RequestStats&) override {
+    outputs_[id].push_back(token);
+    return std::nullopt;
+  }
+  void on_finish(SequenceId id, FinishReason reason, const RequestStats&) override {
+    ends_[id] = reason.type;
+  }
+  void propose_forced(SequenceId, std::vector<TokenId>& forced) override {
+    forced = std::exchange(forced_, {});
+  }
+  void propose_drafts(SequenceId, Drafts& drafts) override {
+    limits_ = {drafts.tokens_max, drafts.samples_max};
+    const auto count = std::min(drafts_.size(), static_cast<size_t>(drafts.tokens_max));
+    for (size_t i = 0; i < count; ++i) {
+      drafts.tokens.push_back(drafts_[i]);
+      drafts.samples.push_back(static_cast<int32_t>(i));
+    }
+  }
+
+  ManualClock clock_;
+  SchedulerConfig config_;
+  StepCounter steps_;
+  std::unique_ptr<PrefixCache> cache_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::unique_ptr<RunningSet> running_;
+  std::unique_ptr<KvBudget> budget_;
+  std::unique_ptr<WaitQueue> queue_;
+  std::unique_ptr<InflightPrefixes> inflight_;
+  std::unique_ptr<BatchBuilder> builder_;
+  std::unique_ptr<Committer> committer_;
+  Tokens forced_, drafts_;
+  std::pair<int32_t, int32_t> limits_;  // of the last call of propose_drafts
+  std::map<SequenceId, Tokens> outputs_;
+  std::map<SequenceId, FinishReason::Type> ends_;
+};
+
+}  // namespace espalier
