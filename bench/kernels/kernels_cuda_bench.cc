@@ -649,11 +649,11 @@ void sampling(Bench& bench) {
     for (size_t i = 0; i < n; ++i) rows_of[i] = static_cast<int32_t>(i);
     must(cudaMemcpy(ints.get(), rows_of.data(), n * 4, cudaMemcpyDefault));
     const std::pair<const char*, SlotSampling> cases[] = {
-        {"greedy", {.temperature = 0}},
-        {"temperature", {.temperature = 0.8f}},
-        {"top_k 50", {.temperature = 0.8f, .top_k = 50}},
-        {"top_p 0.95", {.temperature = 0.8f, .top_p = 0.95f}},
-        {"top_k 50, top_p 0.9", {.temperature = 0.8f, .top_p = 0.9f, .top_k = 50}}};
+        {"greedy", {{.temperature = 0}}},
+        {"temperature", {{.temperature = 0.8f}}},
+        {"top_k 50", {{.temperature = 0.8f, .top_k = 50}}},
+        {"top_p 0.95", {{.temperature = 0.8f, .top_p = 0.95f}}},
+        {"top_k 50, top_p 0.9", {{.temperature = 0.8f, .top_p = 0.9f, .top_k = 50}}}};
     for (const auto& [name, slot] : cases) {
       std::vector<SlotSampling> all(n, slot);
       for (size_t i = 0; i < n; ++i) all[i].seed = i;

@@ -12,6 +12,7 @@
 #include "lang/graph/passes.h"
 #include "lang/interpreter/stream.h"
 #include "lang/recorder.h"
+#include "seams/request_fields.h"
 
 namespace espalier::apps {
 namespace {
@@ -46,15 +47,17 @@ Result<lang::Arguments> parse_arguments(const std::vector<std::string>& words) {
   return arguments;
 }
 
-// A gen that states nothing takes what the command line says.
+// The command line's sampling parameters, which gens that do not state them take.
 lang::GenOptions defaults_of(const SamplingParams& p) {
   lang::GenOptions o;
-  o.max_tokens = p.max_new_tokens;
-  o.temperature = p.temperature;
-  o.top_p = p.top_p;
-  o.top_k = p.top_k;
-  o.min_p = p.min_p;
-  o.seed = p.sampling_seed;
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), lang::GenOptions>)
+      if (field.in(kInCommand)) {
+        using Option = std::remove_cvref_t<decltype(field.option(o))>;
+        if constexpr (std::is_same_v<Option, std::remove_cvref_t<decltype(field.param(p))>>)
+          field.option(o) = field.param(p);
+      }
+  });
   return o;
 }
 

@@ -3,13 +3,17 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <memory>
+#include <type_traits>
 
 #include "apps/progress.h"
 #include "base/bounded_queue.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "seams/request_fields.h"
 
 namespace espalier::apps {
 namespace {
@@ -22,38 +26,62 @@ void on_interrupt(int) {
 
 constexpr Duration kInterruptPoll = std::chrono::milliseconds(50);
 
-// As the engine takes them; told here, a wrong one is told before a model is loaded.
-struct Range {
-  double min, max;
-  bool above_min = false;  // the least value itself is none
-};
+constexpr double kNumberMax = 1e9;
+constexpr int64_t kCountMax = int64_t{1} << 30;
+constexpr int64_t kSeedMax = int64_t{1} << 62;
 
-void optional_number(SettingTable& table, std::string name, std::optional<float>& target,
-                     Range range, std::string help) {
-  table.custom(std::move(name), "X", std::move(help), "the model's",
-               [&target, range](std::string_view text) -> Status {
+// How a request field becomes a flag, by the type of its parameter. Values are checked against the
+// field's range before a model is loaded.
+void add_flag(SettingTable& table, std::string name, const FieldRow& row,
+              std::optional<float>& target) {
+  table.custom(std::move(name), "X", std::string(row.doc), "the model's",
+               [&target, range = row.range](std::string_view text) -> Status {
+                 const double high = std::min(range.high, kNumberMax);
                  double value = 0;
                  SettingTable scratch;
-                 ESP_RETURN_IF_ERROR(scratch.number("", value, range.min, range.max, "").set(text));
-                 if (range.above_min && value == range.min)
+                 ESP_RETURN_IF_ERROR(scratch.number("", value, range.low, high, "").set(text));
+                 if (!range.holds(value))
                    return invalid_argument("{} is out of range; it must be above {} and at most {}",
-                                           text, range.min, range.max);
+                                           text, range.low, high);
                  target = static_cast<float>(value);
                  return {};
                });
 }
 
-template <typename Int>
-void optional_integer(SettingTable& table, std::string name, std::optional<Int>& target,
-                      int64_t min, int64_t max, std::string default_text, std::string help) {
-  table.custom(std::move(name), "N", std::move(help), std::move(default_text),
-               [&target, min, max](std::string_view text) -> Status {
+template <std::integral Int>
+void add_flag(SettingTable& table, std::string name, const FieldRow& row,
+              std::optional<Int>& target) {
+  const bool no_limit = row.range.takes_minus_one;
+  const int64_t low = no_limit ? -1 : 0;
+  const int64_t high = std::is_same_v<Int, uint64_t> ? kSeedMax : kCountMax;
+  // The first default that a row names is the engine's own; the rest are those of HTTP dialects.
+  std::string absent(no_limit ? "the model's" : row.absent.substr(0, row.absent.find(';')));
+  if (absent.empty()) absent = "0";
+  table.custom(std::move(name), "N", std::string(row.doc), std::move(absent),
+               [&target, low, high](std::string_view text) -> Status {
                  int64_t value = 0;
                  SettingTable scratch;
-                 ESP_RETURN_IF_ERROR(scratch.integer("", value, min, max, "").set(text));
+                 ESP_RETURN_IF_ERROR(scratch.integer("", value, low, high, "").set(text));
                  target = static_cast<Int>(value);
                  return {};
                });
+}
+
+void add_flag(SettingTable& table, std::string name, const FieldRow& row,
+              std::vector<std::string>& target) {
+  const char* const value_name = name.ends_with("regex") ? "REGEX" : "TEXT";
+  table.list(std::move(name), target, value_name,
+             fmt::format("{}; may be given several times", row.doc));
+}
+
+void add_flag(SettingTable& table, std::string name, const FieldRow& row, bool& target) {
+  table.toggle(std::move(name), target, std::string(row.doc));
+}
+
+std::string flag_name(std::string_view field) {
+  std::string name(field);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
 }
 
 // A bar of its own line, which ends with the loading. One that is over at once shows nothing.
@@ -98,29 +126,11 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
 
 void add_sampling_settings(SettingTable& table, SamplingParams& sampling) {
   table.group("Sampling");
-  optional_integer(table, "max-new-tokens", sampling.max_new_tokens, 0, 1 << 30, "128",
-                   "tokens of the answer at most");
-  optional_integer(table, "min-new-tokens", sampling.min_new_tokens, 0, 1 << 30, "0",
-                   "tokens before the answer may end");
-  optional_number(table, "temperature", sampling.temperature, {0, 1e9},
-                  "0 takes the likeliest token");
-  optional_number(table, "top-p", sampling.top_p, {0, 1, true},
-                  "likeliest tokens that sum to this probability");
-  optional_integer(table, "top-k", sampling.top_k, -1, 1 << 30, "the model's",
-                   "this many likeliest tokens");
-  optional_number(table, "min-p", sampling.min_p, {0, 1},
-                  "tokens of this part of the likeliest's probability");
-  optional_number(table, "frequency-penalty", sampling.frequency_penalty, {-2, 2},
-                  "for each time that a token came");
-  optional_number(table, "presence-penalty", sampling.presence_penalty, {-2, 2},
-                  "when a token has come");
-  optional_number(table, "repetition-penalty", sampling.repetition_penalty, {0, 2, true},
-                  "divides the logits of tokens seen");
-  optional_integer(table, "sampling-seed", sampling.sampling_seed, 0, int64_t{1} << 62, "drawn",
-                   "the same seed gives the same answer");
-  table.list("stop", sampling.stop, "TEXT", "ends the answer; may be given several times");
-  table.list("stop-regex", sampling.stop_regex, "REGEX", "ends the answer");
-  table.toggle("ignore-eos", sampling.ignore_eos, "go on after the end of the answer");
+  for_each_request_field([&](const auto& field) {
+    auto& target = field.param(sampling);
+    if constexpr (requires { add_flag(table, std::string(), field, target); })
+      if (field.in(kInCommand)) add_flag(table, flag_name(field.name), field, target);
+  });
 }
 
 void catch_interrupts() {

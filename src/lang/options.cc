@@ -1,5 +1,7 @@
 #include "lang/options.h"
 
+#include "seams/request_fields.h"
+
 namespace espalier::lang {
 namespace {
 
@@ -9,7 +11,8 @@ void fill(std::optional<T>& value, const std::optional<T>& otherwise) {
 }
 
 template <typename T>
-void fill_list(T& value, const T& otherwise) {
+requires requires(const T& list) { list.empty(); }
+void fill(T& value, const T& otherwise) {
   if (value.empty()) value = otherwise;
 }
 
@@ -41,24 +44,14 @@ Result<ChoicesMethod> parse_choices_method(std::string_view name) {
 
 GenOptions GenOptions::with_defaults(const GenOptions& d) const {
   GenOptions o = *this;
-  fill(o.max_tokens, d.max_tokens);
-  fill(o.min_tokens, d.min_tokens);
-  fill(o.n, d.n);
-  fill_list(o.stop, d.stop);
-  fill_list(o.stop_token_ids, d.stop_token_ids);
-  fill_list(o.stop_regex, d.stop_regex);
-  fill(o.temperature, d.temperature);
-  fill(o.top_p, d.top_p);
-  fill(o.top_k, d.top_k);
-  fill(o.min_p, d.min_p);
-  fill(o.frequency_penalty, d.frequency_penalty);
-  fill(o.presence_penalty, d.presence_penalty);
-  fill(o.ignore_eos, d.ignore_eos);
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), GenOptions>)
+      if (!field.is_grammar) fill(field.option(o), field.option(d));
+  });
   fill(o.return_logprob, d.return_logprob);
   fill(o.logprob_start_len, d.logprob_start_len);
   fill(o.top_logprobs_num, d.top_logprobs_num);
   fill(o.return_text_in_logprobs, d.return_text_in_logprobs);
-  fill(o.seed, d.seed);
   const bool has_grammar =
       !o.regex.empty() || !o.json_schema.empty() || !o.ebnf.empty() || o.dtype != Dtype::kText;
   if (!has_grammar) {

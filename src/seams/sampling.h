@@ -1,8 +1,13 @@
-// How one request's next token is drawn: what the scheduler hands to the executor, and the executor
-// to its sampler, without either knowing an API's field names.
+// Sampling parameters in their two forms: as a request states them (SamplingParams) and as the
+// sampler uses them (SamplingSpec). seams/request_fields.h describes each field in one row;
+// parsers, validation, the frontend language and documents follow from that table. Plain data: no
+// thread safety of its own, owns what it holds.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,29 +15,79 @@
 
 namespace espalier {
 
-// Immutable while its request runs; values are already validated (engine/sampling/params.h).
-struct SamplingSpec {
-  float temperature = 1.0f;         // 0 is greedy: the largest logit, the smallest id among equals
-  float top_p = 1.0f;               // (0, 1]
-  float min_p = 0.0f;               // [0, 1]
+// The numbers of a draw, with their defaults. Trivially copyable: the sampling row of a GPU slot is
+// this struct and the device pointers of its lists.
+//
+// The order of operations, on every device. On the logits: frequency and presence penalties,
+// repetition penalty, bias, then the grammar's mask and the tokens banned before min_new_tokens
+// (both make a logit -infinity). Then temperature and softmax. Then the filters, all on the same
+// probabilities in descending order (the smaller id first among equals): top_k keeps the first k,
+// top_p those before which the cumulative probability is at most p, min_p those of at least min_p
+// times the largest. The next token is drawn from what all filters keep, by the inverse of the
+// cumulative probability in order of ids.
+struct SamplingValues {
+  float temperature = 1.0f;  // 0 is greedy: the largest logit, the smallest id among equals
+  float top_p = 1.0f;
+  float min_p = 0.0f;
   int32_t top_k = -1;               // -1: no limit
   float frequency_penalty = 0.0f;   // logit -= penalty * count in the output
   float presence_penalty = 0.0f;    // logit -= penalty where the output holds the token
   float repetition_penalty = 1.0f;  // divides positive, multiplies negative logits of seen tokens
+  int32_t min_new_tokens = 0;       // stop tokens are banned until this many tokens are out
+  uint64_t seed = 0;  // the draw at output position i is a function of (seed, i) and the logits
+};
+
+// The sampling part of a parsed request, as a user's program states it; an absent field means the
+// model's generation default where it has one, else the default of SamplingValues.
+struct SamplingParams {
+  std::optional<int32_t> max_new_tokens;  // absent: 128 in the native API
+  bool to_context = false;                // max_new_tokens was an explicit null: up to the context
+  std::optional<int32_t> min_new_tokens;
+  std::optional<float> temperature;  // below 1e-6 is greedy
+  std::optional<float> top_p;
+  std::optional<int32_t> top_k;
+  std::optional<float> min_p;
+  std::optional<float> frequency_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> repetition_penalty;
+  int32_t n = 1;
+  std::vector<std::string> stop;
+  std::vector<std::string> stop_regex;
+  std::vector<TokenId> stop_token_ids;
+  bool ignore_eos = false;
+  bool skip_special_tokens = true;
+  bool spaces_between_special_tokens = true;
+  bool no_stop_trim = false;
+  std::map<TokenId, float> logit_bias;
+  std::optional<uint64_t> sampling_seed;  // absent: drawn from the engine's generator
+
+  // The grammar that the output must match exactly; at most one of these fields is set.
+  std::optional<std::string> json_schema, regex, ebnf, structural_tag;
+  std::vector<std::string> choices;
+  std::optional<std::string> json_whitespace;  // compact, bounded or any; absent: the engine's
+  // The grammar does not constrain the text from reasoning_begin (empty: from the start) to the
+  // first reasoning_end (empty: there is no such part).
+  std::string reasoning_begin, reasoning_end;
+  bool jump_forward = true;  // false: forced tokens are sampled too
+  bool drafts = true;        // false: no draft tokens from earlier answers of the grammar
+  // The prompt's last tokens, where longer ones could stand, are generated anew: the output's
+  // tokens begin with their text (which its text does not repeat).
+  bool token_healing = false;
+};
+
+// What the scheduler hands to the executor, and the executor to its sampler, for one sequence.
+// Immutable while its request runs; values are already validated (engine/sampling/params.h).
+struct SamplingSpec : SamplingValues {
   std::vector<std::pair<TokenId, float>> logit_bias;
 
-  // The draw at output position i of a request is a function of (seed, i) and the logits alone.
-  uint64_t seed = 0;
-
-  // Until this many tokens are out, `banned_before_min` (end-of-sequence and stop ids) cannot come.
-  int32_t min_new_tokens = 0;
+  // Banned until min_new_tokens are out: the end-of-sequence and stop ids.
   std::vector<TokenId> banned_before_min;
 
   // Log-probabilities of sampled tokens, after softmax of the raw logits (no temperature, penalty,
   // bias or mask), natural logarithm.
   bool return_logprob = false;
   int32_t top_logprobs_num = 0;
-  std::vector<TokenId> token_ids_logprob;  // ids whose log-probability is wanted at each position
+  std::vector<TokenId> token_ids_logprob;  // ids whose log-probability is returned per position
 
   bool greedy() const { return temperature == 0.0f; }
   bool has_penalties() const {

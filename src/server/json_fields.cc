@@ -258,6 +258,13 @@ Status check_samples(size_t num_prompts, int32_t n) {
                           num_prompts, num_prompts == 1 ? "prompt" : "prompts", n, kSamplesMax);
 }
 
+std::string field_help(const FieldRow& row) {
+  std::string help(row.doc);
+  if (!row.range.allowed.empty()) help += fmt::format("; {}", row.range.allowed);
+  if (!row.absent.empty()) help += fmt::format("; default: {}", row.absent);
+  return help;
+}
+
 std::string object_schema(
     const std::vector<std::tuple<std::string, std::string, std::string, bool>>& fields) {
   std::string out;

@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "seams/request_fields.h"
+#include "seams/sampling.h"
 #include "seams/vocab_view.h"
 
 namespace espalier::server {
@@ -167,12 +169,27 @@ template <typename T, typename C, typename X>
 Field<T> field(std::string name, std::string help, X C::*member) {
   return field<T>(std::move(name), std::move(help), [member](T& t) -> X& { return t.*member; });
 }
+// The description of a sampling field in /openapi.json: its meaning, its range, its default.
+std::string field_help(const FieldRow& row);
+
 // A field with its own reader.
 template <typename T>
 Field<T> custom(std::string name, std::string schema, std::string help,
                 typename Field<T>::Read read) {
   return {std::move(name), std::move(schema), std::move(help), std::move(read), nullptr};
 }
+// The sampling fields that `place` takes, by the table of request fields; `sampling` is
+// (T& -> SamplingParams&) or a struct derived from it.
+template <typename T, typename Sampling>
+void append_sampling_fields(Fields<T>& fields, FieldPlaces place, Sampling sampling) {
+  for_each_request_field([&](const auto& row) {
+    if (!row.in(place)) return;
+    const std::string_view name = place == kInGenerate ? row.name : row.openai_name();
+    const auto get = [ sampling, param = row.param ](T & t) -> auto& { return param(sampling(t)); };
+    fields.push_back(field<T>(std::string(name), field_help(row), get));
+  });
+}
+
 // Known, harmless, without effect here.
 template <typename T>
 Field<T> ignored(std::string name) {

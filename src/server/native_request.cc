@@ -181,44 +181,12 @@ const Fields<NativeSampling>& native_sampling_fields() {
   using S = NativeSampling;
   static const Fields<S> fields = [] {
     Fields<S> f = {
-        field<S>("max_new_tokens", "default 128; null: up to the context; 0: prefill only",
-                 &S::max_new_tokens),
-        field<S>("min_new_tokens", "no end-of-sequence before; default 0", &S::min_new_tokens),
-        field<S>("temperature", "default 1 (or the model's); 0 is greedy", &S::temperature),
-        field<S>("top_p", "in (0, 1]", &S::top_p),
-        field<S>("top_k", "-1: no limit", &S::top_k),
-        field<S>("min_p", "in [0, 1]", &S::min_p),
-        field<S>("frequency_penalty", "in [-2, 2]", &S::frequency_penalty),
-        field<S>("presence_penalty", "in [-2, 2]", &S::presence_penalty),
-        field<S>("repetition_penalty", "in (0, 2]", &S::repetition_penalty),
-        field<S>("n", "samples of each prompt", &S::n),
-        field<S>("stop", "strings that end the text", &S::stop),
-        field<S>("stop_token_ids", "tokens that end the text", &S::stop_token_ids),
-        field<S>("stop_regex", "expressions that end the text", &S::stop_regex),
-        field<S>("ignore_eos", "go on behind end-of-sequence", &S::ignore_eos),
-        field<S>("skip_special_tokens", "leave special tokens out of the text; default true",
-                 &S::skip_special_tokens),
-        field<S>("spaces_between_special_tokens", "default true",
-                 &S::spaces_between_special_tokens),
-        field<S>("no_stop_trim", "keep the stop string in the text", &S::no_stop_trim),
-        field<S>("logit_bias", "added to tokens' logits", &S::logit_bias),
-        field<S>("sampling_seed", "the same seed gives the same draws", &S::sampling_seed),
         field<S>("stream_interval", "tokens between two events of a stream", &S::stream_interval),
-        field<S>("json_schema", "JSON Schema, as a string, that the text must follow",
-                 &S::json_schema),
-        field<S>("regex", "expression that the text must match", &S::regex),
-        field<S>("ebnf", "grammar that the text must follow", &S::ebnf),
-        field<S>("structural_tag", "structural tags, as a string", &S::structural_tag),
-        field<S>("choices", "texts, one of which the text must be", &S::choices),
-        field<S>("json_whitespace", "compact, bounded or any, where the text is held to JSON",
-                 &S::json_whitespace),
-        field<S>("jump_forward", "false: sample every token, forced ones too", &S::jump_forward),
-        field<S>("drafts", "false: do not guess at what answers of a grammar say", &S::drafts),
-        field<S>("token_healing", "generate the prompt's last tokens anew where longer ones fit",
-                 &S::token_healing),
         refused<S>("custom_params"),
     };
-    f[0].read_null = [](S& s) { s.to_context = true; };
+    append_sampling_fields(f, kInGenerate, [](S& s) -> S& { return s; });
+    for (Field<S>& one : f)
+      if (one.name == "max_new_tokens") one.read_null = [](S& s) { s.to_context = true; };
     return f;
   }();
   return fields;

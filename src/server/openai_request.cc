@@ -28,45 +28,15 @@ Status read_stream_options(const Json& value, std::string_view where, T& out) {
 }
 
 template <typename T>
-void append_common(Fields<T>& fields) {
-  const auto sampling = [&fields](const char* name, const char* help, auto SamplingParams::*m) {
-    fields.push_back(field<T>(
-        name, help, [m](T & t) -> auto& { return t.sampling.*m; }));
-  };
-  using S = SamplingParams;
+void append_common(Fields<T>& fields, FieldPlaces place) {
+  append_sampling_fields(
+      fields, place, [](T & t) -> auto& { return t.sampling; });
   fields.push_back(field<T>("model", "echoed; one model is served", &T::model));
   fields.push_back(field<T>("stream", "answer as server-sent events", &T::stream));
   fields.push_back(custom<T>(
       "stream_options",
       R"({"type":"object","properties":{"include_usage":{"type":"boolean"},"continuous_usage_stats":{"type":"boolean"}}})",
       "usage in streams", read_stream_options<T>));
-  sampling("temperature", "default 1 (or the model's); 0 is greedy", &S::temperature);
-  sampling("top_p", "in (0, 1]", &S::top_p);
-  sampling("n", "choices of each prompt", &S::n);
-  sampling("stop", "strings that end the text", &S::stop);
-  sampling("seed", "the same seed gives the same draws", &S::sampling_seed);
-  sampling("frequency_penalty", "in [-2, 2]", &S::frequency_penalty);
-  sampling("presence_penalty", "in [-2, 2]", &S::presence_penalty);
-  sampling("logit_bias", "added to tokens' logits", &S::logit_bias);
-  // Beyond OpenAI's.
-  sampling("top_k", "-1: no limit", &S::top_k);
-  sampling("min_p", "in [0, 1]", &S::min_p);
-  sampling("min_tokens", "no end-of-sequence before", &S::min_new_tokens);
-  sampling("repetition_penalty", "in (0, 2]", &S::repetition_penalty);
-  sampling("stop_token_ids", "tokens that end the text", &S::stop_token_ids);
-  sampling("stop_regex", "expressions that end the text", &S::stop_regex);
-  sampling("no_stop_trim", "keep the stop string in the text", &S::no_stop_trim);
-  sampling("ignore_eos", "go on behind end-of-sequence", &S::ignore_eos);
-  sampling("skip_special_tokens", "default true", &S::skip_special_tokens);
-  sampling("regex", "expression that the text must match", &S::regex);
-  sampling("ebnf", "grammar that the text must follow", &S::ebnf);
-  sampling("choices", "texts, one of which the answer must be", &S::choices);
-  sampling("json_whitespace", "compact, bounded or any, where the text is held to JSON",
-           &S::json_whitespace);
-  sampling("jump_forward", "false: sample every token, forced ones too", &S::jump_forward);
-  sampling("drafts", "false: do not guess at what answers of a grammar say", &S::drafts);
-  sampling("token_healing", "generate the prompt's last tokens anew where longer ones fit",
-           &S::token_healing);
   fields.push_back(custom<T>("response_format", R"({"type":"object"})",
                              "text, json_object, json_schema or structural_tag",
                              [](const Json& value, std::string_view where, T& out) {
@@ -99,18 +69,13 @@ const Fields<CompletionRequest>& completion_fields() {
                   [](const Json& value, std::string_view where, C& out) {
                     return read_prompts(value, where, out.prompts);
                   }),
-        field<C>(
-            "max_tokens", "default 16", [](C & c) -> auto& { return c.sampling.max_new_tokens; }),
         field<C>("echo", "the prompt before the completion", &C::echo),
         field<C>("logprobs", "log-probabilities, with this many best tokens", &C::logprobs),
-        field<C>(
-            "json_schema", "JSON Schema, as a string",
-            [](C & c) -> auto& { return c.sampling.json_schema; }),
         refused<C>("suffix", "(fill in the middle) is not supported yet"),
         ignored<C>("best_of"),
     };
     f[0].required = true;
-    append_common(f);
+    append_common(f, kInCompletions);
     return f;
   }();
   return fields;
@@ -259,9 +224,6 @@ const Fields<ChatRequest>& chat_fields() {
   static const Fields<C> fields = [] {
     Fields<C> f = {
         custom<C>("messages", kMessagesSchema, "the conversation", read_messages<C>),
-        field<C>(
-            "max_tokens", "default: up to the context",
-            [](C & c) -> auto& { return c.sampling.max_new_tokens; }),
         field<C>("max_completion_tokens", "goes before max_tokens", &C::max_completion_tokens),
         field<C>("logprobs", "log-probabilities of the answer's tokens", &C::logprobs),
         field<C>("top_logprobs", "with this many best tokens", &C::top_logprobs),
@@ -295,7 +257,7 @@ const Fields<ChatRequest>& chat_fields() {
         ignored<C>("metadata"),
         ignored<C>("service_tier"),
     };
-    append_common(f);
+    append_common(f, kInChat);
     return f;
   }();
   return fields;

@@ -91,7 +91,7 @@ void init_slot(ForwardBatch& batch, SlotId slot, SamplingSpec spec,
                               .output_ids = std::move(output)});
 }
 
-const SamplingSpec kGreedy{.temperature = 0};
+const SamplingSpec kGreedy{{.temperature = 0}};
 
 TEST(CpuExecutor, TakesLastTokensFromSlots) {
   auto executor = make_executor();
@@ -130,7 +130,7 @@ TEST(CpuExecutor, EntriesThatDoNotSampleGiveNoToken) {
 
 TEST(CpuExecutor, PenaltiesCountWhatTheSlotHasDrawn) {
   auto executor = make_executor();
-  SamplingSpec spec{.temperature = 0, .presence_penalty = 2.0f};
+  SamplingSpec spec{{.temperature = 0, .presence_penalty = 2.0f}};
   ForwardBatch one{.step = 1};
   init_slot(one, 0, spec, {5}, {6});
   add_entry(one, 0, {5}, 0, 1);  // 6 is best, but has been put out: 7 at -0.5 beats 6 at -2
@@ -183,7 +183,9 @@ TEST(CpuExecutor, MasksGoToTheirEntries) {
 
 TEST(CpuExecutor, LogprobsOfInputAndOutput) {
   auto executor = make_executor();
-  SamplingSpec spec{.temperature = 0, .return_logprob = true, .top_logprobs_num = 2};
+  SamplingSpec spec{{.temperature = 0}};
+  spec.return_logprob = true;
+  spec.top_logprobs_num = 2;
   ForwardBatch one{.step = 1};
   init_slot(one, 0, spec);
   add_entry(one, 0, {4, 5, 9}, 0, 0);
@@ -209,7 +211,7 @@ TEST(CpuExecutor, SampledTokensDoNotDependOnTheBatch) {
     ForwardBatch one{.step = 1};
     for (SlotId slot = 0; slot < entries; ++slot) {
       init_slot(one, slot,
-                {.temperature = 2, .seed = static_cast<uint64_t>(slot == which ? 77 : slot)});
+                {{.temperature = 2, .seed = static_cast<uint64_t>(slot == which ? 77 : slot)}});
       add_entry(one, slot, {slot == which ? 13 : slot}, 0, 5);
     }
     executor->launch(one);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <string_view>
 
 #include "base/rng.h"
+#include "seams/request_fields.h"
 
 namespace espalier {
 namespace {
@@ -14,10 +16,29 @@ Status out_of_range(std::string_view field, T value, std::string_view allowed) {
   return invalid_argument("{} is {}, but must be {}", field, value, allowed);
 }
 
-// NaN fails every comparison, so it is refused by each of these.
-bool within(float value, float low, float high) { return value >= low && value <= high; }
-bool within_open(float value, float low, float high) { return value > low && value <= high; }
-bool finite_not_negative(float value) { return std::isfinite(value) && value >= 0; }
+// The number that a request states for a field, if it states one.
+template <typename T>
+std::optional<T> stated(const std::optional<T>& value) {
+  return value;
+}
+std::optional<int32_t> stated(int32_t value) { return value; }
+template <typename T>
+concept Numeric = requires(const T& value) {
+  { *stated(value) } -> std::convertible_to<double>;
+};
+
+// The first stated number that lies outside its field's range.
+Status check_ranges(const SamplingParams& p) {
+  Status status;
+  for_each_request_field([&](const auto& field) {
+    if constexpr (Numeric<std::remove_cvref_t<decltype(field.param(p))>>) {
+      const auto value = stated(field.param(p));
+      if (status.ok() && value && !field.range.allowed.empty() && !field.range.holds(*value))
+        status = out_of_range(field.name, *value, field.range.allowed);
+    }
+  });
+  return status;
+}
 
 Status check_ids(std::string_view field, std::span<const TokenId> ids, int32_t vocab_size) {
   for (TokenId id : ids)
@@ -52,28 +73,8 @@ Status check_logprobs(const GenerateRequest& r, int32_t vocab_size) {
   return check_ids("token_ids_logprob", r.token_ids_logprob, vocab_size);
 }
 
-Status check_values(const SamplingSpec& s) {
-  if (!finite_not_negative(s.temperature))
-    return out_of_range("temperature", s.temperature, "a finite number of at least 0");
-  if (!within_open(s.top_p, 0, 1)) return out_of_range("top_p", s.top_p, "in (0, 1]");
-  if (s.top_k != -1 && s.top_k < 1)
-    return out_of_range("top_k", s.top_k, "-1 (no limit) or at least 1");
-  if (!within(s.min_p, 0, 1)) return out_of_range("min_p", s.min_p, "in [0, 1]");
-  if (!within(s.frequency_penalty, -2, 2))
-    return out_of_range("frequency_penalty", s.frequency_penalty, "in [-2, 2]");
-  if (!within(s.presence_penalty, -2, 2))
-    return out_of_range("presence_penalty", s.presence_penalty, "in [-2, 2]");
-  if (!within_open(s.repetition_penalty, 0, 2))
-    return out_of_range("repetition_penalty", s.repetition_penalty, "in (0, 2]");
-  return {};
-}
-
 Status check_lengths(const ResolvedSampling& r) {
   const int32_t min_new_tokens = r.spec.min_new_tokens;
-  if (r.max_new_tokens < 0)
-    return out_of_range("max_new_tokens", r.max_new_tokens,
-                        "at least 0, or null for up to the context");
-  if (min_new_tokens < 0) return out_of_range("min_new_tokens", min_new_tokens, "at least 0");
   if (r.length != ResolvedSampling::Length::kToContext && min_new_tokens > r.max_new_tokens)
     return invalid_argument("min_new_tokens is {}, but must be in [0, max_new_tokens], which is {}",
                             min_new_tokens, r.max_new_tokens);
@@ -83,15 +84,17 @@ Status check_lengths(const ResolvedSampling& r) {
 SamplingSpec make_spec(const GenerateRequest& request, const GenerationDefaults& d) {
   const SamplingParams& p = request.sampling;
   SamplingSpec s;
-  s.temperature = p.temperature.value_or(d.temperature.value_or(1.0f));
-  s.top_p = p.top_p.value_or(d.top_p.value_or(1.0f));
-  s.top_k = p.top_k.value_or(d.top_k.value_or(-1));
-  s.min_p = p.min_p.value_or(d.min_p.value_or(0.0f));
-  s.frequency_penalty = p.frequency_penalty.value_or(0.0f);
-  s.presence_penalty = p.presence_penalty.value_or(0.0f);
-  s.repetition_penalty = p.repetition_penalty.value_or(d.repetition_penalty.value_or(1.0f));
+  SamplingValues& values = s;
+  for_each_request_field([&](const auto& field) {
+    using Param = decltype(field.param);
+    if constexpr (HasField<Param, SamplingValues>) {
+      auto& value = field.param(values);
+      if constexpr (HasField<Param, const GenerationDefaults>)
+        value = field.param(d).value_or(value);
+      value = field.param(p).value_or(value);
+    }
+  });
   s.logit_bias.assign(p.logit_bias.begin(), p.logit_bias.end());
-  s.min_new_tokens = p.min_new_tokens.value_or(0);
   s.return_logprob = request.return_logprob;
   s.top_logprobs_num = request.top_logprobs_num;
   s.token_ids_logprob = request.token_ids_logprob;
@@ -165,8 +168,7 @@ Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams
 Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                                           const SamplingContext& context) {
   const SamplingParams& p = request.sampling;
-  if (p.n < 1 || p.n > kMaxSamples)
-    return fail(out_of_range("n", p.n, fmt::format("in [1, {}]", kMaxSamples)));
+  ESP_RETURN_IF_ERROR(check_ranges(p));
   ESP_RETURN_IF_ERROR(check_ids("stop_token_ids", p.stop_token_ids, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_bias(p.logit_bias, context.vocab_size));
   ESP_RETURN_IF_ERROR(check_logprobs(request, context.vocab_size));
@@ -174,7 +176,6 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
                      .stop_ids = make_stop_ids(p, context.eos_ids)};
   ESP_ASSIGN_OR_RETURN(r.grammar, resolve_grammar(p, context.json_whitespace));
   set_length(p, context.defaults, r);
-  ESP_RETURN_IF_ERROR(check_values(r.spec));
   ESP_RETURN_IF_ERROR(check_lengths(r));
   if (r.spec.temperature < kGreedyTemperature) r.spec.temperature = 0;
   if (r.spec.min_new_tokens > 0) r.spec.banned_before_min = r.stop_ids;
@@ -210,12 +211,12 @@ uint64_t sample_seed(uint64_t seed, int32_t index) {
 }
 
 GenerationDefaults usable_defaults(GenerationDefaults d) {
-  if (d.temperature && !finite_not_negative(*d.temperature)) d.temperature.reset();
-  if (d.top_p && !within_open(*d.top_p, 0, 1)) d.top_p.reset();
-  if (d.min_p && !within(*d.min_p, 0, 1)) d.min_p.reset();
-  if (d.top_k && *d.top_k < 1) d.top_k.reset();
-  if (d.repetition_penalty && !within_open(*d.repetition_penalty, 0, 2))
-    d.repetition_penalty.reset();
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.param), GenerationDefaults>) {
+      auto& value = field.param(d);
+      if (value && !field.range.holds(*value)) value.reset();
+    }
+  });
   if (d.max_new_tokens && *d.max_new_tokens < 1) d.max_new_tokens.reset();
   return d;
 }

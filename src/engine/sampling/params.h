@@ -1,5 +1,6 @@
-// From what a request states to what the sampler, the scheduler and the output need: validation,
-// defaults and derivation of seeds. Pure functions.
+// Resolves a request's parameters into the sampling spec, stop ids, grammar and length of its
+// sequences: validation and defaults by the table of request fields (seams/request_fields.h), and
+// the seeds of samples. Pure functions, thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,26 +19,25 @@ namespace espalier {
 struct SamplingContext {
   int32_t vocab_size = 0;        // width of the logits
   std::vector<TokenId> eos_ids;  // any order
-  GenerationDefaults defaults;   // overlaid where a request is silent; empty for "openai"
-  grammar::Whitespace json_whitespace = grammar::Whitespace::kBounded;  // where a request is silent
+  GenerationDefaults defaults;   // of fields that a request does not state; empty for "openai"
+  grammar::Whitespace json_whitespace = grammar::Whitespace::kBounded;  // likewise
 };
 
-// A request's parameters with nothing left open but the prompt's length.
+// A request's parameters, resolved except for what depends on the prompt's length.
 struct ResolvedSampling {
   SamplingSpec spec;              // of every sample; its seed is set by sample_seed()
   std::vector<TokenId> stop_ids;  // sorted; end-of-sequence ids included unless ignored
   std::optional<grammar::GrammarSpec> grammar;  // what the output must be
   int32_t max_new_tokens = 0;
   enum class Length {
-    kExplicit,  // as asked; does it not fit, that is an error
-    kDefault,   // nobody asked: cut to what fits
+    kExplicit,  // requested; a length that does not fit is an error
+    kDefault,   // not requested: cut to what fits
     kToContext
   } length = Length::kDefault;
 };
 
 inline constexpr int32_t kDefaultMaxNewTokens = 128;
 inline constexpr float kGreedyTemperature = 1e-6f;  // below: greedy
-inline constexpr int32_t kMaxSamples = 1024;        // of one request
 
 // kInvalidArgument names the field, its value and what is allowed. A grammar's source is checked
 // when it is compiled; stop and stop_regex are checked by StopMatcher::create.

@@ -1,11 +1,5 @@
-// Draws one request's next token from its logits.
-//
-// The order is SGLang's. On the logits: frequency and presence penalties, repetition penalty, bias,
-// then the grammar's mask and the tokens banned before min_new_tokens (both make a logit
-// -infinity). Then temperature and softmax. Then, on the probabilities in descending order (the
-// smaller id first among equals) and all on the same ones: top_k keeps the first k, top_p those
-// before which the mass is at most p, min_p those of at least min_p times the largest. What all
-// three keep is drawn from by the inverse of the cumulative mass in order of ids.
+// Draws one request's next token from its logits, in the order of operations that
+// seams/sampling.h defines.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +13,11 @@
 
 namespace espalier {
 
-// Why an entry has no token: a logit is NaN or infinite; mask and bans leave none.
+// The reasons for which a batch entry gets no token: a logit is NaN or infinite, or mask and bans
+// leave none.
 Status not_finite_logits();
-Status not_finite_vector();  // of an entry that ends a text that becomes a vector
-// Whether an entry failed so; through all that passes an entry's status on.
+Status not_finite_vector();  // the same for an entry whose text becomes a vector
+// Whether an entry failed with one of these two statuses.
 bool is_not_finite(const Status& status);
 Status no_token_left(const SamplingSpec& spec);
 
@@ -30,12 +25,12 @@ struct SampleInput {
   std::span<const float> logits;        // [vocab_size], raw
   const SamplingSpec* spec = nullptr;   // not null
   const TokenCounts* counts = nullptr;  // not null where the spec has penalties
-  std::span<const uint32_t> mask;       // bit t % 32 of word t / 32: t may come; empty: all may
-  int32_t output_index = 0;             // the draw's counter: hash_uniform(seed, output_index)
+  std::span<const uint32_t> mask;  // token t is allowed by bit t % 32 of word t / 32; empty: all
+  int32_t output_index = 0;        // the draw's counter: hash_uniform(seed, output_index)
 };
 
-// Holds scratch for one row: one for each thread. Not thread-safe. What it returns depends on its
-// arguments alone.
+// Holds the scratch memory of one row, so each thread has its own sampler. Not thread-safe. A
+// result depends on the arguments alone.
 class Sampler {
  public:
   explicit Sampler(int32_t vocab_size);
@@ -44,7 +39,7 @@ class Sampler {
   // none.
   Result<TokenId> sample(const SampleInput& input);
 
-  // Log-probabilities of `token` and what `spec` asks beside it, from the raw logits [vocab_size].
+  // Log-probabilities of `token` and of the ids that `spec` requests, from raw logits [vocab_size].
   // kInternal when a logit is not finite.
   Result<TokenLogprobs> logprobs(std::span<const float> logits, TokenId token,
                                  const SamplingSpec& spec);

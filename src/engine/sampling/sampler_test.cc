@@ -253,14 +253,14 @@ TEST(Sampler, DrawDependsOnSeedAndIndexAlone) {
 TEST(Sampler, TiesGoToTheSmallerId) {
   std::vector<float> logits(300, 1.0f);
   Sampler sampler(300);
-  SamplingSpec greedy{.temperature = 0};
+  SamplingSpec greedy{{.temperature = 0}};
   EXPECT_EQ(*sampler.sample({.logits = logits, .spec = &greedy}), 0);
-  SamplingSpec top{.top_k = 5};
+  SamplingSpec top{{.top_k = 5}};
   for (int i = 0; i < 200; ++i) {
     top.seed = static_cast<uint64_t>(i);
     EXPECT_LT(*sampler.sample({.logits = logits, .spec = &top}), 5);
   }
-  SamplingSpec nucleus{.top_p = 0.01f};  // mass before the fourth: 3/300 = 0.01, up to rounding
+  SamplingSpec nucleus{{.top_p = 0.01f}};  // mass before the fourth: 3/300 = 0.01, up to rounding
   for (int i = 0; i < 200; ++i) {
     nucleus.seed = static_cast<uint64_t>(i);
     EXPECT_LE(*sampler.sample({.logits = logits, .spec = &nucleus}), 3);
@@ -275,7 +275,7 @@ TEST(Sampler, OneFilterDoesNotRescaleForTheNext) {
   Sampler sampler(4);
   std::map<TokenId, int> seen;
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    SamplingSpec spec{.top_p = 0.5f, .top_k = 2, .seed = seed};
+    SamplingSpec spec{{.top_p = 0.5f, .top_k = 2, .seed = seed}};
     ++seen[*sampler.sample({.logits = logits, .spec = &spec})];
   }
   EXPECT_GT(seen[1], 80);
@@ -293,14 +293,14 @@ TEST(Sampler, ExtremesGiveTokensAndNeverNan) {
     std::vector<float> logits(static_cast<size_t>(rng.between(1, 300)));
     for (float& x : logits) x = values[rng.below(std::size(values))];
     const auto n = static_cast<int32_t>(logits.size());
-    SamplingSpec spec{.temperature = pick(0, 1e-45f, 1e-38f, 1e-6f, 1, 1e20f, 1e38f, FLT_MAX),
-                      .top_p = pick(1e-45f, 1e-6f, 0.5f, 1),
-                      .min_p = pick(0, 1e-45f, 0.5f, 1),
-                      .top_k = static_cast<int32_t>(pick(-1, 1, 2, 100, 1e9f)),
-                      .frequency_penalty = pick(-2, 0, 2),
-                      .presence_penalty = pick(-2, 0, 2),
-                      .repetition_penalty = pick(1e-45f, 1e-38f, 1, 2),
-                      .seed = rng()};
+    SamplingSpec spec{{.temperature = pick(0, 1e-45f, 1e-38f, 1e-6f, 1, 1e20f, 1e38f, FLT_MAX),
+                       .top_p = pick(1e-45f, 1e-6f, 0.5f, 1),
+                       .min_p = pick(0, 1e-45f, 0.5f, 1),
+                       .top_k = static_cast<int32_t>(pick(-1, 1, 2, 100, 1e9f)),
+                       .frequency_penalty = pick(-2, 0, 2),
+                       .presence_penalty = pick(-2, 0, 2),
+                       .repetition_penalty = pick(1e-45f, 1e-38f, 1, 2),
+                       .seed = rng()}};
     for (int i = 0; i < 3; ++i)
       spec.logit_bias.emplace_back(rng.below(logits.size()), pick(-FLT_MAX, -100, 100, FLT_MAX));
     spec.return_logprob = true;
@@ -338,7 +338,7 @@ TEST(Sampler, NoTokenAllowedIsAnError) {
   const std::vector<float> logits(70, 0.0f);
   Sampler sampler(70);
   for (float temperature : {0.0f, 1.0f}) {
-    SamplingSpec spec{.temperature = temperature};
+    SamplingSpec spec{{.temperature = temperature}};
     std::vector<uint32_t> mask(3, 0);
     auto token = sampler.sample({.logits = logits, .spec = &spec, .mask = mask});
     ASSERT_FALSE(token);
@@ -417,12 +417,12 @@ TEST(Sampler, PrintsItsCost) {
   for (float& x : logits) x = static_cast<float>(2.5 * rng.normal());
   Sampler sampler(kVocab);
   const std::pair<const char*, SamplingSpec> cases[] = {
-      {"greedy", {.temperature = 0}},
-      {"temperature", {.temperature = 0.8f}},
-      {"top_k 50", {.temperature = 0.8f, .top_k = 50}},
-      {"top_p 0.95", {.temperature = 0.8f, .top_p = 0.95f}},
-      {"top_k 50, top_p 0.9", {.temperature = 0.8f, .top_p = 0.9f, .top_k = 50}},
-      {"min_p 0.05", {.temperature = 0.8f, .min_p = 0.05f}}};
+      {"greedy", {{.temperature = 0}}},
+      {"temperature", {{.temperature = 0.8f}}},
+      {"top_k 50", {{.temperature = 0.8f, .top_k = 50}}},
+      {"top_p 0.95", {{.temperature = 0.8f, .top_p = 0.95f}}},
+      {"top_k 50, top_p 0.9", {{.temperature = 0.8f, .top_p = 0.9f, .top_k = 50}}},
+      {"min_p 0.05", {{.temperature = 0.8f, .min_p = 0.05f}}}};
   const SteadyClock clock;
   for (const auto& [name, spec] : cases) {
     Duration best = Duration::max();

@@ -1,4 +1,4 @@
-// Sampling on the GPU: from logits to the next token, as engine/sampling/sampler.h defines it.
+// Sampling on the GPU: from logits to the next token, in the order that seams/sampling.h defines.
 // Thread-safe; pointers are borrowed device memory; requirements of streams and strides as
 // kernels/cuda/stream.h.
 #pragma once
@@ -6,21 +6,13 @@
 #include <cstddef>
 
 #include "kernels/cuda/stream.h"
+#include "seams/sampling.h"
 
 namespace espalier::kernels::cuda {
 
-// One slot's parameters in device memory: SamplingSpec as plain data. The lists are device memory
+// The device sampling row of one slot: the numbers of a draw and its lists, which are device memory
 // that outlives the steps that name the slot.
-struct SlotSampling {
-  float temperature = 1.0f;  // 0: greedy
-  float top_p = 1.0f;
-  float min_p = 0.0f;
-  int32_t top_k = -1;
-  float frequency_penalty = 0.0f;
-  float presence_penalty = 0.0f;
-  float repetition_penalty = 1.0f;
-  int32_t min_new_tokens = 0;
-  uint64_t seed = 0;
+struct SlotSampling : SamplingValues {
   // [vocab_size], for slots with penalties, else null: 0 for a token not seen, otherwise 1 + how
   // often it is in the output (1: in the prompt alone). sample() counts what it draws.
   uint16_t* counts = nullptr;

@@ -260,7 +260,7 @@ TEST_F(CudaSampling, AnyNumberOfBlocksGivesTheSameTokens) {
     rows[4].mask.assign((n + 31) / 32, 0);
     rows[5].slot.top_p = 0.5f, rows[5].logits.assign(n, 1.5f);
     rows[6].slot.temperature = rows[7].slot.temperature = 0;
-    rows[8].slot = {.temperature = 0.7f, .min_p = 0.01f, .seed = 5};
+    rows[8].slot = {{.temperature = 0.7f, .min_p = 0.01f, .seed = 5}};
     const Result one = sample(rows, 1);
     for (const int blocks : {0, 2, 4, 8}) {
       const Result got = sample(rows, blocks);

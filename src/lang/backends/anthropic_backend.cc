@@ -1,6 +1,7 @@
 // Anthropic's messages. https://docs.anthropic.com/en/api/messages
 #include "lang/backends/api_backend.h"
 #include "lang/backends/chat_frames.h"
+#include "seams/request_fields.h"
 
 namespace espalier::lang {
 namespace {
@@ -57,6 +58,18 @@ Result<json::value> AnthropicBackend::content_of(const Message& message) {
   return json::value(std::move(blocks));
 }
 
+// Whether a field is stated that the Anthropic API does not define; n may be 1.
+bool states_other_options(const GenOptions& o) {
+  json::object stated;
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), const GenOptions>)
+      set_member(stated, field.openai_name(), field.option(o));
+  });
+  for (const char* taken : {"max_tokens", "stop", "temperature", "top_p", "top_k", "n"})
+    stated.erase(taken);
+  return !stated.empty();
+}
+
 Result<ApiBackend::Request> AnthropicBackend::write_call(const GenerateCall& call) const {
   const GenOptions& o = call.options;
   const Prompt& prompt = call.prompt;
@@ -64,9 +77,7 @@ Result<ApiBackend::Request> AnthropicBackend::write_call(const GenerateCall& cal
     return fail(error(StatusCode::kFailedPrecondition,
                       "a chat model writes messages of the assistant: put the gen into "
                       "assistant(...)"));
-  if (!o.regex.empty() || !o.json_schema.empty() || !o.ebnf.empty() || o.dtype != Dtype::kText ||
-      o.n.value_or(1) > 1 || o.frequency_penalty || o.presence_penalty || o.min_p || o.min_tokens ||
-      !o.stop_regex.empty() || !o.stop_token_ids.empty() || o.ignore_eos || o.seed)
+  if (o.dtype != Dtype::kText || o.n.value_or(1) > 1 || states_other_options(o))
     return fail(error(StatusCode::kUnimplemented,
                       "of a gen's options the Anthropic API takes max_tokens, stop, temperature, "
                       "top_p and top_k"));

@@ -6,6 +6,7 @@
 #include "lang/backends/chat_frames.h"
 #include "lang/backends/http_backends.h"
 #include "lang/backends/http_json.h"
+#include "seams/request_fields.h"
 
 namespace espalier::lang {
 namespace {
@@ -14,25 +15,12 @@ namespace json = boost::json;
 
 json::object sampling_of(const GenOptions& o) {
   json::object p;
-  set_member(p, "max_new_tokens", o.max_tokens);
-  set_member(p, "min_new_tokens", o.min_tokens);
-  set_member(p, "n", o.n);
-  set_members<std::string>(p, "stop", o.stop);
-  set_members(p, "stop_token_ids", o.stop_token_ids);
-  set_members<std::string>(p, "stop_regex", o.stop_regex);
-  set_member(p, "temperature", o.temperature);
-  set_member(p, "top_p", o.top_p);
-  set_member(p, "top_k", o.top_k);
-  set_member(p, "min_p", o.min_p);
-  set_member(p, "frequency_penalty", o.frequency_penalty);
-  set_member(p, "presence_penalty", o.presence_penalty);
-  set_member(p, "ignore_eos", o.ignore_eos);
-  set_member(p, "sampling_seed", o.seed);
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), const GenOptions>)
+      set_member(p, field.name, field.option(o));
+  });
   const std::string_view dtype = dtype_regex(o.dtype);
-  if (!dtype.empty()) p["regex"] = dtype;
-  if (!o.regex.empty()) p["regex"] = o.regex;
-  if (!o.json_schema.empty()) p["json_schema"] = o.json_schema;
-  if (!o.ebnf.empty()) p["ebnf"] = o.ebnf;
+  if (!dtype.empty() && o.regex.empty()) p["regex"] = dtype;
   return p;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <boost/json.hpp>
 #include <cmath>
+#include <concepts>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -12,32 +13,32 @@
 
 #include "engine/requests/exact_search.h"
 #include "lang/backends/engine_answer.h"
+#include "seams/request_fields.h"
 
 namespace espalier::lang {
 namespace {
 
 namespace json = boost::json;
 
+// How an option of the language becomes a sampling parameter; what is absent keeps its default.
+template <typename T, typename Param>
+void set_param(Param& param, const std::optional<T>& option) {
+  if (option) param = *option;
+}
+void set_param(std::optional<std::string>& param, const std::string& option) {
+  if (!option.empty()) param = option;
+}
+template <typename T, typename List>
+requires std::derived_from<List, std::vector<T>>
+void set_param(std::vector<T>& param, const List& option) { param = option; }
+
 SamplingParams sampling_of(const GenOptions& o) {
   SamplingParams p;
-  p.max_new_tokens = o.max_tokens;
-  p.min_new_tokens = o.min_tokens;
-  p.temperature = o.temperature;
-  p.top_p = o.top_p;
-  p.top_k = o.top_k;
-  p.min_p = o.min_p;
-  p.frequency_penalty = o.frequency_penalty;
-  p.presence_penalty = o.presence_penalty;
-  p.n = o.n.value_or(1);
-  p.stop = o.stop;
-  p.stop_regex = o.stop_regex;
-  p.stop_token_ids.assign(o.stop_token_ids.begin(), o.stop_token_ids.end());
-  p.ignore_eos = o.ignore_eos.value_or(false);
-  p.sampling_seed = o.seed;
-  if (!o.json_schema.empty()) p.json_schema = o.json_schema;
-  if (!o.ebnf.empty()) p.ebnf = o.ebnf;
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), const GenOptions>)
+      set_param(field.param(p), field.option(o));
+  });
   const std::string_view dtype = dtype_regex(o.dtype);
-  if (!o.regex.empty()) p.regex = o.regex;
   if (!dtype.empty()) p.regex = std::string(dtype);
   return p;
 }

@@ -30,6 +30,14 @@ template <typename T>
 void set_members(boost::json::object& object, std::string_view name, const std::vector<T>& values) {
   if (!values.empty()) object[name] = boost::json::value_from(values);
 }
+inline void set_member(boost::json::object& object, std::string_view name,
+                       const std::string& value) {
+  if (!value.empty()) object[name] = value;
+}
+template <typename T>
+void set_member(boost::json::object& object, std::string_view name, const std::vector<T>& values) {
+  set_members(object, name, values);
+}
 // A member that is a text or a number, as text ("matched" of a finish); "" when it is not there.
 std::string text_at(const boost::json::object& object, std::string_view path);
 

@@ -3,6 +3,7 @@
 
 #include "lang/backends/api_backend.h"
 #include "lang/backends/chat_frames.h"
+#include "seams/request_fields.h"
 
 namespace espalier::lang {
 namespace {
@@ -29,6 +30,7 @@ class OpenAiBackend final : public ApiBackend {
 
  private:
   Status add_options(json::object& body, const GenOptions& o) const;
+  Status add_schema(json::object& body, const GenOptions& o) const;
   Status add_messages(json::object& body, const Prompt& prompt) const;
   MetaInfo meta_of(const json::object& answer, const json::object& choice) const;
 
@@ -36,54 +38,56 @@ class OpenAiBackend final : public ApiBackend {
   const ChatFrames frames_;  // how text() shows a conversation
 };
 
-Status OpenAiBackend::add_options(json::object& body, const GenOptions& o) const {
-  body["model"] = config_.model;
-  set_member(body, "max_tokens", o.max_tokens);
-  set_member(body, "temperature", o.temperature);
-  set_member(body, "top_p", o.top_p);
-  set_member(body, "n", o.n);
-  set_member(body, "seed", o.seed);
-  set_member(body, "frequency_penalty", o.frequency_penalty);
-  set_member(body, "presence_penalty", o.presence_penalty);
-  if (!o.stop.empty()) {
-    constexpr size_t kStopsMax = 4;  // of OpenAI's; servers of ours take any number
-    if (o.stop.size() > kStopsMax && !config_.has_extensions)
-      return invalid_argument("the OpenAI API takes {} stop strings, not {}", kStopsMax,
-                              o.stop.size());
-    body["stop"] = json::value_from(static_cast<std::vector<std::string>>(o.stop));
-  }
-  if (!o.json_schema.empty()) {
-    json::error_code failed;
-    const json::value schema = json::parse(o.json_schema, failed);
-    if (failed) return invalid_argument("json_schema is no JSON: {}", o.json_schema.substr(0, 80));
-    if (config_.is_chat) {
-      body["response_format"] = {{"type", "json_schema"},
-                                 {"json_schema", {{"name", "answer"}, {"schema", schema}}}};
-    } else if (config_.has_extensions) {
-      body["json_schema"] = o.json_schema;
-    } else {
-      return error(StatusCode::kUnimplemented,
-                   "the OpenAI completions API takes no json_schema: use a chat model");
-    }
-  }
-  const std::string_view regex = o.regex.empty() ? dtype_regex(o.dtype) : std::string_view(o.regex);
-  const bool needs_extensions = !regex.empty() || !o.ebnf.empty() || o.top_k || o.min_p ||
-                                o.min_tokens || !o.stop_token_ids.empty() ||
-                                !o.stop_regex.empty() || o.ignore_eos;
-  if (!needs_extensions) return {};
-  if (!config_.has_extensions)
+// Those of the options that the OpenAI API does not define: "dtype, min_tokens ... and ebnf".
+std::string extension_names() {
+  std::string names = "dtype";
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), GenOptions>)
+      if (!field.in(kInOpenAiStandard) && field.name != "json_schema")
+        names.append(", ").append(field.openai_name());
+  });
+  return names;
+}
+
+Status OpenAiBackend::add_schema(json::object& body, const GenOptions& o) const {
+  if (o.json_schema.empty()) return {};
+  json::error_code failed;
+  const json::value schema = json::parse(o.json_schema, failed);
+  if (failed) return invalid_argument("json_schema is no JSON: {}", o.json_schema.substr(0, 80));
+  if (config_.is_chat) {
+    body["response_format"] = {{"type", "json_schema"},
+                               {"json_schema", {{"name", "answer"}, {"schema", schema}}}};
+  } else if (config_.has_extensions) {
+    body["json_schema"] = o.json_schema;
+  } else {
     return error(StatusCode::kUnimplemented,
-                 "the OpenAI API takes none of regex, dtype, ebnf, top_k, min_p, min_tokens, "
-                 "stop_token_ids, stop_regex and ignore_eos: leave them out, or set has_extensions "
-                 "for a server that takes them");
-  if (!regex.empty()) body["regex"] = regex;
-  if (!o.ebnf.empty()) body["ebnf"] = o.ebnf;
-  set_member(body, "top_k", o.top_k);
-  set_member(body, "min_p", o.min_p);
-  set_member(body, "min_tokens", o.min_tokens);
-  set_member(body, "ignore_eos", o.ignore_eos);
-  set_members(body, "stop_token_ids", o.stop_token_ids);
-  set_members<std::string>(body, "stop_regex", o.stop_regex);
+                 "the OpenAI completions API takes no json_schema: use a chat model");
+  }
+  return {};
+}
+
+Status OpenAiBackend::add_options(json::object& body, const GenOptions& o) const {
+  constexpr size_t kStopsMax = 4;  // of OpenAI's API; compatible servers take any number
+  if (o.stop.size() > kStopsMax && !config_.has_extensions)
+    return invalid_argument("the OpenAI API takes {} stop strings, not {}", kStopsMax,
+                            o.stop.size());
+  body["model"] = config_.model;
+  json::object extensions;
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), const GenOptions>)
+      if (field.name != "json_schema")
+        set_member(field.in(kInOpenAiStandard) ? body : extensions, field.openai_name(),
+                   field.option(o));
+  });
+  if (const std::string_view regex = dtype_regex(o.dtype); !regex.empty() && o.regex.empty())
+    extensions["regex"] = regex;
+  ESP_RETURN_IF_ERROR(add_schema(body, o));
+  if (!extensions.empty() && !config_.has_extensions)
+    return error(StatusCode::kUnimplemented,
+                 "the OpenAI API takes none of {}: leave them out, or set has_extensions for a "
+                 "server that takes them",
+                 extension_names());
+  for (const auto& member : extensions) body[member.key()] = member.value();
   return {};
 }
 

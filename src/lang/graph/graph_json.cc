@@ -2,6 +2,7 @@
 #include <boost/json.hpp>
 
 #include "lang/graph/graph.h"
+#include "seams/request_fields.h"
 
 namespace espalier::lang {
 namespace {
@@ -16,31 +17,18 @@ constexpr NodeKind kKinds[] = {
 
 constexpr std::string_view kDtypes[] = {"text", "str", "int", "float", "bool"};
 
-// One list of the options' fields serves both ways. `visit` is given a name and the member.
+// Calls visit(name, member) for each option: the request fields and those of the language alone.
 template <typename Options, typename Visit>
 void for_each_option(Options& o, const Visit& visit) {
-  visit("max_tokens", o.max_tokens);
-  visit("min_tokens", o.min_tokens);
-  visit("n", o.n);
-  visit("stop", o.stop);
-  visit("stop_token_ids", o.stop_token_ids);
-  visit("stop_regex", o.stop_regex);
-  visit("temperature", o.temperature);
-  visit("top_p", o.top_p);
-  visit("top_k", o.top_k);
-  visit("min_p", o.min_p);
-  visit("frequency_penalty", o.frequency_penalty);
-  visit("presence_penalty", o.presence_penalty);
-  visit("ignore_eos", o.ignore_eos);
+  for_each_request_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), Options>)
+      visit(field.openai_name(), field.option(o));
+  });
   visit("return_logprob", o.return_logprob);
   visit("logprob_start_len", o.logprob_start_len);
   visit("top_logprobs_num", o.top_logprobs_num);
   visit("return_text_in_logprobs", o.return_text_in_logprobs);
   visit("choices", o.choices);
-  visit("regex", o.regex);
-  visit("json_schema", o.json_schema);
-  visit("ebnf", o.ebnf);
-  visit("seed", o.seed);
 }
 
 void write(json::object& out, std::string_view name, const std::string& text) {

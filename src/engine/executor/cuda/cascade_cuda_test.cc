@@ -56,8 +56,9 @@ class CudaCascade : public testing::Test {
   static ForwardBatch decode_batch(int32_t step) {
     ForwardBatch batch;
     batch.step = static_cast<uint64_t>(step + 2);
-    const auto sampling =
-        std::make_shared<SamplingSpec>(SamplingSpec{.temperature = 0.0f, .return_logprob = true});
+    const auto sampling = std::make_shared<SamplingSpec>();
+    sampling->temperature = 0.0f;
+    sampling->return_logprob = true;
     for (int32_t i = 0; i < kLanes; ++i) {
       if (step == 0) batch.slot_inits.push_back({.slot = i, .sampling = sampling});
       batch.entries.push_back({.slot = i,

@@ -41,15 +41,8 @@ Status SlotTable::init(const SlotInit& init, const cuda::Stream& stream) {
         "at most {} and {}",
         spec.logit_bias.size(), spec.banned_before_min.size(), kMostBias, kMostBanned);
   }
-  kernels::cuda::SlotSampling out{.temperature = spec.temperature,
-                                  .top_p = spec.top_p,
-                                  .min_p = spec.min_p,
-                                  .top_k = spec.top_k,
-                                  .frequency_penalty = spec.frequency_penalty,
-                                  .presence_penalty = spec.presence_penalty,
-                                  .repetition_penalty = spec.repetition_penalty,
-                                  .min_new_tokens = spec.min_new_tokens,
-                                  .seed = spec.seed};
+  const SamplingValues& values = spec;
+  kernels::cuda::SlotSampling out{values};
   if (slots_[at].status.ok()) ESP_RETURN_IF_ERROR(copy_lists(spec, at, out, stream));
   if (spec.has_penalties()) ESP_RETURN_IF_ERROR(copy_counts(init, out, stream));
   return cuda::copy_to_device(sampling_ + at, &out, sizeof(out), stream);
