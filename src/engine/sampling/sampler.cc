@@ -119,17 +119,18 @@ TokenId Sampler::draw(const RowMax& best, std::span<const float> row, const Samp
   const double total =
       row_softmax_weights(row, best.max, spec.temperature, weights_, block_sum_, block_max_);
   const double u = hash_uniform(spec.seed, static_cast<uint64_t>(in.output_index));
-  const bool filtered = spec.top_k > 0 || spec.top_p < 1 || spec.min_p > 0;
-  return filtered ? draw_kept(u, filter(spec, total)) : draw_all(u, total);
+  const float least = spec.min_p;
+  const bool filtered = spec.top_k > 0 || spec.top_p < 1 || least > 0;
+  return filtered ? draw_kept(u, filter(spec, total, least)) : draw_all(u, total);
 }
 
-// The last candidate, in before()'s order, that the filters keep. The largest weight is 1, so min_p
-// is a bound on weights.
-Sampler::Candidate Sampler::filter(const SamplingSpec& spec, double total) {
+// The last candidate, in before()'s order, that the filters keep; `least` bounds the weights. The
+// largest weight is 1, so min_p is such a bound.
+Sampler::Candidate Sampler::filter(const SamplingSpec& spec, double total, float least) {
   const size_t n = weights_.size();
   const size_t limit = spec.top_k > 0 ? std::min(n, static_cast<size_t>(spec.top_k)) : n;
   const double mass_limit = spec.top_p < 1 ? spec.top_p * total : kNoLimit;
-  const float min_weight = std::max(spec.min_p, FLT_TRUE_MIN);  // 0 weighs nothing: never kept
+  const float min_weight = std::max(least, FLT_TRUE_MIN);  // 0 weighs nothing: never kept
   if (limit == n && mass_limit == kNoLimit)
     return {.value = min_weight, .id = std::numeric_limits<int32_t>::max()};
   gather_top(weights_, std::min(limit, kFirstCandidates));
