@@ -59,6 +59,7 @@ def gen(
     json_schema: Optional[Union[str, Dict[str, Any], Type[Any]]] = None,
     ebnf: Optional[str] = None,
     seed: Optional[int] = None,
+    **fields: Any,
 ) -> Expr:
     """The model writes, until it ends, a stop or max_tokens; the text is the variable `name`.
 
@@ -68,8 +69,10 @@ def gen(
     choices: makes it a select
     regex, json_schema, ebnf: at most one; the text is held to it. With a schema that is a dict the
         variable reads as parsed JSON, with a pydantic model as one of it, with a str as text.
+    fields: other request fields of docs/request_fields.md, such as top_n_sigma
     """
-    return _native.gen(_with_schema(locals()))
+    options = dict(locals())
+    return _native.gen(_with_schema({**options.pop("fields"), **options}))
 
 
 def gen_int(

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "bind.h"
+#include "seams/request_fields.h"
 
 namespace espalier::python {
 namespace {
@@ -45,33 +46,27 @@ void set(GenOptions& options, const py::handle& value) {
   read(value, options.*member);
 }
 
+// The options by name: the request fields that GenOptions has, and those of the language alone.
 const std::unordered_map<std::string_view, Setter>& setters() {
-  static const std::unordered_map<std::string_view, Setter> table = {
-      {"max_tokens", set<&GenOptions::max_tokens>},
-      {"min_tokens", set<&GenOptions::min_tokens>},
-      {"n", set<&GenOptions::n>},
-      {"stop", set<&GenOptions::stop>},
-      {"stop_token_ids", set<&GenOptions::stop_token_ids>},
-      {"stop_regex", set<&GenOptions::stop_regex>},
-      {"temperature", set<&GenOptions::temperature>},
-      {"top_p", set<&GenOptions::top_p>},
-      {"top_k", set<&GenOptions::top_k>},
-      {"min_p", set<&GenOptions::min_p>},
-      {"frequency_penalty", set<&GenOptions::frequency_penalty>},
-      {"presence_penalty", set<&GenOptions::presence_penalty>},
-      {"ignore_eos", set<&GenOptions::ignore_eos>},
-      {"return_logprob", set<&GenOptions::return_logprob>},
-      {"logprob_start_len", set<&GenOptions::logprob_start_len>},
-      {"top_logprobs_num", set<&GenOptions::top_logprobs_num>},
-      {"return_text_in_logprobs", set<&GenOptions::return_text_in_logprobs>},
-      {"dtype", set<&GenOptions::dtype>},
-      {"choices", set<&GenOptions::choices>},
-      {"choices_method", set<&GenOptions::choices_method>},
-      {"regex", set<&GenOptions::regex>},
-      {"json_schema", set<&GenOptions::json_schema>},
-      {"ebnf", set<&GenOptions::ebnf>},
-      {"seed", set<&GenOptions::seed>},
-  };
+  static const std::unordered_map<std::string_view, Setter> table = [] {
+    std::unordered_map<std::string_view, Setter> all = {
+        {"return_logprob", set<&GenOptions::return_logprob>},
+        {"logprob_start_len", set<&GenOptions::logprob_start_len>},
+        {"top_logprobs_num", set<&GenOptions::top_logprobs_num>},
+        {"return_text_in_logprobs", set<&GenOptions::return_text_in_logprobs>},
+        {"dtype", set<&GenOptions::dtype>},
+        {"choices", set<&GenOptions::choices>},
+        {"choices_method", set<&GenOptions::choices_method>},
+    };
+    for_each_request_field([&](const auto& field) {
+      using Option = std::remove_cvref_t<decltype(field.option)>;
+      if constexpr (HasField<Option, GenOptions>)
+        all[field.openai_name()] = [](GenOptions& options, const py::handle& value) {
+          read(value, Option{}(options));
+        };
+    });
+    return all;
+  }();
   return table;
 }
 
