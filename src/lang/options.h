@@ -54,7 +54,7 @@ struct GenOptions {
   Strings stop_regex;
   std::optional<float> temperature, top_p;
   std::optional<int32_t> top_k;
-  std::optional<float> min_p, frequency_penalty, presence_penalty;
+  std::optional<float> min_p, top_n_sigma, frequency_penalty, presence_penalty;
   std::optional<bool> ignore_eos, return_logprob;
   std::optional<int32_t> logprob_start_len, top_logprobs_num;
   std::optional<bool> return_text_in_logprobs;

@@ -23,12 +23,18 @@ namespace espalier {
 // (both make a logit -infinity). Then temperature and softmax. Then the filters, all on the same
 // probabilities in descending order (the smaller id first among equals): top_k keeps the first k,
 // top_p those before which the cumulative probability is at most p, min_p those of at least min_p
-// times the largest. The next token is drawn from what all filters keep, by the inverse of the
+// times the largest, top_n_sigma those whose logit before the temperature is at least
+// max - n * sigma. The next token is drawn from what all filters keep, by the inverse of the
 // cumulative probability in order of ids.
+//
+// sigma is the standard deviation of the logits that mask and bans leave, so it does not depend on
+// the temperature (arXiv 2411.07641). A logit more than kSigmaDistanceMax below the largest counts
+// as one at that distance, so that no square overflows.
 struct SamplingValues {
   float temperature = 1.0f;  // 0 is greedy: the largest logit, the smallest id among equals
   float top_p = 1.0f;
   float min_p = 0.0f;
+  float top_n_sigma = 0.0f;         // 0: no limit
   int32_t top_k = -1;               // -1: no limit
   float frequency_penalty = 0.0f;   // logit -= penalty * count in the output
   float presence_penalty = 0.0f;    // logit -= penalty where the output holds the token
@@ -36,6 +42,7 @@ struct SamplingValues {
   int32_t min_new_tokens = 0;       // stop tokens are banned until this many tokens are out
   uint64_t seed = 0;  // the draw at output position i is a function of (seed, i) and the logits
 };
+inline constexpr float kSigmaDistanceMax = 1024.0f;  // in logits
 
 // The sampling part of a parsed request, as a user's program states it; an absent field means the
 // model's generation default where it has one, else the default of SamplingValues.
@@ -47,6 +54,7 @@ struct SamplingParams {
   std::optional<float> top_p;
   std::optional<int32_t> top_k;
   std::optional<float> min_p;
+  std::optional<float> top_n_sigma;
   std::optional<float> frequency_penalty;
   std::optional<float> presence_penalty;
   std::optional<float> repetition_penalty;

@@ -58,6 +58,8 @@ TEST(Params, EachViolationNamesTheFieldItsValueAndTheRange) {
       {{.top_k = -2}, "top_k", "-2", "at least 1"},
       {{.min_p = -0.25f}, "min_p", "-0.25", "[0, 1]"},
       {{.min_p = 2.0f}, "min_p", "2", "[0, 1]"},
+      {{.top_n_sigma = -1.0f}, "top_n_sigma", "-1", "at least 0"},
+      {{.top_n_sigma = kNan}, "top_n_sigma", "nan", "finite"},
       {{.frequency_penalty = 2.5f}, "frequency_penalty", "2.5", "[-2, 2]"},
       {{.presence_penalty = -3.0f}, "presence_penalty", "-3", "[-2, 2]"},
       {{.repetition_penalty = 0.0f}, "repetition_penalty", "0", "(0, 2]"},

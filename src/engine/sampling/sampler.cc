@@ -37,6 +37,28 @@ float penalised(float x, const TokenCounts::Entry& seen, const SamplingSpec& spe
   return clamp_finite(x);
 }
 
+// The standard deviation of the logits that are not banned, from their distances to the largest.
+double standard_deviation(std::span<const float> row, float max) {
+  double count = 0, sum = 0, squares = 0;
+  for (const float x : row) {
+    if (x == kBanned) continue;
+    const double distance = std::min(max - x, kSigmaDistanceMax);
+    ++count;
+    sum += distance;
+    squares += distance * distance;
+  }
+  const double mean = sum / count;
+  return std::sqrt(std::max(squares / count - mean * mean, 0.0));
+}
+
+// The least weight that min_p and top_n_sigma keep: both are bounds relative to the largest logit,
+// whose weight is 1.
+float least_weight(const SamplingSpec& spec, std::span<const float> row, float max) {
+  if (spec.top_n_sigma <= 0) return spec.min_p;
+  const double width = spec.top_n_sigma * standard_deviation(row, max);
+  return std::max(spec.min_p, static_cast<float>(std::exp(-width / spec.temperature)));
+}
+
 }  // namespace
 
 Status not_finite_logits() {
@@ -119,13 +141,12 @@ TokenId Sampler::draw(const RowMax& best, std::span<const float> row, const Samp
   const double total =
       row_softmax_weights(row, best.max, spec.temperature, weights_, block_sum_, block_max_);
   const double u = hash_uniform(spec.seed, static_cast<uint64_t>(in.output_index));
-  const float least = spec.min_p;
+  const float least = least_weight(spec, row, best.max);
   const bool filtered = spec.top_k > 0 || spec.top_p < 1 || least > 0;
   return filtered ? draw_kept(u, filter(spec, total, least)) : draw_all(u, total);
 }
 
-// The last candidate, in before()'s order, that the filters keep; `least` bounds the weights. The
-// largest weight is 1, so min_p is such a bound.
+// The last candidate, in before()'s order, that the filters keep; `least` bounds the weights.
 Sampler::Candidate Sampler::filter(const SamplingSpec& spec, double total, float least) {
   const size_t n = weights_.size();
   const size_t limit = spec.top_k > 0 ? std::min(n, static_cast<size_t>(spec.top_k)) : n;

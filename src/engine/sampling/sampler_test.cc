@@ -49,6 +49,20 @@ double reference_adjusted(double x, TokenId id, const SampleInput& in) {
   return x;
 }
 
+// The least logit that top_n_sigma keeps.
+double reference_least(const std::vector<double>& adjusted, double max, double top_n_sigma) {
+  const double banned = -std::numeric_limits<double>::infinity();
+  if (top_n_sigma <= 0) return banned;
+  std::vector<double> distances;
+  for (const double x : adjusted)
+    if (x != banned) distances.push_back(std::min(max - x, double{kSigmaDistanceMax}));
+  const auto count = static_cast<double>(distances.size());
+  const double mean = std::accumulate(distances.begin(), distances.end(), 0.0) / count;
+  double variance = 0;
+  for (const double d : distances) variance += (d - mean) * (d - mean) / count;
+  return max - top_n_sigma * std::sqrt(variance);
+}
+
 Reference reference(const SampleInput& in) {
   const SamplingSpec& s = *in.spec;
   const size_t n = in.logits.size();
@@ -63,9 +77,11 @@ Reference reference(const SampleInput& in) {
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+  const double least = reference_least(r.adjusted, max, s.top_n_sigma);
   double before = 0, kept = 0;
   for (size_t rank = 0; rank < n; ++rank) {
     const double probability = p[order[rank]];
+    const double above = r.adjusted[order[rank]] - least;
     if (s.top_k > 0 && rank >= static_cast<size_t>(s.top_k)) {
       r.margin = std::min(r.margin, p[order[rank - 1]] / probability - 1);
       break;
@@ -74,7 +90,8 @@ Reference reference(const SampleInput& in) {
     if (s.top_p < 1 && before > s.top_p) break;
     if (s.min_p > 0)
       r.margin = std::min(r.margin, std::abs(probability / (s.min_p * p[order[0]]) - 1));
-    if (probability < s.min_p * p[order[0]]) break;
+    if (s.top_n_sigma > 0) r.margin = std::min(r.margin, std::abs(above) / s.temperature);
+    if (probability < s.min_p * p[order[0]] || above < 0) break;
     before += probability;
     kept += r.probabilities[order[rank]] = probability;
   }
@@ -118,6 +135,7 @@ RandomCase random_case(Rng& rng, size_t n, int which) {
   if (use(1)) c.spec.top_k = static_cast<int32_t>(1 + rng.below(n));
   if (use(2)) c.spec.top_p = static_cast<float>(0.02 + 0.97 * rng.uniform());
   if (use(3)) c.spec.min_p = static_cast<float>(rng.uniform());
+  if (use(10)) c.spec.top_n_sigma = static_cast<float>(0.1 + 3 * rng.uniform());
   if (use(4)) c.spec.frequency_penalty = static_cast<float>(4 * rng.uniform() - 2);
   if (use(5)) c.spec.presence_penalty = static_cast<float>(4 * rng.uniform() - 2);
   if (use(6)) c.spec.repetition_penalty = static_cast<float>(0.1 + 1.9 * rng.uniform());
@@ -143,7 +161,7 @@ TEST(Sampler, AgreesWithTheDefinition) {
   const uint64_t seed = 21;
   Rng rng(seed);
   int compared = 0, total = 0;
-  for (int which = -1; which < 10; ++which)
+  for (int which = -1; which < 11; ++which)
     for (int round = 0; round < (which < 0 ? 1500 : 200); ++round, ++total) {
       const auto n = static_cast<size_t>(rng.between(2, round % 10 == 0 ? 5000 : 400));
       const RandomCase c = random_case(rng, n, which);
@@ -223,7 +241,7 @@ double chi_square(const RandomCase& c, int count, int& cells) {
 
 TEST(Sampler, FrequenciesFollowTheProbabilities) {
   Rng rng(23);
-  for (int which : {0, 1, 2, 3, 7, 8}) {
+  for (int which : {0, 1, 2, 3, 7, 8, 10}) {
     RandomCase c = random_case(rng, 50, which);
     int cells = 0;
     const double chi = chi_square(c, 20000, cells);
@@ -409,6 +427,32 @@ TEST(TokenCounts, AgreesWithAMap) {
   }
 }
 
+TEST(Sampler, TopNSigmaKeepsTokensNearTheLargestLogitWhateverTheTemperature) {
+  const std::vector<float> base = {5, 3.1f, 2.9f, -1, -1, -1, -1, 1};
+  double mean = 0, variance = 0;
+  for (const float x : base) mean += x / 8;
+  for (const float x : base) variance += (x - mean) * (x - mean) / 8;
+  const double sigma = std::sqrt(variance);
+  Sampler sampler(8);
+  for (const float temperature : {0.5f, 1.0f, 20.0f})
+    for (const double width : {1.5, 2.0, 3.9, 5.9}) {
+      SamplingSpec spec{
+          {.temperature = temperature, .top_n_sigma = static_cast<float>(width / sigma)}};
+      std::vector<int> drawn(8);
+      for (uint64_t seed = 0; seed < 3000; ++seed) {
+        spec.seed = seed;
+        ++drawn[static_cast<size_t>(*sampler.sample({.logits = base, .spec = &spec}))];
+      }
+      for (size_t i = 0; i < 8; ++i) {
+        if (base[i] < 5 - width) {
+          EXPECT_EQ(drawn[i], 0) << width << " token " << i;
+        } else if (temperature > 1) {
+          EXPECT_GT(drawn[i], 0) << width << " token " << i;
+        }
+      }
+    }
+}
+
 // Prints what a draw costs over a large vocabulary; no bound, since other work shares the machine.
 TEST(Sampler, PrintsItsCost) {
   constexpr int32_t kVocab = 128256;
@@ -422,7 +466,8 @@ TEST(Sampler, PrintsItsCost) {
       {"top_k 50", {{.temperature = 0.8f, .top_k = 50}}},
       {"top_p 0.95", {{.temperature = 0.8f, .top_p = 0.95f}}},
       {"top_k 50, top_p 0.9", {{.temperature = 0.8f, .top_p = 0.9f, .top_k = 50}}},
-      {"min_p 0.05", {{.temperature = 0.8f, .min_p = 0.05f}}}};
+      {"min_p 0.05", {{.temperature = 0.8f, .min_p = 0.05f}}},
+      {"top_n_sigma 1", {{.temperature = 0.8f, .top_n_sigma = 1.0f}}}};
   const SteadyClock clock;
   for (const auto& [name, spec] : cases) {
     Duration best = Duration::max();

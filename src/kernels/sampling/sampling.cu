@@ -173,7 +173,35 @@ __device__ double hash_uniform(uint64_t seed, uint64_t counter) {
   return (static_cast<double>(bits) + 0.5) * 0x1.0p-53;
 }
 
-// Draws the token; valid in the first warp of the first block.
+// top_n_sigma * sigma, as SamplingValues defines it. Distances and their squares are summed in
+// fixed point, 2^34 and 2^24 to one, so every number of blocks gives the same sum. A call of its
+// own, so that rows without this filter need no registers for it.
+__device__ __noinline__ float sigma_width(Row row, RowCluster cluster, float best,
+                                          float top_n_sigma, RowScratch& s) {
+  ChunkEntries entries;
+  entries.load_last(row, cluster);
+  const auto sum_of = [&](auto&& fixed_point) {
+    sum_chunks(row, cluster, entries, s, [&](float x, int) {
+      if (x == kBannedLogit) return Halves{};
+      const Prob value = fixed_point(fminf(__fsub_rn(best, x), kSigmaDistanceMax));
+      return Halves{.high = static_cast<uint32_t>(value >> 22),
+                    .low = static_cast<uint32_t>(value & 0x3fffff)};
+    });
+    if (threadIdx.x < 32) {
+      const ChunkSums sums(row, s);
+      if (threadIdx.x == 0) s.total = sums.total;
+    }
+    cluster.sync();
+    return static_cast<double>(s.total);
+  };
+  const double count = sum_of([](float) { return Prob{1}; });
+  const double mean = sum_of([](float d) { return __float2ull_rz(d * 0x1p34f); }) / count * 0x1p-34;
+  const double squares =
+      sum_of([](float d) { return __float2ull_rz(__fmul_rn(d, d) * 0x1p24f); }) / count * 0x1p-24;
+  return top_n_sigma * static_cast<float>(sqrt(fmax(squares - mean * mean, 0.0)));
+}
+
+// The token, in the first block's first warp.
 __device__ int draw(const SlotSampling& slot, const Row& row, const RowCluster& cluster,
                     const ChunkEntries& kept, float best, double u, RowScratch& s) {
   const Weights weights(best, slot.temperature);
@@ -187,8 +215,17 @@ __device__ int draw(const SlotSampling& slot, const Row& row, const RowCluster& 
     return locate(row, s, sums, target(sums.total), prob);
   };
   const auto any = [&](float x, int) { return weights.halves(weights.key(x)); };
-  sum_chunks(row, cluster, kept, s, any);
-  if (slot.top_k <= 0 && slot.top_p >= 1 && slot.min_p <= 0) return locate_target(any);
+  uint32_t least_key = __float_as_uint(slot.min_p);
+  if (slot.top_n_sigma > 0) {
+    const float width = sigma_width(row, cluster, best, slot.top_n_sigma, s);
+    least_key = max(least_key, weights.key(__fsub_rn(best, width)));
+    ChunkEntries again;  // so that no registers hold `kept` over the call
+    again.load_last(row, cluster);
+    sum_chunks(row, cluster, again, s, any);
+  } else {
+    sum_chunks(row, cluster, kept, s, any);
+  }
+  if (slot.top_k <= 0 && slot.top_p >= 1 && least_key == 0) return locate_target(any);
 
   if (threadIdx.x < 32) {
     const ChunkSums sums(row, s);
@@ -196,7 +233,7 @@ __device__ int draw(const SlotSampling& slot, const Row& row, const RowCluster& 
   }
   cluster.sync();
   const Prob total = s.total;
-  CutLimits limits{.min_key = max(__float_as_uint(slot.min_p), 1u)};
+  CutLimits limits{.min_key = max(least_key, 1u)};
   if (slot.top_k > 0) limits.count = static_cast<Prob>(slot.top_k);
   if (slot.top_p < 1) {
     limits.prob = static_cast<Prob>(static_cast<double>(slot.top_p) * static_cast<double>(total));

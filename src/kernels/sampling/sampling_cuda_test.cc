@@ -35,6 +35,19 @@ struct Definition {
   double margin = 1;
 };
 
+// The least logit that top_n_sigma keeps.
+double least_logit(const RowCase& c, const std::vector<double>& adjusted, double best) {
+  if (c.slot.top_n_sigma <= 0) return kOut;
+  double count = 0, sum = 0, squares = 0;
+  for (const double x : adjusted) {
+    if (x == kOut) continue;
+    const double distance = std::min(best - x, double{kSigmaDistanceMax});
+    ++count, sum += distance, squares += distance * distance;
+  }
+  const double mean = sum / count;
+  return best - c.slot.top_n_sigma * std::sqrt(std::max(squares / count - mean * mean, 0.0));
+}
+
 Definition define(const RowCase& c) {
   Definition d;
   const size_t n = c.logits.size();
@@ -62,9 +75,11 @@ Definition define(const RowCase& c) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+  const double least = least_logit(c, d.adjusted, best);
   double before = 0;
   for (size_t rank = 0; rank < n; ++rank) {
     const double w = weights[order[rank]];
+    const double above = d.adjusted[order[rank]] - least;
     if (c.slot.top_k > 0 && rank >= static_cast<size_t>(c.slot.top_k)) {
       // Two logits that round to one probability may change order.
       if (rank > 0 && w > 0) d.margin = std::min(d.margin, (weights[order[rank - 1]] - w) / w);
@@ -73,7 +88,8 @@ Definition define(const RowCase& c) {
     if (c.slot.top_p < 1) d.margin = std::min(d.margin, std::abs(before / total - c.slot.top_p));
     if (c.slot.min_p > 0) d.margin = std::min(d.margin, std::abs(w - c.slot.min_p));
     if (c.slot.top_p < 1 && before > c.slot.top_p * total) break;
-    if (w < c.slot.min_p || w == 0) break;
+    if (c.slot.top_n_sigma > 0) d.margin = std::min(d.margin, std::abs(above));
+    if (w < c.slot.min_p || w == 0 || above < 0) break;
     d.kept[order[rank]] = w;
     before += w;
   }
@@ -185,6 +201,7 @@ class CudaSampling : public test::OnDevice {
     if (use()) c.slot.top_k = static_cast<int32_t>(1 + rng_.below(use() ? n : 60));
     if (use()) c.slot.top_p = static_cast<float>(0.02 + 0.97 * rng_.uniform());
     if (use()) c.slot.min_p = static_cast<float>(rng_.uniform());
+    if (use()) c.slot.top_n_sigma = static_cast<float>(0.1 + 3 * rng_.uniform());
     if (use()) {
       c.slot.frequency_penalty = static_cast<float>(4 * rng_.uniform() - 2);
       c.slot.presence_penalty = static_cast<float>(4 * rng_.uniform() - 2);
