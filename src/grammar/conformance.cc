@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mapped_file.h"
-#include "grammar/json_text.h"
+#include "grammar/schema/json_text.h"
 
 namespace espalier::grammar {
 namespace {

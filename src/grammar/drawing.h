@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "grammar/automaton.h"
+#include "grammar/automata/transition_network.h"
 
 namespace espalier::grammar {
 

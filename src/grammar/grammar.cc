@@ -5,14 +5,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "grammar/ebnf.h"
-#include "grammar/free_text.h"
-#include "grammar/json_schema.h"
-#include "grammar/machine.h"
-#include "grammar/masks.h"
-#include "grammar/regex.h"
-#include "grammar/structural_tag.h"
-#include "grammar/unicode.h"
+#include "grammar/automata/earley.h"
+#include "grammar/automata/unicode.h"
+#include "grammar/frontends/ebnf.h"
+#include "grammar/frontends/free_text.h"
+#include "grammar/frontends/regex.h"
+#include "grammar/frontends/structural_tag.h"
+#include "grammar/masks/mask_cache.h"
+#include "grammar/schema/json_schema.h"
 
 namespace espalier::grammar {
 namespace {
@@ -34,23 +34,23 @@ Result<ExprId> with_reasoning(Ir& ir, const GrammarSpec& spec, ExprId body) {
 }  // namespace
 
 struct CompiledGrammar::Impl {
-  Impl(std::unique_ptr<NetworkMaker> from, Network made, std::shared_ptr<const TokenTrie> tokens,
+  Impl(std::unique_ptr<NetworkBuilder> from, Network made, std::shared_ptr<const TokenTrie> tokens,
        const GrammarLimits& limits)
-      : maker(std::move(from)),
+      : builder(std::move(from)),
         whole(std::move(made)),
-        network(maker != nullptr ? maker->network() : whole),
+        network(builder != nullptr ? builder->network() : whole),
         trie(std::move(tokens)),
-        machine(network, limits, static_cast<uint32_t>(trie->all().depth_max), maker.get()),
-        masks(machine, *trie) {}
+        earley(network, limits, static_cast<uint32_t>(trie->all().depth_max), builder.get()),
+        masks(earley, *trie) {}
 
-  // All under `mutex`, but for what the machine and the masks give to any thread.
-  const std::unique_ptr<NetworkMaker> maker;  // or none, and the network is whole
+  // All under `mutex`, but for what the recogniser and the masks give to any thread.
+  const std::unique_ptr<NetworkBuilder> builder;  // or none, and the network is whole
   const Network whole;
   const Network& network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
   std::mutex mutex;
-  Machine machine;
-  Masks masks;
+  EarleyRecogniser earley;
+  MaskCache masks;
 };
 
 // Steps that are known are taken as they are; at the first that is not the lock is taken, and held
@@ -60,13 +60,13 @@ class Matcher::Steps {
   explicit Steps(CompiledGrammar::Impl& impl) : impl_(impl), lock_(impl.mutex, std::defer_lock) {}
 
   uint32_t operator()(uint32_t from, uint8_t byte, std::string_view text) {
-    const SetId known = impl_.machine.known_step(from, byte);
-    if (known < Machine::kDepends) return known;
+    const SetId known = impl_.earley.known_step(from, byte);
+    if (known < EarleyRecogniser::kNeedsText) return known;
     if (!lock_.owns_lock()) {
       lock_.lock();
-      impl_.machine.begin_turn();
+      impl_.earley.begin_call();
     }
-    return impl_.machine.step(from, byte, text);
+    return impl_.earley.step(from, byte, text);
   }
 
  private:
@@ -74,9 +74,9 @@ class Matcher::Steps {
   std::unique_lock<std::mutex> lock_;
 };
 
-CompiledGrammar::CompiledGrammar(std::unique_ptr<NetworkMaker> maker,
+CompiledGrammar::CompiledGrammar(std::unique_ptr<NetworkBuilder> builder,
                                  std::shared_ptr<const TokenTrie> trie, const GrammarLimits& limits)
-    : impl_(std::make_unique<Impl>(std::move(maker), Network(), std::move(trie), limits)) {}
+    : impl_(std::make_unique<Impl>(std::move(builder), Network(), std::move(trie), limits)) {}
 CompiledGrammar::CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
                                  const GrammarLimits& limits)
     : impl_(std::make_unique<Impl>(nullptr, std::move(network), std::move(trie), limits)) {}
@@ -87,8 +87,8 @@ const Network& CompiledGrammar::network() const { return impl_->network; }
 
 const Network& CompiledGrammar::whole_network() {
   const std::lock_guard lock(impl_->mutex);
-  for (RuleId rule = 0; impl_->maker != nullptr && rule < impl_->network.starts.size(); ++rule) {
-    impl_->maker->make(rule);
+  for (RuleId rule = 0; impl_->builder != nullptr && rule < impl_->network.starts.size(); ++rule) {
+    impl_->builder->make(rule);
   }
   return impl_->network;
 }
@@ -101,13 +101,13 @@ GrammarSize CompiledGrammar::size() const {
           .num_byte_edges = n.byte_edges.size(),
           .num_call_edges = n.call_edges.size(),
           .num_byte_classes = n.class_sample.size(),
-          .num_states = impl_->machine.num_sets(),
+          .num_states = impl_->earley.num_sets(),
           .num_masks = impl_->masks.num_kept()};
 }
 
-bool CompiledGrammar::exhausted() const { return impl_->machine.exhausted(); }
+bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }
 size_t CompiledGrammar::num_bytes() const {
-  return impl_->machine.num_bytes() + impl_->masks.num_bytes();
+  return impl_->earley.num_bytes() + impl_->masks.num_bytes();
 }
 
 namespace {
@@ -207,7 +207,7 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
       break;
     }
     case GrammarSpec::Kind::kAnyJson: {
-      root_of(JsonPieces(ir, spec.whitespace).value());
+      root_of(JsonSyntax(ir, spec.whitespace).value());
       break;
     }
     case GrammarSpec::Kind::kChoices: {
@@ -248,29 +248,29 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
   start_clock(limits);
   const auto ir = std::make_shared<Ir>();  // shared with the rules that are made later
   ESP_ASSIGN_OR_RETURN(const RuleId root, lower(*ir, spec, limits));
-  ESP_ASSIGN_OR_RETURN(auto maker, NetworkMaker::plan(ir, root, limits));
-  auto made = std::make_shared<CompiledGrammar>(std::move(maker), std::move(trie), limits);
-  if (made->begins_in_too_many_places(limits)) {
+  ESP_ASSIGN_OR_RETURN(auto builder, NetworkBuilder::plan(ir, root, limits));
+  auto made = std::make_shared<CompiledGrammar>(std::move(builder), std::move(trie), limits);
+  if (made->exceeds_limits_at_start(limits)) {
     return fail(error(StatusCode::kResourceExhausted,
                       "a text of the grammar may be at more than {} places at once; bound its "
                       "repetitions more tightly or split it",
-                      limits.machine_places_max));
+                      limits.earley_items_max));
   }
   return made;
 }
 
 // Of what is large the first byte is tried: what texts cannot follow is refused here.
-bool CompiledGrammar::begins_in_too_many_places(const GrammarLimits& limits) {
-  Machine& machine = impl_->machine;
-  if (machine.exhausted()) return true;
-  if (impl_->network.nodes.size() <= limits.machine_places_max) return false;
+bool CompiledGrammar::exceeds_limits_at_start(const GrammarLimits& limits) {
+  EarleyRecogniser& earley = impl_->earley;
+  if (earley.exhausted()) return true;
+  if (impl_->network.nodes.size() <= limits.earley_items_max) return false;
   for (const uint8_t byte : impl_->network.class_sample)
-    machine.step_unasked(machine.start(), byte);
-  return machine.exhausted();
+    earley.step_without_text(earley.start(), byte);
+  return earley.exhausted();
 }
 
 Matcher::Matcher(std::shared_ptr<CompiledGrammar> grammar)
-    : grammar_(std::move(grammar)), history_{grammar_->impl_->machine.start()} {}
+    : grammar_(std::move(grammar)), history_{grammar_->impl_->earley.start()} {}
 
 bool Matcher::accept_token(TokenId token) {
   if (ended_) return false;
@@ -291,11 +291,11 @@ bool Matcher::accept_bytes(std::string_view bytes) {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   Steps step(impl);
   SetId set = history_.back();
-  const bool checked = impl.machine.has_checks();
+  const bool checked = impl.earley.has_checks();
   text_.resize(text_sizes_.back());
   for (char c : bytes) {
     set = step(set, static_cast<uint8_t>(c), text_);
-    if (set == Machine::kDead) return false;
+    if (set == EarleyRecogniser::kDead) return false;
     if (checked) text_.push_back(c);
   }
   history_.push_back(set);
@@ -312,7 +312,7 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   if (const auto known = impl.masks.fill_known(history_.back(), words)) return *known;
   const std::lock_guard lock(impl.mutex);
-  impl.machine.begin_turn();
+  impl.earley.begin_call();
   return impl.masks.fill(history_.back(), text_now(), words);
 }
 
@@ -324,12 +324,12 @@ std::string Matcher::forced_bytes(size_t bytes_max) {
   SetId set = history_.back();
   std::string text(text_now());
   while (out.size() < bytes_max) {
-    const int byte = impl.machine.forced_byte(
+    const int byte = impl.earley.forced_byte(
         set, [&](SetId from, uint8_t next) { return step(from, next, text); });
     if (byte < 0) break;
     out.push_back(static_cast<char>(byte));
     set = step(set, static_cast<uint8_t>(byte), text);
-    if (impl.machine.has_checks()) text.push_back(static_cast<char>(byte));
+    if (impl.earley.has_checks()) text.push_back(static_cast<char>(byte));
   }
   return out;
 }
@@ -341,13 +341,13 @@ void Matcher::rollback(size_t steps) {
   text_sizes_.resize(history_.size());
 }
 
-bool Matcher::can_end() const { return grammar_->impl_->machine.accepting(history_.back()); }
+bool Matcher::can_end() const { return grammar_->impl_->earley.accepting(history_.back()); }
 
 bool Matcher::must_end() {
   if (ended_) return true;
   CompiledGrammar::Impl& impl = *grammar_->impl_;
   Steps step(impl);
-  return impl.machine.must_end(
+  return impl.earley.must_end(
       history_.back(), [&](SetId from, uint8_t byte) { return step(from, byte, text_now()); });
 }
 

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "base/status.h"
-#include "grammar/automaton.h"
+#include "grammar/automata/transition_network.h"
 #include "grammar/ir.h"
-#include "grammar/json.h"
-#include "grammar/json_schema.h"
-#include "grammar/token_trie.h"
+#include "grammar/masks/token_trie.h"
+#include "grammar/schema/json_schema.h"
+#include "grammar/schema/json_syntax.h"
 
 namespace espalier::grammar {
 
@@ -49,7 +49,7 @@ struct GrammarSize {
   size_t num_rules = 0;  // those that are called; all others are inlined
   size_t num_nodes = 0, num_byte_edges = 0, num_call_edges = 0;
   size_t num_byte_classes = 0;
-  size_t num_states = 0;  // of the machine, made so far
+  size_t num_states = 0;  // of the recogniser, made so far
   size_t num_masks = 0;   // kept so far
 };
 
@@ -60,7 +60,7 @@ class CompiledGrammar {
   CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
                   const GrammarLimits& limits);
   // Of a network whose rules are made when texts reach them.
-  CompiledGrammar(std::unique_ptr<NetworkMaker> maker, std::shared_ptr<const TokenTrie> trie,
+  CompiledGrammar(std::unique_ptr<NetworkBuilder> builder, std::shared_ptr<const TokenTrie> trie,
                   const GrammarLimits& limits);
   ~CompiledGrammar();
   const TokenTrie& trie() const;
@@ -75,7 +75,7 @@ class CompiledGrammar {
   friend Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec&,
                                                                   std::shared_ptr<const TokenTrie>,
                                                                   GrammarLimits);
-  bool begins_in_too_many_places(const GrammarLimits& limits);
+  bool exceeds_limits_at_start(const GrammarLimits& limits);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;
@@ -120,7 +120,7 @@ class Matcher {
 
   // The state that its text has led to: matchers of one grammar that are in the same one take the
   // same texts from here, but for what checks say of the text before.
-  uint64_t place() const { return history_.back(); }
+  uint64_t state() const { return history_.back(); }
 
  private:
   class Steps;
@@ -129,7 +129,7 @@ class Matcher {
   }
 
   std::shared_ptr<CompiledGrammar> grammar_;  // shared: the cache and other sequences hold it too
-  std::vector<uint32_t> history_;             // machine states, one a step
+  std::vector<uint32_t> history_;             // recogniser states, one a step
   std::string text_;                          // what was read, where checks look at it
   std::vector<uint32_t> text_sizes_ = {0};    // its length after each step
   bool ended_ = false;

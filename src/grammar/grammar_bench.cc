@@ -19,7 +19,7 @@
 #include "fmt/core.h"
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
-#include "grammar/json_text.h"
+#include "grammar/schema/json_text.h"
 
 namespace espalier::grammar {
 namespace {

@@ -10,10 +10,10 @@
 #include <set>
 
 #include "base/rng.h"
-#include "grammar/ebnf.h"
-#include "grammar/machine.h"
-#include "grammar/regex.h"
-#include "grammar/regular.h"
+#include "grammar/automata/earley.h"
+#include "grammar/automata/regular_algebra.h"
+#include "grammar/frontends/ebnf.h"
+#include "grammar/frontends/regex.h"
 
 namespace espalier::grammar {
 namespace {
@@ -127,22 +127,22 @@ void for_every_text(std::string_view alphabet, size_t length_max,
   }
 }
 
-SetId run(Machine& machine, std::string_view text) {
-  SetId set = machine.start();
-  for (char c : text) set = machine.step(set, static_cast<uint8_t>(c));
+SetId run(EarleyRecogniser& earley, std::string_view text) {
+  SetId set = earley.start();
+  for (char c : text) set = earley.step(set, static_cast<uint8_t>(c));
   return set;
 }
 
 // Whether some text within `steps` bytes leads from `set` to an end: every live state must.
-bool can_finish(Machine& machine, SetId set, std::string_view alphabet, int steps) {
+bool can_finish(EarleyRecogniser& earley, SetId set, std::string_view alphabet, int steps) {
   std::set<SetId> now = {set};
   for (int i = 0; i <= steps; ++i) {
     std::set<SetId> next;
     for (SetId s : now) {
-      if (machine.accepting(s)) return true;
+      if (earley.accepting(s)) return true;
       for (char c : alphabet) {
-        const SetId to = machine.step(s, static_cast<uint8_t>(c));
-        if (to != Machine::kDead && next.size() < 2000) next.insert(to);
+        const SetId to = earley.step(s, static_cast<uint8_t>(c));
+        if (to != EarleyRecogniser::kDead && next.size() < 2000) next.insert(to);
       }
     }
     now = std::move(next);
@@ -163,20 +163,20 @@ void expect_exact(const Ir& ir, RuleId root, std::string_view alphabet, size_t l
     EXPECT_FALSE(any) << network.error().to_string();
     return;
   }
-  Machine machine(*network, {});
+  EarleyRecogniser earley(*network, {});
   for_every_text(alphabet, length_max, [&](const std::string& text) {
     const bool expected = Naive(ir, text).matches(body);
-    const SetId set = run(machine, text);
-    EXPECT_EQ(machine.accepting(set), expected) << "'" << text << "'";
+    const SetId set = run(earley, text);
+    EXPECT_EQ(earley.accepting(set), expected) << "'" << text << "'";
     if (expected) {
       for (size_t n = 0; n <= text.size(); ++n) prefixes.insert(text.substr(0, n));
     }
   });
-  for (const std::string& p : prefixes) EXPECT_NE(run(machine, p), Machine::kDead) << p;
+  for (const std::string& p : prefixes) EXPECT_NE(run(earley, p), EarleyRecogniser::kDead) << p;
   for_every_text(alphabet, length_max - 2, [&](const std::string& text) {
-    const SetId set = run(machine, text);
-    if (set != Machine::kDead) {
-      EXPECT_TRUE(can_finish(machine, set, alphabet, 40)) << "dead end after '" << text << "'";
+    const SetId set = run(earley, text);
+    if (set != EarleyRecogniser::kDead) {
+      EXPECT_TRUE(can_finish(earley, set, alphabet, 40)) << "dead end after '" << text << "'";
     }
   });
 }
@@ -189,7 +189,7 @@ void expect_exact_ebnf(std::string_view text, std::string_view alphabet, size_t 
   expect_exact(ir, *root, alphabet, length_max);
 }
 
-TEST(Machine, FollowsGrammarsOfEveryShape) {
+TEST(EarleyRecogniser, FollowsGrammarsOfEveryShape) {
   expect_exact_ebnf("root ::= \"a\"* \"b\"", "ab", 6);
   expect_exact_ebnf("root ::= \"a\" root \"b\" | \"\"", "ab", 8);             // nested
   expect_exact_ebnf("root ::= root \"+\" \"a\" | \"a\"", "a+", 8);            // left recursion
@@ -204,7 +204,7 @@ TEST(Machine, FollowsGrammarsOfEveryShape) {
   expect_exact_ebnf("root ::= dead | \"ab\"\ndead ::= \"a\" dead", "ab", 5);  // pruned
 }
 
-TEST(Machine, FollowsRandomGrammars) {
+TEST(EarleyRecogniser, FollowsRandomGrammars) {
   const uint64_t seed = 20261121;
   for (uint64_t round = 0; round < 150; ++round) {
     Rng rng(seed + round);
@@ -249,22 +249,22 @@ TEST(Machine, FollowsRandomGrammars) {
   }
 }
 
-TEST(Machine, RightRecursionAndNestingTakeNoStatesOfTheirOwn) {
+TEST(EarleyRecogniser, RightRecursionAndNestingTakeNoStatesOfTheirOwn) {
   Ir ir;
   const auto root = parse_ebnf(ir, "root ::= [a-z] root | \".\"");
   const auto network = build_network(ir, *root, {});
-  Machine machine(*network, {});
-  run(machine, std::string(1000, 'x'));
-  EXPECT_LT(machine.num_sets(), 10u);
+  EarleyRecogniser earley(*network, {});
+  run(earley, std::string(1000, 'x'));
+  EXPECT_LT(earley.num_sets(), 10u);
 
   Ir json_ir;
   const RuleId json = json_ir.add_rule("root");
-  json_ir.set_body(json, JsonPieces(json_ir, Whitespace::kCompact).value());
+  json_ir.set_body(json, JsonSyntax(json_ir, Whitespace::kCompact).value());
   const auto json_network = build_network(json_ir, json, {});
-  Machine json_machine(*json_network, {});
+  EarleyRecogniser json_machine(*json_network, {});
   std::string list = "[";
   for (int i = 0; i < 1000; ++i) list += "{\"a\":[1,true]},";
-  EXPECT_NE(run(json_machine, list), Machine::kDead);
+  EXPECT_NE(run(json_machine, list), EarleyRecogniser::kDead);
   EXPECT_LT(json_machine.num_sets(), 120u);
 }
 
@@ -295,8 +295,8 @@ bool ours_matches(const std::string& pattern, const std::string& text, bool sear
   ir.set_body(root, *body);
   const auto network = build_network(ir, root, {});
   if (!network) return false;
-  Machine machine(*network, {});
-  return machine.accepting(run(machine, text));
+  EarleyRecogniser earley(*network, {});
+  return earley.accepting(run(earley, text));
 }
 
 TEST(Regex, AgreesWithPcreOnEverySmallText) {
@@ -404,14 +404,14 @@ TEST(Ir, EncodesEveryCodePointOnce) {
     ir.set_body(root, ir.chars({{low, high}}));
     const auto network = build_network(ir, root, {});
     if (!network) continue;  // surrogates only
-    Machine machine(*network, {});
+    EarleyRecogniser earley(*network, {});
     const auto accepts = [&](uint32_t c) {
       char bytes[4];
       const size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
       const uint8_t lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
       for (size_t i = n; i-- > 1; c >>= 6) bytes[i] = static_cast<char>(0x80 | (c & 0x3f));
       bytes[0] = static_cast<char>(n == 1 ? c : lead[n] | c);
-      return machine.accepting(run(machine, std::string_view(bytes, n)));
+      return earley.accepting(run(earley, std::string_view(bytes, n)));
     };
     for (int i = 0; i < 300; ++i) {
       const auto c = static_cast<uint32_t>(rng.below(0x110000));
@@ -625,7 +625,7 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   EXPECT_EQ(late.error().code(), StatusCode::kResourceExhausted);
 
   GrammarLimits tight;
-  tight.machine_sets_max = 50;
+  tight.earley_sets_max = 50;
   const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kAnyJson}, trie, tight).value();
   Matcher matcher(grammar);
   EXPECT_FALSE(matcher.accept_bytes(std::string(1000, '[')));
@@ -638,7 +638,7 @@ TEST(Matcher, AMaskAndATokenEndWithTheirWork) {
   const auto trie = std::make_shared<const TokenTrie>(vocab.view);
   const GrammarSpec spec{.source = "([a-z]?[0-9]?){1000}!"};
   const auto filled = [&](size_t turn_max) {
-    Matcher matcher(compile_grammar(spec, trie, {.machine_turn_max = turn_max}).value());
+    Matcher matcher(compile_grammar(spec, trie, {.earley_items_per_call_max = turn_max}).value());
     EXPECT_TRUE(matcher.accept_bytes("a1"));
     std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
     matcher.fill_mask(words);
@@ -651,7 +651,7 @@ TEST(Matcher, AMaskAndATokenEndWithTheirWork) {
   EXPECT_FALSE(none_ended);
   EXPECT_FALSE(std::ranges::all_of(all, [](uint32_t word) { return word == 0; }));
   // Turn by turn a text may take any amount.
-  Matcher matcher(compile_grammar(spec, trie, {.machine_turn_max = 20'000}).value());
+  Matcher matcher(compile_grammar(spec, trie, {.earley_items_per_call_max = 20'000}).value());
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(matcher.accept_bytes(i % 2 == 0 ? "a" : "1")) << i;
   EXPECT_FALSE(matcher.exhausted());
   matcher.accept_bytes(std::string(690, '1'));

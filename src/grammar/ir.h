@@ -1,6 +1,6 @@
 // The one intermediate representation that every format lowers to: rules whose bodies are
 // expressions over bytes. Regular expressions, EBNF, JSON Schema and choices all become this, and
-// automaton.h turns it into machines.
+// transition_network.h turns it into machines.
 #pragma once
 
 #include <array>

@@ -15,7 +15,7 @@ inline void follow(const grammar::GrammarSpec& spec, std::string_view steps) {
   grammar::GrammarLimits limits;
   limits.compile_seconds_max = 0.05;
   limits.nodes_max = 100'000;
-  limits.machine_sets_max = 20'000;
+  limits.earley_sets_max = 20'000;
   const auto compiled = compile_grammar(spec, trie, limits);
   if (!compiled) return;
   grammar::Matcher matcher(*compiled);

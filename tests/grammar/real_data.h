@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "engine/text_io/open_tokenizer.h"
-#include "grammar/token_trie.h"
+#include "grammar/masks/token_trie.h"
 
 namespace espalier::real_data {
 

@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "grammar/conformance.h"
 #include "grammar/grammar.h"
-#include "grammar/schema_validator.h"
+#include "grammar/schema/validator.h"
 #include "real_data.h"
 #include "text/parse/tool_call_parser.h"
 

@@ -17,7 +17,7 @@
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "grammar/grammar.h"
-#include "grammar/schema_validator.h"
+#include "grammar/schema/validator.h"
 #include "real_data.h"
 
 namespace espalier {

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/thread.h"
 #include "engine/constrained/jump_forward.h"
-#include "grammar/mask_pool.h"
+#include "grammar/masks/mask_pool.h"
 
 namespace espalier::apps {
 namespace {

@@ -29,7 +29,7 @@ void DrawnTokens::learn(uint64_t place, TokenId token) {
 
 uint64_t DraftHistory::place_of(uint64_t scope, const grammar::Matcher& matcher,
                                 std::span<const TokenId> output) {
-  uint64_t place = mix64(scope ^ mix64(matcher.place()));
+  uint64_t place = mix64(scope ^ mix64(matcher.state()));
   for (const TokenId token : output.last(std::min(output.size(), kContext)))
     place = mix64(place ^ static_cast<uint64_t>(token));
   return place;

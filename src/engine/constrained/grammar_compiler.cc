@@ -96,7 +96,7 @@ void GrammarCompiler::drop_unused(std::list<Entry>& dropped) {
   auto it = kept_.begin();
   for (; it != kept_.end() && num_kept < kKept; ++it, ++num_kept) {
     bytes += it->grammar->num_bytes();
-    if (num_kept > 0 && bytes > kKeptBytes * limits_.machine_bytes_max) break;
+    if (num_kept > 0 && bytes > kKeptBytes * limits_.earley_bytes_max) break;
   }
   for (auto unused = it; unused != kept_.end(); ++unused) index_.erase(unused->key);
   dropped.splice(dropped.end(), kept_, it, kept_.end());

@@ -61,7 +61,7 @@ TEST_F(GrammarCompilerTest, WhatNobodyWaitsForIsDroppedFromTheQueue) {
 }
 
 TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
-  GrammarCompiler compiler(vocab_, 1, {.machine_sets_max = 100});
+  GrammarCompiler compiler(vocab_, 1, {.earley_sets_max = 100});
   const auto grammar = [&] {
     std::promise<GrammarCompiler::Compiled> made;
     compiler.compile(regex("[ab]{1,200}!"), 1,
@@ -83,7 +83,7 @@ TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
 
 TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
   // Of a few hundred states of one place each; together twice what one may take.
-  GrammarCompiler compiler(vocab_, 1, {.machine_bytes_max = 15'000});
+  GrammarCompiler compiler(vocab_, 1, {.earley_bytes_max = 15'000});
   const auto grammar = [&](const char* source) {
     std::promise<GrammarCompiler::Compiled> made;
     compiler.compile(regex(source), 1,

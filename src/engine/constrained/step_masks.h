@@ -11,7 +11,7 @@
 #include "engine/constrained/tokens_by_bytes.h"
 #include "engine/executor/executor.h"
 #include "engine/requests/live_request.h"
-#include "grammar/mask_pool.h"
+#include "grammar/masks/mask_pool.h"
 #include "seams/forward_batch.h"
 
 namespace espalier {

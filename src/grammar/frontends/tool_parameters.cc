@@ -1,0 +1,292 @@
+#include "grammar/frontends/tool_parameters.h"
+
+#include <boost/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "grammar/automata/regular_algebra.h"
+#include "grammar/frontends/free_text.h"
+#include "grammar/frontends/regex.h"
+#include "grammar/schema/formats.h"
+#include "grammar/schema/json_schema.h"
+
+namespace espalier::grammar {
+namespace {
+
+namespace json = boost::json;
+
+constexpr std::string_view kEnd = "</parameter>";
+constexpr int kReferencesMax = 16;  // one behind the other
+constexpr size_t kPlaceBytesMax = 4000;
+constexpr int kChoicesMax = 1000;  // of all values, by whatever references
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+
+bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
+  for (const std::string_view name : names)
+    if (key == name) return true;
+  return false;
+}
+
+class ParameterFormat {
+ public:
+  ParameterFormat(Ir& ir, const json::object& root, std::string where, Whitespace whitespace,
+                  const GrammarLimits& limits)
+      : ir_(ir), root_(root), where_(std::move(where)), whitespace_(whitespace), limits_(limits) {}
+
+  Result<ExprId> parse() {
+    for (const auto& member : root_)
+      if (!is_one_of(member.key(), {"type", "properties", "required", "additionalProperties",
+                                    "title", "description", "$defs", "definitions", "$schema",
+                                    "$id", "$comment", "default", "examples", "strict"}))
+        return fail(unsupported("/" + std::string(member.key())));
+    if (const json::value* type = root_.if_contains("type"); type != nullptr && *type != "object")
+      return fail(invalid_argument("{}/type must be \"object\": arguments are one", where_));
+    ESP_ASSIGN_OR_RETURN(const std::vector<std::string> required, required_names());
+    const json::object none;
+    const json::object* declared = &none;
+    if (const json::value* properties = root_.if_contains("properties")) {
+      if (!properties->is_object())
+        return fail(invalid_argument("{}/properties must be an object", where_));
+      declared = &properties->get_object();
+    }
+    ESP_ASSIGN_OR_RETURN(const std::optional<ExprId> undeclared, undeclared_value(*declared));
+    std::vector<ExprId> all;
+    std::vector<std::string> names;
+    for (const auto& member : *declared) {
+      names.emplace_back(member.key());
+      const std::string place = "/properties/" + names.back();
+      ESP_ASSIGN_OR_RETURN(const ExprId value, value_of(member.value(), place));
+      ESP_ASSIGN_OR_RETURN(const ExprId one, parameter(names.back(), value));
+      const bool must = std::find(required.begin(), required.end(), names.back()) != required.end();
+      all.push_back(must ? one : ir_.optional(one));
+    }
+    for (const std::string& name : required) {
+      if (declared->contains(name)) continue;
+      if (!undeclared)
+        return fail(
+            invalid_argument("{}/required: '{}' is required, but not allowed", where_, name));
+      ESP_ASSIGN_OR_RETURN(const ExprId one, parameter(name, *undeclared));
+      all.push_back(one);
+      names.push_back(name);
+    }
+    if (undeclared) {
+      ESP_ASSIGN_OR_RETURN(ExprId key, parse_regex(ir_, "[^>\\s]+"));
+      if (!names.empty()) {
+        ESP_ASSIGN_OR_RETURN(key, difference(ir_, key, ir_.literals(names), limits_));
+      }
+      all.push_back(ir_.star(written(key, *undeclared)));
+    }
+    return ir_.sequence(all);
+  }
+
+ private:
+  Status unsupported(const std::string& place) const {
+    return error(StatusCode::kUnimplemented,
+                 "{}{} is not supported where arguments are written one by one", where_, place);
+  }
+
+  Result<std::vector<std::string>> required_names() const {
+    std::vector<std::string> out;
+    const json::value* list = root_.if_contains("required");
+    if (list == nullptr) return out;
+    if (list->is_array()) {
+      for (const json::value& name : list->get_array()) {
+        if (!name.is_string()) break;
+        out.emplace_back(view(name.get_string()));
+      }
+      if (out.size() == list->get_array().size()) return out;
+    }
+    return fail(invalid_argument("{}/required must be a list of strings", where_));
+  }
+
+  // What an undeclared parameter may be; nothing: there is none.
+  Result<std::optional<ExprId>> undeclared_value(const json::object& declared) {
+    const json::value* additional = root_.if_contains("additionalProperties");
+    const bool any =
+        additional == nullptr ? declared.empty() : additional->is_bool() && additional->get_bool();
+    if (any) return std::optional(text_language());
+    if (additional == nullptr || additional->is_bool()) return std::optional<ExprId>();
+    ESP_ASSIGN_OR_RETURN(const ExprId value, value_of(*additional, "/additionalProperties"));
+    return std::optional(value);
+  }
+
+  ExprId written(ExprId key, ExprId value) {
+    return ir_.sequence({ir_.literal("<parameter="), key, ir_.literal(">\n"), value,
+                         ir_.literal("\n"), ir_.literal(kEnd), ir_.literal("\n")});
+  }
+  Result<ExprId> parameter(const std::string& name, ExprId value) {
+    if (name.empty() || name.find_first_of(">\n") != std::string::npos)
+      return fail(unsupported("/properties/" + name + ": such a name"));
+    return written(ir_.literal(name), value);
+  }
+
+  // Text that the end's mark cannot be taken for, wherever it stands.
+  ExprId text_language() {
+    if (!text_)
+      text_ = *free_text(ir_, {{std::string(kEnd), 0, TextTrigger::After::kForbidden}}, {});
+    return *text_;
+  }
+
+  const json::object* resolved(const json::value& schema) const {
+    const json::value* at = &schema;
+    for (int i = 0; i < kReferencesMax && at->is_object(); ++i) {
+      const json::value* ref = at->get_object().if_contains("$ref");
+      if (ref == nullptr) return &at->get_object();
+      if (!ref->is_string() || !ref->get_string().starts_with("#")) return nullptr;
+      // Only what is shared has a place in a root of its own.
+      json::error_code failed;
+      const std::string_view pointer = view(ref->get_string()).substr(1);
+      const json::value* target = nullptr;
+      for (const char* shared : {"$defs", "definitions"}) {
+        const std::string head = "/" + std::string(shared) + "/";
+        if (!pointer.starts_with(head)) continue;
+        const json::value* list = root_.if_contains(shared);
+        if (list != nullptr) target = list->find_pointer(pointer.substr(head.size() - 1), failed);
+      }
+      if (target == nullptr) return nullptr;
+      at = target;
+    }
+    return nullptr;
+  }
+
+  static bool admits(const json::object& schema, std::string_view type) {
+    const json::value* stated = schema.if_contains("type");
+    if (stated == nullptr) return false;
+    if (stated->is_string()) return view(stated->get_string()) == type;
+    if (!stated->is_array()) return false;
+    for (const json::value& one : stated->get_array())
+      if (one.is_string() && view(one.get_string()) == type) return true;
+    return false;
+  }
+  static bool only_texts(const json::object& schema) {
+    const json::value* list = schema.if_contains("enum");
+    if (list == nullptr || !list->is_array()) {
+      const json::value* one = schema.if_contains("const");
+      return one != nullptr && one->is_string();
+    }
+    for (const json::value& one : list->get_array())
+      if (!one.is_string()) return false;
+    return true;
+  }
+
+  Result<ExprId> value_of(const json::value& schema, const std::string& place) {
+    const json::object* keywords = resolved(schema);
+    if (keywords == nullptr) return as_json(schema, place);
+    const bool stated = keywords->contains("type");
+    if (admits(*keywords, "string") || (!stated && only_texts(*keywords)))
+      return string_value(*keywords, place);
+    for (const char* choice : {"anyOf", "oneOf"}) {
+      const json::value* list = keywords->if_contains(choice);
+      if (list == nullptr || !list->is_array() || stated) continue;
+      bool has_text = false;
+      std::vector<ExprId> alternatives;
+      for (const json::value& one : list->get_array()) {
+        // References may lead back here, and double on their way.
+        if (++num_choices_ > kChoicesMax || place.size() > kPlaceBytesMax)
+          return fail(unsupported(place.substr(0, 200) + ": so many choices in choices"));
+        const json::object* inner = resolved(one);
+        has_text |= inner != nullptr && (admits(*inner, "string") || only_texts(*inner));
+        ESP_ASSIGN_OR_RETURN(
+            alternatives.emplace_back(),
+            value_of(one, fmt::format("{}/{}/{}", place, choice, alternatives.size())));
+      }
+      if (!has_text) break;
+      // Beside a text, what looks like JSON is a text too; null alone is told apart.
+      for (const auto& member : *keywords)
+        if (!is_one_of(member.key(), {choice, "title", "description", "default", "examples"}))
+          return fail(unsupported(place + "/" + std::string(member.key())));
+      return ir_.choice(alternatives);
+    }
+    return as_json(schema, place);
+  }
+
+  // With the shared definitions, for references.
+  Result<ExprId> as_json(const json::value& schema, const std::string& place) {
+    json::value alone = schema;
+    if (alone.is_object())
+      for (const char* shared : {"$defs", "definitions"})
+        if (const json::value* list = root_.if_contains(shared);
+            list != nullptr && !alone.get_object().contains(shared))
+          alone.get_object()[shared] = *list;
+    auto made = parse_json_schema(ir_, json::serialize(alone), whitespace_, {}, limits_);
+    if (!made) return fail(made.error().with_context(where_ + place));
+    return made;
+  }
+
+  // A text, as its keywords have it; and null, where that is allowed too.
+  Result<ExprId> string_value(const json::object& keywords, const std::string& place) {
+    std::optional<std::vector<std::string>> texts;
+    ExprId language = text_language();
+    int32_t bounds[2] = {0, kUnbounded};
+    for (const auto& member : keywords) {
+      const std::string_view key = member.key();
+      const json::value& value = member.value();
+      if (key == "enum" || key == "const") {
+        const json::array list =
+            key == "enum" && value.is_array() ? value.get_array() : json::array{value};
+        texts.emplace();
+        for (const json::value& one : list) {
+          if (one.is_null()) continue;  // below, where the type has it
+          if (!one.is_string() || view(one.get_string()).find(kEnd) != std::string_view::npos)
+            return fail(unsupported(place + "/" + std::string(key) + ": " + json::serialize(one)));
+          texts->emplace_back(view(one.get_string()));
+        }
+      } else if (key == "pattern" || key == "format") {
+        if (!value.is_string())
+          return fail(invalid_argument("{}{}/{} must be a string", where_, place, key));
+        std::optional<std::string_view> pattern = view(value.get_string());
+        if (key == "format") pattern = format_pattern(*pattern);
+        if (!pattern) continue;  // an unknown format annotates
+        auto expr = parse_regex(ir_, *pattern, {.search = true, .encode = {}});
+        if (!expr) return fail(expr.error().with_context(where_ + place + "/" + std::string(key)));
+        ESP_ASSIGN_OR_RETURN(language, intersection(ir_, language, *expr, limits_));
+      } else if (key == "minLength" || key == "maxLength") {
+        if (!value.is_int64() || value.get_int64() < 0 || value.get_int64() > 5'000)
+          return fail(unsupported(place + "/" + std::string(key) + ": more than 5000"));
+        bounds[key == "maxLength" ? 1 : 0] = static_cast<int32_t>(value.get_int64());
+      } else if (!is_one_of(key, {"type", "title", "description", "default", "examples", "$comment",
+                                  "deprecated", "nullable"})) {
+        return fail(unsupported(place + "/" + std::string(key)));
+      }
+    }
+    if (texts) {
+      if (texts->empty()) return fail(invalid_argument("{}{}: nothing is allowed", where_, place));
+      const ExprId listed = ir_.literals(*texts);
+      if (keywords.contains("pattern") || keywords.contains("format") || bounds[0] > 0 ||
+          bounds[1] != kUnbounded)
+        return fail(unsupported(place + ": a list of values with other bounds on them"));
+      language = listed;
+    } else if (bounds[0] > 0 || bounds[1] != kUnbounded) {
+      const ExprId any = ir_.chars({{0, 0x10ffff}});
+      ESP_ASSIGN_OR_RETURN(
+          language, intersection(ir_, language, ir_.repeat(any, bounds[0], bounds[1]), limits_));
+    }
+    if (matches_nothing(ir_, language))
+      return fail(invalid_argument("{}{}: no text is allowed", where_, place));
+    return admits(keywords, "null") ? ir_.choice({language, ir_.literal("null")}) : language;
+  }
+
+  Ir& ir_;
+  const json::object& root_;
+  const std::string where_;
+  const Whitespace whitespace_;
+  const GrammarLimits& limits_;
+  std::optional<ExprId> text_;
+  int num_choices_ = 0;
+};
+
+}  // namespace
+
+Result<ExprId> parameter_format(Ir& ir, const json::value& schema, const std::string& where,
+                                Whitespace whitespace, const GrammarLimits& limits) {
+  static const json::object any;
+  if (schema.is_bool() && schema.get_bool())
+    return ParameterFormat(ir, any, where, whitespace, limits).parse();
+  if (!schema.is_object()) return fail(invalid_argument("{} must be an object", where));
+  return ParameterFormat(ir, schema.get_object(), where, whitespace, limits).parse();
+}
+
+}  // namespace espalier::grammar

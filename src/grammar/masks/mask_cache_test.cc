@@ -1,0 +1,84 @@
+// Masks over real vocabularies against trying every token, at random places of random texts.
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+#include "grammar/grammar.h"
+#include "grammar/masks/test_vocabulary.h"
+
+namespace espalier::grammar {
+namespace {
+
+// Follows random allowed tokens and holds each mask to trying all tokens.
+void expect_exact_masks(const char* schema, bool any_order,
+                        const std::shared_ptr<const TokenTrie>& trie, uint64_t seed, int texts) {
+  SCOPED_TRACE(fmt::format("seed {} schema {}", seed, schema));
+  const auto grammar = compile_grammar({.kind = GrammarSpec::Kind::kJsonSchema,
+                                        .source = schema,
+                                        .choices = {},
+                                        .json = {.any_order = any_order}},
+                                       trie);
+  ASSERT_TRUE(grammar) << grammar.error().to_string();
+  Rng rng(seed);
+  std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));
+  for (int text = 0; text < texts; ++text) {
+    Matcher matcher(*grammar);
+    for (int step = 0; step < 12 && !matcher.ended(); ++step) {
+      matcher.fill_mask(words);
+      std::vector<TokenId> allowed;
+      for (TokenId t = 0; t < trie->vocab_size(); ++t) {
+        const bool bit = words[static_cast<size_t>(t) / 32] >> (t % 32) & 1;
+        const bool accepted = matcher.accept_token(t);
+        if (accepted) matcher.rollback(1);
+        ASSERT_EQ(bit, accepted) << "token " << t << " '" << trie->bytes(t) << "' after " << step;
+        if (bit) allowed.push_back(t);
+      }
+      ASSERT_TRUE(!allowed.empty() || !(*grammar)->network().checks.empty()) << "stuck at " << step;
+      if (allowed.empty()) break;  // only where a check may leave nothing
+      ASSERT_TRUE(matcher.accept_token(allowed[rng.below(allowed.size())]));
+    }
+  }
+}
+
+constexpr const char* kSchemas[] = {
+    R"({"type":"string"})",
+    R"({"type":"string","minLength":2,"maxLength":5})",
+    R"({"type":"string","minLength":40,"maxLength":100000})",
+    R"({"type":"string","pattern":"^[a-z]+[0-9]*$","maxLength":9})",
+    R"({"type":"string","pattern":"^([a-z/]|[a-z][a-z/]*[a-z])$","maxLength":9})",
+    R"({"type":"string","pattern":"^([a-z/]|[a-z][a-z/]*[a-z])$","maxLength":30})",
+    R"({"type":"string","pattern":"^[a-z]*(, [a-z]+;)*$","maxLength":12})",
+    R"({"type":"array","items":{"type":"boolean"},"oneOf":[{"contains":{"const":true}},{"minItems":2}]})",
+    R"({"type":"object","oneOf":[{"properties":{"a":{"type":"null"}}},{"properties":{"a":{"enum":[1]}}}]})",
+    R"({"type":"string","pattern":"na","minLength":3})",
+    R"({"type":"string","pattern":"na"})",
+    R"({"type":"string","pattern":"^[a-zA-Z0-9_]+$"})",
+    R"({"type":"string","pattern":"^[^/]*$","minLength":1})",
+    R"({"type":"string","pattern":"^.{0,40}$"})",
+    R"({"type":"string","pattern":"^[a-z0-9]{1,300}$"})",
+    R"({"type":"string","pattern":"^na[a-z]{0,70}x?$","minLength":3})",
+    R"({"type":"array","items":{"type":"string","pattern":"^\\S+[a-z]{2}$"}})",
+    R"({"type":"string","pattern":"[0-9]{4,4}","minLength":4,"maxLength":4})",
+    R"({"type":"object","properties":{"name":{"type":"string"},"id":{"type":"integer"}},
+        "required":["id"]})",
+    R"({"type":"object","properties":{"key":{"type":"string","maxLength":3}},
+        "additionalProperties":{"type":"array","items":{"type":"string"},"maxItems":9}})",
+    R"({"type":"array","items":{"type":["integer","null"]},"minItems":6,"maxItems":8})",
+    R"({"type":"array","items":{"enum":["a","b",7]},"uniqueItems":true})",
+    R"({"type":"object","patternProperties":{"^[a-z]+$":{"type":"string"}},
+        "additionalProperties":false,"minProperties":2})",
+    R"({"type":"array","items":{"type":"string","not":{"pattern":"na$"},"minLength":2},
+        "uniqueItems":true})",
+    R"({"oneOf":[{"type":"object","propertyNames":{"maxLength":2}},
+        {"type":"object","patternProperties":{"^x":{"type":"string"}},"required":["x1"]}]})"};
+
+TEST(Mask, EqualsTryingEveryToken) {
+  const auto trie = made_up_vocabulary(1);
+  uint64_t seed = 100;
+  for (const char* schema : kSchemas) {
+    for (bool any_order : {false, true}) expect_exact_masks(schema, any_order, trie, ++seed, 6);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace espalier::grammar

@@ -1,0 +1,303 @@
+#include "grammar/masks/token_trie.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "grammar/automata/unicode.h"
+
+namespace espalier::grammar {
+namespace {
+
+bool string_inside(std::string_view text) {
+  const bool plain = std::ranges::none_of(
+      text, [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20; });
+  return plain && valid_utf8(text);
+}
+
+// How many bytes at the front stand inside a string as they are, and how many characters they are.
+struct Inside {
+  size_t bytes = 0, characters = 0;
+};
+Inside inside_of(std::string_view text) {
+  Inside inside;
+  for (std::string_view rest = text; !rest.empty(); ++inside.characters) {
+    const char c = rest[0];
+    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 0x20) break;
+    if (!take_code_point(rest)) break;
+    inside.bytes = text.size() - rest.size();
+  }
+  return inside;
+}
+
+constexpr size_t kUpToMasksMax = 32;  // as many masks of a vocabulary's size
+
+class Builder {
+ public:
+  // With the first skip->at(id) bytes of each left out, where given.
+  using Skips = std::unordered_map<TokenId, uint16_t>;
+  explicit Builder(const TokenTrie& trie, const Skips* skip = nullptr) : trie_(trie), skip_(skip) {}
+
+  TrieWalk build(std::vector<TokenId> ids) {
+    std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
+      const auto x = text_of(a), y = text_of(b);
+      return x != y ? x < y : a < b;
+    });
+    TrieWalk walk;
+    std::vector<uint32_t> open;  // nodes of the path to the last token
+    std::string_view last;
+    for (TokenId id : ids) {
+      const std::string_view text = text_of(id);
+      size_t common = 0;
+      while (common < last.size() && common < text.size() && last[common] == text[common]) ++common;
+      close(walk, open, common);
+      for (size_t depth = common; depth < text.size(); ++depth) {
+        open.push_back(static_cast<uint32_t>(walk.nodes.size()));
+        walk.nodes.push_back({.tokens_begin = static_cast<uint32_t>(walk.token_ids.size()),
+                              .depth = static_cast<uint16_t>(depth),
+                              .byte = static_cast<uint8_t>(text[depth])});
+      }
+      walk.token_ids.push_back(id);
+      walk.depth_max = std::max(walk.depth_max, static_cast<int32_t>(text.size()));
+      last = text;
+    }
+    close(walk, open, 0);
+    walk.nodes.push_back({.skip = static_cast<uint32_t>(walk.nodes.size()),
+                          .tokens_begin = static_cast<uint32_t>(walk.token_ids.size())});
+    list_children(walk);
+    return walk;
+  }
+
+ private:
+  static void list_children(TrieWalk& walk) {
+    const auto count = static_cast<uint32_t>(walk.nodes.size() - 1);
+    walk.children_begin.reserve(count + 2);
+    walk.child_bytes.reserve(count);
+    walk.children.reserve(count);
+    const auto list = [&](uint32_t first, uint32_t end) {
+      walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
+      for (uint32_t child = first; child < end; child = walk.nodes[child].skip) {
+        walk.child_bytes.push_back(walk.nodes[child].byte);
+        walk.children.push_back(child);
+      }
+    };
+    list(0, count);
+    for (uint32_t i = 0; i < count; ++i) list(i + 1, walk.nodes[i].skip);
+    walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
+  }
+  static void close(TrieWalk& walk, std::vector<uint32_t>& open, size_t keep) {
+    for (; open.size() > keep; open.pop_back()) {
+      walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
+    }
+  }
+  std::string_view text_of(TokenId id) const {
+    return trie_.bytes(id).substr(skip_ == nullptr ? 0 : skip_->at(id));
+  }
+
+  const TokenTrie& trie_;
+  const Skips* skip_;
+};
+
+}  // namespace
+
+TokenTrie::TokenTrie(const VocabView& vocab)
+    : vocab_size_(vocab.vocab_size()), eos_ids_(vocab.eos_ids) {
+  constexpr size_t kTokenBytesMax = 4096;  // a longer token is never allowed
+  offsets_.reserve(static_cast<size_t>(vocab_size_) + 1);
+  offsets_.push_back(0);
+  for (TokenId id = 0; id < vocab_size_; ++id) {
+    const std::string_view token = vocab.token_bytes[static_cast<size_t>(id)];
+    const bool special = std::ranges::binary_search(vocab.special_ids, id) || is_eos(id);
+    if (!special && token.size() <= kTokenBytesMax) text_ += token;
+    offsets_.push_back(static_cast<uint32_t>(text_.size()));
+  }
+  std::vector<TokenId> ids, others;
+  string_inside_mask_.assign(static_cast<size_t>(words_per_mask()), 0);
+  for (TokenId id = 0; id < vocab_size_; ++id) {
+    if (bytes(id).empty()) continue;
+    ids.push_back(id);
+    if (string_inside(bytes(id))) {
+      string_inside_mask_[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    } else {
+      others.push_back(id);
+    }
+  }
+  all_ = Builder(*this).build(ids);
+  ranks_.assign(static_cast<size_t>(vocab_size_), 0);
+  for (uint32_t t = 0; t < all_.token_ids.size(); ++t) {
+    ranks_[static_cast<size_t>(all_.token_ids[t])] = t;
+  }
+  not_string_inside_ = Builder(*this).build(others);
+  file_by_char_classes();
+
+  Builder::Skips skip;
+  std::vector<std::vector<TokenId>> by_characters;
+  const auto file = [](auto& lists, size_t index, TokenId id) {
+    if (lists.size() <= index) lists.resize(index + 1);
+    lists[index].push_back(id);
+  };
+  for (TokenId id : ids) {
+    const auto i = static_cast<size_t>(id);
+    const Inside inside = inside_of(bytes(id));
+    if (string_inside_mask_[i / 32] >> (i % 32) & 1) {
+      file(inside_by_characters_, inside.characters - 1, id);
+    } else {
+      skip[id] = static_cast<uint16_t>(inside.bytes);
+      file(by_characters, inside.characters, id);
+    }
+  }
+  rests_ = Builder(*this, &skip).build(std::move(others));
+  for (auto& list : by_characters) {
+    rests_after_.push_back(Builder(*this, &skip).build(std::move(list)));
+  }
+  std::vector<uint32_t> mask(string_inside_mask_.size(), 0);
+  for (const auto& list : inside_by_characters_) {
+    if (inside_up_to_.size() == kUpToMasksMax) break;
+    for (TokenId id : list) mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    inside_up_to_.push_back(mask);
+  }
+  make_lexeme(Lexeme::kString);
+  make_lexeme(Lexeme::kKey);
+  const LexemeMasks& string = lexeme(Lexeme::kString)[lexeme_automaton(Lexeme::kString).inside];
+  std::ranges::fill(mask, 0);
+  for (size_t i = 0; string_up_to_.size() <= kUpToMasksMax;) {
+    for (; i < string.inside_ids.size() && string.inside_characters[i] <= string_up_to_.size();
+         ++i) {
+      const auto id = static_cast<size_t>(string.inside_ids[i]);
+      mask[id / 32] |= 1u << (id % 32);
+    }
+    string_up_to_.push_back(mask);
+  }
+}
+
+void TokenTrie::file_by_char_classes() {
+  char_classes_below_.assign(all_.nodes.size(), 0);
+  std::vector<uint32_t> open;  // nodes above the one that is looked at
+  for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
+    while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
+    open.push_back(i);
+    CharClassSet own = 0;
+    for (uint32_t t = all_.nodes[i].tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t) {
+      const CharClassSet kinds = char_classes_of(bytes(all_.token_ids[t]));
+      own |= kinds;
+      if ((kinds & kOtherBytes) == 0) by_char_classes_[kinds].push_back(all_.token_ids[t]);
+    }
+    if (own == 0) continue;
+    for (uint32_t above : open) char_classes_below_[above] |= own;
+  }
+  for (auto& [kinds, ids] : by_char_classes_) {
+    std::ranges::stable_sort(ids, {}, [&](TokenId id) { return bytes(id).size(); });
+  }
+}
+
+const std::vector<uint32_t>& TokenTrie::of_char_classes(CharClassSet kinds) const {
+  const std::lock_guard lock(of_char_classes_mutex_);
+  auto& made = of_char_classes_[kinds];
+  if (made == nullptr) {
+    std::vector<uint32_t> words(string_inside_mask_.size(), 0);
+    add_of_char_classes(kinds, std::string_view::npos, words);
+    made = std::make_unique<const std::vector<uint32_t>>(std::move(words));
+  }
+  return *made;
+}
+
+void TokenTrie::add_of_char_classes(CharClassSet kinds, size_t size_max,
+                                    std::span<uint32_t> words) const {
+  for (const auto& [some, ids] : by_char_classes_) {
+    if ((some & ~kinds) != 0) continue;
+    for (TokenId id : ids) {
+      if (bytes(id).size() > size_max) break;
+      words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    }
+  }
+}
+
+void TokenTrie::make_lexeme(Lexeme lexeme) {
+  const LexemeAutomaton& automaton = lexeme_automaton(lexeme);
+  auto& masks = lexemes_[static_cast<size_t>(lexeme)];
+  for (size_t state = 0; state < automaton.next.size(); ++state) {
+    masks.push_back(masks_from(automaton, static_cast<uint8_t>(state)));
+  }
+}
+
+// One scan of the trie, with the state and the characters begun after each byte of the path.
+LexemeMasks TokenTrie::masks_from(const LexemeAutomaton& automaton, uint8_t from) const {
+  struct Step {
+    uint8_t state;
+    uint16_t characters;
+  };
+  LexemeMasks out;
+  out.inside.assign(static_cast<size_t>(words_per_mask()), 0);
+  std::vector<Step> path(static_cast<size_t>(all_.depth_max) + 1);
+  path[0] = {from, 0};
+  std::vector<std::pair<uint16_t, TokenId>> inside;
+  std::vector<TokenId> ending;
+  std::unordered_map<TokenId, uint16_t> skip, characters;
+  for (size_t i = 0; i + 1 < all_.nodes.size();) {
+    const TrieWalk::Node& node = all_.nodes[i];
+    const Step& here = path[node.depth];
+    const uint8_t to = automaton.next[here.state][node.byte];
+    if (to == LexemeAutomaton::kDead) {
+      i = node.skip;
+      continue;
+    }
+    if (to == automaton.end) {
+      const uint32_t end = all_.nodes[node.skip].tokens_begin;
+      for (uint32_t t = node.tokens_begin; t < end; ++t) {
+        ending.push_back(all_.token_ids[t]);
+        skip[all_.token_ids[t]] = static_cast<uint16_t>(node.depth + 1);
+        characters[all_.token_ids[t]] = here.characters;
+      }
+      i = node.skip;
+      continue;
+    }
+    const bool begins = here.state == automaton.inside;
+    path[node.depth + 1] = {to, static_cast<uint16_t>(here.characters + (begins ? 1 : 0))};
+    for (uint32_t t = node.tokens_begin; t < all_.nodes[i + 1].tokens_begin; ++t) {
+      inside.emplace_back(path[node.depth + 1].characters, all_.token_ids[t]);
+    }
+    ++i;
+  }
+  std::ranges::sort(inside);
+  for (const auto& [count, id] : inside) {
+    out.inside_characters.push_back(count);
+    out.inside_ids.push_back(id);
+    out.inside[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+  }
+  out.tails = Builder(*this, &skip).build(std::move(ending));
+  for (TokenId id : out.tails.token_ids) out.tail_characters.push_back(characters.at(id));
+  out.inside_or_end = out.inside;
+  for (uint32_t t = 0; t < out.num_whole_ends(); ++t) {
+    const auto id = static_cast<size_t>(out.tails.token_ids[t]);
+    out.inside_or_end[id / 32] |= 1u << (id % 32);
+  }
+  for (const auto* list : {&out.inside_characters, &out.tail_characters}) {
+    for (const uint16_t count : *list)
+      out.characters_max = std::max<uint32_t>(out.characters_max, count);
+  }
+  return out;
+}
+
+void TokenTrie::add_string_inside(size_t characters, std::span<uint32_t> words) const {
+  characters = std::min(characters, inside_by_characters_.size());
+  const size_t whole = std::min(characters, inside_up_to_.size());
+  if (whole > 0) {
+    const std::vector<uint32_t>& mask = inside_up_to_[whole - 1];
+    for (size_t i = 0; i < mask.size(); ++i) words[i] |= mask[i];
+  }
+  for (size_t n = whole; n < characters; ++n) {
+    for (TokenId id : inside_by_characters_[n]) {
+      words[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    }
+  }
+}
+
+std::string_view TokenTrie::bytes(TokenId id) const {
+  if (id < 0 || id >= vocab_size_) return {};
+  const auto i = static_cast<size_t>(id);
+  return std::string_view(text_).substr(offsets_[i], offsets_[i + 1] - offsets_[i]);
+}
+
+bool TokenTrie::is_eos(TokenId id) const { return std::ranges::binary_search(eos_ids_, id); }
+
+}  // namespace espalier::grammar

@@ -1,0 +1,219 @@
+// Walks of a vocabulary's trie along a recogniser: which tokens lead on from a place. Of a node's
+// children only those are looked at whose byte may lead on, and a step within a rule makes no state
+// of the recogniser: a walk from a place where few texts lead on costs about as much as these
+// texts.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "grammar/automata/earley.h"
+#include "grammar/masks/token_trie.h"
+
+namespace espalier::grammar {
+
+// Keeps its memory from one walk to the next. Not thread-safe; no walk begins within another.
+class TokenWalk {
+ public:
+  using Position = EarleyRecogniser::Position;
+  explicit TokenWalk(EarleyRecogniser& earley) : earley_(earley) {}
+
+  // How steps are taken: many that lead from node to node of a rule and are soon left, or those of
+  // a walk that sees most of the vocabulary, to which a state for each place is a table of its
+  // steps.
+  enum class Steps : uint8_t { kInRules, kByStates };
+
+  // allow(t): tokens[t] leads on. ask(begin, end): whether these do depends on what the recogniser
+  // does not know. A node below which `skip` holds is not looked at, nor is what is below it.
+  template <typename Allow, typename Ask, typename Skip>
+  void run(const TrieWalk& tokens, SetId start, Steps steps, Allow allow, Ask ask, Skip skip) {
+    if (start == EarleyRecogniser::kDead || start == EarleyRecogniser::kNeedsText) return;
+    if (steps == Steps::kByStates) return scan(tokens, start, allow, ask, skip);
+    positions_.resize(static_cast<size_t>(tokens.depth_max) + 1);
+    positions_[0] = {start};
+    ranges_.clear();
+    choose(tokens, 0, {start});
+    while (!ranges_.empty()) {
+      const Range range = ranges_.back();
+      ranges_.pop_back();
+      for (uint32_t i = range.begin; i < range.end;) {
+        const TrieWalk::Node& node = tokens.nodes[i];
+        const Position to =
+            skip(i) ? Position{} : earley_.step_along(positions_[node.depth], node.byte);
+        if (to.set == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, behind(tokens, i));
+        if (!to.leads_on()) {
+          i = node.skip;
+          continue;
+        }
+        positions_[node.depth + 1] = to;
+        const uint32_t tokens_end = begin_of(tokens, i + 1);
+        for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
+        ++i;
+        const bool choosing =
+            tokens.children_begin[i + 1] - tokens.children_begin[i] > kManyChildren;
+        if (!choosing) continue;
+        // What is chosen is looked at first: places along the way hold until then.
+        if (node.skip < range.end) ranges_.push_back({node.skip, range.end});
+        choose(tokens, i, to);
+        break;
+      }
+    }
+  }
+
+  // The same of two places at once, but where both come to the same. assign(begin, end, on):
+  // whether these tokens lead on from `here`.
+  template <typename Assign, typename Ask>
+  void compare(const TrieWalk& tokens, const Position& here, const Position& there, Steps steps,
+               Assign assign, Ask ask) {
+    if (steps == Steps::kByStates)
+      return scan_both(tokens, earley_.set_of(here), earley_.set_of(there), assign, ask);
+    frames_.clear();
+    found_.clear();
+    open(tokens, 0, here, there);
+    for (uint32_t node = 0; next(node);) {
+      const uint8_t byte = tokens.nodes[node].byte;
+      const Position a = earley_.step_without_text(frames_.back().here, byte);
+      const Position b = frames_.back().there.leads_on()
+                             ? earley_.step_without_text(frames_.back().there, byte)
+                             : Position{};
+      if (a == b && a.set != EarleyRecogniser::kNeedsText) continue;
+      if (a.set == EarleyRecogniser::kNeedsText) {
+        ask(begin_of(tokens, node), behind(tokens, node));
+      } else if (a.set == EarleyRecogniser::kDead) {
+        assign(begin_of(tokens, node), behind(tokens, node), false);
+      } else {
+        assign(begin_of(tokens, node), begin_of(tokens, node + 1), true);
+        if (tokens.nodes[node].skip > node + 1)
+          open(tokens, node + 1, a, b.leads_on() ? b : Position{});
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kManyChildren = 16;  // of which those are chosen that may lead on
+
+  struct Range {
+    uint32_t begin, end;  // nodes: whole subtrees
+  };
+
+  // Adds the subtrees of the row's children that may lead on.
+  void choose(const TrieWalk& tokens, uint32_t row, const Position& position) {
+    found_.clear();
+    find(tokens, row, [&](ByteMask& bytes) { earley_.add_bytes(position, bytes); });
+    for (const uint32_t child : found_) ranges_.push_back({child, tokens.nodes[child].skip});
+  }
+
+  struct Frame {
+    Position here, there;
+    size_t found_begin;
+  };
+
+  static uint32_t begin_of(const TrieWalk& tokens, uint32_t node) {
+    return tokens.nodes[node].tokens_begin;
+  }
+  static uint32_t behind(const TrieWalk& tokens, uint32_t node) {
+    return tokens.nodes[tokens.nodes[node].skip].tokens_begin;
+  }
+
+  // One scan of the nodes in their order: a refused byte is a jump behind what is below it.
+  template <typename Allow, typename Ask, typename Skip>
+  void scan(const TrieWalk& tokens, SetId start, Allow allow, Ask ask, Skip skip) {
+    path_.resize(static_cast<size_t>(tokens.depth_max) + 1);
+    path_[0] = start;
+    const auto end = static_cast<uint32_t>(tokens.nodes.size() - 1);
+    for (uint32_t i = 0; i < end;) {
+      const TrieWalk::Node& node = tokens.nodes[i];
+      const SetId to = skip(i) ? EarleyRecogniser::kDead
+                               : earley_.step_without_text(path_[node.depth], node.byte);
+      if (to == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, behind(tokens, i));
+      if (to == EarleyRecogniser::kDead || to == EarleyRecogniser::kNeedsText) {
+        i = node.skip;
+        continue;
+      }
+      path_[node.depth + 1] = to;
+      const uint32_t tokens_end = begin_of(tokens, i + 1);
+      for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
+      ++i;
+    }
+  }
+
+  template <typename Assign, typename Ask>
+  void scan_both(const TrieWalk& tokens, SetId here, SetId there, Assign assign, Ask ask) {
+    path_.resize(static_cast<size_t>(tokens.depth_max) + 1);
+    other_path_.resize(path_.size());
+    path_[0] = here;
+    other_path_[0] = there;
+    const auto end = static_cast<uint32_t>(tokens.nodes.size() - 1);
+    for (uint32_t i = 0; i < end;) {
+      const TrieWalk::Node& node = tokens.nodes[i];
+      const SetId a = earley_.step_without_text(path_[node.depth], node.byte);
+      const SetId b = earley_.step_without_text(other_path_[node.depth], node.byte);
+      if (a == EarleyRecogniser::kNeedsText) {
+        ask(node.tokens_begin, behind(tokens, i));
+      } else if (a == EarleyRecogniser::kDead && a != b) {
+        assign(node.tokens_begin, behind(tokens, i), false);
+      } else if (a != b) {
+        path_[node.depth + 1] = a;
+        other_path_[node.depth + 1] =
+            b == EarleyRecogniser::kNeedsText ? EarleyRecogniser::kDead : b;
+        assign(node.tokens_begin, begin_of(tokens, i + 1), true);
+        ++i;
+        continue;
+      }
+      i = node.skip;
+    }
+  }
+
+  // The next node to look at; its parent's frame is the last one then.
+  bool next(uint32_t& node) {
+    while (!frames_.empty() && found_.size() == frames_.back().found_begin) frames_.pop_back();
+    if (frames_.empty()) return false;
+    node = found_.back();
+    found_.pop_back();
+    return true;
+  }
+
+  void open(const TrieWalk& tokens, uint32_t row, const Position& here, const Position& there) {
+    frames_.push_back({here, there, found_.size()});
+    find(tokens, row, [&](ByteMask& bytes) { earley_.add_differing_bytes(here, there, bytes); });
+  }
+
+  // Adds to found_ the children of the row with one of the bytes.
+  template <typename AddBytes>
+  void find(const TrieWalk& tokens, uint32_t row, AddBytes add_bytes) {
+    constexpr uint32_t kFew = 4;  // children that are sooner tried than chosen
+    const uint32_t begin = tokens.children_begin[row], end = tokens.children_begin[row + 1];
+    if (end - begin <= kFew) {
+      found_.insert(found_.end(), tokens.children.begin() + begin, tokens.children.begin() + end);
+      return;
+    }
+    ByteMask bytes;
+    add_bytes(bytes);
+    const auto first = tokens.child_bytes.begin() + begin, last = tokens.child_bytes.begin() + end;
+    if (static_cast<uint32_t>(bytes.count()) * 4 > end - begin) {
+      for (uint32_t c = begin; c < end; ++c) {
+        if (bytes.has(tokens.child_bytes[c])) found_.push_back(tokens.children[c]);
+      }
+      return;
+    }
+    for (size_t w = 0; w < bytes.words.size(); ++w) {
+      for (uint64_t word = bytes.words[w]; word != 0; word &= word - 1) {
+        const auto byte =
+            static_cast<uint8_t>(64 * w + static_cast<size_t>(std::countr_zero(word)));
+        const auto child = std::lower_bound(first, last, byte);
+        if (child != last && *child == byte)
+          found_.push_back(tokens.children[begin + static_cast<size_t>(child - first)]);
+      }
+    }
+  }
+
+  EarleyRecogniser& earley_;
+  std::vector<SetId> path_, other_path_;  // [depth] of a scan
+  std::vector<Position> positions_;       // [depth] of a walk
+  std::vector<Range> ranges_;             // what is left of it, the next one last
+  std::vector<Frame> frames_;             // from the root down
+  std::vector<uint32_t> found_;           // children that are left to be looked at, of all frames
+};
+
+}  // namespace espalier::grammar

@@ -1,0 +1,85 @@
+#include "grammar/schema/formats.h"
+
+#include <array>
+#include <string>
+#include <utility>
+
+namespace espalier::grammar {
+namespace {
+
+// RFC 3339's parts.
+#define ESP_DATE                                               \
+  "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|" \
+  "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9]))"
+#define ESP_TIME                                                          \
+  "(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]|23:59:60)(?:\\.[0-9]+)?" \
+  "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+#define ESP_LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define ESP_OCTET "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define ESP_IPV4 ESP_OCTET "(?:\\." ESP_OCTET "){3}"
+#define ESP_H16 "[0-9A-Fa-f]{1,4}"
+#define ESP_LS32 "(?:" ESP_H16 ":" ESP_H16 "|" ESP_IPV4 ")"
+#define ESP_IPV6                                                                           \
+  "(?:(?:" ESP_H16 ":){6}" ESP_LS32 "|::(?:" ESP_H16 ":){5}" ESP_LS32 "|(?:" ESP_H16       \
+  ")?::(?:" ESP_H16 ":){4}" ESP_LS32 "|(?:(?:" ESP_H16 ":){0,1}" ESP_H16 ")?::(?:" ESP_H16 \
+  ":){3}" ESP_LS32 "|(?:(?:" ESP_H16 ":){0,2}" ESP_H16 ")?::(?:" ESP_H16 ":){2}" ESP_LS32  \
+  "|(?:(?:" ESP_H16 ":){0,3}" ESP_H16 ")?::" ESP_H16 ":" ESP_LS32 "|(?:(?:" ESP_H16        \
+  ":){0,4}" ESP_H16 ")?::" ESP_LS32 "|(?:(?:" ESP_H16 ":){0,5}" ESP_H16 ")?::" ESP_H16     \
+  "|(?:(?:" ESP_H16 ":){0,6}" ESP_H16 ")?::)"
+// RFC 3986: characters of the parts.
+#define ESP_PCHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+#define ESP_SEGMENTS "(?:/" ESP_PCHAR "*)*"
+#define ESP_AUTHORITY                                      \
+  "(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?" \
+  "(?:\\[[0-9A-Fa-f:.]+\\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+#define ESP_QUERY "(?:\\?(?:" ESP_PCHAR "|[/?])*)?(?:#(?:" ESP_PCHAR "|[/?])*)?"
+#define ESP_HIER                                                        \
+  "(?://" ESP_AUTHORITY ESP_SEGMENTS "|/(?:" ESP_PCHAR "+" ESP_SEGMENTS \
+  ")?"                                                                  \
+  "|" ESP_PCHAR "+" ESP_SEGMENTS "|)"
+#define ESP_SCHEME "[A-Za-z][A-Za-z0-9+.-]*:"
+#define ESP_NOCOLON "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+#define ESP_RELATIVE                                                    \
+  "(?://" ESP_AUTHORITY ESP_SEGMENTS "|/(?:" ESP_PCHAR "+" ESP_SEGMENTS \
+  ")?"                                                                  \
+  "|" ESP_NOCOLON "+" ESP_SEGMENTS "|)"
+#define ESP_ATOM "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+#define ESP_POINTER "(?:/(?:[^~/]|~[01])*)*"
+
+constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kFormats = {{
+    {"date", "^" ESP_DATE "$"},
+    {"time", "^" ESP_TIME "$"},
+    {"date-time", "^" ESP_DATE "[Tt]" ESP_TIME "$"},
+    {"duration",
+     "^P(?:[0-9]+W|(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+     "(?:T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))?"
+     "|T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))$"},
+    {"email",
+     "^(?:" ESP_ATOM "(?:\\." ESP_ATOM ")*|\"(?:[ !#-\\[\\]-~]|\\\\[ -~])*\")@(?:" ESP_LABEL
+     "(?:\\." ESP_LABEL ")*|\\[[^\\]]+\\])$"},
+    {"hostname", "^" ESP_LABEL "(?:\\." ESP_LABEL ")*$"},
+    {"ipv4", "^" ESP_IPV4 "$"},
+    {"ipv6", "^" ESP_IPV6 "$"},
+    {"uri", "^" ESP_SCHEME ESP_HIER ESP_QUERY "$"},
+    {"uri-reference", "^(?:" ESP_SCHEME ESP_HIER "|" ESP_RELATIVE ")" ESP_QUERY "$"},
+    {"iri", "^[A-Za-z][A-Za-z0-9+.-]*:[^\\x00- \"<>\\\\^`{|}]*$"},
+    {"iri-reference", "^[^\\x00- \"<>\\\\^`{|}]*$"},
+    {"uuid", "^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$"},
+    {"json-pointer", "^" ESP_POINTER "$"},
+    {"relative-json-pointer", "^(?:0|[1-9][0-9]*)(?:#|" ESP_POINTER ")$"},
+    {"uri-template",
+     "^(?:[^\\x00- \"'<>%\\\\^`{|}]|%[0-9A-Fa-f]{2}|\\{[+#./;?&=,!@|]?"
+     "[A-Za-z0-9_.%]+(?::[1-9][0-9]{0,3}|\\*)?(?:,[A-Za-z0-9_.%]+"
+     "(?::[1-9][0-9]{0,3}|\\*)?)*\\})*$"},
+}};
+
+}  // namespace
+
+std::optional<std::string_view> format_pattern(std::string_view format) {
+  for (const auto& [name, pattern] : kFormats) {
+    if (name == format) return pattern;
+  }
+  return std::nullopt;
+}
+
+}  // namespace espalier::grammar

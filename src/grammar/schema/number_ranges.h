@@ -1,0 +1,50 @@
+// Languages of JSON numbers within bounds: what minimum, maximum and multipleOf ask for.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+#include "grammar/automata/transition_network.h"
+#include "grammar/ir.h"
+
+namespace espalier::grammar {
+
+// A finite decimal: sign, digits before the point without leading zeros ("" is 0), digits after it
+// without trailing zeros.
+struct Decimal {
+  bool negative = false;
+  std::string whole, fraction;
+
+  bool zero() const { return whole.empty() && fraction.empty(); }
+  static std::optional<Decimal> parse(std::string_view text);  // "-12.5e3"; nothing beyond 10^±400
+  static std::optional<Decimal> of(const boost::json::value& number);
+};
+
+int compare(const Decimal& a, const Decimal& b);  // -1, 0, 1
+
+struct NumberBounds {
+  std::optional<Decimal> low, high;
+  bool low_open = false, high_open = false;  // the bound itself is outside
+
+  void at_least(const Decimal& value, bool open);  // keeps the tighter
+  void at_most(const Decimal& value, bool open);
+  bool any() const { return low || high; }
+  bool contains(const Decimal& value) const;
+};
+
+// What may stand behind a plain decimal within the bounds: nothing, or an exponent that takes it
+// out of none. Towards 0, where 0 lies between them or is one (so small an exponent does not reach
+// it); any, where 0 is the only one.
+ExprId exponent_within(Ir& ir, const NumberBounds& bounds);
+
+// Plain decimals (no exponent) within `bounds`, integers only or with fractions.
+Result<ExprId> bounded_number(Ir& ir, const NumberBounds& bounds, bool integers_only,
+                              const GrammarLimits& limits);
+
+// Plain decimals that are a multiple of `divisor` (> 0). kUnimplemented when the automaton would
+// need more than a few thousand states.
+Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor);
+
+}  // namespace espalier::grammar
