@@ -15,13 +15,13 @@ namespace json = boost::json;
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
-// The raw texts of the parts of a JSON text that is known to be well formed: instances are matched
-// as they were written, so numbers and the order of properties stay as they are.
+// Slices a well-formed JSON text into the raw texts of its parts. Instances are matched as they
+// were written, so numbers and the order of properties stay unchanged.
 class RawJson {
  public:
   explicit RawJson(std::string_view text) : rest_(text) { space(); }
 
-  // The value at the front.
+  // Removes and returns the value at the front.
   std::string_view value() {
     const char* begin = rest_.data();
     skip_value();
@@ -29,7 +29,7 @@ class RawJson {
     return {begin, size};
   }
 
-  // Visits the members of the object, or the items of the array (with empty keys), at the front.
+  // Visits the members of the object, or the items of the array with empty keys, at the front.
   template <typename Fn>
   void each(Fn visit) {
     const bool object = rest_.starts_with("{");
@@ -82,8 +82,8 @@ class RawJson {
   std::string_view rest_;
 };
 
-// As serialisers of other languages write it: strings in UTF-8 with the shortest escapes, the rest
-// as it stands.
+// Returns the text as other languages' serialisers write it: strings in UTF-8 with the shortest
+// escapes, the rest unchanged.
 std::string normalized_text(std::string_view raw) {
   std::string out;
   while (!raw.empty()) {
@@ -101,7 +101,7 @@ std::string normalized_text(std::string_view raw) {
   return out;
 }
 
-// `text` is one case, as JSON that was parsed without failure.
+// Reads one case from JSON that has been validated.
 Result<SchemaCase> read_case(std::string_view text, std::string_view name_key) {
   if (!text.starts_with("{"))
     return fail(invalid_argument("an object with schema and tests is expected"));

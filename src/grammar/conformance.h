@@ -1,6 +1,6 @@
-// How grammars are judged: cases of a text and whether it belongs, schemas with valid and invalid
-// instances, and the tally of both. The commands `espalier grammar test` and `conformance` print
-// it.
+// Conformance testing of grammars: texts with expected verdicts, schemas with valid and invalid
+// instances, and the tally of both. `espalier grammar test` and `espalier grammar conformance`
+// print the results. Functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace espalier::grammar {
 
-// A vocabulary of the 256 bytes: for judging texts, where no model's tokens matter.
+// Returns a vocabulary of the 256 bytes, for testing texts where no model's tokens matter.
 std::shared_ptr<const TokenTrie> byte_trie();
 
 // One line of a file of cases:
@@ -32,37 +32,39 @@ Result<TextCase> parse_text_case(std::string_view line);
 enum class TextVerdict : uint8_t { kAgrees, kWronglyAccepted, kWronglyRejected, kRefused };
 struct TextOutcome {
   TextVerdict verdict = TextVerdict::kAgrees;
-  Status refusal;  // why the grammar was not compiled; kRefused
+  Status refusal;  // kRefused: why the grammar was not compiled
 };
 TextOutcome check_text_case(const TextCase& test);
 
-// A schema and instances of it.
+// A schema and its instances.
 struct SchemaCase {
   struct Instance {
     std::string text;
     bool valid = false;
   };
   std::string name, schema;
-  std::vector<Instance> instances;  // as they are written, strings with the shortest escapes
+  std::vector<Instance> instances;  // as written in the file, strings with the shortest escapes
   SchemaOptions options;
 };
 // {"name": ..., "schema": ..., "tests": [{"valid": true, "data": ...}, ...]}; and, where the schema
 // refers to others, "documents": {ADDRESS: SCHEMA, ...}.
 Result<SchemaCase> parse_schema_case(std::string_view line);
-// A file of the official suite: a list of {"description", "schema", "tests"}. Names begin with
-// `file`.
+// A file of the official suite: a list of {"description", "schema", "tests"}. Names of cases begin
+// with `file`.
 Result<std::vector<SchemaCase>> parse_suite_file(std::string_view file, std::string_view text,
                                                  const SchemaOptions& options = {});
-// How the suite reads schemas: formats annotate, references lead to its remotes/, the draft is that
-// of the folder, which is the suite's root or one of its tests/draft*.
+// The options under which the suite expects schemas to be read: formats annotate, references
+// resolve to remotes/, and the draft is that of the folder, which is the suite's root or one of its
+// tests/draft*.
 Result<SchemaOptions> suite_options(const std::filesystem::path& folder);
 
-// The *.json files below `folder` as documents that references may lead to: each by its $id (id),
-// and where it has none by its path in the folder. kNotFound: there is no such folder.
+// Returns the *.json files below `folder` as documents that references may resolve to, each under
+// its $id (id), or under its path in the folder where it has none. kNotFound when the folder does
+// not exist.
 Result<std::vector<SchemaText>> documents_in(const std::filesystem::path& folder);
 
-// A schema is right when each of its instances is judged right; else it counts once, under the
-// worst of what happened.
+// A schema is right when each of its instances is judged right; else it is counted once, under its
+// worst outcome.
 enum class SchemaVerdict : uint8_t { kRight, kValidRejected, kInvalidAccepted, kDeclined };
 struct SchemaOutcome {
   SchemaVerdict verdict = SchemaVerdict::kRight;
@@ -72,12 +74,12 @@ struct SchemaOutcome {
 };
 SchemaOutcome check_schema_case(const SchemaCase& test, const GrammarLimits& limits = {});
 
-// How a schema is compiled where instances are checked: any white space, as RFC 8259. Options
-// of any_instance(): whatever the order of properties.
+// Returns the spec for checking instances: any white space of RFC 8259. any_instance() also accepts
+// properties in any order.
 GrammarSpec conformance_spec(std::string schema, SchemaOptions options = {});
 SchemaOptions any_instance();  // properties in any order, 1.0 for 1
 
-// What an error of the compiler is about, without its JSON pointer.
+// Returns the reason of a compiler error without its JSON pointer.
 std::string reason_of(const Status& status);
 
 struct SchemaTally {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kColumn = 80, kRow = 64, kRadius = 14, kMargin = 40, kLabelMax = 28;
 constexpr size_t kSpaceStatesMax = 1000;
-constexpr double kLetter = 7.3;  // a label's, in pixels
+constexpr double kLetter = 7.3;  // width of a label's letter, in pixels
 
 void append_escaped(std::string& out, std::string_view text) {
   for (const char c : text) {
@@ -64,8 +64,8 @@ struct Edge {
   std::string label;
 };
 
-// The states of one rule with the edges that are drawn: chains are one edge, and white space that
-// may be left out is none.
+// The states of one rule with the edges that are drawn: chains are merged into one edge, and
+// optional white space is omitted.
 class RuleGraph {
  public:
   RuleGraph(const Network& network, NodeId start, size_t nodes_max) : network_(network) {
@@ -79,9 +79,9 @@ class RuleGraph {
   };
   std::vector<Drawn> nodes;
   bool cut = false;
-  bool without_space = false;  // some white space that may be left out is not drawn
+  bool without_space = false;  // some optional white space is not drawn
   int num_rows = 0;
-  std::vector<int> column_x;  // and, behind the last column, the width
+  std::vector<int> column_x;  // [column] and, behind the last column, the width
 
   const Drawn* find(NodeId node) const {
     const auto it = place_.find(node);
@@ -91,7 +91,7 @@ class RuleGraph {
  private:
   void collect(NodeId start, size_t nodes_max) {
     std::vector<NodeId> work = {start};
-    ways_in_[start] = 2;  // never inside a chain
+    ways_in_[start] = 2;  // the start is never inside a chain
     for (size_t i = 0; i < work.size(); ++i) {
       const auto visit = [&](NodeId to) {
         if (++ways_in_[to] > 1) return;
@@ -114,7 +114,8 @@ class RuleGraph {
     return edges;
   }
 
-  // Whether whatever may follow white space here may stand without it, and leads to the same.
+  // Returns whether everything that may follow white space here may also stand without it and leads
+  // to the same state.
   bool space_may_be_left_out(NodeId id) const {
     const auto here = network_.bytes_of(id);
     const auto also_here = [&](const Network::ByteEdge& edge) {
@@ -144,7 +145,7 @@ class RuleGraph {
     return within.size() > 1;
   }
 
-  // One way in, one way on by one byte: its place is in the label of an edge.
+  // A state with one edge in and one byte out is part of an edge's label.
   bool inside_chain(NodeId id) {
     const Network::Node& node = network_.nodes[id];
     if (node.final || ways_in_.at(id) != 1) return false;
@@ -188,7 +189,7 @@ class RuleGraph {
   }
 
   void connect(NodeId start) {
-    std::vector<int> rows;  // used in each column
+    std::vector<int> rows;  // [column] rows used
     const auto add = [&](NodeId node, int column) {
       if (place_.contains(node)) return;
       if (nodes.size() >= nodes_max_) {
@@ -209,7 +210,7 @@ class RuleGraph {
     place_columns(rows.size());
   }
 
-  // A column is as wide as the labels that begin there need.
+  // A column is as wide as the labels that begin there.
   void place_columns(size_t num_columns) {
     std::vector<int> widths(num_columns, kColumn);
     for (const Drawn& node : nodes) {
@@ -233,13 +234,13 @@ class RuleGraph {
 void draw_edge(std::string& out, double x1, double y1, double x2, double y2,
                const std::string& label, int bend) {
   double mx = (x1 + x2) / 2, my = (y1 + y2) / 2 - 14.0 * bend;
-  if (x1 == x2 && y1 == y2) {  // to itself: a loop above
+  if (x1 == x2 && y1 == y2) {  // a self-loop, above
     out +=
         fmt::format("<path d=\"M{:.0f} {:.0f} C {:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}\"/>",
                     x1 - 6, y1 - kRadius, x1 - 30, y1 - 46, x1 + 30, y1 - 46, x1 + 6, y1 - kRadius);
     mx = x1;
     my = y1 - 38;
-  } else if (x2 <= x1) {  // back: below
+  } else if (x2 <= x1) {  // a back edge, below
     my = std::max(y1, y2) + 30;
     out += fmt::format("<path d=\"M{:.0f} {:.0f} Q {:.0f} {:.0f} {:.0f} {:.0f}\"/>", x1,
                        y1 + kRadius, mx, my + 12, x2, y2 + kRadius);

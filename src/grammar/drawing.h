@@ -1,4 +1,4 @@
-// A grammar's automata as a picture.
+// Renders a grammar's automata as SVG.
 #pragma once
 
 #include <string>
@@ -7,11 +7,10 @@
 
 namespace espalier::grammar {
 
-// An SVG document: a row for each rule that is called, states from left to right by their distance
-// from the rule's start, final ones with a second circle. Chains of states with one way on are one
-// edge with their text, as they are compressed where bytes are forced. White space that may be left
-// out without another meaning is not drawn, and the picture says so. Beyond `nodes_max` states a
-// rule is cut off, and the picture says so.
+// Returns an SVG document with a row for each called rule: states from left to right by their
+// distance from the start, final states with a second circle. Chains of states with one outgoing
+// byte are one edge with their text. Optional white space is omitted, and rules beyond `nodes_max`
+// states are truncated; the picture states both. Thread-safe.
 std::string draw_svg(const Network& network, size_t nodes_max = 400);
 
 }  // namespace espalier::grammar

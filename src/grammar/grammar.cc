@@ -17,7 +17,7 @@
 namespace espalier::grammar {
 namespace {
 
-// White space between a model's reasoning and its answer, characters.
+// Characters of white space between a model's reasoning and its answer.
 constexpr int32_t kReasoningSpaceMax = 4;
 
 Result<ExprId> with_reasoning(Ir& ir, const GrammarSpec& spec, ExprId body) {
@@ -43,8 +43,8 @@ struct CompiledGrammar::Impl {
         earley(network, limits, static_cast<uint32_t>(trie->all().depth_max), builder.get()),
         masks(earley, *trie) {}
 
-  // All under `mutex`, but for what the recogniser and the masks give to any thread.
-  const std::unique_ptr<NetworkBuilder> builder;  // or none, and the network is whole
+  // `mutex` guards every member, except what the recogniser and the masks offer to any thread.
+  const std::unique_ptr<NetworkBuilder> builder;  // null when the network is complete
   const Network whole;
   const Network& network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
@@ -53,8 +53,8 @@ struct CompiledGrammar::Impl {
   MaskCache masks;
 };
 
-// Steps that are known are taken as they are; at the first that is not the lock is taken, and held
-// on.
+// Follows cached transitions without the lock. At the first transition that is not cached it takes
+// the lock and keeps it.
 class Matcher::Steps {
  public:
   explicit Steps(CompiledGrammar::Impl& impl) : impl_(impl), lock_(impl.mutex, std::defer_lock) {}
@@ -112,7 +112,7 @@ size_t CompiledGrammar::num_bytes() const {
 
 namespace {
 
-// Writes fields one behind the other so that no two lists of fields look alike.
+// Serialises fields without ambiguity, so that different lists of fields give different keys.
 class KeyWriter {
  public:
   template <typename... Fields>
@@ -134,7 +134,7 @@ class KeyWriter {
     add_number(list.size());
     for (const T& item : list) add(item);
   }
-  // A field that is left out of these lists does not compile.
+  // The structured bindings make a new field that is missing here fail to compile.
   void add(const SchemaText& document) {
     const auto& [uri, text] = document;
     add_all(uri, text);
@@ -183,7 +183,7 @@ void start_clock(GrammarLimits& limits) {
   }
 }
 
-// What a spec says, as rules; the number of the root.
+// Lowers a spec to rules; returns the root.
 Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limits) {
   RuleId root = 0;
   const auto root_of = [&](ExprId body) {
@@ -246,7 +246,7 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
                                                          std::shared_ptr<const TokenTrie> trie,
                                                          GrammarLimits limits) {
   start_clock(limits);
-  const auto ir = std::make_shared<Ir>();  // shared with the rules that are made later
+  const auto ir = std::make_shared<Ir>();  // shared with the builder, which builds rules later
   ESP_ASSIGN_OR_RETURN(const RuleId root, lower(*ir, spec, limits));
   ESP_ASSIGN_OR_RETURN(auto builder, NetworkBuilder::plan(ir, root, limits));
   auto made = std::make_shared<CompiledGrammar>(std::move(builder), std::move(trie), limits);
@@ -259,7 +259,8 @@ Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec
   return made;
 }
 
-// Of what is large the first byte is tried: what texts cannot follow is refused here.
+// For large networks the first byte is tried, so that a grammar whose texts cannot be followed is
+// refused at compile time.
 bool CompiledGrammar::exceeds_limits_at_start(const GrammarLimits& limits) {
   EarleyRecogniser& earley = impl_->earley;
   if (earley.exhausted()) return true;

@@ -1,9 +1,9 @@
-// Structured generation: what a request may say next, exactly. A grammar is compiled once for a
-// vocabulary and shared; each sequence has a matcher that follows its text.
+// Structured generation: computes exactly which tokens may follow in a sequence. A grammar is
+// compiled once for a vocabulary and shared; each sequence has a matcher.
 //
 //   ESP_ASSIGN_OR_RETURN(auto grammar, compile_grammar(spec, trie, limits));
 //   Matcher matcher(grammar);
-//   matcher.fill_mask(words);            // bit t: token t may come
+//   matcher.fill_mask(words);            // bit t: token t may follow
 //   matcher.accept_token(token);
 #pragma once
 
@@ -23,52 +23,52 @@
 
 namespace espalier::grammar {
 
-// What a user asks for, as text; equal specs compile to the same grammar.
+// A grammar as source text; equal specs compile to equal grammars.
 struct GrammarSpec {
   enum class Kind : uint8_t { kRegex, kEbnf, kJsonSchema, kAnyJson, kChoices, kStructuralTag };
   Kind kind = Kind::kRegex;
-  std::string source;  // the pattern, the EBNF text, the schema, the tags; unused for kAnyJson
+  std::string source;  // the pattern, the EBNF text, the schema or the tags; unused for kAnyJson
   std::vector<std::string> choices;              // kChoices
   Whitespace whitespace = Whitespace::kBounded;  // of JSON
-  // Free text that comes before: from reasoning_begin (empty: from the start) to the first
-  // reasoning_end (empty: there is none), and white space. With a beginning it may be left out.
+  // Free text that precedes the grammar: from reasoning_begin (empty: from the start) to the first
+  // reasoning_end (empty: none), then white space. With a reasoning_begin it is optional.
   std::string reasoning_begin, reasoning_end;
   SchemaOptions json;  // kJsonSchema
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
-// A text that is the same exactly for equal specs: compiled grammars are cached under it.
+// Returns a cache key that is equal exactly for equal specs.
 std::string key_of(const GrammarSpec& spec);
 
-// "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else
+// Parses "regex", "ebnf", "json_schema", "json" (any), "choices" or "structural_tag"; else returns
 // kInvalidArgument with the list.
 Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name);
 
-// What a grammar has become so far: rules are made when texts reach them.
+// What has been built of a grammar so far; rules are built on demand.
 struct GrammarSize {
-  size_t num_rules = 0;  // those that are called; all others are inlined
+  size_t num_rules = 0;  // called rules; all others are inlined
   size_t num_nodes = 0, num_byte_edges = 0, num_call_edges = 0;
   size_t num_byte_classes = 0;
-  size_t num_states = 0;  // of the recogniser, made so far
-  size_t num_masks = 0;   // kept so far
+  size_t num_states = 0;  // Earley sets built so far
+  size_t num_masks = 0;   // cached so far
 };
 
-// Immutable from outside, thread-safe: its states and masks are made under a lock as texts need
-// them; what is made is read without it.
+// A compiled grammar. Thread-safe: sets and masks are built under a lock on demand and read without
+// it. Immutable as seen from outside.
 class CompiledGrammar {
  public:
   CompiledGrammar(Network network, std::shared_ptr<const TokenTrie> trie,
                   const GrammarLimits& limits);
-  // Of a network whose rules are made when texts reach them.
+  // `builder` builds rules on demand.
   CompiledGrammar(std::unique_ptr<NetworkBuilder> builder, std::shared_ptr<const TokenTrie> trie,
                   const GrammarLimits& limits);
   ~CompiledGrammar();
   const TokenTrie& trie() const;
   GrammarSize size() const;
-  bool exhausted() const;          // see Matcher::exhausted(); for any thread
-  size_t num_bytes() const;        // what the states and masks made so far take; for any thread
-  const Network& network() const;  // as far as it is made
-  const Network& whole_network();  // all rules made; REQUIRES: no matcher is used meanwhile
+  bool exhausted() const;          // see Matcher::exhausted(); any thread
+  size_t num_bytes() const;        // held by sets and masks; any thread
+  const Network& network() const;  // as far as it is built
+  const Network& whole_network();  // builds all rules. REQUIRES: no matcher runs meanwhile
 
  private:
   friend class Matcher;
@@ -81,45 +81,45 @@ class CompiledGrammar {
   std::unique_ptr<Impl> impl_;
 };
 
-// Lowers and compiles. kInvalidArgument: the source is wrong (says where); kUnimplemented: it asks
-// for what is not supported (says what); kResourceExhausted: it is too large.
+// Lowers and compiles. kInvalidArgument: the source is wrong (with its position); kUnimplemented:
+// an unsupported feature (by name); kResourceExhausted: it is too large.
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,
                                                          GrammarLimits limits = {});
 
-// The same without a vocabulary: what texts the grammar has.
+// Compiles without a vocabulary, for the language alone.
 Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits = {});
 
-// Follows one sequence. Copyable: a copy is a fork. Not thread-safe itself; matchers of one grammar
-// may be used from different threads.
+// Follows one sequence. A copy is a fork. Not thread-safe, but matchers of one grammar may run on
+// different threads. Shares ownership of the grammar.
 class Matcher {
  public:
   explicit Matcher(std::shared_ptr<CompiledGrammar> grammar);
 
-  // Goes on by a token's bytes, or ends at an end-of-sequence token. False, and nothing changed,
-  // when the grammar does not allow it.
+  // Advances by a token's bytes, or ends at an end-of-sequence token. Returns false, and changes
+  // nothing, when the grammar does not allow it.
   bool accept_token(TokenId token);
   bool accept_bytes(std::string_view bytes);
 
-  // Writes words_per_mask() words: bit t % 32 of word t / 32 is set when token t may come next.
-  // End-of-sequence ids are set when the text may end here. False when no bit is set (only after
-  // limits were reached: see exhausted()).
+  // Writes words_per_mask() words: bit t % 32 of word t / 32 is set when token t may follow.
+  // End-of-sequence ids are set when the text may end here. Returns false when no bit is set, which
+  // happens only after a limit was reached: see exhausted().
   bool fill_mask(std::span<uint32_t> words);
 
-  // The bytes that must come next, whatever the tokens: at most `bytes_max`.
+  // Returns the bytes that must follow whatever the tokens, at most `bytes_max`.
   std::string forced_bytes(size_t bytes_max);
 
-  void rollback(size_t steps);  // takes back that many accepted calls; at most steps() of them
+  void rollback(size_t steps);  // takes back the last `steps` accepted calls, at most steps()
   size_t steps() const { return history_.size() - 1; }
-  bool can_end() const;  // the text so far is complete
+  bool can_end() const;  // whether the text so far is complete
   bool ended() const { return ended_; }
-  bool must_end();         // nothing but the end can follow (or it has ended)
-  bool exhausted() const;  // the grammar's limit on states was reached; the mask is not to be
-                           // trusted and the request fails
+  bool must_end();  // whether nothing but the end can follow, or the text has ended
+  // whether the grammar reached a limit: its masks are incomplete and the request must fail
+  bool exhausted() const;
   int32_t words_per_mask() const;
 
-  // The state that its text has led to: matchers of one grammar that are in the same one take the
-  // same texts from here, but for what checks say of the text before.
+  // Returns the Earley set of the text. Matchers of one grammar in the same set accept the same
+  // continuations, except where checks read the text.
   uint64_t state() const { return history_.back(); }
 
  private:
@@ -128,10 +128,11 @@ class Matcher {
     return std::string_view(text_).substr(0, text_sizes_.back());
   }
 
-  std::shared_ptr<CompiledGrammar> grammar_;  // shared: the cache and other sequences hold it too
-  std::vector<uint32_t> history_;             // recogniser states, one a step
-  std::string text_;                          // what was read, where checks look at it
-  std::vector<uint32_t> text_sizes_ = {0};    // its length after each step
+  // shared: the grammar cache and other sequences hold it too
+  std::shared_ptr<CompiledGrammar> grammar_;
+  std::vector<uint32_t> history_;           // [step] Earley set
+  std::string text_;                        // what was read, kept where checks need it
+  std::vector<uint32_t> text_sizes_ = {0};  // [step] its length
   bool ended_ = false;
 };
 

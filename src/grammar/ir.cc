@@ -12,9 +12,10 @@ namespace espalier::grammar {
 namespace {
 
 constexpr uint32_t kMaxCodePoint = 0x10ffff;
-constexpr size_t kLiteralsWrittenOut = 32;  // more are a graph
+constexpr size_t kLiteralsWrittenOut = 32;  // larger choices become a graph
 
-// UTF-8's shape: code points up to `high` take `length` bytes, the first of them led by `lead`.
+// A length of UTF-8: code points up to `high` take `length` bytes, the first of which has the bits
+// of `lead`.
 struct Utf8Length {
   uint32_t low, high;
   int length;
@@ -31,8 +32,8 @@ ByteSet byte_range(uint32_t low, uint32_t high) {
   return set;
 }
 
-// Code points low..high that all take `length` bytes, as an expression over bytes: split at the
-// places where the trailing bytes do not cover their whole range.
+// Encodes code points low..high that all take `length` bytes, split where the trailing bytes do not
+// cover their whole range.
 ExprId encode_range(Ir& ir, uint32_t low, uint32_t high, int length, uint8_t lead) {
   if (length == 1) return ir.bytes(byte_range(lead | low, lead | high));
   const int shift = 6 * (length - 1);
@@ -68,7 +69,8 @@ ExprId literal_trie(Ir& ir, std::span<const std::string> sorted, size_t depth) {
   while (begin < sorted.size() && sorted[begin].size() == depth) ++begin;
   if (begin > 0) parts.push_back(ir.empty());
   while (begin < sorted.size()) {
-    // The texts that share their next byte, and then as many further bytes as all of them share.
+    // [begin, end): the texts that share their next byte; then as many further bytes as all of them
+    // share.
     size_t end = begin;
     while (end < sorted.size() && sorted[end][depth] == sorted[begin][depth]) ++end;
     const std::string& first = sorted[begin];
@@ -83,9 +85,10 @@ ExprId literal_trie(Ir& ir, std::span<const std::string> sorted, size_t depth) {
   return ir.choice(parts);
 }
 
-// The same as a deterministic graph: what leads nowhere else shares one end.
+// Builds the same language as a deterministic graph: suffixes with nothing after them share one
+// final state.
 Ir::Graph literal_graph(std::span<const std::string> sorted) {
-  struct Place {  // texts begin to end share `depth` bytes
+  struct Place {  // texts [begin, end) share `depth` bytes
     size_t begin, end, depth;
     uint32_t id;
   };
@@ -221,7 +224,7 @@ ExprId Ir::literal(std::string_view text) {
   return flat_sequence();
 }
 
-// Of flat_.
+// A sequence of the parts in flat_.
 ExprId Ir::flat_sequence() {
   if (flat_.empty()) return empty();
   return flat_.size() == 1 ? flat_[0] : intern(Op::kSequence, flat_, 0, 0, 0);
@@ -233,7 +236,8 @@ ExprId Ir::sequence(std::span<const ExprId> parts) {
   for (ExprId part : parts) {
     if (part == never()) return never();
     if (part == empty()) continue;
-    // Long ones in long ones stay: flat they would be written out once for each depth.
+    // Long sequences inside long sequences stay nested: flattening would copy them once for each
+    // depth.
     if (node(part).op == Op::kSequence && node(part).count <= kFlattenedMax) {
       const auto inner = children(part);
       flat_.insert(flat_.end(), inner.begin(), inner.end());
@@ -275,7 +279,8 @@ ExprId Ir::repeat(ExprId part, int32_t min, int32_t max) {
   if (max == 0 || part == empty()) return empty();
   if (part == never()) return min == 0 ? empty() : never();
   if (min == 1 && max == 1) return part;
-  // What may be left out, so often: written out it could be left from every place to every later.
+  // An optional part repeated many times becomes a graph: written out, every position could skip to
+  // every later one.
   const Node inner = nodes_[part];
   if (inner.op == Op::kRepeat && inner.min == 0 && (inner.max == 1 || inner.max == kUnbounded)) {
     return repeat(children(part)[0], 0, inner.max == kUnbounded ? kUnbounded : max);
@@ -289,7 +294,7 @@ ExprId Ir::graph(Graph graph) {
   if (graph.num_states == 0 || graph.finals.empty()) return never();
   if (parts.empty() && graph.arcs.empty())
     return std::ranges::count(graph.finals, 0u) > 0 ? empty() : never();
-  // Graphs are not compared: whoever makes one keeps its id.
+  // Graphs are not compared for equality; the caller keeps the id.
   const auto index = static_cast<uint32_t>(graphs_.size());
   graphs_.push_back(std::move(graph));
   const ExprId id = intern(Op::kGraph, parts, 0, static_cast<int32_t>(index), 0);

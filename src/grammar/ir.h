@@ -1,6 +1,5 @@
-// The one intermediate representation that every format lowers to: rules whose bodies are
-// expressions over bytes. Regular expressions, EBNF, JSON Schema and choices all become this, and
-// transition_network.h turns it into machines.
+// The intermediate representation that every frontend lowers to: rules whose bodies are expressions
+// over bytes. automata/transition_network.h compiles it.
 #pragma once
 
 #include <array>
@@ -28,23 +27,23 @@ struct CodeRange {
   friend bool operator==(const CodeRange&, const CodeRange&) = default;
 };
 
-// Sorted, disjoint, not adjacent, within [0, 0x10ffff]; surrogates dropped.
+// Returns the ranges sorted, disjoint, not adjacent, within [0, 0x10ffff] and without surrogates.
 std::vector<CodeRange> normalized(std::vector<CodeRange> ranges);
 std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_ranges);
 
 // Judges a JSON value that a text has just completed, where no grammar of practical size can: see
-// Ir::set_check. Called under its grammar's lock, from one thread at a time.
+// Ir::set_check. Called under the grammar's lock, by one thread at a time.
 class ValueChecker {
  public:
   virtual ~ValueChecker() = default;
   virtual bool holds(uint32_t check, std::string_view value) = 0;
 };
 
-// Numbers of things that are filed by their hashes, in one flat table: little is allocated.
+// An open-addressing hash index of ids. Not thread-safe.
 class FlatIndex {
  public:
   static constexpr uint32_t kNone = ~uint32_t{0};
-  // Of those filed under the hash the one for which `same` holds.
+  // Returns the id filed under the hash for which `same` holds, or kNone.
   template <typename Same>
   uint32_t find(uint64_t hash, Same same) const {
     if (slots_.empty()) return kNone;
@@ -58,18 +57,18 @@ class FlatIndex {
 
  private:
   struct Slot {
-    uint32_t tag = 0, id = kNone;  // the tag: the low bits of the hash
+    uint32_t tag = 0, id = kNone;  // the tag is the low bits of the hash
   };
   static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash); }
   void put(Slot slot);
 
-  std::vector<Slot> slots_;  // a power of two, at most half of them in use
+  std::vector<Slot> slots_;  // size is a power of two, at most half full
   size_t count_ = 0;
 };
 
-// An arena of expressions, shared by structure: equal expressions have equal ids. Construction
-// simplifies (nested sequences flatten, a choice of byte sets is one byte set, never absorbs).
-// Not thread-safe.
+// An arena of hash-consed expressions: equal expressions have equal ids. Construction simplifies
+// (nested sequences flatten, a choice of byte sets is one byte set, kNever absorbs). Not
+// thread-safe.
 class Ir {
  public:
   enum class Op : uint8_t {
@@ -77,22 +76,23 @@ class Ir {
     kEmpty,     // matches the empty string
     kBytes,     // one byte out of a set
     kSequence,  // all children, in order
-    kChoice,    // any child
-    kRepeat,    // the child, min to max times (kUnbounded: any number)
-    kRule,      // whatever the rule matches; rules may recurse
-    kGraph,     // a small automaton whose edges are expressions: for what repetition and choice
-                // would have to write out many times
-    kTick,      // nothing; counts one up in its rule's counter, while that has room
-    kEnough,    // nothing; passes once the rule's counter has reached its minimum
+    kChoice,    // any one child
+    kRepeat,    // the child min to max times (kUnbounded: no maximum)
+    kRule,      // a reference to a rule; rules may recurse
+    // a small automaton whose edges are expressions, for what repetition and choice would copy many
+    // times
+    kGraph,
+    kTick,    // matches the empty text and increments the counter of the rule, up to its maximum
+    kEnough,  // matches the empty text once the counter of the rule has reached its minimum
   };
-  // States 0 (the start) to num_states - 1.
+  // States are 0 (the start) to num_states - 1.
   struct GraphEdge {
     uint32_t from = 0;
     ExprId expr = 0;
     uint32_t to = 0;
     friend bool operator==(const GraphEdge&, const GraphEdge&) = default;
   };
-  // An edge of a deterministic graph: bytes low to high, or a symbol of the counter.
+  // An edge of a deterministic graph: the bytes low to high, or a symbol of the counter.
   struct Arc {
     enum class Symbol : uint8_t { kBytes, kTick, kEnough };
     uint32_t from = 0, to = 0;
@@ -104,33 +104,34 @@ class Ir {
     uint32_t num_states = 0;
     std::vector<GraphEdge> edges;
     std::vector<uint32_t> finals;
-    // A deterministic graph has arcs, by state, and no edges; each state leads to a final one.
+    // A deterministic graph has arcs, sorted by state, and no edges; each state leads to a final
+    // one.
     bool deterministic = false;
     std::vector<Arc> arcs;
-    std::vector<uint16_t> tags;  // [state], where masks are known of old: see lexeme.h; or empty
+    std::vector<uint16_t> tags;  // [state] lexeme tags (lexeme.h), or empty
     friend bool operator==(const Graph&, const Graph&) = default;
   };
   struct Node {
     Op op = Op::kNever;
-    uint32_t first = 0;  // kBytes: index of the byte set; kRule: the rule; else into children
-    uint32_t count = 0;  // number of children (a graph's: the expressions of its edges)
-    uint32_t graph = 0;  // kGraph: which
+    uint32_t first = 0;  // kBytes: index of the byte set; kRule: the rule; else index into children
+    uint32_t count = 0;  // number of children (of a graph: the expressions of its edges)
+    uint32_t graph = 0;  // kGraph: index of the graph
     int32_t min = 0, max = 0;
   };
   struct Rule {
     std::string name;
     ExprId body = 0;
-    int32_t check = -1;    // into checks(), or none
-    int32_t counter = -1;  // into counters(), or none
+    int32_t check = -1;    // index into checks(), or -1
+    int32_t counter = -1;  // index into counters(), or -1
   };
-  // How many ticks one match of a rule has: repetition without a state for each.
+  // Bounds on the ticks in one match of a rule: repetition without a state for each count.
   struct Counter {
-    uint32_t min = 0, max = 0;  // kNoMax: any number
+    uint32_t min = 0, max = 0;  // kNoMax: unbounded
   };
   static constexpr uint32_t kNoMax = ~uint32_t{0};
   struct Check {
-    std::shared_ptr<ValueChecker> checker;  // shared with the networks made of this
-    uint32_t number = 0;                    // its own
+    std::shared_ptr<ValueChecker> checker;  // shared with the networks built from this Ir
+    uint32_t number = 0;                    // the checker's own number
   };
 
   Ir();
@@ -154,27 +155,28 @@ class Ir {
 
   ExprId graph(Graph graph);
 
-  // One UTF-8 encoded character out of `ranges` (any order; normalised here).
+  // Returns one UTF-8 encoded character out of `ranges`, in any order.
   ExprId chars(std::vector<CodeRange> ranges);
 
-  // A choice of literals as a trie, so that thousands share their prefixes.
+  // Returns a choice of literals as a trie, so that thousands share their prefixes.
   ExprId literals(std::vector<std::string> texts);
 
-  RuleId add_rule(std::string name);  // its body is kNever until set
+  RuleId add_rule(std::string name);  // its body is kNever until set_body()
   void set_body(RuleId rule, ExprId body);
   ExprId rule(RuleId rule);
 
   ExprId tick() { return intern(Op::kTick, {}, 0, 0, 0); }
   ExprId enough() { return intern(Op::kEnough, {}, 0, 0, 0); }
-  // REQUIRES of the rule's body: where there is a minimum, it can end wherever it stands after any
-  // number of further ticks that is not below the least one from there; every way to its end passes
-  // kEnough, after which it ticks no more. Then no match gets stuck between min and max.
+  // REQUIRES of the rule's body, so that no match is stuck between min and max: with a minimum, the
+  // body can end from every position after any number of further ticks that is not below the least
+  // one from there; and every path to its end passes kEnough, after which it does not tick.
   void set_counter(RuleId rule, Counter counter);
   const std::vector<Counter>& counters() const { return counters_; }
 
-  // What the rule matched must also pass `check`. It is asked where the rule ends for certain, that
-  // is, at ends after which the rule cannot go on: closing brackets, quotes, the ends of words.
-  // REQUIRES: the rule matches whole JSON values; ends that are not certain need no check.
+  // Requires that what the rule matched also passes `check`. The check runs where the rule
+  // certainly ends, that is, at ends after which the rule cannot continue: closing brackets,
+  // quotes, ends of words. REQUIRES: the rule matches whole JSON values; uncertain ends need no
+  // check.
   void set_check(RuleId rule, Check check);
   const std::vector<Check>& checks() const { return checks_; }
 
@@ -190,7 +192,7 @@ class Ir {
   size_t size() const { return nodes_.size(); }
 
  private:
-  // REQUIRES: `parts` is no view of children_.
+  // REQUIRES: `parts` does not alias children_.
   ExprId intern(Op op, std::span<const ExprId> parts, uint32_t payload, int32_t min, int32_t max);
   ExprId flat_sequence();
 
@@ -201,11 +203,11 @@ class Ir {
   std::vector<Graph> graphs_;
   std::vector<Check> checks_;
   std::vector<Counter> counters_;
-  FlatIndex set_index_, index_;             // byte sets and nodes by their hashes
+  FlatIndex set_index_, index_;             // byte sets and nodes by hash
   std::array<ExprId, 256> single_bytes_{};  // [byte] its expression; never(): not made yet
-  // Used within one call.
+  // Scratch of one call.
   std::vector<ExprId> flat_;
-  std::vector<uint32_t> seen_;  // [expression] the last choice that met it
+  std::vector<uint32_t> seen_;  // [expression] the last choice that visited it
   uint32_t choices_ = 0;
 };
 

@@ -9,14 +9,15 @@
 namespace espalier::grammar {
 namespace {
 
-// Whether the quote at `at` stands inside a string, after an odd number of backslashes.
+// Returns whether the quote at `at` is escaped, that is, preceded by an odd number of backslashes.
 bool escaped_quote(std::string_view text, size_t at) {
   size_t slashes = 0;
   while (slashes < at && text[at - slashes - 1] == '\\') ++slashes;
   return slashes % 2 == 1;
 }
 
-// Where the string begins whose closing quote is at `end`; 0 when it does not.
+// Returns the offset of the opening quote of the string whose closing quote is at `end`; 0 when
+// there is none.
 size_t string_begin(std::string_view text, size_t end) {
   while (end > 0) {
     --end;
@@ -25,7 +26,8 @@ size_t string_begin(std::string_view text, size_t end) {
   return 0;
 }
 
-// How many bytes at the end of `text` belong to the JSON value that `last` ends after it.
+// Returns how many bytes at the end of `text` belong to the JSON value that the byte `last`
+// completes.
 size_t value_size(std::string_view text, uint8_t last) {
   size_t at = text.size();
   if (last == '"') return at - string_begin(text, at);
@@ -98,8 +100,8 @@ EarleyRecogniser::EarleyRecogniser(const Network& network, const GrammarLimits& 
       reach_(reach),
       table_(256, kDead),
       return_table_(256, kRootReturn) {
-  return_states_.resize(2);  // kRootLink and kOpenLink
-  sets_.emplace_back();      // kDead
+  return_states_.resize(2);  // slots 0 and 1 are kRootReturn and kUnknownReturn
+  sets_.emplace_back();      // set 0 is kDead
   transitions_.append(num_classes_, kDead);
   canonical_.append(1, kDead);
   accepting_.append(1, false);
@@ -132,8 +134,9 @@ void EarleyRecogniser::grow_return_table() {
   }
 }
 
-// A rule has ended: whoever waited for it in the state where it was called goes on. A rule that
-// began in the state being built has matched nothing; its callers went on when they called it.
+// Earley's completion: a rule has ended, so every item of the return state's set that waits for the
+// rule advances. A rule that began in the set under construction has matched the empty text; its
+// callers advanced when they predicted it.
 void EarleyRecogniser::complete(ReturnId return_id, SetId current, std::vector<Item>& out,
                                 bool& accepting) const {
   if (return_id == kRootReturn) {
@@ -150,10 +153,11 @@ void EarleyRecogniser::complete(ReturnId return_id, SetId current, std::vector<I
     out.push_back({it->target, it->return_id, it->count});
 }
 
-// States are compared by their kernel: what the last byte led to, with items that can only return
-// replaced by where they return to, so that the same place in a text is the same state however it
-// was reached. `asked`: whether a check looked at the text; without one, kNeedsText where it would.
-// REQUIRES: `kernel` sorted, each item once. Used up.
+// Interns a set by its kernel: the items that the last byte led to, with items that can only return
+// replaced by the items that they return to, so that the same position of a text is the same set
+// however it was reached. `needs_text` is set when a check reads the text; without a text the
+// result is then kNeedsText. REQUIRES: `kernel` is sorted and free of duplicates. The kernel is
+// consumed.
 SetId EarleyRecogniser::intern(std::vector<Item>& kernel, const Text* text, bool& asked) {
   const auto returns = [&](const Item& item) { return network_.only_final(item.node); };
   if (std::ranges::none_of(kernel, returns)) {
@@ -183,7 +187,7 @@ SetId EarleyRecogniser::intern(std::vector<Item>& kernel, const Text* text, bool
     returned_.clear();
     const bool was_root = item.return_id == kRootReturn;
     complete(item.return_id, kUnknown, returned_, accepting);
-    if (was_root) settled_.push_back(item);  // the mark of acceptance stays in the key
+    if (was_root) settled_.push_back(item);  // an accepting item stays in the kernel
     for (const Item& next : returned_) {
       if (seen_.insert(next)) kernel.push_back(next);
     }
@@ -236,7 +240,8 @@ void EarleyRecogniser::grow_table() {
   }
 }
 
-// Adds to state `id` all that follows from its kernel without a byte: calls, and returns.
+// Earley's prediction and completion: adds to set `id` everything that follows from its kernel
+// without reading a byte.
 void EarleyRecogniser::close(SetId id) {
   const Range kernel = sets_[id].kernel;
   work_.assign(items_.begin() + kernel.begin, items_.begin() + kernel.begin + kernel.size);
@@ -252,7 +257,8 @@ void EarleyRecogniser::close(SetId id) {
   for (; !work_.empty(); ++followed) {
     const Item item = work_.back();
     work_.pop_back();
-    const Network::Node node = network_.nodes[item.node];  // making rules moves the nodes
+    // a copy, since building rules moves the nodes
+    const Network::Node node = network_.nodes[item.node];
     if (node.bytes_begin != node.bytes_end) scanning_now_.push_back(item);
     if (node.final) {
       returned_.clear();
@@ -300,7 +306,7 @@ void EarleyRecogniser::close(SetId id) {
   accepting_.set(id, accepting);
 }
 
-// Takes an edge of the counter, if it may.
+// Follows an edge of the counter; returns false where the counter forbids it.
 bool EarleyRecogniser::count_step(const Network::CountEdge& edge, Item& item) const {
   const Ir::Counter& counter =
       network_.counters[static_cast<size_t>(network_.nodes[item.node].counter)];
@@ -314,7 +320,8 @@ bool EarleyRecogniser::count_step(const Network::CountEdge& edge, Item& item) co
   return uint64_t{item.count} + edge.room <= counter.max;
 }
 
-// Whether the ticks that the way from `node` to its rule's end takes still fit.
+// Returns whether the ticks between `node` and the end of its rule still fit under the counter's
+// maximum.
 bool EarleyRecogniser::has_room(NodeId node, uint32_t count) const {
   const Network::Node& at = network_.nodes[node];
   if (at.counter < 0) return true;
@@ -322,7 +329,8 @@ bool EarleyRecogniser::has_room(NodeId node, uint32_t count) const {
   return max == Ir::kNoMax || uint64_t{count} + at.room <= max;
 }
 
-// A byte ticks once at most.
+// One byte ticks at most once, so counts that are farther than `reach_` from both bounds behave
+// alike.
 uint32_t EarleyRecogniser::canonical_count(const Item& item) const {
   const int32_t number = network_.nodes[item.node].counter;
   if (number < 0) return item.count;
@@ -404,7 +412,7 @@ bool EarleyRecogniser::passes(int32_t check, const Text& text) {
   return asked.checker->holds(asked.number, read);
 }
 
-// Whether nothing but bytes leads on, so that one item at the node is all of a state.
+// Returns whether the node has byte edges only, so that one item at it is the whole set.
 bool EarleyRecogniser::only_bytes(NodeId id) const {
   const Network::Node& node = network_.nodes[id];
   return !node.final && node.calls_begin == node.calls_end && node.counts_begin == node.counts_end;
@@ -447,7 +455,7 @@ EarleyRecogniser::Position EarleyRecogniser::step_without_text(const Position& f
         to = next;
         continue;
       }
-      // Several, or one from where more than bytes leads on: a state of its own.
+      // Several items, or one item at a node with other than byte edges, become a set of their own.
       if (from.set != kInRule) return position_of(step_slow(from.set, byte, nullptr));
       return position_of(step_in_rule(item, byte));
     }
@@ -468,7 +476,8 @@ SetId EarleyRecogniser::step_in_rule(const Item& item, uint8_t byte) {
   return asked ? kNeedsText : to;
 }
 
-// Whether only bytes lead on, and none back to the node itself: what a walk comes along once.
+// Returns whether the node has byte edges only and no self-loop. A walk passes such a node once, so
+// a set for it would not be reused.
 bool EarleyRecogniser::is_chain(NodeId node) {
   if (chains_.size() <= node) chains_.resize(network_.nodes.size(), 0);
   uint8_t& known = chains_[node];
@@ -519,7 +528,8 @@ void EarleyRecogniser::add_differing_bytes(const Position& a, const Position& b,
   add_bytes(b, both);
   const bool alike =
       a.set == kInRule && b.set == kInRule && a.return_id == b.return_id && a.count == b.count;
-  // Edges are in order: side by side, unless some overlap in one of them.
+  // Edges are sorted, so the two lists are merged; overlapping ranges within one list are not
+  // merged.
   const std::span<const Network::ByteEdge> x = network_.bytes_of(a.node);
   const std::span<const Network::ByteEdge> y = network_.bytes_of(b.node);
   const auto disjoint = [](std::span<const Network::ByteEdge> edges) {
@@ -539,9 +549,11 @@ void EarleyRecogniser::add_differing_bytes(const Position& a, const Position& b,
 }
 
 SetId EarleyRecogniser::step_slow(SetId from, uint8_t byte, const std::string_view* text) {
-  // What has been read goes on, along states that are known; a walk along what may come ends.
+  // An exhausted recogniser still follows known text along known sets, but explores no further
+  // tokens.
   if (exhausted_ && text == nullptr) return kDead;
-  // Many places lead on to the same ones where parts may be left out: no list of all ways there.
+  // Many items often lead to the same targets where parts are optional; duplicates are dropped
+  // early then.
   constexpr size_t kMany = 1000;
   const std::span<const Item> from_items = items(sets_[from].scanning);
   const bool many = from_items.size() > kMany;

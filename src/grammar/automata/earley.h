@@ -1,8 +1,12 @@
-// Follows a network byte by byte. A state of the recogniser is a set of items (node, return link),
-// as in Earley's method with automata for rules; equal sets are one state, interned, and
-// transitions are remembered, so a grammar turns lazily into the automaton that its texts need.
-// Exact for every context-free grammar: left recursion, ambiguity and empty rules included; right
-// recursion takes no room (tail calls hand their return link on).
+// An Earley recogniser over a recursive transition network, made deterministic lazily. An Earley
+// set holds items (node, return state, count). Equal sets are interned as one, and transitions
+// between sets are cached, so a grammar turns into the automaton that its texts need. The
+// recogniser is exact for every context-free grammar, including left recursion, ambiguity and empty
+// rules. Tail calls pass their return state on, so right recursion needs no stack.
+//
+// Thread safety: one thread at a time may call the non-const functions (CompiledGrammar holds a
+// lock). Beside that thread any number may read what is cached: known_step(), known_canonical(),
+// accepting(), exhausted() and num_bytes(). Ownership: the network and the builder are borrowed.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +26,13 @@
 
 namespace espalier::grammar {
 
-using SetId = uint32_t;     // a state of the recogniser
-using ReturnId = uint32_t;  // where a rule returns to: a state and the rule it waits for
+using SetId = uint32_t;     // an Earley set
+using ReturnId = uint32_t;  // a return state: the set that called a rule, and the rule
 
-// A set of bytes: 64 of them in each word.
+// A set of bytes; word w holds bytes 64 w to 64 w + 63.
 struct ByteMask {
   std::array<uint64_t, 4> words{};
-  void add(int low, int high) {  // both included
+  void add(int low, int high) {  // both inclusive
     for (int w = low / 64; w <= high / 64; ++w) words[static_cast<size_t>(w)] |= part(w, low, high);
   }
   void remove(int low, int high) {
@@ -49,50 +53,48 @@ struct ByteMask {
   }
 };
 
-// One thread at a time may call it (CompiledGrammar guards that); beside that one any number may
-// ask for what is known of states that they have met: the functions named known_, accepting(),
-// exhausted() and those below them.
+// See the head of this file for the algorithm and for thread safety.
 class EarleyRecogniser {
  public:
-  static constexpr SetId kDead = 0;             // no text leads on from here
-  static constexpr SetId kUnknown = ~SetId{0};  // it is not known yet: see known_step()
-  static constexpr SetId kNeedsText =
-      ~SetId{0} - 1;  // where a check decides: see step_without_text()
+  static constexpr SetId kDead = 0;  // no text leads on from here
+  // the transition is not cached yet: see known_step()
+  static constexpr SetId kUnknown = ~SetId{0};
+  static constexpr SetId kNeedsText = ~SetId{0} - 1;  // a check decides: see step_without_text()
 
-  // `reach`: how many bytes canonical() looks ahead. `maker` makes the rules of the network that
-  // are not made yet when texts reach them; without one all are.
+  // `reach`: the number of bytes that canonical() looks ahead. `builder` builds rules of the
+  // network when a text first reaches them; without one the network is complete.
   EarleyRecogniser(const Network& network, const GrammarLimits& limits, uint32_t reach = 0,
                    NetworkBuilder* builder = nullptr);
 
   SetId start() const { return start_; }
 
-  // From here on it may do the work of one mask or token, GrammarLimits::machine_turn_max; beyond
-  // that it is exhausted, so that a grammar whose texts are at very many places at once holds up
-  // nobody for long.
+  // Starts the work of one mask or token, which is bounded by
+  // GrammarLimits::earley_items_per_call_max. Beyond that bound the recogniser is exhausted, so
+  // that a grammar with very many items per set delays no other request for long.
   void begin_call() { followed_ = 0; }
 
-  // The state after one more byte. Amortised: one table look-up. kDead also once the limit on
-  // states is reached; exhausted() then says so. `text` is what was read before the byte (at least
-  // the value that it ends): looked at where a rule's check asks for it.
+  // Returns the set after one more byte; one table look-up, amortised. Returns kDead also when a
+  // limit was reached, which exhausted() then reports. `text` is what was read before the byte, at
+  // least the JSON value that the byte ends; checks of rules read it.
   SetId step(SetId from, uint8_t byte, std::string_view text = {}) {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
     return to < kNeedsText ? to : step_slow(from, byte, &text);
   }
-  // The same where the text is not known: kNeedsText where a check would look at it.
+  // Like step(), without the text: returns kNeedsText where a check would read it.
   SetId step_without_text(SetId from, uint8_t byte) {
     const SetId to = transitions_[size_t{from} * num_classes_ + network_.byte_class[byte]];
     return to != kUnknown ? to : step_slow(from, byte, nullptr);
   }
 
-  // What step() has found before, kNeedsText, or kUnknown. For any thread.
+  // Returns the cached transition, kNeedsText, or kUnknown. Any thread may call it.
   SetId known_step(SetId from, uint8_t byte) const {
     return transitions_.read(size_t{from} * num_classes_ + network_.byte_class[byte]);
   }
 
-  // Where a walk along many texts is. Most of its steps lead from node to node of one rule: these
-  // are taken in the network, without a state for each; all others are steps between states.
+  // The position of a walk along many texts. Most steps of a walk lead from node to node of one
+  // rule; these stay in the network and intern no set. All other steps lead from set to set.
   struct Position {
-    SetId set = kDead;  // or kInRule, and the rest says where
+    SetId set = kDead;  // or kInRule, with the item in the other fields
     NodeId node = 0;
     ReturnId return_id = 0;
     uint32_t count = 0;
@@ -102,8 +104,8 @@ class EarleyRecogniser {
   Position position_of(SetId set) const;
   SetId set_of(const Position& position);
   Position step_without_text(const Position& from, uint8_t byte);
-  // The same, and a state that is one item stays a state: its steps are known the next time. Only
-  // what is new and leads through a rule without a loop is taken in the network.
+  // Like step_without_text(), but a set of one item stays a set, so that its transition is cached.
+  // Only new positions that pass through a rule without a loop stay in the network.
   Position step_along(const Position& from, uint8_t byte) {
     if (from.set < kInRule) {
       const SetId to = transitions_[size_t{from.set} * num_classes_ + network_.byte_class[byte]];
@@ -111,50 +113,52 @@ class EarleyRecogniser {
     }
     return step_along_slow(from, byte);
   }
-  // The bytes that may lead on; no other does.
+  // Adds every byte that may lead on from the position.
   void add_bytes(const Position& position, ByteMask& bytes) const;
-  // Of two places: bytes that lead both to one place, as far as that is plain to see, are left out.
+  // Adds the bytes that may lead from `a` and `b` to different positions. Bytes that plainly lead
+  // to the same position are omitted.
   void add_differing_bytes(const Position& a, const Position& b, ByteMask& bytes) const;
 
-  // Whether what follows may depend on the text, not on the state alone.
+  // Returns whether what follows may depend on the text and not on the set alone.
   bool has_checks() const { return !network_.checks.empty(); }
 
-  // A state from which the same texts of up to `reach` bytes lead on: counters that are far from
-  // their bounds are told apart no more.
+  // Returns a representative set from which the same texts of up to `reach` bytes lead on: counts
+  // that are far from their bounds are merged.
   SetId canonical(SetId set);
-  // The same where it is known, or kUnknown. For any thread.
+  // Returns the cached representative, or kUnknown. Any thread may call it.
   SetId known_canonical(SetId set) const {
     return network_.counters.empty() ? set : canonical_.read(set);
   }
 
-  // Whether two states hold the same but for counters.
+  // Returns whether two sets hold the same items but for their counts.
   bool same_but_counts(SetId a, SetId b) const;
 
-  // Of a state that is one place inside a lexeme (lexeme.h) and nothing else: its tag, how many
-  // more characters there may and must be, and what follows the lexeme. A tag of 0: no such state.
+  // For a set that is one item inside a lexeme (lexeme.h): the lexeme's tag and how many characters
+  // are still required and allowed. The tag is 0 for any other set.
   struct Inside {
     uint16_t tag = 0;
     uint32_t least = 0, most = ~uint32_t{0};
   };
   Inside inside(SetId set) const;
-  // The node of a state that is one item.
+  // Returns the node of a set that is one item.
   std::optional<NodeId> only_node(SetId set) const;
-  // A state holds items, each of which leads on by itself: the texts of a state are those of its
-  // items, as states of their own.
+  // The texts of a set are the union of the texts of its items. part(set, i) is the set of item i
+  // alone.
   size_t num_parts(SetId set) const { return sets_[set].kernel.size; }
   SetId part(SetId set, size_t index);
-  // Of a state that is one place in a closed rule: the same place, without what follows the rule;
-  // where its end would lead, step_without_text() says kNeedsText. kDead for other states.
+  // For a set of one item in a closed rule: the same item with an unknown return state, where
+  // step_without_text() returns kNeedsText at the end of the rule. Returns kDead for other sets.
   SetId opened(SetId set);
-  SetId after_lexeme(SetId set);  // or kNeedsText. REQUIRES: inside() says so
+  SetId after_lexeme(SetId set);  // or kNeedsText. REQUIRES: inside() has a tag
 
   bool accepting(SetId set) const { return accepting_.read(set); }
   bool exhausted() const { return exhausted_.load(std::memory_order_relaxed); }
   size_t num_sets() const { return sets_.size(); }
-  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }  // for any thread
+  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }  // any thread
   const Network& network() const { return network_; }
 
-  // Whether the text may end here and nothing can follow. `step` is asked where bytes lead.
+  // Returns whether the text may end here and nothing can follow. `step` maps (set, byte) to the
+  // next set.
   template <typename Step>
   bool must_end(SetId set, Step step) const {
     return accepting(set) && std::ranges::all_of(network_.class_sample, [&](uint8_t sample) {
@@ -162,7 +166,8 @@ class EarleyRecogniser {
            });
   }
 
-  // The only byte that can come, or -1 when there are several or none, or the text may end here.
+  // Returns the only byte that can follow, or -1 when there are several or none or the text may end
+  // here.
   template <typename Step>
   int forced_byte(SetId set, Step step) const {
     if (set == kDead || accepting(set)) return -1;
@@ -179,15 +184,15 @@ class EarleyRecogniser {
  private:
   static constexpr SetId kInRule = ~SetId{0} - 2;
   static constexpr ReturnId kRootReturn = 0;
-  static constexpr ReturnId kUnknownReturn = 1;  // it is not said where: see opened()
+  static constexpr ReturnId kUnknownReturn = 1;  // the caller is unknown: see opened()
 
   struct Item {
     NodeId node;
     ReturnId return_id;
-    uint32_t count = 0;  // of its rule's counter
+    uint32_t count = 0;  // of the rule's counter
     friend auto operator<=>(const Item&, const Item&) = default;
   };
-  // A call in progress: on return from `rule`, go on at (target, link).
+  // A call in progress: on return from `rule` the item continues at (target, return_id, count).
   struct Waiting {
     RuleId rule;
     NodeId target;
@@ -195,25 +200,25 @@ class EarleyRecogniser {
     uint32_t count;
     friend auto operator<=>(const Waiting&, const Waiting&) = default;
   };
-  // A part of items_ or waiting_.
+  // A range of items_ or waiting_.
   struct Range {
     uint32_t begin = 0, size = 0;
   };
   struct Set {
-    Range kernel;       // what it is known by
-    Range scanning;     // items that take a byte
+    Range kernel;       // identifies the set
+    Range scanning;     // items with byte edges
     Range waiting;      // sorted by rule
-    uint32_t hash = 0;  // of its kernel
+    uint32_t hash = 0;  // of the kernel
   };
   struct ReturnState {
     SetId set;
     RuleId rule;
   };
-  // Items that were met, forgotten at once.
+  // A set of items that is cleared in constant time.
   class Seen {
    public:
     void clear();
-    bool insert(const Item& item);  // false: it was there
+    bool insert(const Item& item);  // returns false when it was present
 
    private:
     struct Slot {
@@ -225,7 +230,7 @@ class EarleyRecogniser {
     size_t count_ = 0;
   };
 
-  // What was read, its last byte apart.
+  // The text read so far, with its last byte apart.
   struct Text {
     std::string_view before;
     uint8_t last = 0;
@@ -261,7 +266,7 @@ class EarleyRecogniser {
   NetworkBuilder* const builder_;
   const size_t num_classes_;
   const size_t sets_max_, items_max_, bytes_max_, items_per_call_max_;
-  size_t followed_ = 0;  // places, in this turn
+  size_t followed_ = 0;  // items processed in this call
   const uint32_t reach_;
   std::vector<Set> sets_;
   std::vector<Item> items_;
@@ -269,14 +274,15 @@ class EarleyRecogniser {
   SharedTable<SetId> transitions_;  // [set, class]
   SharedTable<SetId> canonical_;    // [set]
   SharedTable<bool> accepting_;     // [set]
-  std::vector<SetId> table_;        // of sets by the hash of their kernels; kDead: free
+  std::vector<SetId> table_;        // sets by the hash of their kernel; kDead marks a free slot
   std::vector<ReturnState> return_states_;
-  std::vector<ReturnId> return_table_;  // of links by set and rule; kRootLink: free
-  std::vector<uint8_t> chains_;         // [node] 1: is_chain(), 2: not, 0: not looked at yet
+  // return states by (set, rule); kRootReturn marks a free slot
+  std::vector<ReturnId> return_table_;
+  std::vector<uint8_t> chains_;  // [node] 1: is_chain(), 2: not, 0: not computed yet
   SetId start_ = kDead;
   std::atomic<bool> exhausted_ = false;
-  std::atomic<size_t> bytes_ = 0;  // which its states take
-  // Used within one call.
+  std::atomic<size_t> bytes_ = 0;  // bytes held by the sets
+  // Scratch of one call.
   Seen seen_;
   std::vector<Item> kernel_, settled_, returned_, work_, scanning_now_;
   std::vector<Waiting> waiting_now_;

@@ -7,21 +7,21 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr size_t kSharedMin = 8;      // parts; fewer are not worth taking a rule apart
-constexpr size_t kConstantMax = 256;  // bytes of a constant that is looked into
+constexpr size_t kSharedMin = 8;      // parts; shorter common prefixes are not worth factoring
+constexpr size_t kConstantMax = 256;  // bytes of a constant rule that is expanded
 constexpr size_t kInlineMax = 4;      // parts that need no rule of their own
 
 struct Way {
   ExprId whole = 0;
   std::vector<ExprId> parts;
-  std::vector<size_t> cuts;  // behind constants: where a rule for the rest may begin
+  std::vector<size_t> cuts;  // after constants: where a rule for the rest may begin
 };
 
 class SharedPrefixes {
  public:
   SharedPrefixes(Ir& ir, const std::function<bool(RuleId)>& is_made) : ir_(ir), is_made_(is_made) {}
 
-  // False where the way is no sequence that may be taken apart.
+  // Returns false where the alternative is no sequence that may be factored.
   bool add(ExprId expr) {
     if (!is_plain_rule(expr)) return false;
     const ExprId body = ir_.rules()[ir_.node(expr).first].body;
@@ -55,7 +55,7 @@ class SharedPrefixes {
     return rule.check < 0 && rule.counter < 0 && is_made_(id);
   }
 
-  // Whether it is a rule of some bytes in a row.
+  // Returns whether the expression is a rule that matches one constant string.
   bool is_constant(ExprId expr) const {
     if (!is_plain_rule(expr)) return false;
     const ExprId body = ir_.rules()[ir_.node(expr).first].body;
@@ -64,15 +64,15 @@ class SharedPrefixes {
                                [&](ExprId part) { return ir_.node(part).op == Ir::Op::kBytes; });
   }
 
-  // How many parts the ways begin to end share; they are in order.
+  // Returns how many leading parts the alternatives [begin, end) share; they are sorted.
   size_t shared_by(size_t begin, size_t end) const {
     const std::vector<ExprId>& first = ways_[begin].parts;
     const std::vector<ExprId>& last = ways_[end - 1].parts;
     return static_cast<size_t>(std::ranges::mismatch(first, last).in1 - first.begin());
   }
 
-  // The ways begin to end, of whose parts `written` are written already. As long as they share few
-  // they stay whole.
+  // Builds the alternatives [begin, end), of whose parts the first `written` are already emitted.
+  // Alternatives that share few parts stay whole.
   ExprId tree(size_t begin, size_t end, size_t written, size_t depth) {
     const size_t shared = std::max(depth, shared_by(begin, end));
     const bool apart = written > 0 || shared >= kSharedMin;

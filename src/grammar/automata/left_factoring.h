@@ -1,4 +1,5 @@
-// Choices among rules that begin alike (tools, objects told apart by a first constant).
+// Left factoring of choices whose alternatives begin alike, such as tools, or objects that differ
+// in a first constant.
 #pragma once
 
 #include <functional>
@@ -8,9 +9,10 @@
 
 namespace espalier::grammar {
 
-// A choice of `ways` where those that are rules with the same first parts share them: a text is at
-// one place until they differ, and what comes after that is a rule that is made when a text reaches
-// it, one for all ways that go on alike. `is_made`: whether a rule's body will stay as it is.
+// Returns a choice of `alternatives` in which rules with equal leading parts share them. A text is
+// then in one Earley item until the alternatives differ, and what follows becomes a rule that is
+// built when a text first reaches it, one for all alternatives that continue alike. `is_made` tells
+// whether a rule's body is final.
 ExprId left_factored_choice(Ir& ir, std::span<const ExprId> alternatives,
                             const std::function<bool(RuleId)>& is_made);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint8_t kDead = LexemeAutomaton::kDead;
 
-// Determinised, with its start as state 0.
+// Returns the minimal DFA of the expression, with its start as state 0.
 Ir::Graph minimal_graph(const Ir& ir, ExprId expr) {
   const Nfa nfa = nfa_of(ir, expr, [](RuleId) { return kInlineRule; }, {});
   const std::optional<Nfa> dfa = determinised(nfa, 4096, {});
@@ -47,7 +47,7 @@ LexemeAutomaton make_automaton(Lexeme lexeme) {
   return made;
 }
 
-// A graph made once, as a value of its own for each Ir.
+// Builds the graph once, in an Ir of its own.
 Ir::Graph make_lexeme_graph(Lexeme lexeme) {
   const LexemeAutomaton& automaton = lexeme_automaton(lexeme);
   Ir::Graph graph;
@@ -61,8 +61,8 @@ Ir::Graph make_lexeme_graph(Lexeme lexeme) {
   return graph;
 }
 
-// The counted automaton's states carry the tags of those of the plain one that the same bytes lead
-// to; ticks and kEnough stay within a state of the plain one.
+// The counted automaton's states carry the tags of the plain automaton's states that the same bytes
+// lead to; ticks and kEnough stay within a state of the plain automaton.
 Ir::Graph make_counted_graph() {
   Ir ir;
   const ExprId one = JsonSyntax(ir, Whitespace::kCompact).string_char();
@@ -138,16 +138,17 @@ ExprId counted_string(Ir& ir) {
   return ir.graph(kGraph);
 }
 
-// The keys' automaton beside the trie of the names: as long as a text is the beginning of a name it
-// is at a state of the trie, which the last quote of a name does not leave; any other byte leads
-// into the keys' own states.
+// The result runs the key automaton beside the trie of the names. While a text is a prefix of a
+// name it is at a trie state, which has no edge for the closing quote of a name; any other byte
+// leads into the key automaton's own states.
 ExprId other_keys(Ir& ir, std::vector<std::string> names) {
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   if (names.empty()) return lexeme(ir, Lexeme::kKey);
   const LexemeAutomaton& keys = lexeme_automaton(Lexeme::kKey);
   const auto shift = [&](uint8_t state) { return static_cast<uint32_t>(state) + 1; };
-  struct Place {  // of the trie: names begin to end share `depth` bytes and are at `state` of keys
+  // of the trie: names [begin, end) share `depth` bytes and are at `state` of the key automaton
+  struct Place {
     size_t begin, end, depth;
     uint32_t id;
     uint8_t state;
@@ -164,7 +165,7 @@ ExprId other_keys(Ir& ir, std::vector<std::string> names) {
     const auto [first, last] = std::ranges::equal_range(keys.arcs, place.state, {}, &Ir::Arc::from);
     for (auto arc = first; arc != last; ++arc) {
       uint32_t low = arc->low;
-      // What the keys cannot hold is no key.
+      // A name that the key automaton cannot spell is no key and is skipped.
       while (child < place.end && static_cast<uint8_t>(names[child][place.depth]) < arc->low)
         ++child;
       while (child < place.end && static_cast<uint8_t>(names[child][place.depth]) <= arc->high) {
@@ -190,7 +191,7 @@ ExprId other_keys(Ir& ir, std::vector<std::string> names) {
     }
   }
   graph.arcs.reserve(arcs.size() + keys.arcs.size());
-  // The keys' own states come behind the start.
+  // The key automaton's own states follow the start.
   size_t at = 0;
   while (at < arcs.size() && arcs[at].from == 0) graph.arcs.push_back(arcs[at++]);
   for (Ir::Arc arc : keys.arcs) {

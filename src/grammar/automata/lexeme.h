@@ -1,6 +1,7 @@
-// The automata that JSON grammars share: quoted strings. They are made once for the process and
-// enter grammars as they are, their states tagged, so that a vocabulary can know the masks inside
-// them before any grammar comes.
+// Lexemes that JSON grammars share: quoted strings and keys. Their automata are built once for the
+// process and enter grammars unchanged, with tagged states, so that a vocabulary can compute the
+// masks inside them before any grammar is compiled. Everything here is immutable after its first
+// use and thread-safe, but for functions that take an Ir.
 #pragma once
 
 #include <array>
@@ -13,13 +14,13 @@
 namespace espalier::grammar {
 
 enum class Lexeme : uint8_t {
-  kString,  // any JSON string: RFC 8259, lone \u surrogates excepted
-  kKey,     // as serialisers write it: escapes where they must be, the shortest ones
+  kString,  // any JSON string: RFC 8259, without lone \u surrogates
+  kKey,  // as serialisers write keys: escapes only where they are required, and the shortest ones
 };
 inline constexpr size_t kNumLexemes = 2;
 
-// A state of a lexeme, as a number that is not 0. `counted`: each character ticks its rule's
-// counter.
+// A state of a lexeme as a non-zero number. `counted`: each character ticks the counter of its
+// rule.
 struct LexemeTag {
   Lexeme lexeme = Lexeme::kString;
   bool counted = false;
@@ -34,25 +35,26 @@ constexpr LexemeTag to_tag(uint16_t number) {
   return {static_cast<Lexeme>(kind / 2), kind % 2 == 1, static_cast<uint8_t>(number & 0xff)};
 }
 
-// Deterministic and minimal; immutable.
+// A minimal DFA over bytes.
 struct LexemeAutomaton {
   static constexpr uint8_t kDead = 0xff;
-  static constexpr uint8_t kStart = 0;         // before the quote that opens
+  static constexpr uint8_t kStart = 0;         // before the opening quote
   uint8_t inside = 0;                          // between characters
-  uint8_t end = 0;                             // after the quote that closes: nothing follows
+  uint8_t end = 0;                             // after the closing quote; no edge leaves it
   std::vector<std::array<uint8_t, 256>> next;  // [state][byte]
   std::vector<Ir::Arc> arcs;                   // the same, sorted by state and byte
 };
 const LexemeAutomaton& lexeme_automaton(Lexeme lexeme);
 
-// Its texts, as a deterministic graph with tags.
+// Returns the lexeme's texts as a deterministic graph with tags.
 ExprId lexeme(Ir& ir, Lexeme lexeme);
-// Strings with a tick for each character and kEnough before their end (Ir::set_counter).
+// Returns strings with a tick for each character and kEnough before their end (Ir::set_counter).
 ExprId counted_string(Ir& ir);
-// The keys that are none of `names`, which are quoted as serialisers write them.
+// Returns all keys except `names`, which are quoted as serialisers write them.
 ExprId other_keys(Ir& ir, std::vector<std::string> names);
 
-// A character as serialisers write it: itself, or the shortest escape where it needs one.
+// Returns one character as serialisers write it: itself, or the shortest escape where one is
+// required.
 ExprId serialised_char(Ir& ir, const std::vector<CodeRange>& ranges);
 
 }  // namespace espalier::grammar

@@ -1,4 +1,4 @@
-// The least automaton of the same texts.
+// DFA minimisation: a cheap pass for acyclic parts, then partition refinement (Hopcroft).
 #include <algorithm>
 #include <utility>
 
@@ -8,8 +8,8 @@
 namespace espalier::grammar {
 namespace {
 
-// What a state does, one symbol after the other: neighbouring ranges of bytes into one class are
-// one symbol.
+// Iterates over the transitions of a state by symbol: adjacent byte ranges into one class are one
+// symbol.
 class Moves {
  public:
   struct Move {
@@ -37,7 +37,7 @@ class Moves {
   const std::vector<uint32_t>& classes_;
 };
 
-// The states with the representatives of a map in their places; joined where they are neighbours.
+// Replaces every state by the representative of its class and joins adjacent ranges.
 Nfa merged(const Nfa& dfa, const std::vector<uint32_t>& classes, size_t num_classes) {
   Nfa out;
   out.states.resize(num_classes);
@@ -60,8 +60,8 @@ Nfa merged(const Nfa& dfa, const std::vector<uint32_t>& classes, size_t num_clas
   return out;
 }
 
-// Merges states that do the same, from the ends backwards: all there is to merge where no way leads
-// back but from a state to itself, as in most rules.
+// Merges equivalent states from the final ones backwards. Where the only cycles are self-loops, as
+// in most rules, this finds all equivalences.
 class EndsFirst {
  public:
   explicit EndsFirst(const Nfa& dfa) : dfa_(dfa), classes_(dfa.states.size()) {
@@ -72,11 +72,11 @@ class EndsFirst {
     visit_all();
   }
 
-  // Whether there are ways back that were not looked along.
+  // Returns whether there are cycles that this pass did not resolve.
   bool has_cycles() const { return has_cycles_; }
 
   Nfa result() {
-    // Who stood for another on the way there may have met its own likeness since.
+    // A representative may have been merged into another one since; path compression follows it.
     for (uint32_t& c : classes_) {
       while (classes_[c] != c) c = classes_[c];
     }
@@ -96,7 +96,7 @@ class EndsFirst {
     uint32_t edge;
   };
 
-  // Depth first, without recursion: a state is settled after all that it leads to.
+  // Depth-first search without recursion: a state is classified after all its successors.
   void visit_all() {
     std::vector<Place> places(classes_.size(), Place::kNew);
     std::vector<Frame> frames = {{dfa_.start, dfa_.states[dfa_.start].edges_begin}};
@@ -120,7 +120,7 @@ class EndsFirst {
   }
 
   void settle(NodeId state) {
-    // A state that leads into another, which leads back to itself by the same symbol, may be it.
+    // A state with a self-loop may be equivalent to a successor that has the same self-loop.
     for (const Nfa::Edge& edge : dfa_.edges_of(state)) {
       const NodeId other = classes_[edge.target];
       if (other != state && loops(other) && same(state, other, other)) {
@@ -144,7 +144,7 @@ class EndsFirst {
                                [&](const Nfa::Edge& e) { return e.target == state; });
   }
 
-  // Moves to the state itself have no name yet.
+  // A self-loop's target has no class yet.
   uint32_t meant(NodeId of, uint32_t to) const { return to == of ? kUnnamed : to; }
 
   uint64_t hash_of(NodeId state) const {
@@ -157,7 +157,7 @@ class EndsFirst {
     return hash;
   }
 
-  // With moves of `a` into `loop` taken for moves to itself.
+  // Compares two states, reading transitions of `a` into `loop` as self-loops.
   bool same(NodeId a, NodeId b, NodeId loop) const {
     if (dfa_.states[a].final != dfa_.states[b].final) return false;
     Moves x(dfa_.edges_of(a), classes_), y(dfa_.edges_of(b), classes_);
@@ -173,14 +173,14 @@ class EndsFirst {
   }
 
   const Nfa& dfa_;
-  std::vector<uint32_t> classes_;  // [state] who stands for it
-  std::vector<NodeId> table_;      // those who stand for themselves, by hash
+  std::vector<uint32_t> classes_;  // [state] its representative
+  std::vector<NodeId> table_;      // representatives by hash
   bool has_cycles_ = false;
 };
 
-// Splits states into classes until those of a class go to the same classes by the same symbols.
-// Only states that lead into a class that was split are looked at again, and of a split the largest
-// part keeps its number, so a state is renumbered a logarithmic number of times.
+// Partition refinement: splits classes until the states of one class move to the same classes by
+// the same symbols. Only states that lead into a split class are visited again, and the largest
+// part of a split keeps its number, so each state is renumbered a logarithmic number of times.
 class Refinement {
  public:
   Refinement(const Nfa& dfa, const GrammarLimits& limits)
@@ -234,14 +234,14 @@ class Refinement {
     }
   }
 
-  // Gives each state of keyed_ the number of its part; how many parts there are.
+  // Assigns each state of keyed_ the number of its part; returns the number of parts.
   uint32_t find_parts() {
     std::ranges::sort(keyed_, {}, [](const Keyed& k) { return std::pair(k.hash, k.state); });
     uint32_t parts = 0;
     for (size_t first = 0; first < keyed_.size();) {
       size_t end = first;
       while (end < keyed_.size() && keyed_[end].hash == keyed_[first].hash) ++end;
-      // Of one hash, and as good as always of one part.
+      // States of one hash are nearly always in one part.
       firsts_.clear();
       for (size_t i = first; i < end; ++i) {
         const auto known = std::ranges::find_if(
@@ -282,7 +282,7 @@ class Refinement {
     }
     if (!clean_.empty()) sizes_[clean_part] += static_cast<uint32_t>(clean_.size()) - 1;
     const auto largest = static_cast<uint32_t>(std::ranges::max_element(sizes_) - sizes_.begin());
-    // The largest part stays in front as c; each other part is a class behind it.
+    // The largest part stays in front as class c; each other part becomes a class behind it.
     starts_.assign(parts, 0);
     names_.assign(parts, c);
     uint32_t at = range.begin + sizes_[largest];
@@ -320,7 +320,7 @@ class Refinement {
   std::vector<Range> ranges_;    // [class]
   std::vector<bool> dirty_, queued_;
   std::vector<uint32_t> queue_;
-  // Used within one split.
+  // Scratch of one split.
   std::vector<Keyed> keyed_, firsts_;
   std::vector<NodeId> clean_;
   std::vector<uint32_t> sizes_, starts_, names_;

@@ -10,7 +10,7 @@
 namespace espalier::grammar {
 namespace {
 
-// By call, then by bytes.
+// Sort key: by call, then by bytes.
 int64_t order_of(const Nfa::Edge& e) { return int64_t{e.call} << 16 | e.low << 8 | e.high; }
 
 bool edge_less(const Nfa::Edge& a, const Nfa::Edge& b) {
@@ -22,7 +22,7 @@ bool edge_equal(const Nfa::Edge& a, const Nfa::Edge& b) {
   return !edge_less(a, b) && !edge_less(b, a);
 }
 
-// The last edges of the list, which are those of one state: in order, each once.
+// Sorts the last edges of the list, which belong to one state, and drops duplicates.
 void sort_edges(std::vector<Nfa::Edge>& edges, size_t from) {
   const auto unordered = [](const Nfa::Edge& a, const Nfa::Edge& b) { return !edge_less(a, b); };
   const auto begin = edges.begin() + static_cast<std::ptrdiff_t>(from);
@@ -31,7 +31,7 @@ void sort_edges(std::vector<Nfa::Edge>& edges, size_t from) {
   edges.erase(std::unique(begin, edges.end(), edge_equal), edges.end());
 }
 
-// Keeps the states with keep[s], renumbered in their order.
+// Keeps the states with keep[s], renumbered in order.
 Nfa restricted(const Nfa& nfa, const std::vector<bool>& keep) {
   std::vector<NodeId> renamed(nfa.states.size(), 0);
   Nfa out;
@@ -54,7 +54,7 @@ Nfa restricted(const Nfa& nfa, const std::vector<bool>& keep) {
   return out;
 }
 
-// The states from which a final one can be reached; the start always counts.
+// Returns the states from which a final state can be reached; the start always counts.
 std::vector<bool> productive(const Nfa& nfa) {
   const Sources sources(nfa);
   std::vector<bool> seen(nfa.states.size(), false);
@@ -77,7 +77,7 @@ std::vector<bool> productive(const Nfa& nfa) {
   return seen;
 }
 
-// Without states that lead to no final one. REQUIRES: all are reachable.
+// Drops states from which no final state can be reached. REQUIRES: all states are reachable.
 Nfa useful(Nfa nfa) {
   const std::vector<bool> keep = productive(nfa);
   return std::ranges::find(keep, false) != keep.end() ? restricted(nfa, keep) : std::move(nfa);
@@ -95,8 +95,8 @@ int32_t call_of_symbol(Ir::Arc::Symbol symbol) {
   return -1;
 }
 
-// Thompson's construction. Edges are kept in the order in which they are made, and filed by their
-// states at the end.
+// Thompson's construction. Edges are kept in the order of their construction and grouped by state
+// at the end.
 class Emitter {
  public:
   Emitter(const Ir& ir, const std::function<int32_t(RuleId)>& call_of, const GrammarLimits& limits)
@@ -129,7 +129,7 @@ class Emitter {
   void add_edge(NodeId from, const Nfa::Edge& edge) { made_.push_back({from, edge}); }
   void empty_move(NodeId from, NodeId to) { add_edge(from, {.is_empty = true, .target = to}); }
 
-  // Adds states that match `expr` from `from`; returns the state where it has matched. No move made
+  // Adds states that match `expr` from `from` and returns the state after the match. No edge made
   // here leads back into `from`, so alternatives may share it.
   NodeId emit(ExprId expr, NodeId from) {
     stopped_ = stopped_ || clock_.ended_by(0);
@@ -249,9 +249,9 @@ void join_ranges(std::vector<Nfa::Edge>& edges, size_t from) {
 
 Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
            const GrammarLimits& limits, size_t exact_max) {
-  // Fewer states are soon done with, whatever their edges.
+  // Automata of fewer states are cheap whatever the number of their edges.
   constexpr size_t kSmall = 2000;
-  // Edges of a state, and all in all, up to which no empty move is kept.
+  // Up to so many edges of a state, and so many in total, no epsilon edge is kept.
   constexpr size_t kEdgesMax = 64, kEdgesInAll = 8'000'000;
   const Nfa emitted = Emitter(ir, call_of, limits).emit_all(expr);
   const size_t count = emitted.states.size();
@@ -285,7 +285,7 @@ Ir::Graph graph_of(const Nfa& dfa) {
   Ir::Graph graph;
   graph.deterministic = true;
   graph.num_states = static_cast<uint32_t>(dfa.states.size());
-  // The start is state 0: swap it with whoever is.
+  // The start becomes state 0 by swapping numbers.
   const auto name = [&](NodeId id) { return id == dfa.start ? 0 : id == 0 ? dfa.start : id; };
   for (NodeId i = 0; i < dfa.states.size(); ++i) {
     const NodeId from = name(i);
@@ -303,7 +303,8 @@ Ir::Graph graph_of(const Nfa& dfa) {
 Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits, size_t edges_max) {
   Nfa out;
   std::vector<NodeId> named(nfa.states.size(), kUnnamed);
-  std::vector<NodeId> origins;  // of the states of `out`, which bytes, calls and kept moves reach
+  // [state of `out`] the state of `nfa` that bytes, calls and kept epsilon edges reach
+  std::vector<NodeId> origins;
   const auto name_of = [&](NodeId s) {
     if (named[s] == kUnnamed) {
       named[s] = out.add();
@@ -355,7 +356,7 @@ Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits, size_t edge
 
 namespace {
 
-// Whether these edges, in order, never leave a choice.
+// Returns whether the sorted edges of a state are deterministic.
 bool is_deterministic(std::span<const Nfa::Edge> edges) {
   for (size_t i = 1; i < edges.size(); ++i) {
     const Nfa::Edge& last = edges[i - 1];
@@ -367,7 +368,7 @@ bool is_deterministic(std::span<const Nfa::Edge> edges) {
   return true;
 }
 
-// Sets of states become states, each once.
+// Subset construction.
 class Determiniser {
  public:
   Determiniser(const Nfa& nfa, size_t states_max, const GrammarLimits& limits)
@@ -405,7 +406,7 @@ class Determiniser {
     return alone_[s];
   }
 
-  // Of targets_, which is used up.
+  // Interns the set in targets_, which is consumed.
   NodeId id_of_targets() {
     if (targets_.size() > 1) {
       if (!std::ranges::is_sorted(targets_)) std::sort(targets_.begin(), targets_.end());
@@ -486,7 +487,7 @@ class Determiniser {
     bytes_.swap(sorted_);
   }
 
-  // Cut where any of them begins or ends: between two cuts all lead to one set.
+  // Byte ranges are cut at every bound: between two cuts all bytes lead to one set.
   void add_byte_edges() {
     sort_by_low();
     open_.clear();
@@ -520,12 +521,12 @@ class Determiniser {
   const size_t states_max_;
   WorkClock clock_;
   Nfa out_;
-  std::vector<NodeId> alone_;     // [state of nfa_] the state that is this one alone
-  std::vector<Members> members_;  // [state of out_] what it stands for, sorted
+  std::vector<NodeId> alone_;     // [state of nfa_] the DFA state that is its singleton set
+  std::vector<Members> members_;  // [state of out_] the set that it stands for, sorted
   std::vector<NodeId> pool_;
-  std::vector<Filed> table_;  // sets of several, by their hash
+  std::vector<Filed> table_;  // sets of several states, by hash
   size_t num_filed_ = 0;
-  std::vector<Nfa::Edge> bytes_, calls_, open_, sorted_;  // of the state that is looked at
+  std::vector<Nfa::Edge> bytes_, calls_, open_, sorted_;  // edges of the current state
   std::vector<NodeId> targets_;
 };
 

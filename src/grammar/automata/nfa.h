@@ -1,6 +1,7 @@
-// Non-deterministic automata under construction, and what is done to them: removing empty moves,
-// determinising, minimising. Symbols are byte ranges and calls of rules. Internal to
-// transition_network.cc.
+// Finite automata under construction: Thompson's construction, epsilon removal, subset construction
+// and minimisation. Symbols are byte ranges and calls of rules. Internal to automata/. All
+// functions are pure and thread-safe. Long computations return early with a meaningless automaton
+// once limits.interrupted(); the caller then calls limits.check_time().
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace espalier::grammar {
 
-// Edges carry a byte range, or a call (call >= 0), or nothing (an empty move). Those of a state
-// stand together in one list: automata are made when texts reach them, so making one allocates
+// An edge carries a byte range, a call (call >= 0), or nothing (epsilon). The edges of a state are
+// contiguous in one list, since automata are built while texts are matched and must allocate
 // little.
 struct Nfa {
   struct Edge {
@@ -36,7 +37,7 @@ struct Nfa {
     states.emplace_back();
     return static_cast<NodeId>(states.size() - 1);
   }
-  // The edges of a state are added between these two, of one state at a time.
+  // The edges of one state are added between begin_edges() and end_edges(), one state at a time.
   void begin_edges(NodeId state) { states[state].edges_begin = end_of_edges(); }
   void end_edges(NodeId state) { states[state].edges_end = end_of_edges(); }
   std::span<const Edge> edges_of(NodeId state) const {
@@ -50,7 +51,7 @@ struct Nfa {
   uint32_t end_of_edges() const { return static_cast<uint32_t>(edges.size()); }
 };
 
-// For each state those with an edge to it, by counting.
+// The predecessors of each state, by counting sort.
 struct Sources {
   std::vector<uint32_t> begins;  // [state], and one more
   std::vector<NodeId> states;
@@ -67,26 +68,25 @@ struct Sources {
   }
 };
 
-// Joins neighbouring byte ranges that lead to the same state, among the edges from the `from`th on,
-// which are in order.
+// Joins adjacent byte ranges with the same target among the sorted edges from index `from` on.
 void join_ranges(std::vector<Nfa::Edge>& edges, size_t from);
 
 inline constexpr NodeId kUnnamed = ~NodeId{0};
 
-// Edges of these calls are the counter's.
+// Call numbers that stand for the counter's symbols.
 inline constexpr int32_t kTickCall = 1 << 30;
 inline constexpr int32_t kEnoughCall = kTickCall + 1;
 
-// What a rule is in nfa_of: the number of a call, or kInlineRule.
+// How nfa_of treats a rule: as the number of a call, or inlined.
 inline constexpr int32_t kInlineRule = -1;
-inline constexpr int32_t kNeverRule = -2;  // it matches nothing
+inline constexpr int32_t kNeverRule = -2;  // the rule matches nothing
 
-// Asked after each step of what takes long, with about the nanoseconds that it took: looks at the
-// clock now and then.
+// Checks the limits while long work runs: `work` is roughly the nanoseconds that a step took, and
+// the limits are consulted once in a while.
 class WorkClock {
  public:
   explicit WorkClock(const GrammarLimits& limits) : limits_(limits) {}
-  // Whether the caller should leave with whatever it has.
+  // Returns whether the caller should stop.
   bool ended_by(size_t work) {
     done_ += work + 8;
     if (done_ < kBetweenLooks) return false;
@@ -100,35 +100,31 @@ class WorkClock {
   size_t done_ = 0;
 };
 
-// The automaton of `expr`, without empty moves. A rule that does not become a call is written out
-// where it stands (REQUIRES: it does not recurse). Where more than `exact_max` states remain, some
-// empty moves may: where parts that may be left out follow each other, all ways past them would be
-// a square of edges.
+// Returns the automaton of `expr` without epsilon edges. A rule that is no call is inlined
+// (REQUIRES: it does not recurse). With more than `exact_max` states some epsilon edges may remain:
+// where many optional parts follow each other, removing them all would square the number of edges.
 Nfa nfa_of(const Ir& ir, ExprId expr, const std::function<int32_t(RuleId)>& call_of,
            const GrammarLimits& limits, size_t exact_max = ~size_t{0});
 
-// The automaton of a deterministic graph, as it stands; and back, with the start as state 0.
+// Converts a deterministic graph to an automaton, and back with the start as state 0.
 Nfa nfa_of_graph(const Ir::Graph& graph);
 Ir::Graph graph_of(const Nfa& dfa);
 
-// Whether `expr` is such a graph.
+// Returns whether `expr` is a deterministic graph.
 inline bool is_deterministic_graph(const Ir& ir, ExprId expr) {
   return ir.node(expr).op == Ir::Op::kGraph && ir.graph_of(expr).deterministic;
 }
 
-// What follows, and nfa_of, leaves with an automaton of no meaning once limits.interrupted(); the
-// caller asks limits.check_time().
-
-// The same language without empty moves, unreachable states, or states from which no final state
-// can be reached (calls count as passable). A state that would have more than `edges_max` edges
-// keeps empty moves to where the further ones begin.
+// Returns the same language without epsilon edges, unreachable states, or states from which no
+// final state can be reached (calls count as passable). A state that would have more than
+// `edges_max` edges keeps epsilon edges to where the further ones begin.
 Nfa without_empty_moves(const Nfa& nfa, const GrammarLimits& limits, size_t edges_max = ~size_t{0});
 
-// The deterministic automaton (calls are symbols like any other), or nothing when it would pass
+// Returns the deterministic automaton (calls are ordinary symbols), or nothing when it would exceed
 // `states_max`.
 std::optional<Nfa> determinised(const Nfa& nfa, size_t states_max, const GrammarLimits& limits);
 
-// The minimal form of a deterministic automaton.
+// Returns the minimal form of a deterministic automaton.
 Nfa minimised(const Nfa& dfa, const GrammarLimits& limits);
 
 }  // namespace espalier::grammar

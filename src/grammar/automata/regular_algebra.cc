@@ -27,7 +27,7 @@ Result<Nfa> dfa_of(const Ir& ir, ExprId expr, const GrammarLimits& limits) {
   return minimised(*dfa, limits);
 }
 
-// Where the symbol of a counter leads.
+// Returns the target of a counter symbol.
 NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
   if (from == kNone) return kNone;
   for (const Nfa::Edge& edge : dfa.edges_of(from)) {
@@ -36,8 +36,8 @@ NodeId count_step(const Nfa& dfa, NodeId from, int32_t call) {
   return kNone;
 }
 
-// Cuts the bytes low to high where `from` goes on differently, in order; kNone: nowhere.
-// REQUIRES: a deterministic automaton, edges in order of their bytes.
+// Splits the bytes [low, high] at every change of the target of `from`, in order; kNone stands for
+// no target. REQUIRES: a deterministic automaton with sorted edges.
 template <typename Use>
 void for_each_step(const Nfa& dfa, NodeId from, int low, int high, Use use) {
   if (from != kNone) {
@@ -54,8 +54,8 @@ void for_each_step(const Nfa& dfa, NodeId from, int low, int high, Use use) {
   if (low <= high) use(low, high, kNone);
 }
 
-// Both automata side by side. `wanted` says which pairs of ends count; a pair whose first is dead
-// is dead in both operations.
+// The product automaton. `wanted` selects the accepting pairs; a pair whose first state is dead is
+// dead in both operations.
 template <typename Wanted>
 Result<ExprId> product(Ir& ir, ExprId a, ExprId b, const GrammarLimits& limits, bool second_may_die,
                        Wanted wanted) {
@@ -127,7 +127,7 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
   // enders: the states that can end after exactly t ticks, for t = 0, 1, ...
   std::vector<bool> enders(count, false);
   for (size_t s = 0; s < count; ++s) enders[s] = dfa.states[s].final;
-  const auto spread = [&](std::vector<bool>& set) {  // over edges that do not tick
+  const auto spread = [&](std::vector<bool>& set) {  // closes over edges that do not tick
     for (bool changed = true; changed;) {
       changed = false;
       for (auto s = static_cast<NodeId>(count); s-- > 0;) {
@@ -140,7 +140,7 @@ Result<TickProfile> tick_profile(Ir& ir, ExprId expr, const GrammarLimits& limit
       }
     }
   };
-  // What comes after kEnough ticks no more.
+  // No tick follows kEnough.
   std::vector<bool> after(count, false);
   for (bool changed = true; changed;) {
     changed = false;

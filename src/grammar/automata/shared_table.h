@@ -1,4 +1,4 @@
-// A table that one thread makes longer while others read it.
+// An append-only table with one writer and lock-free readers.
 #pragma once
 
 #include <algorithm>
@@ -9,28 +9,28 @@
 
 namespace espalier::grammar {
 
-// One thread at a time writes; any may read, without a lock, the elements that it knows to be
-// there: because it has been told by the writer, or has found their index in an element that set()
-// wrote. Outgrown storage is kept, so that whoever still reads it may: all of it is less than what
-// is in use.
+// One thread at a time writes. Any thread may read, without a lock, the elements that it knows to
+// exist: because the writer published them to it, or because it found their index in an element
+// that set() wrote. Outgrown storage is kept for its readers; together it is smaller than what is
+// in use.
 template <typename T>
 class SharedTable {
  public:
-  // For any thread: what set() wrote last, or is writing. What the writer had written before is
-  // seen, too.
+  // Any thread: returns what set() wrote last or is writing, with acquire semantics for what the
+  // writer wrote before.
   T read(size_t i) const {
     return std::atomic_ref<T>(data_.load(std::memory_order_acquire)[i])
         .load(std::memory_order_acquire);
   }
 
-  // The rest is the writer's.
+  // The other functions are for the writer alone.
   size_t size() const { return size_; }
   T operator[](size_t i) const { return data_.load(std::memory_order_relaxed)[i]; }
   void set(size_t i, T value) {
     std::atomic_ref<T>(data_.load(std::memory_order_relaxed)[i])
         .store(value, std::memory_order_release);
   }
-  // Adds elements, which nobody knows of yet.
+  // Appends elements that no other thread knows of yet.
   void append(size_t count, T value) {
     if (size_ + count > capacity_) grow(size_ + count);
     std::fill_n(data_.load(std::memory_order_relaxed) + size_, count, value);

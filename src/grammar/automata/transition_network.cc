@@ -12,12 +12,14 @@
 namespace espalier::grammar {
 namespace {
 
-// A rule of more automaton states is made when the grammar is compiled, under its limits.
+// A rule of more automaton states is built when the grammar is compiled, under the grammar's
+// limits.
 constexpr int64_t kLazyNodesMax = 5000;
-// Larger automata are left as they are: the recogniser makes of them what texts need.
+// Larger automata stay non-deterministic; the recogniser determinises them lazily.
 constexpr size_t kDeterminisedMax = 600;
 
-// What a rule becomes: part of its callers, or an automaton of its own that they call.
+// What becomes of a rule: it is inlined into its callers, or has an automaton of its own that they
+// call.
 enum class Treatment : uint8_t { kUnreached, kInlined, kCalled };
 
 }  // namespace
@@ -64,7 +66,7 @@ class NetworkBuilder::Impl {
       if (network.nodes.size() > limits_.nodes_max) return too_large();
     }
     limits_.deadline = {};
-    limits_.cancelled = nullptr;  // whose it is may not live on
+    limits_.cancelled = nullptr;  // the caller's flag may not outlive the compilation
     return {};
   }
 
@@ -92,12 +94,12 @@ class NetworkBuilder::Impl {
  private:
   struct RuleInfo {
     Treatment treatment = Treatment::kUnreached;
-    uint32_t index = 0, low = 0;  // Tarjan's
+    uint32_t index = 0, low = 0;  // Tarjan's algorithm
     bool on_stack = false;
-    int32_t call = -1;  // its place in order_, when called
+    int32_t call = -1;  // index in order_ of a called rule
   };
 
-  // Rules named by `expr`, each once or more; notes graphs and byte sets on its way.
+  // Appends the rules that `expr` names, each at least once; records reached graphs and byte sets.
   void references(ExprId expr, std::vector<RuleId>& out) {
     std::vector<ExprId> stack = {expr};
     seen_.resize(ir_.size(), 0);
@@ -115,8 +117,8 @@ class NetworkBuilder::Impl {
     }
   }
 
-  // Tarjan's strongly connected components, without recursion: a component is finished after all
-  // that it calls, so sizes are known when a rule is decided.
+  // Tarjan's strongly connected components without recursion: a component is finished after
+  // everything that it calls, so sizes are known when a rule's treatment is decided.
   void plan() {
     struct Frame {
       RuleId rule;
@@ -182,7 +184,7 @@ class NetworkBuilder::Impl {
     }
   }
 
-  // Whether the rule is a lexeme, whose masks are known as long as it stays a rule.
+  // Returns whether the rule is a lexeme, whose masks are precomputed as long as it stays a rule.
   bool has_tags(RuleId rule) const {
     const ExprId body = ir_.rules()[rule].body;
     return is_deterministic_graph(ir_, body) && !ir_.graph_of(body).tags.empty();
@@ -192,7 +194,7 @@ class NetworkBuilder::Impl {
     return static_cast<int64_t>((set & ~(set << 1)).count());
   }
 
-  // Roughly the states that nfa_of() makes for `expr`, and the room of its edges; saturating.
+  // Estimates the states that nfa_of() makes for `expr`, with room for its edges; saturating.
   int64_t size_of(ExprId expr) {
     constexpr int64_t kHuge = int64_t{1} << 40;
     if (sizes_[expr] >= 0) return sizes_[expr];
@@ -230,7 +232,8 @@ class NetworkBuilder::Impl {
     return size;
   }
 
-  // Whether something holds of each rule's body, given of which rules it holds: the least answer.
+  // Computes the least fixed point of a property of rule bodies that depends on the property of
+  // other rules.
   template <typename Holds>
   void find_in_rules(std::vector<bool>& rules, Holds holds) {
     rules.assign(ir_.rules().size(), false);
@@ -242,13 +245,13 @@ class NetworkBuilder::Impl {
         if (clock.ended_by(200)) return;
         if (rules[rule] || !holds(ir_.rules()[rule].body)) continue;
         rules[rule] = true;
-        changed = recursive_;  // else all that it needs was known before it
+        changed = recursive_;  // without recursion one pass suffices
       }
       if (clock.ended_by(ir_.size())) return;
     }
   }
 
-  // Whether some text matches.
+  // Returns whether some text matches.
   bool productive(ExprId expr) {
     return remembered(expr, [&](const Ir::Node& node) {
       const auto inner = [&](ExprId child) { return productive(child); };
@@ -275,7 +278,7 @@ class NetworkBuilder::Impl {
     });
   }
 
-  // Whether the empty text does; counters are not asked.
+  // Returns whether the empty text matches; counters are ignored.
   bool nullable(ExprId expr) {
     return remembered(expr, [&](const Ir::Node& node) {
       const auto inner = [&](ExprId child) { return nullable(child); };
@@ -311,7 +314,7 @@ class NetworkBuilder::Impl {
     return found;
   }
 
-  // Whether edges that `passes` lead from a graph's start to a final state.
+  // Returns whether edges for which `passes` holds lead from the start of a graph to a final state.
   template <typename Passes>
   static bool reaches_final(const Ir::Graph& graph, Passes passes) {
     std::vector<std::vector<uint32_t>> next(graph.num_states);
@@ -350,7 +353,7 @@ class NetworkBuilder::Impl {
     return minimised(*dfa, limits_);
   }
 
-  // A deterministic graph as it stands.
+  // Appends a deterministic graph unchanged.
   NodeId append_graph(RuleId rule, const Ir::Graph& graph) {
     const Ir::Rule& from = ir_.rules()[order_[rule]];
     const auto base = static_cast<NodeId>(network.nodes.size());
@@ -364,7 +367,7 @@ class NetworkBuilder::Impl {
     for (uint32_t s = 0; s < graph.num_states; ++s) {
       Network::Node node;
       if (!graph.tags.empty()) node.tag = graph.tags[s];
-      node.end = base + graph.finals.back();  // with tags there is one
+      node.end = base + graph.finals.back();  // a graph with tags has one final state
       node.check = from.check;
       node.counter = from.counter;
       node.bytes_begin = static_cast<uint32_t>(network.byte_edges.size());
@@ -406,7 +409,7 @@ class NetworkBuilder::Impl {
         } else if (e.call >= kTickCall) {
           network.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
         } else {
-          // A rule that is checked waits for its end itself.
+          // A rule with a check must return itself, so it is no tail call.
           const bool tail =
               from.check < 0 && nfa.states[e.target].final && nfa.edges_of(e.target).empty();
           network.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, tail});
@@ -420,8 +423,8 @@ class NetworkBuilder::Impl {
     return base;
   }
 
-  // The least number of ticks from each node of a counting rule to its end, by relaxation: there
-  // are few such nodes.
+  // Computes the least number of ticks from each node of a counted rule to its end, by relaxation;
+  // such rules are small.
   void find_room(NodeId base, size_t counter) {
     constexpr uint32_t kFar = 1u << 30;
     const auto end = static_cast<NodeId>(network.nodes.size());
@@ -452,8 +455,8 @@ class NetworkBuilder::Impl {
     }
   }
 
-  // Two bytes are of one class when the same sets and arcs hold both: each is summed as a hash over
-  // the bytes that it covers.
+  // Two bytes are in one class when the same sets and arcs contain both: each byte's hash sums over
+  // the sets that cover it.
   void classify_bytes() {
     std::array<uint64_t, 257> delta{};
     const auto add = [&](int low, int high, uint64_t h) {
@@ -493,19 +496,19 @@ class NetworkBuilder::Impl {
     }
   }
 
-  const std::shared_ptr<const Ir> shared_;  // lives on with what asks for rules later
+  const std::shared_ptr<const Ir> shared_;  // rules are built from it later
   const Ir& ir_;
   const RuleId root_;
   GrammarLimits limits_;
   std::vector<RuleInfo> rules_;
   std::vector<RuleId> order_;     // called rules; the root first
-  std::vector<RuleId> finished_;  // all that are reached, callees first where they do not recurse
-  bool recursive_ = false;        // whether any does
+  std::vector<RuleId> finished_;  // all reached rules, callees first where they do not recurse
+  bool recursive_ = false;        // whether any rule recurses
   std::vector<ExprId> reached_;
   std::vector<bool> productive_, nullable_;  // [rule of the Ir]
   std::vector<Known> known_;                 // [expression]
-  std::vector<int64_t> sizes_;               // [expression], -1: not known yet
-  std::vector<uint32_t> seen_;               // [expression]: the last search that met it
+  std::vector<int64_t> sizes_;               // [expression]; -1: not computed yet
+  std::vector<uint32_t> seen_;               // [expression]: the last search that visited it
   uint32_t searches_ = 0;
 };
 
@@ -537,7 +540,7 @@ bool GrammarLimits::interrupted() const {
 }
 
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits) {
-  // The caller's Ir outlives the maker.
+  // The caller's Ir outlives the builder, so it is borrowed.
   const std::shared_ptr<const Ir> borrowed(std::shared_ptr<const Ir>(), &ir);
   ESP_ASSIGN_OR_RETURN(const auto builder, NetworkBuilder::plan(borrowed, root, limits));
   Network& network = builder->network();

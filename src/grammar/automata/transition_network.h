@@ -1,7 +1,7 @@
-// From rules over bytes to automata: a recursive transition network. Each rule that recurses keeps
-// an automaton of its own, and calls between rules are edges; everything else is inlined, made
-// deterministic and minimal where that stays within bounds. What stays non-deterministic is still
-// right: the recogniser (earley.h) follows sets of nodes.
+// Compiles rules over bytes into a recursive transition network (RTN). A rule that recurses keeps
+// an automaton of its own, and calls between rules are edges. Other rules are inlined, determinised
+// and minimised where that stays within bounds. What stays non-deterministic is still exact, since
+// the recogniser (earley.h) follows sets of nodes.
 #pragma once
 
 #include <array>
@@ -20,58 +20,59 @@ namespace espalier::grammar {
 
 using NodeId = uint32_t;
 
-// Bounds on what one grammar may cost; beyond them compilation fails with kResourceExhausted, it
+// Bounds on the cost of one grammar. Beyond them compilation fails with kResourceExhausted; it
 // never stalls.
 struct GrammarLimits {
-  size_t nodes_max = 2'000'000;        // automaton nodes in all, before determinising
-  size_t dfa_growth_max = 4;           // determinising may grow an automaton by this factor
+  size_t nodes_max = 2'000'000;        // automaton nodes in total, before determinisation
+  size_t dfa_growth_max = 4;           // determinisation may grow an automaton by this factor
   size_t dfa_nodes_max = 10'000;       // of one pattern, where keywords are intersected
   int32_t inline_nodes_max = 64;       // a rule that does not recurse is inlined up to this size
-  size_t earley_sets_max = 4'000'000;  // interned states of one grammar while matching
-  size_t earley_items_max = 100'000;   // where a text may be at once, in one of these states
-  size_t earley_bytes_max = size_t{1} << 30;  // which all these states take
+  size_t earley_sets_max = 4'000'000;  // interned Earley sets of one grammar
+  size_t earley_items_max = 100'000;   // items in one Earley set
+  size_t earley_bytes_max = size_t{1} << 30;  // held by all Earley sets of one grammar
   size_t earley_items_per_call_max =
-      2'000'000;  // places followed for one mask or token: a fifth of a second
+      2'000'000;  // items processed for one mask or token; about 0.2 s
   double compile_seconds_max = 5.0;
-  TimePoint deadline{};  // made from compile_seconds_max by compile_grammar; zero: none
-  const std::atomic<bool>* cancelled = nullptr;  // the caller's; set to end a compilation early
+  TimePoint deadline{};  // set from compile_seconds_max by compile_grammar; zero: none
+  // owned by the caller, who sets it to cancel a compilation
+  const std::atomic<bool>* cancelled = nullptr;
 
-  // kResourceExhausted once the deadline has passed, kAborted once cancelled.
+  // Returns kResourceExhausted once the budget is spent and kAborted once cancelled.
   Status check_time() const;
-  // Whether check_time() would fail; what takes long asks every few microseconds and then leaves
-  // with whatever it has, and its caller asks check_time().
+  // Returns whether check_time() would fail. Long computations poll it every few microseconds and
+  // then return early; their caller calls check_time().
   bool interrupted() const;
 };
 
 struct Network {
   struct ByteEdge {
-    uint8_t low, high;  // bytes, both included
+    uint8_t low, high;  // both inclusive
     NodeId target;
   };
   struct CallEdge {
-    RuleId rule;  // index into `starts`; or kNoRule, and the target is reached without a byte
+    RuleId rule;  // index into `starts`, or kNoRule for an epsilon edge
     NodeId target;
-    bool tail;  // nothing can follow in the caller: its return address is handed on
+    bool tail;  // nothing can follow in the caller, so its return state is passed on
   };
   static constexpr RuleId kNoRule = ~RuleId{0};
-  // Taken without a byte: a tick of the rule's counter, or the question whether it is enough.
+  // An edge that reads no byte: a tick of the rule's counter, or the test of its minimum.
   struct CountEdge {
     NodeId target;
     bool tick;
-    uint32_t room;  // ticks that the way from target to the rule's end takes at least
+    uint32_t room;  // least number of ticks from target to the end of the rule
   };
   struct Node {
     uint32_t bytes_begin = 0, bytes_end = 0;
     uint32_t calls_begin = 0, calls_end = 0;
     uint32_t counts_begin = 0, counts_end = 0;
-    int32_t counter = -1;  // its rule's: into counters
-    uint32_t room = 0;     // with a counter: ticks to the rule's end at least
+    int32_t counter = -1;  // index into counters, of the node's rule
+    uint32_t room = 0;     // with a counter: least number of ticks to the end of the rule
     bool final = false;
-    uint16_t tag = 0;    // see lexeme.h
-    NodeId end = 0;      // of a node with a tag: where its rule ends
-    int32_t check = -1;  // what its rule asks of the value that ends here: into checks
-    // Its rule calls none and goes on nowhere from its ends (strings): what follows it does not
-    // matter before it is over.
+    uint16_t tag = 0;    // a state of a lexeme (lexeme.h), or 0
+    NodeId end = 0;      // of a node with a tag: the final node of its rule
+    int32_t check = -1;  // index into checks: what must hold of the value that ends here
+    // The rule calls no other and has no edges at its final nodes (a string, for example), so what
+    // follows it is irrelevant inside it.
     bool closed = false;
   };
   std::vector<Node> nodes;
@@ -79,17 +80,17 @@ struct Network {
   std::vector<CallEdge> call_edges;
   std::vector<CountEdge> count_edges;
   std::vector<Ir::Counter> counters;
-  std::vector<uint32_t> room_max;  // [counter] of its count edges
-  std::vector<NodeId> starts;      // [rule]; rule 0 is the root; kNotMade
+  std::vector<uint32_t> room_max;  // [counter] the largest `room` of its count edges
+  std::vector<NodeId> starts;      // [rule]; rule 0 is the root; kNotBuilt: see NetworkBuilder
   static constexpr NodeId kNotBuilt = ~NodeId{0};
   std::vector<uint8_t> nullable;  // [rule]
   std::vector<std::string> rule_names;
   std::vector<Ir::Check> checks;
 
-  // Bytes that no edge tells apart share a class: transitions are tables over classes.
+  // Bytes that no edge distinguishes share a class; transition tables are indexed by class.
   std::array<uint8_t, 256> byte_class{};
-  std::vector<uint8_t> class_sample;  // [num_classes] a byte of each
-  std::vector<uint16_t> class_size;   // [num_classes]
+  std::vector<uint8_t> class_sample;  // [num_classes] one byte of each
+  std::vector<uint16_t> class_size;   // [num_classes] number of bytes
   int32_t num_classes() const { return static_cast<int32_t>(class_sample.size()); }
 
   std::span<const ByteEdge> bytes_of(NodeId id) const {
@@ -101,7 +102,7 @@ struct Network {
   std::span<const CountEdge> counts_of(NodeId id) const {
     return {count_edges.data() + nodes[id].counts_begin, count_edges.data() + nodes[id].counts_end};
   }
-  // Whether nothing but its rule's end follows.
+  // Returns whether nothing but the end of the rule follows.
   bool only_final(NodeId id) const {
     const Node& node = nodes[id];
     return node.final && node.bytes_begin == node.bytes_end && node.calls_begin == node.calls_end &&
@@ -109,19 +110,19 @@ struct Network {
   }
 };
 
-// Makes a network's rules as they are asked for. What can fail fails when the plan is made; making
-// a rule later takes bounded time. Not thread-safe.
+// Builds the rules of a network on demand. Everything that can fail fails in plan(); building a
+// rule later takes bounded time. Not thread-safe.
 class NetworkBuilder {
  public:
-  // Of what is reachable from `root`: which rules are written out where they stand and which are
-  // called, what can end, what a rule may leave out. Rules that take long are made at once.
-  // kInvalidArgument when nothing at all can match. `ir`: shared with nobody who changes it.
+  // Decides for everything reachable from `root` which rules are inlined and which are called, and
+  // computes productive and nullable rules. Large rules are built at once. kInvalidArgument when
+  // nothing at all can match. `ir` is shared and must not change afterwards.
   static Result<std::unique_ptr<NetworkBuilder>> plan(std::shared_ptr<const Ir> ir, RuleId root,
                                                       const GrammarLimits& limits);
   ~NetworkBuilder();
 
   Network& network();
-  void make(RuleId rule);  // of the network; nothing when it is made already
+  void make(RuleId rule);  // builds one rule of the network unless it exists
 
  private:
   class Impl;
@@ -129,7 +130,7 @@ class NetworkBuilder {
   std::unique_ptr<Impl> impl_;
 };
 
-// All of it at once.
+// Builds the complete network.
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits);
 
 }  // namespace espalier::grammar

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kMaxCodePoint = 0x10ffff;
 
-// General categories in utf8proc's order of constants, with their long names.
+// General categories in the order of utf8proc's constants, with their long names.
 struct Category {
   std::string_view name, long_name;
   utf8proc_category_t value;
@@ -57,7 +57,7 @@ constexpr std::array<std::pair<std::string_view, char>, 7> kGroups = {{{"Letter"
                                                                        {"Separator", 'Z'},
                                                                        {"Other", 'C'}}};
 
-// Whether category `c` is what `name` means: itself, its long name, or its group.
+// Returns whether `name` denotes category `c`: by its short name, its long name, or its group.
 bool names(std::string_view name, const Category& c) {
   if (name == c.name || name == c.long_name) return true;
   if (name.size() == 1) return c.name[0] == name[0];
@@ -100,8 +100,8 @@ std::vector<CodeRange> space_chars() {
 std::optional<std::vector<CodeRange>> category_chars(std::string_view name) {
   if (name == "Any") return std::vector<CodeRange>{{0, kMaxCodePoint}};
   if (name == "ASCII") return std::vector<CodeRange>{{0, 0x7f}};
-  // Of each category, read once: a scan of Unicode takes milliseconds, and a pattern may name
-  // thousands.
+  // The ranges of each category, computed once: a scan of Unicode takes milliseconds, and a pattern
+  // may name thousands.
   static const auto* const by_category = [] {
     auto* all = new std::array<std::vector<CodeRange>, 32>;
     for (uint32_t c = 0; c <= kMaxCodePoint; ++c) {
@@ -128,7 +128,7 @@ std::optional<std::vector<CodeRange>> category_chars(std::string_view name) {
 }
 
 std::vector<CodeRange> with_other_cases(const std::vector<CodeRange>& ranges) {
-  // Simple case mappings by both directions; none lie above plane 1.
+  // Simple case mappings in both directions; none lie above plane 1.
   static const auto* const partners = [] {
     auto* map = new std::multimap<uint32_t, uint32_t>;
     for (utf8proc_int32_t c = 0; c < 0x20000; ++c) {

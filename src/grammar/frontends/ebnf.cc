@@ -47,10 +47,10 @@ class Parser {
   struct Entry {
     RuleId id = 0;
     bool defined = false;
-    int line = 0;  // where it was named first
+    int line = 0;  // where the rule was first named
   };
 
-  // Counted on from where it was asked last: every rule's name asks.
+  // Counts lines from the previous call on, since every rule name asks for its line.
   int line() const {
     const size_t read = text_.size() - rest_.size();
     if (read < lines_read_) lines_read_ = lines_ = 0;
@@ -92,7 +92,7 @@ class Parser {
     return it->second;
   }
 
-  // Whether what follows (white space and all) begins the next rule: NAME ::=
+  // Returns whether the next rule begins here, after white space: NAME ::=
   bool at_rule_start() {
     const auto saved = rest_;
     skip_space(true);
@@ -290,7 +290,7 @@ class Parser {
   const std::string_view text_;
   std::string_view rest_;
   std::map<std::string, Entry, std::less<>> rules_;
-  mutable size_t lines_read_ = 0, lines_ = 0;  // bytes, and the lines that they end
+  mutable size_t lines_read_ = 0, lines_ = 0;  // bytes counted so far, and their lines
 };
 
 }  // namespace

@@ -12,13 +12,13 @@ namespace {
 
 using NodeIndex = uint32_t;
 
-constexpr size_t kTriggerBytesMax = 1 << 16;  // each byte is a node of a kilobyte
+constexpr size_t kTriggerBytesMax = 1 << 16;  // each byte is a node of one kilobyte
 
-// The triggers' automaton: delta is total, `fires` holds what ends at a node, shorter ones
-// included.
+// The Aho-Corasick automaton of the triggers: delta is total, and `fires` lists what ends at a
+// node, shorter triggers included.
 struct TriggerAutomaton {
   struct Node {
-    std::array<NodeIndex, 256> next{};  // 0 while building: the root, or none yet
+    std::array<NodeIndex, 256> next{};  // while building, 0 is the root or no node yet
     std::vector<size_t> fires;
   };
   std::vector<Node> nodes = std::vector<Node>(1);
@@ -59,7 +59,8 @@ struct TriggerAutomaton {
   }
 };
 
-// What may follow within a character: so many more bytes, the next one within a range.
+// The state within a UTF-8 character: the number of bytes still needed and the range of the next
+// one.
 enum Utf8State : uint8_t {
   kStart,
   kOne,
@@ -114,11 +115,11 @@ class TextBuilder {
   ExprId build() {
     state_of({0, kStart, !options_.needs_trigger});
     for (size_t i = 0; i < places_.size(); ++i) {
-      const Place place = places_[i];  // a copy: add_edges() adds places
+      const Place place = places_[i];  // a copy, since add_edges() adds places
       add_edges(static_cast<uint32_t>(i), place);
     }
     graph_.num_states = static_cast<uint32_t>(places_.size());
-    if (end_used_) {  // its number was kept free
+    if (end_used_) {  // its number is reserved
       for (Ir::GraphEdge& edge : graph_.edges)
         if (edge.to == kEnd) edge.to = graph_.num_states;
       graph_.finals.push_back(graph_.num_states++);
@@ -130,7 +131,7 @@ class TextBuilder {
   struct Place {
     NodeIndex node;
     Utf8State utf8;
-    bool satisfied;  // had the trigger that it needs
+    bool satisfied;  // whether a required trigger has occurred
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   static constexpr uint32_t kEnd = ~0u;

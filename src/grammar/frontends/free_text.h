@@ -1,5 +1,5 @@
-// Free text in which some strings mean something: where one of them has been written, a grammar
-// takes over, or the text ends, or it may not be written at all.
+// Free text with triggers: when a trigger has been written, a grammar takes over, or the text ends,
+// or the trigger is forbidden altogether.
 #pragma once
 
 #include <string>
@@ -12,25 +12,26 @@ namespace espalier::grammar {
 
 struct TextTrigger {
   enum class After : uint8_t {
-    kTextGoesOn,  // once `then` is matched
-    kEnds,        // with `then`
-    kForbidden,   // the text cannot hold this string
+    kTextGoesOn,  // the text continues once `then` is matched
+    kEnds,        // the text ends with `then`
+    kForbidden,   // the text cannot contain the trigger
   };
   std::string text;  // not empty, valid UTF-8
   ExprId then = 0;
   After after = After::kTextGoesOn;
-  bool counts = true;  // as the one that FreeTextOptions::needs_trigger asks for; one that does not
-                       // count cannot be written before one that does
+  // whether it satisfies FreeTextOptions::needs_trigger; a trigger that does not count cannot be
+  // written before one that does
+  bool counts = true;
 };
 
 struct FreeTextOptions {
-  bool may_end = true;         // in the text, outside of any trigger; else only by kEnds
-  bool needs_trigger = false;  // the text ends, either way, only after one
+  bool may_end = true;         // whether the text may end outside of triggers; else only by kEnds
+  bool needs_trigger = false;  // whether the text may end only after a trigger that counts
 };
 
-// Valid UTF-8 with `triggers`, each of which takes over as soon as its last byte is written. (An
-// automaton of Aho and Corasick, times the states of a UTF-8 character.) kInvalidArgument names a
-// trigger that is empty or no UTF-8.
+// Returns valid UTF-8 text with `triggers`, each of which takes over as soon as its last byte is
+// written: the product of an Aho-Corasick automaton and the states of a UTF-8 character.
+// kInvalidArgument names a trigger that is empty or not UTF-8.
 Result<ExprId> free_text(Ir& ir, const std::vector<TextTrigger>& triggers,
                          const FreeTextOptions& options);
 

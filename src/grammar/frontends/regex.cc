@@ -15,7 +15,8 @@ namespace {
 constexpr int kDepthMax = 200;       // nested groups
 constexpr int kRepeatMax = 1 << 20;  // the largest bound of {m,n}
 constexpr int kAnchoredRepeatMax = 100;
-constexpr size_t kAnchoredPartsMax = 1 << 20;  // of sequences, where anchors are written out
+// bound on the parts of sequences that anchors expand
+constexpr size_t kAnchoredPartsMax = 1 << 20;
 constexpr uint32_t kMaxCodePoint = 0x10ffff;
 
 struct Tree {
@@ -24,7 +25,7 @@ struct Tree {
   std::vector<CodeRange> chars;
   std::vector<Tree> children;
   int32_t min = 0, max = 0;
-  bool anchored = false;  // an anchor stands somewhere inside
+  bool anchored = false;  // whether the tree contains an anchor
 };
 
 Tree make(Tree::Kind kind, std::vector<Tree> children = {}) {
@@ -113,7 +114,7 @@ class Parser {
       if (min > kRepeatMax || max > kRepeatMax) {
         return fail(wrong("a repetition is bounded by more than 1048576"));
       }
-      take("?");  // lazy: the same language
+      take("?");  // lazy repetition has the same language
       if (rest_.starts_with("+")) return fail(wrong("possessive quantifiers are not supported"));
       Tree repeat = make(Tree::Kind::kRepeat);
       repeat.anchored = part.anchored;
@@ -124,7 +125,7 @@ class Parser {
     }
   }
 
-  // {m}, {m,}, {m,n} or {,n} at the front, else nothing (and a literal brace).
+  // Parses {m}, {m,}, {m,n} or {,n} at the front; returns nothing for a literal brace.
   std::optional<std::pair<int32_t, int32_t>> braces() {
     if (!rest_.starts_with("{")) return std::nullopt;
     std::string_view text = rest_.substr(1);
@@ -190,7 +191,7 @@ class Parser {
     return inner;
   }
 
-  // After a backslash.
+  // Parses what follows a backslash.
   Result<Tree> escape() {
     if (rest_.empty()) return fail(wrong("a backslash at the end"));
     if (take("A")) return make(Tree::Kind::kTextStart);
@@ -207,7 +208,7 @@ class Parser {
     return literal(code_point);
   }
 
-  // \d and its kind, or \p{..}; nothing when the escape names one character.
+  // Parses \d and its kin, or \p{..}; returns nothing when the escape is one character.
   Result<std::optional<std::vector<CodeRange>>> escaped_set() {
     using Set = std::optional<std::vector<CodeRange>>;
     switch (rest_[0]) {
@@ -320,7 +321,7 @@ class Parser {
     return 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
   }
 
-  // After '['.
+  // Parses what follows '['.
   Result<Tree> bracket() {
     const bool negated = take("^");
     std::vector<CodeRange> set;
@@ -335,7 +336,7 @@ class Parser {
       rest_.remove_prefix(1);
       ESP_ASSIGN_OR_RETURN(auto high, bracket_item());
       if (high.size() != 1 || high[0].low != high[0].high) {
-        set.insert(set.end(), high.begin(), high.end());  // [a-\d]: a, -, and digits
+        set.insert(set.end(), high.begin(), high.end());  // in [a-\d], '-' is a literal
         set.insert(set.end(), {low[0], {'-', '-'}});
         continue;
       }
@@ -364,10 +365,10 @@ class Parser {
   bool ignore_case_ = false;
 };
 
-// Anchors look at where in the text they stand. Three places: nothing read yet, somewhere, nothing
-// may follow. A tree is then a matrix of expressions: from which place to which. Its empty parts
-// stay where they are; ^ passes only at the first place, $ leads to the last, where no byte is
-// read.
+// Anchors depend on the position in the text, of which there are three kinds: nothing has been
+// read, something has been read and more may follow, nothing may follow. A tree becomes a 3 x 3
+// matrix of expressions by the kind of position before and after it. ^ passes only at kStart, and $
+// leads to kEnd, where no byte is read.
 constexpr int kStart = 0, kMiddle = 1, kEnd = 2;
 using Places = std::array<std::array<ExprId, 3>, 3>;
 
@@ -387,7 +388,7 @@ class Lowering {
     }
     return ir_.choice({all[kStart][kStart], all[kStart][kMiddle], all[kStart][kEnd]});
   }
-  // Then what whole() has returned means nothing.
+  // When true, the result of whole() is meaningless.
   bool too_large() const { return written_ > kAnchoredPartsMax; }
 
  private:
@@ -461,7 +462,7 @@ class Lowering {
     }
     return out;
   }
-  // S = 1 + M S; M only ever leads forward, so the last row comes first.
+  // S = 1 + M S. M never leads backwards, so the last row is solved first.
   Places star(const Places& m) {
     Places out = nothing();
     for (int i = 2; i >= 0; --i) {
@@ -489,7 +490,7 @@ class Lowering {
         break;
       case Tree::Kind::kSequence: {
         out = identity();
-        // What holds no anchor goes together: one product, whatever its length.
+        // Adjacent parts without anchors are one factor, whatever their number.
         std::vector<ExprId> run;
         bool run_nullable = true;
         const auto end_run = [&] {
@@ -549,7 +550,7 @@ class Lowering {
 
   Ir& ir_;
   const RegexOptions& options_;
-  size_t written_ = 0;  // parts of sequences that products have made
+  size_t written_ = 0;  // parts of sequences made by matrix products
 };
 
 }  // namespace
@@ -569,7 +570,7 @@ Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions&
 
 std::optional<LookaheadParts> split_lookahead(std::string_view pattern) {
   if (!pattern.starts_with("^(?=") && !pattern.starts_with("^(?!")) return std::nullopt;
-  // The look-ahead's end, and whether an alternative stands outside all groups.
+  // Finds the end of the look-ahead, and whether an alternative stands outside all groups.
   size_t end = 0;
   int depth = 0;
   bool in_class = false;

@@ -18,11 +18,11 @@ namespace {
 namespace json = boost::json;
 using After = TextTrigger::After;
 
-constexpr int kFormatDepthMax = 64;  // of formats in formats
+constexpr int kFormatDepthMax = 64;  // nesting of formats
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
-// An object of the source with its place, for messages.
+// An object of the source with its path for messages.
 class Part {
  public:
   Part(const json::object& object, std::string where) : object_(object), where_(std::move(where)) {}
@@ -46,7 +46,7 @@ class Part {
     if (!member->is_bool()) return fail(invalid_argument("{} must be true or false", at(name)));
     return member->get_bool();
   }
-  // A string counts as a list of one; absence as an empty one.
+  // A string counts as a list of one; an absent member as an empty list.
   Result<std::vector<std::string>> texts(std::string_view name) const {
     std::vector<std::string> out;
     const json::value* member = find(name);
@@ -79,7 +79,7 @@ class Part {
       return fail(invalid_argument("{} must be an object", at(name)));
     return Part(member->get_object(), at(name));
   }
-  // What is not in the list would be dropped silently.
+  // Rejects members outside the list, which would otherwise be ignored silently.
   Status only(std::initializer_list<std::string_view> names) const {
     for (const auto& member : object_) {
       const std::string_view key(member.key().data(), member.key().size());
@@ -90,7 +90,7 @@ class Part {
   }
 
  private:
-  const json::object& object_;  // of the source, which outlives it
+  const json::object& object_;  // borrowed from the source
   std::string where_;
 };
 
@@ -132,8 +132,8 @@ class TagParser {
  private:
   using Ends = std::vector<std::string>;
 
-  // `ends`: where the format stands alone inside a tag, the strings that end it; they are then
-  // consumed. Null elsewhere.
+  // `ends`: where the format is the whole content of a tag, the strings that end the tag, which the
+  // format then consumes. Null elsewhere.
   Result<ExprId> format(const Part& part, const Ends* ends) {
     if (++depth_ > kFormatDepthMax)
       return fail(invalid_argument("{}: formats are nested too deep", part.where()));
@@ -155,7 +155,7 @@ class TagParser {
     return ir_.sequence({content, ir_.literals(*ends)});
   }
 
-  // Those whose own grammar says where they end.
+  // Formats whose own grammar determines where they end.
   Result<ExprId> closed_format(const Part& part, const std::string& type) {
     if (type == "const_string") {
       ESP_RETURN_IF_ERROR(part.only({"type", "value"}));
@@ -283,7 +283,7 @@ class TagParser {
     return triggered(part, tags, triggers, excludes, ends, at_least_one, stop);
   }
 
-  // Each trigger opens the tags that begin with it; each tag has one.
+  // Each trigger opens the tags that begin with it; each tag has exactly one trigger.
   Result<ExprId> triggered(const Part& part, const std::vector<Tag>& tags,
                            const std::vector<std::string>& triggers,
                            const std::vector<std::string>& excludes, const Ends& ends,

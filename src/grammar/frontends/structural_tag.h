@@ -1,5 +1,5 @@
-// Structural tags: free text in which some beginnings open a structured part, and formats put
-// together from texts, schemas, expressions and tags.
+// Structural tags: free text in which certain beginnings open a structured part, and formats
+// composed of texts, schemas, expressions and tags.
 #pragma once
 
 #include <string_view>

@@ -18,9 +18,9 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::string_view kEnd = "</parameter>";
-constexpr int kReferencesMax = 16;  // one behind the other
+constexpr int kReferencesMax = 16;  // consecutive references
 constexpr size_t kPlaceBytesMax = 4000;
-constexpr int kChoicesMax = 1000;  // of all values, by whatever references
+constexpr int kChoicesMax = 1000;  // over all values, references followed
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
@@ -102,7 +102,7 @@ class ParameterFormat {
     return fail(invalid_argument("{}/required must be a list of strings", where_));
   }
 
-  // What an undeclared parameter may be; nothing: there is none.
+  // Returns the language of an undeclared parameter; nothing when there is none.
   Result<std::optional<ExprId>> undeclared_value(const json::object& declared) {
     const json::value* additional = root_.if_contains("additionalProperties");
     const bool any =
@@ -123,7 +123,7 @@ class ParameterFormat {
     return written(ir_.literal(name), value);
   }
 
-  // Text that the end's mark cannot be taken for, wherever it stands.
+  // Text that cannot contain the end marker.
   ExprId text_language() {
     if (!text_)
       text_ = *free_text(ir_, {{std::string(kEnd), 0, TextTrigger::After::kForbidden}}, {});
@@ -136,7 +136,7 @@ class ParameterFormat {
       const json::value* ref = at->get_object().if_contains("$ref");
       if (ref == nullptr) return &at->get_object();
       if (!ref->is_string() || !ref->get_string().starts_with("#")) return nullptr;
-      // Only what is shared has a place in a root of its own.
+      // Only shared definitions have a location in a root of their own.
       json::error_code failed;
       const std::string_view pointer = view(ref->get_string()).substr(1);
       const json::value* target = nullptr;
@@ -184,7 +184,7 @@ class ParameterFormat {
       bool has_text = false;
       std::vector<ExprId> alternatives;
       for (const json::value& one : list->get_array()) {
-        // References may lead back here, and double on their way.
+        // References may be cyclic and may branch, so their number is bounded.
         if (++num_choices_ > kChoicesMax || place.size() > kPlaceBytesMax)
           return fail(unsupported(place.substr(0, 200) + ": so many choices in choices"));
         const json::object* inner = resolved(one);
@@ -194,7 +194,8 @@ class ParameterFormat {
             value_of(one, fmt::format("{}/{}/{}", place, choice, alternatives.size())));
       }
       if (!has_text) break;
-      // Beside a text, what looks like JSON is a text too; null alone is told apart.
+      // Beside a string type, text that looks like JSON is a string as well; only null is kept
+      // apart.
       for (const auto& member : *keywords)
         if (!is_one_of(member.key(), {choice, "title", "description", "default", "examples"}))
           return fail(unsupported(place + "/" + std::string(member.key())));
@@ -203,7 +204,7 @@ class ParameterFormat {
     return as_json(schema, place);
   }
 
-  // With the shared definitions, for references.
+  // Compiles the value with the shared definitions, so that references resolve.
   Result<ExprId> as_json(const json::value& schema, const std::string& place) {
     json::value alone = schema;
     if (alone.is_object())
@@ -216,7 +217,7 @@ class ParameterFormat {
     return made;
   }
 
-  // A text, as its keywords have it; and null, where that is allowed too.
+  // Returns the strings that the keywords allow, without quotes, and null where it is allowed too.
   Result<ExprId> string_value(const json::object& keywords, const std::string& place) {
     std::optional<std::vector<std::string>> texts;
     ExprId language = text_language();
@@ -229,7 +230,7 @@ class ParameterFormat {
             key == "enum" && value.is_array() ? value.get_array() : json::array{value};
         texts.emplace();
         for (const json::value& one : list) {
-          if (one.is_null()) continue;  // below, where the type has it
+          if (one.is_null()) continue;  // handled below, where the type allows it
           if (!one.is_string() || view(one.get_string()).find(kEnd) != std::string_view::npos)
             return fail(unsupported(place + "/" + std::string(key) + ": " + json::serialize(one)));
           texts->emplace_back(view(one.get_string()));

@@ -1,5 +1,5 @@
-// Arguments of a call written one by one, strings without quotes: the content of structural tags
-// of type qwen_xml_parameter.
+// Arguments of a tool call written one by one, strings without quotes: the content of structural
+// tags of type qwen_xml_parameter.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -12,11 +12,12 @@
 
 namespace espalier::grammar {
 
-// For each property of the schema, in the declared order, those that are not required at will:
+// For each property of the schema, in declared order, with properties that are not required
+// optional:
 //   <parameter=KEY>\nVALUE\n</parameter>\n
-// A value that is a string is free text without "</parameter>" (held to enum, const, pattern,
-// format and lengths), any other JSON. Undeclared parameters follow where additionalProperties
-// says so or nothing is declared. What else a schema of an object says is refused by name.
+// A string value is free text without "</parameter>", restricted by enum, const, pattern, format
+// and lengths; any other value is JSON. Undeclared parameters follow where additionalProperties
+// allows them or nothing is declared. Other keywords of an object are refused by name.
 Result<ExprId> parameter_format(Ir& ir, const boost::json::value& schema, const std::string& where,
                                 Whitespace whitespace, const GrammarLimits& limits);
 

@@ -7,7 +7,7 @@
 namespace espalier::grammar {
 namespace {
 
-// White space beyond ASCII, as \s has it.
+// White space beyond ASCII, as \s defines it.
 const std::vector<CodeRange>& other_spaces() {
   static const std::vector<CodeRange> kSpaces = [] {
     std::vector<CodeRange> made = {{0x85, 0x85}};
@@ -19,7 +19,7 @@ const std::vector<CodeRange>& other_spaces() {
   return kSpaces;
 }
 
-constexpr std::string_view kSingle = "_-./";  // kinds of one character each
+constexpr std::string_view kSingle = "_-./";  // classes of one character each
 constexpr int kFirstSingle = 4;
 constexpr std::string_view kInAddresses = "!#$&'()*+,:;=?@~";
 constexpr int kOther = kNumCharClasses - 2, kOtherSpace = kNumCharClasses - 1;

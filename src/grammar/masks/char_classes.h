@@ -1,5 +1,5 @@
-// Kinds of characters that patterns seldom tell apart: what a mask asks of a state once for all
-// tokens that are made of them.
+// Character classes that patterns seldom split. A mask tests a whole class once instead of every
+// token made of its characters.
 #pragma once
 
 #include <array>
@@ -9,20 +9,20 @@
 
 namespace espalier::grammar {
 
-using CharClassSet = uint16_t;  // a set: bit k for kind k
+using CharClassSet = uint16_t;  // bit k for class k
 
-// a to z, A to Z, 0 to 9, the space, each of "_-./" (names and paths have them), what else
-// addresses may hold, all else in ASCII that a JSON string holds as it is, other characters but
-// white space, other white space.
+// The classes: a-z; A-Z; 0-9; the space; each of "_-./", which names and paths contain; the other
+// characters of URIs; the rest of ASCII that a JSON string holds unescaped; non-ASCII characters
+// but white space; other white space.
 inline constexpr int kNumCharClasses = 12;
 inline constexpr CharClassSet kAllCharClasses = (1 << kNumCharClasses) - 1;
 inline constexpr CharClassSet kAsciiCharClasses = (1 << 10) - 1;
-inline constexpr CharClassSet kOtherBytes = 1 << kNumCharClasses;  // what is none of them
+inline constexpr CharClassSet kOtherBytes = 1 << kNumCharClasses;  // bytes outside every class
 
-// Those that a text is made of; kOtherBytes where there is more in it.
+// Returns the classes of the text's characters; kOtherBytes is set where there is more in it.
 CharClassSet char_classes_of(std::string_view text);
 
-// One character of a kind: a deterministic automaton over its bytes.
+// A DFA over the bytes of one character of a class.
 struct CharClassAutomaton {
   static constexpr uint8_t kStart = 0, kWhole = 0xfe, kDead = 0xff;
   std::vector<std::array<uint8_t, 256>> next;  // [state][byte]

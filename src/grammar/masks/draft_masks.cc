@@ -25,7 +25,7 @@ class TreeWalk {
   }
 
  private:
-  // A draft is as deep as it is long at most: a few tokens.
+  // Recursion is at most as deep as the draft is long: a few tokens.
   void visit(size_t row) {
     const auto words = static_cast<size_t>(matcher_.words_per_mask());
     matcher_.fill_mask(masks_.subspan(row * words, words));
@@ -40,7 +40,7 @@ class TreeWalk {
   Matcher& matcher_;
   const DraftTree& tree_;
   const std::span<uint32_t> masks_;
-  std::vector<std::vector<size_t>> children_;  // [row]
+  std::vector<std::vector<size_t>> children_;  // [row] its child rows
   std::vector<bool> taken_;
 };
 

@@ -1,4 +1,5 @@
-// For speculation under a grammar: masks along a tree of drafted tokens.
+// Token masks along a tree of draft tokens, for speculative decoding under a grammar. Not
+// thread-safe with respect to the matcher.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +10,17 @@
 
 namespace espalier::grammar {
 
-// Token i comes behind token parents[i], or, where that is -1, behind what the matcher has read.
-// REQUIRES: parents[i] < i.
+// Draft token i follows token parents[i], or what the matcher has read where that is -1. REQUIRES:
+// parents[i] < i.
 struct DraftTree {
   std::span<const TokenId> tokens;
   std::span<const int32_t> parents;
 };
 
-// Row 0 of `masks` is what may come now, row i + 1 what may come behind token i; (tokens + 1) rows
-// of matcher.words_per_mask() words. A token that the grammar does not take, and all behind it,
-// have rows without a bit, and so has what comes behind an end. The matcher is as it was
-// afterwards. Returns whether each token is taken.
+// Fills `masks`: (tokens + 1) rows of matcher.words_per_mask() words. Row 0 is the mask now and row
+// i + 1 the mask after draft token i. A token that the grammar rejects, every token after it, and
+// everything after an end have rows without a bit. Restores the matcher. Returns for each token
+// whether the grammar accepts it.
 std::vector<bool> fill_draft_masks(Matcher& matcher, const DraftTree& tree,
                                    std::span<uint32_t> masks);
 

@@ -21,7 +21,7 @@ GrammarSpec schema(const char* source) {
       .kind = GrammarSpec::Kind::kJsonSchema, .source = source, .whitespace = Whitespace::kCompact};
 }
 
-// Each row is what a matcher of its own says that has read the path.
+// Each row equals the mask of a matcher that has read the row's path.
 TEST(Draft, MasksOfATreeAreThoseOfItsPaths) {
   const auto grammar = compiled(
       schema(R"({"type":"array","items":{"enum":["ab","a",12,true]},"uniqueItems":true})"));

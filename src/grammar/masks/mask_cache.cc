@@ -12,10 +12,10 @@
 namespace espalier::grammar {
 namespace {
 
-// What the masks of one grammar may take, bytes; beyond it they are dropped and made again.
+// Bytes that the masks of one grammar may hold; beyond it they are dropped and made again.
 constexpr size_t kKeptBytesMax = size_t{64} << 20;
 
-// More changes than this are kept as words.
+// A mask with more changes than this is stored as words.
 constexpr size_t kChangesMax = 512;
 
 void set_bit(std::span<uint32_t> words, uint32_t token, bool on) {
@@ -41,11 +41,11 @@ void MaskCache::walk_into(const TrieWalk& tokens, SetId from, TokenWalk::Steps s
       [](uint32_t) { return false; });
 }
 
-// Follows tokens that are in order of their bytes, each from where the one before differs: `step`
-// is asked for each byte where it leads, or for nothing where it leads nowhere.
+// Follows tokens in the order of their bytes, each from where the previous token differs. `step`
+// maps (position, byte) to the next position, or to nothing.
 template <typename At, typename Step, typename Use>
 void MaskCache::along(std::span<const TokenId> tokens, const At& from, Step step, Use use) {
-  std::vector<At> path = {from};  // after each byte of `last`, as far as it leads on
+  std::vector<At> path = {from};  // [byte of `last`] the position after it, as far as it leads on
   std::string_view last;
   for (const TokenId token : tokens) {
     const std::string_view bytes = trie_.bytes(token);
@@ -62,8 +62,8 @@ void MaskCache::along(std::span<const TokenId> tokens, const At& from, Step step
   }
 }
 
-// Tries the tokens whose verdict depends on the text; those with the same bytes up to a check share
-// its answer.
+// Tries the tokens whose verdict depends on the text. Tokens that are equal up to a check share its
+// verdict.
 bool MaskCache::ask(const Mask& mask, SetId set, std::string_view text, std::span<uint32_t> words) {
   bool any = false;
   std::string read(text);
@@ -82,7 +82,7 @@ bool MaskCache::ask(const Mask& mask, SetId set, std::string_view text, std::spa
   return any;
 }
 
-// The mask of a state of several items: what any of them allows. They are shared by many states.
+// The mask of a set of several items is the union of their masks, which many sets share.
 bool MaskCache::by_parts(SetId set, Mask& mask) {
   constexpr size_t kPartsMax = 8;
   const size_t count = earley_.num_parts(set);
@@ -94,15 +94,15 @@ bool MaskCache::by_parts(SetId set, Mask& mask) {
   return true;
 }
 
-// The mask of a place in a closed rule is that of the same place wherever the rule was called, but
-// for tokens that reach the rule's end.
+// The mask of an item in a closed rule is independent of the caller, except for tokens that reach
+// the end of the rule.
 bool MaskCache::by_closed_rule(SetId set, Mask& mask) {
   const SetId open = earley_.opened(set);
   if (open == EarleyRecogniser::kDead) return false;
   const Mask& position = mask_of(open);
   mask.base = position.words.empty() ? position.base : &position.words;
   mask.changes = position.changes;
-  // kNeedsText, too, is a place on the way: the rest of the token is left to be asked.
+  // kNeedsText counts as a position: the rest of such a token is conditional.
   along(
       std::span(position.asked), earley_.position_of(set),
       [&](const EarleyRecogniser::Position& at, std::string_view,
@@ -130,7 +130,7 @@ const MaskCache::Mask& MaskCache::mask_of(SetId set) {
   return keep(set, std::move(made));
 }
 
-// Allows what the part allows. Its asked tokens are asked of the whole.
+// Adds the tokens that the part allows. Its conditional tokens become conditional in the whole.
 void MaskCache::add_part(const Mask& part, Mask& mask) {
   mask.asked.insert(mask.asked.end(), part.asked.begin(), part.asked.end());
   const auto plain = [](const Mask& m) {
@@ -166,7 +166,7 @@ const MaskCache::Mask& MaskCache::keep(SetId set, Mask mask) {
   return kept_.emplace(set, std::move(mask)).first->second;
 }
 
-// Whether enough characters may come that a walk would take long.
+// Returns whether so many characters may follow that a walk would be slow.
 bool MaskCache::is_wide(SetId set) {
   constexpr int kNarrow = 20;  // bytes: any JSON value begins with one of 18
   ByteMask bytes;
@@ -203,7 +203,7 @@ void MaskCache::write(const Mask& mask, std::span<uint32_t> words) const {
   for (uint32_t change : mask.changes) set_bit(words, change / 2, change % 2 == 1);
 }
 
-// Gives a new mask the form in which it is kept.
+// Converts a new mask to the form in which it is stored.
 void MaskCache::settle(Mask& mask) {
   const bool plain = std::ranges::all_of(mask.changes, [](uint32_t c) { return c % 2 == 1; });
   const bool many = mask.changes.size() > kChangesMax;

@@ -1,4 +1,4 @@
-// The masks of a grammar: which tokens of a vocabulary lead on from a state of the recogniser.
+// The masks of one grammar: which tokens of a vocabulary lead on from an Earley set.
 #pragma once
 
 #include <array>
@@ -19,50 +19,52 @@
 
 namespace espalier::grammar {
 
-// Makes masks and keeps them. Not thread-safe, but for fill_known(): CompiledGrammar guards it.
+// Computes masks and caches them. Not thread-safe except for fill_known() and num_bytes();
+// CompiledGrammar holds a lock for the rest.
 class MaskCache {
  public:
-  // Both borrowed; the recogniser reaches as far as the vocabulary's longest token.
+  // Borrows both. The recogniser's reach is the vocabulary's longest token.
   MaskCache(EarleyRecogniser& earley, const TokenTrie& trie);
 
-  // Writes the mask of the state into trie.words_per_mask() words. False: no token is allowed.
-  // `text`: what was read so far; looked at where the grammar has checks.
+  // Writes the mask of the set into trie.words_per_mask() words. Returns false when no token is
+  // allowed. `text` is what was read so far; checks read it.
   bool fill(SetId set, std::string_view text, std::span<uint32_t> words);
 
-  // The same of a mask that is kept and does not depend on the text, else nothing. For any thread,
-  // beside one that calls the others.
+  // Writes a cached mask that does not depend on the text; returns nothing when there is none. Any
+  // thread may call it beside one that calls the other functions.
   std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;
 
   size_t num_kept() const { return kept_.size(); }
   size_t num_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }  // any thread
 
  private:
-  // A mask that is kept: one of the vocabulary's or another's, or words, or nothing; and what
-  // differs.
+  // A stored mask: a base (a mask of the vocabulary or of another set, or own words, or none) and
+  // the differences from it.
   struct Mask {
-    const std::vector<uint32_t>* base = nullptr;  // the vocabulary's, or words of another mask
+    // a mask of the vocabulary, or the words of another mask
+    const std::vector<uint32_t>* base = nullptr;
     std::vector<uint32_t> words;
-    std::vector<uint32_t> changes;  // in order: token * 2, and 1 to allow it
-    // Tokens amid which a check looks at the text, by their bytes: tried at each fill, whatever the
-    // rest says of them.
+    std::vector<uint32_t> changes;  // sorted: token * 2 + (1 to allow it)
+    // Conditional tokens, sorted by their bytes: a check reads the text within them, so they are
+    // tried at each fill, whatever the rest of the mask holds.
     std::vector<TokenId> asked;
-    bool empty = true;  // but for these
-    bool partial =
-        false;  // made, in part at least, when the recogniser was exhausted: not to be used
+    bool empty = true;     // apart from the conditional tokens
+    bool partial = false;  // computed, at least partly, by an exhausted recogniser; unusable
 
     void allow(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2 + 1); }
     void refuse(TokenId token) { changes.push_back(static_cast<uint32_t>(token) * 2); }
-    // Those at begin to end of the walk's tokens.
+    // Adds the walk's tokens [begin, end).
     void ask(const TrieWalk& tokens, uint32_t begin, uint32_t end) {
       asked.insert(asked.end(), tokens.token_ids.begin() + begin, tokens.token_ids.begin() + end);
     }
   };
-  // Which tokens may come that end a lexeme, as indices of its tails' tokens.
+  // The tokens that may end a lexeme, as indices of the tails' tokens.
   struct Found {
-    bool whole_ends = false;  // those that end with it; else they are among the asked ones
+    // whether tokens that end with the lexeme are allowed; else they are among the conditional ones
+    bool whole_ends = false;
     std::vector<uint32_t> allowed, asked;
   };
-  // Tokens that a state allows behind the end of a lexeme.
+  // The set behind the end of a lexeme; its allowed tokens are cached under it.
   struct TailKey {
     const LexemeMasks* masks;
     SetId after;
@@ -109,22 +111,22 @@ class MaskCache {
 
   EarleyRecogniser& earley_;
   const TokenTrie& trie_;
-  mutable std::shared_mutex kept_mutex_;  // held to change kept_, and by others to read it
+  mutable std::shared_mutex kept_mutex_;  // held to change kept_, and by other threads to read it
   std::unordered_map<SetId, Mask> kept_;
   std::atomic<size_t> kept_bytes_ = 0;
   std::unordered_map<TailKey, Found, TailHash> tails_;
   std::unordered_map<SetId, SetId> next_inside_;
-  std::unordered_map<uint64_t, bool> stays_inside_;  // by node and kind of place
+  std::unordered_map<uint64_t, bool> stays_inside_;  // by node and kind of position
   TokenWalk walk_;
-  std::vector<uint32_t> scratch_;  // a mask's words
-  // Bytes of each kind of characters, of those that the grammar does not tell apart one.
+  std::vector<uint32_t> scratch_;  // words of one mask
+  // The bytes of each character class, one of those that the grammar does not distinguish.
   struct CharClassEdge {
     uint8_t from, byte, to;
   };
   std::array<std::vector<CharClassEdge>, kNumCharClasses> char_class_edges_;
-  std::vector<std::pair<uint8_t, SetId>> amid_;  // places amid a character, and states
-  std::vector<SetId> absorbing_;                 // states found by absorbed(), each once
-  std::vector<uint32_t> absorb_rounds_;          // [state] the last search that found it
+  std::vector<std::pair<uint8_t, SetId>> amid_;  // positions inside a character, and sets
+  std::vector<SetId> absorbing_;                 // sets found by absorbed(), each once
+  std::vector<uint32_t> absorb_rounds_;          // [set] the last search that found it
   uint32_t absorb_round_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// Masks over real vocabularies against trying every token, at random places of random texts.
+// Compares masks over real vocabularies with trying every token, at random positions of random
+// texts.
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
@@ -8,7 +9,7 @@
 namespace espalier::grammar {
 namespace {
 
-// Follows random allowed tokens and holds each mask to trying all tokens.
+// Follows random allowed tokens and compares each mask with trying all tokens.
 void expect_exact_masks(const char* schema, bool any_order,
                         const std::shared_ptr<const TokenTrie>& trie, uint64_t seed, int texts) {
   SCOPED_TRACE(fmt::format("seed {} schema {}", seed, schema));
@@ -33,7 +34,7 @@ void expect_exact_masks(const char* schema, bool any_order,
         if (bit) allowed.push_back(t);
       }
       ASSERT_TRUE(!allowed.empty() || !(*grammar)->network().checks.empty()) << "stuck at " << step;
-      if (allowed.empty()) break;  // only where a check may leave nothing
+      if (allowed.empty()) break;  // only a check may leave no token
       ASSERT_TRUE(matcher.accept_token(allowed[rng.below(allowed.size())]));
     }
   }

@@ -9,11 +9,11 @@
 namespace espalier::grammar {
 namespace {
 
-// What must be left for each thread that is woken. To wake one costs the caller 3 to 16 us, and it
-// comes after 2 to 50 (on two processors, see README.md).
+// Work that must be left for each thread that is woken. A wake-up costs the caller 3 to 16 us, and
+// the thread starts after 2 to 50 us (two processors; docs/notes/grammar.md).
 constexpr double kWorthUs = 100;
 
-// How long the caller looks for threads to finish before it parks: most have an item of a few
+// How long the caller spins for threads to finish before it parks: most have an item of a few
 // microseconds left.
 constexpr double kSpinUs = 20;
 
@@ -58,7 +58,7 @@ void MaskPool::run_raw(size_t count, RawItem item, const void* data) {
   if (called > 0) dismiss();
 }
 
-// How many threads are worth calling, after `done` items took `us`.
+// Returns how many threads are worth waking after `done` items took `us`.
 int32_t MaskPool::worth_calling(size_t done, size_t left, double us) const {
   if (left < 2) return 0;
   const double left_us = us / static_cast<double>(done) * static_cast<double>(left);
@@ -77,7 +77,7 @@ void MaskPool::call(int32_t num_threads) {
   for (int32_t i = 0; i < num_threads; ++i) wanted_changed_.notify_one();
 }
 
-// Nobody is to come any more; whoever came is waited for.
+// Closes the batch to further threads and waits for those that joined.
 void MaskPool::dismiss() {
   {
     const std::lock_guard lock(mutex_);

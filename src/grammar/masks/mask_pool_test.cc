@@ -1,5 +1,5 @@
-// Masks filled by several threads, of one grammar and of many, known and new: the same as one by
-// one. What the thread sanitizer is to look at is here.
+// Masks filled by several threads equal masks filled one by one, for one grammar and for many, cold
+// and warm. The thread sanitizer runs these tests.
 #include "grammar/masks/mask_pool.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ GrammarSpec schema(std::string source) {
   return {.kind = GrammarSpec::Kind::kJsonSchema, .source = std::move(source), .choices = {}};
 }
 
-// Counters, checks, choices, strings of every kind, recursion.
+// Grammars with counters, checks, choices, all kinds of strings, and recursion.
 std::vector<GrammarSpec> specs() {
   return {
       schema(R"({"type":"string","minLength":2,"maxLength":30})"),
@@ -50,7 +50,7 @@ Grammars compiled(const std::vector<GrammarSpec>& from,
   return out;
 }
 
-// The token to go on with, or -1: one of those allowed.
+// Draws one of the allowed tokens, or -1.
 TokenId drawn(std::span<const uint32_t> mask, Rng& rng) {
   std::vector<TokenId> allowed;
   for (size_t t = 0; t < 32 * mask.size(); ++t)
@@ -81,7 +81,7 @@ TEST(MaskPool, CallsEachItemOnceAndNoThreadTwiceAtATime) {
   }
 }
 
-// Items that wait for each other can only end on as many threads as are promised.
+// Items that wait for each other can only finish on as many threads as promised.
 TEST(MaskPool, ThreadsWorkAtOnce) {
   constexpr int kThreads = 4;
   MaskPool pool(kThreads);
@@ -114,14 +114,14 @@ TEST(MaskPool, IsParkedWhenIdle) {
     return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
            1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
   };
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // those that were woken go back
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the woken threads park again
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_LT(cpu_seconds() - before, 0.003);
 }
 
-// Sequences at random places of random grammars, step after step: grammars of their own, just
-// compiled, give the same masks to who fills them one by one.
+// Sequences at random positions of random grammars, step after step: freshly compiled grammars give
+// the same masks as filling them one by one.
 TEST(MaskPool, EqualsFillingOneByOne) {
   const auto trie = made_up_vocabulary(3);
   const auto words = static_cast<size_t>(trie->words_per_mask());
@@ -154,7 +154,7 @@ TEST(MaskPool, EqualsFillingOneByOne) {
         const auto filled = std::span(masks).subspan(s * words, words);
         ASSERT_TRUE(std::ranges::equal(filled, mask)) << "sequence " << s << ", step " << step;
         const TokenId token = drawn(mask, rng);
-        if (token < 0) continue;  // it has ended
+        if (token < 0) continue;  // the sequence has ended
         ASSERT_TRUE(matchers[s].accept_token(token));
         ASSERT_TRUE(expected[s].accept_token(token));
       }
@@ -162,9 +162,9 @@ TEST(MaskPool, EqualsFillingOneByOne) {
   }
 }
 
-// Threads that each follow texts of one grammar, which nobody has looked at before and somebody
-// always makes more of, ask for all that a matcher tells, and take steps back. Whatever they are
-// told is what another grammar tells one thread.
+// Threads that follow texts of one grammar while it is being built query everything that a matcher
+// offers, and take steps back. The answers equal those that one thread gets from another copy of
+// the grammar.
 TEST(MaskPool, ThreadsOfOneGrammarAreToldWhatOneIsTold) {
   const auto trie = made_up_vocabulary(4);
   const auto words = static_cast<size_t>(trie->words_per_mask());
@@ -196,7 +196,7 @@ TEST(MaskPool, ThreadsOfOneGrammarAreToldWhatOneIsTold) {
     SCOPED_TRACE(spec.source);
     const Grammars shared = compiled({spec}, trie), alone = compiled({spec}, trie);
     ASSERT_EQ(shared.size(), 1u);
-    for (const uint64_t round : {0u, 1u}) {  // new, and for the most part known
+    for (const uint64_t round : {0u, 1u}) {  // first cold, then mostly cached
       std::vector<uint64_t> told(kThreads);
       std::vector<std::thread> threads;
       for (uint64_t t = 0; t < kThreads; ++t)
@@ -208,8 +208,8 @@ TEST(MaskPool, ThreadsOfOneGrammarAreToldWhatOneIsTold) {
   }
 }
 
-// A grammar that needs more states than it may have while masks are filled says so; those beside
-// it are as they would be.
+// A grammar that exceeds its limit while masks are filled reports it; other grammars are
+// unaffected.
 TEST(MaskPool, AnExhaustedGrammarIsExhaustedAlone) {
   const auto trie = made_up_vocabulary(5);
   const auto words = static_cast<size_t>(trie->words_per_mask());
@@ -233,7 +233,7 @@ TEST(MaskPool, AnExhaustedGrammarIsExhaustedAlone) {
     fill_masks(pool, pointers, masks);
     for (size_t s = 0; s < matchers.size(); ++s) {
       if (s % 4 == 3) {
-        matchers[s].accept_bytes("[");  // a state for each depth; some step is one too many
+        matchers[s].accept_bytes("[");  // each depth needs a set, so some step exceeds the limit
         continue;
       }
       expected[s].fill_mask(mask);

@@ -1,4 +1,4 @@
-// Masks of places where kinds of characters lead on whatever they are: a pattern's classes.
+// Masks of positions where whole character classes lead on, such as the classes of a pattern.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -7,8 +7,8 @@
 
 namespace espalier::grammar {
 
-// The states between characters that one character of the kind leads to, added to absorbing_;
-// false where some such character leads nowhere. `any`: set where some byte leads on.
+// Adds to absorbing_ the sets between characters that one character of the class leads to; returns
+// false where some such character leads nowhere. Sets `any` where some byte leads on.
 bool MaskCache::lead_by_char_class(int kind, SetId from, bool& any) {
   const std::vector<CharClassEdge>& edges = char_class_edges_[static_cast<size_t>(kind)];
   bool all = true;
@@ -41,8 +41,8 @@ bool MaskCache::lead_by_char_class(int kind, SetId from, bool& any) {
   return all;
 }
 
-// The kinds of characters that lead on from the state, whatever they are and however often they
-// come; or up to so many `characters`, after which none of them may come.
+// Returns the classes whose characters lead on however often they come, or, with `characters` set,
+// up to that many characters, after which none of them may follow.
 CharClassSet MaskCache::absorbed(SetId set, size_t& characters) {
   constexpr size_t kStatesMax = 300;
   const auto longest = static_cast<size_t>(trie_.all().depth_max);
@@ -61,7 +61,7 @@ CharClassSet MaskCache::absorbed(SetId set, size_t& characters) {
         }
       }
       if (level > 0 && !any) {
-        // Tokens of ASCII are told apart by their lengths; others are walked.
+        // ASCII tokens are selected by length; the other tokens are walked.
         failed = kinds & ~kAsciiCharClasses;
         if (failed != 0) break;
         characters = level;
@@ -76,8 +76,7 @@ CharClassSet MaskCache::absorbed(SetId set, size_t& characters) {
   return 0;
 }
 
-// Where some kinds of characters lead on whatever they are (a pattern's classes), the tokens of
-// nothing else at once; the others are walked.
+// Allows at once the tokens made of classes that lead on; the others are walked.
 bool MaskCache::by_char_classes(SetId set, Mask& mask) {
   if (char_class_edges_[0].empty()) make_char_class_edges();
   size_t characters = 0;

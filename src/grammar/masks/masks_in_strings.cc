@@ -1,4 +1,5 @@
-// Masks of places inside strings: of lexemes, which the vocabulary knows, and of patterns.
+// Masks of positions inside strings: inside lexemes, whose masks the vocabulary holds, and inside
+// patterns.
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -8,13 +9,12 @@
 namespace espalier::grammar {
 namespace {
 
-// States that the characters of a string's inside may lead to, and places of an automaton, to be
-// looked at as a whole.
+// Bounds on the sets and the automaton positions that are examined together.
 constexpr size_t kInsideStatesMax = 8;
 constexpr size_t kInsidePlacesMax = 8000;
 
-// What a string's inside asks of a place in it: between characters (0), or amid one, by the bytes
-// that it still needs. Bytes low to high lead to a place of the kind `to`.
+// A position of a string's inside: between characters (0), or within one, by the bytes that it
+// still needs. Bytes low to high lead to the position `to`.
 struct InsideStep {
   uint8_t low, high, to;
 };
@@ -32,8 +32,8 @@ std::span<const InsideStep> inside_steps(uint8_t kind) {
 
 }  // namespace
 
-// Which tokens that end a lexeme may come, by what they have after it: known for each state that
-// may follow the lexeme.
+// Returns the tokens that may end a lexeme, by what they contain after its end; cached by the set
+// that follows the lexeme.
 const MaskCache::Found& MaskCache::tails_of(const LexemeMasks& masks, SetId after) {
   const auto [it, added] = tails_.try_emplace({&masks, after});
   Found& found = it->second;
@@ -53,8 +53,8 @@ const MaskCache::Found& MaskCache::tails_of(const LexemeMasks& masks, SetId afte
   return found;
 }
 
-// One place inside a lexeme: the vocabulary knows which tokens stay inside, and what the others
-// have after its end is few bytes.
+// One item inside a lexeme: the vocabulary knows which tokens stay inside, and what other tokens
+// contain after the end of the lexeme is a few bytes.
 bool MaskCache::by_lexeme(SetId set, Mask& mask) {
   const EarleyRecogniser::Inside inside = earley_.inside(set);
   if (inside.tag == 0) return false;
@@ -99,11 +99,11 @@ bool MaskCache::by_lexeme(SetId set, Mask& mask) {
   return true;
 }
 
-// The states that the characters which may stand in a JSON string's inside lead to, each once.
-// False where some character leads nowhere, or to more than kInsideStatesMax states.
+// Collects the sets that characters of a JSON string's inside lead to. Returns false where some
+// character leads nowhere, or to more than kInsideStatesMax sets.
 bool MaskCache::inside_successors(SetId set, std::vector<SetId>& out) {
   struct Tail {
-    int lead_low, lead_high, low, high, more;  // lead bytes, the second byte, bytes after it
+    int lead_low, lead_high, low, high, more;  // lead bytes, second byte, number of further bytes
   };
   constexpr Tail kTails[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
                              {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
@@ -126,7 +126,7 @@ bool MaskCache::inside_successors(SetId set, std::vector<SetId>& out) {
     return true;
   };
   constexpr std::pair<int, int> kAscii[] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0x7f}};
-  // Most states that are no string's inside end here.
+  // Most sets that are not inside a string are rejected here.
   ByteMask wanted, bytes;
   for (const auto& [low, high] : kAscii) wanted.add(low, high);
   wanted.add(0xc2, 0xf4);
@@ -149,7 +149,7 @@ bool MaskCache::inside_successors(SetId set, std::vector<SetId>& out) {
   return true;
 }
 
-// The one state that all these characters lead to, or kDead; remembered.
+// Returns the one set that all these characters lead to, or kDead; cached.
 SetId MaskCache::next_inside(SetId set) {
   const auto [it, added] = next_inside_.try_emplace(set, EarleyRecogniser::kDead);
   if (!added) return it->second;
@@ -158,9 +158,8 @@ SetId MaskCache::next_inside(SetId set) {
   return next_inside_[set] = one ? next[0] : EarleyRecogniser::kDead;
 }
 
-// Whether a string's inside goes on for ever from this node of the network, by nodes of its rule:
-// what must come somewhere in it may still come. The greatest set of places that lead to such
-// places by every character.
+// Returns whether the inside of a string continues for ever from this node by nodes of its rule. It
+// computes the greatest set of positions that lead to such positions by every character.
 bool MaskCache::stays_inside(NodeId start) {
   const Network& network = earley_.network();
   const auto key = [](NodeId node, uint8_t kind) { return uint64_t{node} << 3 | kind; };
@@ -212,8 +211,8 @@ bool MaskCache::stays_inside(NodeId start) {
   return true;
 }
 
-// Whether no character of a string's inside leads on. REQUIRES: no bytes but those of characters
-// do.
+// Returns whether no character of a string's inside leads on. REQUIRES: only bytes of characters
+// lead on.
 bool MaskCache::inside_ends(SetId set) {
   for (int b = 0x20; b < 0x100; ++b) {
     if (b == '"' || b == '\\') continue;
@@ -222,8 +221,9 @@ bool MaskCache::inside_ends(SetId set) {
   return true;
 }
 
-// Where a string's inside that no lexeme is goes on as it was, or goes on from state to state until
-// it must end: its tokens at once, and the rests of the others. False where it does neither.
+// Handles a string's inside outside of lexemes that continues unchanged, or from set to set until
+// it must end: its tokens are allowed at once, and the rests of the other tokens are walked.
+// Returns false elsewhere.
 bool MaskCache::inside_string(SetId set, Mask& mask) {
   const SetId next = next_inside(set);
   if (next == EarleyRecogniser::kDead) return false;
@@ -231,7 +231,7 @@ bool MaskCache::inside_string(SetId set, Mask& mask) {
     mask.base = &trie_.string_inside_mask();
     walk_into(trie_.rests(), set, TokenWalk::Steps::kByStates, mask);
   } else {
-    // The states after so many characters, as far as tokens reach.
+    // The sets after each number of characters, as far as tokens reach.
     const std::vector<TrieWalk>& rests = trie_.rests_after();
     const size_t longest = std::max(trie_.inside_characters_max(), rests.size());
     std::vector<SetId> chain = {set};
@@ -249,7 +249,8 @@ bool MaskCache::inside_string(SetId set, Mask& mask) {
   return true;
 }
 
-// Where a string's inside goes on for ever, its tokens at once; the others are walked.
+// Where the inside of a string continues for ever, its tokens are allowed at once and the others
+// are walked.
 bool MaskCache::by_staying_inside(SetId set, Mask& mask) {
   const auto node = earley_.only_node(set);
   if (!node || !stays_inside(*node)) return false;
@@ -258,7 +259,7 @@ bool MaskCache::by_staying_inside(SetId set, Mask& mask) {
   return true;
 }
 
-// The mask of a state inside a string, where it is one.
+// Returns the mask of a set inside a string, if it is one.
 const MaskCache::Mask* MaskCache::known_inside(SetId set) {
   if (const auto it = kept_.find(set); it != kept_.end()) return &it->second;
   Mask mask;
@@ -268,11 +269,11 @@ const MaskCache::Mask* MaskCache::known_inside(SetId set) {
   return &keep(set, std::move(mask));
 }
 
-// Where most characters lead to a state that a string's inside leaves as it is (a key that is none
-// of those declared so far), the mask is that state's but for what goes on differently: both are
-// followed side by side, and left where they meet.
+// Where most characters lead to a set that a string's inside leaves unchanged (a key that is none
+// of the declared ones so far), the mask is that set's mask with differences: both sets are walked
+// side by side and abandoned where they meet.
 bool MaskCache::by_difference(SetId set, Mask& mask) {
-  constexpr int kMost = 48;  // of the 93 characters that are looked at
+  constexpr int kMost = 48;  // of the 93 characters that are tried
   const EarleyRecogniser::Position here = earley_.position_of(set);
   std::vector<std::pair<EarleyRecogniser::Position, int>> counts;
   for (int b = 0x20; b < 0x7f; ++b) {
@@ -298,7 +299,7 @@ bool MaskCache::by_difference(SetId set, Mask& mask) {
   mask.changes = base->changes;
   mask.asked = base->asked;
   const TrieWalk& tokens = trie_.all();
-  constexpr int kManyBytes = 64;  // that tell the two apart
+  constexpr int kManyBytes = 64;  // bytes that distinguish the two sets
   ByteMask differing;
   earley_.add_differing_bytes(here, other, differing);
   using enum TokenWalk::Steps;

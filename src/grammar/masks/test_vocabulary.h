@@ -1,4 +1,4 @@
-// A vocabulary for tests of masks.
+// A synthetic vocabulary for tests of masks.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace espalier::grammar {
 
-// Many short tokens over what JSON is written with, and long ones of every kind: text, escapes,
-// quotes amid text, control characters, parts of characters.
+// Many short tokens over JSON's characters, and long ones of every kind: text, escapes, quotes
+// inside text, control characters, partial characters.
 inline std::shared_ptr<const TokenTrie> made_up_vocabulary(uint64_t seed) {
   Rng rng(seed);
   std::vector<std::string> tokens;

@@ -15,7 +15,7 @@ bool string_inside(std::string_view text) {
   return plain && valid_utf8(text);
 }
 
-// How many bytes at the front stand inside a string as they are, and how many characters they are.
+// The bytes and characters at the front of a token that stand unescaped inside a string.
 struct Inside {
   size_t bytes = 0, characters = 0;
 };
@@ -30,11 +30,11 @@ Inside inside_of(std::string_view text) {
   return inside;
 }
 
-constexpr size_t kUpToMasksMax = 32;  // as many masks of a vocabulary's size
+constexpr size_t kUpToMasksMax = 32;  // masks of a vocabulary's size
 
 class Builder {
  public:
-  // With the first skip->at(id) bytes of each left out, where given.
+  // The first skip->at(id) bytes of each token are left out, where given.
   using Skips = std::unordered_map<TokenId, uint16_t>;
   explicit Builder(const TokenTrie& trie, const Skips* skip = nullptr) : trie_(trie), skip_(skip) {}
 
@@ -44,7 +44,7 @@ class Builder {
       return x != y ? x < y : a < b;
     });
     TrieWalk walk;
-    std::vector<uint32_t> open;  // nodes of the path to the last token
+    std::vector<uint32_t> open;  // nodes on the path to the last token
     std::string_view last;
     for (TokenId id : ids) {
       const std::string_view text = text_of(id);
@@ -102,7 +102,7 @@ class Builder {
 
 TokenTrie::TokenTrie(const VocabView& vocab)
     : vocab_size_(vocab.vocab_size()), eos_ids_(vocab.eos_ids) {
-  constexpr size_t kTokenBytesMax = 4096;  // a longer token is never allowed
+  constexpr size_t kTokenBytesMax = 4096;  // longer tokens are never allowed
   offsets_.reserve(static_cast<size_t>(vocab_size_) + 1);
   offsets_.push_back(0);
   for (TokenId id = 0; id < vocab_size_; ++id) {
@@ -172,7 +172,7 @@ TokenTrie::TokenTrie(const VocabView& vocab)
 
 void TokenTrie::file_by_char_classes() {
   char_classes_below_.assign(all_.nodes.size(), 0);
-  std::vector<uint32_t> open;  // nodes above the one that is looked at
+  std::vector<uint32_t> open;  // nodes above the current one
   for (uint32_t i = 0; i + 1 < all_.nodes.size(); ++i) {
     while (!open.empty() && all_.nodes[open.back()].skip <= i) open.pop_back();
     open.push_back(i);
@@ -220,7 +220,8 @@ void TokenTrie::make_lexeme(Lexeme lexeme) {
   }
 }
 
-// One scan of the trie, with the state and the characters begun after each byte of the path.
+// Scans the trie once, with the automaton's state and the characters begun after each byte of the
+// path.
 LexemeMasks TokenTrie::masks_from(const LexemeAutomaton& automaton, uint8_t from) const {
   struct Step {
     uint8_t state;

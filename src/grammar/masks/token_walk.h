@@ -1,7 +1,6 @@
-// Walks of a vocabulary's trie along a recogniser: which tokens lead on from a place. Of a node's
-// children only those are looked at whose byte may lead on, and a step within a rule makes no state
-// of the recogniser: a walk from a place where few texts lead on costs about as much as these
-// texts.
+// Walks of a vocabulary's trie along the recogniser: which tokens lead on from a position. Only
+// children whose byte may lead on are visited, and a step within a rule interns no set, so a walk
+// from a position where few texts lead on costs about as much as these texts.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +12,19 @@
 
 namespace espalier::grammar {
 
-// Keeps its memory from one walk to the next. Not thread-safe; no walk begins within another.
+// Reuses its buffers between walks. Not thread-safe; walks do not nest. Borrows the recogniser.
 class TokenWalk {
  public:
   using Position = EarleyRecogniser::Position;
   explicit TokenWalk(EarleyRecogniser& earley) : earley_(earley) {}
 
-  // How steps are taken: many that lead from node to node of a rule and are soon left, or those of
-  // a walk that sees most of the vocabulary, to which a state for each place is a table of its
-  // steps.
+  // How steps are taken. kInRules: along nodes of a rule that are soon left. kByStates: with an
+  // Earley set for each position, whose cached transitions pay off for a walk that visits most of
+  // the vocabulary.
   enum class Steps : uint8_t { kInRules, kByStates };
 
-  // allow(t): tokens[t] leads on. ask(begin, end): whether these do depends on what the recogniser
-  // does not know. A node below which `skip` holds is not looked at, nor is what is below it.
+  // Calls allow(t) for each tokens[t] that leads on, and ask(begin, end) for tokens whose verdict
+  // depends on the text. A node for which `skip` holds is not visited, nor is its subtree.
   template <typename Allow, typename Ask, typename Skip>
   void run(const TrieWalk& tokens, SetId start, Steps steps, Allow allow, Ask ask, Skip skip) {
     if (start == EarleyRecogniser::kDead || start == EarleyRecogniser::kNeedsText) return;
@@ -53,7 +52,7 @@ class TokenWalk {
         const bool choosing =
             tokens.children_begin[i + 1] - tokens.children_begin[i] > kManyChildren;
         if (!choosing) continue;
-        // What is chosen is looked at first: places along the way hold until then.
+        // The chosen children are visited first: positions along the path stay valid until then.
         if (node.skip < range.end) ranges_.push_back({node.skip, range.end});
         choose(tokens, i, to);
         break;
@@ -61,8 +60,8 @@ class TokenWalk {
     }
   }
 
-  // The same of two places at once, but where both come to the same. assign(begin, end, on):
-  // whether these tokens lead on from `here`.
+  // Walks from two positions at once, except where both reach the same position. assign(begin, end,
+  // on) reports whether these tokens lead on from `here`.
   template <typename Assign, typename Ask>
   void compare(const TrieWalk& tokens, const Position& here, const Position& there, Steps steps,
                Assign assign, Ask ask) {
@@ -91,7 +90,8 @@ class TokenWalk {
   }
 
  private:
-  static constexpr uint32_t kManyChildren = 16;  // of which those are chosen that may lead on
+  // a node with more children visits only those that may lead on
+  static constexpr uint32_t kManyChildren = 16;
 
   struct Range {
     uint32_t begin, end;  // nodes: whole subtrees
@@ -116,7 +116,7 @@ class TokenWalk {
     return tokens.nodes[tokens.nodes[node].skip].tokens_begin;
   }
 
-  // One scan of the nodes in their order: a refused byte is a jump behind what is below it.
+  // Scans the nodes in order; a rejected byte jumps behind its subtree.
   template <typename Allow, typename Ask, typename Skip>
   void scan(const TrieWalk& tokens, SetId start, Allow allow, Ask ask, Skip skip) {
     path_.resize(static_cast<size_t>(tokens.depth_max) + 1);
@@ -165,7 +165,7 @@ class TokenWalk {
     }
   }
 
-  // The next node to look at; its parent's frame is the last one then.
+  // Takes the next node to visit; the frame of its parent is then the last one.
   bool next(uint32_t& node) {
     while (!frames_.empty() && found_.size() == frames_.back().found_begin) frames_.pop_back();
     if (frames_.empty()) return false;
@@ -179,10 +179,10 @@ class TokenWalk {
     find(tokens, row, [&](ByteMask& bytes) { earley_.add_differing_bytes(here, there, bytes); });
   }
 
-  // Adds to found_ the children of the row with one of the bytes.
+  // Adds to found_ the children of the row whose byte is in the set.
   template <typename AddBytes>
   void find(const TrieWalk& tokens, uint32_t row, AddBytes add_bytes) {
-    constexpr uint32_t kFew = 4;  // children that are sooner tried than chosen
+    constexpr uint32_t kFew = 4;  // fewer children are tried without a byte set
     const uint32_t begin = tokens.children_begin[row], end = tokens.children_begin[row + 1];
     if (end - begin <= kFew) {
       found_.insert(found_.end(), tokens.children.begin() + begin, tokens.children.begin() + end);
@@ -211,9 +211,9 @@ class TokenWalk {
   EarleyRecogniser& earley_;
   std::vector<SetId> path_, other_path_;  // [depth] of a scan
   std::vector<Position> positions_;       // [depth] of a walk
-  std::vector<Range> ranges_;             // what is left of it, the next one last
+  std::vector<Range> ranges_;             // what is left of the walk, next one last
   std::vector<Frame> frames_;             // from the root down
-  std::vector<uint32_t> found_;           // children that are left to be looked at, of all frames
+  std::vector<uint32_t> found_;           // children still to visit, of all frames
 };
 
 }  // namespace espalier::grammar

@@ -7,7 +7,7 @@
 namespace espalier::grammar {
 namespace {
 
-// RFC 3339's parts.
+// The parts of RFC 3339 timestamps.
 #define ESP_DATE                                               \
   "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|" \
   "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9]))"
@@ -26,7 +26,7 @@ namespace {
   "|(?:(?:" ESP_H16 ":){0,3}" ESP_H16 ")?::" ESP_H16 ":" ESP_LS32 "|(?:(?:" ESP_H16        \
   ":){0,4}" ESP_H16 ")?::" ESP_LS32 "|(?:(?:" ESP_H16 ":){0,5}" ESP_H16 ")?::" ESP_H16     \
   "|(?:(?:" ESP_H16 ":){0,6}" ESP_H16 ")?::)"
-// RFC 3986: characters of the parts.
+// RFC 3986: the characters of URI parts.
 #define ESP_PCHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 #define ESP_SEGMENTS "(?:/" ESP_PCHAR "*)*"
 #define ESP_AUTHORITY                                      \

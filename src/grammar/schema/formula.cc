@@ -77,7 +77,7 @@ Formulas::Id Formulas::junction(Op op, std::vector<Id> parts) {
 Formulas::Id Formulas::one(std::vector<Id> parts) {
   std::erase(parts, kFalse);
   std::ranges::sort(parts);
-  // What stands there twice, or holds, rules out all that is not it.
+  // An operand that occurs twice, or that is constantly true, excludes all different ones.
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool twice = i + 1 < parts.size() && parts[i] == parts[i + 1];
     if (parts[i] != kTrue && !twice) continue;

@@ -1,5 +1,5 @@
-// Formulas over numbered atoms that are settled one by one: equal ones have one number, so what is
-// left of a formula names a state.
+// Boolean formulas over numbered atoms that are assigned one by one. Equal formulas have one id, so
+// the residual formula identifies a state of an automaton.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace espalier::grammar {
 
-// An arena. Not thread-safe.
+// An arena of hash-consed formulas. Not thread-safe.
 class Formulas {
  public:
   using Id = uint32_t;
@@ -22,13 +22,13 @@ class Formulas {
   Id negated(Id f);
   Id all(std::vector<Id> parts);
   Id any(std::vector<Id> parts);
-  Id one(std::vector<Id> parts);  // exactly one of them holds
+  Id one(std::vector<Id> parts);  // exactly one of the parts holds
   Id settled(Id f, uint32_t atom, bool value);
 
-  // Those that matter, in order.
+  // The atoms that the formula depends on, sorted.
   const std::vector<uint32_t>& atoms(Id f) const { return nodes_[f].atoms; }
   bool mentions(Id f, uint32_t atom) const;
-  // Whether nothing is lost where the atom holds: it stands under no negation and no one().
+  // Returns whether the formula is monotone in the atom: it occurs under no negation and no one().
   bool only_wants(Id f, uint32_t atom) const;
   size_t size() const { return nodes_.size(); }
 
@@ -36,8 +36,8 @@ class Formulas {
   enum class Op : uint8_t { kConstant, kAtom, kNot, kAll, kAny, kOne };
   struct Node {
     Op op = Op::kConstant;
-    std::vector<uint32_t> parts;        // formulas; of an atom its number
-    std::vector<uint32_t> atoms, wary;  // sorted; those that may be wanted not to hold
+    std::vector<uint32_t> parts;        // operands; of an atom its number
+    std::vector<uint32_t> atoms, wary;  // sorted; the atoms in which the formula is not monotone
   };
   Id intern(Op op, std::vector<uint32_t> parts);
   Id junction(Op op, std::vector<Id> parts);

@@ -1,5 +1,5 @@
-// JSON Schema (drafts 4 to 2020-12) as a grammar: enforced, or refused with the JSON pointer to
-// what is not supported; never silently dropped.
+// JSON Schema (drafts 4 to 2020-12) as a grammar. Every keyword is enforced, or the schema is
+// refused with the JSON pointer of the keyword; none is ignored silently.
 #pragma once
 
 #include <string>
@@ -13,28 +13,25 @@
 
 namespace espalier::grammar {
 
-// A schema document that references may lead to, by its absolute address.
+// A schema document that references may resolve to, with its absolute address.
 struct SchemaText {
   std::string uri, text;
   friend bool operator==(const SchemaText&, const SchemaText&) = default;
 };
 
 struct SchemaOptions {
-  bool any_order = false;             // properties in any order, each once; else in declared order
-  bool whole_fractions = false;       // 1.0 is an integer too, as the specification has it
-  bool formats_annotate = false;      // `format` says nothing about what is valid
-  std::string draft;                  // "draft2019-09": of schemas without $schema; else 2020-12
-  std::vector<SchemaText> documents;  // what remote references may lead to
+  bool any_order = false;         // properties in any order, each once; else in declared order
+  bool whole_fractions = false;   // whether 1.0 is an integer, as the specification says
+  bool formats_annotate = false;  // whether `format` only annotates
+  std::string draft;  // for schemas without $schema, as in "draft2019-09"; default 2020-12
+  std::vector<SchemaText> documents;  // documents that remote references may resolve to
   friend bool operator==(const SchemaOptions&, const SchemaOptions&) = default;
 };
 
-// Properties come in the order in which they are declared, undeclared ones after them.
-// Supported: type, enum, const, minimum, maximum and their exclusive forms, multipleOf, minLength,
-// maxLength, pattern, format (the standard ones; unknown formats annotate), items, prefixItems,
-// additionalItems, contains, minItems, maxItems, properties, required, additionalProperties,
-// patternProperties, propertyNames, minProperties, maxProperties, dependencies, dependentRequired,
-// dependentSchemas, allOf, anyOf, oneOf (exclusive), not, if/then/else, and $ref within the
-// document.
+// Adds the language of the schema's instances to `ir`. Properties come in declared order,
+// undeclared ones after them (see SchemaOptions::any_order). keywords.cc lists the supported
+// keywords. kInvalidArgument: the schema is wrong; kUnimplemented: a keyword is not supported where
+// it stands; kResourceExhausted: it is too large. Not thread-safe with respect to `ir`.
 Result<ExprId> parse_json_schema(Ir& ir, std::string_view schema, Whitespace whitespace,
                                  const SchemaOptions& options, const GrammarLimits& limits);
 

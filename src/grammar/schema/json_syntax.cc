@@ -24,7 +24,8 @@ ExprId hex_digits(Ir& ir, uint32_t low, uint32_t high) {
   return ir.bytes(set);
 }
 
-// The hexadecimal digits of low..high: the first digits whose tails are whole go together.
+// Hexadecimal digits of low..high; leading digits whose remaining digits are unrestricted are
+// merged.
 ExprId hex_range(Ir& ir, uint32_t low, uint32_t high, int digits) {
   if (digits == 0) return ir.empty();
   const int shift = 4 * (digits - 1);
@@ -47,7 +48,7 @@ ExprId hex_range(Ir& ir, uint32_t low, uint32_t high, int digits) {
   return ir.choice(parts);
 }
 
-// \uXXXX, or a pair of them beyond the basic plane.
+// \uXXXX, or a surrogate pair beyond the basic plane.
 ExprId unicode_escape(Ir& ir, uint32_t low, uint32_t high) {
   std::vector<ExprId> parts;
   if (low <= 0xffff) {
@@ -55,7 +56,7 @@ ExprId unicode_escape(Ir& ir, uint32_t low, uint32_t high) {
         ir.sequence({ir.literal("\\u"), hex_range(ir, low, std::min(high, 0xffffu), 4)}));
   }
   for (uint32_t from = std::max(low, 0x10000u); from <= high;) {
-    // All code points from `from` that share a leading surrogate, or whole blocks of them.
+    // Code points from `from` on that share a leading surrogate, or whole blocks of them.
     const uint32_t lead = 0xd800 + ((from - 0x10000) >> 10);
     const uint32_t first = 0xdc00 + ((from - 0x10000) & 0x3ff);
     uint32_t to = std::min(high, from | 0x3ff);
@@ -122,7 +123,7 @@ ExprId JsonSyntax::number() {
   const ExprId digits = ir_.repeat(range(ir_, '0', '9'), 1, kUnbounded);
   const ExprId sign = ir_.optional(ir_.choice({ir_.literal("+"), ir_.literal("-")}));
   const ExprId mark = ir_.choice({ir_.literal("e"), ir_.literal("E")});
-  // No double needs a longer exponent, and readers fail at what they cannot hold.
+  // No double needs a longer exponent, and readers reject numbers that overflow.
   const ExprId exponent = ir_.repeat(range(ir_, '0', '9'), 1, 3);
   return ir_.sequence({integer(), ir_.optional(ir_.sequence({ir_.literal("."), digits})),
                        ir_.optional(ir_.sequence({mark, sign, exponent}))});

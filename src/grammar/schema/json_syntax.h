@@ -1,4 +1,4 @@
-// JSON's own pieces: what "any JSON" is, and what JSON Schema is built from.
+// The grammar of JSON itself, on which any-JSON and JSON Schema are built.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,17 @@
 
 namespace espalier::grammar {
 
-// White space between JSON's tokens. Unbounded white space is what models loop in, so it is bounded
-// unless asked for.
+// White space between JSON's tokens. Models tend to loop in unbounded white space, so it is bounded
+// by default.
 enum class Whitespace {
   kCompact,  // none
-  kBounded,  // after ':' and ',' an optional space; inside brackets line breaks with at most 20
-             // blanks of indentation
-  kAny,      // as RFC 8259
+  // an optional space after ':' and ','; inside brackets, line breaks with at most 20 blanks of
+  // indentation
+  kBounded,
+  kAny,  // as in RFC 8259
 };
 
-// Expressions of one Ir, made as they are asked for. Borrowed: the Ir outlives it.
+// Expressions of one Ir, made on first use. Borrows the Ir. Not thread-safe.
 class JsonSyntax {
  public:
   JsonSyntax(Ir& ir, Whitespace whitespace) : ir_(ir), whitespace_(whitespace) {}
@@ -28,12 +29,12 @@ class JsonSyntax {
   Ir& ir() { return ir_; }
   Whitespace whitespace() const { return whitespace_; }
 
-  ExprId string();       // any string: RFC 8259, lone \u surrogates excepted
+  ExprId string();       // any string: RFC 8259 without lone \u surrogates
   ExprId string_char();  // one character of a string, escapes included
-  // One character out of `ranges` as it may stand in a string: itself where that is allowed, or any
-  // of its escapes.
+  // Returns one character out of `ranges` as it may stand in a string: unescaped where that is
+  // allowed, or as any of its escapes.
   ExprId string_char(const std::vector<CodeRange>& ranges);
-  ExprId number();   // as RFC 8259, with at most three digits of exponent
+  ExprId number();   // RFC 8259 with at most three digits of exponent
   ExprId integer();  // no fraction, no exponent
   ExprId boolean();
   ExprId null();

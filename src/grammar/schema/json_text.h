@@ -1,4 +1,5 @@
-// JSON that a caller sends, read with a bound on its depth and told where it is wrong.
+// Parsing of JSON that a client sent, with bounded depth and errors that name the position.
+// Thread-safe.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -8,11 +9,11 @@
 
 namespace espalier::grammar {
 
-// The deepest that values may lie in values: what walks them may recurse.
+// The deepest nesting of values, since callers may recurse over them.
 inline constexpr size_t kJsonDepthMax = 500;
 
-// `what` names the text in messages ("the schema"). kInvalidArgument: not JSON, or deeper than
-// kJsonDepthMax; with the byte where it was found out.
+// `what` names the text in messages ("the schema"). kInvalidArgument: not JSON, or nested deeper
+// than kJsonDepthMax, with the offset of the error.
 Result<boost::json::value> parse_json_text(std::string_view text, std::string_view what);
 
 }  // namespace espalier::grammar

@@ -5,7 +5,7 @@
 namespace espalier::grammar {
 namespace {
 
-// Written from the specifications: the types that each keyword takes.
+// Written from the specifications: the types of each keyword's value.
 #define ESP_META_KEYWORDS                                                                          \
   R"("title":{"type":"string"},"description":{"type":"string"},"$comment":{"type":"string"},)"     \
   R"("default":{},"readOnly":{"type":"boolean"},)"                                                 \

@@ -1,4 +1,4 @@
-// The drafts' own schemas, for schemas that refer to them.
+// The metaschemas of the drafts, for schemas that refer to them.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 namespace espalier::grammar {
 
-// What schemas of the draft at `uri` look like, in one schema; nothing when it is none of them.
+// Returns the metaschema of the draft at `uri` as one schema; nothing for other addresses.
 std::optional<std::string_view> metaschema_text(std::string_view uri);
 
 }  // namespace espalier::grammar

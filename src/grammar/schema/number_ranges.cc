@@ -18,7 +18,7 @@ ExprId digit(Ir& ir, char low, char high) {
 }
 ExprId digits(Ir& ir, int32_t min, int32_t max) { return ir.repeat(digit(ir, '0', '9'), min, max); }
 
-// A whole part: 0, or digits that do not begin with 0.
+// A whole part: 0, or digits without a leading 0.
 ExprId any_whole(Ir& ir) {
   return ir.choice(
       {ir.literal("0"), ir.sequence({digit(ir, '1', '9'), digits(ir, 0, kUnbounded)})});
@@ -27,8 +27,8 @@ ExprId any_fraction(Ir& ir) {
   return ir.optional(ir.sequence({ir.literal("."), digits(ir, 1, kUnbounded)}));
 }
 
-// Digit strings of text.size() digits that compare with `text` as `greater` says, equality left
-// out. `first`: a leading digit must not be 0.
+// Digit strings of text.size() digits that are greater (or less) than `text`, excluding equality.
+// `first`: a leading digit must not be 0.
 ExprId digits_beyond(Ir& ir, std::string_view text, bool greater, bool first) {
   std::vector<ExprId> parts;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -43,7 +43,7 @@ ExprId digits_beyond(Ir& ir, std::string_view text, bool greater, bool first) {
   return ir.choice(parts);
 }
 
-// Whole parts beyond `whole` ("" is 0).
+// Whole parts greater (or less) than `whole`, where "" is 0.
 ExprId whole_beyond(Ir& ir, std::string_view whole, bool greater) {
   const auto length = static_cast<int32_t>(whole.size());
   std::vector<ExprId> parts;
@@ -58,7 +58,8 @@ ExprId whole_beyond(Ir& ir, std::string_view whole, bool greater) {
   return ir.choice(parts);
 }
 
-// Fractions (the point included, or nothing) beyond `fraction`, or equal to it unless `open`.
+// Fractions, including the point or empty, that are greater (or less) than `fraction`, or equal to
+// it unless `open`.
 ExprId fraction_beyond(Ir& ir, std::string_view fraction, bool greater, bool open) {
   const ExprId zeros = ir.star(ir.literal("0"));
   const ExprId any = digits(ir, 0, kUnbounded);
@@ -74,7 +75,8 @@ ExprId fraction_beyond(Ir& ir, std::string_view fraction, bool greater, bool ope
         after_point.push_back(
             ir.sequence({prefix, digit(ir, '0', static_cast<char>(fraction[i] - 1)), any}));
       }
-      if (i > 0) after_point.push_back(prefix);  // shorter: less, as the last digit is not 0
+      // a proper prefix is less, as the last digit is not 0
+      if (i > 0) after_point.push_back(prefix);
     }
   }
   const ExprId same = ir.literal(fraction);
@@ -86,12 +88,12 @@ ExprId fraction_beyond(Ir& ir, std::string_view fraction, bool greater, bool ope
     after_point.push_back(ir.sequence({same, tail}));
   }
   const ExprId pointed = ir.sequence({ir.literal("."), ir.choice(after_point)});
-  // Nothing after the whole part stands for a fraction of 0.
+  // An absent fraction is 0.
   const bool bare = fraction.empty() ? !open : !greater;
   return bare ? ir.optional(pointed) : pointed;
 }
 
-// Magnitudes beyond that of `d` (its sign ignored).
+// Magnitudes greater (or less) than that of `d`, whose sign is ignored.
 ExprId magnitude_beyond(Ir& ir, const Decimal& d, bool greater, bool open, bool integers_only) {
   const ExprId whole = d.whole.empty() ? ir.literal("0") : ir.literal(d.whole);
   if (integers_only) {
@@ -235,8 +237,9 @@ ExprId exponent_within(Ir& ir, const NumberBounds& bounds) {
 }
 
 Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor) {
-  // divisor = unit / 10^places: a multiple has at most `places` digits after the point that count,
-  // and its digits, read as one integer with `places` of them after the point, divide by unit.
+  // divisor = unit / 10^places. A multiple has at most `places` significant digits after the point,
+  // and its digits, read as an integer with `places` of them after the point, are divisible by
+  // unit.
   const auto places = static_cast<uint32_t>(divisor.fraction.size());
   const std::string text = divisor.whole + divisor.fraction;
   uint64_t unit = 0;
@@ -248,8 +251,8 @@ Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor) {
                       "multipleOf {}.{} needs too many automaton states", divisor.whole,
                       divisor.fraction));
   }
-  // States: 0 the start; 1 after a leading 0; then remainders of the whole part; then for each
-  // place after the point the remainders; last, trailing zeros.
+  // States: 0 is the start; 1 follows a leading 0; then the remainders of the whole part; then the
+  // remainders for each place after the point; last, trailing zeros.
   const auto k = static_cast<uint32_t>(unit);
   const auto whole_state = [&](uint32_t r) { return 2 + r; };
   const auto place_state = [&](uint32_t place, uint32_t r) { return 2 + k * (1 + place) + r; };
@@ -281,7 +284,7 @@ Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor) {
       }
     }
   }
-  // All places are written: only zeros may follow.
+  // After the last significant place only zeros may follow.
   graph.edges.push_back({place_state(places, 0), digit_expr(0), zeros_state});
   graph.edges.push_back({zeros_state, digit_expr(0), zeros_state});
   graph.finals.push_back(zeros_state);

@@ -1,4 +1,5 @@
-// Languages of JSON numbers within bounds: what minimum, maximum and multipleOf ask for.
+// Languages of JSON numbers within bounds, for minimum, maximum and multipleOf. Exact: decimals are
+// strings of digits and are never rounded.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -11,8 +12,8 @@
 
 namespace espalier::grammar {
 
-// A finite decimal: sign, digits before the point without leading zeros ("" is 0), digits after it
-// without trailing zeros.
+// A finite decimal: its sign, digits before the point without leading zeros ("" is 0), and digits
+// after it without trailing zeros.
 struct Decimal {
   bool negative = false;
   std::string whole, fraction;
@@ -26,25 +27,25 @@ int compare(const Decimal& a, const Decimal& b);  // -1, 0, 1
 
 struct NumberBounds {
   std::optional<Decimal> low, high;
-  bool low_open = false, high_open = false;  // the bound itself is outside
+  bool low_open = false, high_open = false;  // whether the bound itself is excluded
 
-  void at_least(const Decimal& value, bool open);  // keeps the tighter
+  void at_least(const Decimal& value, bool open);  // keep the tighter bound
   void at_most(const Decimal& value, bool open);
   bool any() const { return low || high; }
   bool contains(const Decimal& value) const;
 };
 
-// What may stand behind a plain decimal within the bounds: nothing, or an exponent that takes it
-// out of none. Towards 0, where 0 lies between them or is one (so small an exponent does not reach
-// it); any, where 0 is the only one.
+// Returns what may follow a plain decimal within the bounds: nothing, or an exponent that keeps it
+// within. Exponents towards 0 are allowed where 0 is within the bounds or is one of them (no
+// exponent reaches it); every exponent is allowed where 0 is the only bound.
 ExprId exponent_within(Ir& ir, const NumberBounds& bounds);
 
-// Plain decimals (no exponent) within `bounds`, integers only or with fractions.
+// Returns plain decimals, without exponent, within `bounds`; integers only or with fractions.
 Result<ExprId> bounded_number(Ir& ir, const NumberBounds& bounds, bool integers_only,
                               const GrammarLimits& limits);
 
-// Plain decimals that are a multiple of `divisor` (> 0). kUnimplemented when the automaton would
-// need more than a few thousand states.
+// Returns plain decimals that are a multiple of `divisor` > 0. kUnimplemented when the automaton
+// would need more than a few thousand states.
 Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor);
 
 }  // namespace espalier::grammar

@@ -6,7 +6,8 @@ namespace espalier::grammar {
 namespace {
 
 struct Parts {
-  std::string_view scheme, authority, path, query;  // with their marks: "http:", "//host", "?q"
+  // with their delimiters: "http:", "//host", "?q"
+  std::string_view scheme, authority, path, query;
 };
 
 Parts parts_of(std::string_view uri) {

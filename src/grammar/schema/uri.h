@@ -1,4 +1,4 @@
-// Addresses as references write them (RFC 3986, section 5).
+// URI references (RFC 3986, section 5). Thread-safe.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace espalier::grammar {
 
-// The address that `reference` means where `base` is the address read.
+// Resolves `reference` against the address `base`.
 std::string resolved_uri(std::string_view base, std::string_view reference);
 
-// "a%20b" -> "a b"; what is no escape stays.
+// "a%20b" -> "a b"; other text is unchanged.
 std::string percent_decoded(std::string_view text);
 
 }  // namespace espalier::grammar
