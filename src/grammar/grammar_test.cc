@@ -191,6 +191,9 @@ void expect_exact_ebnf(std::string_view text, std::string_view alphabet, size_t 
 
 TEST(EarleyRecogniser, FollowsGrammarsOfEveryShape) {
   expect_exact_ebnf("root ::= \"a\"* \"b\"", "ab", 6);
+  // llama.cpp allows white space before a repetition.
+  expect_exact_ebnf("root ::= \"a\" + \"b\" ?", "ab", 5);
+  expect_exact_ebnf("root ::= x {2, 3} (\"b\") *\nx ::= \"a\"", "ab", 6);
   expect_exact_ebnf("root ::= \"a\" root \"b\" | \"\"", "ab", 8);             // nested
   expect_exact_ebnf("root ::= root \"+\" \"a\" | \"a\"", "a+", 8);            // left recursion
   expect_exact_ebnf("root ::= \"a\" | \"a\" \",\" root", "a,", 8);            // right recursion

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "grammar/automata/unicode.h"
@@ -142,8 +143,40 @@ class Parser {
     return ir_.sequence(parts);
   }
 
+  // llama.cpp allows white space between an element and its repetition.
+  void skip_space_before_repetition() {
+    const auto saved = rest_;
+    skip_space(true);
+    if (rest_.empty() || std::string_view("*+?{").find(rest_[0]) == std::string_view::npos)
+      rest_ = saved;
+  }
+
+  // Parses {m}, {m,}, {,n} or {m,n} after the opening brace.
+  Result<std::pair<int32_t, int32_t>> bounds() {
+    skip_space(true);
+    const auto low = number();
+    skip_space(true);
+    auto high = low;
+    if (take(",")) {
+      skip_space(true);
+      high = number();
+      skip_space(true);
+      if (!high) high = kUnbounded;
+    } else if (!low) {
+      return fail(wrong("a repetition needs a number"));
+    }
+    if (!take("}")) return fail(wrong("a repetition does not end: '}' is expected"));
+    const int32_t min = low.value_or(0);
+    if (min > kRepeatMax || *high > kRepeatMax)
+      return fail(wrong("a repetition is bounded by more than 1048576"));
+    if (*high != kUnbounded && *high < min)
+      return fail(wrong("a repetition's bounds are reversed"));
+    return std::pair(min, *high);
+  }
+
   Result<ExprId> quantified(ExprId part) {
     while (true) {
+      skip_space_before_repetition();
       if (take("*")) {
         part = ir_.star(part);
       } else if (take("+")) {
@@ -151,27 +184,8 @@ class Parser {
       } else if (take("?")) {
         part = ir_.optional(part);
       } else if (take("{")) {
-        skip_space(true);
-        const auto low = number();
-        skip_space(true);
-        auto high = low;
-        if (take(",")) {
-          skip_space(true);
-          high = number();
-          skip_space(true);
-          if (!high) high = kUnbounded;
-        } else if (!low) {
-          return fail(wrong("a repetition needs a number"));
-        }
-        if (!take("}")) return fail(wrong("a repetition does not end: '}' is expected"));
-        const int32_t min = low.value_or(0);
-        if (min > kRepeatMax || *high > kRepeatMax) {
-          return fail(wrong("a repetition is bounded by more than 1048576"));
-        }
-        if (*high != kUnbounded && *high < min) {
-          return fail(wrong("a repetition's bounds are reversed"));
-        }
-        part = ir_.repeat(part, min, *high);
+        ESP_ASSIGN_OR_RETURN(const auto times, bounds());
+        part = ir_.repeat(part, times.first, times.second);
       } else {
         return part;
       }

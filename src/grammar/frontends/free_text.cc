@@ -113,7 +113,7 @@ class TextBuilder {
       : ir_(ir), triggers_(triggers), options_(options), automaton_(triggers) {}
 
   ExprId build() {
-    state_of({0, kStart, !options_.needs_trigger});
+    state_of({0, kStart});
     for (size_t i = 0; i < places_.size(); ++i) {
       const Place place = places_[i];  // a copy, since add_edges() adds places
       add_edges(static_cast<uint32_t>(i), place);
@@ -131,7 +131,6 @@ class TextBuilder {
   struct Place {
     NodeIndex node;
     Utf8State utf8;
-    bool satisfied;  // whether a required trigger has occurred
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   static constexpr uint32_t kEnd = ~0u;
@@ -140,8 +139,7 @@ class TextBuilder {
     const auto [it, added] = numbers_.try_emplace(place, static_cast<uint32_t>(places_.size()));
     if (added) {
       places_.push_back(place);
-      if (options_.may_end && place.utf8 == kStart && place.satisfied)
-        graph_.finals.push_back(it->second);
+      if (options_.may_end && place.utf8 == kStart) graph_.finals.push_back(it->second);
     }
     return it->second;
   }
@@ -154,25 +152,24 @@ class TextBuilder {
       const NodeIndex node = automaton_.nodes[place.node].next[static_cast<size_t>(byte)];
       const std::vector<size_t>& fires = automaton_.nodes[node].fires;
       if (fires.empty()) {
-        text[{node, utf8, place.satisfied}].set(static_cast<size_t>(byte));
+        text[{node, utf8}].set(static_cast<size_t>(byte));
       } else {
-        fire(from, place, static_cast<uint8_t>(byte), fires);
+        fire(from, static_cast<uint8_t>(byte), fires);
       }
     }
     for (const auto& [to, bytes] : text)
       graph_.edges.push_back({from, ir_.bytes(bytes), state_of(to)});
   }
 
-  void fire(uint32_t from, const Place& place, uint8_t byte, const std::vector<size_t>& fires) {
+  void fire(uint32_t from, uint8_t byte, const std::vector<size_t>& fires) {
     for (const size_t i : fires)
       if (triggers_[i].after == TextTrigger::After::kForbidden) return;
     for (const size_t i : fires) {
       const TextTrigger& trigger = triggers_[i];
-      if (!trigger.counts && !place.satisfied) continue;
       const bool ends = trigger.after == TextTrigger::After::kEnds;
       end_used_ |= ends;
       const ExprId expr = ir_.sequence({ir_.byte(byte), trigger.then});
-      graph_.edges.push_back({from, expr, ends ? kEnd : state_of({0, kStart, true})});
+      graph_.edges.push_back({from, expr, ends ? kEnd : state_of({0, kStart})});
     }
   }
 

@@ -19,14 +19,10 @@ struct TextTrigger {
   std::string text;  // not empty, valid UTF-8
   ExprId then = 0;
   After after = After::kTextGoesOn;
-  // whether it satisfies FreeTextOptions::needs_trigger; a trigger that does not count cannot be
-  // written before one that does
-  bool counts = true;
 };
 
 struct FreeTextOptions {
-  bool may_end = true;         // whether the text may end outside of triggers; else only by kEnds
-  bool needs_trigger = false;  // whether the text may end only after a trigger that counts
+  bool may_end = true;  // whether the text may end outside of triggers; else only by kEnds
 };
 
 // Returns valid UTF-8 text with `triggers`, each of which takes over as soon as its last byte is

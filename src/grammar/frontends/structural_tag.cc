@@ -240,6 +240,7 @@ class TagParser {
       const char* const name = i == 0 ? "min" : "max";
       const json::value* value = part.find(name);
       if (value == nullptr) continue;
+      if (i == 1 && *value == kUnbounded) continue;  // -1: no maximum
       if (!value->is_int64() || value->get_int64() < bounds[0] || value->get_int64() > 100'000)
         return fail(invalid_argument("{} must be a count, min at most max", part.at(name)));
       bounds[i] = static_cast<int32_t>(value->get_int64());
@@ -255,9 +256,8 @@ class TagParser {
     ESP_ASSIGN_OR_RETURN(tag.begin, part.text("begin"));
     ESP_ASSIGN_OR_RETURN(Ends ends, part.texts("end"));
     if (ends.empty()) return fail(invalid_argument("{} is missing", part.at("end")));
-    const bool has_no_end = std::find(ends.begin(), ends.end(), "") != ends.end();
     ESP_ASSIGN_OR_RETURN(const Part content, part.object("content"));
-    ESP_ASSIGN_OR_RETURN(tag.rest, format(content, has_no_end ? nullptr : &ends));
+    ESP_ASSIGN_OR_RETURN(tag.rest, format(content, &ends));
     return tag;
   }
 
@@ -291,12 +291,15 @@ class TagParser {
     if (triggers.empty()) return fail(invalid_argument("{} is missing", part.at("triggers")));
     std::vector<bool> opened(tags.size(), false);
     std::vector<TextTrigger> out;
+    std::vector<ExprId> first;  // with at_least_one the text begins with a tag
     const ExprId after = stop_after_first && !ends.empty() ? ir_.literals(ends) : ir_.empty();
     for (const std::string& trigger : triggers) {
       ESP_RETURN_IF_ERROR(limits_.check_time());
       std::vector<ExprId> alternatives;
       for (size_t i = 0; i < tags.size(); ++i) {
         if (!tags[i].begin.starts_with(trigger)) continue;
+        if (!opened[i])
+          first.push_back(ir_.sequence({ir_.literal(tags[i].begin), tags[i].rest, after}));
         opened[i] = true;
         alternatives.push_back(
             ir_.sequence({ir_.literal(std::string_view(tags[i].begin).substr(trigger.size())),
@@ -312,17 +315,22 @@ class TagParser {
       if (!opened[i])
         return fail(invalid_argument("{}: the tag '{}' begins with no trigger", part.at("triggers"),
                                      tags[i].begin));
-    return text_until(std::move(out), excludes, ends,
-                      {.may_end = true, .needs_trigger = at_least_one}, part);
+    if (at_least_one && stop_after_first) return ir_.choice(first);
+    ESP_ASSIGN_OR_RETURN(const ExprId text,
+                         text_until(std::move(out), excludes, ends, {.may_end = true}, part));
+    return at_least_one ? ir_.sequence({ir_.choice(first), text}) : text;
   }
 
   Result<ExprId> text_until(std::vector<TextTrigger> triggers,
                             const std::vector<std::string>& excludes, const Ends& ends,
                             FreeTextOptions options, const Part& part) {
     for (const std::string& text : excludes) triggers.push_back({text, 0, After::kForbidden});
-    for (const std::string& text : ends)
-      triggers.push_back({text, ir_.empty(), After::kEnds, false});
-    if (!ends.empty()) options.may_end = false;
+    // An empty end lets the text end anywhere; the other ends still end it where they are written.
+    const bool may_end_anywhere = std::ranges::find(ends, "") != ends.end();
+    for (const std::string& text : ends) {
+      if (!text.empty()) triggers.push_back({text, ir_.empty(), After::kEnds});
+    }
+    if (!ends.empty()) options.may_end = may_end_anywhere;
     return named(free_text(ir_, triggers, options), part.where());
   }
 

@@ -20,9 +20,10 @@ namespace espalier::grammar {
 //     optional, star, plus {content}    repeat {content, min, max}     tag {begin, content, end}
 //     triggered_tags {triggers, tags, at_least_one, stop_after_first, excludes}
 //     tags_with_separator {tags, separator, at_least_one, stop_after_first}
-// Where a trigger has been written one of the tags that begin with it must follow; a tag's end may
-// be a list of strings; any text inside a tag lasts until the first of its ends. kInvalidArgument
-// names the member that is wrong, kUnimplemented a type or member that is not known.
+// With at_least_one the text begins with a tag; repeat's max of -1 is no maximum. Where a trigger
+// has been written one of the tags that begin with it must follow; a tag's end may be a list of
+// strings; any text inside a tag lasts until the first of its ends. kInvalidArgument names the
+// member that is wrong, kUnimplemented a type or member that is not known.
 Result<ExprId> parse_structural_tag(Ir& ir, std::string_view source, Whitespace whitespace,
                                     const GrammarLimits& limits);
 

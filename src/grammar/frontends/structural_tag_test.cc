@@ -52,7 +52,8 @@ TEST(StructuralTag, AtLeastOneAndStopAfterFirst) {
   };
   EXPECT_TRUE(accepts(format(""), "no tag"));
   EXPECT_FALSE(accepts(format(R"(,"at_least_one":true)"), "no tag"));
-  EXPECT_TRUE(accepts(format(R"(,"at_least_one":true)"), "one [1] tag [2]"));
+  EXPECT_FALSE(accepts(format(R"(,"at_least_one":true)"), "one [1] tag [2]"));
+  EXPECT_TRUE(accepts(format(R"(,"at_least_one":true)"), "[1] tag [2]"));
   EXPECT_FALSE(accepts(format(R"(,"stop_after_first":true)"), "one [1] tag"));
   EXPECT_TRUE(accepts(format(R"(,"stop_after_first":true)"), "one [1]"));
   EXPECT_FALSE(accepts(format(R"(,"excludes":["tag"])"), "one [1] tag"));
@@ -79,9 +80,28 @@ TEST(StructuralTag, FormatsOfFormats) {
   const std::string inside = R"({"format":{"type":"tag","begin":"{","end":"}","content":
       {"type":"triggered_tags","triggers":["#"],"at_least_one":true,"tags":[{"begin":"#",
        "content":{"type":"star","content":{"type":"const_string","value":"n"}},"end":"#"}]}}})";
-  for (const char* text : {"{##}", "{a#n#b#nn#c}"}) EXPECT_TRUE(accepts(inside, text)) << text;
-  for (const char* text : {"{}", "{a}", "{#a#}", "{##}}", "{}##}"})
+  for (const char* text : {"{##}", "{#n#b#nn#c}"}) EXPECT_TRUE(accepts(inside, text)) << text;
+  for (const char* text : {"{}", "{a}", "{#a#}", "{##}}", "{}##}", "{a#n#}"})
     EXPECT_FALSE(accepts(inside, text));
+}
+
+TEST(StructuralTag, EndsAndRepetitions) {
+  const std::string closed = R"({"format":{"type":"tag","begin":"B","end":["E",""],
+      "content":{"type":"const_string","value":"C"}}})";
+  for (const char* text : {"BC", "BCE"}) EXPECT_TRUE(accepts(closed, text)) << text;
+  for (const char* text : {"B", "BE", "BCEE"}) EXPECT_FALSE(accepts(closed, text)) << text;
+  const std::string open = R"({"format":{"type":"tag","begin":"B","end":["E",""],
+      "content":{"type":"any_text"}}})";
+  for (const char* text : {"B", "Bxy", "BxyE"}) EXPECT_TRUE(accepts(open, text)) << text;
+  EXPECT_FALSE(accepts(open, "BxEy"));
+  const std::string unbounded = R"({"format":{"type":"repeat","min":0,"max":-1,
+      "content":{"type":"const_string","value":"x"}}})";
+  for (const char* text : {"", "xx"}) EXPECT_TRUE(accepts(unbounded, text)) << text;
+  const std::string stop = R"({"format":{"type":"tag","begin":"{","end":"}","content":
+      {"type":"triggered_tags","triggers":["#"],"at_least_one":true,"stop_after_first":true,
+       "tags":[{"begin":"#","content":{"type":"const_string","value":"n"},"end":"#"}]}}})";
+  EXPECT_TRUE(accepts(stop, "{#n#}"));
+  for (const char* text : {"{}", "{a#n#}", "{#n##n#}"}) EXPECT_FALSE(accepts(stop, text)) << text;
 }
 
 // What each parameter of the schema may be, alone.
@@ -213,10 +233,10 @@ TEST(FreeText, EqualsANaiveReadingOfEverySmallText) {
     std::vector<ExprId> alternatives;
     for (const auto& [begin, rest] : naive.tags)
       alternatives.push_back(ir.literal(begin.substr(trigger.size()) + rest));
-    const auto expr = free_text(ir,
-                                {{trigger, ir.choice(alternatives)},
-                                 {naive.forbidden, 0, TextTrigger::After::kForbidden, false}},
-                                {});
+    const auto expr = free_text(
+        ir,
+        {{trigger, ir.choice(alternatives)}, {naive.forbidden, 0, TextTrigger::After::kForbidden}},
+        {});
     ASSERT_TRUE(expr);
     const RuleId root = ir.add_rule("root");
     ir.set_body(root, *expr);

@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "grammar/schema/json_text.h"
+#include "grammar/schema/keywords.h"
 #include "grammar/schema/metaschema.h"
 #include "grammar/schema/uri.h"
 
@@ -40,85 +41,49 @@ const json::string* string_member(const json::value& value, std::string_view key
   return found == nullptr ? nullptr : found->if_string();
 }
 
-using Holds = SchemaDocument::Holds;
-Holds holds(std::string_view key) {
-  static const std::unordered_map<std::string_view, Holds> kTable = {
-      {"properties", Holds::kMap},
-      {"patternProperties", Holds::kMap},
-      {"$defs", Holds::kMap},
-      {"definitions", Holds::kMap},
-      {"dependentSchemas", Holds::kMap},
-      {"dependencies", Holds::kMap},
-      {"allOf", Holds::kList},
-      {"anyOf", Holds::kList},
-      {"oneOf", Holds::kList},
-      {"prefixItems", Holds::kList},
-      {"items", Holds::kSchemaOrList},
-      {"additionalItems", Holds::kSchema},
-      {"contains", Holds::kSchema},
-      {"not", Holds::kSchema},
-      {"if", Holds::kSchema},
-      {"then", Holds::kSchema},
-      {"else", Holds::kSchema},
-      {"additionalProperties", Holds::kSchema},
-      {"propertyNames", Holds::kSchema},
-      {"unevaluatedProperties", Holds::kSchema},
-      {"unevaluatedItems", Holds::kSchema},
-      {"contentSchema", Holds::kSchema}};
-  const auto it = kTable.find(key);
-  return it == kTable.end() ? Holds::kNoSchema : it->second;
+Subschemas subschemas_of(std::string_view key) {
+  const Keyword* keyword = find_keyword(key);
+  return keyword == nullptr ? Subschemas::kNone : keyword->subschemas;
 }
 
-// What stands below something that stands under a keyword, or below nothing that says so.
-Holds below(Holds kind, const json::value& value) {
+// Where subschemas stand one level below the value of a keyword.
+Subschemas below(Subschemas kind, const json::value& value) {
   switch (kind) {
-    case Holds::kMap:
-      return value.is_object() ? Holds::kSchema : Holds::kNoSchema;
-    case Holds::kList:
-    case Holds::kSchemaOrList:
-      return value.is_array() ? Holds::kSchema : Holds::kNoSchema;
-    case Holds::kNoSchema:
-    case Holds::kSchema:
+    case Subschemas::kMap:
+      return value.is_object() ? Subschemas::kValue : Subschemas::kNone;
+    case Subschemas::kList:
+    case Subschemas::kValueOrList:
+      return value.is_array() ? Subschemas::kValue : Subschemas::kNone;
+    case Subschemas::kNone:
+    case Subschemas::kValue:
       break;
   }
-  return Holds::kNoSchema;
+  return Subschemas::kNone;
 }
-bool is_schema(Holds kind, const json::value& value) {
-  return kind == Holds::kSchema || (kind == Holds::kSchemaOrList && !value.is_array());
-}
-
-bool is_one_of(std::string_view key, std::span<const std::string_view> keys) {
-  return std::ranges::find(keys, key) != keys.end();
-}
-// Keywords that no value hangs on; definitions count where references lead.
-bool is_note(std::string_view key) {
-  constexpr std::string_view kNotes[] = {"title",     "description", "default",    "examples",
-                                         "example",   "$comment",    "deprecated", "readOnly",
-                                         "writeOnly", "$defs",       "definitions"};
-  return is_one_of(key, kNotes);
-}
-// Keywords by which references find a schema, or which say how to read it.
-bool is_name(std::string_view key) {
-  constexpr std::string_view kNames[] = {
-      "$id", "id", "$anchor", "$dynamicAnchor", "$schema", "$recursiveAnchor"};
-  return is_one_of(key, kNames);
+bool is_schema(Subschemas kind, const json::value& value) {
+  return kind == Subschemas::kValue || (kind == Subschemas::kValueOrList && !value.is_array());
 }
 
-// Whether two values of a kind are the same to whoever compiles them.
-bool alike(const json::value& a, const json::value& b, Holds kind) {
+bool has_role(std::string_view key, Role role) {
+  const Keyword* keyword = find_keyword(key);
+  return keyword != nullptr && keyword->role == role;
+}
+
+// Returns whether two values compile to the same grammar.
+bool alike(const json::value& a, const json::value& b, Subschemas kind) {
   if (a.kind() != b.kind()) return false;
   if (const json::object* object = a.if_object()) {
     const bool schema = is_schema(kind, a);
     const json::object& other = b.get_object();
     const auto skip = [&](auto at, auto end) {
-      while (schema && at != end && is_note(at->key())) ++at;
+      while (schema && at != end && has_role(at->key(), Role::kAnnotation)) ++at;
       return at;
     };
     auto x = skip(object->begin(), object->end());
     auto y = skip(other.begin(), other.end());
     for (; x != object->end() && y != other.end();
          x = skip(x + 1, object->end()), y = skip(y + 1, other.end())) {
-      const Holds inner = schema ? holds(x->key()) : below(kind, a);
+      const Subschemas inner = schema ? subschemas_of(x->key()) : below(kind, a);
       if (x->key() != y->key() || !alike(x->value(), y->value(), inner)) return false;
     }
     return x == object->end() && y == other.end();
@@ -152,7 +117,7 @@ Result<const json::value*> SchemaDocument::load(std::string_view text, std::stri
     return fail(
         invalid_argument("the schema has {} bytes; the most is {}", text.size(), kTextBytesMax));
   }
-  ESP_ASSIGN_OR_RETURN(json::value root, parse_json_text(text, "the schema"));
+  ESP_ASSIGN_OR_RETURN(json::value root, parse_exact_json_text(text, "the schema"));
   if (!root.is_object() && !root.is_bool()) {
     return fail(invalid_argument("a schema is an object, or true or false"));
   }
@@ -245,11 +210,11 @@ void SchemaDocument::index(const json::value& value, Location location, bool sch
       if (!child.is_structured() && !child.is_bool()) continue;
       if (schema && (key == "enum" || key == "const")) continue;
       has_unevaluated_ |= schema && std::string_view(key).starts_with("unevaluated");
-      const Holds inner = schema ? holds(key) : Holds::kNoSchema;
+      const Subschemas inner = schema ? subschemas_of(key) : Subschemas::kNone;
       const Location here{.parent = &value, .key = key, .resource = location.resource};
       const bool whole =
-          inner == Holds::kSchema || (inner == Holds::kSchemaOrList && !child.is_array());
-      if (whole || inner == Holds::kNoSchema || !child.is_structured()) {
+          inner == Subschemas::kValue || (inner == Subschemas::kValueOrList && !child.is_array());
+      if (whole || inner == Subschemas::kNone || !child.is_structured()) {
         index(child, here, whole, depth + 1);
         continue;
       }
@@ -257,13 +222,13 @@ void SchemaDocument::index(const json::value& value, Location location, bool sch
       if (const json::object* map = child.if_object()) {
         for (const auto& [name, item] : *map) {
           index(item, {.parent = &child, .key = name, .resource = location.resource},
-                inner == Holds::kMap, depth + 1);
+                inner == Subschemas::kMap, depth + 1);
         }
       } else {
         uint32_t i = 0;
         for (const json::value& item : child.get_array()) {
           index(item, {.parent = &child, .index = i++, .resource = location.resource},
-                inner != Holds::kMap, depth + 1);
+                inner != Subschemas::kMap, depth + 1);
         }
       }
     }
@@ -395,7 +360,7 @@ const json::value* SchemaDocument::meant(const json::value* schema) const {
 }
 
 // Equal where schemas are alike.
-uint64_t SchemaDocument::structural_hash(const json::value& value, Holds kind) {
+uint64_t SchemaDocument::structural_hash(const json::value& value, Subschemas kind) {
   uint64_t hash = mix64(static_cast<uint64_t>(value.kind()));
   const auto add = [&](uint64_t more) { hash = mix64(hash ^ more); };
   const auto text = [](std::string_view s) { return std::hash<std::string_view>()(s); };
@@ -407,9 +372,10 @@ uint64_t SchemaDocument::structural_hash(const json::value& value, Holds kind) {
     }
     bool named = false;
     for (const auto& [key, child] : *object) {
-      if (schema && is_note(key)) continue;
-      const uint64_t inner = structural_hash(child, schema ? holds(key) : below(kind, value));
-      named |= inner == kNamed || (schema && is_name(key));
+      if (schema && has_role(key, Role::kAnnotation)) continue;
+      const uint64_t inner =
+          structural_hash(child, schema ? subschemas_of(key) : below(kind, value));
+      named |= inner == kNamed || (schema && has_role(key, Role::kIdentifier));
       add(text(key));
       add(inner);
     }
@@ -440,13 +406,13 @@ const json::value* SchemaDocument::representative(const json::value* schema) {
   if (location == locations_.end() || !schema->is_object()) return schema;
   const auto [known, added] = representatives_.try_emplace(schema, schema);
   if (!added) return known->second;
-  const uint64_t hash = structural_hash(*schema, Holds::kSchema);
+  const uint64_t hash = structural_hash(*schema, Subschemas::kValue);
   if (hash == kNamed) return schema;
   const uint32_t resource = location->second.resource;
   const json::value* other =
       first_of_hash_.try_emplace(mix64(hash ^ resource), schema).first->second;
   const bool same = other != schema && locations_.at(other).resource == resource &&
-                    alike(*schema, *other, Holds::kSchema);
+                    alike(*schema, *other, Subschemas::kValue);
   return known->second = same ? other : schema;
 }
 

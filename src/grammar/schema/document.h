@@ -12,24 +12,9 @@
 
 #include "base/status.h"
 #include "grammar/schema/json_schema.h"
+#include "grammar/schema/keywords.h"
 
 namespace espalier::grammar {
-
-// Internal keywords, for negations that JSON Schema cannot express.
-inline constexpr std::string_view kNotEnum = "\x01notEnum";        // an array of values
-inline constexpr std::string_view kNotPattern = "\x01notPattern";  // a pattern that must not match
-inline constexpr std::string_view kNotMultipleOf = "\x01notMultipleOf";
-// Beside "not": the negated schema fails by this keyword, in a way that no keyword expresses.
-inline constexpr std::string_view kInexpressible =
-    "\x01"
-    "opposite";
-inline constexpr std::string_view kNotFormat = "\x01notFormat";
-inline constexpr std::string_view kFractionType = "\x01fraction";  // numbers that are not integers
-// A reference from a derived schema to a schema of the document, by its number
-// (SchemaDocument::at).
-inline constexpr std::string_view kAt =
-    "\x01"
-    "at";
 
 enum class Draft : uint8_t { k4, k6, k7, k2019, k2020 };
 
@@ -42,9 +27,6 @@ inline constexpr ScopeId kNoScope = 0;
 // thread-safe.
 class SchemaDocument {
  public:
-  // What the value of a keyword contains.
-  enum class Holds : uint8_t { kNoSchema, kSchema, kList, kMap, kSchemaOrList };
-
   // kInvalidArgument: not JSON, or not a schema.
   static Result<std::unique_ptr<SchemaDocument>> parse(std::string_view text,
                                                        const SchemaOptions& options);
@@ -132,7 +114,7 @@ class SchemaDocument {
   Draft draft_named(std::string_view uri, Draft otherwise) const;
   Result<uint32_t> resource_at(const std::string& uri);
   uint32_t resource_of(const boost::json::value* schema) const;
-  uint64_t structural_hash(const boost::json::value& value, Holds kind);
+  uint64_t structural_hash(const boost::json::value& value, Subschemas kind);
 
   const SchemaOptions options_;
   const boost::json::value* root_ = nullptr;

@@ -1,14 +1,18 @@
 // The string formats that JSON Schema names, as regular expressions.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 
 namespace espalier::grammar {
 
-// An anchored pattern for `format`, or nothing when the format is unknown (then it only annotates,
-// as the specification says). Dates check the day against the month; 29 February is allowed in
-// every year.
+// Returns an anchored pattern for `format`, or nothing for unknown formats, which only annotate.
+// Dates include leap years and times the leap second in every offset of half hours. Thread-safe.
 std::optional<std::string_view> format_pattern(std::string_view format);
+
+// Returns the largest number of characters that the format allows beside its pattern, if it bounds
+// it.
+std::optional<int64_t> format_length_max(std::string_view format);
 
 }  // namespace espalier::grammar

@@ -1,6 +1,8 @@
 // Objects and arrays whose choices combine (oneOf of overlapping ones, negations): what must hold
 // is one formula over what properties or items say, and a state of the graph is what is left of the
 // formula once some of them have come. From each state that stays a right end can be reached.
+#include "grammar/schema/formula_compiler.h"
+
 #include <algorithm>
 #include <boost/json.hpp>
 #include <map>
@@ -9,8 +11,12 @@
 
 #include "grammar/automata/lexeme.h"
 #include "grammar/automata/regular_algebra.h"
+#include "grammar/schema/arrays.h"
 #include "grammar/schema/compiler.h"
 #include "grammar/schema/formula.h"
+#include "grammar/schema/json_values.h"
+#include "grammar/schema/keywords.h"
+#include "grammar/schema/objects.h"
 
 namespace espalier::grammar {
 
@@ -25,9 +31,6 @@ constexpr size_t kPairsMax = 20'000;  // of names and schemas that speak of them
 constexpr size_t kPlacesMax = 64;     // of items that have a schema of their own
 constexpr int64_t kCountedMax = 64;   // minProperties, maxProperties
 
-// Of one schema, all in all: a formula's values may be formulas of their own without end.
-constexpr int kFormulasBegunMax = 60, kStepsInAllMax = 1000;
-
 // Whether it holds of every value, plainly.
 bool says_nothing(const json::value& schema) {
   if (schema.is_bool()) return schema.get_bool();
@@ -40,10 +43,9 @@ bool says_nothing(const json::value& schema) {
 
 }  // namespace
 
-class SchemaCompiler::ByFormula {
+class FormulaCompiler::Impl {
  public:
-  enum class Of : uint8_t { kObjects, kArrays };
-  ByFormula(SchemaCompiler& compiler, Of of) : c_(compiler), objects_(of == Of::kObjects) {}
+  Impl(SchemaCompiler& compiler, Of of) : c_(compiler), objects_(of == Of::kObjects) {}
 
   // Those that satisfy all elements. kUnimplemented, kResourceExhausted: not in this way.
   Result<ExprId> lower(const Conjunction& elements) {
@@ -56,7 +58,7 @@ class SchemaCompiler::ByFormula {
     if (objects_) {
       ESP_RETURN_IF_ERROR(find_classes());
     } else {
-      classes_ = {{.key = c_.ir_.empty(), .patterns = {}, .named = {}}};
+      classes_ = {{.key = c_.ir().empty(), .patterns = {}, .named = {}}};
     }
     known_ = true;
     ESP_ASSIGN_OR_RETURN(const Id whole, build_all(elements, 0));
@@ -66,14 +68,14 @@ class SchemaCompiler::ByFormula {
     // A key that is not declared may come twice, and then counts once.
     judged_ = objects_ && !classes_.empty() && (counts || wary);
     ESP_RETURN_IF_ERROR(make_graph(whole));
-    c_.left_out_ |= judged_ && repeats_;
+    if (judged_ && repeats_) c_.require_check();
     std::vector<ExprId> alternatives;
-    const ExprId space = c_.syntax_.space_inside();
+    const ExprId space = c_.syntax().space_inside();
     if (holds_of_rest(absent(whole, 0))) alternatives.push_back(space);
     if (!graph_.finals.empty())
-      alternatives.push_back(c_.ir_.sequence({space, c_.ir_.graph(std::move(graph_)), space}));
-    return c_.ir_.sequence({c_.ir_.literal(objects_ ? "{" : "["), c_.ir_.choice(alternatives),
-                            c_.ir_.literal(objects_ ? "}" : "]")});
+      alternatives.push_back(c_.ir().sequence({space, c_.ir().graph(std::move(graph_)), space}));
+    return c_.ir().sequence({c_.ir().literal(objects_ ? "{" : "["), c_.ir().choice(alternatives),
+                             c_.ir().literal(objects_ ? "}" : "]")});
   }
 
  private:
@@ -102,12 +104,9 @@ class SchemaCompiler::ByFormula {
     friend auto operator<=>(const State&, const State&) = default;
   };
 
-  const json::value* member(const Element& element, std::string_view key) const {
-    return c_.member(element, key);
-  }
   Status too_large(const Element& element) const {
     return error(StatusCode::kResourceExhausted, "{}: too many choices combine",
-                 c_.document_.pointer_of(element.schema));
+                 c_.document().pointer_of(element.schema));
   }
 
   Result<Id> build_all(const Conjunction& elements, int depth) {
@@ -122,7 +121,7 @@ class SchemaCompiler::ByFormula {
   Result<std::vector<Id>> build_list(const Element& element, std::string_view key, int depth) {
     const json::value* list = member(element, key);
     if (!list->is_array() || list->get_array().empty())
-      return fail(c_.wrong(element, key, "an array of schemas"));
+      return fail(wrong(c_.document(), element, key, "an array of schemas"));
     std::vector<Id> parts;
     for (const json::value& schema : list->get_array()) {
       ESP_ASSIGN_OR_RETURN(const Id part, build({&schema, element.scope, 0}, depth + 1));
@@ -133,8 +132,8 @@ class SchemaCompiler::ByFormula {
 
   // What an element says of an object. References may come to one by many ways.
   Result<Id> build(Element element, int depth) {
-    element.schema = c_.document_.meant(element.schema);
-    element.scope = c_.document_.entered(element.scope, element.schema);
+    element.schema = c_.document().meant(element.schema);
+    element.scope = c_.document().entered(element.scope, element.schema);
     if (const auto known = built_.find(element); known != built_.end()) return known->second;
     ESP_ASSIGN_OR_RETURN(const Id made, build_new(element, depth));
     built_.emplace(element, made);
@@ -142,13 +141,13 @@ class SchemaCompiler::ByFormula {
   }
 
   Result<Id> build_new(const Element& element, int depth) {
-    ESP_RETURN_IF_ERROR(c_.limits_.check_time());
+    ESP_RETURN_IF_ERROR(c_.limits().check_time());
     if (depth > kDepthMax || formulas_.size() > kFormulasMax) return fail(too_large(element));
     if (element.schema->is_bool())
       return element.schema->get_bool() ? Formulas::kTrue : Formulas::kFalse;
     if (!element.schema->is_object()) {
       return fail(invalid_argument("{}: a schema is an object, or true or false",
-                                   c_.document_.pointer_of(element.schema)));
+                                   c_.document().pointer_of(element.schema)));
     }
     std::vector<Id> parts;
     bool alone = false;
@@ -166,12 +165,12 @@ class SchemaCompiler::ByFormula {
     for (const char* keyword : {"$ref", "$dynamicRef", "$recursiveRef"}) {
       const json::value* reference = member(element, keyword);
       if (reference == nullptr) continue;
-      alone = c_.document_.ref_hides_siblings(element.schema);
+      alone = c_.document().ref_hides_siblings(element.schema);
       if (element.done & kDoneRef) continue;
-      if (!reference->is_string()) return c_.wrong(element, keyword, "a string");
+      if (!reference->is_string()) return wrong(c_.document(), element, keyword, "a string");
       ESP_ASSIGN_OR_RETURN(
           const auto target,
-          c_.document_.resolve(element.schema, keyword, reference->get_string(), element.scope));
+          c_.document().resolve(element.schema, keyword, reference->get_string(), element.scope));
       ESP_ASSIGN_OR_RETURN(const Id part, build({target.schema, target.scope, 0}, depth + 1));
       parts.push_back(part);
       if (alone) return {};
@@ -197,13 +196,13 @@ class SchemaCompiler::ByFormula {
       ESP_ASSIGN_OR_RETURN(auto one, build_list(element, "oneOf", depth));
       parts.push_back(formulas_.one(std::move(one)));
     }
-    // An negation that no keyword says stands beside its "not".
+    // A negation that no keyword expresses stands beside its "not".
     const bool negation = member(element, kInexpressible) != nullptr;
     if (member(element, "not") != nullptr && (negation || !(element.done & kDoneNot))) {
       ESP_ASSIGN_OR_RETURN(const Id part, inner("not"));
       parts.push_back(formulas_.negated(part));
     }
-    if (member(element, "if") != nullptr && c_.document_.has_conditions(element.schema) &&
+    if (member(element, "if") != nullptr && c_.document().has_conditions(element.schema) &&
         !(element.done & kDoneIf)) {
       ESP_ASSIGN_OR_RETURN(const Id condition, inner("if"));
       ESP_ASSIGN_OR_RETURN(const Id then, inner("then"));
@@ -218,7 +217,7 @@ class SchemaCompiler::ByFormula {
     for (const char* key : {"dependencies", "dependentRequired", "dependentSchemas"}) {
       const json::value* dependencies = member(element, key);
       if (dependencies == nullptr || (element.done & kDoneDependent)) continue;
-      if (!dependencies->is_object()) return c_.wrong(element, key, "an object");
+      if (!dependencies->is_object()) return wrong(c_.document(), element, key, "an object");
       for (const auto& [name, needed] : dependencies->get_object()) {
         Id then = Formulas::kTrue;
         if (needed.is_string()) {
@@ -226,7 +225,7 @@ class SchemaCompiler::ByFormula {
         } else if (needed.is_array()) {
           std::vector<Id> all;
           for (const json::value& other : needed.get_array()) {
-            if (!other.is_string()) return c_.wrong(element, key, "an object of names");
+            if (!other.is_string()) return wrong(c_.document(), element, key, "an object of names");
             all.push_back(present(std::string(other.get_string())));
           }
           then = formulas_.all(std::move(all));
@@ -243,33 +242,36 @@ class SchemaCompiler::ByFormula {
   Result<bool> build_assertions(const Element& element, std::vector<Id>& parts) {
     if (const json::value* excluded = member(element, kNotEnum))
       ESP_RETURN_IF_ERROR(build_among(element, excluded->get_array(), true, parts));
-    if (!c_.document_.asserts(element.schema)) return true;
-    if (!(c_.plain_types({element}) & (objects_ ? kObject : kArray))) return false;
+    if (!c_.document().asserts(element.schema)) return true;
+    if (!(plain_types(c_.document(), {element}) & (objects_ ? kObject : kArray))) return false;
     for (const char* key : {"enum", "const"}) {
       const json::value* values = member(element, key);
       if (values == nullptr || (element.done & kDoneEnum)) continue;
       const bool list = key[0] == 'e';
-      if (list && !values->is_array()) return fail(c_.wrong(element, key, "an array"));
+      if (list && !values->is_array()) return fail(wrong(c_.document(), element, key, "an array"));
       ESP_RETURN_IF_ERROR(
           build_among(element, list ? values->get_array() : json::array{*values}, false, parts));
     }
     if (const json::value* names = member(element, "required"); objects_ && names != nullptr) {
       if (names->is_array()) {
         for (const json::value& name : names->get_array()) {
-          if (!name.is_string()) return fail(c_.wrong(element, "required", "an array of names"));
+          if (!name.is_string())
+            return fail(wrong(c_.document(), element, "required", "an array of names"));
           parts.push_back(present(std::string(name.get_string())));
         }
       } else if (!names->is_bool()) {
-        return fail(c_.wrong(element, "required", "an array of names"));
+        return fail(wrong(c_.document(), element, "required", "an array of names"));
       }
     }
-    Facts facts;
+    int64_t least = 0, most = kUnbounded;
     for (const char* key : {"minProperties", "maxProperties", "minItems", "maxItems"}) {
-      if (const json::value* bound = member(element, key))
-        ESP_RETURN_IF_ERROR(c_.gather_bound(key, *bound, element, facts));
+      const json::value* bound = member(element, key);
+      if (bound == nullptr) continue;
+      const auto count = count_of(*bound);
+      if (!count) return fail(wrong(c_.document(), element, key, "a whole number of 0 or more"));
+      if (objects_ != std::string_view(key).ends_with("Properties")) continue;
+      (std::string_view(key).starts_with("min") ? least : most) = *count;
     }
-    const int64_t least = objects_ ? facts.properties_min : facts.items_min;
-    const int64_t most = objects_ ? facts.properties_max : facts.items_max;
     if (least > kCountedMax || most > kCountedMax) return fail(too_large(element));
     if (least > 0) parts.push_back(at_least(least));
     if (most != kUnbounded) parts.push_back(formulas_.negated(at_least(most + 1)));
@@ -279,18 +281,18 @@ class SchemaCompiler::ByFormula {
   Status build_members(const Element& element, std::vector<Id>& parts) {
     const json::value* unevaluated = member(element, "unevaluatedProperties");
     if (unevaluated != nullptr && !says_nothing(*unevaluated))
-      return c_.unsupported(element, "unevaluatedProperties");
+      return unsupported(c_.document(), element, "unevaluatedProperties");
     bool members = member(element, "additionalProperties") != nullptr;
     for (const char* key : {"properties", "patternProperties"}) {
       const json::value* own = member(element, key);
       if (own == nullptr) continue;
-      if (!own->is_object()) return c_.wrong(element, key, "an object of schemas");
+      if (!own->is_object()) return wrong(c_.document(), element, key, "an object of schemas");
       members = true;
     }
     const json::value* names = member(element, "propertyNames");
     if (!known_) {
       if (members) speakers_.push_back(element);
-      if (names != nullptr) name_schemas_.insert({c_.document_.meant(names), element.scope, 0});
+      if (names != nullptr) name_schemas_.insert({c_.document().meant(names), element.scope, 0});
       return {};
     }
     if (names != nullptr) ESP_RETURN_IF_ERROR(build_names(element, *names, parts));
@@ -300,15 +302,15 @@ class SchemaCompiler::ByFormula {
   Status build_items(const Element& element, std::vector<Id>& parts) {
     const json::value* unevaluated = member(element, "unevaluatedItems");
     if (unevaluated != nullptr && !says_nothing(*unevaluated))
-      return c_.unsupported(element, "unevaluatedItems");
+      return unsupported(c_.document(), element, "unevaluatedItems");
     const json::value* unique = member(element, "uniqueItems");
     if (unique != nullptr && unique->is_bool() && unique->get_bool())
-      return c_.unsupported(element, "uniqueItems");
+      return unsupported(c_.document(), element, "uniqueItems");
     const json::value* contains = member(element, "contains");
     for (const char* key : {"minContains", "maxContains"}) {
       const json::value* bound = member(element, key);
       if (contains != nullptr && bound != nullptr && !(key[1] == 'i' && *bound == 1))
-        return c_.unsupported(element, key);
+        return unsupported(c_.document(), element, key);
     }
     if (!known_) {
       speakers_.push_back(element);
@@ -316,17 +318,17 @@ class SchemaCompiler::ByFormula {
     }
     for (size_t place = 0; place <= names_.size(); ++place) {
       Conjunction rest;
-      for (const Element& schema : c_.item_conjunction({element}, place)) {
+      for (const Element& schema : ArrayCompiler(c_).item_conjunction({element}, place)) {
         if (place < names_.size()) {
           parts.push_back(value_atom(place, schema));
-        } else if (!says_nothing(*c_.document_.meant(schema.schema))) {
-          rest.push_back({c_.document_.meant(schema.schema), schema.scope, 0});
+        } else if (!says_nothing(*c_.document().meant(schema.schema))) {
+          rest.push_back({c_.document().meant(schema.schema), schema.scope, 0});
         }
       }
       if (place == names_.size()) parts.push_back(rest_atom({.some = false, .said = {rest}}));
     }
     if (contains == nullptr) return {};
-    const Element wanted{c_.document_.meant(contains), element.scope, 0};
+    const Element wanted{c_.document().meant(contains), element.scope, 0};
     std::vector<Id> alternatives = {rest_atom({.some = true, .said = {{wanted}}})};
     for (size_t place = 0; place < names_.size(); ++place)
       alternatives.push_back(formulas_.all({present(names_[place]), value_atom(place, wanted)}));
@@ -335,11 +337,10 @@ class SchemaCompiler::ByFormula {
   }
 
   Status build_names(const Element& element, const json::value& names, std::vector<Id>& parts) {
-    const json::value* schema = c_.document_.meant(&names);
+    const json::value* schema = c_.document().meant(&names);
     for (const std::string& name : names_) {
-      ESP_ASSIGN_OR_RETURN(
-          const bool fits,
-          c_.checker_->validator().valid(json::string(name), schema, element.scope, c_.limits_));
+      ESP_ASSIGN_OR_RETURN(const bool fits,
+                           c_.holds(json::string(name), {{schema, element.scope, 0}}));
       if (!fits) parts.push_back(formulas_.negated(present(name)));
     }
     static const json::value kNone = false;
@@ -354,7 +355,7 @@ class SchemaCompiler::ByFormula {
   Status build_values(const Element& element, std::vector<Id>& parts) {
     for (size_t name = 0; name < names_.size(); ++name) {
       ESP_ASSIGN_OR_RETURN(const Conjunction value,
-                           c_.property_conjunction({element}, names_[name]));
+                           ObjectCompiler(c_).property_conjunction({element}, names_[name]));
       for (const Element& schema : value) parts.push_back(value_atom(name, schema));
     }
     const json::value* own = member(element, "patternProperties");
@@ -363,8 +364,8 @@ class SchemaCompiler::ByFormula {
     for (size_t k = 0; k < classes_.size(); ++k) {
       bool evaluated = false;
       const auto add = [&](const json::value& schema) {
-        if (!says_nothing(*c_.document_.meant(&schema)))
-          rest[k].push_back({c_.document_.meant(&schema), element.scope, 0});
+        if (!says_nothing(*c_.document().meant(&schema)))
+          rest[k].push_back({c_.document().meant(&schema), element.scope, 0});
       };
       if (own != nullptr) {
         for (const auto& [pattern, schema] : own->get_object()) {
@@ -384,8 +385,9 @@ class SchemaCompiler::ByFormula {
                      std::vector<Id>& parts) {
     std::vector<Id> alternatives;
     for (const json::value& v : values) {
-      if (v.is_array() && !objects_) return c_.unsupported(element, excluded ? "not" : "enum");
-      if (v.is_object() && objects_) alternatives.push_back(equal_to(v.get_object()));
+      if (v.is_array() && !objects_)
+        return unsupported(c_.document(), element, excluded ? "not" : "enum");
+      if (is_plain_object(v) && objects_) alternatives.push_back(equal_to(v.get_object()));
     }
     const Id among = formulas_.any(std::move(alternatives));
     parts.push_back(excluded ? formulas_.negated(among) : among);
@@ -403,7 +405,7 @@ class SchemaCompiler::ByFormula {
       const Id here = present(names_[name]);
       parts.push_back(value != nullptr ? here : formulas_.negated(here));
       if (value == nullptr) continue;
-      const json::value* same = c_.document_.keep(json::object{{"const", *value}});
+      const json::value* same = c_.document().keep(json::object{{"const", *value}});
       parts.push_back(value_atom(name, {same, kNoScope, 0}));
     }
     std::vector<Conjunction> none(classes_.size(), {{&kNone, kNoScope, 0}});
@@ -431,7 +433,7 @@ class SchemaCompiler::ByFormula {
 
   // The property is absent, or its value satisfies the schema.
   Id value_atom(size_t name, Element schema) {
-    schema.schema = c_.document_.meant(schema.schema);
+    schema.schema = c_.document().meant(schema.schema);
     if (says_nothing(*schema.schema)) return Formulas::kTrue;
     if (schema.schema->is_bool()) return formulas_.negated(present(names_[name]));
     // The same text says the same, unless it names what lies elsewhere.
@@ -457,7 +459,7 @@ class SchemaCompiler::ByFormula {
 
   Status find_places() {
     size_t places = 0;
-    for (const Element& speaker : speakers_) places = std::max(places, c_.prefix_length({speaker}));
+    for (const Element& speaker : speakers_) places = std::max(places, prefix_length({speaker}));
     if (places > kPlacesMax) return too_large(speakers_[0]);
     for (size_t place = 0; place < places; ++place) names_.push_back(std::to_string(place));
     return {};
@@ -467,7 +469,7 @@ class SchemaCompiler::ByFormula {
   // them may have them in another order.
   Status put_in_order() {
     std::ranges::stable_sort(speakers_, {},
-                             [&](const Element& e) { return c_.document_.position_of(e.schema); });
+                             [&](const Element& e) { return c_.document().position_of(e.schema); });
     std::map<std::string, size_t> places;
     std::set<std::string> patterns;
     for (const Element& speaker : speakers_) {
@@ -480,14 +482,15 @@ class SchemaCompiler::ByFormula {
       for (const auto& [name, schema] : properties->get_object()) {
         const auto [it, added] = places.try_emplace(std::string(name), names_.size());
         if (added) names_.emplace_back(name);
-        if (it->second < last) return c_.unsupported(speaker, "properties");
+        if (it->second < last) return unsupported(c_.document(), speaker, "properties");
         last = it->second;
       }
     }
     for (const std::string& name : needed_) {
       if (places.try_emplace(name, names_.size()).second) names_.push_back(name);
     }
-    if (!speakers_.empty()) ESP_RETURN_IF_ERROR(c_.bound_names(speakers_[0], names_));
+    if (!speakers_.empty())
+      ESP_RETURN_IF_ERROR(ObjectCompiler(c_).bound_names(speakers_[0], names_));
     if (names_.size() * (speakers_.size() + name_schemas_.size() + 1) > kPairsMax)
       return error(StatusCode::kResourceExhausted, "too many choices combine");
     patterns_.assign(patterns.begin(), patterns.end());
@@ -500,11 +503,11 @@ class SchemaCompiler::ByFormula {
     std::vector<KeyClass> parted;
     for (const KeyClass& one : classes_) {
       KeyClass in = one, out = one;
-      ESP_ASSIGN_OR_RETURN(in.key, intersection(c_.ir_, one.key, language, c_.limits_));
-      ESP_ASSIGN_OR_RETURN(out.key, difference(c_.ir_, one.key, language, c_.limits_));
+      ESP_ASSIGN_OR_RETURN(in.key, intersection(c_.ir(), one.key, language, c_.limits()));
+      ESP_ASSIGN_OR_RETURN(out.key, difference(c_.ir(), one.key, language, c_.limits()));
       mark(in);
       for (KeyClass* part : {&in, &out}) {
-        if (part->key != c_.ir_.never()) parted.push_back(std::move(*part));
+        if (part->key != c_.ir().never()) parted.push_back(std::move(*part));
       }
     }
     classes_ = std::move(parted);
@@ -516,34 +519,21 @@ class SchemaCompiler::ByFormula {
   Status find_classes() {
     std::vector<std::string> literals;
     for (const std::string& name : names_) literals.push_back(json::serialize(json::string(name)));
-    classes_ = {{.key = other_keys(c_.ir_, literals), .patterns = {}, .named = {}}};
+    classes_ = {{.key = other_keys(c_.ir(), literals), .patterns = {}, .named = {}}};
     for (const std::string& pattern : patterns_) {
-      ESP_ASSIGN_OR_RETURN(const ExprId written, c_.pattern_string(pattern));
-      ESP_ASSIGN_OR_RETURN(const ExprId language, c_.deterministic(written));
+      ESP_ASSIGN_OR_RETURN(const ExprId written, c_.patterns().quoted_strings(pattern));
+      ESP_ASSIGN_OR_RETURN(const ExprId language, c_.patterns().deterministic(written));
       ESP_RETURN_IF_ERROR(part_by(language, [&](KeyClass& in) { in.patterns.insert(pattern); }));
     }
     for (const Element& names : name_schemas_) {
       static const json::value kStrings = json::object{{"type", "string"}};
-      const bool outer_uncounted = std::exchange(c_.uncounted_, true);
-      const auto allowed = c_.compile({names, {&kStrings, kNoScope, 0}});
-      c_.uncounted_ = outer_uncounted;
+      const auto allowed = c_.compile_uncounted({names, {&kStrings, kNoScope, 0}});
       if (!allowed) return allowed.error();
       ESP_RETURN_IF_ERROR(c_.require_regular(names, "propertyNames", *allowed));
       ESP_RETURN_IF_ERROR(part_by(*allowed, [&](KeyClass& in) { in.named.insert(names.schema); }));
     }
-    for (KeyClass& one : classes_) one.key = c_.own_rule(one.key, "other key");
+    for (KeyClass& one : classes_) one.key = ObjectCompiler(c_).own_rule(one.key, "other key");
     return {};
-  }
-
-  Result<Element> negation(const Element& element) {
-    const json::value* schema = c_.document_.meant(element.schema);
-    const auto known = c_.document_.negation(*schema);
-    if (known) return Element{*known, element.scope, 0};
-    if (known.error().code() == StatusCode::kInvalidArgument) return fail(known.error());
-    const json::value*& made = c_.derived_[{schema, kDoneNot}];
-    if (made == nullptr)
-      made = c_.document_.keep(json::object{{"not", c_.document_.at(*schema)}}, schema);
-    return Element{made, element.scope, 0};
   }
 
   // Without the properties from `place` on.
@@ -587,7 +577,7 @@ class SchemaCompiler::ByFormula {
     if (whole == Formulas::kFalse) return {};
     state({0, false, 0, whole});
     for (uint32_t at = 0; at < states_.size(); ++at) {
-      ESP_RETURN_IF_ERROR(c_.limits_.check_time());
+      ESP_RETURN_IF_ERROR(c_.limits().check_time());
       const State from = states_[at];
       if (states_.size() > kStatesMax || graph_.edges.size() > kEdgesMax ||
           formulas_.size() > kFormulasMax) {
@@ -600,7 +590,7 @@ class SchemaCompiler::ByFormula {
         const Id left = objects_ ? without(from.left, from.place) : Formulas::kFalse;
         if (left != Formulas::kFalse) {
           graph_.edges.push_back(
-              {at, c_.ir_.empty(), state({from.place + 1, from.any, from.count, left})});
+              {at, c_.ir().empty(), state({from.place + 1, from.any, from.count, left})});
         }
         ESP_RETURN_IF_ERROR(
             take(at, formulas_.settled(from.left, presents_[from.place], true), {}));
@@ -633,7 +623,7 @@ class SchemaCompiler::ByFormula {
       const Id otherwise = formulas_.settled(left, atom, false);
       if (otherwise == Formulas::kFalse) return {};
       if (!formulas_.only_wants(left, atom)) {
-        ESP_ASSIGN_OR_RETURN(const Element wrong, negation(it->second.schema));
+        ESP_ASSIGN_OR_RETURN(const Element wrong, c_.settler().negation_of(it->second.schema));
         value.push_back(wrong);
       }
       return possible(value, [&] { return take(at, otherwise, value); });
@@ -652,7 +642,7 @@ class SchemaCompiler::ByFormula {
       if (to == kNowhere) return {};
       repeats_ |= states_[at].any;
       const ExprId key =
-          objects_ ? c_.ir_.sequence({classes_[k].key, c_.syntax_.colon()}) : c_.ir_.empty();
+          objects_ ? c_.ir().sequence({classes_[k].key, c_.syntax().colon()}) : c_.ir().empty();
       return add_edge(at, key, value, to);
     }
     const uint32_t atom = open.back();
@@ -667,7 +657,7 @@ class SchemaCompiler::ByFormula {
     if (otherwise == Formulas::kFalse) return {};
     if (formulas_.only_wants(left, atom)) return take_other(at, k, otherwise, open, value);
     for (const Element& schema : said) {
-      ESP_ASSIGN_OR_RETURN(const Element wrong, negation(schema));
+      ESP_ASSIGN_OR_RETURN(const Element wrong, c_.settler().negation_of(schema));
       Conjunction against = value;
       against.push_back(wrong);
       ESP_RETURN_IF_ERROR(
@@ -679,28 +669,28 @@ class SchemaCompiler::ByFormula {
   // What follows, unless it is plain that no value satisfies the conjunction.
   template <typename Then>
   Status possible(const Conjunction& value, Then then) {
-    if (graph_.edges.size() > kEdgesMax || ++c_.formula_steps_ > kStepsInAllMax)
+    if (graph_.edges.size() > kEdgesMax || !c_.spend_formula_step())
       return error(StatusCode::kResourceExhausted, "too many choices combine");
     ESP_ASSIGN_OR_RETURN(const bool may, c_.may_match(value, 0));
     return may ? then() : Status();
   }
 
   ExprId key_of(size_t place) {
-    return objects_ ? c_.ir_.sequence({c_.quoted(names_[place]), c_.syntax_.colon()})
-                    : c_.ir_.empty();
+    return objects_ ? c_.ir().sequence({quoted(c_.ir(), names_[place]), c_.syntax().colon()})
+                    : c_.ir().empty();
   }
 
   Status add_edge(uint32_t at, ExprId key, Conjunction value, uint32_t to) {
     ESP_ASSIGN_OR_RETURN(const ExprId expr, c_.compile(std::move(value)));
-    if (expr == c_.ir_.never()) return {};
-    const ExprId pair = c_.ir_.sequence({key, expr});
-    graph_.edges.push_back({at, states_[at].any ? c_.ir_.sequence({comma(), pair}) : pair, to});
+    if (expr == c_.ir().never()) return {};
+    const ExprId pair = c_.ir().sequence({key, expr});
+    graph_.edges.push_back({at, states_[at].any ? c_.ir().sequence({comma(), pair}) : pair, to});
     return {};
   }
 
   ExprId comma() {
-    return judged_ ? c_.ir_.sequence({c_.syntax_.space_inside(), c_.syntax_.comma()})
-                   : c_.syntax_.comma();
+    return judged_ ? c_.ir().sequence({c_.syntax().space_inside(), c_.syntax().comma()})
+                   : c_.syntax().comma();
   }
 
   static constexpr uint32_t kNowhere = ~uint32_t{0};
@@ -728,61 +718,8 @@ class SchemaCompiler::ByFormula {
   bool judged_ = false, repeats_ = false;
 };
 
-// Scalars as exactly as objects; arrays by themselves, since only they may need a check.
-Result<ExprId> SchemaCompiler::by_formula(const Conjunction& elements) {
-  static const json::value kNumbers = json::object{{"type", "number"}};
-  static const json::value kScalars =
-      json::object{{"type", {"null", "boolean", "number", "string"}}};
-  static const json::value kWords = json::object{{"type", {"null", "boolean", "string"}}};
-  static const json::value kArrays = json::object{{"type", "array"}};
-  // Scalars are made as before, but that choices may combine.
-  const bool scalars_only = !(plain_types(elements) & (kObject | kArray));
-  if (options_.any_order || (scalars_only && !frugal_) || ++formulas_begun_ > kFormulasBegunMax)
-    return fail(unsupported(elements[0], "properties"));
-  ExprId objects = ir_.never();
-  if (plain_types(elements) & kObject) {
-    ESP_ASSIGN_OR_RETURN(objects, ByFormula(*this, ByFormula::Of::kObjects).lower(elements));
-  }
-  const auto of_type = [&](const json::value& type) {
-    Conjunction some = elements;
-    some.push_back({&type, kNoScope, 0});
-    return some;
-  };
-  const auto exactly = [&](const json::value& type) {
-    const bool outer = std::exchange(numbers_only_, true);
-    auto made = lower_some(of_type(type));
-    numbers_only_ = outer;
-    return made;
-  };
-  const auto roughly = [&](const json::value& type) {
-    const bool left_out = left_out_;
-    rough_ = true;
-    auto made = lower_some(of_type(type));
-    rough_ = false;
-    left_out_ = left_out || !made || *made != ir_.never();
-    return made;
-  };
-  std::vector<ExprId> alternatives = {objects};
-  if (const auto scalars = exactly(kScalars)) {
-    alternatives.push_back(*scalars);
-  } else {
-    ESP_ASSIGN_OR_RETURN(const ExprId numbers, exactly(kNumbers));
-    ESP_ASSIGN_OR_RETURN(const ExprId words, roughly(kWords));
-    alternatives.insert(alternatives.end(), {numbers, words});
-  }
-  const bool left_out = left_out_;
-  auto arrays = lower_some(of_type(kArrays));
-  if (!arrays && !over_budget_ && arrays.error().code() != StatusCode::kInvalidArgument) {
-    left_out_ = left_out;
-    arrays = ByFormula(*this, ByFormula::Of::kArrays).lower(of_type(kArrays));
-  }
-  if (!arrays && !over_budget_ && arrays.error().code() != StatusCode::kInvalidArgument) {
-    left_out_ = left_out;
-    arrays = roughly(kArrays);
-  }
-  if (!arrays) return arrays;
-  alternatives.push_back(*arrays);
-  return ir_.choice(alternatives);
+Result<ExprId> FormulaCompiler::lower(const Conjunction& elements) {
+  return Impl(compiler_, of_).lower(elements);
 }
 
 }  // namespace espalier::grammar

@@ -133,13 +133,13 @@ TEST(Schema, SharedPrefixesMatchTheSame) {
 
 // White space in front of an end that is judged does not leave it as the only way on.
 TEST(Schema, WhatMayNotEndYetGoesOnBehindWhiteSpace) {
-  const char* const two = R"({"type":"array","contains":{"enum":[7,8]},"minContains":2})";
-  const auto grammar = compiled(two, Whitespace::kBounded);
+  const char* const distinct = R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})";
+  const auto grammar = compiled(distinct, Whitespace::kBounded);
   ASSERT_TRUE(grammar) << grammar.error().to_string();
   EXPECT_TRUE(accepts(*grammar, "[7\n , 8\n]"));
-  EXPECT_FALSE(accepts(*grammar, "[7\n ]"));
+  EXPECT_FALSE(accepts(*grammar, "[7,7\n ]"));
   Matcher matcher(*grammar);
-  ASSERT_TRUE(matcher.accept_bytes("[7\n "));
+  ASSERT_TRUE(matcher.accept_bytes("[7,7\n "));
   std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
   EXPECT_TRUE(matcher.fill_mask(words));
 }
@@ -420,7 +420,7 @@ TEST(Schema, ReferencesLeadToSuppliedDocuments) {
 // A check looks at the text, so masks and rollback must follow it.
 TEST(Schema, ChecksFollowTheTextThroughMasksAndRollback) {
   const auto grammar =
-      compiled(R"({"type":"array","items":{"enum":[1,2]},"uniqueItems":true})").value();
+      compiled(R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})").value();
   Matcher matcher(grammar);
   std::vector<uint32_t> words(static_cast<size_t>(matcher.words_per_mask()));
   const auto allowed = [&](char c) {

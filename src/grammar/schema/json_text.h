@@ -16,4 +16,7 @@ inline constexpr size_t kJsonDepthMax = 500;
 // than kJsonDepthMax, with the offset of the error.
 Result<boost::json::value> parse_json_text(std::string_view text, std::string_view what);
 
+// The same, with numbers that a double would round kept as they are written: see json_values.h.
+Result<boost::json::value> parse_exact_json_text(std::string_view text, std::string_view what);
+
 }  // namespace espalier::grammar

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "grammar/automata/regular_algebra.h"
+#include "grammar/schema/json_values.h"
 
 namespace espalier::grammar {
 namespace {
@@ -169,11 +170,48 @@ std::optional<Decimal> Decimal::parse(std::string_view text) {
 std::optional<Decimal> Decimal::of(const boost::json::value& number) {
   if (number.is_int64()) return parse(std::to_string(number.get_int64()));
   if (number.is_uint64()) return parse(std::to_string(number.get_uint64()));
+  if (number.is_object() && is_number(number)) return parse(number_text(number));
   if (!number.is_double()) return std::nullopt;
   char text[64];
   const auto [end, failed] = std::to_chars(text, text + sizeof(text), number.get_double());
   if (failed != std::errc()) return std::nullopt;
   return parse(std::string_view(text, static_cast<size_t>(end - text)));
+}
+
+std::optional<int64_t> count_of(const boost::json::value& bound) {
+  const auto decimal = Decimal::of(bound);
+  if (!decimal || decimal->negative || !decimal->fraction.empty()) return std::nullopt;
+  if (decimal->whole.size() > 15) return int64_t{1} << 50;
+  return decimal->whole.empty() ? 0 : std::stoll(decimal->whole);
+}
+
+bool is_multiple(const Decimal& value, const Decimal& divisor) {
+  // Both are scaled to integers; long division keeps the remainder as digits.
+  const size_t places = std::max(value.fraction.size(), divisor.fraction.size());
+  const auto scaled = [&](const Decimal& d) {
+    std::string digits = d.whole + d.fraction + std::string(places - d.fraction.size(), '0');
+    return digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
+  };
+  const std::string unit = scaled(divisor);
+  if (unit.empty()) return false;
+  const auto less = [&](const std::string& rest) {
+    return rest.size() != unit.size() ? rest.size() < unit.size() : rest < unit;
+  };
+  std::string rest;
+  for (char c : scaled(value)) {
+    if (!rest.empty() || c != '0') rest += c;
+    while (!less(rest)) {
+      int borrow = 0;
+      for (size_t i = 1; i <= rest.size(); ++i) {
+        char& digit = rest[rest.size() - i];
+        const int take = borrow + (i <= unit.size() ? unit[unit.size() - i] - '0' : 0);
+        borrow = digit - '0' < take ? 1 : 0;
+        digit = static_cast<char>(digit - take + 10 * borrow);
+      }
+      rest.erase(0, std::min(rest.find_first_not_of('0'), rest.size()));
+    }
+  }
+  return rest.empty();
 }
 
 int compare(const Decimal& a, const Decimal& b) {

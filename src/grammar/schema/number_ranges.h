@@ -23,6 +23,13 @@ struct Decimal {
   static std::optional<Decimal> of(const boost::json::value& number);
 };
 
+// Returns the value of a keyword that counts, saturated at 2^50; nothing when it is no whole number
+// of 0 or more.
+std::optional<int64_t> count_of(const boost::json::value& bound);
+
+// Returns whether value / divisor is an integer.
+bool is_multiple(const Decimal& value, const Decimal& divisor);
+
 int compare(const Decimal& a, const Decimal& b);  // -1, 0, 1
 
 struct NumberBounds {
