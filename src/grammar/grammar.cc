@@ -175,14 +175,6 @@ Result<GrammarSpec::Kind> parse_grammar_kind(std::string_view name) {
 
 namespace {
 
-void start_clock(GrammarLimits& limits) {
-  if (limits.deadline == TimePoint{}) {
-    limits.deadline =
-        SteadyClock().now() + std::chrono::duration_cast<Duration>(
-                                  std::chrono::duration<double>(limits.compile_seconds_max));
-  }
-}
-
 // Lowers a spec to rules; returns the root.
 Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limits) {
   RuleId root = 0;
@@ -236,7 +228,7 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
 }  // namespace
 
 Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits) {
-  start_clock(limits);
+  limits.start_budget();
   Ir ir;
   ESP_ASSIGN_OR_RETURN(const RuleId root, lower(ir, spec, limits));
   return build_network(ir, root, limits);
@@ -245,7 +237,7 @@ Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits) {
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,
                                                          GrammarLimits limits) {
-  start_clock(limits);
+  limits.start_budget();
   const auto ir = std::make_shared<Ir>();  // shared with the builder, which builds rules later
   ESP_ASSIGN_OR_RETURN(const RuleId root, lower(*ir, spec, limits));
   ESP_ASSIGN_OR_RETURN(auto builder, NetworkBuilder::plan(ir, root, limits));

@@ -1,5 +1,7 @@
 #include "grammar/automata/transition_network.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <unordered_map>
@@ -65,7 +67,7 @@ class NetworkBuilder::Impl {
       ESP_RETURN_IF_ERROR(limits_.check_time());
       if (network.nodes.size() > limits_.nodes_max) return too_large();
     }
-    limits_.deadline = {};
+    limits_.cpu_deadline = {};
     limits_.cancelled = nullptr;  // the caller's flag may not outlive the compilation
     return {};
   }
@@ -525,10 +527,27 @@ Result<std::unique_ptr<NetworkBuilder>> NetworkBuilder::plan(std::shared_ptr<con
   return std::unique_ptr<NetworkBuilder>(new NetworkBuilder(std::move(impl)));
 }
 
+namespace {
+
+Duration thread_cpu_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::duration_cast<Duration>(std::chrono::seconds(now.tv_sec) +
+                                              std::chrono::nanoseconds(now.tv_nsec));
+}
+
+}  // namespace
+
+void GrammarLimits::start_budget() {
+  if (cpu_deadline != Duration{}) return;
+  const std::chrono::duration<double> budget(compile_seconds_max);
+  cpu_deadline = thread_cpu_time() + std::chrono::duration_cast<Duration>(budget);
+}
+
 Status GrammarLimits::check_time() const {
   if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed))
     return error(StatusCode::kAborted, "the grammar is wanted no more");
-  if (deadline == TimePoint{} || SteadyClock().now() < deadline) return {};
+  if (cpu_deadline == Duration{} || thread_cpu_time() < cpu_deadline) return {};
   return error(StatusCode::kResourceExhausted,
                "the grammar takes more than {} seconds to compile; simplify it",
                compile_seconds_max);
@@ -536,7 +555,7 @@ Status GrammarLimits::check_time() const {
 
 bool GrammarLimits::interrupted() const {
   if (cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) return true;
-  return deadline != TimePoint{} && SteadyClock().now() >= deadline;
+  return cpu_deadline != Duration{} && thread_cpu_time() >= cpu_deadline;
 }
 
 Result<Network> build_network(const Ir& ir, RuleId root, const GrammarLimits& limits) {

@@ -31,12 +31,15 @@ struct GrammarLimits {
   size_t earley_items_max = 100'000;   // items in one Earley set
   size_t earley_bytes_max = size_t{1} << 30;  // held by all Earley sets of one grammar
   size_t earley_items_per_call_max =
-      2'000'000;  // items processed for one mask or token; about 0.2 s
-  double compile_seconds_max = 5.0;
-  TimePoint deadline{};  // set from compile_seconds_max by compile_grammar; zero: none
+      2'000'000;                     // items processed for one mask or token; about 0.2 s
+  double compile_seconds_max = 5.0;  // processor time of the compiling thread
+  Duration cpu_deadline{};  // of that thread's processor time, set by start_budget(); zero: none
   // owned by the caller, who sets it to cancel a compilation
   const std::atomic<bool>* cancelled = nullptr;
 
+  // Starts the budget of compile_seconds_max on the calling thread, unless it has been started. The
+  // budget is processor time, so that a busy machine refuses no grammar that a quiet one compiles.
+  void start_budget();
   // Returns kResourceExhausted once the budget is spent and kAborted once cancelled.
   Status check_time() const;
   // Returns whether check_time() would fail. Long computations poll it every few microseconds and

@@ -46,7 +46,8 @@ Tree chars(std::vector<CodeRange> ranges) {
 
 class Parser {
  public:
-  explicit Parser(std::string_view pattern) : pattern_(pattern), rest_(pattern) {}
+  Parser(std::string_view pattern, bool single_quantifiers)
+      : pattern_(pattern), rest_(pattern), single_quantifiers_(single_quantifiers) {}
 
   Result<Tree> parse() {
     if (!valid_utf8(pattern_)) return fail(invalid_argument("the regex is not valid UTF-8"));
@@ -115,6 +116,7 @@ class Parser {
         return fail(wrong("a repetition is bounded by more than 1048576"));
       }
       take("?");  // lazy repetition has the same language
+      if (rest_.starts_with("+") && single_quantifiers_) return fail(wrong("nothing to repeat"));
       if (rest_.starts_with("+")) return fail(wrong("possessive quantifiers are not supported"));
       Tree repeat = make(Tree::Kind::kRepeat);
       repeat.anchored = part.anchored;
@@ -122,7 +124,17 @@ class Parser {
       repeat.min = min;
       repeat.max = max;
       part = std::move(repeat);
+      const bool another = rest_.starts_with("*") || rest_.starts_with("?") || has_braces();
+      if (single_quantifiers_ && another) return fail(wrong("nothing to repeat"));
     }
+  }
+
+  // Returns whether a repetition in braces is next.
+  bool has_braces() {
+    const auto saved = rest_;
+    const bool found = braces().has_value();
+    rest_ = saved;
+    return found;
   }
 
   // Parses {m}, {m,}, {m,n} or {,n} at the front; returns nothing for a literal brace.
@@ -362,6 +374,7 @@ class Parser {
   }
 
   std::string_view pattern_, rest_;
+  const bool single_quantifiers_;
   bool ignore_case_ = false;
 };
 
@@ -556,7 +569,7 @@ class Lowering {
 }  // namespace
 
 Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions& options) {
-  ESP_ASSIGN_OR_RETURN(const Tree tree, Parser(pattern).parse());
+  ESP_ASSIGN_OR_RETURN(const Tree tree, Parser(pattern, options.single_quantifiers).parse());
   Lowering lowering(ir, options);
   const ExprId expr = lowering.whole(tree);
   if (lowering.too_large()) {

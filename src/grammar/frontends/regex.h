@@ -17,6 +17,8 @@ struct RegexOptions {
   // False: the whole text matches, as in SGLang's `regex`. True: some part of it does, as in JSON
   // Schema's `pattern`.
   bool search = false;
+  // Rejects a quantifier behind a quantifier, as ECMA-262 does; by default a** equals (?:a*)*.
+  bool single_quantifiers = false;
   // Encodes one character out of normalised ranges; UTF-8 by default. JSON strings also accept
   // escapes.
   std::function<ExprId(Ir&, const std::vector<CodeRange>&)> encode;

@@ -140,7 +140,7 @@ TEST(DeadEnd, DecimalsAreExact) {
     EXPECT_EQ(is_valid(c.schema, c.text), c.accept) << c.schema << " " << c.text;
   }
   EXPECT_TRUE(is_valid(R"({"not":{"const":12345678901234567890123}})", "12345678901234567890124"));
-  EXPECT_TRUE(is_valid(R"({"multipleOf":3})", "123456789012345678901234567"));
+  EXPECT_TRUE(is_valid(R"({"multipleOf":3})", "123456789012345678901234566"));
   EXPECT_FALSE(is_valid(R"({"type":"object"})", "12345678901234567890123"));
 }
 

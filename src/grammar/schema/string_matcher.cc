@@ -19,7 +19,7 @@ size_t bytes_of(const Network& network) {
 
 bool is_regex(std::string_view text) {
   Ir ir;
-  const auto parsed = parse_regex(ir, text);
+  const auto parsed = parse_regex(ir, text, {.single_quantifiers = true, .encode = {}});
   // A feature that this parser does not support is a regular expression all the same.
   return parsed || parsed.error().message().find("not supported") != std::string::npos;
 }
