@@ -15,9 +15,9 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_package(tomlplusplus REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)
 # PNG plots of benchmarks, run as a program: librsvg's rsvg-convert (librsvg2-bin), which
-# `espalier bench workloads --plots` asks for when it is not there.
+# `espalier_bench workloads --plots` asks for when it is not there.
 find_program(RSVG_CONVERT rsvg-convert)
 if(NOT RSVG_CONVERT)
-  message(STATUS "rsvg-convert is missing: bench workloads --plots will ask for it (tools/setup --plots)")
+  message(STATUS "rsvg-convert is missing: espalier_bench workloads --plots will ask for it (tools/setup --plots)")
 endif()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tests and benchmarks only

@@ -146,6 +146,11 @@ def products_seconds(shape, device, rows, logit_rows):
     return shape.layers * layer + (head if logit_rows else 0)
 
 
+def entries_of(row):
+    """The batch entries of a decode row. Results kept before November 2026 call them lanes."""
+    return row["entries"] if "entries" in row else row["lanes"]
+
+
 def decode_seconds(shape, device, entries, kv_tokens_read):
     """One step: `entries` tokens, `kv_tokens_read` cached tokens read in all."""
     attention = kv_tokens_read * shape.kv_bytes_per_token() / device.read_rate

@@ -118,6 +118,9 @@ class RoofTest(unittest.TestCase):
         self.assertEqual(seconds, 0.5)
         self.assertEqual(moved, shape.streamed_bytes() + 15 * shape.kv_bytes_per_token())
         self.assertEqual(done, 3 * shape.streamed_bytes() + 4 * 15 * 2 * 4 * 2)
+        row = run["raw"]["decode"][0]
+        row["lanes"] = row.pop("entries")  # as older results have it
+        self.assertEqual(roofline.step_points(run, shape)[0][3], done)
         svg = roofline.draw([("decode at 5", 0.5, moved, done)], 1e3, 1e6, "a <device>")
         self.assertIn("decode at 5", svg)
         self.assertIn("a &lt;device&gt;", svg)

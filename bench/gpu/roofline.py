@@ -9,7 +9,7 @@ printed or wrote with --json (single operations). Each mark stands at its operat
 memory and the operations a second that it reached; the roof is the read rate measured, then the
 fastest product measured. What only moves bytes (sampling) has its mark at the left edge, at its share
 of the read rate. What the host does for a step stands under the same roof, far below it: a prompt looked
-up in the radix tree (RADIX: what espalier bench radix --json wrote) and grammar masks (STRUCTURED: what
+up in the radix tree (RADIX: what espalier_bench radix --json wrote) and grammar masks (STRUCTURED: what
 bench/structured_decoding --json wrote).
 """
 import argparse
@@ -52,7 +52,7 @@ def step_points(run, shape):
     weights = shape.streamed_bytes() / shape.weight_bytes
     points = []
     for row in raw.get("decode", []):
-        entries, tokens = row["entries"], row["context_tokens"]
+        entries, tokens = roof.entries_of(row), row["context_tokens"]
         moved = shape.streamed_bytes() + tokens * shape.kv_bytes_per_token()
         done = 2 * entries * weights + 4 * tokens * shape.heads * shape.head_dim * shape.layers
         points.append((f"{row['name']}, {entries} entries", row["step_seconds"], moved, done))
@@ -68,7 +68,7 @@ def step_points(run, shape):
     return points
 
 
-RADIX_PROMPT_TOKENS = 576  # of espalier bench radix
+RADIX_PROMPT_TOKENS = 576  # of espalier_bench radix
 
 
 def host_points(radix, structured, vocab):
@@ -164,7 +164,7 @@ def main():
     parser.add_argument("out", help="SVG file to write")
     parser.add_argument("--run", help="JSON of bench/gpu/run")
     parser.add_argument("--kernels", help="output of kernels_cuda_bench, printed or JSON")
-    parser.add_argument("--radix", help="JSON of espalier bench radix")
+    parser.add_argument("--radix", help="JSON of espalier_bench radix")
     parser.add_argument("--structured", help="JSON of bench/structured_decoding")
     parser.add_argument("--config", default=os.path.join(HERE, "..", "configs", "llama_8b"))
     options = parser.parse_args()

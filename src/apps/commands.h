@@ -15,15 +15,10 @@ int run_tokenize(const std::vector<std::string>& args);
 int run_template(const std::vector<std::string>& args);
 int run_bench_serving(const std::vector<std::string>& args);
 int run_bench_offline(const std::vector<std::string>& args);
-int run_bench_grammar(const std::vector<std::string>& args);
 int run_grammar_check(const std::vector<std::string>& args);
 int run_grammar_mask(const std::vector<std::string>& args);
 int run_grammar_explain(const std::vector<std::string>& args);
 int run_grammar_test(const std::vector<std::string>& args);
 int run_grammar_conformance(const std::vector<std::string>& args);
-int run_bench_radix(const std::vector<std::string>& args);
-int run_bench_host(const std::vector<std::string>& args);
-int run_bench_overhead(const std::vector<std::string>& args);
-int run_bench_workloads(const std::vector<std::string>& args);
 
 }  // namespace espalier::apps

@@ -39,6 +39,6 @@ void end_process_soon(const Status& why) {
   }).detach();
 }
 
-void tell_when_memory_is_out() { std::set_terminate(on_terminate); }
+void report_memory_exhaustion() { std::set_terminate(on_terminate); }
 
 }  // namespace espalier

@@ -14,6 +14,6 @@ void end_process_soon(const Status& why);
 
 // From here on memory that the system refuses, where nobody catches it, ends the process with a
 // message (by itself it would end with the name of an exception). Once, at start.
-void tell_when_memory_is_out();
+void report_memory_exhaustion();
 
 }  // namespace espalier

@@ -11,7 +11,7 @@ then the commit of the token that comes, by the thread's processor time (compila
 grammar that has just been compiled (cold) and once more (warm); each call of a peer is one through its Python
 bindings; what two empty calls and reading the clock take is shown. Verdicts are of all instances. A schema that takes a peer more
 than --seconds of processor time, or ends its process, counts as declined. Espalier's times are those of
-`espalier bench grammar --replays 1`, properties in the schema's order as the peers have them; its verdicts
+`espalier_bench grammar --replays 1`, properties in the schema's order as the peers have them; its verdicts
 those of `espalier grammar conformance`, whose grammars take them in any."""
 import argparse
 import base64
@@ -229,8 +229,9 @@ def run_espalier(binary, cases, vocab):
         with open(file, "w", encoding="utf-8") as f:
             for case in cases:
                 f.write(json.dumps(case) + "\n")
-        subprocess.run([binary, "bench", "grammar", "--schemas", file, "--vocab", plain, "--replays",
-                        "1", "--json", out], check=True, stdout=subprocess.DEVNULL)
+        bench = os.path.join(os.path.dirname(binary), "espalier_bench")
+        subprocess.run([bench, "grammar", "--schemas", file, "--vocab", plain, "--replays", "1",
+                        "--json", out], check=True, stdout=subprocess.DEVNULL)
         judged = subprocess.run([binary, "grammar", "conformance", "--schemas", file, "--json"],
                                 check=True, capture_output=True, text=True).stdout
         with open(out, encoding="utf-8") as f:

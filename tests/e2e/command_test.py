@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
-from harness import BINARY, Server, clean_environment, run
+from harness import BINARY, Server, clean_environment, run, run_bench
 
 
 class CommandTest(unittest.TestCase):
@@ -19,18 +19,26 @@ class CommandTest(unittest.TestCase):
 
     def test_help_and_version(self):
         for command in ("serve", "generate", "chat", "run", "inspect", "tokenize", "template", "bench serving",
-                        "bench offline", "bench grammar", "bench radix", "bench host",
-                        "bench workloads", "bench overhead", "grammar check", "grammar mask",
+                        "bench offline", "grammar check", "grammar mask",
                         "grammar explain", "grammar test", "grammar conformance"):
             result = run(*command.split(), "--help")
             self.assertEqual(result.returncode, 0, result)
             self.assertIn("--config", result.stdout)
+        for command in ("grammar", "radix", "host", "workloads", "overhead"):
+            result = run_bench(command, "--help")
+            self.assertEqual(result.returncode, 0, result)
+            self.assertIn("--config", result.stdout)
+            moved = run("bench", command, "--help")
+            self.assert_usage_error(moved, f"espalier_bench {command}")
+            self.assertEqual(moved.stderr.count("\n"), 1)
         self.assertIn("serve", run("--help").stdout)
         self.assertEqual(run("help", "serve").stdout, run("serve", "--help").stdout)
         self.assert_usage_error(run("help", "sreve"), "did you mean serve?")
-        radix = run("bench", "radix", "--help").stdout
-        for words in (("help", "bench", "radix"), ("bench", "help", "radix"), ("--help", "bench", "radix")):
-            self.assertEqual(run(*words).stdout, radix)
+        offline = run("bench", "offline", "--help").stdout
+        for words in (("help", "bench", "offline"), ("bench", "help", "offline"), ("--help", "bench", "offline")):
+            self.assertEqual(run(*words).stdout, offline)
+        self.assertEqual(run_bench("help", "radix").stdout, run_bench("radix", "--help").stdout)
+        self.assert_usage_error(run_bench("radii"), "did you mean radix?")
         self.assertEqual(run("help", "help").stdout, run("--help").stdout)
         self.assertRegex(run("--version").stdout, r"^espalier \d+\.\d+\.\d+\n$")
 
@@ -188,7 +196,7 @@ class CommandTest(unittest.TestCase):
                                                   "invalid_accepted", "declined")],
                              [1, 1, 0, 0, 0])
             out = os.path.join(folder, "bench.json")
-            run("bench", "grammar", "--schemas", path, "--json", out)
+            run_bench("grammar", "--schemas", path, "--json", out)
             with open(out, encoding="utf-8") as f:
                 self.assertEqual(json.load(f)["schemas"], 1)
             with open(path, "a", encoding="utf-8") as f:
@@ -354,13 +362,13 @@ class CommandTest(unittest.TestCase):
     def test_bench_radix_and_host_report(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "out.json")
-            result = run("bench", "radix", "--max-nodes", "1000", "--rounds", "1", "--json", path)
+            result = run_bench("radix", "--max-nodes", "1000", "--rounds", "1", "--json", path)
             self.assertEqual(result.returncode, 0, result.stderr)
             with open(path) as file:
                 rows = json.load(file)
             self.assertEqual([row["page_size"] for row in rows], [1, 16])
             self.assertGreater(rows[0]["match_per_second"], 0)
-            result = run("bench", "host", "--running", "4", "--waiting", "100", "--steps", "20",
+            result = run_bench("host", "--running", "4", "--waiting", "100", "--steps", "20",
                          "--output-len", "16", "--json", path)
             self.assertEqual(result.returncode, 0, result.stderr)
             with open(path) as file:
@@ -369,7 +377,7 @@ class CommandTest(unittest.TestCase):
             self.assertGreaterEqual(row["host_us_per_step"]["p99"], row["host_us_per_step"]["p50"])
             # The same two ways for every benchmark: a file beside the table, or JSON in its place.
             self.assertIn("us a step", result.stdout)
-            printed = run("bench", "host", "--json", "--running", "4", "--waiting", "100", "--steps", "20",
+            printed = run_bench("host", "--json", "--running", "4", "--waiting", "100", "--steps", "20",
                           "--output-len", "16")
             self.assertEqual(json.loads(printed.stdout).keys(), row.keys())
             result = run("bench", "offline", "--num-prompts", "1", "--random-input-len", "4",
@@ -378,7 +386,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn("tokens", result.stdout)
             with open(path) as file:
                 self.assertEqual(json.load(file)["completed"], 1)
-        self.assert_usage_error(run("bench", "host", "--running", "4", "--output-len", "2"),
+        self.assert_usage_error(run_bench("host", "--running", "4", "--output-len", "2"),
                                 "--waiting")
 
     def test_a_result_file_that_cannot_be_written_is_told_before_the_work_and_after(self):
@@ -386,17 +394,16 @@ class CommandTest(unittest.TestCase):
                    "--random-output-len", "2")
         self.assert_usage_error(run(*offline, "--output-file", "/no/such/folder/x.json"),
                                 "there is no folder /no/such/folder")
-        for command in ((*offline, "--output-file", "/dev/full"),
-                        ("bench", "radix", "--max-nodes", "1000", "--rounds", "1", "--json", "/dev/full"),
-                        ("grammar", "explain", "--kind", "regex", "a|b", "--svg", "/dev/full")):
-            result = run(*command)
+        for result in (run(*offline, "--output-file", "/dev/full"),
+                       run_bench("radix", "--max-nodes", "1000", "--rounds", "1", "--json", "/dev/full"),
+                       run("grammar", "explain", "--kind", "regex", "a|b", "--svg", "/dev/full")):
             self.assertEqual(result.returncode, 1, result)
             self.assertIn("/dev/full could not be written: No space left on device", result.stderr)
 
     def test_bench_workloads_reports(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "out.json")
-            result = run("bench", "workloads", "--only", "json_decoding", "--scale", "0.2",
+            result = run_bench("workloads", "--only", "json_decoding", "--scale", "0.2",
                          "--json", path)
             self.assertEqual(result.returncode, 0, result.stderr)
             with open(path) as file:
@@ -404,7 +411,7 @@ class CommandTest(unittest.TestCase):
             self.assertGreater(row["hit_rate"], 0)
             self.assertLessEqual(row["hit_rate"], row["hit_rate_optimal"] + 1e-9)
             self.assertGreater(row["throughput_cache_off"], 0)
-            plots = run("bench", "workloads", "--from", path, "--plots", folder)
+            plots = run_bench("workloads", "--from", path, "--plots", folder)
             if shutil.which("rsvg-convert"):
                 self.assertEqual(plots.returncode, 0, plots.stderr)
                 for name in ("throughput", "hit_rate"):
@@ -416,12 +423,12 @@ class CommandTest(unittest.TestCase):
                 self.assertEqual(plots.returncode, 1, plots)
                 self.assertIn("librsvg2-bin", plots.stderr)
                 print("no rsvg-convert: PNG plots are not tested")
-        self.assert_usage_error(run("bench", "workloads", "--only", "nothing"), "retrieval")
+        self.assert_usage_error(run_bench("workloads", "--only", "nothing"), "retrieval")
 
     def test_bench_overhead_reports(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "out.json")
-            result = run("bench", "overhead", "--requests", "4", "--prompt-len", "32",
+            result = run_bench("overhead", "--requests", "4", "--prompt-len", "32",
                          "--output-len", "4", "--repeats", "2", "--json", path)
             self.assertEqual(result.returncode, 0, result.stderr)
             with open(path) as file:

@@ -11,6 +11,7 @@ import time
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BINARY = os.environ.get("ESPALIER_BINARY") or os.path.join(ROOT, "build", "release", "espalier")
+BENCH_BINARY = os.environ.get("ESPALIER_BENCH_BINARY") or os.path.join(ROOT, "build", "release", "espalier_bench")
 # A sanitizer makes everything slower; waiting longer costs nothing where all is well.
 PATIENCE_S = float(os.environ.get("ESPALIER_TEST_PATIENCE_S", "120"))
 
@@ -27,6 +28,12 @@ def run(*args, stdin="", env=None, timeout=PATIENCE_S):
     """Runs a command of the binary to its end."""
     return subprocess.run([BINARY, *args], input=stdin, capture_output=True, text=True,
                           env=clean_environment(env), timeout=timeout, check=False)
+
+
+def run_bench(*args, timeout=PATIENCE_S):
+    """Runs a benchmark of bench/commands to its end."""
+    return subprocess.run([BENCH_BINARY, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          env=clean_environment(), timeout=timeout, check=False)
 
 
 class Server:

@@ -1,12 +1,11 @@
-#include "apps/bench/workload_plots.h"
+#include "bench/commands/workload_plots.h"
 
 #include <algorithm>
 #include <boost/json.hpp>
 
 #include "bench/workloads/plot.h"
 
-namespace espalier::apps {
-
+namespace espalier::bench {
 namespace {
 
 namespace json = boost::json;
@@ -110,8 +109,8 @@ Status plot_workloads(const json::array& workloads, const std::filesystem::path&
   try {  // what at() and as_string() throw, for a file that somebody has edited
     return draw(workloads, folder);
   } catch (const std::exception& e) {
-    return invalid_argument("these are no results of bench workloads: {}", e.what());
+    return invalid_argument("these are no results of espalier_bench workloads: {}", e.what());
   }
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

@@ -1,4 +1,4 @@
-// espalier bench radix: what the radix tree costs, from a thousand to a million nodes.
+// espalier_bench radix: what the radix tree costs, from a thousand to a million nodes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,11 +9,12 @@
 
 #include "apps/bench/report.h"
 #include "apps/command_line.h"
-#include "apps/commands.h"
 #include "base/rng.h"
+#include "bench/commands/commands.h"
 #include "cache/radix_tree.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 using Token = RadixTree::Token;
@@ -162,7 +163,7 @@ boost::json::object json_of(const Row& row) {
 
 }  // namespace
 
-int run_bench_radix(const std::vector<std::string>& args) {
+int run_radix(const std::vector<std::string>& args) {
   Options options;
   FigureOutput output;
   SettingTable table;
@@ -176,7 +177,7 @@ int run_bench_radix(const std::vector<std::string>& args) {
   table.group("Output");
   output.add_setting(table);
   CommandLine command{
-      "espalier bench radix",
+      "espalier_bench radix",
       "Times match, insert and evict of the radix tree, 1,000 nodes to a million, beside memcmp.",
       "Times are of one prompt: match of a whole prompt that is cached; miss of one whose first\n"
       "token leads nowhere; insert: lock, extend and unlock of a new leaf; evict: one whole leaf.\n"
@@ -207,4 +208,4 @@ int run_bench_radix(const std::vector<std::string>& args) {
   return output.finish(boost::json::serialize(rows));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

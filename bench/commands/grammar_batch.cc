@@ -1,4 +1,4 @@
-#include "apps/bench/grammar_batch.h"
+#include "bench/commands/grammar_batch.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,8 @@
 #include "engine/constrained/jump_forward.h"
 #include "grammar/masks/mask_pool.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 using grammar::CompiledGrammar;
@@ -187,4 +188,4 @@ std::vector<MaskBatch> measure_mask_batches(const Vocabulary& vocab) {
   return out;
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

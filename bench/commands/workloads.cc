@@ -1,4 +1,4 @@
-// espalier bench workloads: the SGLang paper's programs, with the prefix cache and without.
+// espalier_bench workloads: the SGLang paper's programs, with the prefix cache and without.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,15 +10,16 @@
 #include <thread>
 
 #include "apps/bench/report.h"
-#include "apps/bench/workload_plots.h"
-#include "apps/commands.h"
 #include "apps/session.h"
+#include "bench/commands/commands.h"
+#include "bench/commands/workload_plots.h"
 #include "bench/workloads/plot.h"
 #include "bench/workloads/programs.h"
 #include "bench/workloads/recording_engine.h"
 #include "lang/backends/engine_backend.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 namespace json = boost::json;
@@ -280,7 +281,7 @@ int draw_again(const Options& options) {
 
 }  // namespace
 
-int run_bench_workloads(const std::vector<std::string>& args) {
+int run_workloads(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
   Options options;
@@ -302,9 +303,9 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   table.path("plots", options.plots, "draw them into this folder, as SVG and PNG");
   table.path("from", options.from, "run nothing: draw what --json wrote to this file");
   CommandLine command{
-      "espalier bench workloads",
+      "espalier_bench workloads",
       "Runs the SGLang paper's programs with the prefix cache and without it.",
-      "Example:\n  espalier bench workloads --only tree_of_thought --ablations --plots plots",
+      "Example:\n  espalier_bench workloads --only tree_of_thought --ablations --plots plots",
       "",
       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
@@ -336,4 +337,4 @@ int run_bench_workloads(const std::vector<std::string>& args) {
   return options.output.finish(json::serialize(json::object{{"workloads", std::move(all)}}));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

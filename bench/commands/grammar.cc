@@ -1,4 +1,4 @@
-// espalier bench grammar: what compiling schemas and filling masks costs, on one thread, each call
+// espalier_bench grammar: what compiling schemas and filling masks costs, on one thread, each call
 // timed by the thread's processor time.
 #include <fmt/format.h>
 #include <time.h>
@@ -7,17 +7,18 @@
 #include <limits>
 #include <unordered_map>
 
-#include "apps/bench/grammar_batch.h"
-#include "apps/bench/grammar_cliffs.h"
 #include "apps/bench/report.h"
-#include "apps/commands.h"
 #include "apps/grammar/source.h"
 #include "base/rng.h"
+#include "bench/commands/commands.h"
+#include "bench/commands/grammar_batch.h"
+#include "bench/commands/grammar_cliffs.h"
 #include "engine/constrained/jump_forward.h"
 #include "grammar/conformance.h"
 #include "server/json_writer.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 using grammar::CompiledGrammar;
@@ -390,7 +391,7 @@ void print(const Totals& t, const Vocabulary& vocab, int replays, const FigureOu
 
 }  // namespace
 
-int run_bench_grammar(const std::vector<std::string>& args) {
+int run_grammar(const std::vector<std::string>& args) {
   std::filesystem::path schemas, vocab_path;
   FigureOutput output;
   std::string whitespace = "any";
@@ -413,10 +414,10 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   table.group("Output");
   output.add_setting(table);
   CommandLine command{
-      "espalier bench grammar",
+      "espalier_bench grammar",
       "Compiles schemas and fills masks along their valid instances, cold and warm, "
       "tokenised canonically and at random.",
-      "Example:\n  espalier bench grammar --schemas cases.jsonl --vocab "
+      "Example:\n  espalier_bench grammar --schemas cases.jsonl --vocab "
       "llama3.tiktoken",
       "",
       {}};
@@ -451,4 +452,4 @@ int run_bench_grammar(const std::vector<std::string>& args) {
   return output.finish(to_json(bench.totals(), fixed, *vocab, replays));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

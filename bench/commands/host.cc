@@ -1,4 +1,4 @@
-// espalier bench host: what a step costs the host. The whole engine runs, but for the model: its
+// espalier_bench host: what a step costs the host. The whole engine runs, but for the model: its
 // executor answers at once, so between the answer to one step and the wait for the next lies
 // nothing but the loop's own work (inbox, choosing, launching, committing, telling the callers).
 #include <fmt/format.h>
@@ -11,12 +11,13 @@
 
 #include "apps/bench/report.h"
 #include "apps/command_line.h"
-#include "apps/commands.h"
 #include "base/rng.h"
+#include "bench/commands/commands.h"
 #include "engine/engine.h"
 #include "engine/executor/executor.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 constexpr TokenId kToken = 7;
@@ -204,7 +205,7 @@ std::vector<Options> usual_cases(const Options& base) {
 
 }  // namespace
 
-int run_bench_host(const std::vector<std::string>& args) {
+int run_host(const std::vector<std::string>& args) {
   Options options;
   FigureOutput output;
   SettingTable table;
@@ -222,9 +223,9 @@ int run_bench_host(const std::vector<std::string>& args) {
   table.group("Output");
   output.add_setting(table);
   CommandLine command{
-      "espalier bench host",
+      "espalier_bench host",
       "Times the host's work a step: the whole engine over an executor that answers at once.",
-      "Examples:\n  espalier bench host\n  espalier bench host --running 256 --waiting 100000",
+      "Examples:\n  espalier_bench host\n  espalier_bench host --running 256 --waiting 100000",
       "",
       {}};
   if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))
@@ -259,4 +260,4 @@ int run_bench_host(const std::vector<std::string>& args) {
   return output.finish(boost::json::serialize(json));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

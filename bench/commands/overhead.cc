@@ -1,4 +1,4 @@
-// espalier bench overhead: what the radix cache costs where nothing is shared. Two engines, one
+// espalier_bench overhead: what the radix cache costs where nothing is shared. Two engines, one
 // with the cache and one without, answer the same unrelated prompts in short slices that alternate,
 // and what is compared is processor time, so that whatever else the machine does falls on neither;
 // the median of many pairs is reported with its interval of confidence. The tree's work itself is
@@ -14,17 +14,18 @@
 #include <mutex>
 
 #include "apps/bench/report.h"
-#include "apps/commands.h"
 #include "apps/session.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "bench/commands/commands.h"
 #include "cache/prefix_cache.h"
 #include "engine/executor/executor.h"
 #include "engine/startup/start_cpu.h"
 #include "engine/startup/system_info.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 constexpr double kTreeShareAsked = 0.003, kThroughputLostAsked = 0.005;
@@ -263,7 +264,7 @@ Result<Measured> measure(AppConfig& app, const Options& options) {
 
 }  // namespace
 
-int run_bench_overhead(const std::vector<std::string>& args) {
+int run_overhead(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
   Options options;
@@ -278,9 +279,9 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   table.group("Output");
   options.figures.add_setting(table);
   CommandLine command{
-      "espalier bench overhead",
+      "espalier_bench overhead",
       "Measures what the radix cache costs where nothing is shared, in processor time.",
-      "Example:\n  espalier bench overhead --repeats 1000 --json overhead.json",
+      "Example:\n  espalier_bench overhead --repeats 1000 --json overhead.json",
       "",
       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
@@ -328,4 +329,4 @@ int run_bench_overhead(const std::vector<std::string>& args) {
   return options.figures.finish(boost::json::serialize(json));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

@@ -5,7 +5,7 @@
 
 #include "apps/grammar/source.h"
 
-namespace espalier::apps {
+namespace espalier::bench {
 
 // So many sequences, each at a place of its own along texts of `num_schemas` schemas, whose masks
 // so many threads fill: microseconds of a step of all, each step's the least of some times, the
@@ -20,6 +20,6 @@ struct MaskBatch {
   double entries_cpu_us = 0;  // the same in processor time of all threads
   double narrowed = 0;        // share of the sequences that had choices
 };
-std::vector<MaskBatch> measure_mask_batches(const Vocabulary& vocab);
+std::vector<MaskBatch> measure_mask_batches(const apps::Vocabulary& vocab);
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench

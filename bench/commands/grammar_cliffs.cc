@@ -1,4 +1,4 @@
-#include "apps/bench/grammar_cliffs.h"
+#include "bench/commands/grammar_cliffs.h"
 
 #include <fmt/format.h>
 #include <time.h>
@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-namespace espalier::apps {
+namespace espalier::bench {
+using namespace apps;
 namespace {
 
 using grammar::CompiledGrammar;
@@ -132,4 +133,4 @@ double measure_batch_ms(const Vocabulary& vocab) {
   return median(std::move(steps));
 }
 
-}  // namespace espalier::apps
+}  // namespace espalier::bench
