@@ -6,10 +6,14 @@
 Exit status 1 when there is a finding. tidy_test.py shows that each check can fail.
 """
 import argparse
+import collections
 import json
 import os
 import re
 import sys
+
+import metrics
+import words
 
 SOURCE = (".cc", ".cu")
 HEADER = (".h", ".cuh")
@@ -17,6 +21,8 @@ CODE_FOLDERS = ("src", "include", "bench", "examples", "tests")
 SKIPPED_FOLDERS = {"build", ".git", ".venv", ".cache", "__pycache__", "share", "results", "data",
                    "testdata", "golden", "goldens", "fixtures"}
 MAX_LINES = 800
+KERNEL_HEADER_LINES_MAX = 15
+README_LINES_MAX = 60
 
 
 class Tree:
@@ -262,14 +268,120 @@ def dependencies(tree):
     return findings
 
 
+def word_rows(tree):
+    """(rows, pending rooms) of words.txt; none in a tree without it."""
+    path = os.path.join("tests", "tidy", "words.txt")
+    return words.read_rows(tree.text(path)) if path in tree.files else ([], set())
+
+
+def standard_words(tree):
+    """A word that words.txt forbids, in a room that is not pending there."""
+    rows, pending = word_rows(tree)
+    return [f"{path}:{number}: write \"{row.instead}\" for {row.source}: {line.strip()[:90]}"
+            for room, path, number, line, row in words.matches(tree.files, tree.text, rows)
+            if room not in pending]
+
+
+def word_counts(tree):
+    """The matches of words.txt by room, pending ones included: a line for each room and expression."""
+    rows, pending = word_rows(tree)
+    counts = collections.Counter((room, row.source) for room, _, _, _, row in
+                                 words.matches(tree.files, tree.text, rows))
+    for (room, source), count in sorted(counts.items()):
+        yield f"{room}{' (pending)' if room in pending else ''}: {count} of {source}"
+    yield f"all: {sum(counts.values())}"
+
+
+def header_comment(text):
+    """Lines of the comment at the head of a file."""
+    count = 0
+    for line in text.splitlines():
+        if not line.startswith("//"):
+            break
+        count += 1
+    return count
+
+
+def kernel_headers(tree):
+    """A comment of more than KERNEL_HEADER_LINES_MAX lines at the head of a kernel's file."""
+    if "kernels" in word_rows(tree)[1]:
+        return []
+    return [f"{path}: its head comment has {lines} lines; move what was tried to docs/notes/ "
+            f"({KERNEL_HEADER_LINES_MAX} at most)"
+            for path in tree.code() if room_of(path) == "kernels"
+            for lines in [header_comment(tree.text(path))] if lines > KERNEL_HEADER_LINES_MAX]
+
+
+def readme_length(tree):
+    """A room's README of more than README_LINES_MAX lines."""
+    pending = word_rows(tree)[1]
+    return [f"{path}: {lines} lines ({README_LINES_MAX} at most)"
+            for path in tree.files if os.path.basename(path) == "README.md" and room_of(path)
+            for lines in [tree.text(path).count("\n")]
+            if lines > README_LINES_MAX and room_of(path) not in pending]
+
+
+LINK = re.compile(r"\]\((?!\w+:|#|<)([^)#\s]+)(?:#[^)]*)?\)")
+# File names in prose; FOREIGN are those of libraries, and examples of names.
+CITED = re.compile(r"(?<![\w./*<-])((?:[\w.-]+/)*[\w-]+\.(?:h|cc|cuh?|md))(?![\w/])")
+PATH = re.compile(r"(?<![\w./-])((?:src|bench|docs|tests|tools|examples|cmake|python|share)/[\w./-]*\w)(?![\w*<{])")
+FOREIGN = {"sysexits.h", "pcre2.h", "xxhash.h", "utf8proc.h", "cuda.h", "cublasLt.h", "cuda_runtime.h", "engine.h",
+           "immintrin.h", "arm_neon.h", "Python.h", "nccl.h", "numa.h", "ggml-common.h", "x.cc", "x_test.cc"}
+
+
+def prose(tree, path):
+    """(line number, text) of a document's lines and of a source's comments."""
+    for number, line in enumerate(tree.text(path).splitlines(), 1):
+        if path.endswith(".md"):
+            yield number, line
+        elif "//" in line and not re.search(r"\w+://", line):
+            yield number, line.partition("//")[2]
+
+
+def exists(tree, path, name):
+    """Whether `name`, cited in `path`, is a file or folder of the tree, by its path or its end."""
+    folder = os.path.dirname(path)
+    places = (os.path.normpath(os.path.join(base, name)) for base in ("", folder, "src", "include"))
+    return (any(os.path.exists(os.path.join(tree.root, p)) for p in places) or
+            any(f.endswith("/" + name) for f in tree.files) or "sentencepiece/" in name)
+
+
+def cited_files(tree):
+    """A link, or a file that a comment or document names, that does not exist."""
+    pending = word_rows(tree)[1]
+    findings = []
+    for path in tree.code() + [f for f in tree.files if f.endswith(".md")]:
+        if room_of(path) in pending:
+            continue
+        for number, line in prose(tree, path):
+            names = set(CITED.findall(line)) | set(PATH.findall(line))
+            if path.endswith(".md"):
+                names |= set(LINK.findall(line))
+            findings += [f"{path}:{number}: there is no {name}" for name in sorted(names)
+                         if os.path.basename(name) not in FOREIGN and not exists(tree, path, name)]
+    return findings
+
+
+def limits(tree):
+    """A function or class that exceeds its limit (metrics.py) and has no row in limits.txt, or
+    that has grown beyond it."""
+    path = os.path.join("tests", "tidy", "limits.txt")
+    allowed = metrics.read_limits(tree.text(path)) if path in tree.files else {}
+    functions, classes = metrics.measure(tree.root, metrics.product_files(tree.root))
+    return [finding for key, value, finding in metrics.over_limits(functions, classes)
+            if value > allowed.get(key, 0)]
+
+
 CHECKS = {c.__name__: c for c in (layering, table, cycles, dead_files, commented_code, file_length,
-                                  forbidden_words, dependencies)}
+                                  forbidden_words, dependencies, standard_words, kernel_headers,
+                                  readme_length, cited_files, limits)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--root", default=os.path.join(os.path.dirname(__file__), "..", ".."))
     parser.add_argument("--build", help="build folder, whose compile_commands.json is read")
+    parser.add_argument("--counts", action="store_true", help="matches of words.txt by room, and no check")
     parser.add_argument("checks", nargs="*", metavar="CHECK",
                         help=f"of: {', '.join(CHECKS)} (default: all)")
     args = parser.parse_args()
@@ -277,6 +389,9 @@ def main():
     if unknown:
         parser.error(f"no check is named {unknown[0]}")
     tree = Tree(args.root, args.build)
+    if args.counts:
+        print("\n".join(word_counts(tree)))
+        return 0
     findings = [f"{name}: {finding}" for name in args.checks or CHECKS
                 for finding in CHECKS[name](tree)]
     print("\n".join(findings) or "tidy")

@@ -2,10 +2,12 @@
 """Each check of tidy.py passes on a small tidy tree and fails on the same tree with one fault."""
 import json
 import os
+import re
 import tempfile
 import unittest
 
 import tidy
+import words
 
 TIDY_TREE = {
     "ARCHITECTURE.md": "| `base/` | basics | nothing |\n| `net/` | http | base |\n"
@@ -21,6 +23,8 @@ TIDY_TREE = {
     "src/apps/CMakeLists.txt": "add_executable(espalier main.cc)\n",
     "tools/run.py": "#!/usr/bin/env python3\n# Says hello.\nprint('hello')\n",
     "cmake/EspalierDependencies.cmake": "find_package(fmt REQUIRED)\n",
+    "tests/tidy/words.txt": "pending: attic\nsrc docs | \\btells?\\b | reported\nnet attic | \\blanes?\\b | entry\n",
+    "src/net/README.md": "Reads `n.h`; see [the map](../../ARCHITECTURE.md).\n",
     "tools/setup": "#!/usr/bin/env bash\npackages='libfmt-dev'\n",
 }
 
@@ -123,6 +127,108 @@ class TidyTest(unittest.TestCase):
         cmake = "cmake/EspalierDependencies.cmake"
         self.assert_fails("dependencies", {cmake: "find_package(spdlog REQUIRED)\n"}, "libspdlog-dev")
         self.assert_fails("dependencies", {cmake: "find_package(Novel REQUIRED)\n"}, "Novel")
+
+    def test_standard_words_sees_words_in_comments_names_and_errors(self):
+        for line in ("// It tells why.", "int num_lanes;", "struct LanePlan;", 'f("no lane is free");'):
+            self.assert_fails("standard_words", {"src/net/n.cc": f"int y;\n{line}\n"}, "src/net/n.cc:2")
+        self.assert_fails("standard_words", {"README.md": "It tells.\n"}, "README.md:1")
+
+    def test_standard_words_keeps_to_its_rooms_and_to_whole_words(self):
+        for path, text in (("src/base/a.cc", "int lane;\n"), ("src/net/n.cc", "int planes, teller;\n"),
+                           ("src/attic/a.cc", "int lane;  // It tells.\n"),
+                           ("src/net/n_test.cc", 'f("Tell me a story");\n')):
+            self.assertEqual(self.findings("standard_words", {path: text}), [])
+
+    def test_word_counts_show_pending_rooms_too(self):
+        with tempfile.TemporaryDirectory() as root:
+            for path, text in {**TIDY_TREE, "src/attic/a.cc": "int lane;\n"}.items():
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as f:
+                    f.write(text)
+            counts = list(tidy.word_counts(tidy.Tree(root)))
+        self.assertIn("attic (pending): 1 of", counts[0])
+        self.assertEqual(counts[-1], "all: 1")
+
+    def test_every_row_of_the_words_can_fail(self):
+        with open(os.path.join(os.path.dirname(__file__), "words.txt"), encoding="utf-8") as f:
+            rows, _ = words.read_rows(f.read())
+        self.assertGreater(len(rows), 35)
+        for source, (sample, fine) in WORD_SAMPLES.items():
+            row = [r for r in rows if r.source == source]
+            self.assertTrue(row, f"no row of words.txt is {source}")
+            self.assertTrue(row[0].pattern.search(words.CAMEL.sub("_", sample)), (source, sample))
+            self.assertFalse(row[0].pattern.search(words.CAMEL.sub("_", fine)), (source, fine))
+        self.assertEqual({r.source for r in rows}, set(WORD_SAMPLES))
+
+    def test_kernel_headers_sees_a_long_head_comment(self):
+        for lines, findings in ((15, 0), (16, 1)):
+            text = "// A line.\n" * lines + "#pragma once\n// Another.\n"
+            self.assertEqual(len(self.findings("kernel_headers", {"src/kernels/k.h": text})), findings)
+
+    def test_readme_length_sees_a_long_readme(self):
+        self.assert_fails("readme_length", {"src/net/README.md": "line\n" * 61}, "61 lines")
+        self.assertEqual(self.findings("readme_length", {"src/net/README.md": "line\n" * 60}), [])
+
+    def test_cited_files_sees_what_does_not_exist(self):
+        for path, text, name in (("README.md", "See [it](docs/gone.md#part).\n", "docs/gone.md"),
+                                 ("README.md", "`tools/absent` does it.\n", "tools/absent"),
+                                 ("src/net/n.cc", "int n;  // as in base/gone.h\n", "base/gone.h"),
+                                 ("src/net/n.cc", "// See gone_too.cc.\n", "gone_too.cc")):
+            self.assert_fails("cited_files", {path: text}, name)
+        text = "[a](https://x.org/y.md) [b](#part) `base/a.h` `*_test.cc` [c](src/net/)\n"
+        self.assertEqual(self.findings("cited_files", {"README.md": text}), [])
+
+    def test_limits_sees_what_is_too_long_or_has_grown(self):
+        body = "".join(f"  f({i});\n" for i in range(70))
+        long = f"int g() {{\n{body}}}\n"
+        self.assert_fails("limits", {"src/net/n.cc": long}, "g has 72 lines (70 at most)")
+        for value, findings in ((71, 1), (72, 0)):
+            found = self.findings("limits", {"src/net/n.cc": long,
+                                             "tests/tidy/limits.txt": f"# head\nnet lines g {value}\n"})
+            self.assertEqual(len(found), findings)
+
+
+# For each expression of words.txt: what it must find, and what it must not.
+WORD_SAMPLES = {
+    r"\blanes?\b": ("num_lanes", "planes"),
+    r"\bpromis(?:e|es|ed)\b": ("kPromised", "compromise"),
+    r"\bdeferrals?\b": ("a deferral", "deferred"),
+    r"\bovert(?:ake|akes|aken|ook|aking)\b": ("max_overtakes", "overt"),
+    r"\blinger(?:s|ed|ing)?\b": ("linger_steps", "malingering"),
+    r"\bset(?:s|ting)? aside\b": ("it is set aside", "settings"),
+    r"\bheld\b": ("held_pages", "withheld"),
+    r"\b(?:a|the|its|each|that|one|of)[ _]places?\b": ("at a place", "in place"),
+    r"\bshared[ _]runs?\b": ("SharedRun", "shared prefix"),
+    r"\bguess(?:es|ed|ing)?\b": ("num_guesses", "guest"),
+    r"\bdrafts\b": ("the drafts", "draft tokens"),
+    r"\b(?:loud|quiet)\b": ("a loud node", "cloud"),
+    r"\b(?:news|hears?|heard)\b": ("take_news", "newspaper"),
+    r"\b(?:tells?|told)\b": ("It tells why", "teller"),
+    r"\bsays? so\b": ("and says so", "says something"),
+    r"\blast[_ ]words\b": ("last_words.h", "last word"),
+    r"\bmachines?\b(?![ _](?:code|stack|learning))": ("this machine has", "machine code"),
+    r"\blayer[_ ]?stack\b": ("LayerStack", "stacked layers"),
+    r"\bproducts?\b": ("matrix products", "production"),
+    r"\bcopy engines?\b": ("the copy engine", "copies"),
+    r"\bsecond-level cache\b": ("the second-level cache", "L2"),
+    r"\bearly[_ ]launch(?:es)?\b": ("early_launch", "launched early"),
+    r"\bpieces?\b": ("in pieces", "centrepiece"),
+    r"\bring\b(?![ _]buffer)": ("a ring of stages", "ring buffer, string"),
+    r"\b(?:num[_ ]units|units of work|unit of work)\b": ("num_units", "units of time"),
+    r"\bnum[_ ]parts\b": ("num_parts", "parts"),
+    r"\bnew[_ ]k\b": ("new_k", "new keys"),
+    r"\basked for\b": ("what was asked for", "requested"),
+    r"\bexperts[_ ]few\b": ("experts_few", "few experts"),
+    r"\bchoices?\b": ("num_choices", "choose"),
+    r"\bmass(?:es)?\b": ("the masses", "massive"),
+    r"\bholdings?\b": ("Holding", "holds"),
+    r"\bdecoder[_ ]?faults?\b": ("DecoderFaults", "decoder"),
+    r"\bstate[_ ]?sets?\b": ("StateSet", "state settings"),
+    r"\blinks?\b": ("a link", "blinking"),
+    r"\bways?[_ ]on\b": ("ways_on", "one-way"),
+    r"\blikeness\b": ("Likeness", "likely"),
+    r"\bopposites?\b": ("the opposite", "oppose"),
+}
 
 
 if __name__ == "__main__":
