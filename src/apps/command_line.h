@@ -17,11 +17,11 @@ inline constexpr int kExitFailure = 1;  // it could not be done
 inline constexpr int kExitUsage = 2;    // it was asked for wrongly
 
 struct CommandLine {
-  std::string name;                // "espalier serve"
-  std::string description;         // one sentence
-  std::string footer;              // examples, under the help
-  std::string positional;          // "PROMPT" where words without a flag are taken; else empty
-  std::vector<std::string> words;  // those words
+  std::string name;                 // "espalier serve"
+  std::string description;          // one sentence
+  std::string footer;               // examples, under the help
+  std::string positional;           // "PROMPT" where words without a flag are taken; else empty
+  std::vector<std::string> words;   // those words
   bool takes_sglang_flags = false;  // launch lines written for SGLang start too (sglang_flags.h)
 };
 
@@ -32,13 +32,14 @@ std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
                                       const SettingTable& known_elsewhere,
                                       const std::vector<std::string>& args);
 
-// Text to standard error. What is told there is a courtesy: where it cannot be written (fmt::print
-// would throw), the work goes on.
+// Writes text to standard error. A failure to write there is ignored (fmt::print would throw): such
+// messages are optional and must not stop the work.
 void note(std::string_view text);
 
 enum class WriteMode { kReplace, kAppend };
 
-// Writes a file that a flag names. A failure tells the system's reason: no space is left, say.
+// Writes a file that a flag names. A failure states the system's reason, for example that no space
+// is left.
 Status write_file(const std::filesystem::path& path, std::string_view text,
                   WriteMode mode = WriteMode::kReplace);
 

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 
-// 0 and "" are how a config says "chosen from the model and the machine"; the help says it in
+// 0 and "" are how a config says "chosen from the model and the system"; the help says it in
 // words.
 void shown_default(Setting& row, std::string words) { row.default_text = std::move(words); }
 
@@ -148,6 +148,9 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                               "prompt tokens of the requests that are prefilled together"),
                 "chosen");
   table.integer("page-size", engine.page_size, 1, 4096, "tokens in a page of the KV cache");
+}
+
+void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
   table.choice(
       "schedule-policy", engine.schedule_policy,
       {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"},
@@ -178,6 +181,11 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
       table.number("max-inter-token-latency-ms", engine.max_inter_token_latency_ms, 0, 1e6,
                    "cut prompts so that steps with running requests take about so long at most"),
       "no bound");
+  table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
+               "above 1 admits fewer requests and retracts fewer");
+}
+
+void add_cache_rows(SettingTable& table, EngineConfig& engine) {
   table.choice("radix-eviction-policy", engine.radix_eviction_policy,
                {"lru", "lfu", "fifo", "mru", "slru", "priority"},
                "which cached prefix goes first when memory is short");
@@ -185,8 +193,6 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                "KV tokens that layers with a sliding window keep, for each of the others'");
   table.toggle("disable-hybrid-swa-memory", engine.disable_hybrid_swa_memory,
                "layers with a sliding window keep all KV tokens, as the others do");
-  table.number("schedule-conservativeness", engine.schedule_conservativeness, 0, 100,
-               "above 1 admits fewer requests and retracts fewer");
   table.toggle("disable-radix-cache", engine.disable_radix_cache, "keep no prefixes");
   shown_default(table.custom("kv-events-config", "JSON",
                              "keep the cache's events for GET /kv_events: "
@@ -196,6 +202,9 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                                return read_kv_events_config(value, engine.num_cache_events);
                              }),
                 "none are kept");
+}
+
+void add_execution_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-overlap-schedule", engine.disable_overlap_schedule,
                "wait for each step before the next is prepared");
   table
@@ -207,6 +216,9 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("enable-deterministic-inference", engine.enable_deterministic_inference,
                "answers are the same bits whatever runs beside them, however prompts are cut and "
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
+}
+
+void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
   Setting& grammars = table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
       "what holds answers to regex, ebnf, json_schema and structural_tag; none refuses them; "
@@ -221,7 +233,7 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   table.toggle("disable-jump-forward", engine.disable_jump_forward,
                "sample every token, those that a grammar leaves no choice for too");
   table.toggle("disable-drafts", engine.disable_drafts,
-               "do not guess at what answers held to a grammar say next from those before");
+               "propose no draft tokens from earlier answers of the same grammar");
   table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
                "that compiling one grammar may take");
@@ -229,13 +241,17 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
                               "threads that say, step by step, which tokens the grammars of all "
                               "requests allow, the scheduler's among them"),
                 "1; on a GPU half of the cores, at most 8");
+}
+
+void add_system_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(
       table.integer("random-seed", engine.random_seed, 0, std::numeric_limits<int64_t>::max(),
                     "of requests without a seed of their own, and of dummy weights"),
       "drawn");
-  table.group("Machine");
-  table.choice("device", engine.device, {"auto", "cpu", "cuda"},
-               "what computes; auto takes a GPU where one can be used, else the CPU, and says so");
+  table.group("System");
+  table.choice(
+      "device", engine.device, {"auto", "cpu", "cuda"},
+      "what computes; auto takes a GPU where one can be used, else the CPU, and logs its choice");
   shown_default(table.integer("num-threads", engine.num_threads, 0, 4096,
                               "threads that compute; more than processors are not taken"),
                 "one a processor");
@@ -263,7 +279,7 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   shown_default(table.text("served-model-name", server.served_model_name, "NAME",
                            "the model's name in /v1/models and in answers"),
                 "model-path as it is given");
-  table.text("weight-version", server.weight_version, "NAME", "told in answers");
+  table.text("weight-version", server.weight_version, "NAME", "reported in answers");
   shown_default(table.text("chat-template", server.chat_template, "FILE",
                            "Jinja template, or the path of one"),
                 "the model's");
@@ -286,7 +302,7 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                              }),
                 "none");
   table.toggle("enable-cache-report", server.enable_cache_report,
-               "tell cached tokens in the usage of OpenAI answers");
+               "report cached tokens in the usage of OpenAI answers");
   table.toggle("enable-metrics", server.enable_metrics,
                "add timings to meta_info (/metrics is always there)");
   table.toggle("incremental-streaming-output", server.incremental_streaming_output,
@@ -316,7 +332,7 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
   table.seconds("write-timeout", server.write_timeout, "without progress in sending");
   table.seconds("health-timeout", server.health_timeout, "for the token of /health_generate");
   table.seconds("drain-timeout", config.drain_timeout,
-                "for requests that run when the server is told to stop");
+                "for running requests when the server is stopped");
   table.integer("io-threads", server.io_threads, 1, 256, "threads that serve sockets");
   table.integer("worker-threads", server.worker_threads, 1, 256,
                 "threads that read large bodies and long texts");
@@ -332,6 +348,11 @@ std::string given_as(const SettingTable& table, std::string_view name) {
 void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_model_rows(table, config.engine);
   add_memory_rows(table, config.engine);
+  add_scheduling_rows(table, config.engine);
+  add_cache_rows(table, config.engine);
+  add_execution_rows(table, config.engine);
+  add_grammar_rows(table, config.engine);
+  add_system_rows(table, config.engine);
   table.group("Logging");
   table.custom("log-level", "debug|info|warning|error|off", "least important lines that are logged",
                config.log_level, [&config](std::string_view value) -> Status {

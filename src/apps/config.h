@@ -21,7 +21,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config);
 // The server's settings: for `serve`.
 void add_server_settings(SettingTable& table, AppConfig& config);
 
-// Flags that cannot hold together, told apart by who set them.
+// Flags that contradict each other; the error names what set each of them.
 Status check_contradictions(const SettingTable& table, const AppConfig& config);
 
 // The model that a command runs: --model-path, else `default_model` in ESPALIER_SHARE, in share/

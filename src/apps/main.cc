@@ -25,7 +25,7 @@ const std::vector<Command>& commands() {
       {"run", "run a compiled program of the frontend language", run_program},
       {"grammar", "check, explain and test grammars: regex, EBNF, JSON Schema", run_grammar},
       {"bench", "measure a running server or an engine; `bench --help` lists how", run_bench},
-      {"inspect", "tell what a model folder holds and the memory it takes", run_inspect},
+      {"inspect", "print what a model folder contains and the memory it takes", run_inspect},
       {"tokenize", "turn texts into token ids and back", run_tokenize},
       {"template", "print the prompt that a chat template makes", run_template},
   };

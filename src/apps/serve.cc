@@ -1,4 +1,4 @@
-// espalier serve: an engine behind HTTP until it is told to stop.
+// espalier serve: an engine behind HTTP until a signal stops it.
 #include <signal.h>
 #include <unistd.h>
 
@@ -52,9 +52,9 @@ void log_plan(const Engine& engine) {
       config.disable_radix_cache ? "off" : "on");
 }
 
-// Takes the signals to stop in a thread of its own. While a model is loaded, which may take
-// minutes, there is nothing to drain: the first ends the process. Later it is told to who waits,
-// and a second one ends the process.
+// Receives SIGTERM and SIGINT in a thread of its own. While a model is loading, which may take
+// minutes, there is nothing to drain, so the first signal ends the process. Later the first signal
+// wakes wait() and a second one ends the process.
 class StopSignals {
  public:
   explicit StopSignals(sigset_t signals) {
@@ -112,7 +112,7 @@ int run_serve(const std::vector<std::string>& args) {
       true};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
 
-  // What is wrong with these is told at once: a model may take minutes to load.
+  // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
   StopSignals signals(block_stop_signals());

@@ -118,7 +118,7 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
     config.server.served_model_name = config.engine.model_path.string();
   ESP_ASSIGN_OR_RETURN(config.engine.model_path, resolve_model_path(config.engine.model_path));
   EngineConfig engine = config.engine;
-  // Elsewhere than on a terminal the log tells.
+  // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
     engine.load_progress = bar_of_loading();
   return Engine::create(engine);

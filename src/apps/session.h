@@ -15,8 +15,8 @@
 
 namespace espalier::apps {
 
-// parse_command_line with the rows of the engine added, the log level set and contradictions told.
-// The server's settings may stand in the file. Nothing: go on; else the exit code.
+// parse_command_line with the rows of the engine added, the log level set and contradictions
+// reported. The server's settings may stand in the file. Nothing: go on; else the exit code.
 std::optional<int> parse_engine_command(CommandLine& command, SettingTable& table,
                                         AppConfig& config, const std::vector<std::string>& args);
 

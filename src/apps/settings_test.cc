@@ -1,4 +1,4 @@
-// Flags, files, environment: what sets a setting, which one wins, and what a mistake is told.
+// Flags, files, environment: what sets a setting, which one wins, and how a mistake is reported.
 #include "apps/settings.h"
 
 #include <gmock/gmock.h>
@@ -116,7 +116,7 @@ TEST_F(SettingsTest, AnUnknownNameSuggestsTheNearest) {
   EXPECT_THAT(error_, HasSubstr("'stray' stands alone"));
 }
 
-TEST_F(SettingsTest, AMistypedVariableIsToldAndAForeignOneIsNot) {
+TEST_F(SettingsTest, AMistypedVariableIsReportedAndAForeignOneIsNot) {
   setenv("ESPALIER_PROT", "1", 1);
   EXPECT_EQ(run({}), kExitUsage);
   EXPECT_THAT(error_,
@@ -189,26 +189,28 @@ TEST_F(SettingsTest, ABrokenFileSaysWhere) {
   EXPECT_THAT(error_, HasSubstr(".json or .toml"));
 }
 
-TEST_F(SettingsTest, AValueOfTheWrongKindInAFileIsToldAsWhatItIs) {
-  const auto told = [this](const std::string& name, const std::string& text) {
+TEST_F(SettingsTest, AValueOfTheWrongKindInAFileIsReportedWithItsKind) {
+  const auto reported = [this](const std::string& name, const std::string& text) {
     EXPECT_EQ(run({"--config", write(name, text)}), kExitUsage) << text;
     return error_;
   };
-  EXPECT_THAT(told("a.json", R"({"port": []})"), HasSubstr("is an empty list; give one value"));
-  EXPECT_THAT(told("a.json", R"({"stop": [["a"]]})"), HasSubstr("'stop' holds a list in a list"));
-  EXPECT_THAT(told("a.json", R"({"port": 1.5})"), HasSubstr("'1.5' is not a whole number"));
-  EXPECT_THAT(told("a.json", R"({"config": "b.json"})"), HasSubstr("names no other one"));
-  EXPECT_THAT(told("a.json", R"({"stream-interval": 1, "stream_interval": 2})"),
+  EXPECT_THAT(reported("a.json", R"({"port": []})"), HasSubstr("is an empty list; give one value"));
+  EXPECT_THAT(reported("a.json", R"({"stop": [["a"]]})"),
+              HasSubstr("'stop' holds a list in a list"));
+  EXPECT_THAT(reported("a.json", R"({"port": 1.5})"), HasSubstr("'1.5' is not a whole number"));
+  EXPECT_THAT(reported("a.json", R"({"config": "b.json"})"), HasSubstr("names no other one"));
+  EXPECT_THAT(reported("a.json", R"({"stream-interval": 1, "stream_interval": 2})"),
               HasSubstr("'stream-interval' and 'stream_interval' are one setting; leave one out"));
-  EXPECT_THAT(told("a.json", R"({"model": "a", "model-path": "b"})"), HasSubstr("one setting"));
-  EXPECT_THAT(told("a.json", R"({"port": 1, "host": "h", "port": 2})"),
+  EXPECT_THAT(reported("a.json", R"({"model": "a", "model-path": "b"})"), HasSubstr("one setting"));
+  EXPECT_THAT(reported("a.json", R"({"port": 1, "host": "h", "port": 2})"),
               HasSubstr("a.json: it is ambiguous: the key 'port' stands twice"));
-  EXPECT_THAT(told("a.json", R"({"kv_events_config": {"buffer_steps": 7, "buffer_steps": 8}})"),
+  EXPECT_THAT(reported("a.json", R"({"kv_events_config": {"buffer_steps": 7, "buffer_steps": 8}})"),
               HasSubstr("the key 'buffer_steps' stands twice"));
-  EXPECT_THAT(told("a.toml", "port = 1\nport = 1\n"),
+  EXPECT_THAT(reported("a.toml", "port = 1\nport = 1\n"),
               testing::AllOf(HasSubstr("line 2"), HasSubstr("'port'")));
-  EXPECT_THAT(told("a.toml", "port = 2024-01-01\n"), HasSubstr("'port' holds a date or a time"));
-  EXPECT_THAT(told("a.toml", "[port]\na = 1\n"), HasSubstr("'port' holds a table"));
+  EXPECT_THAT(reported("a.toml", "port = 2024-01-01\n"),
+              HasSubstr("'port' holds a date or a time"));
+  EXPECT_THAT(reported("a.toml", "[port]\na = 1\n"), HasSubstr("'port' holds a table"));
 }
 
 TEST_F(SettingsTest, ASettingThatIsJsonMayStandAsATable) {
@@ -258,7 +260,7 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
   const std::string none_kept = "contradicts --disable-radix-cache", no_text = "no tokenizer";
   struct Case {
     std::vector<std::string> args;
-    std::string told;
+    std::string reported;
   };
   for (const Case& c : std::vector<Case>{
            {{"--disable-radix-cache", "--radix-eviction-policy", "lfu"}, none_kept},
@@ -280,7 +282,7 @@ TEST_F(SettingsTest, WhatASwitchMakesMeaninglessContradictsIt) {
     ASSERT_EQ(run(c.args), -1) << error_;
     const Status status = check_contradictions(table_, config_);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << c.args.front();
-    EXPECT_THAT(status.message(), HasSubstr(c.told));
+    EXPECT_THAT(status.message(), HasSubstr(c.reported));
   }
 }
 

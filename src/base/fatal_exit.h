@@ -1,5 +1,5 @@
-// How a process ends that cannot go on: with a message that says why, and an exit code by which a
-// supervisor knows to start it anew.
+// The fatal-exit handler: a process that cannot continue ends with a message that states the reason
+// and with an exit code on which a supervisor restarts it.
 #pragma once
 
 #include "base/status.h"
@@ -8,12 +8,12 @@ namespace espalier {
 
 inline constexpr int kExitCannotGoOn = 70;  // sysexits.h: an internal software error
 
-// Ends the process in a second, so that whoever waits for an answer hears of `why` first. Returns
-// at once; thread-safe.
+// Ends the process after one second; until then requests that wait are answered with `why`. Returns
+// at once. Thread-safe.
 void end_process_soon(const Status& why);
 
-// From here on memory that the system refuses, where nobody catches it, ends the process with a
-// message (by itself it would end with the name of an exception). Once, at start.
+// Installs a terminate handler: an uncaught std::bad_alloc then ends the process with a message
+// that names the settings to lower, instead of the exception's name. Called once, at start.
 void report_memory_exhaustion();
 
 }  // namespace espalier

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
 
-TEST(FatalExitDeathTest, TheProcessEndsAfterThoseWhoWaitHaveHeard) {
+TEST(FatalExitDeathTest, TheProcessEndsAfterPendingAnswersAreSent) {
   const auto end = [] {
     end_process_soon(error(StatusCode::kInternal, "the GPU failed: an address of nobody"));
     fputs("answered", stderr);  // a caller's work goes on meanwhile
@@ -26,9 +26,9 @@ TEST(FatalExitDeathTest, TheProcessEndsAfterThoseWhoWaitHaveHeard) {
               AllOf(HasSubstr("answered"), HasSubstr("an address of nobody"), HasSubstr("anew")));
 }
 
-TEST(FatalExitDeathTest, MemoryThatIsOutIsTold) {
+TEST(FatalExitDeathTest, ExhaustedMemoryIsReported) {
   const auto end = [] {
-    tell_when_memory_is_out();
+    report_memory_exhaustion();
     std::thread([] { throw std::bad_alloc(); }).join();
   };
   EXPECT_EXIT(end(), ExitedWithCode(kExitCannotGoOn), HasSubstr("no more memory"));
@@ -36,7 +36,7 @@ TEST(FatalExitDeathTest, MemoryThatIsOutIsTold) {
 
 TEST(FatalExitDeathTest, OtherExceptionsEndAsEver) {
   const auto end = [] {
-    tell_when_memory_is_out();
+    report_memory_exhaustion();
     std::thread([] { throw 1; }).join();
   };
   EXPECT_EXIT(end(), testing::KilledBySignal(SIGABRT), "");

@@ -1,5 +1,5 @@
 // The weights of a model seen as one list of tensors: a folder's model.safetensors, or the shards
-// that model.safetensors.index.json names; a GGUF file, or the parts that its name tells of.
+// that model.safetensors.index.json names; a GGUF file, or the parts that its name counts.
 #pragma once
 
 #include <filesystem>

@@ -113,7 +113,8 @@ Status add_mixtral(const GgufFields& fields, json::object& config) {
   return {};
 }
 
-// Whether the chosen experts' weights are made to sum to 1 is not told; llama.cpp knows it so.
+// The file does not state whether the top-k experts' weights are normalised to sum to 1; these
+// values are llama.cpp's.
 Status add_qwen2_moe(const GgufFields& fields, json::object& config) {
   add_integers(fields, kExpertFields, config);
   config["norm_topk_prob"] = false;
@@ -127,7 +128,7 @@ Status add_qwen3_moe(const GgufFields& fields, json::object& config) {
 
 constexpr int64_t kGemma2Layers27B = 46, kGemma3Layers27B = 62;
 
-// The scores' divisor is not told: the head's width, but in the sizes of 27 B.
+// The file does not state the scores' divisor: it is the head's width, except in the 27 B sizes.
 void add_query_scalar(const GgufFields& fields, int64_t layers_27b, json::object& config) {
   const int64_t heads = fields.integer("attention.head_count").value_or(1);
   const int64_t width = fields.integer("embedding_length").value_or(0);

@@ -20,7 +20,7 @@ namespace espalier {
 std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& model_path);
 
 // config.json's fields. Architectures that are not mapped keep their GGUF name, for the registry to
-// refuse. kDataLoss, by key, for what is missing or cannot be told in those fields.
+// refuse. kDataLoss, by key, for what is missing from those fields or invalid in them.
 Result<JsonObject> gguf_config(const GgufFile& file);
 
 // The tensors by Hugging Face's names, with readers for those that are no plain arrays. `files`:

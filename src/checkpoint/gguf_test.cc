@@ -136,7 +136,7 @@ TEST(Gguf, RotationFactorsBecomeTheScalingThatMakesThem) {
               HasSubstr("rope_freqs.weight"));
 }
 
-TEST(Gguf, WhatIsWrongIsToldByName) {
+TEST(Gguf, ErrorsNameWhatIsWrong) {
   TempFolder folder;
   const auto with = [](auto&& change) {
     GgufWriter writer = small_llama();

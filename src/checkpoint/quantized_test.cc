@@ -51,7 +51,7 @@ TEST(Quantized, GptqAndAwqUnpackAsTheirMakersDo) {
   expect_unpacked("gptq4", R"({"quantization_config": {"quant_method": "gptq", "bits": 4}})");
   expect_unpacked("gptq8", R"({"quantization_config": {"quant_method": "gptq", "bits": 8}})");
   expect_unpacked("awq", R"({"quantization_config": {"quant_method": "awq", "bits": 4}})");
-  expect_unpacked("awq", "{}");  // told by its shapes
+  expect_unpacked("awq", "{}");  // known by its shapes
   expect_unpacked("gptq4", "{}");
 }
 

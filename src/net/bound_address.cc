@@ -29,7 +29,7 @@ Status refused(const std::string& host, int port, int why) {
                    "port {} of {} may not be used by this user: choose one above 1023", port, host);
     case EADDRNOTAVAIL:
       return invalid_argument(
-          "cannot listen on {}:{}: no network interface of this machine has that address; take "
+          "cannot listen on {}:{}: no network interface of this system has that address; take "
           "127.0.0.1, or 0.0.0.0 for all of them",
           host, port);
     default:
@@ -68,7 +68,7 @@ Result<BoundAddress> BoundAddress::bind(const std::string& host, int port) {
   }
   if (host.empty()) {
     return fail(invalid_argument(
-        "the host to listen on is empty: 127.0.0.1 is this machine, 0.0.0.0 every interface"));
+        "the host to listen on is empty: 127.0.0.1 is this system, 0.0.0.0 every interface"));
   }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

@@ -1,4 +1,4 @@
-// An address of this machine that is taken before anything is served there.
+// An address of this system, bound before anything is served there.
 #pragma once
 
 #include <string>

@@ -450,7 +450,7 @@ TEST_F(HttpServerTest, AClientThatStopsReadingTimesOut) {
   EXPECT_EQ(server_->stats().dropped_slow_total, 1);
 }
 
-TEST_F(HttpServerTest, TellsWhenTheClientLeaves) {
+TEST_F(HttpServerTest, NotifiesWhenTheClientLeaves) {
   start();
   {
     TestSocket socket(port());
@@ -462,7 +462,7 @@ TEST_F(HttpServerTest, TellsWhenTheClientLeaves) {
   waiting_->send(HttpResponse::text(200, "nobody reads this"));
   Event late;
   waiting_->on_disconnect([&] { late.raise(); });
-  EXPECT_TRUE(late.wait());  // told at once when it has gone already
+  EXPECT_TRUE(late.wait());  // notified at once when it has gone already
   expect_serves();
 }
 

@@ -1,6 +1,6 @@
 // A raw client for tests: writes any bytes, reads what comes. A signal that interrupts a wait (a
 // fuzzer's clock sends one every few seconds) is not taken for the connection's end, nor is a
-// machine that stood still meanwhile taken for a server that does not answer.
+// process that was stopped meanwhile taken for a server that does not answer.
 #pragma once
 
 #include <arpa/inet.h>
@@ -93,7 +93,7 @@ class TestSocket {
     return true;
   }
 
-  // Reads until `done(text)`, the end of the stream, or the timeout; `at_end` tells of the second.
+  // Reads until `done(text)`, the end of the stream, or the timeout; `at_end` is set by the second.
   template <typename Done>
   std::string read_until(Done done, std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
     using std::chrono::steady_clock;

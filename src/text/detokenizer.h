@@ -14,8 +14,8 @@ namespace espalier {
 
 // Turns a stream of tokens into a stream of text. The concatenation of all that push() and flush()
 // return equals Tokenizer::decode of all the tokens. Bytes that do not end a UTF-8 character yet
-// are held back; bytes that cannot become one are replaced by U+FFFD, as decode does. (A vocabulary
-// with byte fallback decodes a run of byte tokens as a whole: the run is held back until it ends.)
+// are pending; bytes that cannot become one are replaced by U+FFFD, as decode does. (A vocabulary
+// with byte fallback decodes a run of byte tokens as a whole: the run is pending until it ends.)
 // Amortised O(bytes). Not thread-safe; one for each sequence.
 class Detokenizer {
  public:
@@ -28,7 +28,7 @@ class Detokenizer {
     stream_->push(id, text);
     return text;
   }
-  // What is still held back, incomplete characters as U+FFFD. Nothing may be pushed after it.
+  // What is still pending, incomplete characters as U+FFFD. Nothing may be pushed after it.
   std::string flush() {
     std::string text;
     stream_->flush(text);
@@ -68,12 +68,12 @@ class StopMatcher {
     std::string matched_text;            // the text that it matched (for no_stop_trim)
   };
   // Adds text (valid UTF-8, whole characters); returns what can be shown now. What could begin a
-  // stop string, or (within the window) a regex's match, is held back. The stream ends with the
+  // stop string, or (within the window) a regex's match, is pending. The stream ends with the
   // first text after which something matches: of what matches then the earliest wins, and of
   // those that start there the longest; a stop string before a regex. An empty match of a regex
   // is none. Linear in the text for stop strings.
   Output push(std::string_view text);
-  std::string flush();  // the tail that was held back, when generation ends otherwise
+  std::string flush();  // the tail that is pending, when generation ends otherwise
 
  private:
   struct Impl;

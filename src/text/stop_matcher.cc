@@ -1,4 +1,4 @@
-// Stop strings by an Aho-Corasick automaton whose state is at once what must be held back: the
+// Stop strings by an Aho-Corasick automaton whose state is at once what must stay pending: the
 // longest suffix of the text that begins a stop string. Expressions by PCRE2's partial matching.
 #include <algorithm>
 #include <queue>
@@ -121,9 +121,8 @@ struct StopMatcher::Impl {
   const StopAutomaton automaton;
   std::vector<int> num_failures;  // of each regex: searches that took too many steps
   uint32_t state = 0;
-  std::string
-      buffer;        // text that was shown and is kept for the expressions, then what is held back
-  size_t shown = 0;  // bytes of buffer that were shown
+  std::string buffer;  // text that was shown and is kept for the expressions, then what is pending
+  size_t shown = 0;    // bytes of buffer that were shown
   bool ended = false;
 };
 

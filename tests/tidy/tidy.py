@@ -279,7 +279,7 @@ def standard_words(tree):
     rows, pending = word_rows(tree)
     return [f"{path}:{number}: write \"{row.instead}\" for {row.source}: {line.strip()[:90]}"
             for room, path, number, line, row in words.matches(tree.files, tree.text, rows)
-            if room not in pending]
+            if not words.is_pending(path, room, pending)]
 
 
 def word_counts(tree):
@@ -324,7 +324,7 @@ def readme_length(tree):
 LINK = re.compile(r"\]\((?!\w+:|#|<)([^)#\s]+)(?:#[^)]*)?\)")
 # File names in prose; FOREIGN are those of libraries, and examples of names.
 CITED = re.compile(r"(?<![\w./*<-])((?:[\w.-]+/)*[\w-]+\.(?:h|cc|cuh?|md))(?![\w/])")
-PATH = re.compile(r"(?<![\w./-])((?:src|bench|docs|tests|tools|examples|cmake|python|share)/[\w./-]*\w)(?![\w*<{])")
+PATH = re.compile(r"(?<![\w./-])((?:src|bench|docs|tests|tools|examples|cmake|python|share)/[\w./-]*\w)(?!/?[\w*<{])")
 FOREIGN = {"sysexits.h", "pcre2.h", "xxhash.h", "utf8proc.h", "cuda.h", "cublasLt.h", "cuda_runtime.h", "engine.h",
            "immintrin.h", "arm_neon.h", "Python.h", "nccl.h", "numa.h", "ggml-common.h", "x.cc", "x_test.cc"}
 

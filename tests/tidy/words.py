@@ -39,6 +39,11 @@ def read_rows(text):
     return rows, pending
 
 
+def is_pending(path, room, pending):
+    """Whether a pending line names the room, or a path that `path` begins with."""
+    return room in pending or any("/" in name and path.startswith(name) for name in pending)
+
+
 def room_of(path):
     """(room or top folder, whether it lies in src/)."""
     parts = path.split(os.sep)

@@ -72,7 +72,8 @@ Status prepare(ServingOptions& options, const SettingTable& table, ServerFacts& 
   if (options.vocab_size == 0) options.vocab_size = facts.vocab_size;
   if (options.vocab_size == 0) {
     if (options.target.backend == "sglang" || options.target.backend == "sglang-oai-ids")
-      return invalid_argument("the server does not tell its vocabulary's size; give --vocab-size");
+      return invalid_argument(
+          "the server does not report its vocabulary's size; give --vocab-size");
     options.vocab_size = 32000;  // only picks words
   }
   return {};

@@ -43,7 +43,7 @@ struct Vocabulary {
 Result<Vocabulary> load_vocabulary(const std::filesystem::path& path);
 void add_vocab_setting(SettingTable& table, std::filesystem::path& path);
 
-// Calls `visit` for each line that is not empty; a failure is told with file and line number.
+// Calls `visit` for each line that is not empty; a failure names the file and line number.
 Status for_each_line(const std::filesystem::path& file,
                      const std::function<Status(std::string_view line)>& visit);
 

@@ -38,10 +38,10 @@ struct DeviceCode {
 };
 
 // Of code for `architectures` (CMake's notation, with commas: "80-virtual,90a-real"), what runs on
-// a device: its own machine code before PTX, and the newest of these; nothing: none does. Machine
-// code ("real") runs on its own major version from its minor one on, that with a letter ("90a") on
-// its own version alone; PTX ("virtual") on all versions from its own on; without either word it is
-// both.
+// a device: its own machine code before PTX, and the newest of these; nothing: none does. Code
+// of a device ("real") runs on its own major version from its minor one on, that with a letter
+// ("90a") on its own version alone; PTX ("virtual") on all versions from its own on; without either
+// word it is both.
 std::optional<DeviceCode> code_for(std::string_view architectures, int32_t major, int32_t minor);
 
 }  // namespace espalier::cuda

@@ -15,27 +15,27 @@ class MarkFinder {
 
   // The mark that `c` ends, if any; `text` gets what is certain to belong to none.
   std::optional<size_t> take(char c, std::string& text) {
-    held_ += c;
-    while (!held_.empty()) {
+    pending_ += c;
+    while (!pending_.empty()) {
       bool may_grow = false;
       for (size_t i = 0; i < marks_.size(); ++i) {
-        if (held_ == marks_[i]) {
-          held_.clear();
+        if (pending_ == marks_[i]) {
+          pending_.clear();
           return i;
         }
-        may_grow |= marks_[i].starts_with(held_);
+        may_grow |= marks_[i].starts_with(pending_);
       }
       if (may_grow) return std::nullopt;
-      text += held_[0];
-      held_.erase(0, 1);
+      text += pending_[0];
+      pending_.erase(0, 1);
     }
     return std::nullopt;
   }
-  std::string flush() { return std::exchange(held_, {}); }
+  std::string flush() { return std::exchange(pending_, {}); }
 
  private:
   const std::vector<std::string> marks_;
-  std::string held_;
+  std::string pending_;
 };
 
 }  // namespace espalier

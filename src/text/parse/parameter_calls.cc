@@ -167,7 +167,7 @@ class ParameterCalls final : public ToolCallParser {
     emit_arguments(json::serialize(json::string(key_)) + ": ");
     value_.clear();
     at_start_ = true;
-    held_line_ = false;
+    pending_line_ = false;
     // Strings come as they are written, unless they may turn out to be null.
     streams_ = (types_.string && !types_.null) || !types_.known;
     if (streams_) emit_arguments("\"");
@@ -177,9 +177,9 @@ class ParameterCalls final : public ToolCallParser {
   // The line breaks behind the mark and before the end's are no part of the value.
   void take_value(char c) {
     if (std::exchange(at_start_, false) && c == '\n') return;
-    if (std::exchange(held_line_, false)) add_value('\n');
+    if (std::exchange(pending_line_, false)) add_value('\n');
     if (c == '\n') {
-      held_line_ = true;
+      pending_line_ = true;
     } else {
       add_value(c);
     }
@@ -274,7 +274,7 @@ class ParameterCalls final : public ToolCallParser {
   std::string name_, key_, value_;
   int num_parameters_ = 0;
   Known types_;
-  bool streams_ = false, at_start_ = false, held_line_ = false;
+  bool streams_ = false, at_start_ = false, pending_line_ = false;
 };
 
 }  // namespace

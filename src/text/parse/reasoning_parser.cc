@@ -56,7 +56,8 @@ void ReasoningParser::add_reasoning(char c, Parts& out) {
   space_.clear();
 }
 
-// In each state text is held only as long as it could still become what that state looks for.
+// In each state text is pending only while it could still become the mark that the state searches
+// for.
 void ReasoningParser::take(char c, Parts& out) {
   switch (state_) {
     case State::kAnswer:
@@ -68,40 +69,41 @@ void ReasoningParser::take(char c, Parts& out) {
       out.answer += c;
       return;
     case State::kBefore: {
-      held_ += c;
-      const size_t begin = held_.find_first_not_of(" \n\t\r");
-      const std::string_view mark =
-          begin == std::string::npos ? std::string_view() : std::string_view(held_).substr(begin);
+      pending_ += c;
+      const size_t begin = pending_.find_first_not_of(" \n\t\r");
+      const std::string_view mark = begin == std::string::npos
+                                        ? std::string_view()
+                                        : std::string_view(pending_).substr(begin);
       if (mark == format_.begin) {
-        held_.clear();
+        pending_.clear();
         state_ = State::kReasoning;
         seen_ = true;
       } else if (!std::string_view(format_.begin).starts_with(mark)) {
-        out.answer += held_;
-        held_.clear();
+        out.answer += pending_;
+        pending_.clear();
         state_ = State::kAnswer;
       }
       return;
     }
     case State::kReasoning:
-      held_ += c;
+      pending_ += c;
       // Some models repeat the mark that the template has written.
-      if (!has_reasoning_ && !seen_ && held_ == format_.begin) {
-        held_.clear();
+      if (!has_reasoning_ && !seen_ && pending_ == format_.begin) {
+        pending_.clear();
         seen_ = true;
         return;
       }
-      if (held_ == format_.end) {
-        held_.clear();
+      if (pending_ == format_.end) {
+        pending_.clear();
         space_.clear();
         seen_ = true;
         state_ = State::kBehind;
         return;
       }
-      while (!held_.empty() && !std::string_view(format_.end).starts_with(held_) &&
-             (has_reasoning_ || seen_ || !std::string_view(format_.begin).starts_with(held_))) {
-        add_reasoning(held_[0], out);
-        held_.erase(0, 1);
+      while (!pending_.empty() && !std::string_view(format_.end).starts_with(pending_) &&
+             (has_reasoning_ || seen_ || !std::string_view(format_.begin).starts_with(pending_))) {
+        add_reasoning(pending_[0], out);
+        pending_.erase(0, 1);
       }
       return;
   }
@@ -110,9 +112,9 @@ void ReasoningParser::take(char c, Parts& out) {
 ReasoningParser::Parts ReasoningParser::finish() {
   Parts out;
   if (state_ == State::kReasoning) {
-    for (const char c : std::exchange(held_, {})) add_reasoning(c, out);
+    for (const char c : std::exchange(pending_, {})) add_reasoning(c, out);
   } else {
-    out.answer = std::exchange(held_, {});
+    out.answer = std::exchange(pending_, {});
   }
   return out;
 }

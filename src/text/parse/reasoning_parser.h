@@ -23,7 +23,7 @@ Result<ReasoningFormat> find_reasoning_format(std::string_view name);
 std::vector<std::string> reasoning_format_names();
 
 // Not thread-safe; one for each answer. However the text is cut into pieces, the parts put together
-// are the same: a mark that a piece cuts is held back until it is certain. White space next to the
+// are the same: a mark that a piece cuts is pending until it is certain. White space next to the
 // marks is dropped; an answer without reasoning is kept as it is.
 class ReasoningParser {
  public:
@@ -33,7 +33,7 @@ class ReasoningParser {
   explicit ReasoningParser(const ReasoningFormat& format);
 
   Parts push(std::string_view text);
-  Parts finish();  // what was held back; nothing may follow
+  Parts finish();  // what is pending; nothing may follow
 
   bool inside() const { return state_ == State::kReasoning; }
   bool seen() const { return seen_; }  // there was some reasoning, or its end
@@ -46,8 +46,8 @@ class ReasoningParser {
   const ReasoningFormat format_;
   State state_;
   bool seen_ = false;
-  std::string held_;   // could still become a mark
-  std::string space_;  // white space of the reasoning that is not its end yet
+  std::string pending_;  // could still become a mark
+  std::string space_;    // white space of the reasoning that is not its end yet
   bool has_reasoning_ = false;
 };
 

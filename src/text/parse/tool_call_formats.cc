@@ -209,7 +209,8 @@ std::string tool_call_structural_tag(std::string_view name, const json::value& t
                                      const ToolCallGrammarOptions& options) {
   const ToolCallFormat* format = find_tool_call_format(name);
   if (format == nullptr || tools.get_array().empty()) return {};
-  // Calls in Python are held as JSON where they must come: the parser is chosen accordingly.
+  // Calls in Python notation are constrained as JSON when they are required, and parsed as JSON
+  // then.
   if (format->kind == Kind::kPythonic && options.required) format = find_tool_call_format("json");
   if (!options.required && (format->begin.empty() || !any_strict(tools)) &&
       !(format->kind == Kind::kDeepSeek && any_strict(tools)))

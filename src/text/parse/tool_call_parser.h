@@ -33,14 +33,14 @@ class ToolCallParser {
  public:
   virtual ~ToolCallParser() = default;
   ToolCallParts push(std::string_view text);
-  ToolCallParts finish();  // what was held back; nothing may follow
+  ToolCallParts finish();  // what is pending; nothing may follow
   int32_t num_calls() const { return num_calls_; }
 
  protected:
   virtual void take(char c) = 0;
   virtual void end() = 0;
 
-  void emit_text(std::string_view text);  // white space is held until text follows
+  void emit_text(std::string_view text);  // white space is pending until text follows
   void begin_call(std::string name);
   void emit_arguments(std::string_view json);
 
@@ -53,8 +53,8 @@ class ToolCallParser {
 // By the names that SGLang's --tool-call-parser has: deepseekv3, deepseekv31, hermes, llama3,
 // mistral, pythonic, qwen, qwen25, qwen3_coder; and json, a list of {"name", "parameters"}.
 // kInvalidArgument lists them. `tool_names`: those that may be called; formats without marks need
-// them to tell a call from text. `tools`: a checked list of them, or null; qwen3_coder, which
-// writes strings without quotes, tells by their schemas what is a string.
+// them to distinguish a call from text. `tools`: a checked list of them, or null; qwen3_coder,
+// which writes strings without quotes, finds by their schemas what is a string.
 Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string_view format, std::vector<std::string> tool_names,
     std::shared_ptr<const boost::json::value> tools = nullptr);
@@ -66,13 +66,13 @@ std::string detect_tool_call_format(std::string_view chat_template);
 // The marks of a format that vocabularies have as tokens of their own.
 std::vector<std::string> tool_call_marks(std::string_view format);
 
-// Structural tags (grammar/structural_tag.h) for answers that call tools.
+// Structural tags (grammar/frontends/structural_tag.h) for answers that call tools.
 struct ToolCallGrammarOptions {
   bool required = false;  // a call must come, and nothing else; else text may stand around calls
   bool parallel = true;   // more than one may come
 };
 // `tools`: a checked list of {"type": "function", "function": {"name", "parameters", "strict"}}.
-// Arguments of tools that are not strict are any object. "": the format cannot be held (pythonic,
+// Arguments of tools that are not strict are any object. "": the format has no grammar (pythonic,
 // json without `required`), or nothing asks for it.
 std::string tool_call_structural_tag(std::string_view format, const boost::json::value& tools,
                                      const ToolCallGrammarOptions& options);

@@ -21,7 +21,7 @@ class PcreRegex {
     uint32_t heap_kib_max = 64 * 1024;
     bool partial = false;  // find_or_partial will be used
   };
-  // PCRE2 syntax, UTF-8, \w and the like by Unicode. kInvalidArgument tells where and why.
+  // PCRE2 syntax, UTF-8, \w and the like by Unicode. kInvalidArgument states where and why.
   static Result<PcreRegex> compile(std::string_view pattern) { return compile(pattern, Limits()); }
   static Result<PcreRegex> compile(std::string_view pattern, Limits limits);
 
@@ -39,7 +39,7 @@ class PcreRegex {
     Search(Search&&) noexcept;
     ~Search();
     // The first match at or after `position` (a character's start). None also when a limit is hit;
-    // limit_hit() then says so.
+    // limit_hit() is true then.
     std::optional<Match> find(size_t position);
     bool limit_hit() const { return limit_hit_; }
 

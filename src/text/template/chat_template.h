@@ -30,7 +30,7 @@ class ChatTemplate {
   // eos_token and whatever chat_template_kwargs brings). trim_blocks and lstrip_blocks are on, as
   // in Hugging Face. raise_exception in the template is kInvalidArgument with its message. Bounded:
   // kResourceExhausted after 10 million steps, `seconds_max`, 64 MiB of output, or too deep a
-  // recursion. `now`: what strftime_now tells, in local time; by default the clock's.
+  // recursion. `now`: the time that strftime_now formats, in local time; by default the clock's.
   Result<std::string> render(const boost::json::object& variables,
                              std::optional<std::time_t> now = std::nullopt,
                              double seconds_max = 5) const;

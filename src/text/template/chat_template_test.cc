@@ -124,7 +124,7 @@ TEST(ChatTemplate, RunawaysEnd) {
   EXPECT_EQ(code("{{ 1" + repeated("+1", 300) + " }}"), StatusCode::kOk);
   EXPECT_NE(code("{{ 9223372036854775807 + 1 }}"), StatusCode::kOk);
   EXPECT_NE(code("{{ (-9223372036854775807 - 1) // -1 }}"), StatusCode::kOk);
-  // A namespace that holds itself is let go (the leak sanitizer would tell).
+  // A namespace that holds itself is freed (else the leak sanitizer reports it).
   EXPECT_EQ(code("{% set ns = namespace() %}{% set ns.me = ns %}"), StatusCode::kOk);
 }
 
@@ -143,7 +143,7 @@ TEST(ChatTemplate, TimeIsLimited) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     ASSERT_FALSE(rendered) << costly;
     EXPECT_EQ(rendered.error().code(), StatusCode::kResourceExhausted) << costly;
-    EXPECT_LT(seconds.count(), 3) << costly;  // one of them and a busy machine
+    EXPECT_LT(seconds.count(), 3) << costly;  // one of them and a busy processor
   }
 }
 

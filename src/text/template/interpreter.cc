@@ -460,7 +460,7 @@ Result<Value> Interpreter::call(const Value& callee, const Arguments& arguments)
   if (!callee.is_object()) {
     return fail(template_error(fmt::format("'{}' object is not callable", callee.type_name())));
   }
-  const std::shared_ptr<Object> object = callee.object();  // held while it runs
+  const std::shared_ptr<Object> object = callee.object();  // kept alive while it runs
   return object->call(*this, arguments);
 }
 

@@ -45,7 +45,7 @@ void answer(const espalier::Tokenizer& tokenizer, const json::value& request) {
   }
 }
 
-// The time that this thread has run, which others on the machine do not count in.
+// Processor time of this thread, which other load on the system does not change.
 double thread_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -83,11 +83,11 @@ class StripStage final : public DecodeStage {
     }
     if (stop_ == 0) return emit(token);
     // The end of the text may begin in any token: its last copies of `content` wait.
-    held_ += token;
-    const std::string_view held = held_;
-    const size_t sure = strip_end(held).size();
-    if (sure > 0) emit(held.substr(0, sure));
-    held_.erase(0, sure);
+    pending_ += token;
+    const std::string_view pending = pending_;
+    const size_t sure = strip_end(pending).size();
+    if (sure > 0) emit(pending.substr(0, sure));
+    pending_.erase(0, sure);
   }
 
  private:
@@ -107,7 +107,7 @@ class StripStage final : public DecodeStage {
   const bool fused_;
   bool at_start_ = true;
   int64_t start_left_ = -1;
-  std::string held_;
+  std::string pending_;
 };
 
 class MetaspaceStage final : public DecodeStage {
@@ -210,12 +210,12 @@ class SuffixStage final : public DecodeStage {
  public:
   explicit SuffixStage(std::string suffix) : suffix_(std::move(suffix)) {}
   void push(std::string_view token, const Emit& emit) override {
-    if (held_) emit(replaced(*held_, " "));
-    held_ = token;
+    if (pending_) emit(replaced(*pending_, " "));
+    pending_ = token;
   }
   void finish(const Emit& emit) override {
-    if (held_) emit(replaced(*held_, ""));
-    held_.reset();
+    if (pending_) emit(replaced(*pending_, ""));
+    pending_.reset();
   }
 
  private:
@@ -228,7 +228,7 @@ class SuffixStage final : public DecodeStage {
   }
 
   const std::string suffix_;
-  std::optional<std::string> held_;
+  std::optional<std::string> pending_;
 };
 
 }  // namespace

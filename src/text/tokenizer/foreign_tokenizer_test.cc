@@ -164,7 +164,7 @@ TEST(Tiktoken, Llama3BeginsTextsWithItsToken) {
   EXPECT_EQ(qwen->encode("a"), (Ids{static_cast<TokenId>('a')}));
 }
 
-TEST(Tiktoken, WhatIsWrongIsToldWithItsLine) {
+TEST(Tiktoken, ErrorsNameTheirLine) {
   const auto message = [](std::string_view text, std::string_view name = "cl100k") {
     const auto result = parse_tiktoken(text, name);
     return result ? std::string("accepted") : result.error().to_string();
@@ -207,7 +207,7 @@ TEST(SentencePiece, BrokenFilesAreRefusedOrHarmless) {
   EXPECT_GT(refused, 500);
 }
 
-TEST(LoadTokenizer, TellsFormatsByTheirContent) {
+TEST(LoadTokenizer, DetectsFormatsByTheirContent) {
   EXPECT_TRUE(looks_like_tiktoken("IQ== 0\nIg== 1\n"));
   EXPECT_FALSE(looks_like_tiktoken("hello world!\n"));
   EXPECT_FALSE(looks_like_tiktoken(read(kFixtures / "sentencepiece/bpe.model")));

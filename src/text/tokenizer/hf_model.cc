@@ -192,7 +192,7 @@ Result<HfModel> parse_word_level(const JsonFields& fields) {
   return HfModel{std::move(vocabulary), std::move(model)};
 }
 
-// Files from before types were written down tell themselves by their fields.
+// Older files have no type; their fields identify it.
 std::string_view type_by_fields(const JsonFields& fields) {
   const json::value* vocab = fields.find("vocab");
   if (fields.find("merges") != nullptr) return "BPE";

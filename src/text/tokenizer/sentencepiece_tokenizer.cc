@@ -433,7 +433,7 @@ void SentencePieceTokenizer::append_unknown(std::string_view piece,
   }
 }
 
-// Pieces to text. Only bytes that may yet become a character are held back, and, where a
+// Pieces to text. Only bytes that may yet become a character are pending, and, where a
 // denormaliser rewrites the whole text, all of it.
 class SentencePieceTokenizer::Stream final : public DecodeStream {
  public:

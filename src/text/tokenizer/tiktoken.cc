@@ -143,7 +143,7 @@ Kind kind_of(std::string_view name, int num_ranks, TokenId id_end) {
     if (kind.num_ranks == num_ranks && kind.name != "harmony") return kind;
   }
   log_warning(
-      "whose vocabulary of {} ranks this is cannot be told; words are cut as cl100k cuts them "
+      "the vocabulary of {} ranks is not one of the known ones; words are cut as cl100k cuts them "
       "(name "
       "the file after its kind: cl100k, o200k, harmony, llama, qwen, gpt2, p50k)",
       num_ranks);

@@ -1,6 +1,6 @@
 // tiktoken's rank files: a line for each token, base64 and its rank. Such a file does not say how
 // text is split or which special tokens there are; both follow from whose vocabulary it is, which
-// its name or its number of ranks tells.
+// its name or its number of ranks identifies it.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 namespace espalier {
 
 // `name`: the file's; "cl100k", "o200k", "harmony", "llama", "qwen", "gpt2", "r50k" or "p50k" in it
-// picks a vocabulary by name, else its size does. Where neither tells, words are cut as cl100k's,
-// the only special token is "<|endoftext|>" behind the ranks, and a warning is logged. kDataLoss
-// names the line that is malformed. `normalizes_nfc`: as Qwen's own class for its rank file does,
-// which tiktoken itself does not.
+// picks a vocabulary by name, else its size does. Where neither is known, words are cut as
+// cl100k's, the only special token is "<|endoftext|>" behind the ranks, and a warning is logged.
+// kDataLoss names the line that is malformed. `normalizes_nfc`: as Qwen's own class for its rank
+// file does, which tiktoken itself does not.
 Result<std::unique_ptr<Tokenizer>> parse_tiktoken(std::string_view text, std::string_view name = {},
                                                   bool normalizes_nfc = false);
 

@@ -35,7 +35,7 @@ class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
   virtual void push(TokenId id, std::string& out) = 0;
-  // The end of the ids: what was held back, incomplete characters as U+FFFD. Nothing may follow.
+  // The end of the ids: what is pending, incomplete characters as U+FFFD. Nothing may follow.
   virtual void flush(std::string& out) = 0;
 };
 

@@ -119,32 +119,32 @@ std::string to_valid_utf8(std::string_view text) {
 }
 
 void Utf8Stream::push(std::string_view bytes, std::string& out) {
-  // Completes the held character byte by byte, then takes the rest at once.
-  while (held_size_ > 0 && !bytes.empty()) {
-    held_[held_size_++] = bytes.front();
-    const Utf8Char c = decode_utf8({held_, held_size_}, 0);
+  // Completes the pending character byte by byte, then takes the rest at once.
+  while (pending_size_ > 0 && !bytes.empty()) {
+    pending_[pending_size_++] = bytes.front();
+    const Utf8Char c = decode_utf8({pending_, pending_size_}, 0);
     if (c.cut) {
       bytes.remove_prefix(1);
       continue;
     }
     if (c.valid) {
-      out.append(held_, held_size_);
+      out.append(pending_, pending_size_);
       bytes.remove_prefix(1);
     } else {
-      out += kReplacementUtf8;  // the held bytes; the new one starts afresh
+      out += kReplacementUtf8;  // the pending bytes; the new one starts afresh
     }
-    held_size_ = 0;
+    pending_size_ = 0;
   }
   const size_t rest = append_valid(bytes, out);
   if (rest < bytes.size()) {
-    held_size_ = static_cast<uint32_t>(bytes.size() - rest);
-    std::memcpy(held_, bytes.data() + rest, held_size_);
+    pending_size_ = static_cast<uint32_t>(bytes.size() - rest);
+    std::memcpy(pending_, bytes.data() + rest, pending_size_);
   }
 }
 
 void Utf8Stream::flush(std::string& out) {
-  if (held_size_ > 0) out += kReplacementUtf8;
-  held_size_ = 0;
+  if (pending_size_ > 0) out += kReplacementUtf8;
+  pending_size_ = 0;
 }
 
 }  // namespace espalier

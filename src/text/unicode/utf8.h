@@ -39,11 +39,11 @@ class Utf8Stream {
  public:
   void push(std::string_view bytes, std::string& out);
   void flush(std::string& out);
-  bool holds_back() const { return held_size_ > 0; }
+  bool holds_back() const { return pending_size_ > 0; }
 
  private:
-  char held_[4] = {};
-  uint32_t held_size_ = 0;
+  char pending_[4] = {};
+  uint32_t pending_size_ = 0;
 };
 
 }  // namespace espalier
