@@ -19,7 +19,7 @@ class Clock {
   virtual TimePoint now() const = 0;
 };
 
-// The system's monotonic clock. Thread-safe, stateless.
+// The machine's monotonic clock. Thread-safe, stateless.
 class SteadyClock final : public Clock {
  public:
   TimePoint now() const override { return std::chrono::steady_clock::now(); }
