@@ -6,6 +6,7 @@ function(espalier_room name)
   if(ARG_SOURCES)
     add_library(espalier_${name} STATIC ${ARG_SOURCES})
     target_link_libraries(espalier_${name} PUBLIC espalier_options ${ARG_DEPS} ${ARG_LIBS})
+    espalier_precompiled(espalier_${name} room ${ARG_DEPS} ${ARG_LIBS})
     if(name MATCHES "^(tensor|kernels|checkpoint)$")
       set_target_properties(espalier_${name} PROPERTIES ESPALIER_READS_BYTES ON)
     endif()
@@ -20,6 +21,8 @@ endfunction()
 #   compile time is the optimiser's, which buys nothing there. What it measures or calls is in rooms.
 function(espalier_compiled_quickly target)
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  get_target_property(libraries ${target} LINK_LIBRARIES)
+  espalier_precompiled(${target} quick ${libraries})
 endfunction()
 
 # The same for single sources, where others of their target hold the loops that are timed.
@@ -40,6 +43,7 @@ function(espalier_test name)
   target_link_libraries(${name}_test PRIVATE espalier_options ${ARG_DEPS} ${ARG_LIBS}
     GTest::gmock GTest::gtest_main)
   espalier_compiled_quickly(${name}_test)
+  espalier_precompiled(${name}_test test ${ARG_DEPS} ${ARG_LIBS})
   # By their names alone: what gtest prints of a parameter may be its bytes, addresses among them.
   gtest_discover_tests(${name}_test WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" NO_PRETTY_VALUES
     DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT})

@@ -17,7 +17,7 @@ namespace {
 // Documents nest less; deeper ones would exhaust the stack.
 constexpr int kNestingMax = 200;
 
-std::string quoted(std::string_view text) {
+std::string python_literal(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
   const bool has_double = text.find('"') != std::string_view::npos;
   const char quote = has_single && !has_double ? '"' : '\'';
@@ -167,7 +167,7 @@ std::string Value::repr() const {
   if (is_integer()) return std::to_string(integer());
   if (is_float()) return float_repr(number());
   if (is_string()) {
-    return is_markup_ ? fmt::format("Markup({})", quoted(string())) : quoted(string());
+    return is_markup_ ? fmt::format("Markup({})", python_literal(string())) : python_literal(string());
   }
   if (is_list()) {
     const bool is_tuple = list().is_tuple;
