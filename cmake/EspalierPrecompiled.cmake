@@ -76,6 +76,7 @@ function(espalier_precompiled target kind)
   if(ESPALIER_PRECOMPILED AND TARGET espalier_precompiled_${kind})
     set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM
       espalier_precompiled_${kind})
+    espalier_precompiled_warnings(${target})
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
@@ -86,6 +87,18 @@ function(espalier_precompiled target kind)
       cmake_language(DEFER CALL espalier_precompiled_skips)
     endif()
   endif()
+endfunction()
+
+# GCC 12 keeps no record in a precompiled header of where warnings are off, so what the optimiser
+# falsely reports inside the standard library becomes visible. Where headers are included as text, as
+# in the sanitizers' presets, these warnings stay on and stay errors.
+function(espalier_precompiled_warnings target)
+  foreach(option no-stringop-overflow no-stringop-overread no-array-bounds
+          no-error=maybe-uninitialized no-error=uninitialized no-error=free-nonheap-object
+          no-error=dangling-pointer no-error=use-after-free no-error=nonnull
+          no-error=mismatched-new-delete no-error=alloc-size-larger-than=)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-W${option}>)
+  endforeach()
 endfunction()
 
 # Sources with options of their own (instruction sets, contraction) include their headers as text. It
