@@ -1,0 +1,333 @@
+#include "models/program/lower.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier::program {
+namespace {
+
+// Appends operations and buffers to a program.
+class Builder {
+ public:
+  explicit Builder(const DecoderSpec& spec) : spec_(spec) { program_.name = spec.architecture; }
+
+  // The buffer of this name and shape. Buffers of one name and several shapes (layers differ) share
+  // a storage.
+  Operand buffer(const std::string& name, int32_t columns, Rows rows = {},
+                 ElementType type = ElementType::kActivation) {
+    int32_t storage = -1;
+    std::string unique = name;
+    for (size_t i = 0; i < program_.buffers.size(); ++i) {
+      const Buffer& known = program_.buffers[i];
+      if (known.name != name && !known.name.starts_with(name + ".")) continue;
+      if (known.columns == columns && known.rows == rows) {
+        return {static_cast<BufferId>(i), 0, columns};
+      }
+      storage = known.storage;
+      unique = name + "." + std::to_string(columns);
+    }
+    if (storage < 0) storage = program_.num_storages++;
+    program_.buffers.push_back({unique, rows, columns, type, storage});
+    return {static_cast<BufferId>(program_.buffers.size() - 1), 0, columns};
+  }
+
+  Op& add(OpKind kind, std::vector<Operand> inputs, std::vector<Operand> outputs,
+          Attributes attributes = {}) {
+    return program_.ops.emplace_back(Op{.kind = kind,
+                                        .layer = layer_,
+                                        .inputs = std::move(inputs),
+                                        .outputs = std::move(outputs),
+                                        .attributes = std::move(attributes)});
+  }
+
+  WeightId weight(WeightKind kind) const { return {kind, layer_}; }
+  WeightId weight_if(bool there, WeightKind kind) const {
+    return there ? weight(kind) : WeightId{};
+  }
+  void set_layer(int32_t layer) { layer_ = layer; }
+
+  void norm(const NormSpec& spec, WeightKind kind, const Operand& x, const Operand& y,
+            int32_t groups = 1) {
+    add(OpKind::kNorm, {x}, {y}, Norm{.spec = spec, .weight = weight(kind), .groups = groups});
+  }
+  // norm(x) in a buffer of its own, or x itself where the model has no such norm.
+  Operand normed(const std::optional<NormSpec>& spec, WeightKind kind, const Operand& x) {
+    if (!spec) return x;
+    const Operand y = buffer("normed", x.columns);
+    norm(*spec, kind, x, y);
+    return y;
+  }
+  void matmul(WeightId matrix, WeightId bias, const Operand& x, const Operand& y) {
+    add(OpKind::kMatmul, {x}, {y},
+        Matmul{
+            .weight = matrix, .bias = bias, .in_features = x.columns, .out_features = y.columns});
+  }
+  void scale(const Operand& x, float factor) {
+    if (factor != 1.0f) add(OpKind::kScale, {x}, {x}, Scale{factor});
+  }
+
+  const DecoderSpec& spec() const { return spec_; }
+  Program take() { return std::move(program_); }
+
+ private:
+  const DecoderSpec& spec_;
+  Program program_;
+  int32_t layer_ = -1;
+};
+
+Operand slice(const Operand& of, int32_t column, int32_t columns) {
+  return {of.buffer, of.column + column, columns};
+}
+
+void rope(Builder& b, const AttentionSpec& a, const Operand& x, int32_t heads, int32_t begin) {
+  if (!a.rope) return;
+  b.add(OpKind::kRope, {x}, {x},
+        Rope{.rope = *a.rope, .heads = heads, .head_dim = a.head_dim, .begin = begin});
+}
+
+// [q; k; v] of every row of x, normed by head and rotated.
+Operand lower_qkv(Builder& b, const AttentionSpec& a, const Operand& x) {
+  const Operand qkv = b.buffer("qkv", a.q_dim() + 2 * a.kv_dim());
+  b.matmul(b.weight(WeightKind::kQkv), b.weight_if(a.qkv_bias, WeightKind::kQkvBias), x, qkv);
+  if (a.qk_norm) {
+    const bool all = a.qk_norm_scope == AttentionSpec::NormScope::kAll;
+    const Operand q = slice(qkv, 0, a.q_dim()), k = slice(qkv, a.q_dim(), a.kv_dim());
+    b.norm(*a.qk_norm, WeightKind::kQNorm, q, q, all ? 1 : a.num_heads);
+    b.norm(*a.qk_norm, WeightKind::kKNorm, k, k, all ? 1 : a.num_kv_heads);
+  }
+  rope(b, a, slice(qkv, 0, a.q_dim() + a.kv_dim()), a.num_heads + a.num_kv_heads, 0);
+  return qkv;
+}
+
+// The queries of latent attention, [rows, heads, nope + rope], from x or from a latent of it.
+Operand lower_latent_queries(Builder& b, const AttentionSpec& a, const Operand& x) {
+  const LatentSpec& latent = *a.latent;
+  Operand from = x;
+  if (latent.query_rank > 0) {
+    from = b.buffer("query_latent", latent.query_rank);
+    b.matmul(b.weight(WeightKind::kLatentQA), {}, x, from);
+    b.norm(latent.norm, WeightKind::kLatentQANorm, from, from);
+  }
+  const Operand queries = b.buffer("queries", a.num_heads * (latent.nope_dim + latent.rope_dim));
+  b.matmul(b.weight(WeightKind::kLatentQ), {}, from, queries);
+  return queries;
+}
+
+// [q; k] where keys are latents: of each head the query in the latent space and its rotated part,
+// then the latent and the rotated part that all heads share.
+Operand lower_latent_qk(Builder& b, const AttentionSpec& a, const Operand& x) {
+  const LatentSpec& latent = *a.latent;
+  const int32_t width = latent.nope_dim + latent.rope_dim;
+  const Operand qk = b.buffer("qkv", a.q_dim() + a.kv_dim());
+  const Operand q = slice(qk, 0, a.q_dim()), k = slice(qk, a.q_dim(), a.head_dim);
+  b.matmul(b.weight(WeightKind::kLatentKvA), {}, x, k);
+  const Operand kv_latent = slice(k, 0, latent.rank);
+  b.norm(latent.norm, WeightKind::kLatentKvANorm, kv_latent, kv_latent);
+  const Operand queries = lower_latent_queries(b, a, x);
+  b.add(OpKind::kHeadMatmul, {queries}, {q},
+        HeadMatmul{.weight = b.weight(WeightKind::kQueryToLatent),
+                   .heads = a.num_heads,
+                   .in_features = latent.nope_dim,
+                   .out_features = latent.rank,
+                   .x_head = width,
+                   .y_head = a.head_dim});
+  b.add(OpKind::kHeadCopy, {queries}, {q},
+        HeadCopy{.heads = a.num_heads,
+                 .count = latent.rope_dim,
+                 .x_head = width,
+                 .x_begin = latent.nope_dim,
+                 .y_head = a.head_dim,
+                 .y_begin = latent.rank});
+  rope(b, a, qk, a.num_heads + 1, latent.rank);
+  return qk;
+}
+
+// Each head's value from what attention made of the latents.
+Operand lower_latent_values(Builder& b, const AttentionSpec& a, const Operand& attended) {
+  const Operand values = b.buffer("values", a.output_dim());
+  b.add(OpKind::kHeadMatmul, {attended}, {values},
+        HeadMatmul{.weight = b.weight(WeightKind::kLatentToValue),
+                   .heads = a.num_heads,
+                   .in_features = a.latent->rank,
+                   .out_features = a.latent->value_dim,
+                   .x_head = a.head_dim,
+                   .y_head = a.latent->value_dim});
+  return values;
+}
+
+// hidden += residual_scale * norm(branch).
+void lower_residual(Builder& b, const std::optional<NormSpec>& norm, WeightKind kind,
+                    const Operand& hidden, const Operand& branch) {
+  if (norm) b.norm(*norm, kind, branch, branch);
+  b.add(OpKind::kResidualAdd, {hidden, branch}, {hidden}, ResidualAdd{b.spec().residual_scale});
+}
+
+void lower_attention(Builder& b, const LayerSpec& layer, const Operand& hidden) {
+  const AttentionSpec& a = layer.attention;
+  const bool latent = a.latent.has_value();
+  const Operand x = b.normed(layer.input_norm, WeightKind::kInputNorm, hidden);
+  const Operand qkv = latent ? lower_latent_qk(b, a, x) : lower_qkv(b, a, x);
+  std::vector<Operand> new_kv = {slice(qkv, a.q_dim(), a.kv_dim())};
+  if (!latent) new_kv.push_back(slice(qkv, a.q_dim() + a.kv_dim(), a.kv_dim()));
+  b.add(OpKind::kKvAppend, new_kv, {},
+        KvAppend{.num_kv_heads = a.num_kv_heads,
+                 .head_dim = a.head_dim,
+                 .sliding_window = a.sliding_window});
+  const Operand attended = b.buffer("attended", a.q_dim());
+  b.add(OpKind::kAttention, {slice(qkv, 0, a.q_dim())}, {attended},
+        Attention{.num_heads = a.num_heads,
+                  .num_kv_heads = a.num_kv_heads,
+                  .head_dim = a.head_dim,
+                  .scale = a.scale,
+                  .sliding_window = a.sliding_window,
+                  .softcap = a.softcap,
+                  .sinks = b.weight_if(a.sinks, WeightKind::kSinks),
+                  .latent = latent});
+  const Operand branch = b.buffer("branch", hidden.columns);
+  b.matmul(b.weight(WeightKind::kAttentionOutput),
+           b.weight_if(a.output_bias, WeightKind::kAttentionOutputBias),
+           latent ? lower_latent_values(b, a, attended) : attended, branch);
+  lower_residual(b, layer.attention_output_norm, WeightKind::kAttentionOutputNorm, hidden, branch);
+}
+
+int32_t gate_up_features(const MlpSpec& mlp) { return (mlp.gated ? 2 : 1) * mlp.intermediate_size; }
+
+// In place: the result lies in the first columns of its argument.
+Operand lower_activation(Builder& b, const MlpSpec& mlp, const Operand& gate_up) {
+  const Operand y = slice(gate_up, 0, mlp.intermediate_size);
+  b.add(OpKind::kActivation, {gate_up}, {y},
+        Activation{.kind = mlp.activation,
+                   .gated = mlp.gated,
+                   .limit = mlp.activation_limit,
+                   .dim = mlp.intermediate_size});
+  return y;
+}
+
+// to = down(activation(gate_up(x))): a dense MLP, or the shared expert.
+void lower_mlp(Builder& b, const MlpSpec& mlp, const Operand& x, const Operand& to) {
+  const Operand gate_up = b.buffer("gate_up", gate_up_features(mlp));
+  b.matmul(b.weight(WeightKind::kGateUp), b.weight_if(mlp.bias, WeightKind::kGateUpBias), x,
+           gate_up);
+  b.matmul(b.weight(WeightKind::kDown), b.weight_if(mlp.bias, WeightKind::kDownBias),
+           lower_activation(b, mlp, gate_up), to);
+}
+
+// branch += [sigmoid(gate(x)) *] shared(x).
+void lower_shared_expert(Builder& b, const ExpertsSpec& experts, const Operand& x,
+                         const Operand& branch) {
+  const Operand shared = b.buffer("shared", branch.columns);
+  lower_mlp(b, *experts.shared, x, shared);
+  if (!experts.shared_gate) {
+    b.add(OpKind::kResidualAdd, {branch, shared}, {branch}, ResidualAdd{});
+    return;
+  }
+  const Operand gate = b.buffer("shared_gate", 1, {}, ElementType::kFloat32);
+  b.matmul(b.weight(WeightKind::kSharedGate), {}, x, gate);
+  b.add(OpKind::kGatedAdd, {branch, shared, gate}, {branch});
+}
+
+// branch = sum over the experts of each row of weight * expert(x), and the shared expert.
+void lower_experts(Builder& b, const ExpertsSpec& experts, const Operand& x,
+                   const Operand& branch) {
+  const kernels::RouterSpec& router = experts.router;
+  const MlpSpec& mlp = experts.expert;
+  const Rows pairs{RowCount::kTokens, router.top_k};
+  const Operand ids = b.buffer("experts", router.top_k, {}, ElementType::kInt32);
+  const Operand weights = b.buffer("expert_weights", router.top_k, {}, ElementType::kFloat32);
+  b.add(OpKind::kMoeRoute, {x}, {ids, weights},
+        MoeRoute{.router = router,
+                 .weight = b.weight(WeightKind::kRouter),
+                 .bias = b.weight_if(experts.router_bias, WeightKind::kRouterBias),
+                 .correction = b.weight_if(router.correction, WeightKind::kRouterCorrection),
+                 .in_features = x.columns});
+  const auto matmul = [&](WeightKind matrix, WeightKind bias, const Operand& from,
+                          const Operand& to) {
+    b.add(OpKind::kMoeMatmul, {from, ids}, {to},
+          MoeMatmul{.weight = b.weight(matrix),
+                    .bias = b.weight_if(mlp.bias, bias),
+                    .num_experts = router.num_experts,
+                    .in_features = from.columns,
+                    .out_features = to.columns});
+  };
+  const Operand gate_up = b.buffer("pair_gate_up", gate_up_features(mlp), pairs);
+  matmul(WeightKind::kExpertGateUp, WeightKind::kExpertGateUpBias, x, gate_up);
+  const Operand down = b.buffer("pairs", branch.columns, pairs);
+  matmul(WeightKind::kExpertDown, WeightKind::kExpertDownBias, lower_activation(b, mlp, gate_up),
+         down);
+  b.add(OpKind::kMoeCombine, {down, weights, ids}, {branch},
+        MoeCombine{.num_experts = router.num_experts, .top_k = router.top_k});
+  if (experts.shared) lower_shared_expert(b, experts, x, branch);
+}
+
+void lower_layer(Builder& b, int32_t index, const Operand& hidden) {
+  const LayerSpec& layer = b.spec().layers[static_cast<size_t>(index)];
+  b.set_layer(index);
+  lower_attention(b, layer, hidden);
+  const Operand x = b.normed(layer.post_attention_norm, WeightKind::kPostAttentionNorm, hidden);
+  const Operand branch = b.buffer("branch", hidden.columns);
+  if (layer.experts) {
+    lower_experts(b, *layer.experts, x, branch);
+  } else {
+    lower_mlp(b, layer.mlp, x, branch);
+  }
+  lower_residual(b, layer.mlp_output_norm, WeightKind::kMlpOutputNorm, hidden, branch);
+}
+
+Operand lower_embedding(Builder& b) {
+  const DecoderSpec& spec = b.spec();
+  const Operand hidden = b.buffer("hidden", spec.hidden_size);
+  b.add(OpKind::kEmbed, {}, {hidden}).table = {WeightKind::kEmbedding};
+  b.scale(hidden, spec.embedding_scale);
+  if (spec.learned_positions == 0) return hidden;
+  const Operand positions = b.buffer("branch", spec.hidden_size);
+  b.add(OpKind::kEmbedPosition, {}, {positions}).table = {WeightKind::kPositionEmbedding};
+  b.add(OpKind::kResidualAdd, {hidden, positions}, {hidden}, ResidualAdd{});
+  return hidden;
+}
+
+void lower_logits(Builder& b, const Operand& x) {
+  const DecoderSpec& spec = b.spec();
+  const Operand logits =
+      b.buffer("logits", spec.vocab_size, {RowCount::kOutputs}, ElementType::kFloat32);
+  b.matmul({WeightKind::kHead}, {}, x, logits);
+  b.scale(logits, spec.logits_scale);
+  if (spec.logits_softcap > 0) {
+    b.add(OpKind::kSoftcap, {logits}, {logits}, Softcap{spec.logits_softcap});
+  }
+}
+
+// Layers of a head over the pooled row of a text; between two of them stands ReLU.
+void lower_pooling(Builder& b, const Operand& x) {
+  const PoolingSpec& pooling = *b.spec().pooling;
+  const Rows texts{RowCount::kTexts};
+  Operand row = b.buffer("pooled", x.columns, texts, ElementType::kFloat32);
+  b.add(OpKind::kPool, {x}, {row}, Pool{pooling.kind});
+  for (size_t i = 0; i < pooling.head.size(); ++i) {
+    const PoolingSpec::HeadLayer& layer = pooling.head[i];
+    if (i > 0) b.add(OpKind::kRelu, {row}, {row});
+    const auto index = static_cast<int32_t>(i);
+    const Operand y =
+        b.buffer("pooled_head_" + std::to_string(i), layer.outputs, texts, ElementType::kFloat32);
+    b.matmul({WeightKind::kPoolingHead, index},
+             layer.bias ? WeightId{WeightKind::kPoolingHeadBias, index} : WeightId{}, row, y);
+    row = y;
+  }
+}
+
+}  // namespace
+
+Program lower(const DecoderSpec& spec) {
+  Builder b(spec);
+  const Operand hidden = lower_embedding(b);
+  for (int32_t i = 0; i < static_cast<int32_t>(spec.layers.size()); ++i) {
+    lower_layer(b, i, hidden);
+  }
+  b.set_layer(-1);
+  const Operand outputs = b.buffer("outputs", spec.hidden_size, {RowCount::kOutputs});
+  b.add(OpKind::kSelectRows, {hidden}, {outputs});
+  if (spec.final_norm) b.norm(*spec.final_norm, WeightKind::kFinalNorm, outputs, outputs);
+  spec.pooling ? lower_pooling(b, outputs) : lower_logits(b, outputs);
+  return b.take();
+}
+
+}  // namespace espalier::program

@@ -1,0 +1,20 @@
+// From a decoder's description to its program: the one place that knows the structure of a decoder.
+#pragma once
+
+#include "models/decoder_spec.h"
+#include "models/program/program.h"
+
+namespace espalier::program {
+
+// The program before any pass: every operation by itself, every row computed to the end.
+//
+//   hidden = embed(token) * embedding_scale (+ position)
+//   for each layer: hidden += scale * norm(attention(norm(hidden)))
+//                   hidden += scale * norm(mlp(norm(hidden))), or of experts chosen by a router
+//   outputs = select_rows(hidden);  logits = softcap(scale * head(norm(outputs)))
+//   or, where a text becomes a vector: pool(norm(outputs)) through the head's layers
+//
+// REQUIRES: a valid spec.
+Program lower(const DecoderSpec& spec);
+
+}  // namespace espalier::program

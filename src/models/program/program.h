@@ -1,0 +1,279 @@
+// A model's forward pass as data: named buffers and a flat list of operations over them. lower.h
+// makes the list from a DecoderSpec, passes.h rewrites it, check.h proves that it is well formed,
+// print.h shows it, and each back end has one interpreter that runs it. Nothing else states the
+// order of a decoder's operations.
+//
+// Plain values without pointers: cheap to copy, safe to share while nobody changes them.
+//
+//   buffers   [rows, columns], rows symbolic; residuals are buffers like all others
+//   ops       run from the first to the last; those whose result has kOutputs rows form the output
+//             section, which runs once for each block of rows whose logits are wanted; those with
+//             kTexts rows run once for each text that becomes a vector
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/activation/op.h"
+#include "kernels/router/op.h"
+#include "models/decoder_spec.h"
+#include "models/weight_id.h"
+
+namespace espalier::program {
+
+// How many rows a buffer has in a step; known when the step runs.
+enum class RowCount : uint8_t {
+  kTokens,   // query tokens of the batch
+  kWanted,   // those whose final hidden state is needed, at most kTokens
+  kOutputs,  // a block of rows of logits, or all rows that are pooled, at most kWanted
+  kTexts,    // texts that become vectors
+};
+struct Rows {
+  RowCount count = RowCount::kTokens;
+  int32_t per_row = 1;  // top_k of (token, expert) pairs: count * per_row rows
+  friend bool operator==(const Rows&, const Rows&) = default;
+};
+
+enum class ElementType : uint8_t {
+  kActivation,  // float32 on the CPU, the weights' type on a GPU
+  kFloat32,
+  kInt32,
+};
+
+using BufferId = int32_t;
+struct Buffer {
+  std::string name;
+  Rows rows;
+  int32_t columns = 0;  // elements from one row to the next
+  ElementType type = ElementType::kActivation;
+  // Buffers of one storage share memory: the one that was written last is the one that may be
+  // read. A storage is as large as its largest buffer.
+  int32_t storage = -1;
+};
+
+// Columns [column, column + columns) of all rows of a buffer.
+struct Operand {
+  BufferId buffer = -1;
+  int32_t column = 0;
+  int32_t columns = 0;
+  friend bool operator==(const Operand&, const Operand&) = default;
+};
+
+// Inputs -> outputs, in the order of Op::inputs and Op::outputs; [x] may be absent. An output that
+// is also an input is changed in place. The attributes of a kind are the struct of its name.
+enum class OpKind : uint8_t {
+  kEmbed,          // -> x: row of the token
+  kEmbedPosition,  // -> x: row of the position
+  kScale,          // x -> y = factor * x
+  kSoftcap,        // x -> x = cap * tanh(x / cap)
+  kNorm,           // x -> y: of each group of columns by itself
+  kMatmul,         // x, [residual] -> y = activation(norm(x) W^T + b) + residual
+  kHeadMatmul,     // x -> y: of each head by its own matrix
+  kHeadCopy,       // x -> y: some columns of each head
+  kRope,           // x -> x: some columns of each head
+  kKvAppend,       // k, [v] -> : to the layer's pages
+  kAttention,      // q, [k, v of the new tokens] -> y: over the layer's pages
+  kSelectRows,     // x ... -> y ...: the rows that the result's row count names
+  kActivation,     // gate_up (or up) -> y = activation(gate) * up
+  kResidualAdd,    // residual, x -> residual + scale * x
+  kGatedAdd,       // residual, x, gate -> residual + sigmoid(gate) * x; gate: [rows, 1]
+  kMoeRoute,       // x -> experts, weights: of each row's (token, expert) pairs
+  kMoeMatmul,      // x (rows or pairs), experts -> y (pairs)
+  kMoeCombine,     // pairs, weights, experts, [shared], [gate], [residual] -> y
+  kPool,           // x -> y: one row of each text
+  kRelu,           // x -> x
+  // What passes make of several of those above.
+  kQkRopeAppend,  // q, k, [v] -> q, [k]: norms of heads, rope, and keys and values to pages
+  kMoeExperts,    // x, experts, weights -> y: matmul, activation, matmul and combination
+  kMoeBlock,      // x, [residual] -> y: norm, route, experts, shared expert, residual
+  kMegakernel,    // -> x: embedding and all layers of one token
+};
+
+struct Scale {
+  float factor = 1;
+};
+struct Softcap {
+  float cap = 0;
+};
+
+// x: [rows, groups, columns / groups]; each group by itself, with one weight for all.
+struct Norm {
+  NormSpec spec;
+  WeightId weight;  // of a layer norm the weight, then the bias
+  int32_t groups = 1;
+};
+
+struct Activation {
+  kernels::Activation kind = kernels::Activation::kSilu;
+  bool gated = true;  // x: [gate; up], each of `dim`; else up alone
+  float limit = 0;    // kClampedSwiglu
+  int32_t dim = 0;    // of the result
+};
+
+// W: [out_features, in_features]. With an activation y has its `dim` columns, else out_features.
+struct Matmul {
+  WeightId weight;
+  WeightId bias;
+  int32_t in_features = 0;
+  int32_t out_features = 0;  // of the matrix: both halves of [gate; up]
+  // Fused by passes.
+  std::optional<Norm> norm;              // of x, on its way in
+  std::optional<Activation> activation;  // of x W^T + b
+  bool residual = false;                 // the second input is added to the result
+};
+
+// y[head * y_head + o] = sum over i of x[head * x_head + i] W[head, o, i], in elements of a row.
+struct HeadMatmul {
+  WeightId weight;  // [heads, out_features, in_features]
+  int32_t heads = 0;
+  int32_t in_features = 0, out_features = 0;
+  int32_t x_head = 0, y_head = 0;  // from one head to the next
+};
+
+// y[head * y_head + y_begin + i] = x[head * x_head + x_begin + i], i < count.
+struct HeadCopy {
+  int32_t heads = 0;
+  int32_t count = 0;
+  int32_t x_head = 0, x_begin = 0;
+  int32_t y_head = 0, y_begin = 0;
+};
+
+// Of each head elements [begin, begin + rotary_dim of the rope).
+struct Rope {
+  int32_t rope = 0;  // index into DecoderSpec::ropes
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  int32_t begin = 0;
+};
+
+struct KvAppend {
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t sliding_window = 0;  // tokens; above 0 the layer may have page tables of its own
+};
+
+struct Attention {
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  float scale = 0;
+  int32_t sliding_window = 0;  // tokens that a query sees, itself included; 0: all
+  float softcap = 0;
+  WeightId sinks;
+  bool latent = false;  // there is one plane, of keys that are values too
+};
+
+struct ResidualAdd {
+  float scale = 1;
+};
+
+struct MoeRoute {
+  kernels::RouterSpec router;
+  WeightId weight, bias, correction;
+  int32_t in_features = 0;
+};
+
+// Each pair by the matrix of its expert. x has a row for each token, or for each pair.
+struct MoeMatmul {
+  WeightId weight, bias;
+  int32_t num_experts = 0;
+  int32_t in_features = 0;
+  int32_t out_features = 0;              // of a matrix
+  std::optional<Activation> activation;  // fused by passes
+};
+
+// y = [residual] + scale * (sum over a row's pairs of weight * pair + [sigmoid(gate) *] shared).
+struct MoeCombine {
+  int32_t num_experts = 0;
+  int32_t top_k = 0;
+  // Fused by passes; each says that its input is there.
+  bool shared = false, gate = false, residual = false;
+  float scale = 1;
+};
+
+struct Pool {
+  PoolingSpec::Kind kind = PoolingSpec::Kind::kLast;
+};
+
+// Norms (none: none), then rotation (none: positions are not encoded), then the append.
+struct QkRopeAppend {
+  std::optional<Norm> q_norm, k_norm;  // groups are heads
+  std::optional<Rope> rope;            // of q's heads and k's together
+  KvAppend append;
+};
+
+struct MoeExperts {
+  MoeMatmul gate_up, down;
+  std::optional<Activation> activation;  // none: it is gate_up's own
+  MoeCombine combine;
+};
+
+struct MoeBlock {
+  std::optional<Norm> norm;
+  MoeRoute route;
+  MoeExperts experts;
+  // Of the shared expert; no weights where there is none.
+  Matmul shared_gate_up, shared_down;
+  Activation shared_activation;
+  WeightId shared_gate;
+};
+
+struct Megakernel {
+  int32_t num_layers = 0;
+};
+
+using Attributes =
+    std::variant<std::monostate, Scale, Softcap, Norm, Activation, Matmul, HeadMatmul, HeadCopy,
+                 Rope, KvAppend, Attention, ResidualAdd, MoeRoute, MoeMatmul, MoeCombine, Pool,
+                 QkRopeAppend, MoeExperts, MoeBlock, Megakernel>;
+
+struct Op {
+  OpKind kind = OpKind::kEmbed;
+  int32_t layer = -1;  // -1: before or behind the layers
+  std::vector<Operand> inputs;
+  std::vector<Operand> outputs;
+  Attributes attributes;
+  // Weights that stand for themselves: of kEmbed and kEmbedPosition the table.
+  WeightId table;
+  // Launch policy: the kernel may start while the one in front of it ends (programmatic dependent
+  // launch); back ends without it ignore it.
+  bool dependent_launch = false;
+
+  template <typename T>
+  const T& as() const {
+    return std::get<T>(attributes);
+  }
+  template <typename T>
+  T& as() {
+    return std::get<T>(attributes);
+  }
+};
+
+struct Program {
+  std::string name;  // the architecture
+  std::vector<Buffer> buffers;
+  std::vector<Op> ops;
+  int32_t num_storages = 0;
+
+  const Buffer& buffer(BufferId id) const { return buffers[static_cast<size_t>(id)]; }
+  const Buffer& buffer(const Operand& operand) const { return buffer(operand.buffer); }
+};
+
+// Rows that the operation computes: those of its first output, or of its first input where it has
+// no output.
+Rows rows_of(const Program& program, const Op& op);
+
+// The index of the first operation of the output section; ops.size() where there is none.
+size_t output_begin(const Program& program);
+
+// The weights that an operation reads, in the order of its attributes.
+std::vector<WeightId> weights_of(const Op& op);
+
+// "moe_route" ...
+std::string_view op_name(OpKind kind);
+std::string_view row_count_name(RowCount count);
+
+}  // namespace espalier::program
