@@ -100,8 +100,8 @@ Status validate_rope(const RopeSpec& rope) {
         "above 0",
         rope.theta, rope.factor, rope.attention_factor);
   }
-  const bool stretches = rope.scaling != RopeSpec::Scaling::kNone &&
-                         rope.scaling != RopeSpec::Scaling::kLinear;
+  const bool stretches =
+      rope.scaling != RopeSpec::Scaling::kNone && rope.scaling != RopeSpec::Scaling::kLinear;
   if (stretches && rope.original_max_positions < 1) {
     return invalid_argument("original_max_position_embeddings {} must be positive",
                             rope.original_max_positions);

@@ -1,7 +1,10 @@
 #include "models/decoder_weights.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+#include "models/program/passes.h"
 #include "models/weight_layout.h"
 #include "models/weight_reader.h"
 
@@ -13,9 +16,12 @@ using kernels::PackedMatrix;
 
 class Loader {
  public:
-  Loader(CpuBackend& backend, const DecoderSpec& spec, const WeightTypes& types,
-         WeightSource& source)
-      : spec_(spec), type_(types.type), read_(backend, source, types) {}
+  Loader(CpuBackend& backend, const DecoderSpec& spec, const program::Program& program,
+         const WeightTypes& types, WeightSource& source)
+      : spec_(spec),
+        with_activation_(program::weights_with_activation(program)),
+        type_(types.type),
+        read_(backend, source, types) {}
 
   Result<DecoderWeights> load() {
     const WeightLayout layout = weight_layout(spec_);
@@ -35,7 +41,7 @@ class Loader {
     }
     for (size_t i = 0; i < layout.layers.size(); ++i) {
       ESP_RETURN_IF_ERROR(
-          load_layer(spec_.layers[i], layout.layers[i], weights.layers.emplace_back()));
+          load_layer(static_cast<int32_t>(i), layout.layers[i], weights.layers.emplace_back()));
     }
     ESP_RETURN_IF_ERROR(read_.norm(spec_.final_norm, layout.final_norm, weights.final_norm));
     ESP_RETURN_IF_ERROR(read_.finish());
@@ -43,7 +49,8 @@ class Loader {
   }
 
  private:
-  Status load_layer(const LayerSpec& spec, const LayerLayout& layout, LayerWeights& out) {
+  Status load_layer(int32_t index, const LayerLayout& layout, LayerWeights& out) {
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(index)];
     const AttentionSpec& a = spec.attention;
     ESP_RETURN_IF_ERROR(read_.norm(spec.input_norm, layout.input_norm, out.input_norm));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.qkv, out.qkv));
@@ -59,9 +66,9 @@ class Loader {
     ESP_RETURN_IF_ERROR(
         read_.norm(spec.post_attention_norm, layout.post_attention_norm, out.post_attention_norm));
     if (spec.experts) {
-      ESP_RETURN_IF_ERROR(load_experts(*spec.experts, layout, out));
+      ESP_RETURN_IF_ERROR(load_experts(*spec.experts, index, layout, out));
     } else {
-      ESP_RETURN_IF_ERROR(load_mlp(spec.mlp, layout.mlp, out.mlp));
+      ESP_RETURN_IF_ERROR(load_mlp({WeightKind::kGateUp, index}, layout.mlp, out.mlp));
     }
     return read_.norm(spec.mlp_output_norm, layout.mlp_output_norm, out.mlp_output_norm);
   }
@@ -96,26 +103,30 @@ class Loader {
     return Status();
   }
 
-  Status load_mlp(const MlpSpec& spec, const MlpLayout& layout, MlpWeights& out) {
-    const bool fused = silu_mul_fused(spec_, spec);
+  // id: of the matrix of gate and up.
+  Status load_mlp(WeightId id, const MlpLayout& layout, MlpWeights& out) {
+    const bool fused = std::ranges::find(with_activation_, id) != with_activation_.end();
     ESP_RETURN_IF_ERROR(read_.matrix(layout.gate_up, out.gate_up, fused));
     ESP_RETURN_IF_ERROR(read_.vector(layout.gate_up_bias, out.gate_up_bias));
     ESP_RETURN_IF_ERROR(read_.matrix(layout.down, out.down));
     return read_.vector(layout.down_bias, out.down_bias);
   }
 
-  Status load_experts(const ExpertsSpec& spec, const LayerLayout& layout, LayerWeights& out) {
+  Status load_experts(const ExpertsSpec& spec, int32_t index, const LayerLayout& layout,
+                      LayerWeights& out) {
     const ExpertsLayout& experts = layout.experts;
     ESP_RETURN_IF_ERROR(read_.matrix(experts.router, out.experts.router));
     ESP_RETURN_IF_ERROR(read_.vector(experts.router_bias, out.experts.router_bias));
     ESP_RETURN_IF_ERROR(read_.vector(experts.router_correction, out.experts.router_correction));
     for (const MlpLayout& expert : experts.experts) {
-      ESP_RETURN_IF_ERROR(load_mlp(spec.expert, expert, out.experts.experts.emplace_back()));
+      ESP_RETURN_IF_ERROR(
+          load_mlp({WeightKind::kExpertGateUp, index}, expert, out.experts.experts.emplace_back()));
     }
     if (experts.experts.empty()) {
       ESP_RETURN_IF_ERROR(load_fused_experts(spec, experts, out.experts));
     }
-    if (spec.shared) ESP_RETURN_IF_ERROR(load_mlp(*spec.shared, layout.mlp, out.mlp));
+    if (spec.shared)
+      ESP_RETURN_IF_ERROR(load_mlp({WeightKind::kGateUp, index}, layout.mlp, out.mlp));
     return read_.matrix(experts.shared_gate, out.experts.shared_gate);
   }
 
@@ -144,6 +155,7 @@ class Loader {
   }
 
   const DecoderSpec& spec_;
+  const std::vector<WeightId> with_activation_;
   const DType type_;
   WeightReader read_;
 };
@@ -194,14 +206,97 @@ int64_t DecoderWeights::size_bytes() const {
          bytes_of(final_norm) + bytes_of_all(layers);
 }
 
-bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp) {
-  return mlp.gated && !mlp.bias && mlp.activation == kernels::Activation::kSilu &&
-         !spec.faults.linear_activation;
+const PackedMatrix& DecoderWeights::matrix(WeightId id) const {
+  switch (id.kind) {
+    case WeightKind::kHead:
+      return head;
+    case WeightKind::kPoolingHead:
+      return pooling_head[static_cast<size_t>(id.index)].matrix;
+    case WeightKind::kQkv:
+      return layer(id).qkv;
+    case WeightKind::kLatentQA:
+      return layer(id).latent.q_a;
+    case WeightKind::kLatentQ:
+      return layer(id).latent.q;
+    case WeightKind::kLatentKvA:
+      return layer(id).latent.kv_a;
+    case WeightKind::kAttentionOutput:
+      return layer(id).attention_output;
+    case WeightKind::kRouter:
+      return layer(id).experts.router;
+    case WeightKind::kSharedGate:
+      return layer(id).experts.shared_gate;
+    case WeightKind::kGateUp:
+      return layer(id).mlp.gate_up;
+    case WeightKind::kDown:
+      return layer(id).mlp.down;
+    default:
+      ESP_CHECK(false, "{} is no matrix of the CPU's", weight_name(id.kind));
+  }
+  return head;
+}
+
+const NormWeights& DecoderWeights::norm(WeightId id) const {
+  switch (id.kind) {
+    case WeightKind::kInputNorm:
+      return layer(id).input_norm;
+    case WeightKind::kQNorm:
+      return layer(id).q_norm;
+    case WeightKind::kKNorm:
+      return layer(id).k_norm;
+    case WeightKind::kLatentQANorm:
+      return layer(id).latent.q_a_norm;
+    case WeightKind::kLatentKvANorm:
+      return layer(id).latent.kv_a_norm;
+    case WeightKind::kAttentionOutputNorm:
+      return layer(id).attention_output_norm;
+    case WeightKind::kPostAttentionNorm:
+      return layer(id).post_attention_norm;
+    case WeightKind::kMlpOutputNorm:
+      return layer(id).mlp_output_norm;
+    case WeightKind::kFinalNorm:
+      return final_norm;
+    default:
+      ESP_CHECK(false, "{} is no norm", weight_name(id.kind));
+  }
+  return final_norm;
+}
+
+const float* DecoderWeights::vector(WeightId id) const {
+  switch (id.kind) {
+    case WeightKind::kNone:
+      return nullptr;
+    case WeightKind::kPoolingHeadBias:
+      return or_null(pooling_head[static_cast<size_t>(id.index)].bias);
+    case WeightKind::kQkvBias:
+      return or_null(layer(id).qkv_bias);
+    case WeightKind::kSinks:
+      return or_null(layer(id).sinks);
+    case WeightKind::kAttentionOutputBias:
+      return or_null(layer(id).attention_output_bias);
+    case WeightKind::kRouterBias:
+      return or_null(layer(id).experts.router_bias);
+    case WeightKind::kRouterCorrection:
+      return or_null(layer(id).experts.router_correction);
+    case WeightKind::kGateUpBias:
+      return or_null(layer(id).mlp.gate_up_bias);
+    case WeightKind::kDownBias:
+      return or_null(layer(id).mlp.down_bias);
+    default:
+      ESP_CHECK(false, "{} is no vector", weight_name(id.kind));
+  }
+  return nullptr;
+}
+
+std::span<const PackedMatrix> DecoderWeights::head_matrices(WeightId id) const {
+  const LatentWeights& latent = layer(id).latent;
+  return id.kind == WeightKind::kQueryToLatent ? latent.query_to_latent : latent.latent_to_value;
 }
 
 Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec,
-                                    const WeightTypes& types, WeightSource& source) {
-  return Loader(backend, spec, types, source).load();
+                                    const program::Program& program, const WeightTypes& types,
+                                    WeightSource& source) {
+  return Loader(backend, spec, program, types, source).load();
 }
 
 }  // namespace espalier

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
+#include "models/program/program.h"
 #include "models/weight_holding.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
@@ -26,8 +28,8 @@ inline const float* or_null(const std::vector<float>& values) {
 }
 
 struct MlpWeights {
-  // hidden -> ffn, gate and up packed for linear_silu_mul where silu_mul_fused() says so; else
-  // hidden -> [gate; up], a plain matrix, or hidden -> up alone where there is no gate.
+  // hidden -> ffn, gate and up packed for linear_silu_mul where the program fuses the activation;
+  // else hidden -> [gate; up], a plain matrix, or hidden -> up alone where there is no gate.
   kernels::PackedMatrix gate_up;
   std::vector<float> gate_up_bias;  // of its outputs; empty: none
   kernels::PackedMatrix down;       // ffn -> hidden
@@ -88,14 +90,22 @@ struct DecoderWeights {
   std::vector<PoolingWeights> pooling_head;
 
   int64_t size_bytes() const;
-};
 
-// Whether gate, up and SiLU of this MLP are one product.
-bool silu_mul_fused(const DecoderSpec& spec, const MlpSpec& mlp);
+  // Weights by their ids. REQUIRES: the model has the weight, and it is of that sort; a vector may
+  // be absent (null).
+  const kernels::PackedMatrix& matrix(WeightId id) const;
+  const NormWeights& norm(WeightId id) const;
+  const float* vector(WeightId id) const;
+  // Of kQueryToLatent and kLatentToValue a matrix for each head.
+  std::span<const kernels::PackedMatrix> head_matrices(WeightId id) const;
+  const LayerWeights& layer(WeightId id) const { return layers[static_cast<size_t>(id.index)]; }
+};
 
 // Takes each tensor that the spec asks for from the source, packs it and gives it back, so that
 // never more than one matrix is held twice.
+// program: its GEMMs with an activation take gate and up packed for linear_silu_mul.
 Result<DecoderWeights> load_weights(kernels::CpuBackend& backend, const DecoderSpec& spec,
-                                    const WeightTypes& types, WeightSource& source);
+                                    const program::Program& program, const WeightTypes& types,
+                                    WeightSource& source);
 
 }  // namespace espalier

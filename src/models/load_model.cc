@@ -8,11 +8,11 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
 #include "checkpoint/json_object.h"
-#include "models/decoder_model.h"
 #include "models/families/family.h"
 #include "models/model.h"
 #include "models/model_plan.h"
 #include "models/pooling_config.h"
+#include "models/program/cpu_model.h"
 #include "models/weight_source.h"
 #include "tensor/work_pool.h"
 
@@ -115,12 +115,12 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
   auto& [spec, type, weights] = plan;
   if (options.format == LoadFormat::kDummy) {
     DummySource source(options.seed, type, pool);
-    return DecoderModel::create(std::move(spec), weights, source, pool);
+    return program::CpuModel::create(std::move(spec), weights, source, pool);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   CheckpointSource source(checkpoint, spec, type, &pool);
   source.tell(options.progress);
-  return DecoderModel::create(std::move(spec), weights, source, pool);
+  return program::CpuModel::create(std::move(spec), weights, source, pool);
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ struct ModelPlan {
 // config_overrides. dtype may also be q8_0 or q4_k: see choose_weight_types.
 Result<ModelPlan> plan_model(const ModelLoadOptions& options);
 
+// All that the engine must know of a model but weight_bytes. REQUIRES: a valid spec.
+ModelInfo describe_model(const DecoderSpec& spec);
+
 // What load_model() would hold the weights in: bytes by the type's name. Opens the checkpoint.
 Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options);
 

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
-#include "models/decoder_model.h"
 #include "models/golden.h"
+#include "models/program/cpu_model.h"
+#include "models/program/fault_injection.h"
 
 namespace espalier {
 namespace {
@@ -65,6 +67,7 @@ struct Mutation {
   std::function<void(DecoderSpec&)> spec;
   ChangedSource::Change weights;
   ChangedSource::ByteChange bytes = {};
+  std::optional<program::Fault> fault = std::nullopt;
 };
 
 void each_layer(DecoderSpec& spec, const std::function<void(LayerSpec&)>& change) {
@@ -208,22 +211,20 @@ const std::vector<Mutation>& mutations() {
        "llama_tied_llama3",
        [](DecoderSpec& s) { std::swap(s.names.gate, s.names.up); },
        {}},
-      {"silu_replaced",
-       "llama_tied_llama3",
-       [](DecoderSpec& s) { s.faults.linear_activation = true; },
-       {}},
+      {"silu_replaced", "llama_tied_llama3", {}, {}, {}, program::Fault::kReplaceActivation},
       {"silu_replaced_beside_biases",
        "llama_untied_bias",
-       [](DecoderSpec& s) { s.faults.linear_activation = true; },
-       {}},
+       {},
+       {},
+       {},
+       program::Fault::kReplaceActivation},
       {"attention_residual_dropped",
        "llama_tied_llama3",
-       [](DecoderSpec& s) { s.faults.drop_attention_residual = true; },
-       {}},
-      {"mlp_residual_dropped",
-       "qwen3_head_dim",
-       [](DecoderSpec& s) { s.faults.drop_mlp_residual = true; },
-       {}},
+       {},
+       {},
+       {},
+       program::Fault::kDropAttentionResidual},
+      {"mlp_residual_dropped", "qwen3_head_dim", {}, {}, {}, program::Fault::kDropMlpResidual},
       {"tied_taken_for_untied",
        "llama_tied_llama3",
        [](DecoderSpec& s) { s.tied_embeddings = false; },
@@ -234,7 +235,7 @@ const std::vector<Mutation>& mutations() {
        {}},
       {"a_layer_left_out", "qwen3_head_dim", [](DecoderSpec& s) { s.layers.pop_back(); }, {}},
       // What other families add.
-      {"experts_dropped", "mixtral", [](DecoderSpec& s) { s.faults.drop_experts = true; }, {}},
+      {"experts_dropped", "mixtral", {}, {}, {}, program::Fault::kDropExperts},
       {"experts_swapped",
        "mixtral",
        {},
@@ -254,10 +255,7 @@ const std::vector<Mutation>& mutations() {
        "qwen2_moe",
        [](DecoderSpec& s) { each_router(s, [](auto& r) { r.normalise = true; }); },
        {}},
-      {"shared_expert_dropped",
-       "qwen2_moe",
-       [](DecoderSpec& s) { s.faults.drop_shared_expert = true; },
-       {}},
+      {"shared_expert_dropped", "qwen2_moe", {}, {}, {}, program::Fault::kDropSharedExpert},
       {"shared_expert_not_gated", "qwen2_moe", {}, zero_tensors("shared_expert_gate")},
       {"experts_in_a_dense_layer",
        "qwen2_moe",
@@ -426,7 +424,11 @@ float error_of(const Mutation& mutation, DType type) {
   if (mutation.spec) mutation.spec(golden.spec);
   ChangedSource source(*checkpoint, mutation.weights, mutation.bytes);
   WorkPool pool(1);
-  auto model = DecoderModel::create(golden.spec, type, source, pool);
+  program::Rewrite rewrite;
+  if (mutation.fault) {
+    rewrite = [&](program::Program p) { return program::inject(std::move(p), *mutation.fault); };
+  }
+  auto model = program::CpuModel::create(golden.spec, type, source, pool, rewrite);
   EXPECT_TRUE(model) << model.error().to_string();
   return golden::max_error(**model, golden,
                            type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16);

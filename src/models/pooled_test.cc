@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "checkpoint/temp_folder.h"
-#include "models/decoder_model.h"
 #include "models/golden.h"
 #include "models/model_plan.h"
+#include "models/program/cpu_model.h"
 
 namespace espalier {
 namespace {
@@ -123,7 +123,7 @@ TEST(Pooling, WhatIsLeftOutIsNoticed) {
     const auto checkpoint = Checkpoint::open(kRoot / mutation.golden);
     ASSERT_TRUE(checkpoint);
     CheckpointSource source(*checkpoint, plan->spec, DType::kFloat32, &pool);
-    auto model = DecoderModel::create(plan->spec, DType::kFloat32, source, pool);
+    auto model = program::CpuModel::create(plan->spec, DType::kFloat32, source, pool);
     ASSERT_TRUE(model) << mutation.name << ": " << model.error().to_string();
     EXPECT_GT(error_of(**model, golden), 1e-3f) << mutation.name;
   }

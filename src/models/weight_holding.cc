@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "kernels/linear/op.h"
-#include "models/decoder_weights.h"
+#include "models/program/cpu_model.h"
+#include "models/program/lower.h"
+#include "models/program/passes.h"
 
 namespace espalier {
 namespace {
@@ -54,8 +56,15 @@ class Memory {
   std::map<std::string, int64_t> bytes_;
 };
 
-void add_layer(const DecoderSpec& spec, const LayerSpec& layer, const LayerLayout& layout,
-               const WeightTypes& types, Memory& memory) {
+// with_activation: see program::weights_with_activation().
+void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
+               const std::vector<WeightId>& with_activation, const WeightTypes& types,
+               Memory& memory) {
+  const LayerSpec& layer = spec.layers[index];
+  const auto fuses = [&](WeightKind kind) {
+    const WeightId id{kind, static_cast<int32_t>(index)};
+    return std::ranges::find(with_activation, id) != with_activation.end();
+  };
   for (const VectorLayout* vector :
        {&layout.input_norm, &layout.qkv_bias, &layout.q_norm, &layout.k_norm, &layout.sinks,
         &layout.latent.q_a_norm, &layout.latent.kv_a_norm, &layout.attention_output_bias,
@@ -70,11 +79,11 @@ void add_layer(const DecoderSpec& spec, const LayerSpec& layer, const LayerLayou
   }
   memory.numbers(types.type,  // cut up by heads, never in blocks
                  layout.latent.kv_b.out_features() * layout.latent.kv_b.in_features);
-  memory.mlp(layout.mlp, silu_mul_fused(spec, layer.mlp));
+  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp));
   if (!layer.experts) return;
   const ExpertsSpec& experts = *layer.experts;
   for (const MlpLayout& expert : layout.experts.experts) {
-    memory.mlp(expert, silu_mul_fused(spec, experts.expert));
+    memory.mlp(expert, fuses(WeightKind::kExpertGateUp));
   }
   if (layout.experts.experts.empty()) {
     memory.experts(int64_t{3} * experts.router.num_experts * experts.expert.intermediate_size,
@@ -128,6 +137,8 @@ MatrixHolding holding_of(const MatrixLayout& layout, bool gate_up, const WeightT
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
                                              const StoredFormat& stored) {
   const WeightLayout layout = weight_layout(spec);
+  const std::vector<WeightId> with_activation =
+      program::weights_with_activation(program::cpu_passes(program::lower(spec)));
   Memory memory(types, stored);
   memory.matrix(layout.embedding);
   memory.matrix(layout.position_embedding);
@@ -138,7 +149,7 @@ std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const Weig
   }
   memory.vector(layout.final_norm);
   for (size_t i = 0; i < layout.layers.size(); ++i) {
-    add_layer(spec, spec.layers[i], layout.layers[i], types, memory);
+    add_layer(spec, i, layout.layers[i], with_activation, types, memory);
   }
   return memory.take();
 }

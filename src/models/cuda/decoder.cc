@@ -14,7 +14,6 @@
 #include "kernels/norm/cuda.h"
 #include "kernels/random/cuda.h"
 #include "models/cuda/decoder_parts.h"
-#include "models/decoder_model.h"
 #include "models/rope_table.h"
 
 namespace espalier {

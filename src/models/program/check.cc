@@ -29,7 +29,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kPool:
     case OpKind::kRelu:
       return {1, 1, 1, 1};
-    case OpKind::kMatmul:
+    case OpKind::kMatmul:  // the second output: see fuse_norm
+      return {1, 2, 1, 2};
     case OpKind::kMoeBlock:
       return {1, 2, 1, 1};
     case OpKind::kKvAppend:

@@ -11,24 +11,9 @@ class Builder {
  public:
   explicit Builder(const DecoderSpec& spec) : spec_(spec) { program_.name = spec.architecture; }
 
-  // The buffer of this name and shape. Buffers of one name and several shapes (layers differ) share
-  // a storage.
   Operand buffer(const std::string& name, int32_t columns, Rows rows = {},
                  ElementType type = ElementType::kActivation) {
-    int32_t storage = -1;
-    std::string unique = name;
-    for (size_t i = 0; i < program_.buffers.size(); ++i) {
-      const Buffer& known = program_.buffers[i];
-      if (known.name != name && !known.name.starts_with(name + ".")) continue;
-      if (known.columns == columns && known.rows == rows) {
-        return {static_cast<BufferId>(i), 0, columns};
-      }
-      storage = known.storage;
-      unique = name + "." + std::to_string(columns);
-    }
-    if (storage < 0) storage = program_.num_storages++;
-    program_.buffers.push_back({unique, rows, columns, type, storage});
-    return {static_cast<BufferId>(program_.buffers.size() - 1), 0, columns};
+    return find_or_add_buffer(program_, name, columns, rows, type);
   }
 
   Op& add(OpKind kind, std::vector<Operand> inputs, std::vector<Operand> outputs,

@@ -112,6 +112,24 @@ class WeightCollector {
 
 }  // namespace
 
+Operand find_or_add_buffer(Program& program, const std::string& name, int32_t columns, Rows rows,
+                           ElementType type) {
+  int32_t storage = -1;
+  std::string unique = name;
+  for (size_t i = 0; i < program.buffers.size(); ++i) {
+    const Buffer& known = program.buffers[i];
+    if (known.name != name && !known.name.starts_with(name + ".")) continue;
+    if (known.columns == columns && known.rows == rows) {
+      return {static_cast<BufferId>(i), 0, columns};
+    }
+    storage = known.storage;
+    unique = name + "." + std::to_string(columns);
+  }
+  if (storage < 0) storage = program.num_storages++;
+  program.buffers.push_back({unique, rows, columns, type, storage});
+  return {static_cast<BufferId>(program.buffers.size() - 1), 0, columns};
+}
+
 Rows rows_of(const Program& program, const Op& op) {
   if (!op.outputs.empty()) return program.buffer(op.outputs[0]).rows;
   return op.inputs.empty() ? Rows{} : program.buffer(op.inputs[0]).rows;

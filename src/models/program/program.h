@@ -262,6 +262,11 @@ struct Program {
   const Buffer& buffer(const Operand& operand) const { return buffer(operand.buffer); }
 };
 
+// The buffer of this name and shape as an operand, added where the program has none. Buffers of one
+// name and several shapes (layers differ) share a storage and end in ".COLUMNS".
+Operand find_or_add_buffer(Program& program, const std::string& name, int32_t columns,
+                           Rows rows = {}, ElementType type = ElementType::kActivation);
+
 // Rows that the operation computes: those of its first output, or of its first input where it has
 // no output.
 Rows rows_of(const Program& program, const Op& op);

@@ -1,0 +1,93 @@
+// What the CPU's operations work on: the weights, the memory of a program's buffers, and the step
+// that runs.
+//
+// Not thread-safe: one step at a time. Borrows all that it is made of; the owner (CpuModel) keeps
+// them. Sized by reserve(); a step allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cpu/backend.h"
+#include "models/decoder_spec.h"
+#include "models/decoder_weights.h"
+#include "models/program/cpu_experts.h"
+#include "models/program/cpu_ropes.h"
+#include "models/program/program.h"
+#include "models/program/wanted_rows.h"
+#include "seams/forward_batch.h"
+#include "seams/kv_view.h"
+#include "tensor/buffer.h"
+
+namespace espalier::program {
+
+// Rows of an operand in memory.
+struct CpuView {
+  float* data = nullptr;  // of the first row's first column
+  int64_t stride = 0;     // elements from one row to the next
+};
+
+class CpuContext {
+ public:
+  CpuContext(const DecoderSpec& spec, const Program& program, const DecoderWeights& weights,
+             kernels::CpuBackend& backend);
+  // Memory for steps of at most this; output_rows: of one run of the output section.
+  Status reserve(int32_t max_tokens, int32_t max_entries, int64_t output_rows);
+
+  // Starts a step. The batch, the ids and the view outlive it.
+  void begin(const ForwardBatch& batch, std::span<const TokenId> token_ids, const KvView& kv);
+  // The rows that the output section selects from here on, among the wanted rows, and where the
+  // section's last buffer lies: out, [rows, columns]; null: in memory of the context.
+  void begin_outputs(std::span<const int32_t> rows, float* out);
+
+  const DecoderSpec& spec() const { return spec_; }
+  const DecoderWeights& weights() const { return weights_; }
+  kernels::CpuBackend& backend() { return backend_; }
+  CpuExperts& experts() { return experts_; }
+
+  int64_t num_rows(const Rows& rows) const;
+  const Rows& rows_of(const Operand& operand) const { return program_.buffer(operand).rows; }
+  int64_t num_rows(const Operand& operand) const { return num_rows(rows_of(operand)); }
+  CpuView view(const Operand& operand) const;
+  int32_t* ints(const Operand& operand) const;
+  // Lets `to`, a whole buffer, be the memory of `from` for the rest of the step.
+  void alias(const Operand& to, const Operand& from);
+
+  const ForwardBatch& batch() const { return *batch_; }
+  const KvView& kv() const { return *kv_; }
+  std::span<const TokenId> token_ids() const { return token_ids_; }
+  const WantedRows& wanted() const { return wanted_; }
+  std::span<const int32_t> output_rows() const { return output_rows_; }
+  // The batch's entries, or their wanted tails.
+  std::span<const BatchEntry> entries(RowCount count) const;
+  const CpuRopes& ropes() const { return ropes_; }
+
+ private:
+  void place_buffers();
+  int64_t max_rows(const Rows& rows) const;
+  Status allocate_storages();
+  Status reserve_linear();
+
+  const DecoderSpec& spec_;
+  const Program& program_;
+  const DecoderWeights& weights_;
+  kernels::CpuBackend& backend_;
+  CpuExperts experts_;
+  WantedRows wanted_;
+  std::vector<espalier::Buffer> storages_;
+  std::vector<CpuView> views_;  // of each buffer's first column
+  BufferId last_output_ = -1;   // what begin_outputs() places
+  CpuRopes ropes_;
+  int32_t max_tokens_ = 0;
+  int64_t max_output_rows_ = 0;
+
+  // Of the step that runs.
+  const ForwardBatch* batch_ = nullptr;
+  const KvView* kv_ = nullptr;
+  std::span<const TokenId> token_ids_;
+  std::span<const int32_t> output_rows_;
+};
+
+}  // namespace espalier::program

@@ -1,0 +1,201 @@
+#include "models/program/cpu_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "models/model_plan.h"
+#include "models/program/check.h"
+#include "models/program/lower.h"
+#include "models/program/passes.h"
+
+namespace espalier::program {
+namespace {
+
+// Rows of logits held at once for input log-probabilities: enough to keep the head's GEMM busy.
+constexpr int64_t kLogitBlock = 32;
+
+// linear_silu_mul() takes no bias.
+bool gemm_takes(const Matmul& matmul, const Activation& activation) {
+  return activation.gated && activation.kind == kernels::Activation::kSilu && !matmul.bias;
+}
+
+ModelInfo describe(const DecoderSpec& spec, const DecoderWeights& weights) {
+  ModelInfo info = describe_model(spec);
+  info.weight_bytes = weights.size_bytes();
+  return info;
+}
+
+Status check_runs(const Program& program) {
+  ESP_RETURN_IF_ERROR(check(program));
+  for (const Op& op : program.ops) {
+    // What pools a text is the executor: it sums rows over the steps of a text.
+    if (op.kind == OpKind::kPool || cpu_op(op.kind) != nullptr) continue;
+    return error(StatusCode::kUnimplemented, "{}: the CPU does not run the operation {}",
+                 program.name, op_name(op.kind));
+  }
+  return Status();
+}
+
+Status allocate_floats(int64_t rows, int64_t width, espalier::Buffer& out) {
+  ESP_ASSIGN_OR_RETURN(
+      out, espalier::Buffer::allocate(static_cast<size_t>(rows * width) * sizeof(float)));
+  return Status();
+}
+
+}  // namespace
+
+Program cpu_passes(Program program) {
+  program = fuse_activation(fuse_moe_experts(std::move(program)), gemm_takes);
+  program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kBeforeAttention);
+  return remove_unused_buffers(std::move(program));
+}
+
+CpuModel::CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
+                   std::unique_ptr<kernels::CpuBackend> backend)
+    : spec_(std::move(spec)),
+      program_(std::move(program)),
+      weights_(std::move(weights)),
+      backend_(std::move(backend)),
+      info_(describe(spec_, weights_)),
+      context_(spec_, program_, weights_, *backend_) {
+  bind();
+}
+
+Result<std::unique_ptr<CpuModel>> CpuModel::create(DecoderSpec spec, const WeightTypes& types,
+                                                   WeightSource& source, WorkPool& pool,
+                                                   const Rewrite& rewrite) {
+  ESP_RETURN_IF_ERROR(validate(spec));
+  Program program = lower(spec);
+  if (rewrite) program = rewrite(std::move(program));
+  program = cpu_passes(std::move(program));
+  ESP_RETURN_IF_ERROR(check_runs(program));
+  ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
+  ESP_ASSIGN_OR_RETURN(DecoderWeights weights,
+                       load_weights(*backend, spec, program, types, source));
+  std::unique_ptr<CpuModel> model(
+      new CpuModel(std::move(spec), std::move(program), std::move(weights), std::move(backend)));
+  ESP_RETURN_IF_ERROR(model->reserve(1, 1));
+  return model;
+}
+
+void CpuModel::bind() {
+  for (const Op& op : program_.ops) ops_.push_back({cpu_op(op.kind), &op, rows_of(program_, op)});
+  output_begin_ = output_begin(program_);
+  const auto is_pool = [](const BoundOp& bound) { return bound.op->kind == OpKind::kPool; };
+  text_begin_ = static_cast<size_t>(std::ranges::find_if(ops_, is_pool) - ops_.begin());
+}
+
+Status CpuModel::reserve(int32_t max_tokens, int32_t max_entries) {
+  if (max_tokens < 1 || max_entries < 1) {
+    return invalid_argument("a batch of {} tokens in {} entries is none", max_tokens, max_entries);
+  }
+  max_tokens_ = max_tokens;
+  max_entries_ = max_entries;
+  const int64_t block = std::min<int64_t>(kLogitBlock, max_tokens);
+  const int64_t outputs = spec_.pooling ? max_tokens : std::max<int64_t>(block, max_entries);
+  ESP_RETURN_IF_ERROR(context_.reserve(max_tokens, max_entries, outputs));
+  picked_.reserve(static_cast<size_t>(outputs));
+  if (spec_.pooling) return Status();
+  targets_.reserve(static_cast<size_t>(block));
+  ESP_RETURN_IF_ERROR(allocate_floats(max_entries, spec_.vocab_size, logits_));
+  return allocate_floats(block, spec_.vocab_size, block_logits_);
+}
+
+void CpuModel::run(size_t first, size_t last) {
+  for (size_t i = first; i < last; ++i) {
+    const BoundOp& bound = ops_[i];
+    if (context_.num_rows(bound.rows) > 0) bound.run(context_, *bound.op);
+  }
+}
+
+void CpuModel::run_outputs(std::span<const int32_t> rows, float* out) {
+  context_.begin_outputs(rows, out);
+  run(output_begin_, text_begin_);
+}
+
+ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                                const KvView& kv, const InputLogitsSink& sink) {
+  ESP_CHECK(batch.num_tokens() <= max_tokens_ &&
+                batch.entries.size() <= static_cast<size_t>(max_entries_),
+            "{} tokens in {} entries, reserved {} in {}", batch.num_tokens(), batch.entries.size(),
+            max_tokens_, max_entries_);
+  ESP_CHECK(token_ids.size() == batch.token_ids.size() &&
+            batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
+  if (token_ids.empty()) return {};
+  context_.begin(batch, token_ids, kv);
+  run(0, output_begin_);
+  if (context_.wanted().num_rows() == 0) return {};
+  if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
+  const std::span<const float> sampled = sample_logits(batch);
+  input_logits(batch, sink);
+  return {.sample_logits = sampled};
+}
+
+std::vector<float> CpuModel::finish_pooled(std::span<const float> row) {
+  const Op& pool = *ops_[text_begin_].op;
+  std::ranges::copy(row, context_.view(pool.outputs[0]).data);
+  run(text_begin_ + 1, ops_.size());
+  const Operand& result = ops_.back().op->outputs[0];
+  const float* data = context_.view(result).data;
+  return {data, data + result.columns};
+}
+
+std::span<const float> CpuModel::pooled_rows(const ForwardBatch& batch) {
+  picked_.clear();
+  for (const WantedRows::Tail& tail : context_.wanted().tails()) {
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    ESP_CHECK(!entry.sample && entry.input_logprob_targets.empty(), "{} does not generate",
+              spec_.architecture);
+    for (int32_t i = 0; i < tail.count; ++i) picked_.push_back(tail.row + i);
+  }
+  run_outputs(picked_, nullptr);
+  const CpuView rows = context_.view(ops_[text_begin_].op->inputs[0]);
+  return {rows.data, picked_.size() * static_cast<size_t>(spec_.hidden_size)};
+}
+
+std::span<const float> CpuModel::sample_logits(const ForwardBatch& batch) {
+  picked_.clear();
+  for (const WantedRows::Tail& tail : context_.wanted().tails()) {
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    if (!entry.sample) continue;
+    const int32_t last_known = tail.row + entry.last_known() - tail.first_token;
+    picked_.push_back(last_known);
+    for (int32_t k = 0; k < entry.num_draft_samples; ++k) {
+      const auto at = static_cast<size_t>(entry.draft_samples_begin + k);
+      picked_.push_back(last_known + 1 + batch.draft_samples[at]);
+    }
+  }
+  float* out = logits_.as<float>();
+  if (!picked_.empty()) run_outputs(picked_, out);
+  return {out, picked_.size() * static_cast<size_t>(spec_.vocab_size)};
+}
+
+void CpuModel::input_logits(const ForwardBatch& batch, const InputLogitsSink& sink) {
+  picked_.clear();
+  targets_.clear();
+  const auto block = static_cast<size_t>(std::min<int64_t>(kLogitBlock, max_tokens_));
+  for (const WantedRows::Tail& tail : context_.wanted().tails()) {
+    const BatchEntry& entry = batch.entries[static_cast<size_t>(tail.entry)];
+    for (size_t target = 0; target < entry.input_logprob_targets.size(); ++target) {
+      const int32_t token = entry.input_logprob_begin + static_cast<int32_t>(target);
+      targets_.push_back({tail.entry, static_cast<int32_t>(target)});
+      picked_.push_back(tail.row + token - tail.first_token);
+      if (picked_.size() == block) flush_input_logits(sink);
+    }
+  }
+  flush_input_logits(sink);
+}
+
+void CpuModel::flush_input_logits(const InputLogitsSink& sink) {
+  const float* logits = block_logits_.as<float>();
+  if (!picked_.empty()) run_outputs(picked_, block_logits_.as<float>());
+  for (size_t i = 0; i < picked_.size(); ++i) {
+    const auto vocab = static_cast<size_t>(spec_.vocab_size);
+    sink(targets_[i].entry, targets_[i].target, {logits + i * vocab, vocab});
+  }
+  picked_.clear();
+  targets_.clear();
+}
+
+}  // namespace espalier::program

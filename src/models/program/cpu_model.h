@@ -1,0 +1,83 @@
+// A decoder on the CPU: the interpreter of its program.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cpu/backend.h"
+#include "models/decoder_spec.h"
+#include "models/decoder_weights.h"
+#include "models/model.h"
+#include "models/program/cpu_context.h"
+#include "models/program/cpu_ops.h"
+#include "models/program/program.h"
+#include "models/weight_source.h"
+#include "tensor/buffer.h"
+
+namespace espalier::program {
+
+// A rewrite of the lowered program, before the CPU's own passes.
+using Rewrite = std::function<Program(Program)>;
+
+// What the CPU runs of a lowered program: SiLU of gate and up in their GEMM, residuals added by
+// GEMMs, experts in passes of bounded memory, unwanted rows dropped.
+Program cpu_passes(Program program);
+
+class CpuModel final : public Model {
+ public:
+  // Checks the spec, lowers it and loads the weights. pool: borrowed, outlives the model. rewrite:
+  // tests inject faults with it. kUnimplemented names an operation that the CPU does not run.
+  static Result<std::unique_ptr<CpuModel>> create(DecoderSpec spec, const WeightTypes& types,
+                                                  WeightSource& source, WorkPool& pool,
+                                                  const Rewrite& rewrite = nullptr);
+
+  const ModelInfo& info() const override { return info_; }
+  Status reserve(int32_t max_tokens, int32_t max_entries) override;
+  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                        const KvView& kv, const InputLogitsSink& input_logits) override;
+  std::vector<float> finish_pooled(std::span<const float> row) override;
+
+ private:
+  struct BoundOp {
+    CpuOp run = nullptr;
+    const Op* op = nullptr;
+    Rows rows;
+  };
+
+  CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
+           std::unique_ptr<kernels::CpuBackend> backend);
+  void bind();
+  // Those of [first, last) that have rows in this step.
+  void run(size_t first, size_t last);
+  // The output section for these wanted rows.
+  void run_outputs(std::span<const int32_t> rows, float* out);
+  std::span<const float> sample_logits(const ForwardBatch& batch);
+  std::span<const float> pooled_rows(const ForwardBatch& batch);
+  void input_logits(const ForwardBatch& batch, const InputLogitsSink& sink);
+  void flush_input_logits(const InputLogitsSink& sink);
+
+  const DecoderSpec spec_;
+  const Program program_;
+  const DecoderWeights weights_;
+  const std::unique_ptr<kernels::CpuBackend> backend_;
+  const ModelInfo info_;
+  CpuContext context_;
+  std::vector<BoundOp> ops_;
+  size_t output_begin_ = 0;  // of ops_: the output section, then
+  size_t text_begin_ = 0;    // what runs for each text that becomes a vector
+
+  int32_t max_tokens_ = 0, max_entries_ = 0;
+  espalier::Buffer logits_;        // [max_entries, vocab]
+  espalier::Buffer block_logits_;  // [a block of input log-probabilities, vocab]
+  std::vector<int32_t> picked_;    // wanted rows whose outputs are computed next
+  struct Target {
+    int32_t entry = 0, target = 0;
+  };
+  std::vector<Target> targets_;  // of picked_, for the sink
+};
+
+}  // namespace espalier::program

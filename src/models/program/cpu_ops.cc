@@ -1,0 +1,272 @@
+#include "models/program/cpu_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/activation/op.h"
+#include "kernels/embedding/op.h"
+#include "kernels/linear/op.h"
+#include "kernels/norm/op.h"
+#include "kernels/router/op.h"
+
+namespace espalier::program {
+namespace {
+
+// Calls run(data, count) for all elements of an operand at once where its rows are adjacent, else
+// row by row.
+template <typename Run>
+void for_elements(const CpuView& view, int64_t rows, int64_t columns, const Run& run) {
+  if (view.stride == columns) return run(int64_t{0}, rows * columns);
+  for (int64_t row = 0; row < rows; ++row) run(row * view.stride, columns);
+}
+
+// An embedding that shares its memory with the head, or is quantised, is a packed matrix.
+void run_embed(CpuContext& context, const Op& op) {
+  const DecoderSpec& spec = context.spec();
+  const DecoderWeights& weights = context.weights();
+  for (const TokenId id : context.token_ids()) {
+    ESP_CHECK(id >= 0 && id < spec.vocab_size, "token {} of a vocabulary of {}", id,
+              spec.vocab_size);
+  }
+  const CpuView out = context.view(op.outputs[0]);
+  if (spec.tied_embeddings || weights.quantized_embedding.quantized()) {
+    const kernels::PackedMatrix& table =
+        spec.tied_embeddings ? weights.head : weights.quantized_embedding;
+    return kernels::gather_packed_rows(context.backend(), table, context.token_ids(), out.data,
+                                       out.stride);
+  }
+  kernels::gather_rows(context.backend(), {.table = weights.embedding.data(),
+                                           .type = weights.type,
+                                           .dim = spec.hidden_size,
+                                           .ids = context.token_ids(),
+                                           .out = out.data,
+                                           .out_stride = out.stride});
+}
+
+void run_embed_position(CpuContext& context, const Op& op) {
+  const CpuView out = context.view(op.outputs[0]);
+  kernels::gather_rows(context.backend(), {.table = context.weights().position_embedding.data(),
+                                           .type = context.weights().type,
+                                           .dim = context.spec().hidden_size,
+                                           .ids = context.batch().positions,
+                                           .out = out.data,
+                                           .out_stride = out.stride});
+}
+
+void copy_rows(const CpuView& from, const CpuView& to, int64_t rows, int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(to.data + row * to.stride, from.data + row * from.stride,
+                static_cast<size_t>(columns) * sizeof(float));
+  }
+}
+
+void run_scale(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  const int64_t rows = context.num_rows(op.outputs[0]), columns = op.outputs[0].columns;
+  if (x.data != y.data) copy_rows(x, y, rows, columns);
+  for_elements(y, rows, columns, [&](int64_t at, int64_t count) {
+    kernels::scale(context.backend(), y.data + at, op.as<Scale>().factor, count);
+  });
+}
+
+void run_softcap(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.outputs[0]);
+  for_elements(x, context.num_rows(op.outputs[0]), op.outputs[0].columns,
+               [&](int64_t at, int64_t count) {
+                 kernels::softcap(context.backend(), x.data + at, op.as<Softcap>().cap, count);
+               });
+}
+
+void run_norm(CpuContext& context, const Op& op) {
+  const auto& a = op.as<Norm>();
+  const NormWeights& weights = context.weights().norm(a.weight);
+  const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  const int64_t rows = context.num_rows(op.outputs[0]), dim = op.inputs[0].columns / a.groups;
+  if (a.spec.kind == NormSpec::Kind::kLayer) {
+    return kernels::layer_norm(context.backend(), {.x = x.data,
+                                                   .x_stride = x.stride,
+                                                   .y = y.data,
+                                                   .y_stride = y.stride,
+                                                   .rows = rows,
+                                                   .dim = dim,
+                                                   .weight = weights.weight.data(),
+                                                   .bias = weights.bias.data(),
+                                                   .epsilon = a.spec.epsilon});
+  }
+  kernels::rms_norm(context.backend(), {.x = x.data,
+                                        .x_stride = x.stride,
+                                        .y = y.data,
+                                        .y_stride = y.stride,
+                                        .rows = rows,
+                                        .groups = a.groups,
+                                        .dim = dim,
+                                        .weight = weights.weight.data(),
+                                        .epsilon = a.spec.epsilon});
+}
+
+// The result lies in the residual where there is one.
+void run_matmul(CpuContext& context, const Op& op) {
+  const auto& a = op.as<Matmul>();
+  const kernels::PackedMatrix& matrix = context.weights().matrix(a.weight);
+  const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  const kernels::LinearArgs args = {.x = x.data,
+                                    .x_stride = x.stride,
+                                    .y = y.data,
+                                    .y_stride = y.stride,
+                                    .rows = context.num_rows(op.outputs[0]),
+                                    .bias = context.weights().vector(a.bias),
+                                    .accumulate = a.residual};
+  if (a.activation) {
+    kernels::linear_silu_mul(context.backend(), matrix, args);
+  } else {
+    kernels::linear(context.backend(), matrix, args);
+  }
+}
+
+// Rows of the step that are wanted, or wanted rows that are outputs. Where all are, nothing moves.
+void run_select_rows(CpuContext& context, const Op& op) {
+  const RowCount count = context.rows_of(op.outputs[0]).count;
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const Operand &from = op.inputs[i], &to = op.outputs[i];
+    if (count == RowCount::kWanted && context.num_rows(from) == context.num_rows(to)) {
+      context.alias(to, from);
+      continue;
+    }
+    const CpuView x = context.view(from), y = context.view(to);
+    const auto copy = [&](int64_t source, int64_t row, int64_t rows) {
+      copy_rows({x.data + source * x.stride, x.stride}, {y.data + row * y.stride, y.stride}, rows,
+                to.columns);
+    };
+    if (count == RowCount::kWanted) {
+      for (const auto& tail : context.wanted().tails()) copy(tail.source_row, tail.row, tail.count);
+    } else {
+      const auto rows = context.output_rows();
+      for (size_t row = 0; row < rows.size(); ++row) copy(rows[row], static_cast<int64_t>(row), 1);
+    }
+  }
+}
+
+void run_activation(CpuContext& context, const Op& op) {
+  const auto& a = op.as<Activation>();
+  const CpuView x = context.view(op.inputs[0]), y = context.view(op.outputs[0]);
+  kernels::gated(context.backend(), {.activation = a.kind,
+                                     .limit = a.limit,
+                                     .gate = x.data,
+                                     .gate_stride = x.stride,
+                                     .up = a.gated ? x.data + a.dim : nullptr,
+                                     .up_stride = x.stride,
+                                     .y = y.data,
+                                     .y_stride = y.stride,
+                                     .rows = context.num_rows(op.outputs[0]),
+                                     .dim = a.dim});
+}
+
+// Residuals and branches are whole buffers, whose rows are adjacent.
+void run_residual_add(CpuContext& context, const Op& op) {
+  const CpuView residual = context.view(op.outputs[0]), x = context.view(op.inputs[1]);
+  kernels::add_scaled(context.backend(), residual.data, x.data, op.as<ResidualAdd>().scale,
+                      context.num_rows(op.outputs[0]) * op.outputs[0].columns);
+}
+
+void run_gated_add(CpuContext& context, const Op& op) {
+  const CpuView y = context.view(op.outputs[0]), x = context.view(op.inputs[1]);
+  float* gate = context.view(op.inputs[2]).data;
+  const int64_t rows = context.num_rows(op.outputs[0]);
+  for (int64_t row = 0; row < rows; ++row) gate[row] = 1.0f / (1.0f + std::exp(-gate[row]));
+  kernels::scatter_add(context.backend(), {.x = x.data,
+                                           .rows = context.ropes().rows(rows),
+                                           .weights = gate,
+                                           .y = y.data,
+                                           .y_stride = y.stride,
+                                           .dim = op.outputs[0].columns});
+}
+
+void run_moe_route(CpuContext& context, const Op& op) {
+  const auto& a = op.as<MoeRoute>();
+  const CpuView x = context.view(op.inputs[0]);
+  const int64_t rows = context.num_rows(op.outputs[0]);
+  float* logits = context.experts().logits();
+  kernels::linear(context.backend(), context.weights().matrix(a.weight),
+                  {.x = x.data,
+                   .x_stride = x.stride,
+                   .y = logits,
+                   .y_stride = a.router.num_experts,
+                   .rows = rows,
+                   .bias = context.weights().vector(a.bias)});
+  kernels::route(a.router, {.logits = logits,
+                            .rows = rows,
+                            .correction = context.weights().vector(a.correction),
+                            .experts = context.ints(op.outputs[0]),
+                            .weights = context.view(op.outputs[1]).data});
+}
+
+void run_moe_experts(CpuContext& context, const Op& op) {
+  const auto& a = op.as<MoeExperts>();
+  context.experts().run(context.backend(),
+                        {.op = &a,
+                         .weights = &context.weights().layer(a.gate_up.weight).experts,
+                         .x = context.view(op.inputs[0]).data,
+                         .experts = context.ints(op.inputs[1]),
+                         .pair_weights = context.view(op.inputs[2]).data,
+                         .y = context.view(op.outputs[0]).data,
+                         .rows = context.num_rows(op.outputs[0])});
+}
+
+void run_relu(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.outputs[0]);
+  const int64_t rows = context.num_rows(op.outputs[0]);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* values = x.data + row * x.stride;
+    std::transform(values, values + op.outputs[0].columns, values,
+                   [](float value) { return std::max(value, 0.0f); });
+  }
+}
+
+}  // namespace
+
+CpuOp cpu_op(OpKind kind) {
+  switch (kind) {
+    case OpKind::kEmbed:
+      return run_embed;
+    case OpKind::kEmbedPosition:
+      return run_embed_position;
+    case OpKind::kScale:
+      return run_scale;
+    case OpKind::kSoftcap:
+      return run_softcap;
+    case OpKind::kNorm:
+      return run_norm;
+    case OpKind::kMatmul:
+      return run_matmul;
+    case OpKind::kHeadMatmul:
+      return run_head_matmul;
+    case OpKind::kHeadCopy:
+      return run_head_copy;
+    case OpKind::kRope:
+      return run_rope;
+    case OpKind::kKvAppend:
+      return run_kv_append;
+    case OpKind::kAttention:
+      return run_attention;
+    case OpKind::kSelectRows:
+      return run_select_rows;
+    case OpKind::kActivation:
+      return run_activation;
+    case OpKind::kResidualAdd:
+      return run_residual_add;
+    case OpKind::kGatedAdd:
+      return run_gated_add;
+    case OpKind::kMoeRoute:
+      return run_moe_route;
+    case OpKind::kMoeExperts:
+      return run_moe_experts;
+    case OpKind::kRelu:
+      return run_relu;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace espalier::program
