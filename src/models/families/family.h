@@ -28,6 +28,7 @@ Result<DecoderSpec> make_deepseek_v3_spec(const JsonObject& config);
 Result<DecoderSpec> make_gemma_spec(const JsonObject& config);
 Result<DecoderSpec> make_gemma2_spec(const JsonObject& config);
 Result<DecoderSpec> make_gemma3_spec(const JsonObject& config);
+Result<DecoderSpec> make_glm4_moe_spec(const JsonObject& config);
 Result<DecoderSpec> make_gpt2_spec(const JsonObject& config);
 Result<DecoderSpec> make_gpt_oss_spec(const JsonObject& config);
 Result<DecoderSpec> make_granite_spec(const JsonObject& config);

@@ -16,6 +16,7 @@ constexpr Family kFamilies[] = {
     {"Gemma2ForCausalLM", make_gemma2_spec},
     {"Gemma3ForCausalLM", make_gemma3_spec},
     {"GemmaForCausalLM", make_gemma_spec},
+    {"Glm4MoeForCausalLM", make_glm4_moe_spec},
     {"GptOssForCausalLM", make_gpt_oss_spec},
     {"GraniteForCausalLM", make_granite_spec},
     {"LlamaForCausalLM", make_llama_spec},

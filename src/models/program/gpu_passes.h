@@ -1,0 +1,24 @@
+// The chains of passes of the GPU's interpreter. They need no GPU, so they are tested, and printed
+// by `espalier inspect --program`, everywhere.
+#pragma once
+
+#include <optional>
+
+#include "models/program/program.h"
+
+namespace espalier::program {
+
+// What a GPU runs of a lowered program: SiLU, residuals and RMS norms in GEMMs, norms of heads with
+// rope and the append in one kernel, the combination of experts with what is added to it, unwanted
+// rows dropped behind attention, and the launch policy.
+Program gpu_passes(Program program);
+
+// The program of a step of one token: one persistent kernel for the embedding and all layers, then
+// the output section. Nothing where the layers have not all one plain shape: dense, gated SiLU, two
+// RMS norms of one epsilon, no latents, sinks, scaled residuals or norms behind blocks.
+std::optional<Program> fuse_megakernel(const Program& lowered);
+
+// Launch policy: all kernels but the first may start while the one in front of them ends.
+Program allow_dependent_launch(Program program);
+
+}  // namespace espalier::program
