@@ -413,6 +413,8 @@ const std::vector<Mutation>& mutations() {
        "deepseek_v3",
        [](DecoderSpec& s) { each_layer(s, [](LayerSpec& l) { l.attention.scale *= 0.8f; }); },
        {}},
+      {"whole_heads_rotated", "glm4_moe", [](DecoderSpec& s) { s.ropes[0].rotary_dim *= 2; }, {}},
+      {"glm_correction_ignored", "glm4_moe", {}, zero_tensors("e_score_correction_bias")},
   };
   return *kAll;
 }

@@ -141,6 +141,11 @@ def families():
                 rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0,
                                      beta_fast=32.0, beta_slow=1.0, truncate=False,
                                      original_max_position_embeddings=64)), *bf16)
+    yield ("glm4_moe", T.Glm4MoeConfig,
+           dict(small, head_dim=16, attention_bias=True, use_qk_norm=True, n_routed_experts=6,
+                n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16,
+                first_k_dense_replace=1, n_group=3, topk_group=2, routed_scaling_factor=1.5,
+                rope_parameters=dict(default, partial_rotary_factor=0.5)), *bf16)
 
 
 def draw_weights(model, generator):
