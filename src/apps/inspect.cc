@@ -3,8 +3,10 @@
 
 #include <boost/json.hpp>
 #include <map>
+#include <optional>
 
 #include "apps/commands.h"
+#include "apps/inspect_program.h"
 #include "apps/session.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/config.h"
@@ -35,6 +37,7 @@ struct Inspection {
   std::unique_ptr<Tokenizer> tokenizer;    // null: why not is below
   std::string tokenizer_problem, template_problem;
   size_t template_bytes = 0;
+  std::optional<program::Report> program;  // where it was asked for
 
   int64_t kv_bytes_per_token() const { return info.kv_bytes_per_token(kv_type); }
   // With every request at its full context.
@@ -62,7 +65,7 @@ void inspect_text(const EngineConfig& config, Inspection& out) {
   if (!compiled) out.template_problem = compiled.error().message();
 }
 
-Result<Inspection> inspect(EngineConfig config, int64_t batch) {
+Result<Inspection> inspect(EngineConfig config, int64_t batch, const ProgramRequest& program) {
   ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(model_load_options(config)));
@@ -92,6 +95,10 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch) {
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.max_running_requests;
   inspect_text(config, out);
+  if (program.wanted()) {
+    const int64_t kv_bytes = out.kv_type == KvType::kFloat32 ? 4 : 2;
+    ESP_ASSIGN_OR_RETURN(out.program, report_program(load, device.cuda, kv_bytes, program));
+  }
   return out;
 }
 
@@ -189,40 +196,41 @@ boost::json::value tokenizer_json(const Inspection& it) {
 
 void print_json(const Inspection& it) {
   const int64_t kv_token = it.info.kv_bytes_per_token(it.kv_type);
-  const boost::json::object out = {{"model_path", it.plan.model_path.string()},
-                                   {"architecture", it.info.architecture},
-                                   {"model_type", it.info.model_type},
-                                   {"is_generation", !it.info.pooled.has_value()},
-                                   {"embedding_size", it.info.pooled ? it.info.pooled->size : 0},
-                                   {"num_parameters", it.info.num_parameters},
-                                   {"weight_bytes", it.info.weight_bytes},
-                                   {"memory_by_dtype", held_json(it)},
-                                   {"stored_bytes", it.stored_bytes},
-                                   {"stored_by_dtype", types_json(it)},
-                                   {"tokenizer", tokenizer_json(it)},
-                                   {"has_chat_template", it.template_problem.empty()},
-                                   {"batch", it.batch},
-                                   {"kv_bytes_at_batch", it.kv_bytes_at_batch()},
-                                   {"batch_fits", it.batch_fits()},
-                                   {"num_layers", it.info.num_layers},
-                                   {"num_kv_heads", it.info.num_kv_heads},
-                                   {"head_dim", it.info.head_dim},
-                                   {"vocab_size", it.info.vocab_size},
-                                   {"model_context_length", it.info.context_length},
-                                   {"kv_bytes_per_token", kv_token},
-                                   {"device", it.plan.device},
-                                   {"device_name", it.device},
-                                   {"available_bytes", it.system.available_bytes},
-                                   {"num_cpus", it.system.num_cpus},
-                                   {"max_total_tokens", it.plan.max_total_tokens},
-                                   {"max_window_tokens", it.plan.max_window_tokens},
-                                   {"kv_bytes", kv_bytes(it.plan, it.info, it.kv_type)},
-                                   {"max_running_requests", it.plan.max_running_requests},
-                                   {"max_queued_requests", it.plan.max_queued_requests},
-                                   {"context_length", it.plan.context_length},
-                                   {"chunked_prefill_size", it.plan.chunked_prefill_size},
-                                   {"page_size", it.plan.page_size},
-                                   {"num_threads", it.plan.num_threads}};
+  boost::json::object out = {{"model_path", it.plan.model_path.string()},
+                             {"architecture", it.info.architecture},
+                             {"model_type", it.info.model_type},
+                             {"is_generation", !it.info.pooled.has_value()},
+                             {"embedding_size", it.info.pooled ? it.info.pooled->size : 0},
+                             {"num_parameters", it.info.num_parameters},
+                             {"weight_bytes", it.info.weight_bytes},
+                             {"memory_by_dtype", held_json(it)},
+                             {"stored_bytes", it.stored_bytes},
+                             {"stored_by_dtype", types_json(it)},
+                             {"tokenizer", tokenizer_json(it)},
+                             {"has_chat_template", it.template_problem.empty()},
+                             {"batch", it.batch},
+                             {"kv_bytes_at_batch", it.kv_bytes_at_batch()},
+                             {"batch_fits", it.batch_fits()},
+                             {"num_layers", it.info.num_layers},
+                             {"num_kv_heads", it.info.num_kv_heads},
+                             {"head_dim", it.info.head_dim},
+                             {"vocab_size", it.info.vocab_size},
+                             {"model_context_length", it.info.context_length},
+                             {"kv_bytes_per_token", kv_token},
+                             {"device", it.plan.device},
+                             {"device_name", it.device},
+                             {"available_bytes", it.system.available_bytes},
+                             {"num_cpus", it.system.num_cpus},
+                             {"max_total_tokens", it.plan.max_total_tokens},
+                             {"max_window_tokens", it.plan.max_window_tokens},
+                             {"kv_bytes", kv_bytes(it.plan, it.info, it.kv_type)},
+                             {"max_running_requests", it.plan.max_running_requests},
+                             {"max_queued_requests", it.plan.max_queued_requests},
+                             {"context_length", it.plan.context_length},
+                             {"chunked_prefill_size", it.plan.chunked_prefill_size},
+                             {"page_size", it.plan.page_size},
+                             {"num_threads", it.plan.num_threads}};
+  if (it.program) out["program"] = program_json(*it.program);
   fmt::print("{}\n", boost::json::serialize(out));
 }
 
@@ -238,9 +246,15 @@ int run_inspect(const std::vector<std::string>& args) {
   table.toggle("json", json, "print one JSON object");
   table.integer("batch", batch, 0, 1 << 20, "tell the memory of so many requests at once")
       .default_text = "as many as may run";
+  ProgramRequest program;
+  table.toggle("program", program.print, "print the operations that a step runs, with their costs");
+  table.path("program-svg", program.svg, "draw them into this file");
+  table.integer("tokens", program.tokens, 1, 1 << 20, "new tokens of the step that is shown");
+  table.integer("context", program.context, 0, 1 << 30, "tokens cached before each of them");
   CommandLine command{"espalier inspect",
                       "Tells what a model's folder or GGUF holds and what serving it here takes.",
-                      "Example:\n  espalier inspect my-model.gguf --batch 16",
+                      "Example:\n  espalier inspect my-model.gguf --batch 16\n  espalier inspect "
+                      "my-model.gguf --program --tokens 512",
                       "MODEL",
                       {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
@@ -249,10 +263,17 @@ int run_inspect(const std::vector<std::string>& args) {
                   kExitUsage);
   }
   if (!command.words.empty()) config.engine.model_path = command.words[0];
-  const Result<Inspection> inspection = inspect(config.engine, batch);
+  const Result<Inspection> inspection = inspect(config.engine, batch, program);
   if (!inspection) return report(inspection.error(), kExitFailure);
+  if (!program.svg.empty()) {
+    if (const Status status = write_svg(*inspection->program, program.svg); !status.ok()) {
+      return report(status, kExitFailure);
+    }
+  }
   if (json) {
     print_json(*inspection);
+  } else if (program.print) {
+    fmt::print("{}", program::to_table(*inspection->program));
   } else {
     print_table(*inspection);
   }

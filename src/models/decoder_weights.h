@@ -10,7 +10,7 @@
 #include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
 #include "models/program/program.h"
-#include "models/weight_holding.h"
+#include "models/storage_format.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
 

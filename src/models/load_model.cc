@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -13,6 +15,10 @@
 #include "models/model_plan.h"
 #include "models/pooling_config.h"
 #include "models/program/cpu_model.h"
+#include "models/program/gpu_passes.h"
+#include "models/program/lower.h"
+#include "models/storage_format.h"
+#include "models/weight_layout.h"
 #include "models/weight_source.h"
 #include "tensor/work_pool.h"
 
@@ -123,6 +129,39 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
   return program::CpuModel::create(std::move(spec), weights, source, pool);
 }
 
+// The block formats of the checkpoint's tensors that kernels read as they are.
+Result<std::map<std::string, BlockFormat>> read_stored_formats(const ModelLoadOptions& options,
+                                                               const ModelPlan& plan) {
+  std::map<std::string, BlockFormat> out;
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  const CheckpointSource source(checkpoint, plan.spec, plan.type);
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    const auto format = source.stored_format(tensor.name);
+    if (format) out.emplace(tensor.name, *format);
+  }
+  return out;
+}
+
+// Bytes of some elements of a weight. Vectors are float32 on the CPU, and too small to tell.
+int64_t stored_bytes(const WeightLayout& layout, const WeightTypes& types,
+                     const std::map<std::string, BlockFormat>& stored, WeightId id,
+                     int64_t elements) {
+  const auto whole = elements * static_cast<int64_t>(dtype_size(types.type));
+  const MatrixLayout* matrix = find_matrix(layout, id);
+  if (matrix == nullptr || matrix->empty()) return whole;
+  const auto stored_format = [&](std::string_view name) -> std::optional<BlockFormat> {
+    const auto found = stored.find(std::string(name));
+    return found == stored.end() ? std::nullopt : std::optional(found->second);
+  };
+  const StorageFormat format = storage_format(*matrix, false, types, stored_format);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < matrix->blocks.size(); ++i) {
+    bytes += format.size_bytes(i, matrix->blocks[i].rows, matrix->in_features);
+  }
+  const double count = static_cast<double>(matrix->out_features() * matrix->in_features);
+  return static_cast<int64_t>(static_cast<double>(bytes) / count * static_cast<double>(elements));
+}
+
 }  // namespace
 
 std::vector<float> Model::finish_pooled(std::span<const float>) {
@@ -168,6 +207,25 @@ Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions
   const CheckpointSource source(checkpoint, plan.spec, plan.type);
   return weight_memory(plan.spec, plan.weights,
                        [&](std::string_view name) { return source.stored_format(name); });
+}
+
+Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind kind) {
+  ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
+  const bool cpu = kind == ProgramKind::kCpu;
+  program::Program lowered = program::lower(plan.spec);
+  const auto layout = std::make_shared<const WeightLayout>(weight_layout(plan.spec));
+  std::map<std::string, BlockFormat> stored;
+  if (cpu && options.format != LoadFormat::kDummy) {
+    ESP_ASSIGN_OR_RETURN(stored, read_stored_formats(options, plan));
+  }
+  return ProgramPlan{.program = cpu ? program::cpu_passes(std::move(lowered))
+                                    : program::gpu_passes(std::move(lowered)),
+                     .weight_bytes =
+                         [layout, stored, types = cpu ? plan.weights : WeightTypes(plan.type)](
+                             WeightId id, int64_t elements) {
+                           return stored_bytes(*layout, types, stored, id, elements);
+                         },
+                     .type = cpu ? DType::kFloat32 : plan.type};
 }
 
 Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path) {

@@ -9,7 +9,9 @@
 #include "base/status.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
-#include "models/weight_holding.h"
+#include "models/program/cost.h"
+#include "models/program/program.h"
+#include "models/storage_format.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
@@ -26,6 +28,17 @@ Result<ModelPlan> plan_model(const ModelLoadOptions& options);
 
 // All that the engine must know of a model but weight_bytes. REQUIRES: a valid spec.
 ModelInfo describe_model(const DecoderSpec& spec);
+
+// What runs of a model, for readers: the program after a back end's passes, and how many bytes its
+// weights have in memory.
+struct ProgramPlan {
+  program::Program program;
+  program::WeightBytes weight_bytes;
+  DType type = DType::kBFloat16;  // of what is not in blocks
+};
+enum class ProgramKind : uint8_t { kCpu, kGpu };
+// Opens the checkpoint.
+Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind kind);
 
 // What load_model() would hold the weights in: bytes by the type's name. Opens the checkpoint.
 Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options);

@@ -166,6 +166,57 @@ std::vector<PoolingLayout> pooling_layout(const PoolingSpec& pooling, int64_t in
 int64_t MatrixLayout::out_features() const { return rows_of(blocks); }
 int64_t VectorLayout::size() const { return rows_of(blocks); }
 
+namespace {
+
+const MatrixLayout* find_layer_matrix(const LayerLayout& layer, WeightKind kind) {
+  const std::vector<MlpLayout>& experts = layer.experts.experts;
+  switch (kind) {
+    case WeightKind::kQkv:
+      return &layer.qkv;
+    case WeightKind::kLatentQA:
+      return &layer.latent.q_a;
+    case WeightKind::kLatentQ:
+      return &layer.latent.q;
+    case WeightKind::kLatentKvA:
+      return &layer.latent.kv_a;
+    case WeightKind::kAttentionOutput:
+      return &layer.attention_output;
+    case WeightKind::kRouter:
+      return &layer.experts.router;
+    case WeightKind::kSharedGate:
+      return &layer.experts.shared_gate;
+    case WeightKind::kGateUp:
+      return &layer.mlp.gate_up;
+    case WeightKind::kDown:
+      return &layer.mlp.down;
+    case WeightKind::kExpertGateUp:
+      return experts.empty() ? nullptr : &experts[0].gate_up;
+    case WeightKind::kExpertDown:
+      return experts.empty() ? nullptr : &experts[0].down;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id) {
+  switch (id.kind) {
+    case WeightKind::kEmbedding:
+      return layout.embedding.empty() ? &layout.head : &layout.embedding;
+    case WeightKind::kPositionEmbedding:
+      return &layout.position_embedding;
+    case WeightKind::kHead:
+      return &layout.head;
+    case WeightKind::kPoolingHead:
+      return &layout.pooling_head[static_cast<size_t>(id.index)].matrix;
+    default:
+      break;
+  }
+  if (id.index < 0 || static_cast<size_t>(id.index) >= layout.layers.size()) return nullptr;
+  return find_layer_matrix(layout.layers[static_cast<size_t>(id.index)], id.kind);
+}
+
 WeightLayout weight_layout(const DecoderSpec& spec) {
   const auto table = [&](const std::string& name, int64_t rows) {
     return MatrixLayout{.blocks = {{name + ".weight", rows}},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/decoder_spec.h"
+#include "models/weight_id.h"
 
 namespace espalier {
 
@@ -16,7 +17,19 @@ struct WeightBlock {
   int64_t rows = 0;
 };
 
-// What a matrix may be held in, where weights are held in fewer bits.
+// The part of a matrix that a rank holds: equal parts of the rows of each block, or of the columns.
+struct Shard {
+  enum class Axis : uint8_t { kRows, kColumns };
+  Axis axis = Axis::kRows;
+  int32_t rank = 0;
+  int32_t num_ranks = 1;  // 1: the whole matrix
+
+  bool whole() const { return num_ranks == 1; }
+  int64_t rows(int64_t all) const { return axis == Axis::kRows ? all / num_ranks : all; }
+  int64_t columns(int64_t all) const { return axis == Axis::kColumns ? all / num_ranks : all; }
+};
+
+// How many bits a matrix needs where weights are stored in fewer.
 enum class Precision : uint8_t {
   kWeights,     // what the model's matrices are
   kVocabulary,  // embedding and head: more bits than the others
@@ -32,6 +45,7 @@ struct MatrixLayout {
   bool fused = false;       // the blocks, all of one name, are parts of one tensor
   bool transposed = false;  // a tensor lies [in, out]
   Precision precision = Precision::kWeights;
+  Shard shard;  // of what is loaded; blocks and in_features are the checkpoint's
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
 };
@@ -101,6 +115,10 @@ struct WeightLayout {
   std::vector<LayerLayout> layers;
   VectorLayout final_norm;  // [hidden]
 };
+
+// The layout of a matrix that a program names; of experts that of the first. Null: the weight is a
+// vector, or the model has none of its own (experts of one tensor, latents cut by heads).
+const MatrixLayout* find_matrix(const WeightLayout& layout, WeightId id);
 
 // REQUIRES: a valid spec.
 WeightLayout weight_layout(const DecoderSpec& spec);

@@ -55,6 +55,32 @@ void reblock_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns
   }
 }
 
+// A shard of rows is one of each block, so that each rank has its own heads of q, k and v.
+Status check_shard(const MatrixLayout& layout) {
+  const Shard& shard = layout.shard;
+  const auto uneven = [&](int64_t size) { return size % shard.num_ranks != 0; };
+  const bool by_rows = shard.axis == Shard::Axis::kRows;
+  for (const WeightBlock& block : layout.blocks) {
+    const int64_t size = by_rows ? block.rows : layout.in_features;
+    if (!uneven(size)) continue;
+    return invalid_argument("'{}': {} {} are not divided by {} ranks", block.name, size,
+                            by_rows ? "rows" : "columns", shard.num_ranks);
+  }
+  return Status();
+}
+
+// The shard of a block of elements.
+void shard_rows(const MatrixLayout& layout, WeightRows& block) {
+  const Shard& shard = layout.shard;
+  if (shard.whole()) return;
+  const auto size = static_cast<int64_t>(dtype_size(block.type));
+  const int64_t rows = shard.rows(block.rows), columns = shard.columns(layout.in_features);
+  const int64_t first = shard.axis == Shard::Axis::kRows ? rows * layout.in_features : columns;
+  block.data = static_cast<const std::byte*>(block.data) + shard.rank * first * size;
+  block.rows = rows;
+  block.row_stride = layout.in_features;
+}
+
 }  // namespace
 
 LentTensor skip_elements(const LentTensor& tensor, int64_t count) {
@@ -63,9 +89,9 @@ LentTensor skip_elements(const LentTensor& tensor, int64_t count) {
           tensor.type};
 }
 
-MatrixHolding WeightReader::holding(const MatrixLayout& layout, bool gate_up) const {
-  return holding_of(layout, gate_up, types_,
-                    [this](std::string_view name) { return source_.stored_format(name); });
+StorageFormat WeightReader::format_of(const MatrixLayout& layout, bool gate_up) const {
+  return storage_format(layout, gate_up, types_,
+                        [this](std::string_view name) { return source_.stored_format(name); });
 }
 
 Status WeightReader::pack_rows(const kernels::PackSpec& spec, PackedMatrix& out) {
@@ -90,8 +116,9 @@ Status WeightReader::stored_matrix(const MatrixLayout& layout, bool gate_up, Pac
 
 Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool gate_up) {
   if (layout.empty()) return Status();
-  const MatrixHolding held = holding(layout, gate_up);
-  if (held.stored) return stored_matrix(layout, gate_up, out);
+  ESP_RETURN_IF_ERROR(check_shard(layout));
+  const StorageFormat format = format_of(layout, gate_up);
+  if (format.stored) return stored_matrix(layout, gate_up, out);
   const int64_t in_features = layout.in_features;
   std::vector<WeightRows> rows;
   std::vector<std::string> taken;
@@ -118,9 +145,12 @@ Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool 
     }
     rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
   }
-  kernels::PackSpec spec{
-      .in_features = in_features, .type = held.type, .blocks = rows, .gate_up = gate_up};
-  if (!held.formats.empty()) spec.quantize = held.formats[0];
+  for (WeightRows& block : rows) shard_rows(layout, block);
+  kernels::PackSpec spec{.in_features = layout.shard.columns(in_features),
+                         .type = format.type,
+                         .blocks = rows,
+                         .gate_up = gate_up};
+  if (!format.blocks.empty()) spec.quantize = format.blocks[0];
   ESP_RETURN_IF_ERROR(pack_rows(spec, out));
   for (const std::string& name : taken) source_.give_back(name);
   return Status();

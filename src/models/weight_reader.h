@@ -1,4 +1,4 @@
-// Reads tensors of a WeightSource into what kernels hold: packed matrices, tables, float32 vectors.
+// Reads tensors of a WeightSource into what kernels take: packed matrices, tables, float32 vectors.
 // It knows the shapes in which checkpoints lay matrices; which tensors a model has is the loader's.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "kernels/cpu/backend.h"
 #include "kernels/linear/op.h"
 #include "models/decoder_spec.h"
-#include "models/weight_holding.h"
+#include "models/storage_format.h"
 #include "models/weight_layout.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
@@ -38,8 +38,8 @@ class WeightReader {
   WeightReader(kernels::CpuBackend& backend, WeightSource& source, const WeightTypes& types)
       : backend_(backend), source_(source), types_(types), type_(types.type) {}
 
-  // Whether matrix() would hold it in blocks.
-  bool quantizes(const MatrixLayout& layout) const { return !holding(layout).formats.empty(); }
+  // Whether matrix() would store it in blocks.
+  bool quantizes(const MatrixLayout& layout) const { return !format_of(layout).blocks.empty(); }
 
   // Each does nothing where the layout is empty. gate_up: for linear_silu_mul.
   Status matrix(const MatrixLayout& layout, kernels::PackedMatrix& out, bool gate_up = false);
@@ -69,7 +69,7 @@ class WeightReader {
   Status finish() { return source_.finish(); }
 
  private:
-  MatrixHolding holding(const MatrixLayout& layout, bool gate_up = false) const;
+  StorageFormat format_of(const MatrixLayout& layout, bool gate_up = false) const;
   Status pack_rows(const kernels::PackSpec& spec, kernels::PackedMatrix& out);
   Status stored_matrix(const MatrixLayout& layout, bool gate_up, kernels::PackedMatrix& out);
   // [rows, columns] to [columns, rows] in float32.

@@ -279,6 +279,19 @@ class CommandTest(unittest.TestCase):
                          3 * named["context_length"] * named["kv_bytes_per_token"])
         self.assert_usage_error(run("inspect", "a", "b"), "one model")
 
+    def test_inspect_shows_the_program(self):
+        printed = run("inspect", "--program", "--tokens", "4", "--context", "100")
+        self.assertEqual(printed.returncode, 0, printed)
+        for words in ("program of", "matmul", "attention", "hidden", "total"):
+            self.assertIn(words, printed.stdout)
+        program = json.loads(run("inspect", "--program", "--json").stdout)["program"]
+        self.assertEqual(sum(op["flops"] for op in program["ops"]), program["total"]["flops"])
+        with tempfile.TemporaryDirectory() as folder:
+            picture = os.path.join(folder, "program.svg")
+            self.assertEqual(run("inspect", "--program-svg", picture).returncode, 0)
+            with open(picture, encoding="utf-8") as file:
+                self.assertTrue(file.read().startswith("<svg"))
+
     def test_tokenize_round_trips_through_the_ids(self):
         ids = run("tokenize", "Hello world").stdout.split()
         self.assertGreater(len(ids), 0)

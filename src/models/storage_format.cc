@@ -1,4 +1,4 @@
-#include "models/weight_holding.h"
+#include "models/storage_format.h"
 
 #include <algorithm>
 
@@ -13,19 +13,15 @@ namespace {
 // Adds up what the layout's tensors take.
 class Memory {
  public:
-  Memory(const WeightTypes& types, const StoredFormat& stored) : types_(types), stored_(stored) {}
+  Memory(const WeightTypes& types, const StoredFormatOf& stored) : types_(types), stored_(stored) {}
 
   void matrix(const MatrixLayout& layout, bool gate_up = false) {
-    const MatrixHolding holding = holding_of(layout, gate_up, types_, stored_);
+    const StorageFormat format = storage_format(layout, gate_up, types_, stored_);
     for (size_t i = 0; i < layout.blocks.size(); ++i) {
-      const int64_t rows = layout.blocks[i].rows;
-      if (holding.formats.empty()) {
-        numbers(holding.type, rows * layout.in_features);
-      } else {
-        const BlockFormat format = holding.formats[i];
-        bytes_[std::string(block_format_info(format).name)] +=
-            kernels::packed_bytes(format, rows, layout.in_features);
-      }
+      const std::string_view name = format.blocks.empty()
+                                        ? dtype_name(format.type)
+                                        : block_format_info(format.blocks[i]).name;
+      bytes_[std::string(name)] += format.size_bytes(i, layout.blocks[i].rows, layout.in_features);
     }
   }
   void numbers(DType type, int64_t count) {
@@ -52,7 +48,7 @@ class Memory {
 
  private:
   const WeightTypes& types_;
-  const StoredFormat& stored_;
+  const StoredFormatOf& stored_;
   std::map<std::string, int64_t> bytes_;
 };
 
@@ -111,31 +107,36 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
   return types;
 }
 
-MatrixHolding holding_of(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
-                         const StoredFormat& stored) {
-  MatrixHolding out;
+int64_t StorageFormat::size_bytes(size_t index, int64_t rows, int64_t in_features) const {
+  if (blocks.empty()) return rows * in_features * static_cast<int64_t>(dtype_size(type));
+  return kernels::packed_bytes(blocks[index], rows, in_features);
+}
+
+StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
+                             const StoredFormatOf& stored) {
+  StorageFormat out;
   out.type = layout.precision == Precision::kFloat32 ? DType::kFloat32 : types.type;
   const bool exact =
       layout.precision == Precision::kFloat32 || layout.precision == Precision::kUnrounded;
   if (exact || layout.empty()) return out;
-  if (types.keep_blocks && !layout.fused && !layout.transposed) {
+  if (types.keep_blocks && !layout.fused && !layout.transposed && layout.shard.whole()) {
     for (const WeightBlock& block : layout.blocks) {
       const std::optional<BlockFormat> format = stored(block.name);
-      if (!format || (gate_up && !out.formats.empty() && *format != out.formats[0])) break;
-      out.formats.push_back(*format);
+      if (!format || (gate_up && !out.blocks.empty() && *format != out.blocks[0])) break;
+      out.blocks.push_back(*format);
     }
-    out.stored = out.formats.size() == layout.blocks.size();
+    out.stored = out.blocks.size() == layout.blocks.size();
     if (out.stored) return out;
-    out.formats.clear();
+    out.blocks.clear();
   }
   const auto& wanted =
       layout.precision == Precision::kVocabulary ? types.quantize_vocabulary : types.quantize;
-  if (wanted) out.formats.assign(layout.blocks.size(), fitting(*wanted, layout.in_features));
+  if (wanted) out.blocks.assign(layout.blocks.size(), fitting(*wanted, layout.in_features));
   return out;
 }
 
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
-                                             const StoredFormat& stored) {
+                                             const StoredFormatOf& stored) {
   const WeightLayout layout = weight_layout(spec);
   const std::vector<WeightId> with_activation =
       program::weights_with_activation(program::cpu_passes(program::lower(spec)));

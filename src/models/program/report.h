@@ -1,0 +1,41 @@
+// Programs with their costs, for readers: tables and pictures. Layers that are alike are shown
+// once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/program/cost.h"
+#include "models/program/program.h"
+
+namespace espalier::program {
+
+// Operations [first, last), which stand for `count` layers from first_layer on; first_layer -1:
+// before or behind the layers.
+struct Section {
+  size_t first = 0, last = 0;
+  int32_t first_layer = -1;
+  int32_t count = 1;
+};
+std::vector<Section> sections(const Program& program);
+// "layers 3 to 31 (29 alike)", "layer 0", "before the layers".
+std::string title_of(const Section& section);
+
+struct Report {
+  Program program;
+  StepShape step;
+  std::vector<OpCost> costs;  // of each operation
+  OpCost total;
+};
+Report make_report(Program program, const StepShape& step, const WeightBytes& weight_bytes);
+
+// "1.5 MiB", "3.2 GFLOP".
+std::string bytes_text(int64_t bytes);
+std::string flops_text(int64_t flops);
+
+// One line for each operation: weights' bytes, other bytes, operations; then the totals.
+std::string to_table(const Report& report);
+// A drawing of the same, as a whole file.
+std::string to_svg(const Report& report);
+
+}  // namespace espalier::program

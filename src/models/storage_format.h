@@ -1,0 +1,64 @@
+// The format in which each weight matrix is stored in memory: elements of one type, a checkpoint's
+// quantised blocks as they are, or blocks that are made at load. The format of a matrix follows
+// from its layout (weight_layout.h), from the types that were asked for and from the checkpoint.
+// Plain values and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "models/decoder_spec.h"
+#include "models/weight_layout.h"
+#include "tensor/block_format.h"
+#include "tensor/dtype.h"
+
+namespace espalier {
+
+struct WeightTypes {
+  DType type = DType::kBFloat16;  // of what is not in blocks: kFloat32 or kBFloat16
+  bool keep_blocks = false;       // blocks that kernels read stay as they are stored
+  // The formats that other matrices are quantised to, and embedding and head; none: `type`.
+  std::optional<BlockFormat> quantize, quantize_vocabulary;
+
+  WeightTypes() = default;
+  WeightTypes(DType numbers) : type(numbers) {}  // NOLINT: a dtype is all of it
+};
+
+// dtype: as the user stated it: auto, blocks that kernels read stay as the checkpoint has them;
+// float32, bfloat16: they become numbers; q8_0, q4_k: what is not in such blocks is rounded to 8,
+// or to 4 (the vocabulary's matrices to 6), bits. type: of numbers, as follows from it.
+WeightTypes choose_weight_types(const std::string& dtype, DType type);
+
+// The stored format of a tensor; see WeightSource::stored_format.
+using StoredFormatOf = std::function<std::optional<BlockFormat>(std::string_view name)>;
+
+struct StorageFormat {
+  enum class Scales : uint8_t {
+    kNone,     // elements
+    kInBlock,  // each block begins or ends with the scales of its elements (block_format.h)
+  };
+  DType type = DType::kBFloat16;    // of elements that are not in blocks
+  std::vector<BlockFormat> blocks;  // of each WeightBlock; empty: elements of `type`
+  bool stored = false;              // the blocks are the checkpoint's own
+
+  Scales scales() const { return blocks.empty() ? Scales::kNone : Scales::kInBlock; }
+  // Neighbours in a row that are quantised together; 1: elements.
+  int64_t group_size() const { return blocks.empty() ? 1 : block_format_info(blocks[0]).elements; }
+  // Of block `index` of the layout, `rows` of it.
+  int64_t size_bytes(size_t index, int64_t rows, int64_t in_features) const;
+};
+// gate_up: packed for linear_silu_mul, which takes one format for both.
+StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
+                             const StoredFormatOf& stored);
+
+// Bytes of weights as they are stored in memory, by the type's name ("BF16", "Q4_K", ...).
+std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
+                                             const StoredFormatOf& stored);
+
+}  // namespace espalier
