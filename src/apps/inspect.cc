@@ -248,7 +248,7 @@ int run_inspect(const std::vector<std::string>& args) {
       .default_text = "as many as may run";
   ProgramRequest program;
   table.toggle("program", program.print, "print the operations that a step runs, with their costs");
-  table.path("program-svg", program.svg, "draw them into this file");
+  table.result_file("program-svg", program.svg, "draw them into this file");
   table.integer("tokens", program.tokens, 1, 1 << 20, "new tokens of the step that is shown");
   table.integer("context", program.context, 0, 1 << 30, "tokens cached before each of them");
   CommandLine command{"espalier inspect",
