@@ -205,15 +205,6 @@ struct PoolingSpec {
   std::vector<std::string> labels;  // of the head's outputs, where config.json names them
 };
 
-// For tests alone: parts of the forward pass broken on purpose, to show that goldens notice.
-struct DecoderFaults {
-  bool drop_attention_residual = false;
-  bool drop_mlp_residual = false;
-  bool linear_activation = false;  // gate * up without silu
-  bool drop_experts = false;       // the shared MLP alone
-  bool drop_shared_expert = false;
-};
-
 struct DecoderSpec {
   std::string architecture;  // config.json's architectures[0]
   std::string model_type;
@@ -233,7 +224,6 @@ struct DecoderSpec {
   std::vector<TokenId> eos_ids;               // sorted
   std::optional<PoolingSpec> pooling;         // there is no head over the vocabulary then
   WeightNames names;
-  DecoderFaults faults;
 
   int64_t num_parameters() const;
   // Of the vector that a text becomes; 0 without pooling.

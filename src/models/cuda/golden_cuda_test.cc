@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <tuple>
 
 #include "models/cuda/test_model.h"
 #include "models/golden.h"
+#include "models/program/fault_injection.h"
 #include "tensor/cuda/testing.h"
 #include "tensor/work_pool.h"
 
@@ -33,8 +35,15 @@ KvType kv_type(DType type) {
 const char* name_of(DType type) { return type == DType::kFloat32 ? "float32" : "bfloat16"; }
 
 std::unique_ptr<CudaTestModel> load(const DecoderSpec& spec, DType type,
-                                    const ModelLoadOptions& options) {
-  auto decoder = CudaDecoder::load({spec, type}, options);
+                                    const ModelLoadOptions& options,
+                                    std::optional<program::Fault> fault = std::nullopt) {
+  CudaDecoder::Rewrite rewrite;
+  if (fault) {
+    rewrite = [fault](program::Program lowered) {
+      return program::inject(std::move(lowered), *fault);
+    };
+  }
+  auto decoder = CudaDecoder::load({spec, type}, options, rewrite);
   EXPECT_TRUE(decoder) << decoder.error().to_string();
   return decoder ? std::make_unique<CudaTestModel>(std::move(*decoder)) : nullptr;
 }
@@ -143,8 +152,9 @@ TEST_P(GoldenModelCuda, UnwantedRowsChangeNothing) {
 // What is broken on purpose must be seen: else the tests above prove nothing.
 struct Breach {
   const char* name;
-  // Breaks it; false where the model has no such part.
+  // Breaks it, or says whether the fault breaks it; false where the model has no such part.
   bool (*breach)(DecoderSpec& spec);
+  std::optional<program::Fault> fault = std::nullopt;
 };
 
 template <typename Change>
@@ -159,12 +169,11 @@ bool replace(T& part, const U& by) {
   part = T(by);
   return changed;
 }
-bool drop(bool& fault) { return replace(fault, true); }
 
 constexpr Breach kBreaches[] = {
-    {"no residual of attention",
-     [](DecoderSpec& s) { return drop(s.faults.drop_attention_residual); }},
-    {"no residual of the MLP", [](DecoderSpec& s) { return drop(s.faults.drop_mlp_residual); }},
+    {"no residual of attention", [](DecoderSpec&) { return true; },
+     program::Fault::kDropAttentionResidual},
+    {"no residual of the MLP", [](DecoderSpec&) { return true; }, program::Fault::kDropMlpResidual},
     {"no rope",
      [](DecoderSpec& s) {
        return change_layers(s,
@@ -205,13 +214,13 @@ constexpr Breach kBreaches[] = {
          return replace(mlp.activation, mlp.gated ? kernels::Activation::kSilu : mlp.activation);
        });
      }},
-    {"no experts",
-     [](DecoderSpec& s) { return s.layers.back().experts && drop(s.faults.drop_experts); }},
+    {"no experts", [](DecoderSpec& s) { return s.layers.back().experts.has_value(); },
+     program::Fault::kDropExperts},
     {"no shared expert",
      [](DecoderSpec& s) {
-       return s.layers.back().experts && s.layers.back().experts->shared &&
-              drop(s.faults.drop_shared_expert);
-     }},
+       return s.layers.back().experts && s.layers.back().experts->shared.has_value();
+     },
+     program::Fault::kDropSharedExpert},
     {"an expert too few",
      [](DecoderSpec& s) {
        return change_layers(s, [](LayerSpec& l) { return l.experts && l.experts->router.top_k--; });
@@ -239,7 +248,7 @@ TEST_P(GoldenModelCuda, NoticesWhatIsLeftOut) {
   for (const Breach& breach : kBreaches) {
     DecoderSpec spec = golden_.spec;
     if (!breach.breach(spec)) continue;
-    const auto model = load(spec, type_, {.path = golden_.folder});
+    const auto model = load(spec, type_, {.path = golden_.folder}, breach.fault);
     ASSERT_NE(model, nullptr) << breach.name;
     EXPECT_GT(golden::max_error(*model, golden_, kv_type(type_)), limit) << breach.name;
     if (++noticed == 4 && type_ == DType::kBFloat16) break;

@@ -1,5 +1,8 @@
 // A decoder's weights in device memory: one block, matrices as the checkpoint has them (rows of
-// in_features), q, k, v and gate, up stacked.
+// in_features), q, k, v and gate, up stacked. A weight is found by its id, as operations of a
+// program name it.
+//
+// Immutable once loaded, so any thread may read it. Owns the block that all data lies in.
 #pragma once
 
 #include <cstdint>
@@ -10,82 +13,62 @@
 #include "models/cuda/tensor_loader.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
+#include "models/storage_format.h"
+#include "models/weight_id.h"
+#include "models/weight_layout.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
 
-// [out_features, in_features] of the weights' type. Null data: the model has no such matrix.
-struct CudaMatrix {
+// A matrix [out_features, in_features], a stack of them (one for each expert or head), or a vector
+// [out_features], with in_features 1. Null data: the model has no such weight. Of a layer norm the
+// weight, then the bias.
+struct CudaWeight {
   const void* data = nullptr;
   int32_t in_features = 0;
   int32_t out_features = 0;
+  int64_t group_stride = 0;  // elements between the matrices of a stack
+  StorageFormat format;      // elements of the weights' type, or float32 where WeightId says so
+  Shard shard;               // what this device holds of it
 };
 
-// Of LatentSpec.
-struct CudaLatentWeights {
-  CudaMatrix q_a;  // hidden -> query_rank
-  const void* q_a_norm = nullptr;
-  CudaMatrix q;     // query_rank, or hidden -> heads * (nope + rope)
-  CudaMatrix kv_a;  // hidden -> rank + rope
-  const void* kv_a_norm = nullptr;
-  const void* kv_b = nullptr;             // [heads, nope + value, rank]
-  const void* query_to_latent = nullptr;  // [heads, rank, nope]: of each head kv_b's first, turned
+class CudaWeights {
+ public:
+  CudaWeights() = default;
+  CudaWeights(DType type, size_t num_layers);
+
+  // Of activations too: kBFloat16 or kFloat32.
+  DType type() const { return type_; }
+  // REQUIRES: the id's index is a layer of the model, or -1.
+  const CudaWeight& at(WeightId id) const { return table_[index_of(id)]; }
+  CudaWeight& at(WeightId id) { return table_[index_of(id)]; }
+  // Null where there is none, or the id is empty.
+  const void* data(WeightId id) const { return at(id).data; }
+  const float* floats(WeightId id) const { return static_cast<const float*>(at(id).data); }
+
+  int64_t size_bytes() const { return block_.size_bytes(); }
+  void set_block(cuda::DeviceBuffer block) { block_ = std::move(block); }
+
+ private:
+  static size_t index_of(WeightId id);
+
+  DType type_ = DType::kBFloat16;
+  cuda::DeviceBuffer block_;
+  std::vector<CudaWeight> table_;  // [1 + layers, kinds]
 };
 
-// All experts' matrices lie in one block, one under the other.
-struct CudaExpertsWeights {
-  const float* router = nullptr;             // [experts, hidden]
-  const float* router_bias = nullptr;        // [experts]
-  const float* router_correction = nullptr;  // [experts]
-  const void* gate_up = nullptr;             // [experts, 2 ffn, hidden]
-  const void* gate_up_bias = nullptr;        // [experts, 2 ffn]
-  const void* down = nullptr;                // [experts, hidden, ffn]
-  const void* down_bias = nullptr;           // [experts, hidden]
-  const float* shared_gate = nullptr;        // [hidden]
-};
-
-// Vectors are of the weights' type too, but for those of float; null where the layer has none. Of a
-// layer norm the weight, then the bias.
-struct CudaLayerWeights {
-  const void* input_norm = nullptr;
-  CudaMatrix qkv;
-  const void* qkv_bias = nullptr;
-  const void* q_norm = nullptr;
-  const void* k_norm = nullptr;
-  CudaLatentWeights latent;
-  const float* sinks = nullptr;  // [heads]
-  CudaMatrix attention_output;
-  const void* attention_output_bias = nullptr;
-  const void* attention_output_norm = nullptr;
-  const void* post_attention_norm = nullptr;
-  CudaMatrix gate_up;  // or up alone; of a layer with experts: the shared one's
-  const void* gate_up_bias = nullptr;
-  CudaMatrix down;
-  const void* down_bias = nullptr;
-  CudaExpertsWeights experts;
-  const void* mlp_output_norm = nullptr;
-};
-
-struct CudaWeights {
-  DType type = DType::kBFloat16;
-  cuda::DeviceBuffer block;
-  CudaMatrix embedding;  // the head's data where they are tied
-  CudaMatrix position_embedding;
-  CudaMatrix head;  // out_features rounded up to a multiple of 8, the added rows zero
-  std::vector<CudaLayerWeights> layers;
-  const void* final_norm = nullptr;
-};
-
-// Weights on their way: their places hold zeros until the loader has finished. Where the checkpoint
-// has some in another order than the products want, all are there at once.
+// Weights whose values may still be missing: their memory holds zeros until the loader has
+// finished. Where the checkpoint has some in another order than the GEMMs need, all are there at
+// once.
 struct PendingCudaWeights {
   CudaWeights weights;
   std::unique_ptr<CudaTensorLoader> loader;  // started
 };
 
 // Begins to load what `options` say: a checkpoint, read by several threads into pinned buffers that
-// the device copies from meanwhile, or weights drawn on the device.
+// the device copies from meanwhile, or weights drawn on the device. kUnimplemented names a format
+// or a shard that the GPU's kernels do not read.
 Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
                                              const ModelLoadOptions& options);
 

@@ -31,8 +31,8 @@ Arity arity_of(OpKind kind) {
       return {1, 1, 1, 1};
     case OpKind::kMatmul:  // the second output: see fuse_norm
       return {1, 2, 1, 2};
-    case OpKind::kMoeBlock:
-      return {1, 2, 1, 1};
+    case OpKind::kMoeBlock:  // the other outputs: see Alternative
+      return {1, 2, 1, 4};
     case OpKind::kKvAppend:
       return {1, 2, 0, 0};
     case OpKind::kAttention:

@@ -73,16 +73,138 @@ bool layers_agree(std::span<const Op> first, std::span<const Op> other) {
   return !next(first, i) && !next(other, j);
 }
 
+// Attention of prompts reads the new keys and values from the buffer that the append reads them
+// from, where the append leaves the rotated keys too; latents are read from pages alone.
+Program attend_new_tokens(Program program) {
+  Op* append = nullptr;
+  for (Op& op : program.ops) {
+    if (op.kind == OpKind::kQkRopeAppend) append = &op;
+    if (op.kind != OpKind::kAttention || append == nullptr || append->layer != op.layer) continue;
+    if (op.as<Attention>().latent || op.inputs.size() > 1) continue;
+    append->outputs.push_back(append->inputs[1]);
+    op.inputs.insert(op.inputs.end(), append->inputs.begin() + 1, append->inputs.end());
+  }
+  return program;
+}
+
+// Collects the parts of one MoE block.
+class MoeBlockFinder {
+ public:
+  MoeBlockFinder(const Program& program, size_t route) : program_(program), route_(route) {}
+
+  std::optional<Alternative> find() {
+    if (route_ == 0 || !take_norm(program_.ops[route_ - 1])) return std::nullopt;
+    block_.route = program_.ops[route_].as<MoeRoute>();
+    for (size_t i = route_ + 1; i < program_.ops.size(); ++i) {
+      const Op& op = program_.ops[i];
+      if (op.layer != program_.ops[route_].layer || !take(op)) return std::nullopt;
+      if (op.kind == OpKind::kMoeCombine) return finish(i);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  bool take_norm(const Op& op) {
+    if (op.kind != OpKind::kNorm || op.outputs[0] != program_.ops[route_].inputs[0] ||
+        op.inputs[0] == op.outputs[0] || op.as<Norm>().spec.kind == NormSpec::Kind::kLayer) {
+      return false;
+    }
+    block_.norm = op.as<Norm>();
+    return true;
+  }
+
+  bool take(const Op& op) {
+    switch (op.kind) {
+      case OpKind::kMoeMatmul:
+        (gate_up_ == nullptr ? gate_up_ : down_) = &op;
+        return true;
+      case OpKind::kActivation:
+        if (op.inputs[0].buffer == pair_buffer()) {
+          block_.experts.activation = op.as<Activation>();
+        } else {
+          block_.shared_activation = op.as<Activation>();
+        }
+        return true;
+      case OpKind::kMatmul:
+        return take_shared(op);
+      case OpKind::kMoeCombine:
+        block_.experts.combine = op.as<MoeCombine>();
+        return true;
+      default:
+        return false;
+    }
+  }
+  BufferId pair_buffer() const { return gate_up_ == nullptr ? -1 : gate_up_->outputs[0].buffer; }
+
+  bool take_shared(const Op& op) {
+    const auto& matmul = op.as<Matmul>();
+    if (matmul.weight.kind == WeightKind::kSharedGate) {
+      block_.shared_gate = matmul.weight;
+      return true;
+    }
+    if (matmul.bias || matmul.residual || matmul.norm) return false;
+    if (block_.shared_gate_up.weight) {
+      block_.shared_down = matmul;
+      return true;
+    }
+    block_.shared_gate_up = matmul;
+    if (matmul.activation) block_.shared_activation = *matmul.activation;
+    shared_inner_ = op.outputs[0];
+    return true;
+  }
+
+  std::optional<Alternative> finish(size_t combine) {
+    MoeExperts& experts = block_.experts;
+    if (gate_up_ == nullptr || down_ == nullptr || !experts.activation ||
+        !experts.activation->gated || (experts.combine.shared && !shared_is_like_experts())) {
+      return std::nullopt;
+    }
+    experts.gate_up = gate_up_->as<MoeMatmul>();
+    experts.down = down_->as<MoeMatmul>();
+    const Op& last = program_.ops[combine];
+    const Op& norm = program_.ops[route_ - 1];
+    Op op{.kind = OpKind::kMoeBlock, .layer = last.layer};
+    op.inputs = {norm.inputs[0]};
+    if (experts.combine.residual) op.inputs.push_back(last.inputs.back());
+    op.outputs = {last.outputs[0], norm.outputs[0], gate_up_->outputs[0]};
+    if (experts.combine.shared) op.outputs.push_back(shared_inner_);
+    op.attributes = block_;
+    op.dependent_launch = true;
+    return Alternative{route_ - 1, combine + 1, std::move(op)};
+  }
+
+  bool shared_is_like_experts() const {
+    const Activation &a = block_.shared_activation, &b = *block_.experts.activation;
+    return block_.shared_down.weight && a.gated && a.kind == b.kind && a.limit == b.limit;
+  }
+
+  const Program& program_;
+  const size_t route_;
+  const Op *gate_up_ = nullptr, *down_ = nullptr;
+  Operand shared_inner_;
+  MoeBlock block_;
+};
+
 }  // namespace
+
+std::vector<Alternative> find_moe_blocks(const Program& program) {
+  std::vector<Alternative> out;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    if (program.ops[i].kind != OpKind::kMoeRoute) continue;
+    if (auto block = MoeBlockFinder(program, i).find()) out.push_back(std::move(*block));
+  }
+  return out;
+}
 
 Program gpu_passes(Program program) {
   program = fuse_activation(std::move(program), [](const Matmul&, const Activation& activation) {
     return activation.gated && activation.kind == kernels::Activation::kSilu;
   });
-  program = fuse_qk_rope_append(fuse_moe_combine(std::move(program)));
+  program = attend_new_tokens(fuse_qk_rope_append(fuse_moe_combine(std::move(program))));
   program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kAfterAttention);
-  program = fuse_norm(std::move(program), [](const Norm& norm, const Matmul&) {
-    return norm.spec.kind == NormSpec::Kind::kRms;
+  program = fuse_norm(std::move(program), [](const Norm& norm, const Matmul& matmul) {
+    // The norm of the queries' latent is in place; its GEMM takes the library's kernels.
+    return norm.spec.kind == NormSpec::Kind::kRms && matmul.weight.kind != WeightKind::kLatentQ;
   });
   return allow_dependent_launch(remove_unused_buffers(std::move(program)));
 }

@@ -201,13 +201,14 @@ void lower_mlp(Builder& b, const MlpSpec& mlp, const Operand& x, const Operand& 
 void lower_shared_expert(Builder& b, const ExpertsSpec& experts, const Operand& x,
                          const Operand& branch) {
   const Operand shared = b.buffer("shared", branch.columns);
-  lower_mlp(b, *experts.shared, x, shared);
   if (!experts.shared_gate) {
+    lower_mlp(b, *experts.shared, x, shared);
     b.add(OpKind::kResidualAdd, {branch, shared}, {branch}, ResidualAdd{});
     return;
   }
   const Operand gate = b.buffer("shared_gate", 1, {}, ElementType::kFloat32);
   b.matmul(b.weight(WeightKind::kSharedGate), {}, x, gate);
+  lower_mlp(b, *experts.shared, x, shared);
   b.add(OpKind::kGatedAdd, {branch, shared, gate}, {branch});
 }
 

@@ -217,9 +217,10 @@ class RowDropper {
       for (Operand& operand : program_.ops[i].outputs) operand = output(operand);
     }
     Op select{.kind = OpKind::kSelectRows, .layer = program_.ops[first_].layer};
-    for (const auto& [from, to] : selected_) {
-      select.inputs.push_back(from);
-      select.outputs.push_back(to);
+    // The residual, which is needed last, comes first.
+    for (auto it = selected_.rbegin(); it != selected_.rend(); ++it) {
+      select.inputs.push_back(it->first);
+      select.outputs.push_back(it->second);
     }
     program_.ops.insert(program_.ops.begin() + static_cast<std::ptrdiff_t>(first_),
                         std::move(select));

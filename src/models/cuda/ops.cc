@@ -1,0 +1,303 @@
+#include "models/cuda/ops.h"
+
+#include "kernels/activation/cuda.h"
+#include "kernels/embedding/cuda.h"
+#include "kernels/moe/cuda.h"
+#include "kernels/norm/cuda.h"
+#include "kernels/router/cuda.h"
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+using program::Op;
+using program::Operand;
+using program::OpKind;
+using program::RowCount;
+
+constexpr int32_t kWidestFusedNorm = 16384;  // of kernels/linear/cuda.h, inputs
+
+DType type_of(const CudaContext& c, const Operand& operand) {
+  return c.plan().program().buffer(operand).type == program::ElementType::kFloat32 ? DType::kFloat32
+                                                                                   : c.type();
+}
+
+// Starts when all that was enqueued before it has ended, so what starts after it, early or not,
+// finds the plans of attention and the cached keys there: AttentionArgs::prefetch_cached_kv.
+Status run_embed(CudaContext& c, const Op& op) {
+  const CudaStep& step = c.step();
+  return kc::gather_rows({.type = c.type(),
+                          .table = c.weights().data(op.table),
+                          .num_rows = c.spec().vocab_size,
+                          .dim = op.outputs[0].columns,
+                          .ids = step.ids,
+                          .token_slots = step.token_slots,
+                          .slot_tokens = step.slot_tokens,
+                          .out = c.write(op.outputs[0]),
+                          .out_stride = c.stride(op.outputs[0]),
+                          .tokens = c.num_rows(op.outputs[0])},
+                         c.launch(op));
+}
+
+Status run_embed_position(CudaContext& c, const Op& op) {
+  return kc::gather_rows({.type = c.type(),
+                          .table = c.weights().data(op.table),
+                          .num_rows = c.spec().learned_positions,
+                          .dim = op.outputs[0].columns,
+                          .ids = c.positions(),
+                          .out = c.write(op.outputs[0]),
+                          .out_stride = c.stride(op.outputs[0]),
+                          .tokens = c.num_rows(op.outputs[0])},
+                         c.launch(op));
+}
+
+// The kernel works in place; a result of its own is a copy first.
+Status run_scale(CudaContext& c, const Op& op) {
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  const int32_t rows = c.num_rows(y);
+  if (x != y) {
+    ESP_RETURN_IF_ERROR(kc::copy_parts({.type = type_of(c, y),
+                                        .x = c.read(x),
+                                        .x_stride = c.stride(x),
+                                        .x_head = x.columns,
+                                        .y = c.write(y),
+                                        .y_stride = c.stride(y),
+                                        .y_head = y.columns,
+                                        .count = y.columns,
+                                        .rows = rows,
+                                        .heads = 1},
+                                       c.launch(op)));
+  }
+  return kc::scale({.type = type_of(c, y),
+                    .x = c.write(y),
+                    .x_stride = c.stride(y),
+                    .rows = rows,
+                    .dim = y.columns,
+                    .scale = op.as<program::Scale>().factor},
+                   c.launch(op));
+}
+
+Status run_softcap(CudaContext& c, const Op& op) {
+  const Operand& x = op.outputs[0];
+  return kc::scale({.type = type_of(c, x),
+                    .x = c.write(x),
+                    .x_stride = c.stride(x),
+                    .rows = c.num_rows(x),
+                    .dim = x.columns,
+                    .softcap = op.as<program::Softcap>().cap},
+                   c.launch(op));
+}
+
+// y = norm(x), rows of x.columns.
+Status normalize(CudaContext& c, const Op& op, const program::Norm& norm, const Operand& x,
+                 const Operand& y) {
+  const void* weight = c.weights().data(norm.weight);
+  const int32_t dim = x.columns, rows = c.num_rows(y);
+  if (norm.spec.kind == NormSpec::Kind::kLayer) {
+    const auto size = static_cast<int64_t>(dtype_size(c.type()));
+    return kc::layer_norm({.type = c.type(),
+                           .x = c.read(x),
+                           .x_stride = c.stride(x),
+                           .weight = weight,
+                           .bias = static_cast<const std::byte*>(weight) + dim * size,
+                           .y = c.write(y),
+                           .y_stride = c.stride(y),
+                           .rows = rows,
+                           .dim = dim,
+                           .epsilon = norm.spec.epsilon},
+                          c.launch(op));
+  }
+  const bool one_centred = norm.spec.kind == NormSpec::Kind::kRmsOneCentred;
+  return kc::rms_norm({.type = c.type(),
+                       .x = c.read(x),
+                       .x_stride = c.stride(x),
+                       .weight = weight,
+                       .weight_offset = one_centred ? 1.0f : 0.0f,
+                       .y = c.write(y),
+                       .y_stride = c.stride(y),
+                       .rows = rows,
+                       .dim = dim,
+                       .epsilon = norm.spec.epsilon},
+                      c.launch(op));
+}
+
+Status run_norm(CudaContext& c, const Op& op) {
+  return normalize(c, op, op.as<program::Norm>(), op.inputs[0], op.outputs[0]);
+}
+
+// Fewer outputs than a GEMM takes, in float32: the router's kernel.
+Status run_score(CudaContext& c, const Op& op) {
+  const auto& matmul = op.as<program::Matmul>();
+  return kc::score({.type = c.type(),
+                    .x = c.read(op.inputs[0]),
+                    .x_stride = c.stride(op.inputs[0]),
+                    .weights = c.weights().floats(matmul.weight),
+                    .bias = c.weights().floats(matmul.bias),
+                    .y = static_cast<float*>(c.write(op.outputs[0])),
+                    .rows = c.num_rows(op.outputs[0]),
+                    .dim = matmul.in_features,
+                    .outputs = matmul.out_features},
+                   c.launch(op));
+}
+
+// Few rows are normalised on their way into the GEMM; more are first, to the second output.
+Status run_matmul(CudaContext& c, const Op& op) {
+  if (!is_gemm(op)) return run_score(c, op);
+  const auto& matmul = op.as<program::Matmul>();
+  kc::LinearArgs args = matmul_shape(c.weights(), matmul, c.num_rows(op.outputs[0]));
+  args.out_type = type_of(c, op.outputs[0]);
+  args.y = c.write(op.outputs[0]);
+  args.y_stride = c.stride(op.outputs[0]);
+  args.bias = c.weights().data(matmul.bias);
+  if (matmul.residual) args.residual = c.read(op.inputs[1]);
+  args.x = c.read(op.inputs[0]);
+  args.x_stride = c.stride(op.inputs[0]);
+  if (!matmul.norm) return c.linear(args, op);
+  if (args.rows <= kc::kSmallRows && args.in_features <= kWidestFusedNorm) {
+    args.norm_weight = c.weights().data(matmul.norm->weight);
+    args.norm_epsilon = matmul.norm->spec.epsilon;
+    return c.linear(args, op);
+  }
+  ESP_RETURN_IF_ERROR(normalize(c, op, *matmul.norm, op.inputs[0], op.outputs[1]));
+  args.x = c.write(op.outputs[1]);
+  args.x_stride = c.stride(op.outputs[1]);
+  return c.linear(args, op);
+}
+
+// Wanted rows are gathered by the step's list, or are all rows where they lie. Outputs are a run of
+// the wanted rows, which stay as they are because the section may run again.
+Status run_select_rows(CudaContext& c, const Op& op) {
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const Operand &from = op.inputs[i], &to = op.outputs[i];
+    if (c.plan().program().buffer(to).rows.count == RowCount::kOutputs) {
+      const int64_t size = static_cast<int64_t>(dtype_size(c.type()));
+      c.alias_reads(to, static_cast<const std::byte*>(c.read(from)) +
+                            c.first_output() * c.stride(from) * size);
+    } else if (c.step().rows == nullptr) {
+      c.alias(to, c.read(from));
+    } else {
+      ESP_RETURN_IF_ERROR(kc::gather_rows({.type = c.type(),
+                                           .table = c.read(from),
+                                           .num_rows = c.num_rows(from),
+                                           .dim = from.columns,
+                                           .ids = c.step().rows,
+                                           .out = c.write(to),
+                                           .out_stride = c.stride(to),
+                                           .tokens = c.num_rows(to)},
+                                          c.launch(op)));
+    }
+  }
+  return Status();
+}
+
+Status run_activation(CudaContext& c, const Op& op) {
+  const auto& activation = op.as<program::Activation>();
+  const Operand& gate = op.inputs[0];
+  const Operand up{gate.buffer, gate.column + activation.dim, activation.dim};
+  return kc::gated({.type = c.type(),
+                    .gate = c.read(gate),
+                    .gate_stride = c.stride(gate),
+                    .up = activation.gated ? c.read(up) : nullptr,
+                    .up_stride = c.stride(gate),
+                    .y = c.write(op.outputs[0]),
+                    .y_stride = c.stride(op.outputs[0]),
+                    .rows = c.num_rows(op.outputs[0]),
+                    .dim = activation.dim,
+                    .activation = activation.kind,
+                    .limit = activation.limit},
+                   c.launch(op));
+}
+
+Status run_residual_add(CudaContext& c, const Op& op) {
+  const Operand &x = op.inputs[1], &y = op.outputs[0];
+  return kc::add_scaled({.type = c.type(),
+                         .x = c.read(x),
+                         .x_stride = c.stride(x),
+                         .y = c.write(y),
+                         .y_stride = c.stride(y),
+                         .rows = c.num_rows(y),
+                         .dim = y.columns,
+                         .scale = op.as<program::ResidualAdd>().scale},
+                        c.launch(op));
+}
+
+}  // namespace
+
+kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
+  return {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+          .k = kv.layers[layer].k,
+          .v = kv.layers[layer].v,
+          .page_size = kv.page_size,
+          .num_kv_heads = kv.num_kv_heads,
+          .head_dim = kv.head_dim,
+          .page_stride = kv.page_stride,
+          .token_stride = kv.token_stride,
+          .head_stride = kv.head_stride};
+}
+
+bool is_gemm(const Op& op) {
+  return op.kind == OpKind::kMatmul && op.as<program::Matmul>().out_features > 1;
+}
+
+kc::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& matmul,
+                            int32_t rows) {
+  const CudaWeight& weight = weights.at(matmul.weight);
+  const bool silu_mul = matmul.activation.has_value();
+  const int32_t outputs = silu_mul ? weight.out_features / 2 : weight.out_features;
+  return {.type = weight.format.type,
+          .out_type = weight.format.type,
+          .rows = rows,
+          .in_features = weight.in_features,
+          .out_features = outputs,
+          .x_stride = weight.in_features,
+          .weights = weight.data,
+          .y_stride = outputs,
+          .silu_mul = silu_mul};
+}
+
+CudaOp cuda_op(OpKind kind) {
+  switch (kind) {
+    case OpKind::kEmbed:
+      return run_embed;
+    case OpKind::kEmbedPosition:
+      return run_embed_position;
+    case OpKind::kScale:
+      return run_scale;
+    case OpKind::kSoftcap:
+      return run_softcap;
+    case OpKind::kNorm:
+      return run_norm;
+    case OpKind::kMatmul:
+      return run_matmul;
+    case OpKind::kHeadMatmul:
+      return run_head_matmul;
+    case OpKind::kHeadCopy:
+      return run_head_copy;
+    case OpKind::kQkRopeAppend:
+      return run_qk_rope_append;
+    case OpKind::kAttention:
+      return run_attention;
+    case OpKind::kSelectRows:
+      return run_select_rows;
+    case OpKind::kActivation:
+      return run_activation;
+    case OpKind::kResidualAdd:
+      return run_residual_add;
+    case OpKind::kGatedAdd:
+      return run_gated_add;
+    case OpKind::kMoeRoute:
+      return run_moe_route;
+    case OpKind::kMoeMatmul:
+      return run_moe_matmul;
+    case OpKind::kMoeCombine:
+      return run_moe_combine;
+    case OpKind::kMoeBlock:
+      return run_moe_block;
+    case OpKind::kMegakernel:
+      return run_megakernel;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace espalier

@@ -1,0 +1,39 @@
+// The operations of a program on the GPU's kernels: each fills the arguments of its kernels from
+// operands and attributes, and launches them. cuda_op() (plan.h) is the table.
+//
+// Called from the one thread that enqueues. Nothing allocates or waits.
+#pragma once
+
+#include "kernels/linear/cuda.h"
+#include "models/cuda/context.h"
+#include "models/program/program.h"
+#include "seams/kv_view.h"
+
+namespace espalier {
+
+// One layer's keys and values in their pages.
+kernels::cuda::KvPlanes planes_of(const KvView& kv, size_t layer);
+
+// A GEMM without operands, for the sizes of its workspace and for tuning. args.rows: `rows`.
+kernels::cuda::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& matmul,
+                                       int32_t rows);
+// Whether the operation is a GEMM of kernels/linear; scores of one output have a kernel of their
+// own.
+bool is_gemm(const program::Op& op);
+
+// ops_attention.cc
+Status run_qk_rope_append(CudaContext& context, const program::Op& op);
+Status run_attention(CudaContext& context, const program::Op& op);
+Status run_head_matmul(CudaContext& context, const program::Op& op);
+Status run_head_copy(CudaContext& context, const program::Op& op);
+
+// ops_moe.cc
+Status run_moe_route(CudaContext& context, const program::Op& op);
+Status run_moe_matmul(CudaContext& context, const program::Op& op);
+Status run_moe_combine(CudaContext& context, const program::Op& op);
+Status run_gated_add(CudaContext& context, const program::Op& op);
+
+// megakernel.cc
+Status run_megakernel(CudaContext& context, const program::Op& op);
+
+}  // namespace espalier

@@ -1,0 +1,165 @@
+// Operations of experts: kernel by kernel for many rows, or a whole block for few.
+#include "kernels/moe/cuda.h"
+#include "kernels/moe/cuda_small_batch.h"
+#include "kernels/router/cuda.h"
+#include "models/cuda/ops.h"
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+using program::MoeBlock;
+using program::Op;
+using program::Operand;
+
+void add_shared(const CudaContext& c, const Op& op, kc::SmallBatchMoeArgs& args) {
+  const auto& block = op.as<MoeBlock>();
+  if (!block.experts.combine.shared) return;
+  args.shared_ffn = block.shared_activation.dim;
+  args.shared_gate_up = c.weights().data(block.shared_gate_up.weight);
+  args.shared_down = c.weights().data(block.shared_down.weight);
+  args.shared_gate_weights = c.weights().floats(block.shared_gate);
+  args.shared_inner = c.write(op.outputs[3]);
+}
+
+kc::SmallBatchMoeArgs moe_block_args(const CudaContext& c, const Op& op) {
+  const auto& block = op.as<MoeBlock>();
+  const CudaWeights& weights = c.weights();
+  const program::MoeExperts& experts = block.experts;
+  kc::SmallBatchMoeArgs args{.type = c.type(),
+                             .rows = c.num_rows(op.outputs[0]),
+                             .dim = op.outputs[0].columns,
+                             .x = c.read(op.inputs[0]),
+                             .router = block.route.router,
+                             .router_weights = weights.floats(block.route.weight),
+                             .router_bias = weights.floats(block.route.bias),
+                             .correction = weights.floats(block.route.correction),
+                             .ffn = experts.activation->dim,
+                             .activation = experts.activation->kind,
+                             .limit = experts.activation->limit,
+                             .gate_up = weights.data(experts.gate_up.weight),
+                             .gate_up_bias = weights.data(experts.gate_up.bias),
+                             .down = weights.data(experts.down.weight),
+                             .down_bias = weights.data(experts.down.bias),
+                             .y = c.write(op.outputs[0]),
+                             .scale = experts.combine.scale,
+                             .normed = c.write(op.outputs[1]),
+                             .scores = c.experts().scores,
+                             .shared_gate = c.experts().shared_gate,
+                             .inner = c.write(op.outputs[2])};
+  if (experts.combine.residual) args.residual = c.read(op.inputs[1]);
+  if (block.norm) {
+    const NormSpec& norm = block.norm->spec;
+    args.norm_weight = weights.data(block.norm->weight);
+    args.norm_epsilon = norm.epsilon;
+    args.norm_offset = norm.kind == NormSpec::Kind::kRmsOneCentred ? 1.0f : 0.0f;
+  }
+  add_shared(c, op, args);
+  return args;
+}
+
+}  // namespace
+
+// Steps whose rows may not depend on how many there are take the kernels for many rows.
+Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
+  if (c.attention_group(op).shape.fixed_split > 0) return false;
+  return kc::small_batch_moe_supports(moe_block_args(c, op));
+}
+
+// The kernel behind the block may start early whatever the step.
+Status run_moe_block(CudaContext& c, const Op& op) {
+  kc::LaunchOptions launch = c.launch(op);
+  launch.pdl |= c.policy().early;
+  ESP_RETURN_IF_ERROR(kc::small_batch_moe(moe_block_args(c, op), launch));
+  c.policy().next_early = c.policy().early;
+  return Status();
+}
+
+// Scores, each row's experts, and the order of rows by expert that the GEMMs read.
+Status run_moe_route(CudaContext& c, const Op& op) {
+  const auto& route = op.as<program::MoeRoute>();
+  const int32_t rows = c.num_rows(op.inputs[0]);
+  auto* experts = static_cast<int32_t*>(c.write(op.outputs[0]));
+  ESP_RETURN_IF_ERROR(kc::score({.type = c.type(),
+                                 .x = c.read(op.inputs[0]),
+                                 .x_stride = c.stride(op.inputs[0]),
+                                 .weights = c.weights().floats(route.weight),
+                                 .bias = c.weights().floats(route.bias),
+                                 .y = c.experts().scores,
+                                 .rows = rows,
+                                 .dim = route.in_features,
+                                 .outputs = route.router.num_experts},
+                                c.launch(op)));
+  ESP_RETURN_IF_ERROR(kc::route({.spec = route.router,
+                                 .logits = c.experts().scores,
+                                 .rows = rows,
+                                 .correction = c.weights().floats(route.correction),
+                                 .experts = experts,
+                                 .weights = static_cast<float*>(c.write(op.outputs[1]))},
+                                c.launch(op)));
+  return kc::arrange({.experts = experts,
+                      .num_pairs = rows * route.router.top_k,
+                      .num_experts = route.router.num_experts,
+                      .plan = c.experts().plan},
+                     c.launch(op));
+}
+
+// The first GEMM of the experts reads a row for each token, the second one for each pair, in the
+// order of experts.
+Status run_moe_matmul(CudaContext& c, const Op& op) {
+  const auto& matmul = op.as<program::MoeMatmul>();
+  const Operand &x = op.inputs[0], &y = op.outputs[0];
+  const bool by_token = matmul.weight.kind == WeightKind::kExpertGateUp;
+  const int32_t pairs_per_token = c.plan().program().buffer(y).rows.per_row;
+  const CudaWeight& weight = c.weights().at(matmul.weight);
+  return kc::grouped_linear({.type = weight.format.type,
+                             .num_groups = matmul.num_experts,
+                             .in_features = matmul.in_features,
+                             .out_features = matmul.out_features,
+                             .x = c.read(x),
+                             .x_stride = c.stride(x),
+                             .weights = weight.data,
+                             .weights_stride = weight.group_stride,
+                             .bias = c.weights().data(matmul.bias),
+                             .y = c.write(y),
+                             .y_stride = c.stride(y),
+                             .plan = &c.experts().plan,
+                             .num_pairs = c.num_rows(y),
+                             .pairs_per_row = by_token ? pairs_per_token : 0},
+                            c.launch(op));
+}
+
+Status run_moe_combine(CudaContext& c, const Op& op) {
+  const auto& a = op.as<program::MoeCombine>();
+  size_t next = 3;  // behind pairs, weights and experts
+  const Operand* shared = a.shared ? &op.inputs[next++] : nullptr;
+  const Operand* gate = a.gate ? &op.inputs[next++] : nullptr;
+  const Operand* residual = a.residual ? &op.inputs[next++] : nullptr;
+  return kc::combine({.type = c.type(),
+                      .x = c.read(op.inputs[0]),
+                      .slots = c.experts().plan.slots,
+                      .weights = static_cast<const float*>(c.read(op.inputs[1])),
+                      .top_k = a.top_k,
+                      .shared = shared ? c.read(*shared) : nullptr,
+                      .shared_gate = gate ? static_cast<const float*>(c.read(*gate)) : nullptr,
+                      .residual = residual ? c.read(*residual) : nullptr,
+                      .y = c.write(op.outputs[0]),
+                      .rows = c.num_rows(op.outputs[0]),
+                      .dim = op.outputs[0].columns,
+                      .scale = a.scale},
+                     c.launch(op));
+}
+
+// The combination of no experts: a residual and a gated row.
+Status run_gated_add(CudaContext& c, const Op& op) {
+  return kc::combine({.type = c.type(),
+                      .shared = c.read(op.inputs[1]),
+                      .shared_gate = static_cast<const float*>(c.read(op.inputs[2])),
+                      .residual = c.read(op.inputs[0]),
+                      .y = c.write(op.outputs[0]),
+                      .rows = c.num_rows(op.outputs[0]),
+                      .dim = op.outputs[0].columns},
+                     c.launch(op));
+}
+
+}  // namespace espalier

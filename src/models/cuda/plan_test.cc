@@ -1,0 +1,128 @@
+// What the GPU's decoder launches in a step, on machines without a GPU: recording_kernels.h stands
+// for the kernels. The lists of tests/golden/cuda_launches were recorded from the decoder that had
+// its order of launches in code, so the interpreter launches the same.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "models/cuda/decoder.h"
+#include "models/cuda/recording_kernels.h"
+#include "models/golden.h"
+
+namespace espalier {
+namespace {
+
+struct Step {
+  const char* name;
+  int32_t tokens, entries, wanted;
+  bool all_rows = false;     // no list of wanted rows
+  bool own_windows = false;  // layers with windows have pages of their own
+};
+constexpr Step kSteps[] = {
+    {"decode 1", 1, 1, 1},
+    {"decode 2", 2, 2, 2},
+    {"decode 4", 4, 4, 4},
+    {"decode 64", 64, 64, 64, true},
+    {"prefill 40", 40, 3, 2},
+    {"prefill 40, all rows", 40, 3, 40, true},
+    {"prefill 40, no rows", 40, 3, 0},
+    {"decode 4, windows", 4, 4, 4, false, true},
+};
+
+// Addresses of what a step reads; nothing is read of them.
+class Inputs {
+ public:
+  Inputs() : pages_(1 << 12) {}
+  CudaStep step(const Step& of) const {
+    CudaStep step{.ids = at(0), .token_slots = at(1), .slot_tokens = at(2)};
+    step.entries = {.query_begin = at(3),
+                    .prefix_len = at(4),
+                    .page_begin = at(5),
+                    .page_tables = at(6),
+                    .num_entries = of.entries,
+                    .num_tokens = of.tokens,
+                    .max_query_tokens = of.tokens - of.entries + 1};
+    if (of.own_windows) {
+      step.window_entries = step.entries;
+      step.window_entries.page_tables = at(7);
+    }
+    step.rows = of.all_rows ? nullptr : at(8);
+    step.num_rows = of.wanted;
+    return step;
+  }
+  KvView view(const ModelInfo& info, KvType type) const {
+    KvView view{.type = type, .page_size = 16};
+    for (int32_t i = 0; i < info.num_layers; ++i) {
+      view.layers.push_back(
+          {const_cast<int32_t*>(at(16 + 2 * i)), const_cast<int32_t*>(at(17 + 2 * i))});
+    }
+    view.num_kv_heads = info.num_kv_heads;
+    view.head_dim = info.head_dim;
+    return view;
+  }
+
+ private:
+  const int32_t* at(int32_t index) const { return pages_.data() + index; }
+  std::vector<int32_t> pages_;
+};
+
+std::string record(const std::string& name, DType type, bool deterministic) {
+  const golden::Golden golden = golden::read(name);
+  auto loaded = CudaDecoder::load(ModelPlan{golden.spec, type},
+                                  {.path = golden.folder, .format = LoadFormat::kDummy});
+  if (!loaded) return loaded.error().to_string() + "\n";
+  CudaDecoder& decoder = **loaded;
+  if (deterministic) decoder.set_deterministic(128);
+  EXPECT_TRUE(decoder.reserve(64, 64, 16).ok());
+  decoder.set_early_launch(true);
+  const Inputs inputs;
+  const auto stream = cuda::Stream::create();
+  const KvView view = inputs.view(decoder.info(), decoder.kv_type());
+  std::vector<float> logits(static_cast<size_t>(64 * decoder.logits_stride()));
+  std::string out;
+  for (const Step& step : kSteps) {
+    recording::begin();
+    EXPECT_TRUE(decoder.forward(inputs.step(step), view, *stream).ok());
+    for (int32_t first = 0; first < step.wanted; first += 32) {
+      const int32_t count = std::min(32, step.wanted - first);
+      EXPECT_TRUE(decoder.logits(first, count, logits.data(), *stream).ok());
+    }
+    out += fmt::format("== {}\n", step.name);
+    for (const std::string& line : recording::lines()) out += line + "\n";
+  }
+  recording::begin();
+  return out;
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ostringstream out;
+  out << std::ifstream(path).rdbuf();
+  return out.str();
+}
+
+class CudaLaunches : public testing::TestWithParam<std::string> {};
+
+TEST_P(CudaLaunches, AreThoseOfTheGolden) {
+  const std::filesystem::path folder = "tests/golden/cuda_launches";
+  const std::string got = "bfloat16\n" + record(GetParam(), DType::kBFloat16, false) +
+                          "float32, deterministic\n" + record(GetParam(), DType::kFloat32, true);
+  if (const char* to = std::getenv("ESPALIER_WRITE_LAUNCHES")) {
+    std::ofstream(std::filesystem::path(to) / (GetParam() + ".txt")) << got;
+    return;
+  }
+  const std::string want = read_file(folder / (GetParam() + ".txt"));
+  ASSERT_FALSE(want.empty()) << "make it with ESPALIER_WRITE_LAUNCHES=" << folder.string();
+  EXPECT_EQ(got, want);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaLaunches, testing::ValuesIn(golden::names()),
+                         [](const auto& tested) { return tested.param; });
+
+}  // namespace
+}  // namespace espalier

@@ -1,0 +1,62 @@
+#include "models/cuda/support.h"
+
+#include <tuple>
+
+#include "kernels/attention/cuda.h"
+
+namespace espalier {
+namespace {
+
+// Kernels read vectors of eight elements along these sizes.
+Status check_sizes(const DecoderSpec& spec, const LayerSpec& layer) {
+  const auto eights = [&](const char* what, int32_t size) -> Status {
+    if (size % 8 == 0) return Status();
+    return error(StatusCode::kUnimplemented,
+                 "{}: {} is {}, but must be a multiple of 8 on the GPU; use --device cpu",
+                 spec.architecture, what, size);
+  };
+  ESP_RETURN_IF_ERROR(eights("hidden_size", spec.hidden_size));
+  ESP_RETURN_IF_ERROR(eights("head_dim", layer.attention.head_dim));
+  if (!layer.experts) return eights("intermediate_size", layer.mlp.intermediate_size);
+  ESP_RETURN_IF_ERROR(
+      eights("the experts' intermediate_size", layer.experts->expert.intermediate_size));
+  if (!layer.experts->shared) return Status();
+  return eights("the shared expert's intermediate_size", layer.experts->shared->intermediate_size);
+}
+
+Status check_latent(const DecoderSpec& spec, const LatentSpec& latent) {
+  const auto [queries, rank, nope, rope, value] = std::tuple(
+      latent.query_rank, latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim);
+  if ((queries | rank | nope | rope) % 8 == 0 && value % 4 == 0) return Status();
+  return error(StatusCode::kUnimplemented,
+               "{}: the sizes of latent attention ({}, {}, {}, {}, {}) must be multiples of 8 on "
+               "the GPU; use "
+               "--device cpu",
+               spec.architecture, queries, rank, nope, rope, value);
+}
+
+}  // namespace
+
+Status check_cuda_support(const DecoderSpec& spec) {
+  if (spec.pooling) {
+    return error(StatusCode::kUnimplemented,
+                 "{}: vectors of texts (embeddings, classes, rewards) do not run on the GPU yet; "
+                 "use --device cpu",
+                 spec.architecture);
+  }
+  for (const LayerSpec& layer : spec.layers) {
+    ESP_RETURN_IF_ERROR(check_sizes(spec, layer));
+    if (layer.attention.latent) {
+      ESP_RETURN_IF_ERROR(check_latent(spec, *layer.attention.latent));
+    }
+    const int32_t most = kernels::cuda::kMaxHeadDim;
+    if (layer.attention.head_dim > most) {
+      return error(StatusCode::kUnimplemented,
+                   "head_dim is {}, but the GPU takes at most {}; use --device cpu",
+                   layer.attention.head_dim, most);
+    }
+  }
+  return Status();
+}
+
+}  // namespace espalier

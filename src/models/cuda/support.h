@@ -1,0 +1,12 @@
+// Which models the GPU's kernels run. A pure function: it makes no call to a device.
+#pragma once
+
+#include "base/status.h"
+#include "models/decoder_spec.h"
+
+namespace espalier {
+
+// kUnimplemented names the first part or size that the GPU does not do.
+Status check_cuda_support(const DecoderSpec& spec);
+
+}  // namespace espalier
