@@ -47,7 +47,7 @@ class MemoryCharge {
   void release() { (void)resize(0); }
 
  private:
-  std::shared_ptr<MemoryAccount> account_;  // shared: charges may outlive whoever opened it
+  std::shared_ptr<MemoryAccount> account_;  // shared: a charge may outlive its server
   int64_t bytes_ = 0;
 };
 

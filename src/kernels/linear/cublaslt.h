@@ -16,7 +16,7 @@ namespace espalier::kernels::cuda {
 
 // Bytes of the workspace that belong to cuBLASLt: what its manual advises for Hopper.
 inline constexpr size_t kCublasLtBytes = size_t{32} << 20;
-// Row-invariant GEMMs: cuBLASLt's first algorithm for so many rows is the standard of a shape.
+// Row-invariant GEMMs: cuBLASLt's first algorithm at this row count is a shape's reference.
 inline constexpr int32_t kStandardRows = 256;
 
 // The outputs of the GEMM of a call: gate and up together with silu_mul.

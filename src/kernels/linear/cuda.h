@@ -17,7 +17,7 @@
 
 namespace espalier::kernels::cuda {
 
-// Up to so many rows gemv runs, unless tuning found cuBLASLt faster.
+// gemv runs up to this row count, unless tuning found cuBLASLt faster.
 inline constexpr int32_t kSmallRows = 2;
 
 struct LinearArgs {

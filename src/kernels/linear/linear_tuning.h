@@ -12,7 +12,7 @@
 
 namespace espalier::kernels::cuda {
 
-// Row-invariant GEMMs: algorithms are compared with the standard one on at least so many rows.
+// Row-invariant GEMMs: an algorithm is compared with the reference one on at least this many rows.
 inline constexpr int32_t kComparedRows = 64;
 inline constexpr int kTimedRuns = 7;
 inline constexpr size_t kFlushedBytes = size_t{128} << 20;

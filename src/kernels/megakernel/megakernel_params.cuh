@@ -78,7 +78,7 @@ __device__ __forceinline__ uint4 pack8(const float* from) {
                     pack_bf16(v[6], v[7]));
 }
 
-// Counts one arrival; what this block wrote before is visible to whoever sees the count in
+// Counts one arrival; what this block wrote before is visible to a block that reads the count in
 // wait_count().
 __device__ __forceinline__ void count_release(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
