@@ -12,7 +12,8 @@
 //                                slot 0 of c = 1
 //
 // So a block has at most two partial results: of its first span (slot 0) and of its last (slot 1).
-//
+#pragma once
+
 // Shared prefix segments (cuda.h) are computed before, by a kernel of their own: each (segment, kv
 // head, tile of up to kTileRows rows) has a work item for each kSegmentBlock positions, divided in
 // the same way. The first partial result of a tile goes to the rows of its members, the one with
@@ -23,7 +24,6 @@
 // an entry of one token, in this order, and each has a partial result.
 //
 // All other entries use tiles of kTileRows rows, each over all its keys.
-#pragma once
 
 #include <vector_types.h>
 

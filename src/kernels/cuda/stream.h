@@ -10,13 +10,13 @@
 //
 // Thread safety: launchers may be called from any thread; two that share a workspace must use one
 // stream.
-//
-// PDL: with LaunchOptions::pdl a kernel is launched by programmatic dependent launch: it may start
-// while the kernel before it in the stream still runs, prefetches weights meanwhile, and touches
-// nothing else before that kernel has ended (except what its arguments state is complete:
-// AttentionArgs::prefetch_cached_kv). The kernel before it must then not write weights. On GPUs
-// before Hopper pdl has no effect.
 #pragma once
+
+// Programmatic dependent launch (PDL): with LaunchOptions::pdl a kernel may start while the kernel
+// before it in the stream still runs. It prefetches weights meanwhile, and touches nothing else
+// before that kernel has ended, except what its arguments state is complete
+// (AttentionArgs::prefetch_cached_kv). The kernel before it must then not write weights. On GPUs
+// before Hopper pdl has no effect.
 
 #include <cstdint>
 

@@ -1,5 +1,8 @@
-// The layout of quantised weights in a unit of 32 outputs (two panels of 16): chunks of 32 or 256
-// inputs, one after the other, each
+// The layout of quantised weights that the CPU's kernels read, as constants: bits, scales and bytes
+// of each block format. Conversion from a GGUF's block rounds nothing. Pure compile-time values.
+#pragma once
+
+// Weights lie in units of 32 outputs (two panels of 16): chunks of 32 or 256 inputs, each
 //
 //  [header: d of 32 outputs f16, dmin of 32 outputs f16]     where scales have two levels
 //  for each block of 32 inputs:
@@ -14,9 +17,7 @@
 //      2 or 3 bits:  two vectors, whose pairs of bits are the low two of vectors 0 to 3 and 4 to
 //                    7; then with 3 bits one vector whose bit k is the third of vector k
 //
-// A value q, or its entry in the format's codebook, means scale * (q - zero) - minimum. Conversion
-// from a GGUF's block rounds nothing. This header holds constants only: see table.h.
-#pragma once
+// A value q, or its entry in the format's codebook, means scale * (q - zero) - minimum.
 
 #include <cstdint>
 
