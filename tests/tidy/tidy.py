@@ -338,8 +338,16 @@ def prose(tree, path):
             yield number, line.partition("//")[2]
 
 
+# Placeholders of file names in documents: each stands for letters, digits and underscores.
+PLACEHOLDER = re.compile(r"NAME|ISA|VARIANT")
+
+
 def exists(tree, path, name):
-    """Whether `name`, cited in `path`, is a file or folder of the tree, by its path or its end."""
+    """Whether `name`, cited in `path`, is a file or folder of the tree, by its path or its end. A
+    name with placeholders is a pattern that at least one file matches."""
+    if PLACEHOLDER.search(name):
+        pattern = re.compile("(?:^|/)" + r"\w+".join(map(re.escape, PLACEHOLDER.split(name))) + "$")
+        return any(pattern.search(f) for f in tree.files)
     folder = os.path.dirname(path)
     places = (os.path.normpath(os.path.join(base, name)) for base in ("", folder, "src", "include"))
     return (any(os.path.exists(os.path.join(tree.root, p)) for p in places) or

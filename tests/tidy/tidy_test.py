@@ -173,9 +173,11 @@ class TidyTest(unittest.TestCase):
         for path, text, name in (("README.md", "See [it](docs/gone.md#part).\n", "docs/gone.md"),
                                  ("README.md", "`tools/absent` does it.\n", "tools/absent"),
                                  ("src/net/n.cc", "int n;  // as in base/gone.h\n", "base/gone.h"),
-                                 ("src/net/n.cc", "// See gone_too.cc.\n", "gone_too.cc")):
+                                 ("src/net/n.cc", "// See gone_too.cc.\n", "gone_too.cc"),
+                                 ("README.md", "`base/gone_ISA.h`\n", "base/gone_ISA.h"),
+                                 ("README.md", "`NAME.cu` is a kernel.\n", "NAME.cu")):
             self.assert_fails("cited_files", {path: text}, name)
-        text = "[a](https://x.org/y.md) [b](#part) `base/a.h` `*_test.cc` [c](src/net/)\n"
+        text = "[a](https://x.org/y.md) [b](#part) `base/a.h` `base/NAME.h` `*_test.cc` [c](src/net/)\n"
         self.assertEqual(self.findings("cited_files", {"README.md": text}), [])
 
     def test_limits_sees_what_is_too_long_or_has_grown(self):
