@@ -85,7 +85,7 @@ std::string flag_name(std::string_view field) {
 }
 
 // A bar of its own line, which ends with the loading. One that is over at once shows nothing.
-TellLoaded bar_of_loading() {
+ReportLoaded bar_of_loading() {
   static constexpr Duration kShowAfter = std::chrono::milliseconds(300);
   // Shared: functions are copied.
   return [started = SteadyClock().now(), bar = std::make_shared<std::optional<ProgressBar>>()](

@@ -74,7 +74,7 @@ struct EngineConfig {
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
-  TellLoaded load_progress;          // hears how far the weights are; null: the log tells
+  ReportLoaded load_progress;        // receives the progress of loading; null: the log has it
   uint64_t random_seed = 0;     // of requests without their own (0: drawn), and of dummy weights
   std::string device = "auto";  // auto (a GPU where one can be used, else the CPU), cpu or cuda
   int32_t num_threads = 0;      // compute threads of the CPU: at most one for each processor

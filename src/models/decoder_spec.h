@@ -109,8 +109,8 @@ struct MlpSpec {
   float activation_limit = 0;  // kClampedSwiglu
 };
 
-// The layer's MLP is a choice of experts, each an MlpSpec, weighed by a router; and an MLP that all
-// tokens pass, where there is a shared one.
+// The layer's MLP is a set of experts, each an MlpSpec, that a router selects and weighs; and an
+// MLP that all tokens pass, where there is a shared one.
 struct ExpertsSpec {
   kernels::RouterSpec router;
   MlpSpec expert;

@@ -1,6 +1,6 @@
 // Every family's golden written as llama.cpp's conversion would write it (its tensors' names, what
 // it does to them, its metadata), and read again: the logits are those of transformers. What a GGUF
-// does not tell (layer types of a tiny Gemma, say) is given as an override of the configuration.
+// does not state (layer types of a tiny Gemma, say) is given as an override of the configuration.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

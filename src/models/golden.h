@@ -91,9 +91,9 @@ std::vector<std::vector<float>> run_all(Model& model,
 std::vector<float> row_errors(Model& model, const Golden& golden, KvType type);
 float max_error(Model& model, const Golden& golden, KvType type);
 
-// The choice of experts is a jump: where two are nearly as good, bfloat16's rounding may take the
-// other, and the row, and those that see it, are another model's. float32 has to agree everywhere;
-// bfloat16 in most rows then.
+// The selection of experts is a jump: where two are nearly as good, bfloat16's rounding may take
+// the other, and the row, and those that see it, are another model's. float32 has to agree
+// everywhere; bfloat16 in most rows then.
 bool may_jump(DType type, const Golden& golden);
 inline constexpr double kRowsThatAgree = 0.6;
 inline constexpr double kTokensThatAgree = 0.9;

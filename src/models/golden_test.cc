@@ -1,6 +1,6 @@
 // Tiny random models against transformers: the same logits and greedy tokens, in float32 and bf16,
-// on every instruction set that this machine has, and the same bits however a sequence is cut, with
-// whom it runs, where its pages lie and how many threads there are.
+// on every instruction set that this processor has, and the same bits however a sequence is cut,
+// with whom it runs, where its pages lie and how many threads there are.
 #include "models/golden.h"
 
 #include <gmock/gmock.h>

@@ -94,7 +94,7 @@ Status set_context_length(int32_t wanted, DecoderSpec& spec) {
   return Status();
 }
 
-// A model with the threads that nobody gave it.
+// A model that owns its threads, for callers that have no pool.
 class ModelWithPool final : public Model {
  public:
   ModelWithPool(std::unique_ptr<WorkPool> pool, std::unique_ptr<Model> model)
@@ -125,7 +125,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   CheckpointSource source(checkpoint, spec, type, &pool);
-  source.tell(options.progress);
+  source.report_to(options.progress);
   return program::CpuModel::create(std::move(spec), weights, source, pool);
 }
 
@@ -142,7 +142,7 @@ Result<std::map<std::string, BlockFormat>> read_stored_formats(const ModelLoadOp
   return out;
 }
 
-// Bytes of some elements of a weight. Vectors are float32 on the CPU, and too small to tell.
+// Bytes of some elements of a weight. Vectors are float32 on the CPU, and too small to matter.
 int64_t stored_bytes(const WeightLayout& layout, const WeightTypes& types,
                      const std::map<std::string, BlockFormat>& stored, WeightId id,
                      int64_t elements) {

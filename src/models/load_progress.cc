@@ -6,18 +6,18 @@
 
 namespace espalier {
 namespace {
-constexpr Duration kTellEvery = std::chrono::milliseconds(100);
+constexpr Duration kReportEvery = std::chrono::milliseconds(100);
 constexpr Duration kLogAfter = std::chrono::seconds(1);
 }  // namespace
 
 void LoadProgress::set(int64_t done_bytes) {
   const TimePoint now = clock_.now();
   const bool all = done_bytes >= total_bytes_;
-  if (finished_ || (!all && now - told_at_ < kTellEvery)) return;
+  if (finished_ || (!all && now - reported_at_ < kReportEvery)) return;
   finished_ = all;
-  told_at_ = now;
-  if (tell_)
-    tell_(done_bytes, total_bytes_);
+  reported_at_ = now;
+  if (report_)
+    report_(done_bytes, total_bytes_);
   else
     log(done_bytes, now);
 }

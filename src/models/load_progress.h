@@ -1,4 +1,4 @@
-// How far a loading is: told to whoever asked, else to the log.
+// Progress of loading: reported to the caller's function, else to the log.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace espalier {
 
-// Bytes of the checkpoint that are loaded, and all of them. From one thread, some times a second;
-// last with done == total, where the loading does not fail.
-using TellLoaded = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+// Receives the bytes of the checkpoint that are loaded, and the bytes of all of it. Called from one
+// thread, at most ten times a second; last with done == total, unless loading fails.
+using ReportLoaded = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 // Not thread-safe.
 class LoadProgress {
  public:
-  // tell: null: a line of the log every tenth of a loading that takes longer than a second.
-  LoadProgress(TellLoaded tell, int64_t total_bytes, const Clock& clock)
-      : tell_(std::move(tell)),
+  // report: null: the log has a line for every tenth of a loading that takes longer than a second.
+  LoadProgress(ReportLoaded report, int64_t total_bytes, const Clock& clock)
+      : report_(std::move(report)),
         total_bytes_(total_bytes),
         clock_(clock),
         started_(clock.now()),
-        told_at_(started_) {}
+        reported_at_(started_) {}
 
   void set(int64_t done_bytes);
   void finish() { set(total_bytes_); }
@@ -30,11 +30,11 @@ class LoadProgress {
  private:
   void log(int64_t done_bytes, TimePoint now);
 
-  const TellLoaded tell_;
+  const ReportLoaded report_;
   const int64_t total_bytes_;
   const Clock& clock_;
   const TimePoint started_;
-  TimePoint told_at_;
+  TimePoint reported_at_;
   int64_t tenths_logged_ = 0;
   bool finished_ = false;
 };

@@ -15,13 +15,13 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(LoadProgress, TellsSomeTimesASecondAndTheEndOnce) {
+TEST(LoadProgress, ReportsSomeTimesASecondAndTheEndOnce) {
   ManualClock clock;
-  std::vector<int64_t> told;
+  std::vector<int64_t> reported;
   LoadProgress progress(
       [&](int64_t done, int64_t total) {
         EXPECT_EQ(total, 1000);
-        told.push_back(done);
+        reported.push_back(done);
       },
       1000, clock);
   for (int64_t done = 0; done < 1000; done += 10) {
@@ -30,7 +30,7 @@ TEST(LoadProgress, TellsSomeTimesASecondAndTheEndOnce) {
   }
   progress.finish();
   progress.finish();
-  EXPECT_THAT(told, ::testing::ElementsAre(190, 390, 590, 790, 990, 1000));
+  EXPECT_THAT(reported, ::testing::ElementsAre(190, 390, 590, 790, 990, 1000));
 }
 
 TEST(LoadProgress, WithoutAListenerALongLoadingIsLoggedByTenths) {
@@ -50,15 +50,15 @@ TEST(LoadProgress, WithoutAListenerALongLoadingIsLoggedByTenths) {
   EXPECT_THAT(lines, Not(HasSubstr("percent=100")));
 }
 
-TEST(LoadProgress, AModelTellsAllItsBytes) {
-  std::vector<std::pair<int64_t, int64_t>> told;
+TEST(LoadProgress, AModelReportsAllItsBytes) {
+  std::vector<std::pair<int64_t, int64_t>> reported;
   const auto model = load_model(
       {.path = "tests/golden/models/llama_untied_bias",
-       .progress = [&](int64_t done, int64_t total) { told.emplace_back(done, total); }});
+       .progress = [&](int64_t done, int64_t total) { reported.emplace_back(done, total); }});
   ASSERT_TRUE(model) << model.error().to_string();
-  ASSERT_FALSE(told.empty());
-  EXPECT_GT(told.back().second, 100000);
-  EXPECT_EQ(told.back().first, told.back().second);
+  ASSERT_FALSE(reported.empty());
+  EXPECT_GT(reported.back().second, 100000);
+  EXPECT_EQ(reported.back().first, reported.back().second);
 }
 
 }  // namespace

@@ -254,7 +254,7 @@ TEST_F(EditedModel, OptionsAreChecked) {
               HasSubstr("dtype 'int8' is not known; use auto"));
   EXPECT_THAT(message({.path = folder_.path(), .context_length = 300, .pool = &pool_}),
               HasSubstr("context length 300 is not between 1 and the model's own 256"));
-  // A dynamic scaling lets a model see more than it was trained for, where that is asked for.
+  // A dynamic scaling lets a model see more than it was trained for, where the options request it.
   const std::string config = text_of(folder_.path() / "config.json");
   folder_.write("config.json", replaced(config, "\"llama3\"", "\"dynamic\""));
   EXPECT_EQ(message({.path = folder_.path(), .context_length = 300, .pool = &pool_}), "");

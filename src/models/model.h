@@ -83,7 +83,7 @@ struct ModelLoadOptions {
   bool is_embedding = false;
   std::string config_overrides;  // a JSON object merged into config.json, nested ones too
   WorkPool* pool = nullptr;      // borrowed; outlives the model
-  TellLoaded progress;           // of a checkpoint; null: the log tells
+  ReportLoaded progress;         // of a checkpoint; null: progress goes to the log
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.

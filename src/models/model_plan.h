@@ -1,5 +1,5 @@
-// What is to be loaded, before any weight is: what load_model and other back ends' loaders begin
-// with.
+// What a model is, before any weight is loaded: load_model and the loaders of other back ends begin
+// with it. Plain values; the functions read files and are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace espalier {
 
 struct ModelPlan {
-  DecoderSpec spec;               // valid, with the context length that was asked for
+  DecoderSpec spec;               // valid, with the requested context length
   DType type = DType::kBFloat16;  // what matrices are to be held in: kFloat32 or kBFloat16
   WeightTypes weights;            // the same on the CPU, which may hold them quantised
 };

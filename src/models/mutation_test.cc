@@ -339,7 +339,7 @@ const std::vector<Mutation>& mutations() {
        {},
        [](const std::string& name, std::span<float> values) {
          if (name.find("attn.c_proj.weight") == std::string::npos) return;
-         for (size_t i = 0; i < 32; ++i) {  // square: the shape would not tell
+         for (size_t i = 0; i < 32; ++i) {  // square: a wrong order has the same shape
            for (size_t j = 0; j < i; ++j) std::swap(values[i * 32 + j], values[j * 32 + i]);
          }
        }},

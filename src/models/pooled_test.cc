@@ -139,13 +139,13 @@ TEST(Pooling, FoldersSayWhatTheyMake) {
   EXPECT_TRUE(mean->pooled->all_tokens);
   EXPECT_FALSE(mean->pooled->normalize);
   EXPECT_EQ(mean->pooled->size, 32);
-  // A generating model becomes one that makes embeddings only when it is told to.
+  // A generating model becomes one that makes embeddings only when the options request it.
   const std::filesystem::path llama = "tests/golden/models/llama_tied_llama3";
   EXPECT_FALSE(read_model_info({.path = llama})->pooled);
-  const auto told = read_model_info({.path = llama, .is_embedding = true});
-  ASSERT_TRUE(told->pooled);
-  EXPECT_TRUE(told->pooled->normalize);
-  EXPECT_FALSE(told->pooled->all_tokens);
+  const auto changed = read_model_info({.path = llama, .is_embedding = true});
+  ASSERT_TRUE(changed->pooled);
+  EXPECT_TRUE(changed->pooled->normalize);
+  EXPECT_FALSE(changed->pooled->all_tokens);
   WorkPool pool(1);
   for (const char* name : {"llama_tied_llama3", "llama_untied_bias", "gpt2"}) {
     const auto model =

@@ -1,5 +1,5 @@
 // Which models make a vector of a text instead of generating, and how: by their architecture's
-// name, by the modules of a sentence-transformers folder, or because the user says so.
+// name, by the modules of a sentence-transformers folder, or because the user requests it.
 #pragma once
 
 #include <filesystem>

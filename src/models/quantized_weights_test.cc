@@ -173,7 +173,7 @@ TEST_P(QuantizedFile, GivesTheLogitsOfItsNumbers) {
   ASSERT_TRUE(other);
   const Logits logits = run(**kept, 32), expected = run(**numbers, 32);
   // An activation's step is a 127th of its block's largest: about 0.6 % of its deviation, each of
-  // eight products in a row adds as much again.
+  // eight GEMMs in a row adds as much again.
   EXPECT_LT(difference(logits, expected), 0.03);
   EXPECT_GT(difference(logits, expected), 1e-4) << "they were not quantised at all";
   EXPECT_GT(difference(run(**other, 32), expected), 0.5);
@@ -181,12 +181,12 @@ TEST_P(QuantizedFile, GivesTheLogitsOfItsNumbers) {
 
   const int64_t bytes = (*kept)->info().weight_bytes;
   EXPECT_LT(bytes, (*numbers)->info().weight_bytes / 3);
-  auto told = read_weight_memory({.path = path});
-  ASSERT_TRUE(told);
+  auto memory = read_weight_memory({.path = path});
+  ASSERT_TRUE(memory);
   int64_t sum = 0;
-  for (const auto& [type, part] : *told) sum += part;
+  for (const auto& [type, part] : *memory) sum += part;
   EXPECT_NEAR(static_cast<double>(sum), static_cast<double>(bytes), 0.02 * bytes);
-  EXPECT_TRUE(told->contains(std::string(block_format_info(GetParam().down).name)));
+  EXPECT_TRUE(memory->contains(std::string(block_format_info(GetParam().down).name)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, QuantizedFile, testing::ValuesIn(kFiles),

@@ -1,6 +1,6 @@
 // The format in which each weight matrix is stored in memory: elements of one type, a checkpoint's
 // quantised blocks as they are, or blocks that are made at load. The format of a matrix follows
-// from its layout (weight_layout.h), from the types that were asked for and from the checkpoint.
+// from its layout (weight_layout.h), from the requested types and from the checkpoint.
 // Plain values and pure functions.
 #pragma once
 

@@ -175,7 +175,7 @@ void CheckpointSource::give_back(const std::string& wanted) {
   progress_->set(given_back_bytes_);
 }
 
-void CheckpointSource::tell(TellLoaded progress) {
+void CheckpointSource::report_to(ReportLoaded progress) {
   int64_t total = 0;
   for (const CheckpointTensor& tensor : checkpoint_.tensors())
     total += static_cast<int64_t>(tensor.bytes.size());

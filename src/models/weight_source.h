@@ -46,7 +46,7 @@ class WeightSource {
   virtual Result<StoredBlocks> lend_blocks(const std::string& name, std::span<const int64_t> shape);
   // The loader has copied it; its memory may go.
   virtual void give_back(const std::string& name) = 0;
-  // After the last tensor: fails by name for one that was never asked for.
+  // After the last tensor: fails by name for one that was never requested.
   virtual Status finish() = 0;
 };
 
@@ -57,8 +57,8 @@ class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
                    DType type = DType::kBFloat16, WorkPool* pool = nullptr);
-  // From here on it is told how much has been given back.
-  void tell(TellLoaded progress);
+  // Reports from here on how many bytes have been given back.
+  void report_to(ReportLoaded progress);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                 std::span<const int64_t> shape) override;
@@ -83,7 +83,7 @@ class CheckpointSource final : public WeightSource {
   const DType type_;
   WorkPool* const pool_;
   std::set<std::string> lent_;        // ever
-  std::set<std::string> given_back_;  // where somebody is told
+  std::set<std::string> given_back_;  // where progress is reported
   int64_t given_back_bytes_ = 0;
   const SteadyClock clock_;
   std::optional<LoadProgress> progress_;

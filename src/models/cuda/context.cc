@@ -52,11 +52,11 @@ void CudaContext::lay_out_experts(cuda::Arena& arena, const DecoderLimits& limit
   }
   experts_ = {};
   if (experts == 0) return;
-  const int64_t choices = limits.max_tokens * top_k;
+  const int64_t pairs = limits.max_tokens * top_k;
   experts_.scores = arena.take<float>(limits.max_tokens * experts);
   experts_.shared_gate = arena.take<float>(limits.max_tokens);
-  experts_.plan = {.slots = arena.take<int32_t>(choices),
-                   .pairs = arena.take<int32_t>(choices),
+  experts_.plan = {.slots = arena.take<int32_t>(pairs),
+                   .pairs = arena.take<int32_t>(pairs),
                    .begins = arena.take<int32_t>(experts + 1),
                    .tiles = arena.take<int32_t>(experts + 1)};
 }
@@ -165,8 +165,8 @@ void CudaContext::alias_reads(const Operand& operand, const void* data) {
 }
 
 kc::LaunchOptions CudaContext::launch(const Op& op) {
-  const bool early = std::exchange(policy_.next_early, false) || policy_.step_early;
-  return {.stream = stream_, .pdl = early && op.dependent_launch};
+  const bool pdl = std::exchange(policy_.next_pdl, false) || policy_.step_pdl;
+  return {.stream = stream_, .pdl = pdl && op.dependent_launch};
 }
 
 Status CudaContext::linear(const kc::LinearArgs& args, const Op& op) {

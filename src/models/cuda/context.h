@@ -30,11 +30,11 @@ namespace espalier {
 class CudaMegakernel;
 
 // Memory that the operations of experts need besides their buffers; C = max_tokens * the most
-// experts of a token, E the most experts of a layer.
+// experts of a token counts (token, expert) pairs, E is the most experts of a layer.
 struct CudaExpertScratch {
   float* scores = nullptr;         // [max_tokens, E]
   float* shared_gate = nullptr;    // [max_tokens]
-  kernels::cuda::ExpertPlan plan;  // of C choices among E experts
+  kernels::cuda::ExpertPlan plan;  // of C pairs, E experts
 };
 
 // Layers of one attention shape share a plan and a workspace.
@@ -46,9 +46,9 @@ struct CudaAttentionGroup {
 
 // How kernels are launched; the same for all plans of a decoder.
 struct CudaLaunchPolicy {
-  bool early = false;       // programmatic dependent launch is allowed
-  bool step_early = false;  // and used throughout the step that is enqueued
-  bool next_early = false;  // and by the next kernel, whatever the step
+  bool pdl = false;       // programmatic dependent launch is allowed
+  bool step_pdl = false;  // and used throughout the step that is enqueued
+  bool next_pdl = false;  // and by the next kernel, whatever the step
 };
 
 class CudaContext {

@@ -22,7 +22,7 @@ using program::Op;
 // Decode steps of so many tokens start each kernel before the one in front of it has ended. With
 // one or two, whose GEMMs are kernels for few rows, that costs (8 B: 4.65 to 4.79 ms, Qwen3 30B-A3B
 // 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps).
-constexpr int32_t kEarlyTokens = 3;
+constexpr int32_t kPdlTokens = 3;
 // Keys and values of a layer up to which one request's layers run as one kernel. That saves 12 us a
 // layer, but reads them at 1.6 TB/s where attention by itself does at 3.6: 8 B at 32,768 tokens
 // 6.86 ms a step, kernel by kernel 5.77; at 4,096 4.50 and 4.80 (in two runs).
@@ -228,7 +228,7 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   ESP_RETURN_IF_ERROR(stream.synchronize());
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (seconds > 0.1) log_info("matrix products tuned for this GPU seconds={:.2f}", seconds);
+  if (seconds > 0.1) log_info("GEMMs tuned for this GPU seconds={:.2f}", seconds);
   return Status();
 }
 
@@ -305,9 +305,9 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   ESP_CHECK(entries.num_tokens <= limits_.max_tokens && entries.num_entries <= limits_.max_entries,
             "{} tokens in {} entries, reserved {} in {}", entries.num_tokens, entries.num_entries,
             limits_.max_tokens, limits_.max_entries);
-  policy_.step_early =
-      policy_.early && entries.max_query_tokens == 1 && entries.num_tokens >= kEarlyTokens;
-  policy_.next_early = false;
+  policy_.step_pdl =
+      policy_.pdl && entries.max_query_tokens == 1 && entries.num_tokens >= kPdlTokens;
+  policy_.next_pdl = false;
   if (takes_megakernel(step)) {
     ++num_megakernel_steps_;
     last_context_ = &*one_token_context_;
@@ -316,7 +316,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   }
   last_context_ = &context_;
   ESP_RETURN_IF_ERROR(
-      prologue_.run(step, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_early}));
+      prologue_.run(step, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
   context_.begin(step, kv, stream);
   return context_.run(0, step.num_rows == 0 ? plan_.append_end() : plan_.output_begin());
 }

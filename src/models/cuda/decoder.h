@@ -61,7 +61,7 @@ class CudaDecoder {
   // Sizes all scratch, for steps of at most this, on pages of page_size tokens.
   Status reserve(int32_t max_tokens, int32_t max_entries, int32_t page_size);
   // Chooses how GEMMs are computed at the numbers of rows that steps have, by measuring what this
-  // GPU's cache of choices does not know. logits: room for max_entries rows. After reserve().
+  // GPU's tuning cache does not have. logits: room for max_entries rows. After reserve().
   Status tune(float* logits, const cuda::Stream& stream);
   int64_t scratch_bytes() const { return scratch_.size_bytes(); }
 
@@ -69,13 +69,13 @@ class CudaDecoder {
   // default); off: kernel by kernel, as steps of more tokens.
   void set_megakernel(bool on) { megakernel_on_ = on; }
   bool has_megakernel() const { return one_token_context_.has_value(); }  // after reserve()
-  int64_t num_stack_steps() const { return num_megakernel_steps_; }       // enqueued so far
+  int64_t num_megakernel_steps() const { return num_megakernel_steps_; }  // enqueued so far
   // Tokens cached from which on one request's layers run kernel by kernel all the same: the one
   // kernel reads long caches slower.
-  int32_t stack_context_max() const { return megakernel_context_max_; }
+  int32_t megakernel_context_max() const { return megakernel_context_max_; }
   // Lets kernels of all but the smallest and largest steps start while the one before them ends
   // (programmatic dependent launch).
-  void set_early_launch(bool on) { policy_.early = on; }
+  void set_pdl(bool on) { policy_.pdl = on; }
 
   // Rows then depend on themselves alone, bit for bit, whatever else is in a step, however a prompt
   // was cut into steps and what was cached: without the kernels whose sums depend on a step's

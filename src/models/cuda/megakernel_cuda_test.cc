@@ -69,13 +69,13 @@ TEST_P(MegakernelCuda, AgreesWithKernelByKernel) {
         golden::Track& track = tracks[stack ? 1 : 0];
         track.tokens = tokens;
         gpu.set_megakernel(stack);
-        const int64_t steps_before = gpu.num_stack_steps();
+        const int64_t steps_before = gpu.num_megakernel_steps();
         if (context > 0)
           golden::run_step(model, kv, {{&track, context, golden::Piece::Want::kLast}});
         for (int i = 0; i < 4; ++i)
           golden::run_step(model, kv, {{&track, 1, golden::Piece::Want::kLast}});
-        const int64_t steps = gpu.num_stack_steps() - steps_before;
-        if (context >= gpu.stack_context_max()) {  // too long for the one kernel
+        const int64_t steps = gpu.num_megakernel_steps() - steps_before;
+        if (context >= gpu.megakernel_context_max()) {  // too long for the one kernel
           EXPECT_EQ(steps, 0) << context;
         } else {
           EXPECT_GE(steps, stack ? 4 : 0) << context;

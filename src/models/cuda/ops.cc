@@ -22,7 +22,7 @@ DType type_of(const CudaContext& c, const Operand& operand) {
                                                                                    : c.type();
 }
 
-// Starts when all that was enqueued before it has ended, so what starts after it, early or not,
+// Starts when all that was enqueued before it has ended, so what starts after it, with PDL or not,
 // finds the plans of attention and the cached keys there: AttentionArgs::prefetch_cached_kv.
 Status run_embed(CudaContext& c, const Op& op) {
   const CudaStep& step = c.step();

@@ -63,9 +63,9 @@ Status run_qk_rope_append(CudaContext& c, const Op& op) {
   return kc::qk_rope_append(args, c.launch(op));
 }
 
-// What entries share was computed by steps before this one, so no entry writes below another's
-// prefix_len, and the embedding of the step ended all work before it: cached keys may be asked for
-// early.
+// Shared prefix segments were computed by earlier steps, so no entry writes below another's
+// prefix_len, and the embedding of the step has waited for all work before it: cached keys may be
+// prefetched.
 Status run_attention(CudaContext& c, const Op& op) {
   const auto& a = op.as<program::Attention>();
   const CudaAttentionGroup& group = c.attention_group(op);
@@ -86,7 +86,7 @@ Status run_attention(CudaContext& c, const Op& op) {
                         .sinks = c.weights().floats(a.sinks),
                         .workspace = group.workspace,
                         .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
-                        .prefetch_cached_kv = c.policy().step_early},
+                        .prefetch_cached_kv = c.policy().step_pdl},
                        c.launch(op));
 }
 

@@ -66,12 +66,12 @@ Result<bool> runs_moe_block(CudaContext& c, const Op& op) {
   return kc::small_batch_moe_supports(moe_block_args(c, op));
 }
 
-// The kernel behind the block may start early whatever the step.
+// The kernel behind the block is launched with PDL whatever the step.
 Status run_moe_block(CudaContext& c, const Op& op) {
   kc::LaunchOptions launch = c.launch(op);
-  launch.pdl |= c.policy().early;
+  launch.pdl |= c.policy().pdl;
   ESP_RETURN_IF_ERROR(kc::small_batch_moe(moe_block_args(c, op), launch));
-  c.policy().next_early = c.policy().early;
+  c.policy().next_pdl = c.policy().pdl;
   return Status();
 }
 

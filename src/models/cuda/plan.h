@@ -2,7 +2,7 @@
 // that launches its kernels, and where its buffers lie in one block of scratch.
 //
 // Immutable after create(), so any thread may read it. Makes no call to a device: a plan is made
-// and tested on machines without one.
+// and tested on systems without one.
 #pragma once
 
 #include <cstdint>

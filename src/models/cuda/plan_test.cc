@@ -1,4 +1,4 @@
-// What the GPU's decoder launches in a step, on machines without a GPU: recording_kernels.h stands
+// What the GPU's decoder launches in a step, on systems without a GPU: recording_kernels.h stands
 // for the kernels. The lists of tests/golden/cuda_launches were recorded from the decoder that had
 // its order of launches in code, so the interpreter launches the same.
 #include <fmt/format.h>
@@ -80,7 +80,7 @@ std::string record(const std::string& name, DType type, bool deterministic) {
   CudaDecoder& decoder = **loaded;
   if (deterministic) decoder.set_deterministic(128);
   EXPECT_TRUE(decoder.reserve(64, 64, 16).ok());
-  decoder.set_early_launch(true);
+  decoder.set_pdl(true);
   const Inputs inputs;
   const auto stream = cuda::Stream::create();
   const KvView view = inputs.view(decoder.info(), decoder.kv_type());

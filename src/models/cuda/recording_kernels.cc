@@ -385,7 +385,7 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   const int64_t bytes = int64_t{4} * args.num_pairs;
   Launch("arrange", launch)
       .read("experts", flat(args.experts, bytes))
-      .add("choices", args.num_pairs)
+      .add("pairs", args.num_pairs)
       .add("of", args.num_experts)
       .write(flat(args.plan.slots, bytes))
       .write(flat(args.plan.pairs, bytes));

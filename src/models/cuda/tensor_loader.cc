@@ -173,8 +173,10 @@ struct Reader {
 
 class CheckpointLoader final : public CudaTensorLoader {
  public:
-  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, TellLoaded tell)
-      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, spec), tell_(std::move(tell)) {}
+  CheckpointLoader(Checkpoint checkpoint, const DecoderSpec& spec, ReportLoaded report)
+      : checkpoint_(std::move(checkpoint)),
+        source_(checkpoint_, spec),
+        report_(std::move(report)) {}
 
   Status put(const std::string& name, std::span<const int64_t> shape, DType type,
              std::byte* device) override {
@@ -217,7 +219,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status finish() override {
-    tell_progress();
+    report_progress();
     join();
     return failed_;
   }
@@ -254,11 +256,11 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   // Until all is read.
-  void tell_progress() {
+  void report_progress() {
     int64_t total = 0;
     for (const Chunk& chunk : chunks_) total += chunk.size_bytes;
     const SteadyClock clock;
-    LoadProgress progress(tell_, total, clock);
+    LoadProgress progress(report_, total, clock);
     std::unique_lock lock(mutex_);
     while (num_reading_ > 0) {
       read_.wait_for(lock, std::chrono::milliseconds(100));
@@ -292,7 +294,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 
   const Checkpoint checkpoint_;
   CheckpointSource source_;
-  const TellLoaded tell_;
+  const ReportLoaded report_;
   Files files_;
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_{0};

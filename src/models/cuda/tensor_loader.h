@@ -26,7 +26,7 @@ class CudaTensorLoader {
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;
-  // Fails for a tensor that was never asked for.
+  // Fails for a tensor of the checkpoint that was never requested.
   virtual Status start() = 0;
   // Fails for a tensor that could not be read.
   virtual Status finish() = 0;

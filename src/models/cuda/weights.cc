@@ -8,7 +8,7 @@ namespace {
 
 namespace kc = kernels::cuda;
 
-constexpr int64_t kRowMultiple = 8;  // of a product's outputs: kernels/linear/cuda.h
+constexpr int64_t kRowMultiple = 8;  // of a GEMM's outputs: kernels/linear/cuda.h
 constexpr int64_t kMxBlock = 32;     // elements that share a scale
 constexpr int64_t kMxBytes = 16;     // of such a block
 

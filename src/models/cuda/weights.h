@@ -29,7 +29,8 @@ struct CudaWeight {
   int32_t in_features = 0;
   int32_t out_features = 0;
   int64_t group_stride = 0;  // elements between the matrices of a stack
-  StorageFormat format;      // elements of the weights' type, or float32 where WeightId says so
+  StorageFormat format;      // elements of the model's type; of weights that are float32 in
+                             // weight_id.h, float32
   Shard shard;               // what this device holds of it
 };
 

@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-// Larger than any model's; keeps products of two sizes within 64 bits.
+// Larger than any model's; keeps two sizes multiplied within 64 bits.
 constexpr int64_t kMaxSize = 1 << 26;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = 1 << 30;
@@ -75,7 +75,7 @@ Status read_rope_scaling(const JsonObject& rope, const std::string& type, int32_
   if (type == "linear") {
     spec.scaling = RopeSpec::Scaling::kLinear;
   } else if (type == "dynamic") {
-    // Changes nothing within max_position_embeddings; a longer context has to be asked for.
+    // Changes nothing within max_position_embeddings; a longer context needs a request of the user.
     spec.scaling = RopeSpec::Scaling::kDynamic;
   } else if (type == "llama3") {
     spec.scaling = RopeSpec::Scaling::kLlama3;

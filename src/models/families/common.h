@@ -47,7 +47,7 @@ Result<float> read_positive_or(const JsonObject& config, std::string_view field,
 // num_experts, num_local_experts or n_routed_experts: releases of one family differ.
 Result<int32_t> read_num_experts(const JsonObject& config);
 
-// Which layers have experts where mlp_only_layers and decoder_sparse_step say so (Qwen), and makes
+// Which layers have experts according to mlp_only_layers and decoder_sparse_step (Qwen), and makes
 // them: the others keep their dense MLP.
 Status set_qwen_experts(const JsonObject& config, const ExpertsSpec& experts, DecoderSpec& spec);
 

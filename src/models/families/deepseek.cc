@@ -1,5 +1,5 @@
 // DeepSeek V2 and V3 (and R1, which is V3): latent attention, and experts in groups beside shared
-// ones. V2 scores experts by a softmax; V3 each by a sigmoid, with a correction for the choice.
+// ones. V2 scores experts by a softmax; V3 each by a sigmoid, with a correction for the selection.
 // Source: DeepSeek-V2 (2024), sections 2.1 and 2.2; DeepSeek-V3 (2024), section 2.1; transformers,
 // models/deepseek_v2 and models/deepseek_v3.
 #include <cmath>

@@ -1,5 +1,5 @@
 // GLM-4.5: attention as Qwen 3's, of which a part of each head is rotated, and experts as DeepSeek
-// V3's (a sigmoid, a correction for the choice, groups, a shared expert) behind dense layers.
+// V3's (a sigmoid, a correction for the selection, groups, a shared expert) behind dense layers.
 // Source: transformers, models/glm4_moe.
 #include "models/families/common.h"
 #include "models/families/family.h"

@@ -63,7 +63,7 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaD
 }
 
 Status CudaExecutor::allocate() {
-  model_->set_early_launch(config_.early_launch);
+  model_->set_pdl(config_.early_launch);
   model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
@@ -221,7 +221,7 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
   const bool long_entry =
-      packed.num_entries == 1 && packed.max_prefix_len >= model_->stack_context_max();
+      packed.num_entries == 1 && packed.max_prefix_len >= model_->megakernel_context_max();
   DecodeGraph& known = graphs_[{packed.num_entries, packed.cascade, long_entry}];
   if (++known.num_uses == 1) return run();
   if (!known.graph) {
