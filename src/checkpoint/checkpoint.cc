@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 
-#include "base/check.h"
 #include "checkpoint/gguf_model.h"
 #include "checkpoint/json_object.h"
 #include "checkpoint/quantized_tensor.h"
@@ -180,13 +179,13 @@ Result<const CheckpointTensor*> Checkpoint::require(std::string_view name,
   return tensor;
 }
 
-const SafetensorsFile& Checkpoint::file_of(const CheckpointTensor& tensor) const {
+const SafetensorsFile* Checkpoint::find_file(const CheckpointTensor& tensor) const {
   for (const SafetensorsFile& file : files_) {
     for (const CheckpointTensor& held : file.tensors()) {
-      if (held.name == tensor.name && held.bytes.data() == tensor.bytes.data()) return file;
+      if (held.name == tensor.name && held.bytes.data() == tensor.bytes.data()) return &file;
     }
   }
-  ESP_CHECK(false, "the tensor '{}' is of another checkpoint", tensor.name);
+  return nullptr;
 }
 
 Result<JsonObject> read_model_config(const std::filesystem::path& path) {

@@ -35,9 +35,9 @@ class Checkpoint {
   Result<const CheckpointTensor*> require(std::string_view name,
                                           std::span<const int64_t> shape) const;
 
-  // The file that holds this tensor's bytes, for those who read it themselves. REQUIRES: a plain
-  // tensor (no reader) of safetensors.
-  const SafetensorsFile& file_of(const CheckpointTensor& tensor) const;
+  // The safetensors file that has this tensor's bytes, for loaders that read the file themselves.
+  // Null for a tensor of a GGUF, and for one that is computed from several tensors.
+  const SafetensorsFile* find_file(const CheckpointTensor& tensor) const;
 
   // Gives the memory of this tensor's mapped pages back once it has been copied.
   void release(const CheckpointTensor& tensor) const;

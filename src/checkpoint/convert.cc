@@ -70,4 +70,30 @@ void copy_as_bfloat16(const CheckpointTensor& tensor, int64_t first, std::span<B
   }
 }
 
+TensorSlice TensorSlice::whole(std::span<const int64_t> shape) {
+  TensorSlice out{.rows = 1, .columns = 1};
+  for (const int64_t extent : shape) {
+    out.rows *= out.columns;
+    out.columns = extent;
+  }
+  return out;
+}
+
+void copy_slice(const CheckpointTensor& tensor, const TensorSlice& slice, DType type,
+                std::byte* out) {
+  const int64_t stride = TensorSlice::whole(tensor.shape).columns;
+  const bool adjacent = slice.columns == stride;
+  const int64_t runs = adjacent ? 1 : slice.rows;
+  const auto count = static_cast<size_t>(slice.num_elements() / std::max<int64_t>(1, runs));
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t first = (slice.first_row + run) * stride + slice.first_column;
+    if (type == DType::kFloat32) {
+      copy_as_float(tensor, first, {reinterpret_cast<float*>(out), count});
+    } else {
+      copy_as_bfloat16(tensor, first, {reinterpret_cast<BFloat16*>(out), count});
+    }
+    out += count * dtype_size(type == DType::kFloat32 ? type : DType::kBFloat16);
+  }
+}
+
 }  // namespace espalier

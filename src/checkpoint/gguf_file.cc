@@ -214,49 +214,60 @@ Status GgufFile::read_header() {
   return read_tensors(reader, num_tensors, static_cast<uint64_t>(alignment));
 }
 
+Status GgufFile::read_entry(Reader& reader, uint32_t num_dimensions, uint64_t alignment,
+                            GgufTensor& tensor, uint64_t& offset) {
+  const auto wrong = [&](std::string_view what) {
+    return error(StatusCode::kDataLoss, "tensor '{}': {}", tensor.name, what);
+  };
+  if (num_dimensions > kDimensionsMax) {
+    return wrong(
+        fmt::format("{} dimensions are more than the format's {}", num_dimensions, kDimensionsMax));
+  }
+  uint64_t num_elements = 1;
+  for (uint32_t d = 0; d < num_dimensions; ++d) {
+    uint64_t extent = 0;
+    if (!reader.number(extent)) return wrong("its entry is cut short");
+    if (__builtin_mul_overflow(num_elements, extent, &num_elements) ||
+        num_elements > static_cast<uint64_t>(std::numeric_limits<int64_t>::max() / 16)) {
+      return wrong("its shape holds more elements than any file");
+    }
+    tensor.shape.insert(tensor.shape.begin(), static_cast<int64_t>(extent));
+  }
+  uint32_t type_id = 0;
+  if (!reader.number(type_id) || !reader.number(offset)) return wrong("its entry is cut short");
+  tensor.type = find_block_type(type_id);
+  if (tensor.type == nullptr) return wrong(fmt::format("its type {} is not known", type_id));
+  const uint64_t row = tensor.shape.empty() ? 1 : static_cast<uint64_t>(tensor.shape.back());
+  if (row % tensor.type->elements != 0) {
+    return wrong(fmt::format("its rows of {} are no whole blocks of {} ({})", row,
+                             tensor.type->elements, tensor.type->name));
+  }
+  if (offset % alignment != 0) {
+    return wrong(fmt::format("its offset {} is not aligned to {}", offset, alignment));
+  }
+  return Status();
+}
+
 Status GgufFile::read_tensors(Reader& reader, uint64_t num_tensors, uint64_t alignment) {
   std::vector<uint64_t> offsets;
   for (uint64_t i = 0; i < num_tensors; ++i) {
     GgufTensor tensor;
-    uint32_t num_dimensions = 0, type_id = 0;
-    uint64_t offset = 0;
+    uint32_t num_dimensions = 0;
     if (!reader.string(tensor.name) || !reader.number(num_dimensions)) {
       return error(StatusCode::kDataLoss, "the entry of tensor {} of {} is cut short", i,
                    num_tensors);
     }
-    const auto wrong = [&](std::string_view what) {
-      return error(StatusCode::kDataLoss, "tensor '{}': {}", tensor.name, what);
-    };
-    if (num_dimensions > kDimensionsMax) {
-      return wrong(fmt::format("{} dimensions are more than the format's {}", num_dimensions,
-                               kDimensionsMax));
-    }
-    uint64_t num_elements = 1;
-    for (uint32_t d = 0; d < num_dimensions; ++d) {
-      uint64_t extent = 0;
-      if (!reader.number(extent)) return wrong("its entry is cut short");
-      if (__builtin_mul_overflow(num_elements, extent, &num_elements) ||
-          num_elements > static_cast<uint64_t>(std::numeric_limits<int64_t>::max() / 16)) {
-        return wrong("its shape holds more elements than any file");
-      }
-      tensor.shape.insert(tensor.shape.begin(), static_cast<int64_t>(extent));
-    }
-    if (!reader.number(type_id) || !reader.number(offset)) return wrong("its entry is cut short");
-    tensor.type = find_block_type(type_id);
-    if (tensor.type == nullptr) return wrong(fmt::format("its type {} is not known", type_id));
-    const uint64_t row = tensor.shape.empty() ? 1 : static_cast<uint64_t>(tensor.shape.back());
-    if (row % tensor.type->elements != 0) {
-      return wrong(fmt::format("its rows of {} are no whole blocks of {} ({})", row,
-                               tensor.type->elements, tensor.type->name));
-    }
-    if (offset % alignment != 0) {
-      return wrong(fmt::format("its offset {} is not aligned to {}", offset, alignment));
-    }
+    ESP_RETURN_IF_ERROR(
+        read_entry(reader, num_dimensions, alignment, tensor, offsets.emplace_back()));
     tensors_.push_back(std::move(tensor));
-    offsets.push_back(offset);
   }
   // Data begins at the next aligned byte.
   const uint64_t data_begin = (reader.position() + alignment - 1) / alignment * alignment;
+  ESP_RETURN_IF_ERROR(place_tensors(offsets, data_begin));
+  return check_names();
+}
+
+Status GgufFile::place_tensors(const std::vector<uint64_t>& offsets, uint64_t data_begin) {
   const uint64_t file_bytes = file_.bytes().size();
   const uint64_t data_bytes = data_begin < file_bytes ? file_bytes - data_begin : 0;
   std::vector<size_t> order(tensors_.size());
@@ -281,14 +292,16 @@ Status GgufFile::read_tensors(Reader& reader, uint64_t num_tensors, uint64_t ali
     tensor.bytes = file_.bytes().subspan(data_begin + offsets[i], bytes);
     filled = offsets[i] + bytes;
   }
+  return Status();
+}
+
+Status GgufFile::check_names() const {
   std::vector<std::string_view> names;
   for (const GgufTensor& tensor : tensors_) names.push_back(tensor.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) {
-    return error(StatusCode::kDataLoss, "the tensor '{}' stands twice", *twice);
-  }
-  return {};
+  if (twice == names.end()) return Status();
+  return error(StatusCode::kDataLoss, "the tensor '{}' stands twice", *twice);
 }
 
 const GgufValue* GgufFile::find(std::string_view key) const {

@@ -63,6 +63,12 @@ class GgufFile {
   explicit GgufFile(MappedFile file) : file_(std::move(file)) {}
   Status read_header();
   Status read_tensors(Reader& reader, uint64_t num_tensors, uint64_t alignment);
+  // The entry behind a tensor's name and number of dimensions.
+  static Status read_entry(Reader& reader, uint32_t num_dimensions, uint64_t alignment,
+                           GgufTensor& tensor, uint64_t& offset);
+  // Gives each tensor its bytes. offsets: of each tensor, in the data that begins at data_begin.
+  Status place_tensors(const std::vector<uint64_t>& offsets, uint64_t data_begin);
+  Status check_names() const;
 
   MappedFile file_;
   std::map<std::string_view, GgufValue> metadata_;

@@ -119,7 +119,9 @@ StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const Wei
   const bool exact =
       layout.precision == Precision::kFloat32 || layout.precision == Precision::kUnrounded;
   if (exact || layout.empty()) return out;
-  if (types.keep_blocks && !layout.fused && !layout.transposed && layout.shard.whole()) {
+  // A shard of rows is whole blocks; one of columns may cut them.
+  const bool whole_blocks = layout.shard.whole() || layout.shard.axis == Shard::Axis::kRows;
+  if (types.keep_blocks && !layout.fused && !layout.transposed && whole_blocks) {
     for (const WeightBlock& block : layout.blocks) {
       const std::optional<BlockFormat> format = stored(block.name);
       if (!format || (gate_up && !out.blocks.empty() && *format != out.blocks[0])) break;

@@ -1,6 +1,7 @@
 #include "models/weight_layout.h"
 
 #include <optional>
+#include <utility>
 
 namespace espalier {
 namespace {
@@ -162,6 +163,37 @@ std::vector<PoolingLayout> pooling_layout(const PoolingSpec& pooling, int64_t in
 }
 
 }  // namespace
+
+TensorSlice Shard::slice(int64_t all_rows, int64_t all_columns) const {
+  TensorSlice out{.rows = rows(all_rows), .columns = columns(all_columns)};
+  if (axis == Axis::kRows) out.first_row = rank * out.rows;
+  if (axis == Axis::kColumns) out.first_column = rank * out.columns;
+  return out;
+}
+
+Status check_shard(const MatrixLayout& layout) {
+  const Shard& shard = layout.shard;
+  const bool by_rows = shard.axis == Shard::Axis::kRows;
+  for (const WeightBlock& block : layout.blocks) {
+    const int64_t size = by_rows ? block.rows : layout.in_features;
+    if (size % shard.num_ranks == 0) continue;
+    return invalid_argument("'{}': {} {} are not divided by {} ranks", block.name, size,
+                            by_rows ? "rows" : "columns", shard.num_ranks);
+  }
+  return Status();
+}
+
+TensorSlice stored_slice(const MatrixLayout& layout, size_t index) {
+  TensorSlice out = layout.shard.slice(layout.blocks[index].rows, layout.in_features);
+  if (layout.fused) {
+    for (size_t i = 0; i < index; ++i) out.first_row += layout.blocks[i].rows;
+  }
+  if (layout.transposed) {
+    std::swap(out.first_row, out.first_column);
+    std::swap(out.rows, out.columns);
+  }
+  return out;
+}
 
 int64_t MatrixLayout::out_features() const { return rows_of(blocks); }
 int64_t VectorLayout::size() const { return rows_of(blocks); }

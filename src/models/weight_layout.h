@@ -1,11 +1,14 @@
-// Which tensors of a checkpoint make which weight of a decoder: names, shapes and what is fused, in
-// the order in which they are read. Every back end's loader follows it, so it is written once.
+// Which tensors of a checkpoint make which weight of a decoder: names, shapes, what is fused and
+// which shard of it is loaded, in the order in which tensors are read. The loaders of all back ends
+// follow it. Plain values and pure functions.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/status.h"
+#include "checkpoint/convert.h"
 #include "models/decoder_spec.h"
 #include "models/weight_id.h"
 
@@ -17,7 +20,8 @@ struct WeightBlock {
   int64_t rows = 0;
 };
 
-// The part of a matrix that a rank holds: equal parts of the rows of each block, or of the columns.
+// The part of a matrix that a rank has: of each block an equal part of its rows, so that each rank
+// has its own heads of q, k and v; or of the columns.
 struct Shard {
   enum class Axis : uint8_t { kRows, kColumns };
   Axis axis = Axis::kRows;
@@ -27,6 +31,8 @@ struct Shard {
   bool whole() const { return num_ranks == 1; }
   int64_t rows(int64_t all) const { return axis == Axis::kRows ? all / num_ranks : all; }
   int64_t columns(int64_t all) const { return axis == Axis::kColumns ? all / num_ranks : all; }
+  // The rank's part of a block [rows, columns].
+  TensorSlice slice(int64_t all_rows, int64_t all_columns) const;
 };
 
 // How many bits a matrix needs where weights are stored in fewer.
@@ -48,7 +54,15 @@ struct MatrixLayout {
   Shard shard;  // of what is loaded; blocks and in_features are the checkpoint's
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
+  // Of the shard.
+  int64_t local_rows() const { return shard.rows(out_features()); }
+  int64_t local_columns() const { return shard.columns(in_features); }
 };
+// kInvalidArgument names a block whose rows or columns the ranks do not divide evenly.
+Status check_shard(const MatrixLayout& layout);
+// The shard's part of block `index`, in the tensor that stores the block: of a fused tensor the
+// rows behind those of the blocks before it; of a transposed one columns stand for rows.
+TensorSlice stored_slice(const MatrixLayout& layout, size_t index);
 
 // Blocks one after the other. No blocks: the model has no such norm or bias. Of a layer norm the
 // weight, then the bias.

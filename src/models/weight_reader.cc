@@ -55,30 +55,31 @@ void reblock_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns
   }
 }
 
-// A shard of rows is one of each block, so that each rank has its own heads of q, k and v.
-Status check_shard(const MatrixLayout& layout) {
-  const Shard& shard = layout.shard;
-  const auto uneven = [&](int64_t size) { return size % shard.num_ranks != 0; };
-  const bool by_rows = shard.axis == Shard::Axis::kRows;
-  for (const WeightBlock& block : layout.blocks) {
-    const int64_t size = by_rows ? block.rows : layout.in_features;
-    if (!uneven(size)) continue;
-    return invalid_argument("'{}': {} {} are not divided by {} ranks", block.name, size,
-                            by_rows ? "rows" : "columns", shard.num_ranks);
-  }
-  return Status();
+// The shard of a block of elements, [rows, in_features] as it lies in memory.
+void shard_rows(const MatrixLayout& layout, WeightRows& block) {
+  if (layout.shard.whole()) return;
+  const TensorSlice slice = layout.shard.slice(block.rows, layout.in_features);
+  const auto size = static_cast<int64_t>(dtype_size(block.type));
+  block.data = static_cast<const std::byte*>(block.data) +
+               (slice.first_row * layout.in_features + slice.first_column) * size;
+  block.rows = slice.rows;
+  block.row_stride = layout.in_features;
 }
 
-// The shard of a block of elements.
-void shard_rows(const MatrixLayout& layout, WeightRows& block) {
-  const Shard& shard = layout.shard;
-  if (shard.whole()) return;
-  const auto size = static_cast<int64_t>(dtype_size(block.type));
-  const int64_t rows = shard.rows(block.rows), columns = shard.columns(layout.in_features);
-  const int64_t first = shard.axis == Shard::Axis::kRows ? rows * layout.in_features : columns;
-  block.data = static_cast<const std::byte*>(block.data) + shard.rank * first * size;
-  block.rows = rows;
-  block.row_stride = layout.in_features;
+// The shard of a block that is stored quantised: whole rows.
+WeightRows shard_blocks(const MatrixLayout& layout, int64_t rows, const StoredBlocks& stored) {
+  const TensorSlice slice = layout.shard.slice(rows, layout.in_features);
+  const BlockFormatInfo& format = block_format_info(stored.format);
+  WeightRows out{.data = stored.data, .rows = slice.rows, .format = stored.format};
+  if (stored.order.empty()) {
+    const int64_t row_bytes =
+        layout.in_features / format.elements * static_cast<int64_t>(format.bytes);
+    out.data = stored.data + slice.first_row * row_bytes;
+  } else {
+    out.order =
+        stored.order.subspan(static_cast<size_t>(slice.first_row), static_cast<size_t>(slice.rows));
+  }
+  return out;
 }
 
 }  // namespace
@@ -105,8 +106,7 @@ Status WeightReader::stored_matrix(const MatrixLayout& layout, bool gate_up, Pac
   for (const WeightBlock& block : layout.blocks) {
     const int64_t shape[] = {block.rows, layout.in_features};
     ESP_ASSIGN_OR_RETURN(const StoredBlocks lent, source_.lend_blocks(block.name, shape));
-    rows.push_back(
-        {.data = lent.data, .rows = block.rows, .format = lent.format, .order = lent.order});
+    rows.push_back(shard_blocks(layout, block.rows, lent));
   }
   ESP_RETURN_IF_ERROR(
       pack_rows({.in_features = layout.in_features, .blocks = rows, .gate_up = gate_up}, out));
@@ -146,7 +146,7 @@ Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool 
     rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
   }
   for (WeightRows& block : rows) shard_rows(layout, block);
-  kernels::PackSpec spec{.in_features = layout.shard.columns(in_features),
+  kernels::PackSpec spec{.in_features = layout.local_columns(),
                          .type = format.type,
                          .blocks = rows,
                          .gate_up = gate_up};

@@ -72,11 +72,18 @@ std::string CheckpointSource::stored_name(const std::string& name) const {
   return left_out ? name.substr(left_out_prefix_.size()) : name;
 }
 
-Result<LentTensor> CheckpointSource::lend(const std::string& wanted,
-                                          std::span<const int64_t> shape) {
+Result<const CheckpointTensor*> CheckpointSource::find(const std::string& wanted,
+                                                       std::span<const int64_t> shape) {
   const std::string name = stored_name(wanted);
   ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, checkpoint_.require(name, shape));
   lent_.insert(name);
+  return tensor;
+}
+
+Result<LentTensor> CheckpointSource::lend(const std::string& wanted,
+                                          std::span<const int64_t> shape) {
+  ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, find(wanted, shape));
+  const std::string& name = tensor->name;
   if (tensor->reader != nullptr) return compute(*tensor);
   const std::byte* data = tensor->bytes.data();
   if (!aligned_for(*tensor->dtype, data)) {

@@ -59,6 +59,9 @@ class CheckpointSource final : public WeightSource {
                    DType type = DType::kBFloat16, WorkPool* pool = nullptr);
   // Reports from here on how many bytes have been given back.
   void report_to(ReportLoaded progress);
+  // The tensor, checked as lend() does and counted as used, for loaders that decode it themselves
+  // (checkpoint/convert.h).
+  Result<const CheckpointTensor*> find(const std::string& name, std::span<const int64_t> shape);
   Result<LentTensor> lend(const std::string& name, std::span<const int64_t> shape) override;
   Result<std::span<const std::byte>> lend_bytes(const std::string& name,
                                                 std::span<const int64_t> shape) override;

@@ -1,5 +1,5 @@
 // draw: random weights from a seed, for benchmarks. A grid-stride loop, two elements a thread and
-// hash; the roof is memory. It runs at load only.
+// hash (one of a slice); the roof is memory. It runs at load only.
 #include <algorithm>
 
 #include "base/rng.h"
@@ -37,10 +37,28 @@ __global__ void draw_kernel(T* out, int64_t count, uint64_t key, float centre, f
   }
 }
 
+// Elements of rows that are not adjacent in their tensor, one a thread.
+template <typename T>
+__global__ void draw_slice_kernel(DrawArgs args) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count;
+       i += stride) {
+    const int64_t element = args.first + i / args.columns * args.row_stride + i % args.columns;
+    const uint64_t bits = mix64(args.key + static_cast<uint64_t>(element / 2));
+    const auto half = static_cast<uint32_t>(element % 2 == 0 ? bits : bits >> 32);
+    store(__fadd_rn(args.centre, __fmul_rn(args.deviation, near_normal(half))),
+          static_cast<T*>(args.out) + i);
+  }
+}
+
 template <typename T>
 Status draw_as(const DrawArgs& args, const LaunchOptions& launch, int32_t num_multiprocessors) {
   const int64_t blocks =
       std::min<int64_t>((args.count / 2 + kThreads) / kThreads, int64_t{16} * num_multiprocessors);
+  if (args.first != 0 || args.columns != args.row_stride) {
+    return launch_kernel("draw weights", draw_slice_kernel<T>, static_cast<unsigned>(blocks),
+                         kThreads, 0, {launch.stream, false}, args);
+  }
   return launch_kernel("draw weights", draw_kernel<T>, static_cast<unsigned>(blocks), kThreads, 0,
                        {launch.stream, false}, static_cast<T*>(args.out), args.count, args.key,
                        args.centre, args.deviation);

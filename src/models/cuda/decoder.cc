@@ -84,7 +84,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   if (rewrite) lowered = rewrite(std::move(lowered));
   ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
   ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights,
-                       load_cuda_weights(plan.spec, plan.type, options));
+                       load_cuda_weights(plan.spec, weight_layout(plan.spec), plan.type, options));
   ESP_ASSIGN_OR_RETURN(auto linear,
                        kc::Linear::create({.cache_folder = kc::default_linear_cache()}));
   std::unique_ptr<CudaDecoder> model(new CudaDecoder(std::move(plan.spec), std::move(weights),

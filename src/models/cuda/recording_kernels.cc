@@ -136,9 +136,14 @@ std::string entries_text(const kernels::cuda::EntryArrays& e) {
 // Loads nothing: remembers which tensor lies where.
 class Loader final : public CudaTensorLoader {
  public:
-  Status put(const std::string& name, std::span<const int64_t> shape, DType type,
-             std::byte* device) override {
-    return label(name, shape, static_cast<int64_t>(dtype_size(type)), device);
+  Status put(const TensorPart& part, DType type, std::byte* device) override {
+    const auto size = static_cast<int64_t>(dtype_size(type));
+    if (!part.slice) return label(part.name, part.shape, size, device);
+    const TensorSlice& s = *part.slice;
+    memory.write(
+        flat(device, s.num_elements() * size),
+        fmt::format("{}[{}+{},{}+{}]", part.name, s.first_row, s.rows, s.first_column, s.columns));
+    return Status();
   }
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                    std::byte* device) override {

@@ -11,13 +11,16 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert.h"
 #include "kernels/random/cuda.h"
 #include "models/weight_source.h"
 #include "tensor/cuda/memory.h"
@@ -30,14 +33,15 @@ class DummyLoader final : public CudaTensorLoader {
  public:
   DummyLoader(uint64_t seed, cuda::Stream stream) : seed_(seed), stream_(std::move(stream)) {}
 
-  Status put(const std::string& name, std::span<const int64_t> shape, DType type,
-             std::byte* device) override {
-    int64_t count = 1;
-    for (const int64_t extent : shape) count *= extent;
-    const auto [key, centre, deviation] = dummy_tensor(seed_, name, shape);
+  Status put(const TensorPart& part, DType type, std::byte* device) override {
+    const TensorSlice whole = TensorSlice::whole(part.shape), slice = part.slice.value_or(whole);
+    const auto [key, centre, deviation] = dummy_tensor(seed_, part.name, part.shape);
     return kernels::cuda::draw({.type = type,
                                 .out = device,
-                                .count = count,
+                                .count = slice.num_elements(),
+                                .first = slice.first_row * whole.columns + slice.first_column,
+                                .columns = slice.columns,
+                                .row_stride = whole.columns,
                                 .key = key,
                                 .centre = centre,
                                 .deviation = deviation},
@@ -61,13 +65,15 @@ constexpr int kBuffers = 2;               // a reader's: one is filled while the
 
 // A part of a tensor: where it lies in its file, and where its elements go.
 struct Chunk {
+  const CheckpointTensor* tensor = nullptr;
+  std::byte* device = nullptr;
+  DType to_type = DType::kBFloat16;  // on the device; bytes are taken as they are
+  // Elements that are decoded from the mapped file; none: a run of the file's bytes.
+  TensorSlice slice;
   int fd = -1;
   int64_t offset = 0;
-  int64_t size_bytes = 0;
-  DType type = DType::kBFloat16;     // in the file
-  DType to_type = DType::kBFloat16;  // on the device; bytes are taken as they are
-  std::byte* device = nullptr;
-  const std::string* name = nullptr;
+  int64_t size_bytes = 0;         // of the file; of a slice on the device
+  DType type = DType::kBFloat16;  // in the file
 };
 
 class Files {
@@ -99,7 +105,7 @@ Status read_all(const Chunk& chunk, std::byte* to) {
                                 chunk.offset + done);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      return error(StatusCode::kDataLoss, "the tensor '{}' cannot be read: {}", *chunk.name,
+      return error(StatusCode::kDataLoss, "the tensor '{}' cannot be read: {}", chunk.tensor->name,
                    got == 0 ? "the file ends before it" : std::strerror(errno));
     }
     done += got;
@@ -157,7 +163,9 @@ struct Reader {
     if (place.used) ESP_RETURN_IF_ERROR(place.copied.synchronize());
     place.used = true;
     int64_t bytes = chunk.size_bytes;
-    if (chunk.type == chunk.to_type) {
+    if (chunk.slice.num_elements() > 0) {
+      copy_slice(*chunk.tensor, chunk.slice, chunk.to_type, place.buffer.data());
+    } else if (chunk.type == chunk.to_type) {
       ESP_RETURN_IF_ERROR(read_all(chunk, place.buffer.data()));
     } else {
       scratch.resize(static_cast<size_t>(kChunkBytes));
@@ -178,17 +186,13 @@ class CheckpointLoader final : public CudaTensorLoader {
         source_(checkpoint_, spec),
         report_(std::move(report)) {}
 
-  Status put(const std::string& name, std::span<const int64_t> shape, DType type,
-             std::byte* device) override {
-    if (const CheckpointTensor* found = checkpoint_.find(name);
-        found != nullptr && found->reader != nullptr) {
-      return error(StatusCode::kUnimplemented,
-                   "the tensor '{}' is of type {}; such weights are read on the CPU (--device cpu)",
-                   name, found->dtype_name);
-    }
-    ESP_RETURN_IF_ERROR(check(name, shape));
-    const CheckpointTensor& tensor = *checkpoint_.find(name);
-    return add_chunks(tensor, *tensor.dtype, type, device);
+  Status put(const TensorPart& part, DType type, std::byte* device) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
+    const bool plain = tensor->reader == nullptr && !part.slice;
+    const SafetensorsFile* file = plain ? checkpoint_.find_file(*tensor) : nullptr;
+    if (file != nullptr) return add_file_chunks(*tensor, *file, *tensor->dtype, type, device);
+    add_decoded_chunks(*tensor, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+    return Status();
   }
 
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
@@ -196,7 +200,10 @@ class CheckpointLoader final : public CudaTensorLoader {
     const auto lent = source_.lend_bytes(name, shape);
     if (!lent) return lent.error();
     source_.give_back(name);
-    return add_chunks(*checkpoint_.find(name), kTypeOfBytes, kTypeOfBytes, device);
+    const CheckpointTensor& tensor = *checkpoint_.find(name);
+    const SafetensorsFile* file = checkpoint_.find_file(tensor);
+    ESP_CHECK(file != nullptr, "'{}' is no tensor of safetensors", name);
+    return add_file_chunks(tensor, *file, kTypeOfBytes, kTypeOfBytes, device);
   }
 
   ~CheckpointLoader() override {
@@ -221,14 +228,17 @@ class CheckpointLoader final : public CudaTensorLoader {
   Status finish() override {
     report_progress();
     join();
+    for (const CheckpointTensor* tensor : decoded_) checkpoint_.release(*tensor);
+    decoded_.clear();
     return failed_;
   }
 
  private:
   static constexpr DType kTypeOfBytes = DType::kBFloat16;  // any: they are not converted
 
-  Status add_chunks(const CheckpointTensor& tensor, DType type, DType to_type, std::byte* device) {
-    const SafetensorsFile& file = checkpoint_.file_of(tensor);
+  // Runs of the file's bytes, converted where the types differ.
+  Status add_file_chunks(const CheckpointTensor& tensor, const SafetensorsFile& file, DType type,
+                         DType to_type, std::byte* device) {
     ESP_ASSIGN_OR_RETURN(const int fd, files_.open(file.path()));
     const int64_t begin = file.offset_of(tensor.bytes);
     const auto size = static_cast<int64_t>(tensor.bytes.size());
@@ -236,23 +246,38 @@ class CheckpointLoader final : public CudaTensorLoader {
     const auto to_size = static_cast<int64_t>(dtype_size(to_type));
     const int64_t step = kChunkBytes / std::max(from_size, to_size) * from_size;
     for (int64_t at = 0; at < size; at += step) {
-      chunks_.push_back({.fd = fd,
+      chunks_.push_back({.tensor = &tensor,
+                         .device = device + at / from_size * to_size,
+                         .to_type = to_type,
+                         .fd = fd,
                          .offset = begin + at,
                          .size_bytes = std::min(step, size - at),
-                         .type = type,
-                         .to_type = to_type,
-                         .device = device + at / from_size * to_size,
-                         .name = &tensor.name});
+                         .type = type});
     }
     return Status();
   }
 
-  // The tensor is there, has this shape, and counts as used.
-  Status check(const std::string& name, std::span<const int64_t> shape) {
-    const auto lent = source_.lend(name, shape);
-    if (!lent) return lent.error();
-    source_.give_back(name);
-    return Status();
+  // Slices that the reading threads decode, of rows as far as they fit into a buffer.
+  void add_decoded_chunks(const CheckpointTensor& tensor, const TensorSlice& slice, DType type,
+                          std::byte* device) {
+    const auto size = static_cast<int64_t>(dtype_size(type));
+    const int64_t most = kChunkBytes / size;  // elements
+    const int64_t columns = std::min(most, slice.columns);
+    const int64_t rows = columns < slice.columns ? 1 : most / columns;
+    for (int64_t row = 0; row < slice.rows; row += rows) {
+      for (int64_t column = 0; column < slice.columns; column += columns) {
+        const TensorSlice part{.first_row = slice.first_row + row,
+                               .rows = std::min(rows, slice.rows - row),
+                               .first_column = slice.first_column + column,
+                               .columns = std::min(columns, slice.columns - column)};
+        chunks_.push_back({.tensor = &tensor,
+                           .device = device + (row * slice.columns + column) * size,
+                           .to_type = type,
+                           .slice = part,
+                           .size_bytes = part.num_elements() * size});
+      }
+    }
+    decoded_.insert(&tensor);
   }
 
   // Until all is read.
@@ -297,6 +322,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   const ReportLoaded report_;
   Files files_;
   std::vector<Chunk> chunks_;
+  std::set<const CheckpointTensor*> decoded_;  // their mapped pages go when all is loaded
   std::atomic<size_t> next_{0};
   std::atomic<int64_t> num_read_bytes_{0};
   std::mutex mutex_;  // of what follows

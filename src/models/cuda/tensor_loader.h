@@ -1,28 +1,37 @@
-// How tensors come into device memory: read from a checkpoint, or drawn there.
+// How tensors come into device memory: read from a checkpoint, or drawn there. A tensor of any
+// format that checkpoint/convert.h decodes becomes elements of the requested type on the way.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
+#include "checkpoint/convert.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
 
+// What is loaded of a tensor.
+struct TensorPart {
+  std::string name;
+  std::vector<int64_t> shape;        // of the whole tensor, as the model expects it
+  std::optional<TensorSlice> slice;  // nothing: all of it
+};
+
 // Used from one thread: put() for each tensor, start(), finish(). What is put may come only between
 // start(), which returns at once, and finish(), which returns when all is there.
 class CudaTensorLoader {
  public:
   virtual ~CudaTensorLoader() = default;
-  // The tensor `name`, as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails
-  // by name.
-  virtual Status put(const std::string& name, std::span<const int64_t> shape, DType type,
-                     std::byte* device) = 0;
+  // The part as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails by name.
+  virtual Status put(const TensorPart& part, DType type, std::byte* device) = 0;
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;

@@ -1,6 +1,5 @@
-// A decoder's weights in device memory: one block, matrices as the checkpoint has them (rows of
-// in_features), q, k, v and gate, up stacked. A weight is found by its id, as operations of a
-// program name it.
+// A decoder's weights in device memory: one block, row-major matrices (rows of in_features), q, k,
+// v and gate, up stacked. A weight is found by its id, as operations of a program name it.
 //
 // Immutable once loaded, so any thread may read it. Owns the block that all data lies in.
 #pragma once
@@ -11,28 +10,14 @@
 
 #include "base/status.h"
 #include "models/cuda/tensor_loader.h"
+#include "models/cuda/weight_placer.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
-#include "models/storage_format.h"
 #include "models/weight_id.h"
-#include "models/weight_layout.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
-
-// A matrix [out_features, in_features], a stack of them (one for each expert or head), or a vector
-// [out_features], with in_features 1. Null data: the model has no such weight. Of a layer norm the
-// weight, then the bias.
-struct CudaWeight {
-  const void* data = nullptr;
-  int32_t in_features = 0;
-  int32_t out_features = 0;
-  int64_t group_stride = 0;  // elements between the matrices of a stack
-  StorageFormat format;      // elements of the model's type; of weights that are float32 in
-                             // weight_id.h, float32
-  Shard shard;               // what this device holds of it
-};
 
 class CudaWeights {
  public:
@@ -59,18 +44,18 @@ class CudaWeights {
   std::vector<CudaWeight> table_;  // [1 + layers, kinds]
 };
 
-// Weights whose values may still be missing: their memory holds zeros until the loader has
-// finished. Where the checkpoint has some in another order than the GEMMs need, all are there at
-// once.
+// Weights whose values may still be missing: their memory has zeros until the loader has finished.
+// Where the GPU has to convert some of them, all are there at once.
 struct PendingCudaWeights {
   CudaWeights weights;
   std::unique_ptr<CudaTensorLoader> loader;  // started
 };
 
-// Begins to load what `options` say: a checkpoint, read by several threads into pinned buffers that
-// the device copies from meanwhile, or weights drawn on the device. kUnimplemented names a format
-// or a shard that the GPU's kernels do not read.
-Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, DType type,
-                                             const ModelLoadOptions& options);
+// Begins to load the layout's matrices, or their shards, from what `options` name: a checkpoint,
+// read and decoded by several threads into pinned buffers that the device copies from meanwhile, or
+// weights drawn on the device. kUnimplemented names a type or a shard that the GPU's kernels do not
+// read.
+Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
+                                             DType type, const ModelLoadOptions& options);
 
 }  // namespace espalier

@@ -1,0 +1,185 @@
+#include "models/cuda/weight_placer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace espalier {
+namespace {
+
+namespace kc = kernels::cuda;
+
+constexpr int64_t kRowMultiple = 8;  // of a GEMM's outputs: kernels/linear/cuda.h
+constexpr int64_t kMxBlock = 32;     // elements that share a scale
+constexpr int64_t kMxBytes = 16;     // of such a block
+
+int64_t count_of(const MatrixStack& stack) { return std::max<int64_t>(1, stack.count); }
+
+}  // namespace
+
+Status check_whole(const MatrixLayout& layout) {
+  if (layout.shard.whole()) return Status();
+  return error(StatusCode::kUnimplemented,
+               "'{}' is cut into {} shards, but every GPU has the whole of this matrix; run the "
+               "model on one device",
+               layout.blocks.front().name, layout.shard.num_ranks);
+}
+
+// A new form is a row here and its function.
+struct WeightPlacer::Form {
+  StoredForm form;
+  Status (WeightPlacer::*place)(const MatrixStack& stack, std::byte* data);
+};
+const WeightPlacer::Form WeightPlacer::kForms[] = {
+    {StoredForm::kRows, &WeightPlacer::rows},
+    {StoredForm::kTransposed, &WeightPlacer::transposed},
+    {StoredForm::kMxfp4, &WeightPlacer::mxfp4},
+};
+
+Status WeightPlacer::stored(StoredForm form, const MatrixStack& stack, std::byte* data) {
+  return (this->*kForms[static_cast<size_t>(form)].place)(stack, data);
+}
+
+Status WeightPlacer::rows(const MatrixStack& stack, std::byte* data) {
+  std::vector<int64_t> shape = {stack.rows, stack.columns};
+  if (stack.count > 0) shape.insert(shape.begin(), stack.count);
+  return put(stack.name, std::move(shape), stack.slice, data);
+}
+
+// A bias is a matrix of one column, which the tensor has without that extent.
+Status WeightPlacer::transposed(const MatrixStack& stack, std::byte* data) {
+  std::vector<int64_t> shape;
+  if (stack.count > 0) shape.push_back(stack.count);
+  if (stack.columns > 1) shape.push_back(stack.columns);
+  shape.push_back(stack.rows);
+  kc::RelayoutArgs args = relayout_of(stack, data);
+  if (stack.slice) {
+    args.rows = static_cast<int32_t>(stack.slice->columns);
+    args.columns = static_cast<int32_t>(stack.slice->rows);
+  }
+  const int64_t group = int64_t{args.rows} * args.columns;
+  auto* from = staging_.take<std::byte>(count_of(stack) * group * element_bytes());
+  args.from = from;
+  args.from_group_stride = group;
+  relayouts_.push_back(args);
+  return put(stack.name, std::move(shape), stack.slice, from);
+}
+
+Status WeightPlacer::mxfp4(const MatrixStack& stack, std::byte* data) {
+  if (stack.columns % kMxBlock != 0) {
+    return invalid_argument("'{}': {} columns are no whole number of MXFP4 blocks of {}",
+                            stack.name, stack.columns, kMxBlock);
+  }
+  const int64_t groups = stack.columns / kMxBlock;
+  auto* from = staging_.take<std::byte>(count_of(stack) * stack.rows * groups * kMxBytes);
+  auto* scales = staging_.take<std::byte>(count_of(stack) * stack.rows * groups);
+  kc::RelayoutArgs args = relayout_of(stack, data);
+  args.kind = kc::RelayoutArgs::From::kMxfp4;
+  args.from = from;
+  args.scales = reinterpret_cast<const uint8_t*>(scales);
+  relayouts_.push_back(args);
+  if (loader_ == nullptr) return Status();
+  const int64_t block_shape[] = {stack.count, stack.rows, groups, kMxBytes};
+  const int64_t scale_shape[] = {stack.count, stack.rows, groups};
+  ESP_RETURN_IF_ERROR(loader_->put_bytes(stack.name + "_blocks", block_shape, from));
+  return loader_->put_bytes(stack.name + "_scales", scale_shape, scales);
+}
+
+kc::RelayoutArgs WeightPlacer::relayout_of(const MatrixStack& stack, std::byte* to) const {
+  return {.type = type_,
+          .to = to,
+          .groups = static_cast<int32_t>(count_of(stack)),
+          .rows = static_cast<int32_t>(stack.rows),
+          .columns = static_cast<int32_t>(stack.columns),
+          .interleaved = stack.interleaved};
+}
+
+Status WeightPlacer::put(const std::string& name, std::vector<int64_t> shape,
+                         const std::optional<TensorSlice>& slice, std::byte* data) {
+  if (loader_ == nullptr) return Status();
+  return loader_->put({name, std::move(shape), slice}, type_, data);
+}
+
+Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out) {
+  if (layout.empty()) return Status();
+  ESP_RETURN_IF_ERROR(check_shard(layout));
+  const int64_t rows = (layout.local_rows() + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+  std::byte* data = take(rows * layout.local_columns());
+  out = {.data = data,
+         .in_features = static_cast<int32_t>(layout.local_columns()),
+         .out_features = static_cast<int32_t>(rows),
+         .format = {.type = type_},
+         .shard = layout.shard};
+  return blocks(layout, data);
+}
+
+// Of one tensor at once where all of it is loaded, else block by block.
+Status WeightPlacer::blocks(const MatrixLayout& layout, std::byte*& data) {
+  ESP_RETURN_IF_ERROR(check_shard(layout));
+  const StoredForm form = layout.transposed ? StoredForm::kTransposed : StoredForm::kRows;
+  const bool whole = layout.shard.whole();
+  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
+  for (size_t i = 0; i < count; ++i) {
+    MatrixStack block{.name = layout.blocks[i].name,
+                      .rows = layout.fused ? layout.out_features() : layout.blocks[i].rows,
+                      .columns = layout.in_features};
+    if (!whole) block.slice = stored_slice(layout, i);
+    ESP_RETURN_IF_ERROR(stored(form, block, data));
+    const int64_t elements =
+        whole ? block.rows * block.columns : stored_slice(layout, i).num_elements();
+    if (data != nullptr) data += elements * element_bytes();
+  }
+  return Status();
+}
+
+Status WeightPlacer::blocks(const VectorLayout& layout, std::byte*& data) {
+  for (const WeightBlock& block : layout.blocks) {
+    ESP_RETURN_IF_ERROR(put(block.name, {block.rows}, std::nullopt, data));
+    if (data != nullptr) data += block.rows * element_bytes();
+  }
+  return Status();
+}
+
+Status WeightPlacer::vector(const VectorLayout& layout, CudaWeight& out) {
+  if (layout.empty()) return Status();
+  std::byte* data = stack(1, layout.size(), 1, out);
+  out.group_stride = 0;
+  return blocks(layout, data);
+}
+
+std::byte* WeightPlacer::stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out) {
+  std::byte* data = take(count * rows * columns);
+  out = {.data = data,
+         .in_features = static_cast<int32_t>(columns),
+         .out_features = static_cast<int32_t>(rows),
+         .group_stride = rows * columns,
+         .format = {.type = type_}};
+  return data;
+}
+
+Status WeightPlacer::floats(const VectorLayout& layout, CudaWeight& out) {
+  if (layout.empty()) return Status();
+  return floats_of(layout.blocks.front().name, layout.size(), 1, true, out);
+}
+
+Status WeightPlacer::float_matrix(const MatrixLayout& layout, CudaWeight& out) {
+  if (layout.empty()) return Status();
+  ESP_RETURN_IF_ERROR(check_whole(layout));
+  return floats_of(layout.blocks.front().name, layout.out_features(), layout.in_features, false,
+                   out);
+}
+
+Status WeightPlacer::floats_of(const std::string& name, int64_t rows, int64_t columns,
+                               bool is_vector, CudaWeight& out) {
+  auto* data = arena_.take<float>(rows * columns);
+  out = {.data = data,
+         .in_features = static_cast<int32_t>(columns),
+         .out_features = static_cast<int32_t>(rows),
+         .format = {.type = DType::kFloat32}};
+  if (loader_ == nullptr) return Status();
+  std::vector<int64_t> shape = {rows};
+  if (!is_vector) shape.push_back(columns);
+  return loader_->put({name, std::move(shape), std::nullopt}, DType::kFloat32,
+                      reinterpret_cast<std::byte*>(data));
+}
+
+}  // namespace espalier

@@ -1,0 +1,105 @@
+// Places matrices and vectors in device memory: takes their memory from an arena, requests their
+// tensors from a loader, and lists what the GPU has to convert when the loader has finished. One
+// table (weight_placer.cc) has a row for each form in which checkpoints store matrices; the formats
+// of elements and quantised blocks are the loader's (checkpoint/convert.h), so each form is read in
+// all of them.
+//
+// Used from one thread, twice: without memory and loader to measure, then with both. Borrows the
+// arenas and the loader; the memory outlives the placer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/relayout/cuda.h"
+#include "models/cuda/tensor_loader.h"
+#include "models/storage_format.h"
+#include "models/weight_layout.h"
+#include "tensor/cuda/memory.h"
+#include "tensor/dtype.h"
+
+namespace espalier {
+
+// A matrix [out_features, in_features], a stack of them (one for each expert or head), or a vector
+// [out_features], with in_features 1. Null data: the model has no such weight. Of a layer norm the
+// weight, then the bias.
+struct CudaWeight {
+  const void* data = nullptr;
+  int32_t in_features = 0;
+  int32_t out_features = 0;
+  int64_t group_stride = 0;  // elements between the matrices of a stack
+  StorageFormat format;      // elements of the model's type; float32 where weight_id.h states it
+  Shard shard;               // the part of the matrix that this device has
+};
+
+// Matrices [rows, columns] in one tensor.
+struct MatrixStack {
+  std::string name;
+  int64_t count = 0;  // of matrices; 0: one, and the tensor has no such extent
+  int64_t rows = 0, columns = 0;
+  bool interleaved = false;          // rows of gate and up alternate; gate comes first in memory
+  std::optional<TensorSlice> slice;  // of the tensor; nothing: all of it
+};
+
+// How a tensor stores a stack of matrices.
+enum class StoredForm : uint8_t {
+  kRows,        // [count, rows, columns]
+  kTransposed,  // [count, columns, rows]; converted on the GPU
+  kMxfp4,       // NAME_blocks [count, rows, columns / 32, 16] U8, NAME_scales; converted on the GPU
+};
+
+// kUnimplemented for a shard, by the tensor's name: every rank has all of such a matrix.
+Status check_whole(const MatrixLayout& layout);
+
+class WeightPlacer {
+ public:
+  // type: of elements. loader: null measures. staging: memory of what the GPU converts.
+  WeightPlacer(DType type, cuda::Arena& arena, cuda::Arena& staging, CudaTensorLoader* loader)
+      : type_(type), arena_(arena), staging_(staging), loader_(loader) {}
+
+  // Each does nothing where the layout is empty.
+  Status matrix(const MatrixLayout& layout, CudaWeight& out);
+  Status vector(const VectorLayout& layout, CudaWeight& out);
+  // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
+  Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
+  Status floats(const VectorLayout& layout, CudaWeight& out);
+
+  // Memory of `count` matrices [rows, columns], one behind the other.
+  std::byte* stack(int64_t count, int64_t rows, int64_t columns, CudaWeight& out);
+  // Requests the blocks of a matrix or vector to `data`, which moves behind them.
+  Status blocks(const MatrixLayout& layout, std::byte*& data);
+  Status blocks(const VectorLayout& layout, std::byte*& data);
+  // Requests a stack to `data`.
+  Status stored(StoredForm form, const MatrixStack& stack, std::byte* data);
+
+  std::byte* take(int64_t count) { return arena_.take<std::byte>(count * element_bytes()); }
+  int64_t element_bytes() const { return static_cast<int64_t>(dtype_size(type_)); }
+  DType type() const { return type_; }
+
+  // To be run in this order when the loader has finished.
+  const std::vector<kernels::cuda::RelayoutArgs>& relayouts() const { return relayouts_; }
+  void add_relayout(const kernels::cuda::RelayoutArgs& args) { relayouts_.push_back(args); }
+
+ private:
+  struct Form;
+  static const Form kForms[];
+
+  Status rows(const MatrixStack& stack, std::byte* data);
+  Status transposed(const MatrixStack& stack, std::byte* data);
+  Status mxfp4(const MatrixStack& stack, std::byte* data);
+  Status floats_of(const std::string& name, int64_t rows, int64_t columns, bool is_vector,
+                   CudaWeight& out);
+  Status put(const std::string& name, std::vector<int64_t> shape,
+             const std::optional<TensorSlice>& slice, std::byte* data);
+  kernels::cuda::RelayoutArgs relayout_of(const MatrixStack& stack, std::byte* to) const;
+
+  const DType type_;
+  cuda::Arena &arena_, &staging_;
+  CudaTensorLoader* const loader_;
+  std::vector<kernels::cuda::RelayoutArgs> relayouts_;
+};
+
+}  // namespace espalier
