@@ -1,9 +1,6 @@
 // Models whose matrices stay quantised, beside the same models with their weights as numbers.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <bit>
-#include <cmath>
 #include <numeric>
 
 #include "base/rng.h"
@@ -13,150 +10,20 @@
 #include "checkpoint/temp_folder.h"
 #include "models/golden.h"
 #include "models/model_plan.h"
+#include "models/quantized_file.h"
 #include "models/weight_reader.h"
 
 namespace espalier {
 namespace {
 
-constexpr int64_t kHidden = 256, kFfn = 512, kVocab = 96, kHeads = 4, kKvHeads = 2;
+using quantized::difference;
+using quantized::Formats;
+using quantized::gguf_of;
+using quantized::id_of;
+using quantized::Logits;
+using quantized::random_blocks;
 
-using enum BlockFormat;
-
-// The id that GGUF gives each format.
-uint32_t id_of(BlockFormat format) {
-  for (const BlockType& type : block_types()) {
-    if (type.name == block_format_info(format).name) return type.id;
-  }
-  return ~0u;
-}
-
-// A float16 of a number between 2^-24 and 1, rounded down.
-uint16_t half(float value) {
-  const float size = std::abs(value);
-  const uint16_t bits =
-      size < 0x1p-14f ? static_cast<uint16_t>(size * 0x1p24f)
-                      : static_cast<uint16_t>((std::bit_cast<uint32_t>(size) >> 13) - (112 << 10));
-  return static_cast<uint16_t>(bits | (value < 0 ? 0x8000 : 0));
-}
-
-// Random blocks whose numbers have mean 0 and a deviation near 0.06: values are uniform, and so are
-// the second level's scales.
-std::string random_blocks(Rng& rng, BlockFormat format, int64_t count) {
-  struct Scales {
-    float d, minimum;
-    size_t at;
-  };
-  constexpr Scales kScales[] = {{8e-4f, 0, 0},
-                                {0.013f, 0, 0},
-                                {0.014f, -7.5f * 0.014f, 0},
-                                {0.0065f, 0, 0},
-                                {0.0065f, -0.1f, 0},
-                                {3e-4f, 7.5f * 3e-4f, 0},
-                                {1.5e-4f, 15.5f * 1.5e-4f, 0},
-                                {4.6e-5f, 0, 208},
-                                {0.0043f, 0.0065f, 80},
-                                {0.0014f, 0, 108},
-                                {8.6e-4f, 0, 0},
-                                {4.6e-5f, 0, 0},
-                                {0, 0, 0}};
-  const BlockFormatInfo& info = block_format_info(format);
-  const Scales& scales = kScales[static_cast<size_t>(format)];
-  std::string bytes(static_cast<size_t>(count / info.elements) * info.bytes, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(rng.below(256));
-  for (size_t at = 0; format == kMxfp4 && at < bytes.size(); at += info.bytes) {
-    bytes[at] = 121;  // 2^-7, of values doubled
-  }
-  for (size_t at = scales.at; format != kMxfp4 && at < bytes.size(); at += info.bytes) {
-    const uint16_t d = half(scales.d), minimum = half(scales.minimum);
-    std::memcpy(bytes.data() + at, &d, 2);
-    if (scales.minimum != 0) std::memcpy(bytes.data() + at + 2, &minimum, 2);
-  }
-  return bytes;
-}
-
-// What each matrix of a small Llama is stored in.
-struct Formats {
-  std::string name;
-  BlockFormat embedding, q_k, v, output, gate_up, down;
-};
-const Formats kFiles[] = {{"Q8_0", kQ8_0, kQ8_0, kQ8_0, kQ8_0, kQ8_0, kQ8_0},
-                          {"Q4_0", kQ6K, kQ4_0, kQ4_0, kQ4_0, kQ4_0, kQ4_1},
-                          {"Q5", kQ6K, kQ5_0, kQ5_1, kQ5_0, kQ5_1, kQ5_0},
-                          {"Q4_K_M", kQ6K, kQ4K, kQ6K, kQ4K, kQ4K, kQ6K},
-                          {"Q5_K_M", kQ6K, kQ5K, kQ6K, kQ5K, kQ5K, kQ6K},
-                          {"Q2_K", kQ6K, kQ2K, kQ3K, kQ3K, kQ2K, kQ3K},
-                          {"IQ4", kQ6K, kIq4Xs, kIq4Nl, kIq4Xs, kIq4Nl, kIq4Xs},
-                          {"MXFP4", kQ8_0, kMxfp4, kQ8_0, kMxfp4, kMxfp4, kMxfp4}};
-
-std::string gguf_of(const Formats& formats, uint64_t seed) {
-  Rng rng(seed);
-  GgufWriter writer;
-  writer.string("general.architecture", "llama")
-      .integer("llama.embedding_length", kHidden)
-      .integer("llama.feed_forward_length", kFfn)
-      .integer("llama.block_count", 2)
-      .integer("llama.attention.head_count", kHeads)
-      .integer("llama.attention.head_count_kv", kKvHeads)
-      .integer("llama.context_length", 128)
-      .real("llama.attention.layer_norm_rms_epsilon", 1e-5f)
-      .real("llama.rope.freq_base", 10000);
-  const auto matrix = [&](const std::string& name, BlockFormat format, int64_t rows, int64_t in) {
-    writer.tensor(name + ".weight", id_of(format), {rows, in},
-                  random_blocks(rng, format, rows * in));
-  };
-  const auto norm = [&](const std::string& name) {
-    std::vector<float> values(kHidden);
-    for (float& value : values) value = static_cast<float>(1 + 0.1 * rng.normal());
-    writer.tensor(name + ".weight", 0, {kHidden},
-                  {reinterpret_cast<const char*>(values.data()), kHidden * sizeof(float)});
-  };
-  matrix("token_embd", formats.embedding, kVocab, kHidden);
-  norm("output_norm");
-  for (int layer = 0; layer < 2; ++layer) {
-    const std::string at = "blk." + std::to_string(layer) + ".";
-    norm(at + "attn_norm");
-    norm(at + "ffn_norm");
-    matrix(at + "attn_q", formats.q_k, kHidden, kHidden);
-    matrix(at + "attn_k", formats.q_k, kHidden / kHeads * kKvHeads, kHidden);
-    matrix(at + "attn_v", formats.v, kHidden / kHeads * kKvHeads, kHidden);
-    matrix(at + "attn_output", formats.output, kHidden, kHidden);
-    matrix(at + "ffn_gate", formats.gate_up, kFfn, kHidden);
-    matrix(at + "ffn_up", formats.gate_up, kFfn, kHidden);
-    matrix(at + "ffn_down", formats.down, kHidden, kFfn);
-  }
-  return writer.bytes();
-}
-
-std::vector<std::vector<TokenId>> prompts() {
-  Rng rng(5);
-  std::vector<std::vector<TokenId>> out;
-  for (const int length : {21, 3}) {
-    std::vector<TokenId>& tokens = out.emplace_back();
-    for (int i = 0; i < length; ++i) tokens.push_back(static_cast<TokenId>(rng.below(kVocab)));
-  }
-  return out;
-}
-
-using Logits = std::vector<std::vector<float>>;
-
-Logits run(Model& model, int32_t chunk) {
-  return golden::run_all(model, prompts(), KvType::kFloat32, 16, chunk, true);
-}
-
-// The root mean square of the differences, in deviations of the expected logits.
-double difference(const Logits& a, const Logits& expected) {
-  double squares = 0, sum = 0, of_differences = 0, count = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ(a[i].size(), expected[i].size());
-    for (size_t j = 0; j < expected[i].size(); ++j) {
-      of_differences += std::pow(a[i][j] - static_cast<double>(expected[i][j]), 2);
-      squares += std::pow(expected[i][j], 2);
-      sum += expected[i][j];
-      ++count;
-    }
-  }
-  return std::sqrt(of_differences / (squares - sum * sum / count));
-}
+Logits run(Model& model, int32_t chunk) { return quantized::run(model, KvType::kFloat32, chunk); }
 
 class QuantizedFile : public testing::TestWithParam<Formats> {};
 
@@ -189,7 +56,7 @@ TEST_P(QuantizedFile, GivesTheLogitsOfItsNumbers) {
   EXPECT_TRUE(memory->contains(std::string(block_format_info(GetParam().down).name)));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantizedFile, testing::ValuesIn(kFiles),
+INSTANTIATE_TEST_SUITE_P(All, QuantizedFile, testing::ValuesIn(quantized::files()),
                          [](const auto& one) { return one.param.name; });
 
 // The packed blocks stand for the numbers that the checkpoint reads from them, to the bit.
@@ -225,6 +92,40 @@ TEST(QuantizedWeights, ArePackedWithoutLoss) {
   }
 }
 
+// A rank's part of the rows keeps its blocks, in the order in which the file has them or another.
+TEST(QuantizedWeights, ShardsOfRowsStayQuantised) {
+  TempFolder folder;
+  const Checkpoint checkpoint =
+      Checkpoint::open(folder.write("m.gguf", gguf_of(quantized::files()[3], 13))).value();
+  WorkPool pool(2);
+  auto backend = kernels::CpuBackend::create(pool);
+  ASSERT_TRUE(backend);
+  CheckpointSource source(checkpoint, DecoderSpec{});
+  WeightTypes types;
+  types.keep_blocks = true;
+  WeightReader reader(**backend, source, types);
+  for (const char* part : {"self_attn.q_proj", "mlp.up_proj"}) {
+    const std::string name = "model.layers.0." + std::string(part) + ".weight";
+    const CheckpointTensor* tensor = checkpoint.find(name);
+    ASSERT_NE(tensor, nullptr) << name;
+    const int64_t rows = tensor->shape[0] / 2, in = tensor->shape[1];
+    for (const int32_t rank : {0, 1}) {
+      const MatrixLayout layout{
+          .blocks = {{name, 2 * rows}}, .in_features = in, .shard = {Shard::Axis::kRows, rank, 2}};
+      kernels::PackedMatrix packed;
+      const Status status = reader.matrix(layout, packed);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      ASSERT_TRUE(packed.quantized());
+      std::vector<int32_t> ids(static_cast<size_t>(rows));
+      std::iota(ids.begin(), ids.end(), 0);
+      std::vector<float> numbers(static_cast<size_t>(rows * in)), expected(numbers.size());
+      kernels::gather_packed_rows(**backend, packed, ids, numbers.data(), in);
+      copy_as_float(*tensor, rank * rows * in, expected);
+      EXPECT_EQ(numbers, expected) << name << " " << rank;
+    }
+  }
+}
+
 TEST(QuantizedWeights, AreMadeAtLoad) {
   struct Case {
     const char* quantization;
@@ -250,7 +151,7 @@ TEST(QuantizedWeights, AreMadeAtLoad) {
 }
 
 TEST(QuantizedWeights, ATypeThatIsNotReadIsRefusedByTheTensorsName) {
-  std::string bytes = gguf_of(kFiles[0], 1);
+  std::string bytes = gguf_of(quantized::files()[0], 1);
   // The id of Q8_0 behind the shape of blk.1.ffn_down becomes IQ1_S's; its blocks are larger.
   const std::string shape = {2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0};
   const size_t name = bytes.find("blk.1.ffn_down.weight");

@@ -1,0 +1,147 @@
+// Quantised checkpoints and shards on the GPU.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/convert.h"
+#include "checkpoint/temp_folder.h"
+#include "models/cuda/test_model.h"
+#include "models/cuda/weights.h"
+#include "models/golden.h"
+#include "models/model_plan.h"
+#include "models/quantized_file.h"
+#include "models/weight_layout.h"
+#include "tensor/cuda/testing.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+namespace {
+
+using quantized::Formats;
+
+class QuantizedFileCuda : public testing::TestWithParam<Formats> {
+ protected:
+  void SetUp() override { ESPALIER_REQUIRE_DEVICE(); }
+};
+
+// Blocks become numbers while they are loaded: the logits are those of the CPU with such numbers.
+TEST_P(QuantizedFileCuda, HasTheLogitsOfItsNumbers) {
+  TempFolder folder;
+  const auto path = folder.write("model.gguf", quantized::gguf_of(GetParam(), 1));
+  WorkPool pool(2);
+  const auto numbers = load_model({.path = path, .dtype = "float32", .pool = &pool});
+  ASSERT_TRUE(numbers) << numbers.error().to_string();
+  const auto expected = quantized::run(**numbers, KvType::kFloat32, 32);
+  for (const auto& [dtype, tolerance] : {std::pair{"float32", 1e-3}, {"bfloat16", 0.05}}) {
+    auto decoder = CudaDecoder::load({.path = path, .dtype = dtype});
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    const KvType type = (*decoder)->kv_type();
+    CudaTestModel model(std::move(*decoder));
+    EXPECT_LT(quantized::difference(quantized::run(model, type, 32), expected), tolerance) << dtype;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, QuantizedFileCuda, testing::ValuesIn(quantized::files()),
+                         [](const auto& one) { return one.param.name; });
+
+std::vector<float> read_device(const CudaWeight& weight, int64_t count,
+                               const cuda::Stream& stream) {
+  std::vector<float> out(static_cast<size_t>(count));
+  EXPECT_TRUE(cuda::copy_to_host(out.data(), weight.data, 4 * count, stream).ok());
+  EXPECT_TRUE(stream.synchronize().ok());
+  return out;
+}
+
+// Both ranks' parts of qkv (by rows) and of the output (by columns), in float32.
+void expect_shards(const ModelLoadOptions& options, const std::vector<float>& qkv,
+                   const std::vector<float>& output) {
+  const auto plan = plan_model(options);
+  ASSERT_TRUE(plan) << plan.error().to_string();
+  const auto stream = cuda::Stream::create();
+  ASSERT_TRUE(stream);
+  for (const int32_t rank : {0, 1}) {
+    WeightLayout layout = weight_layout(plan->spec);
+    MatrixLayout &rows = layout.layers[0].qkv, &columns = layout.layers[0].attention_output;
+    rows.shard = {Shard::Axis::kRows, rank, 2};
+    columns.shard = {Shard::Axis::kColumns, rank, 2};
+    auto pending = load_cuda_weights(plan->spec, layout, DType::kFloat32, options);
+    ASSERT_TRUE(pending) << pending.error().to_string();
+    ASSERT_TRUE(pending->loader->finish().ok());
+    const CudaWeight& of_rows = pending->weights.at({WeightKind::kQkv, 0});
+    const CudaWeight& of_columns = pending->weights.at({WeightKind::kAttentionOutput, 0});
+    EXPECT_EQ(of_rows.in_features, rows.in_features);
+    EXPECT_EQ(of_columns.in_features, columns.in_features / 2);
+    std::vector<float> expected;
+    int64_t before = 0;
+    for (const WeightBlock& block : rows.blocks) {
+      const auto first = qkv.begin() + (before + rank * block.rows / 2) * rows.in_features;
+      expected.insert(expected.end(), first, first + block.rows / 2 * rows.in_features);
+      before += block.rows;
+    }
+    EXPECT_EQ(read_device(of_rows, std::ssize(expected), *stream), expected) << rank;
+    expected.clear();
+    for (int64_t row = 0; row < columns.out_features(); ++row) {
+      const auto first =
+          output.begin() + row * columns.in_features + rank * columns.in_features / 2;
+      expected.insert(expected.end(), first, first + columns.in_features / 2);
+    }
+    EXPECT_EQ(read_device(of_columns, std::ssize(expected), *stream), expected) << rank;
+  }
+}
+
+// The whole matrices, as one device has them.
+void expect_shards_of_whole(const ModelLoadOptions& options) {
+  const auto plan = plan_model(options);
+  ASSERT_TRUE(plan) << plan.error().to_string();
+  const WeightLayout layout = weight_layout(plan->spec);
+  auto whole = load_cuda_weights(plan->spec, layout, DType::kFloat32, options);
+  ASSERT_TRUE(whole) << whole.error().to_string();
+  ASSERT_TRUE(whole->loader->finish().ok());
+  const auto stream = cuda::Stream::create();
+  const auto elements = [](const MatrixLayout& m) { return m.out_features() * m.in_features; };
+  const LayerLayout& layer = layout.layers[0];
+  expect_shards(options,
+                read_device(whole->weights.at({WeightKind::kQkv, 0}), elements(layer.qkv), *stream),
+                read_device(whole->weights.at({WeightKind::kAttentionOutput, 0}),
+                            elements(layer.attention_output), *stream));
+}
+
+TEST(ShardCuda, OfASafetensorsModel) {
+  ESPALIER_REQUIRE_DEVICE();
+  expect_shards_of_whole({.path = golden::read("qwen3_head_dim").folder, .dtype = "float32"});
+}
+
+// One tensor of q, k and v.
+TEST(ShardCuda, OfAFusedTensor) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const std::string& name : golden::names()) {
+    const golden::Golden golden = golden::read(name);
+    if (!weight_layout(golden.spec).layers[0].qkv.fused) continue;
+    SCOPED_TRACE(name);
+    expect_shards_of_whole({.path = golden.folder, .dtype = "float32"});
+  }
+}
+
+TEST(ShardCuda, OfDrawnWeights) {
+  ESPALIER_REQUIRE_DEVICE();
+  expect_shards_of_whole({.path = golden::read("qwen3_head_dim").folder,
+                          .format = LoadFormat::kDummy,
+                          .seed = 7,
+                          .dtype = "float32"});
+}
+
+TEST(ShardCuda, OfQuantisedBlocks) {
+  ESPALIER_REQUIRE_DEVICE();
+  for (const Formats& formats : quantized::files()) {
+    SCOPED_TRACE(formats.name);
+    TempFolder folder;
+    expect_shards_of_whole(
+        {.path = folder.write("model.gguf", quantized::gguf_of(formats, 3)), .dtype = "float32"});
+  }
+}
+
+}  // namespace
+}  // namespace espalier

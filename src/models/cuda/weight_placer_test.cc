@@ -1,0 +1,167 @@
+// Matrices in all forms and shards, placed in host memory that stands for the device's.
+#include "models/cuda/weight_placer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace espalier {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Tensors whose elements are numbered, the first of each tensor by a hundred more.
+class HostLoader final : public CudaTensorLoader {
+ public:
+  Status put(const TensorPart& part, DType type, std::byte* device) override {
+    std::vector<float>& values = tensors_[part.name];
+    const int64_t count = TensorSlice::whole(part.shape).num_elements();
+    values.resize(static_cast<size_t>(count));
+    std::iota(values.begin(), values.end(), part.name == "b.weight" ? 100.0f : 0.0f);
+    const CheckpointTensor tensor{.name = part.name,
+                                  .dtype_name = "F32",
+                                  .dtype = DType::kFloat32,
+                                  .shape = part.shape,
+                                  .bytes = std::as_bytes(std::span(values))};
+    copy_slice(tensor, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+    return Status();
+  }
+  Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
+    bytes_.push_back(name);
+    return Status();
+  }
+  Status start() override { return Status(); }
+  Status finish() override { return Status(); }
+  const std::vector<std::string>& bytes() const { return bytes_; }
+
+ private:
+  std::map<std::string, std::vector<float>> tensors_;
+  std::vector<std::string> bytes_;
+};
+
+class PlacedMatrix : public testing::Test {
+ protected:
+  PlacedMatrix() : memory_(1 << 14), staged_(1 << 14) {}
+
+  // The elements in memory, without the rows that fill up the last multiple of 8.
+  std::vector<float> place(const MatrixLayout& layout) {
+    arena_ = cuda::Arena(memory_.data());
+    staging_ = cuda::Arena(staged_.data());
+    placer_.emplace(DType::kFloat32, arena_, staging_, &loader_);
+    const Status status = placer_->matrix(layout, weight_);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    const auto* data = static_cast<const float*>(weight_.data);
+    return {data, data + layout.local_rows() * layout.local_columns()};
+  }
+
+  alignas(cuda::Arena::kAlignment) std::vector<std::byte> memory_, staged_;
+  cuda::Arena arena_, staging_;
+  HostLoader loader_;
+  std::optional<WeightPlacer> placer_;
+  CudaWeight weight_;
+};
+
+// Two blocks, [2, 4] and [2, 4].
+MatrixLayout stacked(Shard shard) {
+  return {.blocks = {{"a.weight", 2}, {"b.weight", 2}}, .in_features = 4, .shard = shard};
+}
+
+TEST_F(PlacedMatrix, OfSeveralTensorsIsStacked) {
+  EXPECT_THAT(place(stacked({})),
+              ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 100, 101, 102, 103, 104, 105, 106, 107));
+  EXPECT_EQ(weight_.in_features, 4);
+  EXPECT_EQ(weight_.out_features, 8) << "rounded up for the GEMMs";
+}
+
+TEST_F(PlacedMatrix, AShardOfRowsHasAPartOfEachTensor) {
+  EXPECT_THAT(place(stacked({Shard::Axis::kRows, 0, 2})),
+              ElementsAre(0, 1, 2, 3, 100, 101, 102, 103));
+  EXPECT_THAT(place(stacked({Shard::Axis::kRows, 1, 2})),
+              ElementsAre(4, 5, 6, 7, 104, 105, 106, 107));
+  EXPECT_EQ(weight_.shard.rank, 1);
+}
+
+TEST_F(PlacedMatrix, AShardOfColumnsHasAllRows) {
+  EXPECT_THAT(place(stacked({Shard::Axis::kColumns, 1, 2})),
+              ElementsAre(2, 3, 6, 7, 102, 103, 106, 107));
+  EXPECT_EQ(weight_.in_features, 2);
+}
+
+TEST_F(PlacedMatrix, AShardOfAFusedTensorIsCutFromEachOfItsParts) {
+  // q of 4 rows, k of 2, one tensor [6, 2].
+  const auto layout = [](Shard shard) {
+    return MatrixLayout{.blocks = {{"qk.weight", 4}, {"qk.weight", 2}},
+                        .in_features = 2,
+                        .fused = true,
+                        .shard = shard};
+  };
+  EXPECT_EQ(place(layout({})).size(), 12u);
+  EXPECT_THAT(place(layout({Shard::Axis::kRows, 0, 2})), ElementsAre(0, 1, 2, 3, 8, 9));
+  EXPECT_THAT(place(layout({Shard::Axis::kRows, 1, 2})), ElementsAre(4, 5, 6, 7, 10, 11));
+  EXPECT_THAT(place(layout({Shard::Axis::kColumns, 1, 2})), ElementsAre(1, 3, 5, 7, 9, 11));
+}
+
+// What the tensor has as columns are the matrix's rows; the GPU turns what is staged.
+TEST_F(PlacedMatrix, AShardOfATransposedTensorIsStagedForTheGpu) {
+  const auto layout = [](Shard shard) {  // [rows 4, columns 6], stored [6, 4]
+    return MatrixLayout{
+        .blocks = {{"t.weight", 4}}, .in_features = 6, .transposed = true, .shard = shard};
+  };
+  const auto staged = [&] {
+    const kernels::cuda::RelayoutArgs& args = placer_->relayouts().at(0);
+    const auto* from = static_cast<const float*>(args.from);
+    EXPECT_EQ(args.to, weight_.data);
+    EXPECT_EQ(args.from_group_stride, args.rows * args.columns);
+    return std::vector<float>(from, from + args.rows * args.columns);
+  };
+  place(layout({Shard::Axis::kRows, 1, 2}));
+  EXPECT_EQ(placer_->relayouts()[0].rows, 2);
+  EXPECT_EQ(placer_->relayouts()[0].columns, 6);
+  EXPECT_THAT(staged(), ElementsAre(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23));
+  place(layout({Shard::Axis::kColumns, 1, 2}));
+  EXPECT_EQ(placer_->relayouts()[0].rows, 4);
+  EXPECT_EQ(placer_->relayouts()[0].columns, 3);
+  EXPECT_THAT(staged(), ElementsAre(12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23));
+}
+
+TEST_F(PlacedMatrix, InMxfp4IsTwoTensorsOfBytes) {
+  arena_ = cuda::Arena(memory_.data());
+  staging_ = cuda::Arena(staged_.data());
+  WeightPlacer placer(DType::kBFloat16, arena_, staging_, &loader_);
+  std::byte* data = placer.stack(2, 4, 64, weight_);
+  const MatrixStack stack{.name = "e", .count = 2, .rows = 4, .columns = 64, .interleaved = true};
+  ASSERT_TRUE(placer.stored(StoredForm::kMxfp4, stack, data).ok());
+  EXPECT_THAT(loader_.bytes(), ElementsAre("e_blocks", "e_scales"));
+  EXPECT_EQ(staging_.used_bytes(), 256 + 256);  // 2 * 4 * 2 blocks of 16 bytes, and a scale each
+  ASSERT_EQ(placer.relayouts().size(), 1u);
+  EXPECT_TRUE(placer.relayouts()[0].interleaved);
+  const Status uneven = placer.stored(StoredForm::kMxfp4, {.name = "e", .columns = 40}, data);
+  EXPECT_THAT(uneven.to_string(), HasSubstr("no whole number of MXFP4 blocks"));
+}
+
+TEST_F(PlacedMatrix, RefusesShardsThatDoNotDivideIt) {
+  placer_.emplace(DType::kFloat32, arena_, staging_, nullptr);
+  const Status uneven = placer_->matrix(stacked({Shard::Axis::kRows, 0, 3}), weight_);
+  EXPECT_THAT(uneven.to_string(), HasSubstr("'a.weight': 2 rows are not divided by 3 ranks"));
+  const Status whole = placer_->float_matrix(stacked({Shard::Axis::kRows, 0, 2}), weight_);
+  EXPECT_THAT(whole.to_string(), HasSubstr("'a.weight' is cut into 2 shards"));
+}
+
+TEST_F(PlacedMatrix, WithoutALoaderIsMeasuredAlike) {
+  const MatrixLayout layout = stacked({Shard::Axis::kColumns, 0, 2});
+  cuda::Arena measured, staging;
+  WeightPlacer measuring(DType::kFloat32, measured, staging, nullptr);
+  CudaWeight weight;
+  ASSERT_TRUE(measuring.matrix(layout, weight).ok());
+  EXPECT_EQ(weight.data, nullptr);
+  place(layout);
+  EXPECT_EQ(measured.used_bytes(), arena_.used_bytes());
+}
+
+}  // namespace
+}  // namespace espalier
