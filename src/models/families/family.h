@@ -1,5 +1,6 @@
 // The families of models that Espalier knows. Each is one small file that turns a config.json into
-// a DecoderSpec, and one line in the table of registry.cc.
+// a DecoderSpec, and one line in the table below, from which the declarations and the registry are
+// made. Pure functions.
 #pragma once
 
 #include <span>
@@ -8,6 +9,28 @@
 #include "base/status.h"
 #include "checkpoint/json_object.h"
 #include "models/decoder_spec.h"
+
+// config.json's architectures[0], and the function of the family's file.
+#define ESPALIER_FAMILIES(ROW)                      \
+  ROW(DeepseekV2ForCausalLM, make_deepseek_v2_spec) \
+  ROW(DeepseekV3ForCausalLM, make_deepseek_v3_spec) \
+  ROW(GPT2LMHeadModel, make_gpt2_spec)              \
+  ROW(Gemma2ForCausalLM, make_gemma2_spec)          \
+  ROW(Gemma3ForCausalLM, make_gemma3_spec)          \
+  ROW(GemmaForCausalLM, make_gemma_spec)            \
+  ROW(Glm4MoeForCausalLM, make_glm4_moe_spec)       \
+  ROW(GptOssForCausalLM, make_gpt_oss_spec)         \
+  ROW(GraniteForCausalLM, make_granite_spec)        \
+  ROW(LlamaForCausalLM, make_llama_spec)            \
+  ROW(MistralForCausalLM, make_mistral_spec)        \
+  ROW(MixtralForCausalLM, make_mixtral_spec)        \
+  ROW(Olmo2ForCausalLM, make_olmo2_spec)            \
+  ROW(Phi3ForCausalLM, make_phi3_spec)              \
+  ROW(Qwen2ForCausalLM, make_qwen2_spec)            \
+  ROW(Qwen2MoeForCausalLM, make_qwen2_moe_spec)     \
+  ROW(Qwen3ForCausalLM, make_qwen3_spec)            \
+  ROW(Qwen3MoeForCausalLM, make_qwen3_moe_spec)     \
+  ROW(SmolLM3ForCausalLM, make_smollm3_spec)
 
 namespace espalier {
 
@@ -23,24 +46,8 @@ std::span<const Family> families();
 // the list of those known, for another; kInvalidArgument with the field's name for a bad value.
 Result<DecoderSpec> make_decoder_spec(const JsonObject& config);
 
-Result<DecoderSpec> make_deepseek_v2_spec(const JsonObject& config);
-Result<DecoderSpec> make_deepseek_v3_spec(const JsonObject& config);
-Result<DecoderSpec> make_gemma_spec(const JsonObject& config);
-Result<DecoderSpec> make_gemma2_spec(const JsonObject& config);
-Result<DecoderSpec> make_gemma3_spec(const JsonObject& config);
-Result<DecoderSpec> make_glm4_moe_spec(const JsonObject& config);
-Result<DecoderSpec> make_gpt2_spec(const JsonObject& config);
-Result<DecoderSpec> make_gpt_oss_spec(const JsonObject& config);
-Result<DecoderSpec> make_granite_spec(const JsonObject& config);
-Result<DecoderSpec> make_llama_spec(const JsonObject& config);
-Result<DecoderSpec> make_mistral_spec(const JsonObject& config);
-Result<DecoderSpec> make_mixtral_spec(const JsonObject& config);
-Result<DecoderSpec> make_olmo2_spec(const JsonObject& config);
-Result<DecoderSpec> make_phi3_spec(const JsonObject& config);
-Result<DecoderSpec> make_qwen2_spec(const JsonObject& config);
-Result<DecoderSpec> make_qwen2_moe_spec(const JsonObject& config);
-Result<DecoderSpec> make_qwen3_spec(const JsonObject& config);
-Result<DecoderSpec> make_qwen3_moe_spec(const JsonObject& config);
-Result<DecoderSpec> make_smollm3_spec(const JsonObject& config);
+#define ESPALIER_DECLARE(architecture, make) Result<DecoderSpec> make(const JsonObject& config);
+ESPALIER_FAMILIES(ESPALIER_DECLARE)
+#undef ESPALIER_DECLARE
 
 }  // namespace espalier

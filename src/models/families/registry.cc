@@ -10,25 +10,9 @@ namespace espalier {
 namespace {
 
 constexpr Family kFamilies[] = {
-    {"DeepseekV2ForCausalLM", make_deepseek_v2_spec},
-    {"DeepseekV3ForCausalLM", make_deepseek_v3_spec},
-    {"GPT2LMHeadModel", make_gpt2_spec},
-    {"Gemma2ForCausalLM", make_gemma2_spec},
-    {"Gemma3ForCausalLM", make_gemma3_spec},
-    {"GemmaForCausalLM", make_gemma_spec},
-    {"Glm4MoeForCausalLM", make_glm4_moe_spec},
-    {"GptOssForCausalLM", make_gpt_oss_spec},
-    {"GraniteForCausalLM", make_granite_spec},
-    {"LlamaForCausalLM", make_llama_spec},
-    {"MistralForCausalLM", make_mistral_spec},
-    {"MixtralForCausalLM", make_mixtral_spec},
-    {"Olmo2ForCausalLM", make_olmo2_spec},
-    {"Phi3ForCausalLM", make_phi3_spec},
-    {"Qwen2ForCausalLM", make_qwen2_spec},
-    {"Qwen2MoeForCausalLM", make_qwen2_moe_spec},
-    {"Qwen3ForCausalLM", make_qwen3_spec},
-    {"Qwen3MoeForCausalLM", make_qwen3_moe_spec},
-    {"SmolLM3ForCausalLM", make_smollm3_spec},
+#define ESPALIER_ROW(architecture, make) {#architecture, make},
+    ESPALIER_FAMILIES(ESPALIER_ROW)
+#undef ESPALIER_ROW
 };
 
 // "Llama" of "LlamaForCausalLM" and of "GPT2LMHeadModel".
