@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/log.h"
+#include "engine/startup/device.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -249,9 +250,18 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
                     "of requests without a seed of their own, and of dummy weights"),
       "drawn");
   table.group("System");
-  table.choice(
-      "device", engine.device, {"auto", "cpu", "cuda"},
-      "what computes; auto takes a GPU where one can be used, else the CPU, and logs its choice");
+  table.custom(
+      "device", "auto|cpu|cuda|cuda:N",
+      "what computes; auto takes a GPU where one can be used, else the CPU, and logs its choice; "
+      "cuda:N is the GPU N",
+      engine.device, [&engine](std::string_view value) -> Status {
+        if (const auto name = parse_device(value); !name) return name.error();
+        engine.device = value;
+        return Status();
+      });
+  table.integer("base-gpu-id", engine.base_gpu_id, 0, 1023,
+                "the GPU of --device auto and cuda, by its index among those that "
+                "CUDA_VISIBLE_DEVICES leaves");
   shown_default(table.integer("num-threads", engine.num_threads, 0, 4096,
                               "threads that compute; more than processors are not taken"),
                 "one a processor");

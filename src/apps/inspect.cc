@@ -79,7 +79,7 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch, const ProgramRequ
       out.stored_bytes += static_cast<int64_t>(tensor.bytes.size());
     }
   }
-  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device));
+  ESP_ASSIGN_OR_RETURN(const EngineDevice device, choose_device(config.device, config.base_gpu_id));
   out.device = device.name;
   out.system = device.system;
   config.device = device.cuda ? "cuda" : "cpu";

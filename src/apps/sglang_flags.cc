@@ -142,8 +142,6 @@ constexpr Group kGroups[] = {
      "shared-experts-tp-size dwdp-size nnodes max-ep-size elastic-ep-initial-size"},
     {Rule::kOnlyValue, kValue, "0", "one node serves; start one server for each node instead",
      "node-rank"},
-    {Rule::kOnlyValue, kValue, "0", "choose the GPU with CUDA_VISIBLE_DEVICES instead",
-     "base-gpu-id"},
     {Rule::kOnlyValue, kValue, "0|trivial|none", "experts stay where they are; leave it out",
      "ep-num-redundant-experts init-expert-location elastic-ep-backend"},
     {Rule::kRefused, kSwitch, "", "one device computes; start one server for each device instead",

@@ -7,6 +7,7 @@
 
 #include "cache/eviction.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/startup/device.h"
 #include "kernels/attention/op.h"
 
 namespace espalier {
@@ -63,8 +64,7 @@ Status check_fields(const EngineConfig& c) {
   if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling_defaults);
-  if (c.device != "auto" && c.device != "cpu" && c.device != "cuda")
-    return invalid_argument("device is '{}', but must be auto, cpu or cuda", c.device);
+  if (const auto device = parse_device(c.device); !device) return device.error();
   if (c.skip_tokenizer_init && !c.tokenizer_path.empty())
     return invalid_argument(
         "skip_tokenizer_init and tokenizer_path ({}) contradict each other: leave one of them out",

@@ -75,9 +75,11 @@ struct EngineConfig {
   double grammar_compile_seconds = 5;                    // at most, for one
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
   ReportLoaded load_progress;        // receives the progress of loading; null: the log has it
-  uint64_t random_seed = 0;     // of requests without their own (0: drawn), and of dummy weights
-  std::string device = "auto";  // auto (a GPU where one can be used, else the CPU), cpu or cuda
-  int32_t num_threads = 0;      // compute threads of the CPU: at most one for each processor
+  uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights
+  // auto (a GPU where one can be used, else the CPU), cpu, cuda, or cuda:N for the GPU N.
+  std::string device = "auto";
+  int32_t base_gpu_id = 0;  // the GPU of auto and cuda, by its index
+  int32_t num_threads = 0;  // compute threads of the CPU: at most one for each processor
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";                    // "model": generation_config.json overlays; "openai": not

@@ -107,8 +107,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
   const TimePoint start = clock.now();
   EngineConfig config = user;
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
-  ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device));
+  ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device, config.base_gpu_id));
   config.device = device.cuda ? "cuda" : "cpu";
+  config.base_gpu_id = device.index;
   // Before weights take their time.
   ESP_RETURN_IF_ERROR(check(resolve(config, stated, device.system)));
   auto start_it = device.cuda ? start_cuda_executor(config, device.system)

@@ -1,6 +1,7 @@
 #include "engine/startup/device.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/log.h"
 
@@ -17,16 +18,37 @@ constexpr int32_t kCudaChunk = 8192;
 
 }  // namespace
 
-Result<EngineDevice> choose_device(const std::string& device,
-                                   const std::function<Result<cuda::DeviceInfo>()>& open_device) {
-  if (device != "auto" && device != "cpu" && device != "cuda") {
-    return fail(invalid_argument("device is '{}', but must be auto, cpu or cuda", device));
+Result<DeviceName> parse_device(std::string_view device) {
+  constexpr std::string_view kCuda = "cuda:";
+  if (device == "auto" || device == "cpu" || device == "cuda") {
+    return DeviceName{.kind = std::string(device)};
+  }
+  int32_t index = 0;
+  const char *begin = device.data() + std::min(kCuda.size(), device.size()),
+             *end = device.data() + device.size();
+  const auto [stop, failed] = std::from_chars(begin, end, index);
+  if (!device.starts_with(kCuda) || failed != std::errc() || stop != end || index < 0) {
+    return fail(invalid_argument(
+        "device is '{}', but must be auto, cpu or cuda, or cuda:N for the GPU N", device));
+  }
+  return DeviceName{.kind = "cuda", .index = index};
+}
+
+Result<EngineDevice> choose_device(
+    const std::string& device, int32_t base_gpu_id,
+    const std::function<Result<cuda::DeviceInfo>(int32_t)>& open_device) {
+  ESP_ASSIGN_OR_RETURN(const DeviceName wanted, parse_device(device));
+  if (wanted.index && base_gpu_id != 0 && *wanted.index != base_gpu_id) {
+    return fail(invalid_argument(
+        "device is '{}' and base_gpu_id is {}: these are two GPUs; leave one of them out", device,
+        base_gpu_id));
   }
   EngineDevice out{.name = "cpu", .system = read_system_info()};
-  if (device == "cpu") return out;
-  const auto info = open_device();
+  if (wanted.kind == "cpu") return out;
+  out.index = wanted.index.value_or(base_gpu_id);
+  const auto info = open_device(out.index);
   if (!info) {
-    if (device == "cuda") return fail(info.error());
+    if (wanted.kind == "cuda") return fail(info.error());
     log_info("device=cpu reason=\"{}\"", info.error().message());
     return out;
   }

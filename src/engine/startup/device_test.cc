@@ -16,20 +16,20 @@ using ::testing::HasSubstr;
 
 // Whatever is wrong with the GPU, "auto" goes on without it and tells why.
 TEST(Device, AutoSaysWhyTheCpuIsTaken) {
-  const auto broken = [] {
+  const auto broken = [](int32_t) {
     return fail(error(StatusCode::kUnavailable, "the driver of this test is too old"));
   };
   testing::internal::CaptureStderr();
-  const auto device = choose_device("auto", broken);
+  const auto device = choose_device("auto", 0, broken);
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(device) << device.error().to_string();
   EXPECT_FALSE(device->cuda);
   EXPECT_THAT(log, HasSubstr("device=cpu"));
   EXPECT_THAT(log, HasSubstr("the driver of this test is too old"));
-  const auto refused = choose_device("cuda", broken);
+  const auto refused = choose_device("cuda", 0, broken);
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), HasSubstr("the driver of this test is too old"));
-  EXPECT_TRUE(choose_device("cpu", broken));  // nobody looks
+  EXPECT_TRUE(choose_device("cpu", 0, broken));  // nobody looks
 }
 
 class NoGpu : public testing::Test {
@@ -67,6 +67,26 @@ TEST_F(NoGpu, AnEngineStartsAllTheSameWhereItMayChoose) {
   const auto refused = Engine::create(config);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), StatusCode::kUnavailable);
+}
+
+TEST(Device, IsOpenedByItsIndex) {
+  std::vector<int32_t> opened;
+  const auto open = [&](int32_t index) -> Result<cuda::DeviceInfo> {
+    opened.push_back(index);
+    return fail(error(StatusCode::kUnavailable, "no device {}", index));
+  };
+  EXPECT_FALSE(choose_device("cuda", 0, open));
+  EXPECT_FALSE(choose_device("cuda:3", 0, open));
+  EXPECT_FALSE(choose_device("cuda", 2, open));
+  EXPECT_FALSE(choose_device("cuda:2", 2, open));
+  EXPECT_TRUE(choose_device("auto", 5, open)) << "the CPU is taken instead";
+  EXPECT_EQ(opened, (std::vector<int32_t>{0, 3, 2, 2, 5}));
+  const auto two = choose_device("cuda:3", 1, open);
+  ASSERT_FALSE(two);
+  EXPECT_THAT(two.error().message(), HasSubstr("two GPUs"));
+  for (const char* wrong : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda1", "cpu:0", "c"}) {
+    EXPECT_FALSE(parse_device(wrong)) << wrong;
+  }
 }
 
 TEST(Device, UnknownNamesAreRefused) {

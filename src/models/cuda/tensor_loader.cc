@@ -23,6 +23,7 @@
 #include "checkpoint/convert.h"
 #include "kernels/random/cuda.h"
 #include "models/weight_source.h"
+#include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
 
@@ -308,6 +309,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
   Status read_until_done() {
+    ESP_RETURN_IF_ERROR(cuda::use_device(device_));
     ESP_ASSIGN_OR_RETURN(Reader reader, Reader::create());
     int turn = 0;
     for (size_t i = next_++; i < chunks_.size(); i = next_++) {
@@ -317,6 +319,7 @@ class CheckpointLoader final : public CudaTensorLoader {
     return reader.stream.synchronize();
   }
 
+  const int32_t device_ = cuda::current_device();
   const Checkpoint checkpoint_;
   CheckpointSource source_;
   const ReportLoaded report_;

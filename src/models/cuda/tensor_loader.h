@@ -41,7 +41,8 @@ class CudaTensorLoader {
   virtual Status finish() = 0;
 };
 
-// The loader keeps what it needs of its arguments.
+// The loader keeps what it needs of its arguments, and works on the calling thread's current
+// device.
 Result<std::unique_ptr<CudaTensorLoader>> make_checkpoint_loader(const ModelLoadOptions& options,
                                                                  const DecoderSpec& spec);
 Result<std::unique_ptr<CudaTensorLoader>> make_dummy_loader(uint64_t seed);

@@ -8,15 +8,18 @@
 namespace espalier::cuda {
 namespace {
 
-int32_t attribute(cudaDeviceAttr which) {
+// What the thread's calls go to: the runtime's own answer would cost a call into it for each step.
+thread_local int32_t thread_device = 0;
+
+int32_t attribute(cudaDeviceAttr which, int32_t index) {
   int value = 0;
-  static_cast<void>(cudaDeviceGetAttribute(&value, which, 0));
+  static_cast<void>(cudaDeviceGetAttribute(&value, which, index));
   return value;
 }
 
-DeviceQuery query_device() {
+DeviceQuery query_device(int32_t index) {
   using Found = DeviceQuery::Found;
-  DeviceQuery query{.architectures = ESPALIER_BUILT_FOR};
+  DeviceQuery query{.index = index, .architectures = ESPALIER_BUILT_FOR};
   int driver = 0, runtime = 0, count = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return query;
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
@@ -29,16 +32,16 @@ DeviceQuery query_device() {
                 : found == cudaErrorNoDevice           ? Found::kNone
                                                        : Found::kOtherError;
   if (query.found == Found::kOtherError) query.error = cudaGetErrorString(found);
-  if (query.found != Found::kDevices || count == 0) return query;
-  query.compute_major = attribute(cudaDevAttrComputeCapabilityMajor);
-  query.compute_minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  if (query.found != Found::kDevices || index < 0 || index >= count) return query;
+  query.compute_major = attribute(cudaDevAttrComputeCapabilityMajor, index);
+  query.compute_minor = attribute(cudaDevAttrComputeCapabilityMinor, index);
   return query;
 }
 
 }  // namespace
 
-Result<DeviceInfo> open_device() {
-  const DeviceQuery query = query_device();
+Result<DeviceInfo> open_device(int32_t index) {
+  const DeviceQuery query = query_device(index);
   if (Status status = check_device(query); !status.ok()) {
     static_cast<void>(cudaGetLastError());
     return fail(std::move(status));
@@ -46,15 +49,33 @@ Result<DeviceInfo> open_device() {
   DeviceInfo info;
   info.compute_major = query.compute_major;
   info.compute_minor = query.compute_minor;
-  ESP_RETURN_IF_ERROR(to_status(cudaSetDevice(0), "make a context on device 0"));
+  thread_device = -1;
+  ESP_RETURN_IF_ERROR(use_device(index));
   cudaDeviceProp properties{};
-  ESP_RETURN_IF_ERROR(to_status(cudaGetDeviceProperties(&properties, 0), "read the device"));
+  ESP_RETURN_IF_ERROR(to_status(cudaGetDeviceProperties(&properties, index), "read the device"));
   info.name = properties.name;
   info.num_multiprocessors = properties.multiProcessorCount;
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   info.l2_bytes = properties.l2CacheSize;
   return info;
 }
+
+int32_t count_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  static_cast<void>(cudaGetLastError());
+  return 0;
+}
+
+Status use_device(int32_t index) {
+  if (index == thread_device) return Status();
+  ESP_RETURN_IF_ERROR(
+      to_status(cudaSetDevice(index), fmt::format("make a context on device {}", index)));
+  thread_device = index;
+  return Status();
+}
+
+int32_t current_device() { return thread_device < 0 ? 0 : thread_device; }
 
 Result<DeviceMemory> read_device_memory() {
   size_t free = 0, total = 0;

@@ -1,6 +1,11 @@
-// The GPU that this process uses: whether there is one, its properties and its free memory. Free of
-// CUDA's headers and present in every build: one without CUDA reports that it has none.
-// Thread-safe.
+// The GPUs of this process, by their index among those that CUDA_VISIBLE_DEVICES leaves: whether
+// one can be used, its properties and its free memory. Free of CUDA's headers and present in every
+// build: one without CUDA reports that it has none.
+//
+// Every thread has a current device, 0 at first, on which its calls allocate memory, make streams
+// and events and launch kernels. A thread that works for an object of another device calls
+// use_device() with the object's index first. Memory, streams and events stay with the device that
+// they were made on, and any thread may free them. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +23,19 @@ struct DeviceInfo {
   int64_t l2_bytes = 0;
 };
 
-// Opens the first device that CUDA_VISIBLE_DEVICES leaves and creates its context. kUnavailable
-// names what is missing and what to do: a build without CUDA, no driver, a driver older than this
-// build's CUDA, no device, a device older than compute capability 8.0 or one that this build has no
-// code for.
-Result<DeviceInfo> open_device();
+// Opens the device, creates its context and makes it the thread's current one. kUnavailable names
+// what is missing and what to do: a build without CUDA, no driver, a driver older than this build's
+// CUDA, no device of this index, a device older than compute capability 8.0 or one that this build
+// has no code for.
+Result<DeviceInfo> open_device(int32_t index = 0);
+// Devices that CUDA finds; 0 in a build without CUDA.
+int32_t count_devices();
 
-// Memory of the opened device, in bytes.
+// Makes an open device the thread's current one; costs nothing where it is.
+Status use_device(int32_t index);
+int32_t current_device();
+
+// Memory of the thread's current device, in bytes.
 struct DeviceMemory {
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;

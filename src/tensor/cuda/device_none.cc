@@ -10,7 +10,10 @@ Status no_cuda() {
 }
 }  // namespace
 
-Result<DeviceInfo> open_device() { return fail(no_cuda()); }
+Result<DeviceInfo> open_device(int32_t) { return fail(no_cuda()); }
+int32_t count_devices() { return 0; }
+Status use_device(int32_t) { return no_cuda(); }
+int32_t current_device() { return 0; }
 Result<DeviceMemory> read_device_memory() { return fail(no_cuda()); }
 
 }  // namespace espalier::cuda

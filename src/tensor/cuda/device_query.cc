@@ -65,6 +65,11 @@ Status check_device(const DeviceQuery& query) {
     return unavailable(
         "no NVIDIA device is visible (see CUDA_VISIBLE_DEVICES and nvidia-smi); or use --device "
         "cpu");
+  if (query.index < 0 || query.index >= query.num_devices)
+    return unavailable(
+        "there is no GPU {}: CUDA finds {} (their indices begin at 0, and CUDA_VISIBLE_DEVICES "
+        "hides others); choose one of these, or use --device cpu",
+        query.index, query.num_devices);
   if (query.compute_major < kOldestMajor)
     return unavailable(
         "the device has compute capability {}.{} and {}.0 is the oldest supported; use --device "

@@ -23,8 +23,9 @@ struct DeviceQuery {
   int32_t runtime_version = 0;  // of this build
   Found found = Found::kNone;
   int32_t num_devices = 0;
+  int32_t index = 0;  // of the device that is to be used
   std::string error;
-  int32_t compute_major = 0, compute_minor = 0;  // of the first device
+  int32_t compute_major = 0, compute_minor = 0;  // of that device
   std::string architectures;                     // that this build has code for: see code_for
 };
 

@@ -43,6 +43,14 @@ TEST(DeviceQuery, EachLackIsNamed) {
   q = h200();
   q.num_devices = 0;
   expect_refused(q, "no NVIDIA device is visible");
+  for (const int32_t index : {-1, 1}) {
+    q = h200();
+    q.index = index;
+    expect_refused(q, fmt::format("there is no GPU {}: CUDA finds 1", index));
+  }
+  q.num_devices = 2;
+  q.index = 1;
+  EXPECT_TRUE(check_device(q).ok());
   q = h200();
   q.found = Found::kOtherError;
   q.error = "system not yet initialized";

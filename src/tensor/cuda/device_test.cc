@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 
 #include "tensor/cuda/error.h"
 #include "tensor/cuda/memory.h"
@@ -88,6 +89,28 @@ TEST_F(OnDevice, AGraphRunsWhatWasRecordedEachTimeItIsLaunched) {
   const auto failed = Graph::capture(*stream, [] { return invalid_argument("not this"); });
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().message(), "not this");
+}
+
+// The last device: not the first one where the system has several.
+TEST_F(OnDevice, AnyIndexWorks) {
+  const int32_t last = count_devices() - 1;
+  ASSERT_TRUE(open_device(last));
+  EXPECT_EQ(current_device(), last);
+  auto stream = Stream::create();
+  auto host = PinnedBuffer::allocate(16, "a test");
+  auto device = DeviceBuffer::allocate(16, "a test");
+  ASSERT_TRUE(stream && host && device);
+  // Another thread begins with device 0, and goes on with the last one's memory and stream.
+  std::thread([&] {
+    EXPECT_EQ(current_device(), 0);
+    ASSERT_TRUE(use_device(last).ok());
+    ASSERT_TRUE(fill_bytes(device->data(), 7, 16, *stream).ok());
+    ASSERT_TRUE(copy_to_host(host->data(), device->data(), 16, *stream).ok());
+    ASSERT_TRUE(stream->synchronize().ok());
+  }).join();
+  EXPECT_EQ(host->data()[15], std::byte{7});
+  EXPECT_FALSE(open_device(last + 1));
+  ASSERT_TRUE(use_device(0).ok());
 }
 
 TEST_F(OnDevice, TooMuchMemoryIsAnErrorThatSaysHowMuch) {
