@@ -1,7 +1,6 @@
 #include "models/cuda/decoder.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -11,7 +10,7 @@
 #include "models/cuda/support.h"
 #include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
-#include "models/rope_table.h"
+#include "tensor/cuda/device.h"
 
 namespace espalier {
 namespace {
@@ -23,11 +22,6 @@ using program::Op;
 // one or two, whose GEMMs are kernels for few rows, that costs (8 B: 4.65 to 4.79 ms, Qwen3 30B-A3B
 // 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps).
 constexpr int32_t kPdlTokens = 3;
-// Keys and values of a layer up to which one request's layers run as one kernel. That saves 12 us a
-// layer, but reads them at 1.6 TB/s where attention by itself does at 3.6: 8 B at 32,768 tokens
-// 6.86 ms a step, kernel by kernel 5.77; at 4,096 4.50 and 4.80 (in two runs).
-constexpr int64_t kMegakernelKvBytes = int64_t{32} << 20;
-
 bool is_output(const CudaPlan& plan, const Op& op) {
   return plan.program().buffer(op.outputs[0]).rows.count == program::RowCount::kOutputs;
 }
@@ -50,7 +44,8 @@ bool is_tuned(const Op& op) {
 
 CudaDecoder::CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
                          std::unique_ptr<kc::Linear> linear, CudaPlan plan)
-    : spec_(std::move(spec)),
+    : device_(cuda::current_device()),
+      spec_(std::move(spec)),
       weights_(std::move(weights.weights)),
       loader_(std::move(weights.loader)),
       linear_(std::move(linear)),
@@ -90,8 +85,10 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   std::unique_ptr<CudaDecoder> model(new CudaDecoder(std::move(plan.spec), std::move(weights),
                                                      std::move(linear), std::move(cuda_plan)));
   model->load_start_ = start;
-  ESP_RETURN_IF_ERROR(model->upload_ropes());
-  ESP_RETURN_IF_ERROR(model->plan_one_token(lowered));
+  ESP_ASSIGN_OR_RETURN(model->ropes_, CudaRopes::upload(model->spec_));
+  ESP_ASSIGN_OR_RETURN(model->one_token_,
+                       CudaOneToken::create(lowered, model->plan_.program(), model->spec_,
+                                            model->weights_, model->ropes_));
   return model;
 }
 
@@ -105,45 +102,11 @@ Status CudaDecoder::finish_loading() {
   return Status();
 }
 
-Status CudaDecoder::plan_one_token(const program::Program& lowered) {
-  if (weights_.type() != DType::kBFloat16) return Status();
-  std::optional<program::Program> program = program::fuse_megakernel(lowered);
-  if (!program) return Status();
-  ESP_ASSIGN_OR_RETURN(CudaPlan plan, CudaPlan::create(std::move(*program)));
-  one_token_plan_ = std::move(plan);
-  megakernel_.emplace(plan_.program(), spec_, weights_, rope_frequencies_);
-  return Status();
-}
-
 KvType CudaDecoder::kv_type() const {
   return weights_.type() == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
 
 int32_t CudaDecoder::logits_stride() const { return weights_.at({WeightKind::kHead}).out_features; }
-
-Status CudaDecoder::upload_ropes() {
-  std::vector<std::vector<float>> tables;
-  for (const RopeSpec& rope : spec_.ropes) {
-    tables.push_back(rope_frequencies(rope, spec_.context_length));
-  }
-  const auto lay_out = [&](cuda::Arena& arena) {
-    rope_frequencies_.clear();
-    for (const auto& table : tables) {
-      rope_frequencies_.push_back(arena.take<float>(std::ssize(table)));
-    }
-  };
-  cuda::Arena measured;
-  lay_out(measured);
-  ESP_ASSIGN_OR_RETURN(rope_block_, cuda::DeviceBuffer::allocate(measured.used_bytes(), "ropes"));
-  cuda::Arena arena(rope_block_.data());
-  lay_out(arena);
-  ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
-  for (size_t i = 0; i < tables.size(); ++i) {
-    ESP_RETURN_IF_ERROR(cuda::copy_to_device(const_cast<float*>(rope_frequencies_[i]),
-                                             tables[i].data(), std::ssize(tables[i]) * 4, stream));
-  }
-  return stream.synchronize();
-}
 
 void CudaDecoder::set_deterministic(int32_t max_context) {
   limits_.deterministic_context = max_context;
@@ -212,7 +175,7 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   const auto start = std::chrono::steady_clock::now();
   const auto size = static_cast<int64_t>(dtype_size(weights_.type()));
   // Not zeros: GEMMs of zeros run faster.
-  const std::span<std::byte> activations = context_.activations();
+  const std::span<std::byte> activations = context_.buffers().activations();
   ESP_RETURN_IF_ERROR(kc::draw(
       {.type = weights_.type(), .out = activations.data(), .count = std::ssize(activations) / size},
       {.stream = stream.get()}));
@@ -222,7 +185,7 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
       cuda::DeviceBuffer::allocate(int64_t{limits_.max_tokens} * spec_.hidden_size * size,
                                    "sums of GEMMs that are tuned"));
   ESP_RETURN_IF_ERROR(cuda::fill_bytes(sums.data(), 0, sums.size_bytes(), stream));
-  const std::span<std::byte> workspace = context_.workspace();
+  const std::span<std::byte> workspace = context_.scratch().gemm_workspace;
   ESP_RETURN_IF_ERROR(linear_->tune(gemms_to_tune(logits, sums.data()), workspace.data(),
                                     workspace.size(), stream.get()));
   ESP_RETURN_IF_ERROR(stream.synchronize());
@@ -232,41 +195,17 @@ Status CudaDecoder::tune(float* logits, const cuda::Stream& stream) {
   return Status();
 }
 
-// Bytes of its workspace; 0: the kernel does not run on such pages, or may not.
-Result<int64_t> CudaDecoder::reserve_megakernel(int32_t page_size) {
-  one_token_context_.reset();
-  last_context_ = nullptr;
-  if (!megakernel_ || limits_.deterministic_context > 0 ||
-      !kc::megakernel_supports(megakernel_->shape()) ||
-      !kc::megakernel_supports_page_size(page_size)) {
-    return 0;
-  }
-  ESP_ASSIGN_OR_RETURN(const size_t bytes, kc::megakernel_workspace_bytes(megakernel_->shape()));
-  one_token_context_.emplace(spec_, weights_, *linear_, policy_, *one_token_plan_);
-  megakernel_context_max_ =
-      prologue_.all_layers_have_windows()
-          ? std::numeric_limits<int32_t>::max()
-          : static_cast<int32_t>(kMegakernelKvBytes / megakernel_->kv_bytes_per_token());
-  return static_cast<int64_t>(bytes);
-}
-
 Status CudaDecoder::lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes) {
   context_.lay_out(arena, {limits_.max_tokens, limits_.max_entries});
   prologue_.lay_out(arena, limits_.max_tokens);
   std::byte* megakernel = megakernel_bytes > 0 ? arena.take<std::byte>(megakernel_bytes) : nullptr;
   auto* linear = arena.take<std::byte>(linear_bytes);
   ESP_RETURN_IF_ERROR(prologue_.lay_out_attention(arena, limits_));
-  const auto bind = [&](CudaContext& context) {
-    context.set_workspace(linear, linear_bytes);
-    context.set_ropes(rope_frequencies_);
-    prologue_.bind(context);
-  };
-  bind(context_);
-  if (!one_token_context_) return Status();
-  one_token_context_->lay_out(arena, {1, 1});
-  bind(*one_token_context_);
-  megakernel_->set_workspace(megakernel, megakernel_bytes);
-  one_token_context_->set_megakernel(&*megakernel_);
+  CudaScratch scratch{.ropes = ropes_.frequencies(),
+                      .gemm_workspace = {linear, static_cast<size_t>(linear_bytes)}};
+  prologue_.describe(scratch);
+  context_.bind(scratch);
+  if (one_token_) one_token_->lay_out(arena, megakernel, megakernel_bytes, scratch);
   return Status();
 }
 
@@ -278,7 +217,13 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   limits_.max_entries = max_entries;
   limits_.page_size = page_size;
   const int64_t linear_bytes = linear_workspace_bytes();
-  ESP_ASSIGN_OR_RETURN(const int64_t megakernel_bytes, reserve_megakernel(page_size));
+  last_context_ = nullptr;
+  int64_t megakernel_bytes = 0;
+  if (one_token_) {
+    ESP_ASSIGN_OR_RETURN(
+        megakernel_bytes,
+        one_token_->reserve(limits_, prologue_.all_layers_have_windows(), *linear_, policy_));
+  }
   cuda::Arena measured;
   ESP_RETURN_IF_ERROR(lay_out(measured, linear_bytes, megakernel_bytes));
   scratch_ = {};
@@ -292,14 +237,6 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   return stream.synchronize();
 }
 
-// The one kernel reads one page table.
-bool CudaDecoder::takes_megakernel(const CudaStep& step) const {
-  return megakernel_on_ && one_token_context_ && step.entries.num_tokens == 1 &&
-         step.entries.num_entries == 1 && step.num_rows <= 1 &&
-         step.max_prefix_len < megakernel_context_max_ &&
-         (step.window_entries.page_tables == nullptr || prologue_.all_layers_have_windows());
-}
-
 Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::Stream& stream) {
   const kc::EntryArrays& entries = step.entries;
   ESP_CHECK(entries.num_tokens <= limits_.max_tokens && entries.num_entries <= limits_.max_entries,
@@ -308,11 +245,9 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
   policy_.step_pdl =
       policy_.pdl && entries.max_query_tokens == 1 && entries.num_tokens >= kPdlTokens;
   policy_.next_pdl = false;
-  if (takes_megakernel(step)) {
-    ++num_megakernel_steps_;
-    last_context_ = &*one_token_context_;
-    last_context_->begin(step, kv, stream);
-    return last_context_->run(0, one_token_plan_->output_begin());
+  if (one_token_ && one_token_->takes(step)) {
+    last_context_ = &one_token_->context();
+    return one_token_->run(step, kv, stream);
   }
   last_context_ = &context_;
   ESP_RETURN_IF_ERROR(

@@ -2,8 +2,8 @@
 // nothing waits; what depends on the step is read from device memory when it runs, so a step can be
 // captured into a graph and replayed for other steps of the same bounds.
 //
-// Not thread-safe: one thread enqueues, on one stream. Owns weights and scratch; the page memory is
-// the caller's. After reserve() a step allocates nothing.
+// Not thread-safe: one thread enqueues, on one stream. Owns weights and scratch, on one device; the
+// page memory is the caller's. After reserve() a step allocates nothing.
 #pragma once
 
 #include <chrono>
@@ -17,9 +17,10 @@
 #include "kernels/attention/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "models/cuda/context.h"
-#include "models/cuda/megakernel.h"
+#include "models/cuda/one_token.h"
 #include "models/cuda/plan.h"
 #include "models/cuda/prologue.h"
+#include "models/cuda/ropes.h"
 #include "models/cuda/step.h"
 #include "models/cuda/weights.h"
 #include "models/decoder_spec.h"
@@ -37,7 +38,9 @@ class CudaDecoder {
   // A rewrite of the lowered program, before the GPU's own passes: tests inject faults.
   using Rewrite = std::function<program::Program(program::Program)>;
 
-  // Loads the weights. The device is open. kUnimplemented names what the GPU does not do.
+  // Loads the weights to the thread's current device, which is open and then belongs to the
+  // decoder: later calls come from threads whose current device it is (cuda::use_device(device())).
+  // kUnimplemented names what the GPU does not do.
   static Result<std::unique_ptr<CudaDecoder>> load(const ModelLoadOptions& options);
   // The same of a plan that was made before.
   static Result<std::unique_ptr<CudaDecoder>> load(ModelPlan plan, const ModelLoadOptions& options,
@@ -50,6 +53,7 @@ class CudaDecoder {
   Status finish_loading();
 
   const ModelInfo& info() const { return info_; }
+  int32_t device() const { return device_; }
   KvType kv_type() const;
   // The shape of the first layers whose attention can read what entries share once; none: no
   // layer's.
@@ -67,12 +71,14 @@ class CudaDecoder {
 
   // Runs the layers of a step of one token in one kernel where the model's shape allows it (on by
   // default); off: kernel by kernel, as steps of more tokens.
-  void set_megakernel(bool on) { megakernel_on_ = on; }
-  bool has_megakernel() const { return one_token_context_.has_value(); }  // after reserve()
-  int64_t num_megakernel_steps() const { return num_megakernel_steps_; }  // enqueued so far
-  // Tokens cached from which on one request's layers run kernel by kernel all the same: the one
-  // kernel reads long caches slower.
-  int32_t megakernel_context_max() const { return megakernel_context_max_; }
+  void set_megakernel(bool on) {
+    if (one_token_) one_token_->set_on(on);
+  }
+  bool has_megakernel() const { return one_token_ && one_token_->reserved(); }  // after reserve()
+  // Steps that took it so far.
+  int64_t num_megakernel_steps() const { return one_token_ ? one_token_->num_steps() : 0; }
+  // Cached tokens from which on a step of one token runs kernel by kernel all the same.
+  int32_t megakernel_context_max() const { return one_token_ ? one_token_->context_max() : 0; }
   // Lets kernels of all but the smallest and largest steps start while the one before them ends
   // (programmatic dependent launch).
   void set_pdl(bool on) { policy_.pdl = on; }
@@ -91,37 +97,28 @@ class CudaDecoder {
  private:
   CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
               std::unique_ptr<kernels::cuda::Linear> linear, CudaPlan plan);
-  Status upload_ropes();
-  Status plan_one_token(const program::Program& lowered);
-  Result<int64_t> reserve_megakernel(int32_t page_size);
   Status lay_out(cuda::Arena& arena, int64_t linear_bytes, int64_t megakernel_bytes);
   int64_t linear_workspace_bytes() const;
   std::vector<kernels::cuda::LinearArgs> gemm_shapes() const;
   std::vector<kernels::cuda::LinearArgs> gemms_to_tune(float* logits, void* sums) const;
-  bool takes_megakernel(const CudaStep& step) const;
 
+  const int32_t device_;
   const DecoderSpec spec_;
   const CudaWeights weights_;
   std::unique_ptr<CudaTensorLoader> loader_;  // null when all is there
   const std::unique_ptr<kernels::cuda::Linear> linear_;
   ModelInfo info_;
   std::chrono::steady_clock::time_point load_start_;
-  cuda::DeviceBuffer rope_block_;
-  std::vector<const float*> rope_frequencies_;  // of each of spec_.ropes, [rotary_dim / 2]
+  CudaRopes ropes_;
 
   const CudaPlan plan_;  // of any step
-  std::optional<CudaPlan> one_token_plan_;
-  std::optional<CudaMegakernel> megakernel_;
   CudaLaunchPolicy policy_;
   CudaPrologue prologue_;
   AttentionLimits limits_;  // of reserve(), but for the deterministic context
   cuda::DeviceBuffer scratch_;
   CudaContext context_;
-  std::optional<CudaContext> one_token_context_;  // where the megakernel runs on these pages
-  CudaContext* last_context_ = nullptr;           // of the step before: what logits() reads
-  bool megakernel_on_ = true;
-  int64_t num_megakernel_steps_ = 0;
-  int32_t megakernel_context_max_ = 0;  // set by reserve()
+  std::unique_ptr<CudaOneToken> one_token_;  // null: the model's form has no such kernel
+  CudaContext* last_context_ = nullptr;      // of the step before: what logits() reads
 };
 
 }  // namespace espalier

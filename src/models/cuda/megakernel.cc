@@ -104,6 +104,6 @@ Status CudaMegakernel::run(CudaContext& c, const Op& op) const {
                         c.launch(op));
 }
 
-Status run_megakernel(CudaContext& c, const Op& op) { return c.megakernel()->run(c, op); }
+Status run_megakernel(CudaContext& c, const Op& op) { return c.scratch().megakernel->run(c, op); }
 
 }  // namespace espalier

@@ -44,7 +44,7 @@ Status run_embed_position(CudaContext& c, const Op& op) {
                           .table = c.weights().data(op.table),
                           .num_rows = c.spec().learned_positions,
                           .dim = op.outputs[0].columns,
-                          .ids = c.positions(),
+                          .ids = c.scratch().positions,
                           .out = c.write(op.outputs[0]),
                           .out_stride = c.stride(op.outputs[0]),
                           .tokens = c.num_rows(op.outputs[0])},
@@ -171,10 +171,10 @@ Status run_select_rows(CudaContext& c, const Op& op) {
     const Operand &from = op.inputs[i], &to = op.outputs[i];
     if (c.plan().program().buffer(to).rows.count == RowCount::kOutputs) {
       const int64_t size = static_cast<int64_t>(dtype_size(c.type()));
-      c.alias_reads(to, static_cast<const std::byte*>(c.read(from)) +
-                            c.first_output() * c.stride(from) * size);
+      c.buffers().alias_reads(to, static_cast<const std::byte*>(c.read(from)) +
+                                      c.buffers().first_output() * c.stride(from) * size);
     } else if (c.step().rows == nullptr) {
-      c.alias(to, c.read(from));
+      c.buffers().alias(to, c.read(from));
     } else {
       ESP_RETURN_IF_ERROR(kc::gather_rows({.type = c.type(),
                                            .table = c.read(from),

@@ -19,7 +19,7 @@ bool reads_new_rows(const CudaContext& c) { return c.step().entries.max_query_to
 // Heads are adjacent; of a rope of q's heads and k's together the elements are the same.
 void add_rope(const CudaContext& c, const program::Rope& rope, kc::QkRopeAppendArgs& args) {
   const RopeSpec& spec = c.spec().ropes[static_cast<size_t>(rope.rope)];
-  args.frequencies = c.rope(rope.rope);
+  args.frequencies = c.scratch().ropes[static_cast<size_t>(rope.rope)];
   args.rotary_begin = rope.begin;
   args.rotary_dim = spec.rotary_dim;
   args.attention_factor = static_cast<float>(spec.attention_factor);
@@ -55,7 +55,7 @@ Status run_qk_rope_append(CudaContext& c, const Op& op) {
                             .v_stride = c.stride(k),
                             .tokens = c.num_rows(q),
                             .num_heads = q.columns / fused.append.head_dim,
-                            .positions = c.positions(),
+                            .positions = c.scratch().positions,
                             .kv = planes_of(c.kv(), static_cast<size_t>(op.layer)),
                             .kv_rows = c.kv_rows(fused.append.sliding_window)};
   add_norms(c, fused, args);

@@ -65,9 +65,12 @@ Status CudaPrologue::lay_out_attention(cuda::Arena& arena, const AttentionLimits
   return Status();
 }
 
-void CudaPrologue::bind(CudaContext& context) const {
-  context.set_attention(groups_, group_of_layer_);
-  context.set_token_rows(positions_, kv_rows_, window_kv_rows_);
+void CudaPrologue::describe(CudaScratch& out) const {
+  out.attention = groups_;
+  out.attention_of_layer = group_of_layer_;
+  out.positions = positions_;
+  out.kv_rows = kv_rows_;
+  out.window_kv_rows = window_kv_rows_;
 }
 
 Status CudaPrologue::run(const CudaStep& step, int32_t page_size,

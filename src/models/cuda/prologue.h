@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "models/cuda/context.h"
+#include "kernels/cuda/stream.h"
+#include "models/cuda/scratch.h"
 #include "models/cuda/step.h"
 #include "models/program/program.h"
 #include "tensor/cuda/memory.h"
@@ -36,8 +37,8 @@ class CudaPrologue {
   // From an arena without a block this measures.
   void lay_out(cuda::Arena& arena, int32_t max_tokens);
   Status lay_out_attention(cuda::Arena& arena, const AttentionLimits& limits);
-  // Gives a context what operations read. REQUIRES: both layouts.
-  void bind(CudaContext& context) const;
+  // States what operations read. REQUIRES: both layouts.
+  void describe(CudaScratch& out) const;
 
   Status run(const CudaStep& step, int32_t page_size,
              const kernels::cuda::LaunchOptions& launch) const;

@@ -19,6 +19,7 @@
 #include "kernels/relayout/cuda.h"
 #include "kernels/router/cuda.h"
 #include "models/cuda/tensor_loader.h"
+#include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
 
@@ -214,6 +215,8 @@ void DeviceBuffer::swap(DeviceBuffer& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
 }
+
+int32_t current_device() { return 0; }
 
 Status copy_to_device(void* device, const void*, int64_t size_bytes, const Stream&) {
   recording::memory.write(flat(device, size_bytes), "copied");

@@ -188,6 +188,7 @@ void CudaExecutor::launch(const ForwardBatch& batch) {
 Status CudaExecutor::enqueue(Place& p) {
   const ForwardBatch& batch = *p.batch;
   ESP_CHECK(kv_ != nullptr, "allocate_kv comes before the first step");
+  ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   ESP_RETURN_IF_ERROR(p.started.record(stream_));
   for (const SlotInit& init : batch.slot_inits) ESP_RETURN_IF_ERROR(slots_->init(init, stream_));
   p.logprobs = plan_logprobs(batch, *slots_, limits_, p.refused);
@@ -338,6 +339,7 @@ void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
 // Each masked entry's words to its row; words that the grammar does not know are tokens that may
 // not come.
 Status CudaExecutor::copy_masks(Place& p, const MaskView& masks) {
+  ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
   const auto given = static_cast<size_t>(masks.words_per_mask);
   const size_t kept = std::min(given, static_cast<size_t>(mask_words_));
@@ -387,6 +389,7 @@ const StepResult& CudaExecutor::wait(uint64_t step) {
 Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
   ESP_CHECK(from.size() == to.size() && kv_->config().window_layers.empty());
   ESP_RETURN_IF_ERROR(lost_);
+  ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   std::vector<void*> planes;
   for (const KvView::Layer& layer : kv_->view().layers) {
     planes.push_back(layer.k);

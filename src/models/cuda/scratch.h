@@ -1,0 +1,43 @@
+// Device memory that kernels need besides the buffers of a program. Plain values; all memory is
+// borrowed from the arena of CudaDecoder::reserve().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/attention/cuda.h"
+#include "kernels/moe/cuda.h"
+
+namespace espalier {
+
+class CudaMegakernel;
+
+// Of the operations of experts: C = max_tokens * the most experts of a token counts (token, expert)
+// pairs, E is the most experts of a layer.
+struct CudaExpertScratch {
+  float* scores = nullptr;         // [max_tokens, E]
+  float* shared_gate = nullptr;    // [max_tokens]
+  kernels::cuda::ExpertPlan plan;  // of C pairs, E experts
+};
+
+// Layers of one attention shape share a plan and a workspace.
+struct CudaAttentionGroup {
+  kernels::cuda::AttentionShape shape;
+  std::byte* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+};
+
+// What the operations of every plan of a decoder read.
+struct CudaScratch {
+  std::span<const float* const> ropes;  // of each of the spec's ropes, [rotary_dim / 2]
+  std::span<const CudaAttentionGroup> attention;
+  std::span<const size_t> attention_of_layer;  // of each layer its index in `attention`
+  const int32_t* positions = nullptr;          // [max_tokens], of the step
+  const int32_t* kv_rows = nullptr;         // [max_tokens]: the row of each new token in its page
+  const int32_t* window_kv_rows = nullptr;  // the same of layers with a window; null: none has one
+  std::span<std::byte> gemm_workspace;
+  const CudaMegakernel* megakernel = nullptr;  // null: the plan does not have it
+};
+
+}  // namespace espalier
