@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 namespace espalier::program {
 namespace {
@@ -22,6 +24,22 @@ class Liveness {
       if (live_[a][i] && live_[b][i]) return true;
     }
     return false;
+  }
+
+  // The first operation that needs the storage; the number of operations where none does.
+  size_t first(size_t storage) const {
+    return static_cast<size_t>(std::ranges::find(live_[storage], true) - live_[storage].begin());
+  }
+
+  // The most bytes that one operation needs: no placement takes less.
+  int64_t most_bytes(std::span<const int64_t> storage_bytes) const {
+    int64_t most = 0;
+    for (size_t i = 0; i < program_.ops.size(); ++i) {
+      int64_t bytes = 0;
+      for (size_t s = 0; s < live_.size(); ++s) bytes += live_[s][i] ? storage_bytes[s] : 0;
+      most = std::max(most, bytes);
+    }
+    return most;
   }
 
   void join(const Alternative& alternative) {
@@ -77,20 +95,85 @@ class Liveness {
   std::vector<std::vector<bool>> live_;  // [storages][operations]
 };
 
-struct Piece {
+struct Placed {
   size_t storage = 0;
   int64_t begin = 0, end = 0;
 };
 
-// The lowest place of `bytes` between pieces that may not be overlapped.
-int64_t lowest_place(std::vector<Piece> taken, int64_t bytes) {
-  std::ranges::sort(taken, {}, &Piece::begin);
-  int64_t at = 0;
-  for (const Piece& piece : taken) {
-    if (at + bytes <= piece.begin) break;
-    at = std::max(at, piece.end);
+// Places one storage after the other among those placed before.
+class Placement {
+ public:
+  Placement(const Liveness& liveness, std::span<const int64_t> bytes)
+      : liveness_(liveness), bytes_(bytes) {
+    plan_.offsets.assign(bytes.size(), 0);
   }
-  return at;
+
+  void place(size_t storage, int64_t at) {
+    placed_.push_back({storage, at, at + bytes_[storage]});
+    plan_.offsets[storage] = at;
+    plan_.total_bytes = std::max(plan_.total_bytes, at + bytes_[storage]);
+  }
+
+  // The lowest offset where the storage overlaps none that is needed together with it.
+  int64_t lowest(size_t storage) const {
+    int64_t at = 0;
+    for (const Placed& other : needed_with(storage)) {
+      if (at + bytes_[storage] <= other.begin) break;
+      at = std::max(at, other.end);
+    }
+    return at;
+  }
+  // The highest such offset below `capacity`; negative: it does not fit.
+  int64_t highest(size_t storage, int64_t capacity) const {
+    int64_t end = capacity;
+    const std::vector<Placed> others = needed_with(storage);
+    for (auto other = others.rbegin(); other != others.rend(); ++other) {
+      if (end - bytes_[storage] >= other->end) break;
+      end = std::min(end, other->begin);
+    }
+    return end - bytes_[storage];
+  }
+
+  MemoryPlan take() { return std::move(plan_); }
+
+ private:
+  // Sorted by where they begin.
+  std::vector<Placed> needed_with(size_t storage) const {
+    std::vector<Placed> out;
+    std::ranges::copy_if(placed_, std::back_inserter(out), [&](const Placed& other) {
+      return liveness_.conflict(storage, other.storage);
+    });
+    std::ranges::sort(out, {}, &Placed::begin);
+    return out;
+  }
+
+  const Liveness& liveness_;
+  const std::span<const int64_t> bytes_;
+  std::vector<Placed> placed_;
+  MemoryPlan plan_;
+};
+
+MemoryPlan place_largest_first(const Liveness& liveness, std::span<const int64_t> bytes,
+                               std::vector<size_t> order) {
+  std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return bytes[i]; });
+  Placement placement(liveness, bytes);
+  for (const size_t storage : order) placement.place(storage, placement.lowest(storage));
+  return placement.take();
+}
+
+// A storage of a chain lies at the end of the block that its neighbour in time does not have.
+std::optional<MemoryPlan> place_from_ends(const Liveness& liveness, std::span<const int64_t> bytes,
+                                          std::vector<size_t> order) {
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return liveness.first(i); });
+  const int64_t capacity = liveness.most_bytes(bytes);
+  Placement placement(liveness, bytes);
+  for (const size_t storage : order) {
+    int64_t at = placement.lowest(storage);
+    if (at != 0) at = placement.highest(storage, capacity);
+    if (at < 0) return std::nullopt;
+    placement.place(storage, at);
+  }
+  return placement.take();
 }
 
 }  // namespace
@@ -101,23 +184,17 @@ MemoryPlan place_storages(const Program& program, std::span<const int64_t> stora
   for (const Alternative& alternative : alternatives) liveness.join(alternative);
   liveness.keep_outputs();
   for (int i = 0; i < 2; ++i) liveness.keep_sources();  // of the outputs, then of wanted rows
-  std::vector<size_t> order(storage_bytes.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return storage_bytes[i]; });
-  MemoryPlan plan{.offsets = std::vector<int64_t>(storage_bytes.size(), 0)};
-  std::vector<Piece> placed;
-  for (const size_t storage : order) {
-    const int64_t bytes =
-        (storage_bytes[storage] + kStorageAlignment - 1) / kStorageAlignment * kStorageAlignment;
-    if (bytes == 0) continue;
-    std::vector<Piece> taken = placed;
-    std::erase_if(taken, [&](const Piece& p) { return !liveness.conflict(storage, p.storage); });
-    const int64_t at = lowest_place(std::move(taken), bytes);
-    placed.push_back({storage, at, at + bytes});
-    plan.offsets[storage] = at;
-    plan.total_bytes = std::max(plan.total_bytes, at + bytes);
+  std::vector<int64_t> bytes;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < storage_bytes.size(); ++i) {
+    bytes.push_back((storage_bytes[i] + kStorageAlignment - 1) / kStorageAlignment *
+                    kStorageAlignment);
+    if (bytes[i] > 0) order.push_back(i);
   }
-  return plan;
+  MemoryPlan largest_first = place_largest_first(liveness, bytes, order);
+  std::optional<MemoryPlan> from_ends = place_from_ends(liveness, bytes, std::move(order));
+  return from_ends && from_ends->total_bytes < largest_first.total_bytes ? *std::move(from_ends)
+                                                                         : std::move(largest_first);
 }
 
 }  // namespace espalier::program

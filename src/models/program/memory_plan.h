@@ -1,5 +1,9 @@
 // Where the storages of a program lie in one block of memory: two share bytes where no operation
 // needs both. Pure functions of plain values.
+//
+// Two placements are tried, and the smaller one is taken: the largest storage first, each as low as
+// it fits; and in the order of their lifetimes from both ends of a block of the least size that any
+// placement needs, which a chain of operations always fits into.
 #pragma once
 
 #include <cstdint>
