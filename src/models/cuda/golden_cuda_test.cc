@@ -265,26 +265,42 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenModelCuda,
                          });
 
 // Dummy weights are the same values on both: else the logits would have nothing in common.
-TEST(DummyModelCuda, DrawsTheWeightsOfTheCpu) {
+struct DrawnModel {
+  const char* golden;
+  const char* changes;  // of its config.json
+};
+const DrawnModel kDrawnModels[] = {
+    {"qwen3_head_dim", ""},
+    // Norms over all heads, of which there is one alone among keys.
+    {"olmo2", R"({"num_key_value_heads": 1})"},
+};
+
+TEST(DummyModelCuda, HasTheLogitsOfTheCpu) {
   ESPALIER_REQUIRE_DEVICE();
-  golden::Golden golden = golden::read("qwen3_head_dim");
-  const ModelLoadOptions options{
-      .path = golden.folder, .format = LoadFormat::kDummy, .seed = 11, .dtype = "float32"};
-  WorkPool pool(2);
-  ModelLoadOptions on_cpu = options;
-  on_cpu.pool = &pool;
-  const auto cpu = load_model(on_cpu);
-  ASSERT_TRUE(cpu);
-  const auto gpu = load(golden.spec, DType::kFloat32, options);
-  ASSERT_NE(gpu, nullptr);
-  std::vector<std::vector<TokenId>> input;
-  for (const golden::Sequence& sequence : golden.sequences) input.push_back(sequence.tokens);
-  const auto expected = golden::run_all(**cpu, input, KvType::kFloat32, 16, 1 << 20, true);
-  const auto got = golden::run_all(*gpu, input, KvType::kFloat32, 16, 1 << 20, true);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto [low, high] = std::ranges::minmax(expected[i]);
-    for (size_t j = 0; j < expected[i].size(); ++j) {
-      ASSERT_NEAR(got[i][j], expected[i][j], 1e-4f * (high - low)) << i << " " << j;
+  for (const DrawnModel& drawn : kDrawnModels) {
+    SCOPED_TRACE(drawn.golden);
+    const golden::Golden golden = golden::read(drawn.golden);
+    WorkPool pool(2);
+    const ModelLoadOptions options{.path = golden.folder,
+                                   .format = LoadFormat::kDummy,
+                                   .seed = 11,
+                                   .dtype = "float32",
+                                   .config_overrides = drawn.changes,
+                                   .pool = &pool};
+    const auto cpu = load_model(options);
+    ASSERT_TRUE(cpu) << cpu.error().to_string();
+    auto decoder = CudaDecoder::load(options);
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    CudaTestModel gpu(std::move(*decoder));
+    std::vector<std::vector<TokenId>> input;
+    for (const golden::Sequence& sequence : golden.sequences) input.push_back(sequence.tokens);
+    const auto expected = golden::run_all(**cpu, input, KvType::kFloat32, 16, 1 << 20, true);
+    const auto got = golden::run_all(gpu, input, KvType::kFloat32, 16, 1 << 20, true);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto [low, high] = std::ranges::minmax(expected[i]);
+      for (size_t j = 0; j < expected[i].size(); ++j) {
+        ASSERT_NEAR(got[i][j], expected[i][j], 1e-4f * (high - low)) << i << " " << j;
+      }
     }
   }
 }
