@@ -37,7 +37,9 @@ Result<program::Report> report_program(const ModelLoadOptions& options, bool gpu
                                 .context = request.context,
                                 .activation_bytes = static_cast<int64_t>(dtype_size(plan.type)),
                                 .kv_bytes = kv_bytes};
-  return program::make_report(std::move(plan.program), step, plan.weight_bytes);
+  program::Report report = program::make_report(std::move(plan.program), step, plan.weight_bytes);
+  report.variants = std::move(plan.variants);
+  return report;
 }
 
 boost::json::object program_json(const program::Report& report) {
@@ -62,11 +64,14 @@ boost::json::object program_json(const program::Report& report) {
     out["attributes"] = program::attributes_text(op);
     ops.push_back(std::move(out));
   }
-  return {{"tokens", report.step.tokens},
-          {"context", report.step.context},
-          {"buffers", std::move(buffers)},
-          {"ops", std::move(ops)},
-          {"total", cost_json(report.total)}};
+  boost::json::array variants;
+  for (const program::Variant& variant : report.variants) {
+    variants.push_back(
+        {{"when", variant.when}, {"replaces", variant.replaces}, {"op", variant.line}});
+  }
+  return {{"tokens", report.step.tokens},     {"context", report.step.context},
+          {"buffers", std::move(buffers)},    {"ops", std::move(ops)},
+          {"total", cost_json(report.total)}, {"variants", std::move(variants)}};
 }
 
 Status write_svg(const program::Report& report, const std::filesystem::path& file) {

@@ -212,20 +212,23 @@ Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions
 Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind kind) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
   const bool cpu = kind == ProgramKind::kCpu;
-  program::Program lowered = program::lower(plan.spec);
+  const program::Program lowered = program::lower(plan.spec);
   const auto layout = std::make_shared<const WeightLayout>(weight_layout(plan.spec));
   std::map<std::string, BlockFormat> stored;
   if (cpu && options.format != LoadFormat::kDummy) {
     ESP_ASSIGN_OR_RETURN(stored, read_stored_formats(options, plan));
   }
-  return ProgramPlan{.program = cpu ? program::cpu_passes(std::move(lowered))
-                                    : program::gpu_passes(std::move(lowered)),
+  program::Program program = cpu ? program::cpu_passes(lowered) : program::gpu_passes(lowered);
+  std::vector<program::Variant> variants;
+  if (!cpu && plan.type == DType::kBFloat16) variants = program::gpu_variants(program, lowered);
+  return ProgramPlan{.program = std::move(program),
                      .weight_bytes =
                          [layout, stored, types = cpu ? plan.weights : WeightTypes(plan.type)](
                              WeightId id, int64_t elements) {
                            return stored_bytes(*layout, types, stored, id, elements);
                          },
-                     .type = cpu ? DType::kFloat32 : plan.type};
+                     .type = cpu ? DType::kFloat32 : plan.type,
+                     .variants = std::move(variants)};
 }
 
 Result<std::optional<StoredVocabulary>> read_model_vocabulary(const std::filesystem::path& path) {

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
 #include "models/program/cost.h"
 #include "models/program/program.h"
+#include "models/program/report.h"
 #include "models/storage_format.h"
 #include "tensor/dtype.h"
 
@@ -34,7 +36,8 @@ ModelInfo describe_model(const DecoderSpec& spec);
 struct ProgramPlan {
   program::Program program;
   program::WeightBytes weight_bytes;
-  DType type = DType::kBFloat16;  // of what is not in blocks
+  DType type = DType::kBFloat16;           // of what is not in blocks
+  std::vector<program::Variant> variants;  // of the GPU's, in that type
 };
 enum class ProgramKind : uint8_t { kCpu, kGpu };
 // Opens the checkpoint.

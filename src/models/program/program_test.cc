@@ -6,8 +6,10 @@
 
 #include "models/golden.h"
 #include "models/program/check.h"
+#include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
 #include "models/program/print.h"
+#include "models/program/report.h"
 
 namespace espalier::program {
 namespace {
@@ -49,6 +51,27 @@ TEST(Lower, ExpertsAndLatentsHaveOperationsOfTheirOwn) {
     EXPECT_TRUE(std::ranges::any_of(program.ops, [&](const Op& op) { return op.kind == kind; }))
         << op_name(kind);
   }
+}
+
+// What the GPU runs instead of the list: for one token of a plain model, for few of experts.
+TEST(Report, StatesTheGpusVariants) {
+  const auto variants = [](const char* name) {
+    const Program lowered = lower_golden(name);
+    return gpu_variants(gpu_passes(lowered), lowered);
+  };
+  const std::vector<Variant> dense = variants("llama_tied_llama3");
+  ASSERT_EQ(dense.size(), 1u);
+  EXPECT_THAT(dense[0].line, HasSubstr("megakernel"));
+  EXPECT_THAT(dense[0].when, HasSubstr("one token"));
+  const std::vector<Variant> experts = variants("qwen3_moe");
+  ASSERT_FALSE(experts.empty());
+  EXPECT_THAT(experts[0].line, HasSubstr("moe_block"));
+  EXPECT_THAT(experts[0].when, HasSubstr("at most 4 tokens"));
+  const Program lowered = lower_golden("qwen3_moe");
+  Report report = make_report(gpu_passes(lowered), {}, [](WeightId, int64_t n) { return 2 * n; });
+  report.variants = experts;
+  EXPECT_THAT(to_table(report), HasSubstr(experts[0].line));
+  EXPECT_THAT(to_svg(report), HasSubstr("at most 4 tokens"));
 }
 
 TEST(Lower, EveryWeightOfADenseLayerIsRead) {

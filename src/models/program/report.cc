@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
+#include "kernels/moe/cuda_small_batch.h"
+#include "models/program/gpu_passes.h"
 #include "models/program/print.h"
 
 namespace espalier::program {
@@ -68,6 +71,30 @@ Report make_report(Program program, const StepShape& step, const WeightBytes& we
   return report;
 }
 
+std::vector<Variant> gpu_variants(const Program& program, const Program& lowered) {
+  std::vector<Variant> out;
+  if (const std::optional<Program> one_token = fuse_megakernel(lowered)) {
+    out.push_back({.when = "a step of one token of one entry, bfloat16",
+                   .replaces = "all operations before the output",
+                   .line = to_string(*one_token, one_token->ops[0])});
+  }
+  const std::vector<Alternative> blocks = find_moe_blocks(program);
+  for (const Section& section : sections(program)) {
+    for (const Alternative& block : blocks) {
+      if (block.first < section.first || block.first >= section.last) continue;
+      const auto top_k = block.op.as<MoeBlock>().route.router.top_k;
+      const int32_t most = kernels::cuda::kSmallBatchMoePairs / std::max(1, top_k);
+      out.push_back(
+          {.when = fmt::format("a step of at most {} tokens, bfloat16",
+                               std::min(kernels::cuda::kSmallBatchMoeRows, most)),
+           .replaces = fmt::format("{}: operations {} to {}", title_of(section),
+                                   block.first - section.first, block.last - 1 - section.first),
+           .line = to_string(program, block.op)});
+    }
+  }
+  return out;
+}
+
 std::string bytes_text(int64_t bytes) {
   return scaled(static_cast<double>(bytes), 1024, {"B", "KiB", "MiB", "GiB", "TiB"});
 }
@@ -101,6 +128,10 @@ std::string to_table(const Report& report) {
   }
   out += "total\n";
   line("", report.total);
+  if (!report.variants.empty()) out += "instead, where the device's kernels take the step\n";
+  for (const Variant& variant : report.variants) {
+    fmt::format_to(to, "  in {}, for {}:\n    {}\n", variant.when, variant.replaces, variant.line);
+  }
   return out;
 }
 

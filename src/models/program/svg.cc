@@ -15,7 +15,9 @@ namespace {
 constexpr int kWidth = 1180, kMargin = 24, kRow = 30, kTitle = 34, kGap = 14, kHeader = 76;
 constexpr int kResidualX = 52, kNameX = 78, kNameWidth = 132, kTextX = 226, kBarX = 800;
 constexpr int kBarWidth = 160, kBytesX = 1058, kFlopsX = 1146;
-constexpr size_t kMaxText = 88;  // characters that fit between the name and the bar
+constexpr int kTextLine = 20;
+// Characters of monospaced text that fit between the name and the bar, and into a whole line.
+constexpr size_t kMaxText = 80, kMaxLine = 150;
 
 const char* color_of(OpKind kind) {
   switch (kind) {
@@ -73,6 +75,7 @@ class Drawing {
     const std::vector<Section> parts = sections(program_);
     y_ = kHeader;
     for (const Section& section : parts) draw(section);
+    if (!report_.variants.empty()) draw_variants();
     const int height = y_ + kMargin;
     return fmt::format(
                "<svg xmlns='http://www.w3.org/2000/svg' width='{0}' height='{1}' viewBox='0 0 {0} "
@@ -114,6 +117,31 @@ class Drawing {
       draw(i, y_ + kTitle + static_cast<int>(i - section.first) * kRow);
     }
     y_ += height + kGap;
+  }
+
+  // What runs instead in some steps: two lines of text each.
+  void draw_variants() {
+    const int height = kTitle + static_cast<int>(report_.variants.size()) * 2 * kTextLine + 8;
+    put("<rect x='{}' y='{}' width='{}' height='{}' rx='8' fill='#ffffff' stroke='#a3324f' "
+        "stroke-dasharray='5 4'/>\n",
+        kMargin, y_, kWidth - 2 * kMargin, height);
+    put("<text x='{}' y='{}' font-size='13' font-weight='bold' fill='#20262c'>instead, where the "
+        "device's kernels take the step</text>\n",
+        kMargin + 14, y_ + 22);
+    int y = y_ + kTitle + 12;
+    for (const Variant& variant : report_.variants) {
+      put("<text x='{}' y='{}' font-size='12' fill='#5a646e'>in {}, for {}:</text>\n", kMargin + 14,
+          y, escaped(variant.when), escaped(variant.replaces));
+      put("<text x='{}' y='{}' font-size='11' fill='#20262c' font-family='DejaVu Sans Mono, "
+          "monospace'>{}</text>\n",
+          kMargin + 30, y + kTextLine, escaped(cut(variant.line, kMaxLine)));
+      y += 2 * kTextLine;
+    }
+    y_ += height + kGap;
+  }
+
+  static std::string cut(std::string text, size_t most) {
+    return text.size() > most ? text.substr(0, most - 3) + "..." : text;
   }
 
   // A dot on the residual's line where the operation reads it, a filled one where it writes it.
@@ -159,8 +187,7 @@ class Drawing {
         attributes != std::string::npos && text.size() > kMaxText) {
       text.resize(attributes);
     }
-    if (text.size() > kMaxText) text = text.substr(0, kMaxText - 3) + "...";
-    return text;
+    return cut(std::move(text), kMaxText);
   }
 
   const Report& report_;
