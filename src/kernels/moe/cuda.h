@@ -7,6 +7,9 @@
 // kernels/cuda/stream.h.
 #pragma once
 
+#include <optional>
+
+#include "kernels/activation/op.h"
 #include "kernels/cuda/stream.h"
 
 namespace espalier::kernels::cuda {
@@ -28,7 +31,8 @@ struct ArrangeArgs {
 };
 Status arrange(const ArrangeArgs& args, const LaunchOptions& launch);
 
-// y = x W^T (+ bias), each group of rows by its own matrix.
+// y = x W^T (+ bias), each group of rows by its own matrix; with an activation y =
+// activation(gate) * up, where gate is the first half of the outputs and up the second.
 struct GroupedArgs {
   DType type = DType::kBFloat16;  // of all: kBFloat16 or kFloat32
   int32_t num_groups = 0;
@@ -41,6 +45,11 @@ struct GroupedArgs {
   const void* bias = nullptr;     // [num_groups, out_features], or none
   void* y = nullptr;              // rows y_stride apart
   int64_t y_stride = 0;
+  // Only where grouped_linear_fuses(args).
+  std::optional<Activation> activation;
+  float limit = 0;  // Activation::kClampedSwiglu
+  // A row's bits may not depend on how many rows there are.
+  bool row_invariant = false;
   // Either by a permutation: y has a row for each slot, and slot s reads row pairs[s] /
   // pairs_per_row of x, or row s where that is 0.
   const ExpertPlan* plan = nullptr;  // on the host
@@ -52,6 +61,8 @@ struct GroupedArgs {
   int64_t y_group_stride = 0;
 };
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch);
+// Whether grouped_linear() can apply args.activation on the current device.
+Result<bool> grouped_linear_fuses(const GroupedArgs& args);
 
 // y[row] = residual[row] + scale * (sum over its pairs of weight * x[slot] + shared), in float32,
 // in the order of the row's experts, rounded once.

@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/moe/cuda.h"
+#include "kernels/moe/grouped_gemm_sm90.h"
 #include "kernels/moe/grouped_gemm_tiles.h"
 
 namespace espalier::kernels::cuda {
@@ -240,6 +241,10 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   const bool by_plan = args.plan != nullptr;
   const int32_t rows = by_plan ? args.num_pairs : args.num_groups * args.rows;
   if (rows == 0) return {};
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  if (grouped_gemm_sm90_supports(args, traits)) return grouped_gemm_sm90(args, traits, launch);
+  if (args.activation)
+    return error(StatusCode::kUnimplemented, "grouped linear: no activation of this type here");
   GroupedParams params{.args = args, .plan = {}};
   if (by_plan) params.plan = *args.plan;
   const int32_t tile_rows = grouped_tile_rows(rows, args.num_groups);
@@ -253,6 +258,12 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   if (tile_rows == 16) return launch_tiles<Shape<16, 64, 16, 16>>(params, launch);
   if (tile_rows == 64) return launch_tiles<Shape<64, 128, 32, 64>>(params, launch);
   return launch_tiles<Shape<128, 128, 64, 32>>(params, launch);
+}
+
+Result<bool> grouped_linear_fuses(const GroupedArgs& args) {
+  if (!args.activation) return false;
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  return grouped_gemm_sm90_supports(args, traits);
 }
 
 }  // namespace espalier::kernels::cuda

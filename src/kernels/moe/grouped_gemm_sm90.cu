@@ -1,0 +1,489 @@
+// Grouped GEMM on Hopper: y = x W^T (+ bias), each expert's rows by its own matrix, with the
+// permutation of rows in the loads and the gated activation in the epilogue.
+// x [tokens, in] by the plan's pairs (gate and up) or [pairs, in] in the order of slots (down), W
+// [experts, out, in], y [pairs, out] or, with an activation, [pairs, out / 2]; bfloat16.
+// Parallel: persistent clusters of two blocks. A tile is 128 rows by 256 rows of W (with an
+// activation 128 of gate and the same 128 of up); two consumer warp groups have 64 rows each. The
+// two blocks have two tiles of one expert and the same rows of W, of which each fetches half for
+// both (SM-to-SM multicast); an expert's last odd tile is cut along the outputs instead.
+// Pipeline: four stages of 64 inputs, W (and x in the order of slots) by TMA, gathered rows by
+// cp.async; it runs across the ends of tiles.
+// Roof: tensor cores from about 100 rows an expert on, below it memory, each chosen expert's matrix
+// once. L2 gives 128 rows + 128 rows of W for 128 x 256 sums, 128 operations a byte. History:
+// docs/notes/grouped_gemm_sm90.md.
+#include "kernels/activation/activation.cuh"
+#include "kernels/cuda/barrier.cuh"
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/moe/grouped_gemm_sm90.h"
+#include "kernels/router/op.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kWarpGroup = 128;           // threads
+constexpr int kThreads = 3 * kWarpGroup;  // a producer group, two consumer groups
+constexpr int kConsumerWarps = 8;
+constexpr int kBlocks = 2;  // of a cluster
+constexpr int kTileRows = 128, kHalfOutputs = 128, kGroupRows = 64;
+constexpr int kTileOutputs = 2 * kHalfOutputs;  // rows of W of a tile
+constexpr int kDepth = 64;                      // inputs of a stage: 128 bytes, the swizzle's width
+constexpr int kStages = 4;
+constexpr uint32_t kRowsBytes = kTileRows * kDepth * 2;
+constexpr uint32_t kHalfBytes = kHalfOutputs * kDepth * 2;
+constexpr uint32_t kStageBytes = kRowsBytes + 2 * kHalfBytes;
+
+struct Params {
+  const bf16* x;
+  int64_t x_stride;
+  const int32_t* begins;  // [groups + 1]
+  const int32_t* pairs;
+  int32_t pairs_per_row;
+  const bf16* bias;  // [groups, out_features], or none
+  bf16* y;
+  int64_t y_stride;
+  int32_t groups, in_features, out_features;
+  int32_t columns;       // of y
+  int32_t column_tiles;  // of y's columns
+  int32_t steps;         // stages of a tile
+  Activation activation;
+  float limit;
+};
+
+struct Shared {
+  alignas(1024) char stages[kStages][kStageBytes];  // x [128][64], then W [256][64], swizzled
+  Barrier full[kStages], empty[kStages];
+  int32_t begins[kMaxExperts + 1];  // of slots
+  int32_t tiles[kMaxExperts + 1];   // each expert's first tile of 128 rows
+};
+
+// --- what clusters need ---
+
+// Arrives at the barrier that lies at the same place in block `rank` of the cluster. It releases no
+// writes (a release to the cluster is a fence of all memory, about a microsecond): what it passes
+// on is that wgmma has read a stage.
+__device__ __forceinline__ void arrive_in(const Barrier& barrier, int rank) {
+  ESP_HOPPER_ASM(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, int input, int row,
+                                             int group, Barrier& full) {
+  ESP_HOPPER_ASM(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(input), "r"(row), "r"(group), "r"(barrier_address(full))
+      : "memory");
+}
+// As above, to the same place in both blocks, whose own barriers count the bytes.
+__device__ __forceinline__ void copy_weights_to_both(void* to, const CUtensorMap& map, int input,
+                                                     int row, int group, Barrier& full) {
+  ESP_HOPPER_ASM(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(input), "r"(row), "r"(group), "r"(barrier_address(full)),
+      "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+__device__ __forceinline__ void copy_rows(void* to, const CUtensorMap& map, int input, int row,
+                                          Barrier& full) {
+  ESP_HOPPER_ASM(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(input), "r"(row), "r"(barrier_address(full))
+      : "memory");
+}
+
+// --- the division of the work ---
+
+// Fills shared.begins and shared.tiles. All threads call it; a barrier of the block follows.
+__device__ void plan_tiles(const Params& p, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  for (int i = thread; i <= p.groups; i += kThreads) shared.begins[i] = p.begins[i];
+  if (thread >= 32) return;
+  int before = 0;
+  for (int base = 0; base < p.groups; base += 32) {
+    const int group = base + lane;
+    int sum = 0;
+    if (group < p.groups) sum = (p.begins[group + 1] - p.begins[group] + kTileRows - 1) / kTileRows;
+    const int own = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (group < p.groups) shared.tiles[group] = before + sum - own;
+    before += __shfl_sync(~0u, sum, 31);
+  }
+  if (lane == 0) shared.tiles[p.groups] = before;
+}
+
+// What a block computes: rows [first, first + rows) of y, the columns of column_tile.
+struct Tile {
+  int group, first, rows, column_tile;
+  bool shares;  // the other block has other rows of the same expert and the same columns
+  bool writes;  // false: the columns are the other block's or do not exist
+};
+
+// Walks over the tiles of a cluster's block. Items of a pair of tiles stand one behind the other,
+// half of the columns with the pair's first tile, half with its second.
+class Tiles {
+ public:
+  __device__ Tiles(const Params& p, const Shared& shared)
+      : p_(p),
+        shared_(shared),
+        rank_(cluster_rank()),
+        half_((p.column_tiles + 1) / 2),
+        count_(shared.tiles[p.groups] * half_),
+        item_(static_cast<int>(blockIdx.x) / kBlocks) {}
+
+  __device__ bool next(Tile& tile) {
+    for (; item_ < count_; item_ += static_cast<int>(gridDim.x) / kBlocks) {
+      if (!decode(tile)) continue;
+      item_ += static_cast<int>(gridDim.x) / kBlocks;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  // False: an odd number of column tiles leaves the item empty.
+  __device__ bool decode(Tile& tile) const {
+    const int unit = item_ / half_, part = item_ % half_;
+    tile.group = bucket_of(shared_.tiles, p_.groups, unit);
+    const int index = unit - shared_.tiles[tile.group];
+    const int tiles = shared_.tiles[tile.group + 1] - shared_.tiles[tile.group];
+    tile.shares = (index ^ 1) < tiles;
+    const int row_tile = tile.shares ? (index & ~1) + rank_ : index;
+    const int column = tile.shares ? (index & 1) * half_ + part : part * kBlocks + rank_;
+    tile.writes = column < p_.column_tiles;
+    tile.column_tile = min(column, p_.column_tiles - 1);
+    tile.first = shared_.begins[tile.group] + row_tile * kTileRows;
+    tile.rows = min(kTileRows, shared_.begins[tile.group + 1] - tile.first);
+    return tile.writes || !tile.shares;
+  }
+
+  const Params& p_;
+  const Shared& shared_;
+  const int rank_, half_, count_;
+  int item_;
+};
+
+// The position in the ring of stages. Both sides begin with stage 0.
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// --- the producer ---
+
+template <bool GATED>
+struct Producer {
+  const Params& p;
+  Shared& shared;
+  const CUtensorMap& weights_map;
+  const CUtensorMap& x_map;
+  Ring ring;
+
+  // The first row of W of one half of a tile.
+  __device__ int weights_row(const Tile& tile, int half) const {
+    if constexpr (GATED) return half * p.columns + tile.column_tile * kHalfOutputs;
+    return tile.column_tile * kTileOutputs + half * kHalfOutputs;
+  }
+
+  // One thread: this block's share of W and, where rows are not gathered, x.
+  __device__ void copy_by_tma(const Tile& tile, int input) {
+    char* stage = shared.stages[ring.stage];
+    Barrier& full = shared.full[ring.stage];
+    barrier_expect(full, 2 * kHalfBytes + (GATED ? 0 : kRowsBytes));
+    if constexpr (!GATED) copy_rows(stage, x_map, input, tile.first, full);
+    if (tile.shares) {
+      const int half = cluster_rank();
+      copy_weights_to_both(stage + kRowsBytes + half * kHalfBytes, weights_map, input,
+                           weights_row(tile, half), tile.group, full);
+      return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      copy_weights(stage + kRowsBytes + half * kHalfBytes, weights_map, input,
+                   weights_row(tile, half), tile.group, full);
+  }
+
+  // A thread copies 16 bytes of each of eight rows, 16 rows apart.
+  static constexpr int kCopies = 8, kRowStep = 16;
+
+  __device__ void gather(Tile& tile, Tiles& tiles) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int part = thread % 8, row0 = thread / 8;
+    const uint32_t to = static_cast<uint32_t>(row0 * 128 + (part ^ row0 % 8) * 16);
+    while (tiles.next(tile)) {
+      uint32_t offsets[kCopies];  // in units of 16 bytes: 32 bits reach 64 GiB
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = min(row0 + i * kRowStep, tile.rows - 1);
+        const int64_t token = p.pairs[tile.first + row] / p.pairs_per_row;
+        offsets[i] = static_cast<uint32_t>(token * p.x_stride / 8 + part);
+      }
+      for (int step = 0; step < p.steps; ++step) {
+        barrier_wait(shared.empty[ring.stage], ring.parity ^ 1);
+        if (thread == 0) copy_by_tma(tile, step * kDepth);
+        const uint32_t stage = shared_address(shared.stages[ring.stage]) + to;
+        const bool known = step * kDepth + part * 8 < p.in_features;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
+          if (row0 + i * kRowStep < tile.rows)
+            copy_async(stage + static_cast<uint32_t>(i * kRowStep * 128),
+                       p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 8 : 0), known);
+        barrier_arrive_after_copies(shared.full[ring.stage]);
+        ring.advance();
+      }
+    }
+  }
+
+  __device__ void run(Tiles& tiles) {
+    Tile tile;
+    if constexpr (GATED) {
+      gather(tile, tiles);
+    } else if (threadIdx.x == 0) {
+      while (tiles.next(tile)) {
+        for (int step = 0; step < p.steps; ++step) {
+          barrier_wait(shared.empty[ring.stage], ring.parity ^ 1);
+          copy_by_tma(tile, step * kDepth);
+          ring.advance();
+        }
+      }
+    }
+  }
+};
+
+// --- the consumers ---
+
+// Lets the producers of both blocks refill the stage, once all warps of both have called it.
+__device__ __forceinline__ void release_stage(Shared& shared, int stage) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  __syncwarp();
+  if (lane < kBlocks) arrive_in(shared.empty[stage], lane);
+}
+
+// The sums of 64 rows by 256 rows of W. A warp group without rows only passes the stages on.
+template <bool GATED>
+__device__ void multiply(const Params& p, Shared& shared, Ring& ring, int group, bool has_rows,
+                         float (&sums)[kTileOutputs / 2]) {
+  int released = -1;  // the stage that the multiplication in flight reads
+  for (int step = 0; step < p.steps; ++step) {
+    barrier_wait(shared.full[ring.stage], ring.parity);
+    if (has_rows) {
+      if constexpr (GATED) fence_async();  // what cp.async wrote becomes visible to wgmma
+      const char* x = shared.stages[ring.stage] + group * kGroupRows * 128;
+      const char* w = shared.stages[ring.stage] + kRowsBytes;
+      pin(sums);
+      wgmma_begin();
+#pragma unroll
+      for (int i = 0; i < kDepth; i += 16)
+        wgmma_scores(sums, matrix_descriptor(x + i * 2, 16), matrix_descriptor(w + i * 2, 16),
+                     step > 0 || i > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+    }
+    if (released >= 0) release_stage(shared, released);
+    released = ring.stage;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  pin(sums);
+  release_stage(shared, released);
+}
+
+// Turns four words of each lane of a quad, word j of lane i becoming word i of lane j.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(~0u, odd ? words[i] : words[i + 1], 1);
+    (odd ? words[i] : words[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(~0u, upper ? words[i] : words[i + 2], 2);
+    (upper ? words[i] : words[i + 2]) = got;
+  }
+}
+
+// A lane has two adjacent columns of every eight, in rows lane / 4 and lane / 4 + 8 of its warp's
+// 16; it writes all eight of every fourth eight.
+template <bool GATED>
+struct Writer {
+  const Params& p;
+  const Tile& tile;
+  int first_row;  // of the warp, in the tile
+  static constexpr int kEights = (GATED ? kHalfOutputs : kTileOutputs) / 8;
+
+  __device__ void add_bias(float (&sums)[kTileOutputs / 2]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int eight = 0; eight < kTileOutputs / 8; ++eight) {
+      const int local = tile.column_tile * kEights * 8 + eight % kEights * 8 + lane % 4 * 2;
+      if (local >= p.columns) continue;
+      const int64_t output = int64_t{tile.group} * p.out_features + eight / kEights * p.columns;
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(p.bias + output + local);
+      sums[eight * 4] += low_half(word), sums[eight * 4 + 1] += high_half(word);
+      sums[eight * 4 + 2] += low_half(word), sums[eight * 4 + 3] += high_half(word);
+    }
+  }
+
+  template <Activation ACTIVATION>
+  __device__ __forceinline__ uint32_t word(const float (&sums)[kTileOutputs / 2], int at) const {
+    if constexpr (GATED) {
+      const int up = kTileOutputs / 4 + at;
+      return pack_bf16(activated<ACTIVATION>(sums[at], sums[up], p.limit),
+                       activated<ACTIVATION>(sums[at + 1], sums[up + 1], p.limit));
+    }
+    return pack_bf16(sums[at], sums[at + 1]);
+  }
+
+  template <Activation ACTIVATION>
+  __device__ void write(const float (&sums)[kTileOutputs / 2]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_column = tile.column_tile * kEights * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + half * 8 + lane / 4;
+      bf16* y = p.y + int64_t{tile.first + row} * p.y_stride;
+#pragma unroll
+      for (int eight = 0; eight < kEights; eight += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = word<ACTIVATION>(sums, (eight + i) * 4 + half * 2);
+        transpose_quad(words);
+        const int column = first_column + (eight + lane % 4) * 8;
+        if (row < tile.rows && column < p.columns)
+          *reinterpret_cast<uint4*>(y + column) =
+              make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+};
+
+template <bool GATED>
+__device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
+  const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
+  const int warp = static_cast<int>(threadIdx.x) % kWarpGroup / 32;
+  Ring ring;
+  Tile tile;
+  float sums[kTileOutputs / 2];
+  while (tiles.next(tile)) {
+    const bool has_rows = group * kGroupRows < tile.rows;
+    multiply<GATED>(p, shared, ring, group, has_rows, sums);
+    if (!has_rows || !tile.writes) continue;
+    const Writer<GATED> writer{p, tile, group * kGroupRows + warp * 16};
+    if (p.bias != nullptr) writer.add_bias(sums);
+    if (!GATED || p.activation == Activation::kSilu)
+      writer.template write<Activation::kSilu>(sums);
+    else if (p.activation == Activation::kGeluTanh)
+      writer.template write<Activation::kGeluTanh>(sums);
+    else
+      writer.template write<Activation::kClampedSwiglu>(sums);
+  }
+}
+
+template <bool GATED>
+__global__ void __launch_bounds__(kThreads, 1)
+    grouped_gemm_sm90_kernel(const __grid_constant__ CUtensorMap weights_map,
+                             const __grid_constant__ CUtensorMap x_map, const Params p) {
+  extern __shared__ char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  release_next();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      // The thread that expects TMA's bytes, and those whose copies have landed.
+      barrier_init(shared.full[i], GATED ? 1 + kWarpGroup : 1);
+      barrier_init(shared.empty[i], kBlocks * kConsumerWarps);
+    }
+    barrier_init_done();
+  }
+  wait_for_previous();
+  plan_tiles(p, shared);
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  Tiles tiles(p, shared);
+  if (threadIdx.x < kWarpGroup) {
+    give_registers<40>();
+    Producer<GATED> producer{p, shared, weights_map, x_map, {}};
+    producer.run(tiles);
+  } else {
+    take_registers<232>();
+    consume<GATED>(p, shared, tiles);
+  }
+  // The other block still copies to this one and arrives at its barriers.
+  cluster_arrive();
+  cluster_wait();
+}
+
+template <bool GATED>
+Status start(const GroupedArgs& args, const DeviceTraits& traits, const LaunchOptions& launch) {
+  const auto in = static_cast<uint64_t>(args.in_features);
+  CUtensorMap weights{}, x{};
+  ESP_RETURN_IF_ERROR(encode_tensor_map<3>(
+      "grouped linear", weights, args.weights,
+      {in, static_cast<uint64_t>(args.out_features), static_cast<uint64_t>(args.num_groups)},
+      {in * 2, static_cast<uint64_t>(args.weights_stride) * 2}, {kDepth, kHalfOutputs, 1}));
+  if (!GATED)
+    ESP_RETURN_IF_ERROR(encode_tensor_map<2>(
+        "grouped linear", x, args.x, {in, static_cast<uint64_t>(args.num_pairs)},
+        {static_cast<uint64_t>(args.x_stride) * 2}, {kDepth, kTileRows}));
+  const int32_t columns = GATED ? args.out_features / 2 : args.out_features;
+  const int32_t tile_columns = GATED ? kHalfOutputs : kTileOutputs;
+  const Params params{.x = static_cast<const bf16*>(args.x),
+                      .x_stride = args.x_stride,
+                      .begins = args.plan->begins,
+                      .pairs = args.plan->pairs,
+                      .pairs_per_row = args.pairs_per_row,
+                      .bias = static_cast<const bf16*>(args.bias),
+                      .y = static_cast<bf16*>(args.y),
+                      .y_stride = args.y_stride,
+                      .groups = args.num_groups,
+                      .in_features = args.in_features,
+                      .out_features = args.out_features,
+                      .columns = columns,
+                      .column_tiles = (columns + tile_columns - 1) / tile_columns,
+                      .steps = (args.in_features + kDepth - 1) / kDepth,
+                      .activation = args.activation.value_or(Activation::kSilu),
+                      .limit = args.limit};
+  auto* kernel = grouped_gemm_sm90_kernel<GATED>;
+  constexpr size_t kBytes = sizeof(Shared) + 1024;
+  ESP_RETURN_IF_ERROR(allow_shared("grouped linear", kernel, kBytes));
+  const auto blocks = static_cast<unsigned>(traits.num_multiprocessors / kBlocks * kBlocks);
+  return launch_clusters("grouped linear", kernel, dim3(blocks), kThreads, kBlocks, kBytes, launch,
+                         weights, x, params);
+}
+
+}  // namespace
+
+bool grouped_gemm_sm90_supports(const GroupedArgs& args, const DeviceTraits& traits) {
+  const bool gathers = args.pairs_per_row > 0;
+  return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
+         args.type == DType::kBFloat16 && args.plan != nullptr && !args.row_invariant &&
+         gathers == args.activation.has_value() && args.num_groups <= kMaxExperts &&
+         args.out_features % (gathers ? 16 : 8) == 0 && args.in_features % 8 == 0 &&
+         args.x_stride % 8 == 0 && args.y_stride % 8 == 0 && args.weights_stride % 8 == 0 &&
+         aligned(args.x, 16) && aligned(args.weights, 16) && aligned(args.y, 16) &&
+         aligned(args.bias, 4);
+}
+
+Status grouped_gemm_sm90(const GroupedArgs& args, const DeviceTraits& traits,
+                         const LaunchOptions& launch) {
+  return args.activation ? start<true>(args, traits, launch) : start<false>(args, traits, launch);
+}
+
+}  // namespace espalier::kernels::cuda
