@@ -28,6 +28,19 @@ __device__ __forceinline__ void cluster_wait() {
   __syncwarp();
   ESP_HOPPER_ASM("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// What lies at the address of `from` in the shared memory of block `rank`. REQUIRES: that block
+// runs.
+__device__ __forceinline__ int32_t cluster_load(const int32_t* from, int rank) {
+  int32_t value = *from;
+  ESP_HOPPER_ASM(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %1, %2;\n"
+      "ld.shared::cluster.s32 %0, [there];\n}"
+      : "=r"(value)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(rank)
+      : "memory");
+  return value;
+}
 // Stores `value` in the shared memory of block `rank` at the address that `to` has here. REQUIRES:
 // that block runs.
 __device__ __forceinline__ void cluster_store(uint64_t* to, int rank, uint64_t value) {

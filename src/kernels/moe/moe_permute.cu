@@ -1,8 +1,10 @@
 // arrange, combine and copy_parts: the permutation of rows by expert, and back.
-// arrange: one block; a histogram of the pairs' experts in shared memory, prefix sums, then a slot
-// for each pair; two passes over the pairs (65,536 at 8,192 tokens of 8 experts).
+// arrange: one cluster of one or eight blocks, each with a part of the pairs: a histogram of their
+// experts in shared memory, prefix sums over experts and blocks, then a slot for each pair; two
+// passes over the pairs (65,536 at 8,192 tokens of 8 experts).
 // combine: one block a row, eight elements a thread; roof memory, (top_k + 2) x rows x dim x size
 // bytes. copy_parts: one block a row, element by element; small.
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/moe/cuda.h"
@@ -14,6 +16,8 @@ namespace {
 
 constexpr int kArrangeThreads = 1024;
 static_assert(kArrangeThreads >= kMaxExperts);
+constexpr int32_t kArrangeBlocks = 8;  // of a cluster, where there are enough pairs for them
+constexpr int32_t kPairsOfOneBlock = 2 * kArrangeThreads;
 constexpr int kThreads = 128;
 
 // Returns the sum over the threads before this one; `total` is the sum over all.
@@ -40,31 +44,43 @@ __device__ int exclusive_sum(int value, int* scratch, int& total) {
 // Which of an expert's slots a pair gets depends on the order of atomics, without effect on
 // results: a slot's result depends on its own row alone.
 __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs args, int tile_rows) {
-  __shared__ int counts[kArrangeThreads], scratch[kArrangeThreads / 32];
+  __shared__ int counts[kArrangeThreads], next_slot[kArrangeThreads];
+  __shared__ int scratch[kArrangeThreads / 32];
   release_next();
   wait_for_previous();
+  const int rank = cluster_rank(), blocks = cluster_size();
   const int expert = static_cast<int>(threadIdx.x);
+  const int end = static_cast<int>(int64_t{args.num_pairs} * (rank + 1) / blocks);
+  const int first = static_cast<int>(int64_t{args.num_pairs} * rank / blocks) + expert;
   counts[expert] = 0;
   __syncthreads();
-  for (int i = expert; i < args.num_pairs; i += kArrangeThreads)
-    atomicAdd(&counts[args.experts[i]], 1);
+  for (int i = first; i < end; i += kArrangeThreads) atomicAdd(&counts[args.experts[i]], 1);
   __syncthreads();
-  const int count = counts[expert];
+  if (blocks > 1) cluster_arrive(), cluster_wait();
+  int count = 0, before = 0;  // of this expert, in all blocks and in those before this one
+  for (int block = 0; block < blocks; ++block) {
+    const int of_block = cluster_load(&counts[expert], block);
+    count += of_block;
+    if (block < rank) before += of_block;
+  }
   int num_slots, num_tiles;
   const int begin = exclusive_sum(count, scratch, num_slots);
   const int tile = exclusive_sum((count + tile_rows - 1) / tile_rows, scratch, num_tiles);
-  if (expert < args.num_experts) args.plan.begins[expert] = begin, args.plan.tiles[expert] = tile;
-  if (expert == 0) {
-    args.plan.begins[args.num_experts] = num_slots;
-    args.plan.tiles[args.num_experts] = num_tiles;
+  next_slot[expert] = begin + before;
+  if (rank == 0) {
+    if (expert < args.num_experts) args.plan.begins[expert] = begin, args.plan.tiles[expert] = tile;
+    if (expert == 0) {
+      args.plan.begins[args.num_experts] = num_slots;
+      args.plan.tiles[args.num_experts] = num_tiles;
+    }
   }
-  counts[expert] = begin;
   __syncthreads();
-  for (int i = expert; i < args.num_pairs; i += kArrangeThreads) {
-    const int slot = atomicAdd(&counts[args.experts[i]], 1);
+  for (int i = first; i < end; i += kArrangeThreads) {
+    const int slot = atomicAdd(&next_slot[args.experts[i]], 1);
     args.plan.slots[i] = slot;
     args.plan.pairs[slot] = i;
   }
+  if (blocks > 1) cluster_arrive(), cluster_wait();  // no block reads this one's counts any more
 }
 
 template <typename T>
@@ -118,8 +134,12 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   if (args.num_pairs < 0 || args.num_experts < 1 || args.num_experts > kMaxExperts)
     return invalid_argument("arrange: {} pairs of {} experts", args.num_pairs, args.num_experts);
   if (args.num_pairs == 0) return {};
-  return launch_kernel("arrange", arrange_kernel, dim3(1), kArrangeThreads, 0, launch, args,
-                       grouped_tile_rows(args.num_pairs, args.num_experts));
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  const bool alone = args.num_pairs <= kPairsOfOneBlock || traits.compute_capability < 90;
+  const int32_t blocks = alone ? 1 : kArrangeBlocks;
+  return launch_clusters("arrange", arrange_kernel, dim3(static_cast<unsigned>(blocks)),
+                         kArrangeThreads, blocks, 0, launch, args,
+                         grouped_tile_rows(args.num_pairs, args.num_experts));
 }
 
 Status combine(const CombineArgs& args, const LaunchOptions& launch) {

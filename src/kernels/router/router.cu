@@ -56,7 +56,9 @@ __global__ void __launch_bounds__(kWarps * 32) score_by_mma_kernel(ScoreArgs arg
   const bf16* x = static_cast<const bf16*>(args.x) + first_row * args.x_stride;
   const float* weights = args.weights + int64_t{first_output} * args.dim;
   const int units = (args.dim + 31) / 32;
+  constexpr int kUnroll = ROW_TILES == 1 ? 4 : 1;  // few rows wait for memory
   float sums[ROW_TILES][OUTPUT_TILES][4] = {};
+#pragma unroll kUnroll
   for (int unit = units * warp / kWarps; unit < units * (warp + 1) / kWarps; ++unit) {
     const int at = unit * 32 + lane % 4 * 8;
     uint4 rows_of[ROW_TILES][2];

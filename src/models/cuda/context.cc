@@ -73,8 +73,10 @@ Status CudaContext::run_op(const CudaPlan::BoundOp& bound) {
 
 Result<bool> CudaContext::run_alternative(const CudaPlan::BoundOp& bound) {
   const Op& op = plan_.alternatives()[static_cast<size_t>(bound.alternative)].op;
-  ESP_ASSIGN_OR_RETURN(const bool runs, runs_moe_block(*this, op));
-  if (runs) ESP_RETURN_IF_ERROR(run_moe_block(*this, op));
+  const bool block = op.kind == program::OpKind::kMoeBlock;
+  ESP_ASSIGN_OR_RETURN(const bool runs,
+                       block ? runs_moe_block(*this, op) : runs_gated_experts(*this, op));
+  if (runs) ESP_RETURN_IF_ERROR(cuda_op(op.kind)(*this, op));
   return runs;
 }
 

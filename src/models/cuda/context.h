@@ -100,8 +100,10 @@ class CudaContext {
   kernels::cuda::Stream stream_ = nullptr;
 };
 
-// Whether the kernels for small batches run this block here; see find_moe_blocks().
+// Whether the kernels for small batches run this block here; see find_alternatives().
 Result<bool> runs_moe_block(CudaContext& context, const program::Op& op);
 Status run_moe_block(CudaContext& context, const program::Op& op);
+// Whether the GEMM of the experts fuses its activation here.
+Result<bool> runs_gated_experts(CudaContext& context, const program::Op& op);
 
 }  // namespace espalier

@@ -104,29 +104,46 @@ Status run_moe_route(CudaContext& c, const Op& op) {
                      c.launch(op));
 }
 
+namespace {
+
 // The first GEMM of the experts reads a row for each token, the second one for each pair, in the
 // order of experts.
-Status run_moe_matmul(CudaContext& c, const Op& op) {
+kc::GroupedArgs grouped_args(const CudaContext& c, const Op& op) {
   const auto& matmul = op.as<program::MoeMatmul>();
   const Operand &x = op.inputs[0], &y = op.outputs[0];
   const bool by_token = matmul.weight.kind == WeightKind::kExpertGateUp;
   const int32_t pairs_per_token = c.plan().program().buffer(y).rows.per_row;
   const CudaWeight& weight = c.weights().at(matmul.weight);
-  return kc::grouped_linear({.type = weight.format.type,
-                             .num_groups = matmul.num_experts,
-                             .in_features = matmul.in_features,
-                             .out_features = matmul.out_features,
-                             .x = c.read(x),
-                             .x_stride = c.stride(x),
-                             .weights = weight.data,
-                             .weights_stride = weight.group_stride,
-                             .bias = c.weights().data(matmul.bias),
-                             .y = c.write(y),
-                             .y_stride = c.stride(y),
-                             .plan = &c.experts().plan,
-                             .num_pairs = c.num_rows(y),
-                             .pairs_per_row = by_token ? pairs_per_token : 0},
-                            c.launch(op));
+  kc::GroupedArgs args{.type = weight.format.type,
+                       .num_groups = matmul.num_experts,
+                       .in_features = matmul.in_features,
+                       .out_features = matmul.out_features,
+                       .x = c.read(x),
+                       .x_stride = c.stride(x),
+                       .weights = weight.data,
+                       .weights_stride = weight.group_stride,
+                       .bias = c.weights().data(matmul.bias),
+                       .y = c.write(y),
+                       .y_stride = c.stride(y),
+                       .row_invariant = c.attention_group(op).shape.fixed_split > 0,
+                       .plan = &c.experts().plan,
+                       .num_pairs = c.num_rows(y),
+                       .pairs_per_row = by_token ? pairs_per_token : 0};
+  if (matmul.activation) {
+    args.activation = matmul.activation->kind;
+    args.limit = matmul.activation->limit;
+  }
+  return args;
+}
+
+}  // namespace
+
+Result<bool> runs_gated_experts(CudaContext& c, const Op& op) {
+  return kc::grouped_linear_fuses(grouped_args(c, op));
+}
+
+Status run_moe_matmul(CudaContext& c, const Op& op) {
+  return kc::grouped_linear(grouped_args(c, op), c.launch(op));
 }
 
 Status run_moe_combine(CudaContext& c, const Op& op) {

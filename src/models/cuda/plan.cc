@@ -23,7 +23,7 @@ CudaOp runs(const program::Op& op) {
 Result<CudaPlan> CudaPlan::create(program::Program program) {
   ESP_RETURN_IF_ERROR(program::check(program));
   CudaPlan plan;
-  plan.alternatives_ = program::find_moe_blocks(program);
+  plan.alternatives_ = program::find_alternatives(program);
   for (const program::Op& op : program.ops) {
     const CudaOp run = runs(op);
     if (run == nullptr) {

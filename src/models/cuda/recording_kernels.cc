@@ -400,6 +400,10 @@ Status arrange(const ArrangeArgs& args, const LaunchOptions& launch) {
   return Status();
 }
 
+Result<bool> grouped_linear_fuses(const GroupedArgs& args) {
+  return args.activation.has_value() && args.type == DType::kBFloat16 && !args.row_invariant;
+}
+
 Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
   const bool by_plan = args.plan != nullptr;
   const int64_t y_rows = by_plan ? args.num_pairs : args.rows;
@@ -407,8 +411,9 @@ Status grouped_linear(const GroupedArgs& args, const LaunchOptions& launch) {
       by_plan && args.pairs_per_row > 0 ? args.num_pairs / args.pairs_per_row : y_rows;
   const int64_t groups = by_plan ? 0 : args.num_groups - 1;
   const int64_t x_columns = groups * args.x_group_stride + args.in_features;
-  const int64_t y_columns = groups * args.y_group_stride + args.out_features;
-  Launch("grouped_linear", launch)
+  const int64_t outputs = args.activation ? args.out_features / 2 : args.out_features;
+  const int64_t y_columns = groups * args.y_group_stride + outputs;
+  Launch(args.activation ? "grouped_gated_linear" : "grouped_linear", launch)
       .read("x", area(args.x, x_rows, x_columns, args.x_stride, args.type))
       .add("weight", weight(args.weights) + "," + weight(args.bias))
       .add("apart", args.weights_stride)

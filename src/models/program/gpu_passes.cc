@@ -185,13 +185,30 @@ class MoeBlockFinder {
   MoeBlock block_;
 };
 
+// The first GEMM of a layer's experts and the gated activation behind it.
+std::optional<Alternative> find_gated_experts(const Program& program, size_t matmul) {
+  if (matmul + 1 == program.ops.size()) return std::nullopt;
+  const Op &gate_up = program.ops[matmul], &next = program.ops[matmul + 1];
+  if (next.kind != OpKind::kActivation || next.inputs[0] != gate_up.outputs[0] ||
+      !next.as<Activation>().gated) {
+    return std::nullopt;
+  }
+  Op op = gate_up;
+  op.as<MoeMatmul>().activation = next.as<Activation>();
+  op.outputs = {next.outputs[0], gate_up.outputs[0]};
+  return Alternative{matmul, matmul + 2, std::move(op)};
+}
+
 }  // namespace
 
-std::vector<Alternative> find_moe_blocks(const Program& program) {
+std::vector<Alternative> find_alternatives(const Program& program) {
   std::vector<Alternative> out;
+  const auto add = [&](std::optional<Alternative> found) {
+    if (found) out.push_back(std::move(*found));
+  };
   for (size_t i = 0; i < program.ops.size(); ++i) {
-    if (program.ops[i].kind != OpKind::kMoeRoute) continue;
-    if (auto block = MoeBlockFinder(program, i).find()) out.push_back(std::move(*block));
+    if (program.ops[i].kind == OpKind::kMoeRoute) add(MoeBlockFinder(program, i).find());
+    if (program.ops[i].kind == OpKind::kMoeMatmul) add(find_gated_experts(program, i));
   }
   return out;
 }

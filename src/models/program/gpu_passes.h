@@ -15,18 +15,20 @@ namespace espalier::program {
 // rows dropped behind attention, and the launch policy.
 Program gpu_passes(Program program);
 
-// An operation that computes what the operations [first, last) of a program compute, where the
-// rows are few enough for its kernels. Both ways have the same inputs and results; intermediate
+// An operation that computes what the operations [first, last) of a program compute, where its
+// kernel supports the step and the device. Both ways have the same inputs and results; intermediate
 // buffers are the same too, and are the operation's outputs behind its first.
 struct Alternative {
   size_t first = 0, last = 0;
   Op op;
 };
 
-// The MoE blocks that the kernels for small batches have: norm, router, gated experts, a shared
-// expert that is like them, and the residual. Layer norms, and shared experts with biases or other
-// activations, are left out.
-std::vector<Alternative> find_moe_blocks(const Program& program);
+// All alternatives of a program; none begins where another one does:
+// - MoE blocks for the kernels for small batches: norm, router, gated experts, a shared expert that
+//   is like them, and the residual. Layer norms, and shared experts with biases or other
+//   activations, are left out.
+// - The experts' first GEMM with their gated activation (kMoeMatmul with an activation).
+std::vector<Alternative> find_alternatives(const Program& program);
 
 // The program of a step of one token: one persistent kernel for the embedding and all layers, then
 // the output section. Nothing where the layers have not all one plain shape: dense, gated SiLU, two

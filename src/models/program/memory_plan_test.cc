@@ -167,7 +167,7 @@ TEST(MemoryPlan, OfEveryGoldenSharesMemory) {
       }
       int64_t sum = 0;
       for (const int64_t size : bytes) sum += aligned(size);
-      const MemoryPlan plan = place_storages(program, bytes, find_moe_blocks(program));
+      const MemoryPlan plan = place_storages(program, bytes, find_alternatives(program));
       EXPECT_LT(plan.total_bytes, sum) << name;
     }
   }

@@ -71,6 +71,19 @@ Report make_report(Program program, const StepShape& step, const WeightBytes& we
   return report;
 }
 
+namespace {
+
+// The steps that take an alternative.
+std::string steps_of(const Alternative& alternative) {
+  if (alternative.op.kind != OpKind::kMoeBlock) return "bfloat16, Hopper, not deterministic";
+  const auto top_k = alternative.op.as<MoeBlock>().route.router.top_k;
+  const int32_t most = kernels::cuda::kSmallBatchMoePairs / std::max(1, top_k);
+  return fmt::format("a step of at most {} tokens, bfloat16",
+                     std::min(kernels::cuda::kSmallBatchMoeRows, most));
+}
+
+}  // namespace
+
 std::vector<Variant> gpu_variants(const Program& program, const Program& lowered) {
   std::vector<Variant> out;
   if (const std::optional<Program> one_token = fuse_megakernel(lowered)) {
@@ -78,18 +91,15 @@ std::vector<Variant> gpu_variants(const Program& program, const Program& lowered
                    .replaces = "all operations before the output",
                    .line = to_string(*one_token, one_token->ops[0])});
   }
-  const std::vector<Alternative> blocks = find_moe_blocks(program);
+  const std::vector<Alternative> alternatives = find_alternatives(program);
   for (const Section& section : sections(program)) {
-    for (const Alternative& block : blocks) {
-      if (block.first < section.first || block.first >= section.last) continue;
-      const auto top_k = block.op.as<MoeBlock>().route.router.top_k;
-      const int32_t most = kernels::cuda::kSmallBatchMoePairs / std::max(1, top_k);
-      out.push_back(
-          {.when = fmt::format("a step of at most {} tokens, bfloat16",
-                               std::min(kernels::cuda::kSmallBatchMoeRows, most)),
-           .replaces = fmt::format("{}: operations {} to {}", title_of(section),
-                                   block.first - section.first, block.last - 1 - section.first),
-           .line = to_string(program, block.op)});
+    for (const Alternative& alternative : alternatives) {
+      if (alternative.first < section.first || alternative.first >= section.last) continue;
+      out.push_back({.when = steps_of(alternative),
+                     .replaces = fmt::format("{}: operations {} to {}", title_of(section),
+                                             alternative.first - section.first,
+                                             alternative.last - 1 - section.first),
+                     .line = to_string(program, alternative.op)});
     }
   }
   return out;
