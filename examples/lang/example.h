@@ -1,4 +1,4 @@
-// What the examples share: a back end from the command line, and an end that tells errors.
+// What the examples share: a back end from the command line, and an end that reports errors.
 //
 //   example_judge                          # the model that ships, in this process
 //   example_judge MODEL_FOLDER
@@ -12,14 +12,13 @@
 #include <vector>
 
 #include "espalier/lang.h"
-#include "lang/backends/engine_backend.h"
 
 namespace example {
 
 inline espalier::Result<std::shared_ptr<espalier::lang::Backend>> backend(int argc, char** argv) {
-  const std::string where = argc > 1 ? argv[1] : "share/default_model";
+  const std::string where = argc > 1 ? argv[1] : "";
   if (where.starts_with("http://")) return espalier::lang::runtime_endpoint(where);
-  return espalier::lang::engine_backend(espalier::EngineConfig{.model_path = where});
+  return espalier::lang::open_engine(where);
 }
 
 // The exit code of main: 0, or 1 after telling what failed and where.

@@ -16,6 +16,8 @@
 #ifndef ESPALIER_GRAMMAR_C_H_
 #define ESPALIER_GRAMMAR_C_H_
 
+#include "espalier/status_c.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,24 +25,9 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
-#define ESP_API __attribute__((visibility("default")))
-#else
-#define ESP_API
-#endif
-
 typedef struct esp_vocabulary esp_vocabulary;
 typedef struct esp_grammar esp_grammar;
 typedef struct esp_matcher esp_matcher;
-
-typedef enum esp_status {
-  ESP_OK = 0,
-  ESP_INVALID_ARGUMENT = 1,   /* the input is wrong; the message says where */
-  ESP_UNIMPLEMENTED = 2,      /* the grammar uses a feature that is not supported */
-  ESP_RESOURCE_EXHAUSTED = 3, /* the grammar is too large, or memory is short */
-  ESP_DEADLINE_EXCEEDED = 4,  /* compilation took longer than compile_seconds_max */
-  ESP_INTERNAL = 5
-} esp_status;
 
 typedef enum esp_grammar_kind {
   ESP_GRAMMAR_REGEX = 0,

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include "api/open_engine.h"
 #include "bind.h"
 #include "lang/backends/engine_backend.h"
 
@@ -128,8 +129,13 @@ void bind_backends(py::module_& m) {
       });
 
   m.def("Engine", [](const std::string& model_path, const py::dict& settings) {
-    const EngineConfig config = engine_config(model_path, settings);
-    return made([&] { return lang::engine_backend(config); });
+    EngineConfig config = engine_config(model_path, settings);
+    return made([&]() -> Result<Backend> {
+      if (config.model_path.empty()) {
+        ESP_ASSIGN_OR_RETURN(config.model_path, api::model_folder({}));
+      }
+      return lang::engine_backend(config);
+    });
   });
   m.def("RuntimeEndpoint",
         [](std::string base_url, std::string api_key, std::string chat_template) {

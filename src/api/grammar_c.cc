@@ -11,10 +11,12 @@
 #include <string_view>
 #include <vector>
 
+#include "api/c_errors.h"
 #include "base/status.h"
 #include "grammar/grammar.h"
 
 namespace grammar = espalier::grammar;
+using espalier::api::write_message;
 using espalier::Result;
 using espalier::Status;
 using espalier::StatusCode;
@@ -34,53 +36,11 @@ struct esp_matcher {
 
 namespace {
 
-esp_status code_of(const Status& status) {
-  switch (status.code()) {
-    case StatusCode::kOk:
-      return ESP_OK;
-    case StatusCode::kInvalidArgument:
-      return ESP_INVALID_ARGUMENT;
-    case StatusCode::kUnimplemented:
-      return ESP_UNIMPLEMENTED;
-    case StatusCode::kResourceExhausted:
-      return ESP_RESOURCE_EXHAUSTED;
-    case StatusCode::kDeadlineExceeded:
-      return ESP_DEADLINE_EXCEEDED;
-    default:
-      return ESP_INTERNAL;
-  }
-}
+constexpr const char* kShortMemory = "memory is short; pass a smaller grammar or vocabulary";
 
-void write_message(std::string_view message, char* error, size_t error_size) {
-  if (error == nullptr || error_size == 0) return;
-  const size_t size = std::min(message.size(), error_size - 1);
-  std::memcpy(error, message.data(), size);
-  error[size] = '\0';
-}
-
-// Runs `make`, which gives a Result<T>, and hands its value out as an owned T.
 template <typename T, typename Make>
 esp_status create(T** out, char* error, size_t error_size, Make make) {
-  if (out == nullptr) {
-    write_message("the place for the result is NULL; pass an address", error, error_size);
-    return ESP_INVALID_ARGUMENT;
-  }
-  *out = nullptr;
-  try {
-    Result<T> made = make();
-    if (!made) {
-      write_message(made.error().message(), error, error_size);
-      return code_of(made.error());
-    }
-    *out = new T(std::move(*made));
-    return ESP_OK;
-  } catch (const std::bad_alloc&) {
-    write_message("memory is short; pass a smaller grammar or vocabulary", error, error_size);
-    return ESP_RESOURCE_EXHAUSTED;
-  } catch (const std::exception& failure) {
-    write_message(failure.what(), error, error_size);
-    return ESP_INTERNAL;
-  }
+  return espalier::api::create(out, error, error_size, kShortMemory, std::move(make));
 }
 
 // Runs a matcher's step. Memory that runs out reads as a step that is not allowed.

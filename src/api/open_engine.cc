@@ -1,0 +1,62 @@
+#include "api/open_engine.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "apps/config.h"
+#include "base/log.h"
+
+namespace espalier::api {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The file that holds this code: the shared library, or the program that it is linked into.
+fs::path own_file() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&own_file), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  std::error_code problem;
+  return fs::weakly_canonical(info.dli_fname, problem);
+}
+
+}  // namespace
+
+Result<fs::path> model_folder(const fs::path& given) {
+  if (given.empty() && std::getenv("ESPALIER_SHARE") == nullptr) {
+    const fs::path folder = own_file().parent_path();
+    for (const fs::path& share :
+         {folder.parent_path() / "share/espalier", folder.parent_path().parent_path() / "share",
+          folder.parent_path().parent_path() / "share/espalier"}) {
+      std::error_code problem;
+      if (fs::exists(share / "default_model/config.json", problem)) return share / "default_model";
+    }
+  }
+  return apps::resolve_model_path(given);
+}
+
+Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
+                                            const NamedSettings& settings) {
+  apps::AppConfig config;
+  config.log_level = "warning";
+  apps::SettingTable table;
+  apps::add_engine_settings(table, config);
+  for (const auto& [name, value] : settings) {
+    apps::Setting* row = table.find(name);
+    if (row == nullptr) {
+      const std::string near = table.nearest_name(name);
+      return fail(invalid_argument("there is no setting '{}'{}; docs/flags.md lists them", name,
+                                   near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+    }
+    ESP_RETURN_IF_ERROR(apps::assign(*row, {value}, "the setting " + name));
+  }
+  if (!model_path.empty()) config.engine.model_path = model_path;
+  ESP_RETURN_IF_ERROR(apps::check_contradictions(table, config));
+  ESP_ASSIGN_OR_RETURN(const LogLevel level, parse_log_level(config.log_level));
+  set_log_level(level);
+  ESP_ASSIGN_OR_RETURN(config.engine.model_path, model_folder(config.engine.model_path));
+  return Engine::create(config.engine);
+}
+
+}  // namespace espalier::api
