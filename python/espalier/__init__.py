@@ -7,7 +7,7 @@
         s += sgl.user("What is the capital of " + country + "?")
         s += sgl.assistant(sgl.gen("answer", max_tokens=16, stop="."))
 
-    sgl.set_default_backend(sgl.Engine("share/default_model"))
+    sgl.set_default_backend(sgl.Engine())    # the model that ships
     print(capital.run(country="France")["answer"])
 
 Appending never waits; reading a variable does, with the interpreter lock released.

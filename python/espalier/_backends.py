@@ -21,12 +21,13 @@ Answer = Dict[str, Any]
 class Engine(Backend):
     """An engine in this process: a back end for programs, and SGLang's Engine.generate.
 
+    model_path: a folder or a .gguf file; None is the model that ships
     settings: of `espalier serve`, by the flags' names: num_threads, context_length,
     max_total_tokens, max_running_requests, page_size, dtype, ...; one that is unknown is an error.
     """
 
-    def __init__(self, model_path: str, **settings: Any) -> None:
-        super().__init__(_native.Engine(model_path, settings))
+    def __init__(self, model_path: Optional[str] = None, **settings: Any) -> None:
+        super().__init__(_native.Engine(model_path or "", settings))
 
     def generate(
         self,
@@ -134,7 +135,7 @@ class Runtime(RuntimeEndpoint):
     model_path: None is the model that ships
     settings: the command's flags with underscores: context_length=4096, trust_remote_code=True
 
-    The command is found by ESPALIER_BINARY, beside the package's build, or by PATH.
+    The command is found by ESPALIER_BINARY, in the package, beside its build, or by PATH.
     """
 
     def __init__(self, model_path: Optional[str] = None, *, launch_timeout: float = 300.0,
@@ -194,8 +195,10 @@ class Runtime(RuntimeEndpoint):
 
 
 def _binary() -> str:
-    beside = os.path.join(os.path.dirname(os.path.abspath(_native.__file__)), "..", "..", "espalier")
-    for path in (os.environ.get("ESPALIER_BINARY"), beside, shutil.which("espalier")):
+    package = os.path.dirname(os.path.abspath(_native.__file__))
+    installed = os.path.join(package, "bin", "espalier")
+    built = os.path.join(package, "..", "..", "espalier")
+    for path in (os.environ.get("ESPALIER_BINARY"), installed, built, shutil.which("espalier")):
         if path and os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     raise FileNotFoundError("there is no `espalier` command: build it, and put it into PATH or "
