@@ -65,12 +65,12 @@ struct EngineOptions {
 // An absent number is left to the model's generation defaults.
 struct GenerateOptions {
   int32_t max_new_tokens = 128;
-  std::optional<float> temperature;  // 0: greedy
-  std::optional<float> top_p;        // (0, 1]
-  std::optional<float> min_p;        // [0, 1)
-  std::optional<int32_t> top_k;      // -1: no limit
-  std::optional<int64_t> seed;       // of the draws, 0 or more; absent: drawn
-  std::vector<std::string> stop;     // strings that end an answer and are not part of it
+  std::optional<float> temperature;      // 0: greedy
+  std::optional<float> top_p;            // (0, 1]
+  std::optional<float> min_p;            // [0, 1)
+  std::optional<int32_t> top_k;          // -1: no limit
+  std::optional<int64_t> seed;           // of the draws, 0 or more; absent: drawn
+  std::vector<std::string> stop;         // strings that end an answer and are not part of it
   std::string json_schema, regex, ebnf;  // what an answer must match; at most one of them
   bool ignore_eos = false;
 };
@@ -102,8 +102,8 @@ class Stream {
                                       std::vector<int32_t>(event.ids, event.ids + event.num_ids),
                                       event.finish});
   }
-  // Waits for the end. The whole answer, with what next() gave before; of a cancelled request as far
-  // as it came, with ESP_FINISH_ABORT.
+  // Waits for the end. The whole answer, with what next() gave before; of a cancelled request as
+  // far as it came, with ESP_FINISH_ABORT.
   EngineResult<Answer> finish() {
     while (true) {
       EngineResult<std::optional<Piece>> piece = next();
@@ -173,8 +173,8 @@ class Engine {
     if (!started) return started.error();
     return started->finish();
   }
-  // All prompts run at once; answers are in the order of prompts. The first failure wins and cancels
-  // the others.
+  // All prompts run at once; answers are in the order of prompts. The first failure wins and
+  // cancels the others.
   EngineResult<std::vector<Answer>> generate_batch(const std::vector<std::string>& prompts,
                                                    const GenerateOptions& options = {}) {
     std::vector<Stream> streams;
@@ -225,7 +225,9 @@ class Engine {
   // `stop` holds the array that `request` points to; both point into `options` and `prompt`.
   static void fill(esp_request& request, std::string_view prompt, const GenerateOptions& options,
                    std::vector<const char*>& stop) {
-    const auto given = [](const std::string& text) { return text.empty() ? nullptr : text.c_str(); };
+    const auto given = [](const std::string& text) {
+      return text.empty() ? nullptr : text.c_str();
+    };
     const float absent = std::numeric_limits<float>::quiet_NaN();
     esp_request_init(&request);
     request.text = prompt.data();

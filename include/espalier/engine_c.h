@@ -8,8 +8,8 @@
  * Ownership: open and submit give an object that its free function releases; free functions accept
  * NULL. A call keeps its engine alive, so objects may be freed in any order. Inputs are copied.
  *
- * Thread safety: an engine may be used from any threads at once. One call is read by one thread at a
- * time; esp_call_cancel may come from any thread while the call exists.
+ * Thread safety: an engine may be used from any threads at once. One call is read by one thread at
+ * a time; esp_call_cancel may come from any thread while the call exists.
  *
  * Errors: functions that can fail return a status and write a message that ends with a zero byte to
  * `error`, cut to `error_size` bytes. `error` may be NULL when error_size is 0. */
@@ -40,21 +40,21 @@ typedef struct esp_engine_options {
 } esp_engine_options;
 ESP_API void esp_engine_options_init(esp_engine_options* options);
 
-/* esp_request_init sets the defaults. A number that is negative or NaN is left to the model's
- * generation defaults where the comment says so. */
+/* esp_request_init sets the defaults. Some numbers have a value by which the model's generation
+ * defaults hold, stated beside them. */
 typedef struct esp_request {
   size_t struct_size;
   const char* text; /* text_size bytes of UTF-8; read when num_input_ids is 0 */
   size_t text_size;
   const int32_t* input_ids; /* [num_input_ids], the prompt as tokens */
   size_t num_input_ids;
-  int32_t max_new_tokens;      /* default 128 */
-  float temperature;           /* 0: greedy; default NaN: the model's */
-  float top_p, min_p;          /* in (0, 1], [0, 1); default NaN: the model's */
-  int32_t top_k;               /* default 0: the model's; -1: no limit */
-  int32_t num_samples;         /* answers of this prompt; default 1 */
-  int64_t seed;                /* of the draws; default -1: drawn from the engine's generator */
-  const char* const* stop;     /* [num_stop] strings that end an answer and are not part of it */
+  int32_t max_new_tokens;  /* default 128 */
+  float temperature;       /* 0: greedy; default NaN: the model's */
+  float top_p, min_p;      /* in (0, 1], [0, 1); default NaN: the model's */
+  int32_t top_k;           /* default 0: the model's; -1: no limit */
+  int32_t num_samples;     /* answers of this prompt; default 1 */
+  int64_t seed;            /* of the draws; default -1: drawn from the engine's generator */
+  const char* const* stop; /* [num_stop] strings that end an answer and are not part of it */
   size_t num_stop;
   const char* json_schema; /* what an answer must match; at most one of the three, default NULL */
   const char* regex;

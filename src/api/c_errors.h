@@ -50,8 +50,8 @@ inline void write_message(std::string_view message, char* error, size_t error_si
   error[size] = '\0';
 }
 
-// Runs `make`, which gives a Result<T>, and hands its value out as an owned T. `short_memory` is the
-// message when memory runs out.
+// Runs `make`, which gives a Result<T>, and hands its value out as an owned T. `short_memory` is
+// the message when memory runs out.
 template <typename T, typename Make>
 esp_status create(T** out, char* error, size_t error_size, std::string_view short_memory,
                   Make make) {

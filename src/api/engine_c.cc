@@ -107,9 +107,9 @@ Result<esp_engine> open(const esp_engine_options* given) {
   number("context-length", options.context_length);
   number("max-running-requests", options.max_running_requests);
   number("num-threads", options.num_threads);
-  ESP_ASSIGN_OR_RETURN(
-      auto engine,
-      espalier::api::open_engine(options.model_path == nullptr ? "" : options.model_path, settings));
+  ESP_ASSIGN_OR_RETURN(auto engine,
+                       espalier::api::open_engine(
+                           options.model_path == nullptr ? "" : options.model_path, settings));
   return esp_engine{std::shared_ptr<Engine>(std::move(engine))};
 }
 
@@ -157,11 +157,10 @@ Result<esp_call> submit(const esp_engine* engine, const esp_request* given) {
   ESP_ASSIGN_OR_RETURN(GenerateRequest request, read_request(given));
   const int32_t num_samples = request.embed ? 1 : request.sampling.n;
   esp_call call{engine->engine, std::make_shared<EventQueue>(num_samples), {}, {}};
-  ESP_ASSIGN_OR_RETURN(call.rid,
-                       engine->engine->submit(std::move(request), [queue = call.queue](
-                                                                      TokenEvent&& event) {
-                         queue->push(std::move(event));
-                       }));
+  ESP_ASSIGN_OR_RETURN(call.rid, engine->engine->submit(std::move(request),
+                                                        [queue = call.queue](TokenEvent&& event) {
+                                                          queue->push(std::move(event));
+                                                        }));
   return call;
 }
 

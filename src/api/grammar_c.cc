@@ -16,10 +16,10 @@
 #include "grammar/grammar.h"
 
 namespace grammar = espalier::grammar;
-using espalier::api::write_message;
 using espalier::Result;
 using espalier::Status;
 using espalier::StatusCode;
+using espalier::api::write_message;
 
 struct esp_vocabulary {
   std::shared_ptr<const grammar::TokenTrie> trie;  // shared: its grammars outlive the handle

@@ -106,7 +106,7 @@ class NativeCall::Answers {
       r.finish = std::move(*event.finish);
       samples_[index].is_done = true;
       --num_open_;
-      // An aborted sample is an answer, too: its finish_reason says so.
+      // An aborted sample is an answer, too: its finish_reason states it.
       if (failed_.ok() && r.finish.status.code() != StatusCode::kAborted) failed_ = r.finish.status;
     }
     if (std::find(grown_.begin(), grown_.end(), index) == grown_.end()) grown_.push_back(index);

@@ -12,9 +12,9 @@
 
 namespace espalier::api {
 
-// Thread safety: all() and next() are called by one thread at a time; abort() by any. Both wait, and
-// end with kAborted when the waiting thread is interrupted (lang/waiting.h).
-// Ownership: shares the engine; its end aborts the requests that still run.
+// Thread safety: all() and next() are called by one thread at a time; abort() by any. Both wait,
+// and end with kAborted when the waiting thread is interrupted (lang/waiting.h). Ownership: shares
+// the engine; its end aborts the requests that still run.
 class NativeCall {
  public:
   // Reads and checks the body, and hands its requests to the engine.
