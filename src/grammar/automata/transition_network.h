@@ -105,6 +105,20 @@ struct Network {
   std::span<const CountEdge> counts_of(NodeId id) const {
     return {count_edges.data() + nodes[id].counts_begin, count_edges.data() + nodes[id].counts_end};
   }
+  // Returns whether the node has byte edges only, so that one item at it is a whole Earley set.
+  bool only_bytes(NodeId id) const {
+    const Node& node = nodes[id];
+    return !node.final && node.calls_begin == node.calls_end &&
+           node.counts_begin == node.counts_end;
+  }
+  // Returns whether, after `count` ticks, the ticks between the node and the end of its rule still
+  // fit under the counter's maximum.
+  bool has_room(NodeId id, uint32_t count) const {
+    const Node& node = nodes[id];
+    if (node.counter < 0) return true;
+    const uint32_t max = counters[static_cast<size_t>(node.counter)].max;
+    return max == Ir::kNoMax || uint64_t{count} + node.room <= max;
+  }
   // Returns whether nothing but the end of the rule follows.
   bool only_final(NodeId id) const {
     const Node& node = nodes[id];

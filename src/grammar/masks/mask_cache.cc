@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <mutex>
-#include <optional>
-#include <span>
 #include <string>
 #include <utility>
-
-#include "base/rng.h"
 
 namespace espalier::grammar {
 namespace {
@@ -15,40 +11,16 @@ namespace {
 // Bytes that the masks of one grammar may hold; beyond it they are dropped and made again.
 constexpr size_t kKeptBytesMax = size_t{64} << 20;
 
-// A mask with more changes than this is stored as words.
-constexpr size_t kChangesMax = 512;
-
-void set_bit(std::span<uint32_t> words, uint32_t token, bool on) {
-  const uint32_t bit = 1u << (token % 32);
-  words[token / 32] = on ? words[token / 32] | bit : words[token / 32] & ~bit;
-}
-
-}  // namespace
-
-size_t MaskCache::TailHash::operator()(const TailKey& key) const {
-  return mix64(reinterpret_cast<uintptr_t>(key.masks) ^ mix64(key.after));
-}
-
-MaskCache::MaskCache(EarleyRecogniser& earley, const TokenTrie& trie)
-    : earley_(earley), trie_(trie), walk_(earley) {
-  scratch_.resize(static_cast<size_t>(trie.words_per_mask()));
-}
-
-void MaskCache::walk_into(const TrieWalk& tokens, SetId from, TokenWalk::Steps steps, Mask& mask) {
-  walk_.run(
-      tokens, from, steps, [&](uint32_t t) { mask.allow(tokens.token_ids[t]); },
-      [&](uint32_t begin, uint32_t end) { mask.ask(tokens, begin, end); },
-      [](uint32_t) { return false; });
-}
-
 // Follows tokens in the order of their bytes, each from where the previous token differs. `step`
-// maps (position, byte) to the next position, or to nothing.
+// maps (position, bytes before, byte) to the next position, or to nothing. `use` gets each token,
+// the positions after each of its bytes as far as it leads on, and whether that is to its end.
 template <typename At, typename Step, typename Use>
-void MaskCache::along(std::span<const TokenId> tokens, const At& from, Step step, Use use) {
+void follow_tokens(const TokenTrie& trie, std::span<const TokenId> tokens, const At& from,
+                   Step step, Use use) {
   std::vector<At> path = {from};  // [byte of `last`] the position after it, as far as it leads on
   std::string_view last;
   for (const TokenId token : tokens) {
-    const std::string_view bytes = trie_.bytes(token);
+    const std::string_view bytes = trie.bytes(token);
     const auto [differs, _] = std::ranges::mismatch(last.substr(0, path.size() - 1), bytes);
     path.resize(static_cast<size_t>(differs - last.begin()) + 1, from);
     while (path.size() <= bytes.size()) {
@@ -62,59 +34,78 @@ void MaskCache::along(std::span<const TokenId> tokens, const At& from, Step step
   }
 }
 
+}  // namespace
+
+MaskCache::MaskCache(EarleyRecogniser& earley, const TokenTrie& trie)
+    : earley_(earley),
+      trie_(trie),
+      positions_(earley),
+      walk_(positions_),
+      comparison_(positions_),
+      tails_(walk_),
+      insides_(positions_),
+      char_classes_(earley, static_cast<size_t>(trie.all().depth_max)) {
+  scratch_.resize(static_cast<size_t>(trie.words_per_mask()));
+}
+
+void MaskCache::walk_into(const TrieWalk& tokens, SetId from, WalkSteps steps, StoredMask& mask) {
+  walk_.run(
+      tokens, from, steps, [&](uint32_t t) { mask.allow(tokens.token_ids[t]); },
+      [&](uint32_t begin, uint32_t end) { mask.add_conditional(tokens, begin, end); },
+      [](uint32_t) { return false; });
+}
+
 // Tries the tokens whose verdict depends on the text. Tokens that are equal up to a check share its
 // verdict.
-bool MaskCache::ask(const Mask& mask, SetId set, std::string_view text, std::span<uint32_t> words) {
+bool MaskCache::try_conditional(const StoredMask& mask, SetId set, std::string_view text,
+                                std::span<uint32_t> words) {
   bool any = false;
   std::string read(text);
-  along(
-      std::span(mask.asked), set,
+  follow_tokens(
+      trie_, std::span(mask.conditional()), set,
       [&](SetId at, std::string_view before, char byte) -> std::optional<SetId> {
         read.resize(text.size());
         read += before;
         const SetId to = earley_.step(at, static_cast<uint8_t>(byte), read);
-        return to == EarleyRecogniser::kDead ? std::nullopt : std::optional(to);
+        return to == EarleySets::kDead ? std::nullopt : std::optional(to);
       },
       [&](TokenId token, const std::vector<SetId>&, bool on) {
-        set_bit(words, static_cast<uint32_t>(token), on);
+        set_token(words, token, on);
         any |= on;
       });
   return any;
 }
 
 // The mask of a set of several items is the union of their masks, which many sets share.
-bool MaskCache::by_parts(SetId set, Mask& mask) {
+bool MaskCache::by_parts(SetId set, StoredMask& mask) {
   constexpr size_t kPartsMax = 8;
   const size_t count = earley_.num_parts(set);
   if (count < 2 || count > kPartsMax) return false;
   for (size_t i = 0; i < count; ++i) {
     const SetId part = earley_.canonical(earley_.part(set, i));
-    add_part(mask_of(part), mask);
+    mask.add(mask_of(part), scratch_);
   }
   return true;
 }
 
 // The mask of an item in a closed rule is independent of the caller, except for tokens that reach
 // the end of the rule.
-bool MaskCache::by_closed_rule(SetId set, Mask& mask) {
+bool MaskCache::by_closed_rule(SetId set, StoredMask& mask) {
   const SetId open = earley_.opened(set);
-  if (open == EarleyRecogniser::kDead) return false;
-  const Mask& position = mask_of(open);
-  mask.base = position.words.empty() ? position.base : &position.words;
-  mask.changes = position.changes;
+  if (open == EarleySets::kDead) return false;
+  const StoredMask& inside = mask_of(open);
+  mask.refer_to(inside);
   // kNeedsText counts as a position: the rest of such a token is conditional.
-  along(
-      std::span(position.asked), earley_.position_of(set),
-      [&](const EarleyRecogniser::Position& at, std::string_view,
-          char byte) -> std::optional<EarleyRecogniser::Position> {
-        if (at.set == EarleyRecogniser::kNeedsText) return std::nullopt;
-        const EarleyRecogniser::Position to =
-            earley_.step_without_text(at, static_cast<uint8_t>(byte));
-        return to.set == EarleyRecogniser::kDead ? std::nullopt : std::optional(to);
+  follow_tokens(
+      trie_, std::span(inside.conditional()), positions_.position_of(set),
+      [&](const EarleyPosition& at, std::string_view, char byte) -> std::optional<EarleyPosition> {
+        if (at.set == EarleySets::kNeedsText) return std::nullopt;
+        const EarleyPosition to = positions_.step(at, static_cast<uint8_t>(byte));
+        return to.set == EarleySets::kDead ? std::nullopt : std::optional(to);
       },
-      [&](TokenId token, const std::vector<EarleyRecogniser::Position>& path, bool on) {
-        if (path.back().set == EarleyRecogniser::kNeedsText) {
-          mask.asked.push_back(token);
+      [&](TokenId token, const std::vector<EarleyPosition>& path, bool on) {
+        if (path.back().set == EarleySets::kNeedsText) {
+          mask.add_conditional(token);
         } else if (on) {
           mask.allow(token);
         }
@@ -122,46 +113,37 @@ bool MaskCache::by_closed_rule(SetId set, Mask& mask) {
   return true;
 }
 
-const MaskCache::Mask& MaskCache::mask_of(SetId set) {
+// Allows at once the tokens made of classes that lead on; the others are walked.
+bool MaskCache::by_char_classes(SetId set, StoredMask& mask) {
+  const auto [kinds, characters] = char_classes_.absorbed(set);
+  if (kinds == 0) return false;
+  if (characters == CharClassSearch::kNoEnd) {
+    mask.start_from(trie_.of_char_classes(kinds));
+  } else {
+    std::vector<uint32_t> words(scratch_.size(), 0);
+    trie_.add_of_char_classes(kinds, characters, words);
+    mask.start_from(std::move(words));
+  }
+  const TrieWalk& all = trie_.all();
+  const std::vector<CharClassSet>& below = trie_.char_classes_below();
+  walk_.run(
+      all, set, WalkSteps::kByStates, [&](uint32_t t) { mask.allow(all.token_ids[t]); },
+      [&](uint32_t begin, uint32_t end) { mask.add_conditional(all, begin, end); },
+      [&, wanted = kinds](uint32_t node) { return (below[node] & ~wanted) == 0; });
+  return true;
+}
+
+const StoredMask& MaskCache::mask_of(SetId set) {
   const auto known = kept_.find(set);
   if (known != kept_.end()) return known->second;
-  Mask made;
+  StoredMask made;
   make(set, made);
   return keep(set, std::move(made));
 }
 
-// Adds the tokens that the part allows. Its conditional tokens become conditional in the whole.
-void MaskCache::add_part(const Mask& part, Mask& mask) {
-  mask.asked.insert(mask.asked.end(), part.asked.begin(), part.asked.end());
-  const auto plain = [](const Mask& m) {
-    return m.base == nullptr && m.words.empty() &&
-           std::ranges::all_of(m.changes, [](uint32_t c) { return c % 2 == 1; });
-  };
-  if (plain(part)) {
-    mask.changes.insert(mask.changes.end(), part.changes.begin(), part.changes.end());
-    return;
-  }
-  if (plain(mask)) {
-    const std::vector<uint32_t> own = std::move(mask.changes);
-    mask.base = part.base;
-    mask.words = part.words;
-    mask.changes = part.changes;
-    mask.changes.insert(mask.changes.end(), own.begin(), own.end());
-    return;
-  }
-  std::vector<uint32_t> words(scratch_.size());
-  write(mask, words);
-  write(part, scratch_);
-  for (size_t i = 0; i < words.size(); ++i) words[i] |= scratch_[i];
-  mask.base = nullptr;
-  mask.words = std::move(words);
-  mask.changes.clear();
-}
-
-const MaskCache::Mask& MaskCache::keep(SetId set, Mask mask) {
-  settle(mask);
-  mask.partial = earley_.exhausted();
-  kept_bytes_ += size_of(mask);
+const StoredMask& MaskCache::keep(SetId set, StoredMask mask) {
+  mask.settle(trie_, scratch_, earley_.exhausted());
+  kept_bytes_ += mask.num_bytes();
   const std::lock_guard lock(kept_mutex_);
   return kept_.emplace(set, std::move(mask)).first->second;
 }
@@ -170,64 +152,25 @@ const MaskCache::Mask& MaskCache::keep(SetId set, Mask mask) {
 bool MaskCache::is_wide(SetId set) {
   constexpr int kNarrow = 20;  // bytes: any JSON value begins with one of 18
   ByteMask bytes;
-  earley_.add_bytes(earley_.position_of(set), bytes);
+  positions_.add_bytes(positions_.position_of(set), bytes);
   bytes.remove(0x00, 0x1f);
   bytes.remove(0x7f, 0xff);
   return bytes.count() > kNarrow;
 }
 
-void MaskCache::make(SetId set, Mask& mask) {
-  if (set == EarleyRecogniser::kDead) return;
-  using enum TokenWalk::Steps;
+void MaskCache::make(SetId set, StoredMask& mask) {
+  if (set == EarleySets::kDead) return;
   if (!by_lexeme(set, mask)) {
     const bool wide = is_wide(set);
     const bool fast = wide && (by_parts(set, mask) || by_difference(set, mask) ||
                                inside_string(set, mask) || by_closed_rule(set, mask) ||
                                by_staying_inside(set, mask) || by_char_classes(set, mask));
-    if (!fast) walk_into(trie_.all(), set, wide ? kByStates : kInRules, mask);
+    if (!fast) walk_into(trie_.all(), set, wide ? WalkSteps::kByStates : WalkSteps::kInRules, mask);
   }
   if (!earley_.accepting(set)) return;
-  for (TokenId id : trie_.eos_ids()) {
+  for (const TokenId id : trie_.eos_ids()) {
     if (id >= 0 && id < trie_.vocab_size()) mask.allow(id);
   }
-}
-
-void MaskCache::write(const Mask& mask, std::span<uint32_t> words) const {
-  if (mask.base != nullptr) {
-    std::ranges::copy(*mask.base, words.begin());
-  } else if (!mask.words.empty()) {
-    std::ranges::copy(mask.words, words.begin());
-  } else {
-    std::ranges::fill(words, 0);
-  }
-  for (uint32_t change : mask.changes) set_bit(words, change / 2, change % 2 == 1);
-}
-
-// Converts a new mask to the form in which it is stored.
-void MaskCache::settle(Mask& mask) {
-  const bool plain = std::ranges::all_of(mask.changes, [](uint32_t c) { return c % 2 == 1; });
-  const bool many = mask.changes.size() > kChangesMax;
-  if (many || !plain || mask.changes.empty()) write(mask, scratch_);
-  if (plain && !mask.changes.empty()) {
-    mask.empty = false;
-  } else if (mask.changes.empty() && mask.base == nullptr && mask.words.empty()) {
-    mask.empty = true;
-  } else {
-    mask.empty = std::ranges::none_of(scratch_, [](uint32_t w) { return w != 0; });
-  }
-  if (many) {
-    mask.base = nullptr;
-    mask.words = scratch_;
-    mask.changes = {};
-  }
-  const auto by_bytes = [&](TokenId id) { return trie_.rank(id); };
-  if (!std::ranges::is_sorted(mask.asked, {}, by_bytes))
-    std::ranges::sort(mask.asked, {}, by_bytes);
-}
-
-size_t MaskCache::size_of(const Mask& mask) const {
-  return sizeof(Mask) +
-         (mask.words.size() + mask.changes.size() + mask.asked.size()) * sizeof(uint32_t);
 }
 
 bool MaskCache::fill(SetId exact, std::string_view text, std::span<uint32_t> words) {
@@ -238,25 +181,26 @@ bool MaskCache::fill(SetId exact, std::string_view text, std::span<uint32_t> wor
     tails_.clear();
     kept_bytes_ = 0;
   }
-  const Mask& mask = mask_of(set);
-  write(mask, words);
-  const bool asked = !mask.asked.empty() && ask(mask, set, text, words);
-  if (mask.partial || (!mask.asked.empty() && earley_.exhausted())) {
+  const StoredMask& mask = mask_of(set);
+  mask.write(words);
+  const bool conditional = !mask.conditional().empty();
+  const bool any = conditional && try_conditional(mask, set, text, words);
+  if (mask.unusable() || (conditional && earley_.exhausted())) {
     std::ranges::fill(words, 0);
     return false;
   }
-  return asked || !mask.empty;
+  return any || !mask.empty();
 }
 
 std::optional<bool> MaskCache::fill_known(SetId exact, std::span<uint32_t> words) const {
   const SetId set = earley_.known_canonical(exact);
-  if (set == EarleyRecogniser::kUnknown) return std::nullopt;
+  if (set == EarleySets::kUnknown) return std::nullopt;
   const std::shared_lock lock(kept_mutex_);
   const auto known = kept_.find(set);
-  if (known == kept_.end() || !known->second.asked.empty() || known->second.partial)
+  if (known == kept_.end() || !known->second.conditional().empty() || known->second.unusable())
     return std::nullopt;
-  write(known->second, words);
-  return !known->second.empty;
+  known->second.write(words);
+  return !known->second.empty();
 }
 
 }  // namespace espalier::grammar

@@ -7,28 +7,67 @@
 #include <cstdint>
 #include <vector>
 
-#include "grammar/automata/earley.h"
+#include "grammar/automata/earley_positions.h"
 #include "grammar/masks/token_trie.h"
 
 namespace espalier::grammar {
 
-// Reuses its buffers between walks. Not thread-safe; walks do not nest. Borrows the recogniser.
+// How the steps of a walk are taken. kInRules: along nodes of a rule that are soon left. kByStates:
+// with an Earley set for each position, whose cached transitions pay off for a walk that visits
+// most of the vocabulary.
+enum class WalkSteps : uint8_t { kInRules, kByStates };
+
+// The tokens of a node begin at tokens_begin_of() and those of its subtree end at tokens_end_of().
+inline uint32_t tokens_begin_of(const TrieWalk& tokens, uint32_t node) {
+  return tokens.nodes[node].tokens_begin;
+}
+inline uint32_t tokens_end_of(const TrieWalk& tokens, uint32_t node) {
+  return tokens.nodes[tokens.nodes[node].skip].tokens_begin;
+}
+
+// Appends to `found` the children of the row whose byte is in the set that `add_bytes` fills; all
+// children where there are few.
+template <typename AddBytes>
+void find_children(const TrieWalk& tokens, uint32_t row, AddBytes add_bytes,
+                   std::vector<uint32_t>& found) {
+  constexpr uint32_t kFew = 4;  // fewer children are tried without a byte set
+  const uint32_t begin = tokens.children_begin[row], end = tokens.children_begin[row + 1];
+  if (end - begin <= kFew) {
+    found.insert(found.end(), tokens.children.begin() + begin, tokens.children.begin() + end);
+    return;
+  }
+  ByteMask bytes;
+  add_bytes(bytes);
+  const auto first = tokens.child_bytes.begin() + begin, last = tokens.child_bytes.begin() + end;
+  if (static_cast<uint32_t>(bytes.count()) * 4 > end - begin) {
+    for (uint32_t c = begin; c < end; ++c) {
+      if (bytes.has(tokens.child_bytes[c])) found.push_back(tokens.children[c]);
+    }
+    return;
+  }
+  for (size_t w = 0; w < bytes.words.size(); ++w) {
+    for (uint64_t word = bytes.words[w]; word != 0; word &= word - 1) {
+      const auto byte = static_cast<uint8_t>(64 * w + static_cast<size_t>(std::countr_zero(word)));
+      const auto child = std::lower_bound(first, last, byte);
+      if (child != last && *child == byte)
+        found.push_back(tokens.children[begin + static_cast<size_t>(child - first)]);
+    }
+  }
+}
+
+// A walk from one position. Reuses its buffers between walks. Not thread-safe; walks do not nest.
+// Borrows the positions.
 class TokenWalk {
  public:
-  using Position = EarleyRecogniser::Position;
-  explicit TokenWalk(EarleyRecogniser& earley) : earley_(earley) {}
-
-  // How steps are taken. kInRules: along nodes of a rule that are soon left. kByStates: with an
-  // Earley set for each position, whose cached transitions pay off for a walk that visits most of
-  // the vocabulary.
-  enum class Steps : uint8_t { kInRules, kByStates };
+  explicit TokenWalk(EarleyPositions& positions)
+      : steps_(positions), earley_(positions.recogniser()) {}
 
   // Calls allow(t) for each tokens[t] that leads on, and ask(begin, end) for tokens whose verdict
   // depends on the text. A node for which `skip` holds is not visited, nor is its subtree.
   template <typename Allow, typename Ask, typename Skip>
-  void run(const TrieWalk& tokens, SetId start, Steps steps, Allow allow, Ask ask, Skip skip) {
+  void run(const TrieWalk& tokens, SetId start, WalkSteps steps, Allow allow, Ask ask, Skip skip) {
     if (start == EarleyRecogniser::kDead || start == EarleyRecogniser::kNeedsText) return;
-    if (steps == Steps::kByStates) return scan(tokens, start, allow, ask, skip);
+    if (steps == WalkSteps::kByStates) return scan(tokens, start, allow, ask, skip);
     positions_.resize(static_cast<size_t>(tokens.depth_max) + 1);
     positions_[0] = {start};
     ranges_.clear();
@@ -38,15 +77,16 @@ class TokenWalk {
       ranges_.pop_back();
       for (uint32_t i = range.begin; i < range.end;) {
         const TrieWalk::Node& node = tokens.nodes[i];
-        const Position to =
-            skip(i) ? Position{} : earley_.step_along(positions_[node.depth], node.byte);
-        if (to.set == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, behind(tokens, i));
+        const EarleyPosition to =
+            skip(i) ? EarleyPosition{} : steps_.step_along(positions_[node.depth], node.byte);
+        if (to.set == EarleyRecogniser::kNeedsText)
+          ask(node.tokens_begin, tokens_end_of(tokens, i));
         if (!to.leads_on()) {
           i = node.skip;
           continue;
         }
         positions_[node.depth + 1] = to;
-        const uint32_t tokens_end = begin_of(tokens, i + 1);
+        const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
         for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
         ++i;
         const bool choosing =
@@ -60,37 +100,8 @@ class TokenWalk {
     }
   }
 
-  // Walks from two positions at once, except where both reach the same position. assign(begin, end,
-  // on) reports whether these tokens lead on from `here`.
-  template <typename Assign, typename Ask>
-  void compare(const TrieWalk& tokens, const Position& here, const Position& there, Steps steps,
-               Assign assign, Ask ask) {
-    if (steps == Steps::kByStates)
-      return scan_both(tokens, earley_.set_of(here), earley_.set_of(there), assign, ask);
-    frames_.clear();
-    found_.clear();
-    open(tokens, 0, here, there);
-    for (uint32_t node = 0; next(node);) {
-      const uint8_t byte = tokens.nodes[node].byte;
-      const Position a = earley_.step_without_text(frames_.back().here, byte);
-      const Position b = frames_.back().there.leads_on()
-                             ? earley_.step_without_text(frames_.back().there, byte)
-                             : Position{};
-      if (a == b && a.set != EarleyRecogniser::kNeedsText) continue;
-      if (a.set == EarleyRecogniser::kNeedsText) {
-        ask(begin_of(tokens, node), behind(tokens, node));
-      } else if (a.set == EarleyRecogniser::kDead) {
-        assign(begin_of(tokens, node), behind(tokens, node), false);
-      } else {
-        assign(begin_of(tokens, node), begin_of(tokens, node + 1), true);
-        if (tokens.nodes[node].skip > node + 1)
-          open(tokens, node + 1, a, b.leads_on() ? b : Position{});
-      }
-    }
-  }
-
  private:
-  // a node with more children visits only those that may lead on
+  // A node with more children visits only those that may lead on.
   static constexpr uint32_t kManyChildren = 16;
 
   struct Range {
@@ -98,22 +109,11 @@ class TokenWalk {
   };
 
   // Adds the subtrees of the row's children that may lead on.
-  void choose(const TrieWalk& tokens, uint32_t row, const Position& position) {
+  void choose(const TrieWalk& tokens, uint32_t row, const EarleyPosition& position) {
     found_.clear();
-    find(tokens, row, [&](ByteMask& bytes) { earley_.add_bytes(position, bytes); });
+    find_children(
+        tokens, row, [&](ByteMask& bytes) { steps_.add_bytes(position, bytes); }, found_);
     for (const uint32_t child : found_) ranges_.push_back({child, tokens.nodes[child].skip});
-  }
-
-  struct Frame {
-    Position here, there;
-    size_t found_begin;
-  };
-
-  static uint32_t begin_of(const TrieWalk& tokens, uint32_t node) {
-    return tokens.nodes[node].tokens_begin;
-  }
-  static uint32_t behind(const TrieWalk& tokens, uint32_t node) {
-    return tokens.nodes[tokens.nodes[node].skip].tokens_begin;
   }
 
   // Scans the nodes in order; a rejected byte jumps behind its subtree.
@@ -126,17 +126,68 @@ class TokenWalk {
       const TrieWalk::Node& node = tokens.nodes[i];
       const SetId to = skip(i) ? EarleyRecogniser::kDead
                                : earley_.step_without_text(path_[node.depth], node.byte);
-      if (to == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, behind(tokens, i));
+      if (to == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, tokens_end_of(tokens, i));
       if (to == EarleyRecogniser::kDead || to == EarleyRecogniser::kNeedsText) {
         i = node.skip;
         continue;
       }
       path_[node.depth + 1] = to;
-      const uint32_t tokens_end = begin_of(tokens, i + 1);
+      const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
       for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
       ++i;
     }
   }
+
+  EarleyPositions& steps_;
+  EarleyRecogniser& earley_;
+  std::vector<SetId> path_;                // [depth] of a scan
+  std::vector<EarleyPosition> positions_;  // [depth] of a walk
+  std::vector<Range> ranges_;              // what is left of the walk, next one last
+  std::vector<uint32_t> found_;            // children of one node
+};
+
+// A walk from two positions at once, which leaves out what both have in common. Reuses its buffers
+// between walks. Not thread-safe; walks do not nest. Borrows the positions.
+class TokenComparison {
+ public:
+  explicit TokenComparison(EarleyPositions& positions)
+      : steps_(positions), earley_(positions.recogniser()) {}
+
+  // Walks everywhere except where both reach the same position. assign(begin, end, on) reports
+  // whether these tokens lead on from `here`; ask(begin, end) reports tokens whose verdict depends
+  // on the text.
+  template <typename Assign, typename Ask>
+  void run(const TrieWalk& tokens, const EarleyPosition& here, const EarleyPosition& there,
+           WalkSteps steps, Assign assign, Ask ask) {
+    if (steps == WalkSteps::kByStates)
+      return scan_both(tokens, steps_.set_of(here), steps_.set_of(there), assign, ask);
+    frames_.clear();
+    found_.clear();
+    open(tokens, 0, here, there);
+    for (uint32_t node = 0; next(node);) {
+      const uint8_t byte = tokens.nodes[node].byte;
+      const EarleyPosition a = steps_.step(frames_.back().here, byte);
+      const EarleyPosition b = frames_.back().there.leads_on()
+                                   ? steps_.step(frames_.back().there, byte)
+                                   : EarleyPosition{};
+      if (a == b && a.set != EarleyRecogniser::kNeedsText) continue;
+      if (a.set == EarleyRecogniser::kNeedsText) {
+        ask(tokens_begin_of(tokens, node), tokens_end_of(tokens, node));
+      } else if (a.set == EarleyRecogniser::kDead) {
+        assign(tokens_begin_of(tokens, node), tokens_end_of(tokens, node), false);
+      } else {
+        assign(tokens_begin_of(tokens, node), tokens_begin_of(tokens, node + 1), true);
+        if (tokens.nodes[node].skip > node + 1)
+          open(tokens, node + 1, a, b.leads_on() ? b : EarleyPosition{});
+      }
+    }
+  }
+
+ private:
+  struct Frame {
+    EarleyPosition here, there;
+    size_t found_begin;
+  };
 
   template <typename Assign, typename Ask>
   void scan_both(const TrieWalk& tokens, SetId here, SetId there, Assign assign, Ask ask) {
@@ -150,14 +201,14 @@ class TokenWalk {
       const SetId a = earley_.step_without_text(path_[node.depth], node.byte);
       const SetId b = earley_.step_without_text(other_path_[node.depth], node.byte);
       if (a == EarleyRecogniser::kNeedsText) {
-        ask(node.tokens_begin, behind(tokens, i));
+        ask(node.tokens_begin, tokens_end_of(tokens, i));
       } else if (a == EarleyRecogniser::kDead && a != b) {
-        assign(node.tokens_begin, behind(tokens, i), false);
+        assign(node.tokens_begin, tokens_end_of(tokens, i), false);
       } else if (a != b) {
         path_[node.depth + 1] = a;
         other_path_[node.depth + 1] =
             b == EarleyRecogniser::kNeedsText ? EarleyRecogniser::kDead : b;
-        assign(node.tokens_begin, begin_of(tokens, i + 1), true);
+        assign(node.tokens_begin, tokens_begin_of(tokens, i + 1), true);
         ++i;
         continue;
       }
@@ -174,44 +225,17 @@ class TokenWalk {
     return true;
   }
 
-  void open(const TrieWalk& tokens, uint32_t row, const Position& here, const Position& there) {
+  void open(const TrieWalk& tokens, uint32_t row, const EarleyPosition& here,
+            const EarleyPosition& there) {
     frames_.push_back({here, there, found_.size()});
-    find(tokens, row, [&](ByteMask& bytes) { earley_.add_differing_bytes(here, there, bytes); });
+    find_children(
+        tokens, row, [&](ByteMask& bytes) { steps_.add_differing_bytes(here, there, bytes); },
+        found_);
   }
 
-  // Adds to found_ the children of the row whose byte is in the set.
-  template <typename AddBytes>
-  void find(const TrieWalk& tokens, uint32_t row, AddBytes add_bytes) {
-    constexpr uint32_t kFew = 4;  // fewer children are tried without a byte set
-    const uint32_t begin = tokens.children_begin[row], end = tokens.children_begin[row + 1];
-    if (end - begin <= kFew) {
-      found_.insert(found_.end(), tokens.children.begin() + begin, tokens.children.begin() + end);
-      return;
-    }
-    ByteMask bytes;
-    add_bytes(bytes);
-    const auto first = tokens.child_bytes.begin() + begin, last = tokens.child_bytes.begin() + end;
-    if (static_cast<uint32_t>(bytes.count()) * 4 > end - begin) {
-      for (uint32_t c = begin; c < end; ++c) {
-        if (bytes.has(tokens.child_bytes[c])) found_.push_back(tokens.children[c]);
-      }
-      return;
-    }
-    for (size_t w = 0; w < bytes.words.size(); ++w) {
-      for (uint64_t word = bytes.words[w]; word != 0; word &= word - 1) {
-        const auto byte =
-            static_cast<uint8_t>(64 * w + static_cast<size_t>(std::countr_zero(word)));
-        const auto child = std::lower_bound(first, last, byte);
-        if (child != last && *child == byte)
-          found_.push_back(tokens.children[begin + static_cast<size_t>(child - first)]);
-      }
-    }
-  }
-
+  EarleyPositions& steps_;
   EarleyRecogniser& earley_;
   std::vector<SetId> path_, other_path_;  // [depth] of a scan
-  std::vector<Position> positions_;       // [depth] of a walk
-  std::vector<Range> ranges_;             // what is left of the walk, next one last
   std::vector<Frame> frames_;             // from the root down
   std::vector<uint32_t> found_;           // children still to visit, of all frames
 };

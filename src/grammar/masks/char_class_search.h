@@ -1,0 +1,52 @@
+// Which character classes (char_classes.h) lead on from a set however often their characters come,
+// as the classes of a pattern do.
+//
+// Thread safety: none. Ownership: borrows the recogniser.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "grammar/automata/earley.h"
+#include "grammar/masks/char_classes.h"
+
+namespace espalier::grammar {
+
+// See the head of this file.
+class CharClassSearch {
+ public:
+  // `longest`: the number of bytes of the longest token.
+  CharClassSearch(EarleyRecogniser& earley, size_t longest) : earley_(earley), longest_(longest) {}
+
+  static constexpr size_t kNoEnd = ~size_t{0};
+  struct Absorbed {
+    CharClassSet kinds = 0;      // 0: none
+    size_t characters = kNoEnd;  // after that many none of them may follow
+  };
+  // Returns the classes whose characters lead on however often they come, or, with `characters`
+  // set, up to that many characters; these are ASCII classes alone.
+  Absorbed absorbed(SetId set);
+
+ private:
+  // The bytes of each character class, one of those that the grammar does not distinguish.
+  struct Edge {
+    uint8_t from, byte, to;
+  };
+  void make_edges();
+  bool lead(int kind, SetId from, bool& any);
+  bool follow(int kind, uint8_t position, SetId at, bool& any);
+
+  EarleyRecogniser& earley_;
+  const size_t longest_;
+  std::array<std::vector<Edge>, kNumCharClasses> edges_;  // made on first use
+  // Scratch of one search.
+  std::vector<std::pair<uint8_t, SetId>> within_;  // positions inside a character, and sets
+  std::vector<SetId> found_;                       // sets between characters, each once
+  std::vector<uint32_t> rounds_;                   // [set] the last search that found it
+  uint32_t round_ = 0;
+};
+
+}  // namespace espalier::grammar

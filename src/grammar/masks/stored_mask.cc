@@ -1,0 +1,93 @@
+#include "grammar/masks/stored_mask.h"
+
+#include <algorithm>
+
+namespace espalier::grammar {
+namespace {
+
+// A mask with more changes than this is stored as words.
+constexpr size_t kChangesMax = 512;
+
+}  // namespace
+
+void set_token(std::span<uint32_t> words, TokenId token, bool on) {
+  const auto index = static_cast<uint32_t>(token);
+  const uint32_t bit = 1u << (index % 32);
+  words[index / 32] = on ? words[index / 32] | bit : words[index / 32] & ~bit;
+}
+
+void StoredMask::refer_to(const StoredMask& other) {
+  base_ = other.words_.empty() ? other.base_ : &other.words_;
+  changes_ = other.changes_;
+}
+
+bool StoredMask::only_allows() const {
+  return std::ranges::all_of(changes_, [](uint32_t change) { return change % 2 == 1; });
+}
+
+void StoredMask::add(const StoredMask& part, std::span<uint32_t> scratch) {
+  conditional_.insert(conditional_.end(), part.conditional_.begin(), part.conditional_.end());
+  const auto plain = [](const StoredMask& mask) {
+    return mask.base_ == nullptr && mask.words_.empty() && mask.only_allows();
+  };
+  if (plain(part)) {
+    changes_.insert(changes_.end(), part.changes_.begin(), part.changes_.end());
+    return;
+  }
+  if (plain(*this)) {
+    const std::vector<uint32_t> own = std::move(changes_);
+    base_ = part.base_;
+    words_ = part.words_;
+    changes_ = part.changes_;
+    changes_.insert(changes_.end(), own.begin(), own.end());
+    return;
+  }
+  std::vector<uint32_t> words(scratch.size());
+  write(words);
+  part.write(scratch);
+  for (size_t i = 0; i < words.size(); ++i) words[i] |= scratch[i];
+  base_ = nullptr;
+  words_ = std::move(words);
+  changes_.clear();
+}
+
+void StoredMask::write(std::span<uint32_t> words) const {
+  if (base_ != nullptr) {
+    std::ranges::copy(*base_, words.begin());
+  } else if (!words_.empty()) {
+    std::ranges::copy(words_, words.begin());
+  } else {
+    std::ranges::fill(words, 0);
+  }
+  for (const uint32_t change : changes_)
+    set_token(words, static_cast<TokenId>(change / 2), change % 2 == 1);
+}
+
+void StoredMask::settle(const TokenTrie& trie, std::span<uint32_t> scratch, bool exhausted) {
+  const bool plain = only_allows();
+  const bool many = changes_.size() > kChangesMax;
+  if (many || !plain || changes_.empty()) write(scratch);
+  if (plain && !changes_.empty()) {
+    empty_ = false;
+  } else if (changes_.empty() && base_ == nullptr && words_.empty()) {
+    empty_ = true;
+  } else {
+    empty_ = std::ranges::none_of(scratch, [](uint32_t word) { return word != 0; });
+  }
+  if (many) {
+    base_ = nullptr;
+    words_.assign(scratch.begin(), scratch.end());
+    changes_ = {};
+  }
+  const auto by_bytes = [&](TokenId id) { return trie.rank(id); };
+  if (!std::ranges::is_sorted(conditional_, {}, by_bytes))
+    std::ranges::sort(conditional_, {}, by_bytes);
+  unusable_ = exhausted;
+}
+
+size_t StoredMask::num_bytes() const {
+  return sizeof(StoredMask) +
+         (words_.size() + changes_.size() + conditional_.size()) * sizeof(uint32_t);
+}
+
+}  // namespace espalier::grammar

@@ -1,0 +1,68 @@
+// A mask in the form in which it is cached: a base that many masks share, or own words, and the
+// differences from these.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "grammar/masks/token_trie.h"
+
+namespace espalier::grammar {
+
+// Sets or clears a token's bit.
+void set_token(std::span<uint32_t> words, TokenId token, bool on);
+
+// Not thread-safe, except that any number of threads may call the const functions. A base is
+// borrowed: it is a mask of the vocabulary, or the words of another stored mask, and outlives this.
+// `words` and `scratch` hold one mask each: TokenTrie::words_per_mask() words.
+class StoredMask {
+ public:
+  // Starts from a mask of the vocabulary. REQUIRES: nothing was added before.
+  void start_from(const std::vector<uint32_t>& base) { base_ = &base; }
+  // Starts from own words. REQUIRES: nothing was added before.
+  void start_from(std::vector<uint32_t>&& words) { words_ = std::move(words); }
+  // Starts from the unconditional tokens of a mask that outlives this. REQUIRES: nothing was added
+  // before, and `other` is settled.
+  void refer_to(const StoredMask& other);
+
+  void allow(TokenId token) { changes_.push_back(static_cast<uint32_t>(token) * 2 + 1); }
+  void refuse(TokenId token) { changes_.push_back(static_cast<uint32_t>(token) * 2); }
+  // Adds conditional tokens: a check reads the text within them, so they are tried whenever the
+  // mask is filled, whatever the rest of it holds.
+  void add_conditional(TokenId token) { conditional_.push_back(token); }
+  // The same for the walk's tokens [begin, end).
+  void add_conditional(const TrieWalk& tokens, uint32_t begin, uint32_t end) {
+    conditional_.insert(conditional_.end(), tokens.token_ids.begin() + begin,
+                        tokens.token_ids.begin() + end);
+  }
+  // Adds the tokens that the part allows. Its conditional tokens become conditional in the whole.
+  void add(const StoredMask& part, std::span<uint32_t> scratch);
+
+  // Converts a complete mask to the form in which it is kept. `exhausted`: an exhausted recogniser
+  // computed at least a part of it, so it is unusable.
+  void settle(const TokenTrie& trie, std::span<uint32_t> scratch, bool exhausted);
+
+  // Writes the unconditional tokens.
+  void write(std::span<uint32_t> words) const;
+
+  // REQUIRES of the rest: the mask is settled.
+  const std::vector<TokenId>& conditional() const { return conditional_; }  // sorted by bytes
+  bool empty() const { return empty_; }  // apart from the conditional tokens
+  bool unusable() const { return unusable_; }
+  size_t num_bytes() const;
+
+ private:
+  bool only_allows() const;  // whether no change refuses a token
+
+  const std::vector<uint32_t>* base_ = nullptr;
+  std::vector<uint32_t> words_;
+  std::vector<uint32_t> changes_;  // token * 2 + (1 to allow it), in the order of application
+  std::vector<TokenId> conditional_;
+  bool empty_ = true;
+  bool unusable_ = false;
+};
+
+}  // namespace espalier::grammar
