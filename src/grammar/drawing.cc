@@ -49,8 +49,8 @@ std::string shortened(const std::string& label) {
   return label.substr(0, end) + "…";
 }
 
-std::string times_text(const Ir::Counter& counter) {
-  if (counter.max == Ir::kNoMax) return fmt::format("at least {}", counter.min);
+std::string times_text(const IrRules::Counter& counter) {
+  if (counter.max == IrRules::kNoMax) return fmt::format("at least {}", counter.min);
   return fmt::format("{} to {}", counter.min, counter.max);
 }
 

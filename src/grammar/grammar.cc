@@ -179,8 +179,8 @@ namespace {
 Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limits) {
   RuleId root = 0;
   const auto root_of = [&](ExprId body) {
-    root = ir.add_rule("root");
-    ir.set_body(root, body);
+    root = ir.rules().add("root");
+    ir.rules().set_body(root, body);
   };
   switch (spec.kind) {
     case GrammarSpec::Kind::kRegex: {

@@ -214,7 +214,7 @@ TEST(EarleyRecogniser, FollowsRandomGrammars) {
     SCOPED_TRACE("seed " + std::to_string(seed + round));
     Ir ir;
     const int num_rules = static_cast<int>(rng.between(1, 4));
-    for (int r = 0; r < num_rules; ++r) ir.add_rule("r" + std::to_string(r));
+    for (int r = 0; r < num_rules; ++r) ir.rules().add("r" + std::to_string(r));
     std::function<ExprId(int)> any = [&](int depth) -> ExprId {
       switch (rng.below(depth > 3 ? 3 : 8)) {
         case 0:
@@ -246,7 +246,7 @@ TEST(EarleyRecogniser, FollowsRandomGrammars) {
         }
       }
     };
-    for (int r = 0; r < num_rules; ++r) ir.set_body(static_cast<RuleId>(r), any(0));
+    for (int r = 0; r < num_rules; ++r) ir.rules().set_body(static_cast<RuleId>(r), any(0));
     expect_exact(ir, 0, "ab", 6);
     if (HasFailure()) return;
   }
@@ -261,14 +261,14 @@ TEST(EarleyRecogniser, RightRecursionAndNestingTakeNoStatesOfTheirOwn) {
   EXPECT_LT(earley.num_sets(), 10u);
 
   Ir json_ir;
-  const RuleId json = json_ir.add_rule("root");
-  json_ir.set_body(json, JsonSyntax(json_ir, Whitespace::kCompact).value());
+  const RuleId json = json_ir.rules().add("root");
+  json_ir.rules().set_body(json, JsonSyntax(json_ir, Whitespace::kCompact).value());
   const auto json_network = build_network(json_ir, json, {});
-  EarleyRecogniser json_machine(*json_network, {});
+  EarleyRecogniser json_earley(*json_network, {});
   std::string list = "[";
   for (int i = 0; i < 1000; ++i) list += "{\"a\":[1,true]},";
-  EXPECT_NE(run(json_machine, list), EarleyRecogniser::kDead);
-  EXPECT_LT(json_machine.num_sets(), 120u);
+  EXPECT_NE(run(json_earley, list), EarleyRecogniser::kDead);
+  EXPECT_LT(json_earley.num_sets(), 120u);
 }
 
 // --- Regular expressions against PCRE2.
@@ -294,8 +294,8 @@ bool ours_matches(const std::string& pattern, const std::string& text, bool sear
   const auto body = parse_regex(ir, pattern, {.search = search, .encode = {}});
   EXPECT_TRUE(body) << (body ? "" : body.error().to_string());
   if (!body) return false;
-  const RuleId root = ir.add_rule("root");
-  ir.set_body(root, *body);
+  const RuleId root = ir.rules().add("root");
+  ir.rules().set_body(root, *body);
   const auto network = build_network(ir, root, {});
   if (!network) return false;
   EarleyRecogniser earley(*network, {});
@@ -403,8 +403,8 @@ TEST(Ir, EncodesEveryCodePointOnce) {
     const auto low = static_cast<uint32_t>(rng.below(0x110000));
     const auto high = static_cast<uint32_t>(low + rng.below(0x110000 - low));
     Ir ir;
-    const RuleId root = ir.add_rule("root");
-    ir.set_body(root, ir.chars({{low, high}}));
+    const RuleId root = ir.rules().add("root");
+    ir.rules().set_body(root, ir.chars({{low, high}}));
     const auto network = build_network(ir, root, {});
     if (!network) continue;  // surrogates only
     EarleyRecogniser earley(*network, {});
@@ -635,7 +635,7 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   EXPECT_TRUE(matcher.exhausted());
 }
 
-// A text at thousands of places at once: neither a token nor a mask may take longer than its turn.
+// A text at thousands of positions at once: neither a token nor a mask may take longer than its turn.
 TEST(Matcher, AMaskAndATokenEndWithTheirWork) {
   const TestVocab vocab(1);
   const auto trie = std::make_shared<const TokenTrie>(vocab.view);
@@ -671,9 +671,9 @@ TEST(Fuzz, NoSourceCrashesTheParsers) {
     limits.nodes_max = 20000;
     for (const std::string& source : {text, "root ::= " + text}) {
       Ir ir;
-      const RuleId root = ir.add_rule("regex root");
+      const RuleId root = ir.rules().add("regex root");
       if (const auto body = parse_regex(ir, source)) {
-        ir.set_body(root, *body);
+        ir.rules().set_body(root, *body);
         (void)build_network(ir, root, limits);
       }
       if (const auto rule = parse_ebnf(ir, source)) (void)build_network(ir, *rule, limits);

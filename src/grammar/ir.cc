@@ -320,23 +320,23 @@ ExprId Ir::literals(std::vector<std::string> texts) {
   return literal_trie(*this, texts, 0);
 }
 
-RuleId Ir::add_rule(std::string name) {
-  rules_.push_back({std::move(name), never()});
+RuleId IrRules::add(std::string name) {
+  rules_.push_back({std::move(name)});
   return static_cast<RuleId>(rules_.size() - 1);
 }
 
-void Ir::set_body(RuleId rule, ExprId body) {
+void IrRules::set_body(RuleId rule, ExprId body) {
   ESP_CHECK(rule < rules_.size());
   rules_[rule].body = body;
 }
 
-void Ir::set_counter(RuleId rule, Counter counter) {
+void IrRules::set_counter(RuleId rule, Counter counter) {
   ESP_CHECK(rule < rules_.size() && counter.min <= counter.max);
   rules_[rule].counter = static_cast<int32_t>(counters_.size());
   counters_.push_back(counter);
 }
 
-void Ir::set_check(RuleId rule, Check check) {
+void IrRules::set_check(RuleId rule, Check check) {
   ESP_CHECK(rule < rules_.size());
   rules_[rule].check = static_cast<int32_t>(checks_.size());
   checks_.push_back(std::move(check));

@@ -32,7 +32,7 @@ std::vector<CodeRange> normalized(std::vector<CodeRange> ranges);
 std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_ranges);
 
 // Judges a JSON value that a text has just completed, where no grammar of practical size can: see
-// Ir::set_check. Called under the grammar's lock, by one thread at a time.
+// IrRules::set_check. Called under the grammar's lock, by one thread at a time.
 class ValueChecker {
  public:
   virtual ~ValueChecker() = default;
@@ -64,6 +64,49 @@ class FlatIndex {
 
   std::vector<Slot> slots_;  // size is a power of two, at most half full
   size_t count_ = 0;
+};
+
+// The rules of a grammar: their bodies, counters and checks. Rules are never removed. Not
+// thread-safe.
+class IrRules {
+ public:
+  struct Rule {
+    std::string name;
+    ExprId body = 0;
+    int32_t check = -1;    // index into checks(), or -1
+    int32_t counter = -1;  // index into counters(), or -1
+  };
+  // Bounds on the ticks in one match of a rule: repetition without a state for each count.
+  struct Counter {
+    uint32_t min = 0, max = 0;  // kNoMax: unbounded
+  };
+  static constexpr uint32_t kNoMax = ~uint32_t{0};
+  struct Check {
+    std::shared_ptr<ValueChecker> checker;  // shared with the networks built from this Ir
+    uint32_t number = 0;                    // the checker's own number
+  };
+
+  RuleId add(std::string name);  // its body is Ir::never() until set_body()
+  void set_body(RuleId rule, ExprId body);
+  // REQUIRES of the rule's body, so that no match is stuck between min and max: with a minimum, the
+  // body can end from every position after any number of further ticks that is not below the least
+  // one from there; and every path to its end passes kEnough, after which it does not tick.
+  void set_counter(RuleId rule, Counter counter);
+  // Requires that what the rule matched also passes `check`. The check runs where the rule
+  // certainly ends, that is, at ends after which the rule cannot continue: closing brackets,
+  // quotes, ends of words. REQUIRES: the rule matches whole JSON values; uncertain ends need no
+  // check.
+  void set_check(RuleId rule, Check check);
+
+  size_t size() const { return rules_.size(); }
+  const Rule& operator[](RuleId rule) const { return rules_[rule]; }
+  const std::vector<Counter>& counters() const { return counters_; }
+  const std::vector<Check>& checks() const { return checks_; }
+
+ private:
+  std::vector<Rule> rules_;
+  std::vector<Counter> counters_;
+  std::vector<Check> checks_;
 };
 
 // An arena of hash-consed expressions: equal expressions have equal ids. Construction simplifies
@@ -118,22 +161,6 @@ class Ir {
     uint32_t graph = 0;  // kGraph: index of the graph
     int32_t min = 0, max = 0;
   };
-  struct Rule {
-    std::string name;
-    ExprId body = 0;
-    int32_t check = -1;    // index into checks(), or -1
-    int32_t counter = -1;  // index into counters(), or -1
-  };
-  // Bounds on the ticks in one match of a rule: repetition without a state for each count.
-  struct Counter {
-    uint32_t min = 0, max = 0;  // kNoMax: unbounded
-  };
-  static constexpr uint32_t kNoMax = ~uint32_t{0};
-  struct Check {
-    std::shared_ptr<ValueChecker> checker;  // shared with the networks built from this Ir
-    uint32_t number = 0;                    // the checker's own number
-  };
-
   Ir();
 
   ExprId never() const { return 0; }
@@ -161,24 +188,10 @@ class Ir {
   // Returns a choice of literals as a trie, so that thousands share their prefixes.
   ExprId literals(std::vector<std::string> texts);
 
-  RuleId add_rule(std::string name);  // its body is kNever until set_body()
-  void set_body(RuleId rule, ExprId body);
   ExprId rule(RuleId rule);
 
   ExprId tick() { return intern(Op::kTick, {}, 0, 0, 0); }
   ExprId enough() { return intern(Op::kEnough, {}, 0, 0, 0); }
-  // REQUIRES of the rule's body, so that no match is stuck between min and max: with a minimum, the
-  // body can end from every position after any number of further ticks that is not below the least
-  // one from there; and every path to its end passes kEnough, after which it does not tick.
-  void set_counter(RuleId rule, Counter counter);
-  const std::vector<Counter>& counters() const { return counters_; }
-
-  // Requires that what the rule matched also passes `check`. The check runs where the rule
-  // certainly ends, that is, at ends after which the rule cannot continue: closing brackets,
-  // quotes, ends of words. REQUIRES: the rule matches whole JSON values; uncertain ends need no
-  // check.
-  void set_check(RuleId rule, Check check);
-  const std::vector<Check>& checks() const { return checks_; }
 
   const Node& node(ExprId id) const { return nodes_[id]; }
   std::span<const ExprId> children(ExprId id) const {
@@ -188,7 +201,8 @@ class Ir {
   const std::vector<Graph>& graphs() const { return graphs_; }
   const std::vector<ByteSet>& byte_sets() const { return sets_; }
   const ByteSet& byte_set(ExprId id) const { return sets_[nodes_[id].first]; }
-  const std::vector<Rule>& rules() const { return rules_; }
+  IrRules& rules() { return rules_; }
+  const IrRules& rules() const { return rules_; }
   size_t size() const { return nodes_.size(); }
 
  private:
@@ -199,10 +213,8 @@ class Ir {
   std::vector<Node> nodes_;
   std::vector<ExprId> children_;
   std::vector<ByteSet> sets_;
-  std::vector<Rule> rules_;
   std::vector<Graph> graphs_;
-  std::vector<Check> checks_;
-  std::vector<Counter> counters_;
+  IrRules rules_;
   FlatIndex set_index_, index_;             // byte sets and nodes by hash
   std::array<ExprId, 256> single_bytes_{};  // [byte] its expression; never(): not made yet
   // Scratch of one call.

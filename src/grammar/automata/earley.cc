@@ -20,9 +20,9 @@ EarleyRecogniser::EarleyRecogniser(const Network& network, const GrammarLimits& 
 uint32_t EarleyRecogniser::canonical_count(const EarleyItem& item) const {
   const int32_t number = network_.nodes[item.node].counter;
   if (number < 0) return item.count;
-  const Ir::Counter& counter = network_.counters[static_cast<size_t>(number)];
+  const IrRules::Counter& counter = network_.counters[static_cast<size_t>(number)];
   const uint64_t margin = uint64_t{reach_} + network_.room_max[static_cast<size_t>(number)] + 1;
-  const bool far_from_max = counter.max == Ir::kNoMax || item.count + margin < counter.max;
+  const bool far_from_max = counter.max == IrRules::kNoMax || item.count + margin < counter.max;
   if (!far_from_max) return item.count;
   if (item.count >= counter.min) return counter.min;
   return item.count + margin < counter.min ? 0 : item.count;
@@ -34,9 +34,9 @@ EarleyRecogniser::Inside EarleyRecogniser::inside(SetId set) const {
   const EarleyItem& item = kernel[0];
   const Network::Node& node = network_.nodes[item.node];
   if (node.tag == 0 || node.counter < 0) return {node.tag};
-  const Ir::Counter& counter = network_.counters[static_cast<size_t>(node.counter)];
+  const IrRules::Counter& counter = network_.counters[static_cast<size_t>(node.counter)];
   return {node.tag, counter.min - std::min(counter.min, item.count),
-          counter.max == Ir::kNoMax ? Ir::kNoMax : counter.max - item.count};
+          counter.max == IrRules::kNoMax ? IrRules::kNoMax : counter.max - item.count};
 }
 
 std::optional<NodeId> EarleyRecogniser::only_node(SetId set) const {

@@ -10,11 +10,11 @@ namespace {
 
 // Follows an edge of the counter; returns false where the counter forbids it.
 bool count_step(const Network& network, const Network::CountEdge& edge, EarleyItem& item) {
-  const Ir::Counter& counter =
+  const IrRules::Counter& counter =
       network.counters[static_cast<size_t>(network.nodes[item.node].counter)];
   item.node = edge.target;
   if (!edge.tick) return item.count >= counter.min;
-  if (counter.max == Ir::kNoMax) {
+  if (counter.max == IrRules::kNoMax) {
     item.count = std::min(item.count + 1, counter.min);
     return true;
   }
@@ -162,7 +162,7 @@ bool EarleyClosure::passes(int32_t check, const Text& text) {
   const size_t size = completed_value_size(text.before, text.last);
   std::string value(text.before.substr(text.before.size() - size));
   value += static_cast<char>(text.last);
-  const Ir::Check& wanted = network_.checks[static_cast<size_t>(check)];
+  const IrRules::Check& wanted = network_.checks[static_cast<size_t>(check)];
   return wanted.checker->holds(wanted.number, value);
 }
 

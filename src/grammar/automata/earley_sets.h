@@ -1,7 +1,7 @@
 // The sets of an Earley recogniser, interned: equal kernels are one set with one id. Beside each
 // set stand its cached transitions, its representative and whether it accepts.
 //
-// Thread safety: one writer. Beside it any thread may call the functions that say so. Ownership:
+// Thread safety: one writer. Beside it any thread may call the functions marked so. Ownership:
 // everything is held by value. Sets are never removed, so ids stay valid.
 #pragma once
 

@@ -103,7 +103,7 @@ class Enumerator {
     return out;
   }
 
-  std::optional<Texts> rule(const Ir::Rule& rule, int depth) {
+  std::optional<Texts> rule(const IrRules::Rule& rule, int depth) {
     if (rule.check >= 0 || rule.counter >= 0) return std::nullopt;
     return texts_of(rule.body, depth + 1);
   }

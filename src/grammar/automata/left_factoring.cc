@@ -51,7 +51,7 @@ class SharedPrefixes {
   bool is_plain_rule(ExprId expr) const {
     if (ir_.node(expr).op != Ir::Op::kRule) return false;
     const RuleId id = ir_.node(expr).first;
-    const Ir::Rule& rule = ir_.rules()[id];
+    const IrRules::Rule& rule = ir_.rules()[id];
     return rule.check < 0 && rule.counter < 0 && is_made_(id);
   }
 
@@ -114,8 +114,8 @@ class SharedPrefixes {
   ExprId rule_of(ExprId expr, const Way& alternative) {
     const auto [known, added] = rules_.try_emplace(expr, 0);
     if (added) {
-      known->second = ir_.add_rule(ir_.rules()[ir_.node(alternative.whole).first].name);
-      ir_.set_body(known->second, expr);
+      known->second = ir_.rules().add(ir_.rules()[ir_.node(alternative.whole).first].name);
+      ir_.rules().set_body(known->second, expr);
     }
     return ir_.rule(known->second);
   }

@@ -48,7 +48,8 @@ const LexemeAutomaton& lexeme_automaton(Lexeme lexeme);
 
 // Returns the lexeme's texts as a deterministic graph with tags.
 ExprId lexeme(Ir& ir, Lexeme lexeme);
-// Returns strings with a tick for each character and kEnough before their end (Ir::set_counter).
+// Returns strings with a tick for each character and kEnough before their end
+// (IrRules::set_counter).
 ExprId counted_string(Ir& ir);
 // Returns all keys except `names`, which are quoted as serialisers write them.
 ExprId other_keys(Ir& ir, std::vector<std::string> names);

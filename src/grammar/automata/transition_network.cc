@@ -53,8 +53,8 @@ class NetworkBuilder::Impl {
     for (RuleId rule : order_) total += size_of(ir_.rules()[rule].body);
     if (total > static_cast<int64_t>(limits_.nodes_max)) return too_large();
     classify_bytes();
-    network.checks = ir_.checks();
-    network.counters = ir_.counters();
+    network.checks = ir_.rules().checks();
+    network.counters = ir_.rules().counters();
     network.room_max.assign(network.counters.size(), 0);
     network.starts.assign(order_.size(), Network::kNotBuilt);
     for (RuleId rule : order_) {
@@ -357,7 +357,7 @@ class NetworkBuilder::Impl {
 
   // Appends a deterministic graph unchanged.
   NodeId append_graph(RuleId rule, const Ir::Graph& graph) {
-    const Ir::Rule& from = ir_.rules()[order_[rule]];
+    const IrRules::Rule& from = ir_.rules()[order_[rule]];
     const auto base = static_cast<NodeId>(network.nodes.size());
     network.starts[rule] = base;
     std::vector<uint32_t> ends(graph.num_states + 1, 0);  // of each state's arcs, by counting
@@ -392,7 +392,7 @@ class NetworkBuilder::Impl {
   }
 
   NodeId append(RuleId rule, const Nfa& nfa) {
-    const Ir::Rule& from = ir_.rules()[order_[rule]];
+    const IrRules::Rule& from = ir_.rules()[order_[rule]];
     const auto base = static_cast<NodeId>(network.nodes.size());
     network.starts[rule] = base + nfa.start;
     for (NodeId s = 0; s < nfa.states.size(); ++s) {

@@ -38,7 +38,7 @@ struct GrammarLimits {
   const std::atomic<bool>* cancelled = nullptr;
 
   // Starts the budget of compile_seconds_max on the calling thread, unless it has been started. The
-  // budget is processor time, so that a busy machine refuses no grammar that a quiet one compiles.
+  // budget is processor time, so that a busy system refuses no grammar that an idle one compiles.
   void start_budget();
   // Returns kResourceExhausted once the budget is spent and kAborted once cancelled.
   Status check_time() const;
@@ -82,13 +82,13 @@ struct Network {
   std::vector<ByteEdge> byte_edges;  // by node, sorted by (low, target)
   std::vector<CallEdge> call_edges;
   std::vector<CountEdge> count_edges;
-  std::vector<Ir::Counter> counters;
+  std::vector<IrRules::Counter> counters;
   std::vector<uint32_t> room_max;  // [counter] the largest `room` of its count edges
   std::vector<NodeId> starts;      // [rule]; rule 0 is the root; kNotBuilt: see NetworkBuilder
   static constexpr NodeId kNotBuilt = ~NodeId{0};
   std::vector<uint8_t> nullable;  // [rule]
   std::vector<std::string> rule_names;
-  std::vector<Ir::Check> checks;
+  std::vector<IrRules::Check> checks;
 
   // Bytes that no edge distinguishes share a class; transition tables are indexed by class.
   std::array<uint8_t, 256> byte_class{};
@@ -117,7 +117,7 @@ struct Network {
     const Node& node = nodes[id];
     if (node.counter < 0) return true;
     const uint32_t max = counters[static_cast<size_t>(node.counter)].max;
-    return max == Ir::kNoMax || uint64_t{count} + node.room <= max;
+    return max == IrRules::kNoMax || uint64_t{count} + node.room <= max;
   }
   // Returns whether nothing but the end of the rule follows.
   bool only_final(NodeId id) const {

@@ -89,7 +89,7 @@ class Parser {
   }
   Entry& entry(std::string_view rule_name) {
     const auto [it, added] = rules_.try_emplace(std::string(rule_name));
-    if (added) it->second = {ir_.add_rule(std::string(rule_name)), false, line()};
+    if (added) it->second = {ir_.rules().add(std::string(rule_name)), false, line()};
     return it->second;
   }
 
@@ -115,7 +115,7 @@ class Parser {
     const RuleId id = made.id;
     ESP_ASSIGN_OR_RETURN(const ExprId body, choice(0));
     if (rest_.starts_with(")")) return wrong("unmatched ')'");
-    ir_.set_body(id, body);
+    ir_.rules().set_body(id, body);
     return {};
   }
 

@@ -99,10 +99,141 @@ struct Tag {
   ExprId rest = 0;  // content and end
 };
 
+using Ends = std::vector<std::string>;
+
+Result<ExprId> named(Result<ExprId> made, const std::string& where) {
+  if (!made) return fail(made.error().with_context(where));
+  return made;
+}
+
+constexpr std::string_view kLeafTypes[] = {"const_string", "json_schema", "qwen_xml_parameter",
+                                           "regex", "grammar"};
+
+// Lowers formats that contain no other format. Borrows the Ir and the limits.
+class LeafFormats {
+ public:
+  LeafFormats(Ir& ir, Whitespace whitespace, const GrammarLimits& limits)
+      : ir_(ir), whitespace_(whitespace), limits_(limits) {}
+
+  static bool knows(std::string_view type) {
+    return std::ranges::find(kLeafTypes, type) != std::end(kLeafTypes);
+  }
+
+  // REQUIRES: knows(type).
+  Result<ExprId> lower(const Part& part, const std::string& type) {
+    if (type == "const_string") {
+      ESP_RETURN_IF_ERROR(part.only({"type", "value"}));
+      ESP_ASSIGN_OR_RETURN(const std::string value, part.text("value"));
+      return ir_.literal(value);
+    }
+    if (type == "json_schema") return json_schema(part);
+    if (type == "qwen_xml_parameter") {
+      ESP_RETURN_IF_ERROR(part.only({"type", "json_schema"}));
+      const json::value* schema = part.find("json_schema");
+      if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
+      return parameter_format(ir_, *schema, part.at("json_schema"), whitespace_, limits_);
+    }
+    if (type == "regex") {
+      ESP_RETURN_IF_ERROR(part.only({"type", "pattern"}));
+      ESP_ASSIGN_OR_RETURN(const std::string pattern, part.text("pattern"));
+      return named(parse_regex(ir_, pattern), part.at("pattern"));
+    }
+    ESP_RETURN_IF_ERROR(part.only({"type", "grammar"}));
+    ESP_ASSIGN_OR_RETURN(const std::string text, part.text("grammar"));
+    const auto root = parse_ebnf(ir_, text);
+    if (!root) return fail(root.error().with_context(part.at("grammar")));
+    return ir_.rule(*root);
+  }
+
+  Result<ExprId> schema_expr(const json::value& schema, const std::string& where) {
+    const std::string text =
+        schema.is_string() ? std::string(view(schema.get_string())) : json::serialize(schema);
+    return named(parse_json_schema(ir_, text, whitespace_, {}, limits_), where);
+  }
+
+ private:
+  Result<ExprId> json_schema(const Part& part) {
+    ESP_RETURN_IF_ERROR(part.only({"type", "json_schema", "style"}));
+    if (const json::value* style = part.find("style"); style != nullptr && *style != "json")
+      return fail(error(StatusCode::kUnimplemented, "{} {} is not supported, only \"json\"",
+                        part.at("style"), json::serialize(*style)));
+    const json::value* schema = part.find("json_schema");
+    if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
+    return schema_expr(*schema, part.at("json_schema"));
+  }
+
+  Ir& ir_;
+  const Whitespace whitespace_;
+  const GrammarLimits& limits_;
+};
+
+// Text in which tags may stand. Borrows the Ir and the limits.
+class TagText {
+ public:
+  TagText(Ir& ir, const GrammarLimits& limits) : ir_(ir), limits_(limits) {}
+
+  // Each trigger opens the tags that begin with it; each tag has exactly one trigger.
+  Result<ExprId> triggered(const Part& part, const std::vector<Tag>& tags,
+                           const std::vector<std::string>& triggers,
+                           const std::vector<std::string>& excludes, const Ends& ends,
+                           bool at_least_one, bool stop_after_first) {
+    if (triggers.empty()) return fail(invalid_argument("{} is missing", part.at("triggers")));
+    std::vector<bool> opened(tags.size(), false);
+    std::vector<TextTrigger> out;
+    std::vector<ExprId> first;  // with at_least_one the text begins with a tag
+    const ExprId after = stop_after_first && !ends.empty() ? ir_.literals(ends) : ir_.empty();
+    for (const std::string& trigger : triggers) {
+      ESP_RETURN_IF_ERROR(limits_.check_time());
+      std::vector<ExprId> alternatives;
+      for (size_t i = 0; i < tags.size(); ++i) {
+        if (!tags[i].begin.starts_with(trigger)) continue;
+        if (!opened[i])
+          first.push_back(ir_.sequence({ir_.literal(tags[i].begin), tags[i].rest, after}));
+        opened[i] = true;
+        alternatives.push_back(
+            ir_.sequence({ir_.literal(std::string_view(tags[i].begin).substr(trigger.size())),
+                          tags[i].rest, after}));
+      }
+      if (alternatives.empty())
+        return fail(invalid_argument("{}: no tag begins with the trigger '{}'", part.at("triggers"),
+                                     trigger));
+      out.push_back({trigger, ir_.choice(alternatives),
+                     stop_after_first ? After::kEnds : After::kTextGoesOn});
+    }
+    for (size_t i = 0; i < tags.size(); ++i)
+      if (!opened[i])
+        return fail(invalid_argument("{}: the tag '{}' begins with no trigger", part.at("triggers"),
+                                     tags[i].begin));
+    if (at_least_one && stop_after_first) return ir_.choice(first);
+    ESP_ASSIGN_OR_RETURN(const ExprId text,
+                         text_until(std::move(out), excludes, ends, {.may_end = true}, part));
+    return at_least_one ? ir_.sequence({ir_.choice(first), text}) : text;
+  }
+
+  // Text up to one of the ends, which it consumes; to its own end where there are none.
+  Result<ExprId> text_until(std::vector<TextTrigger> triggers,
+                            const std::vector<std::string>& excludes, const Ends& ends,
+                            FreeTextOptions options, const Part& part) {
+    for (const std::string& text : excludes) triggers.push_back({text, 0, After::kForbidden});
+    // An empty end lets the text end anywhere; the other ends still end it where they are written.
+    const bool may_end_anywhere = std::ranges::find(ends, "") != ends.end();
+    for (const std::string& text : ends) {
+      if (!text.empty()) triggers.push_back({text, ir_.empty(), After::kEnds});
+    }
+    if (!ends.empty()) options.may_end = may_end_anywhere;
+    return named(free_text(ir_, triggers, options), part.where());
+  }
+
+ private:
+  Ir& ir_;
+  const GrammarLimits& limits_;
+};
+
+// Parses the source. Formats may contain formats. Borrows the Ir and the limits.
 class TagParser {
  public:
   TagParser(Ir& ir, Whitespace whitespace, const GrammarLimits& limits)
-      : ir_(ir), whitespace_(whitespace), limits_(limits) {}
+      : ir_(ir), leaves_(ir, whitespace, limits), text_(ir, limits) {}
 
   Result<ExprId> parse(const Part& source) {
     if (source.find("format") != nullptr) {
@@ -121,17 +252,15 @@ class TagParser {
       const json::value* schema = part.find("schema");
       ESP_ASSIGN_OR_RETURN(
           const ExprId content,
-          schema_expr(schema != nullptr ? *schema : json::value(true), part.at("schema")));
+          leaves_.schema_expr(schema != nullptr ? *schema : json::value(true), part.at("schema")));
       tag.rest = ir_.sequence({content, ir_.literal(end)});
     }
     ESP_ASSIGN_OR_RETURN(const auto triggers, source.texts("triggers"));
     ESP_ASSIGN_OR_RETURN(const bool at_least_one, source.flag("at_least_one"));
-    return triggered(source, tags, triggers, {}, {}, at_least_one, false);
+    return text_.triggered(source, tags, triggers, {}, {}, at_least_one, false);
   }
 
  private:
-  using Ends = std::vector<std::string>;
-
   // `ends`: where the format is the whole content of a tag, the strings that end the tag, which the
   // format then consumes. Null elsewhere.
   Result<ExprId> format(const Part& part, const Ends* ends) {
@@ -147,7 +276,7 @@ class TagParser {
     if (type == "any_text") {
       ESP_RETURN_IF_ERROR(part.only({"type", "excludes"}));
       ESP_ASSIGN_OR_RETURN(const auto excludes, part.texts("excludes"));
-      return text_until({}, excludes, ends != nullptr ? *ends : Ends(), {}, part);
+      return text_.text_until({}, excludes, ends != nullptr ? *ends : Ends(), {}, part);
     }
     if (type == "triggered_tags") return triggered_tags(part, ends != nullptr ? *ends : Ends());
     ESP_ASSIGN_OR_RETURN(const ExprId content, closed_format(part, type));
@@ -157,30 +286,7 @@ class TagParser {
 
   // Formats whose own grammar determines where they end.
   Result<ExprId> closed_format(const Part& part, const std::string& type) {
-    if (type == "const_string") {
-      ESP_RETURN_IF_ERROR(part.only({"type", "value"}));
-      ESP_ASSIGN_OR_RETURN(const std::string value, part.text("value"));
-      return ir_.literal(value);
-    }
-    if (type == "json_schema") return json_schema(part);
-    if (type == "qwen_xml_parameter") {
-      ESP_RETURN_IF_ERROR(part.only({"type", "json_schema"}));
-      const json::value* schema = part.find("json_schema");
-      if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
-      return parameter_format(ir_, *schema, part.at("json_schema"), whitespace_, limits_);
-    }
-    if (type == "regex") {
-      ESP_RETURN_IF_ERROR(part.only({"type", "pattern"}));
-      ESP_ASSIGN_OR_RETURN(const std::string pattern, part.text("pattern"));
-      return named(parse_regex(ir_, pattern), part.at("pattern"));
-    }
-    if (type == "grammar") {
-      ESP_RETURN_IF_ERROR(part.only({"type", "grammar"}));
-      ESP_ASSIGN_OR_RETURN(const std::string text, part.text("grammar"));
-      const auto root = parse_ebnf(ir_, text);
-      if (!root) return fail(root.error().with_context(part.at("grammar")));
-      return ir_.rule(*root);
-    }
+    if (LeafFormats::knows(type)) return leaves_.lower(part, type);
     if (type == "sequence" || type == "or") return elements(part, type == "or");
     if (type == "optional") return repeated(part, 0, 1);
     if (type == "star") return repeated(part, 0, kUnbounded);
@@ -193,27 +299,6 @@ class TagParser {
     if (type == "tags_with_separator") return separated(part);
     return fail(error(StatusCode::kUnimplemented, "{}: a format of type '{}' is not supported",
                       part.where(), type));
-  }
-
-  static Result<ExprId> named(Result<ExprId> made, const std::string& where) {
-    if (!made) return fail(made.error().with_context(where));
-    return made;
-  }
-
-  Result<ExprId> schema_expr(const json::value& schema, const std::string& where) {
-    const std::string text =
-        schema.is_string() ? std::string(view(schema.get_string())) : json::serialize(schema);
-    return named(parse_json_schema(ir_, text, whitespace_, {}, limits_), where);
-  }
-
-  Result<ExprId> json_schema(const Part& part) {
-    ESP_RETURN_IF_ERROR(part.only({"type", "json_schema", "style"}));
-    if (const json::value* style = part.find("style"); style != nullptr && *style != "json")
-      return fail(error(StatusCode::kUnimplemented, "{} {} is not supported, only \"json\"",
-                        part.at("style"), json::serialize(*style)));
-    const json::value* schema = part.find("json_schema");
-    if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
-    return schema_expr(*schema, part.at("json_schema"));
   }
 
   Result<ExprId> elements(const Part& part, bool any) {
@@ -280,58 +365,7 @@ class TagParser {
     ESP_ASSIGN_OR_RETURN(const auto excludes, part.texts("excludes"));
     ESP_ASSIGN_OR_RETURN(const bool at_least_one, part.flag("at_least_one"));
     ESP_ASSIGN_OR_RETURN(const bool stop, part.flag("stop_after_first"));
-    return triggered(part, tags, triggers, excludes, ends, at_least_one, stop);
-  }
-
-  // Each trigger opens the tags that begin with it; each tag has exactly one trigger.
-  Result<ExprId> triggered(const Part& part, const std::vector<Tag>& tags,
-                           const std::vector<std::string>& triggers,
-                           const std::vector<std::string>& excludes, const Ends& ends,
-                           bool at_least_one, bool stop_after_first) {
-    if (triggers.empty()) return fail(invalid_argument("{} is missing", part.at("triggers")));
-    std::vector<bool> opened(tags.size(), false);
-    std::vector<TextTrigger> out;
-    std::vector<ExprId> first;  // with at_least_one the text begins with a tag
-    const ExprId after = stop_after_first && !ends.empty() ? ir_.literals(ends) : ir_.empty();
-    for (const std::string& trigger : triggers) {
-      ESP_RETURN_IF_ERROR(limits_.check_time());
-      std::vector<ExprId> alternatives;
-      for (size_t i = 0; i < tags.size(); ++i) {
-        if (!tags[i].begin.starts_with(trigger)) continue;
-        if (!opened[i])
-          first.push_back(ir_.sequence({ir_.literal(tags[i].begin), tags[i].rest, after}));
-        opened[i] = true;
-        alternatives.push_back(
-            ir_.sequence({ir_.literal(std::string_view(tags[i].begin).substr(trigger.size())),
-                          tags[i].rest, after}));
-      }
-      if (alternatives.empty())
-        return fail(invalid_argument("{}: no tag begins with the trigger '{}'", part.at("triggers"),
-                                     trigger));
-      out.push_back({trigger, ir_.choice(alternatives),
-                     stop_after_first ? After::kEnds : After::kTextGoesOn});
-    }
-    for (size_t i = 0; i < tags.size(); ++i)
-      if (!opened[i])
-        return fail(invalid_argument("{}: the tag '{}' begins with no trigger", part.at("triggers"),
-                                     tags[i].begin));
-    if (at_least_one && stop_after_first) return ir_.choice(first);
-    ESP_ASSIGN_OR_RETURN(const ExprId text,
-                         text_until(std::move(out), excludes, ends, {.may_end = true}, part));
-    return at_least_one ? ir_.sequence({ir_.choice(first), text}) : text;
-  }
-
-  Result<ExprId> text_until(std::vector<TextTrigger> triggers,
-                            const std::vector<std::string>& excludes, const Ends& ends,
-                            FreeTextOptions options, const Part& part) {
-    for (const std::string& text : excludes) triggers.push_back({text, 0, After::kForbidden});
-    // An empty end lets the text end anywhere; the other ends still end it where they are written.
-    const bool may_end_anywhere = std::ranges::find(ends, "") != ends.end();
-    for (const std::string& text : ends) {
-      if (!text.empty()) triggers.push_back({text, ir_.empty(), After::kEnds});
-    }
-    if (!ends.empty()) options.may_end = may_end_anywhere;
-    return named(free_text(ir_, triggers, options), part.where());
+    return text_.triggered(part, tags, triggers, excludes, ends, at_least_one, stop);
   }
 
   Result<ExprId> separated(const Part& part) {
@@ -354,8 +388,8 @@ class TagParser {
   }
 
   Ir& ir_;
-  const Whitespace whitespace_;
-  const GrammarLimits& limits_;
+  LeafFormats leaves_;
+  TagText text_;
   int depth_ = 0;
 };
 

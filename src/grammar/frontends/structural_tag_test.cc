@@ -168,7 +168,7 @@ TEST(StructuralTag, ParametersOneByOne) {
   EXPECT_THAT(refused(R"({"required":["x"],"additionalProperties":false})"), HasSubstr("'x'"));
 }
 
-TEST(StructuralTag, WhatIsWrongIsNamedByItsPlace) {
+TEST(StructuralTag, MistakesAreNamedByTheirPath) {
   EXPECT_THAT(refusal("["), HasSubstr("not valid JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(refusal("{}"), HasSubstr("structural_tag.structures"));
@@ -238,8 +238,8 @@ TEST(FreeText, EqualsANaiveReadingOfEverySmallText) {
         {{trigger, ir.choice(alternatives)}, {naive.forbidden, 0, TextTrigger::After::kForbidden}},
         {});
     ASSERT_TRUE(expr);
-    const RuleId root = ir.add_rule("root");
-    ir.set_body(root, *expr);
+    const RuleId root = ir.rules().add("root");
+    ir.rules().set_body(root, *expr);
     auto network = build_network(ir, root, {});
     ASSERT_TRUE(network) << network.error().to_string();
     const auto grammar =

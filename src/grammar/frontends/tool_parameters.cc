@@ -19,7 +19,7 @@ namespace json = boost::json;
 
 constexpr std::string_view kEnd = "</parameter>";
 constexpr int kReferencesMax = 16;  // consecutive references
-constexpr size_t kPlaceBytesMax = 4000;
+constexpr size_t kPathBytesMax = 4000;
 constexpr int kChoicesMax = 1000;  // over all values, references followed
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
@@ -30,18 +30,193 @@ bool is_one_of(std::string_view key, std::initializer_list<std::string_view> nam
   return false;
 }
 
+bool admits(const json::object& schema, std::string_view type) {
+  const json::value* stated = schema.if_contains("type");
+  if (stated == nullptr) return false;
+  if (stated->is_string()) return view(stated->get_string()) == type;
+  if (!stated->is_array()) return false;
+  for (const json::value& one : stated->get_array())
+    if (one.is_string() && view(one.get_string()) == type) return true;
+  return false;
+}
+bool only_texts(const json::object& schema) {
+  const json::value* list = schema.if_contains("enum");
+  if (list == nullptr || !list->is_array()) {
+    const json::value* one = schema.if_contains("const");
+    return one != nullptr && one->is_string();
+  }
+  for (const json::value& one : list->get_array())
+    if (!one.is_string()) return false;
+  return true;
+}
+
+// Lowers the values of parameters: strings without quotes, and all else as JSON. Borrows the Ir,
+// the root schema, whose shared definitions references name, and the limits.
+class ParameterValues {
+ public:
+  ParameterValues(Ir& ir, const json::object& root, const std::string& where, Whitespace whitespace,
+                  const GrammarLimits& limits)
+      : ir_(ir), root_(root), where_(where), whitespace_(whitespace), limits_(limits) {}
+
+  Result<ExprId> value_of(const json::value& schema, const std::string& path) {
+    const json::object* keywords = resolved(schema);
+    if (keywords == nullptr) return as_json(schema, path);
+    const bool stated = keywords->contains("type");
+    if (admits(*keywords, "string") || (!stated && only_texts(*keywords)))
+      return string_value(*keywords, path);
+    for (const char* choice : {"anyOf", "oneOf"}) {
+      const json::value* list = keywords->if_contains(choice);
+      if (list == nullptr || !list->is_array() || stated) continue;
+      bool has_text = false;
+      std::vector<ExprId> alternatives;
+      for (const json::value& one : list->get_array()) {
+        // References may be cyclic and may branch, so their number is bounded.
+        if (++num_choices_ > kChoicesMax || path.size() > kPathBytesMax)
+          return fail(unsupported(path.substr(0, 200) + ": so many choices in choices"));
+        const json::object* inner = resolved(one);
+        has_text |= inner != nullptr && (admits(*inner, "string") || only_texts(*inner));
+        ESP_ASSIGN_OR_RETURN(
+            alternatives.emplace_back(),
+            value_of(one, fmt::format("{}/{}/{}", path, choice, alternatives.size())));
+      }
+      if (!has_text) break;
+      // Beside a string type, text that looks like JSON is a string as well; only null is kept
+      // apart.
+      for (const auto& member : *keywords)
+        if (!is_one_of(member.key(), {choice, "title", "description", "default", "examples"}))
+          return fail(unsupported(path + "/" + std::string(member.key())));
+      return ir_.choice(alternatives);
+    }
+    return as_json(schema, path);
+  }
+
+  // Text that cannot contain the end marker.
+  ExprId text_language() {
+    if (!text_)
+      text_ = *free_text(ir_, {{std::string(kEnd), 0, TextTrigger::After::kForbidden}}, {});
+    return *text_;
+  }
+
+  Status unsupported(const std::string& path) const {
+    return error(StatusCode::kUnimplemented,
+                 "{}{} is not supported where arguments are written one by one", where_, path);
+  }
+
+ private:
+  const json::object* resolved(const json::value& schema) const {
+    const json::value* at = &schema;
+    for (int i = 0; i < kReferencesMax && at->is_object(); ++i) {
+      const json::value* ref = at->get_object().if_contains("$ref");
+      if (ref == nullptr) return &at->get_object();
+      if (!ref->is_string() || !ref->get_string().starts_with("#")) return nullptr;
+      // Only shared definitions have a location in a root of their own.
+      json::error_code failed;
+      const std::string_view pointer = view(ref->get_string()).substr(1);
+      const json::value* target = nullptr;
+      for (const char* shared : {"$defs", "definitions"}) {
+        const std::string head = "/" + std::string(shared) + "/";
+        if (!pointer.starts_with(head)) continue;
+        const json::value* list = root_.if_contains(shared);
+        if (list != nullptr) target = list->find_pointer(pointer.substr(head.size() - 1), failed);
+      }
+      if (target == nullptr) return nullptr;
+      at = target;
+    }
+    return nullptr;
+  }
+
+  // Compiles the value with the shared definitions, so that references resolve.
+  Result<ExprId> as_json(const json::value& schema, const std::string& path) {
+    json::value alone = schema;
+    if (alone.is_object())
+      for (const char* shared : {"$defs", "definitions"})
+        if (const json::value* list = root_.if_contains(shared);
+            list != nullptr && !alone.get_object().contains(shared))
+          alone.get_object()[shared] = *list;
+    auto made = parse_json_schema(ir_, json::serialize(alone), whitespace_, {}, limits_);
+    if (!made) return fail(made.error().with_context(where_ + path));
+    return made;
+  }
+
+  // Returns the strings that the keywords allow, without quotes, and null where it is allowed too.
+  Result<ExprId> string_value(const json::object& keywords, const std::string& path) {
+    std::optional<std::vector<std::string>> texts;
+    ExprId language = text_language();
+    int32_t bounds[2] = {0, kUnbounded};
+    for (const auto& member : keywords) {
+      const std::string_view key = member.key();
+      const json::value& value = member.value();
+      if (key == "enum" || key == "const") {
+        const json::array list =
+            key == "enum" && value.is_array() ? value.get_array() : json::array{value};
+        texts.emplace();
+        for (const json::value& one : list) {
+          if (one.is_null()) continue;  // handled below, where the type allows it
+          if (!one.is_string() || view(one.get_string()).find(kEnd) != std::string_view::npos)
+            return fail(unsupported(path + "/" + std::string(key) + ": " + json::serialize(one)));
+          texts->emplace_back(view(one.get_string()));
+        }
+      } else if (key == "pattern" || key == "format") {
+        if (!value.is_string())
+          return fail(invalid_argument("{}{}/{} must be a string", where_, path, key));
+        std::optional<std::string_view> pattern = view(value.get_string());
+        if (key == "format") pattern = format_pattern(*pattern);
+        if (!pattern) continue;  // an unknown format annotates
+        auto expr = parse_regex(ir_, *pattern, {.search = true, .encode = {}});
+        if (!expr) return fail(expr.error().with_context(where_ + path + "/" + std::string(key)));
+        ESP_ASSIGN_OR_RETURN(language, intersection(ir_, language, *expr, limits_));
+      } else if (key == "minLength" || key == "maxLength") {
+        if (!value.is_int64() || value.get_int64() < 0 || value.get_int64() > 5'000)
+          return fail(unsupported(path + "/" + std::string(key) + ": more than 5000"));
+        bounds[key == "maxLength" ? 1 : 0] = static_cast<int32_t>(value.get_int64());
+      } else if (!is_one_of(key, {"type", "title", "description", "default", "examples", "$comment",
+                                  "deprecated", "nullable"})) {
+        return fail(unsupported(path + "/" + std::string(key)));
+      }
+    }
+    if (texts) {
+      if (texts->empty()) return fail(invalid_argument("{}{}: nothing is allowed", where_, path));
+      const ExprId listed = ir_.literals(*texts);
+      if (keywords.contains("pattern") || keywords.contains("format") || bounds[0] > 0 ||
+          bounds[1] != kUnbounded)
+        return fail(unsupported(path + ": a list of values with other bounds on them"));
+      language = listed;
+    } else if (bounds[0] > 0 || bounds[1] != kUnbounded) {
+      const ExprId any = ir_.chars({{0, 0x10ffff}});
+      ESP_ASSIGN_OR_RETURN(
+          language, intersection(ir_, language, ir_.repeat(any, bounds[0], bounds[1]), limits_));
+    }
+    if (matches_nothing(ir_, language))
+      return fail(invalid_argument("{}{}: no text is allowed", where_, path));
+    return admits(keywords, "null") ? ir_.choice({language, ir_.literal("null")}) : language;
+  }
+
+  Ir& ir_;
+  const json::object& root_;
+  const std::string& where_;  // the path of the root, for messages
+  const Whitespace whitespace_;
+  const GrammarLimits& limits_;
+  std::optional<ExprId> text_;
+  int num_choices_ = 0;
+};
+
+// Lowers the list of parameters. Borrows the Ir, the root schema and the limits.
 class ParameterFormat {
  public:
   ParameterFormat(Ir& ir, const json::object& root, std::string where, Whitespace whitespace,
                   const GrammarLimits& limits)
-      : ir_(ir), root_(root), where_(std::move(where)), whitespace_(whitespace), limits_(limits) {}
+      : ir_(ir),
+        root_(root),
+        where_(std::move(where)),
+        limits_(limits),
+        values_(ir, root, where_, whitespace, limits) {}
 
   Result<ExprId> parse() {
     for (const auto& member : root_)
       if (!is_one_of(member.key(), {"type", "properties", "required", "additionalProperties",
                                     "title", "description", "$defs", "definitions", "$schema",
                                     "$id", "$comment", "default", "examples", "strict"}))
-        return fail(unsupported("/" + std::string(member.key())));
+        return fail(values_.unsupported("/" + std::string(member.key())));
     if (const json::value* type = root_.if_contains("type"); type != nullptr && *type != "object")
       return fail(invalid_argument("{}/type must be \"object\": arguments are one", where_));
     ESP_ASSIGN_OR_RETURN(const std::vector<std::string> required, required_names());
@@ -57,8 +232,8 @@ class ParameterFormat {
     std::vector<std::string> names;
     for (const auto& member : *declared) {
       names.emplace_back(member.key());
-      const std::string place = "/properties/" + names.back();
-      ESP_ASSIGN_OR_RETURN(const ExprId value, value_of(member.value(), place));
+      const std::string path = "/properties/" + names.back();
+      ESP_ASSIGN_OR_RETURN(const ExprId value, values_.value_of(member.value(), path));
       ESP_ASSIGN_OR_RETURN(const ExprId one, parameter(names.back(), value));
       const bool must = std::find(required.begin(), required.end(), names.back()) != required.end();
       all.push_back(must ? one : ir_.optional(one));
@@ -83,11 +258,6 @@ class ParameterFormat {
   }
 
  private:
-  Status unsupported(const std::string& place) const {
-    return error(StatusCode::kUnimplemented,
-                 "{}{} is not supported where arguments are written one by one", where_, place);
-  }
-
   Result<std::vector<std::string>> required_names() const {
     std::vector<std::string> out;
     const json::value* list = root_.if_contains("required");
@@ -107,9 +277,10 @@ class ParameterFormat {
     const json::value* additional = root_.if_contains("additionalProperties");
     const bool any =
         additional == nullptr ? declared.empty() : additional->is_bool() && additional->get_bool();
-    if (any) return std::optional(text_language());
+    if (any) return std::optional(values_.text_language());
     if (additional == nullptr || additional->is_bool()) return std::optional<ExprId>();
-    ESP_ASSIGN_OR_RETURN(const ExprId value, value_of(*additional, "/additionalProperties"));
+    ESP_ASSIGN_OR_RETURN(const ExprId value,
+                         values_.value_of(*additional, "/additionalProperties"));
     return std::optional(value);
   }
 
@@ -119,164 +290,15 @@ class ParameterFormat {
   }
   Result<ExprId> parameter(const std::string& name, ExprId value) {
     if (name.empty() || name.find_first_of(">\n") != std::string::npos)
-      return fail(unsupported("/properties/" + name + ": such a name"));
+      return fail(values_.unsupported("/properties/" + name + ": such a name"));
     return written(ir_.literal(name), value);
-  }
-
-  // Text that cannot contain the end marker.
-  ExprId text_language() {
-    if (!text_)
-      text_ = *free_text(ir_, {{std::string(kEnd), 0, TextTrigger::After::kForbidden}}, {});
-    return *text_;
-  }
-
-  const json::object* resolved(const json::value& schema) const {
-    const json::value* at = &schema;
-    for (int i = 0; i < kReferencesMax && at->is_object(); ++i) {
-      const json::value* ref = at->get_object().if_contains("$ref");
-      if (ref == nullptr) return &at->get_object();
-      if (!ref->is_string() || !ref->get_string().starts_with("#")) return nullptr;
-      // Only shared definitions have a location in a root of their own.
-      json::error_code failed;
-      const std::string_view pointer = view(ref->get_string()).substr(1);
-      const json::value* target = nullptr;
-      for (const char* shared : {"$defs", "definitions"}) {
-        const std::string head = "/" + std::string(shared) + "/";
-        if (!pointer.starts_with(head)) continue;
-        const json::value* list = root_.if_contains(shared);
-        if (list != nullptr) target = list->find_pointer(pointer.substr(head.size() - 1), failed);
-      }
-      if (target == nullptr) return nullptr;
-      at = target;
-    }
-    return nullptr;
-  }
-
-  static bool admits(const json::object& schema, std::string_view type) {
-    const json::value* stated = schema.if_contains("type");
-    if (stated == nullptr) return false;
-    if (stated->is_string()) return view(stated->get_string()) == type;
-    if (!stated->is_array()) return false;
-    for (const json::value& one : stated->get_array())
-      if (one.is_string() && view(one.get_string()) == type) return true;
-    return false;
-  }
-  static bool only_texts(const json::object& schema) {
-    const json::value* list = schema.if_contains("enum");
-    if (list == nullptr || !list->is_array()) {
-      const json::value* one = schema.if_contains("const");
-      return one != nullptr && one->is_string();
-    }
-    for (const json::value& one : list->get_array())
-      if (!one.is_string()) return false;
-    return true;
-  }
-
-  Result<ExprId> value_of(const json::value& schema, const std::string& place) {
-    const json::object* keywords = resolved(schema);
-    if (keywords == nullptr) return as_json(schema, place);
-    const bool stated = keywords->contains("type");
-    if (admits(*keywords, "string") || (!stated && only_texts(*keywords)))
-      return string_value(*keywords, place);
-    for (const char* choice : {"anyOf", "oneOf"}) {
-      const json::value* list = keywords->if_contains(choice);
-      if (list == nullptr || !list->is_array() || stated) continue;
-      bool has_text = false;
-      std::vector<ExprId> alternatives;
-      for (const json::value& one : list->get_array()) {
-        // References may be cyclic and may branch, so their number is bounded.
-        if (++num_choices_ > kChoicesMax || place.size() > kPlaceBytesMax)
-          return fail(unsupported(place.substr(0, 200) + ": so many choices in choices"));
-        const json::object* inner = resolved(one);
-        has_text |= inner != nullptr && (admits(*inner, "string") || only_texts(*inner));
-        ESP_ASSIGN_OR_RETURN(
-            alternatives.emplace_back(),
-            value_of(one, fmt::format("{}/{}/{}", place, choice, alternatives.size())));
-      }
-      if (!has_text) break;
-      // Beside a string type, text that looks like JSON is a string as well; only null is kept
-      // apart.
-      for (const auto& member : *keywords)
-        if (!is_one_of(member.key(), {choice, "title", "description", "default", "examples"}))
-          return fail(unsupported(place + "/" + std::string(member.key())));
-      return ir_.choice(alternatives);
-    }
-    return as_json(schema, place);
-  }
-
-  // Compiles the value with the shared definitions, so that references resolve.
-  Result<ExprId> as_json(const json::value& schema, const std::string& place) {
-    json::value alone = schema;
-    if (alone.is_object())
-      for (const char* shared : {"$defs", "definitions"})
-        if (const json::value* list = root_.if_contains(shared);
-            list != nullptr && !alone.get_object().contains(shared))
-          alone.get_object()[shared] = *list;
-    auto made = parse_json_schema(ir_, json::serialize(alone), whitespace_, {}, limits_);
-    if (!made) return fail(made.error().with_context(where_ + place));
-    return made;
-  }
-
-  // Returns the strings that the keywords allow, without quotes, and null where it is allowed too.
-  Result<ExprId> string_value(const json::object& keywords, const std::string& place) {
-    std::optional<std::vector<std::string>> texts;
-    ExprId language = text_language();
-    int32_t bounds[2] = {0, kUnbounded};
-    for (const auto& member : keywords) {
-      const std::string_view key = member.key();
-      const json::value& value = member.value();
-      if (key == "enum" || key == "const") {
-        const json::array list =
-            key == "enum" && value.is_array() ? value.get_array() : json::array{value};
-        texts.emplace();
-        for (const json::value& one : list) {
-          if (one.is_null()) continue;  // handled below, where the type allows it
-          if (!one.is_string() || view(one.get_string()).find(kEnd) != std::string_view::npos)
-            return fail(unsupported(place + "/" + std::string(key) + ": " + json::serialize(one)));
-          texts->emplace_back(view(one.get_string()));
-        }
-      } else if (key == "pattern" || key == "format") {
-        if (!value.is_string())
-          return fail(invalid_argument("{}{}/{} must be a string", where_, place, key));
-        std::optional<std::string_view> pattern = view(value.get_string());
-        if (key == "format") pattern = format_pattern(*pattern);
-        if (!pattern) continue;  // an unknown format annotates
-        auto expr = parse_regex(ir_, *pattern, {.search = true, .encode = {}});
-        if (!expr) return fail(expr.error().with_context(where_ + place + "/" + std::string(key)));
-        ESP_ASSIGN_OR_RETURN(language, intersection(ir_, language, *expr, limits_));
-      } else if (key == "minLength" || key == "maxLength") {
-        if (!value.is_int64() || value.get_int64() < 0 || value.get_int64() > 5'000)
-          return fail(unsupported(place + "/" + std::string(key) + ": more than 5000"));
-        bounds[key == "maxLength" ? 1 : 0] = static_cast<int32_t>(value.get_int64());
-      } else if (!is_one_of(key, {"type", "title", "description", "default", "examples", "$comment",
-                                  "deprecated", "nullable"})) {
-        return fail(unsupported(place + "/" + std::string(key)));
-      }
-    }
-    if (texts) {
-      if (texts->empty()) return fail(invalid_argument("{}{}: nothing is allowed", where_, place));
-      const ExprId listed = ir_.literals(*texts);
-      if (keywords.contains("pattern") || keywords.contains("format") || bounds[0] > 0 ||
-          bounds[1] != kUnbounded)
-        return fail(unsupported(place + ": a list of values with other bounds on them"));
-      language = listed;
-    } else if (bounds[0] > 0 || bounds[1] != kUnbounded) {
-      const ExprId any = ir_.chars({{0, 0x10ffff}});
-      ESP_ASSIGN_OR_RETURN(
-          language, intersection(ir_, language, ir_.repeat(any, bounds[0], bounds[1]), limits_));
-    }
-    if (matches_nothing(ir_, language))
-      return fail(invalid_argument("{}{}: no text is allowed", where_, place));
-    return admits(keywords, "null") ? ir_.choice({language, ir_.literal("null")}) : language;
   }
 
   Ir& ir_;
   const json::object& root_;
-  const std::string where_;
-  const Whitespace whitespace_;
+  const std::string where_;  // the path of the root, for messages
   const GrammarLimits& limits_;
-  std::optional<ExprId> text_;
-  int num_choices_ = 0;
+  ParameterValues values_;
 };
 
 }  // namespace

@@ -190,8 +190,8 @@ Result<ExprId> ArrayCompiler::lower_counted(const Conjunction& elements,
   const int64_t items_min = constraints.items_min, items_max = constraints.items_max;
   if (items_max != kUnbounded && items_max < items_min) return ir_.never();
   const auto prefix = static_cast<int64_t>(prefix_length(elements));
-  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(items_min, kCounterMax)),
-                      .max = Ir::kNoMax};
+  IrRules::Counter counter{.min = static_cast<uint32_t>(std::min(items_min, kCounterMax)),
+                           .max = IrRules::kNoMax};
   if (items_max != kUnbounded && items_max < kCounterMax)
     counter.max = static_cast<uint32_t>(items_max);
   Ir::Graph graph{.num_states = static_cast<uint32_t>(prefix) + 2, .edges = {}, .finals = {}};
@@ -208,10 +208,10 @@ Result<ExprId> ArrayCompiler::lower_counted(const Conjunction& elements,
         {static_cast<uint32_t>(k), next, static_cast<uint32_t>(std::min(k + 1, prefix + 1))});
   }
   const ExprId space = syntax_.space_inside();
-  const RuleId rule = ir_.add_rule("array of bounded size");
-  ir_.set_body(rule, ir_.sequence({ir_.literal("["), space, ir_.graph(std::move(graph)),
-                                   ir_.enough(), space, ir_.literal("]")}));
-  ir_.set_counter(rule, counter);
+  const RuleId rule = ir_.rules().add("array of bounded size");
+  ir_.rules().set_body(rule, ir_.sequence({ir_.literal("["), space, ir_.graph(std::move(graph)),
+                                           ir_.enough(), space, ir_.literal("]")}));
+  ir_.rules().set_counter(rule, counter);
   return ir_.rule(rule);
 }
 
@@ -248,8 +248,8 @@ Result<std::optional<std::vector<ExprId>>> ArrayCompiler::distinct_values(const 
   }
   std::vector<ExprId> out;
   for (auto& [value, spelt] : spellings) {
-    const RuleId rule = ir_.add_rule("distinct item");
-    ir_.set_body(rule, ir_.literals(std::move(spelt)));
+    const RuleId rule = ir_.rules().add("distinct item");
+    ir_.rules().set_body(rule, ir_.literals(std::move(spelt)));
     out.push_back(ir_.rule(rule));
   }
   return Values(std::move(out));

@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "grammar/automata/left_factoring.h"
-#include "grammar/schema/arrays.h"
 #include "grammar/schema/formula_compiler.h"
 #include "grammar/schema/json_values.h"
 #include "grammar/schema/keywords.h"
 #include "grammar/schema/objects.h"
-#include "grammar/schema/scalars.h"
+#include "grammar/schema/values.h"
 
 namespace espalier::grammar {
 
@@ -86,7 +85,7 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
   if (over_budget_ || rules_.size() >= kRulesMax || depth_ >= kDepthMax)
     return fail(too_large(elements[0]));
   ESP_RETURN_IF_ERROR(limits_.check_time());
-  const RuleId rule = ir_.add_rule(document_.pointer_of(elements[0].schema));
+  const RuleId rule = ir_.rules().add(document_.pointer_of(elements[0].schema));
   rules_.emplace(elements, rule);
   ++depth_;
   open_rules_.insert(rule);
@@ -102,7 +101,7 @@ Result<ExprId> SchemaCompiler::compile(Conjunction elements) {
     std::erase_if(rules_, [&](const auto& entry) { return entry.second >= rule; });
     return body;
   }
-  ir_.set_body(rule, *body);
+  ir_.rules().set_body(rule, *body);
   return *body == ir_.never() ? ir_.never() : ir_.rule(rule);
 }
 
@@ -152,7 +151,7 @@ Status SchemaCompiler::add_check(const Conjunction& elements, RuleId rule) {
     ESP_RETURN_IF_ERROR(checker_->validator().admits(element.schema, element.scope, limits_));
     parts.push_back({element.schema, element.scope});
   }
-  ir_.set_check(rule, {checker_, checker_->add(std::move(parts))});
+  ir_.rules().set_check(rule, {checker_, checker_->add(std::move(parts))});
   return {};
 }
 
@@ -206,7 +205,7 @@ Result<ExprId> SchemaCompiler::lower(const Conjunction& elements) {
   if (choices.empty()) {
     ESP_ASSIGN_OR_RETURN(const Constraints constraints, collect_constraints(document_, elements));
     needs_check_ |= constraints.needs_check;
-    return lower_constraints(elements, constraints);
+    return ValueCompiler(*this).lower(elements, constraints);
   }
   if (approximate_early_ && !approximating_ && !exact_only_ &&
       (choices.size() > 1 || choices[0].second)) {
@@ -302,103 +301,6 @@ Result<bool> SchemaCompiler::may_match(Conjunction elements, int depth) {
   return true;
 }
 
-Result<ExprId> SchemaCompiler::lower_constraints(const Conjunction& elements,
-                                                 const Constraints& constraints) {
-  if (const auto values = allowed_values(constraints))
-    return lower_values(elements, *values, constraints);
-  const bool free = constraints.types == kAllTypes && !constraints.of_arrays &&
-                    !constraints.of_objects && !constraints.of_scalars;
-  if (free) return syntax_.value();
-  std::vector<ExprId> alternatives;
-  const auto excluded = [&](const json::value& wanted) {
-    return std::ranges::any_of(constraints.not_enums, [&](const json::value* list) {
-      const auto& values = list->get_array();
-      return std::ranges::find(values, wanted) != values.end();
-    });
-  };
-  if ((constraints.types & kNull) && !excluded(nullptr)) alternatives.push_back(syntax_.null());
-  if (constraints.types & kBoolean) {
-    if (!excluded(true)) alternatives.push_back(ir_.literal("true"));
-    if (!excluded(false)) alternatives.push_back(ir_.literal("false"));
-  }
-  if (constraints.types & kNumber) {
-    ESP_ASSIGN_OR_RETURN(const ExprId number, ScalarCompiler(*this).number(constraints));
-    alternatives.push_back(number);
-  }
-  if (constraints.types & kString) {
-    ESP_ASSIGN_OR_RETURN(const ExprId string, ScalarCompiler(*this).string(constraints));
-    alternatives.push_back(string);
-  }
-  bool structured_excluded =
-      std::ranges::any_of(constraints.not_enums, [](const json::value* list) {
-        return std::ranges::any_of(list->get_array(), is_plain_structure);
-      });
-  if (approximating_ && structured_excluded) {
-    needs_check_ = true;
-    structured_excluded = false;
-  }
-  if (structured_excluded && (constraints.types & (kArray | kObject))) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "{}: excluding arrays or objects by value is not supported",
-                      document_.pointer_of(elements[0].schema)));
-  }
-  if (constraints.types & kArray) {
-    if (constraints.array_error && !approximating_) return fail(*constraints.array_error);
-    needs_check_ |= constraints.array_error.has_value();
-    ESP_ASSIGN_OR_RETURN(const ExprId array, ArrayCompiler(*this).lower(elements, constraints));
-    alternatives.push_back(array);
-  }
-  if (constraints.types & kObject) {
-    if (constraints.object_error && !approximating_) return fail(*constraints.object_error);
-    needs_check_ |= constraints.object_error.has_value();
-    ESP_ASSIGN_OR_RETURN(const ExprId object, ObjectCompiler(*this).lower(elements, constraints));
-    alternatives.push_back(object);
-  }
-  return ir_.choice(alternatives);
-}
-
-// Values that enums and constants leave, and that satisfy whatever else is asked.
-Result<ExprId> SchemaCompiler::lower_values(const Conjunction& elements,
-                                            const std::vector<const json::value*>& values,
-                                            const Constraints& constraints) {
-  const bool more_asked = constraints.of_scalars || constraints.of_arrays || constraints.of_objects;
-  const auto type_of = [](const json::value& v) -> uint8_t {
-    if (v.is_null()) return kNull;
-    if (v.is_bool()) return kBoolean;
-    if (v.is_string()) return kString;
-    if (v.is_array()) return kArray;
-    if (is_plain_object(v)) return kObject;
-    const auto decimal = Decimal::of(v);
-    return decimal && decimal->fraction.empty() ? kInteger : kFraction;
-  };
-  std::vector<std::string> scalars;
-  std::vector<ExprId> alternatives;
-  for (const json::value* v : values) {
-    if (!(constraints.types & type_of(*v))) continue;
-    if (more_asked) {
-      ESP_RETURN_IF_ERROR(limits_.check_time());
-      ESP_ASSIGN_OR_RETURN(const bool fits, holds(*v, elements));
-      if (!fits) continue;
-    }
-    if (options_.any_order && is_plain_structure(*v)) {
-      // Its members may come in any order: whatever equals it, told by the check.
-      needs_check_ = true;
-      alternatives.push_back(v->is_object() ? syntax_.object() : syntax_.array());
-    } else if (v->is_structured() || is_number(*v)) {
-      alternatives.push_back(ScalarCompiler(*this).literal(*v));
-    } else {
-      scalars.push_back(json::serialize(*v));
-    }
-    const auto decimal = Decimal::of(*v);
-    const bool whole = decimal && decimal->fraction.empty();
-    if (whole && options_.whole_fractions)
-      alternatives.push_back(
-          ScalarCompiler(*this).with_whole_fraction(ScalarCompiler(*this).literal(*v)));
-  }
-  if (!scalars.empty()) alternatives.push_back(ir_.literals(std::move(scalars)));
-  return ir_.choice(alternatives);
-}
-
 // Operations on regular languages write rules out, which must end: no rule may lead to itself or to
 // one that is still being made.
 Status SchemaCompiler::require_regular(const Element& element, std::string_view key,
@@ -420,8 +322,8 @@ Status SchemaCompiler::require_regular(const Element& element, std::string_view 
   return ends(ends, expr) ? Status() : unsupported(document_, element, key);
 }
 
-// Where the end is judged it may be refused: white space in front of it must not leave it as the
-// only way on.
+// A check of the whole value may refuse its end: white space before the comma must not leave the
+// end as the only continuation.
 ExprId SchemaCompiler::comma() {
   const bool judged = approximating_ || options_.any_order;
   return judged ? ir_.sequence({syntax_.space_inside(), syntax_.comma()}) : syntax_.comma();

@@ -88,10 +88,6 @@ class SchemaCompiler {
   Status add_check(const Conjunction& elements, RuleId rule);
   Result<ExprId> branch_any_of(const Conjunction& elements, size_t index);
   Result<ExprId> branch_one_of(const Conjunction& elements, size_t index);
-  Result<ExprId> lower_constraints(const Conjunction& elements, const Constraints& constraints);
-  Result<ExprId> lower_values(const Conjunction& elements,
-                              const std::vector<const boost::json::value*>& values,
-                              const Constraints& constraints);
 
   Ir& ir_;
   const std::shared_ptr<SchemaChecker> checker_;  // shared with the rules' checks

@@ -133,12 +133,12 @@ Result<const json::value*> SchemaDocument::load(std::string_view text, std::stri
 }
 
 Draft SchemaDocument::draft_named(std::string_view uri, Draft otherwise) const {
-  constexpr std::pair<std::string_view, Draft> kDrafts[] = {
+  constexpr std::pair<std::string_view, Draft> kDraftNames[] = {
       {"draft-03", Draft::k4},  {"draft-04", Draft::k4}, {"draft-05", Draft::k4},
       {"draft-06", Draft::k6},  {"draft-07", Draft::k7}, {"draft4", Draft::k4},
       {"draft6", Draft::k6},    {"draft7", Draft::k7},   {"2019-09", Draft::k2019},
       {"2020-12", Draft::k2020}};
-  for (const auto& [name, draft] : kDrafts) {
+  for (const auto& [name, draft] : kDraftNames) {
     if (uri.find(name) != std::string_view::npos) return draft;
   }
   return otherwise;

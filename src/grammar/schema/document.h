@@ -1,5 +1,6 @@
-// JSON Schema documents: resolution of references, drafts, and negations of subschemas. Independent
-// of grammars: validator.h judges values by what this resolves, and the compiler compiles it.
+// JSON Schema documents: resolution of references, the draft, and negations of subschemas.
+// Independent of grammars: validator.h judges values by what this resolves, and the compiler
+// compiles it.
 #pragma once
 
 #include <boost/json.hpp>

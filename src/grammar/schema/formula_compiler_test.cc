@@ -172,7 +172,7 @@ TEST(SchemaFormula, AcceptsWhatIsValidAmongAllSmallValues) {
   }
 }
 
-TEST(SchemaFormula, RefusesEnumsThatAreNoListsWhereTheirOppositesAreNeeded) {
+TEST(SchemaFormula, RefusesEnumsThatAreNoListsWhereTheirNegationsAreNeeded) {
   const auto made = compile_grammar(
       {.kind = GrammarSpec::Kind::kJsonSchema,
        .source = R"({"oneOf":[{"enum":"integer"},{"minimum":1},{"uniqueItems":true}]})"},
@@ -182,7 +182,7 @@ TEST(SchemaFormula, RefusesEnumsThatAreNoListsWhereTheirOppositesAreNeeded) {
 }
 
 // A key twice counts once: where that is not what the state says, the end is refused, and there is
-// a way on as long as properties may be added.
+// a continuation as long as properties may be added.
 TEST(SchemaFormula, RandomTextsAlwaysHaveAWayOn) {
   const auto trie = byte_trie();
   std::vector<uint32_t> words(static_cast<size_t>(trie->words_per_mask()));

@@ -83,7 +83,7 @@ TEST(Schema, SharedPrefixesMatchTheSame) {
   Rng rng(20);
   for (int round = 0; round < 300; ++round) {
     Ir ir;
-    const RuleId open = ir.add_rule("not made yet");
+    const RuleId open = ir.rules().add("not made yet");
     std::vector<ExprId> alternatives;
     std::vector<std::string> texts;
     const std::string common(rng.below(12), 'a');
@@ -94,17 +94,17 @@ TEST(Schema, SharedPrefixesMatchTheSame) {
         for (uint64_t size = rng.below(8); size > 0; --size)
           part += static_cast<char>('a' + rng.below(2));
       }
-      const RuleId constant = ir.add_rule("constant");
-      ir.set_body(constant, ir.literal(parts[1]));
-      const RuleId rule = ir.add_rule("way");
-      ir.set_body(rule,
-                  ir.sequence({ir.literal(parts[0]), ir.rule(constant), ir.literal(parts[2])}));
+      const RuleId constant = ir.rules().add("constant");
+      ir.rules().set_body(constant, ir.literal(parts[1]));
+      const RuleId rule = ir.rules().add("way");
+      ir.rules().set_body(
+          rule, ir.sequence({ir.literal(parts[0]), ir.rule(constant), ir.literal(parts[2])}));
       alternatives.push_back(ir.rule(rule));
       texts.push_back(parts[0] + parts[1] + parts[2]);
     }
-    const RuleId root = ir.add_rule("root");
-    ir.set_body(root,
-                left_factored_choice(ir, alternatives, [&](RuleId rule) { return rule != open; }));
+    const RuleId root = ir.rules().add("root");
+    ir.rules().set_body(
+        root, left_factored_choice(ir, alternatives, [&](RuleId rule) { return rule != open; }));
     const auto network = build_network(ir, root, {});
     ASSERT_TRUE(network) << network.error().to_string();
     const auto matches = [&](const std::string& text) {
@@ -131,7 +131,7 @@ TEST(Schema, SharedPrefixesMatchTheSame) {
   }
 }
 
-// White space in front of an end that is judged does not leave it as the only way on.
+// White space before an end that is checked does not leave it as the only continuation.
 TEST(Schema, WhatMayNotEndYetGoesOnBehindWhiteSpace) {
   const char* const distinct = R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})";
   const auto grammar = compiled(distinct, Whitespace::kBounded);
@@ -476,8 +476,8 @@ TEST(JsonNumber, BoundsAgreeWithArithmetic) {
     bounds.at_least(*Decimal::parse(decimal(a)), low_open);
     bounds.at_most(*Decimal::parse(decimal(b)), high_open);
     Ir ir;
-    const RuleId root = ir.add_rule("root");
-    ir.set_body(root, bounded_number(ir, bounds, integers, {}).value());
+    const RuleId root = ir.rules().add("root");
+    ir.rules().set_body(root, bounded_number(ir, bounds, integers, {}).value());
     const auto network = build_network(ir, root, {});
     std::optional<EarleyRecogniser> earley;
     if (network) earley.emplace(*network, GrammarLimits{});

@@ -106,8 +106,8 @@ ExprId JsonSyntax::string_char() { return string_char({{0, kMaxCodePoint}}); }
 ExprId JsonSyntax::string() {
   if (!has_string_) {
     has_string_ = true;
-    string_rule_ = ir_.add_rule("json string");
-    ir_.set_body(string_rule_, lexeme(ir_, Lexeme::kString));
+    string_rule_ = ir_.rules().add("json string");
+    ir_.rules().set_body(string_rule_, lexeme(ir_, Lexeme::kString));
   }
   return ir_.rule(string_rule_);
 }
@@ -168,9 +168,9 @@ ExprId JsonSyntax::mark(std::string_view text) {
 ExprId JsonSyntax::value() {
   if (!has_value_) {
     has_value_ = true;
-    value_rule_ = ir_.add_rule("json value");
-    object_rule_ = ir_.add_rule("json object");
-    array_rule_ = ir_.add_rule("json array");
+    value_rule_ = ir_.rules().add("json value");
+    object_rule_ = ir_.rules().add("json object");
+    array_rule_ = ir_.rules().add("json array");
     const auto list = [&](const char* open, ExprId item, const char* close) {
       const ExprId more = ir_.star(ir_.sequence({comma(), item}));
       return ir_.sequence(
@@ -179,10 +179,10 @@ ExprId JsonSyntax::value() {
            ir_.literal(close)});
     };
     const ExprId any = ir_.rule(value_rule_);
-    ir_.set_body(object_rule_, list("{", ir_.sequence({string(), colon(), any}), "}"));
-    ir_.set_body(array_rule_, list("[", any, "]"));
-    ir_.set_body(value_rule_, ir_.choice({string(), number(), boolean(), null(),
-                                          ir_.rule(object_rule_), ir_.rule(array_rule_)}));
+    ir_.rules().set_body(object_rule_, list("{", ir_.sequence({string(), colon(), any}), "}"));
+    ir_.rules().set_body(array_rule_, list("[", any, "]"));
+    ir_.rules().set_body(value_rule_, ir_.choice({string(), number(), boolean(), null(),
+                                                  ir_.rule(object_rule_), ir_.rule(array_rule_)}));
   }
   return ir_.rule(value_rule_);
 }

@@ -25,7 +25,7 @@ inline constexpr std::string_view kNotFormat = "\x01notFormat";
 // Beside "not": the negated schema fails by this keyword, in a way that no keyword expresses.
 inline constexpr std::string_view kInexpressible =
     "\x01"
-    "opposite";
+    "negation";
 inline constexpr std::string_view kFractionType =
     "\x01"
     "fraction";  // numbers that are not integers

@@ -1,4 +1,4 @@
-// The metaschemas of the drafts, for schemas that refer to them.
+// The metaschemas of drafts 4 to 2020-12, for schemas that refer to them.
 #pragma once
 
 #include <optional>

@@ -290,7 +290,7 @@ Result<ExprId> multiple_of(Ir& ir, const Decimal& divisor) {
                       divisor.fraction));
   }
   // States: 0 is the start; 1 follows a leading 0; then the remainders of the whole part; then the
-  // remainders for each place after the point; last, trailing zeros.
+  // remainders for each digit after the point; last, trailing zeros.
   const auto k = static_cast<uint32_t>(unit);
   const auto whole_state = [&](uint32_t r) { return 2 + r; };
   const auto place_state = [&](uint32_t place, uint32_t r) { return 2 + k * (1 + place) + r; };

@@ -109,8 +109,8 @@ Result<ExprId> ObjectCompiler::key_language(const Conjunction& elements) {
 
 ExprId ObjectCompiler::own_rule(ExprId expr, const char* name) {
   if (ir_.node(expr).op != Ir::Op::kGraph) return expr;
-  const RuleId rule = ir_.add_rule(name);
-  ir_.set_body(rule, expr);
+  const RuleId rule = ir_.rules().add(name);
+  ir_.rules().set_body(rule, expr);
   return ir_.rule(rule);
 }
 
@@ -172,7 +172,7 @@ Result<std::vector<ObjectCompiler::ExtraKeys>> ObjectCompiler::classified_keys(
   return out;
 }
 
-// Properties in the order of the list, without counting. There are two states for each place:
+// Properties in the order of the list, without counting. There are two states for each position:
 // before a property that may begin at once, and behind a property, where a comma is due. What two
 // paths share is written once. `begun`: the start is behind a property.
 Ir::Graph ObjectCompiler::graph(std::span<const Property> list, const std::vector<ExtraKeys>& extra,
@@ -206,8 +206,8 @@ Ir::Graph ObjectCompiler::graph(std::span<const Property> list, const std::vecto
   return out;
 }
 
-// Properties in the order of the list where their number matters. States: (place in the list,
-// properties so far up to `cap`, the largest count that matters). The count also tells whether a
+// Properties in the order of the list where their number matters. States: (position in the list,
+// properties so far up to `cap`, the largest count that matters). The count also says whether a
 // comma is due.
 Ir::Graph ObjectCompiler::counted_graph(const std::vector<Property>& list,
                                         const std::vector<ExtraKeys>& extra, const Counts& counts,

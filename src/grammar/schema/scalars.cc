@@ -223,23 +223,24 @@ Result<std::optional<ExprId>> ScalarCompiler::counted_string(const Constraints& 
   }
   if (*expr == ir_.never()) return Counted(ir_.never());
   if (most != kUnbounded && most < least) return Counted(ir_.never());
-  Ir::Counter counter{.min = static_cast<uint32_t>(std::min(least, kMost)), .max = Ir::kNoMax};
+  IrRules::Counter counter{.min = static_cast<uint32_t>(std::min(least, kMost)),
+                           .max = IrRules::kNoMax};
   if (most != kUnbounded && most < kMost) counter.max = static_cast<uint32_t>(most);
   if (!plain) {
     ESP_ASSIGN_OR_RETURN(const TickProfile profile, tick_profile(ir_, *expr, limits_));
     const bool too_short = profile.most && *profile.most < counter.min;
     if (too_short || profile.least > counter.max) return Counted(ir_.never());
     if (profile.least >= counter.min && profile.most && *profile.most <= counter.max) {
-      counter = {.min = 0, .max = Ir::kNoMax};  // the patterns bound it more tightly
+      counter = {.min = 0, .max = IrRules::kNoMax};  // the patterns bound it more tightly
     } else if (profile.least >= counter.min) {
       counter.min = 0;  // every match has as many; for the maximum, room to the end is enough
     } else if (!profile.even) {
       return Counted();
     }
   }
-  const RuleId rule = ir_.add_rule("string of bounded length");
-  ir_.set_body(rule, *expr);
-  ir_.set_counter(rule, counter);
+  const RuleId rule = ir_.rules().add("string of bounded length");
+  ir_.rules().set_body(rule, *expr);
+  ir_.rules().set_counter(rule, counter);
   return Counted(ir_.rule(rule));
 }
 

@@ -31,8 +31,8 @@ Result<const StringMatcher::Pattern*> StringMatcher::pattern_of(std::string_view
   Ir ir;
   const auto body = parse_regex(ir, pattern, {.search = true, .encode = {}});
   if (!body) return fail(body.error().with_context("pattern"));
-  const RuleId root = ir.add_rule("pattern");
-  ir.set_body(root, *body);
+  const RuleId root = ir.rules().add("pattern");
+  ir.rules().set_body(root, *body);
   std::unique_ptr<Pattern> made;
   if (auto network = build_network(ir, root, limits)) {
     made = std::make_unique<Pattern>();

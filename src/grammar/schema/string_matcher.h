@@ -33,7 +33,8 @@ class StringMatcher {
   size_t bytes_ = 0;
 };
 
-// Returns whether `text` is a regular expression of ECMA-262, as far as that can be told.
+// Returns whether `text` is a regular expression of ECMA-262, as far as the parser of
+// regex.h decides it.
 bool is_regex(std::string_view text);
 
 }  // namespace espalier::grammar
