@@ -149,7 +149,7 @@ TEST(SchemaCases, ReferencesLeadToDocumentsOfTheirLine) {
   EXPECT_THAT(documents_in("/nowhere").error().message(), HasSubstr("no such folder"));
 }
 
-TEST(SchemaCases, WhatNestsTooDeepIsToldWithItsPlace) {
+TEST(SchemaCases, DeepNestingIsAnErrorWithItsPointer) {
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
   EXPECT_THAT(parse_schema_case(R"({"schema":{},"tests":[{"valid":true,"data":)" + deep + "}]}")
                   .error()
@@ -157,7 +157,7 @@ TEST(SchemaCases, WhatNestsTooDeepIsToldWithItsPlace) {
               HasSubstr("nests deeper than 500 values at byte"));
 }
 
-// Every field tells specs apart, and no field runs into the next.
+// Every field distinguishes specs, and no field runs into the next.
 TEST(GrammarKey, DiffersWhereAnyFieldDoes) {
   using Kind = GrammarSpec::Kind;
   const GrammarSpec base{.kind = Kind::kChoices, .source = "s", .choices = {"a", "b"}};

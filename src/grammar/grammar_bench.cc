@@ -233,7 +233,7 @@ int maskbench(int argc, char** argv) {
   long index = 0;
   for (std::string line; std::getline(std::cin, line); ++index) {
     if (index < first || index >= first + count) continue;
-    // Read as the other commands do, so that a line that is no case is told and not an exception.
+    // Parsed as the other commands do, so that a line that is no case is a message, no exception.
     if (const auto readable = parse_schema_case(line); !readable)
       return wrong(readable.error().with_context(fmt::format("line {}", index + 1)));
     const json::value entry = parse_json_text(line, "the line").value();

@@ -165,45 +165,45 @@ TEST(MaskPool, EqualsFillingOneByOne) {
 // Threads that follow texts of one grammar while it is being built query everything that a matcher
 // offers, and take steps back. The answers equal those that one thread gets from another copy of
 // the grammar.
-TEST(MaskPool, ThreadsOfOneGrammarAreToldWhatOneIsTold) {
+TEST(MaskPool, ThreadsOfOneGrammarGetWhatOneGets) {
   const auto trie = made_up_vocabulary(4);
   const auto words = static_cast<size_t>(trie->words_per_mask());
   constexpr uint64_t kThreads = 4;
   const auto follow = [&](const std::shared_ptr<CompiledGrammar>& grammar, uint64_t seed) {
     Rng rng(seed);
-    uint64_t told = 0;
-    const auto tell = [&](uint64_t what) { told = mix64(told ^ what); };
+    uint64_t answers = 0;
+    const auto add = [&](uint64_t what) { answers = mix64(answers ^ what); };
     std::vector<uint32_t> mask(words);
     for (int text = 0; text < 12; ++text) {
       Matcher matcher(grammar);
       for (int step = 0; step < 14; ++step) {
-        tell(matcher.fill_mask(mask));
-        for (const uint32_t word : mask) tell(word);
-        tell(matcher.can_end());
-        tell(matcher.must_end());
-        for (const char c : matcher.forced_bytes(20)) tell(static_cast<uint8_t>(c));
-        tell(matcher.exhausted());
+        add(matcher.fill_mask(mask));
+        for (const uint32_t word : mask) add(word);
+        add(matcher.can_end());
+        add(matcher.must_end());
+        for (const char c : matcher.forced_bytes(20)) add(static_cast<uint8_t>(c));
+        add(matcher.exhausted());
         if (step % 5 == 4) matcher.rollback(2);
         const TokenId token = drawn(mask, rng);
         if (token < 0 || step % 5 == 4) continue;
-        tell(matcher.accept_token(token));
-        tell(matcher.accept_bytes("\x01\x02"));
+        add(matcher.accept_token(token));
+        add(matcher.accept_bytes("\x01\x02"));
       }
     }
-    return told;
+    return answers;
   };
   for (const GrammarSpec& spec : specs()) {
     SCOPED_TRACE(spec.source);
     const Grammars shared = compiled({spec}, trie), alone = compiled({spec}, trie);
     ASSERT_EQ(shared.size(), 1u);
     for (const uint64_t round : {0u, 1u}) {  // first cold, then mostly cached
-      std::vector<uint64_t> told(kThreads);
+      std::vector<uint64_t> answers(kThreads);
       std::vector<std::thread> threads;
       for (uint64_t t = 0; t < kThreads; ++t)
-        threads.emplace_back([&, t] { told[t] = follow(shared[0], (round * kThreads + t) / 2); });
+        threads.emplace_back([&, t] { answers[t] = follow(shared[0], (round * kThreads + t) / 2); });
       for (std::thread& thread : threads) thread.join();
       for (uint64_t t = 0; t < kThreads; ++t)
-        EXPECT_EQ(told[t], follow(alone[0], (round * kThreads + t) / 2)) << "thread " << t;
+        EXPECT_EQ(answers[t], follow(alone[0], (round * kThreads + t) / 2)) << "thread " << t;
     }
   }
 }
