@@ -1,7 +1,7 @@
 // Grammars that are meant to hurt: each is compiled within its limits or refused with an error that
-// names the position, whatever it asks for. Work is counted in bytes asked of the heap, which no other
-// load of the recogniser changes; the processor time of the thread is bounded where only reading
-// can be slow.
+// names the position, whatever it asks for. Work is counted in bytes asked of the heap, which no
+// other load of the recogniser changes; the processor time of the thread is bounded where only
+// reading can be slow.
 #include <gtest/gtest.h>
 
 #include <atomic>

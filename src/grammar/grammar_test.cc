@@ -635,7 +635,8 @@ TEST(Matcher, LimitsAreErrorsAndNotStalls) {
   EXPECT_TRUE(matcher.exhausted());
 }
 
-// A text at thousands of positions at once: neither a token nor a mask may take longer than its turn.
+// A text at thousands of positions at once: neither a token nor a mask may take longer than its
+// turn.
 TEST(Matcher, AMaskAndATokenEndWithTheirWork) {
   const TestVocab vocab(1);
   const auto trie = std::make_shared<const TokenTrie>(vocab.view);

@@ -200,7 +200,8 @@ TEST(MaskPool, ThreadsOfOneGrammarGetWhatOneGets) {
       std::vector<uint64_t> answers(kThreads);
       std::vector<std::thread> threads;
       for (uint64_t t = 0; t < kThreads; ++t)
-        threads.emplace_back([&, t] { answers[t] = follow(shared[0], (round * kThreads + t) / 2); });
+        threads.emplace_back(
+            [&, t] { answers[t] = follow(shared[0], (round * kThreads + t) / 2); });
       for (std::thread& thread : threads) thread.join();
       for (uint64_t t = 0; t < kThreads; ++t)
         EXPECT_EQ(answers[t], follow(alone[0], (round * kThreads + t) / 2)) << "thread " << t;

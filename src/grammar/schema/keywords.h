@@ -14,7 +14,7 @@
 namespace espalier::grammar {
 
 struct KeywordUse;         // constraints.h
-class NegationBuilder;     // negation.h
+class NegationBuilder;     // keyword_negation.h
 struct KeywordEvaluation;  // evaluator.h
 
 // Internal keywords, for negations that JSON Schema cannot express.
