@@ -1,4 +1,4 @@
-// espalier inspect: what a model holds, and what serving it on this machine would take.
+// espalier inspect: what a model holds, and what serving it on this computer would take.
 #include <fmt/format.h>
 
 #include <boost/json.hpp>
@@ -31,7 +31,7 @@ struct Inspection {
   EngineConfig plan;  // effective
   KvType kv_type{};
   std::map<std::string, TypeShare> types;  // of the checkpoint
-  std::map<std::string, int64_t> held;     // bytes in memory by type
+  std::map<std::string, int64_t> loaded;   // bytes in memory by type
   int64_t stored_bytes = 0;                // of the checkpoint
   int64_t batch = 0;                       // requests at once that are asked about
   std::unique_ptr<Tokenizer> tokenizer;    // null: why not is below
@@ -88,9 +88,9 @@ Result<Inspection> inspect(EngineConfig config, int64_t batch, const ProgramRequ
   if (device.cuda && load.dtype == "auto") {
     load.dtype = out.types.size() == 1 && out.types.contains("F32") ? "float32" : "bfloat16";
   }
-  ESP_ASSIGN_OR_RETURN(out.held, read_weight_memory(load));
+  ESP_ASSIGN_OR_RETURN(out.loaded, read_weight_memory(load));
   out.info.weight_bytes = 0;
-  for (const auto& [type, held_bytes] : out.held) out.info.weight_bytes += held_bytes;
+  for (const auto& [type, num_bytes] : out.loaded) out.info.weight_bytes += num_bytes;
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.system));
   ESP_ASSIGN_OR_RETURN(out.kv_type, resolve_kv_type(out.plan, out.info));
   out.batch = batch > 0 ? batch : out.plan.max_running_requests;
@@ -135,7 +135,7 @@ void print_table(const Inspection& it) {
                                  share.num_tensors, static_cast<double>(share.num_elements) / 1e6));
   }
   row("weights in memory", bytes(it.info.weight_bytes));
-  for (const auto& [type, held_bytes] : it.held) row("  " + type, bytes(held_bytes));
+  for (const auto& [type, num_bytes] : it.loaded) row("  " + type, bytes(num_bytes));
   row("layers", fmt::format("{}", it.info.num_layers));
   row("KV heads", fmt::format("{} of {}", it.info.num_kv_heads, it.info.head_dim));
   row("vocabulary", fmt::format("{}", it.info.vocab_size));
@@ -148,9 +148,9 @@ void print_table(const Inspection& it) {
                                                    : "none: " + it.template_problem);
   row("KV bytes per token",
       fmt::format("{} ({})", kv_token, it.kv_type == KvType::kFloat32 ? "float32" : "bfloat16"));
-  fmt::print("\nThe plan on this machine ({} processors, {} free on {}):\n", it.system.num_cpus,
+  fmt::print("\nThe plan on this computer ({} processors, {} free on {}):\n", it.system.num_cpus,
              bytes(it.system.available_bytes), it.device);
-  // A GPU's scratch is measured when the engine starts, and told then.
+  // A GPU's scratch is measured and logged when the engine starts.
   row(it.plan.device == "cuda" ? "KV cache, scratch included" : "KV cache",
       fmt::format("{} tokens, {}", it.plan.max_total_tokens,
                   bytes(kv_bytes(it.plan, it.info, it.kv_type))));
@@ -168,9 +168,9 @@ void print_table(const Inspection& it) {
   row("threads", fmt::format("{}", it.plan.num_threads));
 }
 
-boost::json::object held_json(const Inspection& it) {
+boost::json::object loaded_json(const Inspection& it) {
   boost::json::object types;
-  for (const auto& [type, held_bytes] : it.held) types[type] = {{"bytes", held_bytes}};
+  for (const auto& [type, num_bytes] : it.loaded) types[type] = {{"bytes", num_bytes}};
   return types;
 }
 
@@ -203,7 +203,7 @@ void print_json(const Inspection& it) {
                              {"embedding_size", it.info.pooled ? it.info.pooled->size : 0},
                              {"num_parameters", it.info.num_parameters},
                              {"weight_bytes", it.info.weight_bytes},
-                             {"memory_by_dtype", held_json(it)},
+                             {"memory_by_dtype", loaded_json(it)},
                              {"stored_bytes", it.stored_bytes},
                              {"stored_by_dtype", types_json(it)},
                              {"tokenizer", tokenizer_json(it)},
@@ -244,7 +244,7 @@ int run_inspect(const std::vector<std::string>& args) {
   SettingTable table;
   table.group("Output");
   table.toggle("json", json, "print one JSON object");
-  table.integer("batch", batch, 0, 1 << 20, "tell the memory of so many requests at once")
+  table.integer("batch", batch, 0, 1 << 20, "print the memory of so many requests at once")
       .default_text = "as many as may run";
   ProgramRequest program;
   table.toggle("program", program.print, "print the operations that a step runs, with their costs");
@@ -252,7 +252,7 @@ int run_inspect(const std::vector<std::string>& args) {
   table.integer("tokens", program.tokens, 1, 1 << 20, "new tokens of the step that is shown");
   table.integer("context", program.context, 0, 1 << 30, "tokens cached before each of them");
   CommandLine command{"espalier inspect",
-                      "Tells what a model's folder or GGUF holds and what serving it here takes.",
+                      "Prints what a model's folder or GGUF contains and what serving it here takes.",
                       "Example:\n  espalier inspect my-model.gguf --batch 16\n  espalier inspect "
                       "my-model.gguf --program --tokens 512",
                       "MODEL",

@@ -187,7 +187,7 @@ constexpr Group kGroups[] = {
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
      "speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "",
-     "draft models are not supported; answers held to a grammar use draft tokens by themselves",
+     "draft models are not supported; answers constrained by a grammar use draft tokens by themselves",
      "speculative-algorithm decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
     {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",
@@ -295,7 +295,7 @@ constexpr Group kGroups[] = {
      "completion-template hf-chat-template-name default-chat-template-kwargs"},
     {Rule::kRefused, kValue, "", "the field json_whitespace of a request says it",
      "constrained-json-max-whitespace-cnt constrained-json-whitespace-pattern"},
-    {Rule::kRefused, kSwitch, "", "reasoning is held to a grammar as requests ask for it",
+    {Rule::kRefused, kSwitch, "", "a grammar constrains reasoning where a request asks for it",
      "enable-strict-thinking strip-thinking-cache"},
     {Rule::kRefused, kValue, "",
      "serve behind a proxy that ends TLS (nginx, Envoy) on the same host",

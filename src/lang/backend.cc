@@ -38,7 +38,7 @@ Status Backend::flush_cache() {
 
 Result<std::string> Backend::server_info() {
   return fail(
-      espalier::error(StatusCode::kUnimplemented, "{} tells nothing about its server", name()));
+      espalier::error(StatusCode::kUnimplemented, "{} has no information about its server", name()));
 }
 
 Usage Backend::usage() const {

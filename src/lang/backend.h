@@ -85,7 +85,7 @@ struct Completion {
 // Of a stream, as far as it is.
 struct Progress {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  int64_t num_logprobs = 0;  // of output tokens, told so far
+  int64_t num_logprobs = 0;  // of output tokens, reported so far
   std::string logprobs;      // those that are new: [logprob, id, text or null] with commas between
 };
 

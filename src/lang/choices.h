@@ -1,13 +1,11 @@
-// How select decides between texts from their log-probabilities. Pure.
+// How select decides between texts from their log-probabilities. Pure functions.
 //
 //   token_length_normalized              the mean log-probability of a choice's tokens is largest
-//   greedy_token_selection               the choice that greedy decoding, held to the choices,
-//   would
-//                                        write: column by column the most probable token stays, and
-//                                        a choice that has ended goes on with its own mean
+//   greedy_token_selection               the choice that greedy decoding, constrained to the choices,
+//                                        would write: token by token the most probable one stays;
+//                                        an ended choice continues with its own mean
 //   unconditional_likelihood_normalized  the mean of log p(token | prompt) - log p(token) is
-//   largest:
-//                                        texts that are likely anywhere gain nothing by it
+//                                        largest: texts that are likely anywhere gain nothing by it
 //   exact                                log p(text | prompt), summed over every way to tokenise it
 //
 // SGLang's first three raise where a first token has no log-probability (it stands at the start of

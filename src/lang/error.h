@@ -1,5 +1,5 @@
 // Where a program went wrong. Every primitive remembers the line that wrote it, and a failure is
-// told with that line at the point where the program uses what failed.
+// reported with that line where the program uses the value that failed.
 #pragma once
 
 #include <cstdint>

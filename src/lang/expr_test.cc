@@ -84,7 +84,7 @@ TEST(Value, ConstantsAreThere) {
   EXPECT_EQ(text, "sea");
 }
 
-TEST(Error, TellsItsPlace) {
+TEST(Error, NamesItsLine) {
   const Error e(invalid_argument("no"), Location("/a/b/judge.cc", 12, "judge"));
   EXPECT_STREQ(e.what(), "judge.cc:12: invalid_argument: no");
 }

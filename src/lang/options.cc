@@ -68,7 +68,7 @@ Status validate(const GenOptions& o) {
                            (o.ebnf.empty() ? 0 : 1) + (o.dtype == Dtype::kText ? 0 : 1);
   if (num_grammars > 1)
     return invalid_argument(
-        "a gen is held to one grammar: give one of regex, json_schema, ebnf and dtype");
+        "a gen has at most one grammar: give one of regex, json_schema, ebnf and dtype");
   if (o.max_tokens && *o.max_tokens < 0)
     return invalid_argument("max_tokens is {}: it must not be negative", *o.max_tokens);
   if (o.min_tokens && *o.min_tokens < 0)

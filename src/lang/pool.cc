@@ -28,7 +28,7 @@ struct Pool::Core {
       tasks.pop_front();
       lock.unlock();
       task();
-      task = nullptr;  // what it held may close the pool
+      task = nullptr;  // destroying what it captured may close the pool
       lock.lock();
     }
   }

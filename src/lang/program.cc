@@ -57,13 +57,13 @@ State launch(std::function<void(State&)> program, RunOptions options) {
   State state = start(options);
   std::mutex mutex;
   std::condition_variable changed;
-  bool is_held = false;
+  bool is_bound = false;
   std::thread thread([&, state, program = std::move(program)]() mutable {
     set_thread_name("esp-program");
     {
       std::lock_guard lock(mutex);
       live(state).hold(std::this_thread::get_id());
-      is_held = true;
+      is_bound = true;
       changed.notify_one();
     }
     try {
@@ -74,7 +74,7 @@ State launch(std::function<void(State&)> program, RunOptions options) {
     live(state).release();
   });
   std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return is_held; });
+  changed.wait(lock, [&] { return is_bound; });
   thread.detach();  // it holds the state, and nothing else that could go before it
   return state;
 }

@@ -5,7 +5,7 @@
 namespace espalier::lang {
 namespace {
 
-// The value, or an Error told at the primitive that failed, else at the line that asks.
+// The value, or an Error at the line of the primitive that failed, else at the line that reads.
 template <typename T>
 T value_or_throw(Result<T> result, const PromptStream& stream, const Location& asked) {
   if (result) return std::move(*result);

@@ -46,7 +46,8 @@ class TextStream {
 
   // False at the end. A failure comes once what was written before it has been read.
   Result<bool> next(std::string& piece);
-  // The tokens and log-probabilities of the piece that next() gave last, where the back end tells.
+  // The tokens and log-probabilities of the piece that next() gave last, where the back end reports
+  // them.
   std::optional<Progress> progress() const { return source_->progress(begin_, offset_); }
 
   class Iterator {  // an input iterator; throws Error where the text failed

@@ -3,7 +3,7 @@
 //   struct Person { std::string name; int age; };
 //   ESPALIER_FIELDS(Person, name, age)
 //
-//   s += gen<Person>("person");               // held to the JSON schema of Person
+//   s += gen<Person>("person");               // constrained to the JSON schema of Person
 //   const Person p = s.get<Person>("person");
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace espalier::lang {
 
-// ---- reading JSON; `where` is told in errors ("person.age") ----
+// ---- reading JSON; errors name `where` ("person.age") ----
 using JsonValue = boost::json::value;
 Status read_json(const JsonValue& value, const std::string& where, bool& out);
 Status read_json(const JsonValue& value, const std::string& where, int64_t& out);
@@ -166,7 +166,7 @@ struct SchemaOf<T> {
 // ---- gen<T>, Value::as<T>, State::get<T> ----
 
 namespace internal {
-// "+34" and "1.": numbers as models write them, JSON or not. kInvalidArgument tells the text.
+// "+34" and "1.": numbers as models write them, JSON or not. kInvalidArgument quotes the text.
 Status read_text(const std::string& text, bool& out);
 Status read_text(const std::string& text, int64_t& out);
 Status read_text(const std::string& text, double& out);
@@ -199,7 +199,7 @@ Result<T> parse_as(const std::string& text) {
   }
 }
 
-// A gen held to what parse_as<T> reads: a number, True or False, or JSON of T's schema.
+// A gen constrained to what parse_as<T> reads: a number, True or False, or JSON of T's schema.
 template <typename T>
 Expr gen(std::string name, GenOptions options = {}, Location where = Here::current()) {
   if constexpr (std::is_same_v<T, bool>) {

@@ -42,7 +42,7 @@ TEST(Typed, AStructIsReadFromItsJson) {
   EXPECT_EQ(person->pets[1].age, 3);
 }
 
-TEST(Typed, WhatDoesNotFitIsToldWithItsPlace) {
+TEST(Typed, ErrorsNameWhereAValueDoesNotFit) {
   const auto message = [](const char* text) { return parse_as<Person>(text).error().message(); };
   EXPECT_EQ(message(R"({"name":1})"), "value.name must be a string, but it is 1");
   EXPECT_EQ(message(R"({"name":"a"})"), "value.age is missing");
@@ -62,7 +62,7 @@ TEST(Typed, NumbersAndTruthValues) {
   EXPECT_FALSE(parse_as<bool>("maybe"));
 }
 
-TEST(Typed, AGenIsHeldToItsType) {
+TEST(Typed, AGenIsConstrainedToItsType) {
   const TestBackend made = make_test_backend();
   const State s = run(
       [](State& p) {

@@ -10,8 +10,8 @@
 
 namespace espalier::lang {
 
-// For the calling thread, until the object goes: its waits call `asked` every 50 ms, without a lock
-// of the language held, and end once that says true. One at a time on a thread; the inner counts.
+// For the calling thread, until the object goes: its waits call `asked` every 50 ms, outside
+// all locks of the language, and end once that returns true. They nest on a thread; the innermost counts.
 class Interruptible {
  public:
   explicit Interruptible(std::function<bool()> asked);
@@ -26,7 +26,7 @@ class Interruptible {
   Interruptible* outer_;
 };
 
-// Until `is_so`, which is called with the lock held. False: broken off.
+// Until `is_so`, which is called under the lock. False: broken off.
 bool wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                 const std::function<bool()>& is_so);
 Status interrupted();  // what such a wait ends with

@@ -12,16 +12,16 @@ ChatAnswer::ChatAnswer(const AnswerFormat& format) : format_(format) {
     tool_parser_ = std::move(*parser);
 }
 
-ChatAnswer::News ChatAnswer::read(std::string_view text, bool finished) {
-  News news;
+ChatAnswer::Delta ChatAnswer::read(std::string_view text, bool finished) {
+  Delta delta;
   const std::string_view fresh = text.substr(std::exchange(num_read_, text.size()));
   const auto answer = [&](std::string_view part) {
-    if (tool_parser_ != nullptr) return add(tool_parser_->push(part), news);
-    news.text += part;
+    if (tool_parser_ != nullptr) return add(tool_parser_->push(part), delta);
+    delta.text += part;
   };
   if (reasoning_parser_) {
     ReasoningParser::Parts parts = reasoning_parser_->push(fresh);
-    held_reasoning_ += parts.reasoning;
+    buffered_reasoning_ += parts.reasoning;
     answer(parts.answer);
   } else {
     answer(fresh);
@@ -29,26 +29,26 @@ ChatAnswer::News ChatAnswer::read(std::string_view text, bool finished) {
   if (finished && !std::exchange(finished_, true)) {
     if (reasoning_parser_) {
       ReasoningParser::Parts parts = reasoning_parser_->finish();
-      held_reasoning_ += parts.reasoning;
+      buffered_reasoning_ += parts.reasoning;
       answer(parts.answer);
     }
-    if (tool_parser_ != nullptr) add(tool_parser_->finish(), news);
+    if (tool_parser_ != nullptr) add(tool_parser_->finish(), delta);
   }
   const bool ready =
       format_.stream_reasoning || finished || (reasoning_parser_ && !reasoning_parser_->inside());
-  if (ready) news.reasoning = std::exchange(held_reasoning_, {});
-  reasoning_ += news.reasoning;
-  text_ += news.text;
-  return news;
+  if (ready) delta.reasoning = std::exchange(buffered_reasoning_, {});
+  reasoning_ += delta.reasoning;
+  text_ += delta.text;
+  return delta;
 }
 
-void ChatAnswer::add(ToolCallParts&& parts, News& news) {
-  news.text += parts.text;
+void ChatAnswer::add(ToolCallParts&& parts, Delta& delta) {
+  delta.text += parts.text;
   for (ToolCallParts::Piece& piece : parts.pieces) {
     if (piece.index > 0 && !format_.parallel) continue;
     if (!piece.name.empty()) calls_.push_back({piece.name, {}});
     calls_.back().arguments += piece.arguments;
-    news.pieces.push_back(std::move(piece));
+    delta.pieces.push_back(std::move(piece));
   }
 }
 

@@ -27,7 +27,7 @@ struct AnswerFormat {
 // One sample's. Not thread-safe.
 class ChatAnswer {
  public:
-  struct News {
+  struct Delta {
     std::string reasoning, text;
     std::vector<ToolCallParts::Piece> pieces;
   };
@@ -38,8 +38,8 @@ class ChatAnswer {
   explicit ChatAnswer(const AnswerFormat& format);
 
   // `text`: all that the sample has generated; what is new of it is read. With `finished` nothing
-  // is held back.
-  News read(std::string_view text, bool finished);
+  // is withheld.
+  Delta read(std::string_view text, bool finished);
 
   // So far.
   const std::string& reasoning() const { return reasoning_; }
@@ -47,15 +47,15 @@ class ChatAnswer {
   const std::vector<Call>& calls() const { return calls_; }
 
  private:
-  void add(ReasoningParser::Parts&& parts, News& news);
-  void add(ToolCallParts&& parts, News& news);
+  void add(ReasoningParser::Parts&& parts, Delta& delta);
+  void add(ToolCallParts&& parts, Delta& delta);
 
   const AnswerFormat format_;
   std::optional<ReasoningParser> reasoning_parser_;
   std::unique_ptr<ToolCallParser> tool_parser_;
   size_t num_read_ = 0;
   bool finished_ = false;
-  std::string held_reasoning_;  // without stream_reasoning
+  std::string buffered_reasoning_;  // without stream_reasoning
   std::string reasoning_, text_;
   std::vector<Call> calls_;
 };

@@ -53,7 +53,7 @@ std::string describe_tools(const json::value& tools) {
   return out;
 }
 
-void tell_calls_as_text(json::object& message) {
+void write_calls_as_text(json::object& message) {
   if (view(message.at("role").get_string()) == "tool") {
     message["role"] = "user";
     const json::value& content = message["content"];
@@ -64,7 +64,7 @@ void tell_calls_as_text(json::object& message) {
   }
   const json::value* calls = message.if_contains("tool_calls");
   if (calls == nullptr || !calls->is_array() || calls->get_array().empty()) return;
-  json::array told;
+  json::array listed;
   for (const json::value& call : calls->get_array()) {
     const json::object* function = call.is_object() && call.get_object().contains("function")
                                        ? call.at("function").if_object()
@@ -72,14 +72,14 @@ void tell_calls_as_text(json::object& message) {
     if (function == nullptr) continue;
     const json::value* name = function->if_contains("name");
     const json::value* arguments = function->if_contains("arguments");
-    told.push_back({{"name", name != nullptr ? *name : json::value("")},
+    listed.push_back({{"name", name != nullptr ? *name : json::value("")},
                     {"parameters", arguments != nullptr ? *arguments : json::object{}}});
   }
   std::string text;
   if (const json::value* content = message.if_contains("content");
       content != nullptr && content->is_string())
     text = view(content->get_string());
-  message["content"] = text + json::serialize(told);
+  message["content"] = text + json::serialize(listed);
 }
 
 constexpr std::string_view kYesOrNo = R"("yes" or "no")";
@@ -159,7 +159,7 @@ Result<std::string> ChatFormat::render(const json::value& messages, const Option
     json::value& role = message["role"];
     if (!knows_developer_ && view(role.get_string()) == "developer") role = "system";
     parse_arguments(message);
-    if (!knows_tools_) tell_calls_as_text(message);
+    if (!knows_tools_) write_calls_as_text(message);
   }
   if (options.tools != nullptr && !knows_tools_)
     add_system_note(list, describe_tools(*options.tools));

@@ -42,7 +42,7 @@ class ChatFormat {
                                     std::string_view instruct) const;
 
   // The format of tool calls that the template speaks; "json" where it knows no tools: they are
-  // then described in the system message, and calls and their results are told as text.
+  // then described in the system message, and calls and their results are rendered as text.
   const std::string& tool_call_format() const { return tool_call_format_; }
 
  private:

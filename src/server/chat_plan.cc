@@ -52,7 +52,7 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
   const bool required =
       request.tool_choice == Choice::kRequired || request.tool_choice == Choice::kNamed;
   answer.tool_format = context.tool_call_format;
-  // Python's calls cannot be held to a schema; calls that must come are JSON then.
+  // A grammar cannot constrain pythonic calls to a schema, so required calls are JSON.
   if (required && answer.tool_format == "pythonic") answer.tool_format = "json";
   answer.parallel = request.parallel_tool_calls && request.tool_choice != Choice::kNamed;
   for (const json::value& tool : tools.get_array()) answer.tool_names.push_back(name_of(tool));
@@ -86,7 +86,7 @@ void plan_reasoning(const Context& context, ChatRequest& request, std::string_vi
   answer.stream_reasoning = request.stream_reasoning;
 }
 
-// The paper's remedy (appendix B.3) against answers that a grammar bends: the model is told.
+// The paper's remedy (appendix B.3) against answers that a grammar distorts: the prompt states the constraint.
 std::string grammar_note(const SamplingParams& s) {
   if (!s.choices.empty()) {
     std::string out = "Answer with exactly one of these:";

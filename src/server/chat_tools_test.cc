@@ -103,8 +103,8 @@ TEST_F(ChatToolsTest, StreamsTheNameFirstAndArgumentsAsTheyCome) {
   EXPECT_GT(num_argument_pieces, 8u);
 }
 
-TEST_F(ChatToolsTest, ACallThatMustComeIsHeldToItsSchema) {
-  start();  // a template without tools: JSON calls, told in the prompt
+TEST_F(ChatToolsTest, ARequiredCallIsConstrainedToItsSchema) {
+  start();  // a template without tools: JSON calls, described in the prompt
   reply(R"([{"name": "now", "parameters": {}}])");
   const json::object m = message(body(R"(,"tool_choice":"required")"));
   EXPECT_TRUE(m.at("content").is_null());
@@ -123,7 +123,7 @@ TEST_F(ChatToolsTest, ACallThatMustComeIsHeldToItsSchema) {
 
   message(body(""));  // auto, and nothing strict: no grammar
   EXPECT_FALSE(engine_.submitted().back().sampling.structural_tag);
-  // What was called and what came of it can be told again.
+  // Earlier calls and their results can be part of a later request.
   reply("Noon.");
   message(R"({"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":null,
       "tool_calls":[{"id":"a","type":"function","function":{"name":"now","arguments":"{}"}}]},
@@ -163,7 +163,7 @@ TEST_F(ChatToolsTest, ReasoningStandsApart) {
   EXPECT_EQ(engine_.submitted().back().sampling.reasoning_end, "");
 }
 
-TEST_F(ChatToolsTest, TheModelIsToldWhatItIsHeldTo) {
+TEST_F(ChatToolsTest, ThePromptStatesTheConstraint) {
   start();
   reply("red");
   message(R"({"messages":[{"role":"user","content":"Hi"}],"choices":["red","blue"],

@@ -33,7 +33,7 @@ void WorkerPool::stop() {
 }
 
 std::string Context::make_rid() {
-  std::random_device device;  // nobody shall guess, and abort, another's request
+  std::random_device device;  // unpredictable, so that no client can abort another client's request
   return fmt::format("{:08x}{:08x}{:016x}", device(), device(), mix64(next_rid_++));
 }
 

@@ -34,7 +34,7 @@ struct RerankRequest {
   std::string instruct;  // what makes a document fit, of a model that generates
 };
 
-// As parse_native: `malformed` tells what kind of failure it is.
+// As parse_native: `malformed` states the kind of failure.
 Result<EmbeddingRequest> parse_embedding(std::string_view body, bool& malformed);
 Result<EmbeddingRequest> parse_classify(std::string_view body, bool& malformed);
 Result<ScoreBody> parse_score(std::string_view body, bool& malformed);

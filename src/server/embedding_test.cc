@@ -1,5 +1,5 @@
 // /encode, /classify, /v1/embeddings, /v1/classify, /v1/score and /v1/rerank over sockets, with
-// real models: those of tests/golden/pooled (ids in), and the one that ships, told to make
+// real models: those of tests/golden/pooled (ids in), and the one that ships, configured to make
 // embeddings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -124,7 +124,7 @@ TEST_F(EndToEnd, ASessionContinuesItsTokens) {
   EXPECT_EQ(post("/open_session", R"({"capacity_of_str_len":0})").status, 400);
 }
 
-TEST_F(EndToEnd, TheCachesEventsAreTold) {
+TEST_F(EndToEnd, TheCachesEventsAreStreamed) {
   start({.config = {.num_cache_events = 100}});
   const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
   EXPECT_EQ(post("/generate", body).status, 200);
@@ -155,17 +155,17 @@ TEST_F(EndToEnd, TheCachesEventsAreTold) {
 TEST_F(EndToEnd, TheCachesEventsAsAStream) {
   start({.config = {.num_cache_events = 100}});
   const std::string body = R"({"text":"abc","sampling_params":{"max_new_tokens":2}})";
-  std::string told;
+  std::string received;
   std::thread reader([&] {
     net::TestSocket socket(server_->port());
     socket.write("GET /kv_events?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    told = socket.read_until(
+    received = socket.read_until(
         [](const std::string& text) { return text.find("BlockStored") != std::string::npos; });
   });
   EXPECT_EQ(post("/generate", body).status, 200);
   reader.join();
-  EXPECT_THAT(told, HasSubstr("text/event-stream"));
-  EXPECT_THAT(told, HasSubstr("data: {\"type\":\"BlockStored"));
+  EXPECT_THAT(received, HasSubstr("text/event-stream"));
+  EXPECT_THAT(received, HasSubstr("data: {\"type\":\"BlockStored"));
   server_->stop(1s);  // the stream ends
 }
 

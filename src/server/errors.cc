@@ -41,7 +41,7 @@ const Row& row_of(StatusCode code) {
   return kTable[std::size(kTable) - 1];
 }
 
-// The engine tells a field by its native name; OpenAI's clients have sent it under another.
+// The engine names a field by its native name; OpenAI's clients have sent it under another.
 std::string in_openai_names(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"max_new_tokens", "max_tokens"},

@@ -67,7 +67,7 @@ const Fields<ConcatenateBody>& concatenate_fields() {
 
 }  // namespace
 
-// The ids are states of the client, of which no request tells, and the client sends the joined text
+// The ids name states of the client that no request has stated, and the client sends the joined text
 // whole with its next call: it is computed then, exactly, from the cached common prefix on.
 void handle_concatenate(const ContextPtr&, HttpRequest&& request, ResponsePtr response) {
   auto value = parse_json(request.body);

@@ -106,7 +106,7 @@ Status Generation::prepare(GenerationItem& item) {
   return count_logprobs(positions * (1 + top + request.token_ids_logprob.size()) * n);
 }
 
-// They are held until the answer is written, so a call may not ask for any number of them.
+// Log-probabilities stay in memory until the answer is written, so their number per call is bounded.
 Status Generation::count_logprobs(size_t more) {
   num_logprobs_ += more;
   if (num_logprobs_ <= kLogprobsMax) return {};

@@ -102,8 +102,8 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("num_threads", e.num_threads).member("tokenizer_worker_num", e.tokenizer_threads);
 }
 
-// Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which tell
-// of the machine and of other requests, are null for all but administrators.
+// Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which
+// reveal the host's files and other requests' draws, are null for all but administrators.
 void write_settings(JsonWriter& w, const Context& context, bool admin) {
   const ServerConfig& c = context.config;
   write_private_settings(w, context, admin);

@@ -236,8 +236,8 @@ Status read_fields(const Fields<T>& fields, const Json& value, std::string_view 
   return {};
 }
 
-// Hands the body's JSON to `read`. `malformed` tells a body that cannot be read (not JSON, a wrong
-// type) from one with a field that is refused by name.
+// Hands the body's JSON to `read`. `malformed` is set for a body that cannot be read (not JSON, a wrong
+// type) and cleared for one with a field that is refused by name.
 Status read_body(std::string_view body, bool& malformed,
                  const std::function<Status(const Json&)>& read);
 template <typename T>

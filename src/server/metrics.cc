@@ -129,7 +129,7 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
   counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
           s.num_failed_total);
-  counter("espalier:not_finite_total", "Of them, those whose logits held NaN or infinity.",
+  counter("espalier:not_finite_total", "Of them, those whose logits contained NaN or infinity.",
           s.num_not_finite_total);
   counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
   counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
@@ -167,9 +167,9 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
           s.forced_tokens_total);
   counter("espalier:forwards_saved_total", "Entries that forced tokens have saved.",
           s.forwards_saved_total);
-  counter("espalier:drafted_tokens_total", "Tokens guessed ahead of being drawn.",
+  counter("espalier:drafted_tokens_total", "Draft tokens proposed.",
           s.drafted_tokens_total);
-  counter("espalier:accepted_drafts_total", "Guessed tokens that came.", s.accepted_drafts_total);
+  counter("espalier:accepted_drafts_total", "Draft tokens accepted.", s.accepted_drafts_total);
   counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   return prometheus::TextSerializer().Serialize(families);
 }

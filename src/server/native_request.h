@@ -30,8 +30,8 @@ struct NativeRequest {
   bool return_text_in_logprobs = false;
 };
 
-// Reads and checks a body. `malformed` tells a body that cannot be read (not JSON, a wrong type)
-// from one that says something impossible (text and input_ids at once).
+// Reads and checks a body. `malformed` is set for a body that cannot be read (not JSON, a wrong
+// type) and cleared for one whose fields contradict each other (text and input_ids at once).
 Result<NativeRequest> parse_native(std::string_view body, bool& malformed);
 
 const Fields<NativeSampling>& native_sampling_fields();

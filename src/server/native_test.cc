@@ -327,8 +327,8 @@ TEST_F(NativeTest, AClientThatIsBehindGetsFewerEvents) {
   EXPECT_THAT(answer, HasSubstr(fmt::format(R"(data: {{"text":"{}","output_ids":)", reply)));
 }
 
-// A call's log-probabilities are held until it is answered: of its prompts they are counted before
-// anything is computed, of its answers as they come.
+// A call's log-probabilities stay in memory until it is answered. Those of its prompts are counted
+// before anything is computed, those of its answers as they are generated.
 TEST_F(NativeTest, ACallMayNotAskForAnyNumberOfLogprobs) {
   engine_.set_script({.reply = "abcdef"});
   start();

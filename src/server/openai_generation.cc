@@ -28,7 +28,7 @@ class OpenAiGeneration : public Generation {
  protected:
   Dialect dialect() const override { return Dialect::kOpenAi; }
 
-  // Of what the sample has generated, as far as its dialect tells them apart.
+  // Of what the sample has generated, where its dialect distinguishes kinds of tokens.
   virtual int64_t reasoning_tokens(const Sample&) const { return 0; }
 
   void begin_answer(JsonWriter& w, std::string_view object) const {
@@ -213,15 +213,15 @@ class ChatGeneration final : public OpenAiGeneration {
       append_chunk(out, sample,
                    [](JsonWriter& w) { w.member("role", "assistant").member("content", ""); });
     }
-    const ChatAnswer::News news = answer_of(sample).read(sample.text, sample.finish.has_value());
-    if (!news.reasoning.empty())
-      append_chunk(out, sample, [](JsonWriter&) {}, {.reasoning = news.reasoning});
+    const ChatAnswer::Delta delta = answer_of(sample).read(sample.text, sample.finish.has_value());
+    if (!delta.reasoning.empty())
+      append_chunk(out, sample, [](JsonWriter&) {}, {.reasoning = delta.reasoning});
     const bool has_logprobs = with_logprobs_ && sample.ids_sent < sample.ids.size();
-    if (!news.text.empty() || has_logprobs) {
-      append_chunk(out, sample, [&](JsonWriter& w) { w.member("content", news.text); },
+    if (!delta.text.empty() || has_logprobs) {
+      append_chunk(out, sample, [&](JsonWriter& w) { w.member("content", delta.text); },
                    {.logprobs = true});
     }
-    for (const ToolCallParts::Piece& piece : news.pieces) append_call(out, sample, piece);
+    for (const ToolCallParts::Piece& piece : delta.pieces) append_call(out, sample, piece);
     if (sample.finish) append_chunk(out, sample, [](JsonWriter&) {}, {.ends = true});
   }
   void append_last_events(std::string& out) override {
@@ -271,7 +271,7 @@ class ChatGeneration final : public OpenAiGeneration {
   ChatAnswer& answer_of(const Sample& sample) {
     return answers_[static_cast<size_t>(sample.index)];
   }
-  // Call `index` of a sample: the same wherever it is told.
+  // The id of call `index` of a sample, the same in every chunk and in the whole answer.
   const std::string& call_id(const Sample& sample, size_t index) {
     std::vector<std::string>& ids = call_ids_[static_cast<size_t>(sample.index)];
     while (ids.size() <= index) ids.push_back("call_" + context().make_rid().substr(0, 24));

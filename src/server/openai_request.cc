@@ -246,7 +246,7 @@ const Fields<ChatRequest>& chat_fields() {
         field<C>("separate_reasoning", "reasoning as reasoning_content; default true",
                  &C::separate_reasoning),
         field<C>("stream_reasoning", "reasoning as it comes; default true", &C::stream_reasoning),
-        field<C>("describe_grammar", "tell the model in its prompt what its answer is held to",
+        field<C>("describe_grammar", "state in the prompt what the answer is constrained to",
                  &C::describe_grammar),
         refused<C>("return_meta_info"),
         refused<C>("return_prompt_token_ids"),

@@ -62,7 +62,7 @@ struct ChatRequest : OpenAiCommon {
   std::string tool_name;  // kNamed
   bool parallel_tool_calls = true;
   bool separate_reasoning = true, stream_reasoning = true;
-  bool describe_grammar = false;  // tell the model in the prompt what its answer is held to
+  bool describe_grammar = false;  // the prompt states what the answer is constrained to
 };
 
 struct TokenizeRequest {
@@ -87,7 +87,7 @@ Status read_response_format(const boost::json::value& value, std::string_view wh
 Status read_tools(const boost::json::value& value, std::string_view where,
                   std::shared_ptr<const boost::json::value>& out);
 
-// As parse_native: `malformed` tells what kind of failure it is.
+// As parse_native: `malformed` states the kind of failure.
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);
 Result<ChatRequest> parse_chat(std::string_view body, bool& malformed);
 Result<TokenizeRequest> parse_tokenize(std::string_view body, bool& malformed);

@@ -30,7 +30,7 @@ struct ServerConfig {
   std::string weight_version = "default";  // --weight-version
 
   // --chat-template: a file's path, or the template's own text (recognised by "{{" or "{%"). Empty:
-  // the model folder's own. Without any, /v1/chat/completions answers 400 and says so.
+  // the model folder's own. Without any, /v1/chat/completions answers 400 with that reason.
   std::string chat_template;
 
   // --tool-call-parser: the format of tool calls; empty: the one that the chat template speaks.

@@ -351,27 +351,27 @@ TEST_F(ServerTest, BadSettings) {
   EXPECT_THAT(busy.message(), HasSubstr("--port"));
 }
 
-// All that needs no engine is told without one.
-TEST_F(ServerTest, ReserveTellsWhatIsWrongBeforeThereIsAnEngine) {
+// Every check that needs no engine runs without one.
+TEST_F(ServerTest, ReserveReportsErrorsBeforeThereIsAnEngine) {
   start();
-  const auto told = [](const ServerConfig& config) { return Server::reserve(config).error(); };
+  const auto reserve_error = [](const ServerConfig& config) { return Server::reserve(config).error(); };
   ServerConfig busy = config_;
   busy.port = server_->port();
-  EXPECT_EQ(told(busy).code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(told(busy).message(), HasSubstr(fmt::format("port {} of 127.0.0.1", busy.port)));
+  EXPECT_EQ(reserve_error(busy).code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(reserve_error(busy).message(), HasSubstr(fmt::format("port {} of 127.0.0.1", busy.port)));
   ServerConfig elsewhere = config_;
-  elsewhere.host = "192.0.2.1";  // set aside for documentation: nobody has it
-  EXPECT_THAT(told(elsewhere).message(), HasSubstr("192.0.2.1"));
-  EXPECT_THAT(told(elsewhere).message(), HasSubstr("(--host, --port)"));
+  elsewhere.host = "192.0.2.1";  // reserved for documentation, so no host has this address
+  EXPECT_THAT(reserve_error(elsewhere).message(), HasSubstr("192.0.2.1"));
+  EXPECT_THAT(reserve_error(elsewhere).message(), HasSubstr("(--host, --port)"));
   elsewhere.host = "";
-  EXPECT_THAT(told(elsewhere).message(), HasSubstr("is empty"));
+  EXPECT_THAT(reserve_error(elsewhere).message(), HasSubstr("is empty"));
   ServerConfig templates = config_;
   templates.chat_template = "/no/such/file.jinja";
-  EXPECT_EQ(told(templates).code(), StatusCode::kNotFound);
-  EXPECT_THAT(told(templates).message(), HasSubstr("--chat-template"));
+  EXPECT_EQ(reserve_error(templates).code(), StatusCode::kNotFound);
+  EXPECT_THAT(reserve_error(templates).message(), HasSubstr("--chat-template"));
   templates.chat_template = "{% if %}";
-  EXPECT_EQ(told(templates).code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(told(templates).message(), HasSubstr("--chat-template"));
+  EXPECT_EQ(reserve_error(templates).code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(reserve_error(templates).message(), HasSubstr("--chat-template"));
 }
 
 TEST_F(ServerTest, AReservedAddressRefusesUntilItIsServed) {
@@ -388,8 +388,8 @@ TEST_F(ServerTest, AReservedAddressRefusesUntilItIsServed) {
   EXPECT_EQ(call("GET", "/health").status, 200);
 }
 
-// Two that bound the same address while neither listened: the later one is told.
-TEST_F(ServerTest, AnAddressThatIsTakenMeanwhileIsTold) {
+// Two that bound the same address while neither listened: the later one gets an error.
+TEST_F(ServerTest, AnAddressThatIsTakenMeanwhileIsAnError) {
   auto first = Server::reserve(config_);
   ASSERT_TRUE(first);
   config_.port = first->port();

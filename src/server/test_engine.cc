@@ -61,7 +61,7 @@ std::vector<GenerateRequest> ScriptedEngine::submitted() const {
 
 int ScriptedEngine::num_running() const {
   std::lock_guard lock(mutex_);
-  return static_cast<int>(held_.size());
+  return static_cast<int>(open_.size());
 }
 
 bool ScriptedEngine::wait_for(const std::function<bool()>& condition, Duration timeout) const {
@@ -110,7 +110,7 @@ void ScriptedEngine::run(const GenerateRequest& request, const EventSink& sink,
   RequestStats stats;
   stats.prompt_tokens = static_cast<int32_t>(prompt.size());
   stats.completion_tokens = script.hold_after;
-  held_.push_back({request.rid, request.sampling.n, sink, stats});
+  open_.push_back({request.rid, request.sampling.n, sink, stats});
   changed_.notify_all();
 }
 
@@ -186,48 +186,48 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
   return true;
 }
 
-// Behind what was submitted before it, which may not be held yet.
+// Behind what was submitted before it, which may not be open yet.
 void ScriptedEngine::abort(std::string_view rid, AbortScope scope) {
   std::lock_guard lock(mutex_);
-  work_.push_back([this, rid = std::string(rid), scope] { end_held(rid, scope); });
+  work_.push_back([this, rid = std::string(rid), scope] { end_open(rid, scope); });
   changed_.notify_all();
 }
 
-void ScriptedEngine::end_held(const std::string& rid, AbortScope scope) {
-  std::vector<Held> ended;
+void ScriptedEngine::end_open(const std::string& rid, AbortScope scope) {
+  std::vector<OpenRequest> ended;
   {
     std::lock_guard lock(mutex_);
-    std::erase_if(held_, [&](const Held& held) {
-      const bool hit = scope == AbortScope::kAll || held.rid == rid ||
-                       (scope == AbortScope::kPrefix && held.rid.starts_with(rid));
-      if (hit) ended.push_back(held);
+    std::erase_if(open_, [&](const OpenRequest& request) {
+      const bool hit = scope == AbortScope::kAll || request.rid == rid ||
+                       (scope == AbortScope::kPrefix && request.rid.starts_with(rid));
+      if (hit) ended.push_back(request);
       return hit;
     });
     changed_.notify_all();
   }
-  for (const Held& held : ended) {
-    for (int32_t i = 0; i < held.num_samples; ++i) {
+  for (const OpenRequest& request : ended) {
+    for (int32_t i = 0; i < request.num_samples; ++i) {
       TokenEvent event;
       event.index = i;
       event.finish = FinishReason{
           FinishReason::Type::kAbort, {}, Status(StatusCode::kAborted, "aborted by its client")};
-      event.stats = held.stats;
+      event.stats = request.stats;
       event.stats.finished = event.stats.arrived = std::chrono::steady_clock::now();
-      held.sink(std::move(event));
+      request.sink(std::move(event));
     }
   }
 }
 
 Status ScriptedEngine::flush_cache() {
   std::lock_guard lock(mutex_);
-  if (held_.empty()) return {};
-  return error(StatusCode::kFailedPrecondition, "{} requests run", held_.size());
+  if (open_.empty()) return {};
+  return error(StatusCode::kFailedPrecondition, "{} requests run", open_.size());
 }
 
 EngineStats ScriptedEngine::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
-  stats.num_running = static_cast<int32_t>(held_.size());
+  stats.num_running = static_cast<int32_t>(open_.size());
   stats.prompt_tokens_total = 40;
   stats.cached_tokens_total = 10;
   stats.generation_tokens_total = 70;

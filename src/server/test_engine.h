@@ -39,7 +39,7 @@ class ScriptedEngine final : public Engine {
 
   // What happened.
   std::vector<GenerateRequest> submitted() const;
-  int num_running() const;  // requests that are held
+  int num_running() const;  // requests that Script::hold keeps open
   bool wait_for(const std::function<bool()>& condition,
                 Duration timeout = std::chrono::seconds(10)) const;
 
@@ -57,15 +57,15 @@ class ScriptedEngine final : public Engine {
   static float logprob(TokenId id) { return -(static_cast<float>(id) + 0.5f) / 16.0f; }
 
  private:
-  struct Held {
+  struct OpenRequest {
     std::string rid;
     int32_t num_samples;
     EventSink sink;
     RequestStats stats;
   };
   void run(const GenerateRequest& request, const EventSink& sink, const Script& script);
-  void end_held(const std::string& rid, AbortScope scope);
-  // False when it is held.
+  void end_open(const std::string& rid, AbortScope scope);
+  // False when Script::hold keeps the request open.
   bool run_sample(const GenerateRequest& request, int32_t index, std::vector<TokenId> prompt,
                   const EventSink& sink, const Script& script);
 
@@ -77,7 +77,7 @@ class ScriptedEngine final : public Engine {
   Script script_;
   std::vector<GenerateRequest> submitted_;
   std::deque<std::function<void()>> work_;
-  std::vector<Held> held_;
+  std::vector<OpenRequest> open_;
   EngineStats stats_;
   bool stop_ = false;
   std::thread thread_;

@@ -46,7 +46,7 @@ void ApiBackend::generate(GenerateCall call, CallEvents events) {
 
 void ApiBackend::score(ScoreCall call, ScoreDone done) {
   done(fail(error(StatusCode::kUnimplemented,
-                  "{} does not tell the log-probabilities of given texts, so it cannot select "
+                  "{} does not return the log-probabilities of given texts, so it cannot select "
                   "between {} choices: ask for one of them with a gen",
                   name_, call.choices.size())));
 }

@@ -147,18 +147,18 @@ class EndpointBackend final : public Backend {
   // One prompt's call. What is streamed is cumulative text: the new end of it is handed on.
   struct Streamed {
     std::string text;
-    int64_t num_told = 0;  // log-probabilities
+    int64_t num_reported = 0;  // log-probabilities
     json::object last;
     Status failed;
   };
-  static Progress progress_of(const json::object& answer, int64_t num_told) {
+  static Progress progress_of(const json::object& answer, int64_t num_reported) {
     Progress progress{.prompt_tokens = integer_at(answer, "meta_info.prompt_tokens"),
                       .completion_tokens = integer_at(answer, "meta_info.completion_tokens"),
                       .cached_tokens = integer_at(answer, "meta_info.cached_tokens")};
     const json::value* all = find_member(answer, "meta_info.output_token_logprobs");
     if (all == nullptr || !all->is_array()) return progress;
     const json::array& entries = all->get_array();
-    for (size_t i = static_cast<size_t>(num_told); i < entries.size(); ++i)
+    for (size_t i = static_cast<size_t>(num_reported); i < entries.size(); ++i)
       progress.logprobs += (progress.logprobs.empty() ? "" : ",") + json::serialize(entries[i]);
     progress.num_logprobs = static_cast<int64_t>(entries.size());
     return progress;
@@ -179,8 +179,8 @@ class EndpointBackend final : public Backend {
           const std::string text = string_at(*object, "text");
           if (text.size() > streamed->text.size() && on_text) {
             if (on_progress) {
-              Progress progress = progress_of(*object, streamed->num_told);
-              streamed->num_told = progress.num_logprobs;
+              Progress progress = progress_of(*object, streamed->num_reported);
+              streamed->num_reported = progress.num_logprobs;
               on_progress(std::move(progress));
             }
             on_text(std::string_view(text).substr(streamed->text.size()));

@@ -103,16 +103,16 @@ MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
   return meta;
 }
 
-Progress progress_of(const GenerateResult& r, const RequestStats& stats, int64_t num_told,
+Progress progress_of(const GenerateResult& r, const RequestStats& stats, int64_t num_reported,
                      const Tokenizer* tokenizer) {
   Progress progress{.prompt_tokens = stats.prompt_tokens,
                     .completion_tokens = static_cast<int64_t>(r.output_ids.size()),
                     .cached_tokens = stats.cached_tokens};
   progress.num_logprobs = static_cast<int64_t>(r.output_logprobs.size());
-  if (progress.num_logprobs == num_told) return progress;
+  if (progress.num_logprobs == num_reported) return progress;
   const std::string list = LogprobsJson(tokenizer).entries(
-      {r.output_logprobs.begin() + num_told, r.output_logprobs.end()},
-      {r.output_ids.begin() + num_told, r.output_ids.end()});
+      {r.output_logprobs.begin() + num_reported, r.output_logprobs.end()},
+      {r.output_ids.begin() + num_reported, r.output_ids.end()});
   progress.logprobs = list.substr(1, list.size() - 2);
   return progress;
 }

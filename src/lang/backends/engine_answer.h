@@ -1,4 +1,4 @@
-// An engine's answer told as the native API's meta_info. Internal to the room and its bindings.
+// An engine's answer as the native API's meta_info. Internal to the room and its bindings.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@ namespace espalier::lang {
 MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
                  const Tokenizer* tokenizer);
 
-// What is new of a sample that goes on, after `num_told` log-probabilities.
-Progress progress_of(const GenerateResult& r, const RequestStats& stats, int64_t num_told,
+// What is new of a sample that goes on, after the first `num_reported` log-probabilities.
+Progress progress_of(const GenerateResult& r, const RequestStats& stats, int64_t num_reported,
                      const Tokenizer* tokenizer);
 
 }  // namespace espalier::lang

@@ -14,7 +14,7 @@ namespace espalier::lang {
 struct EndpointConfig {
   std::string base_url = "http://127.0.0.1:30000";
   std::string api_key;
-  std::string chat_template;  // by name (chat_frames.h); "": by the model that the server tells
+  std::string chat_template;  // by name (chat_frames.h); "": by the model that the server reports
   HttpLimits limits;
 };
 // Asks the server for its model. kUnavailable when there is none.

@@ -180,7 +180,7 @@ Result<std::unique_ptr<HttpCalls>> HttpCalls::create(const std::string& base_url
                          .headers = std::move(headers),
                          .ca_file = limits.ca_file};
   impl->limits = limits;
-  // Bad URLs and certificates are told now, not with the first call.
+  // Bad URLs and certificates fail here, not with the first call.
   const auto client = net::HttpClient::create(base_url, impl->client_config);
   if (!client) return fail(client.error());
   return std::unique_ptr<HttpCalls>(new HttpCalls(std::move(impl)));

@@ -36,8 +36,8 @@ class HttpCalls {
     std::string id;
     std::string path, body;
     std::function<void(std::string_view data)> on_event;  // not null: a stream is asked for
-    // Once, on a thread of the pool. Statuses other than 2xx are failures, told with what the
-    // answer's body says. `num_retries` were made.
+    // Once, on a thread of the pool. Statuses other than 2xx are failures whose message quotes
+    // the answer's body. `num_retries` were made.
     std::function<void(Result<std::string> body, int num_retries)> on_done;
   };
   void submit(Call call);
@@ -51,7 +51,7 @@ class HttpCalls {
   std::unique_ptr<Impl> impl_;
 };
 
-// The failure that an answer's status and body tell.
+// The failure that an answer's status and body report.
 Status status_of_answer(int http_status, std::string_view body);
 
 }  // namespace espalier::lang

@@ -12,7 +12,7 @@
 
 namespace espalier::lang {
 
-// kDataLoss, told with the beginning of the text, for what is no JSON object.
+// kDataLoss, with the beginning of the text, for what is no JSON object.
 Result<boost::json::object> parse_answer(std::string_view text);
 
 // A member by its path ("usage.prompt_tokens"); null when it is not there or null.

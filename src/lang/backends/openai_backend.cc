@@ -158,7 +158,7 @@ Result<Completion> OpenAiBackend::read_answer(const json::object& answer) const 
         {.text = string_at(object, config_.is_chat ? "message.content" : "text"),
          .meta = meta_of(answer, object)});
   }
-  // The usage is of all samples together: it is told of the first.
+  // The usage counts all samples together; the first sample carries the sum.
   for (size_t i = 1; i < completion.samples.size(); ++i)
     completion.samples[i].meta.completion_tokens = 0;
   return completion;

@@ -153,7 +153,7 @@ std::string constant_prefix(const Graph& graph, const Backend& backend) {
 
 namespace {
 
-// Of a program that may be long gone: its nodes are told by their names.
+// The program may no longer exist, so errors name nodes instead of lines.
 const Location kNowhere;
 
 // What a node appends whatever the arguments are; empty where that is for a run to say.
@@ -194,8 +194,8 @@ Status check_arguments(const Graph& graph, const Arguments& arguments) {
 
 }  // namespace
 
-// One application. What is to be appended is held back until another stream's turn comes, or what
-// needs it to be there.
+// One application. Text is buffered until another stream's nodes follow, or until a
+// node needs the text to be appended.
 class PreparedGraph::Run {
  public:
   Run(const PreparedGraph& prepared, State& root, const Arguments& arguments)
@@ -213,14 +213,14 @@ class PreparedGraph::Run {
       } else if (node.kind == NodeKind::kArgument) {
         hold(node.stream, Expr(*arguments_.find(node.name), kNowhere));
       } else if (node.kind == NodeKind::kVariable) {
-        if (node.source_stream == held_stream_) append_held();
+        if (node.source_stream == pending_stream_) append_pending();
         hold(node.stream, Expr(value(node), kNowhere));
       } else if (node.kind != NodeKind::kConstantText) {  // which appends nothing when it is empty
-        append_held();
+        append_pending();
         apply(static_cast<int32_t>(i), node);
       }
     }
-    append_held();
+    append_pending();
   }
 
  private:
@@ -230,13 +230,13 @@ class PreparedGraph::Run {
   }
 
   void hold(int32_t number, Expr expr) {
-    if (number != held_stream_) append_held();
-    held_stream_ = number;
-    held_ += std::move(expr);
+    if (number != pending_stream_) append_pending();
+    pending_stream_ = number;
+    pending_ += std::move(expr);
   }
-  void append_held() {
-    if (!held_.empty()) stream(held_stream_) += std::exchange(held_, {});
-    held_stream_ = -1;
+  void append_pending() {
+    if (!pending_.empty()) stream(pending_stream_) += std::exchange(pending_, {});
+    pending_stream_ = -1;
   }
 
   void apply(int32_t number, const GraphNode& node) {
@@ -275,8 +275,8 @@ class PreparedGraph::Run {
   const Arguments& arguments_;
   std::vector<std::optional<State>> streams_;
   std::map<int32_t, Forks> forks_;
-  Expr held_;
-  int32_t held_stream_ = -1;
+  Expr pending_;
+  int32_t pending_stream_ = -1;
 };
 
 Result<PreparedGraph> PreparedGraph::create(Graph graph) {

@@ -53,7 +53,7 @@ json::object options_json(const GenOptions& o) {
   return out;
 }
 
-// Reads members of one object; the first that is wrong is told with its place.
+// Reads members of one object; the error of the first wrong one names its path.
 class Reader {
  public:
   Reader(const json::object& object, std::string place)

@@ -195,7 +195,7 @@ TEST_F(GraphTest, WhatAllBranchesBeginWithIsHoisted) {
   EXPECT_EQ(run_graph(hoisted.graph, {}, options_).text(), run_graph(before, {}, options_).text());
 }
 
-TEST_F(GraphTest, ThePlanTellsWhatRunsAtOnce) {
+TEST_F(GraphTest, ThePlanShowsWhatRunsAtOnce) {
   const Plan p = plan(*trace(tips()));
   EXPECT_EQ(p.num_calls, 5);
   ASSERT_EQ(p.stages.size(), 4u);  // one, two, both expansions, the summary

@@ -31,8 +31,8 @@ struct Movement {
   bool is_moved() const;
 };
 
-// The safe mode: whole lines of constant text go before the first argument, when neither they nor
-// their place tell an order: a line that refers to another ("above", "then", "it"), introduces one
+// The safe mode: whole lines of constant text go before the first argument, when neither their text nor
+// their position implies an order: a line that refers to another ("above", "then", "it"), introduces one
 // (ends with a colon), is numbered or quoted, or is the last before the call stays. Lines keep
 // their order among themselves, and so do arguments.
 Movement move_constants_safely(const Graph& graph);

@@ -55,7 +55,7 @@ TEST(Movement, WholeLinesGoToTheFront) {
             "Use plain words.\nContext:\n{c}\n\nAnswer:");
 }
 
-TEST(Movement, WhatTellsAnOrderStays) {
+TEST(Movement, LinesThatImplyAnOrderStay) {
   for (const std::string text :
        {"Text: {t}\nSummarize the text above.\nSummary:", "{t}\nThen translate it.\nEnglish:",
         "Text: {t}\nRules:\n1. Be short.\nAnswer:", "Text: {t}\nAnswer in one word.",
@@ -106,7 +106,7 @@ TEST(Movement, NoContentIsLost) {
   }
 }
 
-// A model that writes what it is told to.
+// A model that writes a fixed answer.
 class Scripted final : public Backend {
  public:
   explicit Scripted(std::string answer) : answer_(std::move(answer)) {}

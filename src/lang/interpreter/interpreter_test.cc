@@ -192,7 +192,7 @@ TEST_F(Interpreter, ABranchThatFailsLeavesTheOthersAlive) {
   } catch (const Error& e) {
     EXPECT_EQ(line_of(e.where()), line);
   }
-  // Whoever appends what failed fails with it, told at its line.
+  // A state that appends a failed value fails too, at that line.
   s += forks[1]["a"];
   EXPECT_FALSE(s.sync().ok());
   EXPECT_EQ(line_of(s.error_place()), line);
@@ -310,7 +310,7 @@ TEST_F(Interpreter, SeveralSamplesAreAList) {
   EXPECT_EQ(s.text(), "x" + s["a"].items()[0]);
 }
 
-TEST_F(Interpreter, NumbersAreHeldToTheirForm) {
+TEST_F(Interpreter, NumbersAreConstrainedToTheirForm) {
   State s = start(options());
   s += "x" + gen_int("a", {.max_tokens = 4});
   const std::string digits = s["a"];
@@ -355,7 +355,7 @@ TEST_F(Interpreter, TextComesAsItIsWritten) {
   EXPECT_GE(pieces, 1);
 }
 
-// Pieces come on the pool's threads, which may overtake each other.
+// Pieces come on the pool's threads, so an earlier piece may arrive later.
 TEST_F(Interpreter, NoPieceOvertakesTheOneBefore) {
   RunOptions o = options();
   o.stream = true;
@@ -564,8 +564,8 @@ TEST_F(Interpreter, ABatchComputesItsConstantPrefixFirst) {
   }
 }
 
-// What a user may get wrong: told with its line, and nothing goes on running.
-TEST_F(Interpreter, BadInputIsToldAndLeavesNothingRunning) {
+// User errors name their line, and nothing continues to run.
+TEST_F(Interpreter, BadInputIsAnErrorAndLeavesNothingRunning) {
   use({}, std::chrono::milliseconds(1));
   struct Case {
     std::string_view said;

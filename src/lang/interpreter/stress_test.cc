@@ -10,7 +10,7 @@
 namespace espalier::lang {
 namespace {
 
-// Appends at random; returns the states that are still held.
+// Appends at random; returns the states that still have a handle.
 std::vector<State> write_at_random(State root, Rng& rng) {
   std::vector<State> states{std::move(root)};
   states[0] += "#";

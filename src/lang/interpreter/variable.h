@@ -31,7 +31,7 @@ class Variable {
 
   // Waits for text beyond `offset`; false at the end.
   Result<bool> read_text(size_t offset, std::string& out);
-  // Of the pieces that ended in (begin, end] of the text; none where the back end told nothing.
+  // Of the pieces that ended in (begin, end] of the text; none where the back end reported nothing.
   std::optional<Progress> progress(size_t begin, size_t end) const;
 
  private:
