@@ -62,7 +62,7 @@ State launch(std::function<void(State&)> program, RunOptions options) {
     set_thread_name("esp-program");
     {
       std::lock_guard lock(mutex);
-      live(state).hold(std::this_thread::get_id());
+      live(state).set_writer(std::this_thread::get_id());
       is_bound = true;
       changed.notify_one();
     }
@@ -71,7 +71,7 @@ State launch(std::function<void(State&)> program, RunOptions options) {
     } catch (const std::exception& why) {
       internal::program_threw(state, why, {});
     }
-    live(state).release();
+    live(state).set_writer({});
   });
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return is_bound; });

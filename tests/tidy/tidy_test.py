@@ -192,10 +192,10 @@ class TidyTest(unittest.TestCase):
 
 # For each expression of words.txt: what it must find, and what it must not.
 WORD_SAMPLES = {
-    r"\blanes?\b": ("num_lanes", "planes"),
+    r"(?<!espalier:)\blanes?\b": ("num_lanes", "espalier:lanes_total, planes"),
     r"\bpromis(?:e|es|ed)\b": ("kPromised", "compromise"),
     r"\bdeferrals?\b": ("a deferral", "deferred"),
-    r"\bovert(?:ake|akes|aken|ook|aking)\b": ("max_overtakes", "overt"),
+    r"(?<!schedule_max_)\bovert(?:ake|akes|aken|ook|aking)\b": ("max_overtakes", "schedule_max_overtakes, overt"),
     r"\blinger(?:s|ed|ing)?\b": ("linger_steps", "malingering"),
     r"\bset(?:s|ting)? aside\b": ("it is set aside", "settings"),
     r"\bheld\b": ("held_pages", "withheld"),
