@@ -19,16 +19,8 @@ constexpr size_t kReadBytesMin = 4096;           // of an idle connection's buff
 constexpr size_t kReadBytesMax = 64 << 10;       // while a body comes in
 constexpr size_t kPipelinedBytesMax = 64 << 10;  // read ahead while an answer is under way
 constexpr size_t kPipelinedOutputMax = 1 << 20;  // unread answers before the next request waits
-constexpr size_t kUnchargedOutput = 64 << 10;    // of a connection, no part of the account
 constexpr Duration kLingerStopping = std::chrono::milliseconds(100);
 constexpr Duration kLinger = std::chrono::seconds(1);  // for a client to take our last answer
-
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
-// Header values come from handlers, which may pass on a user's text: it must not start a header.
-void append_header_text(std::string& out, std::string_view text) {
-  for (const char c : text) out.push_back(c == '\r' || c == '\n' || c == '\0' ? ' ' : c);
-}
 
 // The handle that a handler holds.
 class Writer final : public ResponseWriter {
@@ -108,8 +100,8 @@ Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<IoThread> i
       socket_(std::move(socket)),
       shared_(std::move(shared)),
       reader_(shared_->config, shared_->router),
-      output_charge_(shared_->config.outputs),
-      timer_(socket_.get_executor()) {}
+      output_(shared_->config.outputs),
+      deadline_(socket_.get_executor()) {}
 
 Connection::~Connection() = default;
 
@@ -121,8 +113,9 @@ void Connection::start() {
   const auto remote = socket_.remote_endpoint(ec);
   if (!ec) peer_ = fmt::format("{}:{}", remote.address().to_string(), remote.port());
   reader_.set_peer(peer_);
+  deadline_.start(weak_from_this(), [this] { on_deadline(); });
   if (shared_->stopping) return close();
-  set_deadline(shared_->config.idle_timeout);
+  deadline_.set(shared_->config.idle_timeout);
   read_more();
 }
 
@@ -155,10 +148,10 @@ void Connection::on_read(error_code ec, size_t num_bytes) {
     eof_ = true;
     // A whole answer that is still being written may yet be taken by a client that only shut its
     // sending side; anything else is over.
-    const bool answered = state_ == State::kResponding && answer_ == Answer::kDone;
-    if (ec == asio::error::eof && (answered || pending_output() > 0) && answer_ == Answer::kDone &&
-        state_ != State::kLingering) {
-      keep_alive_ = false;
+    const bool answered = state_ == State::kResponding && exchange_.answer() == Answer::kDone;
+    if (ec == asio::error::eof && (answered || pending_output() > 0) &&
+        exchange_.answer() == Answer::kDone && state_ != State::kLingering) {
+      exchange_.close_after();
       return;
     }
     return close();
@@ -177,7 +170,8 @@ void Connection::process() {
   processing_ = true;
   while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax) {
     const RequestReader::Progress progress = reader_.read();
-    if (progress == RequestReader::Progress::kContinue) out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    if (progress == RequestReader::Progress::kContinue)
+      output_.tail() += "HTTP/1.1 100 Continue\r\n\r\n";
     if (progress != RequestReader::Progress::kComplete &&
         progress != RequestReader::Progress::kRefused)
       break;
@@ -188,41 +182,40 @@ void Connection::process() {
 }
 
 void Connection::dispatch() {
-  clear_deadline();
+  deadline_.clear();
   RequestReader::Taken taken = reader_.take();
   begin_exchange(std::move(taken.traits));
-  if (taken.refusal) return send(exchange_, std::move(*taken.refusal));
+  if (taken.refusal) return send(exchange_.id(), std::move(*taken.refusal));
   route(std::move(taken.request));
 }
 
 void Connection::begin_exchange(RequestTraits traits) {
-  ++exchange_;
   ++shared_->requests_total;
   state_ = State::kResponding;
-  answer_ = Answer::kNone;
-  traits_ = std::move(traits);
-  keep_alive_ = traits_.keep_alive && !shared_->stopping && !eof_;
-  chunked_ = false;
-  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
+  const bool keep_alive = traits.keep_alive && !shared_->stopping && !eof_;
+  exchange_.begin(std::move(traits), keep_alive);
+}
+
+HttpResponse Connection::options_response(const HttpRequest& request,
+                                          const std::string& allow) const {
+  HttpResponse response{
+      204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
+  if (exchange_.traits().origin.empty()) return response;
+  response.headers.emplace_back("Access-Control-Allow-Methods", "*");
+  const std::string* wanted = request.header("Access-Control-Request-Headers");
+  response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
+  response.headers.emplace_back("Access-Control-Max-Age", "600");
+  return response;
 }
 
 void Connection::route(HttpRequest&& request) {
   Router::Match match = shared_->router.find(request.method, request.path);
+  const uint64_t exchange = exchange_.id();
   std::string allow;
   for (const std::string& method : match.allowed) allow += method + ", ";
   if (!allow.empty()) allow += "OPTIONS";
-
-  if (match.handler == nullptr && request.method == "OPTIONS") {
-    HttpResponse response{
-        204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
-    if (!traits_.origin.empty()) {
-      response.headers.emplace_back("Access-Control-Allow-Methods", "*");
-      const std::string* wanted = request.header("Access-Control-Request-Headers");
-      response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
-      response.headers.emplace_back("Access-Control-Max-Age", "600");
-    }
-    return send(exchange_, std::move(response));
-  }
+  if (match.handler == nullptr && request.method == "OPTIONS")
+    return send(exchange, options_response(request, allow));
   if (match.handler == nullptr) {
     const bool known = !match.allowed.empty();
     HttpResponse response =
@@ -230,11 +223,10 @@ void Connection::route(HttpRequest&& request) {
                    known ? fmt::format("{} takes {}, not {}", request.path, allow, request.method)
                          : fmt::format("there is no {} here", request.path));
     if (known) response.headers.emplace_back("Allow", allow);
-    return send(exchange_, std::move(response));
+    return send(exchange, std::move(response));
   }
   request.params = std::move(match.params);
-  auto writer = std::make_shared<Writer>(io_, weak_from_this(), exchange_, outcome_);
-  const uint64_t exchange = exchange_;
+  auto writer = std::make_shared<Writer>(io_, weak_from_this(), exchange, exchange_.outcome());
   try {
     (*match.handler)(std::move(request), std::move(writer));
   } catch (const std::exception& e) {  // a third party's (bad_alloc): this request fails alone
@@ -245,76 +237,51 @@ void Connection::route(HttpRequest&& request) {
 
 // Answering.
 
-void Connection::append_head(int status, const Headers& headers, bool chunked,
-                             size_t content_length) {
-  if (shared_->stopping) keep_alive_ = false;
-  fmt::format_to(std::back_inserter(out_), "HTTP/1.1 {} {}\r\nDate: {}\r\n", status,
-                 status_reason(status), io_->http_date());
-  for (const auto& [name, value] : headers) {
-    append_header_text(out_, name);
-    out_ += ": ";
-    append_header_text(out_, value);
-    out_ += "\r\n";
-  }
-  if (!traits_.origin.empty()) {
-    out_ += "Access-Control-Allow-Origin: " + traits_.origin +
-            "\r\nAccess-Control-Expose-Headers: *\r\n";
-    if (traits_.origin != "*") out_ += "Vary: Origin\r\n";
-  }
-  if (chunked) {
-    out_ += "Transfer-Encoding: chunked\r\n";
-  } else if (status != 204 && content_length != std::string::npos) {
-    fmt::format_to(std::back_inserter(out_), "Content-Length: {}\r\n", content_length);
-  }
-  if (!keep_alive_) {
-    out_ += "Connection: close\r\n";
-  } else if (traits_.http10) {
-    out_ += "Connection: keep-alive\r\n";
-  }
-  out_ += "\r\n";
+// Whether a call for `exchange` means the one under way, with its answer in that state.
+bool Connection::is_current(uint64_t exchange, Answer answer) const {
+  return exchange == exchange_.id() && exchange_.answer() == answer && state_ == State::kResponding;
+}
+
+void Connection::append_head(int status, const Headers& headers,
+                             std::optional<size_t> content_length) {
+  if (shared_->stopping) exchange_.close_after();
+  exchange_.append_head(output_.tail(), status, headers, content_length, io_->http_date());
 }
 
 void Connection::send(uint64_t exchange, HttpResponse&& response) {
-  if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
-  if (response.body.size() > kUnchargedOutput &&
-      !output_charge_.resize(static_cast<int64_t>(out_.size() + response.body.size()))) {
+  if (!is_current(exchange, Answer::kNone)) return;
+  if (!output_.reserve(response.body.size())) {
     response = make_error(
         shared_->config, 503,
         "the answers of all requests take what memory there is for them: try again later");
     response.headers.emplace_back("Retry-After", "1");
   }
-  append_head(response.status, response.headers, false, response.body.size());
-  if (!traits_.is_head && response.status != 204) out_ += response.body;
+  append_head(response.status, response.headers, response.body.size());
+  if (!exchange_.traits().is_head && response.status != 204) output_.tail() += response.body;
   answer_done();
 }
 
 void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) {
-  if (exchange != exchange_ || answer_ != Answer::kNone || state_ != State::kResponding) return;
-  chunked_ = !traits_.http10;
-  if (traits_.http10) keep_alive_ = false;  // the end of the connection ends the answer
-  append_head(status, headers, chunked_, std::string::npos);
-  answer_ = Answer::kStreaming;
-  last_write_bytes_ = 0;
+  if (!is_current(exchange, Answer::kNone)) return;
+  exchange_.start_stream();
+  append_head(status, headers, std::nullopt);
+  output_.start_stream();
   flush_soon();
 }
 
 void Connection::write(uint64_t exchange, std::string&& bytes) {
-  if (exchange != exchange_ || answer_ != Answer::kStreaming || bytes.empty() || traits_.is_head)
+  if (exchange != exchange_.id() || exchange_.answer() != Answer::kStreaming || bytes.empty() ||
+      exchange_.traits().is_head)
     return;
-  // What comes now, of whatever size, the client has not been able to read; what came before may
-  // be more than the bound by itself.
-  const size_t bound = shared_->config.max_pending_output_bytes + last_write_bytes_;
-  if (pending_output() > bound) flush();
+  // A stream's client has not been able to read what comes now, of whatever size.
+  const size_t bound = shared_->config.max_pending_output_bytes;
+  if (output_.exceeds(bound)) flush();
   if (state_ == State::kClosed) return;
-  if (pending_output() > bound) {
+  if (output_.exceeds(bound)) {
     ++shared_->dropped_slow_total;
     return drop("its client does not read");
   }
-  if (chunked_) fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
-  out_ += bytes;
-  if (chunked_) out_ += "\r\n";
-  last_write_bytes_ = bytes.size();
-  if (!charge_output()) {
+  if (!output_.append_to_stream(bytes, exchange_.is_chunked())) {
     ++shared_->dropped_slow_total;
     return drop("its client does not read, and unread answers take what memory there is for them");
   }
@@ -322,41 +289,33 @@ void Connection::write(uint64_t exchange, std::string&& bytes) {
 }
 
 void Connection::finish(uint64_t exchange) {
-  if (exchange != exchange_ || answer_ != Answer::kStreaming) return;
-  if (chunked_ && !traits_.is_head) out_ += "0\r\n\r\n";
+  if (exchange != exchange_.id() || exchange_.answer() != Answer::kStreaming) return;
+  if (exchange_.is_chunked() && !exchange_.traits().is_head) output_.tail() += "0\r\n\r\n";
   answer_done();
 }
 
 void Connection::abandon(uint64_t exchange) {
-  if (exchange != exchange_ || state_ != State::kResponding || answer_ == Answer::kDone) return;
-  if (answer_ == Answer::kStreaming) return drop("its answer was abandoned");
+  if (is_current(exchange, Answer::kStreaming)) return drop("its answer was abandoned");
+  if (!is_current(exchange, Answer::kNone)) return;
   send(exchange, make_error(shared_->config, 500, "internal error: the request was not answered"));
 }
 
 void Connection::on_disconnect(uint64_t exchange, std::function<void()>&& callback) {
-  if (exchange != exchange_ || state_ != State::kResponding || answer_ == Answer::kDone) return;
-  disconnect_ = std::move(callback);
+  if (is_current(exchange, Answer::kNone) || is_current(exchange, Answer::kStreaming))
+    exchange_.set_disconnect(std::move(callback));
 }
 
 void Connection::answer_done() {
-  answer_ = Answer::kDone;
-  outcome_->store(Outcome::kAnswered);
-  const auto callback = std::move(disconnect_);  // destroyed at the end of this call
-  disconnect_ = nullptr;
-  if (keep_alive_) {
+  const auto callback = exchange_.finish();  // destroyed at the end of this call
+  if (exchange_.keeps_alive()) {
     state_ = State::kReading;
-    set_deadline(shared_->config.idle_timeout);
+    deadline_.set(shared_->config.idle_timeout);
   }
   if (processing_) return;  // process() goes on and flushes
   flush_soon();
 }
 
 // Writing.
-
-bool Connection::charge_output() {
-  const size_t held = out_.capacity();
-  return output_charge_.resize(held > kUnchargedOutput ? static_cast<int64_t>(held) : 0);
-}
 
 void Connection::flush_soon() {
   if (flush_wanted_ || waiting_writable_) return;
@@ -369,22 +328,17 @@ void Connection::flush() {
   if (waiting_writable_ || state_ == State::kClosed) return;
   while (pending_output() > 0) {
     error_code ec;
-    const size_t n =
-        socket_.write_some(asio::buffer(out_.data() + out_begin_, pending_output()), ec);
+    const std::string_view pending = output_.pending();
+    const size_t n = socket_.write_some(asio::buffer(pending.data(), pending.size()), ec);
     ++shared_->socket_writes_total;
     if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
     if (ec) return close();
-    out_begin_ += n;
-    if (out_begin_ > out_.size() / 2) {
-      out_.erase(0, out_begin_);
-      out_begin_ = 0;
-    }
+    output_.consume(n);
   }
-  if (out_.capacity() > (256 << 10)) std::string().swap(out_);
-  (void)charge_output();  // it holds no more than before
+  output_.shrink();
   if (state_ == State::kResponding) {
-    if (answer_ == Answer::kDone) return linger();
-    clear_deadline();
+    if (exchange_.answer() == Answer::kDone) return linger();
+    deadline_.clear();
   } else if (state_ == State::kReading && !processing_) {
     if (eof_) return close();
     await_request();
@@ -395,7 +349,7 @@ void Connection::flush() {
 
 void Connection::wait_writable() {
   waiting_writable_ = true;
-  set_deadline(shared_->config.write_timeout);
+  deadline_.set(shared_->config.write_timeout);
   socket_.async_wait(asio::ip::tcp::socket::wait_write, [self = shared_from_this()](error_code ec) {
     self->waiting_writable_ = false;
     if (!ec) self->flush();
@@ -410,7 +364,7 @@ void Connection::linger() {
   error_code ec;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
   if (ec) return close();
-  set_deadline(shared_->stopping ? kLingerStopping : kLinger);
+  deadline_.set(shared_->stopping ? kLingerStopping : kLinger);
   reader_.clear_input();
   read_more();
 }
@@ -421,7 +375,7 @@ void Connection::drop(std::string_view why) {
 }
 
 void Connection::begin_shutdown() {
-  keep_alive_ = false;
+  exchange_.close_after();
   if (state_ != State::kReading) return;
   if (pending_output() > 0) {  // the answer is complete: write it, then close
     state_ = State::kResponding;
@@ -434,59 +388,33 @@ void Connection::close() {
   if (state_ == State::kClosed) return;
   const auto self = shared_from_this();  // the last other reference may go below
   state_ = State::kClosed;
-  if (outcome_ && answer_ != Answer::kDone) outcome_->store(Outcome::kGone);
+  const auto disconnected = exchange_.lose();
   error_code ignored;
   socket_.close(ignored);
-  timer_.cancel();
+  deadline_.stop();
   io_->remove(self);
   {
     std::lock_guard lock(shared_->mutex);
     if (--shared_->connections_open == 0) shared_->none_open.notify_all();
   }
-  const auto callback = std::move(disconnect_);
-  disconnect_ = nullptr;
-  if (callback && answer_ != Answer::kDone) callback();
+  if (disconnected) disconnected();
 }
 
-// Deadlines. The timer is set again only when it fires or must fire earlier, so that moving the
-// deadline costs nothing.
-
-void Connection::set_deadline(Duration from_now) {
-  deadline_ = now() + from_now;
-  arm_timer();
-}
+// Deadlines.
 
 // A head has one deadline however its bytes come; between requests, and between two pieces of a
 // body, the client may be idle.
 void Connection::await_request() {
   const bool in_head = reader_.begun() && !reader_.in_body();
-  deadline_ = in_head ? reader_.head_deadline() : now() + shared_->config.idle_timeout;
-  arm_timer();
-}
-
-void Connection::arm_timer() {
-  if (deadline_ == TimePoint::max() || (timer_armed_ && timer_at_ <= deadline_)) return;
-  timer_armed_ = true;
-  timer_at_ = deadline_;
-  timer_.expires_at(std::chrono::time_point_cast<std::chrono::steady_clock::duration>(deadline_));
-  timer_.async_wait([weak = weak_from_this()](error_code ec) {
-    const auto self = weak.lock();
-    if (ec || self == nullptr || self->state_ == State::kClosed) return;
-    self->timer_armed_ = false;
-    if (self->deadline_ <= now()) {
-      self->on_deadline();
-    } else {
-      self->arm_timer();
-    }
-  });
+  if (in_head) return deadline_.set_at(reader_.head_deadline());
+  deadline_.set(shared_->config.idle_timeout);
 }
 
 void Connection::on_deadline() {
-  clear_deadline();
   if (state_ == State::kReading && reader_.begun() && pending_output() == 0) {
     begin_exchange(reader_.take().traits);
-    keep_alive_ = false;
-    send(exchange_, make_error(shared_->config, 408, "the request took too long to arrive"));
+    exchange_.close_after();
+    send(exchange_.id(), make_error(shared_->config, 408, "the request took too long to arrive"));
     return flush();
   }
   if (state_ != State::kLingering && pending_output() > 0) ++shared_->dropped_slow_total;

@@ -7,17 +7,20 @@
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/system/error_code.hpp>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "net/deadline.h"
+#include "net/exchange.h"
 #include "net/http.h"
 #include "net/http_server.h"
 #include "net/io_thread.h"
+#include "net/output_buffer.h"
 #include "net/request_reader.h"
 
 namespace espalier::net {
@@ -35,10 +38,6 @@ struct ServerShared {
   std::condition_variable none_open;
   int64_t connections_open = 0;
 };
-
-// How an exchange stands; shared with the handle, which reads it from any thread.
-enum class Outcome : int { kOpen, kAnswered, kGone };
-using SharedOutcome = std::shared_ptr<std::atomic<Outcome>>;
 
 // Everything but the constructor runs on the connection's I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -59,7 +58,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void finish(uint64_t exchange);
   void abandon(uint64_t exchange);
   void on_disconnect(uint64_t exchange, std::function<void()>&& callback);
-  size_t pending_output() const { return out_.size() - out_begin_; }
+  size_t pending_output() const { return output_.num_pending(); }
 
  private:
   enum class State {
@@ -68,7 +67,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     kLingering,   // all written, our side shut; reading what the client still sends
     kClosed,
   };
-  enum class Answer { kNone, kStreaming, kDone };
+  using Answer = Exchange::Answer;
 
   void read_more();
   void on_readable(boost::system::error_code ec);
@@ -77,22 +76,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void dispatch();  // answers a refused request, hands another one to its handler
   void begin_exchange(RequestTraits traits);
   void route(HttpRequest&& request);
+  HttpResponse options_response(const HttpRequest& request, const std::string& allow) const;
+  bool is_current(uint64_t exchange, Answer answer) const;
 
-  void append_head(int status, const Headers& headers, bool chunked, size_t content_length);
+  void append_head(int status, const Headers& headers, std::optional<size_t> content_length);
   void answer_done();
-  bool charge_output();
   void flush_soon();
   void wait_writable();
   void linger();
   void drop(std::string_view why);
 
-  void set_deadline(Duration from_now);
   void await_request();  // sets the deadline of what is read
-  void clear_deadline() { deadline_ = TimePoint::max(); }
-  void arm_timer();
   void on_deadline();
 
-  const std::shared_ptr<IoThread> io_;  // first: it holds the context of the socket and the timer
+  const std::shared_ptr<IoThread> io_;  // first: it owns the context of socket and deadline
   boost::asio::ip::tcp::socket socket_;
   const std::shared_ptr<ServerShared> shared_;
   std::string peer_;
@@ -103,26 +100,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool eof_ = false;
   bool processing_ = false;
 
-  // The exchange under way.
-  uint64_t exchange_ = 0;  // counts up; 0: none yet
-  Answer answer_ = Answer::kDone;
-  bool keep_alive_ = true;
-  RequestTraits traits_;
-  bool chunked_ = false;
-  SharedOutcome outcome_;
-  std::function<void()> disconnect_;
-
-  std::string out_;
-  size_t out_begin_ = 0;         // bytes of out_ that are written
-  size_t last_write_bytes_ = 0;  // of the stream
-  MemoryCharge output_charge_;
+  Exchange exchange_;    // the one under way
+  OutputBuffer output_;  // answers that the socket has not taken
   bool flush_wanted_ = false;
   bool waiting_writable_ = false;
-
-  boost::asio::steady_timer timer_;
-  bool timer_armed_ = false;
-  TimePoint timer_at_ = TimePoint::max();
-  TimePoint deadline_ = TimePoint::max();
+  Deadline deadline_;
 };
 
 }  // namespace espalier::net
