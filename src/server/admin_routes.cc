@@ -70,8 +70,6 @@ void send_done(const ResponsePtr& response, const Status& status, std::string_vi
   response->send(HttpResponse::json(200, std::move(out)));
 }
 
-}  // namespace
-
 void handle_pause(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   using Mode = Engine::PauseMode;
   PauseBody body;
@@ -126,5 +124,30 @@ void handle_abort(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
 }
 
 std::string abort_schema() { return schema_of(abort_fields()); }
+
+}  // namespace
+
+const std::vector<Route>& admin_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"GET", "POST"}, "/flush_cache", kAdmin, "Drop all cached prefixes", handle_flush_cache},
+      {{"POST"},
+       "/pause_generation",
+       kAdmin,
+       "Stop generating",
+       handle_pause,
+       "PauseGeneration",
+       pause_schema},
+      {{"POST"}, "/continue_generation", kAdmin, "Go on generating", handle_continue},
+      {{"POST"},
+       "/abort_request",
+       kAdmin,
+       "Abort requests by rid",
+       handle_abort,
+       "AbortRequest",
+       abort_schema},
+  };
+  return table;
+}
 
 }  // namespace espalier::server

@@ -77,8 +77,6 @@ void stream(const ContextPtr& context, const ResponsePtr& response, uint64_t nex
                        [context, response, next = read->next] { stream(context, response, next); });
 }
 
-}  // namespace
-
 void handle_kv_events(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   uint64_t from = 0, limit = kEventsMax;
   for (const auto& [name, number] : {std::pair{"from", &from}, std::pair{"limit", &limit}})
@@ -100,6 +98,20 @@ void handle_kv_events(const ContextPtr& context, HttpRequest&& request, Response
     write_event(w, event, context->engine.config().page_size);
   w.end_array().member("next", read->next).member("missed", read->num_missed).end_object();
   response->send(HttpResponse::json(200, std::move(out)));
+}
+
+}  // namespace
+
+const std::vector<Route>& event_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"GET"},
+       "/kv_events",
+       kAdmin,
+       "What the prefix cache holds since, and no longer (from, limit, stream)",
+       handle_kv_events},
+  };
+  return table;
 }
 
 }  // namespace espalier::server

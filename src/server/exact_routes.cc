@@ -157,8 +157,6 @@ Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody b
   return {};
 }
 
-}  // namespace
-
 void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
                              ResponsePtr response) {
   auto value = parse_json(request.body);
@@ -178,5 +176,21 @@ void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
 }
 
 std::string exact_likelihood_schema() { return schema_of(exact_fields()); }
+
+}  // namespace
+
+const std::vector<Route>& exact_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST"},
+       "/exact_likelihood",
+       kUser,
+       "The probability of choices after a prompt, over all their spellings",
+       handle_exact_likelihood,
+       "ExactLikelihood",
+       exact_likelihood_schema},
+  };
+  return table;
+}
 
 }  // namespace espalier::server

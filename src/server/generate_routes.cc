@@ -65,10 +65,8 @@ const Fields<ConcatenateBody>& concatenate_fields() {
   return fields;
 }
 
-}  // namespace
-
-// The ids name states of the client that no request has stated, and the client sends the joined text
-// whole with its next call: it is computed then, exactly, from the cached common prefix on.
+// The ids name states of the client that no request has stated, and the client sends the joined
+// text whole with its next call: it is computed then, exactly, from the cached common prefix on.
 void handle_concatenate(const ContextPtr&, HttpRequest&& request, ResponsePtr response) {
   auto value = parse_json(request.body);
   if (!value) return response->send(malformed_response(value.error()));
@@ -124,6 +122,85 @@ void handle_score(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
 void handle_rerank(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
            make_rerank_generation);
+}
+
+}  // namespace
+
+const std::vector<Route>& generate_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST", "PUT"},
+       "/generate",
+       kUser,
+       "Generate (native)",
+       handle_generate,
+       "GenerateRequest",
+       native_schema},
+      {{"POST"},
+       "/v1/chat/completions",
+       kUser,
+       "Chat (OpenAI)",
+       handle_chat,
+       "ChatCompletionRequest",
+       chat_schema},
+      {{"POST"},
+       "/v1/completions",
+       kUser,
+       "Complete (OpenAI)",
+       handle_completions,
+       "CompletionRequest",
+       completion_schema},
+      {{"POST", "PUT"},
+       "/encode",
+       kUser,
+       "A text's vector (native)",
+       handle_encode,
+       "GenerateRequest",
+       native_schema},
+      {{"POST", "PUT"},
+       "/classify",
+       kUser,
+       "A text's scores (native), as /encode",
+       handle_encode,
+       "GenerateRequest",
+       native_schema},
+      {{"POST"},
+       "/v1/embeddings",
+       kUser,
+       "Embeddings (OpenAI)",
+       handle_embeddings,
+       "EmbeddingRequest",
+       embedding_schema},
+      {{"POST"},
+       "/v1/classify",
+       kUser,
+       "Classes of texts",
+       handle_classify,
+       "ClassifyRequest",
+       classify_schema},
+      {{"POST"},
+       "/v1/score",
+       kUser,
+       "How well items go with a query",
+       handle_score,
+       "ScoreRequest",
+       score_schema},
+      {{"POST", "PUT"},
+       "/v1/rerank",
+       kUser,
+       "Documents in order of their worth for a query",
+       handle_rerank,
+       "RerankRequest",
+       rerank_schema},
+      {{"POST"},
+       "/concate_and_append_request",
+       kUser,
+       "Join branches of SGLang's frontend",
+       handle_concatenate,
+       "ConcatenateRequest",
+       concatenate_schema},
+  };
+  return table;
 }
 
 }  // namespace espalier::server

@@ -68,8 +68,6 @@ HttpResponse answer(Engine& engine, const CompileBody& body) {
   return HttpResponse::json(200, std::move(out));
 }
 
-}  // namespace
-
 void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
                             ResponsePtr response) {
   auto value = parse_json(request.body);
@@ -89,5 +87,21 @@ void handle_grammar_compile(const ContextPtr& context, HttpRequest&& request,
 }
 
 std::string grammar_compile_schema() { return schema_of(compile_fields()); }
+
+}  // namespace
+
+const std::vector<Route>& grammar_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST"},
+       "/v1/grammar/compile",
+       kUser,
+       "Compile a grammar, or say what is wrong with it",
+       handle_grammar_compile,
+       "GrammarCompileRequest",
+       grammar_compile_schema},
+  };
+  return table;
+}
 
 }  // namespace espalier::server

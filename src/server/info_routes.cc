@@ -169,8 +169,6 @@ void send_json(const ResponsePtr& response, std::string body) {
   response->send(HttpResponse::json(200, std::move(body)));
 }
 
-}  // namespace
-
 void handle_root(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
   std::string out;
   JsonWriter w(out);
@@ -317,6 +315,33 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
 
 void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
   send_json(response, openapi_json());
+}
+
+}  // namespace
+
+const std::vector<Route>& info_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"GET"}, "/", kOpen, "What is served here", handle_root},
+      {{"GET"}, "/v1/models", kUser, "The model that is served", handle_models},
+      {{"GET"}, "/v1/models/{model*}", kUser, "One model", handle_model},
+      {{"GET"}, "/health", kOpen, "200 while the server takes work", handle_health},
+      {{"GET"}, "/ping", kOpen, "As /health", handle_health},
+      {{"GET"},
+       "/health_generate",
+       kOpen,
+       "200 once a token was generated",
+       handle_health_generate},
+      {{"GET"}, "/model_info", kUser, "The model", handle_model_info},
+      {{"GET"}, "/get_model_info", kUser, "The model", handle_model_info},
+      {{"GET"}, "/server_info", kUser, "Settings and state", handle_server_info},
+      {{"GET"}, "/get_server_info", kUser, "Settings and state", handle_server_info},
+      {{"GET"}, "/v1/loads", kUser, "Load", handle_loads},
+      {{"GET"}, "/get_load", kUser, "Load, in few figures", handle_get_load},
+      {{"GET"}, "/metrics", kOpen, "Prometheus metrics", handle_metrics},
+      {{"GET"}, "/openapi.json", kOpen, "This description", handle_openapi},
+  };
+  return table;
 }
 
 }  // namespace espalier::server

@@ -5,6 +5,9 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace espalier::server {
 
 namespace {
@@ -80,98 +83,126 @@ void Metrics::observe_finish(const RequestStats& stats) {
 
 namespace {
 
-template <typename Gauge, typename Counter>
-void add_account(const MemoryAccount& account, const Gauge& gauge, const Counter& counter) {
+// Families of one value each, with the labels of every series.
+class Figures {
+ public:
+  Figures(std::vector<prometheus::MetricFamily> families, const prometheus::Labels& labels)
+      : families_(std::move(families)), labels_(labels) {}
+
+  template <typename T>
+  void gauge(const std::string& name, const char* help, T value) {
+    add(name, help, prometheus::MetricType::Gauge, static_cast<double>(value));
+  }
+  template <typename T>
+  void counter(const std::string& name, const char* help, T value) {
+    add(name, help, prometheus::MetricType::Counter, static_cast<double>(value));
+  }
+  std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  void add(const std::string& name, const char* help, prometheus::MetricType type, double value) {
+    prometheus::ClientMetric metric;
+    for (const auto& [key, label] : labels_) metric.label.push_back({key, label});
+    (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+    families_.push_back({name, help, type, {std::move(metric)}});
+  }
+
+  std::vector<prometheus::MetricFamily> families_;
+  const prometheus::Labels& labels_;
+};
+
+void add_memory(Figures& f, const MemoryAccount& account) {
   const std::string name = "espalier:memory_" + account.name();
-  gauge((name + "_bytes").c_str(), "Bytes that all requests hold of it.", account.used());
-  gauge((name + "_bytes_limit").c_str(), "Bytes that they may hold.", account.limit());
-  counter((name + "_refused_total").c_str(), "Requests refused for want of it.",
-          account.refused_total());
+  f.gauge(name + "_bytes", "Bytes that all requests hold of it.", account.used());
+  f.gauge(name + "_bytes_limit", "Bytes that they may hold.", account.limit());
+  f.counter(name + "_refused_total", "Requests refused for want of it.", account.refused_total());
+}
+
+void add_load(Figures& f, const Engine& engine, const EngineStats& s) {
+  f.gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
+  f.gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
+  f.gauge("sglang:num_used_tokens", "KV tokens of running requests.", s.kv_tokens_running);
+  f.gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
+  f.gauge("sglang:kv_available_tokens", "KV tokens that are free.",
+          std::max(0, s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached));
+  f.gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
+  f.gauge(
+      "sglang:token_usage", "Share of the pool that running requests use.",
+      s.kv_tokens_total == 0 ? 0.0 : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
+  f.gauge("sglang:cache_hit_rate", "Share of prompt tokens that came from the cache.",
+          s.cache_hit_rate());
+  f.gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
+  f.gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
+  f.gauge("sglang:page_size", "Tokens of a page.", engine.config().page_size);
+  f.gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
+}
+
+void add_requests(Figures& f, const EngineStats& s) {
+  f.counter("sglang:prompt_tokens_total", "Prompt tokens so far.", s.prompt_tokens_total);
+  f.counter("sglang:generation_tokens_total", "Output tokens so far.", s.generation_tokens_total);
+  f.counter("sglang:cached_tokens_total", "Prompt tokens that came from the cache so far.",
+            s.cached_tokens_total);
+  f.counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
+  f.counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
+  f.counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
+            s.num_failed_total);
+  f.counter("espalier:not_finite_total", "Of them, those whose logits contained NaN or infinity.",
+            s.num_not_finite_total);
+  f.counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
+}
+
+void add_steps(Figures& f, const EngineStats& s) {
+  f.counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
+            s.forward_seconds_total);
+  f.counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
+  for (const char* name : {"espalier:batch_entries_total", "espalier:lanes_total"})
+    f.counter(name, "Batch entries of all steps; over steps: the average batch.",
+              s.num_entries_total);
+  f.counter("espalier:drafted_tokens_total", "Draft tokens proposed.", s.drafted_tokens_total);
+  f.counter("espalier:accepted_drafts_total", "Draft tokens accepted.", s.accepted_drafts_total);
+  f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
+  f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
+            s.num_cache_events_total);
+  f.counter("espalier:cache_events_overwritten_total", "Of them, those that are kept no more.",
+            s.num_cache_events_overwritten_total);
+}
+
+void add_grammars(Figures& f, const EngineStats& s) {
+  f.counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
+  f.counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
+            s.num_grammar_cache_hits_total);
+  f.counter("sglang:num_grammar_aborted_total",
+            "Grammars that were wanted no more before they were compiled.",
+            s.num_grammars_cancelled_total);
+  f.gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
+          s.num_grammars_waiting);
+  f.counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
+            s.num_grammars_compiled_total);
+  f.counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",
+            s.grammar_compile_seconds_total);
+  f.counter("espalier:masks_total", "Masks of constrained entries.", s.num_masks_total);
+  f.counter("espalier:mask_seconds_total", "The scheduler's time in filling masks.",
+            s.mask_seconds_total);
+  f.counter("espalier:forced_tokens_total", "Output tokens that a grammar forced.",
+            s.forced_tokens_total);
+  f.counter("espalier:forwards_saved_total", "Entries that forced tokens have saved.",
+            s.forwards_saved_total);
 }
 
 }  // namespace
 
 std::string Metrics::scrape(const Engine& engine, const Http& http) const {
-  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
-  const auto add = [&](const char* name, const char* help, prometheus::MetricType type, double v) {
-    prometheus::ClientMetric metric;
-    for (const auto& [key, value] : impl_->labels) metric.label.push_back({key, value});
-    (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = v;
-    families.push_back({name, help, type, {std::move(metric)}});
-  };
-  const auto gauge = [&](const char* name, const char* help, auto v) {
-    add(name, help, prometheus::MetricType::Gauge, static_cast<double>(v));
-  };
-  const auto counter = [&](const char* name, const char* help, auto v) {
-    add(name, help, prometheus::MetricType::Counter, static_cast<double>(v));
-  };
   const EngineStats s = engine.stats();
-  gauge("sglang:num_running_reqs", "Requests in the batch.", s.num_running);
-  gauge("sglang:num_queue_reqs", "Requests that wait.", s.num_waiting);
-  gauge("sglang:num_used_tokens", "KV tokens of running requests.", s.kv_tokens_running);
-  gauge("sglang:kv_evictable_tokens", "KV tokens of cached prefixes.", s.kv_tokens_cached);
-  gauge("sglang:kv_available_tokens", "KV tokens that are free.",
-        std::max(0, s.kv_tokens_total - s.kv_tokens_running - s.kv_tokens_cached));
-  gauge("sglang:max_total_num_tokens", "KV tokens of the pool.", s.kv_tokens_total);
-  gauge(
-      "sglang:token_usage", "Share of the pool that running requests use.",
-      s.kv_tokens_total == 0 ? 0.0 : static_cast<double>(s.kv_tokens_running) / s.kv_tokens_total);
-  gauge("sglang:cache_hit_rate", "Share of prompt tokens that came from the cache.",
-        s.cache_hit_rate());
-  gauge("sglang:gen_throughput", "Output tokens a second.", s.gen_throughput);
-  gauge("sglang:context_len", "Tokens that prompt and answer share.", engine.context_length());
-  gauge("sglang:page_size", "Tokens of a page.", engine.config().page_size);
-  counter("sglang:prompt_tokens_total", "Prompt tokens so far.", s.prompt_tokens_total);
-  counter("sglang:generation_tokens_total", "Output tokens so far.", s.generation_tokens_total);
-  counter("sglang:cached_tokens_total", "Prompt tokens that came from the cache so far.",
-          s.cached_tokens_total);
-  counter("sglang:num_requests_total", "Requests so far.", s.num_requests_total);
-  counter("sglang:num_aborted_requests_total", "Requests aborted so far.", s.num_aborted_total);
-  counter("espalier:failed_requests_total", "Requests that ended with an error so far.",
-          s.num_failed_total);
-  counter("espalier:not_finite_total", "Of them, those whose logits contained NaN or infinity.",
-          s.num_not_finite_total);
-  counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
-  counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
-          s.forward_seconds_total);
-  for (const auto& account : http.accounts) add_account(*account, gauge, counter);
-  gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
-  counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
-          http.dropped_slow_total);
-  counter("espalier:steps_total", "Steps of the scheduler.", s.num_steps_total);
-  for (const char* name : {"espalier:batch_entries_total", "espalier:lanes_total"})
-    counter(name, "Batch entries of all steps; over steps: the average batch.",
-            s.num_entries_total);
-  counter("sglang:num_grammar_total", "Requests with a grammar so far.", s.num_grammars_total);
-  counter("sglang:num_grammar_cache_hit_total", "Of them, those whose grammar was known.",
-          s.num_grammar_cache_hits_total);
-  counter("sglang:num_grammar_aborted_total",
-          "Grammars that were wanted no more before they were "
-          "compiled.",
-          s.num_grammars_cancelled_total);
-  counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
-          s.num_cache_events_total);
-  counter("espalier:cache_events_overwritten_total", "Of them, those that are kept no more.",
-          s.num_cache_events_overwritten_total);
-  gauge("sglang:num_streaming_sessions", "Sessions that are open.", s.num_sessions);
-  gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
-        s.num_grammars_waiting);
-  counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
-          s.num_grammars_compiled_total);
-  counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",
-          s.grammar_compile_seconds_total);
-  counter("espalier:masks_total", "Masks of constrained entries.", s.num_masks_total);
-  counter("espalier:mask_seconds_total", "The scheduler's time in filling masks.",
-          s.mask_seconds_total);
-  counter("espalier:forced_tokens_total", "Output tokens that a grammar forced.",
-          s.forced_tokens_total);
-  counter("espalier:forwards_saved_total", "Entries that forced tokens have saved.",
-          s.forwards_saved_total);
-  counter("espalier:drafted_tokens_total", "Draft tokens proposed.",
-          s.drafted_tokens_total);
-  counter("espalier:accepted_drafts_total", "Draft tokens accepted.", s.accepted_drafts_total);
-  counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
-  return prometheus::TextSerializer().Serialize(families);
+  Figures f(impl_->registry.Collect(), impl_->labels);
+  add_load(f, engine, s);
+  add_requests(f, s);
+  add_steps(f, s);
+  add_grammars(f, s);
+  for (const auto& account : http.accounts) add_memory(f, *account);
+  f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
+  f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
+            http.dropped_slow_total);
+  return f.text();
 }
 
 }  // namespace espalier::server

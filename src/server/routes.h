@@ -1,5 +1,5 @@
-// What the server answers to: one table of routes, from which the router and /openapi.json are
-// made. Internal to the room.
+// What the server answers to: tables of routes, from which the router and /openapi.json are made.
+// The tables are constant; any thread may read them. Internal to the room.
 #pragma once
 
 #include <functional>
@@ -24,63 +24,24 @@ struct Route {
   Access access = Access::kUser;
   std::string summary;
   RouteHandler handler;
-  std::string body_schema;  // its name in openapi.json's components; empty: no body
+  std::string body_schema;            // its name in openapi.json's components; empty: no body
+  std::string (*schema)() = nullptr;  // the body's JSON Schema
 };
 
-// Every route, in the order of the documentation.
+// Every route, in the order of the documentation: the tables below, one after another.
 const std::vector<Route>& routes();
 std::string openapi_json();
 
-// generate_routes.cc
-void handle_generate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_completions(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_chat(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_concatenate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string concatenate_schema();
-void handle_encode(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_embeddings(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_classify(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_score(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_rerank(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-// grammar_routes.cc
-void handle_grammar_compile(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string grammar_compile_schema();
-// tool_routes.cc
-void handle_parse_function_call(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_separate_reasoning(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string parse_function_call_schema();
-std::string separate_reasoning_schema();
-// text_routes.cc
-void handle_tokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_detokenize(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-// info_routes.cc
-void handle_root(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_health(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_health_generate(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_models(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_model(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_model_info(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_server_info(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_loads(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_get_load(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_metrics(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_openapi(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-// exact_routes.cc
-void handle_exact_likelihood(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string exact_likelihood_schema();
-// event_routes.cc
-void handle_kv_events(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-// session_routes.cc
-void handle_open_session(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_close_session(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string open_session_schema();
-std::string close_session_schema();
-// admin_routes.cc
-void handle_flush_cache(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_pause(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_continue(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-void handle_abort(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr);
-std::string abort_schema();
-std::string pause_schema();
+// A group's table stands at the end of its source, behind the handlers and schemas that it alone
+// names. A new route of a group is a row and a handler there.
+const std::vector<Route>& admin_routes();     // flush, pause, continue, abort
+const std::vector<Route>& event_routes();     // the cache's events
+const std::vector<Route>& exact_routes();     // /exact_likelihood
+const std::vector<Route>& generate_routes();  // answers of the model, in every dialect
+const std::vector<Route>& grammar_routes();   // /v1/grammar/compile
+const std::vector<Route>& info_routes();      // models, health, state, metrics
+const std::vector<Route>& session_routes();   // open, close
+const std::vector<Route>& text_routes();      // tokenize, detokenize
+const std::vector<Route>& tool_routes();      // texts to tool calls and reasoning
 
 }  // namespace espalier::server

@@ -57,8 +57,6 @@ Status read_body(const Fields<T>& fields, const HttpRequest& request, T& out) {
   return read_fields(fields, value, "", out);
 }
 
-}  // namespace
-
 void handle_open_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   OpenBody body;
   if (const Status read = read_body(open_fields(), request, body); !read.ok())
@@ -82,5 +80,28 @@ void handle_close_session(const ContextPtr& context, HttpRequest&& request, Resp
 
 std::string open_session_schema() { return schema_of(open_fields()); }
 std::string close_session_schema() { return schema_of(close_fields()); }
+
+}  // namespace
+
+const std::vector<Route>& session_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"GET", "POST"},
+       "/open_session",
+       kUser,
+       "Open a session, whose requests continue each other's tokens",
+       handle_open_session,
+       "OpenSession",
+       open_session_schema},
+      {{"GET", "POST"},
+       "/close_session",
+       kUser,
+       "Close a session",
+       handle_close_session,
+       "CloseSession",
+       close_session_schema},
+  };
+  return table;
+}
 
 }  // namespace espalier::server

@@ -17,6 +17,22 @@ TokenLogprobs logprobs_of(TokenId id, const GenerateRequest& request) {
   return out;
 }
 
+// Of the prompt's tokens from request.logprob_start_len on; the first token has none.
+std::vector<TokenLogprobs> input_logprobs_of(const std::vector<TokenId>& prompt,
+                                             const GenerateRequest& request) {
+  std::vector<TokenLogprobs> out;
+  if (!request.return_logprob || request.logprob_start_len < 0) return out;
+  for (auto i = static_cast<size_t>(std::max(request.logprob_start_len, 1)); i < prompt.size(); ++i)
+    out.push_back(logprobs_of(prompt[i], request));
+  return out;
+}
+
+// The stop string that `text` ends with; null: none.
+const std::string* stop_at_end(const std::string& text, const std::vector<std::string>& stops) {
+  const auto found = std::ranges::find_if(stops, [&](const auto& s) { return text.ends_with(s); });
+  return found != stops.end() ? &*found : nullptr;
+}
+
 }  // namespace
 
 ScriptedEngine::ScriptedEngine() : tokenizer_(make_byte_tokenizer(true)) {
@@ -140,13 +156,7 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
     return end({}, {Type::kError, {}, script.error});
   if (script.hold && script.hold_after == 0) return false;
 
-  std::vector<TokenLogprobs> input_logprobs;
-  if (request.return_logprob && request.logprob_start_len >= 0) {
-    for (size_t i = static_cast<size_t>(std::max(request.logprob_start_len, 1)); i < prompt.size();
-         ++i) {
-      input_logprobs.push_back(logprobs_of(prompt[i], request));
-    }
-  }
+  std::vector<TokenLogprobs> input_logprobs = input_logprobs_of(prompt, request);
   const int32_t max_new = request.sampling.max_new_tokens.value_or(
       request.sampling.to_context ? script.context_length - stats.prompt_tokens : 128);
   if (max_new == 0) {
@@ -173,11 +183,9 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
     if (id != kByteEosId) event.text = std::string(1, static_cast<char>(id));
     text += event.text;
     if (stats.completion_tokens == max_new) return end(std::move(event), {Type::kLength, {}, {}});
-    for (const std::string& stop : request.sampling.stop) {
-      if (text.ends_with(stop)) {
-        event.text.clear();  // single-character stops are trimmed as the engine trims them
-        return end(std::move(event), {Type::kStop, stop, {}});
-      }
+    if (const std::string* stop = stop_at_end(text, request.sampling.stop)) {
+      event.text.clear();  // single-character stops are trimmed as the engine trims them
+      return end(std::move(event), {Type::kStop, *stop, {}});
     }
     if (id == kByteEosId) return end(std::move(event), {Type::kStop, id, {}});
     event.stats = stats;

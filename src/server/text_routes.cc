@@ -99,14 +99,49 @@ void answer_text(const ContextPtr& context, HttpRequest&& request, ResponsePtr r
   });
 }
 
-}  // namespace
-
 void handle_tokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   answer_text(context, std::move(request), std::move(response), parse_tokenize, tokenize);
 }
 
 void handle_detokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   answer_text(context, std::move(request), std::move(response), parse_detokenize, detokenize);
+}
+
+}  // namespace
+
+const std::vector<Route>& text_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST"},
+       "/tokenize",
+       kUser,
+       "Text to token ids",
+       handle_tokenize,
+       "TokenizeRequest",
+       tokenize_schema},
+      {{"POST"},
+       "/v1/tokenize",
+       kUser,
+       "Text to token ids",
+       handle_tokenize,
+       "TokenizeRequest",
+       tokenize_schema},
+      {{"POST"},
+       "/detokenize",
+       kUser,
+       "Token ids to text",
+       handle_detokenize,
+       "DetokenizeRequest",
+       detokenize_schema},
+      {{"POST"},
+       "/v1/detokenize",
+       kUser,
+       "Token ids to text",
+       handle_detokenize,
+       "DetokenizeRequest",
+       detokenize_schema},
+  };
+  return table;
 }
 
 }  // namespace espalier::server

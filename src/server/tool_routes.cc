@@ -68,8 +68,6 @@ bool read_body(const Fields<Body>& fields, const HttpRequest& request, const Res
   return false;
 }
 
-}  // namespace
-
 void handle_parse_function_call(const ContextPtr& context, HttpRequest&& request,
                                 ResponsePtr response) {
   CallBody body;
@@ -122,5 +120,28 @@ void handle_separate_reasoning(const ContextPtr& context, HttpRequest&& request,
 
 std::string parse_function_call_schema() { return schema_of(call_fields()); }
 std::string separate_reasoning_schema() { return schema_of(reasoning_fields()); }
+
+}  // namespace
+
+const std::vector<Route>& tool_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST"},
+       "/parse_function_call",
+       kUser,
+       "Read tool calls out of a text",
+       handle_parse_function_call,
+       "ParseFunctionCallRequest",
+       parse_function_call_schema},
+      {{"POST"},
+       "/separate_reasoning",
+       kUser,
+       "Split a text into reasoning and answer",
+       handle_separate_reasoning,
+       "SeparateReasoningRequest",
+       separate_reasoning_schema},
+  };
+  return table;
+}
 
 }  // namespace espalier::server

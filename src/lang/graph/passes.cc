@@ -69,71 +69,110 @@ Graph fold_constants(const Graph& graph, const Arguments& known) {
   return filtered(out, keep);
 }
 
-// Backwards: a stream is wanted from its last wanted node on towards its beginning, for every text
-// depends on all before it.
-Graph eliminate_dead(const Graph& graph, const std::optional<std::vector<std::string>>& outputs) {
-  std::vector<bool> keep(graph.nodes.size(), false);
-  std::set<int32_t> wanted;                          // streams
-  std::set<std::pair<int32_t, std::string>> needed;  // variables
-  if (outputs) {
-    for (const std::string& name : *outputs) needed.emplace(0, name);
-  } else {
-    wanted.insert(0);
-  }
-  std::map<int32_t, std::set<std::string>> filled_by;  // names that each stream fills itself
-  for (const GraphNode& node : graph.nodes)
-    if (!node.name.empty() && node.kind != NodeKind::kArgument)
-      filled_by[node.stream].insert(node.name);
+namespace {
 
-  for (size_t i = graph.nodes.size(); i-- > 0;) {
-    const GraphNode& node = graph.nodes[i];
-    const bool all_of_root = node.stream == 0 && !outputs;
-    bool live = wanted.contains(node.stream);
+// Which nodes and streams the outputs need. Nodes are visited backwards: a stream is wanted from
+// its last wanted node on towards its beginning, for every text depends on all before it.
+class Liveness {
+ public:
+  Liveness(const Graph& graph, const std::optional<std::vector<std::string>>& outputs)
+      : graph_(graph), wants_root_(!outputs), keep_(graph.nodes.size(), false) {
+    if (outputs) {
+      for (const std::string& name : *outputs) needed_.emplace(0, name);
+    } else {
+      wanted_.insert(0);
+    }
+    for (const GraphNode& node : graph.nodes)
+      if (!node.name.empty() && node.kind != NodeKind::kArgument)
+        filled_by_[node.stream].insert(node.name);
+    for (size_t i = graph.nodes.size(); i-- > 0;) visit(i);
+  }
+
+  const std::vector<bool>& keep() const { return keep_; }
+  bool wants(int32_t stream) const { return wanted_.contains(stream); }
+
+ private:
+  void visit(size_t i) {
+    const GraphNode& node = graph_.nodes[i];
+    const bool live = is_live(node);
+    keep_[i] = live;
+    if (live) want_streams(node);
+    if (live && node.source_stream >= 0) needed_.emplace(node.source_stream, node.source_name);
+    if (node.kind == NodeKind::kGetForkItem) need_inherited(node);
+  }
+
+  bool is_live(const GraphNode& node) const {
+    const bool all_of_root = node.stream == 0 && wants_root_;
     switch (node.kind) {
       case NodeKind::kGen:
       case NodeKind::kSelect:
       case NodeKind::kScopeEnd:
-        live |= needed.contains({node.stream, node.name});
-        if (live) wanted.insert(node.stream);
-        break;
+        return wants(node.stream) || needed_.contains({node.stream, node.name});
       case NodeKind::kSetVariable:
-        live = all_of_root || needed.contains({node.stream, node.name});
-        break;
-      case NodeKind::kJoin: {
-        bool gathers = all_of_root;
-        for (int32_t branch : node.streams)
-          for (const std::string& name : filled_by[branch])
-            gathers |= needed.contains({node.stream, name});
-        live = node.join_mode == JoinMode::kGatherVariables ? gathers : live;
-        if (live) wanted.insert(node.streams.begin(), node.streams.end());
-        break;
-      }
+        return all_of_root || needed_.contains({node.stream, node.name});
+      case NodeKind::kJoin:
+        if (node.join_mode != JoinMode::kGatherVariables) return wants(node.stream);
+        return all_of_root || gathers_needed(node);
       case NodeKind::kFork:
-        live = std::any_of(node.streams.begin(), node.streams.end(),
-                           [&](int32_t branch) { return wanted.contains(branch); });
-        if (live) wanted.insert(node.stream);
+        return std::ranges::any_of(node.streams, [&](int32_t branch) { return wants(branch); });
+      default:
+        return wants(node.stream);
+    }
+  }
+
+  bool gathers_needed(const GraphNode& join) const {
+    for (const int32_t branch : join.streams) {
+      const auto filled = filled_by_.find(branch);
+      if (filled == filled_by_.end()) continue;
+      for (const std::string& name : filled->second)
+        if (needed_.contains({join.stream, name})) return true;
+    }
+    return false;
+  }
+
+  // The streams whose text a live node depends on.
+  void want_streams(const GraphNode& node) {
+    switch (node.kind) {
+      case NodeKind::kGen:
+      case NodeKind::kSelect:
+      case NodeKind::kScopeEnd:
+      case NodeKind::kFork:
+        wanted_.insert(node.stream);
         break;
-      case NodeKind::kGetForkItem: {
-        // What the branch reads and did not fill itself it has from its parent.
-        const int32_t parent = graph.nodes[static_cast<size_t>(node.fork)].stream;
-        std::vector<std::string> inherited;
-        for (const auto& [stream, name] : needed)
-          if (stream == node.stream && !filled_by[stream].contains(name)) inherited.push_back(name);
-        for (std::string& name : inherited) needed.emplace(parent, std::move(name));
+      case NodeKind::kJoin:
+        wanted_.insert(node.streams.begin(), node.streams.end());
         break;
-      }
       default:
         break;
     }
-    keep[i] = live;
-    if (live && node.source_stream >= 0) needed.emplace(node.source_stream, node.source_name);
   }
 
-  Graph out = filtered(graph, keep);
-  // Branches that nobody wants are gone from their forks.
+  // What a branch reads and does not fill itself comes from its parent.
+  void need_inherited(const GraphNode& item) {
+    const int32_t parent = graph_.nodes[static_cast<size_t>(item.fork)].stream;
+    std::vector<std::string> inherited;
+    for (const auto& [stream, name] : needed_)
+      if (stream == item.stream && !filled_by_[stream].contains(name)) inherited.push_back(name);
+    for (std::string& name : inherited) needed_.emplace(parent, std::move(name));
+  }
+
+  const Graph& graph_;
+  const bool wants_root_;  // the whole text and all variables of stream 0
+  std::vector<bool> keep_;
+  std::set<int32_t> wanted_;                            // streams
+  std::set<std::pair<int32_t, std::string>> needed_;    // variables
+  std::map<int32_t, std::set<std::string>> filled_by_;  // names that each stream fills itself
+};
+
+}  // namespace
+
+Graph eliminate_dead(const Graph& graph, const std::optional<std::vector<std::string>>& outputs) {
+  const Liveness liveness(graph, outputs);
+  Graph out = filtered(graph, liveness.keep());
+  // Branches without a live node are removed from their forks.
   for (GraphNode& node : out.nodes) {
     if (node.kind == NodeKind::kFork || node.kind == NodeKind::kJoin)
-      std::erase_if(node.streams, [&](int32_t branch) { return !wanted.contains(branch); });
+      std::erase_if(node.streams, [&](int32_t branch) { return !liveness.wants(branch); });
     if (node.kind == NodeKind::kGetForkItem) {
       const auto& streams = out.nodes[static_cast<size_t>(node.fork)].streams;
       node.index = static_cast<int32_t>(std::find(streams.begin(), streams.end(), node.stream) -
