@@ -2,7 +2,7 @@
 
 
 class Error(RuntimeError):
-    """A primitive that failed, told with the line of the program that wrote it.
+    """A primitive that failed, with the line of the program that wrote it.
 
     code: "invalid_argument", "not_found", "unavailable", "unimplemented", "aborted", ...
     message: what was wrong and what to do about it

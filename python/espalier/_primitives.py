@@ -59,17 +59,18 @@ def gen(
     json_schema: Optional[Union[str, Dict[str, Any], Type[Any]]] = None,
     ebnf: Optional[str] = None,
     seed: Optional[int] = None,
+    top_n_sigma: Optional[float] = None,
     **fields: Any,
 ) -> Expr:
     """The model writes, until it ends, a stop or max_tokens; the text is the variable `name`.
 
     n: above 1 the variable is a list, and its first goes into the prompt
     stop: one or several texts that end it; they are not part of it
-    dtype: str, int, float or bool: holds the text to that form
+    dtype: str, int, float or bool: constrains the text to that form
     choices: makes it a select
-    regex, json_schema, ebnf: at most one; the text is held to it. With a schema that is a dict the
+    regex, json_schema, ebnf: at most one; constrains the text. With a schema that is a dict the
         variable reads as parsed JSON, with a pydantic model as one of it, with a str as text.
-    fields: other request fields of docs/request_fields.md, such as top_n_sigma
+    fields: other request fields of docs/request_fields.md
     """
     options = dict(locals())
     return _native.gen(_with_schema({**options.pop("fields"), **options}))
@@ -93,8 +94,11 @@ def gen_int(
     logprob_start_len: Optional[int] = None,
     top_logprobs_num: Optional[int] = None,
     return_text_in_logprobs: Optional[bool] = None,
+    min_tokens: Optional[int] = None,
+    seed: Optional[int] = None,
+    top_n_sigma: Optional[float] = None,
 ) -> Expr:
-    """A gen held to an integer. The variable is its text, as in SGLang."""
+    """A gen constrained to an integer. The variable is its text, as in SGLang."""
     return _native.gen_int(locals())
 
 
@@ -116,8 +120,11 @@ def gen_string(
     logprob_start_len: Optional[int] = None,
     top_logprobs_num: Optional[int] = None,
     return_text_in_logprobs: Optional[bool] = None,
+    min_tokens: Optional[int] = None,
+    seed: Optional[int] = None,
+    top_n_sigma: Optional[float] = None,
 ) -> Expr:
-    """A gen held to a quoted string."""
+    """A gen constrained to a quoted string."""
     return _native.gen_string(locals())
 
 
@@ -128,7 +135,7 @@ def select(
     choices_method: Union[ChoicesMethod, str] = token_length_normalized,
 ) -> Expr:
     """The most probable of `choices`; a select is decided by the largest score and draws nothing,
-    so that a `temperature` above 0, which SGLang's takes and does not use, is warned of."""
+    so a `temperature` above 0, which SGLang's select accepts and ignores, raises a warning."""
     if temperature > 0:
         warnings.warn("temperature has no effect on a select: the largest score decides",
                       stacklevel=2)

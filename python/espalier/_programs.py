@@ -55,6 +55,8 @@ class Function:
         top_logprobs_num: Optional[int] = None,
         return_text_in_logprobs: Optional[bool] = None,
         seed: Optional[int] = None,
+        min_tokens: Optional[int] = None,
+        top_n_sigma: Optional[float] = None,
         stream: bool = False,
         backend: Optional[Backend] = None,
         use_thread: bool = True,
@@ -97,6 +99,8 @@ class Function:
         top_logprobs_num: Optional[int] = None,
         return_text_in_logprobs: Optional[bool] = None,
         seed: Optional[int] = None,
+        min_tokens: Optional[int] = None,
+        top_n_sigma: Optional[float] = None,
         backend: Optional[Backend] = None,
         num_threads: Union[int, str] = "auto",
         progress_bar: bool = False,
@@ -107,7 +111,7 @@ class Function:
 
         The constant text with which all of them begin is computed first: for that, the function is
         called once with arguments that have no value yet. A program that throws leaves the others
-        alone: its own state's error() tells, and reading from that state throws.
+        alone: its own state's error() returns why, and reading from that state throws.
 
         generator_style: gives an iterator instead of a list; 200 programs are at work at a time,
             and those that were read can go
@@ -166,15 +170,11 @@ class Function:
         return self.run(*args, **kwargs)
 
 
-_DEFAULTS = ("n", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
-             "frequency_penalty", "presence_penalty", "ignore_eos", "return_logprob",
-             "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "seed")
-
-
 def _defaults(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Of a function's arguments those that are every gen's."""
-    defaults = {name: arguments[name] for name in _DEFAULTS}
-    return {**defaults, "max_tokens": arguments["max_new_tokens"]}
+    """Of the arguments of run or run_batch those that are defaults of every gen: the table of request
+    fields names them (docs/request_fields.md)."""
+    arguments = {**arguments, "max_tokens": arguments["max_new_tokens"]}
+    return {name: arguments[name] for name in _native.default_names()}
 
 
 @overload
@@ -198,31 +198,31 @@ async def text_async_iter(state: ProgramState, var_name: Optional[str] = None,
 
     return_meta_data: pairs of a piece and the variable's meta information so far:
         "output_token_logprobs" are those of the piece, "output_token_logprobs_length" counts all.
-        The last piece has all of get_meta_info; the others {} where a back end does not tell
+        The last piece has all of get_meta_info; the others {} where a back end does not report it
     """
     if return_meta_data and var_name is None:
         raise ValueError("return_meta_data is of a variable: name it")
     loop = asyncio.get_running_loop()
     pieces = state.text_iter(var_name)
     end = object()
-    held: Optional[Tuple[str, Dict[str, Any]]] = None  # until it is known whether it is the last
-    num_told = 0  # log-probabilities, without the piece that is held
+    last: Optional[Tuple[str, Dict[str, Any]]] = None  # the newest piece, which may be the last
+    num_reported = 0  # log-probabilities, without those of the newest piece
     while (piece := await loop.run_in_executor(None, next, pieces, end)) is not end:
         assert isinstance(piece, str)
         if not return_meta_data:
             yield piece
             continue
-        if held is not None:
-            num_told = held[1].get("output_token_logprobs_length", num_told)
-            yield held
-        held = piece, pieces.progress() or {}
+        if last is not None:
+            num_reported = last[1].get("output_token_logprobs_length", num_reported)
+            yield last
+        last = piece, pieces.progress() or {}
     if return_meta_data and var_name is not None:
         meta = await loop.run_in_executor(None, state.get_meta_info, var_name)
         if "output_token_logprobs" in meta:
             entries = meta["output_token_logprobs"]
-            meta = {**meta, "output_token_logprobs": entries[num_told:],
+            meta = {**meta, "output_token_logprobs": entries[num_reported:],
                     "output_token_logprobs_length": len(entries)}
-        yield held[0] if held is not None else "", meta
+        yield last[0] if last is not None else "", meta
 
 
 def fold_constants(graph: Graph, **arguments: str) -> Graph:

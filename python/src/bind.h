@@ -71,6 +71,8 @@ auto unlocked(F&& work) {
 // ---- options.cc: dicts whose absent and None members mean "not said" ----
 
 // By SGLang's names. TypeError names what is unknown or of a wrong type.
+// The request fields that a program can set for all its gens: no grammars, no dtype.
+std::vector<std::string> default_names();
 lang::GenOptions gen_options(const py::dict& options);
 Result<lang::ChoicesMethod> choices_method(const py::handle& method);
 

@@ -80,6 +80,7 @@ void bind_expressions(py::module_& m) {
                         const py::object& other) { return py::cast(v.str()).equal(other); })
       .def("__bool__", [](const lang::Value& v) { return !v.str().empty(); });
 
+  m.def("default_names", default_names);
   m.def("gen", [](const py::dict& o) { return make_gen(o, lang::gen); });
   m.def("gen_int", [](const py::dict& o) { return make_gen(o, lang::gen_int); });
   m.def("gen_string", [](const py::dict& o) { return make_gen(o, lang::gen_string); });

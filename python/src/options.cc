@@ -50,21 +50,19 @@ void set(GenOptions& options, const py::handle& value) {
 const std::unordered_map<std::string_view, Setter>& setters() {
   static const std::unordered_map<std::string_view, Setter> table = [] {
     std::unordered_map<std::string_view, Setter> all = {
-        {"return_logprob", set<&GenOptions::return_logprob>},
-        {"logprob_start_len", set<&GenOptions::logprob_start_len>},
-        {"top_logprobs_num", set<&GenOptions::top_logprobs_num>},
-        {"return_text_in_logprobs", set<&GenOptions::return_text_in_logprobs>},
         {"dtype", set<&GenOptions::dtype>},
         {"choices", set<&GenOptions::choices>},
         {"choices_method", set<&GenOptions::choices_method>},
     };
-    for_each_request_field([&](const auto& field) {
+    const auto add = [&](const auto& field) {
       using Option = std::remove_cvref_t<decltype(field.option)>;
       if constexpr (HasField<Option, GenOptions>)
         all[field.openai_name()] = [](GenOptions& options, const py::handle& value) {
           read(value, Option{}(options));
         };
-    });
+    };
+    for_each_request_field(add);
+    for_each_logprob_field(add);
     return all;
   }();
   return table;
@@ -75,6 +73,17 @@ const std::unordered_map<std::string_view, Setter>& setters() {
 Result<lang::ChoicesMethod> choices_method(const py::handle& method) {
   if (py::isinstance<lang::ChoicesMethod>(method)) return py::cast<lang::ChoicesMethod>(method);
   return lang::parse_choices_method(py::cast<std::string>(method));
+}
+
+std::vector<std::string> default_names() {
+  std::vector<std::string> names;
+  const auto add = [&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), GenOptions>)
+      if (!field.is_grammar) names.emplace_back(field.openai_name());
+  };
+  for_each_request_field(add);
+  for_each_logprob_field(add);
+  return names;
 }
 
 lang::GenOptions gen_options(const py::dict& options) {

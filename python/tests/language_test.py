@@ -1,6 +1,7 @@
 """The language over the engine in this process, with the model that ships."""
 import asyncio
 import gc
+import inspect
 import json
 import os
 import sys
@@ -22,6 +23,22 @@ def capital(s, country):
     """Asks for a capital."""
     s += sgl.user("What is the capital of " + country + "?")
     s += sgl.assistant(sgl.gen("answer", max_tokens=16, temperature=0))
+
+
+class FieldsTest(unittest.TestCase):
+    """The Python signatures against the table of request fields: a field that is missing fails."""
+
+    def missing(self, function, renamed=()):
+        names = {dict(renamed).get(name, name) for name in sgl._native.default_names()}
+        return names - set(inspect.signature(function).parameters)
+
+    def test_gens_take_every_field(self):
+        for function in (sgl.gen, sgl.gen_int, sgl.gen_string):
+            self.assertEqual(self.missing(function), set(), function.__name__)
+
+    def test_runs_take_every_field_as_a_default_of_their_gens(self):
+        for function in (capital.run, capital.run_batch):
+            self.assertEqual(self.missing(function, [("max_tokens", "max_new_tokens")]), set())
 
 
 class GenTest(unittest.TestCase):

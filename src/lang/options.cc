@@ -48,10 +48,10 @@ GenOptions GenOptions::with_defaults(const GenOptions& d) const {
     if constexpr (HasField<decltype(field.option), GenOptions>)
       if (!field.is_grammar) fill(field.option(o), field.option(d));
   });
-  fill(o.return_logprob, d.return_logprob);
-  fill(o.logprob_start_len, d.logprob_start_len);
-  fill(o.top_logprobs_num, d.top_logprobs_num);
-  fill(o.return_text_in_logprobs, d.return_text_in_logprobs);
+  for_each_logprob_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), GenOptions>)
+      fill(field.option(o), field.option(d));
+  });
   const bool has_grammar =
       !o.regex.empty() || !o.json_schema.empty() || !o.ebnf.empty() || o.dtype != Dtype::kText;
   if (!has_grammar) {

@@ -1,11 +1,13 @@
-// The table of request fields: one row for each sampling field that a request may state.
+// The tables of request fields: one row for each sampling field that a request may state
+// (kRequestFields), and one for each field about the log-probabilities that it returns
+// (kLogprobFields).
 //
-// Everything that must know all fields loops over this table: the JSON parsers and /openapi.json
+// Everything that must know all fields loops over these tables: the JSON parsers and /openapi.json
 // (server), validation and defaults (engine/sampling), the options of the frontend language and its
 // HTTP back ends (lang), the flags of the command (apps), the Python arguments and
 // docs/request_fields.md. A new field is a member of SamplingParams (and of SamplingValues, when
 // the sampler reads it, and of lang::GenOptions, when programs may state it), a row here, and its
-// use.
+// use. A field about log-probabilities is a member of GenerateRequest instead.
 //
 // A row reaches a struct's field by a generic accessor, so the table needs none of the structs and
 // serves any struct that has a member of that name. HasField tells whether a struct has it.
@@ -235,12 +237,40 @@ inline constexpr std::tuple kRequestFields = {
                    .absent = "drawn"},
                   ESP_MEMBER(sampling_seed), ESP_MEMBER(seed)),
 };
+
+// What an answer says of probabilities: members of /generate's body beside sampling_params, of
+// GenerateRequest and SamplingSpec where the engine reads them, and of lang::GenOptions where
+// programs may state them. The OpenAI dialects have their own fields for this (logprobs,
+// top_logprobs).
+inline constexpr std::tuple kLogprobFields = {
+    request_field({.name = "return_logprob", .doc = "log-probabilities in meta_info"},
+                  ESP_MEMBER(return_logprob)),
+    request_field({.name = "logprob_start_len",
+                   .doc = "prompt position from which input log-probabilities are returned; -1: "
+                          "none (absent with max_new_tokens 0: all)",
+                   .range = {.low = -1, .allowed = "-1 (output only) or a position in the prompt"}},
+                  ESP_MEMBER(logprob_start_len)),
+    request_field({.name = "top_logprobs_num",
+                   .doc = "best tokens to return at each position",
+                   .range = {.low = 0, .allowed = "at least 0 and at most the vocabulary's size"}},
+                  ESP_MEMBER(top_logprobs_num)),
+    request_field({.name = "token_ids_logprob",
+                   .doc = "ids whose log-probability is wanted at each position"},
+                  ESP_MEMBER(token_ids_logprob)),
+    request_field({.name = "return_text_in_logprobs", .doc = "token texts beside ids"},
+                  ESP_MEMBER(return_text_in_logprobs)),
+};
 #undef ESP_MEMBER
 
 // Calls visit(row) for every row, in the table's order.
 template <typename Visit>
 constexpr void for_each_request_field(Visit&& visit) {
   std::apply([&](const auto&... field) { (visit(field), ...); }, kRequestFields);
+}
+// The same for the fields about log-probabilities.
+template <typename Visit>
+constexpr void for_each_logprob_field(Visit&& visit) {
+  std::apply([&](const auto&... field) { (visit(field), ...); }, kLogprobFields);
 }
 
 }  // namespace espalier

@@ -1,8 +1,10 @@
 #include "server/errors.h"
 
+#include <cctype>
 #include <string>
 #include <utility>
 
+#include "seams/request_fields.h"
 #include "server/json_writer.h"
 
 namespace espalier::server {
@@ -43,15 +45,9 @@ const Row& row_of(StatusCode code) {
 
 // The engine names a field by its native name; OpenAI's clients have sent it under another.
 std::string in_openai_names(std::string text) {
-  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"max_new_tokens", "max_tokens"},
-      {"min_new_tokens", "min_tokens"},
-      {"top_logprobs_num", "top_logprobs"}};
-  for (const auto& [native, openai] : kNames) {
-    for (size_t at = 0; (at = text.find(native, at)) != std::string::npos; at += openai.size())
-      text.replace(at, native.size(), openai);
-  }
-  return text;
+  for_each_request_field(
+      [&](const FieldRow& row) { text = renamed(std::move(text), row.name, row.openai_name()); });
+  return renamed(std::move(text), "top_logprobs_num", "top_logprobs");
 }
 
 void write_openai(JsonWriter& w, std::string_view message, std::string_view type, int code) {
@@ -78,6 +74,19 @@ HttpResponse plain(int status, std::string_view message, std::string_view type) 
 }
 
 }  // namespace
+
+std::string renamed(std::string text, std::string_view name, std::string_view other) {
+  if (name == other) return text;
+  const auto is_word = [&](size_t at) {
+    return at < text.size() &&
+           (text[at] == '_' || (std::isalnum(static_cast<unsigned char>(text[at])) != 0));
+  };
+  for (size_t at = 0; (at = text.find(name, at)) != std::string::npos; at += other.size()) {
+    if ((at > 0 && is_word(at - 1)) || is_word(at + name.size())) continue;
+    text.replace(at, name.size(), other);
+  }
+  return text;
+}
 
 int http_status(StatusCode code) { return row_of(code).http; }
 std::string_view error_type(StatusCode code) { return row_of(code).type; }

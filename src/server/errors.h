@@ -16,6 +16,9 @@ int http_status(StatusCode code);
 // "BadRequestError", as OpenAI's clients and meta_info's err_type name it.
 std::string_view error_type(StatusCode code);
 
+// `text` with a field's name, where it stands as a word, replaced by another.
+std::string renamed(std::string text, std::string_view name, std::string_view other);
+
 // native: {"error":{"message"}}; OpenAI: {"object":"error","message","type","param","code"}. A full
 // queue and a server that starts or stops carry Retry-After.
 net::HttpResponse error_response(Dialect dialect, const Status& status);

@@ -124,11 +124,9 @@ void handle_rerank(const ContextPtr& context, HttpRequest&& request, ResponsePtr
            make_rerank_generation);
 }
 
-}  // namespace
-
-const std::vector<Route>& generate_routes() {
+std::vector<Route> text_answers() {
   using enum Access;
-  static const std::vector<Route> table = {
+  return {
       {{"POST", "PUT"},
        "/generate",
        kUser,
@@ -150,6 +148,19 @@ const std::vector<Route>& generate_routes() {
        handle_completions,
        "CompletionRequest",
        completion_schema},
+      {{"POST"},
+       "/concate_and_append_request",
+       kUser,
+       "Join branches of SGLang's frontend",
+       handle_concatenate,
+       "ConcatenateRequest",
+       concatenate_schema},
+  };
+}
+
+std::vector<Route> vector_answers() {
+  using enum Access;
+  return {
       {{"POST", "PUT"},
        "/encode",
        kUser,
@@ -192,14 +203,17 @@ const std::vector<Route>& generate_routes() {
        handle_rerank,
        "RerankRequest",
        rerank_schema},
-      {{"POST"},
-       "/concate_and_append_request",
-       kUser,
-       "Join branches of SGLang's frontend",
-       handle_concatenate,
-       "ConcatenateRequest",
-       concatenate_schema},
   };
+}
+
+}  // namespace
+
+const std::vector<Route>& generate_routes() {
+  static const std::vector<Route> table = [] {
+    std::vector<Route> all = text_answers();
+    for (Route& route : vector_answers()) all.push_back(std::move(route));
+    return all;
+  }();
   return table;
 }
 

@@ -106,7 +106,8 @@ Status Generation::prepare(GenerationItem& item) {
   return count_logprobs(positions * (1 + top + request.token_ids_logprob.size()) * n);
 }
 
-// Log-probabilities stay in memory until the answer is written, so their number per call is bounded.
+// Log-probabilities stay in memory until the answer is written, so their number per call is
+// bounded.
 Status Generation::count_logprobs(size_t more) {
   num_logprobs_ += more;
   if (num_logprobs_ <= kLogprobsMax) return {};
@@ -199,9 +200,10 @@ void Generation::finish_whole() {
   response_->send({200, headers("application/json"), whole_body()});
 }
 
-void Generation::on_failure(const Status& status) {
+void Generation::on_failure(const Status& engine_status) {
   if (state_ != State::kActive) return;
   state_ = State::kFailed;
+  const Status status = in_client_names(engine_status);
   abort_open();
   if (!streaming_) return response_->send(error_response(dialect(), status));
   std::string out;

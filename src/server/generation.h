@@ -61,6 +61,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  protected:
   virtual Dialect dialect() const = 0;
+  // A failure with its fields named as this client named them, where the dialect's own names do not
+  // suffice.
+  virtual Status in_client_names(const Status& status) const { return status; }
   // A stream's events for what is new in `sample` (and for its end): "data: ...\n\n".
   virtual void append_events(std::string& out, const Sample& sample) = 0;
   virtual void append_last_events(std::string&) {}  // before [DONE]

@@ -48,63 +48,61 @@ Status read_ids(const Json& value, std::string_view where, NativeBody& body) {
 
 const Fields<NativeBody>& native_fields() {
   using B = NativeBody;
-  static const Fields<B> fields = {
-      field<B>("text", "the prompt, or a list of prompts", &B::text),
-      custom<B>(
-          "input_ids",
-          R"({"anyOf":[{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})",
-          "the prompt as token ids, or a list of such, instead of text", read_ids),
-      custom<B>(
-          "sampling_params",
-          R"({"anyOf":[{"$ref":"#/components/schemas/SamplingParams"},{"type":"array","items":{"$ref":"#/components/schemas/SamplingParams"}}]})",
-          "for all prompts, or a list with one for each", read_sampling),
-      field<B>("rid", "request id, for /abort_request; made up where absent", &B::rid),
-      field<B>("stream", "answer as server-sent events", &B::stream),
-      field<B>("return_logprob", "log-probabilities in meta_info", &B::return_logprob),
-      field<B>("logprob_start_len",
-               "prompt position from which input log-probabilities are returned; -1: none "
-               "(absent with max_new_tokens 0: all)",
-               &B::logprob_start_len),
-      field<B>("top_logprobs_num", "best tokens to return at each position", &B::top_logprobs_num),
-      field<B>("token_ids_logprob", "ids whose log-probability is wanted at each position",
-               &B::token_ids_logprob),
-      field<B>("return_text_in_logprobs", "token texts beside ids", &B::return_text_in_logprobs),
-      field<B>("priority", "larger is sooner, where the scheduler has priorities", &B::priority),
-      field<B>("extra_key", "requests of different keys never share cached prefixes",
-               &B::extra_key),
-      field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
-      field<B>("dimensions", "of /encode: the first so many numbers of the vector", &B::dimensions),
-      refused<B>("image_data", "is not supported until a model supports images"),
-      refused<B>("video_data", "is not supported until a model supports videos"),
-      refused<B>("audio_data", "is not supported until a model supports audio"),
-      refused<B>("input_embeds"),
-      session_field<B>(&B::session),
-      session_id_field<B>(&B::session_id),
-      refused<B>("lora_path"),
-      refused<B>("lora_id"),
-      refused<B>("custom_logit_processor"),
-      refused<B>("return_hidden_states"),
-      refused<B>("return_routed_experts"),
-      refused<B>("return_indexer_topk"),
-      refused<B>("return_entropy"),
-      refused<B>("return_prompt_token_ids"),
-      refused<B>("return_sampling_mask"),
-      refused<B>("return_bytes"),
-      refused<B>("require_reasoning"),
-      refused<B>("positional_embed_overrides"),
-      refused<B>("multi_item_delimiter_indices"),
-      refused<B>("bootstrap_host"),
-      refused<B>("bootstrap_port"),
-      refused<B>("bootstrap_room"),
-      refused<B>("background"),
-      ignored<B>("modalities"),
-      ignored<B>("custom_labels"),
-      ignored<B>("no_logs"),
-      ignored<B>("log_metrics"),
-      ignored<B>("routing_key"),
-      ignored<B>("routed_dp_rank"),
-      ignored<B>("conversation_id"),
-  };
+  static const Fields<B> fields = [] {
+    Fields<B> f = {
+        field<B>("text", "the prompt, or a list of prompts", &B::text),
+        custom<B>(
+            "input_ids",
+            R"({"anyOf":[{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})",
+            "the prompt as token ids, or a list of such, instead of text", read_ids),
+        custom<B>(
+            "sampling_params",
+            R"({"anyOf":[{"$ref":"#/components/schemas/SamplingParams"},{"type":"array","items":{"$ref":"#/components/schemas/SamplingParams"}}]})",
+            "for all prompts, or a list with one for each", read_sampling),
+        field<B>("rid", "request id, for /abort_request; made up where absent", &B::rid),
+        field<B>("stream", "answer as server-sent events", &B::stream),
+        field<B>("priority", "larger is sooner, where the scheduler has priorities", &B::priority),
+        field<B>("extra_key", "requests of different keys never share cached prefixes",
+                 &B::extra_key),
+        field<B>("cache_salt", "as extra_key; the two are joined", &B::cache_salt),
+        field<B>("dimensions", "of /encode: the first so many numbers of the vector",
+                 &B::dimensions),
+        refused<B>("image_data", "is not supported until a model supports images"),
+        refused<B>("video_data", "is not supported until a model supports videos"),
+        refused<B>("audio_data", "is not supported until a model supports audio"),
+        refused<B>("input_embeds"),
+        session_field<B>(&B::session),
+        session_id_field<B>(&B::session_id),
+        refused<B>("lora_path"),
+        refused<B>("lora_id"),
+        refused<B>("custom_logit_processor"),
+        refused<B>("return_hidden_states"),
+        refused<B>("return_routed_experts"),
+        refused<B>("return_indexer_topk"),
+        refused<B>("return_entropy"),
+        refused<B>("return_prompt_token_ids"),
+        refused<B>("return_sampling_mask"),
+        refused<B>("return_bytes"),
+        refused<B>("require_reasoning"),
+        refused<B>("positional_embed_overrides"),
+        refused<B>("multi_item_delimiter_indices"),
+        refused<B>("bootstrap_host"),
+        refused<B>("bootstrap_port"),
+        refused<B>("bootstrap_room"),
+        refused<B>("background"),
+        ignored<B>("modalities"),
+        ignored<B>("custom_labels"),
+        ignored<B>("no_logs"),
+        ignored<B>("log_metrics"),
+        ignored<B>("routing_key"),
+        ignored<B>("routed_dp_rank"),
+        ignored<B>("conversation_id"),
+    };
+    for_each_logprob_field([&](const auto& row) {
+      f.push_back(field<B>(std::string(row.name), std::string(row.doc), row.param));
+    });
+    return f;
+  }();
   return fields;
 }
 
@@ -151,6 +149,15 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
   return item;
 }
 
+Status check_logprob_sizes(const NativeBody& body, size_t n) {
+  Status status;
+  for_each_logprob_field([&](const auto& row) {
+    if constexpr (requires { row.param(body).check_size(row.name, n); })
+      if (status.ok()) status = row.param(body).check_size(row.name, n);
+  });
+  return status;
+}
+
 Status check(const NativeBody& body, size_t n) {
   if (n == 0) return invalid_argument("the batch is empty");
   ESP_RETURN_IF_ERROR(check_samples(n, 1));
@@ -158,10 +165,7 @@ Status check(const NativeBody& body, size_t n) {
   ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
   ESP_RETURN_IF_ERROR(body.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(body.cache_salt.check_size("cache_salt", n));
-  ESP_RETURN_IF_ERROR(body.return_logprob.check_size("return_logprob", n));
-  ESP_RETURN_IF_ERROR(body.logprob_start_len.check_size("logprob_start_len", n));
-  ESP_RETURN_IF_ERROR(body.top_logprobs_num.check_size("top_logprobs_num", n));
-  ESP_RETURN_IF_ERROR(body.token_ids_logprob.check_size("token_ids_logprob", n));
+  ESP_RETURN_IF_ERROR(check_logprob_sizes(body, n));
   if (!body.sampling.values.empty())
     ESP_RETURN_IF_ERROR(check_samples(n, body.sampling.values[0].n));
   for (const NativeSampling& sampling : body.sampling.values) {

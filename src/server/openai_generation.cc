@@ -199,6 +199,7 @@ class ChatGeneration final : public OpenAiGeneration {
                  const ChatRequest& request, const AnswerFormat& format)
       : OpenAiGeneration(std::move(context), std::move(response), std::move(items), request),
         with_logprobs_(request.logprobs),
+        has_max_completion_tokens_(request.max_completion_tokens.has_value()),
         reads_calls_(!format.tool_format.empty()) {
     for (size_t i = 0; i < samples().size(); ++i) {
       answers_.emplace_back(format);
@@ -207,6 +208,19 @@ class ChatGeneration final : public OpenAiGeneration {
   }
 
  protected:
+  // Clients recognise a length that does not fit by OpenAI's wording, which has the newer name even
+  // where the request used the older one.
+  Status in_client_names(const Status& status) const override {
+    std::string text = status.message();
+    if (has_max_completion_tokens_) {
+      text = renamed(std::move(text), "max_new_tokens", "max_completion_tokens");
+    } else {
+      text = renamed(std::move(text), "max_new_tokens is too large",
+                     "max_tokens / max_completion_tokens is too large");
+    }
+    return {status.code(), std::move(text)};
+  }
+
   // The role, reasoning, text, each piece of a call and the end are chunks of their own.
   void append_events(std::string& out, const Sample& sample) override {
     if (!sample.sent_any) {
@@ -389,6 +403,7 @@ class ChatGeneration final : public OpenAiGeneration {
   }
 
   const bool with_logprobs_;
+  const bool has_max_completion_tokens_;  // the request named its length so
   const bool reads_calls_;
   std::vector<ChatAnswer> answers_;  // one for each sample
   std::vector<std::vector<std::string>> call_ids_;

@@ -324,6 +324,13 @@ TEST_F(OpenAiTest, Errors) {
   engine_.set_script({.submit_error = invalid_argument("top_logprobs_num is 9, but so on")});
   expect(chat, R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":9})",
          400, shaped(refused, "top_logprobs is 9, but so on"));
+  engine_.set_script({.submit_error = invalid_argument("max_new_tokens is too large: 500")});
+  expect(text, R"({"prompt":"a","max_tokens":500})", 400,
+         shaped(refused, "max_tokens is too large: 500"));
+  expect(chat, R"({"messages":[{"role":"user","content":"a"}],"max_completion_tokens":500})", 400,
+         shaped(refused, "max_completion_tokens is too large: 500"));
+  expect(chat, R"({"messages":[{"role":"user","content":"a"}],"max_tokens":500})", 400,
+         shaped(refused, "max_tokens / max_completion_tokens is too large: 500"));
   engine_.set_script({.submit_error = Status(StatusCode::kResourceExhausted, "full")});
   const Answer full = post(text, R"({"prompt":"a"})");
   EXPECT_EQ(full.status, 503);

@@ -95,9 +95,11 @@ SamplingSpec make_spec(const GenerateRequest& request, const GenerationDefaults&
     }
   });
   s.logit_bias.assign(p.logit_bias.begin(), p.logit_bias.end());
-  s.return_logprob = request.return_logprob;
-  s.top_logprobs_num = request.top_logprobs_num;
-  s.token_ids_logprob = request.token_ids_logprob;
+  for_each_logprob_field([&](const auto& field) {
+    using Param = decltype(field.param);
+    if constexpr (HasField<Param, SamplingSpec> && HasField<Param, const GenerateRequest>)
+      field.param(s) = field.param(request);
+  });
   return s;
 }
 
@@ -189,14 +191,15 @@ Result<int32_t> resolve_max_new_tokens(const ResolvedSampling& sampling, int32_t
   const bool prefill_only = sampling.length != Length::kToContext && sampling.max_new_tokens == 0;
   if (room < (prefill_only ? 0 : 1))
     return fail(
-        invalid_argument("the prompt has {} tokens, but at most {} fit: prompt and output share {} "
-                         "tokens; shorten it",
+        invalid_argument("the prompt ({} tokens) is longer than the model's context length allows: "
+                         "at most {} tokens fit, for prompt and output share {}; shorten it",
                          prompt_tokens, prefill_only ? limit : limit - 1, limit));
   if (sampling.length == Length::kExplicit && sampling.max_new_tokens > room)
-    return fail(invalid_argument(
-        "the prompt has {} tokens and max_new_tokens is {}, but prompt and output share {} tokens; "
-        "ask for at most {}, or null for all that fit",
-        prompt_tokens, sampling.max_new_tokens, limit, room));
+    return fail(
+        invalid_argument("max_new_tokens is too large: {} after a prompt of {} tokens, but prompt "
+                         "and output share {} "
+                         "tokens; request at most {}, or null for all that fit",
+                         sampling.max_new_tokens, prompt_tokens, limit, room));
   const int32_t max_new_tokens =
       sampling.length == Length::kToContext ? room : std::min(sampling.max_new_tokens, room);
   if (sampling.spec.min_new_tokens > max_new_tokens)

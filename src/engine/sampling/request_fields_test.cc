@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "engine/requests/request.h"
 #include "seams/sampling.h"
 
 namespace espalier {
@@ -43,10 +44,30 @@ std::string type_of(const std::vector<std::string>&) { return "string or list of
 std::string type_of(const std::vector<TokenId>&) { return "list of integers"; }
 std::string type_of(const std::map<TokenId, float>&) { return "object"; }
 
+// The fields about log-probabilities; defaults are GenerateRequest's, where it has the field.
+std::string logprobs_markdown() {
+  std::string out =
+      "\n## Log-probabilities\n\n"
+      "Members of `/generate`'s body beside `sampling_params`, one for the call or a list with one "
+      "for each\nprompt, and arguments of a gen. The OpenAI dialects have `logprobs` and "
+      "`top_logprobs` instead.\n\n"
+      "| field | type | default | allowed | meaning |\n|---|---|---|---|---|\n";
+  for_each_logprob_field([&](const auto& field) {
+    const GenerateRequest request;
+    if constexpr (HasField<decltype(field.param), const GenerateRequest>)
+      out +=
+          fmt::format("| `{}` | {} | {} | {} | {} |\n", field.name, type_of(field.param(request)),
+                      text_of(field.param(request)), field.range.allowed, field.doc);
+    else  // the server's own
+      out += fmt::format("| `{}` | boolean | false |  | {} |\n", field.name, field.doc);
+  });
+  return out;
+}
+
 std::string fields_markdown() {
   std::string out =
       "# Request fields\n\n"
-      "Made from the table in `src/seams/request_fields.h`; a test keeps this page current. Null "
+      "Made from the tables in `src/seams/request_fields.h`; a test keeps this page current. Null "
       "is\n"
       "the default everywhere, unless a row says otherwise. A default of the model\n"
       "(generation_config.json) goes before the default named here. The frontend language and the\n"
@@ -65,7 +86,7 @@ std::string fields_markdown() {
     out += fmt::format("| {} | {} | {} | {} | {} | {} |\n", name, type_of(field.param(params)),
                        places, default_of(field), field.range.allowed, field.doc);
   });
-  return out;
+  return out + logprobs_markdown();
 }
 
 TEST(RequestFields, PageIsCurrent) {
@@ -79,6 +100,10 @@ TEST(RequestFields, PageIsCurrent) {
 
 TEST(RequestFields, NamesAreUniqueAndDefaultsLieInTheirRanges) {
   std::set<std::string_view> names, openai_names;
+  for_each_logprob_field([&](const auto& field) {
+    EXPECT_TRUE(names.insert(field.name).second) << field.name;
+    EXPECT_TRUE(openai_names.insert(field.openai_name()).second) << field.name;
+  });
   for_each_request_field([&](const auto& field) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_TRUE(openai_names.insert(field.openai_name()).second) << field.name;

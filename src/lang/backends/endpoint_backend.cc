@@ -103,10 +103,10 @@ class EndpointBackend final : public Backend {
   void generate(GenerateCall call, CallEvents events) override {
     json::object body{{"text", call.prompt.text}, {"sampling_params", sampling_of(call.options)}};
     body["rid"] = call.id;
-    set_member(body, "return_logprob", call.options.return_logprob);
-    set_member(body, "logprob_start_len", call.options.logprob_start_len);
-    set_member(body, "top_logprobs_num", call.options.top_logprobs_num);
-    set_member(body, "return_text_in_logprobs", call.options.return_text_in_logprobs);
+    for_each_logprob_field([&](const auto& field) {
+      if constexpr (HasField<decltype(field.option), const GenOptions>)
+        set_member(body, field.name, field.option(call.options));
+    });
     if (Status media = add_media(body, call.prompt); !media.ok())
       return events.on_done(fail(std::move(media)));
     const bool stream = call.stream && call.options.n.value_or(1) == 1;

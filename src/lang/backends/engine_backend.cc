@@ -135,9 +135,11 @@ void EngineBackend::generate(GenerateCall call, CallEvents events) {
   if (!call.prompt.media.empty()) return events.on_done(fail(no_media(call.prompt)));
   GenerateRequest request = requests_.request_of(call.id, call.prompt);
   request.sampling = sampling_of(call.options);
-  request.return_logprob = call.options.return_logprob.value_or(false);
-  request.logprob_start_len = call.options.logprob_start_len.value_or(-1);
-  request.top_logprobs_num = call.options.top_logprobs_num.value_or(0);
+  for_each_logprob_field([&](const auto& field) {
+    if constexpr (HasField<decltype(field.option), const GenOptions> &&
+                  HasField<decltype(field.param), GenerateRequest>)
+      set_param(field.param(request), field.option(call.options));
+  });
   if (call.prompt.text.empty() && engine()->tokenizer()->encode("").empty())
     return events.on_done(fail(invalid_argument("the prompt is empty: append text before a gen")));
   auto gathered = std::make_shared<Gathered>();

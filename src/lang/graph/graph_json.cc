@@ -20,14 +20,12 @@ constexpr std::string_view kDtypes[] = {"text", "str", "int", "float", "bool"};
 // Calls visit(name, member) for each option: the request fields and those of the language alone.
 template <typename Options, typename Visit>
 void for_each_option(Options& o, const Visit& visit) {
-  for_each_request_field([&](const auto& field) {
+  const auto visit_field = [&](const auto& field) {
     if constexpr (HasField<decltype(field.option), Options>)
       visit(field.openai_name(), field.option(o));
-  });
-  visit("return_logprob", o.return_logprob);
-  visit("logprob_start_len", o.logprob_start_len);
-  visit("top_logprobs_num", o.top_logprobs_num);
-  visit("return_text_in_logprobs", o.return_text_in_logprobs);
+  };
+  for_each_request_field(visit_field);
+  for_each_logprob_field(visit_field);
   visit("choices", o.choices);
 }
 
