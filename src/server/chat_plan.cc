@@ -1,5 +1,6 @@
 #include "server/chat_plan.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 
 namespace espalier::server {
@@ -16,15 +17,20 @@ std::string name_of(const json::value& tool) {
 
 // The tools that an answer may call; an empty list: none.
 Result<json::value> allowed_tools(const ChatRequest& request) {
-  json::array out;
-  if (request.tools == nullptr || request.tool_choice == Choice::kNone) return json::value(out);
-  for (const json::value& tool : request.tools->get_array())
-    if (request.tool_choice != Choice::kNamed || name_of(tool) == request.tool_name)
-      out.push_back(tool);
-  if (out.empty() && request.tool_choice == Choice::kNamed)
-    return fail(invalid_argument("tool_choice names the function '{}', which is not among tools",
-                                 request.tool_name));
-  return json::value(out);
+  if (request.tools == nullptr || request.tool_choice == Choice::kNone)
+    return json::value(json::array());
+  const json::array& all = request.tools->get_array();
+  std::vector<std::string> names = request.allowed_tool_names;
+  if (request.tool_choice == Choice::kNamed) names = {request.tool_name};
+  if (names.empty()) return json::value(all);
+  for (const std::string& name : names)
+    if (std::ranges::none_of(all, [&](const json::value& tool) { return name_of(tool) == name; }))
+      return fail(
+          invalid_argument("tool_choice names the function '{}', which is not among tools", name));
+  json::array allowed;
+  for (const json::value& tool : all)
+    if (std::ranges::find(names, name_of(tool)) != names.end()) allowed.push_back(tool);
+  return json::value(std::move(allowed));
 }
 
 bool switched_off(const json::value* kwargs) {
@@ -86,7 +92,8 @@ void plan_reasoning(const Context& context, ChatRequest& request, std::string_vi
   answer.stream_reasoning = request.stream_reasoning;
 }
 
-// The paper's remedy (appendix B.3) against answers that a grammar distorts: the prompt states the constraint.
+// The paper's remedy (appendix B.3) against answers that a grammar distorts: the prompt states the
+// constraint.
 std::string grammar_note(const SamplingParams& s) {
   if (!s.choices.empty()) {
     std::string out = "Answer with exactly one of these:";

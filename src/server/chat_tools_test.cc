@@ -121,6 +121,28 @@ TEST_F(ChatToolsTest, ARequiredCallIsConstrainedToItsSchema) {
   EXPECT_THAT(*request.sampling.structural_tag, HasSubstr("now"));
   EXPECT_THAT(*request.sampling.structural_tag, ::testing::Not(HasSubstr("city")));
 
+  message(body(R"(,"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"required",
+      "tools":[{"type":"function","function":{"name":"now"}}]}})"));
+  request = engine_.submitted().back();
+  EXPECT_THAT(*request.sampling.structural_tag, HasSubstr("now"));
+  EXPECT_THAT(*request.sampling.structural_tag, ::testing::Not(HasSubstr("city")));
+  EXPECT_THAT(request.text, ::testing::Not(HasSubstr("get_weather")));
+  message(body(R"(,"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"auto",
+      "tools":[{"type":"function","function":{"name":"now"}}]}})"));
+  EXPECT_FALSE(engine_.submitted().back().sampling.structural_tag);
+  EXPECT_THAT(engine_.submitted().back().text, ::testing::Not(HasSubstr("get_weather")));
+  for (const char* refused :
+       {R"({"mode":"sometimes","tools":[{"function":{"name":"now"}}]})", R"({"mode":"auto"})",
+        R"({"mode":"auto","tools":[]})", R"({"mode":"auto","tools":["now"]})",
+        R"({"mode":"auto","tools":[{"function":{"name":"later"}}]})"}) {
+    const Answer answer =
+        post("/v1/chat/completions",
+             body(fmt::format(R"(,"tool_choice":{{"type":"allowed_tools","allowed_tools":{}}})",
+                              refused)));
+    EXPECT_EQ(answer.status, 400) << refused;
+    EXPECT_THAT(answer.body, HasSubstr("tool_choice")) << refused;
+  }
+
   message(body(""));  // auto, and nothing strict: no grammar
   EXPECT_FALSE(engine_.submitted().back().sampling.structural_tag);
   // Earlier calls and their results can be part of a later request.
@@ -130,6 +152,21 @@ TEST_F(ChatToolsTest, ARequiredCallIsConstrainedToItsSchema) {
       {"role":"tool","tool_call_id":"a","content":"12:00"}]})");
   EXPECT_THAT(engine_.submitted().back().text,
               HasSubstr(R"([{"name":"now","parameters":{}}]<|user|>Result of the call: 12:00)"));
+}
+
+// The tokens of a conversation with tools are those of its chat.
+TEST_F(ChatToolsTest, TokenizeCountsTools) {
+  start();
+  reply("Noon.");
+  message(body(""));
+  const std::string prompt = engine_.submitted().back().text;
+  const Answer counted = post("/v1/tokenize", body(""));
+  ASSERT_EQ(counted.status, 200) << counted.body;
+  const json::value all = json::parse(counted.body);
+  EXPECT_EQ(all.at("count").to_number<size_t>(), prompt.size());  // a token is a byte here
+  EXPECT_EQ(
+      post("/v1/tokenize", R"({"messages":[{"role":"user","content":"a"}],"tools":[1]})").status,
+      400);
 }
 
 TEST_F(ChatToolsTest, ReasoningStandsApart) {

@@ -193,6 +193,32 @@ class CompletionGeneration final : public OpenAiGeneration {
 
 // /v1/chat/completions.
 
+// Clients recognise a length that does not fit by OpenAI's wording, which has the newer name even
+// where the request used the older one.
+Status in_chat_names(const Status& status, bool has_max_completion_tokens) {
+  std::string text = status.message();
+  if (has_max_completion_tokens) {
+    text = renamed(std::move(text), "max_new_tokens", "max_completion_tokens");
+  } else {
+    text = renamed(std::move(text), "max_new_tokens is too large",
+                   "max_tokens / max_completion_tokens is too large");
+  }
+  return {status.code(), std::move(text)};
+}
+
+// The bytes are the token's own, which its text cannot show where they are part of a character.
+void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob) {
+  const std::string text = context.token_text(id);
+  std::string_view bytes = text;
+  if (const Tokenizer* tokenizer = context.engine.tokenizer()) {
+    const auto& all = tokenizer->vocab().token_bytes;
+    if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
+  }
+  w.member("token", text).key("bytes").begin_array();
+  for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
+  w.end_array().member("logprob", finite(logprob));
+}
+
 class ChatGeneration final : public OpenAiGeneration {
  public:
   ChatGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
@@ -208,17 +234,8 @@ class ChatGeneration final : public OpenAiGeneration {
   }
 
  protected:
-  // Clients recognise a length that does not fit by OpenAI's wording, which has the newer name even
-  // where the request used the older one.
   Status in_client_names(const Status& status) const override {
-    std::string text = status.message();
-    if (has_max_completion_tokens_) {
-      text = renamed(std::move(text), "max_new_tokens", "max_completion_tokens");
-    } else {
-      text = renamed(std::move(text), "max_new_tokens is too large",
-                     "max_tokens / max_completion_tokens is too large");
-    }
-    return {status.code(), std::move(text)};
+    return in_chat_names(status, has_max_completion_tokens_);
   }
 
   // The role, reasoning, text, each piece of a call and the end are chunks of their own.
@@ -375,31 +392,18 @@ class ChatGeneration final : public OpenAiGeneration {
     w.begin_object().key("content").begin_array();
     for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
       w.begin_object();
-      write_token(w, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
+      write_token(w, context(), entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
       w.key("top_logprobs").begin_array();
       if (entry.lp != nullptr) {
         for (const auto& [id, logprob] : entry.lp->top) {
           w.begin_object();
-          write_token(w, id, logprob);
+          write_token(w, context(), id, logprob);
           w.end_object();
         }
       }
       w.end_array().end_object();
     }
     w.end_array().end_object();
-  }
-
-  // The bytes are the token's own, which its text cannot show where they are part of a character.
-  void write_token(JsonWriter& w, TokenId id, float logprob) const {
-    const std::string text = context().token_text(id);
-    std::string_view bytes = text;
-    if (const Tokenizer* tokenizer = context().engine.tokenizer()) {
-      const auto& all = tokenizer->vocab().token_bytes;
-      if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
-    }
-    w.member("token", text).key("bytes").begin_array();
-    for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
-    w.end_array().member("logprob", finite(logprob));
   }
 
   const bool with_logprobs_;

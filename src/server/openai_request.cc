@@ -162,6 +162,39 @@ Status read_template_kwargs(const Json& value, std::string_view where, T& out) {
 }
 
 // "none" | "auto" | "required" | {"type": "function", "function": {"name": ...}}
+// The name in {"type": "function", "function": {"name": ...}}; null when it is no such object.
+const json::string* function_name(const Json& value) {
+  const Json* function = value.is_object() ? value.get_object().if_contains("function") : nullptr;
+  const Json* name = function != nullptr && function->is_object()
+                         ? function->get_object().if_contains("name")
+                         : nullptr;
+  return name != nullptr ? name->if_string() : nullptr;
+}
+
+// {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [...]}}
+Status read_allowed_tools(const json::object& choice, std::string_view where, ChatRequest& out) {
+  using Choice = ChatRequest::ToolChoice;
+  const Json* allowed = choice.if_contains("allowed_tools");
+  const json::object* members = allowed != nullptr ? allowed->if_object() : nullptr;
+  const Json* mode = members != nullptr ? members->if_contains("mode") : nullptr;
+  const Json* tools = members != nullptr ? members->if_contains("tools") : nullptr;
+  if (mode == nullptr || (*mode != "auto" && *mode != "required"))
+    return invalid_argument("{}.allowed_tools.mode must be auto or required", where);
+  if (tools == nullptr || !tools->is_array() || tools->get_array().empty())
+    return invalid_argument("{}.allowed_tools.tools must be a list of functions, not empty", where);
+  for (const Json& tool : tools->get_array()) {
+    const json::string* name = function_name(tool);
+    if (name == nullptr)
+      return invalid_argument(
+          "{}.allowed_tools.tools must hold {{\"type\": \"function\", \"function\": {{\"name\": "
+          "...}}}}, but there is {}",
+          where, describe(tool));
+    out.allowed_tool_names.emplace_back(view(*name));
+  }
+  out.tool_choice = *mode == "auto" ? Choice::kAuto : Choice::kRequired;
+  return {};
+}
+
 Status read_tool_choice(const Json& value, std::string_view where, ChatRequest& out) {
   using Choice = ChatRequest::ToolChoice;
   if (value.is_string()) {
@@ -177,18 +210,18 @@ Status read_tool_choice(const Json& value, std::string_view where, ChatRequest& 
     return invalid_argument("{} is \"{}\": it must be none, auto, required or a function", where,
                             choice);
   }
-  const Json* function = value.is_object() ? value.get_object().if_contains("function") : nullptr;
-  const Json* name = function != nullptr && function->is_object()
-                         ? function->get_object().if_contains("name")
-                         : nullptr;
-  if (name == nullptr || !name->is_string()) {
+  const Json* type = value.is_object() ? value.get_object().if_contains("type") : nullptr;
+  if (type != nullptr && *type == "allowed_tools")
+    return read_allowed_tools(value.get_object(), where, out);
+  const json::string* name = function_name(value);
+  if (name == nullptr) {
     return invalid_argument(
         "{} must be none, auto, required or {{\"type\": \"function\", "
         "\"function\": {{\"name\": ...}}}}, but it is {}",
         where, describe(value));
   }
   out.tool_choice = Choice::kNamed;
-  out.tool_name = std::string(view(name->get_string()));
+  out.tool_name = std::string(view(*name));
   return {};
 }
 
@@ -240,7 +273,8 @@ const Fields<ChatRequest>& chat_fields() {
                     return read_tools(value, where, out.tools);
                   }),
         custom<C>("tool_choice", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
-                  "auto, none, required, or the function to call", read_tool_choice),
+                  "auto, none, required, the function to call, or the allowed_tools",
+                  read_tool_choice),
         field<C>("parallel_tool_calls", "whether an answer may call more than one; default true",
                  &C::parallel_tool_calls),
         field<C>("separate_reasoning", "reasoning as reasoning_content; default true",
@@ -272,7 +306,11 @@ const Fields<TokenizeRequest>& tokenize_fields() {
       field<T>("continue_final_message", "no prompt for an answer", &T::continue_final_message),
       custom<T>("chat_template_kwargs", R"({"type":"object"})",
                 "more variables for the chat template", read_template_kwargs<T>),
-      refused<T>("tools"),
+      custom<T>("tools", R"({"type":"array","items":{"type":"object"}})",
+                "functions that the rendered conversation describes",
+                [](const Json& value, std::string_view where, T& out) {
+                  return read_tools(value, where, out.tools);
+                }),
       ignored<T>("tool_choice"),
       ignored<T>("reasoning_effort"),
       ignored<T>("model"),

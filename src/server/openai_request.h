@@ -59,7 +59,8 @@ struct ChatRequest : OpenAiCommon {
 
   std::shared_ptr<const boost::json::value> tools;  // a checked list, or null
   enum class ToolChoice { kAuto, kNone, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
-  std::string tool_name;  // kNamed
+  std::string tool_name;                        // kNamed
+  std::vector<std::string> allowed_tool_names;  // of kAuto and kRequired; empty: all tools
   bool parallel_tool_calls = true;
   bool separate_reasoning = true, stream_reasoning = true;
   bool describe_grammar = false;  // the prompt states what the answer is constrained to
@@ -69,6 +70,7 @@ struct TokenizeRequest {
   PerItem<std::string> prompt;
   std::shared_ptr<const boost::json::value> messages;
   std::shared_ptr<const boost::json::value> template_kwargs;
+  std::shared_ptr<const boost::json::value> tools;  // a checked list, or null; with messages
   bool continue_final_message = false;
   bool add_special_tokens = true;
 };

@@ -1,5 +1,5 @@
-// The engine in this process as a back end. With engine_answer.h the one place of the room that
-// includes engine/.
+// The engine in this process as a back end. Only this file, engine_*.h and submission_queue.h
+// include engine/.
 #pragma once
 
 #include <memory>
