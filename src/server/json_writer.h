@@ -1,7 +1,7 @@
 // Writes JSON straight into a string: what streams send is built thousands of times a second.
 //   JsonWriter w(out);
 //   w.begin_object().member("id", rid).key("ids").begin_array().value(1).end_array().end_object();
-// Not thread-safe. REQUIRES: calls nest as JSON does (not checked); text is UTF-8.
+// Not thread-safe. REQUIRES: calls nest as JSON does (not checked). Invalid UTF-8 becomes U+FFFD.
 #pragma once
 
 #include <cstdint>

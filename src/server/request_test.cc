@@ -59,6 +59,40 @@ TEST(JsonWriter, WritesWhatAParserReadsBack) {
   EXPECT_EQ(out, "[null,null,1]");
 }
 
+TEST(JsonWriter, InvalidUtf8BecomesTheReplacementCharacter) {
+  const auto written = [](std::string_view text) {
+    std::string out;
+    JsonWriter(out).value(text);
+    return out;
+  };
+  for (const char* valid :
+       {"a\u00e9\u20ac\U0001f600\U0010ffff\ud7ff\ue000", "\u0080\u0800\U00010000"})
+    EXPECT_EQ(written(valid), fmt::format("\"{}\"", valid));
+  const std::string r = "\xef\xbf\xbd";
+  using Case = std::pair<std::string, std::string>;
+  for (const auto& [text, expected] : {Case{"a\xff!", "a" + r + "!"},
+                                       {"\xc3", r},                          // truncated
+                                       {"\xe2\x82 ", r + r + " "},           // a byte is missing
+                                       {"\xc0\xaf", r + r},                  // overlong
+                                       {"\xed\xa0\x80", r + r + r},          // a surrogate
+                                       {"\xf4\x90\x80\x80", r + r + r + r},  // beyond U+10FFFF
+                                       {"\x80\"\n", r + "\\\"\\n"}}) {
+    EXPECT_EQ(written(text), "\"" + expected + "\"");
+    EXPECT_TRUE(parse_json(written(text))) << expected;
+  }
+  // Random bytes: what is written is always JSON, and valid parts stay.
+  const uint64_t seed = 11;
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  for (int round = 0; round < 2000; ++round) {
+    std::string text = "\u20ac";
+    for (uint64_t n = rng.below(12); n > 0; --n) text += static_cast<char>(rng.below(256));
+    const auto value = parse_json(written(text));
+    ASSERT_TRUE(value) << value.error().to_string();
+    ASSERT_THAT(value->get_string().c_str(), ::testing::StartsWith("\u20ac"));
+  }
+}
+
 TEST(OpenApi, IsJsonWithASchemaForEachBody) {
   const json::value api = reparsed(openapi_json());
   for (const Route& route : routes()) {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "net/test_socket.h"
+#include "server/json_fields.h"
 #include "server/test_server.h"
 
 namespace espalier::server {
@@ -351,14 +352,26 @@ TEST_F(ServerTest, BadSettings) {
   EXPECT_THAT(busy.message(), HasSubstr("--port"));
 }
 
+TEST_F(ServerTest, AnswersAreUtf8WhateverWasSent) {
+  start();
+  for (const char* path : {"/%ff%fe", "/v1/models/%ff"}) {
+    const Answer answer = call("GET", path);
+    EXPECT_EQ(answer.status, 404);
+    EXPECT_TRUE(parse_json(answer.body)) << path;  // which refuses invalid UTF-8
+  }
+}
+
 // Every check that needs no engine runs without one.
 TEST_F(ServerTest, ReserveReportsErrorsBeforeThereIsAnEngine) {
   start();
-  const auto reserve_error = [](const ServerConfig& config) { return Server::reserve(config).error(); };
+  const auto reserve_error = [](const ServerConfig& config) {
+    return Server::reserve(config).error();
+  };
   ServerConfig busy = config_;
   busy.port = server_->port();
   EXPECT_EQ(reserve_error(busy).code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(reserve_error(busy).message(), HasSubstr(fmt::format("port {} of 127.0.0.1", busy.port)));
+  EXPECT_THAT(reserve_error(busy).message(),
+              HasSubstr(fmt::format("port {} of 127.0.0.1", busy.port)));
   ServerConfig elsewhere = config_;
   elsewhere.host = "192.0.2.1";  // reserved for documentation, so no host has this address
   EXPECT_THAT(reserve_error(elsewhere).message(), HasSubstr("192.0.2.1"));
