@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <thread>
@@ -133,6 +134,17 @@ TEST(Log, KnowsItsLevels) {
   EXPECT_FALSE(log_enabled(LogLevel::kInfo));
   set_log_level(LogLevel::kInfo);
   EXPECT_TRUE(log_enabled(LogLevel::kInfo));
+}
+
+// A client's text cannot end a line and forge the next, nor steer the terminal that shows it.
+TEST(Log, AnEventIsOneLineWhateverItQuotes) {
+  testing::internal::CaptureStderr();
+  log_info("request rid=\"{}\"", "a\n2026-01-01T00:00:00.000 I forged\x1b[2J\x7f\té");
+  const std::string shown = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(shown.begin(), shown.end(), '\n'), 1);
+  EXPECT_TRUE(shown.ends_with(
+      " I request rid=\"a\\n2026-01-01T00:00:00.000 I forged\\x1b[2J\\x7f\\x09é\"\n"))
+      << shown;
 }
 
 TEST(Thread, SomeProcessorIsUsableAndCanBePinned) {

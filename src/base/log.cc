@@ -3,8 +3,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <memory>
+#include <string>
 
 namespace espalier {
 namespace {
@@ -14,8 +17,7 @@ std::atomic<LogLevel> log_level_min{LogLevel::kInfo};
 spdlog::logger& logger() {
   // Never destroyed: threads may log while the process ends.
   static spdlog::logger* const instance = [] {
-    auto* made =
-        new spdlog::logger("espalier", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* made = new spdlog::logger("espalier", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %v");
     made->set_level(spdlog::level::trace);
     return made;
@@ -25,11 +27,16 @@ spdlog::logger& logger() {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::info;
 }
@@ -42,14 +49,29 @@ Result<LogLevel> parse_log_level(std::string_view name) {
   if (name == "warning" || name == "warn") return LogLevel::kWarning;
   if (name == "error" || name == "critical") return LogLevel::kError;
   if (name == "off") return LogLevel::kOff;
-  return fail(invalid_argument(
-      "log level '{}' is unknown; use debug, info, warning, error or off", name));
+  return fail(
+      invalid_argument("log level '{}' is unknown; use debug, info, warning, error or off", name));
 }
 
 void set_log_level(LogLevel level) { log_level_min.store(level, std::memory_order_relaxed); }
 
 bool log_enabled(LogLevel level) { return level >= log_level_min.load(std::memory_order_relaxed); }
 
-void log_line(LogLevel level, std::string_view line) { logger().log(to_spdlog(level), line); }
+// Lines quote what clients sent, which must neither end a line nor steer a terminal.
+void log_line(LogLevel level, std::string_view line) {
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (std::ranges::none_of(line, is_control)) return logger().log(to_spdlog(level), line);
+  std::string escaped;
+  for (const char c : line) {
+    if (c == '\n') {
+      escaped += "\\n";
+    } else if (is_control(c)) {
+      fmt::format_to(std::back_inserter(escaped), "\\x{:02x}", static_cast<unsigned>(c));
+    } else {
+      escaped += c;
+    }
+  }
+  logger().log(to_spdlog(level), escaped);
+}
 
 }  // namespace espalier
