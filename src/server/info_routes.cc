@@ -274,6 +274,18 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   send_json(response, std::move(out));
 }
 
+void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  HttpResponse answer;
+  answer.headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
+  Metrics::Http http;
+  if (const net::HttpServer* server = context->http) {
+    const net::HttpServerStats s = server->stats();
+    http = {s.connections_open, s.dropped_slow_total, context->accounts};
+  }
+  answer.body = context->metrics->scrape(context->engine, http);
+  response->send(std::move(answer));
+}
+
 void handle_loads(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const auto format = request.query_param("format").value_or("json");
   if (format == "prometheus")
@@ -299,18 +311,6 @@ void handle_get_load(const ContextPtr& context, HttpRequest&&, ResponsePtr respo
   w.member("num_reqs", s.num_running + s.num_waiting).member("num_waiting_reqs", s.num_waiting);
   w.member("num_tokens", s.kv_tokens_running).end_object().end_array();
   send_json(response, std::move(out));
-}
-
-void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
-  HttpResponse answer;
-  answer.headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
-  Metrics::Http http;
-  if (const net::HttpServer* server = context->http) {
-    const net::HttpServerStats s = server->stats();
-    http = {s.connections_open, s.dropped_slow_total, context->accounts};
-  }
-  answer.body = context->metrics->scrape(context->engine, http);
-  response->send(std::move(answer));
 }
 
 void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
