@@ -1,7 +1,6 @@
-#include <algorithm>
-#include <charconv>
+#include "text/template/expression_parser.h"
 
-#include "text/template/parser.h"
+#include <charconv>
 
 namespace espalier::jinja {
 
@@ -14,58 +13,12 @@ bool is_comparison(const Token& token) {
           token.text == ">" || token.text == ">=");
 }
 
-std::string describe(const Token& token) {
-  switch (token.kind) {
-    case TokenKind::kEnd:
-      return "the end of the template";
-    case TokenKind::kVariableEnd:
-      return "'}}'";
-    case TokenKind::kBlockEnd:
-      return "'%}'";
-    case TokenKind::kString:
-      return fmt::format("the string '{}'", token.text);
-    default:
-      return fmt::format("'{}'", token.text);
-  }
-}
-
 }  // namespace
 
-Status ExpressionParser::wrong(std::string_view what) const {
-  return template_error(fmt::format("line {}: {}", current().line, what));
-}
-
-Status ExpressionParser::unexpected(std::string_view wanted) const {
-  return wrong(fmt::format("expected {}, got {}", wanted, describe(current())));
-}
-
-bool ExpressionParser::skip_operator(std::string_view op) {
-  if (!current().is_operator(op)) return false;
-  advance();
-  return true;
-}
-
-bool ExpressionParser::skip_name(std::string_view name) {
-  if (!current().is_name(name)) return false;
-  advance();
-  return true;
-}
-
-Status ExpressionParser::expect_operator(std::string_view op) {
-  return skip_operator(op) ? Status() : unexpected(fmt::format("'{}'", op));
-}
-
-Result<std::string> ExpressionParser::expect_name() {
-  if (current().kind != TokenKind::kName) return fail(unexpected("a name"));
-  std::string name = current().text;
-  advance();
-  return name;
-}
-
-ExpressionPtr ExpressionParser::make(ExpressionKind kind) const {
+ExpressionPtr make_expression(ExpressionKind kind, const TokenCursor& tokens) {
   auto node = std::make_unique<Expression>();
   node->kind = kind;
-  node->line = current().line;
+  node->line = tokens.current().line;
   return node;
 }
 
@@ -79,20 +32,20 @@ ExpressionPtr ExpressionParser::binary(std::string_view op, ExpressionPtr left,
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_expression(bool with_conditional) {
-  if (++nesting_ > kNestingMax) return fail(wrong("the expression is nested too deeply"));
+  ESP_RETURN_IF_ERROR(tokens_.enter("the expression is"));
   Result<ExpressionPtr> node = with_conditional ? parse_conditional() : parse_or();
-  --nesting_;
+  tokens_.leave();
   return node;
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_conditional() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_or());
-  while (skip_name("if")) {
+  while (tokens_.skip_name("if")) {
     ExpressionPtr node = make(ExpressionKind::kConditional);
     ESP_ASSIGN_OR_RETURN(ExpressionPtr condition, parse_or());
     node->children.push_back(std::move(value));
     node->children.push_back(std::move(condition));
-    if (skip_name("else")) {
+    if (tokens_.skip_name("else")) {
       ESP_ASSIGN_OR_RETURN(ExpressionPtr otherwise, parse_expression());
       node->children.push_back(std::move(otherwise));
     }
@@ -103,9 +56,9 @@ Result<ExpressionPtr> ExpressionParser::parse_conditional() {
 
 Result<ExpressionPtr> ExpressionParser::parse_or() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_and());
-  while (current().is_name("or")) {
+  while (tokens_.current().is_name("or")) {
     ExpressionPtr node = make(ExpressionKind::kOr);
-    advance();
+    tokens_.advance();
     ESP_ASSIGN_OR_RETURN(ExpressionPtr right, parse_and());
     node->children.push_back(std::move(left));
     node->children.push_back(std::move(right));
@@ -116,9 +69,9 @@ Result<ExpressionPtr> ExpressionParser::parse_or() {
 
 Result<ExpressionPtr> ExpressionParser::parse_and() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_not());
-  while (current().is_name("and")) {
+  while (tokens_.current().is_name("and")) {
     ExpressionPtr node = make(ExpressionKind::kAnd);
-    advance();
+    tokens_.advance();
     ESP_ASSIGN_OR_RETURN(ExpressionPtr right, parse_not());
     node->children.push_back(std::move(left));
     node->children.push_back(std::move(right));
@@ -128,12 +81,12 @@ Result<ExpressionPtr> ExpressionParser::parse_and() {
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_not() {
-  if (!current().is_name("not")) return parse_compare();
+  if (!tokens_.current().is_name("not")) return parse_compare();
   ExpressionPtr node = make(ExpressionKind::kNot);
-  advance();
-  if (++nesting_ > kNestingMax) return fail(wrong("the expression is nested too deeply"));
+  tokens_.advance();
+  ESP_RETURN_IF_ERROR(tokens_.enter("the expression is"));
   ESP_ASSIGN_OR_RETURN(ExpressionPtr operand, parse_not());
-  --nesting_;
+  tokens_.leave();
   node->children.push_back(std::move(operand));
   return node;
 }
@@ -143,14 +96,14 @@ Result<ExpressionPtr> ExpressionParser::parse_compare() {
   ExpressionPtr node = make(ExpressionKind::kCompare);
   node->children.push_back(std::move(first));
   for (;;) {
-    if (is_comparison(current())) {
-      node->operators.push_back(current().text);
-      advance();
-    } else if (skip_name("in")) {
+    if (is_comparison(tokens_.current())) {
+      node->operators.push_back(tokens_.current().text);
+      tokens_.advance();
+    } else if (tokens_.skip_name("in")) {
       node->operators.emplace_back("in");
-    } else if (current().is_name("not") && peek().is_name("in")) {
-      advance();
-      advance();
+    } else if (tokens_.current().is_name("not") && tokens_.peek().is_name("in")) {
+      tokens_.advance();
+      tokens_.advance();
       node->operators.emplace_back("not in");
     } else {
       break;
@@ -164,9 +117,9 @@ Result<ExpressionPtr> ExpressionParser::parse_compare() {
 
 Result<ExpressionPtr> ExpressionParser::parse_sum() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_concatenate());
-  while (current().is_operator("+") || current().is_operator("-")) {
-    const std::string op = current().text;
-    advance();
+  while (tokens_.current().is_operator("+") || tokens_.current().is_operator("-")) {
+    const std::string op = tokens_.current().text;
+    tokens_.advance();
     ESP_ASSIGN_OR_RETURN(ExpressionPtr right, parse_concatenate());
     left = binary(op, std::move(left), std::move(right));
   }
@@ -175,10 +128,10 @@ Result<ExpressionPtr> ExpressionParser::parse_sum() {
 
 Result<ExpressionPtr> ExpressionParser::parse_concatenate() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr first, parse_product());
-  if (!current().is_operator("~")) return first;
+  if (!tokens_.current().is_operator("~")) return first;
   ExpressionPtr node = make(ExpressionKind::kConcatenate);
   node->children.push_back(std::move(first));
-  while (skip_operator("~")) {
+  while (tokens_.skip_operator("~")) {
     ESP_ASSIGN_OR_RETURN(ExpressionPtr next, parse_product());
     node->children.push_back(std::move(next));
   }
@@ -187,10 +140,10 @@ Result<ExpressionPtr> ExpressionParser::parse_concatenate() {
 
 Result<ExpressionPtr> ExpressionParser::parse_product() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_power());
-  while (current().is_operator("*") || current().is_operator("/") || current().is_operator("//") ||
-         current().is_operator("%")) {
-    const std::string op = current().text;
-    advance();
+  while (tokens_.current().is_operator("*") || tokens_.current().is_operator("/") ||
+         tokens_.current().is_operator("//") || tokens_.current().is_operator("%")) {
+    const std::string op = tokens_.current().text;
+    tokens_.advance();
     ESP_ASSIGN_OR_RETURN(ExpressionPtr right, parse_power());
     left = binary(op, std::move(left), std::move(right));
   }
@@ -199,7 +152,7 @@ Result<ExpressionPtr> ExpressionParser::parse_product() {
 
 Result<ExpressionPtr> ExpressionParser::parse_power() {
   ESP_ASSIGN_OR_RETURN(ExpressionPtr left, parse_unary());
-  while (skip_operator("**")) {
+  while (tokens_.skip_operator("**")) {
     ESP_ASSIGN_OR_RETURN(ExpressionPtr right, parse_unary());
     left = binary("**", std::move(left), std::move(right));
   }
@@ -208,12 +161,13 @@ Result<ExpressionPtr> ExpressionParser::parse_power() {
 
 Result<ExpressionPtr> ExpressionParser::parse_unary(bool with_filter) {
   ExpressionPtr node;
-  if (current().is_operator("-") || current().is_operator("+")) {
-    node = make(current().is_operator("-") ? ExpressionKind::kNegate : ExpressionKind::kPositive);
-    advance();
-    if (++nesting_ > kNestingMax) return fail(wrong("the expression is nested too deeply"));
+  if (tokens_.current().is_operator("-") || tokens_.current().is_operator("+")) {
+    node = make(tokens_.current().is_operator("-") ? ExpressionKind::kNegate
+                                                   : ExpressionKind::kPositive);
+    tokens_.advance();
+    ESP_RETURN_IF_ERROR(tokens_.enter("the expression is"));
     ESP_ASSIGN_OR_RETURN(ExpressionPtr operand, parse_unary(false));
-    --nesting_;
+    tokens_.leave();
     node->children.push_back(std::move(operand));
   } else {
     ESP_ASSIGN_OR_RETURN(node, parse_primary());
@@ -224,7 +178,7 @@ Result<ExpressionPtr> ExpressionParser::parse_unary(bool with_filter) {
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_primary() {
-  const Token& token = current();
+  const Token& token = tokens_.current();
   ExpressionPtr node;
   if (token.kind == TokenKind::kName) {
     node = make(ExpressionKind::kConstant);
@@ -236,33 +190,34 @@ Result<ExpressionPtr> ExpressionParser::parse_primary() {
       node->kind = ExpressionKind::kName;
       node->name = token.text;
     }
-    advance();
+    tokens_.advance();
     return node;
   }
   if (token.kind == TokenKind::kString) {
     node = make(ExpressionKind::kConstant);
     std::string text;
-    for (; current().kind == TokenKind::kString; advance()) text += current().text;
+    for (; tokens_.current().kind == TokenKind::kString; tokens_.advance())
+      text += tokens_.current().text;
     node->value = Value(std::move(text));
     return node;
   }
   if (token.kind == TokenKind::kInteger || token.kind == TokenKind::kFloat) return parse_number();
-  if (skip_operator("(")) {
+  if (tokens_.skip_operator("(")) {
     ESP_ASSIGN_OR_RETURN(node, parse_tuple(true, /*parenthesised=*/true));
-    ESP_RETURN_IF_ERROR(expect_operator(")"));
+    ESP_RETURN_IF_ERROR(tokens_.expect_operator(")"));
     return node;
   }
   if (token.is_operator("[")) return parse_list();
   if (token.is_operator("{")) return parse_dict();
-  return fail(unexpected("an expression"));
+  return fail(tokens_.unexpected("an expression"));
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_number() {
   ExpressionPtr node = make(ExpressionKind::kConstant);
-  const std::string text = current().text;
+  const std::string text = tokens_.current().text;
   const char* begin = text.data();
   const char* end = text.data() + text.size();
-  if (current().kind == TokenKind::kFloat) {
+  if (tokens_.current().kind == TokenKind::kFloat) {
     double d = 0;
     std::from_chars(begin, end, d);
     node->value = Value(d);
@@ -275,50 +230,51 @@ Result<ExpressionPtr> ExpressionParser::parse_number() {
     int64_t i = 0;
     const auto result = std::from_chars(begin, end, i, base);
     if (result.ec != std::errc() || result.ptr != end) {
-      return fail(wrong(fmt::format("the integer {} is too large or malformed", text)));
+      return fail(tokens_.wrong(fmt::format("the integer {} is too large or malformed", text)));
     }
     node->value = Value(i);
   }
-  advance();
+  tokens_.advance();
   return node;
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_list() {
   ExpressionPtr node = make(ExpressionKind::kList);
-  advance();
-  while (!current().is_operator("]")) {
+  tokens_.advance();
+  while (!tokens_.current().is_operator("]")) {
     if (!node->children.empty()) {
-      ESP_RETURN_IF_ERROR(expect_operator(","));
-      if (current().is_operator("]")) break;
+      ESP_RETURN_IF_ERROR(tokens_.expect_operator(","));
+      if (tokens_.current().is_operator("]")) break;
     }
     ESP_ASSIGN_OR_RETURN(ExpressionPtr item, parse_expression());
     node->children.push_back(std::move(item));
   }
-  advance();
+  tokens_.advance();
   return node;
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_dict() {
   ExpressionPtr node = make(ExpressionKind::kDict);
-  advance();
-  while (!current().is_operator("}")) {
+  tokens_.advance();
+  while (!tokens_.current().is_operator("}")) {
     if (!node->children.empty()) {
-      ESP_RETURN_IF_ERROR(expect_operator(","));
-      if (current().is_operator("}")) break;
+      ESP_RETURN_IF_ERROR(tokens_.expect_operator(","));
+      if (tokens_.current().is_operator("}")) break;
     }
     ESP_ASSIGN_OR_RETURN(ExpressionPtr key, parse_expression());
-    ESP_RETURN_IF_ERROR(expect_operator(":"));
+    ESP_RETURN_IF_ERROR(tokens_.expect_operator(":"));
     ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_expression());
     node->children.push_back(std::move(key));
     node->children.push_back(std::move(value));
   }
-  advance();
+  tokens_.advance();
   return node;
 }
 
 bool ExpressionParser::at_tuple_end(std::string_view stop_name) const {
-  return current().kind == TokenKind::kVariableEnd || current().kind == TokenKind::kBlockEnd ||
-         current().is_operator(")") || (!stop_name.empty() && current().is_name(stop_name));
+  return tokens_.current().kind == TokenKind::kVariableEnd ||
+         tokens_.current().kind == TokenKind::kBlockEnd || tokens_.current().is_operator(")") ||
+         (!stop_name.empty() && tokens_.current().is_name(stop_name));
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_tuple(bool with_conditional, bool parenthesised,
@@ -328,20 +284,20 @@ Result<ExpressionPtr> ExpressionParser::parse_tuple(bool with_conditional, bool 
   while (!at_tuple_end(stop_name)) {
     ESP_ASSIGN_OR_RETURN(ExpressionPtr item, parse_expression(with_conditional));
     node->children.push_back(std::move(item));
-    if (!skip_operator(",")) break;
+    if (!tokens_.skip_operator(",")) break;
     is_tuple = true;
   }
   if (is_tuple) return node;
   if (!node->children.empty()) return std::move(node->children[0]);
-  if (!parenthesised) return fail(unexpected("an expression"));
+  if (!parenthesised) return fail(tokens_.unexpected("an expression"));
   return node;
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_postfix(ExpressionPtr node) {
   for (;;) {
-    if (current().is_operator(".") || current().is_operator("[")) {
+    if (tokens_.current().is_operator(".") || tokens_.current().is_operator("[")) {
       ESP_ASSIGN_OR_RETURN(node, parse_subscript(std::move(node)));
-    } else if (current().is_operator("(")) {
+    } else if (tokens_.current().is_operator("(")) {
       ExpressionPtr call = make(ExpressionKind::kCall);
       ESP_ASSIGN_OR_RETURN(call->call, parse_call_arguments());
       call->children.push_back(std::move(node));
@@ -353,29 +309,29 @@ Result<ExpressionPtr> ExpressionParser::parse_postfix(ExpressionPtr node) {
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_subscript(ExpressionPtr node) {
-  if (skip_operator(".")) {
+  if (tokens_.skip_operator(".")) {
     ExpressionPtr access = make(ExpressionKind::kAttribute);
     access->children.push_back(std::move(node));
-    if (current().kind == TokenKind::kInteger) {  // a.0
+    if (tokens_.current().kind == TokenKind::kInteger) {  // a.0
       access->kind = ExpressionKind::kItem;
       ESP_ASSIGN_OR_RETURN(ExpressionPtr index, parse_number());
       access->children.push_back(std::move(index));
       return access;
     }
-    ESP_ASSIGN_OR_RETURN(access->name, expect_name());
+    ESP_ASSIGN_OR_RETURN(access->name, tokens_.expect_name());
     return access;
   }
   ExpressionPtr access = make(ExpressionKind::kItem);
-  advance();
+  tokens_.advance();
   access->children.push_back(std::move(node));
   std::vector<ExpressionPtr> items;
-  while (!current().is_operator("]")) {
-    if (!items.empty()) ESP_RETURN_IF_ERROR(expect_operator(","));
+  while (!tokens_.current().is_operator("]")) {
+    if (!items.empty()) ESP_RETURN_IF_ERROR(tokens_.expect_operator(","));
     ESP_ASSIGN_OR_RETURN(ExpressionPtr item, parse_slice_or_item());
     items.push_back(std::move(item));
   }
-  if (items.empty()) return fail(unexpected("an index"));
-  advance();
+  if (items.empty()) return fail(tokens_.unexpected("an index"));
+  tokens_.advance();
   if (items.size() == 1) {
     access->children.push_back(std::move(items[0]));
   } else {
@@ -391,57 +347,57 @@ Result<ExpressionPtr> ExpressionParser::parse_slice_or_item() {
   slice->children.resize(3);
   size_t part = 0;
   for (;;) {
-    if (skip_operator(":")) {
-      if (++part > 2) return fail(wrong("a slice has at most three parts"));
+    if (tokens_.skip_operator(":")) {
+      if (++part > 2) return fail(tokens_.wrong("a slice has at most three parts"));
       continue;
     }
-    if (current().is_operator("]") || current().is_operator(",")) break;
-    if (slice->children[part] != nullptr) return fail(unexpected("':' or ']'"));
+    if (tokens_.current().is_operator("]") || tokens_.current().is_operator(",")) break;
+    if (slice->children[part] != nullptr) return fail(tokens_.unexpected("':' or ']'"));
     ESP_ASSIGN_OR_RETURN(slice->children[part], parse_expression());
-    if (part == 0 && !current().is_operator(":")) return std::move(slice->children[0]);
+    if (part == 0 && !tokens_.current().is_operator(":")) return std::move(slice->children[0]);
   }
   return slice;
 }
 
 Result<Call> ExpressionParser::parse_call_arguments() {
   Call call;
-  ESP_RETURN_IF_ERROR(expect_operator("("));
+  ESP_RETURN_IF_ERROR(tokens_.expect_operator("("));
   bool first = true;
-  while (!current().is_operator(")")) {
+  while (!tokens_.current().is_operator(")")) {
     if (!first) {
-      ESP_RETURN_IF_ERROR(expect_operator(","));
-      if (current().is_operator(")")) break;
+      ESP_RETURN_IF_ERROR(tokens_.expect_operator(","));
+      if (tokens_.current().is_operator(")")) break;
     }
     first = false;
-    if (skip_operator("*")) {
+    if (tokens_.skip_operator("*")) {
       ESP_ASSIGN_OR_RETURN(call.star, parse_expression());
-    } else if (skip_operator("**")) {
+    } else if (tokens_.skip_operator("**")) {
       ESP_ASSIGN_OR_RETURN(call.double_star, parse_expression());
-    } else if (current().kind == TokenKind::kName && peek().is_operator("=")) {
-      const std::string name = current().text;
-      advance();
-      advance();
+    } else if (tokens_.current().kind == TokenKind::kName && tokens_.peek().is_operator("=")) {
+      const std::string name = tokens_.current().text;
+      tokens_.advance();
+      tokens_.advance();
       ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_expression());
       call.named.emplace_back(name, std::move(value));
     } else {
       if (!call.named.empty() || call.double_star != nullptr) {
-        return fail(wrong("a positional argument follows a named one"));
+        return fail(tokens_.wrong("a positional argument follows a named one"));
       }
       ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_expression());
       call.positional.push_back(std::move(value));
     }
   }
-  advance();
+  tokens_.advance();
   return call;
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_filter_expression(ExpressionPtr node) {
   for (;;) {
-    if (current().is_operator("|")) {
+    if (tokens_.current().is_operator("|")) {
       ESP_ASSIGN_OR_RETURN(node, parse_filters(std::move(node), false));
-    } else if (current().is_name("is")) {
+    } else if (tokens_.current().is_name("is")) {
       ESP_ASSIGN_OR_RETURN(node, parse_test(std::move(node)));
-    } else if (current().is_operator("(")) {  // the result of a filter, called
+    } else if (tokens_.current().is_operator("(")) {  // the result of a filter, called
       ExpressionPtr call = make(ExpressionKind::kCall);
       ESP_ASSIGN_OR_RETURN(call->call, parse_call_arguments());
       call->children.push_back(std::move(node));
@@ -453,15 +409,15 @@ Result<ExpressionPtr> ExpressionParser::parse_filter_expression(ExpressionPtr no
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_filters(ExpressionPtr node, bool first_without_pipe) {
-  while (first_without_pipe || skip_operator("|")) {
+  while (first_without_pipe || tokens_.skip_operator("|")) {
     first_without_pipe = false;
     ExpressionPtr filter = make(ExpressionKind::kFilter);
-    ESP_ASSIGN_OR_RETURN(filter->name, expect_name());
-    while (skip_operator(".")) {
-      ESP_ASSIGN_OR_RETURN(const std::string part, expect_name());
+    ESP_ASSIGN_OR_RETURN(filter->name, tokens_.expect_name());
+    while (tokens_.skip_operator(".")) {
+      ESP_ASSIGN_OR_RETURN(const std::string part, tokens_.expect_name());
       filter->name += "." + part;
     }
-    if (current().is_operator("(")) {
+    if (tokens_.current().is_operator("(")) {
       ESP_ASSIGN_OR_RETURN(filter->call, parse_call_arguments());
     }
     filter->children.push_back(std::move(node));
@@ -471,12 +427,12 @@ Result<ExpressionPtr> ExpressionParser::parse_filters(ExpressionPtr node, bool f
 }
 
 Result<ExpressionPtr> ExpressionParser::parse_test(ExpressionPtr node) {
-  advance();  // is
-  const bool negated = skip_name("not");
+  tokens_.advance();  // is
+  const bool negated = tokens_.skip_name("not");
   ExpressionPtr test = make(ExpressionKind::kTest);
-  ESP_ASSIGN_OR_RETURN(test->name, expect_name());
+  ESP_ASSIGN_OR_RETURN(test->name, tokens_.expect_name());
   test->children.push_back(std::move(node));
-  const Token& next = current();
+  const Token& next = tokens_.current();
   const bool starts_argument = next.kind == TokenKind::kName || next.kind == TokenKind::kString ||
                                next.kind == TokenKind::kInteger || next.kind == TokenKind::kFloat ||
                                next.is_operator("[") || next.is_operator("{");
@@ -484,7 +440,7 @@ Result<ExpressionPtr> ExpressionParser::parse_test(ExpressionPtr node) {
     ESP_ASSIGN_OR_RETURN(test->call, parse_call_arguments());
   } else if (starts_argument && !next.is_name("else") && !next.is_name("or") &&
              !next.is_name("and")) {
-    if (next.is_name("is")) return fail(wrong("tests cannot be chained with 'is'"));
+    if (next.is_name("is")) return fail(tokens_.wrong("tests cannot be chained with 'is'"));
     ESP_ASSIGN_OR_RETURN(ExpressionPtr argument, parse_primary());
     ESP_ASSIGN_OR_RETURN(argument, parse_postfix(std::move(argument)));
     test->call.positional.push_back(std::move(argument));

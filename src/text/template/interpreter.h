@@ -3,46 +3,20 @@
 // and raise_exception of its own.
 #pragma once
 
-#include <chrono>
 #include <ctime>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "text/template/ast.h"
+#include "text/template/evaluator.h"
+#include "text/template/render_budget.h"
+#include "text/template/scope.h"
 #include "text/template/value.h"
 
 namespace espalier::jinja {
-
-struct Limits {
-  int64_t steps_max = 10'000'000;  // nodes visited, and 64 bytes of any text or 8 items made
-  int64_t output_bytes_max = 64 << 20;
-  int depth_max = 500;     // evaluations within each other: macros that call themselves
-  double seconds_max = 5;  // for what costs more than its steps
-};
-
-// A level of names. Kept alive by the frames that run in it; a macro refers to its own weakly, for
-// the scope holds the macro.
-struct Scope {
-  std::shared_ptr<Scope> parent;
-  std::vector<std::pair<std::string, Value>> names;
-  const Value* find(std::string_view name) const;
-  void set(std::string_view name, Value value);
-};
-
-class Namespace final : public Object {
- public:
-  std::string type_name() const override { return "Namespace"; }
-  std::optional<Value> attribute(std::string_view name) const override;
-  void set(std::string_view name, Value value);
-  void clear() { values_.entries.clear(); }
-
- private:
-  Dict values_;
-};
 
 // One render. Not thread-safe; the tree outlives it.
 class Interpreter {
@@ -59,16 +33,21 @@ class Interpreter {
   Result<Value> attribute(const Value& object, std::string_view name);  // a.b
   Result<Value> item(const Value& object, const Value& key);            // a[b]
   Result<std::vector<Value>> iterate(const Value& value);
-  Status charge(size_t steps);
-  Status charge_bytes(size_t bytes);  // of a text that is made, at most output_bytes_max
+  Status charge(size_t steps) { return budget_.charge(steps); }
+  Status charge_bytes(size_t bytes) { return budget_.charge_bytes(bytes); }
   Value make_namespace(Dict values);
   std::time_t now() const { return now_; }
 
+  // For the evaluator, macros and loops.
+  const Value* find_variable(std::string_view name) const { return scope_->find(name); }
+  // Runs a macro's body in a scope of its own within `scope` and returns its text.
+  Result<Value> call_macro(const Statement& macro, const std::shared_ptr<Scope>& scope,
+                           const Arguments& arguments);
+  // Runs a recursive loop again, over `iterable`, and returns its text.
+  Result<Value> call_loop(const Statement& loop, const Value& iterable, int depth);
+
  private:
   enum class Flow { kNext, kBreak, kContinue };
-  class Macro;
-  class Loop;
-  class DepthGuard;
 
   Result<Flow> execute_block(const Block& block);
   Result<Flow> execute(const Statement& statement);
@@ -84,32 +63,15 @@ class Interpreter {
   Status append(std::string_view text);
   // Runs a block in a scope of its own and returns its text.
   Result<std::string> capture(const Block& block);
-  Result<Value> call_macro(const Statement& macro, const std::shared_ptr<Scope>& scope,
-                           const Arguments& arguments);
+  Status bind_parameters(const Statement& macro, const Arguments& arguments, Scope& own);
 
-  Result<Value> evaluate(const Expression& expression);
-  Result<Value> evaluate_node(const Expression& expression);
-  Result<Value> evaluate_name(const Expression& expression);
-  Result<Value> evaluate_list(const Expression& expression);
-  Result<Value> evaluate_dict(const Expression& expression);
-  Result<Value> evaluate_compare(const Expression& expression);
-  Result<Value> evaluate_concatenate(const Expression& expression);
-  Result<Value> evaluate_item(const Expression& expression);
-  Result<Value> evaluate_call(const Expression& expression);
-  Result<Value> evaluate_filter(const Expression& expression, const Value* block_text);
-  Result<Value> evaluate_test(const Expression& expression);
-  Result<Arguments> evaluate_arguments(const Call& call);
-
-  const Limits limits_;
   const std::time_t now_;
-  const std::chrono::steady_clock::time_point deadline_;
-  int64_t steps_ = 0, next_look_ = 0;  // next_look_: the step that looks at the clock
-  int64_t output_bytes_ = 0;
-  int depth_ = 0;
+  RenderBudget budget_;
+  Evaluator evaluator_{*this, budget_};
   std::shared_ptr<Scope> scope_;
-  std::string* out_ = nullptr;
-  std::vector<std::weak_ptr<Namespace>>
-      namespaces_;  // emptied at the end: they may hold each other
+  std::string* out_ = nullptr;  // the text that statements append to
+  // Cleared at the end, because namespaces may hold each other.
+  std::vector<std::weak_ptr<Namespace>> namespaces_;
 };
 
 // ---- tables that the interpreter looks names up in ----

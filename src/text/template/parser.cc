@@ -1,14 +1,19 @@
-#include "text/template/parser.h"
-
+// Parses a template's statements by recursive descent.
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
+
+#include "text/template/ast.h"
+#include "text/template/bindings.h"
+#include "text/template/expression_parser.h"
+#include "text/template/token_cursor.h"
 
 namespace espalier::jinja {
 namespace {
 
-class TemplateParser : public ExpressionParser {
+class TemplateParser {
  public:
-  using ExpressionParser::ExpressionParser;
+  explicit TemplateParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
   Result<Block> parse() {
     Block block;
@@ -19,30 +24,29 @@ class TemplateParser : public ExpressionParser {
  private:
   using Ends = std::initializer_list<std::string_view>;
 
-  // Statements up to one of the tags of `ends`, whose name is then current (its '{%' is taken); up
-  // to the end of the template where there are none.
+  // Parses statements up to one of the tags in `ends`, or to the template's end if `ends` is empty.
+  // The cursor stops at the tag's name, behind its '{%'.
   Status parse_block(Block& block, Ends ends) {
-    if (++nesting_ > kNestingMax) return wrong("statements are nested too deeply");
+    ESP_RETURN_IF_ERROR(tokens_.enter("statements are"));
     for (;;) {
-      switch (current().kind) {
+      switch (tokens_.current().kind) {
         case TokenKind::kData:
           block.push_back(statement(StatementKind::kText));
-          block.back().text = current().text;
-          advance();
+          block.back().text = tokens_.current().text;
+          tokens_.advance();
           break;
         case TokenKind::kVariableBegin: {
           block.push_back(statement(StatementKind::kOutput));
-          advance();
-          ESP_ASSIGN_OR_RETURN(block.back().expression, parse_tuple());
-          if (current().kind != TokenKind::kVariableEnd) return unexpected("'}}'");
-          advance();
+          tokens_.advance();
+          ESP_ASSIGN_OR_RETURN(block.back().expression, expressions_.parse_tuple());
+          ESP_RETURN_IF_ERROR(tokens_.expect_kind(TokenKind::kVariableEnd, "'}}'"));
           break;
         }
         case TokenKind::kBlockBegin: {
-          advance();
-          if (current().kind != TokenKind::kName) return unexpected("a statement");
-          if (std::find(ends.begin(), ends.end(), current().text) != ends.end()) {
-            --nesting_;
+          tokens_.advance();
+          if (tokens_.current().kind != TokenKind::kName) return tokens_.unexpected("a statement");
+          if (std::find(ends.begin(), ends.end(), tokens_.current().text) != ends.end()) {
+            tokens_.leave();
             return {};
           }
           ESP_RETURN_IF_ERROR(parse_statement(block));
@@ -50,18 +54,18 @@ class TemplateParser : public ExpressionParser {
         }
         default:
           if (ends.size() > 0) {
-            return wrong(fmt::format("the template ends before '{}'", *ends.begin()));
+            return tokens_.wrong(fmt::format("the template ends before '{}'", *ends.begin()));
           }
-          --nesting_;
+          tokens_.leave();
           return {};
       }
     }
   }
 
   Status parse_statement(Block& block) {
-    const std::string name = current().text;
+    const std::string name = tokens_.current().text;
     Statement node = statement(StatementKind::kText);
-    advance();
+    tokens_.advance();
     Status status;
     if (name == "if") {
       status = parse_if(node);
@@ -81,11 +85,11 @@ class TemplateParser : public ExpressionParser {
       node.kind = StatementKind::kScope;
       status = parse_body(node.body, "endgeneration");
     } else if (name == "break" || name == "continue") {
-      if (loops_ == 0) return wrong(fmt::format("'{}' outside of a loop", name));
+      if (loops_ == 0) return tokens_.wrong(fmt::format("'{}' outside of a loop", name));
       node.kind = name == "break" ? StatementKind::kBreak : StatementKind::kContinue;
-      status = expect_block_end();
+      status = tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'");
     } else {
-      return wrong(fmt::format("unknown or unsupported statement '{}'", name));
+      return tokens_.wrong(fmt::format("unknown or unsupported statement '{}'", name));
     }
     block.push_back(std::move(node));
     return status;
@@ -94,131 +98,71 @@ class TemplateParser : public ExpressionParser {
   Statement statement(StatementKind kind) const {
     Statement node;
     node.kind = kind;
-    node.line = current().line;
+    node.line = tokens_.current().line;
     return node;
-  }
-
-  Status expect_block_end() {
-    if (current().kind != TokenKind::kBlockEnd) return unexpected("'%}'");
-    advance();
-    return {};
   }
 
   // '%}' body '{% end %}'
   Status parse_body(Block& body, std::string_view end) {
-    ESP_RETURN_IF_ERROR(expect_block_end());
+    ESP_RETURN_IF_ERROR(tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'"));
     ESP_RETURN_IF_ERROR(parse_block(body, {end}));
-    advance();
-    return expect_block_end();
+    tokens_.advance();
+    return tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'");
   }
 
   Status parse_if(Statement& node) {
     node.kind = StatementKind::kIf;
-    ESP_ASSIGN_OR_RETURN(node.expression, parse_tuple(/*with_conditional=*/false));
-    ESP_RETURN_IF_ERROR(expect_block_end());
+    ESP_ASSIGN_OR_RETURN(node.expression, expressions_.parse_tuple(/*with_conditional=*/false));
+    ESP_RETURN_IF_ERROR(tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'"));
     ESP_RETURN_IF_ERROR(parse_block(node.body, {"endif", "elif", "else"}));
-    // An elif is an if within else; their chain is built in a loop, for it may be long.
+    // An elif is an if within else. A loop builds the chain, because a long one would exhaust the
+    // stack.
     Statement* last = &node;
-    while (current().is_name("elif")) {
+    while (tokens_.current().is_name("elif")) {
       last->otherwise.push_back(statement(StatementKind::kIf));
       last = &last->otherwise.back();
-      advance();
-      ESP_ASSIGN_OR_RETURN(last->expression, parse_tuple(/*with_conditional=*/false));
-      ESP_RETURN_IF_ERROR(expect_block_end());
+      tokens_.advance();
+      ESP_ASSIGN_OR_RETURN(last->expression, expressions_.parse_tuple(/*with_conditional=*/false));
+      ESP_RETURN_IF_ERROR(tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'"));
       ESP_RETURN_IF_ERROR(parse_block(last->body, {"endif", "elif", "else"}));
     }
-    if (skip_name("else")) return parse_body(last->otherwise, "endif");
-    advance();
-    return expect_block_end();
+    if (tokens_.skip_name("else")) return parse_body(last->otherwise, "endif");
+    tokens_.advance();
+    return tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'");
   }
 
   Status parse_for(Statement& node) {
     node.kind = StatementKind::kFor;
-    ESP_ASSIGN_OR_RETURN(node.target, parse_targets("in"));
-    if (!skip_name("in")) return unexpected("'in'");
+    ESP_ASSIGN_OR_RETURN(node.target, parse_targets(tokens_, "in"));
+    if (!tokens_.skip_name("in")) return tokens_.unexpected("'in'");
     ESP_ASSIGN_OR_RETURN(node.expression,
-                         parse_tuple(/*with_conditional=*/false, false, "recursive"));
-    if (skip_name("if")) {
-      ESP_ASSIGN_OR_RETURN(node.condition, parse_expression());
+                         expressions_.parse_tuple(/*with_conditional=*/false, false, "recursive"));
+    if (tokens_.skip_name("if")) {
+      ESP_ASSIGN_OR_RETURN(node.condition, expressions_.parse_expression());
     }
-    node.recursive = skip_name("recursive");
-    ESP_RETURN_IF_ERROR(expect_block_end());
+    node.recursive = tokens_.skip_name("recursive");
+    ESP_RETURN_IF_ERROR(tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'"));
     ++loops_;
     ESP_RETURN_IF_ERROR(parse_block(node.body, {"endfor", "else"}));
     --loops_;
-    if (skip_name("else")) return parse_body(node.otherwise, "endfor");
-    advance();
-    return expect_block_end();
-  }
-
-  // a | a, b | (a, b) | ns.a: what can be assigned to.
-  Result<ExpressionPtr> parse_targets(std::string_view stop) {
-    ExpressionPtr tuple = make(ExpressionKind::kTuple);
-    bool is_tuple = false;
-    const bool parenthesised = skip_operator("(");
-    for (;;) {
-      ESP_ASSIGN_OR_RETURN(ExpressionPtr target, parse_target());
-      tuple->children.push_back(std::move(target));
-      if (!skip_operator(",")) break;
-      is_tuple = true;
-      if (current().is_name(stop) || current().is_operator(stop)) break;
-    }
-    if (parenthesised) ESP_RETURN_IF_ERROR(expect_operator(")"));
-    if (is_tuple) return tuple;
-    return std::move(tuple->children[0]);
-  }
-
-  Result<ExpressionPtr> parse_target() {
-    if (current().is_operator("(")) return parse_targets("");
-    ExpressionPtr target = make(ExpressionKind::kName);
-    ESP_ASSIGN_OR_RETURN(target->name, expect_name());
-    static constexpr std::string_view kReserved[] = {"true",  "false", "none", "True",
-                                                     "False", "None",  "loop"};
-    for (const std::string_view name : kReserved) {
-      if (target->name == name) {
-        return fail(wrong(fmt::format("'{}' cannot be assigned to", name)));
-      }
-    }
-    if (!skip_operator(".")) return target;
-    ExpressionPtr attribute = make(ExpressionKind::kAttribute);
-    ESP_ASSIGN_OR_RETURN(attribute->name, expect_name());
-    attribute->children.push_back(std::move(target));
-    return attribute;
+    if (tokens_.skip_name("else")) return parse_body(node.otherwise, "endfor");
+    tokens_.advance();
+    return tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'");
   }
 
   Status parse_set(Statement& node) {
-    ESP_ASSIGN_OR_RETURN(node.target, parse_targets("="));
-    if (skip_operator("=")) {
+    ESP_ASSIGN_OR_RETURN(node.target, parse_targets(tokens_, "="));
+    if (tokens_.skip_operator("=")) {
       node.kind = StatementKind::kSet;
-      ESP_ASSIGN_OR_RETURN(node.expression, parse_tuple());
-      return expect_block_end();
+      ESP_ASSIGN_OR_RETURN(node.expression, expressions_.parse_tuple());
+      return tokens_.expect_kind(TokenKind::kBlockEnd, "'%}'");
     }
     node.kind = StatementKind::kSetBlock;
-    ESP_ASSIGN_OR_RETURN(node.expression, parse_filters(nullptr, false));
+    ESP_ASSIGN_OR_RETURN(node.expression, expressions_.parse_filters(nullptr, false));
     return parse_body(node.body, "endset");
   }
 
-  Status parse_parameters(std::vector<Parameter>& parameters) {
-    ESP_RETURN_IF_ERROR(expect_operator("("));
-    while (!current().is_operator(")")) {
-      if (!parameters.empty()) {
-        ESP_RETURN_IF_ERROR(expect_operator(","));
-        if (current().is_operator(")")) break;
-      }
-      Parameter parameter;
-      ESP_ASSIGN_OR_RETURN(parameter.name, expect_name());
-      if (skip_operator("=")) {
-        ESP_ASSIGN_OR_RETURN(parameter.otherwise, parse_expression());
-      } else if (!parameters.empty() && parameters.back().otherwise != nullptr) {
-        return wrong("a parameter without default follows one with a default");
-      }
-      parameters.push_back(std::move(parameter));
-    }
-    advance();
-    return {};
-  }
-
-  // break and continue do not reach out of a macro.
+  // A macro's body is in no loop: break and continue do not leave the macro.
   Status parse_function_body(Block& body, std::string_view end) {
     const int outer_loops = std::exchange(loops_, 0);
     ESP_RETURN_IF_ERROR(parse_body(body, end));
@@ -228,38 +172,41 @@ class TemplateParser : public ExpressionParser {
 
   Status parse_macro(Statement& node) {
     node.kind = StatementKind::kMacro;
-    ESP_ASSIGN_OR_RETURN(node.text, expect_name());
-    ESP_RETURN_IF_ERROR(parse_parameters(node.parameters));
+    ESP_ASSIGN_OR_RETURN(node.text, tokens_.expect_name());
+    ESP_RETURN_IF_ERROR(parse_parameters(tokens_, expressions_, node.parameters));
     return parse_function_body(node.body, "endmacro");
   }
 
   Status parse_call_block(Statement& node) {
     node.kind = StatementKind::kCallBlock;
-    if (current().is_operator("(")) ESP_RETURN_IF_ERROR(parse_parameters(node.parameters));
-    ESP_ASSIGN_OR_RETURN(node.expression, parse_expression());
-    if (node.expression->kind != ExpressionKind::kCall) return wrong("expected a call");
+    if (tokens_.current().is_operator("("))
+      ESP_RETURN_IF_ERROR(parse_parameters(tokens_, expressions_, node.parameters));
+    ESP_ASSIGN_OR_RETURN(node.expression, expressions_.parse_expression());
+    if (node.expression->kind != ExpressionKind::kCall) return tokens_.wrong("expected a call");
     return parse_function_body(node.body, "endcall");
   }
 
   Status parse_filter_block(Statement& node) {
     node.kind = StatementKind::kFilter;
-    ESP_ASSIGN_OR_RETURN(node.expression, parse_filters(nullptr, true));
+    ESP_ASSIGN_OR_RETURN(node.expression, expressions_.parse_filters(nullptr, true));
     return parse_body(node.body, "endfilter");
   }
 
   Status parse_with(Statement& node) {
     node.kind = StatementKind::kScope;
-    while (current().kind != TokenKind::kBlockEnd) {
-      if (!node.with.empty()) ESP_RETURN_IF_ERROR(expect_operator(","));
-      ESP_ASSIGN_OR_RETURN(std::string name, expect_name());
-      ESP_RETURN_IF_ERROR(expect_operator("="));
-      ESP_ASSIGN_OR_RETURN(ExpressionPtr value, parse_expression());
+    while (tokens_.current().kind != TokenKind::kBlockEnd) {
+      if (!node.with.empty()) ESP_RETURN_IF_ERROR(tokens_.expect_operator(","));
+      ESP_ASSIGN_OR_RETURN(std::string name, tokens_.expect_name());
+      ESP_RETURN_IF_ERROR(tokens_.expect_operator("="));
+      ESP_ASSIGN_OR_RETURN(ExpressionPtr value, expressions_.parse_expression());
       node.with.emplace_back(std::move(name), std::move(value));
     }
     return parse_body(node.body, "endwith");
   }
 
-  int loops_ = 0;
+  TokenCursor tokens_;
+  ExpressionParser expressions_{tokens_};
+  int loops_ = 0;  // loops around the current statement, within its macro
 };
 
 }  // namespace

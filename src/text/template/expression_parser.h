@@ -1,40 +1,33 @@
-// Recursive descent over a template's tokens: expressions here, statements in parser.cc.
+// Parses a template's expressions by recursive descent. parser.cc parses the statements around
+// them.
 #pragma once
 
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "text/template/ast.h"
-#include "text/template/lexer.h"
+#include "text/template/token_cursor.h"
 
 namespace espalier::jinja {
 
-// Jinja's grammar of expressions (jinja2/parser.py), which binds looser to tighter: conditional,
-// or, and, not, comparison, + -, ~, * / // %, **, sign, postfix and filters.
+// A node of this kind at the current token's line.
+ExpressionPtr make_expression(ExpressionKind kind, const TokenCursor& tokens);
+
+// Jinja's grammar of expressions (jinja2/parser.py), from the loosest binding to the tightest:
+// conditional, or, and, not, comparison, + -, ~, * / // %, **, sign, postfix and filters.
+// Each method begins at the cursor's current token and leaves the cursor behind what it parsed.
+// Errors are kInvalidArgument and name the line. Not thread-safe; the cursor outlives the parser.
 class ExpressionParser {
  public:
-  explicit ExpressionParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
-
- protected:
-  const Token& current() const { return tokens_[position_]; }
-  const Token& peek() const { return tokens_[std::min(position_ + 1, tokens_.size() - 1)]; }
-  void advance() { position_ += position_ + 1 < tokens_.size() ? 1 : 0; }
-  bool skip_operator(std::string_view op);
-  bool skip_name(std::string_view name);
-  Status expect_operator(std::string_view op);
-  Result<std::string> expect_name();
-  Status wrong(std::string_view what) const;
-  Status unexpected(std::string_view wanted) const;
+  explicit ExpressionParser(TokenCursor& tokens) : tokens_(tokens) {}
 
   Result<ExpressionPtr> parse_expression(bool with_conditional = true);
-  // a, b: a tuple where there is a comma. Stops at `stop_name`.
+  // An expression, or a tuple where a comma follows it (a, b). Stops at the name `stop_name`.
+  // `parenthesised`: an empty tuple is allowed.
   Result<ExpressionPtr> parse_tuple(bool with_conditional = true, bool parenthesised = false,
                                     std::string_view stop_name = {});
-  Result<ExpressionPtr> parse_primary();
-  Result<Call> parse_call_arguments();
+  // The chain of filters behind `node`, which is null where the filters apply to a block's text.
+  // `first_without_pipe`: the first filter's name is the current token.
   Result<ExpressionPtr> parse_filters(ExpressionPtr node, bool first_without_pipe);
-  ExpressionPtr make(ExpressionKind kind) const;
 
  private:
   Result<ExpressionPtr> parse_conditional();
@@ -47,6 +40,7 @@ class ExpressionParser {
   Result<ExpressionPtr> parse_product();
   Result<ExpressionPtr> parse_power();
   Result<ExpressionPtr> parse_unary(bool with_filter = true);
+  Result<ExpressionPtr> parse_primary();
   Result<ExpressionPtr> parse_postfix(ExpressionPtr node);
   Result<ExpressionPtr> parse_subscript(ExpressionPtr node);
   Result<ExpressionPtr> parse_slice_or_item();
@@ -55,16 +49,12 @@ class ExpressionParser {
   Result<ExpressionPtr> parse_number();
   Result<ExpressionPtr> parse_test(ExpressionPtr node);
   Result<ExpressionPtr> parse_filter_expression(ExpressionPtr node);
+  Result<Call> parse_call_arguments();
+  ExpressionPtr make(ExpressionKind kind) const { return make_expression(kind, tokens_); }
   ExpressionPtr binary(std::string_view op, ExpressionPtr left, ExpressionPtr right) const;
   bool at_tuple_end(std::string_view stop_name) const;
 
-  std::vector<Token> tokens_;
-  size_t position_ = 0;
-
- protected:
-  // Brackets and statements within each other; beyond it the stack would be at risk.
-  static constexpr int kNestingMax = 100;
-  int nesting_ = 0;
+  TokenCursor& tokens_;
 };
 
 }  // namespace espalier::jinja
