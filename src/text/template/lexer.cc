@@ -197,8 +197,9 @@ class Lexer {
   // Lexes one token and follows the depth of brackets.
   Status lex_token(int& depth) {
     ESP_ASSIGN_OR_RETURN(Token token, lex_tag_token(cursor_));
-    if (token.is_operator("(") || token.is_operator("[") || token.is_operator("{")) ++depth;
-    if (token.is_operator(")") || token.is_operator("]") || token.is_operator("}")) {
+    const char op = token.kind == TokenKind::kOperator ? token.text[0] : '\0';
+    if (op == '(' || op == '[' || op == '{') ++depth;
+    if (op == ')' || op == ']' || op == '}') {
       if (--depth < 0) {
         return SourceCursor::wrong_at(token.line, fmt::format("unexpected '{}'", token.text));
       }

@@ -1,6 +1,5 @@
 #include "text/template/tag_token.h"
 
-#include <array>
 #include <utility>
 
 #include "text/template/value.h"
@@ -89,17 +88,21 @@ Result<Token> lex_string(SourceCursor& cursor) {
   return finish_token(std::move(token), end + 1, cursor);
 }
 
-// The longer operators come first, so that the first match is the longest.
-constexpr std::array<std::string_view, 26> kOperators = {
-    "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<",
-    ">",  "=",  ".",  ":",  "|",  "(",  ")", "[", "]", "{", "}", ",", ";"};
+// The bytes of the operator at the text's start; 0: there is none. The longest operator wins.
+size_t operator_size(std::string_view text) {
+  const char first = text[0], second = text.size() > 1 ? text[1] : '\0';
+  const bool doubled = second == first && (first == '*' || first == '/');
+  const bool compares =
+      second == '=' && (first == '=' || first == '!' || first == '<' || first == '>');
+  if (doubled || compares) return 2;
+  return std::string_view("+-*/%~<>=.:|()[]{},;").find(first) != std::string_view::npos ? 1 : 0;
+}
 
 Result<Token> lex_operator(SourceCursor& cursor) {
-  for (const std::string_view op : kOperators) {
-    if (!cursor.rest().starts_with(op)) continue;
+  if (const size_t size = operator_size(cursor.rest()); size > 0) {
     Token token = begin_token(TokenKind::kOperator, cursor);
-    token.text = op;
-    return finish_token(std::move(token), cursor.position() + op.size(), cursor);
+    token.text = cursor.rest().substr(0, size);
+    return finish_token(std::move(token), cursor.position() + size, cursor);
   }
   const Utf8Char character = decode_utf8(cursor.source(), cursor.position());
   return fail(

@@ -258,30 +258,15 @@ Status Decoder::add(const json::value& value, const std::string& path) {
     fused_ = true;  // tokens flow on as one string in pieces
     return {};
   }
-  if (type == "Strip") {
-    ESP_ASSIGN_OR_RETURN(const std::string content, fields.string("content"));
-    ESP_ASSIGN_OR_RETURN(const int64_t start, fields.integer("start"));
-    ESP_ASSIGN_OR_RETURN(const int64_t stop, fields.integer("stop"));
-    if (content.empty() || start < 0 || stop < 0) {
-      return error(StatusCode::kDataLoss, "'{}' strips nothing or a negative number", path);
-    }
-    stages_.push_back([content, start, stop, fused = fused_] {
-      return std::make_unique<StripStage>(content, start, stop, fused);
-    });
-    return {};
-  }
+  if (type == "Strip") return add_strip(fields, path);
   if (fused_) {
     return error(StatusCode::kUnimplemented, "'{}' ({}) follows Fuse or ByteLevel; only Strip may",
                  path, type);
   }
-  if (type == "Replace") {
-    ESP_ASSIGN_OR_RETURN(auto replace, parse_replace(value, path));
-    // Shared by the streams, which the decoder outlives.
-    const auto shared = std::make_shared<const ReplaceStage::Replace>(std::move(replace));
-    stages_.push_back([shared] { return std::make_unique<ReplaceStage>(*shared); });
-    replacements_.push_back(*shared);
-    return {};
-  }
+  if (type == "Replace") return add_replace(value, path);
+  if (type == "Metaspace") return add_metaspace(fields, path);
+  if (type == "WordPiece") return add_word_piece(fields);
+  if (type == "BPEDecoder") return add_suffix(fields, path);
   if (type == "ByteFallback") {
     stages_.push_back([] { return std::make_unique<ByteFallbackStage>(); });
     byte_fallback_ = true;
@@ -292,47 +277,71 @@ Status Decoder::add(const json::value& value, const std::string& path) {
     byte_level_ = fused_ = true;
     return {};
   }
-  if (type == "Metaspace") {
-    ESP_ASSIGN_OR_RETURN(const std::string replacement, fields.string_or("replacement", "\u2581"));
-    ESP_ASSIGN_OR_RETURN(const bool add_prefix_space, fields.boolean_or("add_prefix_space", true));
-    ESP_ASSIGN_OR_RETURN(const std::string scheme,
-                         fields.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
-    if (replacement.empty()) {
-      return error(StatusCode::kDataLoss, "'{}.replacement' is empty", path);
-    }
-    stages_.push_back([replacement, drops_first = scheme != "never"] {
-      return std::make_unique<MetaspaceStage>(replacement, drops_first);
-    });
-    replacements_.push_back([replacement](std::string token) {
-      std::string text;
-      MetaspaceStage(replacement, false).push(token, [&](std::string_view t) { text = t; });
-      return text;
-    });
-    return {};
-  }
-  if (type == "WordPiece") {
-    ESP_ASSIGN_OR_RETURN(const std::string prefix, fields.string_or("prefix", "##"));
-    ESP_ASSIGN_OR_RETURN(const bool cleans, fields.boolean_or("cleanup", true));
-    stages_.push_back(
-        [prefix, cleans] { return std::make_unique<WordPieceStage>(prefix, cleans); });
-    replacements_.push_back(
-        [prefix, cleans](std::string token) { return word_piece_text(token, prefix, cleans); });
-    return {};
-  }
-  if (type == "BPEDecoder") {
-    ESP_ASSIGN_OR_RETURN(const std::string suffix, fields.string_or("suffix", "</w>"));
-    if (suffix.empty()) return error(StatusCode::kDataLoss, "'{}.suffix' is empty", path);
-    stages_.push_back([suffix] { return std::make_unique<SuffixStage>(suffix); });
-    replacements_.push_back([suffix](std::string token) {
-      if (token.ends_with(suffix)) token.replace(token.size() - suffix.size(), suffix.size(), " ");
-      return token;
-    });
-    return {};
-  }
   return error(StatusCode::kUnimplemented,
                "'{}' is of type '{}', which is not supported (supported: Sequence, ByteLevel, "
                "ByteFallback, Fuse, Metaspace, Replace, Strip, WordPiece, BPEDecoder)",
                path, type);
+}
+
+Status Decoder::add_strip(const JsonFields& fields, const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string content, fields.string("content"));
+  ESP_ASSIGN_OR_RETURN(const int64_t start, fields.integer("start"));
+  ESP_ASSIGN_OR_RETURN(const int64_t stop, fields.integer("stop"));
+  if (content.empty() || start < 0 || stop < 0) {
+    return error(StatusCode::kDataLoss, "'{}' strips nothing or a negative number", path);
+  }
+  stages_.push_back([content, start, stop, fused = fused_] {
+    return std::make_unique<StripStage>(content, start, stop, fused);
+  });
+  return {};
+}
+
+Status Decoder::add_replace(const json::value& value, const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(auto replace, parse_replace(value, path));
+  // Shared by the streams, which the decoder outlives.
+  const auto shared = std::make_shared<const ReplaceStage::Replace>(std::move(replace));
+  stages_.push_back([shared] { return std::make_unique<ReplaceStage>(*shared); });
+  replacements_.push_back(*shared);
+  return {};
+}
+
+Status Decoder::add_metaspace(const JsonFields& fields, const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string replacement, fields.string_or("replacement", "\u2581"));
+  ESP_ASSIGN_OR_RETURN(const bool add_prefix_space, fields.boolean_or("add_prefix_space", true));
+  ESP_ASSIGN_OR_RETURN(const std::string scheme,
+                       fields.string_or("prepend_scheme", add_prefix_space ? "always" : "never"));
+  if (replacement.empty()) {
+    return error(StatusCode::kDataLoss, "'{}.replacement' is empty", path);
+  }
+  stages_.push_back([replacement, drops_first = scheme != "never"] {
+    return std::make_unique<MetaspaceStage>(replacement, drops_first);
+  });
+  replacements_.push_back([replacement](std::string token) {
+    std::string text;
+    MetaspaceStage(replacement, false).push(token, [&](std::string_view t) { text = t; });
+    return text;
+  });
+  return {};
+}
+
+Status Decoder::add_word_piece(const JsonFields& fields) {
+  ESP_ASSIGN_OR_RETURN(const std::string prefix, fields.string_or("prefix", "##"));
+  ESP_ASSIGN_OR_RETURN(const bool cleans, fields.boolean_or("cleanup", true));
+  stages_.push_back([prefix, cleans] { return std::make_unique<WordPieceStage>(prefix, cleans); });
+  replacements_.push_back(
+      [prefix, cleans](std::string token) { return word_piece_text(token, prefix, cleans); });
+  return {};
+}
+
+Status Decoder::add_suffix(const JsonFields& fields, const std::string& path) {
+  ESP_ASSIGN_OR_RETURN(const std::string suffix, fields.string_or("suffix", "</w>"));
+  if (suffix.empty()) return error(StatusCode::kDataLoss, "'{}.suffix' is empty", path);
+  stages_.push_back([suffix] { return std::make_unique<SuffixStage>(suffix); });
+  replacements_.push_back([suffix](std::string token) {
+    if (token.ends_with(suffix)) token.replace(token.size() - suffix.size(), suffix.size(), " ");
+    return token;
+  });
+  return {};
 }
 
 Decoder::Stream Decoder::stream() const {

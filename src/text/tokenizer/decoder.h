@@ -12,6 +12,8 @@
 
 namespace espalier {
 
+class JsonFields;
+
 // One decoder of the chain at work. Tokens go in; what it makes of them goes to `emit`. Stages hold
 // back only what the tokens to come can change.
 class DecodeStage {
@@ -50,7 +52,13 @@ class Decoder {
 
  private:
   using MakeStage = std::function<std::unique_ptr<DecodeStage>()>;
+  // Add the stages of a decoder object of tokenizer.json, at `path` in it.
   Status add(const boost::json::value& value, const std::string& path);
+  Status add_strip(const JsonFields& fields, const std::string& path);
+  Status add_replace(const boost::json::value& value, const std::string& path);
+  Status add_metaspace(const JsonFields& fields, const std::string& path);
+  Status add_word_piece(const JsonFields& fields);
+  Status add_suffix(const JsonFields& fields, const std::string& path);
 
   std::vector<MakeStage> stages_;
   std::vector<std::function<std::string(std::string)>> replacements_;  // for bytes_within_text

@@ -180,6 +180,12 @@ Status check(const SentencePieceModel& model) {
   return {};
 }
 
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
 }  // namespace
 
 Result<SentencePieceModel> SentencePieceModel::parse(std::string_view bytes) {
@@ -198,6 +204,12 @@ Result<SentencePieceModel> SentencePieceModel::parse(std::string_view bytes) {
   }
   ESP_RETURN_IF_ERROR(check(model));
   return model;
+}
+
+int sentencepiece_byte(std::string_view piece) {
+  if (piece.size() != 6 || !piece.starts_with("<0x") || piece.back() != '>') return -1;
+  const int high = hex_digit(piece[3]), low = hex_digit(piece[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
 bool looks_like_sentencepiece(std::string_view bytes) {

@@ -47,6 +47,12 @@ struct SentencePieceModel {
   static Result<SentencePieceModel> parse(std::string_view bytes);
 };
 
+inline constexpr std::string_view kSentencePieceSpace =
+    "\xE2\x96\x81";  // U+2581, a space in pieces
+
+// The byte that a piece such as "<0x41>" stands for, or -1.
+int sentencepiece_byte(std::string_view piece);
+
 // Whether bytes look like such a file.
 bool looks_like_sentencepiece(std::string_view bytes);
 

@@ -5,8 +5,6 @@
 namespace espalier {
 namespace {
 
-constexpr std::string_view kMark = "\xE2\x96\x81";
-
 struct Prefix {
   std::string_view text;  // what stands for it
   size_t size = 0;        // bytes of the input
@@ -43,7 +41,8 @@ class PrefixNormalizer {
 std::string normalize_sentencepiece(const SentencePieceModel& model, const PieceTrie& user_defined,
                                     std::string_view text) {
   const PrefixNormalizer normalizer(model.charsmap, user_defined);
-  const std::string_view space = model.escape_whitespaces ? kMark : std::string_view(" ");
+  const std::string_view space =
+      model.escape_whitespaces ? kSentencePieceSpace : std::string_view(" ");
   std::string out;
   size_t begin = 0;
   while (model.remove_extra_whitespaces && begin < text.size()) {

@@ -1,0 +1,23 @@
+// Which JSON types a tool's schema allows for a parameter. Internal to the folder.
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <string_view>
+
+namespace espalier {
+
+// What the reading of a value depends on. The types of a schema that refers elsewhere or has
+// alternatives are those of all its parts together.
+struct ParameterTypes {
+  bool known = false;  // the tool declares the parameter
+  bool string = false, null = false, boolean = false;
+};
+
+// The types of `parameter` of the tool `tool`: by "properties", or by "additionalProperties" where
+// the parameter is not among them. `tools`: a checked list of {"function": {"name", "parameters"}},
+// or null, which declares nothing. Thread-safe. A schema's references and alternatives are followed
+// to a bounded depth, and each is visited once, so recursive schemas end.
+ParameterTypes parameter_types(const boost::json::value* tools, std::string_view tool,
+                               std::string_view parameter);
+
+}  // namespace espalier
