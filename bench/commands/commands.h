@@ -7,6 +7,7 @@
 
 namespace espalier::bench {
 
+int run_batches(const std::vector<std::string>& args);
 int run_grammar(const std::vector<std::string>& args);
 int run_host(const std::vector<std::string>& args);
 int run_overhead(const std::vector<std::string>& args);

@@ -12,6 +12,7 @@ int run(const std::vector<std::string>& args) {
       {"radix", "time the radix tree", run_radix},
       {"host", "time the host's work of a step, without a model", run_host},
       {"overhead", "what the radix cache costs where nothing is shared", run_overhead},
+      {"batches", "answer batches of token ids from standard input, for bench/peers", run_batches},
       {"workloads", "run the SGLang paper's programs, cache on and off", run_workloads},
   };
   return apps::dispatch("espalier_bench", all, args);

@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cmath>
-#include <condition_variable>
 #include <ctime>
-#include <mutex>
 
 #include "apps/bench/report.h"
 #include "apps/session.h"
@@ -19,6 +17,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "bench/commands/commands.h"
+#include "bench/pending_requests.h"
 #include "cache/prefix_cache.h"
 #include "engine/executor/executor.h"
 #include "engine/startup/start_cpu.h"
@@ -34,28 +33,6 @@ struct Options {
   int32_t requests = 8, prompt = 128, output = 16, repeats = 200;
   bool control = false;
   FigureOutput figures;
-};
-
-// Counts ends.
-class Gate {
- public:
-  explicit Gate(int32_t count) : left_(count) {}
-  void end(const FinishReason& reason) {
-    std::lock_guard lock(mutex_);
-    if (reason.type == FinishReason::Type::kError && failed_.ok()) failed_ = reason.status;
-    if (--left_ == 0) done_.notify_all();
-  }
-  Status wait() {
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return left_ == 0; });
-    return failed_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable done_;
-  int32_t left_;
-  Status failed_;
 };
 
 double processor_seconds() {
@@ -112,18 +89,18 @@ Result<Slice> run_slice(Engine& engine, const Options& options, uint64_t seed) {
       request.input_ids.push_back(static_cast<TokenId>(rng.below(vocab)));
     request.sampling = {.max_new_tokens = options.output, .temperature = 0.0f, .ignore_eos = true};
   }
-  const auto gate = std::make_shared<Gate>(options.requests);  // shared with the sinks
+  // Shared with the sinks, because a failed submission returns before the others have ended.
+  const auto pending = std::make_shared<PendingRequests>(options.requests);
   const SteadyClock clock;
   const TimePoint start = clock.now();
   const double processor_start = processor_seconds();
   for (GenerateRequest& request : requests) {
-    const auto rid = engine.submit(std::move(request), [gate](TokenEvent&& event) {
-      if (event.finish) gate->end(*event.finish);
-    });
+    const auto rid =
+        engine.submit(std::move(request), [pending](TokenEvent&& event) { pending->add(event); });
     if (!rid) return fail(rid.error());
   }
   ESP_RETURN_IF_ERROR(engine.continue_generation());
-  ESP_RETURN_IF_ERROR(gate->wait());
+  ESP_RETURN_IF_ERROR(pending->wait());
   ESP_RETURN_IF_ERROR(engine.pause_generation(Engine::PauseMode::kInPlace));
   return Slice{to_seconds(clock.now() - start), processor_seconds() - processor_start};
 }

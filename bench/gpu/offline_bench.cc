@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <memory>
 
 #include "base/rng.h"
+#include "bench/pending_requests.h"
 #include "engine/engine.h"
 
 namespace espalier::bench {
@@ -18,29 +18,6 @@ constexpr const char* kRecords = R"({"type": "array", "minItems": 1000, "items":
   "born": {"type": "string", "format": "date"},
   "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}, "maxItems": 4}},
  "required": ["name", "age", "score", "state", "born", "tags"], "additionalProperties": false}})";
-
-// Counts ends; keeps the first failure.
-class Ends {
- public:
-  explicit Ends(int32_t count) : left_(count) {}
-  void add(const TokenEvent& event) {
-    if (!event.finish) return;
-    std::lock_guard lock(mutex_);
-    if (failed_.ok()) failed_ = event.finish->status;
-    if (--left_ == 0) all_.notify_one();
-  }
-  Status wait() {
-    std::unique_lock lock(mutex_);
-    all_.wait(lock, [&] { return left_ == 0; });
-    return failed_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable all_;
-  int32_t left_;
-  Status failed_;
-};
 
 std::vector<TokenId> draw_tokens(Rng& rng, int32_t count, int32_t vocab) {
   std::vector<TokenId> tokens;
@@ -66,7 +43,8 @@ std::vector<std::vector<TokenId>> draw_prompts(const OfflineWorkload& w, int32_t
 
 Status run_once(Engine& engine, const OfflineWorkload& w,
                 const std::vector<std::vector<TokenId>>& prompts) {
-  Ends ends(static_cast<int32_t>(prompts.size()));
+  // Shared with the sinks, because a failed submission returns before the others have ended.
+  const auto pending = std::make_shared<PendingRequests>(static_cast<int32_t>(prompts.size()));
   for (const auto& prompt : prompts) {
     GenerateRequest request;
     request.input_ids = prompt;
@@ -74,10 +52,11 @@ Status run_once(Engine& engine, const OfflineWorkload& w,
     request.sampling.temperature = static_cast<float>(w.temperature);
     request.sampling.ignore_eos = true;
     if (!w.json_schema.empty()) request.sampling.json_schema = w.json_schema;
-    const auto rid = engine.submit(std::move(request), [&](TokenEvent&& e) { ends.add(e); });
+    const auto rid =
+        engine.submit(std::move(request), [pending](TokenEvent&& event) { pending->add(event); });
     if (!rid) return rid.error();
   }
-  return ends.wait();
+  return pending->wait();
 }
 
 }  // namespace
