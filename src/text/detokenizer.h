@@ -28,7 +28,7 @@ class Detokenizer {
     stream_->push(id, text);
     return text;
   }
-  // What is still pending, incomplete characters as U+FFFD. Nothing may be pushed after it.
+  // Returns the pending text, incomplete characters as U+FFFD. No push() may follow.
   std::string flush() {
     std::string text;
     stream_->flush(text);
@@ -39,8 +39,8 @@ class Detokenizer {
   std::unique_ptr<DecodeStream> stream_;
 };
 
-// Finds stop strings and stop expressions in a stream of text, wherever tokens cut it.
-// Not thread-safe; one for each sequence that has stops.
+// Finds stop strings and stop expressions in a stream of text, also where a token boundary lies
+// within one. Not thread-safe; one for each sequence that has stops.
 class StopMatcher {
  public:
   // Each stop string is UTF-8 of at most kStopBytesMax bytes; empty ones are ignored. Each regex
@@ -55,8 +55,9 @@ class StopMatcher {
   static constexpr size_t kStopsMax = 256;
   static constexpr size_t kStopBytesMax = 4096;
   // A regex is searched in the new text and this many characters before it. All of them together
-  // may take kRegexStepsMax steps (PCRE2's match limit), each at least kRegexStepsMin; one that
-  // would take more counts as not found, and after kRegexFailuresMax such texts it is given up.
+  // may take kRegexStepsMax steps (PCRE2's match limit), each at least kRegexStepsMin. A search
+  // that would take more finds nothing, and after kRegexFailuresMax such searches the regex is
+  // dropped.
   static constexpr size_t kRegexWindow = 1024;
   static constexpr uint32_t kRegexStepsMax = 100'000, kRegexStepsMin = 10'000;
   static constexpr int kRegexFailuresMax = 16;
@@ -67,13 +68,13 @@ class StopMatcher {
                                          // stream has ended
     std::string matched_text;            // the text that it matched (for no_stop_trim)
   };
-  // Adds text (valid UTF-8, whole characters); returns what can be shown now. What could begin a
-  // stop string, or (within the window) a regex's match, is pending. The stream ends with the
-  // first text after which something matches: of what matches then the earliest wins, and of
-  // those that start there the longest; a stop string before a regex. An empty match of a regex
-  // is none. Linear in the text for stop strings.
+  // Adds text (valid UTF-8, whole characters) and returns the text that can be shown. Text that
+  // could begin a stop string, or (within the window) a regex's match, stays pending. The stream
+  // ends with the first push after which something matches. The earliest match wins, then the
+  // longest of those that start there, then a stop string before a regex. An empty match of a
+  // regex does not count. The cost is linear in the text for stop strings.
   Output push(std::string_view text);
-  std::string flush();  // the tail that is pending, when generation ends otherwise
+  std::string flush();  // the pending text, for a generation that ends without a match
 
  private:
   struct Impl;

@@ -1,5 +1,5 @@
-// Reading the fields of a JSON document that comes from outside: what is missing or of another type
-// is an error that names the place.
+// Reads the fields of a JSON document that comes from outside. A field that is missing or has
+// another type is an error, which names the path of the field.
 #pragma once
 
 #include <boost/json.hpp>

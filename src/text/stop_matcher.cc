@@ -1,5 +1,6 @@
-// Stop strings by an Aho-Corasick automaton whose state is at once what must stay pending: the
-// longest suffix of the text that begins a stop string. Expressions by PCRE2's partial matching.
+// Stop strings are found by an Aho-Corasick automaton. Its state is the longest suffix of the text
+// that begins a stop string, which is the text that must stay pending. Regexes are found by PCRE2's
+// partial matching.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -210,7 +211,7 @@ StopMatcher::Output StopMatcher::push(std::string_view text) {
     output.matched_text = impl.buffer.substr(hit.begin, hit.end - hit.begin);
     return output;
   }
-  hold_begin = std::max(hold_begin, impl.shown);  // what was shown is shown
+  hold_begin = std::max(hold_begin, impl.shown);  // shown text cannot become pending
   output.text = impl.buffer.substr(impl.shown, hold_begin - impl.shown);
   impl.shown = hold_begin;
   const size_t window_begin =

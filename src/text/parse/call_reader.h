@@ -31,9 +31,9 @@ class CallReader {
 
   explicit CallReader(Sink sink) : sink_(std::move(sink)) {}
 
-  // The first character is the object's '{'. The name may come before or behind the arguments
-  // ("arguments" or "parameters"); other members are passed over. Once kDone or kNoCall was
-  // returned nothing may follow.
+  // Takes the next character; the first one is the object's '{'. The name may come before or behind
+  // the arguments ("arguments" or "parameters"), and other members are ignored. After kDone or
+  // kNoCall no character may follow.
   State take(char c);
   bool has_name() const { return has_name_; }
 

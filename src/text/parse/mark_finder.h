@@ -1,4 +1,5 @@
-// Finds marks in a text that comes character by character. Internal to the folder.
+// Finds marks (fixed strings such as "<tool_call>") in a text that comes character by character.
+// Internal to the folder. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@ class MarkFinder {
  public:
   explicit MarkFinder(std::vector<std::string> marks) : marks_(std::move(marks)) {}
 
-  // The mark that `c` ends, if any; `text` gets what is certain to belong to none.
+  // Returns the index of the mark that `c` completes, if any. Appends to `text` the characters that
+  // are certain to belong to no mark.
   std::optional<size_t> take(char c, std::string& text) {
     pending_ += c;
     while (!pending_.empty()) {
@@ -31,6 +33,7 @@ class MarkFinder {
     }
     return std::nullopt;
   }
+  // The characters that could still have become a mark.
   std::string flush() { return std::exchange(pending_, {}); }
 
  private:

@@ -44,7 +44,7 @@ class ParameterCalls final : public ToolCallParser {
       case State::kName:
         return take_name(c);
       case State::kBetween: {
-        std::string text;  // of no meaning here
+        std::string text;  // ignored: text between parameters has no meaning
         const auto mark = inside_.take(c, text);
         if (!mark) return;
         if (*mark == 0) {
@@ -88,7 +88,7 @@ class ParameterCalls final : public ToolCallParser {
     }
     if (!mark) return;
     if (*mark == 0) {
-      no_call();  // what another mark had opened
+      no_call();  // a <tool_call> before this one opened no call
       raw_ = "<tool_call>";
       state_ = State::kOpened;
     } else {
@@ -143,7 +143,7 @@ class ParameterCalls final : public ToolCallParser {
     }
   }
 
-  // What looked like a call is text, and so is what follows.
+  // Emits the characters since the mark as text, because they turned out to be no call.
   void no_call() {
     emit_text(std::exchange(raw_, {}));
     state_ = State::kText;
@@ -163,7 +163,7 @@ class ParameterCalls final : public ToolCallParser {
   const std::shared_ptr<const json::value> tools_;
   MarkFinder begins_, inside_, value_end_, ends_;
   State state_ = State::kText;
-  std::string raw_;  // since the mark, while it is not certain that this is a call
+  std::string raw_;  // the characters since the mark, until they are certain to be a call
   std::string name_, key_;
   ParameterValue value_;
   int num_parameters_ = 0;

@@ -9,10 +9,10 @@
 
 namespace espalier {
 
-// Values become what the tool's schema says of them: a string where it lets them be one; else, and
-// where the parameter is declared without a type, JSON if they are. Undeclared ones are
-// what additionalProperties says of them; strings where it says nothing.
-// `tools`: a checked list, or null.
+// The tool's schema decides what a value becomes: a string where the schema allows one; otherwise,
+// or where the schema states no type, the JSON that the text spells, and a string if it spells
+// none. An undeclared parameter follows additionalProperties, and without it is a string. `tools`:
+// a checked list, or null.
 std::unique_ptr<ToolCallParser> make_parameter_calls(
     std::shared_ptr<const boost::json::value> tools);
 

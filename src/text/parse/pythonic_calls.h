@@ -7,8 +7,9 @@
 
 namespace espalier {
 
-// The keyword arguments between a call's parentheses as a JSON object; nothing when they are not
-// keyword arguments of literals (numbers, strings, True, False, None, lists, tuples, dictionaries).
+// Converts the keyword arguments between a call's parentheses to a JSON object. Returns nothing
+// when they are not keyword arguments of literals (numbers, strings, True, False, None, lists,
+// tuples, dictionaries).
 std::optional<std::string> python_arguments_to_json(std::string_view text);
 
 }  // namespace espalier

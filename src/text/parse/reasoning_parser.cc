@@ -56,8 +56,7 @@ void ReasoningParser::add_reasoning(char c, Parts& out) {
   space_.clear();
 }
 
-// In each state text is pending only while it could still become the mark that the state searches
-// for.
+// Invariant: in each state, pending text is a proper prefix of a mark that the state searches for.
 void ReasoningParser::take(char c, Parts& out) {
   switch (state_) {
     case State::kAnswer:

@@ -1,5 +1,4 @@
-// Splits what a model generates into its reasoning ("<think>...</think>") and its answer, as the
-// text comes.
+// Splits generated text into the reasoning ("<think>...</think>") and the answer, while it arrives.
 #pragma once
 
 #include <string>
@@ -22,9 +21,9 @@ struct ReasoningFormat {
 Result<ReasoningFormat> find_reasoning_format(std::string_view name);
 std::vector<std::string> reasoning_format_names();
 
-// Not thread-safe; one for each answer. However the text is cut into pieces, the parts put together
-// are the same: a mark that a piece cuts is pending until it is certain. White space next to the
-// marks is dropped; an answer without reasoning is kept as it is.
+// Not thread-safe; one parser for each answer. The concatenated parts do not depend on how the text
+// is cut into pieces: a mark that a piece cuts stays pending until it is complete or refuted. White
+// space next to the marks is dropped. An answer without reasoning is returned unchanged.
 class ReasoningParser {
  public:
   struct Parts {
@@ -33,7 +32,7 @@ class ReasoningParser {
   explicit ReasoningParser(const ReasoningFormat& format);
 
   Parts push(std::string_view text);
-  Parts finish();  // what is pending; nothing may follow
+  Parts finish();  // the pending text; no push() may follow
 
   bool inside() const { return state_ == State::kReasoning; }
   bool seen() const { return seen_; }  // there was some reasoning, or its end

@@ -11,7 +11,7 @@ namespace {
 namespace json = boost::json;
 using Kind = ToolCallFormat::Kind;
 
-// The more special signs first: a template that knows several is of the first.
+// The order decides which format a template has that contains several signs: the first one matches.
 const std::vector<ToolCallFormat>& formats() {
   static const std::vector<ToolCallFormat> all = {
       {.name = "deepseekv31", .kind = Kind::kDeepSeek, .sign = {}},
@@ -43,7 +43,7 @@ struct Function {
   json::value schema;  // of its arguments
 };
 
-// Non-strict arguments are any object: a schema is a promise only where it is asked to be.
+// The arguments of a tool that is not strict may be any object; only strict tools enforce a schema.
 std::vector<Function> functions_of(const json::value& tools, bool required) {
   std::vector<Function> out;
   for (const json::value& tool : tools.get_array()) {
@@ -74,7 +74,7 @@ json::object tag(std::string begin, json::value schema, std::string end) {
           {"end", std::move(end)}};
 }
 
-// {"name": "f", "arguments": {...}} with what stands before and behind it.
+// The structural tag of one call as JSON, {"name": "f", "arguments": {...}}, between its marks.
 json::object call_tag(const ToolCallFormat& format, const Function& f, const std::string& before,
                       const std::string& behind) {
   return tag(before + "{\"name\": " + json::serialize(json::string(f.name)) + ", \"" +
@@ -89,7 +89,7 @@ json::object deepseek_tag(const ToolCallFormat& format, const Function& f) {
              f.schema, std::string("\n```") + kDeepSeekCallEnd);
 }
 
-// <function=f>, its parameters one by one, and what stands before and behind.
+// The structural tag of one call as <function=f> with its parameters, between its marks.
 json::object parameters_tag(const ToolCallFormat& format, const Function& f) {
   return {{"type", "tag"},
           {"begin", format.begin + "\n<function=" + f.name + ">\n"},
@@ -111,7 +111,7 @@ json::object sequence(json::array elements) {
   return {{"type", "sequence"}, {"elements", std::move(elements)}};
 }
 
-// A call and nothing else.
+// A call without text around it.
 json::object required_format(const ToolCallFormat& format, const std::vector<Function>& functions,
                              bool parallel) {
   json::array tags;
@@ -135,7 +135,7 @@ json::object required_format(const ToolCallFormat& format, const std::vector<Fun
                    list_of(std::move(tags), ", ", parallel), text("]")});
 }
 
-// Text, in which the mark opens a call.
+// Free text in which a mark opens a call.
 json::object optional_format(const ToolCallFormat& format, const std::vector<Function>& functions,
                              bool parallel) {
   json::array tags;
@@ -209,8 +209,7 @@ std::string tool_call_structural_tag(std::string_view name, const json::value& t
                                      const ToolCallGrammarOptions& options) {
   const ToolCallFormat* format = find_tool_call_format(name);
   if (format == nullptr || tools.get_array().empty()) return {};
-  // Calls in Python notation are constrained as JSON when they are required, and parsed as JSON
-  // then.
+  // Required calls in Python notation are constrained to JSON, so they are parsed as JSON too.
   if (format->kind == Kind::kPythonic && options.required) format = find_tool_call_format("json");
   if (!options.required && (format->begin.empty() || !any_strict(tools)) &&
       !(format->kind == Kind::kDeepSeek && any_strict(tools)))

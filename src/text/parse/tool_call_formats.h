@@ -11,10 +11,10 @@ struct ToolCallFormat {
   std::string name;
   Kind kind = Kind::kJson;
   std::string begin, end;               // marks around a call, or around all of them
-  bool bare = false;                    // a call may stand at the answer's start without a mark
+  bool bare = false;                    // a call at the answer's start needs no mark
   bool names_outside = false;           // name[ARGS]{...} is understood too
-  std::string arguments = "arguments";  // the member that has them, as the model writes it
-  std::string sign;                     // in a chat template: this format is spoken
+  std::string arguments = "arguments";  // the name of the member that has the arguments
+  std::string sign;                     // a chat template that contains it has this format
 };
 
 const ToolCallFormat* find_tool_call_format(std::string_view name);  // null: there is none

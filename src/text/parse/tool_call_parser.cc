@@ -31,7 +31,7 @@ class JsonCalls final : public ToolCallParser {
 
  private:
   enum class Place {
-    kStart,    // of the answer: a call may stand here without a mark
+    kStart,    // of the answer, where a call needs no mark
     kText,     //
     kBetween,  // behind a mark or a call: brackets, separators, the next call
     kObject,   // {"name": ...
@@ -67,7 +67,7 @@ class JsonCalls final : public ToolCallParser {
         std::string text;
         const auto found = ends_.take(c, text);
         if (found) place_ = Place::kText;
-        if (!text.empty()) {  // no end mark: text again
+        if (!text.empty()) {  // anything but the end mark is text
           place_ = Place::kText;
           text += ends_.flush();
           for (const char each : text) take_text(each);
@@ -103,7 +103,7 @@ class JsonCalls final : public ToolCallParser {
       place_ = Place::kObject;
       return take_object(c);
     }
-    // Behind a list of calls stands text, which may begin as a name does.
+    // Text may follow a list of calls, and may begin like a name.
     if (list_closed_ && !is_space(c)) {
       no_call();
       return take_text(c);
@@ -142,7 +142,7 @@ class JsonCalls final : public ToolCallParser {
   void take_name(char c) {
     if (c != '{') {
       name_ += c;
-      if (c == '\n') {  // no name reaches over a line
+      if (c == '\n') {  // a name does not contain a line break
         raw_ += std::exchange(name_, {});
         no_call();
       }
@@ -152,7 +152,7 @@ class JsonCalls final : public ToolCallParser {
     std::string name = std::exchange(name_, {});
     while (!name.empty() && is_space(name.back())) name.pop_back();
     if (name.ends_with(kArgs)) name.resize(name.size() - kArgs.size());
-    // The mark before another call; its bracket was taken for a list's.
+    // This is the mark before another call, whose bracket was read as a list's.
     if (const std::string rest = format_.begin.substr(1); name.starts_with(rest))
       name.erase(0, rest.size());
     if (name.empty() || !std::all_of(name.begin(), name.end(), is_name_char)) {
@@ -168,7 +168,7 @@ class JsonCalls final : public ToolCallParser {
     place_ = Place::kValue;
   }
 
-  // What looked like a call is text, and so is what follows.
+  // Emits the characters since the mark as text, because they turned out to be no call.
   void no_call() {
     emit_text(std::exchange(raw_, {}));
     place_ = Place::kText;
@@ -184,9 +184,9 @@ class JsonCalls final : public ToolCallParser {
   const std::vector<std::string> tool_names_;
   MarkFinder begins_, ends_;
   Place place_;
-  bool is_bare_ = false;  // the calls being read have no mark
+  bool is_bare_ = false;  // no mark precedes the calls in progress
   bool list_closed_ = false;
-  std::string raw_;  // since the mark, while it is not certain that this is a call
+  std::string raw_;  // the characters since the mark, until they are certain to be a call
   std::string name_;
   std::optional<CallReader> reader_;
   JsonExtent extent_;
@@ -233,7 +233,7 @@ class DeepSeekCalls final : public ToolCallParser {
       case Place::kBehindSep:
         if (is_space(c)) return;
         if (c == '{') return begin(head_, c);
-        head_ = c;  // it was a type; the name stands here
+        head_ = c;  // the text before was the type; this is the name
         place_ = Place::kName;
         return;
       case Place::kName:
@@ -272,7 +272,7 @@ class DeepSeekCalls final : public ToolCallParser {
   JsonExtent extent_;
 };
 
-// [f(a=1), g(b="x")] as the whole answer. A call comes out when its parenthesis closes.
+// [f(a=1), g(b="x")] as the whole answer. A call is emitted when its parenthesis closes.
 class PythonicCalls final : public ToolCallParser {
  public:
   explicit PythonicCalls(std::vector<std::string> tool_names)

@@ -1,6 +1,5 @@
-// Finds tool calls in what a model generates, as the text comes, in the formats that families of
-// models use; and says as structural tags what such calls look like, so that a grammar can hold a
-// model to them.
+// Finds tool calls in generated text while it arrives, in the formats of several model families,
+// and describes such calls as structural tags, with which a grammar constrains a model.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -14,8 +13,8 @@
 
 namespace espalier {
 
-// What is new: text that belongs to no call, and pieces of calls in their order. The first piece of
-// a call has its name; the arguments of a call are its pieces put together, as JSON.
+// The new output of a parser: text that belongs to no call, and pieces of calls in their order. The
+// first piece of a call has its name. The pieces' arguments, concatenated, are JSON.
 struct ToolCallParts {
   struct Piece {
     int32_t index = 0;  // of the call in the answer
@@ -26,14 +25,14 @@ struct ToolCallParts {
   std::vector<Piece> pieces;
 };
 
-// Not thread-safe; one for each answer. However the text is cut into pieces, text and calls put
-// together are the same. White space around calls is dropped, text elsewhere is kept as it is; what
-// looks like a call and is none comes out as text.
+// Not thread-safe; one parser for each answer. The concatenated text and calls do not depend on how
+// the answer is cut into pieces. White space around calls is dropped, other text is unchanged, and
+// text that begins like a call and is none is returned as text.
 class ToolCallParser {
  public:
   virtual ~ToolCallParser() = default;
   ToolCallParts push(std::string_view text);
-  ToolCallParts finish();  // what is pending; nothing may follow
+  ToolCallParts finish();  // the pending output; no push() may follow
   int32_t num_calls() const { return num_calls_; }
 
  protected:
@@ -52,15 +51,15 @@ class ToolCallParser {
 
 // By the names that SGLang's --tool-call-parser has: deepseekv3, deepseekv31, hermes, llama3,
 // mistral, pythonic, qwen, qwen25, qwen3_coder; and json, a list of {"name", "parameters"}.
-// kInvalidArgument lists them. `tool_names`: those that may be called; formats without marks need
-// them to distinguish a call from text. `tools`: a checked list of them, or null; qwen3_coder,
-// which writes strings without quotes, finds by their schemas what is a string.
+// kInvalidArgument lists them. `tool_names`: the tools that may be called, by which formats without
+// marks distinguish a call from text. `tools`: a checked list of them, or null. qwen3_coder writes
+// strings without quotes, so its parser takes the types of arguments from the tools' schemas.
 Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string_view format, std::vector<std::string> tool_names,
     std::shared_ptr<const boost::json::value> tools = nullptr);
 std::vector<std::string> tool_call_format_names();
 
-// The format that a chat template speaks, by the marks in it; "json" where there are none.
+// The format of a chat template, by the marks in it; "json" for a template without marks.
 std::string detect_tool_call_format(std::string_view chat_template);
 
 // The marks of a format that vocabularies have as tokens of their own.
@@ -68,12 +67,12 @@ std::vector<std::string> tool_call_marks(std::string_view format);
 
 // Structural tags (grammar/frontends/structural_tag.h) for answers that call tools.
 struct ToolCallGrammarOptions {
-  bool required = false;  // a call must come, and nothing else; else text may stand around calls
+  bool required = false;  // the answer is a call without text; else text may surround calls
   bool parallel = true;   // more than one may come
 };
 // `tools`: a checked list of {"type": "function", "function": {"name", "parameters", "strict"}}.
-// Arguments of tools that are not strict are any object. "": the format has no grammar (pythonic,
-// json without `required`), or nothing asks for it.
+// Arguments of tools that are not strict are any object. Empty for a format without a grammar
+// (pythonic, json without `required`) and where the options constrain nothing.
 std::string tool_call_structural_tag(std::string_view format, const boost::json::value& tools,
                                      const ToolCallGrammarOptions& options);
 

@@ -95,7 +95,7 @@ int PcreRegex::Search::match(size_t position, uint32_t options) {
 std::optional<PcreRegex::Match> PcreRegex::Search::find(size_t position) {
   if (match(position, 0) < 0) return std::nullopt;
   const size_t* offsets = pcre2_get_ovector_pointer(impl_->data.get());
-  // \K in a lookahead could put the start behind the end.
+  // \K in a lookahead can move the start behind the end; such a match is ignored.
   if (offsets[0] > offsets[1] || offsets[0] < position) return std::nullopt;
   return Match{offsets[0], offsets[1]};
 }

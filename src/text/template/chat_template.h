@@ -43,13 +43,13 @@ class ChatTemplate {
 
 // The chat_template of a model folder: chat_template.jinja, else chat_template.json's, else
 // tokenizer_config.json's (the one named "default" where it is a list). kNotFound when there is
-// none, and for a file, whose tokenizer would have brought it.
+// none, and for a path that is a file, because a file's template comes with its tokenizer.
 struct ChatTemplateSource {
   std::string source;
   std::string bos_token, eos_token;  // "" when there is none
 };
 Result<ChatTemplateSource> find_chat_template(const std::filesystem::path& folder);
-// What came in the tokenizer's own file, as GGUFs have it: `source` is "" where it holds none.
+// The template in the tokenizer's own file, such as a GGUF; `source` is "" for a file without one.
 ChatTemplateSource stored_chat_template(const Tokenizer& tokenizer);
 
 }  // namespace espalier

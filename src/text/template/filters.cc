@@ -49,8 +49,8 @@ Result<Value> get_path(Interpreter& interpreter, Value object, const Value& path
   }
 }
 
-// The value by which an item is sorted or compared: its attribute if asked for, in lower case
-// unless case matters.
+// The value by which an item is sorted or compared: the requested attribute or the item itself, in
+// lower case unless case matters.
 Result<Value> key_of(Interpreter& interpreter, const Value& item,
                      const std::optional<Value>& attribute, bool case_sensitive) {
   Value key = item;
@@ -263,7 +263,7 @@ Result<Value> filter_reverse(Interpreter& interpreter, const Value& input, const
 }
 
 Result<Value> filter_map(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
-  if (!input.truthy()) return Value(std::vector<Value>());  // nothing is looked at, none included
+  if (!input.truthy()) return Value(std::vector<Value>());  // as jinja2, for None too
   ESP_ASSIGN_OR_RETURN(std::vector<Value> items, interpreter.iterate(input));
   if (arguments.positional.empty()) {
     ESP_ASSIGN_OR_RETURN(const Bound bound, bind("map", arguments, {"attribute", "default"}));
@@ -455,7 +455,7 @@ Result<Value> filter_batch(Interpreter& interpreter, const Value& input,
   return Value(std::move(batches));
 }
 
-// So many columns of nearly one length, the longer ones first.
+// `slice`: a given number of columns whose lengths differ by at most one, the longer ones first.
 Result<Value> filter_slice(Interpreter& interpreter, const Value& input,
                            const Arguments& arguments) {
   ESP_ASSIGN_OR_RETURN(const Bound bound, bind("slice", arguments, {"slices", "fill_with"}));
@@ -607,7 +607,7 @@ Result<Value> filter_safe(Interpreter& interpreter, const Value& input, const Ar
   return Value::markup(std::move(text));
 }
 
-// What jinja2 makes as it is asked for: a filter whose list can be gone through once.
+// A filter that is a generator in jinja2, so its result can be iterated once.
 template <Filter filter>
 Result<Value> lazy(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
   ESP_ASSIGN_OR_RETURN(const Value list, filter(interpreter, input, arguments));

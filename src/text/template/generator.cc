@@ -1,6 +1,6 @@
-// Python's generators, as far as templates can distinguish them from lists: they are always true,
-// have no length and no items, are no JSON, and are empty once they have been gone through. What is
-// in one is made at once.
+// Python's generators, as far as templates can distinguish them from lists. A generator is always
+// true, has neither length nor items, cannot become JSON, and is empty after one iteration. Unlike
+// Python's, its items are computed when it is made.
 #include "text/template/interpreter.h"
 
 namespace espalier::jinja {

@@ -9,7 +9,7 @@ Interpreter::Interpreter(Value variables, std::time_t now, Limits limits)
   for (const auto& [key, value] : variables.dict().entries) {
     scope_->names.emplace_back(key.string(), value);
   }
-  // Assignments at the top are the template's, not the caller's.
+  // The template assigns to a scope of its own, so it cannot change the caller's variables.
   scope_ = make_scope(scope_);
 }
 
@@ -109,7 +109,7 @@ Result<Interpreter::Flow> Interpreter::execute_for(const Statement& statement) {
   return Flow::kNext;
 }
 
-// The items that the loop's condition lets through.
+// The items for which the loop's condition holds.
 Result<std::vector<Value>> Interpreter::loop_items(const Statement& statement,
                                                    const Value& iterable) {
   ESP_ASSIGN_OR_RETURN(std::vector<Value> items, iterate(iterable));

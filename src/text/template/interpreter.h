@@ -1,6 +1,5 @@
-// Runs a template's syntax tree. What Python's jinja2 does in the environment that Hugging Face's
-// apply_chat_template makes: a sandbox in which data cannot be changed, with tojson, strftime_now
-// and raise_exception of its own.
+// Executes a template's syntax tree as Python's jinja2 does in the environment of Hugging Face's
+// apply_chat_template: an immutable sandbox with its own tojson, strftime_now and raise_exception.
 #pragma once
 
 #include <ctime>
@@ -18,7 +17,8 @@
 
 namespace espalier::jinja {
 
-// One render. Not thread-safe; the tree outlives it.
+// One render: executes statements, and leaves their expressions to the evaluator. Not thread-safe;
+// the tree outlives it. Filters, tests, functions and methods call back into it.
 class Interpreter {
  public:
   Interpreter(Value variables, std::time_t now, Limits limits);
@@ -94,16 +94,16 @@ std::string escape_html(std::string_view text);
 // `value` for use with a safe string: a string that is none is escaped, in tuples and dictionaries
 // too.
 Value escaped(const Value& value);
-// A method of a safe string: its arguments are escaped where they go into the text, and what it
-// makes is safe.
+// A method of a safe string. Arguments that become part of the result are escaped, and the result
+// is safe.
 Result<Value> call_markup_method(Interpreter& interpreter, const Value& self, std::string_view name,
                                  const Arguments& arguments);
 
-// ---- generator.cc: what `map`, `select` and their like make: it can be gone through once ----
+// ---- generator.cc: results of `map`, `select` and similar filters, which are iterated once ----
 
 Value make_generator(std::vector<Value> items, std::string type_name = "generator");
 bool is_generator(const Value& value);
-// What is left of it; nothing is afterwards. REQUIRES: is_generator(value).
+// The remaining items, which are removed from the generator. REQUIRES: is_generator(value).
 std::vector<Value> take_generated(const Value& value);
 
 // ---- operations ----

@@ -8,7 +8,7 @@
 namespace espalier::jinja {
 namespace {
 
-// Bounds the height of an expression's tree, which is walked by recursion.
+// This bounds the height of an expression's tree, because the evaluator recurses into it.
 constexpr size_t kTagTokensMax = 10'000;
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -163,7 +163,7 @@ class Lexer {
     add(begin, "");
     const int line = cursor_.line();
     const size_t num_tokens_max = tokens_.size() + kTagTokensMax;
-    int depth = 0;  // of brackets, within which the closing sign is none
+    int depth = 0;  // of brackets; within brackets the closing sign does not end the tag
     for (;;) {
       cursor_.skip_spaces();
       if (cursor_.at_end()) {

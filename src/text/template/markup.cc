@@ -1,5 +1,5 @@
-// Strings that are safe HTML, as markupsafe has them: chat templates get there by `safe`, which
-// some of them use, and then have the rest of their text escaped.
+// Strings that are safe HTML, as in markupsafe. A chat template that uses the filter `safe` gets
+// such a string, and text that is added to it is escaped.
 #include <algorithm>
 
 #include "text/template/interpreter.h"
@@ -67,7 +67,7 @@ Result<Value> call_markup_method(Interpreter& interpreter, const Value& self, st
   Arguments taken = arguments;
   if (std::ranges::find(kInserting, name) != std::end(kInserting)) {
     for (size_t i = 0; i < taken.positional.size(); ++i) {
-      // What is looked for is text, not a part of the result.
+      // The searched string does not become part of the result, so it is not escaped.
       if (name == "replace" && i == 0) continue;
       if (name == "join") {
         ESP_ASSIGN_OR_RETURN(std::vector<Value> items, interpreter.iterate(taken.positional[i]));

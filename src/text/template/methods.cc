@@ -29,7 +29,7 @@ bool is_space(char32_t code) {  // Python's isspace counts the separators 0x1C t
 
 bool is_cased(char32_t code) { return CharClasses().is(code, kUpper | kLower); }
 
-// Strips the characters that `drop` says from either side.
+// Removes the characters for which `drop` holds from either side.
 std::string_view strip(std::string_view text, bool left, bool right,
                        const std::function<bool(std::string_view)>& drop) {
   while (left && !text.empty()) {
@@ -74,7 +74,7 @@ Result<Value> strip_method(const std::string& text, std::string_view name,
   }));
 }
 
-// Split at runs of white space; the rest after `count_max` splits keeps its own.
+// Splits at runs of white space. The remainder after `count_max` splits keeps its white space.
 std::vector<Value> split_spaces(std::string_view text, int64_t count_max) {
   const auto drop = [](std::string_view c) { return is_space(decode_utf8(c, 0).code); };
   std::vector<Value> parts;
@@ -320,7 +320,7 @@ Result<Value> pad_method(Interpreter& interpreter, const std::string& text, std:
   return Value(filled(left) + text + filled(missing - left));
 }
 
-// Letters decide; others do not matter, but there must be one.
+// The result depends on letters alone, and is false without any.
 bool has_case(std::string_view text, uint8_t wanted) {
   const CharClasses classes;
   bool any = false;

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kTextBytesMax = 64 << 20;
 constexpr size_t kItemsMax = 1 << 22;
 
-// What jinja2 says of a missing attribute: of a dictionary, "'dict object' has no attribute 'x'".
+// jinja2's message for a missing attribute. For a dictionary: "'dict object' has no attribute 'x'".
 std::string missing(const Value& object, std::string_view name) {
   if (object.is_none()) return fmt::format("'None' has no attribute '{}'", name);
   return fmt::format("'{} object' has no attribute '{}'", object.type_name(), name);
@@ -82,7 +82,7 @@ Result<Value> float_operation(std::string_view op, double a, double b) {
   return Value(remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder);
 }
 
-// Safe where `origin`, of which it is made, was.
+// A string that is safe if `origin`, from which it is made, is safe.
 Value like(const Value& origin, std::string text) {
   return origin.is_markup() ? Value::markup(std::move(text)) : Value(std::move(text));
 }
@@ -181,7 +181,7 @@ Result<Value> slice(const Value& value, const Value& start, const Value& stop, c
   const auto count = static_cast<int64_t>(value.is_string() ? text.size() : value.items().size());
   const int64_t stride = step.is_none() ? 1 : step.integer();
   if (stride == 0) return fail(template_error("slice step cannot be zero"));
-  // Where an index lies, within what a walk in the stride's direction can reach.
+  // The position of an index, clamped to the range that a walk in the stride's direction can reach.
   const auto place = [&](const Value& part, int64_t otherwise) {
     if (part.is_none()) return otherwise;
     int64_t i = part.integer();
@@ -201,7 +201,7 @@ Result<Value> slice(const Value& value, const Value& start, const Value& stop, c
     } else {
       items.push_back(value.items()[at]);
     }
-    if (i > distance - size) break;  // the next would be beyond, and could overflow
+    if (i > distance - size) break;  // the next index could overflow
   }
   if (value.is_string()) return like(value, std::move(out));
   return value.list().is_tuple ? Value::tuple(std::move(items)) : Value(std::move(items));

@@ -14,7 +14,7 @@ namespace json = boost::json;
 
 namespace {
 
-// Documents nest less; deeper ones would exhaust the stack.
+// Deeper values would exhaust the stack of recursive functions. Real documents nest less.
 constexpr int kNestingMax = 200;
 
 std::string python_literal(std::string_view text) {
@@ -167,7 +167,8 @@ std::string Value::repr() const {
   if (is_integer()) return std::to_string(integer());
   if (is_float()) return float_repr(number());
   if (is_string()) {
-    return is_markup_ ? fmt::format("Markup({})", python_literal(string())) : python_literal(string());
+    return is_markup_ ? fmt::format("Markup({})", python_literal(string()))
+                      : python_literal(string());
   }
   if (is_list()) {
     const bool is_tuple = list().is_tuple;

@@ -1,4 +1,4 @@
-// The values of a template: Python's, as far as templates see them. Immutable but for namespaces.
+// The values of a template, which behave like Python's. All but namespaces are immutable.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -28,7 +28,8 @@ struct List {
   bool is_tuple = false;
 };
 
-// In the order of insertion, as Python's. Looked up by a scan: dictionaries here are small.
+// Keeps the order of insertion, as Python's does. A lookup scans, because templates' dictionaries
+// are small.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
   const Value* find(const Value& key) const;
@@ -41,7 +42,7 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// What is neither data: namespaces, macros, the loop, functions, bound methods.
+// Values that are not data: namespaces, macros, the loop, functions, bound methods.
 class Object {
  public:
   virtual ~Object() = default;
@@ -68,8 +69,8 @@ class Value {
   Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
   static Value undefined(std::string why);
   static Value tuple(std::vector<Value> items);
-  // A string that `safe` or `escape` made: what is added to it is escaped for HTML, as markupsafe
-  // does, though nothing else here is.
+  // A string that `safe` or `escape` made. Text that is added to it is escaped for HTML, as in
+  // markupsafe; other strings are never escaped.
   static Value markup(std::string text);
 
   bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
@@ -79,7 +80,7 @@ class Value {
   bool is_float() const { return std::holds_alternative<double>(data_); }
   bool is_number() const { return is_bool() || is_integer() || is_float(); }
   bool is_string() const { return std::holds_alternative<StringPtr>(data_); }
-  bool is_markup() const { return is_markup_; }  // strings are, or are not
+  bool is_markup() const { return is_markup_; }                            // a safe string
   bool is_list() const { return std::holds_alternative<ListPtr>(data_); }  // tuples too
   bool is_dict() const { return std::holds_alternative<DictPtr>(data_); }
   bool is_object() const { return std::holds_alternative<ObjectPtr>(data_); }
@@ -131,7 +132,7 @@ std::string float_repr(double d);  // Python's: the shortest that reads back
 size_t length_in_characters(std::string_view text);
 std::vector<std::string_view> characters(std::string_view text);
 
-// The error of a template's own making: kInvalidArgument.
+// kInvalidArgument: the template or its variables cause the failure.
 inline Status template_error(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message));
 }

@@ -1,4 +1,4 @@
-// Texts for property tests: random, but of what makes tokenizers stumble.
+// Random texts for property tests, made of characters that tokenizers treat specially.
 #pragma once
 
 #include <string>

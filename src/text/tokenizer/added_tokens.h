@@ -1,5 +1,5 @@
-// Tokens that stand beside the vocabulary ("<|eot|>"): found in the text before it is normalised
-// and cut, each by its own rules.
+// Tokens that are added to a vocabulary, such as "<|eot|>". They are found in a text before the
+// text is normalised and cut, each by its own rules.
 #pragma once
 
 #include <array>

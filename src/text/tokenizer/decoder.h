@@ -1,4 +1,4 @@
-// What a tokenizer.json's "decoder" does: turns the strings of tokens back into text, as a stream.
+// The "decoder" of a tokenizer.json: turns the strings of tokens back into text, as a stream.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -14,8 +14,8 @@ namespace espalier {
 
 class JsonFields;
 
-// One decoder of the chain at work. Tokens go in; what it makes of them goes to `emit`. Stages hold
-// back only what the tokens to come can change.
+// One stage of a decoder chain in progress. It takes tokens and passes text to `emit`. A stage
+// delays only the text that later tokens can change. Not thread-safe.
 class DecodeStage {
  public:
   using Emit = std::function<void(std::string_view)>;
@@ -31,7 +31,7 @@ class Decoder {
   // spaces). kUnimplemented names what is not supported.
   static Result<Decoder> parse(const boost::json::value& value, const std::string& path);
 
-  // Whether it is ByteLevel and nothing else, so that decoding is a matter of bytes.
+  // Whether ByteLevel is the only stage, so that tokens decode to bytes independently.
   bool byte_level_only() const { return byte_level_only_; }
 
   // A running decode.

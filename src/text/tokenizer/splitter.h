@@ -17,7 +17,7 @@ struct SplitPart {
   bool is_match = false;
 };
 
-// The families of expressions that are cut by hand. Names are those of the models that brought
+// The families of expressions with a hand-written splitter, named by the models that introduced
 // them.
 //   gpt2:   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //   cl100k: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}
@@ -33,7 +33,7 @@ struct SplitRules {
   bool whole_end_spaces = false;    // \s++$ comes first: white space that ends the text is one word
 };
 
-// The rules of an expression that is known by heart.
+// The rules of an expression that has a hand-written splitter; nothing for any other.
 std::optional<SplitRules> known_split_rules(std::string_view pattern);
 
 // The end of the word that begins at `begin` (a character's start, before the end of the text).

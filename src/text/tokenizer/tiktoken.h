@@ -1,6 +1,6 @@
 // tiktoken's rank files: a line for each token, base64 and its rank. Such a file does not say how
-// text is split or which special tokens there are; both follow from whose vocabulary it is, which
-// its name or its number of ranks identifies it.
+// text is split or which special tokens there are. Both follow from the vocabulary, which the
+// file's name or its number of ranks identifies.
 #pragma once
 
 #include <memory>

@@ -17,8 +17,8 @@ namespace espalier {
 struct EncodeOptions {
   bool add_special_tokens = true;  // what the post-processor adds: <s> and the like
   bool parse_special = true;       // text such as "<|eot|>" becomes the special token it names
-  // A long text is cut where that changes nothing, and its parts are encoded by so many threads
-  // (where the vocabulary's rules allow a cut).
+  // Threads that encode a long text. The text is cut where a cut cannot change its tokens; a
+  // vocabulary whose rules allow no cut uses one thread.
   int num_threads = 1;
 };
 
@@ -28,14 +28,14 @@ struct DecodeOptions {
   bool spaces_between_special_tokens = true;
 };
 
-// One running decode: ids in, text out as soon as it is certain. What push() and flush() append is
-// whole characters, and its concatenation is Tokenizer::decode of all the ids. Amortised O(bytes).
-// Not thread-safe; the tokenizer that made it outlives it.
+// A decode in progress. push() and flush() append whole characters as soon as they are certain, and
+// their concatenation is Tokenizer::decode of all the ids. Amortised O(bytes). Not thread-safe; the
+// tokenizer that made it outlives it.
 class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
   virtual void push(TokenId id, std::string& out) = 0;
-  // The end of the ids: what is pending, incomplete characters as U+FFFD. Nothing may follow.
+  // Ends the ids: appends the pending text, incomplete characters as U+FFFD. No push() may follow.
   virtual void flush(std::string& out) = 0;
 };
 
@@ -45,8 +45,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // Token ids of `text`. Invalid UTF-8 is encoded byte for byte where the vocabulary has bytes (a
-  // byte-level one that does not normalise), else as U+FFFD. Never fails: whatever text there is
-  // has tokens (or none, where the vocabulary has no unknown token). Cost is linear in the text.
+  // byte-level one that does not normalise), else as U+FFFD. Never fails: every text has tokens, or
+  // none where the vocabulary has no unknown token. The cost is linear in the text.
   virtual std::vector<TokenId> encode(std::string_view text,
                                       const EncodeOptions& options = {}) const = 0;
 
@@ -63,7 +63,7 @@ class Tokenizer {
   bool is_special(TokenId id) const;
 
   virtual std::optional<TokenId> token_to_id(std::string_view token) const = 0;
-  // As the vocabulary spells it: "<|eot|>", "Ġthe"; "" when unknown.
+  // The token as the vocabulary spells it: "<|eot|>", "Ġthe"; "" for an unknown id.
   virtual std::string id_to_token(TokenId id) const = 0;
 
   virtual std::optional<TokenId> bos_id() const = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kUnkPenalty = 10.0;  // below the lowest score
 
-struct Best {  // the best way to reach a place
+struct Best {  // the best way to cut the text up to a position
   double score = 0;
   uint32_t begin = 0;  // of its last piece
   TokenId id = -1;     // -1: not reached yet
@@ -58,7 +58,7 @@ void UnigramModel::encode_word(std::string_view word, std::vector<TokenId>& out)
     if (!has_character) offer(character_size, unknown, unk_score_ + score_here);
     begin += character_size;
   }
-  // Backwards; neighbouring unknowns are one piece.
+  // Reads the cut backwards. Adjacent unknown pieces become one.
   std::vector<std::string_view> pieces;
   for (size_t end = word.size(); end > 0;) {
     size_t begin = best[end].begin;

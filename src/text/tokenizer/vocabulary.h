@@ -14,7 +14,7 @@
 
 namespace espalier {
 
-// A bound that no real vocabulary reaches, so that a wrong id cannot ask for all memory.
+// No real vocabulary reaches this bound, which keeps a wrong id from allocating all memory.
 inline constexpr int64_t kVocabularyMax = 1 << 24;
 
 // Strings and their ids, both ways. Strings lie in one buffer.

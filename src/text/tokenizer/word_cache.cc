@@ -21,7 +21,7 @@ uint32_t load4(const char* p) {
   return value;
 }
 
-// Words are mostly of 2 to 16 bytes, for which a call costs more than the comparison.
+// Most words have 2 to 16 bytes, for which a call of memcmp costs more than the comparison.
 bool equal_bytes(const char* a, const char* b, size_t size) {
   if (size > 16) return std::memcmp(a, b, size) == 0;
   if (size >= 8) return load8(a) == load8(b) && load8(a + size - 8) == load8(b + size - 8);

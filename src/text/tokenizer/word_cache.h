@@ -1,5 +1,5 @@
-// Words that were encoded before and their tokens. Lock-free, bounded, never evicts: text repeats
-// its commonest words early, and when the cache is full the others are merged again.
+// A cache of encoded words and their tokens. It is lock-free and bounded, and never evicts, because
+// the most frequent words of a text occur early. When it is full, other words are encoded anew.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What turns one word (what the pre-tokeniser left in one piece) into tokens.
+// Turns one word, a part of text that the pre-tokeniser did not cut, into tokens.
 #pragma once
 
 #include <string_view>

@@ -131,7 +131,7 @@ void Utf8Stream::push(std::string_view bytes, std::string& out) {
       out.append(pending_, pending_size_);
       bytes.remove_prefix(1);
     } else {
-      out += kReplacementUtf8;  // the pending bytes; the new one starts afresh
+      out += kReplacementUtf8;  // replaces the pending bytes; the new byte begins a character
     }
     pending_size_ = 0;
   }
