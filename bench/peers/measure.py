@@ -45,7 +45,7 @@ class Row:
         groups = min(self.groups, 2)
         return replace(self, requests=2 * groups if groups else min(self.requests, 4), groups=groups,
                        prompt=max(self.prompt // by, 8), shared=self.shared // by,
-                       output=max(self.output // by, 2) if self.output > 1 else 1, repeats=1)
+                       output=max(self.output // by, 16) if self.output > 1 else 1, repeats=1)
 
     @property
     def unit(self):
@@ -264,8 +264,11 @@ def version_of(program):
 
 # ---- measuring ----
 
-class WrongCount(RuntimeError):
-    pass
+class RowFailed(Exception):
+    """A row that has no figure, though the engine can go on."""
+
+
+NOISE = "a whole batch took no longer than its first tokens: other load disturbs the measurement"
 
 
 class Bench:
@@ -277,7 +280,7 @@ class Bench:
         """Seconds of one batch."""
         seconds, tokens = self.engine.generate(prompts_of(row, self.vocab, self.rng), output)
         if tokens != row.requests * output:
-            raise WrongCount(f"{tokens} tokens were generated, not {row.requests * output}")
+            raise RowFailed(f"{tokens} tokens were generated, not {row.requests * output}")
         return seconds
 
     def cold_start(self):
@@ -301,7 +304,7 @@ class Bench:
         tokens = {"decode": row.requests * (row.output - 1), "prefill": row.requests * row.prompt,
                   "offline": row.requests * row.output}[row.kind]
         if min(seconds) <= 0:
-            raise RuntimeError("a whole batch took no longer than its first tokens: use longer outputs")
+            raise RowFailed(NOISE)
         return {"name": row.name, "unit": row.unit, "value": tokens / statistics.median(seconds),
                 "seconds": seconds, "requests": row.requests, "prompt": row.prompt, "output": row.output}
 
@@ -319,8 +322,8 @@ def run(engine, vocab, rows, report):
     for row in rows:
         try:
             report(bench.measure(row))
-        except (WrongCount, ValueError) as error:  # the engine lives: the next row may succeed
-            report({"name": row.name, "unit": row.unit, "error": f"{type(error).__name__}: {error}"})
+        except (RowFailed, ValueError) as error:  # the engine lives: the next row may succeed
+            report({"name": row.name, "unit": row.unit, "error": str(error)})
 
 
 def main():

@@ -98,7 +98,7 @@ class TableTest(unittest.TestCase):
         {"engine": "vllm", "version": "2", "error": "ended with 1: out of memory", "rows": [
             {"name": measure.COLD_START, "unit": "s", "value": 60.0},
             {"name": "one request", "unit": "output tok/s", "value": 200.0},
-            {"name": "16 requests", "unit": "output tok/s", "error": "ValueError: x"}]},
+            {"name": "16 requests", "unit": "output tok/s", "error": "x is short"}]},
         {"engine": "sglang", "version": "3", "rows": [
             {"name": "one request", "unit": "output tok/s", "value": 160.0}]},
     ]
@@ -115,7 +115,7 @@ class TableTest(unittest.TestCase):
         text = compare.markdown("llama", self.RESULTS, compare.table_of(self.RESULTS))
         self.assertIn("| row | unit | espalier 1 | espalier-http 1 | vllm 2 | sglang 3 |", text)
         self.assertIn("| one request | output tok/s | 240.0 | 230.0 | 200.0 | 160.0 | 1.20 |", text)
-        self.assertIn("vllm: 16 requests: ValueError: x", text)
+        self.assertIn("vllm: 16 requests: x is short", text)
         self.assertIn("vllm: ended with 1: out of memory", text)
 
     def test_what_an_engine_prints_is_no_row(self):
@@ -152,7 +152,7 @@ class EngineTest(unittest.TestCase):
                  "--build", build, "--shrink", "64", "--http", "--peer-arguments", f"espalier={arguments}",
                  "--peer-arguments", f"espalier-http={arguments}", "--json", files["json"], "--markdown",
                  files["markdown"]], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # 1: a row without a figure
             with open(files["json"], encoding="utf-8") as file:
                 document = json.load(file)
             with open(files["markdown"], encoding="utf-8") as file:
@@ -160,7 +160,11 @@ class EngineTest(unittest.TestCase):
         self.assertEqual([result["engine"] for result in document["engines"]], ["espalier", "espalier-http"])
         for result in document["engines"]:
             self.assertEqual([row["name"] for row in result["rows"]], [measure.COLD_START, *ROWS])
-            self.assertTrue(all(row["value"] > 0 for row in result["rows"]))
+            self.assertNotIn("error", result)
+            # On a loaded machine the difference of two short times may vanish; nothing else may fail.
+            failed = [row["error"] for row in result["rows"] if "error" in row]
+            self.assertEqual(set(failed) - {measure.NOISE}, set())
+            self.assertTrue(all(row["value"] > 0 for row in result["rows"] if "error" not in row))
             self.assertRegex(result["version"], r"^\d")
 
     def test_bad_lines_are_answered(self):
