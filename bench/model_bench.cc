@@ -195,8 +195,8 @@ class Bench {
     return model_->reserve(std::max({options_.prefill, entries, 64}), entries);
   }
 
-  // A figure for a wrong answer is worth nothing: the same 40 tokens whole, in two chunks and one
-  // by one must give the same bits, and finite ones.
+  // Checks the answer first: the same 40 tokens as one chunk, in two chunks and one by one must
+  // give the same bits, which are finite.
   Status check_answer() {
     constexpr int32_t kTokens = 24;
     ESP_ASSIGN_OR_RETURN(const Kv kv, Kv::create(model_->info(), kv_type_, 1, kTokens));

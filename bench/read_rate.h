@@ -10,7 +10,7 @@
 
 namespace espalier::bench {
 
-// Holds the memory that is read, so that measuring again costs only the reading.
+// Owns the memory that is read, so that a further measurement only reads.
 class ReadRate {
  public:
   // size_bytes: well above all caches.

@@ -34,7 +34,7 @@ double cpu_us() {
   return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
 }
 
-// Calls in a fixed order, measured several times; each counts with its least.
+// Calls in a fixed order, measured several times. The least time of each call counts.
 class LeastOf {
  public:
   void begin_replay() { next_ = 0; }
@@ -65,9 +65,10 @@ Percentiles percentiles(std::vector<double> values) {
   return {at(0.5), at(0.99), at(0.999), values.back()};
 }
 
-// Jump-forward along texts: of `tokens`, those that were forced; `strange` ones were not those of
-// the text, which is tokenised as a whole. `forced_bytes` is what forces could reach at most:
-// tokens whose bytes all had to come, whatever a longer token might do to the last of them.
+// Jump-forward along texts. `tokens` counts all tokens, and among them the forced ones; `strange`
+// counts forced tokens that differ from the tokenisation of the whole text. `forced_bytes` is an
+// upper bound: tokens whose bytes are all forced, even where a longer token could end in other
+// bytes.
 struct Jumps {
   int64_t texts = 0, tokens = 0, forced = 0, forced_bytes = 0, strange = 0;
   std::vector<double> us;                              // of each search for forced tokens
@@ -199,7 +200,7 @@ class GrammarBench {
     return out;
   }
 
-  // As an engine goes along a text of the grammar: from the prompt on, whatever is forced is taken.
+  // Advances along a text as an engine does: it takes every forced token, from the prompt on.
   void jump_along(const std::shared_ptr<CompiledGrammar>& grammar, const std::vector<TokenId>& ids,
                   bool is_call) {
     if (Matcher whole(grammar);
@@ -277,7 +278,7 @@ void write(JsonWriter& w, const char* name, const std::vector<double>& us, doubl
   w.end_object();
 }
 
-// What does not depend on the schemas given.
+// The rows that do not depend on the given schemas.
 struct Fixed {
   std::vector<GrammarCliff> cliffs;
   double batch_ms = 0;

@@ -34,7 +34,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// A record such as programs ask for: free strings and bounded ones, numbers, choices, lists. The
+// A typical record: free and bounded strings, numbers, enumerations, lists. The
 // schemas differ in the names of their keys, so they share no grammar.
 std::string schema_of(size_t number) {
   return fmt::format(
@@ -58,7 +58,7 @@ std::string text_of(size_t number) {
       number);
 }
 
-// Sequences that go along the texts of freshly compiled grammars, and begin again at their ends.
+// Sequences that advance along the texts of newly compiled grammars, and restart at a text's end.
 class Sequences {
  public:
   Sequences(const Vocabulary& vocab, size_t num_sequences, size_t num_schemas) {
@@ -104,7 +104,7 @@ class Sequences {
   std::vector<Matcher*> pointers_;
 };
 
-// Calls of which each counts with the least of its repetitions.
+// Calls that are repeated. The least time of each call counts.
 class Steps {
  public:
   template <typename Call>

@@ -1,4 +1,4 @@
-// What the masks of one step cost, for many sequences at once.
+// The cost of filling the masks of one step, for many sequences at once.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,11 @@
 
 namespace espalier::bench {
 
-// So many sequences, each at a place of its own along texts of `num_schemas` schemas, whose masks
-// so many threads fill: microseconds of a step of all, each step's the least of some times, the
-// median of the steps. Cold: grammars just compiled, whose states are made as far as their texts
-// have come and whose masks are not.
+// Measures `num_sequences` sequences at different positions in texts of `num_schemas` schemas,
+// whose masks `num_threads` threads fill. The result is in microseconds for a step of all
+// sequences: the least time of each step's repetitions, then the median over the steps. Cold means
+// that the grammars are newly compiled: they have the automaton states of their texts so far, and
+// no masks.
 struct MaskBatch {
   size_t num_sequences = 0, num_schemas = 0;
   int32_t num_threads = 0;

@@ -1,5 +1,5 @@
-// What stops other engines: bounds of a hundred thousand, thousands of values, hundreds of tools,
-// choices in choices; and many sequences at once.
+// Grammars that other engines cannot handle or handle slowly: bounds of a hundred thousand,
+// thousands of values, hundreds of tools, nested alternatives; and many sequences at once.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// espalier_bench host: what a step costs the host. The whole engine runs, but for the model: its
-// executor answers at once, so between the answer to one step and the wait for the next lies
-// nothing but the loop's own work (inbox, choosing, launching, committing, telling the callers).
+// espalier_bench host: the host's time for a step. The whole engine runs without a model: its
+// executor returns results at once, so the time between one step's result and the wait for the next
+// is the loop's own work (inbox, scheduling, launch, commit, emission of events).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,9 +39,9 @@ double now_us() {
       .count();
 }
 
-// Answers each step with the same token and writes down how long the host took until it waited for
-// the next. It stands still until all that shall run have come, and again, when they all decode,
-// until all that shall wait have.
+// Returns the same token for each step and records the host's time from that result to the wait for
+// the next step. It blocks until all requests that should run have arrived, and, when all of them
+// decode, again until all requests that should wait have arrived.
 class StopWatch final : public Executor {
  public:
   StopWatch(int32_t num_running, int32_t num_steps)
@@ -127,8 +127,8 @@ Result<Row> measure(const Options& options) {
   config.schedule_policy = options.policy;
   config.chunked_prefill_size = -1;  // all begin to decode in the same step
   config.max_queued_requests = options.waiting + options.running + 1;
-  // Steady: a slot is free and memory is not, so admission is tried and fails. Otherwise who waits
-  // is admitted as others end.
+  // Steady: a slot is free and memory is not, so each step tries an admission, which fails.
+  // Otherwise waiting requests are admitted when others end.
   config.max_running_requests = options.running + (steady ? 1 : 0);
   config.max_total_tokens = options.running * num_pages_each * options.page_size;
   config.schedule_conservativeness = steady ? 10 : 1;
@@ -151,7 +151,7 @@ Result<Row> measure(const Options& options) {
     const Result<std::string> rid = engine->submit(std::move(request), [](TokenEvent&&) {});
     return rid ? Status() : rid.error();
   };
-  // Outputs of different lengths, so that ends do not come together.
+  // Outputs have different lengths, so that requests do not end in the same step.
   const auto output_len = [&] {
     return steady
                ? max_new_tokens
@@ -231,7 +231,7 @@ int run_host(const std::vector<std::string>& args) {
   if (const auto exit_code = parse_command_line(command, table, SettingTable(), args))
     return *exit_code;
   const bool one = running.given() || waiting.given();
-  // So that some wait until the last step, however short the outputs are.
+  // The bound keeps some requests waiting until the last step, even with short outputs.
   const int64_t num_ends_max =
       options.output_len == 0
           ? 0

@@ -1,9 +1,9 @@
 // espalier_bench overhead: what the radix cache costs where nothing is shared. Two engines, one
 // with the cache and one without, answer the same unrelated prompts in short slices that alternate,
-// and what is compared is processor time, so that whatever else the machine does falls on neither;
-// the median of many pairs is reported with its interval of confidence. The tree's work itself is
-// timed by replaying a slice's operations on a cache of the same size, since timing them inside an
-// engine costs more than they do.
+// and their processor time is compared, which other load on the system does not change. The median
+// of many pairs is reported with its confidence interval. The tree's own work is timed by replaying
+// a slice's operations on a cache of the same size, because timing them inside an engine costs more
+// than the operations.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// One executor for several engines, of which one runs at a time: each has a turn, and numbers its
-// steps by itself.
+// One executor for several engines, of which one runs at a time. Each engine has a Turn, which maps
+// the engine's step numbers to the executor's.
 struct SharedExecutor {
   std::unique_ptr<Executor> executor;
   uint64_t step = 0;
@@ -74,10 +74,9 @@ struct Slice {
   double seconds = 0, processor_seconds = 0;
 };
 
-// All requests at once: the engine stands still until it has them, so that a slice is the same
-// steps every time, and again when it has answered, so that another one may take its turn. Prompts
-// are drawn anew from `seed`: no two share a prefix, here or in any slice before that the cache
-// still holds.
+// Runs all requests at once. The engine is paused until it has all of them, so that every slice has
+// the same steps, and again afterwards, so that another engine can use the executor. Prompts are
+// drawn from `seed`; no two share a prefix, also across slices that are still cached.
 Result<Slice> run_slice(Engine& engine, const Options& options, uint64_t seed) {
   Rng rng(seed);
   const auto vocab = static_cast<uint64_t>(engine.model_info().vocab_size);
@@ -110,7 +109,7 @@ double quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-// What the cache takes, of pairs of slices with it and without: a share of the throughput.
+// The share of the throughput that the cache costs, over pairs of slices with it and without.
 struct Lost {
   double median = 0;
   double low = 0, high = 0;  // 95 % confidence of the median, whatever the distribution
@@ -133,7 +132,7 @@ struct Measured {
   std::vector<double> rounds;  // throughput lost, of each round's own pairs
 };
 
-// What all engines are made of.
+// The parts that all engines share.
 struct Ground {
   std::shared_ptr<SharedExecutor> shared;
   ModelInfo info;
@@ -154,8 +153,8 @@ Result<Ground> prepare(AppConfig& app, const Options& options) {
                 std::move(started.info), std::move(started.config)};
 }
 
-// An engine that has answered so much that pages are backed, threads are warm, and the cache is
-// full, so that each further page is evicted for. It stands still.
+// A paused engine after a warm-up: its pages are backed by memory, its threads are warm, and its
+// cache is full, so that each further page needs an eviction.
 Result<std::unique_ptr<Engine>> start_warm(const Ground& ground, const Options& options, bool cache,
                                            uint64_t& seed) {
   EngineConfig config = ground.config;
@@ -172,7 +171,7 @@ Result<std::unique_ptr<Engine>> start_warm(const Ground& ground, const Options& 
   return engine;
 }
 
-// What the scheduler asks of the cache for one prompt and its answer, when nothing is shared.
+// The scheduler's calls to the cache for one prompt and its answer without a shared prefix.
 void replay_prompt(PrefixCache& cache, std::span<const TokenId> tokens, const Options& options) {
   const auto prompt = tokens.first(static_cast<size_t>(options.prompt));
   static_cast<void>(cache.match({}, prompt));

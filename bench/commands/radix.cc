@@ -44,9 +44,9 @@ double time_each(size_t count, const Fn& fn) {
   return elapsed.count() / static_cast<double>(count);
 }
 
-// Prompts: groups of 16 leaves below one shared run. Those that are timed are kept, spread over the
-// tree in a random order, so that memory is as cold as in a server; the others are drawn when they
-// are inserted.
+// Prompts in groups of 16 leaves below one shared prefix. The timed prompts are kept and spread
+// over the tree in random order, so that memory is as cold as in a server. The others are drawn
+// when they are inserted.
 class Prompts {
  public:
   Prompts(const Options& options, size_t num_leaves, int32_t page_size)
@@ -113,8 +113,8 @@ Result<Row> measure(const Options& options, size_t num_leaves, int32_t page_size
   RadixTree tree({.page_size = page_size, .policy = EvictionPolicy::kMru});
   for (size_t i = num_probes; i < num_leaves; ++i) prompts.insert_other(tree, i);
   for (int32_t round = 0; round < options.rounds; ++round) {
-    // The probes are the newest leaves; mru takes them out again, so each round finds the same
-    // tree.
+    // The probes are the newest leaves, so eviction by mru removes them, and each round begins with
+    // the same tree.
     insert.push_back(time_each(num_probes, [&](size_t i) { prompts.insert_probe(tree, i); }));
     row.num_nodes = tree.num_nodes();
     match.push_back(time_each(num_probes, [&](size_t i) {
@@ -132,7 +132,8 @@ Result<Row> measure(const Options& options, size_t num_leaves, int32_t page_size
     evict.push_back(
         time_each(num_probes, [&](size_t) { num_evicted += tree.evict(leaf_pages, nullptr); }));
   }
-  // The answer first: every prompt was found whole, in each round, and as much went as was asked.
+  // Checks the answers: each round matched every prompt completely and evicted the requested
+  // tokens.
   const size_t num_tried = static_cast<size_t>(options.rounds) * num_probes;
   if (num_matched != num_tried * prompts.length() || num_equal != num_tried ||
       num_evicted != static_cast<int64_t>(num_tried) * (options.own / page_size))

@@ -36,7 +36,7 @@ struct Options {
   FigureOutput output;
 };
 
-// How one run differs from the usual.
+// How one run differs from the default run.
 struct Variant {
   std::string name;
   bool cache = true;
@@ -137,7 +137,7 @@ json::object json_of(const Measured& m) {
           {"hit_rate_optimal", m.optimum.hit_rate()}};
 }
 
-// All that is told of one workload.
+// The figures of one workload.
 struct Row {
   std::string name;
   Measured on, off, alone_on, alone_off;

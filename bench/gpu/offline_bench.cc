@@ -11,7 +11,8 @@
 namespace espalier::bench {
 namespace {
 
-// Records without end: an answer is cut where its tokens are. Strings, numbers, choices and lists.
+// A list of records that does not end before the token limit: strings, numbers, enumerations,
+// lists.
 constexpr const char* kRecords = R"({"type": "array", "minItems": 1000, "items": {"type": "object",
  "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"},
   "score": {"type": "number"}, "state": {"enum": ["open", "closed", "waiting for an answer"]},
@@ -137,7 +138,7 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
                       .random_seed = seed,
                       .device = "cuda"}));
   const int32_t vocab = engine->model_info().vocab_size;
-  // What comes first loads kernels and records graphs.
+  // The first batch loads kernels and captures graphs, so it is not timed.
   OfflineWorkload warm = w;
   warm.num_requests = w.max_running;
   warm.input_tokens = 16;

@@ -1,4 +1,4 @@
-// Workloads that are there from the start, run by an engine in this process on the GPU.
+// Workloads whose requests all arrive at the start, run by an engine in this process on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct OfflineWorkload {
   bool cache = true;
   double temperature = 0;
   std::string json_schema;  // that all answers obey; empty: none
-  bool guess = true;        // what a grammar forces is not sampled, and drafts are tried
+  bool guess = true;        // jump-forward and draft tokens are used
 };
 
 struct OfflineResult {
@@ -30,7 +30,7 @@ struct OfflineResult {
 };
 
 // part: "offline" (1000 in, 1000 out at several batches), "lengths" (other lengths), "shared" or
-// "grammars" (the same work without a schema, with one, and with all that one makes possible).
+// "grammars" (the same work without a schema, with one, and with jump-forward and draft tokens).
 std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool quick);
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.

@@ -24,7 +24,7 @@ namespace {
 using namespace espalier;
 using namespace espalier::lang;
 
-// Answers at once, in place: what is left is the interpreter.
+// A back end that answers at once on the caller's thread, so the time is the interpreter's.
 class Instant final : public Backend {
  public:
   std::string name() const override { return "instant"; }
@@ -57,7 +57,7 @@ double processor_seconds() {  // of all threads of the process
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-// The medians of five. Processor time tells what a thing costs on a machine that others use, too.
+// The medians of five runs. Processor time is comparable on a system with other load, too.
 struct Times {
   double wall = 0, processor = 0;
 };

@@ -15,8 +15,7 @@ namespace espalier::workloads {
 
 namespace {
 
-// Colours that stay apart in print and for eyes that do not tell red from green (after Okabe and
-// Ito).
+// Colours that are distinct in print and to readers with red-green blindness (after Okabe and Ito).
 constexpr std::array<const char*, 12> kColours = {"#0072b2", "#e69f00", "#009e73", "#cc79a7",
                                                   "#56b4e9", "#d55e00", "#7f7f7f", "#b8a800",
                                                   "#8c564b", "#9467bd", "#000000", "#117733"};
@@ -48,7 +47,7 @@ double step_of(double most) {
   return power;
 }
 
-// Short enough to stand above a bar.
+// A value in a form that is short enough to fit above a bar.
 std::string label_of(double value) {
   if (value >= 99.95) return fmt::format("{:.0f}", value);
   return value >= 9.995 ? fmt::format("{:.1f}", value) : fmt::format("{:.2f}", value);

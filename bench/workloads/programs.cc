@@ -13,7 +13,7 @@ using lang::gen;
 using lang::GenOptions;
 using lang::State;
 
-// Greedy, and as long as is said: what a small model writes shall not decide how much it writes.
+// Greedy sampling with a fixed length, so that the text of a small model does not change the work.
 GenOptions tokens(int32_t count) {
   GenOptions options;
   options.max_tokens = count;
@@ -112,7 +112,7 @@ std::vector<Job> generative_agents(const Setup& setup) {
   return jobs;
 }
 
-// Tree of thought on grade-school mathematics: proposals, judged, the best of them gone on with.
+// Tree of thought on grade-school mathematics: proposals are judged, and the best ones continued.
 std::vector<Job> tree_of_thought(const Setup& setup) {
   const std::vector<Problem> all = problems(setup.data, setup.num_programs);
   const bool parallel = setup.parallel;
@@ -188,7 +188,7 @@ std::vector<Job> llm_judge(const Setup& setup) {
   return jobs;
 }
 
-// JSON decoding: fields held to a regular expression.
+// JSON decoding: each field is constrained by a regular expression.
 std::vector<Job> json_decoding(const Setup& setup) {
   const Text shared =
       text_of("Extract what is asked for, as JSON.\n\n" + words(seed_of(8, 0), 120) + "\n\n");

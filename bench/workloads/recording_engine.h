@@ -1,4 +1,4 @@
-// An engine that writes down what it is asked, so that the best hit rate there could be is known.
+// An engine that records its requests, from which the best possible hit rate follows.
 #pragma once
 
 #include <memory>

@@ -31,11 +31,6 @@ class BoundedQueue {
     return true;
   }
 
-  std::optional<T> try_pop() {
-    std::lock_guard lock(mutex_);
-    return pop_locked();
-  }
-
   // Waits for an item; nothing once the queue is closed and empty.
   std::optional<T> pop() {
     std::unique_lock lock(mutex_);

@@ -30,11 +30,10 @@ constexpr Alphabet make_alphabet() {
 }
 constexpr Alphabet kAlphabet = make_alphabet();
 
+// The byte that a character spells, or -1.
 int byte_of(char32_t code) { return code < kAlphabet.bytes.size() ? kAlphabet.bytes[code] : -1; }
 
 }  // namespace
-
-int byte_of_character(char32_t code) { return byte_of(code); }
 
 bool append_spelled_bytes(std::string_view spelled, std::string& out) {
   const size_t size_before = out.size();

@@ -1,4 +1,4 @@
-// GPT-2's spelling of bytes as printable characters: what a byte-level vocabulary is written in
+// GPT-2's spelling of bytes as printable characters, in which a byte-level vocabulary is written
 // ("Ġthe" is " the"). https://github.com/openai/gpt-2/blob/master/src/encoder.py, bytes_to_unicode
 #pragma once
 
@@ -8,8 +8,6 @@
 
 namespace espalier {
 
-// The byte that a character spells, or -1.
-int byte_of_character(char32_t code);
 // Appends the bytes that `spelled` stands for. False (and nothing appended) when a character of it
 // spells no byte or it is not UTF-8.
 bool append_spelled_bytes(std::string_view spelled, std::string& out);

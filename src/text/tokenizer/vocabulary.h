@@ -39,7 +39,6 @@ class TokenTable {
            spans_[static_cast<size_t>(id)].size >= 0;
   }
   TokenId id_end() const { return static_cast<TokenId>(spans_.size()); }  // largest id + 1
-  size_t token_bytes_max() const { return token_bytes_max_; }
 
  private:
   struct Span {

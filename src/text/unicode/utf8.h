@@ -39,7 +39,6 @@ class Utf8Stream {
  public:
   void push(std::string_view bytes, std::string& out);
   void flush(std::string& out);
-  bool holds_back() const { return pending_size_ > 0; }
 
  private:
   char pending_[4] = {};
