@@ -165,6 +165,10 @@ def espalier_flags(options):
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
+class EngineFailed(Exception):
+    """An engine's process ended or refused a command."""
+
+
 class Espalier:
     """`espalier_bench batches`: Espalier's engine in a process that this one talks to in lines of JSON, which
     are written and parsed outside the time that the process measures."""
@@ -178,10 +182,10 @@ class Espalier:
     def read(self, key):
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"espalier_bench batches ended with {self.process.wait()}")
+            raise EngineFailed(f"espalier_bench batches ended with {self.process.wait()}")
         answer = json.loads(line)
         if key not in answer:
-            raise RuntimeError(f"espalier_bench batches: {answer.get('error', line)}")
+            raise EngineFailed(f"espalier_bench batches: {answer.get('error', line)}")
         return answer
 
     def ask(self, line, key):
@@ -199,7 +203,7 @@ class Espalier:
     def close(self):
         self.process.stdin.close()
         if self.process.wait(60) != 0:
-            raise RuntimeError(f"espalier_bench batches ended with {self.process.returncode}")
+            raise EngineFailed(f"espalier_bench batches ended with {self.process.returncode}")
 
 
 class EspalierHttp:
@@ -214,7 +218,7 @@ class EspalierHttp:
                                          "--skip-tokenizer-init", "--port", str(self.port)])
         while not self.healthy():
             if self.process.poll() is not None:
-                raise RuntimeError(f"espalier serve ended with {self.process.returncode}")
+                raise EngineFailed(f"espalier serve ended with {self.process.returncode}")
             time.sleep(0.01)
 
     def request(self, method, path, body=None, timeout=900):
@@ -239,7 +243,7 @@ class EspalierHttp:
         status, text = self.request("POST", "/generate", body)
         seconds = time.perf_counter() - start
         if status != 200:
-            raise RuntimeError(f"/generate answered {status}: {text[:300]!r}")
+            raise EngineFailed(f"/generate answered {status}: {text[:300]!r}")
         return seconds, sum(len(o["output_ids"]) for o in json.loads(text))
 
     def flush(self):
@@ -348,7 +352,10 @@ def main():
         result["rows"].append(row)
         print(json.dumps(row), flush=True)
 
-    engine = ENGINES[options.engine](options)
+    try:
+        engine = ENGINES[options.engine](options)
+    except EngineFailed as error:  # the engine's own message stands above
+        sys.exit(str(error))
     result["version"] = engine.version
     print(json.dumps({"version": engine.version}), flush=True)
     try:
