@@ -15,115 +15,21 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "base/check.h"
-#include "cuda_ceilings.h"
+#include "cuda_bench.h"
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/gemm_small_batch.h"
-#include "kernels/moe/cuda.h"
 #include "kernels/norm/cuda.h"
-#include "kernels/router/cuda.h"
 #include "kernels/sampling/cuda.h"
 
 namespace espalier::kernels::cuda {
 namespace {
-
-void must(const Status& status) {
-  if (status.ok()) return;
-  fmt::print(stderr, "kernels_cuda_bench: {}\n", status.message());
-  std::exit(1);
-}
-void must(cudaError_t code) {
-  if (code == cudaSuccess) return;
-  fmt::print(stderr, "kernels_cuda_bench: {}\n", cudaGetErrorString(code));
-  std::exit(1);
-}
-
-class Memory {
- public:
-  Memory(size_t bytes, uint32_t seed, float deviation = 1.0f) : bytes_(bytes) {
-    must(cudaMalloc(&data_, bytes));
-    fill_random(data_, bytes / 2, seed, deviation, nullptr);
-    must(cudaStreamSynchronize(nullptr));  // the measuring stream does not wait for this one
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { cudaFree(data_); }
-  char* get(size_t at = 0) const { return static_cast<char*>(data_) + at; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-class Bench {
- public:
-  explicit Bench(std::string only) : only_(std::move(only)) {
-    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream stream() const { return stream_; }
-  bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
-
-  // Seconds of one `work(i)`, i counting calls: the median over replays of a graph of `calls`.
-  double time(const std::function<void(int)>& work, int calls, int replays = 7) {
-    work(0);
-    must(cudaStreamSynchronize(stream_));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls; ++i) work(i);
-    must(cudaStreamEndCapture(stream_, &graph));
-    must(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t begin = nullptr, end = nullptr;
-    must(cudaEventCreate(&begin));
-    must(cudaEventCreate(&end));
-    std::vector<double> seconds;
-    for (int i = 0; i < replays + 1; ++i) {
-      must(cudaEventRecord(begin, stream_));
-      must(cudaGraphLaunch(exec, stream_));
-      must(cudaEventRecord(end, stream_));
-      must(cudaEventSynchronize(end));
-      float ms = 0;
-      must(cudaEventElapsedTime(&ms, begin, end));
-      if (i > 0) seconds.push_back(ms * 1e-3 / calls);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::nth_element(seconds.begin(), seconds.begin() + replays / 2, seconds.end());
-    return seconds[static_cast<size_t>(replays / 2)];
-  }
-
-  void row(const std::string& name, double seconds, double bytes, double flops) {
-    const double predicted =
-        std::max(bytes / read_rate, flops / (flop_rate > 0 ? flop_rate : 1e15));
-    fmt::print("{:52} {:9.1f} us {:8.2f} TB/s {:7.1f} TFLOP/s  predicted {:8.1f} us  {:5.1f} %\n",
-               name, seconds * 1e6, bytes / seconds * 1e-12, flops / seconds * 1e-12,
-               predicted * 1e6, 100 * predicted / seconds);
-    std::fflush(stdout);
-    json += fmt::format(
-        "{}{{\"name\": \"{}\", \"us\": {:.2f}, \"bytes\": {:.0f}, \"flops\": {:.0f}, "
-        "\"predicted_us\": {:.2f}}}",
-        json.empty() ? "" : ",\n", name, seconds * 1e6, bytes, flops, predicted * 1e6);
-  }
-
-  double read_rate = 4.2e12, flop_rate = 0;  // measured first
-  std::string json;
-
- private:
-  std::string only_;
-  cudaStream_t stream_ = nullptr;
-};
 
 constexpr int kHidden = 4096, kInner = 14336, kQkv = 6144, kVocab = 128256;
 constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
@@ -705,107 +611,6 @@ void prefill(Bench& bench, Linear& linear, Memory& workspace) {
                 static_cast<double>(w.bytes()), static_cast<double>(w.bytes()) * rows);
     }
   }
-}
-
-// A layer's experts at the shapes of Qwen3-30B-A3B and DeepSeek-V2-Lite, every row's experts drawn
-// evenly.
-struct ExpertShape {
-  const char* name;
-  int experts, top_k, dim, ffn;
-};
-constexpr ExpertShape kExpertShapes[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 768},
-                                         {"DeepSeek-V2-Lite", 64, 6, 2048, 1408}};
-
-std::vector<int32_t> even_experts(const ExpertShape& s, int rows) {
-  std::vector<int32_t> chosen, ids(static_cast<size_t>(s.experts));
-  std::iota(ids.begin(), ids.end(), 0);
-  std::mt19937 random(5);
-  for (int row = 0; row < rows; ++row) {
-    std::shuffle(ids.begin(), ids.end(), random);
-    chosen.insert(chosen.end(), ids.begin(), ids.begin() + s.top_k);
-  }
-  return chosen;
-}
-
-void experts_of(Bench& bench, const ExpertShape& s, int rows) {
-  const std::vector<int32_t> chosen = even_experts(s, rows);
-  const auto pairs = static_cast<int32_t>(chosen.size());
-  const auto num_pairs = static_cast<size_t>(pairs), num_experts = static_cast<size_t>(s.experts);
-  const auto dim = static_cast<size_t>(s.dim), ffn = static_cast<size_t>(s.ffn);
-  const Memory x(static_cast<size_t>(rows) * dim * 2, 21), inner(num_pairs * ffn * 2, 22);
-  const Memory outer(num_pairs * dim * 2, 23), ids(num_pairs * 4, 24), slots(num_pairs * 4, 24);
-  const Memory order(num_pairs * 4, 24), begins(num_experts * 8, 24), tiles(num_experts * 8, 24);
-  const Memory gate_up(num_experts * 2 * ffn * dim * 2, 25, 0.02f);
-  const Memory down(num_experts * ffn * dim * 2, 26, 0.02f);
-  const Memory router(num_experts * dim * 4, 27),
-      scores(static_cast<size_t>(rows) * num_experts * 4, 28);
-  must(cudaMemcpy(ids.get(), chosen.data(), num_pairs * 4, cudaMemcpyDefault));
-  const auto ints = [](const Memory& memory) { return reinterpret_cast<int32_t*>(memory.get()); };
-  const ExpertPlan plan{ints(slots), ints(order), ints(begins), ints(tiles)};
-  const auto arrange_all = [&](int) {
-    must(arrange({.experts = ints(ids), .num_pairs = pairs, .num_experts = s.experts, .plan = plan},
-                 {bench.stream()}));
-  };
-  const GroupedArgs first{.num_groups = s.experts,
-                          .in_features = s.dim,
-                          .out_features = 2 * s.ffn,
-                          .x = x.get(),
-                          .x_stride = s.dim,
-                          .weights = gate_up.get(),
-                          .weights_stride = int64_t{2} * s.ffn * s.dim,
-                          .y = inner.get(),
-                          .y_stride = s.ffn,
-                          .activation = Activation::kSilu,
-                          .plan = &plan,
-                          .num_pairs = pairs,
-                          .pairs_per_row = s.top_k};
-  const GroupedArgs second{.num_groups = s.experts,
-                           .in_features = s.ffn,
-                           .out_features = s.dim,
-                           .x = inner.get(),
-                           .x_stride = s.ffn,
-                           .weights = down.get(),
-                           .weights_stride = int64_t{s.ffn} * s.dim,
-                           .y = outer.get(),
-                           .y_stride = s.dim,
-                           .plan = &plan,
-                           .num_pairs = pairs};
-  std::vector<int32_t> unique = chosen;
-  std::ranges::sort(unique);
-  const auto active = static_cast<double>(std::ranges::unique(unique).begin() - unique.begin());
-  const double matrix = static_cast<double>(ffn * dim * 2), multiplied = static_cast<double>(pairs);
-  const auto row = [&](const char* name, const std::function<void(int)>& work, double bytes,
-                       double flops) {
-    bench.row(fmt::format("experts of {}, {} rows: {}", s.name, rows, name), bench.time(work, 4),
-              bytes, flops);
-  };
-  row("arrange", arrange_all, multiplied * 16, 0);
-  row(
-      "scores",
-      [&](int) {
-        must(score({.x = x.get(),
-                    .x_stride = s.dim,
-                    .weights = reinterpret_cast<const float*>(router.get()),
-                    .y = reinterpret_cast<float*>(scores.get()),
-                    .rows = rows,
-                    .dim = s.dim,
-                    .outputs = s.experts},
-                   {bench.stream()}));
-      },
-      static_cast<double>(x.bytes() + router.bytes() + scores.bytes()), 0);
-  row(
-      "gate, up, SwiGLU", [&](int) { must(grouped_linear(first, {bench.stream()})); },
-      active * 2 * matrix + static_cast<double>(x.bytes() + inner.bytes()),
-      multiplied * 2 * matrix);
-  row(
-      "down", [&](int) { must(grouped_linear(second, {bench.stream()})); },
-      active * matrix + static_cast<double>(inner.bytes() + outer.bytes()), multiplied * matrix);
-}
-
-void experts(Bench& bench) {
-  for (const ExpertShape& shape : kExpertShapes)
-    for (const int rows : {16, 64, 256, 1024, 2048, 8192})
-      if (bench.wants("experts of ")) experts_of(bench, shape, rows);
 }
 
 }  // namespace

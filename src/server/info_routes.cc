@@ -89,7 +89,9 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("schedule_conservativeness", e.schedule_conservativeness);
   w.member("disable_radix_cache", e.disable_radix_cache);
   w.member("disable_overlap_schedule", e.disable_overlap_schedule);
-  w.member("device", e.device).member("disable_cuda_graph", e.disable_cuda_graph);
+  w.member("device", e.device)
+      .member("base_gpu_id", e.base_gpu_id)
+      .member("disable_cuda_graph", e.disable_cuda_graph);
   w.member("disable_cascade_attention", e.disable_cascade_attention);
   w.member("enable_deterministic_inference", e.enable_deterministic_inference);
   w.member("grammar_backend", e.grammar_backend).member("grammar_threads", e.grammar_threads);

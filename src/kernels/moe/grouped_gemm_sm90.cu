@@ -175,8 +175,8 @@ class Tiles {
   int item_;
 };
 
-// The position in the ring of stages. Both sides begin with stage 0.
-struct Ring {
+// The position in the pipeline. Both sides begin with stage 0.
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
   __device__ void advance() {
@@ -192,7 +192,7 @@ struct Producer {
   Shared& shared;
   const CUtensorMap& weights_map;
   const CUtensorMap& x_map;
-  Ring ring;
+  PipelineState pipeline;
 
   // The first row of W of one half of a tile.
   __device__ int weights_row(const Tile& tile, int half) const {
@@ -202,8 +202,8 @@ struct Producer {
 
   // One thread: this block's share of W and, where rows are not gathered, x.
   __device__ void copy_by_tma(const Tile& tile, int input) {
-    char* stage = shared.stages[ring.stage];
-    Barrier& full = shared.full[ring.stage];
+    char* stage = shared.stages[pipeline.stage];
+    Barrier& full = shared.full[pipeline.stage];
     barrier_expect(full, 2 * kHalfBytes + (GATED ? 0 : kRowsBytes));
     if constexpr (!GATED) copy_rows(stage, x_map, input, tile.first, full);
     if (tile.shares) {
@@ -234,17 +234,17 @@ struct Producer {
         offsets[i] = static_cast<uint32_t>(token * p.x_stride / 8 + part);
       }
       for (int step = 0; step < p.steps; ++step) {
-        barrier_wait(shared.empty[ring.stage], ring.parity ^ 1);
+        barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
         if (thread == 0) copy_by_tma(tile, step * kDepth);
-        const uint32_t stage = shared_address(shared.stages[ring.stage]) + to;
+        const uint32_t stage = shared_address(shared.stages[pipeline.stage]) + to;
         const bool known = step * kDepth + part * 8 < p.in_features;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i)  // rows that the tile lacks stay what they were
           if (row0 + i * kRowStep < tile.rows)
             copy_async(stage + static_cast<uint32_t>(i * kRowStep * 128),
                        p.x + (known ? (uint64_t{offsets[i]} + step * 8) * 8 : 0), known);
-        barrier_arrive_after_copies(shared.full[ring.stage]);
-        ring.advance();
+        barrier_arrive_after_copies(shared.full[pipeline.stage]);
+        pipeline.advance();
       }
     }
   }
@@ -256,9 +256,9 @@ struct Producer {
     } else if (threadIdx.x == 0) {
       while (tiles.next(tile)) {
         for (int step = 0; step < p.steps; ++step) {
-          barrier_wait(shared.empty[ring.stage], ring.parity ^ 1);
+          barrier_wait(shared.empty[pipeline.stage], pipeline.parity ^ 1);
           copy_by_tma(tile, step * kDepth);
-          ring.advance();
+          pipeline.advance();
         }
       }
     }
@@ -276,15 +276,15 @@ __device__ __forceinline__ void release_stage(Shared& shared, int stage) {
 
 // The sums of 64 rows by 256 rows of W. A warp group without rows only passes the stages on.
 template <bool GATED>
-__device__ void multiply(const Params& p, Shared& shared, Ring& ring, int group, bool has_rows,
-                         float (&sums)[kTileOutputs / 2]) {
+__device__ void multiply(const Params& p, Shared& shared, PipelineState& pipeline, int group,
+                         bool has_rows, float (&sums)[kTileOutputs / 2]) {
   int released = -1;  // the stage that the multiplication in flight reads
   for (int step = 0; step < p.steps; ++step) {
-    barrier_wait(shared.full[ring.stage], ring.parity);
+    barrier_wait(shared.full[pipeline.stage], pipeline.parity);
     if (has_rows) {
       if constexpr (GATED) fence_async();  // what cp.async wrote becomes visible to wgmma
-      const char* x = shared.stages[ring.stage] + group * kGroupRows * 128;
-      const char* w = shared.stages[ring.stage] + kRowsBytes;
+      const char* x = shared.stages[pipeline.stage] + group * kGroupRows * 128;
+      const char* w = shared.stages[pipeline.stage] + kRowsBytes;
       pin(sums);
       wgmma_begin();
 #pragma unroll
@@ -295,8 +295,8 @@ __device__ void multiply(const Params& p, Shared& shared, Ring& ring, int group,
       wgmma_wait<1>();
     }
     if (released >= 0) release_stage(shared, released);
-    released = ring.stage;
-    ring.advance();
+    released = pipeline.stage;
+    pipeline.advance();
   }
   wgmma_wait<0>();
   pin(sums);
@@ -378,12 +378,12 @@ template <bool GATED>
 __device__ void consume(const Params& p, Shared& shared, Tiles& tiles) {
   const int group = static_cast<int>(threadIdx.x) / kWarpGroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpGroup / 32;
-  Ring ring;
+  PipelineState pipeline;
   Tile tile;
   float sums[kTileOutputs / 2];
   while (tiles.next(tile)) {
     const bool has_rows = group * kGroupRows < tile.rows;
-    multiply<GATED>(p, shared, ring, group, has_rows, sums);
+    multiply<GATED>(p, shared, pipeline, group, has_rows, sums);
     if (!has_rows || !tile.writes) continue;
     const Writer<GATED> writer{p, tile, group * kGroupRows + warp * 16};
     if (p.bias != nullptr) writer.add_bias(sums);

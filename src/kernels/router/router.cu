@@ -1,10 +1,10 @@
 // score and route: router logits of every expert, and the top-k experts of each row.
 // score: x [rows, dim], weights [outputs, dim] float32. Rows in bfloat16 by tensor cores: a weight
-// is the exact sum of three bfloat16, so three products with float32 sums lose nothing. A block has
-// 16 rows by 32 outputs or 64 by 64, its eight warps an eighth of the inputs each, added up in one
-// order: a row's bits do not depend on the number of rows. Roof: L2, at 8,192 rows of 2,048 and 128
-// outputs 200 MB. Rows in float32: a warp has one output and eight rows.
-// route: one warp a row, its scores in shared memory, top_k times the largest (router_topk.cuh).
+// is the exact sum of three bfloat16, so three multiplications with float32 sums lose nothing. A
+// block has 16 rows by 32 outputs or 64 by 64, its eight warps an eighth of the inputs each, added
+// up in one order: a row's bits do not depend on the number of rows. Roof: L2, at 8,192 rows of
+// 2,048 and 128 outputs 200 MB. Rows in float32: a warp has one output and eight rows. route: one
+// warp a row, its scores in shared memory, top_k times the largest (router_topk.cuh).
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
