@@ -1,30 +1,9 @@
 #include "cache/cache_events.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
-#include "base/rng.h"
-
 namespace espalier {
-
-namespace {
-
-// FNV-1a: the same on every machine, which std::hash need not be.
-uint64_t hash_of_name(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  return hash;
-}
-
-}  // namespace
-
-uint64_t hash_of_page(std::string_view cache_namespace, uint64_t parent,
-                      std::span<const TokenId> tokens) {
-  uint64_t hash = parent != 0 ? parent : mix64(hash_of_name(cache_namespace));
-  for (const TokenId token : tokens) hash = mix64(hash ^ (static_cast<uint64_t>(token) + 1));
-  return std::max<uint64_t>(hash, 1);
-}
 
 void CacheEventLog::push(CacheEvent event) {
   std::lock_guard lock(mutex_);

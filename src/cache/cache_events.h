@@ -1,23 +1,15 @@
-// What the prefix cache has come to hold and what it has given up, in order, for whoever mirrors
-// it: a router, an observer. The log keeps the last events; readers come with the number of the
-// first that they have not seen, each at its own pace, and one that comes too late is told to
-// forget what it knows.
+// The log of what the prefix cache stores and removes, in order, for mirrors of it: a router or an
+// observer. It keeps the last events. A reader states the number of the first event that it has not
+// seen; one whose events have been overwritten gets a kCleared first, and starts anew from there.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
-#include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "seams/cache_event.h"
 
 namespace espalier {
-
-// The name of a page of `tokens` after the page `parent` (0: none).
-uint64_t hash_of_page(std::string_view cache_namespace, uint64_t parent,
-                      std::span<const TokenId> tokens);
 
 // Thread-safe. At its bound the oldest event is overwritten.
 class CacheEventLog {
@@ -26,8 +18,8 @@ class CacheEventLog {
 
   void push(CacheEvent event);  // its number is given here
 
-  // Events from number `from` on (0 is 1), at most so many. A number that is yet to come, of
-  // another process's log say, counts as having missed everything.
+  // Events from number `from` on (0 is 1), at most num_events_max. A number above the
+  // last one (of another process's log, say) counts as having missed everything.
   CacheEvents read(uint64_t from, size_t num_events_max) const;
 
   uint64_t num_events() const;       // so far

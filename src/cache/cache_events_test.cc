@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/rng.h"
+#include "cache/page_name.h"
 #include "cache/prefix_cache.h"
 
 namespace espalier {
@@ -15,11 +16,15 @@ namespace {
 using Tokens = std::vector<TokenId>;
 using Type = CacheEvent::Type;
 
+const PageNameScope kScope{.model_fingerprint = "model", .kv_layout = "layout"};
+
+PageName numbered(uint64_t i) { return {.bytes = {static_cast<uint8_t>(i)}}; }
+
 TEST(CacheEventLog, ReadersComeAtTheirOwnPace) {
   CacheEventLog log(4);
   EXPECT_TRUE(log.read(0, 10).events.empty());
   EXPECT_EQ(log.read(0, 10).next, 1u);
-  for (uint64_t i = 1; i <= 3; ++i) log.push({.type = Type::kStored, .hashes = {i}});
+  for (uint64_t i = 1; i <= 3; ++i) log.push({.type = Type::kStored, .pages = {numbered(i)}});
   const CacheEvents two = log.read(0, 2);
   ASSERT_EQ(two.events.size(), 2u);
   EXPECT_EQ(two.events[1].number, 2u);
@@ -29,9 +34,9 @@ TEST(CacheEventLog, ReadersComeAtTheirOwnPace) {
   EXPECT_EQ(log.num_overwritten(), 0u);
 }
 
-TEST(CacheEventLog, WhoMissesSomeIsToldToForgetAll) {
+TEST(CacheEventLog, AReaderThatMissesEventsStartsAnew) {
   CacheEventLog log(4);
-  for (uint64_t i = 1; i <= 10; ++i) log.push({.type = Type::kStored, .hashes = {i}});
+  for (uint64_t i = 1; i <= 10; ++i) log.push({.type = Type::kStored, .pages = {numbered(i)}});
   EXPECT_EQ(log.num_events(), 10u);
   EXPECT_EQ(log.num_overwritten(), 6u);
   const CacheEvents late = log.read(3, 100);
@@ -39,7 +44,7 @@ TEST(CacheEventLog, WhoMissesSomeIsToldToForgetAll) {
   ASSERT_EQ(late.events.size(), 5u);
   EXPECT_EQ(late.events[0].type, Type::kCleared);
   EXPECT_EQ(late.events[0].number, 6u);
-  EXPECT_EQ(late.events[1].hashes, std::vector<uint64_t>{7});
+  EXPECT_EQ(late.events[1].pages, std::vector<PageName>{numbered(7)});
   EXPECT_EQ(late.next, 11u);
   // Of another process's log.
   const CacheEvents other = log.read(50, 100);
@@ -48,18 +53,11 @@ TEST(CacheEventLog, WhoMissesSomeIsToldToForgetAll) {
   EXPECT_EQ(other.next, 11u);
 }
 
-TEST(CacheEvents, NamesAreOfTheWholePrefix) {
-  const Tokens a = {1, 2}, b = {3, 4};
-  const uint64_t first = hash_of_page("", 0, a);
-  EXPECT_EQ(first, hash_of_page("", 0, a));
-  EXPECT_NE(first, hash_of_page("x", 0, a));
-  EXPECT_NE(first, hash_of_page("", 0, b));
-  EXPECT_NE(hash_of_page("", first, b), hash_of_page("", 0, b));
-}
-
-TEST(CacheEvents, WhatIsToldOfOneSequence) {
+TEST(CacheEvents, OneSequenceIsStoredThenRemoved) {
   CacheEventLog log(100);
-  auto cache = make_prefix_cache({.num_pages = 16, .page_size = 2, .events = &log}).value();
+  auto cache =
+      make_prefix_cache({.num_pages = 16, .page_size = 2, .events = &log, .name_scope = kScope})
+          .value();
   const Tokens tokens = {1, 2, 3, 4, 5};
   SequencePages a = cache->begin("t", tokens);
   ASSERT_TRUE(cache->grow(a, 5));
@@ -73,17 +71,17 @@ TEST(CacheEvents, WhatIsToldOfOneSequence) {
   cache->flush();
   const CacheEvents read = log.read(0, 100);
   ASSERT_EQ(read.events.size(), 4u);
-  const uint64_t first = hash_of_page("t", 0, std::span(tokens).first(2));
-  const uint64_t second = hash_of_page("t", first, std::span(tokens).subspan(2, 2));
+  const PageName first = page_name(root_page_name(kScope, "", "t"), std::span(tokens).first(2));
+  const PageName second = page_name(first, std::span(tokens).subspan(2, 2));
   EXPECT_EQ(read.events[0].type, Type::kStored);
-  EXPECT_EQ(read.events[0].hashes, std::vector<uint64_t>{first});
-  EXPECT_EQ(read.events[0].parent_hash, 0u);
+  EXPECT_EQ(read.events[0].pages, std::vector<PageName>{first});
+  EXPECT_EQ(read.events[0].parent, PageName());
   EXPECT_EQ(read.events[0].tokens, Tokens({1, 2}));
   EXPECT_EQ(read.events[0].cache_namespace, "t");
-  EXPECT_EQ(read.events[1].hashes, std::vector<uint64_t>{second});
-  EXPECT_EQ(read.events[1].parent_hash, first);
+  EXPECT_EQ(read.events[1].pages, std::vector<PageName>{second});
+  EXPECT_EQ(read.events[1].parent, first);
   EXPECT_EQ(read.events[2].type, Type::kRemoved);
-  EXPECT_EQ(read.events[2].hashes, std::vector<uint64_t>{second});
+  EXPECT_EQ(read.events[2].pages, std::vector<PageName>{second});
   EXPECT_EQ(read.events[3].type, Type::kCleared);
 }
 
@@ -95,8 +93,10 @@ TEST(CacheEvents, AMirrorKnowsWhatTheCacheHas) {
     const int32_t page_size = std::array{1, 2, 4}[seed % 3];
     CacheEventLog log(1 << 16);
     auto cache =
-        make_prefix_cache({.num_pages = 24, .page_size = page_size, .events = &log}).value();
-    std::set<uint64_t> mirror;
+        make_prefix_cache(
+            {.num_pages = 24, .page_size = page_size, .events = &log, .name_scope = kScope})
+            .value();
+    std::set<PageName> mirror;
     uint64_t next = 0;
     struct Live {
       std::string name_space;
@@ -129,23 +129,23 @@ TEST(CacheEvents, AMirrorKnowsWhatTheCacheHas) {
       next = read.next;
       for (const CacheEvent& e : read.events) {
         if (e.type == Type::kCleared) mirror.clear();
-        for (const uint64_t hash : e.hashes) {
+        for (const PageName& page : e.pages) {
           if (e.type == Type::kStored) {
-            ASSERT_TRUE(mirror.insert(hash).second) << "told twice";
+            ASSERT_TRUE(mirror.insert(page).second) << "stored twice";
           } else {
-            ASSERT_EQ(mirror.erase(hash), 1u) << "was not there";
+            ASSERT_EQ(mirror.erase(page), 1u) << "was not there";
           }
         }
       }
       const PrefixCacheSizes sizes = cache->sizes();
       ASSERT_EQ(static_cast<int32_t>(mirror.size()), sizes.evictable + sizes.protected_);
       for (const Live& s : live) {
-        uint64_t hash = 0;
+        PageName name = root_page_name(kScope, "", s.name_space);
         int32_t matched = 0;
         const auto page = static_cast<size_t>(page_size);
         for (size_t i = 0; i + page <= s.tokens.size(); i += page, matched += page_size) {
-          hash = hash_of_page(s.name_space, hash, std::span(s.tokens).subspan(i, page));
-          if (!mirror.contains(hash)) break;
+          name = page_name(name, std::span(s.tokens).subspan(i, page));
+          if (!mirror.contains(name)) break;
         }
         ASSERT_EQ(cache->match(s.name_space, s.tokens), matched);
       }

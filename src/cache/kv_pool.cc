@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <fmt/format.h>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -77,6 +78,15 @@ class HostPlanes final : public KvPlanes {
 };
 
 }  // namespace
+
+std::string kv_layout_name(const KvPoolConfig& config) {
+  std::string name =
+      fmt::format("{} page_size={} layers={} planes={} kv_heads={} head_dim={} window_layers=",
+                  config.type == KvType::kFloat32 ? "float32" : "bfloat16", config.page_size,
+                  config.num_layers, config.num_planes, config.num_kv_heads, config.head_dim);
+  for (const bool is_window : config.window_layers) name += is_window ? '1' : '0';
+  return name;
+}
 
 Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes) {
   void* base = mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -34,6 +35,10 @@ struct KvPoolConfig {
   // All planes of all layers, where these have the same pages.
   int64_t bytes_per_page() const { return num_layers * bytes_per_layer_page(); }
 };
+
+// The part of the configuration that decides what the bytes of a page mean, as text; equal texts
+// mean that pages can be exchanged. It is part of every page's name (page_name.h).
+std::string kv_layout_name(const KvPoolConfig& config);
 
 // Where planes lie. `data` has at least the bytes that were asked for, zero at first.
 class KvPlanes {

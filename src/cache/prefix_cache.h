@@ -20,6 +20,7 @@
 
 #include "base/status.h"
 #include "cache/eviction.h"
+#include "cache/page_name.h"
 #include "cache/page_pool.h"
 #include "cache/window_pages.h"
 #include "seams/kv_view.h"
@@ -68,7 +69,7 @@ class SequencePages {
   RadixNode* lock_ = nullptr;     // the deepest shared node
   int32_t num_shared_ = 0;
   int32_t priority_ = 0;   // of what it leaves in the cache
-  std::string namespace_;  // where the cache tells events
+  std::string namespace_;  // where the cache logs events
   std::vector<PageId> table_;
   std::vector<PageId> window_table_;
   int32_t window_begin_ = 0;  // pages of the table from here on it uses in the window's map, too
@@ -106,7 +107,8 @@ struct PrefixCacheConfig {
   bool disable_radix_cache = false;
   EvictionPolicy eviction_policy = EvictionPolicy::kLru;
   CacheReuse reuse;
-  CacheEventLog* events = nullptr;  // outlives the cache; null: nobody is told, which costs nothing
+  CacheEventLog* events = nullptr;  // outlives the cache; null: no page is hashed
+  PageNameScope name_scope;         // of the pages' names in events
   // Layers that see a sliding window have so many pages of their own, for tokens that read no more
   // than the last `sliding_window` positions, their own included. 0: there is one map of pages.
   int32_t sliding_window = 0;

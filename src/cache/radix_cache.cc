@@ -4,13 +4,15 @@
 
 #include "base/check.h"
 #include "cache/cache_events.h"
+#include "cache/page_name.h"
 #include "cache/radix_node.h"
 
 namespace espalier {
 
 namespace {
 constexpr int32_t kNodesExpectedMax = 1 << 16;  // 2 MiB of table; beyond, it grows
-}
+constexpr std::string_view kNoAdapter = "";     // requests have none
+}  // namespace
 
 RadixCache::RadixCache(const PrefixCacheConfig& config)
     : PrefixCache(config),
@@ -19,7 +21,8 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
              .num_nodes_expected =
                  static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}),
       events_(config.events),
-      hashes_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)),
+      name_scope_(config.name_scope),
+      names_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)),
       reuse_(config.reuse) {}
 
 int32_t RadixCache::usable(int32_t num_matched, size_t num_tokens) const {
@@ -75,44 +78,43 @@ void RadixCache::move_to_tree(SequencePages& pages, std::span<const TokenId> tok
                     moved.begin() + static_cast<std::ptrdiff_t>(present_.size()));
   std::copy(present_.begin(), present_.end(), moved.begin());
   if (events_ != nullptr && present_.size() < moved.size())
-    tell_stored(pages, tokens.first(end * page_size), begin + present_.size());
+    log_stored(pages, tokens.first(end * page_size), begin + present_.size());
   pages.lock_ = added.node;
   pages.num_shared_ = static_cast<int32_t>(end);
 }
 
-// Pages from `begin` on, up to the end of `tokens`, are the tree's since now.
-void RadixCache::tell_stored(const SequencePages& pages, std::span<const TokenId> tokens,
-                             size_t begin) {
+// The tree has just taken the pages from `begin` to the end of `tokens`. Each is hashed once, here.
+void RadixCache::log_stored(const SequencePages& pages, std::span<const TokenId> tokens,
+                            size_t begin) {
   const auto page_size = static_cast<size_t>(page_size_);
-  const auto hash_at = [&](size_t i) -> uint64_t& {
-    return hashes_[static_cast<size_t>(pages.table_[i])];
+  const auto name_at = [&](size_t i) -> PageName& {
+    return names_[static_cast<size_t>(pages.table_[i])];
   };
-  CacheEvent event{.type = CacheEvent::Type::kStored,
-                   .parent_hash = begin == 0 ? 0 : hash_at(begin - 1),
-                   .cache_namespace = pages.namespace_};
+  CacheEvent event{.type = CacheEvent::Type::kStored, .cache_namespace = pages.namespace_};
+  if (begin > 0) event.parent = name_at(begin - 1);
   event.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(begin * page_size),
                       tokens.end());
-  uint64_t hash = event.parent_hash;
+  PageName name =
+      begin > 0 ? event.parent : root_page_name(name_scope_, kNoAdapter, pages.namespace_);
   for (size_t i = begin; i < tokens.size() / page_size; ++i) {
-    hash = hash_of_page(pages.namespace_, hash, tokens.subspan(i * page_size, page_size));
-    event.hashes.push_back(hash_at(i) = hash);
+    name = page_name(name, tokens.subspan(i * page_size, page_size));
+    event.pages.push_back(name_at(i) = name);
   }
   events_->push(std::move(event));
 }
 
-void RadixCache::tell_removed(std::span<const PageId> pages) {
+void RadixCache::log_removed(std::span<const PageId> pages) {
   if (pages.empty()) return;
   CacheEvent event;  // cleared
   if (tree_.num_nodes() > 0) {
     event.type = CacheEvent::Type::kRemoved;
-    for (const PageId page : pages) event.hashes.push_back(hashes_[static_cast<size_t>(page)]);
+    for (const PageId page : pages) event.pages.push_back(names_[static_cast<size_t>(page)]);
   }
   events_->push(std::move(event));
 }
 
-// The pages in present_ stand for the sequence's own from page `begin` on. A window page that the
-// tree has lost is taken over; else the duplicate's stays with it, for a step in flight may read
-// it.
+// The pages in present_ replace the sequence's own from page `begin` on. The tree takes over a
+// window page that it has lost; else the duplicate keeps its own, for a step in flight may read it.
 void RadixCache::replace_in_window(SequencePages& pages, size_t begin) {
   for (size_t i = 0; i < present_.size(); ++i) {
     const size_t at = begin + i;
@@ -163,9 +165,11 @@ int32_t RadixCache::num_pages_held_alone(const SequencePages& pages) const {
 }
 
 int32_t RadixCache::evict(int32_t count) {
+  evicted_.clear();
+  const int32_t num_evicted = tree_.evict(count, &evicted_);
   scratch_.clear();
-  const int32_t num_evicted = tree_.evict(count, &scratch_);
-  if (events_ != nullptr) tell_removed(scratch_);
+  for (const PageRecord& record : evicted_) scratch_.push_back(record.page);
+  if (events_ != nullptr) log_removed(scratch_);
   free_pages(scratch_);
   return num_evicted;
 }
@@ -189,7 +193,10 @@ void RadixCache::check_invariants(std::span<const SequencePages* const> sequence
   }
   tree_.check_invariants(locked);
   std::vector<PageId> cached;
-  tree_.for_each_page([&](PageId page) { cached.push_back(page); });
+  tree_.for_each_page([&](const PageRecord& record) {
+    ESP_CHECK(record.resident(), "page {} is not on the device", record.page);
+    cached.push_back(record.page);
+  });
   check_ownership(sequences, detached, cached);
 }
 

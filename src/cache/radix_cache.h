@@ -1,9 +1,11 @@
-// The prefix cache that reuses: finished and running sequences' prefixes lie in one radix tree, and
-// everything that nobody uses can go in favour of what runs.
+// The prefix cache that reuses: the prefixes of finished and running sequences lie in one radix
+// tree, and every page that no sequence uses can be evicted. Not thread-safe; owns tree and pages.
 #pragma once
 
 #include <vector>
 
+#include "cache/page_name.h"
+#include "cache/page_record.h"
 #include "cache/prefix_cache.h"
 #include "cache/radix_tree.h"
 
@@ -44,14 +46,16 @@ class RadixCache final : public PrefixCache {
   void replace_in_window(SequencePages& pages, size_t begin);
   int32_t usable(int32_t num_matched, size_t num_tokens) const;
 
-  void tell_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
-  void tell_removed(std::span<const PageId> pages);
+  void log_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
+  void log_removed(std::span<const PageId> pages);
 
   RadixTree tree_;
   CacheEventLog* const events_;
-  std::vector<uint64_t> hashes_;  // [num_pages], of those that the tree owns; where events are told
+  const PageNameScope name_scope_;
+  std::vector<PageName> names_;  // [num_pages], of those that the tree owns; empty without events
   const CacheReuse reuse_;
   std::vector<PageId> scratch_;  // kept for its capacity
+  std::vector<PageRecord> evicted_;
   std::vector<PageId> present_;
   mutable std::vector<PageId> match_pages_;  // the same
 };

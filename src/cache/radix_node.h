@@ -1,4 +1,5 @@
-// A node of the radix tree; for the tree's own files.
+// A node of the radix tree, for the tree's own files. Plain data without thread safety;
+// RadixNodes owns the nodes and what their pointers lead to.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 
 #include "cache/arena.h"
 #include "cache/eviction.h"
+#include "cache/page_record.h"
 
 namespace espalier {
 
@@ -16,10 +18,10 @@ class alignas(64) RadixNode {
   bool is_root() const { return parent == nullptr; }
   bool is_leaf() const { return first_child == nullptr; }
   std::span<const int32_t> tokens() const { return {token_data, static_cast<size_t>(num_tokens)}; }
-  std::span<const int32_t> pages() const { return {page_data, static_cast<size_t>(num_pages)}; }
+  std::span<const PageRecord> pages() const { return {page_data, static_cast<size_t>(num_pages)}; }
 
-  uint32_t id = 0;      // among those that are in the tree; 0: it is in the tree's store only
-  uint32_t number = 0;  // its place in the store, from 1: the id that it has in the tree
+  uint32_t id = 0;      // of a live node; 0: the node is unused
+  uint32_t number = 0;  // its index in RadixNodes, from 1: the id of a live node
   RadixNode* parent = nullptr;
   RadixNode* first_child = nullptr;     // the newest; siblings are a list
   const int32_t* token_data = nullptr;  // the edge from the parent to here
@@ -27,7 +29,7 @@ class alignas(64) RadixNode {
   int32_t end = 0;        // tokens from the root to this node's end
   int32_t num_locks = 0;  // on this node and on all below it
   int32_t num_pages = 0;  // 0 in a tree without pages
-  const int32_t* page_data = nullptr;
+  const PageRecord* page_data = nullptr;
   RadixNode* next_sibling = nullptr;
 
   RadixNode* prev_sibling = nullptr;

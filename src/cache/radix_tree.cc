@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.h"
 #include "cache/radix_node.h"
@@ -49,12 +50,22 @@ size_t common_tokens(std::span<const int32_t> a, std::span<const int32_t> b) {
   return n;
 }
 
-}  // namespace
-
-int32_t RadixTree::common_pages(std::span<const Token> a, std::span<const Token> b) const {
+// Their common prefix in tokens, whole pages only.
+int32_t common_pages(std::span<const int32_t> a, std::span<const int32_t> b, int32_t page_size) {
   const auto common = static_cast<int32_t>(common_tokens(a, b));
-  return common - common % options_.page_size;
+  return common - common % page_size;
 }
+
+// Appends the pages from the root to the end of `end`.
+void append_pages_to(const RadixNode* end, int32_t page_size, std::vector<int32_t>& pages) {
+  const auto begin = static_cast<std::ptrdiff_t>(pages.size());
+  pages.resize(pages.size() + static_cast<size_t>(end->end / page_size));
+  for (const RadixNode* node = end; !node->is_root(); node = node->parent)
+    std::ranges::transform(node->pages(), pages.begin() + begin + node->parent->end / page_size,
+                           &PageRecord::page);
+}
+
+}  // namespace
 
 // Reads the table's entries and the runs, but no nodes.
 RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Token> tokens) const {
@@ -66,7 +77,7 @@ RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Tok
     const ChildTable::Entry* const child = children_.find(id, tokens.data(), tokens.size());
     if (child == nullptr) break;
     const std::span<const Token> run(child->tokens, static_cast<size_t>(child->num_tokens));
-    const int32_t common = common_pages(run, tokens);
+    const int32_t common = common_pages(run, tokens, options_.page_size);
     at = {child->node, at.num_tokens + common};
     if (common < child->num_tokens) break;
     tokens = tokens.subspan(static_cast<size_t>(common));
@@ -90,7 +101,7 @@ int32_t RadixTree::match_pages(std::string_view name_space, std::span<const Toke
   const Walk at = walk(name_space, tokens);
   if (at.node == nullptr || !options_.has_pages) return at.num_tokens;
   const size_t begin = pages.size();
-  append_pages_to(at.node, pages);
+  append_pages_to(at.node, options_.page_size, pages);
   pages.resize(begin + static_cast<size_t>(at.num_tokens / options_.page_size));
   return at.num_tokens;
 }
@@ -105,16 +116,8 @@ RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> t
     at.node = split(at.node, at.num_tokens - begin);
   }
   for (RadixNode* node = at.node; node != nullptr; node = node->parent) add_lock(node, priority);
-  if (pages != nullptr && options_.has_pages) append_pages_to(at.node, *pages);
+  if (pages != nullptr && options_.has_pages) append_pages_to(at.node, options_.page_size, *pages);
   return at.node;
-}
-
-void RadixTree::append_pages_to(const RadixNode* end, std::vector<Page>& pages) const {
-  const auto begin = static_cast<std::ptrdiff_t>(pages.size());
-  pages.resize(pages.size() + static_cast<size_t>(end->end / options_.page_size));
-  for (const RadixNode* node = end; !node->is_root(); node = node->parent)
-    std::copy(node->pages().begin(), node->pages().end(),
-              pages.begin() + begin + node->parent->end / options_.page_size);
 }
 
 void RadixTree::unlock(RadixNode* node) {
@@ -138,11 +141,11 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   while (!tokens.empty()) {
     RadixNode* child = child_of(node, tokens);
     if (child == nullptr) break;
-    const int32_t common = common_pages(child->tokens(), tokens);
+    const int32_t common = common_pages(child->tokens(), tokens, options_.page_size);
     if (common < child->num_tokens) child = split(child, common);
     add_lock(child, priority);
     if (present != nullptr)
-      present->insert(present->end(), child->pages().begin(), child->pages().end());
+      std::ranges::transform(child->pages(), std::back_inserter(*present), &PageRecord::page);
     tokens = tokens.subspan(static_cast<size_t>(common));
     if (options_.has_pages) pages = pages.subspan(static_cast<size_t>(common) / page_size);
     node = child;
@@ -155,7 +158,7 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   return {node, num_present};
 }
 
-int32_t RadixTree::evict(int32_t count, std::vector<Page>* pages) {
+int32_t RadixTree::evict(int32_t count, std::vector<PageRecord>* pages) {
   int32_t num_evicted = 0;
   while (num_evicted < count && !evictable_leaves_.empty()) {
     RadixNode* leaf = evictable_leaves_.top();
@@ -170,7 +173,7 @@ int32_t RadixTree::evict(int32_t count, std::vector<Page>* pages) {
 
 // The deepest pages first. What is left keeps its rank, so it goes next. The tree's look-up needs
 // the first page, so a leaf that loses all leaves the table before.
-void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages) {
+void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRecord>* pages) {
   const int32_t num_tokens = num_pages * options_.page_size;
   const bool all = leaf->num_tokens == num_tokens;
   if (all) children_.erase(leaf);
@@ -186,7 +189,7 @@ void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>*
 void RadixTree::remove_leaf(RadixNode* leaf) {
   RadixNode* parent = leaf->parent;
   evictable_leaves_.remove(leaf);
-  unlink(leaf);
+  nodes_.unlink(leaf);
   delete_node(leaf);
   if (!parent->is_leaf() || parent->num_locks > 0) return;
   if (parent->is_root()) {
@@ -197,62 +200,15 @@ void RadixTree::remove_leaf(RadixNode* leaf) {
 }
 
 RadixNode* RadixTree::root_of(std::string_view name_space) {
-  RadixNode* root = new_node();
-  const auto place = roots_.emplace(std::string(name_space), root).first;
-  root->name_space = &place->first;
+  RadixNode* root = nodes_.create(now_);
+  const auto entry = roots_.emplace(std::string(name_space), root).first;
+  root->name_space = &entry->first;
   return root;
-}
-
-RadixNode* RadixTree::new_node() {
-  RadixNode* node = nullptr;
-  if (unused_.empty()) {
-    node = new (node_memory_.take(sizeof(RadixNode))) RadixNode();
-    nodes_.push_back(node);
-    node->number = static_cast<uint32_t>(nodes_.size());
-  } else {
-    node = unused_.back();
-    unused_.pop_back();
-  }
-  node->id = node->number;
-  node->use = {.created = now_, .last_use = now_};
-  return node;
-}
-
-void RadixTree::set_run(RadixNode* node, std::span<const Token> tokens,
-                        std::span<const Page> pages) {
-  node->block = runs_.allocate(tokens.size() + pages.size());
-  int32_t* const data = node->block.data;
-  std::copy(tokens.begin(), tokens.end(), data);
-  std::copy(pages.begin(), pages.end(), data + tokens.size());
-  node->token_data = data;
-  node->num_tokens = static_cast<int32_t>(tokens.size());
-  node->page_data = data + tokens.size();
-  node->num_pages = static_cast<int32_t>(pages.size());
 }
 
 void RadixTree::delete_node(RadixNode* node) {
   if (node->is_root() && node->name_space != nullptr) roots_.erase(roots_.find(*node->name_space));
-  if (node->block.data != nullptr) runs_.free(node->block);
-  const uint32_t number = node->number;
-  *node = RadixNode();
-  node->number = number;
-  unused_.push_back(node);
-}
-
-void RadixTree::link(RadixNode* parent, RadixNode* node) {
-  node->parent = parent;
-  node->prev_sibling = nullptr;
-  node->next_sibling = parent->first_child;
-  if (parent->first_child != nullptr) parent->first_child->prev_sibling = node;
-  parent->first_child = node;
-  ++num_nodes_;
-}
-
-void RadixTree::unlink(RadixNode* node) {
-  (node->prev_sibling != nullptr ? node->prev_sibling->next_sibling : node->parent->first_child) =
-      node->next_sibling;
-  if (node->next_sibling != nullptr) node->next_sibling->prev_sibling = node->prev_sibling;
-  --num_nodes_;
+  nodes_.destroy(node);
 }
 
 // `node` becomes parent -> upper -> node, where `upper` has the first num_tokens of its run. The
@@ -262,20 +218,20 @@ RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
   ESP_DCHECK(num_tokens > 0 && num_tokens < node->num_tokens);
   children_.erase(node);
   RadixNode* parent = node->parent;
-  unlink(node);
-  RadixNode* upper = new_node();
+  nodes_.unlink(node);
+  RadixNode* upper = nodes_.create(now_);
   upper->use = node->use;
   upper->num_locks = node->num_locks;
   upper->end = parent->end + num_tokens;
   const int32_t num_pages = options_.has_pages ? num_tokens / options_.page_size : 0;
-  set_run(upper, node->tokens().first(static_cast<size_t>(num_tokens)),
-          node->pages().first(static_cast<size_t>(num_pages)));
+  nodes_.set_run(upper, node->tokens().first(static_cast<size_t>(num_tokens)),
+                 node->pages().first(static_cast<size_t>(num_pages)));
   node->token_data += num_tokens;
   node->num_tokens -= num_tokens;
   node->page_data += num_pages;
   node->num_pages -= num_pages;
-  link(parent, upper);
-  link(upper, node);
+  nodes_.link(parent, upper);
+  nodes_.link(upper, node);
   children_.insert(upper);
   children_.insert(node);
   return upper;
@@ -284,10 +240,12 @@ RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
 // Evictable until the caller locks it.
 RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
                                std::span<const Page> pages) {
-  RadixNode* leaf = new_node();
-  set_run(leaf, tokens, pages);
+  RadixNode* leaf = nodes_.create(now_);
+  new_records_.clear();
+  for (const Page page : pages) new_records_.push_back({.page = page});
+  nodes_.set_run(leaf, tokens, new_records_);
   leaf->end = parent->end + static_cast<int32_t>(tokens.size());
-  link(parent, leaf);
+  nodes_.link(parent, leaf);
   children_.insert(leaf);
   num_evictable_ += num_pages_of(leaf);
   ++version_;
@@ -319,9 +277,9 @@ void RadixTree::became_unused(RadixNode* node) {
   evictable_leaves_.push(node, eviction_rank(options_.policy, node->use));
 }
 
-void RadixTree::for_each_page(const std::function<void(Page)>& visit) const {
-  for (const RadixNode* node : nodes_)
-    for (const Page page : node->pages()) visit(page);
+void RadixTree::for_each_page(const std::function<void(const PageRecord&)>& visit) const {
+  for (const RadixNode* node : nodes_.all())
+    for (const PageRecord& page : node->pages()) visit(page);
 }
 
 void RadixTree::for_each_node(
@@ -347,7 +305,7 @@ void RadixTree::for_each_node(
 }
 
 void RadixTree::check_node(const RadixNode& node, int32_t num_locks) const {
-  ESP_CHECK(node.num_locks == num_locks, "node {}: {} locks, {} held", node.id, node.num_locks,
+  ESP_CHECK(node.num_locks == num_locks, "node {}: {} locks, {} expected", node.id, node.num_locks,
             num_locks);
   const auto page_size = static_cast<size_t>(options_.page_size);
   ESP_CHECK(node.tokens().size() % page_size == 0);
@@ -375,7 +333,7 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
 
   size_t num_nodes = 0, num_roots = 0, num_evictable_leaves = 0;
   int32_t num_evictable = 0, num_protected = 0;
-  for (const RadixNode* at : nodes_) {
+  for (const RadixNode* at : nodes_.all()) {
     const RadixNode& node = *at;
     if (node.id == 0) continue;
     const auto found = num_locks.find(&node);
@@ -384,8 +342,9 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
     (node.num_locks > 0 ? num_protected : num_evictable) += num_pages_of(&node);
     num_evictable_leaves += node.is_evictable() ? 1 : 0;
   }
-  ESP_CHECK(num_nodes == num_nodes_ && num_nodes == children_.size() && num_roots == roots_.size());
-  ESP_CHECK(num_nodes + num_roots + unused_.size() == nodes_.size(), "nodes lost");
+  ESP_CHECK(num_nodes == nodes_.num_linked() && num_nodes == children_.size() &&
+            num_roots == roots_.size());
+  ESP_CHECK(num_nodes + num_roots + nodes_.num_unused() == nodes_.all().size(), "nodes lost");
   ESP_CHECK(num_evictable == num_evictable_, "{} evictable, {} counted", num_evictable,
             num_evictable_);
   ESP_CHECK(num_protected == num_protected_, "{} protected, {} counted", num_protected,

@@ -1,9 +1,10 @@
-// A radix tree over token runs: which prefixes are cached, and in which pages. Knows nothing of
-// memory, sequences or models, so the router keeps one too.
+// A radix tree over token runs: which prefixes are cached, and in which pages. It knows nothing of
+// memory, sequences or models, so the scheduler keeps one of the prompts in flight too.
 //
 // Source: "SGLang: Efficient Execution of Structured Language Model Programs", section 3
-// (RadixAttention). Where that leaves open: a split puts the new node ABOVE the old one, so whoever
-// holds the old one still holds its whole run; eviction takes no more of a leaf than is asked for.
+// (RadixAttention). The paper leaves two things open. A split puts the new node ABOVE the old one,
+// so a pointer to the old one still stands for its whole run; eviction takes no more of a leaf than
+// the caller requests.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cache/arena.h"
 #include "cache/child_table.h"
 #include "cache/eviction.h"
 #include "cache/eviction_heap.h"
+#include "cache/page_record.h"
+#include "cache/radix_nodes.h"
 
 namespace espalier {
 
@@ -38,7 +40,7 @@ class RadixTree {
     int32_t page_size = 1;  // tokens
     bool has_pages = true;  // false: prefixes alone, every `pages` argument is empty
     EvictionPolicy policy = EvictionPolicy::kLru;
-    size_t num_nodes_expected = 0;  // so many are looked up without making the table anew
+    size_t num_nodes_expected = 0;  // the look-up table has room for these without growing
   };
 
   explicit RadixTree(const Options& options);
@@ -72,16 +74,16 @@ class RadixTree {
 
   // Removes up to `count` pages that no lock protects, from the ends of leaves, in the policy's
   // order; appends them to `pages`. Returns how many.
-  int32_t evict(int32_t count, std::vector<Page>* pages);
+  int32_t evict(int32_t count, std::vector<PageRecord>* pages);
 
   int32_t page_size() const { return options_.page_size; }
   int32_t num_evictable_pages() const { return num_evictable_; }
   int32_t num_protected_pages() const { return num_protected_; }
-  size_t num_nodes() const { return num_nodes_; }  // roots not counted
-  uint64_t version() const { return version_; }    // moves when a match may have changed
+  size_t num_nodes() const { return nodes_.num_linked(); }  // roots not counted
+  uint64_t version() const { return version_; }             // moves when a match may have changed
 
-  // Each page with its owner, in no order.
-  void for_each_page(const std::function<void(Page)>& visit) const;
+  // Each page, in no order.
+  void for_each_page(const std::function<void(const PageRecord&)>& visit) const;
 
   // Each node but the roots with its depth (0: below a root) and its run; parents before their
   // children, the older child first.
@@ -102,15 +104,10 @@ class RadixTree {
     int32_t num_tokens;  // matched; ends inside `node` when below its end
   };
   Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
-  int32_t common_pages(std::span<const Token> a, std::span<const Token> b) const;
 
   RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
   RadixNode* root_of(std::string_view name_space);
-  RadixNode* new_node();
-  void set_run(RadixNode* node, std::span<const Token> tokens, std::span<const Page> pages);
   void delete_node(RadixNode* node);
-  void link(RadixNode* parent, RadixNode* node);
-  void unlink(RadixNode* node);
   RadixNode* split(RadixNode* node, int32_t num_tokens);
   RadixNode* add_leaf(RadixNode* parent, std::span<const Token> tokens,
                       std::span<const Page> pages);
@@ -119,24 +116,20 @@ class RadixTree {
   void drop_lock(RadixNode* node);
   void became_unused(RadixNode* node);
   void remove_leaf(RadixNode* leaf);
-  void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<Page>* pages);
+  void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRecord>* pages);
   int32_t num_pages_of(const RadixNode* node) const;
-  void append_pages_to(const RadixNode* end, std::vector<Page>& pages) const;
 
   void check_node(const RadixNode& node, int32_t num_locks) const;
 
   const Options options_;
-  Arena node_memory_;
-  RunStore runs_;
-  std::vector<RadixNode*> nodes_;  // all that were ever made
-  std::vector<RadixNode*> unused_;
+  RadixNodes nodes_;
   std::unordered_map<std::string, RadixNode*, StringHash, std::equal_to<>> roots_;
+  std::vector<PageRecord> new_records_;  // scratch of add_leaf()
   ChildTable children_;
   EvictionHeap evictable_leaves_;
 
   uint64_t now_ = 0;  // operations so far: the time that policies see
   uint64_t version_ = 0;
-  size_t num_nodes_ = 0;
   int32_t num_evictable_ = 0;  // pages
   int32_t num_protected_ = 0;
 };

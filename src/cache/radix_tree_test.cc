@@ -22,6 +22,12 @@ using Tokens = std::vector<Token>;
 
 std::span<const Token> first(const Tokens& tokens, size_t n) { return std::span(tokens).first(n); }
 
+std::vector<Page> numbers_of(std::span<const PageRecord> records) {
+  std::vector<Page> numbers;
+  for (const PageRecord& record : records) numbers.push_back(record.page);
+  return numbers;
+}
+
 // What the tree should be, with nothing shared and nothing fast. One entry for each cached page,
 // keyed by its namespace and the whole prefix that it ends.
 class NaiveTree {
@@ -190,10 +196,11 @@ class Pair {
   }
 
   void evict(int32_t count) {
-    std::vector<Page> pages, expected;
+    std::vector<PageRecord> pages;
+    std::vector<Page> expected;
     ASSERT_EQ(tree_.evict(count, &pages), naive_.evict(count, expected));
     if (has_pages_) {
-      ASSERT_EQ(pages, expected);
+      ASSERT_EQ(numbers_of(pages), expected);
     }
   }
 
@@ -361,9 +368,9 @@ TEST(RadixTree, SplitKeepsTheWholeLockedRun) {
   other = tree.extend(other, std::span(abxy).subspan(2), std::vector<Page>{4, 5}).node;
   tree.unlock(other);
   EXPECT_EQ(tree.num_protected_pages(), 4);
-  std::vector<Page> evicted;
+  std::vector<PageRecord> evicted;
   EXPECT_EQ(tree.evict(100, &evicted), 2);
-  EXPECT_EQ(evicted, (std::vector<Page>{5, 4}));
+  EXPECT_EQ(numbers_of(evicted), (std::vector<Page>{5, 4}));
   tree.unlock(held);
   EXPECT_EQ(tree.num_evictable_pages(), 4);
   EXPECT_EQ(tree.evict(3, nullptr), 3);  // no more of the leaf than asked for
@@ -410,9 +417,9 @@ TEST(EvictionPolicy, EachHasItsOrder) {
     use(1, 0);
     use(1, 0);
     use(4, -1);
-    std::vector<Page> order;
+    std::vector<PageRecord> order;
     tree.evict(4, &order);
-    EXPECT_EQ(order, expected) << eviction_policy_name(policy);
+    EXPECT_EQ(numbers_of(order), expected) << eviction_policy_name(policy);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "engine/requests/embedding.h"
+#include "engine/startup/model_fingerprint.h"
 #include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
@@ -72,8 +73,11 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
     log_warning("tokenizer knows more tokens than the model tokenizer={} model={}",
                 parts.tokenizer->vocab_size(), parts.info.vocab_size);
   std::unique_ptr<CacheEventLog> events;
-  if (config.num_cache_events > 0)
+  PageNameScope name_scope;
+  if (config.num_cache_events > 0) {
     events = std::make_unique<CacheEventLog>(static_cast<size_t>(config.num_cache_events));
+    ESP_ASSIGN_OR_RETURN(name_scope, page_name_scope(config, parts.info));
+  }
   ESP_ASSIGN_OR_RETURN(
       auto cache,
       make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
@@ -82,6 +86,7 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
                          .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
                          .reuse = config.cache_reuse,
                          .events = events.get(),
+                         .name_scope = std::move(name_scope),
                          .sliding_window = config.window_tokens_read,
                          .num_window_pages = config.max_window_tokens / config.page_size}));
   return std::unique_ptr<Engine>(

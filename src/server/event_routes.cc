@@ -37,12 +37,12 @@ void write_event(JsonWriter& w, const CacheEvent& event, int32_t page_size) {
   w.begin_object().member("type", type_name(event.type)).member("seq", event.number);
   if (event.type != CacheEvent::Type::kCleared) {
     w.key("block_hashes").begin_array();
-    for (const uint64_t hash : event.hashes) w.value(hex(hash));
+    for (const PageName& page : event.pages) w.value(hex(page.prefix64()));
     w.end_array();
   }
   if (event.type == CacheEvent::Type::kStored) {
     w.key("parent_block_hash");
-    event.parent_hash == 0 ? w.null() : w.value(hex(event.parent_hash));
+    event.parent.empty() ? w.null() : w.value(hex(event.parent.prefix64()));
     w.key("token_ids").begin_array();
     for (const TokenId token : event.tokens) w.value(token);
     w.end_array().member("block_size", page_size).member("extra_key", event.cache_namespace);

@@ -1,0 +1,63 @@
+#include "cache/radix_nodes.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "cache/radix_node.h"
+
+namespace espalier {
+
+RadixNode* RadixNodes::create(uint64_t now) {
+  RadixNode* node = nullptr;
+  if (unused_.empty()) {
+    node = new (node_memory_.take(sizeof(RadixNode))) RadixNode();
+    nodes_.push_back(node);
+    node->number = static_cast<uint32_t>(nodes_.size());
+  } else {
+    node = unused_.back();
+    unused_.pop_back();
+  }
+  node->id = node->number;
+  node->use = {.created = now, .last_use = now};
+  return node;
+}
+
+void RadixNodes::destroy(RadixNode* node) {
+  if (node->block.data != nullptr) runs_.free(node->block);
+  const uint32_t number = node->number;
+  *node = RadixNode();
+  node->number = number;
+  unused_.push_back(node);
+}
+
+void RadixNodes::set_run(RadixNode* node, std::span<const int32_t> tokens,
+                         std::span<const PageRecord> pages) {
+  constexpr size_t kInts = sizeof(PageRecord) / sizeof(int32_t);
+  node->block = runs_.allocate(tokens.size() + kInts * pages.size());
+  int32_t* const data = node->block.data;
+  std::copy(tokens.begin(), tokens.end(), data);
+  auto* const records = reinterpret_cast<PageRecord*>(data + tokens.size());
+  std::uninitialized_copy(pages.begin(), pages.end(), records);
+  node->token_data = data;
+  node->num_tokens = static_cast<int32_t>(tokens.size());
+  node->page_data = records;
+  node->num_pages = static_cast<int32_t>(pages.size());
+}
+
+void RadixNodes::link(RadixNode* parent, RadixNode* node) {
+  node->parent = parent;
+  node->prev_sibling = nullptr;
+  node->next_sibling = parent->first_child;
+  if (parent->first_child != nullptr) parent->first_child->prev_sibling = node;
+  parent->first_child = node;
+  ++num_linked_;
+}
+
+void RadixNodes::unlink(RadixNode* node) {
+  (node->prev_sibling != nullptr ? node->prev_sibling->next_sibling : node->parent->first_child) =
+      node->next_sibling;
+  if (node->next_sibling != nullptr) node->next_sibling->prev_sibling = node->prev_sibling;
+  --num_linked_;
+}
+
+}  // namespace espalier
