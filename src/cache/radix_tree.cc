@@ -195,7 +195,7 @@ void RadixTree::remove_leaf(RadixNode* leaf) {
   if (parent->is_root()) {
     delete_node(parent);
   } else {
-    became_unused(parent);
+    evictable_leaves_.push(parent, eviction_rank(options_.policy, parent->use));
   }
 }
 
@@ -270,11 +270,8 @@ void RadixTree::drop_lock(RadixNode* node) {
   if (--node->num_locks > 0) return;
   num_protected_ -= num_pages_of(node);
   num_evictable_ += num_pages_of(node);
-  if (node->is_leaf() && !node->is_root()) became_unused(node);
-}
-
-void RadixTree::became_unused(RadixNode* node) {
-  evictable_leaves_.push(node, eviction_rank(options_.policy, node->use));
+  if (node->is_leaf() && !node->is_root())
+    evictable_leaves_.push(node, eviction_rank(options_.policy, node->use));
 }
 
 void RadixTree::for_each_page(const std::function<void(const PageRecord&)>& visit) const {

@@ -114,7 +114,6 @@ class RadixTree {
 
   void add_lock(RadixNode* node, int32_t priority);
   void drop_lock(RadixNode* node);
-  void became_unused(RadixNode* node);
   void remove_leaf(RadixNode* leaf);
   void trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRecord>* pages);
   int32_t num_pages_of(const RadixNode* node) const;
