@@ -1,7 +1,6 @@
 #include "cache/radix_nodes.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "cache/radix_node.h"
 
@@ -30,18 +29,29 @@ void RadixNodes::destroy(RadixNode* node) {
   unused_.push_back(node);
 }
 
-void RadixNodes::set_run(RadixNode* node, std::span<const int32_t> tokens,
-                         std::span<const PageRecord> pages) {
+PageRecord* RadixNodes::allocate_run(RadixNode* node, std::span<const int32_t> tokens,
+                                     size_t num_pages) {
   constexpr size_t kInts = sizeof(PageRecord) / sizeof(int32_t);
-  node->block = runs_.allocate(tokens.size() + kInts * pages.size());
+  node->block = runs_.allocate(tokens.size() + kInts * num_pages);
   int32_t* const data = node->block.data;
   std::copy(tokens.begin(), tokens.end(), data);
   auto* const records = reinterpret_cast<PageRecord*>(data + tokens.size());
-  std::uninitialized_copy(pages.begin(), pages.end(), records);
   node->token_data = data;
   node->num_tokens = static_cast<int32_t>(tokens.size());
   node->page_data = records;
-  node->num_pages = static_cast<int32_t>(pages.size());
+  node->num_pages = static_cast<int32_t>(num_pages);
+  return records;
+}
+
+void RadixNodes::set_run(RadixNode* node, std::span<const int32_t> tokens,
+                         std::span<const PageRecord> pages) {
+  std::ranges::copy(pages, allocate_run(node, tokens, pages.size()));
+}
+
+void RadixNodes::set_computed_run(RadixNode* node, std::span<const int32_t> tokens,
+                                  std::span<const int32_t> pages) {
+  PageRecord* const records = allocate_run(node, tokens, pages.size());
+  for (size_t i = 0; i < pages.size(); ++i) records[i] = PageRecord{.page = pages[i]};
 }
 
 void RadixNodes::link(RadixNode* parent, RadixNode* node) {

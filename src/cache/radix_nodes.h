@@ -25,6 +25,9 @@ class RadixNodes {
 
   // Copies the run into the node. REQUIRES that the node has none.
   void set_run(RadixNode* node, std::span<const int32_t> tokens, std::span<const PageRecord> pages);
+  // The same for pages that have just been computed, by number: on the device and ready.
+  void set_computed_run(RadixNode* node, std::span<const int32_t> tokens,
+                        std::span<const int32_t> pages);
 
   // The newest child comes first in its parent's list.
   void link(RadixNode* parent, RadixNode* node);
@@ -35,6 +38,9 @@ class RadixNodes {
   size_t num_unused() const { return unused_.size(); }
 
  private:
+  // Room for the run, whose tokens are copied; returns where its records begin.
+  PageRecord* allocate_run(RadixNode* node, std::span<const int32_t> tokens, size_t num_pages);
+
   Arena node_memory_;
   RunStore runs_;
   std::vector<RadixNode*> nodes_;  // all that were ever created

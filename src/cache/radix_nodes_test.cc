@@ -25,6 +25,15 @@ TEST(RadixNodes, ARunKeepsItsTokensAndRecords) {
   EXPECT_EQ(node->use.created, 7u);
 }
 
+TEST(RadixNodes, ComputedPagesAreOnTheDevice) {
+  RadixNodes nodes;
+  RadixNode* node = nodes.create(1);
+  nodes.set_computed_run(node, std::vector<int32_t>{1, 2}, std::vector<int32_t>{8, 9});
+  ASSERT_EQ(node->pages().size(), 2u);
+  EXPECT_EQ(node->pages()[1], (PageRecord{.page = 9}));
+  EXPECT_TRUE(node->pages()[1].resident());
+}
+
 TEST(RadixNodes, LinksAreConsistent) {
   RadixNodes nodes;
   RadixNode *root = nodes.create(0), *a = nodes.create(0), *b = nodes.create(0),

@@ -241,9 +241,7 @@ RadixNode* RadixTree::split(RadixNode* node, int32_t num_tokens) {
 RadixNode* RadixTree::add_leaf(RadixNode* parent, std::span<const Token> tokens,
                                std::span<const Page> pages) {
   RadixNode* leaf = nodes_.create(now_);
-  new_records_.clear();
-  for (const Page page : pages) new_records_.push_back({.page = page});
-  nodes_.set_run(leaf, tokens, new_records_);
+  nodes_.set_computed_run(leaf, tokens, pages);
   leaf->end = parent->end + static_cast<int32_t>(tokens.size());
   nodes_.link(parent, leaf);
   children_.insert(leaf);

@@ -123,7 +123,6 @@ class RadixTree {
   const Options options_;
   RadixNodes nodes_;
   std::unordered_map<std::string, RadixNode*, StringHash, std::equal_to<>> roots_;
-  std::vector<PageRecord> new_records_;  // scratch of add_leaf()
   ChildTable children_;
   EvictionHeap evictable_leaves_;
 

@@ -51,8 +51,10 @@ Status update_file(Sha256& hash, const fs::path& path) {
     hash.update(bytes);
     return Status();
   }
-  const size_t distance = (bytes.size() - kSampleBytes) / (kNumSamples - 1);
-  for (size_t i = 0; i < kNumSamples; ++i) hash.update(bytes.subspan(i * distance, kSampleBytes));
+  // The first sample begins the file, and the last one ends it.
+  const size_t last = bytes.size() - kSampleBytes;
+  for (size_t i = 0; i < kNumSamples; ++i)
+    hash.update(bytes.subspan(last * i / (kNumSamples - 1), kSampleBytes));
   return Status();
 }
 
