@@ -1,7 +1,9 @@
 // The fingerprint of a model is a function of its files and of the settings that change them.
 #include "engine/startup/model_fingerprint.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,11 +13,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder with a configuration and weights of `num_bytes`, removed at the end.
+// A folder with a configuration and weights of `num_bytes`, removed at the end. Tests run at once
+// in several processes, so its name has the process's number.
 class ModelFolder {
  public:
   ModelFolder(const std::string& name, size_t num_bytes, size_t changed_byte)
-      : path_(fs::path(testing::TempDir()) / ("fingerprint_" + name)) {
+      : path_(fs::path(testing::TempDir()) / fmt::format("fingerprint_{}_{}", getpid(), name)) {
     fs::create_directories(path_);
     std::ofstream(path_ / "config.json") << "{}";
     std::ofstream(path_ / "README.md") << name;
