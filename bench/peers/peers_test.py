@@ -18,7 +18,7 @@ import measure  # noqa: E402
 
 MODEL = os.path.join(compare.ROOT, "share", "default_model")
 BENCH = os.environ.get("ESPALIER_BENCH_BINARY")
-# Without settings of whoever runs the tests.
+# The caller's ESPALIER_* variables do not change what the tests measure.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")}
 ROWS = {row.name: row for row in measure.ROWS}
 

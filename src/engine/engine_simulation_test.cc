@@ -1,6 +1,6 @@
 // Many short lives of a whole engine, each from one seed: requests and sessions that come while
 // others run, forks of one prompt, aborts, entries that fail, pauses with and without a flush,
-// pools so small that they force eviction and retraction. Whoever acts does so on the loop's own
+// pools so small that they force eviction and retraction. Every action but a pause runs on the loop's own
 // thread, from inside the wait for a step, and so at the same step in every run of a seed; only
 // pauses, which block their caller, come from outside when they come. At the end every sample has
 // had one end and exactly the tokens that its prompt gets alone, and every page is back.

@@ -28,7 +28,7 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// A server without a key answers whoever reaches it: pages of other origins only where it is bound
+// A server without a key answers every client: pages of other origins only where it is bound
 // to loopback, and there only under names that are its own.
 void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
   const bool open = c.api_key.empty(), local = is_loopback(c.host);

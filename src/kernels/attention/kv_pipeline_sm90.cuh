@@ -15,6 +15,7 @@
 
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/barrier.cuh"
+#include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -95,15 +96,6 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
     ESP_RETURN_IF_ERROR(encode(maps.page_v, kv.v, kRows, kv.token_stride, kv.head_stride));
   }
   return maps;
-}
-
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int column, int kv_head,
-                                         int row, Barrier& full) {
-  ESP_HOPPER_ASM(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(column), "r"(kv_head), "r"(row), "r"(barrier_address(full))
-      : "memory");
 }
 
 // A producer warp: it looks up and copies 32 positions of each block, one a lane, independently of

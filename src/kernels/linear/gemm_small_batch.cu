@@ -15,9 +15,9 @@
 // docs/notes/gemm_small_batch.md.
 #include <algorithm>
 
-#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/linear/gemm_small_batch.h"
@@ -68,9 +68,6 @@ __host__ __device__ constexpr size_t sums_bytes(int columns, int outputs) {
 
 // --- what clusters and tensor maps need ---
 
-__device__ __forceinline__ uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
 __device__ __forceinline__ void cluster_sync() {
   ESP_HOPPER_ASM("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
@@ -97,14 +94,6 @@ __device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, i
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
       "l"(&map), "r"(input), "r"(0), "r"(group), "r"(barrier_address(barrier)), "l"(kEvictFirst)
-      : "memory");
-}
-__device__ __forceinline__ void copy_rows(void* to, const CUtensorMap& map, int input, int row,
-                                          Barrier& barrier) {
-  ESP_HOPPER_ASM(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(input), "r"(row), "r"(barrier_address(barrier))
       : "memory");
 }
 // The share of the GEMM that this block has; its rank in the cluster is the split.
@@ -165,8 +154,8 @@ struct Fetcher {
     const int input = (work.begin + k_tile) * k_tile_inputs(OUTPUTS);
 #pragma unroll
     for (int i = 0; i < Memory::kBoxes; ++i)
-      copy_rows(shared.x(slot) + i * Memory::kRowsBox, x_map, input + i * kBoxInputs, 0,
-                shared.barriers->full[slot]);
+      copy_box(shared.x(slot) + i * Memory::kRowsBox, x_map, input + i * kBoxInputs, 0,
+               shared.barriers->full[slot]);
   }
   __device__ void rest() const {
     int slot = 0;

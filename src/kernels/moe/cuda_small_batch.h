@@ -9,8 +9,8 @@
 
 namespace espalier::kernels::cuda {
 
-// The most rows, and the most (row, expert) pairs (rows x top_k). With more of them the matrices
-// serve so many rows that the tensor-core tiles of moe/cuda.h are as fast.
+// The most rows, and the most (row, expert) pairs (rows x top_k). Beyond these bounds an expert's
+// matrix multiplies several rows, and the grouped GEMMs of moe/cuda.h are as fast.
 inline constexpr int32_t kSmallBatchMoeRows = 4;
 inline constexpr int32_t kSmallBatchMoePairs = 32;
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/moe/grouped_gemm_sm90.h"
@@ -73,17 +74,9 @@ __device__ __forceinline__ void arrive_in(const Barrier& barrier, int rank) {
       "r"(rank)
       : "memory");
 }
-__device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, int input, int row,
-                                             int group, Barrier& full) {
-  ESP_HOPPER_ASM(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(input), "r"(row), "r"(group), "r"(barrier_address(full))
-      : "memory");
-}
-// As above, to the same place in both blocks, whose own barriers count the bytes.
-__device__ __forceinline__ void copy_weights_to_both(void* to, const CUtensorMap& map, int input,
-                                                     int row, int group, Barrier& full) {
+// Copies a box to the same place in both blocks, whose own barriers count the bytes.
+__device__ __forceinline__ void copy_box_to_both(void* to, const CUtensorMap& map, int input,
+                                                 int row, int group, Barrier& full) {
   ESP_HOPPER_ASM(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
@@ -91,15 +84,6 @@ __device__ __forceinline__ void copy_weights_to_both(void* to, const CUtensorMap
       "h"(static_cast<uint16_t>(3))
       : "memory");
 }
-__device__ __forceinline__ void copy_rows(void* to, const CUtensorMap& map, int input, int row,
-                                          Barrier& full) {
-  ESP_HOPPER_ASM(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(input), "r"(row), "r"(barrier_address(full))
-      : "memory");
-}
-
 // --- the division of the work ---
 
 // Fills shared.begins and shared.tiles. All threads call it; a barrier of the block follows.
@@ -205,17 +189,17 @@ struct Producer {
     char* stage = shared.stages[pipeline.stage];
     Barrier& full = shared.full[pipeline.stage];
     barrier_expect(full, 2 * kHalfBytes + (GATED ? 0 : kRowsBytes));
-    if constexpr (!GATED) copy_rows(stage, x_map, input, tile.first, full);
+    if constexpr (!GATED) copy_box(stage, x_map, input, tile.first, full);
     if (tile.shares) {
       const int half = cluster_rank();
-      copy_weights_to_both(stage + kRowsBytes + half * kHalfBytes, weights_map, input,
-                           weights_row(tile, half), tile.group, full);
+      copy_box_to_both(stage + kRowsBytes + half * kHalfBytes, weights_map, input,
+                       weights_row(tile, half), tile.group, full);
       return;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      copy_weights(stage + kRowsBytes + half * kHalfBytes, weights_map, input,
-                   weights_row(tile, half), tile.group, full);
+      copy_box(stage + kRowsBytes + half * kHalfBytes, weights_map, input, weights_row(tile, half),
+               tile.group, full);
   }
 
   // A thread copies 16 bytes of each of eight rows, 16 rows apart.

@@ -11,7 +11,7 @@
 
 namespace espalier::lang {
 
-// The engine is shared by whoever else submits to it. Messages are framed by the chat template of
+// The engine may have other clients at the same time. Messages are framed by the chat template of
 // its model's folder, or by `frames`. kFailedPrecondition for an engine without a tokenizer.
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine);
 Result<std::shared_ptr<Backend>> engine_backend(std::shared_ptr<Engine> engine, ChatFrames frames);

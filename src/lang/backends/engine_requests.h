@@ -14,7 +14,7 @@
 
 namespace espalier::lang {
 
-// Thread-safe. Shares the engine with whoever else submits to it. Sinks may refer to this object:
+// Thread-safe. The engine may have other clients at the same time. Sinks may refer to this object:
 // its destructor cancels all requests and waits for their end.
 class EngineRequests {
  public:

@@ -8,7 +8,7 @@
 
 namespace espalier::program {
 
-// A step: so many query tokens, each of a request with so many tokens cached before it.
+// The shape of a step: `tokens` query tokens, each of a request with `context` cached tokens.
 struct StepShape {
   int64_t tokens = 1;
   int64_t context = 0;
