@@ -36,7 +36,7 @@ std::vector<int32_t> random_experts(Rng& rng, const Shape& s) {
   std::iota(ids.begin(), ids.end(), 0);
   for (int row = 0; row < s.rows; ++row) {
     const bool all = s.favourites == 0 || rng.between(0, 7) == 0;
-    const int most = all ? s.experts : std::max(s.favourites, s.top_k);
+    const int most = all ? s.experts : std::min(s.experts, std::max(s.favourites, s.top_k));
     for (int i = 0; i < s.top_k; ++i) {
       const auto other = static_cast<size_t>(rng.between(i, most - 1));
       std::swap(ids[static_cast<size_t>(i)], ids[other]);
