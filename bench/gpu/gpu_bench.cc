@@ -40,7 +40,7 @@ constexpr uint64_t kSeed = 1;
 StepBench::Limits limits(const Options& options) {
   return {.page_size = options.page_size,
           .graphs = !options.no_graphs,
-          .early_launch = !options.no_early_launch,
+          .allow_pdl = !options.no_early_launch,
           .megakernel = !options.no_megakernel,
           .deterministic = options.deterministic};
 }

@@ -134,7 +134,7 @@ Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& c
                       .max_running_requests = w.max_running,
                       .disable_radix_cache = !w.cache,
                       .disable_jump_forward = !w.guess,
-                      .disable_drafts = !w.guess,
+                      .disable_draft_tokens = !w.guess,
                       .random_seed = seed,
                       .device = "cuda"}));
   const int32_t vocab = engine->model_info().vocab_size;

@@ -40,7 +40,7 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
                             .context_length = limits.context_length,
                             .page_size = limits.page_size,
                             .graphs = limits.graphs,
-                            .early_launch = limits.early_launch,
+                            .allow_pdl = limits.allow_pdl,
                             .megakernel = limits.megakernel,
                             .deterministic = limits.deterministic}));
   ESP_ASSIGN_OR_RETURN(const int64_t budget, bench->executor_->kv_budget_bytes());

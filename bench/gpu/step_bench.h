@@ -29,7 +29,7 @@ class StepBench {
     int32_t context_length = 131072;
     int32_t page_size = 1;
     bool graphs = true;
-    bool early_launch = true;
+    bool allow_pdl = true;
     bool megakernel = true;
     bool deterministic = false;
   };

@@ -233,7 +233,7 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "JSON without white space where a request does not say (json_whitespace)");
   table.toggle("disable-jump-forward", engine.disable_jump_forward,
                "sample every token, those that a grammar leaves no choice for too");
-  table.toggle("disable-drafts", engine.disable_drafts,
+  table.toggle("disable-drafts", engine.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
   table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,

@@ -18,7 +18,7 @@ class ChunkCache final : public PrefixCache {
   void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
   void release(SequencePages& pages) override;
   void shared_nodes(const SequencePages&, std::vector<SharedNode>&) const override {}
-  int32_t num_pages_held_alone(const SequencePages& pages) const override {
+  int32_t num_exclusive_pages(const SequencePages& pages) const override {
     return pages.num_pages();
   }
   int32_t evict(int32_t) override { return 0; }

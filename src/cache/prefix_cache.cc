@@ -153,7 +153,7 @@ Result<std::unique_ptr<PrefixCache>> make_prefix_cache(const PrefixCacheConfig& 
         invalid_argument("the KV pool has {} pages; it needs at least 1", config.num_pages));
   if (config.sliding_window > 0) {
     const WindowPages asked(1, 0, config.sliding_window, config.page_size);
-    const int32_t least = asked.most_held(config.num_pages);
+    const int32_t least = asked.max_resident(config.num_pages);
     if (config.num_window_pages < least)
       return fail(invalid_argument(
           "the KV pool has {} pages of {} tokens for layers with a sliding window; it needs at "

@@ -179,7 +179,7 @@ class PrefixCache {
   // What a sequence of so many pages holds of the window's map at most, but for chunks of a prompt
   // in flight; 0 without one.
   int32_t num_window_pages_most(int32_t num_pages) const {
-    return window_ == nullptr ? 0 : window_->most_held(num_pages);
+    return window_ == nullptr ? 0 : window_->max_resident(num_pages);
   }
 
   // Makes the table cover `num_tokens`, evicting what is needed; all or nothing.
@@ -202,7 +202,7 @@ class PrefixCache {
   virtual void shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const = 0;
 
   // How many pages become available when it ends.
-  virtual int32_t num_pages_held_alone(const SequencePages& pages) const = 0;
+  virtual int32_t num_exclusive_pages(const SequencePages& pages) const = 0;
 
   // Drops up to `count` pages that nobody uses, the policy's choice first; how many it dropped.
   virtual int32_t evict(int32_t count) = 0;

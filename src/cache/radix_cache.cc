@@ -159,7 +159,7 @@ void RadixCache::shared_nodes(const SequencePages& pages, std::vector<SharedNode
     if (node->num_locks > 1) out.push_back({node->number, node->end});
 }
 
-int32_t RadixCache::num_pages_held_alone(const SequencePages& pages) const {
+int32_t RadixCache::num_exclusive_pages(const SequencePages& pages) const {
   const int32_t num_own = pages.num_pages() - pages.num_shared_pages();
   return num_own + (pages.holds() ? tree_.num_pages_locked_once(pages.lock_) : 0);
 }

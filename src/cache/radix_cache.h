@@ -29,7 +29,7 @@ class RadixCache final : public PrefixCache {
   void finish(SequencePages&& pages, std::span<const TokenId> tokens) override;
   void release(SequencePages& pages) override;
   void shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const override;
-  int32_t num_pages_held_alone(const SequencePages& pages) const override;
+  int32_t num_exclusive_pages(const SequencePages& pages) const override;
   int32_t evict(int32_t count) override;
   PrefixCacheSizes sizes() const override;
   void check_invariants(std::span<const SequencePages* const> sequences,

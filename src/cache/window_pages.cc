@@ -18,7 +18,7 @@ int32_t WindowPages::first_needed(int32_t position) const {
   return std::max(0, position - window_tokens_ + 1) / page_size_;
 }
 
-int32_t WindowPages::most_held(int32_t num_pages) const {
+int32_t WindowPages::max_resident(int32_t num_pages) const {
   return std::min(num_pages, (window_tokens_ + page_size_ - 1) / page_size_ + 3);
 }
 

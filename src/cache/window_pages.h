@@ -40,7 +40,7 @@ class WindowPages {
   int32_t usable(std::span<const PageId> full) const;
   // What a sequence of that many pages holds at most while it decodes: its window, and the pages
   // that two steps in flight have begun.
-  int32_t most_held(int32_t num_pages) const;
+  int32_t max_resident(int32_t num_pages) const;
 
   // A new page, with one user; evicts an idle one where none is free. REQUIRES num_available() > 0.
   void take(PageId full);

@@ -99,7 +99,7 @@ void resolve_window(EngineConfig& c, const ModelInfo& info) {
   const int32_t num_pages = c.max_total_tokens / c.page_size;
   const int32_t num_window =
       std::max(static_cast<int32_t>(std::ceil(c.swa_full_tokens_ratio * num_pages)),
-               asked.most_held(num_pages));
+               asked.max_resident(num_pages));
   if (num_window >= num_pages) return;
   c.max_window_tokens = num_window * c.page_size;
   c.window_tokens_read = read;

@@ -30,8 +30,8 @@ struct EngineConfig {
   double mem_fraction_static = 0;    // of the memory that is free at start, for weights and KV
   int32_t max_total_tokens = 0;      // KV pool, tokens
   int32_t max_running_requests = 0;  // samples at once
-  // Samples that are held and not finished may be max_running_requests and so many more; beyond:
-  // kResourceExhausted.
+  // Unfinished samples may be max_running_requests and this many more; beyond that a request ends
+  // in kResourceExhausted.
   int32_t max_queued_requests = 0;
   int32_t chunked_prefill_size = 0;  // tokens of prefill in one step; -1: no limit
   int32_t max_prefill_tokens = 0;    // the same, the smaller of the two counts
@@ -42,7 +42,7 @@ struct EngineConfig {
   double schedule_conservativeness = 1.0;
   std::string fair_share = "none";       // none, tenant (extra_key) or priority
   int32_t schedule_bypass_bound = 1024;  // later requests admitted before a waiting one, at most
-  // With schedule_policy "priority": what waits takes the place of what runs with a priority so
+  // With schedule_policy "priority": a waiting request replaces a running one with a priority so
   // much lower.
   int32_t priority_scheduling_preemption_threshold = 10;
   bool disable_priority_preemption = false;
@@ -51,7 +51,7 @@ struct EngineConfig {
   std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
   CacheReuse cache_reuse;  // less than all: for measurements of what reuse is worth
   bool disable_radix_cache = false;
-  // The last events of the cache that are kept for whoever mirrors it; 0: none are told.
+  // How many of the last cache events are kept for subscribers; 0: no events are made.
   int32_t num_cache_events = 0;
   // Layers that see a sliding window keep their keys and values in pages of their own, so many for
   // each of the others'. disable_hybrid_swa_memory: one map of pages for all layers.
@@ -70,7 +70,7 @@ struct EngineConfig {
   std::string grammar_backend = "espalier";  // or none: requests with a grammar are refused
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces
-  bool disable_drafts = false;                           // guess at nothing that a grammar allows
+  bool disable_draft_tokens = false;                     // no draft tokens under a grammar
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
@@ -88,7 +88,7 @@ struct EngineConfig {
 
 // Nothing left to choose. Fails for settings that contradict each other, the model or the system,
 // and says what to change. Pure but for a random_seed of 0, which is drawn.
-//   machine: what was free before the weights were loaded.
+//   system: what was free before the weights were loaded.
 Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
                              const SystemInfo& system);
 

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-// Natural logarithms; products are summed in another order than on the CPU.
+// Natural logarithms; GEMMs sum in another order than on the CPU.
 constexpr float kLogprobTolerance = 2e-3f;
 
 void expect_near(const std::vector<float>& got, const std::vector<float>& want,

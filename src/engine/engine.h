@@ -39,7 +39,7 @@ struct EngineStats {
   double forward_seconds_total = 0;
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
-  int64_t drafted_tokens_total = 0, accepted_drafts_total = 0;
+  int64_t drafted_tokens_total = 0, accepted_draft_tokens_total = 0;
   int64_t num_masks_total = 0;                                       // of constrained entries
   double mask_seconds_total = 0;                                     // of the scheduler's thread
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
@@ -50,7 +50,7 @@ struct EngineStats {
   int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;
-  int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: set aside for
+  int64_t scratch_bytes = 0, graph_bytes = 0;  // of a GPU; graphs: reserved for
   double gen_throughput = 0;                   // output tokens a second over the last few seconds
 
   double cache_hit_rate() const {

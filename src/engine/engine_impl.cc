@@ -199,7 +199,8 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
   live->jump_forward = request.sampling.jump_forward && !config_.disable_jump_forward &&
                        !(request.return_logprob && may_stop);
-  live->drafts = live->jump_forward && request.sampling.drafts && !config_.disable_drafts;
+  live->draft_tokens =
+      live->jump_forward && request.sampling.draft_tokens && !config_.disable_draft_tokens;
   live->token_healing = request.sampling.token_healing;
   live->logprob_start_len = request.logprob_start_len;
   live->embed = request.embed;

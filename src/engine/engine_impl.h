@@ -62,7 +62,7 @@ class EngineImpl final : public Engine {
   std::vector<std::string_view> token_bytes_;  // of the grammars' vocabulary
   const uint64_t rid_nonce_;
   std::atomic<uint64_t> num_rids_{0}, num_seeds_{0};
-  std::unique_ptr<CacheEventLog> events_;  // null: none are told
+  std::unique_ptr<CacheEventLog> events_;  // null: no events are made
   std::unique_ptr<PrefixCache> cache_;
   RequestRegistry registry_;
   SteadyClock clock_;

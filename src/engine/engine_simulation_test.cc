@@ -1,9 +1,9 @@
 // Many short lives of a whole engine, each from one seed: requests and sessions that come while
 // others run, forks of one prompt, aborts, entries that fail, pauses with and without a flush,
-// pools so small that they force eviction and retraction. Every action but a pause runs on the loop's own
-// thread, from inside the wait for a step, and so at the same step in every run of a seed; only
-// pauses, which block their caller, come from outside when they come. At the end every sample has
-// had one end and exactly the tokens that its prompt gets alone, and every page is back.
+// pools so small that they force eviction and retraction. Every action but a pause runs on the
+// loop's own thread, from inside the wait for a step, and so at the same step in every run of a
+// seed; only pauses, which block their caller, come from outside when they come. At the end every
+// sample has had one end and exactly the tokens that its prompt gets alone, and every page is back.
 // ESPALIER_SIMULATION_SEEDS runs more; ESPALIER_SIMULATION_SEED=N runs one.
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ class ActingExecutor final : public Executor {
   const std::function<void()> act_;
 };
 
-struct Heard {  // of one sample
+struct SampleEvents {  // of one sample
   Tokens ids;
   int num_ends = 0;
   FinishReason reason;
@@ -65,11 +65,11 @@ struct Asked {
   int32_t max_new_tokens = 0;
   bool ignore_eos = false;
   bool may_be_refused = false;  // what it continues may run still
-  bool aborted = false;         // asked for, or replaced
-  std::vector<Heard> samples;
+  bool aborted = false;         // requested, or replaced
+  std::vector<SampleEvents> samples;
 
   bool ended() const {
-    return std::ranges::all_of(samples, [](const Heard& h) { return h.num_ends > 0; });
+    return std::ranges::all_of(samples, [](const SampleEvents& h) { return h.num_ends > 0; });
   }
   bool failed() const { return samples[0].reason.type == FinishReason::Type::kError; }
   // Known when what it continues has ended, as it has when this begins.
@@ -135,7 +135,7 @@ class EngineSimulation {
       if (rng_.below(3) == 0) flush();
       for (int64_t burst = rng_.between(1, 5); burst > 0 && num_to_come_ > 0; --burst) arrive();
       ASSERT_TRUE(engine_->continue_generation().ok());
-      wait_until_quiet();
+      wait_until_idle();
     }
     ASSERT_TRUE(engine_->pause_generation(Engine::PauseMode::kInPlace).ok());
     flush();
@@ -192,7 +192,7 @@ class EngineSimulation {
     if (in_session) request.session = a.params;
     ++num_live_;
     const auto rid =
-        engine_->submit(std::move(request), [this, &a](TokenEvent&& e) { hear(a, e); });
+        engine_->submit(std::move(request), [this, &a](TokenEvent&& e) { on_event(a, e); });
     ASSERT_TRUE(rid) << rid.error().to_string();
   }
 
@@ -220,19 +220,19 @@ class EngineSimulation {
     engine_->abort(a.rid, Engine::AbortScope::kExact);
   }
 
-  void hear(Asked& a, TokenEvent& event) {
+  void on_event(Asked& a, TokenEvent& event) {
     const std::lock_guard lock(mutex_);
-    Heard& h = a.samples.at(static_cast<size_t>(event.index));
+    SampleEvents& h = a.samples.at(static_cast<size_t>(event.index));
     EXPECT_EQ(h.num_ends, 0) << a.rid << ": an event after the last one";
     h.ids.insert(h.ids.end(), event.ids.begin(), event.ids.end());
     if (!event.finish) return;
     ++h.num_ends;
     h.reason = *event.finish;
-    if (a.ended() && --num_live_ == 0) quiet_.notify_all();
+    if (a.ended() && --num_live_ == 0) idle_.notify_all();
   }
 
   // Meanwhile generation is paused now and then, and flushed while nothing runs.
-  void wait_until_quiet() {
+  void wait_until_idle() {
     std::unique_lock lock(mutex_);
     while (num_live_ > 0) {
       if (num_pauses_to_come_ > 0) {
@@ -249,7 +249,7 @@ class EngineSimulation {
         lock.lock();
         continue;
       }
-      if (!quiet_.wait_for(lock, std::chrono::seconds(30), [&] { return num_live_ == 0; })) {
+      if (!idle_.wait_for(lock, std::chrono::seconds(30), [&] { return num_live_ == 0; })) {
         ADD_FAILURE() << num_live_ << " requests are lost";
         tally_.lost += num_live_;
         return;
@@ -279,52 +279,52 @@ class EngineSimulation {
       SCOPED_TRACE(a->rid);
       tally_.of_sessions += a->session.empty() ? 0 : 1;
       tally_.aborts += a->aborted ? 1 : 0;
-      for (const Heard& h : a->samples) check_sample(*a, h);
+      for (const SampleEvents& h : a->samples) check_sample(*a, h);
     }
   }
 
-  void check_sample(const Asked& a, const Heard& heard) {
+  void check_sample(const Asked& a, const SampleEvents& sample_events) {
     ++tally_.samples;
-    ASSERT_EQ(heard.num_ends, 1);
+    ASSERT_EQ(sample_events.num_ends, 1);
     using Type = FinishReason::Type;
-    if (heard.reason.type == Type::kError && heard.ids.empty() &&
-        heard.reason.status.code() != StatusCode::kInternal) {
+    if (sample_events.reason.type == Type::kError && sample_events.ids.empty() &&
+        sample_events.reason.status.code() != StatusCode::kInternal) {
       // Refused: too long for the pool or the context, or what it continues had not ended.
       ++tally_.refusals;
-      if (heard.reason.status.code() == StatusCode::kFailedPrecondition) {
+      if (sample_events.reason.status.code() == StatusCode::kFailedPrecondition) {
         EXPECT_TRUE(a.may_be_refused);
       } else {
-        EXPECT_EQ(heard.reason.status.code(), StatusCode::kInvalidArgument);
+        EXPECT_EQ(sample_events.reason.status.code(), StatusCode::kInvalidArgument);
         EXPECT_TRUE(base_is_gone(a) || static_cast<int32_t>(a.prompt().size()) + a.max_new_tokens >
                                            std::min(150, engine_->config().max_total_tokens))
-            << heard.reason.status.to_string();
+            << sample_events.reason.status.to_string();
       }
       return;
     }
-    const bool aborted = heard.reason.type == Type::kAbort;
+    const bool aborted = sample_events.reason.type == Type::kAbort;
     EXPECT_EQ(aborted && !a.aborted, false) << "aborted by nobody";
     Tokens tokens = a.prompt();
     for (size_t i = 0;; ++i) {
-      if (aborted && i == heard.ids.size()) return;
+      if (aborted && i == sample_events.ids.size()) return;
       if (i == static_cast<size_t>(a.max_new_tokens)) break;
       const Result<TokenId> next = next_of(NullExecutor::hash_history(tokens));
       if (!next) {
-        ASSERT_EQ(heard.ids.size(), i);
-        EXPECT_EQ(heard.reason.type, Type::kError);
+        ASSERT_EQ(sample_events.ids.size(), i);
+        EXPECT_EQ(sample_events.reason.type, Type::kError);
         ++tally_.failures;
         return;
       }
-      ASSERT_LT(i, heard.ids.size());
-      ASSERT_EQ(heard.ids[i], *next) << "token " << i;
+      ASSERT_LT(i, sample_events.ids.size());
+      ASSERT_EQ(sample_events.ids[i], *next) << "token " << i;
       tokens.push_back(*next);
       if (*next == kByteEosId && !a.ignore_eos && i + 1 < static_cast<size_t>(a.max_new_tokens)) {
-        EXPECT_EQ(heard.ids.size(), i + 1);
-        EXPECT_EQ(heard.reason.type, Type::kStop);
+        EXPECT_EQ(sample_events.ids.size(), i + 1);
+        EXPECT_EQ(sample_events.reason.type, Type::kStop);
         return;
       }
     }
-    EXPECT_EQ(heard.ids.size(), static_cast<size_t>(a.max_new_tokens));
-    EXPECT_EQ(heard.reason.type, Type::kLength);
+    EXPECT_EQ(sample_events.ids.size(), static_cast<size_t>(a.max_new_tokens));
+    EXPECT_EQ(sample_events.reason.type, Type::kLength);
   }
 
   // It failed, and a request that failed is not of the session.
@@ -338,7 +338,7 @@ class EngineSimulation {
   std::vector<std::string> sessions_;
 
   std::recursive_mutex mutex_;  // arrive() is called from act() and from outside
-  std::condition_variable_any quiet_;
+  std::condition_variable_any idle_;
   std::vector<std::unique_ptr<Asked>> asked_;
   int num_to_come_ = 0, num_live_ = 0;
   std::unique_ptr<Engine> engine_;  // last: its thread uses all of the above

@@ -103,7 +103,7 @@ TEST(Engine, StopStringsStraddleTokensAndHoldTextBack) {
   EXPECT_EQ(kept->text, "one two STOP");
   const auto cut =
       engine->generate({.text = "q", .sampling = {.max_new_tokens = 10, .stop = {"STOP"}}});
-  EXPECT_EQ(cut->text, "one two ST");  // held back, then shown: it did not become a stop
+  EXPECT_EQ(cut->text, "one two ST");  // withheld, then shown: it did not become a stop
   const auto both =
       engine->generate({.text = "q", .sampling = {.max_new_tokens = 12, .stop = {"STOP"}}});
   EXPECT_EQ(both->finish.type, Type::kLength);
@@ -396,7 +396,7 @@ TEST(Engine, DrainAbortsWhatTakesTooLong) {
   EXPECT_EQ(c.finish_type(), Type::kAbort);
 }
 
-TEST(Engine, DestructionTellsEveryCaller) {
+TEST(Engine, DestructionNotifiesEveryCaller) {
   std::list<Collector> collectors;
   {
     auto [engine, device] =

@@ -43,7 +43,7 @@ TEST(Fault, ALostDeviceEndsWhatRunsAndWhatComes) {
   EXPECT_EQ(later.error(), lost);
   EXPECT_EQ((*engine)->stats().num_failed_total, 5);
   EXPECT_EQ((*engine)->stats().num_not_finite_total, 0);
-  // Given back when the step in flight has been committed, which may be after the end was told.
+  // Given back when the step in flight has been committed, which may be after the end was reported.
   for (int i = 0; i < 1000 && (*engine)->stats().kv_tokens_running > 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ((*engine)->stats().kv_tokens_running, 0);

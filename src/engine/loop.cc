@@ -19,7 +19,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           .bypass_bound = c.schedule_bypass_bound,
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
-          .draft_samples_max = c.disable_drafts ? 0 : executor.draft_samples_max(),
+          .draft_samples_max = c.disable_draft_tokens ? 0 : executor.draft_samples_max(),
           .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention &&
                                   !c.enable_deterministic_inference,
           .conservativeness = c.schedule_conservativeness};

@@ -88,7 +88,7 @@ class MemoryCuda : public testing::Test {
   fs::path folder_;
 };
 
-// Graphs and kernels that are loaded at their first use come out of what is set aside for them;
+// Graphs and kernels that are loaded at their first use come out of what is reserved for them;
 // nothing else comes, and from then on nothing at all.
 TEST_F(MemoryCuda, AfterTheStartNothingIsAllocated) {
   const auto e = engine({.max_total_tokens = 60000});
@@ -125,7 +125,7 @@ TEST_F(MemoryCuda, BesideOthersItTakesWhatIsLeft) {
   const EngineStats stats = (*e)->stats();
   EXPECT_GT(stats.kv_bytes, 2 * kGiB);
   EXPECT_LT(stats.kv_bytes, 5 * kGiB);
-  // Nothing is left lying but what is set aside for graphs and libraries.
+  // Nothing is left but what is reserved for graphs and libraries.
   EXPECT_LT(free_bytes(), stats.graph_bytes + 600 * kMiB);
   storm(**e);
   EXPECT_GE(free_bytes(), 0);

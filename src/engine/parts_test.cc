@@ -1,4 +1,4 @@
-// The engine's small parts, each alone: settings, the machine, the registry.
+// The engine's small parts, each alone: settings, system info, the registry.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,10 +28,10 @@ ModelInfo info() {
           .num_parameters = 1 << 29,
           .weight_bytes = 1 << 30};
 }
-constexpr SystemInfo kMachine{.available_bytes = int64_t{10} << 30, .num_cpus = 4};
+constexpr SystemInfo kSystem{.available_bytes = int64_t{10} << 30, .num_cpus = 4};
 
 TEST(Resolve, LeavesNothingToChoose) {
-  const auto c = resolve({}, info(), kMachine);
+  const auto c = resolve({}, info(), kSystem);
   ASSERT_TRUE(c) << c.error().to_string();
   EXPECT_EQ(c->context_length, 2048);
   EXPECT_EQ(c->max_running_requests, 256);
@@ -46,18 +46,17 @@ TEST(Resolve, LeavesNothingToChoose) {
 }
 
 TEST(Resolve, PoolIsNoLargerThanAllRequestsCouldUse) {
-  EXPECT_EQ(resolve({.max_running_requests = 4}, info(), kMachine)->max_total_tokens, 4 * 2048);
-  EXPECT_EQ(resolve({.context_length = 100, .max_running_requests = 4}, info(), kMachine)
+  EXPECT_EQ(resolve({.max_running_requests = 4}, info(), kSystem)->max_total_tokens, 4 * 2048);
+  EXPECT_EQ(resolve({.context_length = 100, .max_running_requests = 4}, info(), kSystem)
                 ->max_total_tokens,
             400);
-  EXPECT_EQ(
-      resolve({.max_total_tokens = 1000, .page_size = 64}, info(), kMachine)->max_total_tokens,
-      960);
+  EXPECT_EQ(resolve({.max_total_tokens = 1000, .page_size = 64}, info(), kSystem)->max_total_tokens,
+            960);
 }
 
 TEST(Resolve, IsItsOwnFixedPoint) {
-  const auto once = resolve({}, info(), kMachine);
-  const auto twice = resolve(*once, info(), kMachine);
+  const auto once = resolve({}, info(), kSystem);
+  const auto twice = resolve(*once, info(), kSystem);
   ASSERT_TRUE(twice) << twice.error().to_string();
   EXPECT_EQ(twice->max_total_tokens, once->max_total_tokens);
   EXPECT_EQ(twice->random_seed, once->random_seed);
@@ -66,7 +65,7 @@ TEST(Resolve, IsItsOwnFixedPoint) {
 // Threads that share a processor wait for each other: more of them only ever compute slower.
 TEST(Resolve, NoMoreThreadsThanProcessorsCompute) {
   for (const auto& [asked, taken] : {std::pair{0, 4}, {1, 1}, {4, 4}, {5, 4}, {4096, 4}})
-    EXPECT_EQ(resolve({.num_threads = asked}, info(), kMachine)->num_threads, taken) << asked;
+    EXPECT_EQ(resolve({.num_threads = asked}, info(), kSystem)->num_threads, taken) << asked;
 }
 
 TEST(Resolve, KvTypeFollowsTheWeights) {
@@ -80,7 +79,7 @@ TEST(Resolve, KvTypeFollowsTheWeights) {
 
 TEST(Resolve, ContradictionsSayWhatToDo) {
   const auto message = [](const EngineConfig& c) {
-    const auto r = resolve(c, info(), kMachine);
+    const auto r = resolve(c, info(), kSystem);
     EXPECT_FALSE(r.has_value());
     return r ? std::string() : r.error().message();
   };
@@ -105,11 +104,11 @@ TEST(Resolve, ContradictionsSayWhatToDo) {
 }
 
 TEST(Resolve, MinusOneLiftsTheChunk) {
-  EXPECT_EQ(resolve({.chunked_prefill_size = -1}, info(), kMachine)->chunked_prefill_size, 2048);
-  EXPECT_EQ(resolve({.chunked_prefill_size = 3}, info(), kMachine)->chunked_prefill_size, 3);
+  EXPECT_EQ(resolve({.chunked_prefill_size = -1}, info(), kSystem)->chunked_prefill_size, 2048);
+  EXPECT_EQ(resolve({.chunked_prefill_size = 3}, info(), kSystem)->chunked_prefill_size, 3);
 }
 
-class Machine : public testing::Test {
+class SystemInfoTest : public testing::Test {
  protected:
   void SetUp() override {
     root_ = fs::path(testing::TempDir()) / ("machine_" + std::to_string(getpid()));
@@ -123,14 +122,14 @@ class Machine : public testing::Test {
   fs::path root_;
 };
 
-TEST_F(Machine, TakesWhatTheSystemSays) {
+TEST_F(SystemInfoTest, TakesWhatTheSystemSays) {
   write("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:   5000 kB\n");
   const SystemInfo m = read_system_info(root_);
   EXPECT_EQ(m.available_bytes, 5000 * 1024);
   EXPECT_GE(m.num_cpus, 1);
 }
 
-TEST_F(Machine, TakesTheTightestGroupOfVersionTwo) {
+TEST_F(SystemInfoTest, TakesTheTightestGroupOfVersionTwo) {
   write("proc/meminfo", "MemAvailable: 50000000 kB\n");
   write("proc/self/cgroup", "0::/user/app\n");
   write("sys/fs/cgroup/memory.max", "max\n");
@@ -143,7 +142,7 @@ TEST_F(Machine, TakesTheTightestGroupOfVersionTwo) {
   EXPECT_EQ(read_system_info(root_).available_bytes, 650000);
 }
 
-TEST_F(Machine, TakesTheGroupOfVersionOne) {
+TEST_F(SystemInfoTest, TakesTheGroupOfVersionOne) {
   write("proc/meminfo", "MemAvailable: 50000000 kB\n");
   write("proc/self/cgroup", "5:cpu,memory:/box\n4:pids:/box\n");
   write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "2000000\n");
@@ -152,7 +151,7 @@ TEST_F(Machine, TakesTheGroupOfVersionOne) {
   EXPECT_EQ(read_system_info(root_).available_bytes, 1501000);
 }
 
-TEST_F(Machine, IsModestWhenNothingIsKnown) {
+TEST_F(SystemInfoTest, IsModestWhenNothingIsKnown) {
   EXPECT_EQ(read_system_info(root_).available_bytes, int64_t{4} << 30);
 }
 
@@ -165,7 +164,7 @@ TEST(Registry, ScopesOfAbort) {
   EXPECT_THAT(r.take_for_abort("", Scope::kAll), ElementsAre(b));
 }
 
-TEST(Registry, SettlesWhenEveryCallerHasHeard) {
+TEST(Registry, SettlesWhenEveryCallerHasBeenNotified) {
   RequestRegistry r(2);
   ASSERT_TRUE(r.admit("a", 2));
   EXPECT_EQ(r.admit("b", 1).error().code(), StatusCode::kResourceExhausted);

@@ -1,4 +1,4 @@
-// Generation stops where it is told to, and goes on as if it had not.
+// Generation pauses on request, and continues as if it had not paused.
 #include <gtest/gtest.h>
 
 #include "engine/testing/test_engine.h"

@@ -24,7 +24,7 @@ void StatsPublisher::publish() {
   totals_.forced_tokens_total = s.forced_tokens;
   totals_.forwards_saved_total = s.forwards_saved;
   totals_.drafted_tokens_total = s.drafted_tokens;
-  totals_.accepted_drafts_total = s.accepted_drafts;
+  totals_.accepted_draft_tokens_total = s.accepted_draft_tokens;
   totals_.kv_tokens_total = pages.total * page_size;
   totals_.kv_tokens_running = pages.in_use() * page_size;
   totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;

@@ -38,9 +38,9 @@ TEST(Timing, IdleUsesNoProcessor) {
 }
 
 // A device of 5 ms a step, 8 requests of 60 tokens. Whatever the host does is hidden behind it.
-// Where others use the machine a thread may wait for its turn for longer than that: the device gets
-// slower from attempt to attempt, and the host's work is held to the 5 ms by its processor time.
-// Without overlap each step would be late behind any device.
+// Where others use the system a thread may wait for its turn for longer than that: the device gets
+// slower from attempt to attempt, and the host's work is compared with the 5 ms by its processor
+// time. Without overlap each step would be late behind any device.
 TEST(Timing, HostWorkIsHiddenBehindTheDevice) {
   constexpr int kTokens = 60;
   constexpr milliseconds kFastest(5);

@@ -45,9 +45,9 @@ struct BatchEntry {
   // drafts at ForwardBatch::draft_samples [draft_samples_begin, num_draft_samples), each as output
   // token output_index + 1 + its draft, and with a mask of its own behind the entry's. 0: on all
   // devices whose executor does not verify drafts.
-  int32_t num_drafts = 0;
+  int32_t num_draft_tokens = 0;
   int32_t draft_samples_begin = 0, num_draft_samples = 0;
-  int32_t last_known() const { return num_query_tokens - 1 - num_drafts; }  // a query token
+  int32_t last_known() const { return num_query_tokens - 1 - num_draft_tokens; }  // a query token
 
   // Log-probabilities of this entry's prompt tokens: for query tokens [input_logprob_begin,
   // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the

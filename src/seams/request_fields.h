@@ -225,7 +225,7 @@ inline constexpr std::tuple kRequestFields = {
     request_field({.name = "drafts",
                    .places = kInHttp,
                    .doc = "false: no draft tokens from earlier answers of the same grammar"},
-                  ESP_MEMBER(drafts)),
+                  ESP_MEMBER(draft_tokens)),
     request_field({.name = "token_healing",
                    .places = kInHttp,
                    .doc = "generates the prompt's last tokens anew where longer ones fit"},

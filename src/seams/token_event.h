@@ -28,13 +28,13 @@ struct RequestStats {
   int32_t completion_tokens = 0;
   int32_t cached_tokens = 0;  // prompt tokens whose keys and values came from the cache
   int32_t num_retractions = 0;
-  int32_t forced_tokens = 0;    // of completion_tokens: appended by a grammar, not sampled
-  int32_t forwards_saved = 0;   // entries that these and right guesses would have taken, less those
-                                // that they took
-  int32_t drafted_tokens = 0;   // guessed ahead of being drawn
-  int32_t accepted_drafts = 0;  // of them: drawn or forced just so
-  TimePoint arrived{};          // accepted by the engine
-  TimePoint scheduled{};        // first chosen for a step
+  int32_t forced_tokens = 0;   // of completion_tokens: appended by a grammar, not sampled
+  int32_t forwards_saved = 0;  // entries that these and right guesses would have taken, less those
+                               // that they took
+  int32_t drafted_tokens = 0;  // guessed ahead of being drawn
+  int32_t accepted_draft_tokens = 0;  // of them: drawn or forced just so
+  TimePoint arrived{};                // accepted by the engine
+  TimePoint scheduled{};              // first chosen for a step
   TimePoint first_token{};
   TimePoint finished{};
 };

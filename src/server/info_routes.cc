@@ -99,7 +99,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("grammar_compile_seconds", e.grammar_compile_seconds);
   w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
   w.member("disable_jump_forward", e.disable_jump_forward)
-      .member("disable_drafts", e.disable_drafts);
+      .member("disable_drafts", e.disable_draft_tokens);
   w.member("sampling_defaults", e.sampling_defaults);
   w.member("num_threads", e.num_threads).member("tokenizer_worker_num", e.tokenizer_threads);
 }

@@ -159,7 +159,8 @@ void add_steps(Figures& f, const EngineStats& s) {
     f.counter(name, "Batch entries of all steps; over steps: the average batch.",
               s.num_entries_total);
   f.counter("espalier:drafted_tokens_total", "Draft tokens proposed.", s.drafted_tokens_total);
-  f.counter("espalier:accepted_drafts_total", "Draft tokens accepted.", s.accepted_drafts_total);
+  f.counter("espalier:accepted_drafts_total", "Draft tokens accepted.",
+            s.accepted_draft_tokens_total);
   f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
             s.num_cache_events_total);

@@ -58,7 +58,8 @@ class NativeGeneration final : public Generation {
       w.member("forced_tokens", s.forced_tokens).member("forwards_saved", s.forwards_saved);
     }
     if (s.drafted_tokens > 0) {
-      w.member("drafted_tokens", s.drafted_tokens).member("accepted_drafts", s.accepted_drafts);
+      w.member("drafted_tokens", s.drafted_tokens)
+          .member("accepted_drafts", s.accepted_draft_tokens);
     }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
     if (sample.finish) {

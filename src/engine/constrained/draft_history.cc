@@ -7,7 +7,7 @@
 namespace espalier {
 
 namespace {
-// Tokens before a place that tell it from others of the same state.
+// How many tokens before a position distinguish it from others of the same automaton state.
 constexpr size_t kContext = 2;
 }  // namespace
 
@@ -46,25 +46,25 @@ void DraftHistory::begin(std::span<const TokenId> output) {
 }
 
 void DraftHistory::append(uint64_t scope, grammar::Matcher& matcher,
-                          std::span<const TokenId> output, Drafts& drafts) {
+                          std::span<const TokenId> output, DraftTokens& draft) {
   begin(output);
   const size_t steps = matcher.steps();
-  const auto most = static_cast<size_t>(drafts.tokens_max);
-  while (drafts.tokens.size() < most && std::ssize(drafts.samples) < drafts.samples_max) {
+  const auto most = static_cast<size_t>(draft.tokens_max);
+  while (draft.tokens.size() < most && std::ssize(draft.samples) < draft.samples_max) {
     const TokenId token = drawn_.likely(place_of(scope, matcher, output_));
     if (token < 0 || !matcher.accept_token(token) || matcher.must_end()) break;
     forced_.assign(1, token);
     output_.push_back(token);
     jump_.append_forced(matcher, output_, forced_);
-    const size_t count = std::min(forced_.size(), most - drafts.tokens.size());
+    const size_t count = std::min(forced_.size(), most - draft.tokens.size());
     bool goes_on = count == forced_.size();
     for (size_t i = 1; i < count && goes_on; ++i)
       goes_on = matcher.accept_token(forced_[i]) && !matcher.must_end();
-    drafts.tokens.insert(drafts.tokens.end(), forced_.begin(),
-                         forced_.begin() + static_cast<std::ptrdiff_t>(count));
+    draft.tokens.insert(draft.tokens.end(), forced_.begin(),
+                        forced_.begin() + static_cast<std::ptrdiff_t>(count));
     if (!goes_on) break;
     output_.insert(output_.end(), forced_.begin() + 1, forced_.end());
-    drafts.samples.push_back(static_cast<int32_t>(drafts.tokens.size()) - 1);
+    draft.samples.push_back(static_cast<int32_t>(draft.tokens.size()) - 1);
   }
   matcher.rollback(matcher.steps() - steps);
 }

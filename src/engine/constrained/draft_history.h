@@ -1,5 +1,5 @@
-// What answers of a grammar have said before at a place of it: guesses at what one says next, which
-// a forward verifies together (the scheduler's drafts). They change no answer.
+// Draft tokens from earlier answers of a grammar: what followed the same automaton state and the
+// same last tokens before. A forward verifies them together; they change no answer.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace espalier {
 
-// The token that was drawn last at each place, in a table of fixed size; what shares an entry
+// The token that was drawn last at each position, in a table of fixed size; what shares an entry
 // drives out the other. Not thread-safe.
 class DrawnTokens {
  public:
@@ -27,7 +27,7 @@ class DrawnTokens {
   struct Entry {
     uint64_t place = 0;
     TokenId token = -1;
-    int32_t confidence = 0;  // how often it held of late, at most kConfidenceMax
+    int32_t confidence = 0;  // how often it was right of late, at most kConfidenceMax
   };
   static constexpr int32_t kConfident = 1, kConfidenceMax = 3;
   std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
@@ -46,7 +46,7 @@ class DraftHistory {
   // Appends likely tokens, and what each of them forces, up to the first that is not known. The
   // matcher is as it was afterwards.
   void append(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,
-              Drafts& drafts);
+              DraftTokens& draft);
 
   // Whether `least` tokens are likely to be drawn in a row.
   bool any(uint64_t scope, grammar::Matcher& matcher, std::span<const TokenId> output,

@@ -82,7 +82,7 @@ TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
 }
 
 TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
-  // Of a few hundred states of one place each; together twice what one may take.
+  // A few hundred states of one position each; together twice what one grammar may take.
   GrammarCompiler compiler(vocab_, 1, {.earley_bytes_max = 15'000});
   const auto grammar = [&](const char* source) {
     std::promise<GrammarCompiler::Compiled> made;

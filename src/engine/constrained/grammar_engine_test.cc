@@ -1,5 +1,5 @@
 // Constrained generation through the whole engine: masks arrive in time, whatever the overlap, the
-// crowd and the memory; and what is wrong is told to the one who asked.
+// number of requests and the memory; errors end the request that caused them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -161,7 +161,7 @@ TEST(GrammarEngine, AStopTokenEndsItWhereItMayEnd) {
   EXPECT_EQ(std::get<TokenId>(answer->finish.matched), kByteUserId);
 }
 
-TEST(GrammarEngine, CompilesForItselfAndTellsWhatItIs) {
+TEST(GrammarEngine, CompilesForItselfAndReportsWhatItIs) {
   auto [engine, device] = make_test_engine();
   const auto made = engine->compile_grammar({.regex = "abc[0-9]"});
   ASSERT_TRUE(made) << made.error().to_string();
@@ -169,7 +169,7 @@ TEST(GrammarEngine, CompilesForItselfAndTellsWhatItIs) {
   EXPECT_GT(made->num_states, 4u);
   EXPECT_EQ(engine->compile_grammar({.regex = "(a"}).error().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(engine->compile_grammar({}).error().code(), StatusCode::kInvalidArgument);
-  // What is too large is told as what is wrong: sent again it would be too large again.
+  // A grammar that is too large is an error of the request: sent again it would be too large again.
   const auto large = engine->compile_grammar({.regex = "((a{1000}){1000}){1000}"});
   EXPECT_EQ(large.error().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(large.error().message(), HasSubstr("automaton states"));
@@ -289,7 +289,7 @@ void check_answer(const Asked& asked, const GenerateResult& answer) {
 
 using AskedOnes = std::list<std::pair<Asked, Collector>>;
 
-// Asks the engine for `count` requests drawn from a seed. Each is at its place until it has ended.
+// Submits `count` requests drawn from a seed; request i is at index i until it has ended.
 AskedOnes ask_drawn(Engine& engine, uint64_t seed, int count, bool jump_forward) {
   Rng rng(seed);
   AskedOnes all;
@@ -307,10 +307,10 @@ AskedOnes ask_drawn(Engine& engine, uint64_t seed, int count, bool jump_forward)
 }
 
 // Every token is a byte, so all are canonical: with and without jump-forward, with and without
-// overlap the same comes, whatever else is asked for.
+// overlap the same comes, whatever else is requested.
 TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   std::map<int, std::vector<GenerateResult>> first;
-  int64_t stops = 0, lengths = 0, forced = 0, drafts_held = 0, drafted = 0;
+  int64_t stops = 0, lengths = 0, forced = 0, num_accepted = 0, drafted = 0;
   for (const bool overlap : {true, false}) {
     for (const bool jump : {true, false}) {
       EngineConfig config{.max_total_tokens = 1500};
@@ -336,7 +336,7 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
           stops += std::holds_alternative<std::string>(answer.finish.matched) ? 1 : 0;
           lengths += answer.finish.type == Type::kLength ? 1 : 0;
           forced += answer.stats.forced_tokens;
-          drafts_held += answer.stats.accepted_drafts;
+          num_accepted += answer.stats.accepted_draft_tokens;
           drafted += answer.stats.drafted_tokens;
           EXPECT_TRUE(jump || answer.stats.forced_tokens == 0);
         }
@@ -347,8 +347,8 @@ TEST(GrammarEngine, WhateverElseIsAskedJumpForwardAndOverlapChangeNothing) {
   EXPECT_GT(stops, 40);
   EXPECT_GT(lengths, 40);
   EXPECT_GT(forced, 2000);
-  EXPECT_GT(drafts_held, 50);
-  EXPECT_GT(drafted, drafts_held);  // some did not hold
+  EXPECT_GT(num_accepted, 50);
+  EXPECT_GT(drafted, num_accepted);  // some were wrong
 }
 
 // How often the threads that fill masks have gone to sleep: each once when it begins.

@@ -28,7 +28,7 @@ void GrammarProposer::start(LiveRequest& request,
   }
   if (request.jump_forward && history_ == nullptr)
     history_ = std::make_unique<DraftHistory>(masks_.jump_forward());
-  if (request.drafts)
+  if (request.draft_tokens)
     request.draft_scope = mix64(std::hash<std::string>()(key_of(*request.sampling.grammar))) ^
                           std::hash<std::string>()(request.cache_namespace);
 }
@@ -48,7 +48,8 @@ void GrammarProposer::heal(LiveRequest& request) {
 }
 
 bool GrammarProposer::uses_history(const SampleState& sample) const {
-  return sample.has_grammar && sample.request->drafts && !sample.heals && !sample.matcher->ended();
+  return sample.has_grammar && sample.request->draft_tokens && !sample.heals &&
+         !sample.matcher->ended();
 }
 
 // Keeps the last output tokens, at least JumpForward::kWindowMax of them, and learns the sampled
@@ -140,14 +141,14 @@ bool GrammarProposer::forces_after_next(SequenceId id) {
          masks_.jump_forward().forces_behind_all(*sample.matcher, sample.recent, choices);
 }
 
-void GrammarProposer::propose_drafts(SequenceId id, Drafts& drafts) {
+void GrammarProposer::propose_draft_tokens(SequenceId id, DraftTokens& draft) {
   SampleState& sample = requests_.sample(id);
   if (uses_history(sample))
-    history_->append(sample.request->draft_scope, *sample.matcher, sample.recent, drafts);
+    history_->append(sample.request->draft_scope, *sample.matcher, sample.recent, draft);
 }
 
 // The next token and two behind it: one draft token is not worth the wait.
-bool GrammarProposer::drafts_after_next(SequenceId id) {
+bool GrammarProposer::draft_tokens_after_next(SequenceId id) {
   SampleState& sample = requests_.sample(id);
   return uses_history(sample) &&
          history_->any(sample.request->draft_scope, *sample.matcher, sample.recent, 3);

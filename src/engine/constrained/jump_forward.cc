@@ -15,10 +15,11 @@ constexpr EncodeOptions kPlain{.add_special_tokens = false};
 // are shorter, and an older token stays whatever comes (two tokens were enough in 10,000 cases).
 constexpr size_t kTokensAtRisk = 3;
 
-// Texts that are tried where the ways on are few; by so many bytes the first token of each is told.
+// Texts that are tried where the continuations are few, in bytes: enough to determine the first
+// token.
 constexpr size_t kWaysMax = 24, kWayBytesMax = 48;
 
-// Ways on that are tried with the tokenizer; with more the token at risk is left out unseen.
+// Continuations that are tried with the tokenizer; with more the token at risk is left out unseen.
 constexpr size_t kProbesMax = 12;
 
 }  // namespace
@@ -41,7 +42,7 @@ void JumpForward::append_choices(grammar::Matcher& matcher, std::span<const Toke
   const size_t begin = choices.size();
   ways_.assign(1, {});
   for (size_t i = 0; i < ways_.size(); ++i) {
-    const Way way = way_on(matcher, output, ways_[i]);
+    const Way way = continuation(matcher, output, ways_[i]);
     if (way.token < 0 && way.next.empty() && !way.leaves) return choices.resize(begin);
     if (way.token >= 0) choices.push_back(way.token);
     for (const char byte : way.next) ways_.push_back(way.text + byte);
@@ -52,9 +53,9 @@ void JumpForward::append_choices(grammar::Matcher& matcher, std::span<const Toke
 }
 
 // Follows a text as far as it is forced: its canonical token, if it is certain by then, else the
-// bytes that may come next, none of them where they are too many or the token will never be told.
-JumpForward::Way JumpForward::way_on(grammar::Matcher& matcher, std::span<const TokenId> output,
-                                     std::string text) {
+// bytes that may come next, none of them where they are too many or the token is never determined.
+JumpForward::Way JumpForward::continuation(grammar::Matcher& matcher,
+                                           std::span<const TokenId> output, std::string text) {
   Way way{.text = std::move(text)};
   const size_t steps = matcher.steps();
   ESP_CHECK(way.text.empty() || matcher.accept_bytes(way.text));
@@ -155,7 +156,7 @@ size_t JumpForward::num_certain(grammar::Matcher& matcher, size_t num_known) {
     begin -= bytes_of(ids_[ids_.size() - ++at_risk]).size();
   for (; begin < text_.size(); ++begin) {
     if (!limit_by_tokens_from(matcher, begin, certain)) {
-      // Not all ways on could be tried: what reaches beyond `begin` is left out.
+      // Not all continuations could be tried: what reaches beyond `begin` is left out.
       size_t end = 0, count = 0;
       while (count < certain && (end += bytes_of(ids_[count]).size()) <= begin) ++count;
       certain = std::min(certain, count);

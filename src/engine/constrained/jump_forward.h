@@ -1,6 +1,6 @@
-// Jump-forward: where a grammar leaves one way on, the bytes that must come are tokenised as the
-// tokenizer would tokenise the whole output, and need not be sampled (the SGLang paper, appendix
-// B.2, which tokenised them alone and so changed outputs).
+// Jump-forward: where a grammar leaves one continuation, the bytes that must come are tokenised as
+// the tokenizer would tokenise the whole output, and need not be sampled (the SGLang paper,
+// appendix B.2, which tokenised them alone and so changed outputs).
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ class JumpForward {
   void append_forced(grammar::Matcher& matcher, std::span<const TokenId> output,
                      std::vector<TokenId>& forced);
 
-  // Where the ways on are few (keys, enums, booleans): appends to `choices` the tokens that
+  // Where the continuations are few (keys, enums, booleans): appends to `choices` the tokens that
   // canonical outputs go on with, each once, in order. All other tokens that the grammar takes lead
   // to outputs that are not canonical. Nothing where there are more ways, or some way's token is
   // not certain yet, or output itself is not canonical. The matcher is as it was afterwards.
@@ -52,9 +52,9 @@ class JumpForward {
     std::string text;
     TokenId token = -1;   // that a canonical output has next, whatever follows the text
     bool leaves = false;  // there is none: with this text the output is not canonical
-    std::string next;     // bytes that may follow, where that is not told yet
+    std::string next;     // bytes that may follow, where they are not determined yet
   };
-  Way way_on(grammar::Matcher& matcher, std::span<const TokenId> output, std::string text);
+  Way continuation(grammar::Matcher& matcher, std::span<const TokenId> output, std::string text);
   bool leaves_output(grammar::Matcher& matcher, std::span<const TokenId> output);
   bool spells_text() const;
   void add_next_bytes(grammar::Matcher& matcher, std::string& next) const;

@@ -319,7 +319,7 @@ TEST(JumpForward, NoEntryBehindAChoiceThatForcesWhatFollows) {
 }
 
 // The model that ships, in its own words and in words it has never seen: where its tokens are
-// canonical jump-forward changes none of them, and where the ways on are few they always are.
+// canonical jump-forward changes none of them, and where the continuations are few they always are.
 TEST(JumpForward, TokensAreCanonicalAndThoseOfARunWithoutIt) {
   constexpr const char* kSql =
       "root ::= \"SELECT \" col (\", \" col){0,2} \" FROM orders\" (\" ORDER BY \" col (\" ASC\" | "
@@ -370,17 +370,18 @@ TEST(JumpForward, TokensAreCanonicalAndThoseOfARunWithoutIt) {
   }
 }
 
-// Guesses come from answers before: the second time what the first ones said is verified at once,
-// and greedy or drawn, one after the other or together, every answer is what it is without guesses.
-TEST(JumpForward, GuessesSaveForwardsAndChangeNoAnswer) {
+// Draft tokens come from earlier answers: the second time the tokens of the first answers are
+// verified at once. Greedy or drawn, one after the other or together, every answer is the same as
+// without draft tokens.
+TEST(JumpForward, DraftTokensSaveForwardsAndChangeNoAnswer) {
   constexpr const char* kCode =
       "root ::= (\"let \" name \" = \" value \";\\n\"){2,4}\nname ::= [a-d] [a-d]?\n"
       "value ::= name (\" + \" name)? | \"call(\" name \", \" name \")\"";
   std::map<std::string, std::vector<TokenId>> answers;
-  int64_t entries[2] = {}, held = 0;
-  for (const bool drafts : {true, false}) {
+  int64_t entries[2] = {}, num_accepted = 0;
+  for (const bool speculates : {true, false}) {
     EngineConfig config{.model_path = "share/default_model", .max_total_tokens = 8192};
-    config.disable_drafts = !drafts;
+    config.disable_draft_tokens = !speculates;
     auto engine = Engine::create(config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     for (int round = 0; round < 5; ++round) {
@@ -409,14 +410,15 @@ TEST(JumpForward, GuessesSaveForwardsAndChangeNoAnswer) {
         const GenerateResult& got = collector.result();
         ASSERT_NE(got.finish.type, Type::kError) << got.finish.status.to_string();
         const auto [it, added] = answers.try_emplace(name, got.output_ids);
-        EXPECT_EQ(it->second, got.output_ids) << name << " drafts " << drafts << ": " << got.text;
-        held += got.stats.accepted_drafts;
-        EXPECT_TRUE(drafts || got.stats.drafted_tokens == 0);
+        EXPECT_EQ(it->second, got.output_ids)
+            << name << " speculates " << speculates << ": " << got.text;
+        num_accepted += got.stats.accepted_draft_tokens;
+        EXPECT_TRUE(speculates || got.stats.drafted_tokens == 0);
       }
     }
-    entries[drafts ? 0 : 1] = (*engine)->stats().num_entries_total;
+    entries[speculates ? 0 : 1] = (*engine)->stats().num_entries_total;
   }
-  EXPECT_GT(held, 200);
+  EXPECT_GT(num_accepted, 200);
   EXPECT_LT(entries[0], entries[1] * 3 / 4);
 }
 

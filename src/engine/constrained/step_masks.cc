@@ -102,17 +102,17 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const BatchEntry& en
   grammar::Matcher& matcher = *sample.matcher;
   auto& [output, choices] = scratch_[thread];
   output = sample.recent;
-  const auto drafts = std::span(batch.token_ids)
-                          .subspan(static_cast<size_t>(entry.query_begin + entry.last_known() + 1),
-                                   static_cast<size_t>(entry.num_drafts));
+  const auto draft = std::span(batch.token_ids)
+                         .subspan(static_cast<size_t>(entry.query_begin + entry.last_known() + 1),
+                                  static_cast<size_t>(entry.num_draft_tokens));
   const size_t steps = matcher.steps();
   size_t next = 0;
   for (int32_t k = 0; k < entry.num_draft_samples; ++k) {
     const auto end = static_cast<size_t>(
         batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)]);
     for (; next <= end; ++next) {
-      ESP_CHECK(matcher.accept_token(drafts[next]), "a draft is not of the grammar");
-      output.push_back(drafts[next]);
+      ESP_CHECK(matcher.accept_token(draft[next]), "a draft token is not of the grammar");
+      output.push_back(draft[next]);
     }
     choices.clear();
     if (narrows(sample)) jumps_[thread]->append_choices(matcher, output, choices);

@@ -30,8 +30,8 @@ class StepMasks {
   // call. REQUIRES: the tokens before are known.
   MaskView fill(const ForwardBatch& batch);
 
-  // Where the ways on are few, the tokens that the sample's next one is drawn from: with any other
-  // the answer would not be canonical, and nothing could be forced behind it. Empty: what the
+  // Where the continuations are few, the tokens that the sample's next one is drawn from: with any
+  // other the answer would not be canonical, and nothing could be forced behind it. Empty: what the
   // grammar allows. A ban must find others left.
   std::span<const TokenId> choices_of(SampleState& sample);
 
@@ -47,7 +47,7 @@ class StepMasks {
   };
   // What a thread uses while it fills a row.
   struct Scratch {
-    std::vector<TokenId> output, choices;  // of an entry's drafts
+    std::vector<TokenId> output, choices;  // of an entry's draft tokens
   };
 
   void fill_row(const ForwardBatch& batch, const Row& row, size_t thread);

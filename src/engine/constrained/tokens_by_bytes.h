@@ -45,10 +45,10 @@ class TokensByBytes {
     return {begin, end};
   }
 
-  // Goes along the bytes that they have behind `text`, as down a trie: step(byte) goes on by one,
-  // or says that it cannot, and then no token with that beginning is looked at; back(count) takes
-  // back so many. found(token) is told of each at whose end a step has led; false ends the walk.
-  // All steps are taken back at the end.
+  // Walks the bytes that these tokens have behind `text`, as down a trie. step(byte) advances by
+  // one byte; where it returns false, tokens with that beginning are skipped. back(count) takes
+  // back `count` steps. found(token) is called at the end of each token; false ends the walk. All
+  // steps are taken back at the end.
   template <typename Step, typename Back, typename Found>
   void walk_longer(std::string_view text, Step step, Back back, Found found) const {
     const std::span<const TokenId> all = longer(text);

@@ -141,10 +141,11 @@ void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks)
   size_t next_mask = 0;
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BatchEntry& entry = batch.entries[i];
-    const auto add = [&](int32_t num_drafts, int32_t draft_sample) {
+    const auto add = [&](int32_t num_draft_tokens, int32_t draft_sample) {
       std::span<const uint32_t> mask;
       if (entry.has_mask && words > 0) mask = masks.words.subspan(next_mask++ * words, words);
-      if (entry.sample) jobs_.push_back({static_cast<int32_t>(i), mask, num_drafts, draft_sample});
+      if (entry.sample)
+        jobs_.push_back({static_cast<int32_t>(i), mask, num_draft_tokens, draft_sample});
     };
     add(0, 0);
     for (int32_t k = 0; k < entry.num_draft_samples; ++k)
@@ -170,8 +171,8 @@ void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput&
                               .spec = slot.sampling.get(),
                               .counts = &slot.counts,
                               .mask = job.mask,
-                              .output_index = entry.output_index + job.num_drafts};
-      if (job.num_drafts == 0)
+                              .output_index = entry.output_index + job.num_draft_tokens};
+      if (job.num_draft_tokens == 0)
         sample_entry(sampler, entry, input, result.entries[at]);
       else
         sample_draft(sampler, input,

@@ -1,4 +1,4 @@
-// Runs steps on this machine's processors: a model's forward, then the sampler over the entries.
+// Runs steps on the host's processors: a model's forward, then the sampler over the entries.
 #pragma once
 
 #include <memory>
@@ -70,12 +70,12 @@ class CpuExecutor final : public Executor {
                     EntryResult& result);
   static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token);
 
-  // One sample of an entry: the entry's place in the batch, its mask, and behind how many drafts.
+  // One sample of an entry: its index in the batch, its mask, and behind how many draft tokens.
   struct SampleJob {
     int32_t entry = 0;
     std::span<const uint32_t> mask;
-    int32_t num_drafts = 0;
-    int32_t draft_sample = 0;  // of the entry, where there are drafts
+    int32_t num_draft_tokens = 0;
+    int32_t draft_sample = 0;  // of the entry, where there are draft tokens
   };
 
   CpuExecutorParts parts_;

@@ -221,7 +221,7 @@ TEST(CpuExecutor, SampledTokensDoNotDependOnTheBatch) {
   for (int which = 0; which < 8; ++which) EXPECT_EQ(run(2, 8, which), alone);
 }
 
-TEST(CpuExecutor, ReserveFailureIsToldAtCreation) {
+TEST(CpuExecutor, ReserveFailureIsReportedAtCreation) {
   CpuExecutorParts parts{
       .pool = std::make_unique<WorkPool>(1),
       .model = std::make_unique<NextTokenModel>(),

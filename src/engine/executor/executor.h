@@ -18,7 +18,7 @@ struct MaskView {
   int32_t words_per_mask = 0;
 };
 
-// What a device's memory was set aside for at the start, bytes; all 0 where it is the host's.
+// What a device's memory was reserved for at the start, in bytes; all 0 for the host's memory.
 struct MemoryPlan {
   int64_t weights = 0;
   int64_t scratch = 0;  // of a pass
@@ -57,7 +57,7 @@ class Executor {
   virtual MemoryPlan memory_plan() const { return {}; }
 
   // How many draft samples (BatchEntry::num_draft_samples) all entries of a step may have together.
-  // 0: entries must have no drafts.
+  // 0: entries must have no draft tokens.
   virtual int32_t draft_samples_max() const { return 0; }
 };
 

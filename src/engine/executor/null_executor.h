@@ -70,7 +70,7 @@ class NullExecutor final : public Executor {
 
   const NullExecutorConfig config_;
   std::vector<Slot> slots_;
-  std::mutex histories_mutex_;       // held while a step computes, and while pages are copied
+  std::mutex histories_mutex_;       // locked while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
   std::vector<uint64_t> sample_histories_;  // of each entry, and behind it of its draft samples
   TimePoint busy_until_{};

@@ -118,7 +118,7 @@ TEST(NullExecutor, DelayIsKeptWithoutDrift) {
   constexpr double kBound = kSteps * 0.002 + 0.010;
   const SteadyClock clock;
   // The sum of 40 delays of waking would be several milliseconds; what is left is the last one's,
-  // and what other work on the machine takes: where that made a step late, nothing can be said.
+  // and what other work on the system takes: an attempt that such work made late proves nothing.
   bool tried = false, kept = false;
   for (int attempt = 0; attempt < 20 && !kept; ++attempt) {
     NullExecutor executor({.vocab_size = kVocab, .step_delay = std::chrono::milliseconds(2)});

@@ -10,8 +10,8 @@
 
 namespace espalier {
 
-// kFailedPrecondition where a model that generates is asked for a vector, or the other way round;
-// kInvalidArgument for dimensions that there are not.
+// kFailedPrecondition where a vector is requested of a model that generates, or the other way
+// round; kInvalidArgument for dimensions that there are not.
 Status check_use(const GenerateRequest& request, const ModelInfo& info);
 
 // The first `dimensions` numbers (0: all), then of length 1 where the model's vectors are.

@@ -127,8 +127,8 @@ TEST(Embedding, ModelsAreAskedForWhatTheyMake) {
 
   EngineConfig config = config_of(kLlama);
   config.is_embedding = true;
-  const auto told = start(config);
-  EXPECT_EQ(told->encode({.input_ids = {5, 6}})->embedding.size(), 64u);
+  const auto explicit_kind = start(config);
+  EXPECT_EQ(explicit_kind->encode({.input_ids = {5, 6}})->embedding.size(), 64u);
 }
 
 TEST(Score, IsTheProbabilityOfTheLabelsBehindQueryAndItem) {

@@ -118,7 +118,7 @@ class Search : public std::enable_shared_from_this<Search> {
   const std::function<void(Result<ExactProbability>)> done_;
   std::priority_queue<Beginning> open_;
   double sum_ = 0, left_ = 1;  // left: of all that is open
-  Beginning node_;             // that is asked for
+  Beginning node_;             // whose continuations are requested
   std::vector<std::pair<TokenId, size_t>> next_;
   ExactProbability found_;
 };

@@ -1,5 +1,5 @@
-// Branches appended to each other in the cache: over the device of hashes, where each token of a
-// page tells what it was computed behind, and over a model.
+// Branches appended to each other in the cache: over the null executor, where each token of a
+// page has a hash of its history, and over a model.
 #include "engine/testing/test_joins.h"
 
 namespace espalier {
@@ -75,7 +75,7 @@ TEST(Join, RefusesWhatItCannot) {
   for (const Ids& branch : {long_a, long_b}) compute(*small.engine, prefix + branch);
   EXPECT_EQ(join(*small.engine, {.prefix = prefix, .branches = {long_a, long_b}}).error().code(),
             StatusCode::kResourceExhausted);
-  compute(*small.engine, prefix + long_b);  // and nothing is held
+  compute(*small.engine, prefix + long_b);  // and no page stays in use
   EXPECT_EQ(small.engine->stats().kv_tokens_running, 0);
 }
 

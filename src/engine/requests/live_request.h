@@ -63,8 +63,8 @@ struct LiveRequest {
   uint64_t seed = 0;
   bool return_logprob = false;
   bool jump_forward = false;
-  bool drafts = false;       // with a grammar: guess at what it says
-  uint64_t draft_scope = 0;  // of its grammar and cache_namespace
+  bool draft_tokens = false;  // with a grammar: taken from its earlier answers
+  uint64_t draft_scope = 0;   // of its grammar and cache_namespace
   bool token_healing = false;
   int32_t logprob_start_len = -1;
   bool embed = false;

@@ -21,11 +21,11 @@ using RequestId = uint64_t;  // the engine's own: never used twice
 // Thread-safe. The one piece of state that callers and the loop share.
 class RequestRegistry {
  public:
-  // max_samples: held and not finished, over all requests.
+  // max_samples: unfinished samples of all requests together.
   explicit RequestRegistry(int64_t max_samples) : max_samples_(max_samples) {}
 
   // Takes a request of n samples in. kUnavailable when closed, kAlreadyExists for a rid that is
-  // held, kResourceExhausted when there is no room, kInvalidArgument when there never could be.
+  // in use, kResourceExhausted when there is no room, kInvalidArgument when there never could be.
   Result<RequestId> admit(const std::string& rid, int32_t num_samples);
 
   // Those that an abort means and none has meant before.
@@ -33,7 +33,7 @@ class RequestRegistry {
 
   void release_sample();                     // one has finished
   void release_rid(const std::string& rid);  // all of its samples have: the rid may be used again
-  void settle();                             // and its caller has heard of the last
+  void settle();                             // and its caller has received the last event
 
   void close();  // admits no more
   // Until every request admitted is settled; false when `timeout` passes first.

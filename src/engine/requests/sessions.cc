@@ -15,7 +15,7 @@ namespace {
 constexpr double kTimeoutMax = 1e9;  // seconds
 
 std::string make_id() {
-  std::random_device device;  // nobody shall guess another's session
+  std::random_device device;  // session ids must not be predictable
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
 }
 

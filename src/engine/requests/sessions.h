@@ -22,7 +22,7 @@
 namespace espalier {
 
 // Thread-safe. Bounded: by the number of sessions, and each by the capacity that it was opened
-// with. A session that was idle for its timeout is gone when it is next asked for, or counted.
+// with. A session that was idle for its timeout is gone when it is next requested, or counted.
 class SessionTable {
  public:
   struct Config {

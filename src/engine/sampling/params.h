@@ -49,8 +49,8 @@ Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams
                                                             grammar::Whitespace whitespace);
 
 // The number of tokens that a prompt may be followed by. `limit`: tokens that prompt and output
-// share. kInvalidArgument with both numbers when the prompt, or the prompt with what was asked for,
-// is longer.
+// share. kInvalidArgument with both numbers when the prompt, or the prompt with the requested
+// output, is longer.
 Result<int32_t> resolve_max_new_tokens(const ResolvedSampling& sampling, int32_t prompt_tokens,
                                        int32_t limit);
 

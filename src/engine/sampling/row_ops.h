@@ -42,7 +42,7 @@ struct RowOps {
                             float* block_sum, float* block_max);
   double (*sum_exp)(const float* row, int64_t n, float max);
 };
-// Those that this machine can run, the best first. For tests, which run each.
+// Those that this processor can run, the best first. For tests, which run each.
 std::span<const RowOps> usable_row_ops();
 
 }  // namespace espalier

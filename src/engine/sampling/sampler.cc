@@ -150,73 +150,74 @@ TokenId Sampler::draw(const RowMax& best, std::span<const float> row, const Samp
 Sampler::Candidate Sampler::filter(const SamplingSpec& spec, double total, float least) {
   const size_t n = weights_.size();
   const size_t limit = spec.top_k > 0 ? std::min(n, static_cast<size_t>(spec.top_k)) : n;
-  const double mass_limit = spec.top_p < 1 ? spec.top_p * total : kNoLimit;
+  const double sum_limit = spec.top_p < 1 ? spec.top_p * total : kNoLimit;
   const float min_weight = std::max(least, FLT_TRUE_MIN);  // 0 weighs nothing: never kept
-  if (limit == n && mass_limit == kNoLimit)
+  if (limit == n && sum_limit == kNoLimit)
     return {.value = min_weight, .id = std::numeric_limits<int32_t>::max()};
   gather_top(weights_, std::min(limit, kFirstCandidates));
-  size_t kept = keep_first(limit, mass_limit, min_weight);
+  size_t kept = keep_first(limit, sum_limit, min_weight);
   if (kept == candidates_.size() && kept < limit) {  // more may pass: look at all
-    // Entries below t weigh at most n * t together, so with n * t = (1 - top_p) * total the mass of
-    // those above reaches top_p; half of that leaves room for rounding.
+    // Entries below t weigh at most n * t together, so with n * t = (1 - top_p) * total the
+    // probabilities of those above reaches top_p; half of that leaves room for rounding.
     const double t = limit < n ? 0 : 0.5 * (1 - spec.top_p) * total / static_cast<double>(n);
     gather_at_least(weights_, std::max(min_weight, static_cast<float>(t)));
-    kept = keep_first(limit, mass_limit, min_weight);
+    kept = keep_first(limit, sum_limit, min_weight);
   }
   const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(kept);
   return *std::max_element(candidates_.begin(), end, before);
 }
 
 // Reorders candidates_ so that those kept come first and returns how many: of rank below `limit`,
-// with a mass before them of at most `mass_limit`, of at least `min_value`. A quickselect that
-// carries the mass: each round decides one pivot, and so one side of it. Expected linear.
-size_t Sampler::keep_first(size_t limit, double mass_limit, float min_value) {
+// with probabilities before them that sum to at most `sum_limit`, of at least `min_value`. A
+// quickselect that carries the sum: each round decides one pivot, and so one side of it. Expected
+// linear.
+size_t Sampler::keep_first(size_t limit, double sum_limit, float min_value) {
   size_t low = 0, high = candidates_.size();
-  double mass = 0;  // of [0, low), which is kept; [high, end) is not
+  double sum = 0;  // of [0, low), which is kept; [high, end) is not
   const auto at = [&](size_t i) { return candidates_.begin() + static_cast<std::ptrdiff_t>(i); };
-  const auto kept = [&](size_t rank, double mass_before, const Candidate& c) {
-    return rank < limit && mass_before <= mass_limit && c.value >= min_value;
+  const auto kept = [&](size_t rank, double sum_before, const Candidate& c) {
+    return rank < limit && sum_before <= sum_limit && c.value >= min_value;
   };
   while (high - low > 32) {
     const size_t middle = low + (high - low) / 2;
     Candidate a = candidates_[low], b = candidates_[middle], c = candidates_[high - 1];
     if (before(b, a)) std::swap(a, b);
     const Candidate pivot = before(c, b) ? (before(c, a) ? a : c) : b;
-    double left_mass = 0;
+    double left_sum = 0;
     const auto split = std::partition(at(low), at(high), [&](const Candidate& x) {
       const bool left = before(x, pivot);
-      if (left) left_mass += x.value;
+      if (left) left_sum += x.value;
       return left;
     });
     const auto rank = static_cast<size_t>(split - candidates_.begin());
-    if (!kept(rank, mass + left_mass, pivot)) {
+    if (!kept(rank, sum + left_sum, pivot)) {
       high = rank;
       continue;
     }
     std::iter_swap(
         split, std::find_if(split, at(high), [&](const Candidate& x) { return x.id == pivot.id; }));
     low = rank + 1;
-    mass += left_mass + pivot.value;
+    sum += left_sum + pivot.value;
   }
   std::sort(at(low), at(high), before);
-  while (low < high && kept(low, mass, candidates_[low])) mass += candidates_[low++].value;
+  while (low < high && kept(low, sum, candidates_[low])) sum += candidates_[low++].value;
   return low;
 }
 
 TokenId Sampler::draw_all(double u, double total) const {
   const double target = u * total;
-  double mass = 0;
+  double sum = 0;
   size_t block = 0;
-  while (block + 1 < block_sum_.size() && mass + block_sum_[block] < target)
-    mass += block_sum_[block++];
-  while (block_max_[block] == 0) --block;  // rounding left the target behind the last mass
+  while (block + 1 < block_sum_.size() && sum + block_sum_[block] < target)
+    sum += block_sum_[block++];
+  while (block_max_[block] == 0) --block;  // rounding left the target behind the last weight
   const size_t begin = block * kRowBlock, end = std::min(begin + kRowBlock, weights_.size());
   size_t last = begin;
   for (size_t i = begin; i < end; ++i) {
     if (weights_[i] == 0) continue;
     last = i;
-    mass += weights_[i];
-    if (mass >= target) break;
+    sum += weights_[i];
+    if (sum >= target) break;
   }
   return static_cast<TokenId>(last);
 }
@@ -239,10 +240,10 @@ TokenId Sampler::draw_kept(double u, const Candidate& last) const {
     return false;
   });
   const double target = u * total;
-  double mass = 0;
+  double sum = 0;
   scan([&](size_t id, float w) {
-    mass += w;
-    if (mass < target) return false;
+    sum += w;
+    if (sum < target) return false;
     token = id;
     return true;
   });

@@ -58,7 +58,7 @@ class Sampler {
   void apply_mask(std::span<const uint32_t> mask);
   TokenId draw(const RowMax& best, std::span<const float> row, const SampleInput& input);
   Candidate filter(const SamplingSpec& spec, double total, float least);
-  size_t keep_first(size_t limit, double mass_limit, float min_value);
+  size_t keep_first(size_t limit, double sum_limit, float min_value);
   TokenId draw_all(double u, double total) const;
   TokenId draw_kept(double u, const Candidate& last) const;
   void gather_at_least(std::span<const float> row, float threshold);

@@ -99,13 +99,14 @@ Reference reference(const SampleInput& in) {
   return r;
 }
 
-// The token at `u` of the cumulative mass in order of ids; nothing where u is too near an edge.
+// The token at `u` of the cumulative probability in order of ids; nothing where u is too near an
+// edge.
 std::optional<TokenId> reference_draw(const Reference& r, double u) {
-  double mass = 0;
+  double sum = 0;
   for (size_t i = 0; i < r.probabilities.size(); ++i) {
-    mass += r.probabilities[i];
-    if (std::abs(mass - u) < 1e-5 && r.probabilities[i] > 0) return std::nullopt;
-    if (mass >= u) return static_cast<TokenId>(i);
+    sum += r.probabilities[i];
+    if (std::abs(sum - u) < 1e-5 && r.probabilities[i] > 0) return std::nullopt;
+    if (sum >= u) return static_cast<TokenId>(i);
   }
   return std::nullopt;
 }
@@ -278,7 +279,7 @@ TEST(Sampler, TiesGoToTheSmallerId) {
     top.seed = static_cast<uint64_t>(i);
     EXPECT_LT(*sampler.sample({.logits = logits, .spec = &top}), 5);
   }
-  SamplingSpec nucleus{{.top_p = 0.01f}};  // mass before the fourth: 3/300 = 0.01, up to rounding
+  SamplingSpec nucleus{{.top_p = 0.01f}};  // sum before the fourth: 3/300 = 0.01, up to rounding
   for (int i = 0; i < 200; ++i) {
     nucleus.seed = static_cast<uint64_t>(i);
     EXPECT_LE(*sampler.sample({.logits = logits, .spec = &nucleus}), 3);
@@ -286,7 +287,7 @@ TEST(Sampler, TiesGoToTheSmallerId) {
 }
 
 TEST(Sampler, OneFilterDoesNotRescaleForTheNext) {
-  // p = 0.4 0.3 0.2 0.1. top_k 2 leaves 0.7; top_p 0.65 must still keep the second, whose mass
+  // p = 0.4 0.3 0.2 0.1. top_k 2 leaves 0.7; top_p 0.65 must still keep the second, whose sum
   // before is 0.4 (renormalised it would be 0.57: kept too), and top_p 0.5 as well (0.57: dropped).
   const std::vector<float> logits = {std::log(0.4f), std::log(0.3f), std::log(0.2f),
                                      std::log(0.1f)};
@@ -453,7 +454,8 @@ TEST(Sampler, TopNSigmaKeepsTokensNearTheLargestLogitWhateverTheTemperature) {
     }
 }
 
-// Prints what a draw costs over a large vocabulary; no bound, since other work shares the machine.
+// Prints what a draw costs over a large vocabulary; no bound, since other work shares the
+// processors.
 TEST(Sampler, PrintsItsCost) {
   constexpr int32_t kVocab = 128256;
   Rng rng(28);

@@ -55,7 +55,7 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
       page_tables_.prefetch_end(batch, running[i + kEndsAhead]->kv.slot);
     }
     Sequence* const sequence = running[i];
-    if (!sequence->wants_decode_entry() || waits_for_drafts(*sequence)) continue;
+    if (!sequence->wants_decode_entry() || waits_for_draft_tokens(*sequence)) continue;
     // Forced tokens beyond the first count as prompt tokens do. Without a page the sequence gets no
     // entry in this step: pages are coming back.
     const auto most =
@@ -63,7 +63,7 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
     const int32_t count = 1 + std::clamp(most - 1, 0, prompt_tokens_left_);
     if (!budget_.grow(*sequence, sequence->num_launched + count)) continue;
     prompt_tokens_left_ -= count - 1;
-    propose_drafts(*sequence, count);
+    propose_draft_tokens(*sequence, count);
     add_entry(batch, *sequence, count);
     any = true;
   }
@@ -77,7 +77,7 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   if (count <= 0) return;
   ESP_CHECK(budget_.grow(sequence, sequence.num_launched + count));
   prompt_tokens_left_ -= count;
-  propose_drafts(sequence, count);
+  propose_draft_tokens(sequence, count);
   add_entry(batch, sequence, count);
 }
 
@@ -89,8 +89,8 @@ bool BatchBuilder::may_draft(const Sequence& sequence) const {
 }
 
 // Draft tokens behind an entry of `num_query_tokens` known tokens.
-void BatchBuilder::propose_drafts(Sequence& sequence, int32_t num_query_tokens) {
-  drafts_.clear();
+void BatchBuilder::propose_draft_tokens(Sequence& sequence, int32_t num_query_tokens) {
+  draft_tokens_.clear();
   const SequenceSpec& spec = sequence.spec;
   const int32_t begin = sequence.num_launched + num_query_tokens;
   if (!may_draft(sequence) || begin != sequence.num_tokens()) return;
@@ -98,22 +98,22 @@ void BatchBuilder::propose_drafts(Sequence& sequence, int32_t num_query_tokens) 
       std::min<int64_t>({prompt_tokens_left_, spec.max_new_tokens - sequence.num_outputs() - 1,
                          budget_.spare_tokens()});
   if (most <= 0) return;
-  drafts_.tokens_max = static_cast<int32_t>(most);
-  drafts_.samples_max = draft_samples_left_;
-  proposer_.propose_drafts(spec.id, drafts_);
-  const auto count = static_cast<int32_t>(drafts_.tokens.size());
-  ESP_CHECK(count <= most && std::ssize(drafts_.samples) <= draft_samples_left_);
-  if (count > 0 && !budget_.grow(sequence, begin + count)) return drafts_.clear();
+  draft_tokens_.tokens_max = static_cast<int32_t>(most);
+  draft_tokens_.samples_max = draft_samples_left_;
+  proposer_.propose_draft_tokens(spec.id, draft_tokens_);
+  const auto count = static_cast<int32_t>(draft_tokens_.tokens.size());
+  ESP_CHECK(count <= most && std::ssize(draft_tokens_.samples) <= draft_samples_left_);
+  if (count > 0 && !budget_.grow(sequence, begin + count)) return draft_tokens_.clear();
   prompt_tokens_left_ -= count;
-  draft_samples_left_ -= static_cast<int32_t>(drafts_.samples.size());
+  draft_samples_left_ -= static_cast<int32_t>(draft_tokens_.samples.size());
 }
 
 // The next entry would be one token that is being sampled, with no draft tokens behind it.
-bool BatchBuilder::waits_for_drafts(Sequence& sequence) {
+bool BatchBuilder::waits_for_draft_tokens(Sequence& sequence) {
   if (!may_draft(sequence) || !steps_.in_flight(sequence.last_step) ||
       sequence.num_launched != sequence.num_tokens() || sequence.stale_step >= sequence.last_step)
     return false;
-  sequence.awaiting_commit = proposer_.drafts_after_next(sequence.spec.id);
+  sequence.awaiting_commit = proposer_.draft_tokens_after_next(sequence.spec.id);
   return sequence.awaiting_commit;
 }
 
@@ -146,8 +146,8 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   BatchEntry& entry = batch.entries.emplace_back();
   entry.slot = sequence.kv.slot;
   entry.sequence = sequence.spec.id;
-  entry.num_drafts = static_cast<int32_t>(drafts_.tokens.size());
-  entry.num_query_tokens = num_query_tokens + entry.num_drafts;
+  entry.num_draft_tokens = static_cast<int32_t>(draft_tokens_.tokens.size());
+  entry.num_query_tokens = num_query_tokens + entry.num_draft_tokens;
   entry.prefix_len = begin;
   entry.query_begin = batch.num_tokens();
   set_page_table(batch, entry, sequence);
@@ -159,26 +159,27 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
                                                         : kTokenFromSlot);
     batch.positions.push_back(i);
   }
-  add_drafts(batch, entry);
+  add_draft_tokens(batch, entry);
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
   if (entry.sample) ++sequence.num_samples_launched;
   if (entry.sample && sequence.spec.takes_proposals && end == sequence.num_tokens())
     sequence.awaiting_commit =
-        entry.num_drafts > 0 || proposer_.forces_after_next(sequence.spec.id);
+        entry.num_draft_tokens > 0 || proposer_.forces_after_next(sequence.spec.id);
   add_logprob_targets(entry, sequence);
   if (sequence.spec.pooled != PooledTokens::kNone) set_pooling(entry, sequence);
 }
 
-void BatchBuilder::add_drafts(ForwardBatch& batch, BatchEntry& entry) const {
-  if (entry.num_drafts == 0) return;
+void BatchBuilder::add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) const {
+  if (entry.num_draft_tokens == 0) return;
   entry.draft_samples_begin = static_cast<int32_t>(batch.draft_samples.size());
-  entry.num_draft_samples = static_cast<int32_t>(drafts_.samples.size());
-  batch.draft_samples.insert(batch.draft_samples.end(), drafts_.samples.begin(),
-                             drafts_.samples.end());
-  batch.token_ids.insert(batch.token_ids.end(), drafts_.tokens.begin(), drafts_.tokens.end());
-  for (int32_t i = 0; i < entry.num_drafts; ++i)
+  entry.num_draft_samples = static_cast<int32_t>(draft_tokens_.samples.size());
+  batch.draft_samples.insert(batch.draft_samples.end(), draft_tokens_.samples.begin(),
+                             draft_tokens_.samples.end());
+  batch.token_ids.insert(batch.token_ids.end(), draft_tokens_.tokens.begin(),
+                         draft_tokens_.tokens.end());
+  for (int32_t i = 0; i < entry.num_draft_tokens; ++i)
     batch.positions.push_back(batch.positions.back() + 1);
 }
 

@@ -55,10 +55,10 @@ class BatchBuilder {
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
-  void propose_drafts(Sequence& sequence, int32_t num_query_tokens);  // into drafts_
-  void add_drafts(ForwardBatch& batch, BatchEntry& entry) const;
+  void propose_draft_tokens(Sequence& sequence, int32_t num_query_tokens);  // into draft_tokens_
+  void add_draft_tokens(ForwardBatch& batch, BatchEntry& entry) const;
   bool may_draft(const Sequence& sequence) const;
-  bool waits_for_drafts(Sequence& sequence);
+  bool waits_for_draft_tokens(Sequence& sequence);
   static void add_logprob_targets(BatchEntry& entry, Sequence& sequence);
   static void set_pooling(BatchEntry& entry, const Sequence& sequence);
   void add_shared_prefixes(ForwardBatch& batch);
@@ -74,7 +74,7 @@ class BatchBuilder {
   SharedPrefixes shared_prefixes_;
   int32_t prompt_tokens_left_ = 0;  // of the step being built
   int32_t draft_samples_left_ = 0;  // the same
-  Drafts drafts_;                   // of the entry being built
+  DraftTokens draft_tokens_;        // of the entry being built
 };
 
 }  // namespace espalier

@@ -44,12 +44,12 @@ TEST_F(BatchBuilderTest, DraftTokensUseWhatOthersLeave) {
   start(12, {.chunked_prefill_size = 8, .draft_samples_max = 2});
   Sequence& a = waiting(counting(0, 3), 9);
   a.spec.takes_proposals = a.spec.has_grammar = true;
-  drafts_ = {8, 9};
+  draft_tokens_ = {8, 9};
   ASSERT_TRUE(admit(a));
   const ForwardBatch batch = build();
   ASSERT_EQ(batch.entries.size(), 1u);
   EXPECT_EQ(limits_, std::pair(5, 2));  // 8 less the prompt
-  EXPECT_EQ(batch.entries[0].num_drafts, 2);
+  EXPECT_EQ(batch.entries[0].num_draft_tokens, 2);
   EXPECT_EQ(batch.entries[0].last_known(), 2);
   EXPECT_EQ(batch.draft_samples, (std::vector<int32_t>{0, 1}));
   EXPECT_EQ(batch.positions, (std::vector<int32_t>{0, 1, 2, 3, 4}));

@@ -57,7 +57,7 @@ void Committer::take_result(Sequence& sequence, const ForwardBatch& batch, const
     if (sequence.state == SequenceState::kRunning) share(sequence);
     if (sequence.num_computed >= sequence.prefill_end) parts_.inflight.remove(sequence);
   }
-  if (entry.num_drafts > 0) {
+  if (entry.num_draft_tokens > 0) {
     take_draft_samples(sequence, batch, entry, result);
   } else if (entry.sample) {
     take_sample(sequence, result);
@@ -88,9 +88,9 @@ void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,
 void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch,
                                    const BatchEntry& entry, const EntryResult& result) {
   const int32_t begin = sequence.num_computed;
-  const auto drafts = std::span(batch.token_ids)
-                          .subspan(static_cast<size_t>(entry.query_begin + entry.last_known() + 1),
-                                   static_cast<size_t>(entry.num_drafts));
+  const auto draft = std::span(batch.token_ids)
+                         .subspan(static_cast<size_t>(entry.query_begin + entry.last_known() + 1),
+                                  static_cast<size_t>(entry.num_draft_tokens));
   const auto samples = std::span(batch.draft_samples)
                            .subspan(static_cast<size_t>(entry.draft_samples_begin),
                                     static_cast<size_t>(entry.num_draft_samples));
@@ -98,7 +98,7 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
   const auto all_accepted = [&] {
     const auto output =
         std::span<const TokenId>(sequence.tokens).subspan(static_cast<size_t>(begin));
-    num_accepted = static_cast<int32_t>(std::ranges::mismatch(output, drafts).in1 - output.begin());
+    num_accepted = static_cast<int32_t>(std::ranges::mismatch(output, draft).in1 - output.begin());
     return begin + num_accepted == sequence.num_tokens();
   };
   for (TokenId token = result.token; token >= 0;) {
@@ -113,10 +113,10 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
     ++counts_.forwards_saved;
   }
   all_accepted();
-  sequence.stats.drafted_tokens += entry.num_drafts;
-  sequence.stats.accepted_drafts += num_accepted;
-  counts_.drafted_tokens += entry.num_drafts;
-  counts_.accepted_drafts += num_accepted;
+  sequence.stats.drafted_tokens += entry.num_draft_tokens;
+  sequence.stats.accepted_draft_tokens += num_accepted;
+  counts_.drafted_tokens += entry.num_draft_tokens;
+  counts_.accepted_draft_tokens += num_accepted;
   // The entry of the last token samples what follows it, though its keys and values are computed.
   sequence.num_computed = std::min(begin + num_accepted, sequence.num_tokens() - 1);
   sequence.num_launched = sequence.num_computed;

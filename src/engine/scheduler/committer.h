@@ -29,7 +29,7 @@ namespace espalier {
 struct TokenCounts {
   int64_t generated_tokens = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;
-  int64_t drafted_tokens = 0, accepted_drafts = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
 };
 
 class Committer {

@@ -48,15 +48,15 @@ TEST_F(CommitterTest, DraftTokensAreAcceptedUpToTheFirstThatDiffers) {
   start(100, {.draft_samples_max = 8});
   Sequence& a = waiting(counting(0, 3), 9);
   a.spec.takes_proposals = a.spec.has_grammar = true;
-  drafts_ = {7, 9, 5};
+  draft_tokens_ = {7, 9, 5};
   ASSERT_TRUE(admit(a));
   commit(build(), 7, {9, 6, 4});  // behind the prompt 7, behind 7 9, behind 9 6: not 5
   EXPECT_EQ(outputs_.at(1), (Tokens{7, 9, 6}));
-  EXPECT_EQ(committer_->counts().accepted_drafts, 2);
+  EXPECT_EQ(committer_->counts().accepted_draft_tokens, 2);
   EXPECT_EQ(committer_->counts().drafted_tokens, 3);
   EXPECT_EQ(a.num_computed, 5);
   EXPECT_EQ(a.num_launched, 5);
-  drafts_.clear();
+  draft_tokens_.clear();
   EXPECT_EQ(build().token_ids, Tokens{6});
   check();
 }

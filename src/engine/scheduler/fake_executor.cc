@@ -92,7 +92,7 @@ void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
     return std::span(batch.page_tables)
         .subspan(static_cast<size_t>(entry.page_begin), static_cast<size_t>(entry.num_pages));
   };
-  std::vector<std::vector<int32_t>> told(num_entries, std::vector<int32_t>(num_entries, 0));
+  std::vector<std::vector<int32_t>> shared_len(num_entries, std::vector<int32_t>(num_entries, 0));
   for (const SharedPrefixSegment& prefix : batch.shared_prefixes) {
     const std::span<const int32_t> entries = std::span(batch.shared_entries)
                                                  .subspan(static_cast<size_t>(prefix.first_entry),
@@ -109,7 +109,7 @@ void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
       const BatchEntry& entry = batch.entries.at(static_cast<size_t>(a));
       ESP_CHECK(entry.num_query_tokens == 1 && prefix.end <= entry.prefix_len);
       for (const int32_t b : entries) {
-        int32_t& end = told[static_cast<size_t>(a)][static_cast<size_t>(b)];
+        int32_t& end = shared_len[static_cast<size_t>(a)][static_cast<size_t>(b)];
         end = std::max(end, prefix.end);
       }
     }
@@ -118,8 +118,9 @@ void FakeExecutor::check_shared_prefixes(const ForwardBatch& batch) const {
     for (size_t b = a + 1; b < num_entries; ++b) {
       if (batch.entries[a].num_query_tokens > 1 || batch.entries[b].num_query_tokens > 1) continue;
       const auto common = std::ranges::mismatch(table(a), table(b)).in1 - table(a).begin();
-      ESP_CHECK(told[a][b] == common * page_size_, "entries {} and {} share {} tokens, not {}", a,
-                b, common * page_size_, told[a][b]);
+      ESP_CHECK(shared_len[a][b] == common * page_size_,
+                "entries {} and {} share {} tokens, not {}", a, b, common * page_size_,
+                shared_len[a][b]);
     }
 }
 
@@ -131,7 +132,7 @@ EntryResult FakeExecutor::run(const ForwardBatch& batch, const BatchEntry& entry
     return Row{batch.page_tables[static_cast<size_t>(entry.page_begin + position / page_size_)],
                position % page_size_};
   };
-  const int32_t end_known = end - entry.num_drafts;
+  const int32_t end_known = end - entry.num_draft_tokens;
   for (int32_t p = 0; p < end_known; ++p) {
     const Row row = row_of(p);
     if (static_cast<size_t>(p) == known.tokens.size()) {
@@ -168,7 +169,7 @@ EntryResult FakeExecutor::run(const ForwardBatch& batch, const BatchEntry& entry
 
   if (sliding_window_ > 0) run_window(batch, entry, known, step);
   EntryResult result;
-  run_drafts(batch, entry, known, step, result);
+  run_draft_tokens(batch, entry, known, step, result);
   if (known.fail_at >= 0 && entry.output_index >= known.fail_at) {
     result.status = Status(StatusCode::kInternal, "the fake entry fails here");
     if (!entry.sample) return result;
@@ -194,15 +195,15 @@ EntryResult FakeExecutor::run(const ForwardBatch& batch, const BatchEntry& entry
   return result;
 }
 
-// Guesses: histories that nobody may find again unless they come true.
-void FakeExecutor::run_drafts(const ForwardBatch& batch, const BatchEntry& entry,
-                              const Known& known, InFlight& step, EntryResult& result) {
-  if (entry.num_drafts == 0) return;
+// Draft tokens: histories that no later entry may read unless they are accepted.
+void FakeExecutor::run_draft_tokens(const ForwardBatch& batch, const BatchEntry& entry,
+                                    const Known& known, InFlight& step, EntryResult& result) {
+  if (entry.num_draft_tokens == 0) return;
   ESP_CHECK(entry.sample && entry.last_known() >= 0);
   const int32_t begin = entry.prefix_len + entry.last_known() + 1;
   uint64_t digest = known.digests[static_cast<size_t>(begin)];
   int32_t sample = 0;
-  for (int32_t i = 0; i < entry.num_drafts; ++i) {
+  for (int32_t i = 0; i < entry.num_draft_tokens; ++i) {
     const int32_t p = begin + i;
     const auto at = static_cast<size_t>(entry.query_begin + p - entry.prefix_len);
     ESP_CHECK(batch.positions[at] == p && batch.token_ids[at] >= 0);
@@ -227,7 +228,7 @@ void FakeExecutor::write(const Row& row, uint64_t digest, const BatchEntry& entr
     const auto& rows = window ? other.window_rows : other.rows;
     const auto used = rows.find(row);
     ESP_CHECK(used == rows.end() || used->second == entry.slot,
-              "a guess is written over page {} row {}, which step {} in flight still uses",
+              "a draft token is written over page {} row {}, which step {} in flight still uses",
               row.first, row.second, other.result.step);
   }
   (window ? window_memory_ : memory_)[row] = digest;

@@ -65,8 +65,8 @@ class FakeExecutor {
   void run_window(const ForwardBatch& batch, const BatchEntry& entry, const Known& known,
                   InFlight& step);
 
-  void run_drafts(const ForwardBatch& batch, const BatchEntry& entry, const Known& known,
-                  InFlight& step, EntryResult& result);
+  void run_draft_tokens(const ForwardBatch& batch, const BatchEntry& entry, const Known& known,
+                        InFlight& step, EntryResult& result);
   void write(const Row& row, uint64_t digest, const BatchEntry& entry, InFlight& step, bool window);
 
   EntryResult run(const ForwardBatch& batch, const BatchEntry& entry, InFlight& step);

@@ -50,7 +50,7 @@ int32_t KvBudget::pages_coming_back() const {
   for (const Sequence* s : running_.slots())
     if (s != nullptr &&
         (s->state == SequenceState::kPaused || s->state == SequenceState::kFinished))
-      count += cache_.num_pages_held_alone(s->kv.pages);
+      count += cache_.num_exclusive_pages(s->kv.pages);
   return count;
 }
 
@@ -195,7 +195,7 @@ std::optional<std::vector<Sequence*>> KvBudget::plan_preemption(Sequence& sequen
   const auto missing = [&] { return num_missing > 0 || num_window_missing > 0 || slot_missing; };
   while (missing() && num_victims < victims.size()) {
     const Sequence& victim = *victims[num_victims++];
-    num_missing -= cache_.num_pages_held_alone(victim.kv.pages) + pages_still_needed(victim);
+    num_missing -= cache_.num_exclusive_pages(victim.kv.pages) + pages_still_needed(victim);
     num_window_missing -= victim.kv.pages.num_window_pages() + window_pages_still_needed(victim);
     slot_missing = false;
   }
@@ -221,7 +221,7 @@ void KvBudget::advance(Sequence& sequence) {
 // helps.
 void KvBudget::retain(const Sequence& sequence) {
   if (config_.retention_steps == 0 || !orders_by_prefix(config_.policy) || !cache_.reuses()) return;
-  const int32_t num_pages = cache_.num_pages_held_alone(sequence.kv.pages);
+  const int32_t num_pages = cache_.num_exclusive_pages(sequence.kv.pages);
   retained_.push_back(
       {steps_.launched() + static_cast<uint64_t>(config_.retention_steps), num_pages});
   num_retained_ += num_pages;

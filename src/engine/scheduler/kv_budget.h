@@ -1,6 +1,6 @@
 // The account of KV memory: what sequences hold and will need, what is about to come back, and so
 // which sequences are admitted, retracted or preempted. Every change of a sequence's page table
-// goes through here; the place where tiers of memory are accounted for, too.
+// goes through here; tiers of memory are accounted for here, too.
 //
 // Rules:
 //  - Admission reserves pages for the whole prompt and for `new_token_ratio` of the output still to

@@ -28,7 +28,7 @@ class PageTableLayout {
                 std::span<const PageId> window, int32_t num_pages_max);
   void end(const ForwardBatch& batch);  // with its step set
 
-  // Asks for the place where place() will append for this slot.
+  // Prefetches the address to which place() will append for this slot.
   void prefetch_end(const ForwardBatch& batch, SlotId slot) const {
     const Region& region = current_->regions[static_cast<size_t>(slot)];
     __builtin_prefetch(batch.page_tables.data() + region.begin + region.num_pages, 1);

@@ -95,12 +95,12 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   void propose_forced(SequenceId, std::vector<TokenId>& forced) override {
     forced = std::exchange(forced_, {});
   }
-  void propose_drafts(SequenceId, Drafts& drafts) override {
-    limits_ = {drafts.tokens_max, drafts.samples_max};
-    const auto count = std::min(drafts_.size(), static_cast<size_t>(drafts.tokens_max));
+  void propose_draft_tokens(SequenceId, DraftTokens& draft) override {
+    limits_ = {draft.tokens_max, draft.samples_max};
+    const auto count = std::min(draft_tokens_.size(), static_cast<size_t>(draft.tokens_max));
     for (size_t i = 0; i < count; ++i) {
-      drafts.tokens.push_back(drafts_[i]);
-      drafts.samples.push_back(static_cast<int32_t>(i));
+      draft.tokens.push_back(draft_tokens_[i]);
+      draft.samples.push_back(static_cast<int32_t>(i));
     }
   }
 
@@ -115,8 +115,8 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   std::unique_ptr<InflightPrefixes> inflight_;
   std::unique_ptr<BatchBuilder> builder_;
   std::unique_ptr<Committer> committer_;
-  Tokens forced_, drafts_;
-  std::pair<int32_t, int32_t> limits_;  // of the last call of propose_drafts
+  Tokens forced_, draft_tokens_;
+  std::pair<int32_t, int32_t> limits_;  // of the last call of propose_draft_tokens
   std::map<SequenceId, Tokens> outputs_;
   std::map<SequenceId, FinishReason::Type> ends_;
 };

@@ -53,7 +53,7 @@ struct SequenceSpec {
   int32_t max_new_tokens = 0;      // prompt + max_new_tokens <= context; 0: prefill only
   std::vector<TokenId> stop_ids;   // sorted; end-of-sequence ids included unless ignored
   bool has_grammar = false;        // its sampled entries have a mask
-  bool takes_proposals = false;    // the TokenProposer is asked for its forced and draft tokens
+  bool takes_proposals = false;    // the TokenProposer proposes its forced and draft tokens
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   std::string cache_namespace;                // sequences of different namespaces share nothing
@@ -171,7 +171,7 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
-  int64_t drafted_tokens = 0, accepted_drafts = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
 };
 
 // Not thread-safe. The references outlive it, and so do `proposer` (null: nothing is proposed) and

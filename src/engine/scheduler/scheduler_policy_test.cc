@@ -128,8 +128,8 @@ TEST_F(SchedulerTest, NobodyStarvesUnderAnyPolicy) {
        {SchedulePolicy::kLpm, SchedulePolicy::kDfsWeight, SchedulePolicy::kFcfs,
         SchedulePolicy::kLof, SchedulePolicy::kRandom, SchedulePolicy::kPriority}) {
     SCOPED_TRACE(schedule_policy_name(policy));
-    constexpr int32_t kOvertakes = 10, kBefore = 3;
-    start(3000, {.max_running = 1, .policy = policy, .bypass_bound = kOvertakes});
+    constexpr int32_t kBypasses = 10, kBefore = 3;
+    start(3000, {.max_running = 1, .policy = policy, .bypass_bound = kBypasses});
     ends_.clear();
     ends_order_.clear();
     ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
@@ -146,11 +146,11 @@ TEST_F(SchedulerTest, NobodyStarvesUnderAnyPolicy) {
       ASSERT_FALSE(step().empty());
       ASSERT_LT(ends_order_.size(), 100u);
     }
-    EXPECT_LE(ends_order_.size(), 2u + kBefore + kOvertakes);
+    EXPECT_LE(ends_order_.size(), 2u + kBefore + kBypasses);
     // One ran before all; the victim is the last.
     std::printf("%-11s %zu went before it; the bound is %d\n",
                 std::string(schedule_policy_name(policy)).c_str(), ends_order_.size() - 2,
-                kBefore + kOvertakes);
+                kBefore + kBypasses);
     run();
   }
 }
@@ -258,7 +258,7 @@ TEST(StepTime, KnowsWhatItHasSeen) {
 }
 
 // The entry in flight of a sequence that has ended is not committed yet.
-TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsTold) {
+TEST_F(SchedulerTest, TheAnswerIsCachedWhenItsEndIsReported) {
   start(100, {});
   Tokens any_stop;
   for (TokenId token = 0; token < kFakeVocab; ++token) any_stop.push_back(token);

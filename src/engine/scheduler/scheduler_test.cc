@@ -174,7 +174,7 @@ TEST_F(SchedulerTest, StaticOrders) {
   }
 }
 
-TEST_F(SchedulerTest, LpmOvertakesSoOftenAndNoMore) {
+TEST_F(SchedulerTest, LpmBypassesUpToTheBound) {
   start(300, {.max_running = 1, .bypass_bound = 3});
   ASSERT_TRUE(add(1, counting(0, 10), 1).ok());
   run();
@@ -189,7 +189,7 @@ TEST_F(SchedulerTest, LpmOvertakesSoOftenAndNoMore) {
   EXPECT_EQ(num_before, 3 + 1);
 }
 
-TEST_F(SchedulerTest, WhoDoesNotFitIsNotOvertakenByWhoWould) {
+TEST_F(SchedulerTest, ASequenceThatDoesNotFitIsNotBypassedByOneThatWould) {
   start(20, {.policy = SchedulePolicy::kFcfs, .conservativeness = 2});
   ASSERT_TRUE(add(1, counting(0, 5), 8).ok());
   ASSERT_TRUE(add(2, counting(10, 12), 3).ok());

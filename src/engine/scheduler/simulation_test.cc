@@ -75,7 +75,7 @@ struct Tally {
   int64_t sequences = 0, lost = 0;
   int64_t aborts = 0, failures = 0, refusals = 0, retractions = 0, preemptions = 0;
   int64_t cached_tokens = 0, forced_tokens = 0, forwards_saved = 0;
-  int64_t drafted_tokens = 0, accepted_drafts = 0, loaded_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0, loaded_tokens = 0;
 
   Tally& operator+=(const Tally& other) {
     seeds += other.seeds, windows += other.windows;
@@ -84,7 +84,7 @@ struct Tally {
     retractions += other.retractions, preemptions += other.preemptions;
     cached_tokens += other.cached_tokens, forced_tokens += other.forced_tokens;
     forwards_saved += other.forwards_saved;
-    drafted_tokens += other.drafted_tokens, accepted_drafts += other.accepted_drafts;
+    drafted_tokens += other.drafted_tokens, accepted_draft_tokens += other.accepted_draft_tokens;
     loaded_tokens += other.loaded_tokens;
     return *this;
   }
@@ -203,7 +203,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
                 .forced_tokens = stats.forced_tokens,
                 .forwards_saved = stats.forwards_saved,
                 .drafted_tokens = stats.drafted_tokens,
-                .accepted_drafts = stats.accepted_drafts,
+                .accepted_draft_tokens = stats.accepted_draft_tokens,
                 .loaded_tokens = loader_ ? loader_->num_loaded() : 0};
     for (const auto& [id, client] : clients_) {
       tally.lost += client->num_ends == 0 ? 1 : 0;
@@ -261,23 +261,23 @@ class Simulation final : public SequenceObserver, public TokenProposer {
     EXPECT_TRUE(clients_.at(id)->jumps && clients_.at(id)->num_ends == 0);
     return rng_.below(2) == 0;
   }
-  // Guesses that hold up to somewhere, with samples behind some of them.
-  void propose_drafts(SequenceId id, Drafts& drafts) override {
+  // Draft tokens that are right up to some index, with samples behind some of them.
+  void propose_draft_tokens(SequenceId id, DraftTokens& draft) override {
     const Client& client = *clients_.at(id);
     EXPECT_TRUE(client.jumps && client.num_ends == 0);
     EXPECT_FALSE(client.spec.sampling->return_logprob || client.spec.sampling->has_penalties());
-    const int64_t count = std::min<int64_t>(drafts.tokens_max, rng_.between(-5, 12));
+    const int64_t count = std::min<int64_t>(draft.tokens_max, rng_.between(-5, 12));
     const int64_t wrong_at = rng_.between(0, 12);
     uint64_t digest = digest_of(client);
     for (int64_t i = 0; i < count; ++i) {
       const TokenId token = (fake_token(digest) + (i == wrong_at ? 1 : 0)) % kFakeVocab;
       digest = fake_digest(digest, token);
-      drafts.tokens.push_back(token);
-      if (std::ssize(drafts.samples) < drafts.samples_max && rng_.below(2) == 0)
-        drafts.samples.push_back(static_cast<int32_t>(i));
+      draft.tokens.push_back(token);
+      if (std::ssize(draft.samples) < draft.samples_max && rng_.below(2) == 0)
+        draft.samples.push_back(static_cast<int32_t>(i));
     }
   }
-  bool drafts_after_next(SequenceId id) override {
+  bool draft_tokens_after_next(SequenceId id) override {
     EXPECT_TRUE(clients_.at(id)->jumps);
     return rng_.below(2) == 0;
   }
@@ -537,9 +537,9 @@ TEST(SchedulerSimulation, EverySequenceGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(tally.cached_tokens, count * 20);
   EXPECT_GT(tally.forced_tokens, count * 10);
   EXPECT_GT(tally.forwards_saved, tally.forced_tokens / 2);
-  EXPECT_GT(tally.accepted_drafts, count);
+  EXPECT_GT(tally.accepted_draft_tokens, count);
   EXPECT_GT(tally.loaded_tokens, count);
-  EXPECT_GT(tally.drafted_tokens, tally.accepted_drafts + count);
+  EXPECT_GT(tally.drafted_tokens, tally.accepted_draft_tokens + count);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace espalier {
 
 // Draft tokens of one entry. The proposer fills `tokens` and `samples` within the two limits.
-struct Drafts {
+struct DraftTokens {
   int32_t tokens_max = 0, samples_max = 0;
   std::vector<TokenId> tokens;
   // Indices into `tokens`, rising: a token is sampled behind each of these. The draft token behind
@@ -50,12 +50,12 @@ class TokenProposer {
   virtual bool forces_after_next(SequenceId) { return false; }
 
   // Appends draft tokens behind an entry that samples and whose tokens are all known: at most
-  // drafts.tokens_max tokens and drafts.samples_max samples.
-  virtual void propose_drafts(SequenceId, Drafts& /*drafts*/) {}
+  // draft.tokens_max tokens and draft.samples_max samples.
+  virtual void propose_draft_tokens(SequenceId, DraftTokens& /*draft*/) {}
 
-  // Whether propose_drafts() is likely to find draft tokens behind the token that the entry in
-  // flight samples. The scheduler then builds the next entry after the commit of that token.
-  virtual bool drafts_after_next(SequenceId) { return false; }
+  // Whether propose_draft_tokens() is likely to find draft tokens behind the token that the entry
+  // in flight samples. The scheduler then builds the next entry after the commit of that token.
+  virtual bool draft_tokens_after_next(SequenceId) { return false; }
 };
 
 }  // namespace espalier

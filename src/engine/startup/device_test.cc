@@ -1,4 +1,4 @@
-// A machine without a GPU, which every machine becomes with CUDA_VISIBLE_DEVICES empty.
+// A system without a GPU, which every system is with CUDA_VISIBLE_DEVICES empty.
 #include "engine/startup/device.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Whatever is wrong with the GPU, "auto" goes on without it and tells why.
+// Whatever is wrong with the GPU, "auto" goes on without it and logs the reason.
 TEST(Device, AutoSaysWhyTheCpuIsTaken) {
   const auto broken = [](int32_t) {
     return fail(error(StatusCode::kUnavailable, "the driver of this test is too old"));

@@ -26,8 +26,8 @@ Result<KvPool> make_kv_pool(const EngineConfig& config, const ModelInfo& info) {
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system) {
   const int32_t cpus = std::max(1, system.num_cpus);
   if (config.num_threads > cpus)
-    log_warning("{} threads are asked for, but {} can run at once here, and are taken",
-                config.num_threads, cpus);
+    log_warning("{} threads were requested, but only {} can run at once on this system; using {}",
+                config.num_threads, cpus, cpus);
   auto pool = std::make_unique<WorkPool>(std::min(config.num_threads, cpus));
   ModelLoadOptions options = model_load_options(config);
   options.pool = pool.get();

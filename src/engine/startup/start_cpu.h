@@ -6,7 +6,7 @@
 
 namespace espalier {
 
-// Loads the model and makes its KV cache. machine: what was free before.
+// Loads the model and makes its KV cache. system: what was free before.
 Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const SystemInfo& system);
 
 }  // namespace espalier

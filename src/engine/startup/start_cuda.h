@@ -18,7 +18,7 @@ struct StartedExecutor {
 };
 
 // Loads the model onto the device that is open, takes scratch, measures what is left and makes the
-// KV cache of it. machine: the device's.
+// KV cache of it. system: the device's.
 Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const SystemInfo& system);
 
 }  // namespace espalier

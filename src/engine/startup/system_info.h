@@ -9,10 +9,9 @@ namespace espalier {
 struct SystemInfo {
   int64_t available_bytes = 0;  // memory that can be had without swapping; a GPU's own
   int32_t num_cpus = 1;         // processors that this process may run on
-  // What settings that are left open take: of the memory (the machine is the user's, and is used
-  // for other things too), and prompt tokens of one step (enough rows for the matrix products to
-  // run at their rate, and a step short enough that running requests do not stall behind a long
-  // prompt).
+  // Defaults of settings: the share of memory to use (other programs need the rest), and prompt
+  // tokens of one step (enough rows for GEMMs to reach their rate, and a step short enough that
+  // running requests do not stall behind a long prompt).
   double mem_fraction = 0.6;
   int32_t prefill_chunk = 512;
   // Threads that fill the masks of a step: where processors compute the step there are none to

@@ -80,7 +80,7 @@ TEST(StoredTokenizer, ByteLevelWithItsMergesAndSpecialTokens) {
   EXPECT_EQ(tokenizer->chat_template(), "{{ messages }}");
 }
 
-TEST(StoredTokenizer, WhatIsWrongIsTold) {
+TEST(StoredTokenizer, WhatIsWrongIsReported) {
   const auto message = [](auto&& change) {
     StoredVocabulary stored = small_vocabulary();
     change(stored);

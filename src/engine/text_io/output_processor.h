@@ -37,7 +37,7 @@ class OutputProcessor {
   };
   Output push(TokenId token);
 
-  // The end, however it came: text that was still held back. Called once.
+  // Returns the text that was still withheld, whatever ended the request. Called once.
   std::string flush();
 
  private:

@@ -24,8 +24,8 @@ bool TokenizerPool::submit(std::string text, const EncodeOptions& options, Done 
 
 void TokenizerPool::work() {
   set_thread_name("tokenizer");
-  // A long prompt is cut and encoded side by side; how many threads that takes is bounded by the
-  // machine.
+  // A long prompt is split and encoded in parallel, by at most as many threads as there are
+  // processors.
   const int num_threads = static_cast<int>(usable_cpus().size());
   while (auto job = jobs_.pop()) {
     job->options.num_threads = std::max(job->options.num_threads, num_threads);

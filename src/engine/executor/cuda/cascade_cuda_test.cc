@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int32_t kLanes = 16, kShared = 3000, kSteps = 9, kPagesOfEntry = 16;
+constexpr int32_t kEntries = 16, kShared = 3000, kSteps = 9, kPagesOfEntry = 16;
 
 // Wide enough that attention decides what comes out; heads of 64, so that the tensor cores' kernels
 // run.
@@ -59,7 +59,7 @@ class CudaCascade : public testing::Test {
     const auto sampling = std::make_shared<SamplingSpec>();
     sampling->temperature = 0.0f;
     sampling->return_logprob = true;
-    for (int32_t i = 0; i < kLanes; ++i) {
+    for (int32_t i = 0; i < kEntries; ++i) {
       if (step == 0) batch.slot_inits.push_back({.slot = i, .sampling = sampling});
       batch.entries.push_back({.slot = i,
                                .num_query_tokens = 1,
@@ -77,10 +77,10 @@ class CudaCascade : public testing::Test {
       batch.token_ids.push_back((37 * i + 11 * step + 5) % 1000);
       batch.positions.push_back(kShared + step);
     }
-    if (step % 4 != 3) share(batch, -1, 0, step % 2 == 0 ? kShared : 2500, 0, kLanes);
+    if (step % 4 != 3) share(batch, -1, 0, step % 2 == 0 ? kShared : 2500, 0, kEntries);
     if (step % 4 == 1) {
       share(batch, 0, 2500, kShared, 0, 7);
-      share(batch, 0, 2500, 2900, 9, kLanes);
+      share(batch, 0, 2500, 2900, 9, kEntries);
     }
     return batch;
   }
@@ -89,8 +89,8 @@ class CudaCascade : public testing::Test {
     Outcome out;
     auto model = CudaDecoder::load({.path = folder_, .format = LoadFormat::kDummy, .seed = 3});
     EXPECT_TRUE(model) << model.error().message();
-    auto executor = CudaExecutor::create(std::move(*model), {.max_slots = kLanes,
-                                                             .max_tokens = kShared + kLanes,
+    auto executor = CudaExecutor::create(std::move(*model), {.max_slots = kEntries,
+                                                             .max_tokens = kShared + kEntries,
                                                              .context_length = 8192,
                                                              .graphs = graphs,
                                                              .cascade = cascade});
@@ -100,7 +100,7 @@ class CudaCascade : public testing::Test {
                                    .num_kv_heads = 2,
                                    .head_dim = 64,
                                    .type = KvType::kBFloat16,
-                                   .num_pages = kShared + kLanes * kPagesOfEntry,
+                                   .num_pages = kShared + kEntries * kPagesOfEntry,
                                    .page_size = 1})
                     .ok());
     ForwardBatch prompt;
@@ -134,7 +134,7 @@ class CudaCascade : public testing::Test {
 TEST_F(CudaCascade, ChangesNothingButTheOrderOfSums) {
   const Outcome alone = run(false, true);
   EXPECT_EQ(alone.num_cascades, 0);
-  ASSERT_EQ(alone.logprobs.size(), static_cast<size_t>(kLanes * kSteps));
+  ASSERT_EQ(alone.logprobs.size(), static_cast<size_t>(kEntries * kSteps));
   double mean = 0, spread = 0;
   for (const float logprob : alone.logprobs) mean += logprob / std::ssize(alone.logprobs);
   for (const float logprob : alone.logprobs) spread = std::max(spread, std::abs(logprob - mean));
@@ -148,7 +148,7 @@ TEST_F(CudaCascade, ChangesNothingButTheOrderOfSums) {
     ASSERT_EQ(together.logprobs.size(), alone.logprobs.size());
     for (size_t i = 0; i < alone.logprobs.size(); ++i)
       EXPECT_NEAR(together.logprobs[i], alone.logprobs[i], 0.03)
-          << "graphs " << graphs << ", step " << i / kLanes << ", entry " << i % kLanes;
+          << "graphs " << graphs << ", step " << i / kEntries << ", entry " << i % kEntries;
   }
 }
 

@@ -30,8 +30,8 @@ std::vector<int32_t> entries_between(int32_t begin, int32_t end) {
   return entries;
 }
 
-// Runs of an entry follow each other from 0 to its own part, and its place in each is its own.
-// Returns the tokens that all entries read together.
+// Segments of an entry follow each other from 0 to its own part, and it is a different member of
+// each. Returns the tokens that all entries read together.
 int64_t check(const ForwardBatch& batch, const CascadePlan& plan) {
   std::vector<int64_t> read(batch.entries.size());
   for (size_t entry = 0; entry < batch.entries.size(); ++entry) {

@@ -63,7 +63,7 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::create(std::unique_ptr<CudaD
 }
 
 Status CudaExecutor::allocate() {
-  model_->set_pdl(config_.early_launch);
+  model_->set_pdl(config_.allow_pdl);
   model_->set_megakernel(config_.megakernel);
   if (config_.deterministic) model_->set_deterministic(config_.context_length);
   ESP_RETURN_IF_ERROR(model_->reserve(config_.max_tokens, config_.max_slots, config_.page_size));
@@ -402,7 +402,7 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
   return status.ok() ? status : lose_device(status);
 }
 
-// What every request hears from then on.
+// Every later step fails with this status.
 Status CudaExecutor::lose_device(const Status& status) {
   if (!lost_.ok()) return lost_;
   lost_ = status.with_context("the GPU failed");

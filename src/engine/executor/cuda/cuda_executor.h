@@ -34,7 +34,7 @@ struct CudaExecutorConfig {
   bool cascade = true;
   // Programmatic dependent launch in decode steps of eight and more entries: at 8 entries of an 8 B
   // shape 5.19 ms a step with it, 5.40 without; at one entry it costs time.
-  bool early_launch = true;
+  bool allow_pdl = true;
   // One entry's layers as one kernel: 4.24 ms a step of an 8 B shape, 4.67 kernel by kernel.
   bool megakernel = true;
   // Results depend on the request alone, bit for bit (CudaDecoder::set_deterministic): no cascade,
@@ -52,7 +52,7 @@ class CudaExecutor final : public Executor {
                                                       const CudaExecutorConfig& config);
   ~CudaExecutor() override;
 
-  // What is left for keys and values, with what graphs will take set aside. Measured.
+  // What is left for keys and values, without what graphs will take. Measured.
   Result<int64_t> kv_budget_bytes() const;
   // REQUIRED once, before the first launch. Fails where the memory is not there after all.
   Status allocate_kv(const KvPoolConfig& config);

@@ -45,7 +45,7 @@ struct StepArrays {
   int32_t* ids = nullptr;                       // [T]
   int32_t* token_slots = nullptr;               // [T]
   int32_t* rows = nullptr;  // [L + T]: tokens whose logits are wanted: sampled ones, then inputs'
-  int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row is asked for
+  int32_t* targets = nullptr;  // [T]: the token whose log-probability each input row returns
   int32_t* pages = nullptr;    // [page_capacity]; host alone
 
   void lay_out(cuda::Arena& arena, const StepLimits& limits);
