@@ -73,16 +73,13 @@ class Kv {
     Kv kv;
     kv.pages_per_entry_ = (tokens + kPage - 1) / kPage;
     KvView& view = kv.view_;
-    view.type = type;
     view.page_size = kPage;
-    view.num_pages = kv.pages_per_entry_ * entries;
-    view.num_kv_heads = info.num_kv_heads;
-    view.head_dim = info.head_dim;
-    view.head_stride = info.head_dim;
-    view.token_stride = int64_t{info.num_kv_heads} * info.head_dim;
-    view.page_stride = view.token_stride * kPage;
-    const size_t elements = static_cast<size_t>(view.page_stride * view.num_pages);
-    const size_t bytes = elements * (type == KvType::kFloat32 ? 4 : 2);
+    KvView::Layer layer{.type = type,
+                        .num_pages = kv.pages_per_entry_ * entries,
+                        .num_kv_heads = info.num_kv_heads,
+                        .head_dim = info.head_dim};
+    layer.set_dense_strides(kPage);
+    const auto bytes = static_cast<size_t>(layer.plane_bytes());
     for (int32_t i = 0; i < 2 * info.num_layers; ++i) {
       ESP_ASSIGN_OR_RETURN(Buffer plane, Buffer::allocate(bytes));
       // Bytes of 0x3c and below are small positive numbers in both types.
@@ -95,9 +92,11 @@ class Kv {
       }
       kv.planes_.push_back(std::move(plane));
     }
-    for (int32_t layer = 0; layer < info.num_layers; ++layer) {
-      const auto at = static_cast<size_t>(2 * layer);
-      view.layers.push_back({kv.planes_[at].data(), kv.planes_[at + 1].data()});
+    for (int32_t i = 0; i < info.num_layers; ++i) {
+      const auto at = static_cast<size_t>(2 * i);
+      layer.k = kv.planes_[at].data();
+      layer.v = kv.planes_[at + 1].data();
+      view.layers.push_back(layer);
     }
     return kv;
   }

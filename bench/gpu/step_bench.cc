@@ -68,9 +68,9 @@ Status StepBench::fill_kv() {
   for (const KvView::Layer& layer : kv.layers) {
     for (void* plane : {layer.k, layer.v}) {
       ESP_RETURN_IF_ERROR(kernels::cuda::draw(
-          {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+          {.type = layer.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
            .out = plane,
-           .count = kv.page_stride * kv.num_pages,
+           .count = layer.page_stride * layer.num_pages,
            .key = key++},
           {.stream = stream.get()}));
     }

@@ -292,12 +292,9 @@ void bench_attention(CpuBackend& backend, const Options& options, double read_ra
       v[i] = to_bfloat16(static_cast<float>(rng.uniform() - 0.5));
     }
     KvView kv;
-    kv.layers = {{k, v}};
-    kv.num_pages = pages;
-    kv.num_kv_heads = kKvHeads;
-    kv.head_dim = kHeadDim;
-    kv.head_stride = kHeadDim;
-    kv.page_stride = kv.token_stride = kKvHeads * kHeadDim;
+    kv.layers = {
+        {.k = k, .v = v, .num_pages = pages, .num_kv_heads = kKvHeads, .head_dim = kHeadDim}};
+    kv.layers[0].set_dense_strides(kv.page_size);
     std::vector<PageId> tables(static_cast<size_t>(pages));
     std::iota(tables.begin(), tables.end(), 0);
     for (size_t i = tables.size(); i > 1; --i) std::swap(tables[i - 1], tables[rng.below(i)]);

@@ -21,44 +21,58 @@ Status check_config(const KvPoolConfig& config) {
                       : invalid_argument("KV pool: {} is {}; it must be at least 1", name, value);
   };
   ESP_RETURN_IF_ERROR(positive("num_layers", config.num_layers));
-  ESP_RETURN_IF_ERROR(positive("num_kv_heads", config.num_kv_heads));
-  ESP_RETURN_IF_ERROR(positive("head_dim", config.head_dim));
   ESP_RETURN_IF_ERROR(positive("num_pages", config.num_pages));
   ESP_RETURN_IF_ERROR(positive("page_size", config.page_size));
   if (config.num_planes != 1 && config.num_planes != 2) {
     return invalid_argument("KV pool: num_planes is {}; it must be 1 or 2", config.num_planes);
   }
   const auto num_layers = static_cast<size_t>(config.num_layers);
+  if (!config.layer_shapes.empty() && config.layer_shapes.size() != num_layers)
+    return invalid_argument("KV pool: layer_shapes describes {} layers of {}",
+                            config.layer_shapes.size(), num_layers);
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    ESP_RETURN_IF_ERROR(positive("num_kv_heads", config.shape_of(i).num_kv_heads));
+    ESP_RETURN_IF_ERROR(positive("head_dim", config.shape_of(i).head_dim));
+  }
   if (!config.window_layers.empty()) {
     ESP_RETURN_IF_ERROR(positive("num_window_pages", config.num_window_pages));
     if (config.window_layers.size() != num_layers)
-      return invalid_argument("KV pool: {} layers are told whether they have a window, of {}",
+      return invalid_argument("KV pool: window_layers describes {} layers of {}",
                               config.window_layers.size(), num_layers);
   }
   return Status();
 }
 
-// Of one plane of a layer, up to where the next may begin.
-int64_t plane_stride_bytes(const KvPoolConfig& config, int32_t layer) {
-  const int32_t num_pages =
-      config.is_window_layer(layer) ? config.num_window_pages : config.num_pages;
-  const int64_t plane_bytes = config.bytes_per_layer_page() / config.num_planes * num_pages;
-  return (plane_bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+KvLayerKind kind_of(const KvPoolConfig& config, int32_t layer) {
+  if (config.is_window_layer(layer)) return KvLayerKind::kWindowPages;
+  return config.num_planes == 1 ? KvLayerKind::kLatent : KvLayerKind::kPages;
+}
+
+// The description of a layer, without addresses.
+KvView::Layer layer_of(const KvPoolConfig& config, int32_t layer) {
+  const KvLayerShape shape = config.shape_of(layer);
+  KvView::Layer out{.kind = kind_of(config, layer),
+                    .type = shape.type,
+                    .num_pages = config.num_pages_of(layer),
+                    .num_kv_heads = shape.num_kv_heads,
+                    .head_dim = shape.head_dim};
+  out.set_dense_strides(config.page_size);
+  return out;
+}
+
+// From the start of a plane to where the next one may begin.
+int64_t plane_stride_bytes(const KvView::Layer& layer) {
+  return (layer.plane_bytes() + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
 }
 
 KvView make_view(const KvPoolConfig& config, std::byte* base) {
-  KvView view;
-  view.type = config.type;
-  view.num_pages = config.num_pages;
-  view.page_size = config.page_size;
-  view.num_kv_heads = config.num_kv_heads;
-  view.head_dim = config.head_dim;
-  view.head_stride = config.head_dim;
-  view.token_stride = view.head_stride * config.num_kv_heads;
-  view.page_stride = view.token_stride * config.page_size;
+  KvView view{.page_size = config.page_size};
   for (int32_t i = 0; i < config.num_layers; ++i) {
-    const int64_t stride = plane_stride_bytes(config, i);
-    view.layers.push_back({.k = base, .v = base + (config.num_planes - 1) * stride});
+    KvView::Layer layer = layer_of(config, i);
+    const int64_t stride = plane_stride_bytes(layer);
+    layer.k = base;
+    layer.v = base + (config.num_planes - 1) * stride;
+    view.layers.push_back(layer);
     base += config.num_planes * stride;
   }
   return view;
@@ -79,12 +93,23 @@ class HostPlanes final : public KvPlanes {
 
 }  // namespace
 
+int64_t KvPoolConfig::bytes_per_page() const {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < num_layers; ++i) bytes += num_planes * layer_of(*this, i).page_bytes();
+  return bytes;
+}
+
 std::string kv_layout_name(const KvPoolConfig& config) {
+  const KvLayerShape first = config.shape_of(0);
   std::string name =
       fmt::format("{} page_size={} layers={} planes={} kv_heads={} head_dim={} window_layers=",
-                  config.type == KvType::kFloat32 ? "float32" : "bfloat16", config.page_size,
-                  config.num_layers, config.num_planes, config.num_kv_heads, config.head_dim);
+                  kv_type_name(first.type), config.page_size, config.num_layers, config.num_planes,
+                  first.num_kv_heads, first.head_dim);
   for (const bool is_window : config.window_layers) name += is_window ? '1' : '0';
+  for (int32_t i = 1; i < config.num_layers; ++i)
+    if (const KvLayerShape shape = config.shape_of(i); shape != first)
+      name += fmt::format(" layer{}={},{},{}", i, kv_type_name(shape.type), shape.num_kv_heads,
+                          shape.head_dim);
   return name;
 }
 
@@ -102,7 +127,7 @@ Result<std::unique_ptr<KvPlanes>> allocate_host_planes(int64_t size_bytes) {
 int64_t KvPool::bytes_needed(const KvPoolConfig& config) {
   int64_t bytes = kPlaneAlignment;
   for (int32_t i = 0; i < config.num_layers; ++i)
-    bytes += config.num_planes * plane_stride_bytes(config, i);
+    bytes += config.num_planes * plane_stride_bytes(layer_of(config, i));
   return bytes;
 }
 

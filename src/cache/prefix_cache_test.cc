@@ -216,8 +216,8 @@ TEST(KvPool, MemoryIsBackedAsItIsWritten) {
   // No two planes overlap: mark the first and the last element of each.
   const KvView& view = pool->view();
   ASSERT_EQ(view.layers.size(), 4u);
-  EXPECT_EQ(view.page_stride, 4 * 2 * 64);
-  const int64_t last = view.page_stride * view.num_pages - 1;
+  EXPECT_EQ(view.layer(0).page_stride, 4 * 2 * 64);
+  const int64_t last = view.layer(0).page_stride * view.layer(0).num_pages - 1;
   float mark = 1;
   for (const KvView::Layer& layer : view.layers) {
     for (void* plane : {layer.k, layer.v}) {

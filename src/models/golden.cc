@@ -96,25 +96,24 @@ PooledGolden read_pooled(const std::filesystem::path& folder) {
 
 KvMemory::KvMemory(const ModelInfo& info, KvType type, int32_t page_size, int32_t num_tokens,
                    Rng& rng) {
-  view_.type = type;
   view_.page_size = page_size;
-  view_.num_pages = (num_tokens + page_size - 1) / page_size;
-  view_.num_kv_heads = info.num_kv_heads;
-  view_.head_dim = info.head_dim;
-  view_.head_stride = info.head_dim;
-  view_.token_stride = static_cast<int64_t>(info.num_kv_heads) * info.head_dim;
-  view_.page_stride = view_.token_stride * page_size;
-  const int64_t elements = view_.page_stride * view_.num_pages;
-  const size_t words = static_cast<size_t>(type == KvType::kFloat32 ? elements : elements / 2 + 1);
-  for (int32_t layer = 0; layer < info.num_layers; ++layer) {
+  KvView::Layer layer{.kind = info.kv_planes == 1 ? KvLayerKind::kLatent : KvLayerKind::kPages,
+                      .type = type,
+                      .num_pages = (num_tokens + page_size - 1) / page_size,
+                      .num_kv_heads = info.num_kv_heads,
+                      .head_dim = info.head_dim};
+  layer.set_dense_strides(page_size);
+  const auto words = static_cast<size_t>(layer.plane_bytes() / 4 + 1);
+  for (int32_t i = 0; i < info.num_layers; ++i) {
     for (int plane = 0; plane < info.kv_planes; ++plane) planes_.emplace_back(words, ~0u);
   }
-  for (int32_t layer = 0; layer < info.num_layers; ++layer) {
-    const auto at = static_cast<size_t>(info.kv_planes * layer);
-    const auto last = at + static_cast<size_t>(info.kv_planes) - 1;
-    view_.layers.push_back({planes_[at].data(), planes_[last].data()});
+  for (int32_t i = 0; i < info.num_layers; ++i) {
+    const auto at = static_cast<size_t>(info.kv_planes * i);
+    layer.k = planes_[at].data();
+    layer.v = planes_[at + static_cast<size_t>(info.kv_planes) - 1].data();
+    view_.layers.push_back(layer);
   }
-  free_.resize(static_cast<size_t>(view_.num_pages));
+  free_.resize(static_cast<size_t>(layer.num_pages));
   std::iota(free_.begin(), free_.end(), 0);
   std::shuffle(free_.begin(), free_.end(), rng);
 }

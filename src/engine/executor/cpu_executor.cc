@@ -8,11 +8,13 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "kernels/kv_layer.h"
 
 namespace espalier {
 
 Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(CpuExecutorParts parts,
                                                          const CpuExecutorConfig& config) {
+  ESP_RETURN_IF_ERROR(kernels::check_kv_view(parts.kv.view()));
   ESP_RETURN_IF_ERROR(parts.model->reserve(config.max_tokens, config.max_slots + kDraftSamplesMax));
   return std::unique_ptr<CpuExecutor>(new CpuExecutor(std::move(parts), config));
 }
@@ -53,16 +55,14 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
 
 Status CpuExecutor::copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
   ESP_CHECK(from.size() == to.size());
-  const KvView& kv = parts_.kv.view();
-  const int64_t page_bytes = kv.page_stride * (kv.type == KvType::kFloat32 ? 4 : 2);
-  const auto copy = [&](void* plane, PageId a, PageId b) {
+  const auto copy = [](void* plane, int64_t page_bytes, PageId a, PageId b) {
     auto* const bytes = static_cast<std::byte*>(plane);
     std::memcpy(bytes + b * page_bytes, bytes + a * page_bytes, static_cast<size_t>(page_bytes));
   };
-  for (const KvView::Layer& layer : kv.layers)
+  for (const KvView::Layer& layer : parts_.kv.view().layers)
     for (size_t i = 0; i < from.size(); ++i) {
-      copy(layer.k, from[i], to[i]);
-      if (layer.v != layer.k) copy(layer.v, from[i], to[i]);
+      copy(layer.k, layer.page_bytes(), from[i], to[i]);
+      if (layer.v != layer.k) copy(layer.v, layer.page_bytes(), from[i], to[i]);
     }
   return {};
 }

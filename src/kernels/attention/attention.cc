@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/table.h"
+#include "kernels/kv_layer.h"
 
 namespace espalier::kernels {
 namespace {
@@ -42,9 +43,10 @@ class Plan {
  public:
   Plan(CpuBackend& backend, const AttentionArgs& args)
       : args_(args),
-        group_(args.heads / args.kv->num_kv_heads),
+        kv_heads_(args.kv->layer(args.layer).num_kv_heads),
+        group_(args.heads / kv_heads_),
         tile_tokens_(std::max<int64_t>(1, kAttentionTileRows / group_)),
-        state_floats_(backend.table().attention_state(args.kv->head_dim)),
+        state_floats_(backend.table().attention_state(args.kv->layer(args.layer).head_dim)),
         work_items_wanted_(4 * backend.pool().num_threads()) {
     for (const BatchEntry& entry : args.entries) {
       const int64_t tiles = (entry.num_query_tokens + tile_tokens_ - 1) / tile_tokens_;
@@ -69,8 +71,8 @@ class Plan {
         const int64_t token = tile * tile_tokens_;
         const int32_t step =
             heads_at_once(std::min<int64_t>(tile_tokens_, entry.num_query_tokens - token));
-        for (int32_t kv_head = 0; kv_head < args_.kv->num_kv_heads; kv_head += step) {
-          const int32_t kv_heads = std::min(step, args_.kv->num_kv_heads - kv_head);
+        for (int32_t kv_head = 0; kv_head < kv_heads_; kv_head += step) {
+          const int32_t kv_heads = std::min(step, kv_heads_ - kv_head);
           cut_tile(static_cast<int32_t>(index), kv_head, kv_heads, token, tiles == 1, item, split,
                    state);
         }
@@ -83,9 +85,8 @@ class Plan {
   // long as there are enough work items for all threads.
   int32_t heads_at_once(int64_t tokens) const {
     const int64_t fit = kAttentionTileRows / (tokens * group_);
-    const int64_t spread = args_.kv->num_kv_heads * tiles_and_splits_ / work_items_wanted_;
-    return static_cast<int32_t>(
-        std::clamp<int64_t>(std::min(fit, spread), 1, args_.kv->num_kv_heads));
+    const int64_t spread = kv_heads_ * tiles_and_splits_ / work_items_wanted_;
+    return static_cast<int32_t>(std::clamp<int64_t>(std::min(fit, spread), 1, kv_heads_));
   }
 
   template <typename WorkItemFn, typename SplitFn>
@@ -124,6 +125,7 @@ class Plan {
   }
 
   const AttentionArgs& args_;
+  const int32_t kv_heads_;
   const int64_t group_;
   const int64_t tile_tokens_;
   const int64_t state_floats_;
@@ -144,8 +146,9 @@ struct Workspace {
 };
 
 Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const Plan& plan) {
+  const int64_t head_dim = args.kv->layer(args.layer).head_dim;
   int64_t work_items = 0, splits = 0, states = 0;
-  const int64_t state_floats = backend.table().attention_state(args.kv->head_dim);
+  const int64_t state_floats = backend.table().attention_state(head_dim);
   plan.each([&](const WorkItem&) { ++work_items; },
             [&](const Split& split) {
               ++splits;
@@ -156,7 +159,7 @@ Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const P
   const size_t split_bytes = align(static_cast<size_t>(splits) * sizeof(Split));
   const size_t state_bytes = align(static_cast<size_t>(states) * sizeof(float));
   const size_t thread_bytes = align(
-      static_cast<size_t>(backend.table().attention_scratch(plan.max_rows(), args.kv->head_dim)) *
+      static_cast<size_t>(backend.table().attention_scratch(plan.max_rows(), head_dim)) *
       sizeof(float));
   std::byte* at = backend.scratch(work_item_bytes + split_bytes + state_bytes +
                                   static_cast<size_t>(backend.pool().num_threads()) * thread_bytes);
@@ -173,12 +176,11 @@ Workspace make_workspace(CpuBackend& backend, const AttentionArgs& args, const P
 
 AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspace& space,
                       const WorkItem& item) {
-  const KvView& kv = *args.kv;
-  const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
+  const KvView::Layer& kv = args.kv->layer(args.layer);
   const BatchEntry& entry = args.entries[static_cast<size_t>(item.entry)];
   const int64_t token = entry.query_begin + item.token;
   const int64_t head = item.kv_head * plan.group() * kv.head_dim;
-  const int64_t plane_bytes = item.kv_head * kv.head_stride * (kv.type == KvType::kFloat32 ? 4 : 2);
+  const int64_t plane_bytes = item.kv_head * kv.head_stride * kv_element_bytes(kv.type);
   return {
       .q = args.q + token * args.q_stride + head,
       .q_stride = args.q_stride,
@@ -191,11 +193,11 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
       .first_position = entry.prefix_len + item.token,
       .begin = item.begin,
       .end = item.end,
-      .k = static_cast<const std::byte*>(layer.k) + plane_bytes,
-      .v = static_cast<const std::byte*>(layer.v) + plane_bytes,
+      .k = static_cast<const std::byte*>(kv.k) + plane_bytes,
+      .v = static_cast<const std::byte*>(kv.v) + plane_bytes,
       .bf16 = kv.type == KvType::kBFloat16,
       .page_table = args.page_tables.data() + entry.page_begin,
-      .page_size = kv.page_size,
+      .page_size = args.kv->page_size,
       .page_stride = kv.page_stride,
       .token_stride = kv.token_stride,
       .head_stride = kv.head_stride,
@@ -209,7 +211,7 @@ AttentionTile tile_of(const AttentionArgs& args, const Plan& plan, const Workspa
 
 void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
              const Workspace& space, const Split& split) {
-  const int64_t dim = args.kv->head_dim;
+  const int64_t dim = args.kv->layer(args.layer).head_dim;
   const int64_t state_floats = backend.table().attention_state(dim);
   const BatchEntry& entry = args.entries[static_cast<size_t>(split.entry)];
   const int64_t head_rows = split.tokens * plan.group(), rows = split.kv_heads * head_rows;
@@ -226,7 +228,9 @@ void combine(CpuBackend& backend, const AttentionArgs& args, const Plan& plan,
 }  // namespace
 
 void attention(CpuBackend& backend, const AttentionArgs& args) {
-  const KvView& kv = *args.kv;
+  const KvView::Layer& kv = args.kv->layer(args.layer);
+  const Status taken = check_kv_layer(kv);
+  ESP_CHECK(taken.ok(), "{}", taken.message());
   ESP_CHECK(kv.num_kv_heads > 0 && args.heads % kv.num_kv_heads == 0,
             "{} query heads on {} key/value heads", args.heads, kv.num_kv_heads);
   const Plan plan(backend, args);

@@ -85,14 +85,15 @@ class CudaAttention : public test::OnDevice {
     p.q = test::random_floats(rng_, int64_t{p.tokens} * heads * shape.dim, 1.5);
     for (float& value : p.q) value = to_float(to_bfloat16(value));
     if (shape.sinks) p.sinks = test::random_floats(rng_, heads, 2.0);
-    p.view = {.layers = {{p.k.data(), p.v.data()}},
-              .num_pages = num_pages,
-              .page_size = shape.page_size,
-              .num_kv_heads = shape.kv_heads,
-              .head_dim = shape.dim,
-              .page_stride = shape.page_size * token_stride,
-              .token_stride = token_stride,
-              .head_stride = shape.dim};
+    p.view = {.layers = {{.k = p.k.data(),
+                          .v = p.v.data(),
+                          .num_pages = num_pages,
+                          .num_kv_heads = shape.kv_heads,
+                          .head_dim = shape.dim,
+                          .page_stride = shape.page_size * token_stride,
+                          .token_stride = token_stride,
+                          .head_stride = shape.dim}},
+              .page_size = shape.page_size};
     return p;
   }
 
@@ -120,8 +121,8 @@ class CudaAttention : public test::OnDevice {
         const int position = entry.prefix_len + t;
         const auto page =
             p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
-        std::copy_n(plane.begin() + page * p.view.page_stride +
-                        position % shape.page_size * p.view.token_stride,
+        std::copy_n(plane.begin() + page * p.view.layer(0).page_stride +
+                        position % shape.page_size * p.view.layer(0).token_stride,
                     width, rows.begin() + int64_t{entry.query_begin + t} * (width + kNewGap));
       }
     return rows;
@@ -133,8 +134,8 @@ class CudaAttention : public test::OnDevice {
     const int heads = shape.kv_heads * shape.group;
     const auto key = [&](const BatchEntry& entry, int position, int head, int i) {
       const auto page = p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
-      return to_float(p.k[static_cast<size_t>(page * p.view.page_stride +
-                                              position % shape.page_size * p.view.token_stride +
+      return to_float(p.k[static_cast<size_t>(page * p.view.layer(0).page_stride +
+                                              position % shape.page_size * p.view.layer(0).token_stride +
                                               head / shape.group * shape.dim + i)]);
     };
     for (const BatchEntry& entry : p.entries)
@@ -299,9 +300,9 @@ class CudaAttention : public test::OnDevice {
                                           .page_size = shape.page_size,
                                           .num_kv_heads = shape.kv_heads,
                                           .head_dim = shape.dim,
-                                          .page_stride = p.view.page_stride,
-                                          .token_stride = p.view.token_stride,
-                                          .head_stride = p.view.head_stride},
+                                          .page_stride = p.view.layer(0).page_stride,
+                                          .token_stride = p.view.layer(0).token_stride,
+                                          .head_stride = p.view.layer(0).head_stride},
                                    .new_keys = shape.with_new ? new_keys.get() : nullptr,
                                    .new_values = shape.with_new ? new_values.get() : nullptr,
                                    .new_kv_stride = shape.kv_heads * shape.dim + kNewGap,
@@ -387,9 +388,9 @@ class CudaAttention : public test::OnDevice {
                                         .page_size = shape.page_size,
                                         .num_kv_heads = shape.kv_heads,
                                         .head_dim = shape.dim,
-                                        .page_stride = p.view.page_stride,
-                                        .token_stride = p.view.token_stride,
-                                        .head_stride = p.view.head_stride},
+                                        .page_stride = p.view.layer(0).page_stride,
+                                        .token_stride = p.view.layer(0).token_stride,
+                                        .head_stride = p.view.layer(0).head_stride},
                                  .q = q.get(),
                                  .q_stride = width,
                                  .out = out.get(),
@@ -646,8 +647,8 @@ TEST_F(CudaAttention, AGraphRunsOtherLengths) {
                                    .page_size = 16,
                                    .num_kv_heads = 2,
                                    .head_dim = 128,
-                                   .page_stride = p.view.page_stride,
-                                   .token_stride = p.view.token_stride,
+                                   .page_stride = p.view.layer(0).page_stride,
+                                   .token_stride = p.view.layer(0).token_stride,
                                    .head_stride = 128},
                             .q = q.get(),
                             .q_stride = heads * 128,

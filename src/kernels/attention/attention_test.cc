@@ -28,15 +28,14 @@ class Cache {
     // Rubbish that would show: pages hold whatever their last owner left.
     k_.assign(elements * 4, std::byte{0x7f});
     v_.assign(elements * 4, std::byte{0x7f});
-    view_.layers = {{k_.data(), v_.data()}};
-    view_.type = type;
-    view_.num_pages = num_pages;
     view_.page_size = page_size;
-    view_.num_kv_heads = heads.kv_heads;
-    view_.head_dim = heads.head_dim;
-    view_.head_stride = heads.head_dim;
-    view_.token_stride = static_cast<int64_t>(heads.kv_heads) * heads.head_dim;
-    view_.page_stride = view_.token_stride * page_size;
+    view_.layers = {{.type = type,
+                     .k = k_.data(),
+                     .v = v_.data(),
+                     .num_pages = num_pages,
+                     .num_kv_heads = heads.kv_heads,
+                     .head_dim = heads.head_dim}};
+    view_.layers[0].set_dense_strides(page_size);
     std::iota(free_.begin(), free_.end(), 0);
     for (size_t i = free_.size(); i > 1; --i) std::swap(free_[i - 1], free_[rng.below(i)]);
   }
@@ -44,7 +43,8 @@ class Cache {
   const KvView& view() const { return view_; }
   void share_planes() {
     v_.clear();
-    view_.layers = {{k_.data(), k_.data()}};
+    view_.layers[0].v = k_.data();
+    view_.layers[0].kind = KvLayerKind::kLatent;
   }
   std::vector<PageId> take_pages(int32_t tokens) {
     const int32_t count = (tokens + view_.page_size - 1) / view_.page_size;

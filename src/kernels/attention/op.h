@@ -28,11 +28,11 @@ struct AttentionArgs {
   int64_t q_stride = 0;
   float* out = nullptr;  // the same shape; not q itself
   int64_t out_stride = 0;
-  int32_t heads = 0;  // a multiple of kv->num_kv_heads
+  int32_t heads = 0;  // a multiple of the layer's num_kv_heads
 
   std::span<const BatchEntry> entries;
   std::span<const PageId> page_tables;  // the batch's; BatchEntry::page_begin indexes it
-  const KvView* kv = nullptr;           // head_dim at most 512
+  const KvView* kv = nullptr;           // head_dim at most 512; check_kv_layer() holds
   int32_t layer = 0;
 
   float scale = 1.0f;          // of the scores, mostly 1 / sqrt(head_dim)

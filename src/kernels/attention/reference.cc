@@ -8,7 +8,7 @@
 namespace espalier::kernels::reference {
 namespace {
 
-double element(const KvView& kv, const void* plane, PageId page, int64_t row, int64_t head,
+double element(const KvView::Layer& kv, const void* plane, PageId page, int64_t row, int64_t head,
                int64_t i) {
   const int64_t index = page * kv.page_stride + row * kv.token_stride + head * kv.head_stride + i;
   return kv.type == KvType::kFloat32 ? static_cast<const float*>(plane)[index]
@@ -18,16 +18,16 @@ double element(const KvView& kv, const void* plane, PageId page, int64_t row, in
 // One query over positions [first, last].
 void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head, int64_t first,
             int64_t last, const float* q, const float* sink, float* out) {
-  const KvView& kv = *args.kv;
-  const KvView::Layer& layer = kv.layers[static_cast<size_t>(args.layer)];
+  const KvView::Layer& kv = args.kv->layer(args.layer);
+  const int64_t page_size = args.kv->page_size;
   const auto page_of = [&](int64_t position) {
-    return args.page_tables[static_cast<size_t>(entry.page_begin + position / kv.page_size)];
+    return args.page_tables[static_cast<size_t>(entry.page_begin + position / page_size)];
   };
   std::vector<double> weights;
   for (int64_t position = first; position <= last; ++position) {
     double score = 0;
     for (int64_t i = 0; i < kv.head_dim; ++i) {
-      score += q[i] * element(kv, layer.k, page_of(position), position % kv.page_size, kv_head, i);
+      score += q[i] * element(kv, kv.k, page_of(position), position % page_size, kv_head, i);
     }
     score *= args.scale;
     if (args.softcap > 0) score = args.softcap * std::tanh(score / args.softcap);
@@ -41,7 +41,7 @@ void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head,
     double value = 0;
     for (int64_t position = first; position <= last; ++position) {
       value += weights[static_cast<size_t>(position - first)] *
-               element(kv, layer.v, page_of(position), position % kv.page_size, kv_head, i);
+               element(kv, kv.v, page_of(position), position % page_size, kv_head, i);
     }
     out[i] = static_cast<float>(value / sum);
   }
@@ -50,7 +50,7 @@ void attend(const AttentionArgs& args, const BatchEntry& entry, int64_t kv_head,
 }  // namespace
 
 void attention(const AttentionArgs& args) {
-  const KvView& kv = *args.kv;
+  const KvView::Layer& kv = args.kv->layer(args.layer);
   const int64_t group = args.heads / kv.num_kv_heads;
   for (const BatchEntry& entry : args.entries) {
     for (int64_t i = 0; i < entry.num_query_tokens; ++i) {

@@ -266,15 +266,17 @@ TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPageAndNothingElse) {
                                std::byte{0x11});
       std::vector<std::byte> v = k, expected_k = k, expected_v = k;
       KvView view;
-      view.layers = {{}, {k.data(), v.data()}};
-      view.type = type;
-      view.num_pages = num_pages;
       view.page_size = page_size;
-      view.num_kv_heads = heads;
-      view.head_dim = dim;
-      view.page_stride = page_stride;
-      view.token_stride = token_stride;
-      view.head_stride = dim + 2;
+      view.layers = {{},
+                     {.type = type,
+                      .k = k.data(),
+                      .v = v.data(),
+                      .num_pages = num_pages,
+                      .num_kv_heads = heads,
+                      .head_dim = dim,
+                      .page_stride = page_stride,
+                      .token_stride = token_stride,
+                      .head_stride = dim + 2}};
       std::vector<PageId> pages(num_pages);
       std::iota(pages.begin(), pages.end(), 0);
       for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[rng_.below(i)]);
@@ -305,7 +307,7 @@ TEST_P(ElementwiseTest, KvAppendWritesEachTokenToItsPageAndNothingElse) {
         for (int32_t i = 0; i < heads * dim; ++i) {
           const auto at =
               static_cast<size_t>(page * page_stride + position % page_size * token_stride +
-                                  i / dim * view.head_stride + i % dim);
+                                  i / dim * view.layer(1).head_stride + i % dim);
           const auto from = static_cast<size_t>(token * heads * dim + i);
           if (type == KvType::kFloat32) {
             std::memcpy(&expected_k[at * 4], &keys[from], 4);
@@ -336,10 +338,9 @@ TEST_P(ElementwiseTest, Bfloat16RoundsAsTheScalarDoes) {
   x[1] = std::bit_cast<float>(0x7f800001u);
   std::vector<uint16_t> k(dim), v(dim);
   KvView view;
-  view.layers = {{k.data(), v.data()}};
-  view.num_pages = view.page_size = view.num_kv_heads = 1;
-  view.head_dim = dim;
-  view.page_stride = view.token_stride = view.head_stride = dim;
+  view.layers = {
+      {.k = k.data(), .v = v.data(), .num_pages = 1, .num_kv_heads = 1, .head_dim = dim}};
+  view.layers[0].set_dense_strides(view.page_size);
   std::vector<BatchEntry> entries(1);
   entries[0].num_query_tokens = entries[0].num_pages = 1;
   const PageId page = 0;

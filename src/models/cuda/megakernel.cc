@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "models/cuda/ops.h"
 
 namespace espalier {
@@ -84,9 +85,15 @@ int64_t CudaMegakernel::kv_bytes_per_token() const {
 }
 
 Status CudaMegakernel::run(CudaContext& c, const Op& op) const {
+  const KvView::Layer& first = c.kv().layer(0);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    layers_[i].k = c.kv().layers[i].k;
-    layers_[i].v = c.kv().layers[i].v;
+    const KvView::Layer& layer = c.kv().layers[i];
+    ESP_CHECK(layer.type == first.type && layer.page_stride == first.page_stride &&
+                  layer.token_stride == first.token_stride &&
+                  layer.head_stride == first.head_stride,
+              "the megakernel takes layers of one KV layout, and layer {} has another", i);
+    layers_[i].k = layer.k;
+    layers_[i].v = layer.v;
   }
   const CudaStep& step = c.step();
   return kc::megakernel({.shape = shape_,

@@ -224,15 +224,16 @@ Status run_residual_add(CudaContext& c, const Op& op) {
 }  // namespace
 
 kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
-  return {.type = kv.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
-          .k = kv.layers[layer].k,
-          .v = kv.layers[layer].v,
+  const KvView::Layer& from = kv.layers[layer];
+  return {.type = from.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+          .k = from.k,
+          .v = from.v,
           .page_size = kv.page_size,
-          .num_kv_heads = kv.num_kv_heads,
-          .head_dim = kv.head_dim,
-          .page_stride = kv.page_stride,
-          .token_stride = kv.token_stride,
-          .head_stride = kv.head_stride};
+          .num_kv_heads = from.num_kv_heads,
+          .head_dim = from.head_dim,
+          .page_stride = from.page_stride,
+          .token_stride = from.token_stride,
+          .head_stride = from.head_stride};
 }
 
 bool is_gemm(const Op& op) {

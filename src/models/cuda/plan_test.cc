@@ -57,13 +57,14 @@ class Inputs {
     return step;
   }
   KvView view(const ModelInfo& info, KvType type) const {
-    KvView view{.type = type, .page_size = 16};
+    KvView view{.page_size = 16};
     for (int32_t i = 0; i < info.num_layers; ++i) {
-      view.layers.push_back(
-          {const_cast<int32_t*>(at(16 + 2 * i)), const_cast<int32_t*>(at(17 + 2 * i))});
+      view.layers.push_back({.type = type,
+                             .k = const_cast<int32_t*>(at(16 + 2 * i)),
+                             .v = const_cast<int32_t*>(at(17 + 2 * i)),
+                             .num_kv_heads = info.num_kv_heads,
+                             .head_dim = info.head_dim});
     }
-    view.num_kv_heads = info.num_kv_heads;
-    view.head_dim = info.head_dim;
     return view;
   }
 

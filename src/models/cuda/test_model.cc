@@ -39,20 +39,20 @@ const KvView& CudaTestModel::device_view(const KvView& host) {
     page_size_ = host.page_size;
     must(decoder_->reserve(max_tokens_, max_entries_, page_size_));
   }
-  if (view_of_ == host.layers[0].k && view_.num_pages == host.num_pages) return view_;
-  view_of_ = host.layers[0].k;
+  const KvView::Layer& first = host.layers[0];
+  if (view_of_ == first.k && view_.layers[0].num_pages == first.num_pages) return view_;
+  view_of_ = first.k;
   view_ = host;
-  const int64_t plane =
-      (host.page_stride * host.num_pages * (host.type == KvType::kFloat32 ? 4 : 2) + 255) / 256 *
-      256;
+  const int64_t plane = (first.plane_bytes() + 255) / 256 * 256;
   const auto planes = static_cast<int64_t>(2 * host.layers.size());
   planes_ = {};
   planes_ = must(cuda::DeviceBuffer::allocate(plane * planes, "a test's keys and values"));
   must(cuda::fill_bytes(planes_.data(), 0xff, planes_.size_bytes(), stream_));
   std::byte* at = planes_.data();
-  const bool one_plane = host.layers[0].v == host.layers[0].k;
+  const bool one_plane = first.v == first.k;
   for (KvView::Layer& layer : view_.layers) {
-    layer = {.k = at, .v = one_plane ? at : at + plane};
+    layer.k = at;
+    layer.v = one_plane ? at : at + plane;
     at += 2 * plane;
   }
   return view_;

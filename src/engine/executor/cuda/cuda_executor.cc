@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/kv_layer.h"
 #include "kernels/page_copy/cuda.h"
 #include "kernels/sampling/cuda.h"
 #include "tensor/cuda/device.h"
@@ -142,6 +143,7 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
     return std::make_unique<DevicePlanes>(std::move(buffer));
   };
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));
+  ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view()));
   memory_.kv = kv.bytes();
   packer_->set_window_pages(!config.window_layers.empty());
   kv_ = std::make_unique<KvPool>(std::move(kv));
@@ -152,7 +154,7 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
 // replayed.
 Status CudaExecutor::warm_up() {
   const bool window_pages = !kv_->config().window_layers.empty();
-  const int32_t pages = window_pages ? kv_->config().num_window_pages : kv_->view().num_pages;
+  const int32_t pages = window_pages ? kv_->config().num_window_pages : kv_->config().num_pages;
   const int32_t most =
       std::min({256, config_.max_tokens, config_.context_length, pages * config_.page_size});
   const auto sampling = std::make_shared<const SamplingSpec>();
@@ -390,15 +392,19 @@ Status CudaExecutor::copy_pages(std::span<const PageId> from, std::span<const Pa
   ESP_CHECK(from.size() == to.size() && kv_->config().window_layers.empty());
   ESP_RETURN_IF_ERROR(lost_);
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
-  std::vector<void*> planes;
-  for (const KvView::Layer& layer : kv_->view().layers) {
-    planes.push_back(layer.k);
-    if (layer.v != layer.k) planes.push_back(layer.v);
+  // One launch for each run of layers whose pages have the same size.
+  const std::vector<KvView::Layer>& layers = kv_->view().layers;
+  Status status;
+  for (auto first = layers.begin(); status.ok() && first != layers.end();) {
+    const int64_t page_bytes = first->page_bytes();
+    std::vector<void*> planes;
+    for (; first != layers.end() && first->page_bytes() == page_bytes; ++first) {
+      planes.push_back(first->k);
+      if (first->v != first->k) planes.push_back(first->v);
+    }
+    status = kc::copy_pages({.planes = planes, .page_bytes = page_bytes, .from = from, .to = to},
+                            {.stream = stream_.get()});
   }
-  const int64_t size = kv_->view().type == KvType::kFloat32 ? 4 : 2;
-  const Status status = kc::copy_pages(
-      {.planes = planes, .page_bytes = kv_->view().page_stride * size, .from = from, .to = to},
-      {.stream = stream_.get()});
   return status.ok() ? status : lose_device(status);
 }
 
