@@ -1,5 +1,6 @@
 // One step of work for an executor: the one kind of batch there is. Prefill, chunk, decode and
-// forced tokens are entries that differ in their numbers only.
+// forced tokens are entries that differ in their numbers only. Plain data without thread safety;
+// the scheduler owns it.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@
 
 namespace espalier {
 
-// Index of a running request's place in the executor's per-request tables: its last sampled token
-// (which the host may not know yet), its output counts for penalties. Assigned by the scheduler,
-// reused only after the last step that names it is done.
+// Index of a running request in the executor's per-request tables: its last sampled token and its
+// length (which the host may not know yet), its output counts for penalties. Assigned by the
+// scheduler, reused only after the last step that names it is done.
 using SlotId = int32_t;
 
 using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
@@ -21,17 +22,34 @@ using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
 // In token_ids: take the token that this entry's slot sampled last, in a step launched before.
 inline constexpr TokenId kTokenFromSlot = -1;
 
+// In BatchEntry::prefix_len: the entry continues where its slot's last step ended, which only the
+// device knows while draft tokens of that step are being verified. Only executors whose
+// takes_lengths_from_slots() is true take such entries; others fail them with kUnimplemented.
+//
+// The slot's length after a step is the number of tokens that are computed and accepted: for an
+// entry without draft tokens prefix_len + num_query_tokens; else prefix_len + last_known() + 1 +
+// the number of accepted draft tokens. A draft token is accepted if all before it are, it equals
+// what was sampled behind the token before it, and a token was sampled behind it. kTokenFromSlot is
+// then what was sampled behind the last accepted one, so draft tokens without a sample never are in
+// a chain that the device continues. The true length returns in EntryResult::length.
+//
+// Of such an entry the scheduler states the most that the length can be (prefix_len_max), with
+// pages for prefix_len_max + num_query_tokens tokens. `positions` and output_index are not read:
+// the executor derives them from the slot's length and the number of tokens sampled so far.
+inline constexpr int32_t kLengthFromSlot = -1;
+
 // One request's part of a step: num_query_tokens new tokens after prefix_len cached ones.
 struct BatchEntry {
   SlotId slot = -1;
-  SequenceId sequence = 0;       // whose entry it is; executors need not know
+  SequenceId sequence = 0;       // of the entry; executors do not read it
   int32_t num_query_tokens = 0;  // at least 1
-  int32_t prefix_len = 0;        // tokens whose keys and values are in the pages already
+  int32_t prefix_len = 0;        // tokens with keys and values in the pages, or kLengthFromSlot
+  int32_t prefix_len_max = 0;    // the most that prefix_len can be; read with kLengthFromSlot only
   int32_t query_begin = 0;       // this entry's first entry in token_ids and positions
   int32_t page_begin = 0;        // its first entry in page_tables
-  int32_t num_pages = 0;         // ceil((prefix_len + num_query_tokens) / page_size)
-  // Names the entries of this entry's page table: from entry to entry of its slot, while it stays,
-  // entries are only appended, so a device that keeps tables needs the new ones alone. 0: unknown.
+  int32_t num_pages = 0;         // ceil((prefix_len_bound() + num_query_tokens) / page_size)
+  // Names the contents of this entry's page table: while the version of a slot stays the same,
+  // pages are only appended, so a device that keeps tables needs the new ones alone. 0: unknown.
   uint64_t table_version = 0;
 
   // Whether the last query token's logits are sampled into the slot. False for a chunk that is not
@@ -40,14 +58,17 @@ struct BatchEntry {
   bool has_mask = false;     // a grammar mask comes through Executor::provide_masks
   int32_t output_index = 0;  // which output token of its request this draws: the seed's counter
 
-  // Drafts: the last num_drafts query tokens are guesses at what the request will say. What is
-  // sampled into the slot comes behind the token before them; samples are drawn besides behind the
-  // drafts at ForwardBatch::draft_samples [draft_samples_begin, num_draft_samples), each as output
-  // token output_index + 1 + its draft, and with a mask of its own behind the entry's. 0: on all
-  // devices whose executor does not verify drafts.
+  // The last num_draft_tokens query tokens are draft tokens: a prediction of the request's next
+  // output. EntryResult::token is sampled behind the token before them. Besides, one token is
+  // sampled behind each of the draft tokens that ForwardBatch::draft_samples [draft_samples_begin,
+  // + num_draft_samples) names, as output token output_index + 1 + the draft token's index, and
+  // with a mask of its own behind the entry's. 0 where Executor::draft_samples_max() is 0.
   int32_t num_draft_tokens = 0;
   int32_t draft_samples_begin = 0, num_draft_samples = 0;
   int32_t last_known() const { return num_query_tokens - 1 - num_draft_tokens; }  // a query token
+  int32_t prefix_len_bound() const {
+    return prefix_len == kLengthFromSlot ? prefix_len_max : prefix_len;
+  }
 
   // Log-probabilities of this entry's prompt tokens: for query tokens [input_logprob_begin,
   // num_query_tokens) the log-probability of input_logprob_targets[i - input_logprob_begin] (the
@@ -55,10 +76,10 @@ struct BatchEntry {
   int32_t input_logprob_begin = -1;
   std::vector<TokenId> input_logprob_targets;
 
-  // Of a text that becomes a vector: the last hidden state of query tokens [pooled_begin,
-  // num_query_tokens) goes into the mean that the slot holds. -1: none.
+  // Of a text to embed: the last hidden states of query tokens [pooled_begin, num_query_tokens) are
+  // added to the mean that the slot keeps. -1: none.
   int32_t pooled_begin = -1;
-  bool pooled_end = false;  // the text ends with this entry: its vector is wanted
+  bool pooled_end = false;  // the text ends with this entry, and its vector is returned
 };
 
 // Sets a slot up for a request before its first entry (and again after a retraction).
@@ -71,12 +92,12 @@ struct SlotInit {
   std::vector<TokenId> output_ids;
 };
 
-// Positions [begin, end) that several entries of one token each have in the same pages: each is so
-// long that all of `num_entries` entries share it and no more do. A device may read them once for
-// all (cascade attention); nobody has to.
+// Positions [begin, end) that several entries of one token each have in the same pages. A segment
+// is as long as exactly these `num_entries` entries share it. A device may read its keys and values
+// once for all of them (cascade attention) or ignore the segment.
 struct SharedPrefixSegment {
   int32_t begin = 0, end = 0;  // within the entries' cached prefixes
-  int32_t parent = -1;         // the shared prefix that ends at `begin`, of these entries and more
+  int32_t parent = -1;         // the segment that ends at `begin`, of these entries and more; or -1
   int32_t first_entry = 0;     // in shared_entries
   int32_t num_entries = 0;     // at least 2
 };
@@ -90,14 +111,14 @@ struct ForwardBatch {
   std::vector<TokenId> token_ids;   // [num_tokens], entry after entry; or kTokenFromSlot
   std::vector<int32_t> positions;   // [num_tokens]
   std::vector<PageId> page_tables;  // entry.num_pages each from entry.page_begin; gaps between
-  // The same for layers that see a sliding window, where these have pages of their own: entries of
-  // pages that the window has passed mean nothing. Empty: page_tables is of all layers.
+  // The same for layers of kind kWindowPages, where these have pages of their own. Values for pages
+  // that the window has passed are undefined. Empty: page_tables is valid for all layers.
   std::vector<PageId> window_page_tables;
-  // Where the scheduler is asked to look for them; parents before their children.
+  // Empty unless the scheduler is configured to find them; parents before their children.
   std::vector<SharedPrefixSegment> shared_prefixes;
   std::vector<int32_t> shared_entries;  // indices into entries, rising within each shared prefix
-  std::vector<int32_t>
-      draft_samples;  // indices into their entry's drafts, rising within each entry
+  // Indices among their entry's draft tokens, rising within each entry.
+  std::vector<int32_t> draft_samples;
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   void clear() {

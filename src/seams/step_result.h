@@ -1,4 +1,5 @@
-// What comes back from an executor for one step.
+// What an executor returns for one step. Plain data; the executor owns it, and it is valid until
+// the next Executor::wait().
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,17 @@ namespace espalier {
 
 // For the entry of the same index in the ForwardBatch.
 struct EntryResult {
-  Status status;       // an entry that failed (logits not finite, no token allowed) fails alone
+  Status status;       // a failure (logits not finite, no token allowed) is of this entry alone
   TokenId token = -1;  // the sampled token; -1 where the entry does not sample
-  // Behind its drafts, one for each of its draft samples; -1 where one failed.
+  // The slot's length after the step (kLengthFromSlot in forward_batch.h); -1 from executors that
+  // take no lengths from slots.
+  int32_t length = -1;
+  // Sampled behind draft tokens, one for each of the entry's draft samples; -1 where one failed.
   std::vector<TokenId> draft_tokens;
-  TokenLogprobs logprobs;                     // of `token`, where its sampling asks
+  TokenLogprobs logprobs;                     // of `token`, where its sampling requests it
+  std::vector<TokenLogprobs> draft_logprobs;  // of `draft_tokens`, the same
   std::vector<TokenLogprobs> input_logprobs;  // one for each input_logprob_target
-  std::vector<float> pooled;                  // the text's vector, where the entry has pooled_end
+  std::vector<float> pooled;                  // the text's vector, of an entry with pooled_end
 };
 
 struct StepResult {

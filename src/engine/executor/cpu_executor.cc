@@ -31,17 +31,20 @@ CpuExecutor::CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config
   jobs_.reserve(static_cast<size_t>(config.max_slots + kDraftSamplesMax));
 }
 
-void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
+void CpuExecutor::run(const ForwardBatch& launched, StepResult& result) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
-  init_slots(batch);
+  init_slots(launched);
+  const ForwardBatch& batch = lengths_.resolve(launched, parts_.kv.view().page_size);
   resolve_tokens(batch);
   result.entries.assign(batch.entries.size(), {});
   for (size_t i = 0; i < batch.entries.size(); ++i)
     result.entries[i].input_logprobs.resize(batch.entries[i].input_logprob_targets.size());
-  for (size_t i = 0; i < batch.entries.size(); ++i)
-    result.entries[i].draft_tokens.assign(static_cast<size_t>(batch.entries[i].num_draft_samples),
-                                          -1);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const auto num_samples = static_cast<size_t>(batch.entries[i].num_draft_samples);
+    result.entries[i].draft_tokens.assign(num_samples, -1);
+    result.entries[i].draft_logprobs.resize(num_samples);
+  }
   const ForwardOutput output =
       parts_.model->forward(batch, token_ids_, parts_.kv.view(),
                             [&](int32_t entry, int32_t target, std::span<const float> logits) {
@@ -50,6 +53,11 @@ void CpuExecutor::run(const ForwardBatch& batch, StepResult& result) {
   pool(batch, output.pooled_rows, result);
   list_samples(batch, thread_.await_masks(batch));
   sample_entries(batch, output, result);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    const BatchEntry& entry = batch.entries[i];
+    const TokenId last = lengths_.commit(batch, entry, result.entries[i]);
+    if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
+  }
   result.forward_seconds = to_seconds(clock.now() - start);
 }
 
@@ -72,6 +80,7 @@ void CpuExecutor::init_slots(const ForwardBatch& batch) {
     Slot& slot = slots_[static_cast<size_t>(init.slot)];
     slot.sampling = init.sampling;
     slot.last_token = 0;
+    lengths_.reset(init.slot);
     slot.counts.reset(init.prompt_ids, init.output_ids);
     slot.pooled_sum.clear();
     slot.num_pooled = 0;
@@ -141,11 +150,10 @@ void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks)
   size_t next_mask = 0;
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const BatchEntry& entry = batch.entries[i];
-    const auto add = [&](int32_t num_draft_tokens, int32_t draft_sample) {
+    const auto add = [&](int32_t num_before, int32_t draft_sample) {
       std::span<const uint32_t> mask;
       if (entry.has_mask && words > 0) mask = masks.words.subspan(next_mask++ * words, words);
-      if (entry.sample)
-        jobs_.push_back({static_cast<int32_t>(i), mask, num_draft_tokens, draft_sample});
+      if (entry.sample) jobs_.push_back({static_cast<int32_t>(i), mask, num_before, draft_sample});
     };
     add(0, 0);
     for (int32_t k = 0; k < entry.num_draft_samples; ++k)
@@ -153,8 +161,8 @@ void CpuExecutor::list_samples(const ForwardBatch& batch, const MaskView& masks)
   }
 }
 
-// Rows of logits are in the order of the entries that sample, and of the samples of each. Whichever
-// thread is free takes the next entry; no result depends on which.
+// Rows of logits are in the order of jobs_. A free thread takes the next row; no result depends on
+// which thread that is.
 void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput& output,
                                  StepResult& result) {
   const auto vocab_size = static_cast<size_t>(parts_.model->info().vocab_size);
@@ -171,12 +179,13 @@ void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput&
                               .spec = slot.sampling.get(),
                               .counts = &slot.counts,
                               .mask = job.mask,
-                              .output_index = entry.output_index + job.num_draft_tokens};
-      if (job.num_draft_tokens == 0)
+                              .output_index = entry.output_index + job.num_before};
+      const auto draft_sample = static_cast<size_t>(job.draft_sample);
+      if (job.num_before == 0)
         sample_entry(sampler, entry, input, result.entries[at]);
       else
-        sample_draft(sampler, input,
-                     result.entries[at].draft_tokens[static_cast<size_t>(job.draft_sample)]);
+        sample_draft(sampler, input, result.entries[at].draft_tokens[draft_sample],
+                     result.entries[at].draft_logprobs[draft_sample]);
     }
   };
   if (jobs_.size() < 2)
@@ -185,15 +194,24 @@ void CpuExecutor::sample_entries(const ForwardBatch& batch, const ForwardOutput&
     parts_.pool->run(work);
 }
 
-// What fails behind a draft fails again where it is drawn without one.
-void CpuExecutor::sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token) {
-  if (const auto drawn = sampler.sample(input)) token = *drawn;
+// A failure is not reported here: the draft token before it is not accepted, so the next step
+// samples behind that token again and fails with the status.
+void CpuExecutor::sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token,
+                               TokenLogprobs& logprobs) {
+  const auto drawn = sampler.sample(input);
+  if (!drawn) return;
+  if (input.spec->return_logprob) {
+    auto computed = sampler.logprobs(input.logits, *drawn, *input.spec);
+    if (!computed) return;
+    logprobs = std::move(*computed);
+  }
+  token = *drawn;
 }
 
 void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
                                EntryResult& result) {
   Slot& slot = slots_[static_cast<size_t>(entry.slot)];
-  slot.last_token = 0;  // the step behind this one may ask for it, though this entry fails
+  slot.last_token = 0;  // the next step may already be launched and take it, though this fails
   if (!result.status.ok()) return;
   const auto fail_entry = [&](Status status) { result.status = std::move(status); };
   auto token = sampler.sample(input);

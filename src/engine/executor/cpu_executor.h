@@ -1,4 +1,5 @@
-// Runs steps on the host's processors: a model's forward, then the sampler over the entries.
+// Runs steps on the host's processors: a model's forward pass, then the sampler over the entries.
+// Thread safety as Executor's; the step itself runs on a thread of this class.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include "base/status.h"
 #include "cache/kv_pool.h"
 #include "engine/executor/executor.h"
+#include "engine/executor/slot_lengths.h"
 #include "engine/executor/step_thread.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/token_counts.h"
@@ -15,7 +17,7 @@
 
 namespace espalier {
 
-// What it runs with; owned. The model was loaded with this pool.
+// What the executor owns and runs with. REQUIRES that the model was loaded with this pool.
 struct CpuExecutorParts {
   std::unique_ptr<WorkPool> pool;
   std::unique_ptr<Model> model;
@@ -23,13 +25,14 @@ struct CpuExecutorParts {
 };
 
 struct CpuExecutorConfig {
-  int32_t max_slots = 0;   // entries of a step, and slots
-  int32_t max_tokens = 0;  // of a step
+  int32_t max_slots = 0;   // slots, and entries of a step
+  int32_t max_tokens = 0;  // query tokens of a step
 };
 
 class CpuExecutor final : public Executor {
  public:
-  // Sizes all scratch. Fails where the model's reserve does.
+  // Sizes all scratch. kUnimplemented for a layer of `parts.kv` that no kernel takes
+  // (kernels/kv_layer.h); else the error of Model::reserve.
   static Result<std::unique_ptr<CpuExecutor>> create(CpuExecutorParts parts,
                                                      const CpuExecutorConfig& config);
 
@@ -40,23 +43,24 @@ class CpuExecutor final : public Executor {
   const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
+  bool takes_lengths_from_slots() const override { return true; }
 
  private:
-  static constexpr int32_t kDraftSamplesMax = 16;  // of a step
+  static constexpr int32_t kDraftSamplesMax = 16;  // in a step
 
-  // What a request leaves between its steps.
+  // What stays of a sequence between its steps.
   struct Slot {
     std::shared_ptr<const SamplingSpec> sampling;
     TokenId last_token = 0;
-    TokenCounts counts;  // where the sampling has penalties
-    // Of a text that becomes a vector: the sum of its rows so far, added one after the other in
-    // double, so that it does not depend on how the text was cut.
+    TokenCounts counts;  // empty unless the sampling has penalties
+    // Of a text to embed: the sum of its hidden states so far, added one after the other in double,
+    // so that the result does not depend on how the text was cut into chunks.
     std::vector<double> pooled_sum;
     int64_t num_pooled = 0;
   };
 
   CpuExecutor(CpuExecutorParts parts, const CpuExecutorConfig& config);
-  void run(const ForwardBatch& batch, StepResult& result);
+  void run(const ForwardBatch& launched, StepResult& result);
   void init_slots(const ForwardBatch& batch);
   void resolve_tokens(const ForwardBatch& batch);
   void take_input_logits(const ForwardBatch& batch, StepResult& result, int32_t entry,
@@ -68,22 +72,24 @@ class CpuExecutor final : public Executor {
   void sample_entries(const ForwardBatch& batch, const ForwardOutput& output, StepResult& result);
   void sample_entry(Sampler& sampler, const BatchEntry& entry, const SampleInput& input,
                     EntryResult& result);
-  static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token);
+  static void sample_draft(Sampler& sampler, const SampleInput& input, TokenId& token,
+                           TokenLogprobs& logprobs);
 
-  // One sample of an entry: its index in the batch, its mask, and behind how many draft tokens.
+  // One token to sample.
   struct SampleJob {
-    int32_t entry = 0;
+    int32_t entry = 0;  // its index in the batch
     std::span<const uint32_t> mask;
-    int32_t num_draft_tokens = 0;
-    int32_t draft_sample = 0;  // of the entry, where there are draft tokens
+    int32_t num_before = 0;    // draft tokens before the sample; 0: the entry's own token
+    int32_t draft_sample = 0;  // index among the entry's draft samples, where num_before > 0
   };
 
   CpuExecutorParts parts_;
   std::vector<Slot> slots_;
+  SlotLengths lengths_;
   std::vector<Sampler> samplers_;   // one for each thread of the pool
-  std::vector<TokenId> token_ids_;  // of the step, resolved
+  std::vector<TokenId> token_ids_;  // [tokens] of the step, without kTokenFromSlot
   std::vector<SampleJob> jobs_;
-  StepThread thread_;  // last: it uses all of the above
+  StepThread thread_;  // last, for it uses all of the above
 };
 
 }  // namespace espalier

@@ -1,4 +1,4 @@
-// Runs steps. The scheduler's thread launches and waits; what happens between is the executor's.
+// Executor: the interface through which the scheduler runs steps on a device.
 #pragma once
 
 #include <cstdint>
@@ -10,36 +10,38 @@
 
 namespace espalier {
 
-// Packed token masks for the entries of one step that have has_mask, in entry order, behind each
-// entry's those of its draft samples: [num_masks, words_per_mask]; bit t % 32 of word t / 32 set
-// means that token t may come.
+// Packed token masks for the entries of one step that have has_mask, in entry order; the masks of
+// an entry's draft samples follow its own. [num_masks, words_per_mask]; bit t % 32 of word t / 32
+// set means that token t is allowed. Borrowed.
 struct MaskView {
   std::span<const uint32_t> words;
   int32_t words_per_mask = 0;
 };
 
-// What a device's memory was reserved for at the start, in bytes; all 0 for the host's memory.
+// How a device's memory was divided at the start, in bytes; all 0 where it is the host's memory.
 struct MemoryPlan {
   int64_t weights = 0;
-  int64_t scratch = 0;  // of a pass
-  int64_t steps = 0;    // what goes in and comes out of steps, sampling, page tables
-  int64_t graphs = 0;   // that are made as sizes of steps come up
+  int64_t scratch = 0;  // buffers of one forward pass
+  int64_t steps = 0;    // inputs and results of steps, sampling, page tables
+  int64_t graphs = 0;   // an estimate for the CUDA graphs that are captured later
   int64_t kv = 0;
 };
 
-// One thread calls everything. Steps run in the order of their launch; step N+1 may be launched
-// before N is waited for (its kTokenFromSlot tokens come from N), so at most two are in flight.
+// Not thread-safe: one thread makes all calls. Steps run in the order of their launch; step N+1 may
+// be launched before N is waited for (its kTokenFromSlot tokens come from N), so at most two are in
+// flight.
 class Executor {
  public:
   static constexpr int kMaxInFlight = 2;
   virtual ~Executor() = default;
 
-  // Starts `batch` behind what is in flight and returns at once. `batch` stays unchanged and alive
-  // until its wait() has returned. REQUIRES: fewer than kMaxInFlight steps in flight.
+  // Queues `batch` behind the steps in flight and returns at once. `batch` stays unchanged and
+  // alive until its wait() has returned. REQUIRES: fewer than kMaxInFlight steps in flight.
   virtual void launch(const ForwardBatch& batch) = 0;
 
-  // The masks of a launched step; REQUIRED once, before its wait(), if any of its entries has_mask.
-  // The words are copied. The step's forward runs meanwhile; its sampling waits for them.
+  // Provides the masks of a launched step; REQUIRED once, before its wait(), if any of its entries
+  // has_mask. The words are copied. The step's forward pass does not wait for them, its sampling
+  // does.
   virtual void provide_masks(uint64_t step, const MaskView& masks) = 0;
 
   // Waits for the oldest step in flight and returns its results, valid until the next wait().
@@ -48,7 +50,7 @@ class Executor {
 
   // Copies the keys and values of page from[i] to page to[i], in all layers, before any step that
   // is launched from here on. REQUIRES that no step in flight writes any of them or reads those of
-  // `to`, and that all layers have the same pages. kUnimplemented where a device cannot.
+  // `to`, and that all layers have the same pages. kUnimplemented where the executor has no copies.
   virtual Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) {
     static_cast<void>(from), static_cast<void>(to);
     return error(StatusCode::kUnimplemented, "this device copies no pages of its cache");
@@ -59,6 +61,9 @@ class Executor {
   // How many draft samples (BatchEntry::num_draft_samples) all entries of a step may have together.
   // 0: entries must have no draft tokens.
   virtual int32_t draft_samples_max() const { return 0; }
+
+  // Whether entries may have kLengthFromSlot. Where not, such an entry fails with kUnimplemented.
+  virtual bool takes_lengths_from_slots() const { return false; }
 };
 
 }  // namespace espalier

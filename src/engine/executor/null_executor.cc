@@ -51,34 +51,22 @@ const StepResult& NullExecutor::wait(uint64_t step) {
   return thread_.wait(step);
 }
 
-// Time on the device is counted from the end of the step before, not from when this thread woke, so
-// that the delays of waking do not add up.
-void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
-  const TimePoint launched = launched_at_[batch.step % std::size(launched_at_)];
-  if (num_steps_++ > 0 && launched > busy_until_) ++num_late_steps_;
-  const TimePoint start = std::max(launched, busy_until_);
+// The device's time runs from the end of the step before, not from when this thread woke up, so
+// that wake-up delays do not add up.
+void NullExecutor::run(const ForwardBatch& launched, StepResult& result) {
+  const TimePoint launched_at = launched_at_[launched.step % std::size(launched_at_)];
+  if (num_steps_++ > 0 && launched_at > busy_until_) ++num_late_steps_;
+  const TimePoint start = std::max(launched_at, busy_until_);
   busy_until_ = start + config_.step_delay;
-  for (const SlotInit& init : batch.slot_inits) {
+  for (const SlotInit& init : launched.slot_inits) {
     const auto slot = static_cast<size_t>(init.slot);
     if (slots_.size() <= slot) slots_.resize(slot + 1);
     slots_[slot] = {.sampling = init.sampling};
+    lengths_.reset(init.slot);
   }
+  const ForwardBatch& batch = lengths_.resolve(launched, config_.page_size);
   result.entries.assign(batch.entries.size(), {});
-  sample_histories_.clear();
-  {
-    std::lock_guard lock(histories_mutex_);
-    for (size_t i = 0; i < batch.entries.size(); ++i) {
-      run_entry(batch, batch.entries[i], result.entries[i]);
-      const BatchEntry& entry = batch.entries[i];
-      const int32_t last_known = entry.prefix_len + entry.last_known();
-      sample_histories_.push_back(history_at(batch, entry, last_known));
-      for (int32_t k = 0; k < entry.num_draft_samples; ++k)
-        sample_histories_.push_back(history_at(
-            batch, entry,
-            last_known + 1 +
-                batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)]));
-    }
-  }
+  read_histories(batch, result);
   const MaskView masks = thread_.await_masks(batch);
   size_t next_mask = 0, next_history = 0;
   for (size_t i = 0; i < batch.entries.size(); ++i) {
@@ -91,11 +79,29 @@ void NullExecutor::run(const ForwardBatch& batch, StepResult& result) {
     const uint64_t history = sample_histories_[next_history++];
     if (entry.sample) sample(entry, history, mask(), result.entries[i]);
     for (int32_t k = 0; k < entry.num_draft_samples; ++k)
-      result.entries[i].draft_tokens.push_back(
-          draw(sample_histories_[next_history++], mask()).value_or(-1));
+      sample_draft(entry, sample_histories_[next_history++], mask(), result.entries[i]);
+    const TokenId last = lengths_.commit(batch, entry, result.entries[i]);
+    if (last >= 0) slots_[static_cast<size_t>(entry.slot)].last_token = last;
   }
   if (config_.step_delay.count() > 0) std::this_thread::sleep_until(busy_until_);
   result.forward_seconds = to_seconds(config_.step_delay);
+}
+
+// Computes the entries and collects the history before each token that is to be sampled.
+void NullExecutor::read_histories(const ForwardBatch& batch, StepResult& result) {
+  sample_histories_.clear();
+  std::lock_guard lock(histories_mutex_);
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    run_entry(batch, batch.entries[i], result.entries[i]);
+    const BatchEntry& entry = batch.entries[i];
+    const int32_t last_known = entry.prefix_len + entry.last_known();
+    sample_histories_.push_back(history_at(batch, entry, last_known));
+    for (int32_t k = 0; k < entry.num_draft_samples; ++k)
+      sample_histories_.push_back(
+          history_at(batch, entry,
+                     last_known + 1 +
+                         batch.draft_samples[static_cast<size_t>(entry.draft_samples_begin + k)]));
+  }
 }
 
 uint64_t& NullExecutor::history_at(const ForwardBatch& batch, const BatchEntry& entry,
@@ -161,12 +167,21 @@ void NullExecutor::sample(const BatchEntry& entry, uint64_t history, std::span<c
   const Result<TokenId> next = draw(history, mask);
   if (!next) {
     result.status = next.error();
-    slot.last_token = 0;  // the step behind this one may ask for it
+    slot.last_token = 0;  // the next step may already be launched and take it
     return;
   }
   const TokenId token = *next;
   result.token = slot.last_token = token;
   if (slot.sampling->return_logprob) result.logprobs = logprobs(*slot.sampling, token);
+}
+
+void NullExecutor::sample_draft(const BatchEntry& entry, uint64_t history,
+                                std::span<const uint32_t> mask, EntryResult& result) const {
+  const SamplingSpec& spec = *slots_[static_cast<size_t>(entry.slot)].sampling;
+  const TokenId token = draw(history, mask).value_or(-1);
+  result.draft_tokens.push_back(token);
+  const bool wanted = spec.return_logprob && token >= 0;
+  result.draft_logprobs.push_back(wanted ? logprobs(spec, token) : TokenLogprobs());
 }
 
 TokenLogprobs NullExecutor::logprobs(const SamplingSpec& spec, TokenId token) const {

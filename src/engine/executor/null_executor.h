@@ -1,11 +1,11 @@
-// An executor without a model: a device of a set delay whose tokens are a pure function of each
-// sequence's whole history. It stands in for a device in tests and when host time is measured.
+// An executor without a model: a device with a fixed step time whose tokens are a pure function of
+// each sequence's whole history. It replaces a device in tests and where host time is measured.
+// Thread safety as Executor's, unless a method states another.
 //
-// Its keys and values are hashes: for each token the hash of everything up to it lies at the
-// token's place in the pages, and the next token is computed from what lies there. So a page table
-// that is wrong, a page freed too early or a prefix shared by mistake gives other tokens, as it
-// would with a model, and the right ones are known without any of it:
-// next_token(hash_history(tokens)).
+// Its keys and values are hashes: the page row of each token contains the hash of all tokens up to
+// it, and the next token is computed from that hash. A wrong page table, a page freed too early or
+// a prefix shared by mistake therefore gives other tokens, as it would with a model. The expected
+// ones need no executor: next_token(hash_history(tokens)).
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/executor/executor.h"
+#include "engine/executor/slot_lengths.h"
 #include "engine/executor/step_thread.h"
 
 namespace espalier {
@@ -26,9 +27,9 @@ namespace espalier {
 struct NullExecutorConfig {
   int32_t vocab_size = 0;
   int32_t page_size = 1;
-  Duration step_delay{};  // each step's time on the device, whatever its size
-  // The token after the history of this hash; a failure fails the entry. Called on the device's
-  // thread. Null: uniform over the vocabulary.
+  Duration step_delay{};  // of each step on the device, independent of its size
+  // Returns the token that follows a history with this hash; a failure fails the entry. Called on
+  // the device's thread. Null: uniform over the vocabulary.
   std::function<Result<TokenId>(uint64_t history)> next_token;
 };
 
@@ -42,16 +43,17 @@ class NullExecutor final : public Executor {
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
 
   int32_t draft_samples_max() const override { return 16; }
+  bool takes_lengths_from_slots() const override { return true; }
 
-  // What a test expects.
+  // The values that a test expects.
   static uint64_t hash_history(std::span<const TokenId> tokens);
   static TokenId uniform_token(uint64_t history, int32_t vocab_size);
   static float logprob_of(TokenId token) { return -0.01f * static_cast<float>(1 + token % 100); }
 
-  // Thread-safe, so far.
+  // Counts up to now. Thread-safe.
   int64_t num_steps() const { return num_steps_; }
   int64_t num_waits() const { return num_waits_; }
-  // Steps that found the device idle: launched after the step before them was done.
+  // Steps that were launched after the step before them was done, so the device was idle.
   int64_t num_late_steps() const { return num_late_steps_; }
 
  private:
@@ -59,24 +61,28 @@ class NullExecutor final : public Executor {
     std::shared_ptr<const SamplingSpec> sampling;
     TokenId last_token = -1;
   };
-  void run(const ForwardBatch& batch, StepResult& result);
+  void run(const ForwardBatch& launched, StepResult& result);
+  void read_histories(const ForwardBatch& batch, StepResult& result);
   void run_entry(const ForwardBatch& batch, const BatchEntry& entry, EntryResult& result);
   uint64_t& history_at(const ForwardBatch& batch, const BatchEntry& entry, int32_t position);
   uint64_t& history_in(PageId page, int32_t row);
   Result<TokenId> draw(uint64_t history, std::span<const uint32_t> mask) const;
   void sample(const BatchEntry& entry, uint64_t history, std::span<const uint32_t> mask,
               EntryResult& result);
+  void sample_draft(const BatchEntry& entry, uint64_t history, std::span<const uint32_t> mask,
+                    EntryResult& result) const;
   TokenLogprobs logprobs(const SamplingSpec& spec, TokenId token) const;
 
   const NullExecutorConfig config_;
   std::vector<Slot> slots_;
   std::mutex histories_mutex_;       // locked while a step computes, and while pages are copied
   std::vector<uint64_t> histories_;  // [page, page_size], grown to the largest page seen
-  std::vector<uint64_t> sample_histories_;  // of each entry, and behind it of its draft samples
+  std::vector<uint64_t> sample_histories_;  // of each entry, followed by those of its draft samples
+  SlotLengths lengths_;
   TimePoint busy_until_{};
   std::atomic<int64_t> num_steps_{0}, num_waits_{0}, num_late_steps_{0};
   TimePoint launched_at_[kMaxInFlight + 1];  // by step; written before the step is handed over
-  StepThread thread_;                        // last: it uses all of the above
+  StepThread thread_;                        // last, for it uses all of the above
 };
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
-// The thread behind an executor: takes launched steps in order and runs them one at a time. The
-// hand-over of batches, masks and results is here once; what a step does is the executor's.
+// The thread of an executor on the host: takes launched steps in order and runs them one at a time.
+// It contains the synchronisation of batches, masks and results; the executor brings the function
+// that runs a step.
 #pragma once
 
 #include <condition_variable>
@@ -14,15 +15,16 @@
 
 namespace espalier {
 
-// launch, provide_masks and wait are Executor's, called from one thread. An idle thread is parked.
+// launch(), provide_masks() and wait() have the contracts of Executor's and are called from one
+// thread. The thread sleeps while no step is in flight. Owns results; borrows batches.
 class StepThread {
  public:
-  // Runs `batch` into `result` (its step is set; entries are as the last use left them), on this
-  // thread.
+  // Runs `batch` and writes `result`, whose step is set and whose entries are those of an earlier
+  // step. Called on the thread of this class.
   using Run = std::function<void(const ForwardBatch& batch, StepResult& result)>;
 
   StepThread(std::string_view name, Run run);
-  ~StepThread();  // what was launched is run first
+  ~StepThread();  // runs all launched steps first
   StepThread(const StepThread&) = delete;
   StepThread& operator=(const StepThread&) = delete;
 
@@ -30,9 +32,9 @@ class StepThread {
   void provide_masks(uint64_t step, const MaskView& masks);
   const StepResult& wait(uint64_t step);
 
-  // From inside run: blocks until the masks of this step are there, if one of its entries has one.
-  // Valid until the next step runs. When the executor is being destroyed they may never come: the
-  // view is then empty.
+  // Called from inside Run: blocks until the masks of this step have been provided, if one of its
+  // entries has a mask. The view is valid until the next step runs. It is empty where the
+  // destructor runs and the masks have not been provided.
   MaskView await_masks(const ForwardBatch& batch);
 
  private:
@@ -40,7 +42,7 @@ class StepThread {
   static constexpr uint64_t kNumSlots = Executor::kMaxInFlight + 1;
   struct InFlightSlot {
     const ForwardBatch* batch = nullptr;
-    uint64_t masked_step = 0;  // whose masks these are
+    uint64_t masked_step = 0;  // the step of these masks
     std::vector<uint32_t> mask_words;
     int32_t words_per_mask = 0;
     StepResult result;
@@ -51,7 +53,7 @@ class StepThread {
   const Run run_;
   std::mutex mutex_;
   std::condition_variable launched_changed_, done_changed_, masks_changed_;
-  // done_ <= waited-for + kMaxInFlight; done_ <= launched_. Steps are consecutive from the first.
+  // Step numbers, consecutive from the first: waited_ <= done_ <= launched_ <= waited_ + 2.
   uint64_t launched_ = 0, done_ = 0, waited_ = 0;
   bool stopping_ = false;
   InFlightSlot in_flight_slots_[kNumSlots];

@@ -129,14 +129,17 @@ void StepPacker::pack_entries(const PageId* entries, int32_t count, int64_t begi
 void StepPacker::pack_entry(const ForwardBatch& batch, const BatchEntry& entry, int32_t index,
                             const StepArrays& host, PackedStep& packed) const {
   host.query_begin[index] = entry.query_begin;
-  host.prefix_len[index] = entry.prefix_len;
+  // plan_logprobs() refuses a length that only the device knows; what the entry writes at the most
+  // that it can be lies in its own pages.
+  const int32_t prefix_len = entry.prefix_len_bound();
+  host.prefix_len[index] = prefix_len;
   host.page_begin[index] = entry.slot * limits_.max_table_pages;
   for (int32_t i = entry.query_begin; i < entry.query_begin + entry.num_query_tokens; ++i) {
     host.ids[i] = batch.token_ids[static_cast<size_t>(i)];
     host.token_slots[i] = entry.slot;
   }
   packed.max_query_tokens = std::max(packed.max_query_tokens, entry.num_query_tokens);
-  packed.max_prefix_len = std::max(packed.max_prefix_len, entry.prefix_len);
+  packed.max_prefix_len = std::max(packed.max_prefix_len, prefix_len);
   packed.decode &=
       entry.num_query_tokens == 1 && entry.sample && entry.input_logprob_targets.empty();
 }

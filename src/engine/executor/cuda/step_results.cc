@@ -82,6 +82,10 @@ LogprobPlan plan_logprobs(const ForwardBatch& batch, const SlotTable& slots,
     const BatchEntry& entry = batch.entries[i];
     const SamplingSpec& spec = slots.spec(entry.slot);
     refused[i] = slots.status(entry.slot);
+    if (entry.prefix_len == kLengthFromSlot)
+      refused[i] = error(StatusCode::kUnimplemented,
+                         "the GPU executor takes no prefix length from a slot; launch the entry "
+                         "after its slot's last step has been waited for");
     if (!spec.return_logprob) continue;
     plan.sampled |= entry.sample;
     const int64_t entry_rows = (entry.sample ? 1 : 0) + std::ssize(entry.input_logprob_targets);
