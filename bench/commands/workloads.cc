@@ -12,6 +12,7 @@
 #include "apps/bench/report.h"
 #include "apps/session.h"
 #include "bench/commands/commands.h"
+#include "bench/commands/partial_reuse.h"
 #include "bench/commands/workload_plots.h"
 #include "bench/workloads/plot.h"
 #include "bench/workloads/programs.h"
@@ -42,7 +43,7 @@ struct Variant {
   bool cache = true;
   int64_t pool_tokens = 0;  // 0: room for all
   std::string policy;       // empty: the configuration's
-  CacheReuse reuse;
+  PartialReuse reuse;
   bool parallel = true, hint = true;
   int num_programs = 0;  // 0: all, at full load; else so many, one after the other
 };
@@ -64,12 +65,12 @@ class Bench {
     AppConfig config = config_;
     EngineConfig& engine_config = config.engine;
     engine_config.disable_radix_cache = !variant.cache;
-    engine_config.cache_reuse = variant.reuse;
     if (!variant.policy.empty()) engine_config.schedule_policy = variant.policy;
     if (!variant.cache) engine_config.schedule_policy = "fcfs";
     if (variant.pool_tokens > 0)
       engine_config.max_total_tokens = static_cast<int32_t>(variant.pool_tokens);
-    ESP_ASSIGN_OR_RETURN(auto started, start_engine(config));
+    ESP_ASSIGN_OR_RETURN(auto started,
+                         start_engine(config, make_partial_reuse_cache(variant.reuse)));
     const auto engine = std::make_shared<workloads::RecordingEngine>(std::move(started));
     ESP_ASSIGN_OR_RETURN(const auto backend, lang::engine_backend(engine));
 

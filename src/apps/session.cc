@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <functional>
 #include <atomic>
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <type_traits>
 
@@ -113,7 +113,7 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
   return std::nullopt;
 }
 
-Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
+Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache make_cache) {
   // Clients name the model as the launch line does, folders included.
   if (config.server.served_model_name.empty())
     config.server.served_model_name = config.engine.model_path.string();
@@ -122,7 +122,7 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config) {
   // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))
     engine.load_progress = bar_of_loading();
-  return Engine::create(engine);
+  return Engine::create_with_cache(engine, std::move(make_cache));
 }
 
 void add_sampling_settings(SettingTable& table, SamplingParams& sampling) {

@@ -21,7 +21,8 @@ std::optional<int> parse_engine_command(CommandLine& command, SettingTable& tabl
                                         AppConfig& config, const std::vector<std::string>& args);
 
 // Finds the model and starts its engine.
-Result<std::unique_ptr<Engine>> start_engine(AppConfig& config);
+Result<std::unique_ptr<Engine>> start_engine(AppConfig& config,
+                                             MakePrefixCache make_cache = make_prefix_cache);
 
 void add_sampling_settings(SettingTable& table, SamplingParams& sampling);
 

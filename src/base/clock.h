@@ -1,4 +1,4 @@
-// Time as a value that can be injected: the scheduler and the tests' simulation read a Clock.
+// Clock: the time as an interface, so that tests and simulations can replace it.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Clock {
   virtual TimePoint now() const = 0;
 };
 
-// The machine's monotonic clock. Thread-safe, stateless.
+// The operating system's monotonic clock. Thread-safe, stateless.
 class SteadyClock final : public Clock {
  public:
   TimePoint now() const override { return std::chrono::steady_clock::now(); }

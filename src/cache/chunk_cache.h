@@ -1,4 +1,4 @@
-// The prefix cache that reuses nothing: what serves when the radix cache is switched off.
+// The prefix cache that reuses nothing, for --disable-radix-cache. Not thread-safe; owns its pages.
 #pragma once
 
 #include "cache/prefix_cache.h"

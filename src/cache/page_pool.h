@@ -1,4 +1,5 @@
-// The pages of KV memory by number: which are free, which are in use. Bytes are KvPool's business.
+// PagePool: which pages of the KV memory are free. It knows page numbers only; kv_pool.h has the
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 
 namespace espalier {
 
-// Hands out page ids [0, num_pages), each a constant number of instructions. Not thread-safe.
+// Allocates page ids [0, num_pages), in constant time for each page. Not thread-safe.
 //
-// Discipline: whoever allocates a page owns it, and gives it back once. In this room an owner is a
-// SequencePages (a running sequence), a DetachedPages (waiting for the last step that reads them),
-// or one node of the radix tree. Giving back a page that is free already aborts.
+// Ownership: every allocated page has one owner, which frees it once. In this room an owner is a
+// SequencePages (a running sequence), a DetachedPages (until the last step that reads its pages is
+// done), or one node of the radix tree. Freeing a page that is free already aborts.
 class PagePool {
  public:
   explicit PagePool(int32_t num_pages);
@@ -23,9 +24,9 @@ class PagePool {
   int32_t num_pages() const { return static_cast<int32_t>(used_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
 
-  // Appends `count` pages to `out` and true; when there are fewer, nothing and false. The page
-  // freed last comes first: its memory is the most likely to be in a processor's cache, and
-  // resident memory grows only as far as it must.
+  // Appends `count` pages to `out` and returns true; where fewer are free, appends nothing and
+  // returns false. The page freed last comes first: its memory is the most likely to be in a
+  // processor's cache, and the resident memory of the process grows no further than necessary.
   [[nodiscard]] bool allocate(int32_t count, std::vector<PageId>& out);
   void free(std::span<const PageId> pages);
 
@@ -36,7 +37,7 @@ class PagePool {
 
  private:
   std::vector<PageId> free_;   // a stack
-  std::vector<uint8_t> used_;  // [num_pages]; kept to catch what is freed twice
+  std::vector<uint8_t> used_;  // [num_pages]; 1: allocated. Catches pages that are freed twice
 };
 
 }  // namespace espalier

@@ -97,7 +97,8 @@ bool PrefixCache::grow(SequencePages& pages, int32_t num_tokens) {
   const PrefixCacheSizes now = sizes();
   if (missing > now.available_now()) return false;
   if (missing > now.free) evict(missing - now.free);
-  ESP_CHECK(pool_.allocate(missing, pages.table_), "eviction gave less than it said");
+  ESP_CHECK(pool_.allocate(missing, pages.table_),
+            "eviction freed fewer pages than sizes() counts");
   if (window_ == nullptr) return true;
   for (const PageId page : pages.table().last(static_cast<size_t>(missing))) {
     window_->take(page);
@@ -145,21 +146,25 @@ void PrefixCache::check_ownership(std::span<const SequencePages* const> sequence
             owners.size() - num_owned - static_cast<size_t>(pool_.num_free()));
 }
 
-Result<std::unique_ptr<PrefixCache>> make_prefix_cache(const PrefixCacheConfig& config) {
+Status check_prefix_cache(const PrefixCacheConfig& config) {
   if (config.page_size < 1)
-    return fail(invalid_argument("page_size is {}; it must be at least 1 token", config.page_size));
+    return invalid_argument("page_size is {}; it must be at least 1 token", config.page_size);
   if (config.num_pages < 1)
-    return fail(
-        invalid_argument("the KV pool has {} pages; it needs at least 1", config.num_pages));
+    return invalid_argument("the KV pool has {} pages; it needs at least 1", config.num_pages);
   if (config.sliding_window > 0) {
-    const WindowPages asked(1, 0, config.sliding_window, config.page_size);
-    const int32_t least = asked.max_resident(config.num_pages);
+    const WindowPages one_page(1, 0, config.sliding_window, config.page_size);
+    const int32_t least = one_page.max_resident(config.num_pages);
     if (config.num_window_pages < least)
-      return fail(invalid_argument(
+      return invalid_argument(
           "the KV pool has {} pages of {} tokens for layers with a sliding window; it needs at "
           "least {} for one request with a window of {} tokens",
-          config.num_window_pages, config.page_size, least, config.sliding_window));
+          config.num_window_pages, config.page_size, least, config.sliding_window);
   }
+  return Status();
+}
+
+Result<std::unique_ptr<PrefixCache>> make_prefix_cache(const PrefixCacheConfig& config) {
+  ESP_RETURN_IF_ERROR(check_prefix_cache(config));
   if (config.disable_radix_cache) return std::make_unique<ChunkCache>(config);
   return std::make_unique<RadixCache>(config);
 }

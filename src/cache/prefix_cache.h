@@ -1,16 +1,18 @@
-// What a sequence's keys and values are kept in, and how sequences share them: the scheduler's view
-// of the cache. Two implementations: RadixCache (prefixes are reused) and ChunkCache (nothing is),
-// each with or without a second map of pages for layers that see a sliding window (window_pages.h).
+// PrefixCache: the scheduler's view of the KV cache. It gives sequences their page tables and lets
+// them share cached prefixes. Two implementations: RadixCache (prefixes are reused) and ChunkCache
+// (nothing is reused), each with or without window pages (window_pages.h) for layers that read a
+// sliding window. Not thread-safe; used from the scheduler's thread.
 //
-// A sequence's life:
-//   auto pages = cache.begin(ns, tokens, most);   // finds and protects its cached prefix
-//   cache.grow(pages, num_tokens)                 // pages for what the next step writes
-//   cache.share(pages, tokens, replaced)          // what is computed so far, for others to reuse
-//   cache.finish(std::move(pages), tokens)        // or release(): the end
+// The calls of a sequence, in order:
+//   auto pages = cache.begin(ns, tokens, priority);  // finds and protects its cached prefix
+//   cache.grow(pages, num_tokens)                    // pages for the tokens of the next step
+//   cache.share(pages, tokens, replaced)             // makes its computed pages reusable
+//   cache.finish(std::move(pages), tokens)           // or release(): gives the pages back
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -33,7 +35,7 @@ class PrefixCache;
 class RadixNode;
 
 // The page table of one sequence: first pages that the cache owns, protected by this handle's lock,
-// then pages of its own. Move-only; what it still holds when destroyed is released.
+// then pages of its own. Move-only; the destructor releases both.
 //
 //   table: | shared, owned by tree nodes | own                           |
 //          0            num_shared_pages()                     num_pages()
@@ -50,14 +52,14 @@ class SequencePages {
   int32_t num_shared_pages() const { return num_shared_; }
   bool holds() const { return cache_ != nullptr; }
 
-  // With a sliding window: beside each page of the table that the window has not passed its window
-  // page; what stands beside the others is never read. Empty without one.
+  // [num_pages()]: the window page of each page of the table. Entries of pages that the window has
+  // passed are undefined and never read. Empty without window pages.
   std::span<const PageId> window_table() const { return window_table_; }
-  int32_t num_window_pages() const {  // held
+  int32_t num_window_pages() const {  // that the window has not passed
     return window_table_.empty() ? 0 : num_pages() - window_begin_;
   }
 
-  // Room in the table for this many pages, so that growing up to there allocates nothing.
+  // Reserves room in the table, so that growing up to `num_pages` allocates no heap memory.
   void reserve(int32_t num_pages);
   void reset();
 
@@ -68,15 +70,15 @@ class SequencePages {
   PrefixCache* cache_ = nullptr;  // null: holds nothing
   RadixNode* lock_ = nullptr;     // the deepest shared node
   int32_t num_shared_ = 0;
-  int32_t priority_ = 0;   // of what it leaves in the cache
-  std::string namespace_;  // where the cache logs events
+  int32_t priority_ = 0;   // of the pages that it leaves in the cache
+  std::string namespace_;  // empty unless the cache logs events
   std::vector<PageId> table_;
   std::vector<PageId> window_table_;
-  int32_t window_begin_ = 0;  // pages of the table from here on it uses in the window's map, too
+  int32_t window_begin_ = 0;  // index in the table of the first page with a window page in use
 };
 
-// Pages without a sequence, kept until the last launched step that may read them is done.
-// Move-only; gives them back when destroyed.
+// Pages without a sequence that a launched step may still read. Move-only; the destructor gives
+// them back to the pool, so the handle is kept until that step is done.
 class DetachedPages {
  public:
   DetachedPages() = default;
@@ -95,47 +97,41 @@ class DetachedPages {
   std::vector<PageId> pages_;
 };
 
-// Of what the cache has, what a sequence may find: all, but for measurements.
-struct CacheReuse {
-  double match_share = 1;           // the first part of each match
-  bool whole_prompts_only = false;  // a match that is not of the whole prompt counts as none
-};
-
 struct PrefixCacheConfig {
   int32_t num_pages = 0;
   int32_t page_size = 1;  // tokens
   bool disable_radix_cache = false;
   EvictionPolicy eviction_policy = EvictionPolicy::kLru;
-  CacheReuse reuse;
   CacheEventLog* events = nullptr;  // outlives the cache; null: no page is hashed
   PageNameScope name_scope;         // of the pages' names in events
-  // Layers that see a sliding window have so many pages of their own, for tokens that read no more
-  // than the last `sliding_window` positions, their own included. 0: there is one map of pages.
+  // The positions that a token reads in layers with a sliding window, its own included; these
+  // layers have a pool of num_window_pages pages. 0: all layers have the same pages.
   int32_t sliding_window = 0;
   int32_t num_window_pages = 0;
 };
 
-// A run of cached tokens that several sequences hold.
+// A node of the radix tree that several sequences have locked.
 struct SharedNode {
-  uint32_t number = 0;  // names it among those that live; small
-  int32_t end = 0;      // tokens from the start of the sequence to its end
+  uint32_t number = 0;  // unique among live nodes, from 1; numbers are reused
+  int32_t end = 0;      // tokens from the start of the sequence to the node's end
 };
 
-// In pages. total = free + evictable + in use (protected by locks, or a sequence's own).
+// Counts of pages. total = free + evictable + in use (protected by locks, or a sequence's own).
 struct PrefixCacheSizes {
   int32_t total = 0;
   int32_t free = 0;
-  int32_t evictable = 0;   // cached, and used by nobody now
-  int32_t protected_ = 0;  // cached, and used by running sequences
-  // Of the window's map, where there is one: free, or cached and used by nobody now.
+  int32_t evictable = 0;   // cached and unlocked
+  int32_t protected_ = 0;  // cached and locked by sequences
+  // Window pages that are free, or cached and unused; the maximum without window pages.
   int32_t window_available = std::numeric_limits<int32_t>::max();
   int32_t available() const { return free + evictable; }
-  // A new page takes one of each map.
+  // A new page of a sequence takes a page and a window page.
   int32_t available_now() const { return std::min(available(), window_available); }
   int32_t in_use() const { return total - free - evictable; }
 };
 
-// Not thread-safe. Every SequencePages and DetachedPages must be gone before the cache is.
+// Not thread-safe. REQUIRES that every SequencePages and DetachedPages is destroyed before the
+// cache.
 class PrefixCache {
  public:
   virtual ~PrefixCache() = default;
@@ -148,36 +144,36 @@ class PrefixCache {
     return (num_tokens + page_size_ - 1) / page_size_;
   }
 
-  // Whether a later sequence can find what an earlier one computed.
+  // Whether a later sequence can reuse the pages of an earlier one.
   virtual bool reuses() const = 0;
   bool has_window() const { return window_ != nullptr; }
 
-  // How many leading tokens begin() would find: whole pages only. Changes nothing, not even the
-  // order of eviction. The answer holds while version() does.
+  // How many leading tokens begin() would find, in whole pages. Changes nothing, not even the order
+  // of eviction. The result is valid until version() changes.
   virtual int32_t match(std::string_view cache_namespace,
                         std::span<const TokenId> tokens) const = 0;
   virtual uint64_t version() const = 0;
-  // No less than match(), and what it says of a prefix it says of all that begin with it, up to the
-  // prefix's length: with a sliding window match() is not so, for a longer prefix may have its
-  // window's tail where a shorter one has lost it.
+  // An upper bound of match() that is monotonic: for a prefix P of `tokens`, match_bound(P) is the
+  // smaller of P's length and match_bound(tokens). match() itself is not monotonic with a sliding
+  // window, for a longer prefix may still have its window pages where a shorter one has lost them.
   virtual int32_t match_bound(std::string_view cache_namespace,
                               std::span<const TokenId> tokens) const {
     return match(cache_namespace, tokens);
   }
 
-  // Starts a sequence: its table holds the cached pages of the longest known prefix of `tokens`, in
-  // whole pages, protected from eviction while the handle lives. Pass fewer tokens to match fewer:
-  // the prompt's last one must stay out, for its logits are wanted.
+  // Starts a sequence: its table has the cached pages of the longest known prefix of `tokens`, in
+  // whole pages, protected from eviction while the handle lives. Callers that need the logits of
+  // the prompt's last token pass the prompt without it, so that a step computes it.
   virtual SequencePages begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
                               int32_t priority = 0) = 0;
 
-  // The first `num_tokens` are computed and committed: with a sliding window, the window pages that
-  // it has passed are given back.
+  // The first `num_tokens` are computed and committed: gives back the window pages that the window
+  // has passed.
   void advance(SequencePages& pages, int32_t num_tokens);
-  // How many that will be when so many tokens are committed.
+  // How many pages advance() would give back.
   int32_t num_window_pages_passed(const SequencePages& pages, int32_t num_tokens) const;
-  // What a sequence of so many pages holds of the window's map at most, but for chunks of a prompt
-  // in flight; 0 without one.
+  // The most window pages that a sequence of `num_pages` pages uses while it decodes (a prompt's
+  // chunks in flight use more); 0 without window pages.
   int32_t num_window_pages_most(int32_t num_pages) const {
     return window_ == nullptr ? 0 : window_->max_resident(num_pages);
   }
@@ -185,33 +181,33 @@ class PrefixCache {
   // Makes the table cover `num_tokens`, evicting what is needed; all or nothing.
   [[nodiscard]] bool grow(SequencePages& pages, int32_t num_tokens);
 
-  // `tokens`, whose keys and values are all computed, become reusable up to their last whole page,
-  // and stay protected. Where the cache had some of them already, the table now names the cache's
-  // pages; the sequence's own duplicates move to `replaced`, for a step in flight may still read
-  // them.
+  // Makes the pages of `tokens` reusable up to the last whole page; they stay protected. REQUIRES
+  // that all keys and values are computed. Where the cache had some of the pages already, the table
+  // now names the cache's, and the sequence's own duplicates move to `replaced`, for a step in
+  // flight may still read them.
   virtual void share(SequencePages& pages, std::span<const TokenId> tokens,
                      DetachedPages& replaced) = 0;
 
-  // The end of a sequence: keeps what is computed for later ones, gives the rest back. REQUIRES
-  // that no step in flight uses its pages, as does release(), which keeps nothing new.
+  // Both end a sequence; finish() first makes the pages of `tokens` reusable as share() does, and
+  // release() caches nothing new. REQUIRES that no step in flight uses the pages.
   virtual void finish(SequencePages&& pages, std::span<const TokenId> tokens) = 0;
   virtual void release(SequencePages& pages) = 0;
 
-  // Appends the runs of its path that other sequences hold too, the deepest first; each ends where
-  // the one before it begins. Changes nothing.
+  // Appends the nodes of the sequence's path that other sequences have locked too, the deepest
+  // first; each ends where the one before it begins. Changes nothing.
   virtual void shared_nodes(const SequencePages& pages, std::vector<SharedNode>& out) const = 0;
 
-  // How many pages become available when it ends.
+  // How many pages become available when the sequence ends.
   virtual int32_t num_exclusive_pages(const SequencePages& pages) const = 0;
 
-  // Drops up to `count` pages that nobody uses, the policy's choice first; how many it dropped.
+  // Evicts up to `count` unlocked pages in the policy's order and returns how many it evicted.
   virtual int32_t evict(int32_t count) = 0;
-  int32_t flush() { return evict(num_pages()); }  // all that nobody uses
+  int32_t flush() { return evict(num_pages()); }  // evicts all unlocked pages
 
   virtual PrefixCacheSizes sizes() const = 0;
 
-  // Aborts (ESP_CHECK) unless every page is free, owned by one of `sequences` (all that live), by
-  // `detached` (all that live), or by one tree node, and the locks are exactly those of
+  // Aborts (ESP_CHECK) unless every page is free, owned by one of `sequences` (all that exist), by
+  // `detached` (all that exist), or by one tree node, and the locks are exactly those of
   // `sequences`.
   virtual void check_invariants(std::span<const SequencePages* const> sequences,
                                 std::span<const PageId> detached) const = 0;
@@ -221,23 +217,30 @@ class PrefixCache {
 
   friend class DetachedPages;
   void free_pages(std::span<const PageId> pages);
-  // The sequence's use of the window's map, from its first pages on and at its end.
+  // Take and give back the sequence's window pages when it begins and when it ends.
   void begin_window(SequencePages& pages);
   void end_window(SequencePages& pages);
   int32_t window_available() const {
     return window_ == nullptr ? std::numeric_limits<int32_t>::max() : window_->num_available();
   }
 
-  // That free pages, `cached`, `detached` and the sequences' own part the pool between them.
+  // Aborts unless every page of the pool is exactly one of: free, in `cached`, in `detached`, or a
+  // sequence's own.
   void check_ownership(std::span<const SequencePages* const> sequences,
                        std::span<const PageId> detached, std::span<const PageId> cached) const;
 
   const int32_t page_size_;
   PagePool pool_;
-  std::unique_ptr<WindowPages> window_;  // null: one map
+  std::unique_ptr<WindowPages> window_;  // null: all layers have the same pages
 };
 
-// kInvalidArgument for a page size or a number of pages below 1, or too few for the window.
+// kInvalidArgument for a page size or a number of pages below 1, or for fewer window pages than one
+// sequence needs.
+Status check_prefix_cache(const PrefixCacheConfig& config);
+
+// The cache that the configuration names, or the error of check_prefix_cache().
 Result<std::unique_ptr<PrefixCache>> make_prefix_cache(const PrefixCacheConfig& config);
+using MakePrefixCache =
+    std::function<Result<std::unique_ptr<PrefixCache>>(const PrefixCacheConfig& config)>;
 
 }  // namespace espalier

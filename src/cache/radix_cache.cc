@@ -22,29 +22,19 @@ RadixCache::RadixCache(const PrefixCacheConfig& config)
                  static_cast<size_t>(std::min(config.num_pages, kNodesExpectedMax))}),
       events_(config.events),
       name_scope_(config.name_scope),
-      names_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)),
-      reuse_(config.reuse) {}
-
-int32_t RadixCache::usable(int32_t num_matched, size_t num_tokens) const {
-  const auto num_pages = static_cast<int32_t>(num_tokens) / page_size_;
-  if (reuse_.whole_prompts_only && num_matched < num_pages * page_size_) return 0;
-  const auto share = static_cast<int32_t>(reuse_.match_share * num_matched);
-  return share - share % page_size_;
-}
+      names_(events_ == nullptr ? 0 : static_cast<size_t>(config.num_pages)) {}
 
 int32_t RadixCache::match_bound(std::string_view cache_namespace,
                                 std::span<const TokenId> tokens) const {
-  return usable(tree_.match(cache_namespace, tokens), tokens.size());
+  return tree_.match(cache_namespace, tokens);
 }
 
 int32_t RadixCache::match(std::string_view cache_namespace, std::span<const TokenId> tokens) const {
-  if (window_ == nullptr) return match_bound(cache_namespace, tokens);
-  // Up to where the window's tail is there still.
+  if (window_ == nullptr) return tree_.match(cache_namespace, tokens);
+  // A match ends where the window's tail before it still has its window pages.
   match_pages_.clear();
-  const int32_t most =
-      usable(tree_.match_pages(cache_namespace, tokens, match_pages_), tokens.size());
-  const auto num_pages = static_cast<size_t>(most / page_size_);
-  return window_->usable(std::span(match_pages_).first(num_pages)) * page_size_;
+  tree_.match_pages(cache_namespace, tokens, match_pages_);
+  return window_->usable(match_pages_) * page_size_;
 }
 
 SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<const TokenId> tokens,
@@ -52,8 +42,8 @@ SequencePages RadixCache::begin(std::string_view cache_namespace, std::span<cons
   SequencePages pages;
   pages.cache_ = this;
   pages.priority_ = priority;
-  if (reuse_.match_share < 1 || reuse_.whole_prompts_only || window_ != nullptr)
-    tokens = tokens.first(static_cast<size_t>(match(cache_namespace, tokens)));
+  if (window_ != nullptr)
+    tokens = tokens.first(static_cast<size_t>(RadixCache::match(cache_namespace, tokens)));
   pages.lock_ = tree_.lock(cache_namespace, tokens, &pages.table_, priority);
   pages.num_shared_ = pages.num_pages();
   if (events_ != nullptr) pages.namespace_ = cache_namespace;
@@ -83,7 +73,8 @@ void RadixCache::move_to_tree(SequencePages& pages, std::span<const TokenId> tok
   pages.num_shared_ = static_cast<int32_t>(end);
 }
 
-// The tree has just taken the pages from `begin` to the end of `tokens`. Each is hashed once, here.
+// Called when the tree has taken the pages from `begin` to the end of `tokens`; the only place that
+// computes their names.
 void RadixCache::log_stored(const SequencePages& pages, std::span<const TokenId> tokens,
                             size_t begin) {
   const auto page_size = static_cast<size_t>(page_size_);
@@ -113,8 +104,9 @@ void RadixCache::log_removed(std::span<const PageId> pages) {
   events_->push(std::move(event));
 }
 
-// The pages in present_ replace the sequence's own from page `begin` on. The tree takes over a
-// window page that it has lost; else the duplicate keeps its own, for a step in flight may read it.
+// The pages in present_ replace the sequence's own from page `begin` on. Where the tree has lost a
+// window page, it takes over the duplicate's; else the duplicate keeps its window page, for a step
+// in flight may read it.
 void RadixCache::replace_in_window(SequencePages& pages, size_t begin) {
   for (size_t i = 0; i < present_.size(); ++i) {
     const size_t at = begin + i;
@@ -168,7 +160,10 @@ int32_t RadixCache::evict(int32_t count) {
   evicted_.clear();
   const int32_t num_evicted = tree_.evict(count, &evicted_);
   scratch_.clear();
-  for (const PageRecord& record : evicted_) scratch_.push_back(record.page);
+  for (const PageRecord& record : evicted_) {
+    ESP_CHECK(record.resident(), "page {} is not on the device", record.page);
+    scratch_.push_back(record.page);
+  }
   if (events_ != nullptr) log_removed(scratch_);
   free_pages(scratch_);
   return num_evicted;

@@ -1,5 +1,6 @@
 // The prefix cache that reuses: the prefixes of finished and running sequences lie in one radix
 // tree, and every page that no sequence uses can be evicted. Not thread-safe; owns tree and pages.
+// Every page is on the device: no tier of memory below it is connected.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace espalier {
 
-class RadixCache final : public PrefixCache {
+class RadixCache : public PrefixCache {
  public:
   explicit RadixCache(const PrefixCacheConfig& config);  // REQUIRES what make_prefix_cache checks
 
@@ -38,13 +39,12 @@ class RadixCache final : public PrefixCache {
   const RadixTree& tree() const { return tree_; }
 
  private:
-  // Moves the whole pages of `tokens` into the tree and the lock to their end; the duplicates that
-  // the sequence gives up are appended to `duplicates`.
+  // Moves the whole pages of `tokens` into the tree and the lock to their end. Pages that the tree
+  // had already are duplicates: the sequence's own are appended to `duplicates`.
   void move_to_tree(SequencePages& pages, std::span<const TokenId> tokens,
                     std::vector<PageId>& duplicates);
 
   void replace_in_window(SequencePages& pages, size_t begin);
-  int32_t usable(int32_t num_matched, size_t num_tokens) const;
 
   void log_stored(const SequencePages& pages, std::span<const TokenId> tokens, size_t begin);
   void log_removed(std::span<const PageId> pages);
@@ -52,12 +52,12 @@ class RadixCache final : public PrefixCache {
   RadixTree tree_;
   CacheEventLog* const events_;
   const PageNameScope name_scope_;
-  std::vector<PageName> names_;  // [num_pages], of those that the tree owns; empty without events
-  const CacheReuse reuse_;
-  std::vector<PageId> scratch_;  // kept for its capacity
+  std::vector<PageName> names_;  // [num_pages], valid for pages of the tree; empty without events
+  // Kept for their capacity; their contents do not outlive a call.
+  std::vector<PageId> scratch_;
   std::vector<PageRecord> evicted_;
   std::vector<PageId> present_;
-  mutable std::vector<PageId> match_pages_;  // the same
+  mutable std::vector<PageId> match_pages_;
 };
 
 }  // namespace espalier

@@ -20,6 +20,9 @@ class alignas(64) RadixNode {
   std::span<const int32_t> tokens() const { return {token_data, static_cast<size_t>(num_tokens)}; }
   std::span<const PageRecord> pages() const { return {page_data, static_cast<size_t>(num_pages)}; }
 
+  // Whether the next step can read all pages. All pages of a node are resident, or none is.
+  bool is_resident() const { return num_pages == 0 || page_data->resident(); }
+
   uint32_t id = 0;      // of a live node; 0: the node is unused
   uint32_t number = 0;  // its index in RadixNodes, from 1: the id of a live node
   RadixNode* parent = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "cache/radix_node.h"
 
 namespace espalier {
@@ -52,6 +53,12 @@ void RadixNodes::set_computed_run(RadixNode* node, std::span<const int32_t> toke
                                   std::span<const int32_t> pages) {
   PageRecord* const records = allocate_run(node, tokens, pages.size());
   for (size_t i = 0; i < pages.size(); ++i) records[i] = PageRecord{.page = pages[i]};
+}
+
+// The records lie in the node's block, which runs_ owns.
+void RadixNodes::set_pages(RadixNode* node, std::span<const PageRecord> pages) {
+  ESP_CHECK(pages.size() == node->pages().size());
+  std::ranges::copy(pages, const_cast<PageRecord*>(node->page_data));
 }
 
 void RadixNodes::link(RadixNode* parent, RadixNode* node) {

@@ -29,6 +29,9 @@ class RadixNodes {
   void set_computed_run(RadixNode* node, std::span<const int32_t> tokens,
                         std::span<const int32_t> pages);
 
+  // Replaces the records of the node's pages. REQUIRES as many as it has.
+  void set_pages(RadixNode* node, std::span<const PageRecord> pages);
+
   // The newest child comes first in its parent's list.
   void link(RadixNode* parent, RadixNode* node);
   void unlink(RadixNode* node);

@@ -1,6 +1,8 @@
 // Invariants, besides those that check_invariants() spells out:
 //   - num_locks of a node is the number of locks on it and below it, so an unlocked node has only
 //     unlocked nodes below, and every unlocked page can be reached by evicting leaves.
+//   - a node that is not resident is unlocked, and all nodes below it are not resident either: the
+//     resident part of a match is found by climbing from its end.
 //   - a node is in the heap exactly while it is an unlocked leaf. Uses are recorded under a lock
 //     only, so a rank never changes while its node is in the heap.
 #include "cache/radix_tree.h"
@@ -67,8 +69,20 @@ void append_pages_to(const RadixNode* end, int32_t page_size, std::vector<int32_
 
 }  // namespace
 
-// Reads the table's entries and the runs, but no nodes.
+// The resident part of a match.
 RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Token> tokens) const {
+  Walk at = walk_all(name_space, tokens);
+  if (num_absent_ == 0 || at.node == nullptr) return at;
+  while (!at.node->is_resident()) {
+    at.node = at.node->parent;
+    at.num_tokens = at.node->end;
+  }
+  return at;
+}
+
+// Reads the table's entries and the runs, but no nodes.
+RadixTree::Walk RadixTree::walk_all(std::string_view name_space,
+                                    std::span<const Token> tokens) const {
   const auto found = roots_.find(name_space);
   if (found == roots_.end()) return {nullptr, 0};
   Walk at{found->second, 0};
@@ -92,8 +106,11 @@ RadixNode* RadixTree::child_of(const RadixNode* node, std::span<const Token> tok
   return child == nullptr ? nullptr : child->node;
 }
 
-int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tokens) const {
-  return walk(name_space, tokens).num_tokens;
+int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tokens,
+                         int32_t* num_loadable) const {
+  const int32_t matched = walk(name_space, tokens).num_tokens;
+  if (num_loadable != nullptr) *num_loadable = walk_all(name_space, tokens).num_tokens - matched;
+  return matched;
 }
 
 int32_t RadixTree::match_pages(std::string_view name_space, std::span<const Token> tokens,
@@ -138,19 +155,20 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   ESP_CHECK(pages.size() == (options_.has_pages ? tokens.size() / page_size : 0));
   ++now_;
   const int32_t begin = node->end;
-  while (!tokens.empty()) {
-    RadixNode* child = child_of(node, tokens);
-    if (child == nullptr) break;
-    const int32_t common = common_pages(child->tokens(), tokens, options_.page_size);
-    if (common < child->num_tokens) child = split(child, common);
+  int32_t num_present = 0;
+  while (RadixNode* const child = matching_child(node, tokens)) {
+    if (child->is_resident()) {
+      if (present != nullptr)
+        std::ranges::transform(child->pages(), std::back_inserter(*present), &PageRecord::page);
+      num_present = child->end - begin;
+    } else {
+      take_computed(child, pages.first(child->pages().size()));
+    }
     add_lock(child, priority);
-    if (present != nullptr)
-      std::ranges::transform(child->pages(), std::back_inserter(*present), &PageRecord::page);
-    tokens = tokens.subspan(static_cast<size_t>(common));
-    if (options_.has_pages) pages = pages.subspan(static_cast<size_t>(common) / page_size);
+    tokens = tokens.subspan(child->tokens().size());
+    pages = pages.subspan(child->pages().size());
     node = child;
   }
-  const int32_t num_present = node->end - begin;
   if (!tokens.empty()) {
     node = add_leaf(node, tokens, pages);
     add_lock(node, priority);
@@ -158,16 +176,53 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   return {node, num_present};
 }
 
+// The child whose run `tokens` begins with; where only a part of the run is common, that part has
+// become a node of its own. Null when there is none.
+RadixNode* RadixTree::matching_child(const RadixNode* node, std::span<const Token> tokens) {
+  RadixNode* const child = tokens.empty() ? nullptr : child_of(node, tokens);
+  if (child == nullptr) return nullptr;
+  const int32_t common = common_pages(child->tokens(), tokens, options_.page_size);
+  return common < child->num_tokens ? split(child, common) : child;
+}
+
+void RadixTree::take_computed(RadixNode* node, std::span<const Page> pages) {
+  std::vector<PageRecord> records;
+  for (const Page page : pages) records.push_back({.page = page});
+  set_pages(node, records);
+}
+
+void RadixTree::set_pages(RadixNode* node, std::span<const PageRecord> pages) {
+  const bool resident = std::ranges::all_of(pages, &PageRecord::resident);
+  ESP_CHECK(!node->is_root() && (resident || std::ranges::none_of(pages, &PageRecord::resident)),
+            "pages of one node in and out of the device");
+  if (resident != node->is_resident()) {
+    if (resident) {
+      ESP_CHECK(node->parent->is_resident(), "a resident node below one that is not");
+    } else {
+      ESP_CHECK(node->num_locks == 0, "the pages of a locked node leave the device");
+      for (const RadixNode* at = node->first_child; at != nullptr; at = at->next_sibling)
+        ESP_CHECK(!at->is_resident(), "a resident node below one that is not");
+    }
+    const int32_t change = resident ? num_pages_of(node) : -num_pages_of(node);
+    num_evictable_ += change;
+    num_absent_ -= change;
+    ++version_;
+  }
+  nodes_.set_pages(node, pages);
+}
+
 int32_t RadixTree::evict(int32_t count, std::vector<PageRecord>* pages) {
   int32_t num_evicted = 0;
   while (num_evicted < count && !evictable_leaves_.empty()) {
     RadixNode* leaf = evictable_leaves_.top();
-    const int32_t take = std::min(count - num_evicted, num_pages_of(leaf));
+    const bool resident = leaf->is_resident();
+    const int32_t take =
+        resident ? std::min(count - num_evicted, num_pages_of(leaf)) : num_pages_of(leaf);
     trim_leaf(leaf, take, pages);
     if (leaf->num_tokens == 0) remove_leaf(leaf);
-    num_evicted += take;
+    if (resident) num_evicted += take;
+    ++version_;
   }
-  if (num_evicted > 0) ++version_;
   return num_evicted;
 }
 
@@ -176,6 +231,7 @@ int32_t RadixTree::evict(int32_t count, std::vector<PageRecord>* pages) {
 void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRecord>* pages) {
   const int32_t num_tokens = num_pages * options_.page_size;
   const bool all = leaf->num_tokens == num_tokens;
+  (leaf->is_resident() ? num_evictable_ : num_absent_) -= num_pages;
   if (all) children_.erase(leaf);
   if (pages != nullptr && options_.has_pages)
     pages->insert(pages->end(), leaf->pages().rbegin(), leaf->pages().rbegin() + num_pages);
@@ -183,7 +239,6 @@ void RadixTree::trim_leaf(RadixNode* leaf, int32_t num_pages, std::vector<PageRe
   if (options_.has_pages) leaf->num_pages -= num_pages;
   leaf->end -= num_tokens;
   if (!all) children_.shorten(leaf);
-  num_evictable_ -= num_pages;
 }
 
 void RadixTree::remove_leaf(RadixNode* leaf) {
@@ -315,6 +370,10 @@ void RadixTree::check_node(const RadixNode& node, int32_t num_locks) const {
     ESP_CHECK(roots_.at(*node.name_space) == &node);
     return;
   }
+  for (const PageRecord& page : node.pages())
+    ESP_CHECK(page.resident() == node.is_resident(), "node {} is resident in part", node.id);
+  ESP_CHECK(node.is_resident() ? node.parent->is_resident() : node.num_locks == 0,
+            "node {} breaks the rule of resident nodes", node.id);
   ESP_CHECK(node.num_tokens > 0 && node.end == node.parent->end + node.num_tokens);
   ESP_CHECK(child_of(node.parent, node.tokens()) == &node, "node {} is not found", node.id);
   ESP_CHECK(node.is_evictable() == (node.num_locks == 0 && node.is_leaf()),
@@ -327,14 +386,16 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
     for (; node != nullptr; node = node->parent) ++num_locks[node];
 
   size_t num_nodes = 0, num_roots = 0, num_evictable_leaves = 0;
-  int32_t num_evictable = 0, num_protected = 0;
+  int32_t num_evictable = 0, num_protected = 0, num_absent = 0;
   for (const RadixNode* at : nodes_.all()) {
     const RadixNode& node = *at;
     if (node.id == 0) continue;
     const auto found = num_locks.find(&node);
     check_node(node, found == num_locks.end() ? 0 : found->second);
     ++(node.is_root() ? num_roots : num_nodes);
-    (node.num_locks > 0 ? num_protected : num_evictable) += num_pages_of(&node);
+    (!node.is_resident()  ? num_absent
+     : node.num_locks > 0 ? num_protected
+                          : num_evictable) += num_pages_of(&node);
     num_evictable_leaves += node.is_evictable() ? 1 : 0;
   }
   ESP_CHECK(num_nodes == nodes_.num_linked() && num_nodes == children_.size() &&
@@ -344,6 +405,7 @@ void RadixTree::check_invariants(std::span<const RadixNode* const> locked) const
             num_evictable_);
   ESP_CHECK(num_protected == num_protected_, "{} protected, {} counted", num_protected,
             num_protected_);
+  ESP_CHECK(num_absent == num_absent_, "{} absent, {} counted", num_absent, num_absent_);
   ESP_CHECK(num_evictable_leaves == evictable_leaves_.size());
   evictable_leaves_.check_invariants();
 }

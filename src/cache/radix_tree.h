@@ -48,39 +48,52 @@ class RadixTree {
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
-  // How many leading tokens are in the tree, whole pages only. Modifies nothing.
-  int32_t match(std::string_view name_space, std::span<const Token> tokens) const;
-  // The same, and appends its pages.
+  // How many leading tokens are in the tree, in whole pages that are resident: a match ends at the
+  // first node that is not. `num_loadable` returns how many tokens behind the match are cached in
+  // another home, for a loader. Modifies nothing.
+  int32_t match(std::string_view name_space, std::span<const Token> tokens,
+                int32_t* num_loadable = nullptr) const;
+  // The same, and appends the match's pages.
   int32_t match_pages(std::string_view name_space, std::span<const Token> tokens,
                       std::vector<Page>& pages) const;
 
-  // Matches and protects: until unlock() nothing of the matched run is evicted. Appends the run's
-  // pages to `pages`. The node is the run's end (the namespace's root for an empty match).
+  // Matches as match() and protects: until unlock() nothing of the matched run is evicted. Appends
+  // the run's pages to `pages`. The node is the run's end (the namespace's root for an empty
+  // match).
   RadixNode* lock(std::string_view name_space, std::span<const Token> tokens,
                   std::vector<Page>* pages = nullptr, int32_t priority = 0);
   void unlock(RadixNode* node);
-  static int32_t num_tokens_to(const RadixNode* node);         // from the root to the node's end
-  int32_t num_pages_locked_once(const RadixNode* node) const;  // on its path: unused after unlock()
+  static int32_t num_tokens_to(const RadixNode* node);  // from the root to the node's end
+  // On the node's path: these become evictable with unlock().
+  int32_t num_pages_locked_once(const RadixNode* node) const;
 
   struct Extension {
     RadixNode* node = nullptr;       // the run's end; the caller's lock has moved here
-    int32_t num_tokens_present = 0;  // of the run, which the tree had already
+    int32_t num_tokens_present = 0;  // of the run, in resident pages that the tree had already
   };
   // Adds the run `tokens` (whole pages) below `node`, on which the caller has a lock. The tree
   // takes pages[num_tokens_present / page_size ..); the ones before stay the caller's, and the
-  // pages that the tree has in their place are appended to `present`.
+  // pages that the tree has in their place are appended to `present`. Pages of the run that the
+  // tree has, but not resident, have been computed again: the caller's take their place.
   Extension extend(RadixNode* node, std::span<const Token> tokens, std::span<const Page> pages,
                    std::vector<Page>* present = nullptr, int32_t priority = 0);
 
-  // Removes up to `count` pages that no lock protects, from the ends of leaves, in the policy's
-  // order; appends them to `pages`. Returns how many.
+  // Moves a node's pages to another home, or changes their state; one record for each page, all of
+  // them resident or none. REQUIRES: a node that becomes absent is unlocked, and no child of it is
+  // resident; the parent of a node that becomes resident is.
+  void set_pages(RadixNode* node, std::span<const PageRecord> pages);
+
+  // Removes up to `count` resident pages that no lock protects, from the ends of leaves, in the
+  // policy's order; a leaf that is not resident is removed where its turn comes, and does not
+  // count. Appends the records to `pages`. Returns how many resident pages it removed.
   int32_t evict(int32_t count, std::vector<PageRecord>* pages);
 
   int32_t page_size() const { return options_.page_size; }
-  int32_t num_evictable_pages() const { return num_evictable_; }
-  int32_t num_protected_pages() const { return num_protected_; }
-  size_t num_nodes() const { return nodes_.num_linked(); }  // roots not counted
-  uint64_t version() const { return version_; }             // moves when a match may have changed
+  int32_t num_evictable_pages() const { return num_evictable_; }  // resident
+  int32_t num_protected_pages() const { return num_protected_; }  // resident
+  int32_t num_absent_pages() const { return num_absent_; }        // in another home, or loading
+  size_t num_nodes() const { return nodes_.num_linked(); }        // roots not counted
+  uint64_t version() const { return version_; }  // moves when a match may have changed
 
   // Each page, in no order.
   void for_each_page(const std::function<void(const PageRecord&)>& visit) const;
@@ -103,6 +116,7 @@ class RadixTree {
     RadixNode* node;     // deepest node touched; null when the namespace is unknown
     int32_t num_tokens;  // matched; ends inside `node` when below its end
   };
+  Walk walk_all(std::string_view name_space, std::span<const Token> tokens) const;
   Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
 
   RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
@@ -112,6 +126,8 @@ class RadixTree {
   RadixNode* add_leaf(RadixNode* parent, std::span<const Token> tokens,
                       std::span<const Page> pages);
 
+  void take_computed(RadixNode* node, std::span<const Page> pages);
+  RadixNode* matching_child(const RadixNode* node, std::span<const Token> tokens);
   void add_lock(RadixNode* node, int32_t priority);
   void drop_lock(RadixNode* node);
   void remove_leaf(RadixNode* leaf);
@@ -130,6 +146,7 @@ class RadixTree {
   uint64_t version_ = 0;
   int32_t num_evictable_ = 0;  // pages
   int32_t num_protected_ = 0;
+  int32_t num_absent_ = 0;  // 0: match() need not look at the nodes' pages
 };
 
 }  // namespace espalier

@@ -166,11 +166,11 @@ class Pair {
   void lock(const std::string& name_space, const Tokens& tokens, int32_t priority) {
     std::vector<Page> pages, expected;
     RadixNode* node = tree_.lock(name_space, tokens, &pages, priority);
-    held_.push_back({node, naive_.lock(name_space, tokens, expected, priority)});
+    locks_.push_back({node, naive_.lock(name_space, tokens, expected, priority)});
     if (has_pages_) {
       ASSERT_EQ(pages, expected);
     }
-    ASSERT_EQ(static_cast<size_t>(RadixTree::num_tokens_to(node)), held_.back().run.prefix.size());
+    ASSERT_EQ(static_cast<size_t>(RadixTree::num_tokens_to(node)), locks_.back().run.prefix.size());
   }
 
   // Adds `tokens` below the lock `index`.
@@ -179,20 +179,22 @@ class Pair {
     std::vector<Page> pages, present, expected;
     for (size_t i = 0; has_pages_ && i < tokens.size() / page_size_; ++i)
       pages.push_back(next_page_++);
-    Held& held = held_[index];
-    const RadixTree::Extension added = tree_.extend(held.node, tokens, pages, &present, priority);
-    held = {added.node, naive_.extend(held.run, tokens, pages, expected, priority)};
+    Lock& run_lock = locks_[index];
+    const RadixTree::Extension added =
+        tree_.extend(run_lock.node, tokens, pages, &present, priority);
+    run_lock = {added.node, naive_.extend(run_lock.run, tokens, pages, expected, priority)};
     if (has_pages_) {
       ASSERT_EQ(present, expected);
     }
     ASSERT_EQ(static_cast<size_t>(added.num_tokens_present), expected.size() * page_size_);
-    ASSERT_EQ(static_cast<size_t>(RadixTree::num_tokens_to(added.node)), held.run.prefix.size());
+    ASSERT_EQ(static_cast<size_t>(RadixTree::num_tokens_to(added.node)),
+              run_lock.run.prefix.size());
   }
 
   void unlock(size_t index) {
-    tree_.unlock(held_[index].node);
-    naive_.unlock(held_[index].run);
-    held_.erase(held_.begin() + static_cast<long>(index));
+    tree_.unlock(locks_[index].node);
+    naive_.unlock(locks_[index].run);
+    locks_.erase(locks_.begin() + static_cast<long>(index));
   }
 
   void evict(int32_t count) {
@@ -206,24 +208,24 @@ class Pair {
 
   void insert(const std::string& name_space, const Tokens& tokens, int32_t priority) {
     lock(name_space, tokens, priority);
-    const auto done = static_cast<long>(held_.back().run.prefix.size());
-    extend(held_.size() - 1, Tokens(tokens.begin() + done, tokens.end()), priority);
-    unlock(held_.size() - 1);
+    const auto done = static_cast<long>(locks_.back().run.prefix.size());
+    extend(locks_.size() - 1, Tokens(tokens.begin() + done, tokens.end()), priority);
+    unlock(locks_.size() - 1);
   }
 
   void check() {
     std::vector<const RadixNode*> locked;
-    for (const Held& held : held_) locked.push_back(held.node);
+    for (const Lock& run_lock : locks_) locked.push_back(run_lock.node);
     tree_.check_invariants(locked);
     ASSERT_EQ(tree_.num_protected_pages(), naive_.num_protected());
     ASSERT_EQ(tree_.num_evictable_pages(), naive_.num_pages() - naive_.num_protected());
   }
 
-  size_t num_held() const { return held_.size(); }
+  size_t num_locks() const { return locks_.size(); }
   const RadixTree& tree() const { return tree_; }
 
  private:
-  struct Held {
+  struct Lock {
     RadixNode* node;
     NaiveTree::Key run;
   };
@@ -231,7 +233,7 @@ class Pair {
   const bool has_pages_;
   RadixTree tree_;
   NaiveTree naive_;
-  std::vector<Held> held_;
+  std::vector<Lock> locks_;
   Page next_page_ = 0;
 };
 
@@ -303,18 +305,18 @@ void fuzz(uint64_t seed, int32_t page_size, bool has_pages, EvictionPolicy polic
     } else if (event < 5) {
       pair.insert(name_space, tokens, priority);
     } else if (event < 6) {
-      if (pair.num_held() < 5) pair.lock(name_space, tokens, priority);
+      if (pair.num_locks() < 5) pair.lock(name_space, tokens, priority);
     } else if (event < 7) {
-      if (pair.num_held() > 0) pair.extend(rng.below(pair.num_held()), tokens, priority);
+      if (pair.num_locks() > 0) pair.extend(rng.below(pair.num_locks()), tokens, priority);
     } else if (event < 8) {
-      if (pair.num_held() > 0) pair.unlock(rng.below(pair.num_held()));
+      if (pair.num_locks() > 0) pair.unlock(rng.below(pair.num_locks()));
     } else {
       pair.evict(static_cast<int32_t>(rng.below(12)));
     }
     pair.check();
     if (testing::Test::HasFatalFailure()) return;
   }
-  while (pair.num_held() > 0) pair.unlock(0);
+  while (pair.num_locks() > 0) pair.unlock(0);
   pair.evict(1 << 30);
   pair.check();
   EXPECT_EQ(pair.tree().num_nodes(), 0u);
@@ -362,7 +364,7 @@ TEST(RadixTree, SplitKeepsTheWholeLockedRun) {
   RadixTree tree({});
   const Tokens abcd = {1, 2, 3, 4}, abxy = {1, 2, 8, 9};
   RadixNode* root_lock = tree.lock("", abcd);
-  RadixNode* held = tree.extend(root_lock, abcd, std::vector<Page>{0, 1, 2, 3}).node;
+  RadixNode* run_lock = tree.extend(root_lock, abcd, std::vector<Page>{0, 1, 2, 3}).node;
   RadixNode* other = tree.lock("", abxy);
   EXPECT_EQ(RadixTree::num_tokens_to(other), 2);
   other = tree.extend(other, std::span(abxy).subspan(2), std::vector<Page>{4, 5}).node;
@@ -371,7 +373,7 @@ TEST(RadixTree, SplitKeepsTheWholeLockedRun) {
   std::vector<PageRecord> evicted;
   EXPECT_EQ(tree.evict(100, &evicted), 2);
   EXPECT_EQ(numbers_of(evicted), (std::vector<Page>{5, 4}));
-  tree.unlock(held);
+  tree.unlock(run_lock);
   EXPECT_EQ(tree.num_evictable_pages(), 4);
   EXPECT_EQ(tree.evict(3, nullptr), 3);  // no more of the leaf than asked for
   EXPECT_EQ(tree.match("", first(abcd, 4)), 1);

@@ -103,7 +103,7 @@ void WindowPages::check_invariants(std::span<const PageId> uses) const {
   std::vector<int32_t> users(slots_.size(), 0);
   for (const PageId full : uses) ++users[static_cast<size_t>(full)];
   std::vector<uint8_t> seen(static_cast<size_t>(num_pages()), 0);
-  int32_t num_held = 0, num_idle = 0;
+  int32_t num_allocated = 0, num_idle = 0;
   for (size_t full = 0; full < slots_.size(); ++full) {
     const Slot& slot = slots_[full];
     ESP_CHECK(slot.num_users == users[full], "window page of {}: {} users, {} known", full,
@@ -114,10 +114,10 @@ void WindowPages::check_invariants(std::span<const PageId> uses) const {
     }
     ESP_CHECK(!pool_.is_free(slot.page) && seen[static_cast<size_t>(slot.page)]++ == 0,
               "window page {} has two owners, or is free", slot.page);
-    ++num_held;
+    ++num_allocated;
     num_idle += slot.num_users == 0 ? 1 : 0;
   }
-  ESP_CHECK(num_held + pool_.num_free() == num_pages(), "window pages are lost");
+  ESP_CHECK(num_allocated + pool_.num_free() == num_pages(), "window pages are lost");
   ESP_CHECK(num_idle == num_idle_);
   PageId before = kNone;
   for (PageId full = first_idle_; full != kNone; full = at(full).next) {

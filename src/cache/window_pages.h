@@ -1,13 +1,14 @@
-// The second page map of a model some of whose layers see a sliding window: those layers keep their
-// keys and values in pages of their own, of which there are fewer, for a page that the window has
-// passed is given back while the other layers keep theirs.
+// Window pages: the pages of layers that read a sliding window only. These layers have a second,
+// smaller pool, for a window page that the window has passed is given back while the other layers
+// keep their page.
 //
-// A page of the pool (a "full" page here) bears the number of its window page, or none:
+// A page of the first pool (a "full" page here) has a window page or none. Its states:
 //
-//   none -> used (by so many sequences whose window it is in) -> idle (cached, used by nobody)
-//            ^------------------------------------------------------/ \-> none: dropped for want
+//   none -> used (num_users sequences have it in their window) -> idle (cached, no users)
+//            ^------------------------------------------------------/ \-> none (evicted)
 //
-// A cached prefix can be continued where the window's tail before that point is still there.
+// A cached prefix can be continued at a position if all pages in the window before that position
+// have window pages.
 #pragma once
 
 #include <cstdint>
@@ -19,48 +20,49 @@
 
 namespace espalier {
 
-// Not thread-safe. Every operation is O(1) a page; idle pages go in the order in which they fell
-// idle.
+// Not thread-safe. Every operation is O(1) for each page. Idle pages are evicted in the order in
+// which they became idle.
 class WindowPages {
  public:
   static constexpr PageId kNone = -1;
 
-  // window_tokens: how many positions before its own, itself included, a token's layers may read.
+  // window_tokens: the most positions that a token reads, its own included.
   WindowPages(int32_t num_full_pages, int32_t num_pages, int32_t window_tokens, int32_t page_size);
 
   PageId of(PageId full) const { return at(full).page; }
   bool has(PageId full) const { return at(full).page != kNone; }
   int32_t num_pages() const { return pool_.num_pages(); }
   int32_t num_available() const { return pool_.num_free() + num_idle_; }
-  uint64_t version() const { return version_; }  // moves when a continuation may be lost or found
+  uint64_t version() const { return version_; }  // changes when usable() may give another result
 
   // The first page of a sequence that a token at `position` may read.
   int32_t first_needed(int32_t position) const;
-  // The longest prefix of a cached run of pages that can be continued, in pages.
+  // The longest prefix of a cached sequence of pages that can be continued, in pages.
   int32_t usable(std::span<const PageId> full) const;
-  // What a sequence of that many pages holds at most while it decodes: its window, and the pages
-  // that two steps in flight have begun.
+  // The most window pages that a sequence of `num_pages` pages uses while it decodes: its window
+  // and the pages that two steps in flight have begun.
   int32_t max_resident(int32_t num_pages) const;
 
-  // A new page, with one user; evicts an idle one where none is free. REQUIRES num_available() > 0.
+  // Gives the full page a window page with one user; evicts an idle one where none is free.
+  // REQUIRES num_available() > 0.
   void take(PageId full);
   void add_user(PageId full);
-  // The last user's leaving makes it idle if it is cached, and gives it back if not.
+  // Without users the window page becomes idle if the full page is cached, else free.
   void drop_user(PageId full, bool cached);
-  // The full page is free now: what it has goes with it.
+  // The full page has been freed: frees its window page, if it has one.
   void clear(PageId full);
-  // The duplicate of a cached page has what the cache has lost.
+  // Moves the window page of `from`, a duplicate, to the cached page `to`, which has none.
   void move(PageId from, PageId to);
 
   // Aborts (ESP_CHECK) unless the users are those of `uses` (each page once for each user), every
-  // idle page is in the order of eviction, and used, idle and free pages are all there are.
+  // idle page is in the order of eviction, and every window page is used, idle or free.
   void check_invariants(std::span<const PageId> uses) const;
 
  private:
   struct Slot {
     PageId page = kNone;
     int32_t num_users = 0;
-    PageId next = kNone, prev = kNone;  // among the idle ones, by full page
+    PageId next = kNone, prev = kNone;  // in the list of idle pages, by full page
   };
   Slot& at(PageId full) { return slots_[static_cast<size_t>(full)]; }
   const Slot& at(PageId full) const { return slots_[static_cast<size_t>(full)]; }

@@ -49,7 +49,6 @@ struct EngineConfig {
   // Prompts are cut so that steps with running requests take about so long at most; 0: no bound.
   double max_inter_token_latency_ms = 0;
   std::string radix_eviction_policy = "lru";  // lru, lfu, fifo, mru, slru or priority
-  CacheReuse cache_reuse;  // less than all: for measurements of what reuse is worth
   bool disable_radix_cache = false;
   // How many of the last cache events are kept for subscribers; 0: no events are made.
   int32_t num_cache_events = 0;

@@ -103,6 +103,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& config, Parts
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
+  return create_with_cache(user, make_prefix_cache);
+}
+
+Result<std::unique_ptr<Engine>> Engine::create_with_cache(const EngineConfig& user,
+                                                          MakePrefixCache make_cache) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
@@ -122,7 +127,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& user) {
     start_it = start_cpu_executor(config, device.system);
   }
   ESP_ASSIGN_OR_RETURN(StartedExecutor started, std::move(start_it));
-  Parts parts{.executor = std::move(started.executor), .info = std::move(started.info)};
+  Parts parts{.executor = std::move(started.executor),
+              .info = std::move(started.info),
+              .make_cache = std::move(make_cache)};
   if (!config.skip_tokenizer_init) {
     ESP_ASSIGN_OR_RETURN(
         parts.tokenizer,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/prefix_cache.h"
 #include "engine/config.h"
 #include "engine/requests/join.h"
 #include "engine/requests/request.h"
@@ -90,6 +91,9 @@ class Engine {
  public:
   // Loads, sizes the pool, starts the threads.
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config);
+  // The same with a prefix cache of the caller's: measurements restrict what it reuses.
+  static Result<std::unique_ptr<Engine>> create_with_cache(const EngineConfig& config,
+                                                           MakePrefixCache make_cache);
 
   // The parts given by the caller: tests put a null executor or a scripted tokenizer here.
   // `info` describes what the executor runs. `tokenizer` may be null (skip_tokenizer_init).
@@ -98,6 +102,7 @@ class Engine {
     std::unique_ptr<Executor> executor;
     ModelInfo info;
     GenerationDefaults defaults;
+    MakePrefixCache make_cache = make_prefix_cache;
   };
   static Result<std::unique_ptr<Engine>> create(const EngineConfig& config, Parts parts);
   virtual ~Engine();

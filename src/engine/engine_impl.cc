@@ -80,15 +80,14 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
   }
   ESP_ASSIGN_OR_RETURN(
       auto cache,
-      make_prefix_cache({.num_pages = config.max_total_tokens / config.page_size,
-                         .page_size = config.page_size,
-                         .disable_radix_cache = config.disable_radix_cache,
-                         .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
-                         .reuse = config.cache_reuse,
-                         .events = events.get(),
-                         .name_scope = std::move(name_scope),
-                         .sliding_window = config.window_tokens_read,
-                         .num_window_pages = config.max_window_tokens / config.page_size}));
+      parts.make_cache({.num_pages = config.max_total_tokens / config.page_size,
+                        .page_size = config.page_size,
+                        .disable_radix_cache = config.disable_radix_cache,
+                        .eviction_policy = *parse_eviction_policy(config.radix_eviction_policy),
+                        .events = events.get(),
+                        .name_scope = std::move(name_scope),
+                        .sliding_window = config.window_tokens_read,
+                        .num_window_pages = config.max_window_tokens / config.page_size}));
   return std::unique_ptr<Engine>(
       new EngineImpl(config, std::move(parts), std::move(events), std::move(cache)));
 }

@@ -10,7 +10,7 @@
 // use. A field about log-probabilities is a member of GenerateRequest instead.
 //
 // A row reaches a struct's field by a generic accessor, so the table needs none of the structs and
-// serves any struct that has a member of that name. HasField tells whether a struct has it.
+// serves any struct that has a member of that name. HasField is true for a struct that has it.
 // Constant data; thread-safe.
 #pragma once
 

@@ -1,5 +1,5 @@
-// A vocabulary that lies inside a model's file (GGUF), as that file holds it: what reads files
-// knows no tokenizers, and what makes tokenizers knows no files.
+// The vocabulary that a model's file (GGUF) contains, as the file states it: the interface between
+// checkpoint, which reads files, and text, which makes tokenizers. Plain data; owns its contents.
 #pragma once
 
 #include <cstdint>

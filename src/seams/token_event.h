@@ -1,5 +1,6 @@
-// What the engine tells its caller about a request. Every accepted request ends in exactly one
-// terminal event: finish is set in that one and in no other.
+// The events by which the engine reports a request's progress. Every accepted request ends in
+// exactly one terminal event: `finish` is set in that one and in no other. Plain data; owns its
+// contents.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +23,18 @@ struct FinishReason {
   Status status;  // kAbort, kError: why
 };
 
-// Timings and counts of one request; complete in the terminal event, so far in the others.
+// Timings and counts of one request: final in the terminal event, up to now in the others.
 struct RequestStats {
   int32_t prompt_tokens = 0;
   int32_t completion_tokens = 0;
   int32_t cached_tokens = 0;  // prompt tokens whose keys and values came from the cache
   int32_t num_retractions = 0;
-  int32_t forced_tokens = 0;   // of completion_tokens: appended by a grammar, not sampled
-  int32_t forwards_saved = 0;  // entries that these and right guesses would have taken, less those
-                               // that they took
-  int32_t drafted_tokens = 0;  // guessed ahead of being drawn
-  int32_t accepted_draft_tokens = 0;  // of them: drawn or forced just so
+  int32_t forced_tokens = 0;  // of completion_tokens: appended by a grammar, not sampled
+  // Batch entries that forced and accepted draft tokens would have taken one by one, less those
+  // that they took.
+  int32_t forwards_saved = 0;
+  int32_t drafted_tokens = 0;         // proposed and verified by a step
+  int32_t accepted_draft_tokens = 0;  // of drafted_tokens: equal to what was sampled or forced
   TimePoint arrived{};                // accepted by the engine
   TimePoint scheduled{};              // first chosen for a step
   TimePoint first_token{};
@@ -40,15 +42,16 @@ struct RequestStats {
 };
 
 struct TokenEvent {
-  int32_t index = 0;         // which of the request's n samples, 0-based
-  std::string text;          // new text: complete characters only, nothing that a stop string
-                             // could still claim; empty while text is held back
-  std::vector<TokenId> ids;  // new output tokens
-  std::vector<TokenLogprobs> logprobs;  // of `ids`, where asked for
-  // Once, with the first event after prefill: of the prompt positions from logprob_start_len on,
-  // without position 0, which has none (nothing stands before it).
+  int32_t index = 0;  // which of the request's n samples, 0-based
+  // New text: complete characters only. Text that may be the start of a stop string is withheld
+  // until later tokens decide; the field may be empty.
+  std::string text;
+  std::vector<TokenId> ids;             // new output tokens
+  std::vector<TokenLogprobs> logprobs;  // of `ids`, where requested
+  // In the first event after prefill only: of the prompt positions from logprob_start_len on,
+  // without position 0, which has no tokens before it.
   std::vector<TokenLogprobs> input_logprobs;
-  std::vector<float> embedding;  // with the last event of a text that becomes a vector
+  std::vector<float> embedding;  // in the terminal event of an embedding request
   std::optional<FinishReason> finish;
   RequestStats stats;
 };

@@ -1,5 +1,5 @@
-// What the grammar, the scheduler and the sampler know of a vocabulary: bytes and special ids, no
-// tokenizer.
+// The bytes and special ids of a vocabulary: all that the grammar, the scheduler and the sampler
+// need of a tokenizer.
 #pragma once
 
 #include <cstdint>
