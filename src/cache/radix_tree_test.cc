@@ -437,5 +437,107 @@ TEST(EvictionPolicy, NamesAreParsed) {
             std::string::npos);
 }
 
+std::vector<PageRecord> records(std::vector<Page> pages, PageHome home, PageState state) {
+  std::vector<PageRecord> out;
+  for (const Page page : pages) out.push_back({.page = page, .home = home, .state = state});
+  return out;
+}
+
+// A node of two tokens above one of three, both unlocked.
+class ResidentPages : public testing::Test {
+ protected:
+  ResidentPages() {
+    RadixNode* const root = tree_.lock("", {});
+    upper_ = tree_.extend(root, first(tokens_, 2), std::vector<Page>{0, 1}).node;
+    tree_.unlock(upper_);
+    RadixNode* const again = tree_.lock("", first(tokens_, 2));
+    lower_ = tree_.extend(again, std::span(tokens_).subspan(2), std::vector<Page>{2, 3, 4}).node;
+    tree_.unlock(lower_);
+    EXPECT_NE(upper_, lower_);
+  }
+  int32_t loadable() const {
+    int32_t count = -1;
+    tree_.match("", tokens_, &count);
+    return count;
+  }
+
+  const Tokens tokens_ = {1, 2, 3, 4, 5};
+  RadixTree tree_{RadixTree::Options{}};
+  RadixNode* upper_ = nullptr;
+  RadixNode* lower_ = nullptr;
+};
+
+TEST_F(ResidentPages, MatchAndLockEndAtTheFirstNodeThatIsNotResident) {
+  EXPECT_EQ(tree_.match("", tokens_), 5);
+  EXPECT_EQ(loadable(), 0);
+  const uint64_t version = tree_.version();
+  tree_.set_pages(lower_, records({7, 8, 9}, PageHome::kHost, PageState::kReady));
+  EXPECT_NE(tree_.version(), version);
+  EXPECT_EQ(tree_.match("", tokens_), 2);
+  EXPECT_EQ(loadable(), 3);
+  EXPECT_EQ(tree_.num_evictable_pages(), 2);
+  EXPECT_EQ(tree_.num_absent_pages(), 3);
+  std::vector<Page> pages;
+  EXPECT_EQ(tree_.match_pages("", tokens_, pages), 2);
+  EXPECT_EQ(pages, (std::vector<Page>{0, 1}));
+  pages.clear();
+  RadixNode* const locked = tree_.lock("", tokens_, &pages);
+  EXPECT_EQ(locked, upper_);
+  EXPECT_EQ(pages, (std::vector<Page>{0, 1}));
+  tree_.check_invariants(std::vector<const RadixNode*>{locked});
+  tree_.unlock(locked);
+
+  tree_.set_pages(upper_, records({5, 6}, PageHome::kDisk, PageState::kReady));
+  EXPECT_EQ(tree_.match("", tokens_), 0);
+  EXPECT_EQ(loadable(), 5);
+  EXPECT_EQ(tree_.num_evictable_pages(), 0);
+  tree_.check_invariants({});
+}
+
+TEST_F(ResidentPages, PagesAreUsableWhenTheTransferIsDone) {
+  tree_.set_pages(lower_, records({7, 8, 9}, PageHome::kHost, PageState::kReady));
+  tree_.set_pages(lower_, records({20, 21, 22}, PageHome::kInTransit, PageState::kPending));
+  EXPECT_EQ(tree_.match("", tokens_), 2);
+  tree_.set_pages(lower_, records({20, 21, 22}, PageHome::kDevice, PageState::kFailed));
+  EXPECT_EQ(tree_.match("", tokens_), 2);
+  tree_.set_pages(lower_, records({20, 21, 22}, PageHome::kDevice, PageState::kReady));
+  std::vector<Page> pages;
+  EXPECT_EQ(tree_.match_pages("", tokens_, pages), 5);
+  EXPECT_EQ(pages, (std::vector<Page>{0, 1, 20, 21, 22}));
+  EXPECT_EQ(tree_.num_absent_pages(), 0);
+  tree_.check_invariants({});
+}
+
+TEST_F(ResidentPages, ComputedPagesReplaceThoseThatAreNotResident) {
+  tree_.set_pages(lower_, records({7, 8, 9}, PageHome::kHost, PageState::kReady));
+  RadixNode* const locked = tree_.lock("", first(tokens_, 1));
+  const Tokens run = {2, 3, 4, 9};  // shares two tokens of the absent node
+  std::vector<Page> present;
+  const RadixTree::Extension added =
+      tree_.extend(locked, run, std::vector<Page>{30, 31, 32, 33}, &present);
+  EXPECT_EQ(added.num_tokens_present, 1);
+  EXPECT_EQ(present, (std::vector<Page>{1}));
+  std::vector<Page> pages;
+  EXPECT_EQ(tree_.match_pages("", Tokens{1, 2, 3, 4, 9}, pages), 5);
+  EXPECT_EQ(pages, (std::vector<Page>{0, 1, 31, 32, 33}));
+  EXPECT_EQ(tree_.match("", tokens_), 4);
+  EXPECT_EQ(loadable(), 1);
+  tree_.check_invariants(std::vector<const RadixNode*>{added.node});
+  tree_.unlock(added.node);
+  tree_.check_invariants({});
+}
+
+TEST_F(ResidentPages, EvictionCountsResidentPagesOnly) {
+  tree_.set_pages(lower_, records({7, 8, 9}, PageHome::kHost, PageState::kReady));
+  std::vector<PageRecord> evicted;
+  EXPECT_EQ(tree_.evict(1, &evicted), 1);
+  ASSERT_EQ(evicted.size(), 4u);
+  EXPECT_EQ(evicted.front(), (PageRecord{.page = 9, .home = PageHome::kHost}));
+  EXPECT_EQ(evicted.back(), PageRecord{.page = 1});
+  EXPECT_EQ(tree_.num_absent_pages(), 0);
+  EXPECT_EQ(tree_.num_evictable_pages(), 1);
+  tree_.check_invariants({});
+}
+
 }  // namespace
 }  // namespace espalier
