@@ -1,6 +1,5 @@
-// Memory that the radix tree's nodes, runs and look-up table lie in: a few large mappings with huge
-// pages, for a walk down a large tree costs as many misses of the address translation as of the
-// caches when each piece comes from the heap.
+// The memory of the radix tree's nodes, runs and look-up table: a few large mappings with huge pages.
+// With heap memory a walk down a large tree costs as many TLB misses as cache misses.
 #pragma once
 
 #include <array>
@@ -22,23 +21,24 @@ using Mapping = std::unique_ptr<std::byte[], Unmap>;
 // where the system has them, and costing memory only where written.
 Mapping map_zeroed(size_t size_bytes);
 
-// The whole huge pages within this memory, which somebody else owns and has not written yet, are
-// made of such where the system has them.
+// Requests huge pages for the whole huge pages within this memory. The caller owns it and has not
+// written to it yet.
 void advise_huge_pages(void* data, size_t size_bytes);
 
-// Hands out pieces that live as long as it does: 64-byte boundaries, zeros. Chunks grow from 4 KiB
-// to 64 MiB, so a small tree is small. Not thread-safe.
+// Allocates zeroed memory at 64-byte boundaries, which lives as long as the arena. Chunks grow from
+// 4 KiB to 64 MiB, so a small tree needs little memory. Not thread-safe.
 class Arena {
  public:
   std::byte* take(size_t size_bytes);
 
  private:
   std::vector<Mapping> chunks_;
-  size_t chunk_bytes_ = 0, used_bytes_ = 0;  // of the last
+  size_t chunk_bytes_ = 0, used_bytes_ = 0;  // of the last chunk
 };
 
-// Blocks of int32 of any length, in an arena; a block that is given back serves the next one of its
-// class. Lengths are rounded up to 16, 24, 32, 48, 64, 96 ... so at most half of one is lost.
+// Blocks of int32 of any length, in an arena. A freed block is reused by the next allocation of its
+// size class. Lengths are rounded up to 16, 24, 32, 48, 64, 96 ..., so at most half of a block is
+// unused. Not thread-safe.
 class RunStore {
  public:
   struct Block {

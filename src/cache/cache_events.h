@@ -1,6 +1,6 @@
-// The log of what the prefix cache stores and removes, in order, for mirrors of it: a router or an
-// observer. It keeps the last events. A reader states the number of the first event that it has not
-// seen; one whose events have been overwritten gets a kCleared first, and starts anew from there.
+// CacheEventLog: the last events of the prefix cache (pages stored and removed), in order, for mirrors
+// of it in a router or an observer. A reader states the number of the first event that it has not
+// seen. Where that event has been overwritten, the reader gets a kCleared first and starts over.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace espalier {
 
-// Thread-safe. At its bound the oldest event is overwritten.
+// Thread-safe; owns the events. At its bound the oldest event is overwritten.
 class CacheEventLog {
  public:
   explicit CacheEventLog(size_t num_events_max) : ring_(num_events_max) {}  // at least 1
 
-  void push(CacheEvent event);  // its number is given here
+  void push(CacheEvent event);  // assigns the event's number
 
   // Events from number `from` on (0 is 1), at most num_events_max. A number above the
   // last one (of another process's log, say) counts as having missed everything.
   CacheEvents read(uint64_t from, size_t num_events_max) const;
 
-  uint64_t num_events() const;       // so far
-  uint64_t num_overwritten() const;  // of them
+  uint64_t num_events() const;       // pushed up to now
+  uint64_t num_overwritten() const;  // of num_events()
 
  private:
   mutable std::mutex mutex_;

@@ -1,8 +1,8 @@
 // The leaves that may be evicted, lowest rank first.
 //
-// With most policies a leaf that becomes unused ranks behind all others (lru) or before them (mru):
-// such leaves stand in a list, and nothing moves when one comes or goes. What comes out of turn (a
-// parent whose last child has gone) goes to a heap whose nodes know their places.
+// With most policies a leaf that becomes unused ranks after all others (lru) or before them (mru).
+// Such leaves are in a list, so insertion and removal move no other leaf. A leaf with a rank in
+// between (a parent whose last child was evicted) is in a heap; each node stores its heap index.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class EvictionHeap {
     EvictionRank rank;
     RadixNode* node;
   };
-  static constexpr size_t kArity = 4;  // half the levels of a binary heap, and so half the misses
+  static constexpr size_t kArity = 4;  // half the levels and cache misses of a binary heap
 
   void add_to_list(RadixNode* node, RadixNode* prev, RadixNode* next);
   void remove_from_list(RadixNode* node);
@@ -42,7 +42,7 @@ class EvictionHeap {
   void sift_down(size_t index, Entry entry);
 
   std::vector<Entry> entries_;
-  RadixNode* first_ = nullptr;  // of the list
+  RadixNode* first_ = nullptr;  // in the list
   RadixNode* last_ = nullptr;
   size_t list_size_ = 0;
 };
