@@ -1,5 +1,5 @@
-// The memory of the radix tree's nodes, runs and look-up table: a few large mappings with huge pages.
-// With heap memory a walk down a large tree costs as many TLB misses as cache misses.
+// The memory of the radix tree's nodes, runs and look-up table: a few large mappings with huge
+// pages. With heap memory a walk down a large tree costs as many TLB misses as cache misses.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
-// CacheEventLog: the last events of the prefix cache (pages stored and removed), in order, for mirrors
-// of it in a router or an observer. A reader states the number of the first event that it has not
-// seen. Where that event has been overwritten, the reader gets a kCleared first and starts over.
+// CacheEventLog: the last events of the prefix cache (pages stored and removed), in order, for
+// mirrors of it in a router or an observer. A reader states the number of the first event that it
+// has not seen. Where that event has been overwritten, the reader gets a kCleared first and starts
+// over.
 #pragma once
 
 #include <cstdint>
