@@ -58,6 +58,13 @@ int32_t common_pages(std::span<const int32_t> a, std::span<const int32_t> b, int
   return common - common % page_size;
 }
 
+// The records of pages that a step has computed.
+std::vector<PageRecord> computed(std::span<const int32_t> pages) {
+  std::vector<PageRecord> records;
+  for (const int32_t page : pages) records.push_back({.page = page});
+  return records;
+}
+
 // Appends the pages from the root to the end of `end`.
 void append_pages_to(const RadixNode* end, int32_t page_size, std::vector<int32_t>& pages) {
   const auto begin = static_cast<std::ptrdiff_t>(pages.size());
@@ -69,20 +76,8 @@ void append_pages_to(const RadixNode* end, int32_t page_size, std::vector<int32_
 
 }  // namespace
 
-// The resident part of a match.
+// Reads the table's entries and the runs, but no nodes while all nodes are resident.
 RadixTree::Walk RadixTree::walk(std::string_view name_space, std::span<const Token> tokens) const {
-  Walk at = walk_all(name_space, tokens);
-  if (num_absent_ == 0 || at.node == nullptr) return at;
-  while (!at.node->is_resident()) {
-    at.node = at.node->parent;
-    at.num_tokens = at.node->end;
-  }
-  return at;
-}
-
-// Reads the table's entries and the runs, but no nodes.
-RadixTree::Walk RadixTree::walk_all(std::string_view name_space,
-                                    std::span<const Token> tokens) const {
   const auto found = roots_.find(name_space);
   if (found == roots_.end()) return {nullptr, 0};
   Walk at{found->second, 0};
@@ -97,6 +92,13 @@ RadixTree::Walk RadixTree::walk_all(std::string_view name_space,
     tokens = tokens.subspan(static_cast<size_t>(common));
     id = child->id;
   }
+  if (num_absent_ == 0) return at;
+  const int32_t num_cached = at.num_tokens;
+  while (!at.node->is_resident()) {
+    at.node = at.node->parent;
+    at.num_tokens = at.node->end;
+  }
+  at.num_loadable = num_cached - at.num_tokens;
   return at;
 }
 
@@ -108,9 +110,9 @@ RadixNode* RadixTree::child_of(const RadixNode* node, std::span<const Token> tok
 
 int32_t RadixTree::match(std::string_view name_space, std::span<const Token> tokens,
                          int32_t* num_loadable) const {
-  const int32_t matched = walk(name_space, tokens).num_tokens;
-  if (num_loadable != nullptr) *num_loadable = walk_all(name_space, tokens).num_tokens - matched;
-  return matched;
+  const Walk at = walk(name_space, tokens);
+  if (num_loadable != nullptr) *num_loadable = at.num_loadable;
+  return at.num_tokens;
 }
 
 int32_t RadixTree::match_pages(std::string_view name_space, std::span<const Token> tokens,
@@ -127,7 +129,10 @@ RadixNode* RadixTree::lock(std::string_view name_space, std::span<const Token> t
                            std::vector<Page>* pages, int32_t priority) {
   ++now_;
   Walk at = walk(name_space, tokens);
-  if (at.node == nullptr) at.node = root_of(name_space);
+  if (at.node == nullptr) {
+    at.node = nodes_.create(now_);
+    at.node->name_space = &roots_.emplace(std::string(name_space), at.node).first->first;
+  }
   if (at.num_tokens < at.node->end) {
     const int32_t begin = at.node->parent->end;
     at.node = split(at.node, at.num_tokens - begin);
@@ -156,13 +161,17 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
   ++now_;
   const int32_t begin = node->end;
   int32_t num_present = 0;
-  while (RadixNode* const child = matching_child(node, tokens)) {
+  while (!tokens.empty()) {
+    RadixNode* child = child_of(node, tokens);
+    if (child == nullptr) break;
+    const int32_t common = common_pages(child->tokens(), tokens, options_.page_size);
+    if (common < child->num_tokens) child = split(child, common);
     if (child->is_resident()) {
       if (present != nullptr)
         std::ranges::transform(child->pages(), std::back_inserter(*present), &PageRecord::page);
       num_present = child->end - begin;
     } else {
-      take_computed(child, pages.first(child->pages().size()));
+      set_pages(child, computed(pages.first(child->pages().size())));
     }
     add_lock(child, priority);
     tokens = tokens.subspan(child->tokens().size());
@@ -174,21 +183,6 @@ RadixTree::Extension RadixTree::extend(RadixNode* node, std::span<const Token> t
     add_lock(node, priority);
   }
   return {node, num_present};
-}
-
-// The child whose run `tokens` begins with; where only a part of the run is common, that part has
-// become a node of its own. Null when there is none.
-RadixNode* RadixTree::matching_child(const RadixNode* node, std::span<const Token> tokens) {
-  RadixNode* const child = tokens.empty() ? nullptr : child_of(node, tokens);
-  if (child == nullptr) return nullptr;
-  const int32_t common = common_pages(child->tokens(), tokens, options_.page_size);
-  return common < child->num_tokens ? split(child, common) : child;
-}
-
-void RadixTree::take_computed(RadixNode* node, std::span<const Page> pages) {
-  std::vector<PageRecord> records;
-  for (const Page page : pages) records.push_back({.page = page});
-  set_pages(node, records);
 }
 
 void RadixTree::set_pages(RadixNode* node, std::span<const PageRecord> pages) {
@@ -252,13 +246,6 @@ void RadixTree::remove_leaf(RadixNode* leaf) {
   } else {
     evictable_leaves_.push(parent, eviction_rank(options_.policy, parent->use));
   }
-}
-
-RadixNode* RadixTree::root_of(std::string_view name_space) {
-  RadixNode* root = nodes_.create(now_);
-  const auto entry = roots_.emplace(std::string(name_space), root).first;
-  root->name_space = &entry->first;
-  return root;
 }
 
 void RadixTree::delete_node(RadixNode* node) {

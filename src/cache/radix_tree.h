@@ -91,7 +91,6 @@ class RadixTree {
   int32_t page_size() const { return options_.page_size; }
   int32_t num_evictable_pages() const { return num_evictable_; }  // resident
   int32_t num_protected_pages() const { return num_protected_; }  // resident
-  int32_t num_absent_pages() const { return num_absent_; }        // in another home, or loading
   size_t num_nodes() const { return nodes_.num_linked(); }        // roots not counted
   uint64_t version() const { return version_; }  // moves when a match may have changed
 
@@ -113,21 +112,18 @@ class RadixTree {
   };
 
   struct Walk {
-    RadixNode* node;     // deepest node touched; null when the namespace is unknown
-    int32_t num_tokens;  // matched; ends inside `node` when below its end
+    RadixNode* node;           // deepest node touched; null when the namespace is unknown
+    int32_t num_tokens;        // matched; ends inside `node` when below its end
+    int32_t num_loadable = 0;  // matched behind them, in nodes that are not resident
   };
-  Walk walk_all(std::string_view name_space, std::span<const Token> tokens) const;
   Walk walk(std::string_view name_space, std::span<const Token> tokens) const;
 
   RadixNode* child_of(const RadixNode* node, std::span<const Token> tokens) const;
-  RadixNode* root_of(std::string_view name_space);
   void delete_node(RadixNode* node);
   RadixNode* split(RadixNode* node, int32_t num_tokens);
   RadixNode* add_leaf(RadixNode* parent, std::span<const Token> tokens,
                       std::span<const Page> pages);
 
-  void take_computed(RadixNode* node, std::span<const Page> pages);
-  RadixNode* matching_child(const RadixNode* node, std::span<const Token> tokens);
   void add_lock(RadixNode* node, int32_t priority);
   void drop_lock(RadixNode* node);
   void remove_leaf(RadixNode* leaf);
@@ -146,7 +142,8 @@ class RadixTree {
   uint64_t version_ = 0;
   int32_t num_evictable_ = 0;  // pages
   int32_t num_protected_ = 0;
-  int32_t num_absent_ = 0;  // 0: match() need not look at the nodes' pages
+  int32_t num_absent_ =
+      0;  // pages that are not resident; 0: match() need not look at the nodes' pages
 };
 
 }  // namespace espalier

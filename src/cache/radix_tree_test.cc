@@ -476,7 +476,6 @@ TEST_F(ResidentPages, MatchAndLockEndAtTheFirstNodeThatIsNotResident) {
   EXPECT_EQ(tree_.match("", tokens_), 2);
   EXPECT_EQ(loadable(), 3);
   EXPECT_EQ(tree_.num_evictable_pages(), 2);
-  EXPECT_EQ(tree_.num_absent_pages(), 3);
   std::vector<Page> pages;
   EXPECT_EQ(tree_.match_pages("", tokens_, pages), 2);
   EXPECT_EQ(pages, (std::vector<Page>{0, 1}));
@@ -504,7 +503,6 @@ TEST_F(ResidentPages, PagesAreUsableWhenTheTransferIsDone) {
   std::vector<Page> pages;
   EXPECT_EQ(tree_.match_pages("", tokens_, pages), 5);
   EXPECT_EQ(pages, (std::vector<Page>{0, 1, 20, 21, 22}));
-  EXPECT_EQ(tree_.num_absent_pages(), 0);
   tree_.check_invariants({});
 }
 
@@ -534,7 +532,6 @@ TEST_F(ResidentPages, EvictionCountsResidentPagesOnly) {
   ASSERT_EQ(evicted.size(), 4u);
   EXPECT_EQ(evicted.front(), (PageRecord{.page = 9, .home = PageHome::kHost}));
   EXPECT_EQ(evicted.back(), PageRecord{.page = 1});
-  EXPECT_EQ(tree_.num_absent_pages(), 0);
   EXPECT_EQ(tree_.num_evictable_pages(), 1);
   tree_.check_invariants({});
 }
