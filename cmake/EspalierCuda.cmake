@@ -65,12 +65,25 @@ target_compile_definitions(espalier_cuda_options INTERFACE
 target_include_directories(espalier_cuda_options INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_link_libraries(espalier_cuda_options INTERFACE CUDA::cudart_static)
 
+# espalier_cuda_unit(RESULT NAME a.cu b.cu ...)
+#   several .cu files compiled as one: the toolkit's headers cost 8 s of processor time for each
+#   compilation, four times as much as a small kernel does. Their names at namespace scope differ.
+function(espalier_cuda_unit result name)
+  if(ESPALIER_UNITS)
+    espalier_write_unit(unit ${name}.cu ${ARGN})
+    set(${result} "${unit}" PARENT_SCOPE)
+  else()
+    set(${result} ${ARGN} PARENT_SCOPE)
+  endif()
+endfunction()
+
 # espalier_cuda_room(NAME SOURCES a.cu b.cc ... DEPS room ... LIBS CUDA::cublasLt ...)
 #   the static library espalier_NAME_cuda: the CUDA part of the room src/NAME, which links it.
 function(espalier_cuda_room name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
   list(TRANSFORM ARG_DEPS PREPEND espalier_)
-  add_library(espalier_${name}_cuda STATIC ${ARG_SOURCES})
+  espalier_units(sources espalier_${name}_cuda 5 ${ARG_SOURCES})
+  add_library(espalier_${name}_cuda STATIC ${sources})
   # CMake 3.25's ninja pool for compiling holds a target's .cc files too; they are few and light.
   set_target_properties(espalier_${name}_cuda PROPERTIES JOB_POOL_COMPILE espalier_cuda)
   target_link_libraries(espalier_${name}_cuda PUBLIC espalier_cuda_options ${ARG_DEPS} ${ARG_LIBS})

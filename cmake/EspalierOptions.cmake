@@ -30,7 +30,12 @@ function(espalier_host_options)
 endfunction()
 espalier_host_options(-Wall -Wextra -Wpedantic -Wshadow=local
   -Wno-missing-field-initializers
-  -Wno-restrict)  # GCC 12 warns falsely of strings joined by operator+
+  -Wno-restrict  # GCC 12 warns falsely of strings joined by operator+
+  -Wno-subobject-linkage)  # it takes a source in a unit (EspalierUnits.cmake) for a header
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # Collecting garbage takes a twelfth of a compilation that stays below this many kilobytes.
+  espalier_host_options(--param=ggc-min-heapsize=400000)
+endif()
 if(ESPALIER_WERROR)
   espalier_host_options(-Werror)
 endif()

@@ -42,9 +42,9 @@ class LineReader {
   std::string buffer_;
 };
 
-class Conversation {
+class ChatConversation {
  public:
-  Conversation(server::ChatFormat format, std::string system) : format_(std::move(format)) {
+  ChatConversation(server::ChatFormat format, std::string system) : format_(std::move(format)) {
     begin(std::move(system));
   }
 
@@ -70,7 +70,7 @@ class Conversation {
 };
 
 // Answers one message. False when the conversation cannot go on.
-Status answer(Engine& engine, Conversation& conversation, const SamplingParams& sampling,
+Status answer(Engine& engine, ChatConversation& conversation, const SamplingParams& sampling,
               const std::string& message, bool quiet) {
   conversation.add("user", message);
   Result<std::string> prompt = conversation.prompt();
@@ -98,7 +98,7 @@ Status answer(Engine& engine, Conversation& conversation, const SamplingParams& 
   return {};
 }
 
-int converse(Engine& engine, Conversation& conversation, const SamplingParams& sampling,
+int converse(Engine& engine, ChatConversation& conversation, const SamplingParams& sampling,
              bool quiet) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   if (terminal) fmt::print("{}", kHelp);
@@ -160,7 +160,7 @@ int run_chat(const std::vector<std::string>& args) {
   Result<server::ChatFormat> format = server::ChatFormat::load(
       config.server.chat_template, config.engine.model_path, (*engine)->tokenizer());
   if (!format) return report(format.error(), kExitFailure);
-  Conversation conversation(std::move(*format), std::move(system));
+  ChatConversation conversation(std::move(*format), std::move(system));
   catch_interrupts();
   return converse(**engine, conversation, sampling, quiet);
 }

@@ -19,7 +19,7 @@ namespace {
 
 namespace json = boost::json;
 
-struct Options {
+struct RunOptions {
   std::vector<std::string> arguments;
   std::string url;
   std::filesystem::path svg, trace;
@@ -93,13 +93,13 @@ void print_result(const lang::State& state, bool as_json) {
                                                   {"variables", std::move(variables)}}));
 }
 
-Result<std::shared_ptr<lang::Backend>> make_backend(const Options& options, AppConfig& config) {
+Result<std::shared_ptr<lang::Backend>> make_backend(const RunOptions& options, AppConfig& config) {
   if (!options.url.empty()) return lang::runtime_endpoint(options.url);
   ESP_ASSIGN_OR_RETURN(auto engine, start_engine(config));
   return lang::engine_backend(std::shared_ptr<Engine>(std::move(engine)));
 }
 
-Status run_it(const std::string& file, const Options& options, AppConfig& config) {
+Status run_it(const std::string& file, const RunOptions& options, AppConfig& config) {
   ESP_ASSIGN_OR_RETURN(lang::Graph graph, read_program(file));
   if (options.optimize) graph = lang::optimize(graph);
   if (!options.svg.empty()) ESP_RETURN_IF_ERROR(write_file(options.svg, lang::to_svg(graph)));
@@ -125,7 +125,7 @@ Status run_it(const std::string& file, const Options& options, AppConfig& config
 int run_program(const std::vector<std::string>& args) {
   AppConfig config;
   config.log_level = "warning";
-  Options options;
+  RunOptions options;
   SettingTable table;
   table.group("Program");
   table.list("arg", options.arguments, "NAME=TEXT", "an argument of the program; once for each");

@@ -15,7 +15,7 @@ namespace {
 
 namespace json = boost::json;
 
-struct Options {
+struct TemplateOptions {
   std::filesystem::path chat_template, messages, tools;
   std::string bos_token, eos_token, kwargs;
   bool no_generation_prompt = false;
@@ -90,7 +90,7 @@ Status add_kwargs(const std::string& text, json::object& variables) {
   return {};
 }
 
-Result<std::string> render(const Options& options) {
+Result<std::string> render(const TemplateOptions& options) {
   ESP_ASSIGN_OR_RETURN(const ChatTemplateSource source, read_template(options.chat_template));
   auto compiled = ChatTemplate::compile(source.source);
   if (!compiled) return fail(compiled.error().with_context(options.chat_template.string()));
@@ -115,7 +115,7 @@ Result<std::string> render(const Options& options) {
 }  // namespace
 
 int run_template(const std::vector<std::string>& args) {
-  Options options;
+  TemplateOptions options;
   SettingTable table;
   table.path("chat-template", options.chat_template,
              "a Jinja template, or a model's folder that has one");

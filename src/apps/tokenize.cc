@@ -16,7 +16,7 @@ namespace {
 
 namespace json = boost::json;
 
-struct Options {
+struct TokenizeOptions {
   bool json = false, no_special = false, decode = false, lines = false, pieces = false;
 };
 
@@ -76,7 +76,7 @@ std::string ids_line(const std::vector<TokenId>& ids, bool as_json) {
   return out += as_json ? "]\n" : "\n";
 }
 
-Status decode(const Tokenizer& tokenizer, std::string_view input, const Options& options) {
+Status decode(const Tokenizer& tokenizer, std::string_view input, const TokenizeOptions& options) {
   ESP_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, parse_ids(input));
   for (const TokenId id : ids) {
     if (id < 0 || id >= tokenizer.vocab_size()) {
@@ -93,7 +93,7 @@ Status decode(const Tokenizer& tokenizer, std::string_view input, const Options&
   return {};
 }
 
-void encode(const Tokenizer& tokenizer, std::string_view input, const Options& options) {
+void encode(const Tokenizer& tokenizer, std::string_view input, const TokenizeOptions& options) {
   const std::vector<TokenId> ids =
       tokenizer.encode(input, {.add_special_tokens = !options.no_special});
   if (!options.pieces) {
@@ -109,7 +109,7 @@ void encode(const Tokenizer& tokenizer, std::string_view input, const Options& o
 
 int run_tokenize(const std::vector<std::string>& args) {
   std::filesystem::path path;
-  Options options;
+  TokenizeOptions options;
   SettingTable table;
   table.path("tokenizer", path,
              "a model's folder, or a tokenizer.json, .model, .tiktoken or .gguf file");

@@ -15,9 +15,9 @@
 namespace espalier {
 namespace {
 
-constexpr uint32_t kF32 = 0;
+constexpr uint32_t kGgufF32 = 0;
 
-std::string replaced(std::string text, std::string_view from, std::string_view to) {
+std::string with_replaced(std::string text, std::string_view from, std::string_view to) {
   const size_t at = text.find(from);
   if (at != std::string::npos) text.replace(at, from.size(), to);
   return text;
@@ -39,7 +39,7 @@ std::string gguf_name(std::string name) {
                                  {"mlp.gate_proj", "ffn_gate"},
                                  {"mlp.up_proj", "ffn_up"},
                                  {"mlp.down_proj", "ffn_down"}}) {
-    name = replaced(std::move(name), from, to);
+    name = with_replaced(std::move(name), from, to);
   }
   return name;
 }
@@ -128,14 +128,14 @@ std::string gguf_of(const std::filesystem::path& folder) {
     } else if (arch == "llama" && tensor.name.find("k_proj") != std::string::npos) {
       values = interleaved(values, kv_heads, tensor.shape[0]);
     }
-    writer.tensor(gguf_name(tensor.name), kF32, tensor.shape, bytes_of(values));
+    writer.tensor(gguf_name(tensor.name), kGgufF32, tensor.shape, bytes_of(values));
   }
   const char* field = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const auto scaling = config.object(field);
   const std::string kind = scaling ? scaling->string("rope_type").value() : "default";
   if (kind == "llama3") {
     const auto factors = rope_factors(config, config.integer("head_dim").value());
-    writer.tensor("rope_freqs.weight", kF32, {static_cast<int64_t>(factors.size())},
+    writer.tensor("rope_freqs.weight", kGgufF32, {static_cast<int64_t>(factors.size())},
                   bytes_of(factors));
   } else if (kind != "default") {
     writer.string(arch + ".rope.scaling.type", kind)

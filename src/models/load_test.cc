@@ -29,7 +29,7 @@ std::string text_of(const std::filesystem::path& path) {
   return text.value_or("");
 }
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
+std::string edited(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
@@ -42,12 +42,12 @@ class EditedModel : public testing::Test {
     std::filesystem::copy(kLlama, folder_.path(), std::filesystem::copy_options::recursive);
   }
   void edit_config(const std::string& from, const std::string& to) {
-    folder_.write("config.json", replaced(text_of(folder_.path() / "config.json"), from, to));
+    folder_.write("config.json", edited(text_of(folder_.path() / "config.json"), from, to));
   }
   void edit_weights(const std::string& from, const std::string& to) {
     ASSERT_EQ(from.size(), to.size());  // the header keeps its length
     folder_.write("model.safetensors",
-                  replaced(text_of(folder_.path() / "model.safetensors"), from, to));
+                  edited(text_of(folder_.path() / "model.safetensors"), from, to));
   }
   void expect_failure(StatusCode code, const char* message) {
     const auto model = load_model({.path = folder_.path(), .pool = &pool_});
@@ -222,7 +222,7 @@ TEST_F(EditedModel, ConfigErrorsNameTheField) {
       {"{", "{,", "config.json is not valid JSON"}};
   const std::string good = text_of(folder_.path() / "config.json");
   for (const ConfigEdit& edit : edits) {
-    folder_.write("config.json", replaced(good, edit.from, edit.to));
+    folder_.write("config.json", edited(good, edit.from, edit.to));
     const auto info = read_model_info({.path = folder_.path()});
     ASSERT_FALSE(info) << edit.to;
     EXPECT_THAT(info.error().message(), HasSubstr(edit.message));
@@ -256,7 +256,7 @@ TEST_F(EditedModel, OptionsAreChecked) {
               HasSubstr("context length 300 is not between 1 and the model's own 256"));
   // A dynamic scaling lets a model see more than it was trained for, where the options request it.
   const std::string config = text_of(folder_.path() / "config.json");
-  folder_.write("config.json", replaced(config, "\"llama3\"", "\"dynamic\""));
+  folder_.write("config.json", edited(config, "\"llama3\"", "\"dynamic\""));
   EXPECT_EQ(message({.path = folder_.path(), .context_length = 300, .pool = &pool_}), "");
   EXPECT_THAT(message({.path = folder_.path(), .context_length = 2049, .pool = &pool_}),
               HasSubstr("context length 2049 is not between 1 and the model's own 2048"));

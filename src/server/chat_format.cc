@@ -5,6 +5,7 @@
 #include <boost/json/value.hpp>
 
 #include "base/mapped_file.h"
+#include "server/json_view.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier::server {
@@ -12,8 +13,6 @@ namespace espalier::server {
 namespace json = boost::json;
 
 namespace {
-
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
 // The texts of a list of parts, as templates that know only strings want them.
 std::string join_parts(const json::array& parts) {
@@ -73,7 +72,7 @@ void write_calls_as_text(json::object& message) {
     const json::value* name = function->if_contains("name");
     const json::value* arguments = function->if_contains("arguments");
     listed.push_back({{"name", name != nullptr ? *name : json::value("")},
-                    {"parameters", arguments != nullptr ? *arguments : json::object{}}});
+                      {"parameters", arguments != nullptr ? *arguments : json::object{}}});
   }
   std::string text;
   if (const json::value* content = message.if_contains("content");

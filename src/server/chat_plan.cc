@@ -1,4 +1,5 @@
 #include "server/chat_plan.h"
+#include "server/json_view.h"
 
 #include <algorithm>
 #include <boost/json.hpp>
@@ -8,8 +9,6 @@ namespace {
 
 namespace json = boost::json;
 using Choice = ChatRequest::ToolChoice;
-
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
 std::string name_of(const json::value& tool) {
   return std::string(view(tool.at("function").at("name").get_string()));

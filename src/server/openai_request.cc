@@ -4,6 +4,7 @@
 #include <boost/json/value.hpp>
 
 #include "server/cache_namespace.h"
+#include "server/json_view.h"
 #include "server/session_fields.h"
 
 namespace espalier::server {
@@ -13,8 +14,6 @@ namespace json = boost::json;
 namespace {
 
 constexpr std::string_view kIdsSchema = R"({"type":"array","items":{"type":"integer"}})";
-
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
 // {"include_usage": bool, "continuous_usage_stats": bool}
 template <typename T>

@@ -12,8 +12,6 @@
 namespace espalier::apps {
 namespace {
 
-double now_seconds() { return to_seconds(SteadyClock().now().time_since_epoch()); }
-
 class EngineSender final : public Sender {
  public:
   EngineSender(Engine& engine, float temperature) : engine_(engine), temperature_(temperature) {}

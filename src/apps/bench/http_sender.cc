@@ -13,8 +13,6 @@ namespace {
 
 namespace json = boost::json;
 
-double now_seconds() { return to_seconds(SteadyClock().now().time_since_epoch()); }
-
 net::HttpClientConfig client_config(const TargetOptions& target) {
   net::HttpClientConfig config;
   if (!target.api_key.empty())

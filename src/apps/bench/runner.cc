@@ -35,6 +35,8 @@ size_t count_turns(const std::vector<Conversation>& workload) {
 
 }  // namespace
 
+double now_seconds() { return to_seconds(SteadyClock().now().time_since_epoch()); }
+
 RunResult run_workload(const std::vector<Conversation>& workload, const RunnerOptions& options,
                        const SenderFactory& make_sender) {
   RunResult result;

@@ -41,6 +41,8 @@ using SenderFactory = std::function<std::unique_ptr<Sender>()>;
 RunResult run_workload(const std::vector<Conversation>& workload, const RunnerOptions& options,
                        const SenderFactory& make_sender);
 
+double now_seconds();  // of a clock that never goes back
+
 // Gathers the arrival times of one request's tokens into a record. `now` in seconds.
 class TokenTimer {
  public:

@@ -12,17 +12,17 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr int kDepthMax = 200;
-constexpr int kRepeatMax = 1 << 20;
+constexpr int kGroupDepthMax = 200;
+constexpr int kEbnfRepeatMax = 1 << 20;
 
 bool name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
          c == '_' || c == '.';
 }
 
-class Parser {
+class EbnfParser {
  public:
-  Parser(Ir& ir, std::string_view text) : ir_(ir), text_(text), rest_(text) {}
+  EbnfParser(Ir& ir, std::string_view text) : ir_(ir), text_(text), rest_(text) {}
 
   Result<RuleId> parse(std::string_view root) {
     if (!valid_utf8(text_)) return fail(invalid_argument("the grammar is not valid UTF-8"));
@@ -120,7 +120,7 @@ class Parser {
   }
 
   Result<ExprId> choice(int depth) {
-    if (depth > kDepthMax) return fail(wrong("groups nest too deeply"));
+    if (depth > kGroupDepthMax) return fail(wrong("groups nest too deeply"));
     std::vector<ExprId> parts;
     do {
       ESP_ASSIGN_OR_RETURN(const ExprId part, sequence(depth));
@@ -167,7 +167,7 @@ class Parser {
     }
     if (!take("}")) return fail(wrong("a repetition does not end: '}' is expected"));
     const int32_t min = low.value_or(0);
-    if (min > kRepeatMax || *high > kRepeatMax)
+    if (min > kEbnfRepeatMax || *high > kEbnfRepeatMax)
       return fail(wrong("a repetition is bounded by more than 1048576"));
     if (*high != kUnbounded && *high < min)
       return fail(wrong("a repetition's bounds are reversed"));
@@ -196,7 +196,7 @@ class Parser {
     if (rest_.empty() || rest_[0] < '0' || rest_[0] > '9') return std::nullopt;
     int64_t value = 0;
     while (!rest_.empty() && rest_[0] >= '0' && rest_[0] <= '9') {
-      value = std::min<int64_t>(value * 10 + (rest_[0] - '0'), kRepeatMax + 1);
+      value = std::min<int64_t>(value * 10 + (rest_[0] - '0'), kEbnfRepeatMax + 1);
       rest_.remove_prefix(1);
     }
     return static_cast<int32_t>(value);
@@ -310,7 +310,7 @@ class Parser {
 }  // namespace
 
 Result<RuleId> parse_ebnf(Ir& ir, std::string_view text, std::string_view root) {
-  return Parser(ir, text).parse(root);
+  return EbnfParser(ir, text).parse(root);
 }
 
 }  // namespace espalier::grammar

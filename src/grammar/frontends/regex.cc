@@ -19,9 +19,9 @@ constexpr uint32_t kMaxCodePoint = 0x10ffff;
 
 // Anchors depend on the position in the text, of which there are three kinds: nothing has been
 // read, something has been read and more may follow, nothing may follow. A tree becomes a 3 x 3
-// matrix of expressions by the kind of position before and after it. ^ passes only at kStart, and $
-// leads to kEnd, where no byte is read.
-constexpr int kStart = 0, kMiddle = 1, kEnd = 2;
+// matrix of expressions by the kind of position before and after it. ^ passes only at kAtStart, and
+// $ leads to kAtEnd, where no byte is read.
+constexpr int kAtStart = 0, kInMiddle = 1, kAtEnd = 2;
 using PositionMatrix = std::array<std::array<ExprId, 3>, 3>;
 
 class Lowering {
@@ -38,7 +38,7 @@ class Lowering {
     if (options_.search) {
       all = product(product(matrix_of(any), all), matrix_of(any));
     }
-    return ir_.choice({all[kStart][kStart], all[kStart][kMiddle], all[kStart][kEnd]});
+    return ir_.choice({all[kAtStart][kAtStart], all[kAtStart][kInMiddle], all[kAtStart][kAtEnd]});
   }
   // When true, the result of whole() is meaningless.
   bool too_large() const { return written_ > kAnchoredPartsMax; }
@@ -135,10 +135,10 @@ class Lowering {
     if (!tree.anchored) return unanchored(plain(tree), nullable(tree));
     switch (tree.kind) {
       case Tree::Kind::kTextStart:
-        out[kStart][kStart] = ir_.empty();
+        out[kAtStart][kAtStart] = ir_.empty();
         break;
       case Tree::Kind::kTextEnd:
-        out[kStart][kEnd] = out[kMiddle][kEnd] = out[kEnd][kEnd] = ir_.empty();
+        out[kAtStart][kAtEnd] = out[kInMiddle][kAtEnd] = out[kAtEnd][kAtEnd] = ir_.empty();
         break;
       case Tree::Kind::kSequence: {
         out = identity();
@@ -195,8 +195,8 @@ class Lowering {
 
   PositionMatrix unanchored(ExprId expr, bool may_be_empty) const {
     PositionMatrix out = nothing();
-    out[kStart][kMiddle] = out[kMiddle][kMiddle] = expr;
-    if (may_be_empty) out[kStart][kStart] = out[kEnd][kEnd] = ir_.empty();
+    out[kAtStart][kInMiddle] = out[kInMiddle][kInMiddle] = expr;
+    if (may_be_empty) out[kAtStart][kAtStart] = out[kAtEnd][kAtEnd] = ir_.empty();
     return out;
   }
 

@@ -11,10 +11,10 @@ namespace {
 
 using Tree = RegexTree;
 
-constexpr int kDepthMax = 200;       // nested groups
-constexpr int kRepeatMax = 1 << 20;  // the largest bound of {m,n}
+constexpr int kNestedGroupsMax = 200;  // nested groups
+constexpr int kRepeatMax = 1 << 20;    // the largest bound of {m,n}
 constexpr int kAnchoredRepeatMax = 100;
-constexpr uint32_t kMaxCodePoint = 0x10ffff;
+constexpr uint32_t kCodePointMax = 0x10ffff;
 
 // The pattern and how far it has been read. REQUIRES: the pattern is valid UTF-8.
 class PatternText {
@@ -202,7 +202,7 @@ class CharacterParser {
       }
       ESP_ASSIGN_OR_RETURN(const uint32_t value, hex(end));
       text_.take("}");
-      if (value > kMaxCodePoint) return fail(text_.wrong("there is no such code point"));
+      if (value > kCodePointMax) return fail(text_.wrong("there is no such code point"));
       return value;
     }
     ESP_ASSIGN_OR_RETURN(const uint32_t high, hex(4));
@@ -231,12 +231,12 @@ class CharacterParser {
 };
 
 // Parses the structure of a pattern: choices, sequences, repetitions, groups.
-class Parser {
+class RegexParser {
  public:
-  Parser(PatternText text, bool ignore_case, bool single_quantifiers)
+  RegexParser(PatternText text, bool ignore_case, bool single_quantifiers)
       : text_(text), characters_(text_, ignore_case), single_quantifiers_(single_quantifiers) {}
-  Parser(const Parser&) = delete;
-  Parser& operator=(const Parser&) = delete;
+  RegexParser(const RegexParser&) = delete;
+  RegexParser& operator=(const RegexParser&) = delete;
 
   Result<Tree> parse() {
     ESP_ASSIGN_OR_RETURN(Tree tree, choice(0));
@@ -246,7 +246,7 @@ class Parser {
 
  private:
   Result<Tree> choice(int depth) {
-    if (depth > kDepthMax) return fail(text_.wrong("groups nest too deeply"));
+    if (depth > kNestedGroupsMax) return fail(text_.wrong("groups nest too deeply"));
     std::vector<Tree> parts;
     do {
       ESP_ASSIGN_OR_RETURN(Tree part, sequence(depth));
@@ -404,7 +404,7 @@ Result<RegexTree> parse_regex_tree(std::string_view pattern, bool single_quantif
   if (!valid_utf8(pattern)) return fail(invalid_argument("the regex is not valid UTF-8"));
   PatternText text(pattern);
   const bool ignore_case = text.take("(?i)");
-  return Parser(text, ignore_case, single_quantifiers).parse();
+  return RegexParser(text, ignore_case, single_quantifiers).parse();
 }
 
 }  // namespace espalier::grammar

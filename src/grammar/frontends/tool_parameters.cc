@@ -17,12 +17,12 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::string_view kEnd = "</parameter>";
+constexpr std::string_view kParameterEnd = "</parameter>";
 constexpr int kReferencesMax = 16;  // consecutive references
 constexpr size_t kPathBytesMax = 4000;
 constexpr int kChoicesMax = 1000;  // over all values, references followed
 
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+std::string_view text_of(const json::string& text) { return {text.data(), text.size()}; }
 
 bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
   for (const std::string_view name : names)
@@ -33,10 +33,10 @@ bool is_one_of(std::string_view key, std::initializer_list<std::string_view> nam
 bool admits(const json::object& schema, std::string_view type) {
   const json::value* stated = schema.if_contains("type");
   if (stated == nullptr) return false;
-  if (stated->is_string()) return view(stated->get_string()) == type;
+  if (stated->is_string()) return text_of(stated->get_string()) == type;
   if (!stated->is_array()) return false;
   for (const json::value& one : stated->get_array())
-    if (one.is_string() && view(one.get_string()) == type) return true;
+    if (one.is_string() && text_of(one.get_string()) == type) return true;
   return false;
 }
 bool only_texts(const json::object& schema) {
@@ -93,7 +93,8 @@ class ParameterValues {
   // Text that cannot contain the end marker.
   ExprId text_language() {
     if (!text_)
-      text_ = *free_text(ir_, {{std::string(kEnd), 0, TextTrigger::After::kForbidden}}, {});
+      text_ =
+          *free_text(ir_, {{std::string(kParameterEnd), 0, TextTrigger::After::kForbidden}}, {});
     return *text_;
   }
 
@@ -111,7 +112,7 @@ class ParameterValues {
       if (!ref->is_string() || !ref->get_string().starts_with("#")) return nullptr;
       // Only shared definitions have a location in a root of their own.
       json::error_code failed;
-      const std::string_view pointer = view(ref->get_string()).substr(1);
+      const std::string_view pointer = text_of(ref->get_string()).substr(1);
       const json::value* target = nullptr;
       for (const char* shared : {"$defs", "definitions"}) {
         const std::string head = "/" + std::string(shared) + "/";
@@ -152,14 +153,15 @@ class ParameterValues {
         texts.emplace();
         for (const json::value& one : list) {
           if (one.is_null()) continue;  // handled below, where the type allows it
-          if (!one.is_string() || view(one.get_string()).find(kEnd) != std::string_view::npos)
+          if (!one.is_string() ||
+              text_of(one.get_string()).find(kParameterEnd) != std::string_view::npos)
             return fail(unsupported(path + "/" + std::string(key) + ": " + json::serialize(one)));
-          texts->emplace_back(view(one.get_string()));
+          texts->emplace_back(text_of(one.get_string()));
         }
       } else if (key == "pattern" || key == "format") {
         if (!value.is_string())
           return fail(invalid_argument("{}{}/{} must be a string", where_, path, key));
-        std::optional<std::string_view> pattern = view(value.get_string());
+        std::optional<std::string_view> pattern = text_of(value.get_string());
         if (key == "format") pattern = format_pattern(*pattern);
         if (!pattern) continue;  // an unknown format annotates
         auto expr = parse_regex(ir_, *pattern, {.search = true, .encode = {}});
@@ -265,7 +267,7 @@ class ParameterFormat {
     if (list->is_array()) {
       for (const json::value& name : list->get_array()) {
         if (!name.is_string()) break;
-        out.emplace_back(view(name.get_string()));
+        out.emplace_back(text_of(name.get_string()));
       }
       if (out.size() == list->get_array().size()) return out;
     }
@@ -286,7 +288,7 @@ class ParameterFormat {
 
   ExprId written(ExprId key, ExprId value) {
     return ir_.sequence({ir_.literal("<parameter="), key, ir_.literal(">\n"), value,
-                         ir_.literal("\n"), ir_.literal(kEnd), ir_.literal("\n")});
+                         ir_.literal("\n"), ir_.literal(kParameterEnd), ir_.literal("\n")});
   }
   Result<ExprId> parameter(const std::string& name, ExprId value) {
     if (name.empty() || name.find_first_of(">\n") != std::string::npos)

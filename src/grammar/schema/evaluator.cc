@@ -12,7 +12,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr int kDepthMax = 400;
+constexpr int kEvaluationDepthMax = 400;
 constexpr int64_t kStepsMax = 1'000'000;  // evaluations of schemas on parts of one instance
 constexpr size_t kListSearchedMax = 32;   // longer lists of `enum` are hashed
 
@@ -89,7 +89,7 @@ InstanceEvaluator::Verdict InstanceEvaluator::evaluate(const json::value* schema
   } else if (!schema->is_object()) {
     failed(invalid_argument("{}: a schema is an object, or true or false",
                             document_.pointer_of(schema)));
-  } else if (depth_ >= kDepthMax) {
+  } else if (depth_ >= kEvaluationDepthMax) {
     failed(error(StatusCode::kResourceExhausted, "the schema's references go too deep"));
   } else if (++steps_ > kStepsMax) {
     failed(error(StatusCode::kResourceExhausted, "the schema says too much of one value"));

@@ -14,8 +14,8 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr int kDepthMax = 60;  // schemas of one value in each other
-constexpr size_t kFormulasMax = 100'000;
+constexpr int kElementDepthMax = 60;  // schemas of one value in each other
+constexpr size_t kBuiltFormulasMax = 100'000;
 constexpr int64_t kCountedMax = 64;  // minProperties, maxProperties
 
 }  // namespace
@@ -54,7 +54,8 @@ Result<FormulaBuilder::Id> FormulaBuilder::build(Element element, int depth) {
 
 Result<FormulaBuilder::Id> FormulaBuilder::build_new(const Element& element, int depth) {
   ESP_RETURN_IF_ERROR(c_.limits().check_time());
-  if (depth > kDepthMax || formulas().size() > kFormulasMax) return fail(too_large(element));
+  if (depth > kElementDepthMax || formulas().size() > kBuiltFormulasMax)
+    return fail(too_large(element));
   if (element.schema->is_bool())
     return element.schema->get_bool() ? Formulas::kTrue : Formulas::kFalse;
   if (!element.schema->is_object()) {

@@ -11,7 +11,7 @@ namespace espalier::grammar {
 
 namespace {
 
-constexpr size_t kStatesMax = 4000, kEdgesMax = 12'000, kFormulasMax = 100'000;
+constexpr size_t kGraphNodesMax = 4000, kEdgesMax = 12'000, kGraphFormulasMax = 100'000;
 
 }  // namespace
 
@@ -75,8 +75,8 @@ Status FormulaGraph::add_states(Id whole) {
   state({0, false, 0, whole});
   for (uint32_t at = 0; at < states_.size(); ++at) {
     ESP_RETURN_IF_ERROR(c_.limits().check_time());
-    if (states_.size() > kStatesMax || graph_.edges.size() > kEdgesMax ||
-        formulas().size() > kFormulasMax) {
+    if (states_.size() > kGraphNodesMax || graph_.edges.size() > kEdgesMax ||
+        formulas().size() > kGraphFormulasMax) {
       return error(StatusCode::kResourceExhausted, "too many choices combine");
     }
     ESP_RETURN_IF_ERROR(add_edges(at));

@@ -14,7 +14,7 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr int64_t kCountMax = 2000;          // properties that are counted by states
+constexpr int64_t kPropertyCountMax = 2000;  // properties that are counted by states
 constexpr int64_t kCheckedStatesMax = 1000;  // beyond it a check counts, where there is one
 constexpr int64_t kGraphStatesMax = 50'000;
 constexpr size_t kPatternsMax = 5;  // patternProperties whose overlaps are computed
@@ -364,7 +364,7 @@ Result<ObjectCompiler::Counts> ObjectCompiler::counts_of(const Conjunction& elem
     counts = {};
   }
   const int64_t cap = std::max<int64_t>({1, counts.min, counts.bounded() ? counts.max : 0});
-  if (cap > kCountMax || (places + 1) * (cap + 1) > kGraphStatesMax) {
+  if (cap > kPropertyCountMax || (places + 1) * (cap + 1) > kGraphStatesMax) {
     return fail(
         error(StatusCode::kUnimplemented,
               "{}: minProperties or maxProperties of {} over {} properties is not supported",

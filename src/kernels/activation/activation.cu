@@ -12,14 +12,14 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kActivationThreads = 256;
 constexpr int32_t kMostRows = 65535;  // of a grid (its y dimension)
 
 template <typename T, Activation ACTIVATION>
-__global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {
+__global__ void __launch_bounds__(kActivationThreads) gated_kernel(GatedArgs args) {
   release_next();
   wait_for_previous();
-  const int at = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 8;
+  const int at = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x) * 8;
   if (at >= args.dim) return;
   for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
     float g[8], u[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -32,10 +32,10 @@ __global__ void __launch_bounds__(kThreads) gated_kernel(GatedArgs args) {
 }
 
 template <typename T, Activation ACTIVATION>
-__global__ void __launch_bounds__(kThreads) gated_any_kernel(GatedArgs args) {
+__global__ void __launch_bounds__(kActivationThreads) gated_any_kernel(GatedArgs args) {
   release_next();
   wait_for_previous();
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x);
   if (i >= args.dim) return;
   for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
     const float gate = to_float(static_cast<const T*>(args.gate)[row * args.gate_stride + i]);
@@ -48,11 +48,11 @@ __global__ void __launch_bounds__(kThreads) gated_any_kernel(GatedArgs args) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) scale_kernel(ScaleArgs args) {
+__global__ void __launch_bounds__(kActivationThreads) scale_kernel(ScaleArgs args) {
   release_next();
   wait_for_previous();
   const int64_t row = blockIdx.y;
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x);
   if (i >= args.dim) return;
   T& x = static_cast<T*>(args.x)[row * args.x_stride + i];
   float value = to_float(x) * args.scale;
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(ScaleArgs args) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) add_scaled_kernel(AddScaledArgs args) {
+__global__ void __launch_bounds__(kActivationThreads) add_scaled_kernel(AddScaledArgs args) {
   release_next();
   wait_for_previous();
   const int64_t row = blockIdx.y;
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int i = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x);
   if (i >= args.dim) return;
   T& y = static_cast<T*>(args.y)[row * args.y_stride + i];
   y = from_float<T>(to_float(y) +
@@ -82,7 +82,7 @@ Status check_rows(const char* operation, DType type, int32_t rows, int32_t dim) 
 }
 
 dim3 cover(int32_t units, int32_t rows) {
-  return dim3(static_cast<unsigned>((units + kThreads - 1) / kThreads),
+  return dim3(static_cast<unsigned>((units + kActivationThreads - 1) / kActivationThreads),
               static_cast<unsigned>(rows));
 }
 
@@ -100,10 +100,10 @@ Status launch_gated(const GatedArgs& args, const LaunchOptions& launch) {
   if (by_eights)
     return launch_kernel("gated",
                          half ? gated_kernel<bf16, ACTIVATION> : gated_kernel<float, ACTIVATION>,
-                         cover(args.dim / 8, rows), kThreads, 0, launch, args);
+                         cover(args.dim / 8, rows), kActivationThreads, 0, launch, args);
   return launch_kernel(
       "gated", half ? gated_any_kernel<bf16, ACTIVATION> : gated_any_kernel<float, ACTIVATION>,
-      cover(args.dim, rows), kThreads, 0, launch, args);
+      cover(args.dim, rows), kActivationThreads, 0, launch, args);
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ Status scale(const ScaleArgs& args, const LaunchOptions& launch) {
   if (args.rows == 0 || args.dim == 0) return {};
   return launch_kernel("scale",
                        args.type == DType::kBFloat16 ? scale_kernel<bf16> : scale_kernel<float>,
-                       cover(args.dim, args.rows), kThreads, 0, launch, args);
+                       cover(args.dim, args.rows), kActivationThreads, 0, launch, args);
 }
 
 Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch) {
@@ -137,7 +137,7 @@ Status add_scaled(const AddScaledArgs& args, const LaunchOptions& launch) {
   return launch_kernel(
       "add_scaled",
       args.type == DType::kBFloat16 ? add_scaled_kernel<bf16> : add_scaled_kernel<float>,
-      cover(args.dim, args.rows), kThreads, 0, launch, args);
+      cover(args.dim, args.rows), kActivationThreads, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

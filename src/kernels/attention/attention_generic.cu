@@ -8,13 +8,13 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kGenericWarps = 4;
 
 // PER_LANE: elements of a head that each lane holds.
 template <typename T, int PER_LANE>
-__global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(AttentionArgs args) {
-  __shared__ float outs[kWarps][32 * PER_LANE];
-  __shared__ float largest[kWarps], sums[kWarps];
+__global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(AttentionArgs args) {
+  __shared__ float outs[kGenericWarps][32 * PER_LANE];
+  __shared__ float largest[kGenericWarps], sums[kGenericWarps];
   release_next();
   wait_for_previous();
   const EntryArrays& entries = args.entries;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(Attentio
   for (int i = 0; i < PER_LANE; ++i)
     if (thread + 32 * i < dim) q[i] = to_float(query[thread + 32 * i]);
   float best = kMasked, sum = 0;
-  for (int position = first + warp; position <= last; position += kWarps) {
+  for (int position = first + warp; position <= last; position += kGenericWarps) {
     const int64_t at = kv_offset(args.kv, kv_page(args.kv, pages, position), position, kv_head);
     const T* key = static_cast<const T*>(args.kv.k) + at;
     const T* value = static_cast<const T*>(args.kv.v) + at;
@@ -57,13 +57,13 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(Attentio
   if (thread == 0) largest[warp] = best, sums[warp] = sum;
   __syncthreads();
   float all = args.sinks != nullptr ? args.sinks[head] * kLog2E : kMasked;
-  for (int w = 0; w < kWarps; ++w) all = fmaxf(all, largest[w]);
+  for (int w = 0; w < kGenericWarps; ++w) all = fmaxf(all, largest[w]);
   float total = args.sinks != nullptr ? exp2f(args.sinks[head] * kLog2E - all) : 0.0f;
-  for (int w = 0; w < kWarps; ++w) total += sums[w] * exp2f(largest[w] - all);
+  for (int w = 0; w < kGenericWarps; ++w) total += sums[w] * exp2f(largest[w] - all);
   T* to = static_cast<T*>(args.out) + token * args.out_stride + int64_t{head} * dim;
-  for (int i = threadIdx.x; i < dim; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < dim; i += kGenericWarps * 32) {
     float value = 0;
-    for (int w = 0; w < kWarps; ++w) value += outs[w][i] * exp2f(largest[w] - all);
+    for (int w = 0; w < kGenericWarps; ++w) value += outs[w][i] * exp2f(largest[w] - all);
     to[i] = from_float<T>(value / total);
   }
 }
@@ -79,7 +79,7 @@ Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch)
       usual ? attention_generic_kernel<float, kUsual> : attention_generic_kernel<float, kMost>;
   if (args.shape.type == DType::kBFloat16)
     kernel = usual ? attention_generic_kernel<bf16, kUsual> : attention_generic_kernel<bf16, kMost>;
-  return launch_kernel("attention", kernel, grid, kWarps * 32, 0, launch, args);
+  return launch_kernel("attention", kernel, grid, kGenericWarps * 32, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

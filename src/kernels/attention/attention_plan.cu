@@ -9,7 +9,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kPlanThreads = 1024;
 
 struct Counts {
   int work_items = 0, tiles = 0;
@@ -75,7 +75,7 @@ __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entr
   const int num_segments = *shared.num_segments;
   if (threadIdx.x == 0) carried = plan.segment_work_begin[0] = 0;
   __syncthreads();
-  for (int first = 0; first < num_segments; first += kThreads) {
+  for (int first = 0; first < num_segments; first += kPlanThreads) {
     const int index = first + static_cast<int>(threadIdx.x);
     int work_items = 0;
     if (index < num_segments) {
@@ -85,12 +85,12 @@ __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entr
     work_items = carried + inclusive_sum(work_items, scratch);
     if (index < num_segments) plan.segment_work_begin[index + 1] = work_items;
     __syncthreads();
-    if (threadIdx.x == kThreads - 1) carried = work_items;
+    if (threadIdx.x == kPlanThreads - 1) carried = work_items;
     __syncthreads();
   }
   const int chunk = max((carried + plan.cascade_blocks - 1) / plan.cascade_blocks, 1);
   if (threadIdx.x == 0) plan.header->cascade_chunk = chunk;
-  for (int block = threadIdx.x; block < plan.cascade_blocks; block += kThreads) {
+  for (int block = threadIdx.x; block < plan.cascade_blocks; block += kPlanThreads) {
     CascadeStart start{.work = block * chunk, .work_end = min((block + 1) * chunk, carried)};
     if (start.work < start.work_end) {
       start.segment = bucket_of(plan.segment_work_begin, num_segments, start.work);
@@ -99,7 +99,7 @@ __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entr
     plan.cascade_starts[block] = start;
   }
   const int group = shape.num_heads / shape.num_kv_heads, per_tile = kTileRows / group;
-  for (int i = threadIdx.x; i < entries.num_entries * kSegmentsPerEntry; i += kThreads) {
+  for (int i = threadIdx.x; i < entries.num_entries * kSegmentsPerEntry; i += kPlanThreads) {
     EntrySegment lookup;
     const int index = shared.memberships[2 * i], index_in_segment = shared.memberships[2 * i + 1];
     if (index >= 0) {
@@ -116,7 +116,7 @@ __device__ void plan_shared(const AttentionShape& shape, const EntryArrays& entr
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(AttentionShape shape, EntryArrays entries, PlanView plan, int decode_blocks) {
   __shared__ int scratch[32];
   __shared__ Counts carried;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     plan.work_begin[0] = plan.tile_begin[0] = 0;
   }
   __syncthreads();
-  for (int first = 0; first < entries.num_entries; first += kThreads) {
+  for (int first = 0; first < entries.num_entries; first += kPlanThreads) {
     const int entry = first + static_cast<int>(threadIdx.x);
     const Counts counts = counts_of(shape, entries, entry, shared);
     const int work_items = carried.work_items + inclusive_sum(counts.work_items, scratch);
@@ -138,17 +138,17 @@ __global__ void __launch_bounds__(kThreads)
       plan.tile_begin[entry + 1] = tiles;
     }
     __syncthreads();
-    if (threadIdx.x == kThreads - 1) carried = {work_items, tiles};
+    if (threadIdx.x == kPlanThreads - 1) carried = {work_items, tiles};
     __syncthreads();
   }
-  for (int i = threadIdx.x; i < entries.num_entries * shape.num_kv_heads; i += kThreads)
+  for (int i = threadIdx.x; i < entries.num_entries * shape.num_kv_heads; i += kPlanThreads)
     plan.arrived[i] = 0;
   const int chunk = max((carried.work_items + decode_blocks - 1) / decode_blocks, kMinChunk);
   if (threadIdx.x == 0)
     *plan.header = {
         .num_work_items = carried.work_items, .chunk = chunk, .num_tiles = carried.tiles};
   __syncthreads();
-  for (int block = threadIdx.x; block < decode_blocks; block += kThreads) {
+  for (int block = threadIdx.x; block < decode_blocks; block += kPlanThreads) {
     DecodeStart start{.work = block * chunk,
                       .work_end = min((block + 1) * chunk, carried.work_items),
                       .chunk = chunk};
@@ -223,8 +223,8 @@ Status attention_plan(const AttentionShape& shape, const EntryArrays& entries, v
         "attention_plan: the workspace has {} bytes, but {} entries need {}, at a 256-byte "
         "boundary",
         workspace_bytes, entries.num_entries, view.bytes);
-  return launch_kernel("attention_plan", plan_kernel, dim3(1), kThreads, 0, launch, shape, entries,
-                       view, decode_blocks(shape, traits));
+  return launch_kernel("attention_plan", plan_kernel, dim3(1), kPlanThreads, 0, launch, shape,
+                       entries, view, decode_blocks(shape, traits));
 }
 
 }  // namespace espalier::kernels::cuda

@@ -8,7 +8,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kTokenRowThreads = 256;
 
 // The entry whose tokens include `token`: the last whose first token is not behind it. Entries
 // without tokens at the end begin where the last token ends, so they are never found.
@@ -21,10 +21,10 @@ __device__ int entry_of(const EntryArrays& entries, int token) {
   return low;
 }
 
-__global__ void __launch_bounds__(kThreads) token_rows_kernel(TokenRowsArgs args) {
+__global__ void __launch_bounds__(kTokenRowThreads) token_rows_kernel(TokenRowsArgs args) {
   release_next();
   wait_for_previous();
-  const int token = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int token = static_cast<int>(blockIdx.x * kTokenRowThreads + threadIdx.x);
   if (token >= args.entries.num_tokens) return;
   const EntryArrays& entries = args.entries;
   int entry = -1, position = 0, row = -1;
@@ -47,8 +47,10 @@ Status token_rows(const TokenRowsArgs& args, const LaunchOptions& launch) {
     return invalid_argument("token_rows: {} entries, {} tokens, pages of {}",
                             args.entries.num_entries, args.entries.num_tokens, args.page_size);
   if (args.entries.num_tokens == 0) return {};
-  const auto blocks = static_cast<unsigned>((args.entries.num_tokens + kThreads - 1) / kThreads);
-  return launch_kernel("token_rows", token_rows_kernel, dim3(blocks), kThreads, 0, launch, args);
+  const auto blocks =
+      static_cast<unsigned>((args.entries.num_tokens + kTokenRowThreads - 1) / kTokenRowThreads);
+  return launch_kernel("token_rows", token_rows_kernel, dim3(blocks), kTokenRowThreads, 0, launch,
+                       args);
 }
 
 }  // namespace espalier::kernels::cuda

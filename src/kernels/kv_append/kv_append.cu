@@ -13,8 +13,8 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kMaxDim = kMaxHeadDim;
+constexpr int kRopeWarps = 8;
+constexpr int kRopeMaxDim = kMaxHeadDim;
 constexpr int kRowThreads = 384;  // 48 heads of 128 in one go
 
 template <typename T>
@@ -58,16 +58,16 @@ __device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, in
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppendArgs args) {
-  __shared__ float cosine[kMaxDim / 2], sine[kMaxDim / 2];
-  __shared__ float heads[kWarps][kMaxDim];
+__global__ void __launch_bounds__(kRopeWarps * 32) qk_rope_append_kernel(QkRopeAppendArgs args) {
+  __shared__ float cosine[kRopeMaxDim / 2], sine[kRopeMaxDim / 2];
+  __shared__ float heads[kRopeWarps][kRopeMaxDim];
   release_next();
   wait_for_previous();
   const int64_t token = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int half = args.frequencies == nullptr ? 0 : args.rotary_dim / 2;
   const int dim = args.kv.head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < half; i += kWarps * 32) {
+  for (int i = static_cast<int>(threadIdx.x); i < half; i += kRopeWarps * 32) {
     // The angle is rounded to float32 first, as on the CPU.
     const float angle = static_cast<float>(args.positions[token]) * args.frequencies[i];
     float s, c;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kWarps * 32) qk_rope_append_kernel(QkRopeAppen
     sine[i] = s * args.attention_factor;
   }
   __syncthreads();
-  const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
+  const int head = static_cast<int>(blockIdx.y) * kRopeWarps + warp;
   if (head >= args.num_heads + 2 * args.kv.num_kv_heads) return;
   const int64_t kv_row = args.kv_rows == nullptr ? -1 : args.kv_rows[token];
   const HeadWork<T> work = head_work<T>(args, token, head, kv_row);
@@ -199,10 +199,10 @@ Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch)
   const KvPlanes& kv = args.kv;
   if (args.type == DType::kFloat16 || kv.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "qk_rope_append: F16 is not supported");
-  if (kv.head_dim < 8 || kv.head_dim > kMaxDim || kv.head_dim % 8 != 0)
+  if (kv.head_dim < 8 || kv.head_dim > kRopeMaxDim || kv.head_dim % 8 != 0)
     return error(StatusCode::kUnimplemented,
                  "qk_rope_append: head_dim is {}, but must be a multiple of 8 up to {}",
-                 kv.head_dim, kMaxDim);
+                 kv.head_dim, kRopeMaxDim);
   if (args.rotary_dim < 0 || args.rotary_dim % 2 != 0 || args.rotary_begin < 0 ||
       args.rotary_begin + args.rotary_dim > kv.head_dim)
     return invalid_argument("qk_rope_append: {} elements from {} are rotated in heads of {}",
@@ -220,11 +220,11 @@ Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch)
   }
   const int heads = args.num_heads + 2 * kv.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(args.tokens),
-                  static_cast<unsigned>((heads + kWarps - 1) / kWarps));
+                  static_cast<unsigned>((heads + kRopeWarps - 1) / kRopeWarps));
   return launch_kernel(
       "qk_rope_append",
       args.type == DType::kBFloat16 ? qk_rope_append_kernel<bf16> : qk_rope_append_kernel<float>,
-      grid, kWarps * 32, 0, launch, args);
+      grid, kRopeWarps * 32, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

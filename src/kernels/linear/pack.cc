@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kUnit = PackedMatrix::kUnit;
 constexpr int64_t kPanel = kUnit / 2;
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) {
+constexpr int64_t rounded_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
@@ -174,7 +174,7 @@ void PackedMatrix::add_part(std::optional<BlockFormat> format, int64_t rows) {
       part.padded_in = padded_inputs(*format, in_features_);
       part.unit_bytes = static_cast<size_t>(part.padded_in / layout.chunk * layout.chunk_bytes);
     } else {
-      part.padded_in = type_ == DType::kBFloat16 ? round_up(in_features_, 32) : in_features_;
+      part.padded_in = type_ == DType::kBFloat16 ? rounded_up(in_features_, 32) : in_features_;
       part.unit_bytes = static_cast<size_t>(part.padded_in * kUnit) * dtype_size(type_);
     }
     parts_.push_back(part);

@@ -18,7 +18,7 @@ constexpr int kArrangeThreads = 1024;
 static_assert(kArrangeThreads >= kMaxExperts);
 constexpr int32_t kArrangeBlocks = 8;  // of a cluster, where there are enough pairs for them
 constexpr int32_t kPairsOfOneBlock = 2 * kArrangeThreads;
-constexpr int kThreads = 128;
+constexpr int kPermuteThreads = 128;
 
 // Returns the sum over the threads before this one; `total` is the sum over all.
 __device__ int exclusive_sum(int value, int* scratch, int& total) {
@@ -84,13 +84,13 @@ __global__ void __launch_bounds__(kArrangeThreads) arrange_kernel(ArrangeArgs ar
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) combine_kernel(CombineArgs args) {
+__global__ void __launch_bounds__(kPermuteThreads) combine_kernel(CombineArgs args) {
   release_next();
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const float gate =
       args.shared_gate == nullptr ? 1.0f : 1.0f / (1.0f + expf(-args.shared_gate[row]));
-  for (int at = static_cast<int>(threadIdx.x) * 8; at < args.dim; at += kThreads * 8) {
+  for (int at = static_cast<int>(threadIdx.x) * 8; at < args.dim; at += kPermuteThreads * 8) {
     float sum[8] = {}, value[8];
     for (int i = 0; i < args.top_k; ++i) {
       const int64_t slot = args.slots[row * args.top_k + i];
@@ -116,11 +116,11 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(CombineArgs args) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) copy_parts_kernel(CopyPartsArgs args) {
+__global__ void __launch_bounds__(kPermuteThreads) copy_parts_kernel(CopyPartsArgs args) {
   release_next();
   wait_for_previous();
   const int64_t row = blockIdx.x;
-  for (int i = static_cast<int>(threadIdx.x); i < args.heads * args.count; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < args.heads * args.count; i += kPermuteThreads) {
     const int64_t head = i / args.count, at = i % args.count;
     static_cast<T*>(args.y)[row * args.y_stride + head * args.y_head + args.to_begin + at] =
         static_cast<const T*>(
@@ -151,7 +151,7 @@ Status combine(const CombineArgs& args, const LaunchOptions& launch) {
   if (args.rows == 0) return {};
   return launch_kernel("combine",
                        args.type == DType::kBFloat16 ? combine_kernel<bf16> : combine_kernel<float>,
-                       dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
+                       dim3(static_cast<unsigned>(args.rows)), kPermuteThreads, 0, launch, args);
 }
 
 Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {
@@ -162,7 +162,7 @@ Status copy_parts(const CopyPartsArgs& args, const LaunchOptions& launch) {
   return launch_kernel(
       "copy_parts",
       args.type == DType::kFloat32 ? copy_parts_kernel<float> : copy_parts_kernel<bf16>,
-      dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
+      dim3(static_cast<unsigned>(args.rows)), kPermuteThreads, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

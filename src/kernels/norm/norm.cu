@@ -12,12 +12,12 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kMaxDim = 32768;
+constexpr int kNormThreads = 512;
+constexpr int kNormMaxDim = 32768;
 
 // CHUNKS: vectors of eight elements that each thread holds.
 template <typename T, int CHUNKS>
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNormArgs args) {
   __shared__ float scratch[32];
   release_next();
   constexpr bool kEarly = CHUNKS <= 2;  // more would not fit in registers
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(RmsNormArgs args) {
 
 // For rows that are no multiple of eight elements or not aligned: one element at a time.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) rms_norm_any_kernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kNormThreads) rms_norm_any_kernel(RmsNormArgs args) {
   __shared__ float scratch[32];
   release_next();
   wait_for_previous();
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_any_kernel(RmsNormArgs args
 
 // Three passes over a row that stays in L1: model families with layer norms are small.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) layer_norm_kernel(LayerNormArgs args) {
+__global__ void __launch_bounds__(kNormThreads) layer_norm_kernel(LayerNormArgs args) {
   __shared__ float scratch[32];
   release_next();
   wait_for_previous();
@@ -136,23 +136,23 @@ Status launch_rows(const RmsNormArgs& args, const LaunchOptions& launch) {
                          fits(args.residual, args.residual_stride) && fits(args.y, args.y_stride) &&
                          fits(args.weight, 0);
   if (!by_eights)
-    return launch_kernel("rms_norm", rms_norm_any_kernel<T>, grid, kThreads, 0, launch, args);
+    return launch_kernel("rms_norm", rms_norm_any_kernel<T>, grid, kNormThreads, 0, launch, args);
   const int eights = args.dim / 8;
   const auto start = [&](auto kernel, int chunks) {
     const int threads = ((eights + chunks - 1) / chunks + 31) / 32 * 32;
     return launch_kernel("rms_norm", kernel, grid, dim3(static_cast<unsigned>(threads)), 0, launch,
                          args);
   };
-  if (eights <= kThreads) return start(rms_norm_kernel<T, 1>, 1);
-  if (eights <= 2 * kThreads) return start(rms_norm_kernel<T, 2>, 2);
+  if (eights <= kNormThreads) return start(rms_norm_kernel<T, 1>, 1);
+  if (eights <= 2 * kNormThreads) return start(rms_norm_kernel<T, 2>, 2);
   return start(rms_norm_kernel<T, 8>, 8);
 }
 
 }  // namespace
 
 Status rms_norm(const RmsNormArgs& args, const LaunchOptions& launch) {
-  if (args.dim < 1 || args.dim > kMaxDim)
-    return invalid_argument("rms_norm: dim is {}, but must be in [1, {}]", args.dim, kMaxDim);
+  if (args.dim < 1 || args.dim > kNormMaxDim)
+    return invalid_argument("rms_norm: dim is {}, but must be in [1, {}]", args.dim, kNormMaxDim);
   if (args.rows < 0) return invalid_argument("rms_norm: rows is {}", args.rows);
   if (args.y == nullptr && args.residual == nullptr)
     return invalid_argument("rms_norm: neither y nor residual is given");
@@ -177,7 +177,7 @@ Status layer_norm(const LayerNormArgs& args, const LaunchOptions& launch) {
   return launch_kernel(
       "layer_norm",
       args.type == DType::kBFloat16 ? layer_norm_kernel<bf16> : layer_norm_kernel<float>,
-      dim3(static_cast<unsigned>(args.rows)), kThreads, 0, launch, args);
+      dim3(static_cast<unsigned>(args.rows)), kNormThreads, 0, launch, args);
 }
 
 }  // namespace espalier::kernels::cuda

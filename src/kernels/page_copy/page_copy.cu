@@ -11,7 +11,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kCopyThreads = 128;
 // Limits of one launch, whose parameters may take 4 KiB.
 constexpr int kPages = 256, kPlanes = 128;
 
@@ -25,7 +25,7 @@ __global__ void copy_kernel(const __grid_constant__ Copies copies, int64_t page_
   auto* const plane = static_cast<uint4*>(copies.planes[blockIdx.y]);
   const uint4* const from = plane + copies.from[blockIdx.x] * page_words;
   uint4* const to = plane + copies.to[blockIdx.x] * page_words;
-  for (int64_t i = threadIdx.x; i < page_words; i += kThreads) to[i] = from[i];
+  for (int64_t i = threadIdx.x; i < page_words; i += kCopyThreads) to[i] = from[i];
 }
 
 }  // namespace
@@ -45,8 +45,8 @@ Status copy_pages(const CopyPagesArgs& args, const LaunchOptions& launch) {
       std::copy_n(args.to.begin() + page, pages, copies.to);
       ESP_RETURN_IF_ERROR(
           launch_kernel("copy pages", copy_kernel,
-                        dim3(static_cast<unsigned>(pages), static_cast<unsigned>(planes)), kThreads,
-                        0, launch, copies, args.page_bytes / 16));
+                        dim3(static_cast<unsigned>(pages), static_cast<unsigned>(planes)),
+                        kCopyThreads, 0, launch, copies, args.page_bytes / 16));
     }
   return {};
 }

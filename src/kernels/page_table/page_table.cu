@@ -15,7 +15,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kInputThreads = 256;
 constexpr int kMaxBlocks = 64;    // for words, and as many for tables
 constexpr int kRunsAtOnce = 512;  // in shared memory
 
@@ -33,7 +33,7 @@ __device__ WordCopy word_at(const BringInputsArgs& args, int index) {
 }
 
 __device__ void copy_ranges(const BringInputsArgs& args, int num_words, int blocks) {
-  int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  int i = static_cast<int>(blockIdx.x) * kInputThreads + static_cast<int>(threadIdx.x);
   WordCopy copy{};
   uint4 word{};
   if (i < num_words) {
@@ -42,7 +42,7 @@ __device__ void copy_ranges(const BringInputsArgs& args, int num_words, int bloc
   }
   wait_for_previous();
   if (i < num_words) *copy.to = word;
-  for (i += blocks * kThreads; i < num_words; i += blocks * kThreads) {
+  for (i += blocks * kInputThreads; i < num_words; i += blocks * kInputThreads) {
     copy = word_at(args, i);
     *copy.to = __ldcv(copy.from);
   }
@@ -58,7 +58,7 @@ __device__ PageTableRun load_run(const PageTableRun* from) {
 
 // Writes runs of one entry each: run i has pages[i].
 __device__ void write_single_entries(const BringInputsArgs& args, int block, int blocks) {
-  const int first = block * kThreads + static_cast<int>(threadIdx.x);
+  const int first = block * kInputThreads + static_cast<int>(threadIdx.x);
   PageTableRun run;
   int32_t page = 0;
   if (first < args.num_runs) {
@@ -67,7 +67,7 @@ __device__ void write_single_entries(const BringInputsArgs& args, int block, int
   }
   wait_for_previous();
   if (first < args.num_runs) args.tables[run.begin] = page;
-  for (int i = first + blocks * kThreads; i < args.num_runs; i += blocks * kThreads)
+  for (int i = first + blocks * kInputThreads; i < args.num_runs; i += blocks * kInputThreads)
     args.tables[load_run(args.runs + i).begin] = __ldcv(args.pages + i);
 }
 
@@ -77,12 +77,13 @@ __device__ void write_runs(const BringInputsArgs& args, int block, int blocks) {
   for (int base = 0; base < args.num_runs; base += kRunsAtOnce) {
     const int count = min(kRunsAtOnce, args.num_runs - base);
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += kThreads) runs[i] = load_run(args.runs + base + i);
+    for (int i = threadIdx.x; i < count; i += kInputThreads)
+      runs[i] = load_run(args.runs + base + i);
     __syncthreads();
     const int end = runs[count - 1].source + runs[count - 1].count;
 #pragma unroll 4
-    for (int i = runs[0].source + block * kThreads + static_cast<int>(threadIdx.x); i < end;
-         i += blocks * kThreads) {
+    for (int i = runs[0].source + block * kInputThreads + static_cast<int>(threadIdx.x); i < end;
+         i += blocks * kInputThreads) {
       const int32_t page = __ldcv(args.pages + i);
       int low = 0, high = count - 1;  // the last run whose source is at most i
       while (low < high) {
@@ -97,7 +98,7 @@ __device__ void write_runs(const BringInputsArgs& args, int block, int blocks) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kInputThreads)
     bring_inputs_kernel(const __grid_constant__ BringInputsArgs args, int num_words,
                         int word_blocks) {
   const int block = static_cast<int>(blockIdx.x) - word_blocks;
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 int blocks_for(int64_t count) {
-  return static_cast<int>(std::min<int64_t>(kMaxBlocks, (count + kThreads - 1) / kThreads));
+  return static_cast<int>(
+      std::min<int64_t>(kMaxBlocks, (count + kInputThreads - 1) / kInputThreads));
 }
 
 }  // namespace
@@ -127,8 +129,8 @@ Status bring_inputs(const BringInputsArgs& args, const LaunchOptions& launch) {
   const int word_blocks = blocks_for(num_words), table_blocks = blocks_for(args.num_pages);
   if (word_blocks + table_blocks == 0) return {};
   return launch_kernel("bring_inputs", bring_inputs_kernel,
-                       dim3(static_cast<unsigned>(word_blocks + table_blocks)), kThreads, 0, launch,
-                       args, static_cast<int>(num_words), word_blocks);
+                       dim3(static_cast<unsigned>(word_blocks + table_blocks)), kInputThreads, 0,
+                       launch, args, static_cast<int>(num_words), word_blocks);
 }
 
 }  // namespace espalier::kernels::cuda

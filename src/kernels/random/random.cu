@@ -10,7 +10,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kDrawThreads = 256;
 
 // As near_normal and draw of models/weight_source.cc, operation for operation and without
 // contraction, so that each value has the same bits.
@@ -53,14 +53,14 @@ __global__ void draw_slice_kernel(DrawArgs args) {
 
 template <typename T>
 Status draw_as(const DrawArgs& args, const LaunchOptions& launch, int32_t num_multiprocessors) {
-  const int64_t blocks =
-      std::min<int64_t>((args.count / 2 + kThreads) / kThreads, int64_t{16} * num_multiprocessors);
+  const int64_t blocks = std::min<int64_t>((args.count / 2 + kDrawThreads) / kDrawThreads,
+                                           int64_t{16} * num_multiprocessors);
   if (args.first != 0 || args.columns != args.row_stride) {
     return launch_kernel("draw weights", draw_slice_kernel<T>, static_cast<unsigned>(blocks),
-                         kThreads, 0, {launch.stream, false}, args);
+                         kDrawThreads, 0, {launch.stream, false}, args);
   }
-  return launch_kernel("draw weights", draw_kernel<T>, static_cast<unsigned>(blocks), kThreads, 0,
-                       {launch.stream, false}, static_cast<T*>(args.out), args.count, args.key,
+  return launch_kernel("draw weights", draw_kernel<T>, static_cast<unsigned>(blocks), kDrawThreads,
+                       0, {launch.stream, false}, static_cast<T*>(args.out), args.count, args.key,
                        args.centre, args.deviation);
 }
 

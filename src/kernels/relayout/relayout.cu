@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kTile = 32, kTileRows = 8;
 constexpr int kMxBlock = 32, kMxBytes = 16;
-constexpr int kThreads = 256;
+constexpr int kRelayoutThreads = 256;
 constexpr int32_t kMostGroups = 65535;
 
 __device__ __forceinline__ int64_t parted(int64_t row, int64_t rows, bool interleaved) {
@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kTile* kTileRows) transpose_kernel(RelayoutArg
 
 // One thread a block of 32 elements.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) mxfp4_kernel(RelayoutArgs args) {
+__global__ void __launch_bounds__(kRelayoutThreads) mxfp4_kernel(RelayoutArgs args) {
   constexpr float kMagnitudes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   const int64_t blocks = args.columns / kMxBlock;
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x, group = blockIdx.y;
+  const int64_t index = int64_t{blockIdx.x} * kRelayoutThreads + threadIdx.x, group = blockIdx.y;
   if (index >= blocks * args.rows) return;
   const int64_t row = index / blocks, from = group * args.rows * blocks + index;
   const auto* bytes = static_cast<const uint8_t*>(args.from) + from * kMxBytes;
@@ -76,9 +76,9 @@ Status launch_transpose(const RelayoutArgs& args, const LaunchOptions& launch) {
 template <typename T>
 Status launch_mxfp4(const RelayoutArgs& args, const LaunchOptions& launch) {
   const int64_t blocks = int64_t{args.columns} / kMxBlock * args.rows;
-  const dim3 grid(static_cast<unsigned>((blocks + kThreads - 1) / kThreads),
+  const dim3 grid(static_cast<unsigned>((blocks + kRelayoutThreads - 1) / kRelayoutThreads),
                   static_cast<unsigned>(args.groups));
-  return launch_kernel("relayout", mxfp4_kernel<T>, grid, kThreads, 0, launch, args);
+  return launch_kernel("relayout", mxfp4_kernel<T>, grid, kRelayoutThreads, 0, launch, args);
 }
 
 }  // namespace

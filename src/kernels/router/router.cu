@@ -14,14 +14,14 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8, kRows = 8;
+constexpr int kScoreWarps = 8, kScoreRows = 8;
 constexpr int kRouteWarps = 4;
 
 // The tile of a block: 16 rows by 8 outputs, so many times.
 template <int ROW_TILES, int OUTPUT_TILES>
 struct ScoreShape {
-  static constexpr int kRows = ROW_TILES * 16, kOutputs = OUTPUT_TILES * 8;
-  static constexpr size_t kSharedBytes = sizeof(float) * kWarps * kRows * kOutputs;
+  static constexpr int kScoreRows = ROW_TILES * 16, kOutputs = OUTPUT_TILES * 8;
+  static constexpr size_t kSharedBytes = sizeof(float) * kScoreWarps * kScoreRows * kOutputs;
 };
 
 // Eight adjacent float32 as the exact sum of three times eight bfloat16.
@@ -43,14 +43,14 @@ struct SplitWeights {
 // A lane loads eight adjacent inputs of its rows and outputs; inputs 0 to 3 and 4 to 7 of all four
 // lanes are the sixteen of an mma, in the same order on both sides.
 template <int ROW_TILES, int OUTPUT_TILES>
-__global__ void __launch_bounds__(kWarps * 32) score_by_mma_kernel(ScoreArgs args) {
+__global__ void __launch_bounds__(kScoreWarps * 32) score_by_mma_kernel(ScoreArgs args) {
   using Shape = ScoreShape<ROW_TILES, OUTPUT_TILES>;
-  extern __shared__ float partial[];  // [kWarps][kRows][kOutputs]
+  extern __shared__ float partial[];  // [kScoreWarps][kScoreRows][kOutputs]
   release_next();
   wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t first_row = int64_t{blockIdx.x} * Shape::kRows;
-  const int rows = static_cast<int>(min(int64_t{Shape::kRows}, args.rows - first_row));
+  const int64_t first_row = int64_t{blockIdx.x} * Shape::kScoreRows;
+  const int rows = static_cast<int>(min(int64_t{Shape::kScoreRows}, args.rows - first_row));
   const int first_output = static_cast<int>(blockIdx.y) * Shape::kOutputs;
   const int outputs = min(Shape::kOutputs, args.outputs - first_output);
   const bf16* x = static_cast<const bf16*>(args.x) + first_row * args.x_stride;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kWarps * 32) score_by_mma_kernel(ScoreArgs arg
   constexpr int kUnroll = ROW_TILES == 1 ? 4 : 1;  // few rows wait for memory
   float sums[ROW_TILES][OUTPUT_TILES][4] = {};
 #pragma unroll kUnroll
-  for (int unit = units * warp / kWarps; unit < units * (warp + 1) / kWarps; ++unit) {
+  for (int unit = units * warp / kScoreWarps; unit < units * (warp + 1) / kScoreWarps; ++unit) {
     const int at = unit * 32 + lane % 4 * 8;
     uint4 rows_of[ROW_TILES][2];
 #pragma unroll
@@ -97,38 +97,39 @@ __global__ void __launch_bounds__(kWarps * 32) score_by_mma_kernel(ScoreArgs arg
     for (int n = 0; n < OUTPUT_TILES; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = warp * Shape::kRows + m * 16 + half * 8 + lane / 4;
+        const int row = warp * Shape::kScoreRows + m * 16 + half * 8 + lane / 4;
         *reinterpret_cast<float2*>(partial + row * Shape::kOutputs + n * 8 + lane % 4 * 2) = {
             sums[m][n][half * 2], sums[m][n][half * 2 + 1]};
       }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < rows * Shape::kOutputs; i += kWarps * 32) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * Shape::kOutputs; i += kScoreWarps * 32) {
     const int output = i % Shape::kOutputs;
     if (output >= outputs) continue;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += partial[w * Shape::kRows * Shape::kOutputs + i];
+    for (int w = 0; w < kScoreWarps; ++w)
+      sum += partial[w * Shape::kScoreRows * Shape::kOutputs + i];
     if (args.bias != nullptr) sum += args.bias[first_output + output];
     args.y[(first_row + i / Shape::kOutputs) * args.outputs + first_output + output] = sum;
   }
 }
 
-__global__ void __launch_bounds__(kWarps * 32) score_kernel(ScoreArgs args) {
+__global__ void __launch_bounds__(kScoreWarps * 32) score_kernel(ScoreArgs args) {
   release_next();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int output = static_cast<int>(blockIdx.y) * kWarps + warp;
-  const int64_t first = int64_t{blockIdx.x} * kRows;
+  const int output = static_cast<int>(blockIdx.y) * kScoreWarps + warp;
+  const int64_t first = int64_t{blockIdx.x} * kScoreRows;
   if (output >= args.outputs) return;
   wait_for_previous();
-  const int rows = static_cast<int>(min(int64_t{kRows}, args.rows - first));
+  const int rows = static_cast<int>(min(int64_t{kScoreRows}, args.rows - first));
   const float* x = static_cast<const float*>(args.x) + first * args.x_stride;
   const float* weights = args.weights + int64_t{output} * args.dim;
-  float sums[kRows] = {};
+  float sums[kScoreRows] = {};
   for (int at = lane * 8; at < args.dim; at += 32 * 8) {
     float w[8];
     load8(weights + at, w);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kScoreRows; ++r) {
       if (r >= rows) break;
       float v[8];
       load8(x + r * args.x_stride + at, v);
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kWarps * 32) score_kernel(ScoreArgs args) {
   }
   const float bias = args.bias == nullptr ? 0.0f : args.bias[output];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kScoreRows; ++r) {
     const float sum = warp_sum(sums[r]);
     if (lane == 0 && r < rows) args.y[(first + r) * args.outputs + output] = sum + bias;
   }
@@ -169,9 +170,9 @@ Status score_by_mma(const ScoreArgs& args, const LaunchOptions& launch) {
   using Shape = ScoreShape<ROW_TILES, OUTPUT_TILES>;
   auto* kernel = score_by_mma_kernel<ROW_TILES, OUTPUT_TILES>;
   ESP_RETURN_IF_ERROR(allow_shared("score", kernel, Shape::kSharedBytes));
-  const dim3 grid(static_cast<unsigned>((args.rows + Shape::kRows - 1) / Shape::kRows),
+  const dim3 grid(static_cast<unsigned>((args.rows + Shape::kScoreRows - 1) / Shape::kScoreRows),
                   static_cast<unsigned>((args.outputs + Shape::kOutputs - 1) / Shape::kOutputs));
-  return launch_kernel("score", kernel, grid, kWarps * 32, Shape::kSharedBytes, launch, args);
+  return launch_kernel("score", kernel, grid, kScoreWarps * 32, Shape::kSharedBytes, launch, args);
 }
 
 }  // namespace
@@ -188,9 +189,9 @@ Status score(const ScoreArgs& args, const LaunchOptions& launch) {
   if (args.type == DType::kBFloat16)
     return args.rows < kManyRows ? score_by_mma<1, 4>(args, launch)
                                  : score_by_mma<4, 8>(args, launch);
-  const dim3 grid(static_cast<unsigned>((args.rows + kRows - 1) / kRows),
-                  static_cast<unsigned>((args.outputs + kWarps - 1) / kWarps));
-  return launch_kernel("score", score_kernel, grid, kWarps * 32, 0, launch, args);
+  const dim3 grid(static_cast<unsigned>((args.rows + kScoreRows - 1) / kScoreRows),
+                  static_cast<unsigned>((args.outputs + kScoreWarps - 1) / kScoreWarps));
+  return launch_kernel("score", score_kernel, grid, kScoreWarps * 32, 0, launch, args);
 }
 
 Status route(const RouteArgs& args, const LaunchOptions& launch) {

@@ -13,7 +13,7 @@ namespace {
 
 namespace json = boost::json;
 
-json::object sampling_of(const GenOptions& o) {
+json::object sampling_json(const GenOptions& o) {
   json::object p;
   for_each_request_field([&](const auto& field) {
     if constexpr (HasField<decltype(field.option), const GenOptions>)
@@ -101,7 +101,7 @@ class EndpointBackend final : public Backend {
   void cancel(const std::string& id) override { calls_->cancel(id); }
 
   void generate(GenerateCall call, CallEvents events) override {
-    json::object body{{"text", call.prompt.text}, {"sampling_params", sampling_of(call.options)}};
+    json::object body{{"text", call.prompt.text}, {"sampling_params", sampling_json(call.options)}};
     body["rid"] = call.id;
     for_each_logprob_field([&](const auto& field) {
       if constexpr (HasField<decltype(field.option), const GenOptions>)

@@ -27,13 +27,13 @@ Sizes sizes_of(const Program& program) {
   return out;
 }
 
+}  // namespace
+
 Status allocate_floats(int64_t rows, int64_t width, espalier::Buffer& out) {
   ESP_ASSIGN_OR_RETURN(
       out, espalier::Buffer::allocate(static_cast<size_t>(rows * width) * sizeof(float)));
   return Status();
 }
-
-}  // namespace
 
 Status CpuExperts::reserve(const Program& program, int32_t max_tokens) {
   const Sizes sizes = sizes_of(program);

@@ -14,6 +14,10 @@
 
 namespace espalier::program {
 
+// Allocates `rows` rows of `width` floats, which are not initialised. kResourceExhausted: no
+// memory.
+Status allocate_floats(int64_t rows, int64_t width, espalier::Buffer& out);
+
 // One run of a layer's experts over normed rows.
 struct ExpertsArgs {
   const MoeExperts* op = nullptr;

@@ -37,12 +37,6 @@ Status check_runs(const Program& program) {
   return Status();
 }
 
-Status allocate_floats(int64_t rows, int64_t width, espalier::Buffer& out) {
-  ESP_ASSIGN_OR_RETURN(
-      out, espalier::Buffer::allocate(static_cast<size_t>(rows * width) * sizeof(float)));
-  return Status();
-}
-
 }  // namespace
 
 Program cpu_passes(Program program) {

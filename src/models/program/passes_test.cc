@@ -48,7 +48,7 @@ std::vector<std::pair<WeightKind, int32_t>> weights(const Program& program) {
 }
 
 // What a GPU's interpreter would ask for.
-Program gpu_passes(Program program) {
+Program passed_for_gpu(Program program) {
   program = fuse_activation(std::move(program), [](const Matmul&, const Activation& activation) {
     return activation.gated && activation.kind == kernels::Activation::kSilu;
   });
@@ -63,7 +63,7 @@ Program gpu_passes(Program program) {
 TEST(Passes, KeepEveryGoldenWellFormedAndEveryWeight) {
   for (const std::string& name : golden::names()) {
     const Program lowered = lower_golden(name);
-    for (const Program& program : {cpu_passes(lowered), gpu_passes(lowered)}) {
+    for (const Program& program : {cpu_passes(lowered), passed_for_gpu(lowered)}) {
       const Status status = check(program);
       EXPECT_TRUE(status.ok()) << name << ": " << status.to_string() << "\n" << to_string(program);
       EXPECT_EQ(weights(program), weights(lowered)) << name;
@@ -78,7 +78,7 @@ TEST(Passes, TheCpuRunsALayerOfLlamaInNineOperations) {
 }
 
 TEST(Passes, AGpuRunsALayerOfQwenInSixOperations) {
-  const Program program = gpu_passes(lower_golden("qwen3_head_dim"));
+  const Program program = passed_for_gpu(lower_golden("qwen3_head_dim"));
   EXPECT_THAT(kinds_of_layer(program, 0),
               ElementsAre(kMatmul, kQkRopeAppend, kAttention, kMatmul, kMatmul, kMatmul));
 }

@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 Program lower_golden(const char* name) { return lower(golden::read(name).spec); }
 
-std::vector<OpKind> kinds_of_layer(const Program& program, int32_t layer) {
+std::vector<OpKind> layer_kinds(const Program& program, int32_t layer) {
   std::vector<OpKind> out;
   for (const Op& op : program.ops) {
     if (op.layer == layer) out.push_back(op.kind);
@@ -39,7 +39,7 @@ TEST(Lower, ALayerOfLlamaIsTheListOfItsOperations) {
   using enum OpKind;
   const Program program = lower_golden("llama_tied_llama3");
   EXPECT_THAT(
-      kinds_of_layer(program, 1),
+      layer_kinds(program, 1),
       testing::ElementsAre(kNorm, kMatmul, kRope, kKvAppend, kAttention, kMatmul, kResidualAdd,
                            kNorm, kMatmul, kActivation, kMatmul, kResidualAdd));
 }

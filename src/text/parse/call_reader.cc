@@ -2,12 +2,9 @@
 
 #include <boost/json.hpp>
 
+#include "text/parse/json_space.h"
+
 namespace espalier {
-namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
-}  // namespace
 
 std::string json_string_value(std::string_view literal) {
   boost::json::error_code failed;
@@ -47,7 +44,7 @@ CallReader::State CallReader::take(char c) {
         text_ = c;
       } else if (c == '}') {
         return end_object();
-      } else if (!is_space(c) && c != ',') {
+      } else if (!is_json_space(c) && c != ',') {
         return has_name_ ? State::kGoesOn : State::kNoCall;
       }
       return State::kGoesOn;
@@ -55,9 +52,9 @@ CallReader::State CallReader::take(char c) {
       if (c == ':') place_ = Place::kValue;
       return State::kGoesOn;
     case Place::kValue:
-      return is_space(c) ? State::kGoesOn : begin_value(c);
+      return is_json_space(c) ? State::kGoesOn : begin_value(c);
     case Place::kInside:
-      if (is_scalar_ && (c == ',' || c == '}' || is_space(c))) {
+      if (is_scalar_ && (c == ',' || c == '}' || is_json_space(c))) {
         if (const State ended = end_value(); ended != State::kGoesOn) return ended;
         return c == '}' ? end_object() : State::kGoesOn;
       }

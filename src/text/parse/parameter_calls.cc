@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "text/parse/json_space.h"
 #include "text/parse/mark_finder.h"
 #include "text/parse/parameter_types.h"
 #include "text/parse/parameter_value.h"
@@ -13,8 +14,6 @@ namespace espalier {
 namespace {
 
 namespace json = boost::json;
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 class ParameterCalls final : public ToolCallParser {
  public:
@@ -82,7 +81,7 @@ class ParameterCalls final : public ToolCallParser {
     const auto mark = begins_.take(c, text);
     if (state_ == State::kOpened) {
       raw_ += text;
-      if (!std::all_of(text.begin(), text.end(), is_space)) no_call();
+      if (!std::all_of(text.begin(), text.end(), is_json_space)) no_call();
     } else {
       emit_text(text);
     }
@@ -136,7 +135,7 @@ class ParameterCalls final : public ToolCallParser {
       state_ = State::kName;
     } else if (mark) {
       state_ = State::kText;
-    } else if (!std::all_of(text.begin(), text.end(), is_space)) {
+    } else if (!std::all_of(text.begin(), text.end(), is_json_space)) {
       state_ = State::kText;
       text += ends_.flush();
       for (const char each : text) take_text(each);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "text/parse/json_space.h"
+
 namespace espalier {
 namespace {
 
-const std::vector<ReasoningFormat>& formats() {
+const std::vector<ReasoningFormat>& reasoning_formats() {
   static const std::vector<ReasoningFormat> all = {
       {"deepseek-r1", "<think>", "</think>", true}, {"deepseek-v3", "<think>", "</think>", false},
       {"glm45", "<think>", "</think>", false},      {"interns1", "<think>", "</think>", false},
@@ -17,19 +19,17 @@ const std::vector<ReasoningFormat>& formats() {
   return all;
 }
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 }  // namespace
 
 std::vector<std::string> reasoning_format_names() {
   std::vector<std::string> names;
-  for (const ReasoningFormat& format : formats()) names.push_back(format.name);
+  for (const ReasoningFormat& format : reasoning_formats()) names.push_back(format.name);
   return names;
 }
 
 Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
   std::string all;
-  for (const ReasoningFormat& format : formats()) {
+  for (const ReasoningFormat& format : reasoning_formats()) {
     if (format.name == name) return format;
     all += (all.empty() ? "" : ", ") + format.name;
   }
@@ -46,7 +46,7 @@ ReasoningParser::Parts ReasoningParser::push(std::string_view text) {
 }
 
 void ReasoningParser::add_reasoning(char c, Parts& out) {
-  if (is_space(c)) {
+  if (is_json_space(c)) {
     if (has_reasoning_) space_ += c;  // white space before it is dropped
     return;
   }
@@ -63,7 +63,7 @@ void ReasoningParser::take(char c, Parts& out) {
       out.answer += c;
       return;
     case State::kBehind:
-      if (is_space(c)) return;
+      if (is_json_space(c)) return;
       state_ = State::kAnswer;
       out.answer += c;
       return;

@@ -12,7 +12,7 @@ namespace json = boost::json;
 using Kind = ToolCallFormat::Kind;
 
 // The order decides which format a template has that contains several signs: the first one matches.
-const std::vector<ToolCallFormat>& formats() {
+const std::vector<ToolCallFormat>& tool_call_formats() {
   static const std::vector<ToolCallFormat> all = {
       {.name = "deepseekv31", .kind = Kind::kDeepSeek, .sign = {}},
       {.name = "deepseekv3", .kind = Kind::kDeepSeek, .sign = kDeepSeekCallsBegin},
@@ -175,19 +175,19 @@ json::object optional_format(const ToolCallFormat& format, const std::vector<Fun
 }  // namespace
 
 const ToolCallFormat* find_tool_call_format(std::string_view name) {
-  for (const ToolCallFormat& format : formats())
+  for (const ToolCallFormat& format : tool_call_formats())
     if (format.name == name) return &format;
   return nullptr;
 }
 
 std::vector<std::string> tool_call_format_names() {
   std::vector<std::string> names;
-  for (const ToolCallFormat& format : formats()) names.push_back(format.name);
+  for (const ToolCallFormat& format : tool_call_formats()) names.push_back(format.name);
   return names;
 }
 
 std::string detect_tool_call_format(std::string_view chat_template) {
-  for (const ToolCallFormat& format : formats())
+  for (const ToolCallFormat& format : tool_call_formats())
     if (!format.sign.empty() && chat_template.find(format.sign) != std::string_view::npos)
       return format.name;
   return "json";

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "text/parse/call_reader.h"
+#include "text/parse/json_space.h"
 #include "text/parse/mark_finder.h"
 #include "text/parse/parameter_calls.h"
 #include "text/parse/pythonic_calls.h"
@@ -13,7 +14,6 @@
 namespace espalier {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 bool is_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
          c == '.' || c == '-';
@@ -43,7 +43,7 @@ class JsonCalls final : public ToolCallParser {
   void take(char c) override {
     switch (place_) {
       case Place::kStart:
-        if (is_space(c)) return emit_text({&c, 1});
+        if (is_json_space(c)) return emit_text({&c, 1});
         if (c == '{' || c == '[') {
           is_bare_ = true;
           place_ = Place::kBetween;
@@ -104,11 +104,11 @@ class JsonCalls final : public ToolCallParser {
       return take_object(c);
     }
     // Text may follow a list of calls, and may begin like a name.
-    if (list_closed_ && !is_space(c)) {
+    if (list_closed_ && !is_json_space(c)) {
       no_call();
       return take_text(c);
     }
-    if (is_space(c) || c == '[' || c == ']' || c == ',' || c == ';') {
+    if (is_json_space(c) || c == '[' || c == ']' || c == ',' || c == ';') {
       if (!raw_.empty() || num_calls() == 0) raw_ += c;
       list_closed_ = format_.names_outside && c == ']' && raw_.empty();
       return;
@@ -150,7 +150,7 @@ class JsonCalls final : public ToolCallParser {
     }
     constexpr std::string_view kArgs = "[ARGS]";
     std::string name = std::exchange(name_, {});
-    while (!name.empty() && is_space(name.back())) name.pop_back();
+    while (!name.empty() && is_json_space(name.back())) name.pop_back();
     if (name.ends_with(kArgs)) name.resize(name.size() - kArgs.size());
     // This is the mark before another call, whose bracket was read as a list's.
     if (const std::string rest = format_.begin.substr(1); name.starts_with(rest))
@@ -231,7 +231,7 @@ class DeepSeekCalls final : public ToolCallParser {
         head_ += c;
         return;
       case Place::kBehindSep:
-        if (is_space(c)) return;
+        if (is_json_space(c)) return;
         if (c == '{') return begin(head_, c);
         head_ = c;  // the text before was the type; this is the name
         place_ = Place::kName;
@@ -250,7 +250,7 @@ class DeepSeekCalls final : public ToolCallParser {
   }
 
   void begin(std::string name, char c) {
-    while (!name.empty() && is_space(name.back())) name.pop_back();
+    while (!name.empty() && is_json_space(name.back())) name.pop_back();
     if (name.empty()) {
       place_ = Place::kText;
       return emit_text({&c, 1});
@@ -284,7 +284,7 @@ class PythonicCalls final : public ToolCallParser {
   void take(char c) override {
     switch (place_) {
       case Place::kStart:
-        if (is_space(c)) return emit_text({&c, 1});
+        if (is_json_space(c)) return emit_text({&c, 1});
         place_ = c == '[' ? Place::kName : Place::kText;
         if (c != '[') return emit_text({&c, 1});
         raw_ = c;
@@ -308,7 +308,7 @@ class PythonicCalls final : public ToolCallParser {
     } else if (c == ']' && name_.empty() && num_calls() > 0) {
       raw_.clear();
       place_ = Place::kText;
-    } else if (!is_space(c) && !(c == ',' && name_.empty() && num_calls() > 0)) {
+    } else if (!is_json_space(c) && !(c == ',' && name_.empty() && num_calls() > 0)) {
       no_call();
     }
   }
@@ -365,7 +365,7 @@ ToolCallParts ToolCallParser::finish() {
 
 void ToolCallParser::emit_text(std::string_view text) {
   for (const char c : text) {
-    if (is_space(c)) {
+    if (is_json_space(c)) {
       space_ += c;
       continue;
     }

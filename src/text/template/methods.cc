@@ -23,7 +23,7 @@ bool all_characters(std::string_view text, Fn&& fn) {  // false for ""
   return !text.empty();
 }
 
-bool is_space(char32_t code) {  // Python's isspace counts the separators 0x1C to 0x1F too
+bool is_python_space(char32_t code) {  // Python's isspace counts the separators 0x1C to 0x1F too
   return CharClasses().is(code, kSpace) || (code >= 0x1C && code <= 0x1F);
 }
 
@@ -65,7 +65,7 @@ Result<Value> strip_method(const std::string& text, std::string_view name,
   const bool left = name != "rstrip", right = name != "lstrip";
   if (!bound[0] || bound[0]->is_none()) {
     return Value(strip(text, left, right,
-                       [](std::string_view c) { return is_space(decode_utf8(c, 0).code); }));
+                       [](std::string_view c) { return is_python_space(decode_utf8(c, 0).code); }));
   }
   ESP_RETURN_IF_ERROR(wants_string(name, bound[0]));
   const std::vector<std::string_view> set = characters(bound[0]->string());
@@ -76,7 +76,7 @@ Result<Value> strip_method(const std::string& text, std::string_view name,
 
 // Splits at runs of white space. The remainder after `count_max` splits keeps its white space.
 std::vector<Value> split_spaces(std::string_view text, int64_t count_max) {
-  const auto drop = [](std::string_view c) { return is_space(decode_utf8(c, 0).code); };
+  const auto drop = [](std::string_view c) { return is_python_space(decode_utf8(c, 0).code); };
   std::vector<Value> parts;
   text = strip(text, true, false, drop);
   while (!text.empty()) {
@@ -87,7 +87,7 @@ std::vector<Value> split_spaces(std::string_view text, int64_t count_max) {
     size_t end = 0;
     while (end < text.size()) {
       const Utf8Char c = decode_utf8(text, end);
-      if (is_space(c.code)) break;
+      if (is_python_space(c.code)) break;
       end += c.size;
     }
     parts.emplace_back(text.substr(0, end));
@@ -97,7 +97,7 @@ std::vector<Value> split_spaces(std::string_view text, int64_t count_max) {
 }
 
 std::vector<Value> rsplit_spaces(std::string_view text, int64_t count_max) {
-  const auto drop = [](std::string_view c) { return is_space(decode_utf8(c, 0).code); };
+  const auto drop = [](std::string_view c) { return is_python_space(decode_utf8(c, 0).code); };
   const auto keep = [&](std::string_view c) { return !drop(c); };
   std::vector<Value> parts;
   text = strip(text, false, true, drop);
@@ -342,7 +342,7 @@ std::optional<bool> string_property(const std::string& text, std::string_view na
   if (name == "isnumeric") return all(kNumber);
   if (name == "isalpha") return all(kLetter);
   if (name == "isalnum") return all(kLetter | kNumber);
-  if (name == "isspace") return all_characters(text, is_space);
+  if (name == "isspace") return all_characters(text, is_python_space);
   if (name == "isupper") return has_case(text, kUpper);
   if (name == "islower") return has_case(text, kLower);
   if (name == "isascii") {

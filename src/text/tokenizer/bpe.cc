@@ -14,12 +14,13 @@ uint64_t pair_of(TokenId left, TokenId right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
 }
 
-constexpr std::string_view kMark = "\u2581";
+constexpr std::string_view kSpaceMark = "\u2581";
 
 // Where the next word begins after the one at `begin`: a mark that follows something else.
 size_t next_marked_word(std::string_view text, size_t begin) {
-  for (size_t at = text.find(kMark, begin + 1); at < text.size(); at = text.find(kMark, at + 1)) {
-    if (!text.substr(0, at).ends_with(kMark)) return at;
+  for (size_t at = text.find(kSpaceMark, begin + 1); at < text.size();
+       at = text.find(kSpaceMark, at + 1)) {
+    if (!text.substr(0, at).ends_with(kSpaceMark)) return at;
   }
   return text.size();
 }
@@ -46,7 +47,7 @@ BpeModel::BpeModel(BpeOptions options, const TokenTable& tokens, std::span<const
     byte_ids_[byte] = id.value_or(-1);
   }
   cuts_at_marks_ = !options_.byte_level && !options_.ignore_merges && options_.end_suffix.empty() &&
-                   options_.continuing_prefix.empty() && tokens_.find(kMark).has_value();
+                   options_.continuing_prefix.empty() && tokens_.find(kSpaceMark).has_value();
   for (TokenId id = 0; cuts_at_marks_ && id < tokens_.id_end(); ++id) {
     const std::string_view token = tokens_.of(id);
     if (next_marked_word(token, 0) < token.size()) cuts_at_marks_ = false;

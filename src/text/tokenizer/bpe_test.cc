@@ -51,7 +51,7 @@ struct RandomBpe {
   std::vector<BpeModel::Merge> merges;
 };
 
-std::string random_word(Rng& rng, size_t size) {
+std::string random_letters(Rng& rng, size_t size) {
   std::string word;
   while (word.size() < size) {
     word.append(rng.below(6) == 0 ? rng.below(20) : 1, static_cast<char>('a' + rng.below(4)));
@@ -65,7 +65,7 @@ TEST(Bpe, EqualsTheDefinitionForShortAndLongWords) {
     const BpeModel model({.byte_level = true}, random.table, random.merges);
     Rng rng(seed);
     for (int round = 0; round < 60; ++round) {
-      const std::string word = random_word(rng, rng.below(150));
+      const std::string word = random_letters(rng, rng.below(150));
       Ids ids, again;
       model.encode_word(word, ids);
       ASSERT_EQ(ids, random.naive(word)) << "seed " << seed << " word " << word;
@@ -84,7 +84,7 @@ TEST(Bpe, ThreadsShareTheCache) {
     threads.emplace_back([&] {
       Rng rng(9);  // the same words at the same time
       for (int round = 0; round < 2000; ++round) {
-        const std::string word = random_word(rng, rng.below(12));
+        const std::string word = random_letters(rng, rng.below(12));
         Ids ids;
         model.encode_word(word, ids);
         num_wrong += ids != random.naive(word);

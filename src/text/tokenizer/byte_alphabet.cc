@@ -28,10 +28,12 @@ constexpr Alphabet make_alphabet() {
   }
   return alphabet;
 }
-constexpr Alphabet kAlphabet = make_alphabet();
+constexpr Alphabet kByteAlphabet = make_alphabet();
 
 // The byte that a character spells, or -1.
-int byte_of(char32_t code) { return code < kAlphabet.bytes.size() ? kAlphabet.bytes[code] : -1; }
+int byte_of(char32_t code) {
+  return code < kByteAlphabet.bytes.size() ? kByteAlphabet.bytes[code] : -1;
+}
 
 }  // namespace
 
@@ -61,7 +63,8 @@ bool append_spelled_bytes(std::string_view spelled, std::string& out) {
 
 std::string spell_bytes(std::string_view bytes) {
   std::string out;
-  for (const char byte : bytes) append_utf8(kAlphabet.characters[static_cast<uint8_t>(byte)], out);
+  for (const char byte : bytes)
+    append_utf8(kByteAlphabet.characters[static_cast<uint8_t>(byte)], out);
   return out;
 }
 

@@ -21,11 +21,11 @@ namespace json = boost::json;
 using ::testing::HasSubstr;
 using Ids = std::vector<TokenId>;
 
-const std::filesystem::path kFixtures = "tests/golden/tokenizers";
+const std::filesystem::path kHfFixtures = "tests/golden/tokenizers";
 constexpr const char* kNames[] = {"byte_level", "metaspace", "unigram", "word_piece"};
 
 std::unique_ptr<Tokenizer> load(const std::string& name) {
-  auto tokenizer = load_tokenizer(kFixtures / name);
+  auto tokenizer = load_tokenizer(kHfFixtures / name);
   EXPECT_TRUE(tokenizer.has_value()) << tokenizer.error().to_string();
   return std::move(tokenizer).value();
 }
@@ -37,7 +37,7 @@ json::value parse_file(const std::filesystem::path& path) {
 TEST(HfTokenizer, EncodesAndDecodesAsTheReference) {
   for (const char* name : kNames) {
     const auto tokenizer = load(name);
-    const json::value goldens = parse_file(kFixtures / name / "goldens.json");
+    const json::value goldens = parse_file(kHfFixtures / name / "goldens.json");
     for (const json::value& entry : goldens.at("cases").as_array()) {
       const std::string text(entry.at("text").as_string());
       const auto expected = json::value_to<Ids>(entry.at("ids"));
@@ -176,7 +176,7 @@ TEST(HfTokenizer, MutatedFilesNeverCrash) {
   Rng rng(kSeed);
   int num_loaded = 0;
   for (const char* name : kNames) {
-    const std::string original = read_text_file(kFixtures / name / "tokenizer.json").value();
+    const std::string original = read_text_file(kHfFixtures / name / "tokenizer.json").value();
     const std::string_view alphabet = "{}[]\",:0123456789aeintruflsp\\\xFF \xE2";
     for (int round = 0; round < 300; ++round) {
       std::string text = original;

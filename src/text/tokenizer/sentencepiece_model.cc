@@ -180,7 +180,7 @@ Status check(const SentencePieceModel& model) {
   return {};
 }
 
-int hex_digit(char c) {
+int upper_hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
@@ -208,7 +208,7 @@ Result<SentencePieceModel> SentencePieceModel::parse(std::string_view bytes) {
 
 int sentencepiece_byte(std::string_view piece) {
   if (piece.size() != 6 || !piece.starts_with("<0x") || piece.back() != '>') return -1;
-  const int high = hex_digit(piece[3]), low = hex_digit(piece[4]);
+  const int high = upper_hex_digit(piece[3]), low = upper_hex_digit(piece[4]);
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 

@@ -16,7 +16,7 @@ namespace {
 namespace json = boost::json;
 
 // What the file itself does not say.
-struct Kind {
+struct RankFileKind {
   std::string_view name;  // in the file's name
   int num_ranks;
   std::string_view pattern;
@@ -46,15 +46,15 @@ void append_numbered(std::string_view prefix, int first, int count, TokenId id, 
 }
 
 // The first id after the ranks, from which a vocabulary of another size counts on.
-Kind gpt2_kind(int end) {
+RankFileKind gpt2_kind(int end) {
   return {"gpt2", 50256, kGpt2Pattern, {{"<|endoftext|>", end}}, {}, {"<|endoftext|>"}};
 }
 
-Kind p50k_kind(int) {  // its ranks leave 50256 out
+RankFileKind p50k_kind(int) {  // its ranks leave 50256 out
   return {"p50k", 50280, kGpt2Pattern, {{"<|endoftext|>", 50256}}, {}, {"<|endoftext|>"}};
 }
 
-Kind cl100k_kind(int end) {
+RankFileKind cl100k_kind(int end) {
   return {"cl100k",
           100256,
           kCl100kPattern,
@@ -67,7 +67,7 @@ Kind cl100k_kind(int end) {
           {"<|endoftext|>"}};
 }
 
-Kind o200k_kind(int end) {
+RankFileKind o200k_kind(int end) {
   return {"o200k",
           199998,
           kO200kPattern,
@@ -76,21 +76,21 @@ Kind o200k_kind(int end) {
           {"<|endoftext|>"}};
 }
 
-Kind harmony_kind(int end) {  // gpt-oss
-  Kind kind{"harmony",
-            199998,
-            kO200kPattern,
-            {{"<|startoftext|>", end},
-             {"<|endoftext|>", end + 1},
-             {"<|return|>", end + 4},
-             {"<|constrain|>", end + 5},
-             {"<|channel|>", end + 7},
-             {"<|start|>", end + 8},
-             {"<|end|>", end + 9},
-             {"<|message|>", end + 10},
-             {"<|call|>", end + 14}},
-            {"<|startoftext|>"},
-            {"<|return|>", "<|call|>", "<|endoftext|>"}};
+RankFileKind harmony_kind(int end) {  // gpt-oss
+  RankFileKind kind{"harmony",
+                    199998,
+                    kO200kPattern,
+                    {{"<|startoftext|>", end},
+                     {"<|endoftext|>", end + 1},
+                     {"<|return|>", end + 4},
+                     {"<|constrain|>", end + 5},
+                     {"<|channel|>", end + 7},
+                     {"<|start|>", end + 8},
+                     {"<|end|>", end + 9},
+                     {"<|message|>", end + 10},
+                     {"<|call|>", end + 14}},
+                    {"<|startoftext|>"},
+                    {"<|return|>", "<|call|>", "<|endoftext|>"}};
   for (const int i : {2, 3, 6, 11, 12, 13}) {
     append_numbered("reserved", end + i, 1, end + i, kind.specials);
   }
@@ -98,29 +98,29 @@ Kind harmony_kind(int end) {  // gpt-oss
   return kind;
 }
 
-Kind llama3_kind(int end) {
-  Kind kind{"llama",
-            128000,
-            kLlama3Pattern,
-            {{"<|begin_of_text|>", end},
-             {"<|end_of_text|>", end + 1},
-             {"<|finetune_right_pad_id|>", end + 4},
-             {"<|start_header_id|>", end + 6},
-             {"<|end_header_id|>", end + 7},
-             {"<|eom_id|>", end + 8},
-             {"<|eot_id|>", end + 9},
-             {"<|python_tag|>", end + 10}},
-            {"<|begin_of_text|>"},
-            {"<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"},
-            /*begins_with_bos=*/true};
+RankFileKind llama3_kind(int end) {
+  RankFileKind kind{"llama",
+                    128000,
+                    kLlama3Pattern,
+                    {{"<|begin_of_text|>", end},
+                     {"<|end_of_text|>", end + 1},
+                     {"<|finetune_right_pad_id|>", end + 4},
+                     {"<|start_header_id|>", end + 6},
+                     {"<|end_header_id|>", end + 7},
+                     {"<|eom_id|>", end + 8},
+                     {"<|eot_id|>", end + 9},
+                     {"<|python_tag|>", end + 10}},
+                    {"<|begin_of_text|>"},
+                    {"<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"},
+                    /*begins_with_bos=*/true};
   append_numbered("reserved_special_token", 0, 2, end + 2, kind.specials);
   append_numbered("reserved_special_token", 2, 1, end + 5, kind.specials);
   append_numbered("reserved_special_token", 3, 245, end + 11, kind.specials);
   return kind;
 }
 
-Kind qwen_kind(int end) {
-  Kind kind{
+RankFileKind qwen_kind(int end) {
+  RankFileKind kind{
       "qwen",       151643,
       kQwenPattern, {{"<|endoftext|>", end}, {"<|im_start|>", end + 1}, {"<|im_end|>", end + 2}},
       {},           {"<|endoftext|>", "<|im_end|>"}};
@@ -128,18 +128,18 @@ Kind qwen_kind(int end) {
   return kind;
 }
 
-Kind kind_of(std::string_view name, int num_ranks, TokenId id_end) {
+RankFileKind kind_of(std::string_view name, int num_ranks, TokenId id_end) {
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const Kind kinds[] = {cl100k_kind(id_end), harmony_kind(id_end), o200k_kind(id_end),
-                        llama3_kind(id_end), qwen_kind(id_end),    gpt2_kind(id_end),
-                        p50k_kind(id_end)};
-  for (const Kind& kind : kinds) {
+  const RankFileKind kinds[] = {cl100k_kind(id_end), harmony_kind(id_end), o200k_kind(id_end),
+                                llama3_kind(id_end), qwen_kind(id_end),    gpt2_kind(id_end),
+                                p50k_kind(id_end)};
+  for (const RankFileKind& kind : kinds) {
     if (lower.find(kind.name) != std::string::npos) return kind;
   }
   if (lower.find("r50k") != std::string::npos) return gpt2_kind(id_end);
-  for (const Kind& kind : kinds) {
+  for (const RankFileKind& kind : kinds) {
     if (kind.num_ranks == num_ranks && kind.name != "harmony") return kind;
   }
   log_warning(
@@ -147,7 +147,8 @@ Kind kind_of(std::string_view name, int num_ranks, TokenId id_end) {
       "(name "
       "the file after its kind: cl100k, o200k, harmony, llama, qwen, gpt2, p50k)",
       num_ranks);
-  return Kind{"", num_ranks, kCl100kPattern, {{"<|endoftext|>", id_end}}, {}, {"<|endoftext|>"}};
+  return RankFileKind{"", num_ranks,        kCl100kPattern, {{"<|endoftext|>", id_end}},
+                      {}, {"<|endoftext|>"}};
 }
 
 struct Ranks {
@@ -214,7 +215,7 @@ bool looks_like_tiktoken(std::string_view text) {
 Result<std::unique_ptr<Tokenizer>> parse_tiktoken(std::string_view text, std::string_view name,
                                                   bool normalizes_nfc) {
   ESP_ASSIGN_OR_RETURN(Ranks ranks, parse_ranks(text));
-  Kind kind = kind_of(name, ranks.count, ranks.vocabulary.id_end());
+  RankFileKind kind = kind_of(name, ranks.count, ranks.vocabulary.id_end());
   PipelineTokenizer::Parts parts{.vocabulary = std::move(ranks.vocabulary)};
   if (normalizes_nfc) {
     ESP_ASSIGN_OR_RETURN(parts.normalizer,

@@ -9,7 +9,7 @@
 namespace espalier {
 namespace {
 
-constexpr double kUnkPenalty = 10.0;  // below the lowest score
+constexpr double kUnigramUnkPenalty = 10.0;  // below the lowest score
 
 struct Best {  // the best way to cut the text up to a position
   double score = 0;
@@ -32,7 +32,7 @@ UnigramModel::UnigramModel(const TokenTable& table, std::vector<double> scores,
   }
   trie_ = PieceTrie(std::move(pieces));
   const auto lowest = std::min_element(scores_.begin(), scores_.end());
-  unk_score_ = (lowest == scores_.end() ? 0.0 : *lowest) - kUnkPenalty;
+  unk_score_ = (lowest == scores_.end() ? 0.0 : *lowest) - kUnigramUnkPenalty;
 }
 
 void UnigramModel::encode_word(std::string_view word, std::vector<TokenId>& out) const {
