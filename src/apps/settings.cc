@@ -271,6 +271,9 @@ std::string environment_name(std::string_view setting) {
   return out;
 }
 
+// Variables with this prefix that are not settings: the folder of the model that ships.
+constexpr std::string_view kOtherVariables[] = {"share"};
+
 Status apply_environment(SettingTable& table, const SettingTable& known_elsewhere) {
   for (Setting& row : table.rows()) {
     std::vector<std::string> names = row.aliases;  // before the name, which wins when both are set
@@ -290,6 +293,7 @@ Status apply_environment(SettingTable& table, const SettingTable& known_elsewher
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char c) { return std::tolower(c); });
     if (table.find(name) != nullptr || known_elsewhere.find(name) != nullptr) continue;
+    if (std::ranges::find(kOtherVariables, name) != std::end(kOtherVariables)) continue;
     for (const SettingTable* each : {&std::as_const(table), &known_elsewhere})
       if (const std::string near = each->nearest_name(name); !near.empty())
         return invalid_argument(

@@ -127,6 +127,13 @@ TEST_F(SettingsTest, AMistypedVariableIsReportedAndAForeignOneIsNot) {
   unsetenv("ESPALIER_DATA");
 }
 
+// Its name resembles that of --fair-share.
+TEST_F(SettingsTest, TheFolderOfTheShippedModelIsNoMistypedSetting) {
+  setenv("ESPALIER_SHARE", "/nowhere", 1);
+  EXPECT_EQ(run({}), -1) << error_;
+  unsetenv("ESPALIER_SHARE");
+}
+
 TEST_F(SettingsTest, AWrongValueSaysWhatWouldBeRight) {
   EXPECT_EQ(run({"--port", "70000"}), kExitUsage);
   EXPECT_THAT(error_, HasSubstr("--port: 70000 is out of range; it must be between 0 and 65535"));
