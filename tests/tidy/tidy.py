@@ -156,6 +156,14 @@ def find_cycles(graph):
     return found
 
 
+def sources_of_unit(path):
+    """What a unit of several sources (cmake/EspalierUnits.cmake) includes, relative to the root."""
+    if os.path.basename(os.path.dirname(path)) != "units" or not os.path.exists(path):
+        return set()
+    with open(path, encoding="utf-8") as f:
+        return {"src/" + name for name in re.findall(r'#include "(.*)"', f.read())}
+
+
 def dead_files(tree):
     """A source that no target builds, a header that nothing includes, or what a flag was taken for a
     name of."""
@@ -165,6 +173,7 @@ def dead_files(tree):
             for command in json.load(f):
                 full = os.path.join(command["directory"], command["file"])
                 built.add(os.path.relpath(os.path.realpath(full), os.path.realpath(tree.root)))
+                built |= sources_of_unit(full)
     lists = [f for f in tree.files if os.path.basename(f) == "CMakeLists.txt" or
              f.endswith(".cmake")]
     included = {target for path in tree.code() for _, target in tree.includes(path)}

@@ -98,6 +98,20 @@ class TidyTest(unittest.TestCase):
                 json.dump([{"directory": root, "file": "src/base/made.cc"}], f)
             self.assertEqual(tidy.dead_files(tidy.Tree(root, root)), [])
 
+    def test_dead_files_reads_the_units_of_the_compile_commands(self):
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in (("src/base/made.cc", "int made;\n"),
+                               ("src/base/old.cc", "int old;\n"),
+                               ("build/units/base_0.cc", '#include "base/made.cc"\n')):
+                os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+                with open(os.path.join(root, name), "w", encoding="utf-8") as f:
+                    f.write(text)
+            with open(os.path.join(root, "compile_commands.json"), "w", encoding="utf-8") as f:
+                json.dump([{"directory": root, "file": "build/units/base_0.cc"}], f)
+            tree = tidy.Tree(root, root)
+            tree.files = [name for name in tree.files if name.startswith("src/")]
+            self.assertEqual(tidy.dead_files(tree), ["src/base/old.cc: no target builds it"])
+
     def test_commented_code_sees_code(self):
         for line in ("// f(1);", "  // int x = g(2, h(3));", "// if (a) {", "// return x;",
                      '// #include "base/a.h"', "// }", "#if 0", "// a.b->c(d);",
