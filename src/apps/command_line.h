@@ -1,4 +1,5 @@
-// From argv to settings: flags over environment over file over defaults.
+// From argv to settings: flags over environment over file over defaults. Used by the main thread
+// before others start, because reading the environment is not thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -13,8 +14,8 @@ namespace espalier::apps {
 
 // Exit codes of every command.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailure = 1;  // it could not be done
-inline constexpr int kExitUsage = 2;    // it was asked for wrongly
+inline constexpr int kExitFailure = 1;  // the command failed
+inline constexpr int kExitUsage = 2;    // a flag, file or variable is wrong
 
 struct CommandLine {
   std::string name;                 // "espalier serve"
@@ -26,8 +27,8 @@ struct CommandLine {
 };
 
 // Adds --config to the table's rows, parses `args` (without the command's name), applies file and
-// environment, and fills what the rows are bound to. Nothing: go on. Otherwise the exit code: help
-// was printed, or what was wrong. Settings in `known_elsewhere` may stand in the file.
+// environment, and fills what the rows are bound to. Returns nothing when the command goes on,
+// otherwise the exit code: help was printed, or an error was reported. Settings in `known_elsewhere` may stand in the file.
 std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
                                       const SettingTable& known_elsewhere,
                                       const std::vector<std::string>& args);

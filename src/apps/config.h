@@ -1,4 +1,5 @@
-// What the commands are configured by, and the rows that bind it to flags.
+// The settings of the commands, and the rows that bind them to flags. A table refers to the config
+// that it was made for, which outlives it. Used by one thread.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// The program of a model for `espalier inspect --program`: as a table, as JSON or as a picture.
+// The program of a model for `espalier inspect --program`: as a table, as JSON or as a picture. The
+// functions keep no state.
 #pragma once
 
 #include <boost/json/object.hpp>

@@ -1,5 +1,5 @@
 // What the commands that run a model in this process share: their settings, the engine, one request
-// streamed to standard output.
+// streamed to standard output. Used by the main thread; interrupted() may be called from any.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,8 @@
 namespace espalier::apps {
 
 // parse_command_line with the rows of the engine added, the log level set and contradictions
-// reported. The server's settings may stand in the file. Nothing: go on; else the exit code.
+// reported. The server's settings may stand in the file. Returns as
+// parse_command_line does.
 std::optional<int> parse_engine_command(CommandLine& command, SettingTable& table,
                                         AppConfig& config, const std::vector<std::string>& args);
 

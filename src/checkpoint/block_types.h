@@ -1,6 +1,7 @@
 // The types of elements that a GGUF file holds, and what their blocks stand for.
 // Source of the layouts: ggml's ggml-common.h; values are equal to the bit to those of the `gguf`
 // package's quants.py.
+// Thread-safe: the table is constant and lives as long as the process.
 #pragma once
 
 #include <cstddef>

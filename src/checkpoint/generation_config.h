@@ -1,4 +1,4 @@
-// generation_config.json: how its makers want a model sampled.
+// generation_config.json: the sampling parameters that a model's authors recommend. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct GenerationConfig {
   std::vector<int32_t> eos_token_ids;     // sorted, without duplicates; one or several in the file
 };
 
-// The file in `folder`; all fields absent where there is no such file. Fails on a field of the
-// wrong type or out of its range, by name.
+// The file in `folder`; all fields are absent where there is no such file. kDataLoss names a field
+// of the wrong type or out of its range.
 Result<GenerationConfig> read_generation_config(const std::filesystem::path& folder);
 
 // eos_token_id of any config file's object: absent, an integer or a list; sorted, no duplicates.

@@ -1,6 +1,7 @@
 // The architectures of GGUF files that are known, one entry each: what their tensors are called in
 // Hugging Face's folders, what conversion did to them, and which metadata make config.json's
 // fields. Source: llama.cpp's gguf-py/gguf/constants.py, tensor_mapping.py, and conversion.
+// Thread-safe: the tables are constant. Errors (kDataLoss) name the metadata key.
 #pragma once
 
 #include <boost/json/fwd.hpp>

@@ -1,6 +1,7 @@
 // What a GGUF file says of a language model, in the terms of Hugging Face's folders: config.json's
 // fields, tensors' names and rows, the vocabulary.
 // Source: llama.cpp's gguf-py/gguf/tensor_mapping.py and conversion.
+// The functions are thread-safe.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,5 @@
-// For tests: GGUF files made by hand.
+// For tests: GGUF files made by hand. Keys and tensors are written in the order of the calls. One
+// writer is used by one thread.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,7 @@
 // Readers of tensors whose elements are computed: GGUF's blocks, and matrices that safetensors
 // folders spread over several tensors (FP8 with scales, GPTQ, AWQ).
+// Readers are immutable and thread-safe. They read from the mapped files of their tensors, which
+// outlive them.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// For tests of this room: a folder that is gone at the test's end, and safetensors files made by
-// hand.
+// For tests of this room: a folder that its object owns and removes in its destructor, and
+// safetensors files made by hand. Several threads may write files of different names.
 #pragma once
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 // Where a program went wrong. Every primitive remembers the line that wrote it, and a failure is
 // reported with that line where the program uses the value that failed.
+// Locations and errors are immutable values.
 #pragma once
 
 #include <cstdint>

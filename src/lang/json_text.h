@@ -1,4 +1,4 @@
-// JSON strings without a JSON library in the way.
+// JSON strings, for headers that programs include without a JSON library. Pure; thread-safe.
 #pragma once
 
 #include <string>

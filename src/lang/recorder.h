@@ -1,4 +1,5 @@
-// What a program did and when: a span for each primitive, with the tokens of its call.
+// What a program did and when: a span for each primitive, with the tokens of its call. Times are
+// those of the steady clock.
 #pragma once
 
 #include <cstdint>

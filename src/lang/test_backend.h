@@ -1,5 +1,6 @@
 // For the room's tests: the back end over a real engine with a scripted device, whose answers are
 // known from the prompt alone.
+// The test owns both; the engine ends with the last owner.
 #pragma once
 
 #include <memory>

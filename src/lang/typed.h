@@ -1,4 +1,5 @@
-// Typed values: numbers, truth values and described structs out of a variable's text.
+// Typed values: numbers, truth values and described structs out of a variable's text. The functions
+// are pure and thread-safe. Expected failures are a Status that names the member.
 //
 //   struct Person { std::string name; int age; };
 //   ESPALIER_FIELDS(Person, name, age)

@@ -1,4 +1,5 @@
-// Base64 as tokenizers' files write it: the standard alphabet, padded or not, no line ends.
+// Base64 as tokenizers' files write it: the standard alphabet, padded or not, no line ends. The
+// functions are pure and thread-safe, and fail only by their result.
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@ namespace espalier {
 
 // Padded.
 std::string encode_base64(std::string_view bytes);
-// Appends the bytes; false when `text` is no base64.
+// Appends the decoded bytes to `out`. Returns false when `text` is no base64.
 bool decode_base64(std::string_view text, std::string& out);
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
 // Reads the fields of a JSON document that comes from outside. A field that is missing or has
-// another type is an error, which names the path of the field.
+// another type is an error (kDataLoss) that names the path of the field. Nothing here is changed
+// after it is made, so several threads may read one object.
 #pragma once
 
 #include <boost/json.hpp>
@@ -10,7 +11,8 @@
 
 namespace espalier {
 
-// An object within a document and the path to it ("model", "decoder.decoders[2]"). Borrowed.
+// An object within a document and the path to it ("model", "decoder.decoders[2]"). Borrowed: the
+// document outlives it.
 class JsonFields {
  public:
   // kDataLoss when `value` is no object.

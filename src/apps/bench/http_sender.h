@@ -1,4 +1,5 @@
-// Sends a workload's turns to a server over HTTP, streaming.
+// Sends a workload's turns to a server over HTTP, streaming. Each worker has a sender of its own,
+// with a connection that it owns. A failed request is a record with an error, not a Status.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// What a benchmark measured: one record a request, summed up as a table and as JSON.
+// What a benchmark measured: one record a request, summed up as a table and as JSON. The functions
+// are pure; a FigureOutput is used by one thread.
 #pragma once
 
 #include <fmt/format.h>

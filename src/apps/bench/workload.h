@@ -1,4 +1,5 @@
-// What a benchmark sends: conversations of one or more turns, drawn from a seed.
+// What a benchmark sends: conversations of one or more turns, drawn from a seed. The functions are
+// pure; a workload is not changed once it is made, so the workers share it.
 #pragma once
 
 #include <cstdint>

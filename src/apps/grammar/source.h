@@ -1,5 +1,5 @@
 // What the grammar commands share: a grammar named on the command line, a vocabulary, files of
-// lines.
+// lines. Used by one thread; tries and documents may be shared afterwards.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,5 @@
-// What the paid APIs have in common: prices, usage, streams of server-sent events. Internal.
+// What the paid APIs have in common: prices, usage, streams of server-sent events. Internal to the
+// room. Thread-safe: calls share only the HTTP client and the sum of their costs.
 #pragma once
 
 #include <boost/json.hpp>

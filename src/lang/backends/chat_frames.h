@@ -1,5 +1,5 @@
 // The text around messages, for back ends that read text: from a model's own chat template, or one
-// of a few well-known ones by name.
+// of a few well-known ones by name. Immutable; thread-safe.
 #pragma once
 
 #include <filesystem>

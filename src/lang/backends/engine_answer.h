@@ -1,4 +1,5 @@
-// An engine's answer as the native API's meta_info. Internal to the room and its bindings.
+// An engine's answer as the native API's meta_info. Pure; thread-safe. Internal to the room and its
+// bindings.
 #pragma once
 
 #include <vector>

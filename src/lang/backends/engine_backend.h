@@ -1,5 +1,5 @@
 // The engine in this process as a back end. Only this file, engine_*.h and submission_queue.h
-// include engine/.
+// include engine/. A back end is thread-safe and shares the ownership of its engine.
 #pragma once
 
 #include <memory>

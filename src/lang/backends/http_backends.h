@@ -1,4 +1,5 @@
-// Back ends behind HTTP: a server of ours or SGLang's, OpenAI-compatible APIs, Anthropic's.
+// Back ends behind HTTP: an Espalier or SGLang server, OpenAI-compatible APIs, Anthropic's. Each is
+// thread-safe and owns its connections, which its destructor closes after it has cancelled all calls.
 #pragma once
 
 #include <memory>

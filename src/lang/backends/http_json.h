@@ -1,4 +1,5 @@
-// What the HTTP back ends share of JSON: reading answers, writing media. Internal to the room.
+// What the HTTP back ends share of JSON: reading answers, writing media. The functions keep no state
+// and are thread-safe. Internal to the room.
 #pragma once
 
 #include <boost/json.hpp>
@@ -21,7 +22,7 @@ std::string string_at(const boost::json::object& object, std::string_view path);
 int64_t integer_at(const boost::json::object& object, std::string_view path);     // 0 by default
 double number_at(const boost::json::object& object, std::string_view path);       // 0 by default
 
-// Sets what is said: an option that is absent, and a list that is empty, leave no member.
+// Sets a member from an option; an absent option and an empty list or text leave no member.
 template <typename T>
 void set_member(boost::json::object& object, std::string_view name, const std::optional<T>& value) {
   if (value) object[name] = *value;

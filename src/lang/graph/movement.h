@@ -1,6 +1,7 @@
 // Code movement: parts of a template change places so that its constant beginning, which is cached
 // once for all arguments, grows longer. A prompt then holds the same parts in another order, which
-// is not strictly the same to a model: nothing does this unless it is asked to.
+// is not strictly the same to a model, so no other pass does this. Pure; thread-safe, but for the
+// proposals, which call the back end that they are given.
 //
 //   Text: {text}                          Answer in one word.
 //   Answer in one word.         -->       Text: {text}

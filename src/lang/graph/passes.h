@@ -1,4 +1,5 @@
-// Passes over graphs. Each gives a program that means the same, and says what it did.
+// Passes over graphs. Each returns a new graph whose program has the same meaning, and reports what
+// changed. Pure; thread-safe.
 #pragma once
 
 #include <cstdint>

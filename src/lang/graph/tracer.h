@@ -1,4 +1,5 @@
-// Tracing: runs a program's function once with abstract arguments and writes down what it appends.
+// Tracing: runs a program's function once with abstract arguments and records what it appends. A
+// trace runs on the calling thread; several may run at once.
 #pragma once
 
 #include <string>

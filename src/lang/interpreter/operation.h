@@ -1,4 +1,5 @@
-// What a prompt state does, one operation after another. Plain data, internal to the room.
+// The operations of a prompt state, which run one after another. Plain data: the operation queue that
+// holds an operation owns it, and one thread at a time runs it. Internal to the room.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +17,13 @@ namespace espalier::lang {
 
 class LiveStream;
 
-// What a branch wrote after its fork.
+// The text that a branch appended after its fork.
 struct BranchText {
   std::string text;
   std::vector<Message> messages;
 };
 
-// Operations that are no primitive of an expression.
+// The operations below are not primitives of an expression.
 struct ForkOp {
   std::vector<std::weak_ptr<LiveStream>> branches;  // expired: the program dropped the branch
 };

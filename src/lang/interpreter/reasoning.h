@@ -1,4 +1,4 @@
-// Splits what a reasoning model thinks from what it says.
+// Splits the reasoning of a model from its answer. Pure; thread-safe.
 #pragma once
 
 #include <string>

@@ -1,5 +1,7 @@
 // Calls whose arguments are written one by one, strings without quotes (Qwen3-Coder):
 //   <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>
+// Each parser is used by one thread and shares `tools`, because answers that stream in parallel
+// read the schemas of the same request.
 #pragma once
 
 #include <boost/json/fwd.hpp>

@@ -1,4 +1,4 @@
-// Which JSON types a tool's schema allows for a parameter. Internal to the folder.
+// Which JSON types a tool's schema allows for a parameter. Pure. Internal to the folder.
 #pragma once
 
 #include <boost/json/fwd.hpp>

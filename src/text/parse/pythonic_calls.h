@@ -1,4 +1,4 @@
-// Calls written as a Python list: [f(a=1, b="x"), g()].
+// Calls written as a Python list: [f(a=1, b="x"), g()]. Pure; thread-safe.
 #pragma once
 
 #include <optional>

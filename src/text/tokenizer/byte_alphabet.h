@@ -1,5 +1,6 @@
 // GPT-2's spelling of bytes as printable characters, in which a byte-level vocabulary is written
 // ("Ġthe" is " the"). https://github.com/openai/gpt-2/blob/master/src/encoder.py, bytes_to_unicode
+// Pure; thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The smallest real vocabulary: a token a byte and four special tokens. For the tests of rooms that
-// need a tokenizer and care little which.
+// need a tokenizer and care little which. Thread-safe.
 #pragma once
 
 #include <memory>

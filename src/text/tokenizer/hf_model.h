@@ -1,4 +1,6 @@
-// The "model" and "added_tokens" of a tokenizer.json, read into tables.
+// The "model", "added_tokens" and "post_processor" of a tokenizer.json, read into tables. The
+// functions are thread-safe and keep nothing of the JSON. kDataLoss names the place of what is
+// malformed, kUnimplemented what is known and not supported.
 #pragma once
 
 #include <boost/json/fwd.hpp>
@@ -14,7 +16,7 @@ namespace espalier {
 
 // `model`: the object at "model". `byte_level`: what the pre-tokeniser says.
 struct HfModel {
-  Vocabulary vocabulary;
+  Vocabulary vocabulary;             // the model refers to its table, which outlives moves
   std::unique_ptr<WordModel> model;
 };
 Result<HfModel> parse_hf_model(const boost::json::value& model, bool byte_level);

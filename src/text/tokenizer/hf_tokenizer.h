@@ -1,5 +1,6 @@
 // tokenizer.json, as Hugging Face's tokenizers reads it: normaliser, pre-tokeniser, byte-pair
-// encoding, post-processor, decoder, added tokens.
+// encoding, post-processor, decoder, added tokens. Thread-safe, as is the tokenizer, which keeps
+// nothing of the texts.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,8 @@
 // The loop of byte-pair encoding: of all adjacent pairs that can merge, the one of lowest rank, the
 // leftmost of equal ones, again and again.
+// Both versions below merge in the same order. Up to kShortWord symbols a scan over a row of ranks
+// finds the next pair; beyond that a heap does, so that a long word without a break costs O(n log n)
+// instead of O(n^2). Thread-safe: the caller owns the symbols, and `lookup` is const.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +60,7 @@ void merge_short(std::vector<MergeSymbol>& symbols, uint32_t word_size, const Lo
 }
 
 // A doubly linked list of symbols and a heap of the pairs that can merge. A heap entry is out of
-// date when its place no longer starts a pair of that rank; it is then passed over.
+// date when its symbol no longer starts a pair of that rank; it is then passed over.
 template <typename Lookup>
 void merge_long(std::vector<MergeSymbol>& symbols, uint32_t word_size, const Lookup& lookup) {
   constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();

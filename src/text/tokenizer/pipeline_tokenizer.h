@@ -1,5 +1,6 @@
 // A tokenizer in stages, as Hugging Face's tokenizers lays them out: added tokens, normaliser,
 // pre-tokeniser, word model, frame; decoder. Every format but SentencePiece's own ends here.
+// Immutable after its constructor and thread-safe; it owns all of its stages.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SentencePiece's normaliser: replacements, white space, the mark that stands for it.
-// Source: sentencepiece/src/normalizer.cc.
+// Source: sentencepiece/src/normalizer.cc. Pure; thread-safe.
 #pragma once
 
 #include <string>

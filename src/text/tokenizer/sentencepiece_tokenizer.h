@@ -1,5 +1,5 @@
 // SentencePiece's own models, token for token as its library encodes and decodes: normaliser, BPE,
-// Unigram, words or characters.
+// Unigram, words or characters. The tokenizers are immutable and thread-safe and own their model.
 #pragma once
 
 #include <memory>

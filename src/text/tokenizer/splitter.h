@@ -1,5 +1,6 @@
 // Cuts text into words before byte pairs are merged: by hand, in linear time, for the expressions
-// that popular models use; by PCRE2 for any other.
+// that popular models use; by PCRE2 for any other. Pure; thread-safe. Words are stated as byte
+// ranges of the text, which stays the caller's.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
-// Tokenizers of vocabularies that lie inside model files, by llama.cpp's names for their parts.
+// Tokenizers of vocabularies that lie inside model files, by llama.cpp's names for their parts. The
+// tokenizer takes the vocabulary over and is thread-safe, as every Tokenizer is.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 // tiktoken's rank files: a line for each token, base64 and its rank. Such a file does not say how
 // text is split or which special tokens there are. Both follow from the vocabulary, which the
-// file's name or its number of ranks identifies.
+// file's name or its number of ranks identifies. The functions are thread-safe, and so are the
+// tokenizers.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,6 @@
-// The strings of a vocabulary by id, and back.
+// The strings of a vocabulary by id, and back. Both tables are filled by one thread; after that any
+// number of threads may read them. The string views that they return live as long as the table
+// does and nothing is added to it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // The classes of characters that tokenizers split by, pinned to Unicode 16.0 (what Oniguruma in
 // Hugging Face's tokenizers and Rust's regex in tiktoken have), not to the system's libraries.
+// Thread-safe: the table is written once, when it is first asked for.
 #pragma once
 
 #include <cstdint>

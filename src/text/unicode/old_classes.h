@@ -1,5 +1,6 @@
 // Sets of characters from the Unicode of 2015 and 2016, which steps of Hugging Face's tokenizers
-// still use: a text is normalised as its model was trained, not as Unicode stands today.
+// still use: a text is normalised as its model was trained, not as Unicode stands today. Pure;
+// thread-safe.
 #pragma once
 
 namespace espalier {

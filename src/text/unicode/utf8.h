@@ -1,6 +1,7 @@
 // UTF-8, a character at a time, and the one rule by which invalid bytes become U+FFFD everywhere in
 // this room: each maximal prefix of a well-formed sequence is replaced once (Unicode 15, section
 // 3.9, "substitution of maximal subparts"; Rust's from_utf8_lossy, Python's errors="replace").
+// The functions are pure and thread-safe; a Utf8Stream is used by one thread.
 #pragma once
 
 #include <cstddef>
