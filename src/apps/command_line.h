@@ -28,7 +28,8 @@ struct CommandLine {
 
 // Adds --config to the table's rows, parses `args` (without the command's name), applies file and
 // environment, and fills what the rows are bound to. Returns nothing when the command goes on,
-// otherwise the exit code: help was printed, or an error was reported. Settings in `known_elsewhere` may stand in the file.
+// otherwise the exit code: help was printed, or an error was reported. Settings in
+// `known_elsewhere` may stand in the file.
 std::optional<int> parse_command_line(CommandLine& command, SettingTable& table,
                                       const SettingTable& known_elsewhere,
                                       const std::vector<std::string>& args);

@@ -1,6 +1,6 @@
 // The commands of `espalier`. Each takes its arguments without its name and returns an exit code
-// (command_line.h), with errors already reported on standard error. One command runs in a process, on
-// its main thread.
+// (command_line.h), with errors already reported on standard error. One command runs in a process,
+// on its main thread.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// A progress bar on standard error: redrawn in place on a terminal; elsewhere a line for each tenth,
-// so that a log stays short.
+// A progress bar on standard error: redrawn in place on a terminal; elsewhere a line for each
+// tenth, so that a log stays short.
 #pragma once
 
 #include <cstdint>

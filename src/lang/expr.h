@@ -1,6 +1,6 @@
 // Expressions: what a program appends to a prompt state. An expression is a list of primitives in
-// order; `+` puts two behind each other. Expressions are values, cheap to copy and used by one thread
-// at a time; nothing runs until one is appended to a state.
+// order; `+` puts two behind each other. Expressions are values, cheap to copy and used by one
+// thread at a time; nothing runs until one is appended to a state.
 //
 //   s += user("Capital of " + country + "?") + assistant(gen("answer", {.stop = "."}));
 #pragma once

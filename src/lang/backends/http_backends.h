@@ -1,5 +1,6 @@
 // Back ends behind HTTP: an Espalier or SGLang server, OpenAI-compatible APIs, Anthropic's. Each is
-// thread-safe and owns its connections, which its destructor closes after it has cancelled all calls.
+// thread-safe and owns its connections, which its destructor closes after it has cancelled all
+// calls.
 #pragma once
 
 #include <memory>

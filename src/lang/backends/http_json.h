@@ -1,5 +1,5 @@
-// What the HTTP back ends share of JSON: reading answers, writing media. The functions keep no state
-// and are thread-safe. Internal to the room.
+// What the HTTP back ends share of JSON: reading answers, writing media. The functions keep no
+// state and are thread-safe. Internal to the room.
 #pragma once
 
 #include <boost/json.hpp>

@@ -32,10 +32,10 @@ struct Movement {
   bool is_moved() const;
 };
 
-// The safe mode: whole lines of constant text go before the first argument, when neither their text nor
-// their position implies an order: a line that refers to another ("above", "then", "it"), introduces one
-// (ends with a colon), is numbered or quoted, or is the last before the call stays. Lines keep
-// their order among themselves, and so do arguments.
+// The safe mode: whole lines of constant text go before the first argument, when neither their text
+// nor their position implies an order: a line that refers to another ("above", "then", "it"),
+// introduces one (ends with a colon), is numbered or quoted, or is the last before the call stays.
+// Lines keep their order among themselves, and so do arguments.
 Movement move_constants_safely(const Graph& graph);
 
 // `order` put into effect. kInvalidArgument unless it names every part exactly once.

@@ -1,5 +1,5 @@
-// The operations of a prompt state, which run one after another. Plain data: the operation queue that
-// holds an operation owns it, and one thread at a time runs it. Internal to the room.
+// The operations of a prompt state, which run one after another. Plain data: the operation queue
+// that holds an operation owns it, and one thread at a time runs it. Internal to the room.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The formats of tool calls, as data. Internal to the folder. Thread-safe: the table is constant and
-// lives as long as the process.
+// The formats of tool calls, as data. Internal to the folder. Thread-safe: the table is constant
+// and lives as long as the process.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Random texts for property tests, made of characters that tokenizers treat specially. A seed gives
-// the same text on every machine. Thread-safe for distinct generators.
+// the same text everywhere. Thread-safe for distinct generators.
 #pragma once
 
 #include <string>

@@ -16,7 +16,7 @@ namespace espalier {
 
 // `model`: the object at "model". `byte_level`: what the pre-tokeniser says.
 struct HfModel {
-  Vocabulary vocabulary;             // the model refers to its table, which outlives moves
+  Vocabulary vocabulary;  // the model refers to its table, which outlives moves
   std::unique_ptr<WordModel> model;
 };
 Result<HfModel> parse_hf_model(const boost::json::value& model, bool byte_level);

@@ -1,8 +1,8 @@
 // The loop of byte-pair encoding: of all adjacent pairs that can merge, the one of lowest rank, the
 // leftmost of equal ones, again and again.
 // Both versions below merge in the same order. Up to kShortWord symbols a scan over a row of ranks
-// finds the next pair; beyond that a heap does, so that a long word without a break costs O(n log n)
-// instead of O(n^2). Thread-safe: the caller owns the symbols, and `lookup` is const.
+// finds the next pair; beyond that a heap does, so that a long word without a break costs O(n log
+// n) instead of O(n^2). Thread-safe: the caller owns the symbols, and `lookup` is const.
 #pragma once
 
 #include <algorithm>
