@@ -11,7 +11,7 @@
 namespace espalier {
 namespace {
 
-constexpr int32_t kVocab = 1000;
+constexpr int32_t kNullVocab = 1000;
 
 // One entry over pages that are handed out in order, page_size 1.
 struct EntryTokens {
@@ -45,11 +45,11 @@ ForwardBatch make_batch(uint64_t step, const std::vector<EntryTokens>& entries, 
 }
 
 TokenId expected(std::vector<TokenId> tokens) {
-  return NullExecutor::uniform_token(NullExecutor::hash_history(tokens), kVocab);
+  return NullExecutor::uniform_token(NullExecutor::hash_history(tokens), kNullVocab);
 }
 
 TEST(NullExecutor, TokensFollowFromTheHistoryAcrossStepsInFlight) {
-  NullExecutor executor({.vocab_size = kVocab});
+  NullExecutor executor({.vocab_size = kNullVocab});
   const auto first = make_batch(1, {{{5, 6, 7}, 0, 0, 0}, {{9}, 0, 1, 50}}, true);
   const auto second =
       make_batch(2, {{{kTokenFromSlot}, 3, 0, 0}, {{kTokenFromSlot}, 1, 1, 50}}, false);
@@ -66,7 +66,7 @@ TEST(NullExecutor, TokensFollowFromTheHistoryAcrossStepsInFlight) {
 }
 
 TEST(NullExecutor, PrefixIsReadFromItsPages) {
-  NullExecutor executor({.vocab_size = kVocab});
+  NullExecutor executor({.vocab_size = kNullVocab});
   const auto first = make_batch(1, {{{5, 6, 7}, 0, 0, 0}}, true);
   executor.launch(first);
   executor.wait(1);
@@ -78,10 +78,11 @@ TEST(NullExecutor, PrefixIsReadFromItsPages) {
 
 TEST(NullExecutor, AFailureIsItsEntriesAlone) {
   const uint64_t bad = NullExecutor::hash_history(std::vector<TokenId>{1, 2});
-  NullExecutor executor({.vocab_size = kVocab, .next_token = [&](uint64_t h) -> Result<TokenId> {
-                           if (h == bad) return fail(error(StatusCode::kInternal, "bad entry"));
-                           return 4;
-                         }});
+  NullExecutor executor(
+      {.vocab_size = kNullVocab, .next_token = [&](uint64_t h) -> Result<TokenId> {
+         if (h == bad) return fail(error(StatusCode::kInternal, "bad entry"));
+         return 4;
+       }});
   const auto batch = make_batch(1, {{{1, 2}, 0, 0, 0}, {{1}, 0, 1, 50}}, true);
   executor.launch(batch);
   const StepResult& result = executor.wait(1);
@@ -91,11 +92,11 @@ TEST(NullExecutor, AFailureIsItsEntriesAlone) {
 }
 
 TEST(NullExecutor, SamplingWaitsForItsMasks) {
-  NullExecutor executor({.vocab_size = kVocab});
+  NullExecutor executor({.vocab_size = kNullVocab});
   auto batch = make_batch(1, {{{1, 2}, 0, 0, 0}, {{3}, 0, 1, 50}}, true);
   batch.entries[1].has_mask = true;
   executor.launch(batch);
-  std::vector<uint32_t> words((kVocab + 31) / 32, 0);
+  std::vector<uint32_t> words((kNullVocab + 31) / 32, 0);
   words[7] = 1u << 3;  // token 227 alone
   executor.provide_masks(1, {.words = words, .words_per_mask = static_cast<int32_t>(words.size())});
   words.clear();  // they were copied
@@ -108,7 +109,7 @@ TEST(NullExecutor, DestructionWithStepsInFlightDoesNotHang) {
   auto batch = make_batch(1, {{{1, 2}, 0, 0, 0}}, true);
   batch.entries[0].has_mask = true;  // and none come
   auto next = make_batch(2, {{{kTokenFromSlot}, 2, 0, 0}}, false);
-  NullExecutor executor({.vocab_size = kVocab});
+  NullExecutor executor({.vocab_size = kNullVocab});
   executor.launch(batch);
   executor.launch(next);
 }
@@ -121,7 +122,7 @@ TEST(NullExecutor, DelayIsKeptWithoutDrift) {
   // and what other work on the system takes: an attempt that such work made late proves nothing.
   bool tried = false, kept = false;
   for (int attempt = 0; attempt < 20 && !kept; ++attempt) {
-    NullExecutor executor({.vocab_size = kVocab, .step_delay = std::chrono::milliseconds(2)});
+    NullExecutor executor({.vocab_size = kNullVocab, .step_delay = std::chrono::milliseconds(2)});
     ForwardBatch batches[2];
     const TimePoint start = clock.now();
     for (uint64_t step = 1; step <= kSteps; ++step) {
