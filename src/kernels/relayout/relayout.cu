@@ -12,7 +12,7 @@
 namespace espalier::kernels::cuda {
 namespace {
 
-constexpr int kTile = 32, kTileRows = 8;
+constexpr int kTransposeTile = 32, kTransposeRows = 8;
 constexpr int kMxBlock = 32, kMxBytes = 16;
 constexpr int kRelayoutThreads = 256;
 constexpr int32_t kMostGroups = 65535;
@@ -22,20 +22,21 @@ __device__ __forceinline__ int64_t parted(int64_t row, int64_t rows, bool interl
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kTile* kTileRows) transpose_kernel(RelayoutArgs args) {
-  __shared__ T tile[kTile][kTile + 1];
+__global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
+    transpose_kernel(RelayoutArgs args) {
+  __shared__ T tile[kTransposeTile][kTransposeTile + 1];
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   // Of [columns, rows]: grid x goes along the rows, which are unlimited there; y along columns.
-  const int64_t row = int64_t{blockIdx.x} * kTile, group = blockIdx.z;
+  const int64_t row = int64_t{blockIdx.x} * kTransposeTile, group = blockIdx.z;
   const T* from = static_cast<const T*>(args.from) + group * args.from_group_stride;
   T* to = static_cast<T*>(args.to) + group * args.rows * args.columns;
-  for (int64_t column = int64_t{blockIdx.y} * kTile; column < args.columns;
-       column += int64_t{gridDim.y} * kTile) {
-    for (int i = y; i < kTile; i += kTileRows)
+  for (int64_t column = int64_t{blockIdx.y} * kTransposeTile; column < args.columns;
+       column += int64_t{gridDim.y} * kTransposeTile) {
+    for (int i = y; i < kTransposeTile; i += kTransposeRows)
       if (column + i < args.columns && row + x < args.rows)
         tile[i][x] = from[(column + i) * args.rows + row + x];
     __syncthreads();
-    for (int i = y; i < kTile; i += kTileRows)
+    for (int i = y; i < kTransposeTile; i += kTransposeRows)
       if (row + i < args.rows && column + x < args.columns)
         to[parted(row + i, args.rows, args.interleaved) * args.columns + column + x] = tile[x][i];
     __syncthreads();
@@ -65,12 +66,12 @@ __global__ void __launch_bounds__(kRelayoutThreads) mxfp4_kernel(RelayoutArgs ar
 template <typename T>
 Status launch_transpose(const RelayoutArgs& args, const LaunchOptions& launch) {
   const auto tiles = [](int32_t extent) {
-    return static_cast<unsigned>((extent + kTile - 1) / kTile);
+    return static_cast<unsigned>((extent + kTransposeTile - 1) / kTransposeTile);
   };
   const dim3 grid(tiles(args.rows), std::min(tiles(args.columns), 65535u),
                   static_cast<unsigned>(args.groups));
-  return launch_kernel("relayout", transpose_kernel<T>, grid, dim3(kTile, kTileRows), 0, launch,
-                       args);
+  return launch_kernel("relayout", transpose_kernel<T>, grid, dim3(kTransposeTile, kTransposeRows),
+                       0, launch, args);
 }
 
 template <typename T>
