@@ -336,6 +336,10 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
                               "of all answers that their clients have not read; beyond, the client "
                               "whose answer grows is dropped"),
                 "chosen from the memory");
+  table.integer("max-responses-bytes", server.max_responses_bytes, 0, int64_t{1} << 50,
+                "of stored answers of /v1/responses; beyond, the least recently used are given up");
+  table.seconds("responses-time-to-live", server.responses_time_to_live,
+                "after which a stored answer that was not used is given up");
   table.seconds("header-timeout", server.header_timeout, "for all of a request's headers");
   table.seconds("idle-timeout", server.idle_timeout,
                 "between requests of a connection, or pieces of a body");

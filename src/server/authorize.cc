@@ -20,6 +20,17 @@ bool same_key(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
+// The key of "Authorization: Bearer KEY", or of "x-api-key: KEY" as Anthropic's clients send it;
+// empty: there is none.
+std::string_view key_of(const HttpRequest& request) {
+  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
+  const std::string* header = request.header("Authorization");
+  if (header != nullptr && ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) == 0)
+    return std::string_view(*header).substr(kScheme.size());
+  const std::string* key = request.header("x-api-key");
+  return key != nullptr ? std::string_view(*key) : std::string_view();
+}
+
 enum class Verdict { kAllowed, kUnauthorized, kForbidden };
 
 Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& request) {
@@ -27,11 +38,8 @@ Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& 
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
   const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
   if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
-  const std::string* header = request.header("Authorization");
-  constexpr std::string_view kScheme = "Bearer ";  // in any case (RFC 9110, 11.1)
-  if (header == nullptr || ::strncasecmp(header->c_str(), kScheme.data(), kScheme.size()) != 0)
-    return Verdict::kUnauthorized;
-  const std::string_view given = std::string_view(*header).substr(kScheme.size());
+  const std::string_view given = key_of(request);
+  if (given.empty()) return Verdict::kUnauthorized;
   // The administrator's key opens everything.
   if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
     return Verdict::kAllowed;

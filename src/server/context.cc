@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "engine/requests/exact_search.h"
+#include "server/dialects/response_store.h"
 #include "server/errors.h"
 
 namespace espalier::server {
@@ -31,6 +32,9 @@ void WorkerPool::stop() {
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
+
+Context::Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {}
+Context::~Context() = default;
 
 std::string Context::make_rid() {
   std::random_device device;  // unpredictable, so that no client can abort another client's request

@@ -23,6 +23,10 @@ class Speller;
 }
 
 namespace espalier::server {
+class ResponseStore;
+}
+
+namespace espalier::server {
 
 inline constexpr std::string_view kCacheHitHeader = "X-Cache-Hit-Rate";
 
@@ -43,7 +47,8 @@ class WorkerPool {
 // Shared by the routes and by the answers in progress, which may outlive the server by a moment.
 // The engine outlives both. Immutable after create() but for the atomics.
 struct Context {
-  Context(ServerConfig c, Engine& e) : config(std::move(c)), engine(e) {}
+  Context(ServerConfig c, Engine& e);
+  ~Context();
 
   ServerConfig config;
   Engine& engine;
@@ -59,6 +64,7 @@ struct Context {
   std::atomic<bool> stopping{false};
   // Bounds over all requests, for /metrics; set before the server answers.
   std::vector<std::shared_ptr<MemoryAccount>> accounts;
+  std::unique_ptr<ResponseStore> responses;  // answers of /v1/responses, by id
 
   // 32 hexadecimal digits that no other request of this process has.
   std::string make_rid();

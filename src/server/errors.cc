@@ -55,6 +55,24 @@ void write_openai(JsonWriter& w, std::string_view message, std::string_view type
   w.key("param").null().member("code", code).end_object();
 }
 
+constexpr int kAnthropicOverloaded = 529;
+
+std::string_view anthropic_type(const Row& row) {
+  if (row.retry) return "overloaded_error";
+  switch (row.http) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 500:
+      return "api_error";
+    default:
+      return "invalid_request_error";
+  }
+}
+
 void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row& row) {
   switch (dialect) {
     case Dialect::kNative:
@@ -62,6 +80,14 @@ void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row
       return;
     case Dialect::kOpenAi:
       write_openai(w, in_openai_names(status.message()), row.type, row.http);
+      return;
+    case Dialect::kAnthropic:
+      w.begin_object().member("type", "error").key("error").begin_object();
+      w.member("type", anthropic_type(row)).member("message", status.message());
+      w.end_object().end_object();
+      return;
+    case Dialect::kOllama:
+      w.begin_object().member("error", status.message()).end_object();
       return;
   }
 }
@@ -98,7 +124,8 @@ HttpResponse error_response(Dialect dialect, const Status& status) {
   if (dialect == Dialect::kNative) w.begin_object().key("error");
   write_error(w, dialect, status, row);
   if (dialect == Dialect::kNative) w.end_object();
-  HttpResponse response = HttpResponse::json(row.http, std::move(body));
+  const int http = dialect == Dialect::kAnthropic && row.retry ? kAnthropicOverloaded : row.http;
+  HttpResponse response = HttpResponse::json(http, std::move(body));
   if (row.retry) response.headers.emplace_back("Retry-After", "1");
   return response;
 }
@@ -110,9 +137,10 @@ HttpResponse malformed_response(const Status& status) {
 std::string stream_error(Dialect dialect, const Status& status) {
   std::string out;
   JsonWriter w(out);
-  w.begin_object().key("error");
+  const bool wrapped = dialect == Dialect::kNative || dialect == Dialect::kOpenAi;
+  if (wrapped) w.begin_object().key("error");
   write_error(w, dialect, status, row_of(status.code()));
-  w.end_object();
+  if (wrapped) w.end_object();
   return out;
 }
 

@@ -10,7 +10,7 @@
 
 namespace espalier::server {
 
-enum class Dialect { kNative, kOpenAi };
+enum class Dialect { kNative, kOpenAi, kAnthropic, kOllama };
 
 int http_status(StatusCode code);
 // "BadRequestError", as OpenAI's clients and meta_info's err_type name it.
@@ -19,12 +19,14 @@ std::string_view error_type(StatusCode code);
 // `text` with a field's name, where it stands as a word, replaced by another.
 std::string renamed(std::string text, std::string_view name, std::string_view other);
 
-// native: {"error":{"message"}}; OpenAI: {"object":"error","message","type","param","code"}. A full
-// queue and a server that starts or stops carry Retry-After.
+// native: {"error":{"message"}}; OpenAI: {"object":"error","message","type","param","code"};
+// Anthropic: {"type":"error","error":{"type","message"}}, with 529 for an overloaded server;
+// Ollama:
+// {"error":message}. A full queue and a server that starts or stops carry Retry-After.
 net::HttpResponse error_response(Dialect dialect, const Status& status);
 // A body that could not be read at all, in either dialect: 400 with type "Bad Request".
 net::HttpResponse malformed_response(const Status& status);
-// The payload of a stream's error event: {"error":{...}}.
+// The payload of a stream's error event: {"error":{...}}, or the dialect's own.
 std::string stream_error(Dialect dialect, const Status& status);
 // GET /v1/models/x.
 net::HttpResponse model_not_found(std::string_view model);

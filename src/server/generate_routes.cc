@@ -10,6 +10,7 @@
 #include "server/native_generation.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
+#include "server/start_generation.h"
 
 namespace espalier::server {
 
@@ -17,28 +18,6 @@ using net::HttpRequest;
 using net::ResponsePtr;
 
 namespace {
-
-// Parses with `parse` and starts what `make` makes of it (null: it has answered already); both off
-// the I/O thread when the body is large.
-template <typename Parse, typename Make>
-void generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
-              Dialect dialect, Parse parse, Make make) {
-  const size_t size = request.body.size();
-  auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
-  context->run_sized(size, response, [context, response, body, dialect, parse, make] {
-    bool malformed = false;
-    auto parsed = parse(*body, malformed);
-    body->clear();
-    if (!parsed) {
-      response->send(malformed ? malformed_response(parsed.error())
-                               : error_response(dialect, parsed.error()));
-      return;
-    }
-    if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
-      made->begin();
-    }
-  });
-}
 
 std::shared_ptr<Generation> start_chat(const ContextPtr& context, const ResponsePtr& response,
                                        ChatRequest&& request) {
@@ -85,43 +64,43 @@ void handle_concatenate(const ContextPtr&, HttpRequest&& request, ResponsePtr re
 std::string concatenate_schema() { return schema_of(concatenate_fields()); }
 
 void handle_generate(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
-           make_native_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
+                   make_native_generation);
 }
 
 void handle_completions(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_completion,
-           make_completion_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+                   parse_completion, make_completion_generation);
 }
 
 void handle_chat(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_chat,
-           start_chat);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_chat,
+                   start_chat);
 }
 
 void handle_encode(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
-           make_encode_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kNative, parse_native,
+                   make_encode_generation);
 }
 
 void handle_embeddings(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_embedding,
-           make_embedding_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+                   parse_embedding, make_embedding_generation);
 }
 
 void handle_classify(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_classify,
-           make_classify_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+                   parse_classify, make_classify_generation);
 }
 
 void handle_score(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_score,
-           make_score_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_score,
+                   make_score_generation);
 }
 
 void handle_rerank(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  generate(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
-           make_rerank_generation);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
+                   make_rerank_generation);
 }
 
 std::vector<Route> text_answers() {

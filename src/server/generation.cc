@@ -177,7 +177,7 @@ void Generation::stream_sample(Sample& sample) {
   }
   if (!streaming_) {
     streaming_ = true;
-    response_->start_stream(200, headers("text/event-stream; charset=utf-8"));
+    response_->start_stream(200, headers(std::string(stream_type())));
   }
   std::string out;
   append_events(out, sample);
@@ -186,7 +186,7 @@ void Generation::stream_sample(Sample& sample) {
   sample.ids_sent = sample.ids.size();
   if (num_open_ == 0) {
     append_last_events(out);
-    net::append_sse(out, "[DONE]");
+    append_end(out);
   }
   response_->write(std::move(out));
   if (num_open_ == 0) {
@@ -207,10 +207,14 @@ void Generation::on_failure(const Status& engine_status) {
   abort_open();
   if (!streaming_) return response_->send(error_response(dialect(), status));
   std::string out;
-  net::append_sse(out, stream_error(dialect(), status));
-  net::append_sse(out, "[DONE]");
+  append_failure(out, status);
   response_->write(std::move(out));
   response_->finish();
+}
+
+void Generation::append_failure(std::string& out, const Status& status) {
+  net::append_sse(out, stream_error(dialect(), status));
+  append_end(out);
 }
 
 void Generation::on_gone() {

@@ -66,7 +66,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual Status in_client_names(const Status& status) const { return status; }
   // A stream's events for what is new in `sample` (and for its end): "data: ...\n\n".
   virtual void append_events(std::string& out, const Sample& sample) = 0;
-  virtual void append_last_events(std::string&) {}  // before [DONE]
+  virtual void append_last_events(std::string&) {}  // before the end
+  // How a stream ends, and how it fails once it has begun: [DONE], behind the error.
+  virtual void append_end(std::string& out) { net::append_sse(out, "[DONE]"); }
+  virtual void append_failure(std::string& out, const Status& status);
+  virtual std::string_view stream_type() const { return "text/event-stream; charset=utf-8"; }
   virtual std::string whole_body() = 0;
 
   const std::vector<Sample>& samples() const { return samples_; }

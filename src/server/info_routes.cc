@@ -122,6 +122,8 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("max_pending_output_bytes", c.max_pending_output_bytes);
   w.member("max_bodies_bytes", context.accounts.at(0)->limit());
   w.member("max_outputs_bytes", context.accounts.at(1)->limit());
+  w.member("max_responses_bytes", c.max_responses_bytes);
+  w.member("responses_time_to_live", to_seconds(c.responses_time_to_live));
   w.key("cors_origins").begin_array();
   for (const std::string& origin : c.cors_origins) w.value(origin);
   w.end_array();

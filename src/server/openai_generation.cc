@@ -440,17 +440,21 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                 std::move(items), request, std::move(echoes));
 }
 
-std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
-                                                 ChatRequest&& request, ChatPlan&& plan) {
-  std::vector<GenerationItem> items(1);
-  GenerationItem& item = items[0];
-  item.stream_interval = context->config.stream_interval;
+GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan& plan) {
+  GenerationItem item;
+  item.stream_interval = context.config.stream_interval;
   item.request = request.make_request(0, 1);
   item.request.return_logprob = request.logprobs;
   item.request.top_logprobs_num = request.top_logprobs;
   item.request.text = std::move(plan.prompt);
   item.request.input_ids = std::move(request.input_ids);
   item.request.add_special_tokens = false;  // the template has put them
+  return item;
+}
+
+std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
+                                                 ChatRequest&& request, ChatPlan&& plan) {
+  std::vector<GenerationItem> items = {chat_item(*context, request, plan)};
   return std::make_shared<ChatGeneration>(std::move(context), std::move(response), std::move(items),
                                           request, plan.answer);
 }

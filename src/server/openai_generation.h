@@ -12,6 +12,8 @@ namespace espalier::server {
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                        net::ResponsePtr response,
                                                        CompletionRequest&& request);
+// The one item of a chat's generation, in any dialect. The prompt is moved out of both.
+GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan& plan);
 // `plan`: what plan_chat() made of the request; its prompt is unused where there are input_ids.
 std::shared_ptr<Generation> make_chat_generation(ContextPtr context, net::ResponsePtr response,
                                                  ChatRequest&& request, ChatPlan&& plan);

@@ -34,14 +34,17 @@ std::string openapi_json();
 
 // A group's table stands at the end of its source, behind the handlers and schemas that it alone
 // names. A new route of a group is a row and a handler there.
-const std::vector<Route>& admin_routes();     // flush, pause, continue, abort
-const std::vector<Route>& event_routes();     // the cache's events
-const std::vector<Route>& exact_routes();     // /exact_likelihood
-const std::vector<Route>& generate_routes();  // answers of the model, in every dialect
-const std::vector<Route>& grammar_routes();   // /v1/grammar/compile
-const std::vector<Route>& info_routes();      // models, health, state, metrics
-const std::vector<Route>& session_routes();   // open, close
-const std::vector<Route>& text_routes();      // tokenize, detokenize
-const std::vector<Route>& tool_routes();      // texts to tool calls and reasoning
+const std::vector<Route>& anthropic_routes();  // /v1/messages
+const std::vector<Route>& ollama_routes();     // /api/*
+const std::vector<Route>& responses_routes();  // /v1/responses
+const std::vector<Route>& admin_routes();      // flush, pause, continue, abort
+const std::vector<Route>& event_routes();      // the cache's events
+const std::vector<Route>& exact_routes();      // /exact_likelihood
+const std::vector<Route>& generate_routes();   // answers of the model, in every dialect
+const std::vector<Route>& grammar_routes();    // /v1/grammar/compile
+const std::vector<Route>& info_routes();       // models, health, state, metrics
+const std::vector<Route>& session_routes();    // open, close
+const std::vector<Route>& text_routes();       // tokenize, detokenize
+const std::vector<Route>& tool_routes();       // texts to tool calls and reasoning
 
 }  // namespace espalier::server

@@ -10,6 +10,7 @@
 #include "net/http_server.h"
 #include "server/authorize.h"
 #include "server/context.h"
+#include "server/dialects/response_store.h"
 #include "server/errors.h"
 #include "server/routes.h"
 #include "text/parse/tool_call_parser.h"
@@ -193,7 +194,11 @@ Status Server::start() {
   http.make_error = server::http_error;
   http.bodies = open_account("bodies", c.max_bodies_bytes, c);
   http.outputs = open_account("outputs", c.max_outputs_bytes, c);
-  impl_->context->accounts = {http.bodies, http.outputs};
+  const auto responses =
+      std::make_shared<MemoryAccount>("responses", static_cast<int64_t>(c.max_responses_bytes));
+  impl_->context->accounts = {http.bodies, http.outputs, responses};
+  impl_->context->responses =
+      std::make_unique<server::ResponseStore>(responses, c.responses_time_to_live);
   set_reach(c, http);
   net::Router router;
   ESP_RETURN_IF_ERROR(impl_->add_routes(router));

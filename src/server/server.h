@@ -53,6 +53,10 @@ struct ServerConfig {
   // Over all connections: bodies of requests, and what clients have not taken of their answers.
   // 0: a sixteenth of the memory that is free at start, at least 256 MiB and four bodies.
   size_t max_bodies_bytes = 0, max_outputs_bytes = 0;
+  // --max-responses-bytes: of stored answers of /v1/responses; the least recently used are given
+  // up.
+  size_t max_responses_bytes = 64ull << 20;
+  Duration responses_time_to_live = std::chrono::hours(1);  // --responses-time-to-live: unused
   // --cors-origins: whose pages may read answers; "*" is everyone. Not set: everyone, but nobody
   // where a server without a key is bound beyond loopback.
   std::vector<std::string> cors_origins;

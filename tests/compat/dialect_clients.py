@@ -1,0 +1,144 @@
+"""The official clients of the other dialects against a server with the model that ships: OpenAI's
+Responses and its agents with their defaults, Anthropic's, Ollama's."""
+import os
+import sys
+
+import anthropic
+import ollama
+import openai
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
+from harness import Server  # noqa: E402
+
+GREEDY = {"temperature": 0}
+QUESTION = "What is the capital of France?"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
+          "required": ["city"], "additionalProperties": False}
+
+
+def show(what, value):
+    print(f"{what}: {value}", flush=True)
+
+
+def responses(client):
+    answer = client.responses.create(model="m", input=QUESTION, temperature=0, max_output_tokens=16)
+    show("responses", repr(answer.output_text))
+    assert answer.status in ("completed", "incomplete") and answer.usage.output_tokens <= 16
+    pieces = []
+    with client.responses.stream(model="m", input=QUESTION, temperature=0, max_output_tokens=16) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                pieces.append(event.delta)
+        final = stream.get_final_response()
+    assert "".join(pieces) == final.output_text == answer.output_text, (pieces, answer.output_text)
+
+    again = client.responses.retrieve(answer.id)
+    assert again.output_text == answer.output_text
+    assert client.responses.input_items.list(answer.id).data[0].role == "user"
+    more = client.responses.create(model="m", input="And of Italy?", previous_response_id=answer.id,
+                                   max_output_tokens=4)
+    assert more.usage.input_tokens > answer.usage.input_tokens + 4
+    client.responses.delete(answer.id)
+    try:
+        client.responses.retrieve(answer.id)
+    except openai.NotFoundError as failure:
+        show("responses, deleted", failure.status_code)
+    else:
+        raise AssertionError("a deleted response was found")
+
+    shaped = client.responses.create(model="m", input=QUESTION, max_output_tokens=60, text={
+        "format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}})
+    show("responses, schema", repr(shaped.output_text))
+    tools = [{"type": "function", "name": "find", "parameters": SCHEMA, "strict": True}]
+    call = client.responses.create(model="m", input=QUESTION, tools=tools, tool_choice="required",
+                                   parallel_tool_calls=False, max_output_tokens=200).output[0]
+    show("responses, call", (call.name, call.arguments))
+    assert call.type == "function_call" and call.name == "find"
+    result = client.responses.create(model="m", max_output_tokens=8, tools=tools, input=[
+        {"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}])
+    assert result.object == "response"
+
+
+def agents(base):
+    os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=base, OPENAI_AGENTS_DISABLE_TRACING="1")
+    import agents as sdk
+    agent = sdk.Agent(name="helper", instructions="Be brief.", model="m",
+                      model_settings=sdk.ModelSettings(max_tokens=16, temperature=0))
+    result = sdk.Runner.run_sync(agent, QUESTION)
+    show("openai-agents, defaults", repr(result.final_output))
+    assert result.raw_responses[0].usage.output_tokens <= 16
+
+
+def messages(client):
+    question = [{"role": "user", "content": QUESTION}]
+    answer = client.messages.create(model="m", max_tokens=16, system="Be brief.", extra_body=GREEDY,
+                                    messages=question)
+    show("messages", (answer.content, answer.stop_reason))
+    text = "".join(block.text for block in answer.content)
+    with client.messages.stream(model="m", max_tokens=16, system="Be brief.", extra_body=GREEDY,
+                                messages=question) as stream:
+        streamed = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert streamed == text and final.stop_reason == answer.stop_reason, (streamed, text)
+    assert final.usage.cache_read_input_tokens > 0
+    count = client.messages.count_tokens(model="m", system="Be brief.", messages=question)
+    usage = answer.usage
+    assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens, (count, usage)
+
+    tools = [{"name": "find", "description": "Finds a city.", "input_schema": SCHEMA}]
+    with client.messages.stream(model="m", max_tokens=200, tools=tools, messages=question, tool_choice={
+            "type": "tool", "name": "find", "disable_parallel_tool_use": True}) as stream:
+        called = stream.get_final_message()
+    call = called.content[-1]
+    show("messages, call", (call.name, call.input, called.stop_reason))
+    assert call.type == "tool_use" and set(call.input) == {"city"} and called.stop_reason == "tool_use"
+    client.messages.create(model="m", max_tokens=8, tools=tools, messages=[
+        *question, {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "Paris"}]}])
+    try:
+        client.messages.create(model="m", max_tokens=8, messages=[])
+    except anthropic.BadRequestError as failure:
+        show("messages, error", failure.message)
+    else:
+        raise AssertionError("no messages were accepted")
+
+
+def local(client):
+    question = [{"role": "user", "content": QUESTION}]
+    options = {"num_predict": 16, "temperature": 0}
+    name = client.list().models[0].model
+    assert client.show(name).capabilities[0] == "completion" and client.ps().models[0].model == name
+    answer = client.chat(name, question, options=options)
+    show("ollama chat", repr(answer.message.content))
+    pieces = [part.message.content for part in client.chat(name, question, options=options, stream=True)]
+    assert "".join(pieces) == answer.message.content and len(pieces) > 2
+    shaped = client.chat(name, question, format=SCHEMA, options={"num_predict": 60})
+    show("ollama schema", repr(shaped.message.content))
+    text = client.generate(name, "The sun", raw=True, options=options)
+    show("ollama generate", repr(text.response))
+    assert text.eval_count <= 16 and text.done_reason in ("stop", "length")
+    assert client.pull(name).status == "success"
+    try:
+        client.pull("other")
+    except ollama.ResponseError as failure:
+        show("ollama, other model", failure.error)
+    else:
+        raise AssertionError("another model was pulled")
+
+
+def main():
+    with Server() as server:
+        base = f"http://127.0.0.1:{server.port}"
+        responses(openai.OpenAI(base_url=base + "/v1", api_key="none"))
+        agents(base + "/v1")
+        messages(anthropic.Anthropic(base_url=base, api_key="none"))
+        local(ollama.Client(host=base))
+    with Server("--api-key", "secret") as server:
+        base = f"http://127.0.0.1:{server.port}"
+        anthropic.Anthropic(base_url=base, api_key="secret").messages.create(
+            model="m", max_tokens=2, messages=[{"role": "user", "content": "Hi"}])
+    print("the clients of the other dialects work")
+
+
+main()
