@@ -18,11 +18,13 @@ const LexemeTails::Found& LexemeTails::find(const LexemeMasks& masks, SetId afte
     return found;
   }
   walk_.run(
-      masks.tails, after, WalkSteps::kInRules, [&](uint32_t t) { found.allowed.push_back(t); },
+      masks.tails, after, [&](uint32_t t) { found.allowed.push_back(t); },
+      [&](const TokenRun& run) {
+        found.allowed.insert(found.allowed.end(), run.whole.begin(), run.whole.end());
+      },
       [&](uint32_t begin, uint32_t end) {
         for (uint32_t t = begin; t < end; ++t) found.conditional.push_back(t);
-      },
-      [](uint32_t) { return false; });
+      });
   return found;
 }
 

@@ -49,10 +49,12 @@ MaskCache::MaskCache(EarleyRecogniser& earley, const TokenTrie& trie)
 }
 
 void MaskCache::walk_into(const TrieWalk& tokens, SetId from, WalkSteps steps, StoredMask& mask) {
+  const auto allow = [&](uint32_t t) { mask.allow(tokens.token_ids[t]); };
+  const auto ask = [&](uint32_t begin, uint32_t end) { mask.add_conditional(tokens, begin, end); };
+  if (steps == WalkSteps::kByStates)
+    return walk_.scan(tokens, from, allow, ask, [](uint32_t) { return false; });
   walk_.run(
-      tokens, from, steps, [&](uint32_t t) { mask.allow(tokens.token_ids[t]); },
-      [&](uint32_t begin, uint32_t end) { mask.add_conditional(tokens, begin, end); },
-      [](uint32_t) { return false; });
+      tokens, from, allow, [&](const TokenRun& run) { mask.allow_run(run.whole_ids); }, ask);
 }
 
 // Tries the tokens whose verdict depends on the text. Tokens that are equal up to a check share its
@@ -126,8 +128,8 @@ bool MaskCache::by_char_classes(SetId set, StoredMask& mask) {
   }
   const TrieWalk& all = trie_.all();
   const std::vector<CharClassSet>& below = trie_.char_classes_below();
-  walk_.run(
-      all, set, WalkSteps::kByStates, [&](uint32_t t) { mask.allow(all.token_ids[t]); },
+  walk_.scan(
+      all, set, [&](uint32_t t) { mask.allow(all.token_ids[t]); },
       [&](uint32_t begin, uint32_t end) { mask.add_conditional(all, begin, end); },
       [&, wanted = kinds](uint32_t node) { return (below[node] & ~wanted) == 0; });
   return true;

@@ -1,6 +1,7 @@
 #include "grammar/masks/stored_mask.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace espalier::grammar {
 namespace {
@@ -18,6 +19,7 @@ void set_token(std::span<uint32_t> words, TokenId token, bool on) {
 
 void StoredMask::refer_to(const StoredMask& other) {
   base_ = other.words_.empty() ? other.base_ : &other.words_;
+  runs_ = other.runs_;
   changes_ = other.changes_;
 }
 
@@ -30,15 +32,17 @@ void StoredMask::add(const StoredMask& part, std::span<uint32_t> scratch) {
   const auto plain = [](const StoredMask& mask) {
     return mask.base_ == nullptr && mask.words_.empty() && mask.only_allows();
   };
-  if (plain(part)) {
+  // Runs are applied before changes, so they join only masks that refuse nothing.
+  if (plain(part) && (part.runs_.empty() || only_allows())) {
+    runs_.insert(runs_.end(), part.runs_.begin(), part.runs_.end());
     changes_.insert(changes_.end(), part.changes_.begin(), part.changes_.end());
     return;
   }
-  if (plain(*this)) {
-    const std::vector<uint32_t> own = std::move(changes_);
+  if (plain(*this) && (runs_.empty() || part.only_allows())) {
     base_ = part.base_;
     words_ = part.words_;
-    changes_ = part.changes_;
+    runs_.insert(runs_.end(), part.runs_.begin(), part.runs_.end());
+    const std::vector<uint32_t> own = std::exchange(changes_, part.changes_);
     changes_.insert(changes_.end(), own.begin(), own.end());
     return;
   }
@@ -48,6 +52,7 @@ void StoredMask::add(const StoredMask& part, std::span<uint32_t> scratch) {
   for (size_t i = 0; i < words.size(); ++i) words[i] |= scratch[i];
   base_ = nullptr;
   words_ = std::move(words);
+  runs_.clear();
   changes_.clear();
 }
 
@@ -59,26 +64,27 @@ void StoredMask::write(std::span<uint32_t> words) const {
   } else {
     std::ranges::fill(words, 0);
   }
+  for (const std::vector<TokenId>* run : runs_) {
+    for (const TokenId token : *run) set_token(words, token, true);
+  }
   for (const uint32_t change : changes_)
     set_token(words, static_cast<TokenId>(change / 2), change % 2 == 1);
 }
 
 void StoredMask::settle(const TokenTrie& trie, std::span<uint32_t> scratch, bool exhausted) {
-  const bool plain = only_allows();
   const bool many = changes_.size() > kChangesMax;
-  if (many || !plain || changes_.empty()) write(scratch);
-  if (plain && !changes_.empty()) {
-    empty_ = false;
-  } else if (changes_.empty() && base_ == nullptr && words_.empty()) {
-    empty_ = true;
-  } else {
-    empty_ = std::ranges::none_of(scratch, [](uint32_t word) { return word != 0; });
-  }
+  const bool some = !changes_.empty() || !runs_.empty();
+  const bool plain = some && only_allows();
+  if (many || !plain) write(scratch);
+  empty_ = !plain && std::ranges::none_of(scratch, [](uint32_t word) { return word != 0; });
   if (many) {
     base_ = nullptr;
     words_.assign(scratch.begin(), scratch.end());
+    runs_ = {};
     changes_ = {};
   }
+  runs_.shrink_to_fit();
+  changes_.shrink_to_fit();
   const auto by_bytes = [&](TokenId id) { return trie.rank(id); };
   if (!std::ranges::is_sorted(conditional_, {}, by_bytes))
     std::ranges::sort(conditional_, {}, by_bytes);
@@ -86,8 +92,8 @@ void StoredMask::settle(const TokenTrie& trie, std::span<uint32_t> scratch, bool
 }
 
 size_t StoredMask::num_bytes() const {
-  return sizeof(StoredMask) +
-         (words_.size() + changes_.size() + conditional_.size()) * sizeof(uint32_t);
+  return sizeof(StoredMask) + runs_.capacity() * sizeof(runs_[0]) +
+         (words_.capacity() + changes_.capacity() + conditional_.capacity()) * sizeof(uint32_t);
 }
 
 }  // namespace espalier::grammar

@@ -1,5 +1,5 @@
 // A mask in the form in which it is cached: a base that many masks share, or own words, and the
-// differences from these.
+// differences from these: runs of tokens that the vocabulary lists, and single tokens.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,8 @@ class StoredMask {
   void refer_to(const StoredMask& other);
 
   void allow(TokenId token) { changes_.push_back(static_cast<uint32_t>(token) * 2 + 1); }
+  // Allows all tokens of a list that outlives this. REQUIRES: nothing was refused before.
+  void allow_run(const std::vector<TokenId>& tokens) { runs_.push_back(&tokens); }
   void refuse(TokenId token) { changes_.push_back(static_cast<uint32_t>(token) * 2); }
   // Adds conditional tokens: a check reads the text within them, so they are tried whenever the
   // mask is filled, whatever the rest of it holds.
@@ -59,6 +61,7 @@ class StoredMask {
 
   const std::vector<uint32_t>* base_ = nullptr;
   std::vector<uint32_t> words_;
+  std::vector<const std::vector<TokenId>*> runs_;  // allowed before the changes are applied
   std::vector<uint32_t> changes_;  // token * 2 + (1 to allow it), in the order of application
   std::vector<TokenId> conditional_;
   bool empty_ = true;

@@ -32,71 +32,14 @@ Inside inside_of(std::string_view text) {
 
 constexpr size_t kUpToMasksMax = 32;  // masks of a vocabulary's size
 
-class Builder {
- public:
-  // The first skip->at(id) bytes of each token are left out, where given.
-  using Skips = std::unordered_map<TokenId, uint16_t>;
-  explicit Builder(const TokenTrie& trie, const Skips* skip = nullptr) : trie_(trie), skip_(skip) {}
+// The bytes that are left out at the front of each token.
+using Skips = std::unordered_map<TokenId, uint16_t>;
 
-  TrieWalk build(std::vector<TokenId> ids) {
-    std::sort(ids.begin(), ids.end(), [&](TokenId a, TokenId b) {
-      const auto x = text_of(a), y = text_of(b);
-      return x != y ? x < y : a < b;
-    });
-    TrieWalk walk;
-    std::vector<uint32_t> open;  // nodes on the path to the last token
-    std::string_view last;
-    for (TokenId id : ids) {
-      const std::string_view text = text_of(id);
-      size_t common = 0;
-      while (common < last.size() && common < text.size() && last[common] == text[common]) ++common;
-      close(walk, open, common);
-      for (size_t depth = common; depth < text.size(); ++depth) {
-        open.push_back(static_cast<uint32_t>(walk.nodes.size()));
-        walk.nodes.push_back({.tokens_begin = static_cast<uint32_t>(walk.token_ids.size()),
-                              .depth = static_cast<uint16_t>(depth),
-                              .byte = static_cast<uint8_t>(text[depth])});
-      }
-      walk.token_ids.push_back(id);
-      walk.depth_max = std::max(walk.depth_max, static_cast<int32_t>(text.size()));
-      last = text;
-    }
-    close(walk, open, 0);
-    walk.nodes.push_back({.skip = static_cast<uint32_t>(walk.nodes.size()),
-                          .tokens_begin = static_cast<uint32_t>(walk.token_ids.size())});
-    list_children(walk);
-    return walk;
-  }
-
- private:
-  static void list_children(TrieWalk& walk) {
-    const auto count = static_cast<uint32_t>(walk.nodes.size() - 1);
-    walk.children_begin.reserve(count + 2);
-    walk.child_bytes.reserve(count);
-    walk.children.reserve(count);
-    const auto list = [&](uint32_t first, uint32_t end) {
-      walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
-      for (uint32_t child = first; child < end; child = walk.nodes[child].skip) {
-        walk.child_bytes.push_back(walk.nodes[child].byte);
-        walk.children.push_back(child);
-      }
-    };
-    list(0, count);
-    for (uint32_t i = 0; i < count; ++i) list(i + 1, walk.nodes[i].skip);
-    walk.children_begin.push_back(static_cast<uint32_t>(walk.children.size()));
-  }
-  static void close(TrieWalk& walk, std::vector<uint32_t>& open, size_t keep) {
-    for (; open.size() > keep; open.pop_back()) {
-      walk.nodes[open.back()].skip = static_cast<uint32_t>(walk.nodes.size());
-    }
-  }
-  std::string_view text_of(TokenId id) const {
-    return trie_.bytes(id).substr(skip_ == nullptr ? 0 : skip_->at(id));
-  }
-
-  const TokenTrie& trie_;
-  const Skips* skip_;
-};
+TrieWalk build(const TokenTrie& trie, std::vector<TokenId> ids, const Skips* skips = nullptr) {
+  return build_trie_walk(std::move(ids), [&](TokenId id) {
+    return trie.bytes(id).substr(skips == nullptr ? 0 : skips->at(id));
+  });
+}
 
 }  // namespace
 
@@ -122,15 +65,15 @@ TokenTrie::TokenTrie(const VocabView& vocab)
       others.push_back(id);
     }
   }
-  all_ = Builder(*this).build(ids);
+  all_ = build(*this, ids);
   ranks_.assign(static_cast<size_t>(vocab_size_), 0);
   for (uint32_t t = 0; t < all_.token_ids.size(); ++t) {
     ranks_[static_cast<size_t>(all_.token_ids[t])] = t;
   }
-  not_string_inside_ = Builder(*this).build(others);
+  not_string_inside_ = build(*this, others);
   file_by_char_classes();
 
-  Builder::Skips skip;
+  Skips skip;
   std::vector<std::vector<TokenId>> by_characters;
   const auto file = [](auto& lists, size_t index, TokenId id) {
     if (lists.size() <= index) lists.resize(index + 1);
@@ -146,9 +89,9 @@ TokenTrie::TokenTrie(const VocabView& vocab)
       file(by_characters, inside.characters, id);
     }
   }
-  rests_ = Builder(*this, &skip).build(std::move(others));
+  rests_ = build(*this, std::move(others), &skip);
   for (auto& list : by_characters) {
-    rests_after_.push_back(Builder(*this, &skip).build(std::move(list)));
+    rests_after_.push_back(build(*this, std::move(list), &skip));
   }
   std::vector<uint32_t> mask(string_inside_mask_.size(), 0);
   for (const auto& list : inside_by_characters_) {
@@ -265,7 +208,7 @@ LexemeMasks TokenTrie::masks_from(const LexemeAutomaton& automaton, uint8_t from
     out.inside_ids.push_back(id);
     out.inside[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   }
-  out.tails = Builder(*this, &skip).build(std::move(ending));
+  out.tails = build(*this, std::move(ending), &skip);
   for (TokenId id : out.tails.token_ids) out.tail_characters.push_back(characters.at(id));
   out.inside_or_end = out.inside;
   for (uint32_t t = 0; t < out.num_whole_ends(); ++t) {

@@ -1,5 +1,5 @@
-// A vocabulary arranged for masks: the trie of its tokens' bytes in depth-first order, so that a
-// walk is a scan and a rejected prefix is a jump.
+// A vocabulary arranged for masks: the trie of its tokens' bytes, and the masks inside strings and
+// character classes, which no grammar has to compute.
 #pragma once
 
 #include <array>
@@ -14,26 +14,10 @@
 
 #include "grammar/automata/lexeme.h"
 #include "grammar/masks/char_classes.h"
+#include "grammar/masks/trie_walk.h"
 #include "seams/vocab_view.h"
 
 namespace espalier::grammar {
-
-struct TrieWalk {
-  // Nodes in depth-first order, without the root.
-  struct Node {
-    uint32_t skip = 0;          // index behind the subtree of this node
-    uint32_t tokens_begin = 0;  // index into token_ids; the next node's value is the end
-    uint16_t depth = 0;         // number of bytes before this node's byte
-    uint8_t byte = 0;
-  };
-  std::vector<Node> nodes;         // and one sentinel behind the last
-  std::vector<TokenId> token_ids;  // tokens by the node of their last byte
-  int32_t depth_max = 0;           // length of the longest token, bytes
-  // The children of the root, then those of each node: their bytes, sorted, and their node numbers.
-  std::vector<uint32_t> children_begin;  // [0: the root, else node + 1], and one more
-  std::vector<uint8_t> child_bytes;
-  std::vector<uint32_t> children;
-};
 
 // What the tokens do from one state of a lexeme.
 struct LexemeMasks {

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bitset>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "grammar/automata/earley_positions.h"
@@ -62,41 +65,45 @@ class TokenWalk {
   explicit TokenWalk(EarleyPositions& positions)
       : steps_(positions), earley_(positions.recogniser()) {}
 
-  // Calls allow(t) for each tokens[t] that leads on, and ask(begin, end) for tokens whose verdict
-  // depends on the text. A node for which `skip` holds is not visited, nor is its subtree.
+  // Calls allow(t) for each tokens[t] that leads on, allow_run(run) for the whole tokens of a run
+  // that do, and ask(begin, end) for tokens whose verdict depends on the text. Steps are taken
+  // along nodes of a rule that are soon left.
+  template <typename Allow, typename AllowRun, typename Ask>
+  void run(const TrieWalk& tokens, SetId start, Allow allow, AllowRun allow_run, Ask ask) {
+    rests_.clear();
+    walk(tokens, {start}, allow, allow_run, ask);
+    for (size_t i = 0; i < rests_.size(); ++i) {
+      const auto [run, position] = rests_[i];
+      walk(
+          run->rests, position, [&, run = run](uint32_t t) { allow(run->rests_of[t]); }, allow_run,
+          [&, run = run](uint32_t begin, uint32_t end) {
+            for (uint32_t t = begin; t < end; ++t) ask(run->rests_of[t], run->rests_of[t] + 1);
+          });
+    }
+  }
+
+  // The same with an Earley set for each position, whose cached transitions pay off for a walk that
+  // visits most of the vocabulary. The nodes are scanned in order; a rejected byte jumps behind its
+  // subtree. A node for which `skip` holds is not visited, nor is its subtree.
   template <typename Allow, typename Ask, typename Skip>
-  void run(const TrieWalk& tokens, SetId start, WalkSteps steps, Allow allow, Ask ask, Skip skip) {
-    if (start == EarleyRecogniser::kDead || start == EarleyRecogniser::kNeedsText) return;
-    if (steps == WalkSteps::kByStates) return scan(tokens, start, allow, ask, skip);
-    positions_.resize(static_cast<size_t>(tokens.depth_max) + 1);
-    positions_[0] = {start};
-    ranges_.clear();
-    choose(tokens, 0, {start});
-    while (!ranges_.empty()) {
-      const Range range = ranges_.back();
-      ranges_.pop_back();
-      for (uint32_t i = range.begin; i < range.end;) {
-        const TrieWalk::Node& node = tokens.nodes[i];
-        const EarleyPosition to =
-            skip(i) ? EarleyPosition{} : steps_.step_along(positions_[node.depth], node.byte);
-        if (to.set == EarleyRecogniser::kNeedsText)
-          ask(node.tokens_begin, tokens_end_of(tokens, i));
-        if (!to.leads_on()) {
-          i = node.skip;
-          continue;
-        }
-        positions_[node.depth + 1] = to;
-        const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
-        for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
-        ++i;
-        const bool choosing =
-            tokens.children_begin[i + 1] - tokens.children_begin[i] > kManyChildren;
-        if (!choosing) continue;
-        // The chosen children are visited first: positions along the path stay valid until then.
-        if (node.skip < range.end) ranges_.push_back({node.skip, range.end});
-        choose(tokens, i, to);
-        break;
+  void scan(const TrieWalk& tokens, SetId start, Allow allow, Ask ask, Skip skip) {
+    if (!EarleySets::leads_on(start)) return;
+    path_.resize(static_cast<size_t>(tokens.depth_max) + 1);
+    path_[0] = start;
+    const auto end = static_cast<uint32_t>(tokens.nodes.size() - 1);
+    for (uint32_t i = 0; i < end;) {
+      const TrieWalk::Node& node = tokens.nodes[i];
+      const SetId to = skip(i) ? EarleyRecogniser::kDead
+                               : earley_.step_without_text(path_[node.depth], node.byte);
+      if (to == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, tokens_end_of(tokens, i));
+      if (!EarleySets::leads_on(to)) {
+        i = node.skip;
+        continue;
       }
+      path_[node.depth + 1] = to;
+      const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
+      for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
+      ++i;
     }
   }
 
@@ -108,33 +115,79 @@ class TokenWalk {
     uint32_t begin, end;  // nodes: whole subtrees
   };
 
-  // Adds the subtrees of the row's children that may lead on.
-  void choose(const TrieWalk& tokens, uint32_t row, const EarleyPosition& position) {
+  template <typename Allow, typename AllowRun, typename Ask>
+  void walk(const TrieWalk& tokens, const EarleyPosition& start, Allow allow, AllowRun allow_run,
+            Ask ask) {
+    if (!start.leads_on()) return;
+    positions_.resize(static_cast<size_t>(tokens.depth_max) + 1);
+    positions_[0] = start;
+    ranges_.clear();
+    choose(tokens, 0, start, take_runs(tokens, 0, start, allow_run));
+    while (!ranges_.empty()) {
+      const Range range = ranges_.back();
+      ranges_.pop_back();
+      for (uint32_t i = range.begin; i < range.end;) {
+        const TrieWalk::Node& node = tokens.nodes[i];
+        const EarleyPosition to = steps_.step_along(positions_[node.depth], node.byte);
+        if (to.set == EarleyRecogniser::kNeedsText)
+          ask(node.tokens_begin, tokens_end_of(tokens, i));
+        if (!to.leads_on()) {
+          i = node.skip;
+          continue;
+        }
+        positions_[node.depth + 1] = to;
+        const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
+        for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
+        ++i;
+        const RunSet taken = take_runs(tokens, i, to, allow_run);
+        const bool choosing =
+            tokens.children_begin[i + 1] - tokens.children_begin[i] > kManyChildren;
+        if (!choosing && taken.none()) continue;
+        // The chosen children are visited first: positions along the path stay valid until then.
+        if (node.skip < range.end) ranges_.push_back({node.skip, range.end});
+        choose(tokens, i, to, taken);
+        break;
+      }
+    }
+  }
+
+  using RunSet = std::bitset<kNumRunKinds>;
+
+  // Allows the runs below the row whose bytes leave the position unchanged. Their rests are walked
+  // later.
+  template <typename AllowRun>
+  RunSet take_runs(const TrieWalk& tokens, uint32_t row, const EarleyPosition& position,
+                   AllowRun allow_run) {
+    RunSet taken;
+    for (const RunKind kind : {RunKind::kSpace, RunKind::kDigits}) {
+      const TokenRun* const run = tokens.run_at(kind, row);
+      if (run == nullptr || !repeats(position, kind)) continue;
+      taken.set(static_cast<size_t>(kind));
+      allow_run(*run);
+      if (!run->rests.token_ids.empty()) rests_.emplace_back(run, position);
+    }
+    return taken;
+  }
+
+  bool repeats(const EarleyPosition& position, RunKind kind) {
+    return std::ranges::all_of(bytes_of(kind), [&](char byte) {
+      return steps_.step_along(position, static_cast<uint8_t>(byte)) == position;
+    });
+  }
+
+  // Adds the subtrees of the row's children that may lead on, except those of the runs `taken`.
+  void choose(const TrieWalk& tokens, uint32_t row, const EarleyPosition& position, RunSet taken) {
     found_.clear();
     find_children(
         tokens, row, [&](ByteMask& bytes) { steps_.add_bytes(position, bytes); }, found_);
-    for (const uint32_t child : found_) ranges_.push_back({child, tokens.nodes[child].skip});
-  }
-
-  // Scans the nodes in order; a rejected byte jumps behind its subtree.
-  template <typename Allow, typename Ask, typename Skip>
-  void scan(const TrieWalk& tokens, SetId start, Allow allow, Ask ask, Skip skip) {
-    path_.resize(static_cast<size_t>(tokens.depth_max) + 1);
-    path_[0] = start;
-    const auto end = static_cast<uint32_t>(tokens.nodes.size() - 1);
-    for (uint32_t i = 0; i < end;) {
-      const TrieWalk::Node& node = tokens.nodes[i];
-      const SetId to = skip(i) ? EarleyRecogniser::kDead
-                               : earley_.step_without_text(path_[node.depth], node.byte);
-      if (to == EarleyRecogniser::kNeedsText) ask(node.tokens_begin, tokens_end_of(tokens, i));
-      if (to == EarleyRecogniser::kDead || to == EarleyRecogniser::kNeedsText) {
-        i = node.skip;
-        continue;
-      }
-      path_[node.depth + 1] = to;
-      const uint32_t tokens_end = tokens_begin_of(tokens, i + 1);
-      for (uint32_t t = node.tokens_begin; t < tokens_end; ++t) allow(t);
-      ++i;
+    for (const uint32_t child : found_) {
+      const auto byte = static_cast<char>(tokens.nodes[child].byte);
+      const auto in_run = [&](RunKind kind) {
+        return taken[static_cast<size_t>(kind)] &&
+               bytes_of(kind).find(byte) != std::string_view::npos;
+      };
+      if (taken.any() && (in_run(RunKind::kSpace) || in_run(RunKind::kDigits))) continue;
+      ranges_.push_back({child, tokens.nodes[child].skip});
     }
   }
 
@@ -144,6 +197,7 @@ class TokenWalk {
   std::vector<EarleyPosition> positions_;  // [depth] of a walk
   std::vector<Range> ranges_;              // what is left of the walk, next one last
   std::vector<uint32_t> found_;            // children of one node
+  std::vector<std::pair<const TokenRun*, EarleyPosition>> rests_;  // of runs, still to be walked
 };
 
 // A walk from two positions at once, which leaves out what both have in common. Reuses its buffers
