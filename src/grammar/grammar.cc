@@ -38,6 +38,7 @@ struct CompiledGrammar::Impl {
        const GrammarLimits& limits)
       : builder(std::move(from)),
         whole(std::move(made)),
+        whole_bytes(whole.num_bytes()),
         network(builder != nullptr ? builder->network() : whole),
         trie(std::move(tokens)),
         earley(network, limits, static_cast<uint32_t>(trie->all().depth_max), builder.get()),
@@ -46,6 +47,7 @@ struct CompiledGrammar::Impl {
   // `mutex` guards every member, except what the recogniser and the masks offer to any thread.
   const std::unique_ptr<NetworkBuilder> builder;  // null when the network is complete
   const Network whole;
+  const size_t whole_bytes;
   const Network& network;
   const std::shared_ptr<const TokenTrie> trie;  // shared by all grammars of the model
   std::mutex mutex;
@@ -107,7 +109,9 @@ GrammarSize CompiledGrammar::size() const {
 
 bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }
 size_t CompiledGrammar::num_bytes() const {
-  return impl_->earley.num_bytes() + impl_->masks.num_bytes();
+  const size_t network =
+      impl_->builder != nullptr ? impl_->builder->num_bytes() : impl_->whole_bytes;
+  return sizeof(Impl) + network + impl_->earley.num_bytes() + impl_->masks.num_bytes();
 }
 
 namespace {
@@ -184,7 +188,7 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
   };
   switch (spec.kind) {
     case GrammarSpec::Kind::kRegex: {
-      ESP_ASSIGN_OR_RETURN(const ExprId body, parse_regex(ir, spec.source));
+      ESP_ASSIGN_OR_RETURN(const ExprId body, parse_regex(ir, spec.source, {.encode = {}, .limits = limits}));
       root_of(body);
       break;
     }
@@ -226,13 +230,6 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
 }
 
 }  // namespace
-
-Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits) {
-  limits.start_budget();
-  Ir ir;
-  ESP_ASSIGN_OR_RETURN(const RuleId root, lower(ir, spec, limits));
-  return build_network(ir, root, limits);
-}
 
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,

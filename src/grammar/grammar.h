@@ -65,8 +65,9 @@ class CompiledGrammar {
   ~CompiledGrammar();
   const TokenTrie& trie() const;
   GrammarSize size() const;
-  bool exhausted() const;          // see Matcher::exhausted(); any thread
-  size_t num_bytes() const;        // held by sets and masks; any thread
+  bool exhausted() const;  // see Matcher::exhausted(); any thread
+  // The memory held, which grows with the texts: rules, automata, sets and masks. Any thread.
+  size_t num_bytes() const;
   const Network& network() const;  // as far as it is built
   const Network& whole_network();  // builds all rules. REQUIRES: no matcher runs meanwhile
 
@@ -86,9 +87,6 @@ class CompiledGrammar {
 Result<std::shared_ptr<CompiledGrammar>> compile_grammar(const GrammarSpec& spec,
                                                          std::shared_ptr<const TokenTrie> trie,
                                                          GrammarLimits limits = {});
-
-// Compiles without a vocabulary, for the language alone.
-Result<Network> compile_network(const GrammarSpec& spec, GrammarLimits limits = {});
 
 // Follows one sequence. A copy is a fork. Not thread-safe, but matchers of one grammar may run on
 // different threads. Shares ownership of the grammar.

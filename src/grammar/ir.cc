@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "grammar/automata/held_bytes.h"
 
 namespace espalier::grammar {
 namespace {
@@ -343,5 +344,28 @@ void IrRules::set_check(RuleId rule, Check check) {
 }
 
 ExprId Ir::rule(RuleId rule) { return intern(Op::kRule, {}, rule, 0, 0); }
+
+size_t IrRules::num_bytes() const {
+  size_t bytes = held_bytes(rules_) + held_bytes(counters_) + held_bytes(checks_);
+  for (const Rule& rule : rules_) bytes += rule.name.capacity() > 15 ? rule.name.capacity() : 0;
+  std::vector<const ValueChecker*> counted;
+  for (const Check& check : checks_) {
+    if (std::ranges::find(counted, check.checker.get()) != counted.end()) continue;
+    counted.push_back(check.checker.get());
+    bytes += check.checker->num_bytes();
+  }
+  return bytes;
+}
+
+size_t Ir::num_bytes() const {
+  size_t bytes = held_bytes(nodes_) + held_bytes(children_) + held_bytes(sets_) +
+                 held_bytes(graphs_) + held_bytes(flat_) + held_bytes(seen_) +
+                 set_index_.num_bytes() + index_.num_bytes() + rules_.num_bytes();
+  for (const Graph& graph : graphs_) {
+    bytes += held_bytes(graph.edges) + held_bytes(graph.finals) + held_bytes(graph.arcs) +
+             held_bytes(graph.tags);
+  }
+  return bytes;
+}
 
 }  // namespace espalier::grammar

@@ -37,6 +37,7 @@ class ValueChecker {
  public:
   virtual ~ValueChecker() = default;
   virtual bool holds(uint32_t check, std::string_view value) = 0;
+  virtual size_t num_bytes() const = 0;  // held; an estimate
 };
 
 // An open-addressing hash index of ids. Not thread-safe.
@@ -54,6 +55,7 @@ class FlatIndex {
     return kNone;
   }
   void add(uint64_t hash, uint32_t id);
+  size_t num_bytes() const { return slots_.capacity() * sizeof(Slot); }
 
  private:
   struct Slot {
@@ -102,6 +104,7 @@ class IrRules {
   const Rule& operator[](RuleId rule) const { return rules_[rule]; }
   const std::vector<Counter>& counters() const { return counters_; }
   const std::vector<Check>& checks() const { return checks_; }
+  size_t num_bytes() const;  // held, with what the checkers hold
 
  private:
   std::vector<Rule> rules_;
@@ -199,11 +202,11 @@ class Ir {
   }
   const Graph& graph_of(ExprId id) const { return graphs_[nodes_[id].graph]; }
   const std::vector<Graph>& graphs() const { return graphs_; }
-  const std::vector<ByteSet>& byte_sets() const { return sets_; }
   const ByteSet& byte_set(ExprId id) const { return sets_[nodes_[id].first]; }
   IrRules& rules() { return rules_; }
   const IrRules& rules() const { return rules_; }
   size_t size() const { return nodes_.size(); }
+  size_t num_bytes() const;  // held, with what the checkers hold
 
  private:
   // REQUIRES: `parts` does not alias children_.

@@ -92,7 +92,7 @@ class EarleyRecogniser {
   bool accepting(SetId set) const { return sets_.accepting(set); }
   bool exhausted() const { return closure_.exhausted(); }
   size_t num_sets() const { return sets_.size(); }
-  size_t num_bytes() const { return sets_.num_bytes(); }  // any thread
+  size_t num_bytes() const { return closure_.num_bytes(); }  // any thread
   const Network& network() const { return network_; }
   // The parts, for walks of many texts (earley_positions.h).
   const EarleySets& sets() const { return sets_; }

@@ -99,9 +99,14 @@ SetId EarleyClosure::intern_settled(std::span<const EarleyItem> kernel) {
   return id;
 }
 
-bool EarleyClosure::full() {
-  const size_t bytes = sets_.update_num_bytes();
-  return sets_.size() >= sets_max_ || bytes >= bytes_max_;
+bool EarleyClosure::full() { return update_num_bytes() >= bytes_max_ || sets_.size() >= sets_max_; }
+
+size_t EarleyClosure::update_num_bytes() {
+  const size_t bytes = sets_.num_bytes() + returns_.num_bytes() + seen_.num_bytes() +
+                       held_bytes(settled_) + held_bytes(returned_) + held_bytes(work_) +
+                       held_bytes(scanning_) + held_bytes(calls_);
+  bytes_.store(bytes, std::memory_order_relaxed);
+  return bytes;
 }
 
 // Completes a new set with everything that follows from its kernel without reading a byte.

@@ -1,8 +1,8 @@
 // Earley's prediction and completion over a transition network: turns the items that a byte led to
 // into an interned set, and keeps the limits on this work.
 //
-// Thread safety: one thread at a time, except for exhausted(). Ownership: borrows the network, the
-// builder and the sets.
+// Thread safety: one thread at a time, except for exhausted() and num_bytes(). Ownership: borrows
+// the network, the builder and the sets.
 #pragma once
 
 #include <atomic>
@@ -52,6 +52,9 @@ class EarleyClosure {
 
   ReturnStates& returns() { return returns_; }
 
+  // The bytes that the sets, the return states and the scratch hold. Any thread may call it.
+  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
  private:
   void close(SetId id);
   void follow(const EarleyItem& item, SetId id, bool& accepting);
@@ -62,6 +65,7 @@ class EarleyClosure {
     if (seen_.insert(item)) work_.push_back(item);
   }
   bool full();
+  size_t update_num_bytes();
   bool passes(int32_t check, const Text& text);
 
   const Network& network_;
@@ -70,6 +74,7 @@ class EarleyClosure {
   const size_t sets_max_, items_max_, bytes_max_, items_per_call_max_;
   size_t followed_ = 0;  // items processed in this call
   std::atomic<bool> exhausted_ = false;
+  std::atomic<size_t> bytes_ = 0;
   ReturnStates returns_;
   // Scratch of one call.
   SeenItems seen_;

@@ -10,6 +10,7 @@
 
 #include "grammar/automata/byte_mask.h"
 #include "grammar/automata/earley.h"
+#include "grammar/automata/held_bytes.h"
 
 namespace espalier::grammar {
 
@@ -50,6 +51,8 @@ class EarleyPositions {
     }
     return step_along_slow(from, byte);
   }
+
+  size_t num_bytes() const { return held_bytes(chains_); }
 
   // Adds every byte that may lead on from the position.
   void add_bytes(const Position& position, ByteMask& bytes) const;

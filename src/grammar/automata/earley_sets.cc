@@ -122,12 +122,9 @@ std::span<const EarleyCall> EarleySets::calls_of(SetId set, RuleId rule) const {
   return {begin, end};
 }
 
-size_t EarleySets::update_num_bytes() {
-  const size_t bytes = next_.size() * sizeof(SetId) + items_.size() * sizeof(EarleyItem) +
-                       calls_.size() * sizeof(EarleyCall) +
-                       sets_.size() * (sizeof(Set) + sizeof(SetId) + sizeof(bool));
-  bytes_.store(bytes, std::memory_order_relaxed);
-  return bytes;
+size_t EarleySets::num_bytes() const {
+  return held_bytes(sets_) + held_bytes(items_) + held_bytes(calls_) + held_bytes(table_) +
+         next_.num_bytes() + canonical_.num_bytes() + accepting_.num_bytes();
 }
 
 void EarleySets::grow_table() {

@@ -5,12 +5,12 @@
 // everything is held by value. Sets are never removed, so ids stay valid.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "grammar/automata/held_bytes.h"
 #include "grammar/automata/shared_table.h"
 #include "grammar/automata/transition_network.h"
 
@@ -44,6 +44,7 @@ class SeenItems {
  public:
   void clear();
   bool insert(const EarleyItem& item);  // returns false when it was present
+  size_t num_bytes() const { return slots_.capacity() * sizeof(Slot); }
 
  private:
   struct Slot {
@@ -68,6 +69,7 @@ class ReturnStates {
   ReturnId id_of(SetId set, RuleId rule);
   // REQUIRES: id is neither kRoot nor kUnknown.
   const State& operator[](ReturnId id) const { return states_[id]; }
+  size_t num_bytes() const { return held_bytes(states_) + held_bytes(table_); }
 
  private:
   void grow();
@@ -129,9 +131,7 @@ class EarleySets {
 
   bool accepting(SetId set) const { return accepting_.read(set); }  // any thread
 
-  // Computes and publishes the bytes that the sets hold. num_bytes() is for any thread.
-  size_t update_num_bytes();
-  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  size_t num_bytes() const;  // held, in constant time
 
  private:
   struct Range {  // of items_ or calls_
@@ -156,7 +156,6 @@ class EarleySets {
   SharedTable<SetId> next_;       // [set, class]
   SharedTable<SetId> canonical_;  // [set]
   SharedTable<bool> accepting_;   // [set]
-  std::atomic<size_t> bytes_ = 0;
 };
 
 }  // namespace espalier::grammar

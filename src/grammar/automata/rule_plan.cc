@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "grammar/automata/held_bytes.h"
 #include "grammar/automata/nfa.h"
 
 namespace espalier::grammar {
@@ -22,10 +23,16 @@ RulePlan::RulePlan(const Ir& ir, RuleId root, const GrammarLimits& limits)
   plan(root);
 }
 
+void RulePlan::forget_searches() {
+  finished_ = {};
+  reached_ = {};
+  sizes_ = {};
+  seen_ = {};
+}
+
 size_t RulePlan::num_bytes() const {
-  return rules_.capacity() * sizeof(RuleInfo) + sizes_.capacity() * sizeof(int64_t) +
-         (called_.capacity() + finished_.capacity() + reached_.capacity() + seen_.capacity()) *
-             sizeof(uint32_t);
+  return held_bytes(rules_) + held_bytes(called_) + held_bytes(finished_) + held_bytes(reached_) +
+         held_bytes(sizes_) + held_bytes(seen_);
 }
 
 // Appends the rules that `expr` names, each at least once; records the reached expressions.

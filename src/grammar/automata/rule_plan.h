@@ -31,7 +31,9 @@ class RulePlan {
 
   // Estimates the states that nfa_of() makes for `expr`, with room for its edges; saturating.
   int64_t size_of(ExprId expr);
-  size_t num_bytes() const;  // allocated
+  // Drops what only planning needed. Afterwards size_of() and reached() must not be called.
+  void forget_searches();
+  size_t num_bytes() const;  // held
 
  private:
   // What becomes of a rule: it is inlined into its callers, or has an automaton of its own that

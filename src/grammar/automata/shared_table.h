@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "grammar/automata/held_bytes.h"
+
 namespace espalier::grammar {
 
 // One thread at a time writes. Any thread may read, without a lock, the elements that it knows to
@@ -30,6 +32,10 @@ class SharedTable {
     std::atomic_ref<T>(data_.load(std::memory_order_relaxed)[i])
         .store(value, std::memory_order_release);
   }
+  // Returns the bytes held, with the outgrown storage.
+  size_t num_bytes() const {
+    return outgrown_ * sizeof(T) + resident_bytes(size_ * sizeof(T), capacity_ * sizeof(T));
+  }
   // Appends elements that no other thread knows of yet.
   void append(size_t count, T value) {
     if (size_ + count > capacity_) grow(size_ + count);
@@ -39,6 +45,7 @@ class SharedTable {
 
  private:
   void grow(size_t least) {
+    outgrown_ += capacity_;
     capacity_ = std::max(2 * capacity_, least);
     auto larger = std::make_unique_for_overwrite<T[]>(capacity_);
     std::copy_n(data_.load(std::memory_order_relaxed), size_, larger.get());
@@ -46,8 +53,8 @@ class SharedTable {
     storage_.push_back(std::move(larger));
   }
 
-  std::atomic<T*> data_{nullptr};  // the last of storage_
-  size_t size_ = 0, capacity_ = 0;
+  std::atomic<T*> data_{nullptr};                  // the last of storage_
+  size_t size_ = 0, capacity_ = 0, outgrown_ = 0;  // elements
   std::vector<std::unique_ptr<T[]>> storage_;
 };
 

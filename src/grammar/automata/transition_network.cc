@@ -3,9 +3,11 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <utility>
 
+#include "grammar/automata/held_bytes.h"
 #include "grammar/automata/network_writer.h"
 #include "grammar/automata/nfa.h"
 #include "grammar/automata/rule_plan.h"
@@ -19,6 +21,14 @@ namespace {
 constexpr int64_t kLazyNodesMax = 5000;
 // Larger automata stay non-deterministic; the recogniser determinises them lazily.
 constexpr size_t kDeterminisedMax = 600;
+
+// Gives back the room that growth has left in the lists that hold most of a network.
+void shrink(Network& network) {
+  network.nodes.shrink_to_fit();
+  network.byte_edges.shrink_to_fit();
+  network.call_edges.shrink_to_fit();
+  network.count_edges.shrink_to_fit();
+}
 
 }  // namespace
 
@@ -44,6 +54,10 @@ class NetworkBuilder::Impl {
     if (total > static_cast<int64_t>(limits_.nodes_max)) return too_large();
     describe_rules();
     ESP_RETURN_IF_ERROR(make_large_rules());
+    plan_->forget_searches();
+    shrink(network);
+    fixed_bytes_ = ir_->num_bytes() + plan_->num_bytes();
+    update_num_bytes();
     limits_.cpu_deadline = {};
     limits_.cancelled = nullptr;  // the caller's flag may not outlive the compilation
     return {};
@@ -57,7 +71,9 @@ class NetworkBuilder::Impl {
                              ? writer.add_rule(from, ir_->graph_of(from.body))
                              : writer.add_rule(from, automaton_of(from.body));
     network.starts[rule] = start;
+    update_num_bytes();
   }
+  size_t num_bytes() const { return bytes_.load(std::memory_order_relaxed); }
   Status too_large() const {
     return error(StatusCode::kResourceExhausted,
                  "the grammar needs more than {} automaton states; bound its repetitions more "
@@ -66,6 +82,10 @@ class NetworkBuilder::Impl {
   }
 
  private:
+  void update_num_bytes() {
+    bytes_.store(fixed_bytes_ + network.num_bytes(), std::memory_order_relaxed);
+  }
+
   ExprId body_of(RuleId rule) const { return ir_->rules()[rule].body; }
 
   // Fills everything of the network but its rules' automata.
@@ -111,12 +131,24 @@ class NetworkBuilder::Impl {
   GrammarLimits limits_;
   std::unique_ptr<RulePlan> plan_;
   std::unique_ptr<RuleProperties> properties_;
+  size_t fixed_bytes_ = 0;  // of what no longer grows
+  std::atomic<size_t> bytes_ = 0;
 };
+
+size_t Network::num_bytes() const {
+  size_t bytes = held_bytes(nodes) + held_bytes(byte_edges) + held_bytes(call_edges) +
+                 held_bytes(count_edges) + held_bytes(counters) + held_bytes(room_max) +
+                 held_bytes(starts) + held_bytes(nullable) + held_bytes(checks) +
+                 held_bytes(class_sample) + held_bytes(class_size) + held_bytes(rule_names);
+  for (const std::string& name : rule_names) bytes += name.capacity() > 15 ? name.capacity() : 0;
+  return bytes;
+}
 
 NetworkBuilder::NetworkBuilder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 NetworkBuilder::~NetworkBuilder() = default;
 Network& NetworkBuilder::network() { return impl_->network; }
 void NetworkBuilder::make(RuleId rule) { impl_->make(rule); }
+size_t NetworkBuilder::num_bytes() const { return impl_->num_bytes(); }
 
 Result<std::unique_ptr<NetworkBuilder>> NetworkBuilder::plan(std::shared_ptr<const Ir> ir,
                                                              RuleId root,

@@ -90,6 +90,8 @@ struct Network {
   std::vector<std::string> rule_names;
   std::vector<IrRules::Check> checks;
 
+  size_t num_bytes() const;  // held, in constant time but for the names of rules
+
   // Bytes that no edge distinguishes share a class; transition tables are indexed by class.
   std::array<uint8_t, 256> byte_class{};
   std::vector<uint8_t> class_sample;  // [num_classes] one byte of each
@@ -140,6 +142,8 @@ class NetworkBuilder {
 
   Network& network();
   void make(RuleId rule);  // builds one rule of the network unless it exists
+  // The bytes that the network, the rules and the plan hold. Any thread may call it.
+  size_t num_bytes() const;
 
  private:
   class Impl;

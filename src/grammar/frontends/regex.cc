@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string>
 #include <utility>
 
+#include "grammar/frontends/lookahead.h"
 #include "grammar/frontends/regex_tree.h"
 
 namespace espalier::grammar {
@@ -30,9 +30,7 @@ class Lowering {
 
   ExprId whole(const Tree& tree) {
     if (!options_.search && !tree.anchored) return plain(tree);
-    Tree any = regex_tree(Tree::Kind::kRepeat);
-    any.children.push_back(regex_chars({{0, kMaxCodePoint}}));
-    any.max = kUnbounded;
+    const Tree any = any_text();
     if (!tree.anchored) return ir_.sequence({plain(any), plain(tree), plain(any)});
     PositionMatrix all = matrix_of(tree);
     if (options_.search) {
@@ -40,10 +38,20 @@ class Lowering {
     }
     return ir_.choice({all[kAtStart][kAtStart], all[kAtStart][kInMiddle], all[kAtStart][kAtEnd]});
   }
+  // The look-aheads whose markers the result of whole() contains.
+  const std::vector<Lookahead>& lookaheads() const { return lookaheads_; }
+  const Status& status() const { return status_; }  // of look-aheads
   // When true, the result of whole() is meaningless.
   bool too_large() const { return written_ > kAnchoredPartsMax; }
 
  private:
+  static Tree any_text() {
+    Tree any = regex_tree(Tree::Kind::kRepeat);
+    any.children.push_back(regex_chars({{0, kMaxCodePoint}}));
+    any.max = kUnbounded;
+    return any;
+  }
+
   ExprId plain(const Tree& tree) {
     switch (tree.kind) {
       case Tree::Kind::kChars:
@@ -140,6 +148,13 @@ class Lowering {
       case Tree::Kind::kTextEnd:
         out[kAtStart][kAtEnd] = out[kInMiddle][kAtEnd] = out[kAtEnd][kAtEnd] = ir_.empty();
         break;
+      case Tree::Kind::kLookahead: {
+        // The rest of the text is what the look-ahead matches, and any text behind that.
+        const PositionMatrix rest = product(matrix_of(tree.children[0]), matrix_of(any_text()));
+        for (int i = 0; i < 3; ++i)
+          out[i][i] = marker(ir_.choice({rest[i][kStart], rest[i][kMiddle], rest[i][kEnd]}), tree);
+        break;
+      }
       case Tree::Kind::kSequence: {
         out = identity();
         // Adjacent parts without anchors are one factor, whatever their number.
@@ -193,6 +208,21 @@ class Lowering {
     return out;
   }
 
+  // Returns the marker of a look-ahead whose rest of the text is `language`.
+  ExprId marker(ExprId language, const Tree& tree) {
+    if (!lookaheads_.empty() && status_.ok() && !too_large()) {
+      // The language may hold markers of look-aheads within this one.
+      auto resolved = resolve_lookaheads(ir_, language, lookaheads_, options_.limits);
+      if (!resolved) status_ = resolved.error();
+      language = resolved ? *resolved : ir_.never();
+    }
+    for (const Lookahead& known : lookaheads_) {
+      if (known.language == language && known.wanted == tree.wanted) return ir_.rule(known.marker);
+    }
+    lookaheads_.push_back({ir_.rules().add("look-ahead"), language, tree.wanted});
+    return ir_.rule(lookaheads_.back().marker);
+  }
+
   PositionMatrix unanchored(ExprId expr, bool may_be_empty) const {
     PositionMatrix out = nothing();
     out[kAtStart][kInMiddle] = out[kInMiddle][kInMiddle] = expr;
@@ -202,6 +232,8 @@ class Lowering {
 
   Ir& ir_;
   const RegexOptions& options_;
+  std::vector<Lookahead> lookaheads_;
+  Status status_;
   size_t written_ = 0;  // parts of sequences made by matrix products
 };
 
@@ -211,43 +243,15 @@ Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions&
   ESP_ASSIGN_OR_RETURN(const Tree tree, parse_regex_tree(pattern, options.single_quantifiers));
   Lowering lowering(ir, options);
   const ExprId expr = lowering.whole(tree);
+  ESP_RETURN_IF_ERROR(lowering.status());
   if (lowering.too_large()) {
     return fail(error(StatusCode::kResourceExhausted,
                       "regex: too many anchors (^, $) once repetitions are written out in '{}'; "
                       "anchor the whole pattern instead of its parts",
                       pattern.substr(0, 200)));
   }
-  return expr;
-}
-
-std::optional<LookaheadParts> split_lookahead(std::string_view pattern) {
-  if (!pattern.starts_with("^(?=") && !pattern.starts_with("^(?!")) return std::nullopt;
-  // Finds the end of the look-ahead, and whether an alternative stands outside all groups.
-  size_t end = 0;
-  int depth = 0;
-  bool in_class = false;
-  for (size_t i = 1; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\') {
-      ++i;
-    } else if (in_class) {
-      in_class = c != ']';
-    } else if (c == '[') {
-      in_class = true;
-    } else if (c == '(') {
-      ++depth;
-    } else if (c == ')') {
-      if (--depth == 0 && end == 0) end = i;
-    } else if (c == '|' && depth == 0) {
-      return std::nullopt;
-    }
-  }
-  if (end == 0 || depth != 0) return std::nullopt;
-  std::string_view rest = pattern.substr(end + 1);
-  if (rest.starts_with("^")) rest.remove_prefix(1);
-  return LookaheadParts{.rest = "^" + std::string(rest),
-                        .ahead = "^(?:" + std::string(pattern.substr(4, end - 4)) + ")",
-                        .wanted = pattern[3] == '='};
+  if (lowering.lookaheads().empty()) return expr;
+  return resolve_lookaheads(ir, expr, lowering.lookaheads(), options.limits);
 }
 
 }  // namespace espalier::grammar

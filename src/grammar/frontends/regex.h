@@ -3,12 +3,12 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "grammar/automata/transition_network.h"
 #include "grammar/ir.h"
 
 namespace espalier::grammar {
@@ -22,23 +22,19 @@ struct RegexOptions {
   // Encodes one character out of normalised ranges; UTF-8 by default. JSON strings also accept
   // escapes.
   std::function<ExprId(Ir&, const std::vector<CodeRange>&)> encode;
+  // Bound the automata of look-aheads.
+  GrammarLimits limits = {};
 };
-
-// A pattern of the form ^(?=ahead)rest or ^(?!ahead)rest, as two patterns: `rest` matches, and
-// `ahead` matches if and only if `wanted`. Nothing for patterns of another form.
-struct LookaheadParts {
-  std::string rest, ahead;
-  bool wanted = true;
-};
-std::optional<LookaheadParts> split_lookahead(std::string_view pattern);
 
 // Supported: literals, . [...] [^...] \d \D \w \W \s \S \p{..} \P{..} (general categories) and the
 // usual escapes; (...) (?:...) (?P<n>...) (?<n>...);
 //  ; * + ? {m} {m,} {m,n} {,n}, also lazy, which has the same language; ^ and $ (and \A \Z \z) as
 // the ends of the text, wherever they stand; (?i) at the start. \d, \w and \s are ASCII as in
-// ECMA-262 without /u (\s includes Unicode's spaces). `.` is any character but \n. Rejected by
-// name: back-references, look-around, \b \B, possessive and atomic groups, conditionals, other
-// inline flags. kInvalidArgument names the character offset and the mistake.
+// ECMA-262 without /u (\s includes Unicode's spaces). `.` is any character but \n. (?=...) and
+// (?!...) anywhere, which make the result one DFA. Rejected by name: back-references, look-behind,
+// \b \B, possessive and atomic groups, conditionals, other inline flags. kResourceExhausted:
+// look-aheads or anchors need more automaton states than the limits allow. kInvalidArgument names
+// the character offset and the mistake.
 Result<ExprId> parse_regex(Ir& ir, std::string_view pattern, const RegexOptions& options = {});
 
 }  // namespace espalier::grammar

@@ -285,7 +285,7 @@ class RegexParser {
       if (max != kUnbounded && max < min)
         return fail(text_.wrong("a repetition's bounds are reversed"));
       if (part.anchored && std::max(min, max) > kAnchoredRepeatMax) {
-        return fail(text_.wrong("a repetition of more than 100 holds an anchor"));
+        return fail(text_.wrong("a repetition of more than 100 holds an anchor or a look-ahead"));
       }
       if (min > kRepeatMax || max > kRepeatMax) {
         return fail(text_.wrong("a repetition is bounded by more than 1048576"));
@@ -337,9 +337,10 @@ class RegexParser {
         const size_t end = text_.rest().find('>');
         if (end == std::string_view::npos) return fail(text_.wrong("a group's name does not end"));
         text_.skip(end + 1);
-      } else if (text_.rest().starts_with("=") || text_.rest().starts_with("!") ||
-                 text_.rest().starts_with("<")) {
-        return fail(text_.wrong("look-around is not supported"));
+      } else if (text_.rest().starts_with("=") || text_.rest().starts_with("!")) {
+        return lookahead(depth);
+      } else if (text_.rest().starts_with("<")) {
+        return fail(text_.wrong("look-behind is not supported"));
       } else {
         return fail(text_.wrong("this kind of group is not supported"));
       }
@@ -347,6 +348,17 @@ class RegexParser {
     ESP_ASSIGN_OR_RETURN(Tree inner, choice(depth + 1));
     if (!text_.take(")")) return fail(text_.wrong("a group does not end"));
     return inner;
+  }
+
+  Result<Tree> lookahead(int depth) {
+    const bool wanted = text_.rest()[0] == '=';
+    text_.skip(1);
+    ESP_ASSIGN_OR_RETURN(Tree inner, choice(depth + 1));
+    if (!text_.take(")")) return fail(text_.wrong("a group does not end"));
+    Tree made = regex_tree(Tree::Kind::kLookahead);
+    made.children.push_back(std::move(inner));
+    made.wanted = wanted;
+    return made;
   }
 
   // Parses {m}, {m,}, {m,n} or {,n} at the front; returns nothing for a literal brace.
@@ -388,7 +400,8 @@ RegexTree regex_tree(RegexTree::Kind kind, std::vector<RegexTree> children) {
   RegexTree tree;
   tree.kind = kind;
   tree.children = std::move(children);
-  tree.anchored = kind == RegexTree::Kind::kTextStart || kind == RegexTree::Kind::kTextEnd;
+  tree.anchored = kind == RegexTree::Kind::kTextStart || kind == RegexTree::Kind::kTextEnd ||
+                  kind == RegexTree::Kind::kLookahead;
   for (const RegexTree& child : tree.children) tree.anchored |= child.anchored;
   return tree;
 }

@@ -11,12 +11,14 @@
 namespace espalier::grammar {
 
 struct RegexTree {
-  enum class Kind { kEmpty, kChars, kSequence, kChoice, kRepeat, kTextStart, kTextEnd };
+  enum class Kind { kEmpty, kChars, kSequence, kChoice, kRepeat, kTextStart, kTextEnd, kLookahead };
   Kind kind = Kind::kEmpty;
   std::vector<CodeRange> chars;     // of kChars, normalised
-  std::vector<RegexTree> children;  // of kSequence and kChoice; one of kRepeat
+  std::vector<RegexTree> children;  // of kSequence and kChoice; one of kRepeat and kLookahead
   int32_t min = 0, max = 0;         // of kRepeat; max may be kUnbounded
-  bool anchored = false;            // whether the tree contains an anchor
+  bool wanted = false;              // of kLookahead: (?=...) and not (?!...)
+  // Whether the tree contains an anchor or a look-ahead, which depend on where they stand.
+  bool anchored = false;
 };
 
 // Makes a tree of another kind than kChars from its children.

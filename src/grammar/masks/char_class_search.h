@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "grammar/automata/earley.h"
+#include "grammar/automata/held_bytes.h"
 #include "grammar/masks/char_classes.h"
 
 namespace espalier::grammar {
@@ -29,6 +30,7 @@ class CharClassSearch {
   // Returns the classes whose characters lead on however often they come, or, with `characters`
   // set, up to that many characters; these are ASCII classes alone.
   Absorbed absorbed(SetId set);
+  size_t num_bytes() const { return held_bytes(rounds_) + held_bytes(found_); }
 
  private:
   // The bytes of each character class, one of those that the grammar does not distinguish.

@@ -15,6 +15,7 @@ const LexemeTails::Found& LexemeTails::find(const LexemeMasks& masks, SetId afte
   found.whole_ends = after != EarleySets::kNeedsText;
   if (!found.whole_ends) {
     for (uint32_t t = 0; t < masks.tails.token_ids.size(); ++t) found.conditional.push_back(t);
+    list_bytes_ += held_bytes(found.conditional);
     return found;
   }
   walk_.run(
@@ -25,7 +26,13 @@ const LexemeTails::Found& LexemeTails::find(const LexemeMasks& masks, SetId afte
       [&](uint32_t begin, uint32_t end) {
         for (uint32_t t = begin; t < end; ++t) found.conditional.push_back(t);
       });
+  list_bytes_ += held_bytes(found.allowed) + held_bytes(found.conditional);
   return found;
+}
+
+void LexemeTails::clear() {
+  found_.clear();
+  list_bytes_ = 0;
 }
 
 }  // namespace espalier::grammar

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "grammar/automata/earley_sets.h"
+#include "grammar/automata/held_bytes.h"
 #include "grammar/masks/token_trie.h"
 #include "grammar/masks/token_walk.h"
 
@@ -27,7 +28,8 @@ class LexemeTails {
   // `after`: the set behind the end of the lexeme, or kNeedsText. The result is valid until
   // clear().
   const Found& find(const LexemeMasks& masks, SetId after);
-  void clear() { found_.clear(); }
+  void clear();
+  size_t num_bytes() const { return held_bytes_of_map(found_) + list_bytes_; }
 
  private:
   struct Key {
@@ -41,6 +43,7 @@ class LexemeTails {
 
   TokenWalk& walk_;
   std::unordered_map<Key, Found, Hash> found_;
+  size_t list_bytes_ = 0;  // of the lists in found_
 };
 
 }  // namespace espalier::grammar

@@ -5,11 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "grammar/automata/held_bytes.h"
+
 namespace espalier::grammar {
 namespace {
 
 // Bytes that the masks of one grammar may hold; beyond it they are dropped and made again.
 constexpr size_t kKeptBytesMax = size_t{64} << 20;
+constexpr size_t kNodeBytes = 48;  // of a hash map's node and bucket, beside the mask
 
 // Follows tokens in the order of their bytes, each from where the previous token differs. `step`
 // maps (position, bytes before, byte) to the next position, or to nothing. `use` gets each token,
@@ -145,7 +148,10 @@ const StoredMask& MaskCache::mask_of(SetId set) {
 
 const StoredMask& MaskCache::keep(SetId set, StoredMask mask) {
   mask.settle(trie_, scratch_, earley_.exhausted());
-  kept_bytes_ += mask.num_bytes();
+  kept_bytes_ += mask.num_bytes() + kNodeBytes;
+  search_bytes_.store(tails_.num_bytes() + insides_.num_bytes() + positions_.num_bytes() +
+                          char_classes_.num_bytes() + held_bytes(scratch_),
+                      std::memory_order_relaxed);
   const std::lock_guard lock(kept_mutex_);
   return kept_.emplace(set, std::move(mask)).first->second;
 }

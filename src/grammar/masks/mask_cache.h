@@ -40,7 +40,10 @@ class MaskCache {
   std::optional<bool> fill_known(SetId set, std::span<uint32_t> words) const;
 
   size_t num_kept() const { return kept_.size(); }
-  size_t num_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }  // any thread
+  size_t num_bytes() const {  // held; any thread
+    return kept_bytes_.load(std::memory_order_relaxed) +
+           search_bytes_.load(std::memory_order_relaxed);
+  }
 
  private:
   void make(SetId set, StoredMask& mask);
@@ -68,6 +71,7 @@ class MaskCache {
   mutable std::shared_mutex kept_mutex_;  // held to change kept_, and by other threads to read it
   std::unordered_map<SetId, StoredMask> kept_;
   std::atomic<size_t> kept_bytes_ = 0;
+  std::atomic<size_t> search_bytes_ = 0;  // of what is known of tails, insides and positions
   TokenWalk walk_;
   TokenComparison comparison_;
   LexemeTails tails_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "grammar/automata/held_bytes.h"
+
 namespace espalier::grammar {
 namespace {
 
@@ -92,8 +94,8 @@ void StoredMask::settle(const TokenTrie& trie, std::span<uint32_t> scratch, bool
 }
 
 size_t StoredMask::num_bytes() const {
-  return sizeof(StoredMask) + runs_.capacity() * sizeof(runs_[0]) +
-         (words_.capacity() + changes_.capacity() + conditional_.capacity()) * sizeof(uint32_t);
+  return sizeof(StoredMask) + held_bytes(runs_) + held_bytes(words_) + held_bytes(changes_) +
+         held_bytes(conditional_);
 }
 
 }  // namespace espalier::grammar

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "grammar/automata/earley_positions.h"
+#include "grammar/automata/held_bytes.h"
 
 namespace espalier::grammar {
 
@@ -26,6 +27,7 @@ class StringInsides {
   bool ends(SetId set);
   // Returns whether the inside of a string continues for ever from this node by nodes of its rule.
   bool stays(NodeId start);
+  size_t num_bytes() const { return held_bytes_of_map(next_) + held_bytes_of_map(stays_); }
 
  private:
   // [node and position inside a character] whether it still belongs to the greatest set

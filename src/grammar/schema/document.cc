@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "grammar/automata/held_bytes.h"
 #include "grammar/schema/json_text.h"
 #include "grammar/schema/keywords.h"
 #include "grammar/schema/metaschema.h"
@@ -101,6 +102,21 @@ bool alike(const json::value& a, const json::value& b, Subschemas kind) {
 
 std::string without_fragment(std::string_view uri) {
   return std::string(uri.substr(0, uri.find('#')));
+}
+
+// Returns the bytes that a value holds beside itself.
+size_t held_by(const json::value& value) {
+  size_t bytes = 0;
+  if (const json::string* text = value.if_string()) {
+    bytes = text->capacity() > 15 ? text->capacity() + 16 : 0;
+  } else if (const json::array* list = value.if_array()) {
+    bytes = list->capacity() * sizeof(json::value) + 16;
+    for (const json::value& item : *list) bytes += held_by(item);
+  } else if (const json::object* members = value.if_object()) {
+    bytes = members->capacity() * (sizeof(json::key_value_pair) + sizeof(uint32_t)) + 16;
+    for (const auto& [key, member] : *members) bytes += key.size() + 17 + held_by(member);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -453,6 +469,17 @@ Draft SchemaDocument::draft_of(const json::value* schema) const {
 
 bool SchemaDocument::asserts(const json::value* schema) const {
   return resources_[resource_of(schema)].asserts;
+}
+
+size_t SchemaDocument::num_bytes() const {
+  size_t bytes = held_bytes(resources_) + held_bytes(at_) + held_bytes_of_map(locations_) +
+                 held_bytes_of_map(negations_) + held_bytes_of_map(origins_) +
+                 held_bytes_of_map(at_index_) + held_bytes_of_map(representatives_) +
+                 held_bytes_of_map(structural_hashes_) + held_bytes_of_map(first_of_hash_);
+  for (const std::deque<json::value>* list : {&documents_, &derived_}) {
+    for (const json::value& value : *list) bytes += sizeof(value) + held_by(value);
+  }
+  return bytes;
 }
 
 }  // namespace espalier::grammar

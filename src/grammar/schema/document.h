@@ -88,6 +88,8 @@ class SchemaDocument {
   bool has_unevaluated() const { return has_unevaluated_; }
   bool has_dynamic() const { return has_dynamic_; }  // whether dynamic anchors occur
 
+  size_t num_bytes() const;  // held; an estimate, in time linear in the document
+
  private:
   struct Resource {
     const boost::json::value* root = nullptr;

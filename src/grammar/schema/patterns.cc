@@ -17,19 +17,14 @@ ExprId quoted(Ir& ir, std::string_view text) {
 Result<ExprId> PatternCompiler::quoted_strings(const std::string& pattern, bool counted) {
   const auto key = std::pair(pattern, counted);
   if (const auto it = patterns_.find(key); it != patterns_.end()) return it->second;
-  if (const auto parts = split_lookahead(pattern)) {
-    ESP_ASSIGN_OR_RETURN(const ExprId rest, quoted_strings(parts->rest, counted));
-    ESP_ASSIGN_OR_RETURN(const ExprId ahead, quoted_strings(parts->ahead, counted));
-    ESP_ASSIGN_OR_RETURN(const ExprId both, parts->wanted ? intersection(ir_, rest, ahead, limits_)
-                                                          : difference(ir_, rest, ahead, limits_));
-    patterns_.emplace(key, both);
-    return both;
-  }
   const RegexOptions options{.search = true,
-                             .encode = [this, counted](Ir&, const std::vector<CodeRange>& r) {
-                               return counted ? ir_.sequence({ir_.tick(), serialised_char(ir_, r)})
+                             .encode =
+                                 [this, counted](Ir&, const std::vector<CodeRange>& r) {
+                                   return counted
+                                              ? ir_.sequence({ir_.tick(), serialised_char(ir_, r)})
                                               : serialised_char(ir_, r);
-                             }};
+                                 },
+                             .limits = limits_};
   auto body = parse_regex(ir_, pattern, options);
   if (!body) return fail(body.error().with_context("pattern"));
   const ExprId quote = ir_.literal("\"");

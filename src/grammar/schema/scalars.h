@@ -19,8 +19,6 @@ class ScalarCompiler : private CompilerPart {
  private:
   Result<ExprId> string_exactly(const Constraints& constraints);
   Result<std::optional<ExprId>> counted_string(const Constraints& constraints);
-  Result<ExprId> restrict_number(ExprId expr, const Constraints& constraints,
-                                 const std::vector<std::string>& excluded);
 };
 
 }  // namespace espalier::grammar

@@ -3,23 +3,17 @@
 #include <utility>
 
 #include "grammar/frontends/regex.h"
+#include "grammar/frontends/regex_tree.h"
 
 namespace espalier::grammar {
 namespace {
 
 constexpr size_t kPatternBytesMax = size_t{128} << 20;
 
-size_t bytes_of(const Network& network) {
-  return network.nodes.size() * sizeof(Network::Node) +
-         network.byte_edges.size() * sizeof(Network::ByteEdge) +
-         network.call_edges.size() * sizeof(Network::CallEdge);
-}
-
 }  // namespace
 
 bool is_regex(std::string_view text) {
-  Ir ir;
-  const auto parsed = parse_regex(ir, text, {.single_quantifiers = true, .encode = {}});
+  const auto parsed = parse_regex_tree(text, true);
   // A feature that this parser does not support is a regular expression all the same.
   return parsed || parsed.error().message().find("not supported") != std::string::npos;
 }
@@ -29,7 +23,7 @@ Result<const StringMatcher::Pattern*> StringMatcher::pattern_of(std::string_view
   const auto known = patterns_.find(std::string(pattern));
   if (known != patterns_.end()) return known->second.get();
   Ir ir;
-  const auto body = parse_regex(ir, pattern, {.search = true, .encode = {}});
+  const auto body = parse_regex(ir, pattern, {.search = true, .encode = {}, .limits = limits});
   if (!body) return fail(body.error().with_context("pattern"));
   const RuleId root = ir.rules().add("pattern");
   ir.rules().set_body(root, *body);
@@ -38,7 +32,7 @@ Result<const StringMatcher::Pattern*> StringMatcher::pattern_of(std::string_view
     made = std::make_unique<Pattern>();
     made->network = std::move(*network);
     made->recogniser = std::make_unique<EarleyRecogniser>(made->network, limits);
-    bytes_ += bytes_of(made->network);
+    bytes_ += made->network.num_bytes();
     if (bytes_ > kPatternBytesMax) {
       return fail(error(StatusCode::kResourceExhausted,
                         "the schema's patterns need more than {} MiB where values are judged by "
@@ -52,21 +46,12 @@ Result<const StringMatcher::Pattern*> StringMatcher::pattern_of(std::string_view
 }
 
 Status StringMatcher::add(std::string_view pattern, const GrammarLimits& limits) {
-  if (const auto parts = split_lookahead(pattern)) {
-    ESP_RETURN_IF_ERROR(add(parts->rest, limits));
-    return add(parts->ahead, limits);
-  }
   const auto made = pattern_of(pattern, limits);
   return made ? Status() : made.error();
 }
 
 Result<bool> StringMatcher::matches(std::string_view pattern, std::string_view text,
                                     const GrammarLimits& limits) {
-  if (const auto parts = split_lookahead(pattern)) {
-    ESP_ASSIGN_OR_RETURN(const bool rest, matches(parts->rest, text, limits));
-    ESP_ASSIGN_OR_RETURN(const bool ahead, matches(parts->ahead, text, limits));
-    return rest && ahead == parts->wanted;
-  }
   ESP_ASSIGN_OR_RETURN(const Pattern* const found, pattern_of(pattern, limits));
   if (found == nullptr) return false;
   EarleyRecogniser& recogniser = *found->recogniser;

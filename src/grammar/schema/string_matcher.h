@@ -22,6 +22,8 @@ class StringMatcher {
   Result<bool> matches(std::string_view pattern, std::string_view text,
                        const GrammarLimits& limits);
 
+  size_t num_bytes() const { return bytes_; }  // held by the networks of the patterns
+
  private:
   struct Pattern {
     Network network;

@@ -32,6 +32,8 @@ SchemaValidator::SchemaValidator(SchemaDocument& document)
     : document_(document), impl_(std::make_unique<Impl>(document)) {}
 SchemaValidator::~SchemaValidator() = default;
 
+size_t SchemaValidator::num_bytes() const { return impl_->strings.num_bytes(); }
+
 Result<bool> SchemaValidator::valid(const json::value& instance, const json::value* schema,
                                     ScopeId scope, const GrammarLimits& limits) {
   return impl_->evaluator.run(instance, schema, scope, limits);

@@ -33,6 +33,8 @@ class SchemaValidator {
   Result<bool> valid(const boost::json::value& instance, const boost::json::value* schema,
                      ScopeId scope, const GrammarLimits& limits = {});
 
+  size_t num_bytes() const;  // held by compiled patterns
+
  private:
   struct Impl;
   SchemaDocument& document_;

@@ -30,6 +30,7 @@ class SchemaChecker final : public ValueChecker {
   // Returns the number of a check that a value passes when it satisfies all parts.
   uint32_t add(std::vector<Part> all);
   bool holds(uint32_t check, std::string_view value) override;
+  size_t num_bytes() const override;
 
  private:
   const std::unique_ptr<SchemaDocument> document_;
