@@ -238,6 +238,11 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
   table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
                "that compiling one grammar may take");
+  shown_default(table.integer("grammar-cache-bytes", engine.grammar_cache_bytes, 0,
+                              std::numeric_limits<int64_t>::max(),
+                              "memory of the compiled grammars that are kept; the least recently "
+                              "used are dropped first"),
+                "a sixteenth of the memory that is available, from 64 MiB to 2 GiB");
   shown_default(table.integer("grammar-mask-threads", engine.grammar_mask_threads, 0, 256,
                               "threads that say, step by step, which tokens the grammars of all "
                               "requests allow, the scheduler's among them"),

@@ -46,8 +46,9 @@ struct EngineStats {
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar
   int64_t num_grammars_cancelled_total = 0, num_grammars_compiled_total = 0;
   double grammar_compile_seconds_total = 0;
-  int32_t num_grammars_waiting = 0;  // being compiled
-  int32_t num_sessions = 0;          // open
+  int32_t num_grammars_waiting = 0;                        // being compiled
+  int64_t num_grammars_kept = 0, grammar_cache_bytes = 0;  // compiled, and the memory they hold
+  int32_t num_sessions = 0;                                // open
   int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;

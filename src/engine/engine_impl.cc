@@ -116,7 +116,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
   vocab.eos_ids = sampling_context_.eos_ids;  // the model's, which end a sample
   std::sort(vocab.eos_ids.begin(), vocab.eos_ids.end());
   const grammar::GrammarLimits limits{.compile_seconds_max = config_.grammar_compile_seconds};
-  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads, limits);
+  grammars_ = std::make_unique<GrammarCompiler>(std::move(vocab), config_.grammar_threads, limits,
+                                                config_.grammar_cache_bytes);
 }
 
 EngineImpl::~EngineImpl() {
@@ -335,6 +336,8 @@ EngineStats EngineImpl::stats() const {
     s.num_grammars_compiled_total = g.compiled;
     s.grammar_compile_seconds_total = g.compile_seconds;
     s.num_grammars_waiting = g.waiting;
+    s.num_grammars_kept = g.kept;
+    s.grammar_cache_bytes = g.kept_bytes;
   }
   const auto type = resolve_kv_type(config_, parts_.info);
   if (type) s.kv_bytes = kv_bytes(config_, parts_.info, *type);

@@ -177,6 +177,8 @@ void add_grammars(Figures& f, const EngineStats& s) {
             s.num_grammars_cancelled_total);
   f.gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
           s.num_grammars_waiting);
+  f.gauge("espalier:num_grammars_kept", "Compiled grammars that are kept.", s.num_grammars_kept);
+  f.gauge("espalier:grammar_cache_bytes", "Memory that these hold.", s.grammar_cache_bytes);
   f.counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
             s.num_grammars_compiled_total);
   f.counter("espalier:grammar_compile_seconds_total", "Time in compiling grammars.",

@@ -8,8 +8,10 @@
 
 namespace espalier {
 GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads,
-                                 const grammar::GrammarLimits& limits)
-    : vocab_(std::move(vocab)), limits_(limits) {
+                                 const grammar::GrammarLimits& limits, int64_t kept_bytes_max)
+    : vocab_(std::move(vocab)),
+      limits_(limits),
+      kept_bytes_max_(static_cast<size_t>(kept_bytes_max)) {
   for (int32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
 }
 
@@ -73,6 +75,8 @@ GrammarCompilerStats GrammarCompiler::stats() const {
   std::lock_guard lock(mutex_);
   GrammarCompilerStats s = stats_;
   s.waiting = static_cast<int32_t>(jobs_.size());
+  s.kept = std::ssize(kept_);
+  for (const Entry& entry : kept_) s.kept_bytes += static_cast<int64_t>(entry.grammar->num_bytes());
   return s;
 }
 
@@ -96,7 +100,7 @@ void GrammarCompiler::drop_unused(std::list<Entry>& dropped) {
   auto it = kept_.begin();
   for (; it != kept_.end() && num_kept < kKept; ++it, ++num_kept) {
     bytes += it->grammar->num_bytes();
-    if (num_kept > 0 && bytes > kKeptBytes * limits_.earley_bytes_max) break;
+    if (num_kept > 0 && bytes > kept_bytes_max_) break;
   }
   for (auto unused = it; unused != kept_.end(); ++unused) index_.erase(unused->key);
   dropped.splice(dropped.end(), kept_, it, kept_.end());

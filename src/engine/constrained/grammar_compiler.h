@@ -21,12 +21,13 @@
 
 namespace espalier {
 
-// Counters only grow.
+// Counters only grow, but for what waits or is kept now.
 struct GrammarCompilerStats {
   int64_t requests = 0, cache_hits = 0, cancelled = 0, failed = 0;
   int64_t compiled = 0;
-  double compile_seconds = 0;  // over all threads
-  int32_t waiting = 0;         // in the queue or being compiled
+  double compile_seconds = 0;        // over all threads
+  int32_t waiting = 0;               // in the queue or being compiled
+  int64_t kept = 0, kept_bytes = 0;  // compiled grammars that are kept now, and what they hold
 };
 
 // Thread-safe. Its threads are parked while nothing is to be compiled.
@@ -37,8 +38,11 @@ class GrammarCompiler {
   using Ticket = uint64_t;  // the caller's name for what waits; 0: never cancelled
 
   // The vocabulary's bytes are copied when the first grammar comes; until then it outlives the
-  // call. What begins to be compiled ends within its limits, with an error.
-  GrammarCompiler(VocabView vocab, int32_t num_threads, const grammar::GrammarLimits& limits);
+  // call. What begins to be compiled ends within its limits, with an error. Grammars that are kept
+  // hold at most `kept_bytes_max` together, apart from the last one; the least recently used are
+  // dropped first. The bound is checked whenever a request brings a grammar.
+  GrammarCompiler(VocabView vocab, int32_t num_threads, const grammar::GrammarLimits& limits,
+                  int64_t kept_bytes_max = int64_t{2} << 30);
   ~GrammarCompiler();  // what waits is dropped, what runs is cancelled
 
   // Calls `done` at once when the grammar is known, else on a thread of the compiler's.
@@ -51,8 +55,7 @@ class GrammarCompiler {
   GrammarCompilerStats stats() const;
 
  private:
-  static constexpr size_t kKept = 256;     // compiled grammars; the longest unused goes first
-  static constexpr size_t kKeptBytes = 2;  // all of them, by what the states of one may take
+  static constexpr size_t kKept = 256;  // compiled grammars; the least recently used goes first
 
   struct Entry {
     std::string key;
@@ -77,6 +80,7 @@ class GrammarCompiler {
 
   const VocabView vocab_;
   const grammar::GrammarLimits limits_;
+  const size_t kept_bytes_max_;
   std::once_flag trie_made_;
   std::shared_ptr<const grammar::TokenTrie> trie_;  // shared by all grammars
   mutable std::mutex mutex_;

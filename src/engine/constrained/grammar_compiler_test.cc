@@ -82,25 +82,32 @@ TEST_F(GrammarCompilerTest, AGrammarWhoseStatesAreUsedUpIsMadeAnew) {
 }
 
 TEST_F(GrammarCompilerTest, GrammarsThatHaveGrownAreKeptWithinABound) {
-  // A few hundred states of one position each; together twice what one grammar may take.
-  GrammarCompiler compiler(vocab_, 1, {.earley_bytes_max = 15'000});
-  const auto grammar = [&](const char* source) {
+  const auto compiled = [](GrammarCompiler& compiler, const char* source) {
     std::promise<GrammarCompiler::Compiled> made;
     compiler.compile(regex(source), 1,
                      [&](GrammarCompiler::Compiled one) { made.set_value(std::move(one)); });
     return *made.get_future().get();
   };
+  GrammarCompiler other(vocab_, 1, {});
+  const auto alike = compiled(other, "[ab]{1,200}!");
+  const size_t fresh_bytes = alike->num_bytes();
+  grammar::Matcher(alike).accept_bytes(std::string(150, 'a'));
+  const size_t grown_bytes = alike->num_bytes();
+  EXPECT_GT(grown_bytes, fresh_bytes + 8'000);
+  EXPECT_EQ(other.stats().kept, 1);
+  EXPECT_EQ(other.stats().kept_bytes, static_cast<int64_t>(grown_bytes));
+  GrammarCompiler compiler(vocab_, 1, {}, static_cast<int64_t>(5 * grown_bytes / 2));
+  const auto grammar = [&](const char* source) { return compiled(compiler, source); };
   const char* const sources[] = {"[ab]{1,200}!", "[ab]{1,200}x", "[ab]{1,200}y", "[ab]{1,200}z"};
   std::vector<std::weak_ptr<grammar::CompiledGrammar>> grown;
   for (const char* source : sources) {
     const auto one = grammar(source);
     grammar::Matcher(one).accept_bytes(std::string(150, 'a'));
-    EXPECT_GT(one->num_bytes(), 8'000u);
     grown.push_back(one);
   }
   EXPECT_NE(grammar("small"), nullptr);
   EXPECT_NE(grammar("smaller"), nullptr);  // the thread is through with the one before
-  // The small ones and those used last are kept, as many as fit into 30 kB; the others are gone.
+  // The small ones and those used last are kept, as many as fit; the others are gone.
   EXPECT_TRUE(grown[0].expired());
   EXPECT_FALSE(grown[3].expired());
   EXPECT_NE(grammar("small"), nullptr);
