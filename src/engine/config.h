@@ -72,8 +72,8 @@ struct EngineConfig {
   bool disable_draft_tokens = false;                     // no draft tokens under a grammar
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
-  // Held by compiled grammars that are kept; 0: a sixteenth of the memory that is available, from
-  // 64 MiB to 2 GiB.
+  // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,
+  // from 64 MiB to 2 GiB.
   int64_t grammar_cache_bytes = 0;
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
   ReportLoaded load_progress;        // receives the progress of loading; null: the log has it

@@ -85,7 +85,7 @@ TEST(Lark, ImportsListsAndAliases) {
       {{"a_1=12", true}, {"b=\"x\\\"y\"", true}, {"1=2", false}, {"a=\"x", false}});
 }
 
-TEST(Lark, IsToldFromEbnf) {
+TEST(Lark, IsRecognisedBesideEbnf) {
   EXPECT_TRUE(is_lark("start: \"a\""));
   EXPECT_TRUE(is_lark("// comment\n%ignore \" \"\nstart: \"a\""));
   EXPECT_TRUE(is_lark("# comment\n?start.2 : \"a\""));

@@ -24,6 +24,28 @@ constexpr uint32_t kMaxCodePoint = 0x10ffff;
 constexpr int kAtStart = 0, kInMiddle = 1, kAtEnd = 2;
 using PositionMatrix = std::array<std::array<ExprId, 3>, 3>;
 
+// Returns whether the empty text matches; anchors count as passable.
+bool nullable(const Tree& tree) {
+  switch (tree.kind) {
+    case Tree::Kind::kChars:
+      return false;
+    case Tree::Kind::kSequence:
+      for (const Tree& child : tree.children) {
+        if (!nullable(child)) return false;
+      }
+      return true;
+    case Tree::Kind::kChoice:
+      for (const Tree& child : tree.children) {
+        if (nullable(child)) return true;
+      }
+      return false;
+    case Tree::Kind::kRepeat:
+      return tree.min == 0 || nullable(tree.children[0]);
+    default:
+      return true;
+  }
+}
+
 class Lowering {
  public:
   Lowering(Ir& ir, const RegexOptions& options) : ir_(ir), options_(options) {}
@@ -66,27 +88,6 @@ class Lowering {
         return ir_.repeat(plain(tree.children[0]), tree.min, tree.max);
       default:
         return ir_.empty();
-    }
-  }
-
-  static bool nullable(const Tree& tree) {
-    switch (tree.kind) {
-      case Tree::Kind::kChars:
-        return false;
-      case Tree::Kind::kSequence:
-        for (const Tree& child : tree.children) {
-          if (!nullable(child)) return false;
-        }
-        return true;
-      case Tree::Kind::kChoice:
-        for (const Tree& child : tree.children) {
-          if (nullable(child)) return true;
-        }
-        return false;
-      case Tree::Kind::kRepeat:
-        return tree.min == 0 || nullable(tree.children[0]);
-      default:
-        return true;
     }
   }
 
