@@ -340,6 +340,7 @@ bool is_lark(std::string_view source) {
   if (text.next() == '%') return true;
   if (text.next() == '?' || text.next() == '!') text.skip(1);
   if (text.take_while(name_char).empty()) return false;
+  if (text.next() == '[' || text.next() == '{') return true;  // attributes or parameters of a rule
   if (text.take(".")) text.number();
   text.take_while([](char c) { return c == ' ' || c == '\t'; });
   return text.next() == ':' && !text.rest().starts_with("::=");

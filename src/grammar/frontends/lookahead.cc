@@ -11,8 +11,9 @@
 namespace espalier::grammar {
 namespace {
 
-// Bounds the work: branches over all states of the result.
+// Bounds on the work: branches over all states of the result, and of one state.
 constexpr size_t kBranchesMax = 1'000'000;
+constexpr size_t kBranchesOfStateMax = 2000;
 
 // A look-ahead under way: its number, and the state of its automaton after what was read since.
 using Pending = std::pair<uint32_t, NodeId>;
@@ -65,9 +66,10 @@ class Resolver {
     out_.start = id_of(closed({{nfa_.start, {}}}));
     for (NodeId at = 0; at < states_.size(); ++at) {
       ESP_RETURN_IF_ERROR(limits_.check_time());
-      if (states_.size() > limits_.dfa_nodes_max || num_branches_ > kBranchesMax)
-        return too_large();
       const Branches branches = *states_[at];
+      if (states_.size() > limits_.dfa_nodes_max || num_branches_ > kBranchesMax ||
+          branches.size() > kBranchesOfStateMax)
+        return too_large();
       out_.begin_edges(at);
       for (const auto& [low, high] : ranges_of(branches)) {
         const Branches next = stepped(branches, [low = low](const Nfa::Edge& edge) {
