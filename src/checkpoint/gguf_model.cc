@@ -405,6 +405,14 @@ Result<StoredVocabulary> gguf_vocabulary(const GgufFile& file) {
   out.eos_id = id("eos_token_id");
   out.eot_id = id("eot_token_id");
   out.unk_id = id("unknown_token_id");
+  // Older files have the names of the second column.
+  const auto either = [&](std::string_view name, std::string_view older) {
+    const std::optional<int32_t> value = id(name);
+    return value ? value : id(older);
+  };
+  out.fim_prefix_id = either("fim_pre_token_id", "prefix_token_id");
+  out.fim_suffix_id = either("fim_suf_token_id", "suffix_token_id");
+  out.fim_middle_id = either("fim_mid_token_id", "middle_token_id");
   out.add_bos = file.boolean(key("add_bos_token"));
   out.add_eos = file.boolean(key("add_eos_token"));
   out.add_space_prefix = file.boolean(key("add_space_prefix"));

@@ -20,6 +20,7 @@ struct StoredVocabulary {
   std::vector<std::string> merges;  // "a b", in the order in which they were learned
   std::string charsmap;             // SentencePiece's precompiled one
   std::optional<int32_t> bos_id, eos_id, eot_id, unk_id;
+  std::optional<int32_t> fim_prefix_id, fim_suffix_id, fim_middle_id;  // fill in the middle
   std::optional<bool> add_bos, add_eos, add_space_prefix, remove_extra_whitespaces;
   std::string chat_template;
 };

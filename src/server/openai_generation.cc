@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "text/tokenizer/fill_in_the_middle.h"
+
 namespace espalier::server {
 namespace {
 
@@ -415,6 +417,34 @@ class ChatGeneration final : public OpenAiGeneration {
 
 }  // namespace
 
+namespace {
+
+// Makes the prompt of a completion that fills a gap before `suffix`.
+Status fill_gap(const Context& context, std::string_view suffix, GenerateRequest& request) {
+  const Tokenizer* tokenizer = context.engine.tokenizer();
+  const auto tokens = tokenizer != nullptr ? find_fim_tokens(*tokenizer) : std::nullopt;
+  if (!tokens)
+    return error(StatusCode::kUnimplemented,
+                 "suffix (fill in the middle) needs a model whose vocabulary has tokens for it, "
+                 "and this one's has none: leave it out");
+  if (!request.input_ids.empty())
+    return invalid_argument(
+        "suffix needs a prompt of text, but it is a list of token ids: send the text, or ids that "
+        "hold the model's tokens for fill in the middle without suffix");
+  if (request.sampling.token_healing)
+    return invalid_argument(
+        "token_healing takes back the prompt's end, which suffix sets: leave "
+        "one of them out");
+  FimPrompt prompt = make_fim_prompt(*tokenizer, *tokens, request.text, suffix);
+  request.text.clear();
+  request.input_ids = std::move(prompt.ids);
+  std::vector<TokenId>& stops = request.sampling.stop_token_ids;
+  stops.insert(stops.end(), prompt.end_ids.begin(), prompt.end_ids.end());
+  return {};
+}
+
+}  // namespace
+
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                        net::ResponsePtr response,
                                                        CompletionRequest&& request) {
@@ -435,6 +465,11 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
     }
     item.request.text = std::move(prompt.text);
     item.request.input_ids = std::move(prompt.ids);
+    if (request.suffix.empty()) continue;
+    if (const Status filled = fill_gap(*context, request.suffix, item.request); !filled.ok()) {
+      response->send(error_response(Dialect::kOpenAi, filled));
+      return nullptr;
+    }
   }
   return std::make_shared<CompletionGeneration>(std::move(context), std::move(response),
                                                 std::move(items), request, std::move(echoes));

@@ -70,7 +70,7 @@ const Fields<CompletionRequest>& completion_fields() {
                   }),
         field<C>("echo", "the prompt before the completion", &C::echo),
         field<C>("logprobs", "log-probabilities, with this many best tokens", &C::logprobs),
-        refused<C>("suffix", "(fill in the middle) is not supported yet"),
+        field<C>("suffix", "text behind the completion, which then fills the gap", &C::suffix),
         ignored<C>("best_of"),
     };
     f[0].required = true;

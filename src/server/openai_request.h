@@ -45,6 +45,7 @@ struct CompletionRequest : OpenAiCommon {
   std::vector<Prompt> prompts;
   bool echo = false;
   std::optional<int32_t> logprobs;  // the number of best tokens
+  std::string suffix;               // the text behind the gap that is filled; empty: no gap
 };
 
 struct ChatRequest : OpenAiCommon {

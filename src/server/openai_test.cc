@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "server/test_server.h"
+#include "text/tokenizer/stored_tokenizer.h"
 
 namespace espalier::server {
 namespace {
@@ -105,6 +106,28 @@ TEST_F(OpenAiTest, CompletionDefaults) {
   EXPECT_EQ(engine_.submitted().back().sampling.json_schema, R"({"type":"array"})");
   post("/v1/completions", R"({"prompt":"x","response_format":{"type":"json_object"}})");
   EXPECT_EQ(engine_.submitted().back().sampling.json_schema, R"({"type":"object"})");
+}
+
+// A small vocabulary with StarCoder's tokens for fill in the middle.
+TEST_F(OpenAiTest, SuffixMakesAPromptOfFillInTheMiddle) {
+  StoredVocabulary stored;
+  stored.model = "gpt2";
+  stored.pre_tokenizer = "starcoder";
+  stored.tokens = {"a", "b", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>"};
+  stored.types = {1, 1, 3, 3, 3, 3};
+  stored.eos_id = 5;
+  engine_.set_tokenizer(make_stored_tokenizer(std::move(stored)).value());
+  start();
+  post("/v1/completions", R"({"prompt":["ab","b"],"suffix":"a","max_tokens":1})");
+  ASSERT_EQ(engine_.submitted().size(), 2u);
+  EXPECT_THAT(engine_.submitted()[0].input_ids, ElementsAre(2, 0, 1, 3, 0, 4));
+  EXPECT_THAT(engine_.submitted()[1].input_ids, ElementsAre(2, 1, 3, 0, 4));
+  EXPECT_THAT(engine_.submitted()[0].sampling.stop_token_ids, ElementsAre(5));
+  post("/v1/completions", R"({"prompt":"ab","suffix":"","max_tokens":1})");
+  EXPECT_EQ(engine_.submitted().back().text, "ab");
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":[0],"suffix":"a"})").status, 400);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"a","suffix":"a","token_healing":true})").status,
+            400);
 }
 
 TEST_F(OpenAiTest, CompletionLogprobs) {
@@ -268,7 +291,8 @@ TEST_F(OpenAiTest, Errors) {
           {text, R"({"prompt":"a","logprobs":-1})", refused,
            "logprobs is -1: it must not be negative"},
           {text, R"({"prompt":"a","suffix":"b"})", refused,
-           "suffix (fill in the middle) is not supported yet: leave it out"},
+           "suffix (fill in the middle) needs a model whose vocabulary has tokens for it, and this "
+           "one's has none: leave it out"},
           {text, R"({"prompt":"a","lora_path":"b"})", refused,
            "lora_path is not supported yet: leave it out"},
           {text, R"({"prompt":"a","n":0})", refused, "n must be at least 1"},

@@ -36,6 +36,8 @@ class ScriptedEngine final : public Engine {
     int32_t context_length = 100;
   };
   void set_script(Script script);
+  // REQUIRES: no server runs over the engine yet.
+  void set_tokenizer(std::unique_ptr<Tokenizer> tokenizer) { tokenizer_ = std::move(tokenizer); }
 
   // What happened.
   std::vector<GenerateRequest> submitted() const;

@@ -48,6 +48,7 @@ PipelineTokenizer::PipelineTokenizer(Parts parts)
       frame_(std::move(parts.frame)),
       decoder_(std::move(parts.decoder)),
       chat_template_(std::move(parts.chat_template)),
+      fim_tokens_(parts.fim_tokens),
       keeps_invalid_utf8_(normalizer_.empty() && pre_tokenizer_.keeps_invalid_utf8()),
       cuts_at_lines_(normalizer_.unicode_form_only() && pre_tokenizer_.cuts_at_lines() &&
                      normalized_matcher_.empty()) {

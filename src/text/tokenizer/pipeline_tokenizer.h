@@ -36,6 +36,7 @@ class PipelineTokenizer final : public Tokenizer {
     Decoder decoder;
     std::vector<std::string> bos_tokens, eos_tokens;  // by name
     std::string chat_template;
+    std::optional<FimTokens> fim_tokens;
   };
   explicit PipelineTokenizer(Parts parts);
 
@@ -46,6 +47,7 @@ class PipelineTokenizer final : public Tokenizer {
   std::string id_to_token(TokenId id) const override;
   std::optional<TokenId> bos_id() const override { return bos_id_; }
   std::string_view chat_template() const override { return chat_template_; }
+  std::optional<FimTokens> fim_tokens() const override { return fim_tokens_; }
 
  private:
   class ByteStream;
@@ -74,6 +76,7 @@ class PipelineTokenizer final : public Tokenizer {
   SequenceFrame frame_;
   Decoder decoder_;
   const std::string chat_template_;
+  const std::optional<FimTokens> fim_tokens_;
   bool keeps_invalid_utf8_;
   bool cuts_at_lines_;  // text can be cut before a line that begins with a letter
 

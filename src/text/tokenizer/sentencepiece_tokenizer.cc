@@ -40,6 +40,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
   std::optional<TokenId> bos_id() const override { return bos_id_; }
   std::string_view chat_template() const override { return frame_.chat_template; }
+  std::optional<FimTokens> fim_tokens() const override { return frame_.fim_tokens; }
 
  private:
   class Stream;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,7 @@ struct SentencePieceFrame {
   bool add_eos = false;
   bool parse_control = false;  // "<s>" in a text is the control piece; to SentencePiece it is text
   std::string chat_template;
+  std::optional<FimTokens> fim_tokens;
 };
 
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(SentencePieceModel model,

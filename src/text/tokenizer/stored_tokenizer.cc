@@ -113,7 +113,18 @@ Status check(const StoredVocabulary& vocabulary) {
   ESP_RETURN_IF_ERROR(check_id(vocabulary.bos_id, "first", size));
   ESP_RETURN_IF_ERROR(check_id(vocabulary.eos_id, "last", size));
   ESP_RETURN_IF_ERROR(check_id(vocabulary.eot_id, "end-of-turn", size));
+  for (const auto id :
+       {vocabulary.fim_prefix_id, vocabulary.fim_suffix_id, vocabulary.fim_middle_id})
+    ESP_RETURN_IF_ERROR(check_id(id, "fill-in-the-middle", size));
   return check_id(vocabulary.unk_id, "unknown", size);
+}
+
+std::optional<FimTokens> fim_tokens(const StoredVocabulary& vocabulary) {
+  if (!vocabulary.fim_prefix_id || !vocabulary.fim_suffix_id || !vocabulary.fim_middle_id)
+    return std::nullopt;
+  return FimTokens{.prefix = *vocabulary.fim_prefix_id,
+                   .suffix = *vocabulary.fim_suffix_id,
+                   .middle = *vocabulary.fim_middle_id};
 }
 
 int32_t type_of(const StoredVocabulary& vocabulary, size_t id) {
@@ -150,7 +161,8 @@ Result<std::unique_ptr<Tokenizer>> make_sentencepiece(StoredVocabulary vocabular
   const SentencePieceFrame frame{.add_bos = vocabulary.add_bos.value_or(bpe),
                                  .add_eos = vocabulary.add_eos.value_or(!bpe),
                                  .parse_control = true,
-                                 .chat_template = std::move(vocabulary.chat_template)};
+                                 .chat_template = std::move(vocabulary.chat_template),
+                                 .fim_tokens = fim_tokens(vocabulary)};
   return make_sentencepiece_tokenizer(std::move(model), frame);
 }
 
@@ -207,6 +219,7 @@ Result<std::unique_ptr<Tokenizer>> make_byte_level(StoredVocabulary stored) {
   }
   if (stored.eos_id && stored.add_eos.value_or(false)) parts.frame.after = {*stored.eos_id};
   parts.chat_template = std::move(stored.chat_template);
+  parts.fim_tokens = fim_tokens(stored);
   return std::make_unique<PipelineTokenizer>(std::move(parts));
 }
 

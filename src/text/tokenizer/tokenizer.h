@@ -39,6 +39,12 @@ class DecodeStream {
   virtual void flush(std::string& out) = 0;
 };
 
+// The tokens around the parts of a fill-in-the-middle prompt (fill_in_the_middle.h).
+struct FimTokens {
+  TokenId prefix = -1, suffix = -1, middle = -1;
+  bool operator==(const FimTokens&) const = default;
+};
+
 // Immutable after loading; every method is thread-safe.
 class Tokenizer {
  public:
@@ -69,6 +75,8 @@ class Tokenizer {
   virtual std::optional<TokenId> bos_id() const = 0;
   // The chat template that came with the vocabulary in one file; "" when there was none.
   virtual std::string_view chat_template() const { return {}; }
+  // As the vocabulary's file names them by id; absent: they may still be found by their names.
+  virtual std::optional<FimTokens> fim_tokens() const { return std::nullopt; }
 };
 
 // Reads a model's folder or one file: tokenizer.json (with tokenizer_config.json beside it), a
