@@ -23,7 +23,7 @@ fs::path own_file() {
 
 }  // namespace
 
-Result<fs::path> model_folder(const fs::path& given) {
+Result<fs::path> model_folder(const fs::path& given, const apps::HubSettings& hub) {
   if (given.empty() && std::getenv("ESPALIER_SHARE") == nullptr) {
     const fs::path folder = own_file().parent_path();
     for (const fs::path& share :
@@ -33,7 +33,7 @@ Result<fs::path> model_folder(const fs::path& given) {
       if (fs::exists(share / "default_model/config.json", problem)) return share / "default_model";
     }
   }
-  return apps::resolve_model_path(given);
+  return apps::resolve_model_path(given, hub);
 }
 
 Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
@@ -55,7 +55,8 @@ Result<std::unique_ptr<Engine>> open_engine(const fs::path& model_path,
   ESP_RETURN_IF_ERROR(apps::check_contradictions(table, config));
   ESP_ASSIGN_OR_RETURN(const LogLevel level, parse_log_level(config.log_level));
   set_log_level(level);
-  ESP_ASSIGN_OR_RETURN(config.engine.model_path, model_folder(config.engine.model_path));
+  ESP_ASSIGN_OR_RETURN(config.engine.model_path,
+                       model_folder(config.engine.model_path, config.hub));
   return Engine::create(config.engine);
 }
 

@@ -29,13 +29,20 @@ std::string joined(const std::vector<std::string>& names) {
 
 bool is_block_type(std::string_view dtype) { return dtype == "q8_0" || dtype == "q4_k"; }
 
-void add_model_rows(SettingTable& table, EngineConfig& engine) {
+void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
   table.group("Model");
   Setting& model =
       table.path("model-path", engine.model_path,
-                 "folder with config.json, *.safetensors and tokenizer.json, or a .gguf file");
+                 "folder with config.json, *.safetensors and tokenizer.json, a .gguf file, or "
+                 "org/name of a Hugging Face hub (org/name:Q4_K_M for one of its GGUF files)");
   model.aliases = {"model"};
   shown_default(model, "the model that ships");
+  shown_default(table.text("revision", hub.revision, "NAME",
+                           "branch, tag or commit of a model that a hub has"),
+                "main");
+  shown_default(table.path("download-dir", hub.download_dir,
+                           "the cache that models of a hub are fetched into"),
+                "HF_HUB_CACHE");
   shown_default(
       table.path("tokenizer-path", engine.tokenizer_path,
                  "folder, tokenizer.json, .model, .tiktoken or .gguf of another tokenizer"),
@@ -365,7 +372,7 @@ std::string given_as(const SettingTable& table, std::string_view name) {
 }  // namespace
 
 void add_engine_settings(SettingTable& table, AppConfig& config) {
-  add_model_rows(table, config.engine);
+  add_model_rows(table, config.engine, config.hub);
   add_memory_rows(table, config.engine);
   add_scheduling_rows(table, config.engine);
   add_cache_rows(table, config.engine);
@@ -448,38 +455,6 @@ Status check_contradictions(const SettingTable& table, const AppConfig& config) 
   if (engine.load_format == LoadFormat::kDummy && given("model-path").empty())
     return invalid_argument("--load-format dummy needs --model-path: a folder with a config.json");
   return {};
-}
-
-Result<fs::path> resolve_model_path(const fs::path& given) {
-  std::error_code problem;
-  if (!given.empty()) {
-    if (fs::exists(given, problem)) return given;
-    return fail(
-        error(StatusCode::kNotFound,
-              "--model-path {}: there is no such folder (Espalier does not download models; "
-              "give a .gguf file, or the folder that holds config.json and *.safetensors)",
-              given.string()));
-  }
-  std::vector<fs::path> places;
-  if (const char* share = std::getenv("ESPALIER_SHARE"); share != nullptr && *share != '\0')
-    places.push_back(fs::path(share) / "default_model");
-  const fs::path binary = fs::read_symlink("/proc/self/exe", problem);
-  if (!problem) {
-    const fs::path beside = binary.parent_path();
-    places.push_back(beside / "share/default_model");
-    places.push_back(beside.parent_path() / "share/espalier/default_model");
-    places.push_back(beside.parent_path().parent_path() / "share/default_model");  // build/PRESET
-  }
-  std::string looked;
-  for (const fs::path& place : places) {
-    if (fs::exists(place / "config.json", problem)) return place;
-    looked += "\n  " + place.string();
-  }
-  return fail(
-      error(StatusCode::kNotFound,
-            "no model: give --model-path, or set ESPALIER_SHARE. The model that ships was looked "
-            "for in{}",
-            looked));
 }
 
 std::string settings_markdown() {

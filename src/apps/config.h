@@ -10,8 +10,15 @@
 
 namespace espalier::apps {
 
+// Where a model that is named as on a hub comes from.
+struct HubSettings {
+  std::string revision;                // a branch, a tag or a commit; empty: main
+  std::filesystem::path download_dir;  // the hub's cache; empty: as HF_HUB_CACHE and HF_HOME say
+};
+
 struct AppConfig {
   EngineConfig engine;
+  HubSettings hub;
   ServerConfig server;
   std::string log_level = "info";
   Duration drain_timeout = std::chrono::seconds(30);
@@ -25,10 +32,12 @@ void add_server_settings(SettingTable& table, AppConfig& config);
 // Flags that contradict each other; the error names what set each of them.
 Status check_contradictions(const SettingTable& table, const AppConfig& config);
 
-// The model that a command runs: --model-path, else `default_model` in ESPALIER_SHARE, in share/
-// beside the binary, in ../share/espalier (an installation) or in share/ of the source tree that
-// the binary was built in. kNotFound says where it looked.
-Result<std::filesystem::path> resolve_model_path(const std::filesystem::path& given);
+// The model that a command runs: --model-path (a path, else a model of the hub, which is fetched
+// into its cache), else `default_model` in ESPALIER_SHARE, in share/ beside the binary, in
+// ../share/espalier (an installation) or in share/ of the source tree that the binary was built in.
+// kNotFound says where it looked.
+Result<std::filesystem::path> resolve_model_path(const std::filesystem::path& given,
+                                                 const HubSettings& hub = {});
 
 // Documentation of all settings, as docs/flags.md holds it.
 std::string settings_markdown();

@@ -65,8 +65,9 @@ void inspect_text(const EngineConfig& config, Inspection& out) {
   if (!compiled) out.template_problem = compiled.error().message();
 }
 
-Result<Inspection> inspect(EngineConfig config, int64_t batch, const ProgramRequest& program) {
-  ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path));
+Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramRequest& program) {
+  EngineConfig config = app.engine;
+  ESP_ASSIGN_OR_RETURN(config.model_path, resolve_model_path(config.model_path, app.hub));
   Inspection out;
   ESP_ASSIGN_OR_RETURN(out.info, read_model_info(model_load_options(config)));
   if (config.load_format == LoadFormat::kAuto) {
@@ -251,19 +252,20 @@ int run_inspect(const std::vector<std::string>& args) {
   table.result_file("program-svg", program.svg, "draw them into this file");
   table.integer("tokens", program.tokens, 1, 1 << 20, "new tokens of the step that is shown");
   table.integer("context", program.context, 0, 1 << 30, "tokens cached before each of them");
-  CommandLine command{"espalier inspect",
-                      "Prints what a model's folder or GGUF contains and what serving it here takes.",
-                      "Example:\n  espalier inspect my-model.gguf --batch 16\n  espalier inspect "
-                      "my-model.gguf --program --tokens 512",
-                      "MODEL",
-                      {}};
+  CommandLine command{
+      "espalier inspect",
+      "Prints what a model's folder or GGUF contains and what serving it here takes.",
+      "Example:\n  espalier inspect my-model.gguf --batch 16\n  espalier inspect "
+      "my-model.gguf --program --tokens 512",
+      "MODEL",
+      {}};
   if (const auto exit_code = parse_engine_command(command, table, config, args)) return *exit_code;
   if (command.words.size() > 1 || (!command.words.empty() && !config.engine.model_path.empty())) {
     return report(invalid_argument("one model at a time: {}", fmt::join(command.words, " ")),
                   kExitUsage);
   }
   if (!command.words.empty()) config.engine.model_path = command.words[0];
-  const Result<Inspection> inspection = inspect(config.engine, batch, program);
+  const Result<Inspection> inspection = inspect(config, batch, program);
   if (!inspection) return report(inspection.error(), kExitFailure);
   if (!program.svg.empty()) {
     if (const Status status = write_svg(*inspection->program, program.svg); !status.ok()) {

@@ -123,6 +123,8 @@ int run_serve(const std::vector<std::string>& args) {
   log_plan(**engine);
   config.server.extra_info = {
       {"log_level", config.log_level},
+      {"revision", config.hub.revision},
+      {"download_dir", config.hub.download_dir.string()},
       {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
   Result<std::unique_ptr<Server>> server =
       Server::create(config.server, **engine, std::move(*address));

@@ -117,7 +117,8 @@ Result<std::unique_ptr<Engine>> start_engine(AppConfig& config, MakePrefixCache 
   // Clients name the model as the launch line does, folders included.
   if (config.server.served_model_name.empty())
     config.server.served_model_name = config.engine.model_path.string();
-  ESP_ASSIGN_OR_RETURN(config.engine.model_path, resolve_model_path(config.engine.model_path));
+  ESP_ASSIGN_OR_RETURN(config.engine.model_path,
+                       resolve_model_path(config.engine.model_path, config.hub));
   EngineConfig engine = config.engine;
   // Without a terminal the log reports the progress.
   if (isatty(STDERR_FILENO) == 1 && log_enabled(LogLevel::kError))

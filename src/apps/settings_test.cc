@@ -355,7 +355,7 @@ TEST(ModelPathTest, AnUnknownPathAndAMissingDefaultSayWhatToDo) {
   const Result<std::filesystem::path> unknown = resolve_model_path("/no/such/model");
   ASSERT_FALSE(unknown);
   EXPECT_EQ(unknown.error().code(), StatusCode::kNotFound);
-  EXPECT_THAT(unknown.error().message(), HasSubstr("does not download"));
+  EXPECT_THAT(unknown.error().message(), HasSubstr("org/name of a Hugging Face hub"));
 }
 
 TEST(DocumentationTest, FlagsPageIsCurrent) {

@@ -234,10 +234,6 @@ constexpr Group kGroups[] = {
      "mamba-cache-philox-rounds mamba-full-memory-ratio mamba-max-states-per-path "
      "mamba-radix-cache-strategy mamba-track-interval max-mamba-cache-size int8-mamba-ckpt-size"},
     // What Espalier does not have.
-    {Rule::kRefused, kValue, "", "download the revision first and give --model-path its folder",
-     "revision"},
-    {Rule::kRefused, kValue, "", "download the model first and give --model-path its folder",
-     "download-dir"},
     {Rule::kRefused, kValue, "", "verify the files with sha256sum before the start",
      "model-checksum"},
     {Rule::kOnlyValue, kValue, "{}", "checkpoints are read in one way; leave it out",
