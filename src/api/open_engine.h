@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/config.h"
 #include "base/status.h"
 #include "engine/engine.h"
 
@@ -20,7 +21,8 @@ using NamedSettings = std::vector<std::pair<std::string, std::string>>;
 // the library (../share/espalier/default_model, or share/default_model of the source tree that the
 // library was built in) unless ESPALIER_SHARE is set, then where the command looks (apps/config.h).
 // kNotFound lists the folders.
-Result<std::filesystem::path> model_folder(const std::filesystem::path& given);
+Result<std::filesystem::path> model_folder(const std::filesystem::path& given,
+                                           const apps::HubSettings& hub = {});
 
 // Opens an engine that logs warnings and errors only, unless the setting log-level says otherwise.
 // kInvalidArgument for an unknown name or a wrong value.

@@ -124,7 +124,6 @@ int run_serve(const std::vector<std::string>& args) {
   config.server.extra_info = {
       {"log_level", config.log_level},
       {"revision", config.hub.revision},
-      {"download_dir", config.hub.download_dir.string()},
       {"drain_timeout", fmt::format("{}", to_seconds(config.drain_timeout))}};
   Result<std::unique_ptr<Server>> server =
       Server::create(config.server, **engine, std::move(*address));

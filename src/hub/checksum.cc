@@ -25,6 +25,8 @@ Checksum::Checksum(std::string etag, int64_t size_bytes) : etag_(std::move(etag)
   }
 }
 
+Checksum::Checksum(Checksum&&) noexcept = default;
+Checksum& Checksum::operator=(Checksum&&) noexcept = default;
 Checksum::~Checksum() = default;
 
 void Checksum::add(std::string_view bytes) {

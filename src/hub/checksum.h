@@ -14,6 +14,8 @@ namespace espalier::hub {
 class Checksum {
  public:
   Checksum(std::string etag, int64_t size_bytes);
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
   ~Checksum();
 
   void add(std::string_view bytes);
