@@ -73,9 +73,9 @@ class PartialBlob {
     descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (descriptor_ < 0) return failure();
     struct stat info {};
-    if (::fstat(descriptor_, &info) == 0 && info.st_size > file_.size_bytes)
-      ESP_RETURN_IF_ERROR(restart());
-    return sum_what_is_there();
+    if (::fstat(descriptor_, &info) != 0) return failure();
+    if (info.st_size > file_.size_bytes) return restart();
+    return sum_what_is_there(info.st_size);
   }
 
   Status restart() {
@@ -123,13 +123,15 @@ class PartialBlob {
                  std::strerror(why));
   }
 
-  Status sum_what_is_there() {
+  Status sum_what_is_there(int64_t length_bytes) {
     std::string buffer(1 << 20, '\0');
-    for (ssize_t got = 1; got > 0 && size_bytes_ < file_.size_bytes;) {
-      const int64_t left = file_.size_bytes - size_bytes_;
-      got = ::read(descriptor_, buffer.data(), std::min<size_t>(buffer.size(), left));
-      if (got > 0) checksum_.add({buffer.data(), static_cast<size_t>(got)});
-      size_bytes_ += std::max<ssize_t>(got, 0);
+    while (size_bytes_ < length_bytes) {
+      const auto wanted = std::min<int64_t>(std::ssize(buffer), length_bytes - size_bytes_);
+      const ssize_t got = ::read(descriptor_, buffer.data(), static_cast<size_t>(wanted));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return failure();
+      checksum_.add({buffer.data(), static_cast<size_t>(got)});
+      size_bytes_ += got;
     }
     return {};
   }

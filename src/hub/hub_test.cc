@@ -139,7 +139,7 @@ TEST_F(TempHub, OfflineTheCacheServesAndSaysWhatItLacks) {
   HubOptions options;
   options.cache = path_;
   options.offline = true;
-  const HubReference reference{"org/name"};
+  const HubReference reference = *HubReference::parse("org/name");
   EXPECT_THAT(fetch_model(reference, options).error().message(),
               AllOf(HasSubstr("holds nothing of org/name"), HasSubstr("HF_HUB_OFFLINE")));
   put(cache, "config.json", "etag1", "{}");
@@ -150,7 +150,7 @@ TEST_F(TempHub, OfflineTheCacheServesAndSaysWhatItLacks) {
   EXPECT_EQ(fetch_model(reference, options).value(), cache.snapshot(kCommit));
   options.offline = false;  // a whole commit needs no hub
   options.endpoint = "http://127.0.0.1:9";
-  EXPECT_TRUE(fetch_model({"org/name", kCommit}, options));
+  EXPECT_TRUE(fetch_model({"org/name", kCommit, ""}, options));
 }
 
 TEST(EnvironmentTest, IsReadAsHuggingfaceHubReadsIt) {
