@@ -25,6 +25,16 @@ class Repo:
         data = self.files[path]
         return hashlib.sha256(data).hexdigest() if path in self.lfs else git_sha1(data)
 
+    def tree(self):
+        """What huggingface_hub 2 asks for instead of siblings."""
+        out = []
+        for path, data in self.files.items():
+            row = {"type": "file", "path": path, "size": len(data), "oid": git_sha1(data)}
+            if path in self.lfs:
+                row["lfs"] = {"oid": self.etag(path), "size": len(data), "pointerSize": 134}
+            out.append(row)
+        return out
+
 
 class HubServer:
     """A context manager. Requests are kept in `requests` as (method, path, headers)."""
@@ -94,7 +104,7 @@ class HubServer:
         path = handler.path.split("?")[0]
         headers = dict(handler.headers.items())
         stored = re.fullmatch(r"/storage/([^/]+/[^/]+)/(.+)", path)
-        info = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
+        info = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(?:revision|tree)/([^/]+))?", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         name = (stored or info or file)
         name = name.group(1) if name else ""
@@ -117,7 +127,9 @@ class HubServer:
         if revision not in (None, "main", "v1", repo.commit):
             return self.refuse(handler, 404, "RevisionNotFound", with_body)
         if info:
-            body = {"id": name, "sha": repo.commit, "siblings": [{"rfilename": path} for path in repo.files]}
+            body = {"id": name, "sha": repo.commit, "siblings": [{"rfilename": each} for each in repo.files]}
+            if "/tree/" in path:
+                body = repo.tree()
             return self.reply(handler, 200, [("Content-Type", "application/json")], json.dumps(body).encode(), with_body)
         if repo.gated and not right:
             return self.refuse(handler, 401, "GatedRepo", with_body)
