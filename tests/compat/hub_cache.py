@@ -34,6 +34,8 @@ def inspect(hub, home, **more):
 def contents(folder):
     out = {}
     for name in sorted(os.listdir(folder)):
+        if os.path.isdir(os.path.join(folder, name)):
+            continue
         with open(os.path.join(folder, name), "rb") as f:
             out[name] = (os.path.basename(os.path.realpath(f.name)), f.read())
     return out
