@@ -40,40 +40,52 @@ class Detokenizer {
 };
 
 // Finds stop strings and stop expressions in a stream of text, also where a token boundary lies
-// within one. Not thread-safe; one for each sequence that has stops.
+// within one. The cost is linear in the text. One matcher for each sequence that has stops. Not
+// thread-safe: a matcher and its siblings are used on one thread at a time.
 class StopMatcher {
  public:
   // Each stop string is UTF-8 of at most kStopBytesMax bytes; empty ones are ignored. Each regex
-  // (PCRE2 syntax, UTF-8) must compile: kInvalidArgument names the one that does not. At most
-  // kStopsMax of each.
+  // (RE2's syntax, as text/regex/syntax.h lists it) must compile: kInvalidArgument names the one
+  // that does not, and says why. At most kStopsMax of each.
   static Result<StopMatcher> create(std::vector<std::string> stops,
                                     std::vector<std::string> stop_regexes);
+  // A matcher of the same stops for another stream, from its beginning. It shares the compiled
+  // automata, so that the samples of a request build them once.
+  StopMatcher sibling() const;
   StopMatcher(StopMatcher&&) noexcept;
   StopMatcher& operator=(StopMatcher&&) noexcept;
   ~StopMatcher();
 
   static constexpr size_t kStopsMax = 256;
   static constexpr size_t kStopBytesMax = 4096;
-  // A regex is searched in the new text and this many characters before it. All of them together
-  // may take kRegexStepsMax steps (PCRE2's match limit), each at least kRegexStepsMin. A search
-  // that would take more finds nothing, and after kRegexFailuresMax such searches the regex is
-  // dropped.
+  // Text that could begin a regex's match stays pending for this many characters; of a longer match
+  // the characters before them have been shown when it is found.
   static constexpr size_t kRegexWindow = 1024;
-  static constexpr uint32_t kRegexStepsMax = 100'000, kRegexStepsMin = 10'000;
-  static constexpr int kRegexFailuresMax = 16;
+
+  // Work of regexes, in units of StreamSearch::read(). A push may always use kWorkPerPush, and an
+  // excess is taken from the next pushes; what it needs beyond, it takes from the caller's budget,
+  // which is for all sequences of a step. Text that a push leaves unsearched stays pending and is
+  // searched by the next one. More than kUnsearchedBytesMax of it ends the stream as `overloaded`.
+  static constexpr int64_t kWorkPerPush = 1024, kWorkPerStep = 200'000;
+  static constexpr size_t kUnsearchedBytesMax = 4096;
 
   struct Output {
     std::string text;                    // safe to show
     std::optional<std::string> matched;  // the stop string or the regex's pattern that matched; the
                                          // stream has ended
     std::string matched_text;            // the text that it matched (for no_stop_trim)
+    bool overloaded = false;             // the regexes cost too much; the stream has ended
   };
   // Adds text (valid UTF-8, whole characters) and returns the text that can be shown. Text that
   // could begin a stop string, or (within the window) a regex's match, stays pending. The stream
   // ends with the first push after which something matches. The earliest match wins, then the
   // longest of those that start there, then a stop string before a regex. An empty match of a
-  // regex does not count. The cost is linear in the text for stop strings.
-  Output push(std::string_view text);
+  // regex does not count.
+  Output push(std::string_view text, int64_t& step_work_left);
+  Output push(std::string_view text) {
+    int64_t work = kWorkPerStep;
+    return push(text, work);
+  }
   std::string flush();  // the pending text, for a generation that ends without a match
 
  private:

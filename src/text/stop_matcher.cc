@@ -1,12 +1,12 @@
 // Stop strings are found by an Aho-Corasick automaton. Its state is the longest suffix of the text
-// that begins a stop string, which is the text that must stay pending. Regexes are found by PCRE2's
-// partial matching.
+// that begins a stop string, which is the text that must stay pending. Regexes are found by a
+// StreamSearch, which may lag behind where its work is bounded.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
 
 #include "text/detokenizer.h"
-#include "text/regex/pcre.h"
+#include "text/regex/stream_search.h"
 #include "text/unicode/utf8.h"
 
 namespace espalier {
@@ -96,16 +96,16 @@ size_t tail_begin(std::string_view text, size_t count) {
 }  // namespace
 
 struct StopMatcher::Impl {
-  Impl(std::vector<std::string> stop_strings, std::vector<std::string> patterns,
-       std::vector<PcreRegex> compiled)
-      : stops(std::move(stop_strings)),
-        regex_patterns(std::move(patterns)),
-        regexes(std::move(compiled)),
-        automaton(stops),
-        num_failures(regexes.size()) {}
-
+  // What all siblings share; `regex` is null without stop expressions.
+  struct Stops {
+    Stops(std::vector<std::string> stops, std::vector<std::string> regexes)
+        : strings(std::move(stops)), patterns(std::move(regexes)), automaton(strings) {}
+    const std::vector<std::string> strings, patterns;
+    const StopAutomaton automaton;
+    std::shared_ptr<StreamRegex> regex;
+  };
   struct Hit {
-    size_t begin = 0, end = 0;  // in buffer
+    size_t begin = 0, end = 0;  // in the stream
     const std::string* what = nullptr;
     bool better_than(const Hit& other) const {
       if (other.what == nullptr) return what != nullptr;
@@ -113,17 +113,30 @@ struct StopMatcher::Impl {
     }
   };
 
-  Hit find_stop(size_t new_begin);
-  // Narrows `hold_begin` to where a match could begin.
-  Hit find_regex(size_t& hold_begin);
+  explicit Impl(std::shared_ptr<const Stops> s) : stops(std::move(s)) {
+    if (stops->regex != nullptr) search.emplace(stops->regex);
+  }
 
-  const std::vector<std::string> stops, regex_patterns;
-  const std::vector<PcreRegex> regexes;
-  const StopAutomaton automaton;
-  std::vector<int> num_failures;  // of each regex: searches that took too many steps
-  uint32_t state = 0;
-  std::string buffer;  // text that was shown and is kept for the expressions, then what is pending
-  size_t shown = 0;    // bytes of buffer that were shown
+  size_t end() const { return buffer_begin + buffer.size(); }
+  std::string cut(size_t begin, size_t end) const {
+    return buffer.substr(begin - buffer_begin, end - begin);
+  }
+  void search_strings(size_t new_begin);
+  void search_regexes(int64_t& step_work_left);
+  Hit best_hit() const;
+  size_t hold_begin() const;
+  Output finish(const Hit& hit);
+  Output show_safe();
+
+  const std::shared_ptr<const Stops> stops;  // shared by the siblings
+  uint32_t state = 0;                        // of stops->automaton
+  std::optional<StreamSearch> search;
+  int64_t work_credit = 0;
+  Hit string_hit, regex_hit;
+  // Positions count bytes of the stream. `buffer` is its end: what is pending, and what the search
+  // has not read.
+  std::string buffer;
+  size_t buffer_begin = 0;
   bool ended = false;
 };
 
@@ -147,86 +160,98 @@ Result<StopMatcher> StopMatcher::create(std::vector<std::string> stops,
     }
     if (!is_valid_utf8(stop)) return fail(invalid_argument("a stop string is not valid UTF-8"));
   }
-  std::vector<PcreRegex> regexes;
-  const auto count = static_cast<uint32_t>(stop_regexes.size());
-  const uint32_t steps = std::max(kRegexStepsMin, kRegexStepsMax / std::max(count, 1u));
-  for (const std::string& pattern : stop_regexes) {
-    ESP_ASSIGN_OR_RETURN(PcreRegex regex,
-                         PcreRegex::compile(pattern, {.match_steps_max = steps, .partial = true}));
-    regexes.push_back(std::move(regex));
+  auto shared = std::make_shared<Impl::Stops>(std::move(stops), std::move(stop_regexes));
+  if (!shared->patterns.empty()) {
+    ESP_ASSIGN_OR_RETURN(shared->regex, StreamRegex::compile(shared->patterns));
   }
-  return StopMatcher(
-      std::make_unique<Impl>(std::move(stops), std::move(stop_regexes), std::move(regexes)));
+  return StopMatcher(std::make_unique<Impl>(std::move(shared)));
 }
 
-StopMatcher::Impl::Hit StopMatcher::Impl::find_stop(size_t new_begin) {
-  Hit best;
-  for (size_t i = new_begin; i < buffer.size(); ++i) {
-    state = automaton.next(state, buffer[i]);
-    const int stop = automaton.longest_stop(state);
+StopMatcher StopMatcher::sibling() const {
+  return StopMatcher(std::make_unique<Impl>(impl_->stops));
+}
+
+void StopMatcher::Impl::search_strings(size_t new_begin) {
+  for (size_t i = new_begin; i < end(); ++i) {
+    state = stops->automaton.next(state, buffer[i - buffer_begin]);
+    const int stop = stops->automaton.longest_stop(state);
     if (stop < 0) continue;
-    const std::string& text = stops[static_cast<size_t>(stop)];
+    const std::string& text = stops->strings[static_cast<size_t>(stop)];
     const Hit hit{i + 1 - text.size(), i + 1, &text};
-    if (hit.better_than(best)) best = hit;
+    if (hit.better_than(string_hit)) string_hit = hit;
   }
-  return best;
 }
 
-StopMatcher::Impl::Hit StopMatcher::Impl::find_regex(size_t& hold_begin) {
-  Hit best;
-  const size_t window_begin = tail_begin(buffer, kRegexWindow);
-  for (size_t i = 0; i < regexes.size(); ++i) {
-    if (num_failures[i] >= kRegexFailuresMax) continue;
-    PcreRegex::Search search(regexes[i], buffer);
-    const PcreRegex::Search::Found found = search.find_or_partial(0);
-    num_failures[i] += search.limit_hit() ? 1 : 0;
-    if (found.match) {
-      const Hit hit{found.match->begin, found.match->end, &regex_patterns[i]};
-      if (hit.better_than(best)) best = hit;
-    } else if (found.partial_begin) {
-      hold_begin = std::min(hold_begin, std::max(*found.partial_begin, window_begin));
-    }
-  }
-  return best;
+// Takes the work of this push from its own credit first.
+void StopMatcher::Impl::search_regexes(int64_t& step_work_left) {
+  if (!search) return;
+  work_credit = std::min(work_credit + kWorkPerPush, kWorkPerPush);
+  const int64_t budget = std::max<int64_t>(step_work_left, 0);
+  int64_t work_left = work_credit + budget;
+  search->read(std::string_view(buffer).substr(search->num_read() - buffer_begin), work_left);
+  const auto found = search->match(work_left);
+  const int64_t used = work_credit + budget - work_left;
+  const int64_t from_budget = std::clamp<int64_t>(used - std::max<int64_t>(work_credit, 0), 0, budget);
+  step_work_left -= from_budget;
+  work_credit -= used - from_budget;
+  if (found) regex_hit = {found->begin, found->end, &stops->patterns[found->pattern]};
 }
 
-StopMatcher::Output StopMatcher::push(std::string_view text) {
+// A stop string's hit counts once the expressions have been searched as far.
+StopMatcher::Impl::Hit StopMatcher::Impl::best_hit() const {
+  if (regex_hit.what != nullptr &&
+      (string_hit.what == nullptr || regex_hit.begin < string_hit.begin))
+    return regex_hit;
+  return search && search->num_read() < end() ? Hit() : string_hit;
+}
+
+// From where on text stays pending.
+size_t StopMatcher::Impl::hold_begin() const {
+  size_t hold = end() - stops->automaton.depth(state);
+  if (string_hit.what != nullptr) hold = std::min(hold, string_hit.begin);
+  if (!search) return hold;
+  const size_t unsearched = search->num_read();
+  const size_t window = buffer_begin + tail_begin(buffer, kRegexWindow);
+  return std::min({hold, unsearched,
+                   std::max(search->pending_begin().value_or(unsearched), window)});
+}
+
+StopMatcher::Output StopMatcher::Impl::finish(const Hit& hit) {
+  ended = true;
+  const size_t shown = std::max(hit.begin, buffer_begin);  // what was shown cannot be taken back
+  return {.text = cut(buffer_begin, shown),
+          .matched = *hit.what,
+          .matched_text = cut(shown, hit.end)};
+}
+
+StopMatcher::Output StopMatcher::Impl::show_safe() {
+  const size_t hold = hold_begin();
+  Output output{.text = cut(buffer_begin, hold)};
+  buffer.erase(0, hold - buffer_begin);
+  buffer_begin = hold;
+  output.overloaded = search && end() - search->num_read() > kUnsearchedBytesMax;
+  ended = output.overloaded;
+  return output;
+}
+
+StopMatcher::Output StopMatcher::push(std::string_view text, int64_t& step_work_left) {
   Impl& impl = *impl_;
   if (impl.ended || text.empty()) return {};
-  const size_t new_begin = impl.buffer.size();
+  const size_t new_begin = impl.end();
   impl.buffer += text;
-  Impl::Hit hit = impl.find_stop(new_begin);
-  size_t hold_begin = impl.buffer.size() - impl.automaton.depth(impl.state);
-  const Impl::Hit regex_hit = impl.find_regex(hold_begin);
-  if (regex_hit.what != nullptr && (hit.what == nullptr || regex_hit.begin < hit.begin)) {
-    hit = regex_hit;
-  }
-  Output output;
-  if (hit.what != nullptr) {
-    impl.ended = true;
-    if (hit.begin > impl.shown) {
-      output.text = impl.buffer.substr(impl.shown, hit.begin - impl.shown);
-    }
-    output.matched = *hit.what;
-    output.matched_text = impl.buffer.substr(hit.begin, hit.end - hit.begin);
-    return output;
-  }
-  hold_begin = std::max(hold_begin, impl.shown);  // shown text cannot become pending
-  output.text = impl.buffer.substr(impl.shown, hold_begin - impl.shown);
-  impl.shown = hold_begin;
-  const size_t window_begin =
-      impl.regexes.empty() ? impl.shown : tail_begin(impl.buffer, kRegexWindow);
-  const size_t drop = std::min(impl.shown, window_begin);
-  impl.buffer.erase(0, drop);
-  impl.shown -= drop;
-  return output;
+  impl.search_strings(new_begin);
+  impl.search_regexes(step_work_left);
+  const Impl::Hit hit = impl.best_hit();
+  return hit.what != nullptr ? impl.finish(hit) : impl.show_safe();
 }
 
 std::string StopMatcher::flush() {
   Impl& impl = *impl_;
   if (impl.ended) return {};
   impl.ended = true;
-  return impl.buffer.substr(impl.shown);
+  return impl.string_hit.what != nullptr
+             ? impl.cut(impl.buffer_begin, std::max(impl.string_hit.begin, impl.buffer_begin))
+             : impl.buffer;
 }
 
 }  // namespace espalier

@@ -259,7 +259,7 @@ def dependencies(tree):
                 "fmt": "libfmt-dev", "spdlog": "libspdlog-dev", "CLI11": "libcli11-dev",
                 "tl-expected": "libexpected-dev", "prometheus-cpp": "prometheus-cpp-dev",
                 "GTest": "libgtest-dev", "PkgConfig": "pkg-config", "Python3": "python3",
-                "utf8proc": "libutf8proc-dev", "pcre2": "libpcre2-dev",
+                "utf8proc": "libutf8proc-dev", "pcre2": "libpcre2-dev", "re2": "libre2-dev",
                 "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
                 "numa.h": "libnuma-dev"}
     setup = tree.text("tools/setup")

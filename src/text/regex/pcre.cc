@@ -60,8 +60,7 @@ Result<PcreRegex> PcreRegex::compile(std::string_view pattern, Limits limits) {
                                  pattern, offset, error_text(code)));
   }
   // Without machine code (no JIT on this processor) matching falls back to the interpreter.
-  pcre2_jit_compile(compiled.get(),
-                    PCRE2_JIT_COMPLETE | (limits.partial ? PCRE2_JIT_PARTIAL_SOFT : 0));
+  pcre2_jit_compile(compiled.get(), PCRE2_JIT_COMPLETE);
   auto impl = std::make_unique<Impl>();
   impl->code = std::move(compiled);
   impl->limits = limits;
@@ -84,28 +83,16 @@ PcreRegex::Search::Search(const PcreRegex& regex, std::string_view text)
 PcreRegex::Search::Search(Search&&) noexcept = default;
 PcreRegex::Search::~Search() = default;
 
-int PcreRegex::Search::match(size_t position, uint32_t options) {
+std::optional<PcreRegex::Match> PcreRegex::Search::find(size_t position) {
   const int rc =
       pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(impl_->text.data()), impl_->text.size(),
-                  position, PCRE2_NO_UTF_CHECK | options, impl_->data.get(), impl_->context.get());
-  limit_hit_ |= rc < 0 && rc != PCRE2_ERROR_NOMATCH && rc != PCRE2_ERROR_PARTIAL;
-  return rc;
-}
-
-std::optional<PcreRegex::Match> PcreRegex::Search::find(size_t position) {
-  if (match(position, 0) < 0) return std::nullopt;
+                  position, PCRE2_NO_UTF_CHECK, impl_->data.get(), impl_->context.get());
+  limit_hit_ |= rc < 0 && rc != PCRE2_ERROR_NOMATCH;
+  if (rc < 0) return std::nullopt;
   const size_t* offsets = pcre2_get_ovector_pointer(impl_->data.get());
   // \K in a lookahead can move the start behind the end; such a match is ignored.
   if (offsets[0] > offsets[1] || offsets[0] < position) return std::nullopt;
   return Match{offsets[0], offsets[1]};
-}
-
-PcreRegex::Search::Found PcreRegex::Search::find_or_partial(size_t position) {
-  const int rc = match(position, PCRE2_PARTIAL_SOFT | PCRE2_NOTEMPTY);
-  const size_t* offsets = pcre2_get_ovector_pointer(impl_->data.get());
-  if (rc == PCRE2_ERROR_PARTIAL) return {std::nullopt, offsets[0]};
-  if (rc < 0 || offsets[0] >= offsets[1]) return {};
-  return {Match{offsets[0], offsets[1]}, std::nullopt};
 }
 
 std::string escape_regex(std::string_view text) {

@@ -1,5 +1,6 @@
-// Regular expressions by PCRE2, compiled to machine code, with limits: a search costs at most so
-// many steps, whatever the expression and the text.
+// Regular expressions by PCRE2, compiled to machine code: those of a model's own files, which the
+// operator chose. What a client sends is compiled by text/regex/stream_search.h and never by this.
+// A search takes a bounded number of steps, whatever the expression and the text.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,6 @@ class PcreRegex {
   struct Limits {
     uint32_t match_steps_max = 10'000'000;  // PCRE2's match limit
     uint32_t heap_kib_max = 64 * 1024;
-    bool partial = false;  // find_or_partial will be used
   };
   // PCRE2 syntax, UTF-8, \w and the like by Unicode. kInvalidArgument states where and why.
   static Result<PcreRegex> compile(std::string_view pattern) { return compile(pattern, Limits()); }
@@ -43,17 +43,8 @@ class PcreRegex {
     std::optional<Match> find(size_t position);
     bool limit_hit() const { return limit_hit_; }
 
-    // Of a regex compiled with Limits::partial. The first match that is not empty; else where text
-    // to come could make one that begins before the end of this text.
-    struct Found {
-      std::optional<Match> match;
-      std::optional<size_t> partial_begin;
-    };
-    Found find_or_partial(size_t position);
-
    private:
     struct Impl;
-    int match(size_t position, uint32_t options);
     std::unique_ptr<Impl> impl_;
     bool limit_hit_ = false;
   };
