@@ -185,12 +185,12 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->awaits_grammar = live->sampling.grammar.has_value();
   if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars());
   live->samples.reserve(static_cast<size_t>(request.sampling.n));
-  for (int32_t i = 0; i < request.sampling.n; ++i) {
-    ESP_ASSIGN_OR_RETURN(
-        OutputProcessor output,
-        OutputProcessor::create(parts_.tokenizer.get(), request.sampling, live->sampling.stop_ids));
-    live->samples.push_back({.request = live.get(), .output = std::move(output)});
-  }
+  ESP_ASSIGN_OR_RETURN(
+      OutputProcessor first,
+      OutputProcessor::create(parts_.tokenizer.get(), request.sampling, live->sampling.stop_ids));
+  for (int32_t i = 1; i < request.sampling.n; ++i)
+    live->samples.push_back({.request = live.get(), .output = first.sibling()});
+  live->samples.push_back({.request = live.get(), .output = std::move(first)});
   live->rid = request.rid.empty() ? make_rid() : std::move(request.rid);
   live->seed =
       request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));

@@ -120,6 +120,7 @@ void EngineLoop::wait_and_commit(const ForwardBatch& batch) {
   const StepResult& result = executor_.wait(batch.step);
   waited_ = clock_.now() - start;
   stats_.add_forward(result.forward_seconds);
+  events_.begin_step();
   scheduler_.commit(batch, result);
 }
 

@@ -40,7 +40,7 @@ std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
                                                    TokenLogprobs&& logprobs,
                                                    const RequestStats& stats) {
   SampleState& sample = parts_.requests.sample(id);
-  OutputProcessor::Output out = sample.output.push(token);
+  OutputProcessor::Output out = sample.output.push(token, stop_work_left_);
   sample.event.text += out.text;
   sample.event.ids.push_back(token);
   const bool forced = stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens);

@@ -40,6 +40,8 @@ class EventEmitter final : public SequenceObserver {
   void finish(SampleState& sample, FinishReason reason, const RequestStats& stats);
   void finish_unscheduled(LiveRequest& request, FinishReason::Type type, const Status& why);
 
+  // Before a step is committed: its tokens share one budget for stop expressions.
+  void begin_step() { stop_work_left_ = StopMatcher::kWorkPerStep; }
   // Passes all pending events to their sinks.
   void emit();
 
@@ -66,6 +68,7 @@ class EventEmitter final : public SequenceObserver {
   std::vector<SampleState*> pending_;
   FinishCounts counts_;
   int64_t new_tokens_ = 0;
+  int64_t stop_work_left_ = StopMatcher::kWorkPerStep;
 };
 
 }  // namespace espalier

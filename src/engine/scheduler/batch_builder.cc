@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "base/check.h"
 
@@ -33,7 +34,7 @@ void BatchBuilder::end(ForwardBatch& batch) {
   if (config_.find_shared_prefixes) add_shared_prefixes(batch);
 }
 
-void BatchBuilder::add_running(ForwardBatch& batch) {
+void BatchBuilder::add_running(ForwardBatch& batch, int32_t num_shares) {
   prompt_tokens_left_ = config_.chunked_prefill_size > 0 ? config_.chunked_prefill_size
                                                          : std::numeric_limits<int32_t>::max();
   draft_samples_left_ = config_.draft_samples_max;
@@ -41,8 +42,25 @@ void BatchBuilder::add_running(ForwardBatch& batch) {
   if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
     prompt_tokens_left_ =
         std::min(prompt_tokens_left_, step_time_.tokens_within(config_.inter_token_seconds_max));
+  if (num_shares > 1) return add_prompt_parts(batch, num_shares);
   for (Sequence* sequence : running_.running())
     if (sequence->prefilling()) add_chunk(batch, *sequence);
+}
+
+void BatchBuilder::add_prompt_parts(ForwardBatch& batch, int32_t num_shares) {
+  const int32_t part = std::max(1, prompt_tokens_left_ / num_shares);
+  std::map<const WaitingShare*, int32_t> left;
+  for (Sequence* sequence : running_.running()) {
+    if (!sequence->prefilling()) continue;
+    int32_t& share_left = left.try_emplace(sequence->queue.share, part).first->second;
+    const int32_t step_left = prompt_tokens_left_;
+    const int32_t limit = std::min(share_left, step_left);
+    prompt_tokens_left_ = limit;
+    if (limit > 0) add_chunk(batch, *sequence);
+    const int32_t taken = limit - prompt_tokens_left_;
+    share_left -= taken;
+    prompt_tokens_left_ = step_left - taken;
+  }
 }
 
 void BatchBuilder::add_decode_entries(ForwardBatch& batch) {

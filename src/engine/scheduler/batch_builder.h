@@ -36,7 +36,9 @@ class BatchBuilder {
   // repeated while the batch is empty.
   void begin(ForwardBatch& batch, uint64_t step);
   // Decode entries, then chunks of the prompts of running sequences; sets the step's limits anew.
-  void add_running(ForwardBatch& batch);
+  // With several shares that have prompts to compute, each one's take at most its part of the
+  // step's prompt tokens, so that long prompts of one leave room for those that wait.
+  void add_running(ForwardBatch& batch, int32_t num_shares = 1);
   // As much of the sequence's prompt as the step and the memory allow; maybe nothing.
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void end(ForwardBatch& batch);
@@ -52,6 +54,7 @@ class BatchBuilder {
 
  private:
   void add_decode_entries(ForwardBatch& batch);
+  void add_prompt_parts(ForwardBatch& batch, int32_t num_shares);
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "engine/scheduler/fair_parts.h"
 
 namespace espalier {
 
@@ -99,6 +100,15 @@ bool KvBudget::decode_fits() const {
 
 Sequence& KvBudget::retraction_victim() const {
   const std::span<Sequence* const> running = running_.running();
+  if (config_.fair_share != FairShare::kNone) {
+    const FairParts parts(running_, cache_.num_pages(), nullptr);
+    return **std::min_element(
+        running.rbegin(), running.rend(), [&](const Sequence* a, const Sequence* b) {
+          const bool a_exceeds = parts.exceeds(a->queue.share);
+          if (a_exceeds != parts.exceeds(b->queue.share)) return a_exceeds;
+          return a->num_outputs() < b->num_outputs();
+        });
+  }
   return **std::min_element(
       running.rbegin(), running.rend(),
       [](const Sequence* a, const Sequence* b) { return a->num_outputs() < b->num_outputs(); });
@@ -160,6 +170,12 @@ bool KvBudget::window_has_room(const Sequence& sequence) const {
 
 std::vector<Sequence*> KvBudget::preemptible_by(const Sequence& sequence) const {
   std::vector<Sequence*> victims;
+  if (config_.fair_share != FairShare::kNone) {
+    const FairParts parts(running_, cache_.num_pages(), sequence.queue.share);
+    if (parts.may_take(sequence.queue.share, pages_still_needed(sequence)))
+      victims = parts.preemptible(kPreemptionsMax);
+  }
+  if (config_.policy != SchedulePolicy::kPriority || !victims.empty()) return victims;
   const int64_t most = int64_t{sequence.spec.priority} - config_.priority_preemption_threshold;
   for (Sequence* s : running_.running())
     if (s->spec.priority <= most && !s->preemption.exempt && s->preemption.count < kPreemptionsMax)

@@ -48,7 +48,8 @@ class KvBudget {
   // flight are committed.
   bool decode_fits() const;
   // The running sequence with the fewest output tokens, the last admitted of these: so the one
-  // furthest ahead always advances, and every sequence finishes.
+  // furthest ahead always advances, and every sequence finishes. With fair shares, one of a share
+  // above its part where there is one.
   Sequence& retraction_victim() const;
 
   // --- The new-token ratio.
@@ -67,8 +68,8 @@ class KvBudget {
   void add_reservation(const Sequence& sequence) { num_reserved_ += pages_still_needed(sequence); }
   bool retains_pages() const { return num_retained_ > 0; }
   // The running sequences whose preemption makes room for `sequence` once their last steps are
-  // committed: as few as it takes, the lowest priority and last admitted first. None: no set of
-  // preemptible sequences is enough.
+  // committed: as few as it takes, the lowest priority and last admitted first, or those of shares
+  // above their fair part. None: no set of preemptible sequences is enough.
   std::optional<std::vector<Sequence*>> plan_preemption(Sequence& sequence) const;
 
   // --- What is computed, and the end.

@@ -4,6 +4,7 @@
 #include "engine/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/check.h"
 #include "engine/scheduler/batch_builder.h"
@@ -155,9 +156,18 @@ bool Scheduler::next(ForwardBatch& batch) {
 void Scheduler::fill(ForwardBatch& batch) {
   while (running_->num_running() > 1 && !budget_->decode_fits())
     retract(budget_->retraction_victim());
-  builder_->add_running(batch);
+  builder_->add_running(batch, num_shares_with_prompts());
   if (running_->empty()) budget_->on_idle();
   admit(batch);
+}
+
+int32_t Scheduler::num_shares_with_prompts() const {
+  if (config_.fair_share == FairShare::kNone) return 1;
+  std::set<const WaitingShare*> shares;
+  queue_->add_waiting_shares(shares);
+  for (const Sequence* s : running_->running())
+    if (s->prefilling()) shares.insert(s->queue.share);
+  return std::max(1, static_cast<int32_t>(shares.size()));
 }
 
 void Scheduler::admit(ForwardBatch& batch) {
@@ -249,7 +259,8 @@ bool Scheduler::may_retire(const Sequence& sequence) const {
 }
 
 bool Scheduler::may_preempt() const {
-  return config_.policy == SchedulePolicy::kPriority && config_.priority_preemption_threshold > 0;
+  return config_.fair_share != FairShare::kNone ||
+         (config_.policy == SchedulePolicy::kPriority && config_.priority_preemption_threshold > 0);
 }
 
 // Preempts as few sequences as it takes to admit `sequence` once their last step is committed, or

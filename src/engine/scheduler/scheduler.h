@@ -114,6 +114,8 @@ constexpr bool orders_by_prefix(SchedulePolicy policy) {
 }
 
 // Between whom service is shared fairly, before the policy orders what each of them has waiting.
+// A share that holds less than its part of slots and memory preempts sequences of those above
+// theirs, which wait again and lose no token.
 enum class FairShare : uint8_t {
   kNone,
   kTenant,    // SequenceSpec::cache_namespace
@@ -221,6 +223,7 @@ class Scheduler {
  private:
   Status check_size(const SequenceSpec& spec) const;
   void fill(ForwardBatch& batch);
+  int32_t num_shares_with_prompts() const;
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence);
   bool make_room_by_preemption(Sequence& sequence);

@@ -200,15 +200,27 @@ Sequence* WaitQueue::first_of(WaitingShare& share) {
   return share.ranked.empty() ? nullptr : *share.ranked.begin();
 }
 
+void WaitQueue::add_waiting_shares(std::set<const WaitingShare*>& shares) const {
+  for (const auto& [key, share] : shares_)
+    if (share.num_waiting > 0) shares.insert(&share);
+}
+
+Sequence* WaitQueue::first_retracted() const {
+  const auto first = std::ranges::min_element(
+      retracted_, {}, [](const Sequence* s) { return s->queue.share->service; });
+  return first == retracted_.end() ? nullptr : *first;
+}
+
 Sequence* WaitQueue::next() {
-  if (!retracted_.empty()) return *retracted_.begin();
+  Sequence* const retracted = first_retracted();
   while (true) {
     WaitingShare* least = nullptr;
     for (auto& [key, share] : shares_)
       if (share.num_waiting > 0 && (least == nullptr || share.service < least->service) &&
           std::find(exhausted_.begin(), exhausted_.end(), &share) == exhausted_.end())
         least = &share;
-    if (least == nullptr) return nullptr;
+    if (least == nullptr) return retracted;
+    if (retracted != nullptr && retracted->queue.share->service <= least->service) return retracted;
     if (Sequence* const sequence = first_of(*least)) return sequence;
     exhausted_.push_back(least);  // all of it is deferred
   }

@@ -1,6 +1,7 @@
 // The sequences that wait for admission, in the order in which they are tried:
 //
-//   retracted sequences, the last retracted first
+//   retracted sequences, the last retracted first (with several shares: of the one with the least
+//   service, when no other share with less of it has one waiting)
 //   else, of the share with the least service: its oldest sequence when that is overdue,
 //                                              else its first by the policy
 //
@@ -66,6 +67,7 @@ class WaitQueue {
 
   int32_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  void add_waiting_shares(std::set<const WaitingShare*>& shares) const;
 
   // The cache holds these tokens now. REQUIRED after each PrefixCache::share() and finish(), for
   // the order by longest prefix to be exact.
@@ -91,6 +93,7 @@ class WaitQueue {
   void push_retracted(Sequence& sequence);
   void push_preempted(Sequence& sequence);
   Sequence* first_of(WaitingShare& share);
+  Sequence* first_retracted() const;
 
   const SchedulerConfig config_;
   const PrefixCache& cache_;

@@ -9,6 +9,13 @@ FinishReason stopped_by(std::string stop) {
   return {.type = FinishReason::Type::kStop, .matched = std::move(stop)};
 }
 
+FinishReason overloaded() {
+  return {.type = FinishReason::Type::kError,
+          .status = error(StatusCode::kResourceExhausted,
+                          "the expressions of stop_regex take more work than a step has for them: "
+                          "send fewer or simpler ones")};
+}
+
 }  // namespace
 
 Result<OutputProcessor> OutputProcessor::create(const Tokenizer* tokenizer,
@@ -30,11 +37,24 @@ Result<OutputProcessor> OutputProcessor::create(const Tokenizer* tokenizer,
   for (const std::string& stop : params.stop)
     if (const auto id = tokenizer->token_to_id(stop); id && tokenizer->is_special(*id))
       p.special_stops_.emplace_back(*id, stop);
-  p.detokenizer_.emplace(
-      *tokenizer,
-      DecodeOptions{.skip_special_tokens = params.skip_special_tokens,
-                    .spaces_between_special_tokens = params.spaces_between_special_tokens});
+  p.tokenizer_ = tokenizer;
+  p.decode_options_ = {.skip_special_tokens = params.skip_special_tokens,
+                       .spaces_between_special_tokens = params.spaces_between_special_tokens};
+  p.detokenizer_.emplace(*tokenizer, p.decode_options_);
   p.has_text_ = true;
+  return p;
+}
+
+OutputProcessor OutputProcessor::sibling() const {
+  OutputProcessor p;
+  p.stop_ids_ = stop_ids_;
+  p.no_stop_trim_ = no_stop_trim_;
+  p.special_stops_ = special_stops_;
+  p.tokenizer_ = tokenizer_;
+  p.decode_options_ = decode_options_;
+  p.has_text_ = has_text_;
+  if (matcher_) p.matcher_ = matcher_->sibling();
+  if (tokenizer_ != nullptr) p.detokenizer_.emplace(*tokenizer_, decode_options_);
   return p;
 }
 
@@ -44,7 +64,7 @@ const std::string* OutputProcessor::special_stop(TokenId token) const {
   return nullptr;
 }
 
-OutputProcessor::Output OutputProcessor::push(TokenId token) {
+OutputProcessor::Output OutputProcessor::push(TokenId token, int64_t& stop_work_left) {
   const bool at_length = ++num_tokens_ == max_new_tokens_;
   if (!has_text_) return {};
   if (!at_length) {
@@ -59,7 +79,8 @@ OutputProcessor::Output OutputProcessor::push(TokenId token) {
     matcher_.reset();
     return {.text = std::move(text)};
   }
-  StopMatcher::Output found = matcher_->push(text);
+  StopMatcher::Output found = matcher_->push(text, stop_work_left);
+  if (found.overloaded) return {.text = std::move(found.text), .finish = overloaded()};
   if (!found.matched) return {.text = std::move(found.text)};
   matched_ = true;
   if (no_stop_trim_) found.text += found.matched_text;

@@ -24,6 +24,10 @@ class OutputProcessor {
   static Result<OutputProcessor> create(const Tokenizer* tokenizer, const SamplingParams& params,
                                         std::vector<TokenId> stop_ids);
 
+  // The same for another sample of the request, which shares the compiled stop expressions.
+  // REQUIRES: nothing was pushed yet.
+  OutputProcessor sibling() const;
+
   // Before the first push; known only when the prompt is.
   void set_max_new_tokens(int32_t max_new_tokens) { max_new_tokens_ = max_new_tokens; }
 
@@ -33,9 +37,11 @@ class OutputProcessor {
 
   struct Output {
     std::string text;                    // to show now
-    std::optional<FinishReason> finish;  // a stop string or regex matched: no token may follow
+    // A stop string or regex matched, or the regexes cost too much: no token may follow.
+    std::optional<FinishReason> finish;
   };
-  Output push(TokenId token);
+  // `stop_work_left`: of StopMatcher::push(), for all samples of a step.
+  Output push(TokenId token, int64_t& stop_work_left);
 
   // Returns the text that was still withheld, whatever ended the request. Called once.
   std::string flush();
@@ -55,6 +61,8 @@ class OutputProcessor {
   std::vector<TokenId> stop_ids_;  // sorted
   // Stop strings that are the name of a special token, which the text may not show.
   std::vector<std::pair<TokenId, std::string>> special_stops_;
+  const Tokenizer* tokenizer_ = nullptr;
+  DecodeOptions decode_options_;
   std::optional<Detokenizer> detokenizer_;
   std::optional<StopMatcher> matcher_;
 };
