@@ -29,8 +29,7 @@ std::string joined(const std::vector<std::string>& names) {
 
 bool is_block_type(std::string_view dtype) { return dtype == "q8_0" || dtype == "q4_k"; }
 
-void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
-  table.group("Model");
+void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
   Setting& model =
       table.path("model-path", engine.model_path,
                  "folder with config.json, *.safetensors and tokenizer.json, a .gguf file, or "
@@ -47,6 +46,11 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
       table.path("tokenizer-path", engine.tokenizer_path,
                  "folder, tokenizer.json, .model, .tiktoken or .gguf of another tokenizer"),
       "model-path");
+}
+
+void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
+  table.group("Model");
+  add_path_rows(table, engine, hub);
   table.custom(
       "load-format", "auto|dummy",
       "dummy draws weights from random-seed for any config.json; safetensors and gguf mean "

@@ -104,7 +104,7 @@ TEST(WindowPages, AMatchEndsWhereTheWindowsTailIsThere) {
 
 // Random sequences in small pools. Each row of either map is written down: a sequence must read
 // back its own tokens in the pool's map, and its window's in the window's. The longest match is
-// held to a search over all prefixes that asks the rows themselves.
+// compared with a search over all prefixes that asks the rows themselves.
 void fuzz(uint64_t seed) {
   Rng rng(seed);
   const int32_t page_size = std::array{1, 2, 4}[seed % 3];

@@ -108,9 +108,9 @@ void EngineLoop::report_leak() {
 ForwardBatch* EngineLoop::launch_next() {
   if (handler_.paused() || (in_flight_ != nullptr && config_.disable_overlap_schedule))
     return nullptr;
-  ForwardBatch& batch = batches_[next_batch_];
+  ForwardBatch& batch = batches_.next();
   if (!scheduler_.next(batch)) return nullptr;
-  next_batch_ = (next_batch_ + 1) % Executor::kMaxInFlight;
+  batches_.advance();
   executor_.launch(batch);
   return &batch;
 }

@@ -23,6 +23,18 @@
 
 namespace espalier {
 
+// The batches of the steps in flight, built in turn.
+class BatchRing {
+ public:
+  // The batch to be built; it is in flight once advance() has been called.
+  ForwardBatch& next() { return batches_[next_]; }
+  void advance() { next_ = (next_ + 1) % Executor::kMaxInFlight; }
+
+ private:
+  ForwardBatch batches_[Executor::kMaxInFlight];
+  int next_ = 0;
+};
+
 // push(), stats() and max_sequence_tokens() are thread-safe; all else is the loop's own thread's.
 class EngineLoop {
  public:
@@ -63,8 +75,7 @@ class EngineLoop {
   Inbox inbox_;
   std::vector<Message> messages_;  // scratch
 
-  ForwardBatch batches_[Executor::kMaxInFlight];
-  int next_batch_ = 0;
+  BatchRing batches_;
   const ForwardBatch* in_flight_ = nullptr;  // launched and not committed
   TimePoint turn_start_{};                   // when the inbox was opened
   Duration waited_{};                        // in this turn, for the executor

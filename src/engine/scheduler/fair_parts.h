@@ -29,16 +29,16 @@ class FairParts {
   std::vector<Sequence*> preemptible(int32_t preemptions_max) const;
 
  private:
-  struct Held {
+  struct Usage {
     int32_t num_slots = 0, num_pages = 0;
   };
-  bool exceeds(const Held& held) const {
-    return held.num_slots > slots_part_ || held.num_pages > pages_part_;
+  bool exceeds(const Usage& usage) const {
+    return usage.num_slots > slots_part_ || usage.num_pages > pages_part_;
   }
-  Held held_by(const WaitingShare* share) const;
+  Usage usage_of(const WaitingShare* share) const;
 
   const RunningSet& running_;
-  std::map<const WaitingShare*, Held> held_;
+  std::map<const WaitingShare*, Usage> usage_;
   int32_t slots_part_ = 0, pages_part_ = 0;
 };
 

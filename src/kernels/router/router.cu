@@ -21,7 +21,8 @@ constexpr int kRouteWarps = 4;
 template <int ROW_TILES, int OUTPUT_TILES>
 struct ScoreShape {
   static constexpr int kScoreRows = ROW_TILES * 16, kOutputs = OUTPUT_TILES * 8;
-  static constexpr size_t kSharedBytes = sizeof(float) * kScoreWarps * kScoreRows * kOutputs;
+  static constexpr int kSums = kScoreRows * kOutputs;
+  static constexpr size_t kSharedBytes = sizeof(float) * kScoreWarps * kSums;
 };
 
 // Eight adjacent float32 as the exact sum of three times eight bfloat16.
@@ -107,8 +108,7 @@ __global__ void __launch_bounds__(kScoreWarps * 32) score_by_mma_kernel(ScoreArg
     if (output >= outputs) continue;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < kScoreWarps; ++w)
-      sum += partial[w * Shape::kScoreRows * Shape::kOutputs + i];
+    for (int w = 0; w < kScoreWarps; ++w) sum += partial[w * Shape::kSums + i];
     if (args.bias != nullptr) sum += args.bias[first_output + output];
     args.y[(first_row + i / Shape::kOutputs) * args.outputs + first_output + output] = sum;
   }

@@ -47,8 +47,7 @@ PipelineTokenizer::PipelineTokenizer(Parts parts)
       normalized_matcher_(make_matcher(added_, normalizer_, true)),
       frame_(std::move(parts.frame)),
       decoder_(std::move(parts.decoder)),
-      chat_template_(std::move(parts.chat_template)),
-      fim_tokens_(parts.fim_tokens),
+      prompts_{std::move(parts.chat_template), parts.fim_tokens},
       keeps_invalid_utf8_(normalizer_.empty() && pre_tokenizer_.keeps_invalid_utf8()),
       cuts_at_lines_(normalizer_.unicode_form_only() && pre_tokenizer_.cuts_at_lines() &&
                      normalized_matcher_.empty()) {

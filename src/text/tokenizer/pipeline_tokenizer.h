@@ -46,8 +46,8 @@ class PipelineTokenizer final : public Tokenizer {
   std::optional<TokenId> token_to_id(std::string_view token) const override;
   std::string id_to_token(TokenId id) const override;
   std::optional<TokenId> bos_id() const override { return bos_id_; }
-  std::string_view chat_template() const override { return chat_template_; }
-  std::optional<FimTokens> fim_tokens() const override { return fim_tokens_; }
+  std::string_view chat_template() const override { return prompts_.chat_template; }
+  std::optional<FimTokens> fim_tokens() const override { return prompts_.fim_tokens; }
 
  private:
   class ByteStream;
@@ -75,8 +75,12 @@ class PipelineTokenizer final : public Tokenizer {
   AddedTokenMatcher raw_matcher_, normalized_matcher_;
   SequenceFrame frame_;
   Decoder decoder_;
-  const std::string chat_template_;
-  const std::optional<FimTokens> fim_tokens_;
+  // What prompts of the model are built of.
+  struct PromptParts {
+    std::string chat_template;
+    std::optional<FimTokens> fim_tokens;
+  };
+  const PromptParts prompts_;
   bool keeps_invalid_utf8_;
   bool cuts_at_lines_;  // text can be cut before a line that begins with a letter
 

@@ -51,7 +51,7 @@ CudaExecutor::CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecuto
           .max_tokens = config.max_tokens,
           .max_table_pages = (config.context_length + config.page_size - 1) / config.page_size + 1,
           .window_pages = model_->info().sliding_window > 0},
-      mask_words_((model_->info().vocab_size + 31) / 32) {}
+      arrays_{.mask_words = (model_->info().vocab_size + 31) / 32} {}
 
 // What is in flight still writes to the buffers.
 CudaExecutor::~CudaExecutor() { static_cast<void>(stream_.synchronize()); }
@@ -82,14 +82,14 @@ Status CudaExecutor::allocate() {
   slots_ = std::make_unique<SlotTable>(std::move(slots));
   ESP_ASSIGN_OR_RETURN(const size_t workspace,
                        kc::sample_workspace_bytes(config_.max_slots, vocab_size));
-  sample_workspace_bytes_ = static_cast<int64_t>(workspace);
+  arrays_.workspace_bytes = static_cast<int64_t>(workspace);
   cuda::Arena measured;
-  lay_out(measured);
+  arrays_.lay_out(measured, limits_, model_->logits_stride());
   ESP_ASSIGN_OR_RETURN(block_,
                        cuda::DeviceBuffer::allocate(measured.used_bytes(), "logits and results"));
   cuda::Arena arena(block_.data());
-  lay_out(arena);
-  ESP_RETURN_IF_ERROR(model_->tune(logits_, stream_));
+  arrays_.lay_out(arena, limits_, model_->logits_stride());
+  ESP_RETURN_IF_ERROR(model_->tune(arrays_.logits, stream_));
   for (Place& place : places_) ESP_RETURN_IF_ERROR(allocate_place(place));
   ESP_RETURN_IF_ERROR(stream_.synchronize());
   memory_.weights = model_->info().weight_bytes;
@@ -100,16 +100,6 @@ Status CudaExecutor::allocate() {
                              (kBytesPerGraph + model_->info().num_layers * kBytesPerGraphLayer)
                        : 0;
   return Status();
-}
-
-void CudaExecutor::lay_out(cuda::Arena& arena) {
-  const int64_t entries = config_.max_slots;
-  logits_ = arena.take<float>(entries * model_->logits_stride());
-  masks_ = arena.take<uint32_t>(entries * mask_words_);
-  wanted_begin_ = arena.take<int32_t>(entries + config_.max_tokens + 1);
-  wanted_ids_ = arena.take<int32_t>(ResultArrays::kWantedCapacity);
-  results_.lay_out(arena, limits_);
-  sample_workspace_ = arena.take<std::byte>(sample_workspace_bytes_);
 }
 
 Status CudaExecutor::allocate_place(Place& place) {
@@ -123,8 +113,9 @@ Status CudaExecutor::allocate_place(Place& place) {
                        cuda::PinnedBuffer::allocate(measured.used_bytes(), "a step's results"));
   cuda::Arena outputs(place.outputs.data());
   place.results.lay_out(outputs, limits_);
-  ESP_ASSIGN_OR_RETURN(place.masks, cuda::PinnedBuffer::allocate(
-                                        4ll * config_.max_slots * mask_words_, "grammar masks"));
+  ESP_ASSIGN_OR_RETURN(
+      place.masks,
+      cuda::PinnedBuffer::allocate(4ll * config_.max_slots * arrays_.mask_words, "grammar masks"));
   ESP_ASSIGN_OR_RETURN(place.started, cuda::Event::create(true));
   ESP_ASSIGN_OR_RETURN(place.done, cuda::Event::create(true));
   return Status();
@@ -198,9 +189,9 @@ Status CudaExecutor::enqueue(Place& p) {
   for (const BatchEntry& entry : batch.entries) p.num_samples += entry.sample ? 1 : 0;
   ESP_ASSIGN_OR_RETURN(p.packed, packer_->pack(batch, p.host, config_.graphs));
   if (p.logprobs.num_wanted > 0) {
-    ESP_RETURN_IF_ERROR(cuda::copy_to_device(wanted_begin_, p.logprobs.wanted_begin.data(),
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_begin, p.logprobs.wanted_begin.data(),
                                              std::ssize(p.logprobs.wanted_begin) * 4, stream_));
-    ESP_RETURN_IF_ERROR(cuda::copy_to_device(wanted_ids_, p.logprobs.wanted_ids.data(),
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(arrays_.wanted_ids, p.logprobs.wanted_ids.data(),
                                              std::ssize(p.logprobs.wanted_ids) * 4, stream_));
   }
   if (p.packed.num_tokens > 0) ESP_RETURN_IF_ERROR(enqueue_forward(p));
@@ -219,7 +210,7 @@ Status CudaExecutor::run_decode(const PackedStep& packed) {
   const auto run = [&]() -> Status {
     ESP_RETURN_IF_ERROR(
         model_->forward(packer_->step(packed, slots_->tokens()), kv_->view(), stream_));
-    return model_->logits(0, packed.num_samples, logits_, stream_);
+    return model_->logits(0, packed.num_samples, arrays_.logits, stream_);
   };
   if (packed.cascade) ++num_cascades_;
   if (!config_.graphs) return run();
@@ -241,7 +232,7 @@ Status CudaExecutor::run_any(Place& p) {
       model_->forward(packer_->step(p.packed, slots_->tokens()), kv_->view(), stream_));
   ESP_RETURN_IF_ERROR(enqueue_input_logprobs(p));
   if (p.num_samples == 0) return Status();
-  return model_->logits(0, p.num_samples, logits_, stream_);
+  return model_->logits(0, p.num_samples, arrays_.logits, stream_);
 }
 
 // In blocks of as many rows of logits as there is room for.
@@ -249,32 +240,31 @@ Status CudaExecutor::enqueue_input_logprobs(Place& p) {
   const StepArrays& device = packer_->device();
   for (int32_t first = 0; first < p.packed.num_input_rows; first += config_.max_slots) {
     const int32_t rows = std::min(config_.max_slots, p.packed.num_input_rows - first);
-    ESP_RETURN_IF_ERROR(model_->logits(p.num_samples + first, rows, logits_, stream_));
-    ESP_RETURN_IF_ERROR(enqueue_logprobs(p, p.num_samples + first, rows, device.targets + first,
-                                         results_.input_logprobs + first,
-                                         results_.input_statuses + first));
+    ESP_RETURN_IF_ERROR(model_->logits(p.num_samples + first, rows, arrays_.logits, stream_));
+    ESP_RETURN_IF_ERROR(enqueue_logprobs(p, p.num_samples + first,
+                                         {.rows = rows,
+                                          .targets = device.targets + first,
+                                          .logprobs = arrays_.results.input_logprobs + first,
+                                          .statuses = arrays_.results.input_statuses + first}));
   }
   return Status();
 }
 
-Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, int32_t rows,
-                                      const int32_t* targets, float* logprobs, int32_t* statuses) {
+// `args` names the rows, which are in arrays_.logits and are the step's from `first_row` on.
+Status CudaExecutor::enqueue_logprobs(Place& p, int32_t first_row, kc::LogprobArgs args) {
   const int64_t top = int64_t{first_row} * p.logprobs.max_top;
-  const bool wanted = p.logprobs.num_wanted > 0;
-  return kc::logprobs({.logits = logits_,
-                       .logits_stride = model_->logits_stride(),
-                       .rows = rows,
-                       .vocab_size = model_->info().vocab_size,
-                       .targets = targets,
-                       .logprobs = logprobs,
-                       .max_top = p.logprobs.max_top,
-                       .top_ids = results_.top_ids + top,
-                       .top_logprobs = results_.top_logprobs + top,
-                       .wanted_begin = wanted ? wanted_begin_ + first_row : nullptr,
-                       .wanted_ids = wanted ? wanted_ids_ : nullptr,
-                       .wanted_logprobs = wanted ? results_.wanted : nullptr,
-                       .statuses = statuses},
-                      {.stream = stream_.get()});
+  args.logits = arrays_.logits;
+  args.logits_stride = model_->logits_stride();
+  args.vocab_size = model_->info().vocab_size;
+  args.max_top = p.logprobs.max_top;
+  args.top_ids = arrays_.results.top_ids + top;
+  args.top_logprobs = arrays_.results.top_logprobs + top;
+  if (p.logprobs.num_wanted > 0) {
+    args.wanted_begin = arrays_.wanted_begin + first_row;
+    args.wanted_ids = arrays_.wanted_ids;
+    args.wanted_logprobs = arrays_.results.wanted;
+  }
+  return kc::logprobs(args, {.stream = stream_.get()});
 }
 
 Status CudaExecutor::enqueue_sampling(Place& p) {
@@ -283,27 +273,29 @@ Status CudaExecutor::enqueue_sampling(Place& p) {
     const StepArrays& device = packer_->device();
     const bool masked = p.packed.num_masked > 0;
     // Where nothing on the device reads them they go straight to the host.
-    const ResultArrays& results = p.logprobs.sampled ? results_ : p.results;
-    ESP_RETURN_IF_ERROR(
-        kc::sample({.logits = logits_,
-                    .logits_stride = model_->logits_stride(),
-                    .rows = p.num_samples,
-                    .vocab_size = model_->info().vocab_size,
-                    .slots = slots_->sampling(),
-                    .row_slots = device.row_slots,
-                    .output_indices = device.output_indices,
-                    .masks = masked ? masks_ : nullptr,
-                    .mask_stride = mask_words_,
-                    .has_mask = masked ? device.has_mask : nullptr,
-                    .tokens = results.tokens,
-                    .statuses = results.statuses,
-                    .slot_tokens = slots_->tokens(),
-                    .workspace = sample_workspace_,
-                    .workspace_bytes = static_cast<size_t>(sample_workspace_bytes_)},
-                   {.stream = stream_.get()}));
+    const ResultArrays& results = p.logprobs.sampled ? arrays_.results : p.results;
+    const kc::SampleArgs sample{.logits = arrays_.logits,
+                                .logits_stride = model_->logits_stride(),
+                                .rows = p.num_samples,
+                                .vocab_size = model_->info().vocab_size,
+                                .slots = slots_->sampling(),
+                                .row_slots = device.row_slots,
+                                .output_indices = device.output_indices,
+                                .masks = masked ? arrays_.masks : nullptr,
+                                .mask_stride = arrays_.mask_words,
+                                .has_mask = masked ? device.has_mask : nullptr,
+                                .tokens = results.tokens,
+                                .statuses = results.statuses,
+                                .slot_tokens = slots_->tokens(),
+                                .workspace = arrays_.workspace,
+                                .workspace_bytes = static_cast<size_t>(arrays_.workspace_bytes)};
+    ESP_RETURN_IF_ERROR(kc::sample(sample, {.stream = stream_.get()}));
     if (p.logprobs.sampled) {
-      ESP_RETURN_IF_ERROR(
-          enqueue_logprobs(p, 0, p.num_samples, results_.tokens, results_.logprobs, nullptr));
+      ESP_RETURN_IF_ERROR(enqueue_logprobs(p, 0,
+                                           {.rows = p.num_samples,
+                                            .targets = arrays_.results.tokens,
+                                            .logprobs = arrays_.results.logprobs,
+                                            .sampled = sample}));
     }
   }
   ESP_RETURN_IF_ERROR(copy_results(p));
@@ -315,18 +307,19 @@ Status CudaExecutor::copy_results(Place& p) {
     return cuda::copy_to_host(host, device, count * static_cast<int64_t>(sizeof(*host)), stream_);
   };
   // Tokens, statuses and log-probabilities lie one behind the other.
-  const int64_t heads = reinterpret_cast<std::byte*>(results_.input_logprobs) -
-                        reinterpret_cast<std::byte*>(results_.tokens);
+  const int64_t heads = reinterpret_cast<std::byte*>(arrays_.results.input_logprobs) -
+                        reinterpret_cast<std::byte*>(arrays_.results.tokens);
   if (p.num_samples > 0 && p.logprobs.sampled) {
-    ESP_RETURN_IF_ERROR(cuda::copy_to_host(p.results.tokens, results_.tokens, heads, stream_));
+    ESP_RETURN_IF_ERROR(
+        cuda::copy_to_host(p.results.tokens, arrays_.results.tokens, heads, stream_));
   }
   const int64_t inputs = p.packed.num_input_rows;
-  ESP_RETURN_IF_ERROR(copy(p.results.input_logprobs, results_.input_logprobs, inputs));
-  ESP_RETURN_IF_ERROR(copy(p.results.input_statuses, results_.input_statuses, inputs));
+  ESP_RETURN_IF_ERROR(copy(p.results.input_logprobs, arrays_.results.input_logprobs, inputs));
+  ESP_RETURN_IF_ERROR(copy(p.results.input_statuses, arrays_.results.input_statuses, inputs));
   const int64_t top = (p.num_samples + inputs) * p.logprobs.max_top;
-  ESP_RETURN_IF_ERROR(copy(p.results.top_ids, results_.top_ids, top));
-  ESP_RETURN_IF_ERROR(copy(p.results.top_logprobs, results_.top_logprobs, top));
-  return copy(p.results.wanted, results_.wanted, p.logprobs.num_wanted);
+  ESP_RETURN_IF_ERROR(copy(p.results.top_ids, arrays_.results.top_ids, top));
+  ESP_RETURN_IF_ERROR(copy(p.results.top_logprobs, arrays_.results.top_logprobs, top));
+  return copy(p.results.wanted, arrays_.results.wanted, p.logprobs.num_wanted);
 }
 
 void CudaExecutor::provide_masks(uint64_t step, const MaskView& masks) {
@@ -344,23 +337,23 @@ Status CudaExecutor::copy_masks(Place& p, const MaskView& masks) {
   ESP_RETURN_IF_ERROR(cuda::use_device(model_->device()));
   auto* host = reinterpret_cast<uint32_t*>(p.masks.data());
   const auto given = static_cast<size_t>(masks.words_per_mask);
-  const size_t kept = std::min(given, static_cast<size_t>(mask_words_));
+  const size_t kept = std::min(given, static_cast<size_t>(arrays_.mask_words));
   const uint32_t* from = masks.words.data();
   int32_t first = -1, row = 0, end = 0;
   for (const BatchEntry& entry : p.batch->entries) {
     if (!entry.sample) continue;
-    uint32_t* to = host + static_cast<int64_t>(row++) * mask_words_;
+    uint32_t* to = host + static_cast<int64_t>(row++) * arrays_.mask_words;
     if (!entry.has_mask) continue;
     std::copy_n(from, kept, to);
-    std::fill(to + kept, to + mask_words_, 0u);
+    std::fill(to + kept, to + arrays_.mask_words, 0u);
     from += given;
     if (first < 0) first = row - 1;
     end = row;
   }
   if (first < 0) return Status();
-  const int64_t begin = static_cast<int64_t>(first) * mask_words_;
-  return cuda::copy_to_device(masks_ + begin, host + begin, 4ll * (end - first) * mask_words_,
-                              stream_);
+  const int64_t begin = static_cast<int64_t>(first) * arrays_.mask_words;
+  return cuda::copy_to_device(arrays_.masks + begin, host + begin,
+                              4ll * (end - first) * arrays_.mask_words, stream_);
 }
 
 const StepResult& CudaExecutor::wait(uint64_t step) {

@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
+#include "engine/executor/cuda/sampling_arrays.h"
 #include "engine/executor/cuda/slot_table.h"
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_results.h"
@@ -99,7 +100,6 @@ class CudaExecutor final : public Executor {
 
   CudaExecutor(std::unique_ptr<CudaDecoder> model, const CudaExecutorConfig& config);
   Status allocate();
-  void lay_out(cuda::Arena& arena);
   Status allocate_place(Place& place);
   Place& place(uint64_t step) { return places_[step % kPlaces]; }
 
@@ -123,15 +123,8 @@ class CudaExecutor final : public Executor {
   std::unique_ptr<SlotTable> slots_;
   std::unique_ptr<KvPool> kv_;
 
-  cuda::DeviceBuffer block_;         // what follows
-  float* logits_ = nullptr;          // [max_slots, logits_stride]
-  uint32_t* masks_ = nullptr;        // [max_slots, mask_words_]
-  int32_t* wanted_begin_ = nullptr;  // [max_slots + max_tokens + 1]
-  int32_t* wanted_ids_ = nullptr;    // [ResultArrays::kWantedCapacity]
-  ResultArrays results_;
-  std::byte* sample_workspace_ = nullptr;
-  int64_t sample_workspace_bytes_ = 0;
-  int32_t mask_words_ = 0;
+  cuda::DeviceBuffer block_;  // of arrays_
+  SamplingArrays arrays_;
 
   std::array<Place, kPlaces> places_;
   // By entries with padding, cascade, and whether it is one entry too long for the layers' one
