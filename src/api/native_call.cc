@@ -99,6 +99,7 @@ class NativeCall::Answers {
     r.text += event.text;
     r.output_ids.insert(r.output_ids.end(), event.ids.begin(), event.ids.end());
     std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(r.output_logprobs));
+    if (event.next_logprobs) r.next_logprobs = std::move(event.next_logprobs);
     std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
               std::back_inserter(r.input_logprobs));
     r.stats = event.stats;

@@ -230,6 +230,13 @@ void add_execution_rows(SettingTable& table, EngineConfig& engine) {
                "whatever is cached, on a GPU too, where it costs speed (the CPU always does it)");
 }
 
+void add_logprob_rows(SettingTable& table, EngineConfig& engine) {
+  table.choice("logprobs-mode", engine.logprobs_mode, {"processed", "original", "raw"},
+               "log-probabilities of output tokens: processed, after penalties, bias, grammar mask "
+               "and temperature; original, without the temperature (SGLang's "
+               "SGLANG_RETURN_ORIGINAL_LOGPROB); raw, of the model's logits");
+}
+
 void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
   Setting& grammars = table.choice(
       "grammar-backend", engine.grammar_backend, {"espalier", "none"},
@@ -381,6 +388,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_scheduling_rows(table, config.engine);
   add_cache_rows(table, config.engine);
   add_execution_rows(table, config.engine);
+  add_logprob_rows(table, config.engine);
   add_grammar_rows(table, config.engine);
   add_system_rows(table, config.engine);
   table.group("Logging");

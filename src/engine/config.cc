@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cache/eviction.h"
+#include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
 #include "engine/startup/device.h"
 #include "kernels/attention/op.h"
@@ -64,6 +65,7 @@ Status check_fields(const EngineConfig& c) {
   if (c.sampling_defaults != "model" && c.sampling_defaults != "openai")
     return invalid_argument("sampling_defaults is '{}', but must be model or openai",
                             c.sampling_defaults);
+  if (const auto mode = parse_logprobs_mode(c.logprobs_mode); !mode) return mode.error();
   if (const auto device = parse_device(c.device); !device) return device.error();
   if (c.skip_tokenizer_init && !c.tokenizer_path.empty())
     return invalid_argument(

@@ -84,7 +84,10 @@ struct EngineConfig {
   int32_t num_threads = 0;  // compute threads of the CPU: at most one for each processor
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
-      "model";                    // "model": generation_config.json overlays; "openai": not
+      "model";  // "model": generation_config.json overlays; "openai": not
+  // Of which logits output log-probabilities are: processed (after penalties, bias, mask and
+  // temperature), original (without the temperature) or raw.
+  std::string logprobs_mode = "processed";
   bool check_invariants = false;  // each time the engine falls idle: for tests
 };
 

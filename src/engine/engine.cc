@@ -31,6 +31,7 @@ class Gathering {
               std::back_inserter(r.input_logprobs));
     r.stats = event.stats;
     r.embedding = std::move(event.embedding);
+    r.next_logprobs = std::move(event.next_logprobs);
     if (!event.finish) return;
     r.finish = std::move(*event.finish);
     if (failed_.ok()) failed_ = r.finish.status;
@@ -186,7 +187,7 @@ Result<std::vector<std::vector<float>>> Engine::score(const ScoreRequest& reques
     if (!results && failed.ok()) failed = results.error();
     if (!failed.ok()) continue;
     const GenerateResult& result = results->front();
-    scores.push_back(scores_of(request, result.embedding, result.output_logprobs));
+    scores.push_back(scores_of(request, result.embedding, result.next_logprobs));
   }
   if (!failed.ok()) return fail(failed);
   return scores;

@@ -70,6 +70,7 @@ struct GenerateResult {
   std::vector<float> embedding;  // of a request with `embed`
   FinishReason finish;
   std::vector<TokenLogprobs> input_logprobs, output_logprobs;
+  std::optional<TokenLogprobs> next_logprobs;  // as TokenEvent's
   RequestStats stats;
 };
 

@@ -21,6 +21,7 @@ SamplingContext make_sampling_context(const EngineConfig& config, const Engine::
   if (config.sampling_defaults == "model") c.defaults = usable_defaults(parts.defaults);
   if (config.constrained_json_disable_any_whitespace)
     c.json_whitespace = grammar::Whitespace::kCompact;
+  c.logprobs_mode = parse_logprobs_mode(config.logprobs_mode).value();  // resolve() has checked it
   return c;
 }
 
@@ -163,7 +164,10 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
                       "priority, or leave it out",
                       request.priority));
   ESP_RETURN_IF_ERROR(check_use(request, parts_.info));
-  if (request.embed) request.sampling = {.max_new_tokens = 0};
+  if (request.embed) {
+    request.sampling = {.max_new_tokens = 0};
+    request.return_logprob = false;  // a vector has none
+  }
   if (request.session && request.sampling.n != 1)
     return fail(invalid_argument(
         "n is {}, but a request of a session has one sample: leave n out, or the session",
@@ -195,10 +199,11 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->seed =
       request.sampling.sampling_seed.value_or(mix64(config_.random_seed) + mix64(num_seeds_++));
   live->return_logprob = request.return_logprob;
-  // A stop string that forced tokens complete would end it before their log-probabilities come.
+  // A stop string that forced tokens complete would end it before their log-probabilities are
+  // computed.
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
   live->jump_forward = request.sampling.jump_forward && !config_.disable_jump_forward &&
-                       !(request.return_logprob && may_stop);
+                       !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
       live->jump_forward && request.sampling.draft_tokens && !config_.disable_draft_tokens;
   live->token_healing = request.sampling.token_healing;

@@ -83,6 +83,16 @@ struct SamplingParams {
   bool token_healing = false;
 };
 
+// Of which logits the log-probabilities of output tokens are. Those of prompt tokens are always of
+// the raw logits.
+enum class LogprobsMode : uint8_t {
+  // As the draw sees them before its filters: after penalties, bias, mask, bans and temperature (1
+  // where greedy), so those of the tokens that a grammar allows sum to 1. SGLang's default.
+  kProcessed,
+  kOriginal,  // without the temperature: SGLang's SGLANG_RETURN_ORIGINAL_LOGPROB
+  kRaw,       // the model's logits
+};
+
 // What the scheduler hands to the executor, and the executor to its sampler, for one sequence.
 // Immutable while its request runs; values are already validated (engine/sampling/params.h).
 struct SamplingSpec : SamplingValues {
@@ -91,13 +101,21 @@ struct SamplingSpec : SamplingValues {
   // Banned until min_new_tokens are out: the end-of-sequence and stop ids.
   std::vector<TokenId> banned_before_min;
 
-  // Log-probabilities of sampled tokens, after softmax of the raw logits (no temperature, penalty,
-  // bias or mask), natural logarithm.
+  // Log-probabilities of output tokens, natural logarithm, at least -FLT_MAX.
   bool return_logprob = false;
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   int32_t top_logprobs_num = 0;
   std::vector<TokenId> token_ids_logprob;  // ids whose log-probability is returned per position
 
   bool greedy() const { return temperature == 0.0f; }
+  // A token that a grammar forces is certain, but its raw log-probability is the model's.
+  bool computes_forced_logprobs() const {
+    return return_logprob && logprobs_mode == LogprobsMode::kRaw;
+  }
+  // Whether the distribution behind a prompt is wanted though nothing is generated.
+  bool wants_next_logprobs() const {
+    return return_logprob && (top_logprobs_num > 0 || !token_ids_logprob.empty());
+  }
   bool has_penalties() const {
     return frequency_penalty != 0.0f || presence_penalty != 0.0f || repetition_penalty != 1.0f;
   }

@@ -51,6 +51,9 @@ struct TokenEvent {
   // In the first event after prefill only: of the prompt positions from logprob_start_len on,
   // without position 0, which has no tokens before it.
   std::vector<TokenLogprobs> input_logprobs;
+  // With the last event of a request for prefill only that asks for top_logprobs_num or
+  // token_ids_logprob: of the token that would follow the prompt; its `logprob` is the likeliest's.
+  std::optional<TokenLogprobs> next_logprobs;
   std::vector<float> embedding;  // in the terminal event of an embedding request
   std::optional<FinishReason> finish;
   RequestStats stats;

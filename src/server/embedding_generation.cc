@@ -23,8 +23,8 @@ class VectorGeneration : public Generation {
   Dialect dialect() const override { return Dialect::kOpenAi; }
   void append_events(std::string&, const Sample&) override {}
 
-  void begin_list(JsonWriter& w) const {
-    w.begin_object().member("object", "list").member("model", model_);
+  void begin_list(JsonWriter& w, std::string_view object = "list") const {
+    w.begin_object().member("object", object).member("model", model_);
   }
   void end_list(JsonWriter& w) const {
     int64_t tokens = 0;
@@ -147,24 +147,37 @@ class ScoreGeneration final : public VectorGeneration {
   ScoreGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
                   ScoreBody&& body)
       : VectorGeneration(std::move(context), std::move(response), std::move(items), body.model),
-        score_(std::move(body.score)) {}
+        score_(std::move(body.score)),
+        with_logprobs_(body.return_token_logprobs) {}
 
  protected:
   std::string whole_body() override {
     std::string out;
     JsonWriter w(out);
-    begin_list(w);
+    begin_list(w, "scoring");
     w.key("scores").begin_array();
     for (const Sample& sample : samples()) {
-      write_numbers(w, scores_of(score_, sample.embedding, sample.logprobs));
+      write_numbers(w, scores_of(score_, sample.embedding, sample.next_logprobs));
     }
     w.end_array();
+    if (with_logprobs_) write_logprobs(w);
     end_list(w);
     return out;
   }
 
  private:
+  void write_logprobs(JsonWriter& w) const {
+    w.key("token_logprobs").begin_array();
+    for (const Sample& sample : samples()) {
+      std::vector<float> logprobs;
+      for (const auto& [id, logprob] : sample.next_logprobs->wanted) logprobs.push_back(logprob);
+      write_numbers(w, logprobs);
+    }
+    w.end_array();
+  }
+
   const ScoreRequest score_;
+  const bool with_logprobs_;
 };
 
 // By the cosine to the query's vector, which is the first sample; by the head's score of query and
@@ -213,7 +226,8 @@ class RerankGeneration final : public VectorGeneration {
     const Sample& sample = sample_of(document);
     const std::vector<float>& vector = sample.embedding;
     if (by_ == RankBy::kCosine) return cosine(samples()[0].embedding, vector);
-    if (by_ == RankBy::kAnswer) return scores_of({.apply_softmax = true}, {}, sample.logprobs)[0];
+    if (by_ == RankBy::kAnswer)
+      return scores_of({.apply_softmax = true}, {}, sample.next_logprobs)[0];
     return vector.size() == 2 ? softmax(vector)[1] : vector[0];
   }
 
@@ -323,6 +337,21 @@ std::shared_ptr<Generation> make_classify_generation(ContextPtr context, net::Re
 
 std::shared_ptr<Generation> make_score_generation(ContextPtr context, net::ResponsePtr response,
                                                   ScoreBody&& body) {
+  const bool generates = !context->engine.model_info().pooled;
+  if (body.return_token_logprobs && !generates) {
+    return refuse(response, invalid_argument("return_token_logprobs is for models that generate"));
+  }
+  if (body.score.items.empty() && body.score.item_ids.empty()) {
+    std::string out;
+    JsonWriter w(out);
+    w.begin_object().member("object", "scoring");
+    w.member("model", body.model.empty() ? context->model_name : body.model);
+    w.key("scores").begin_array().end_array().key("usage").begin_object();
+    w.member("prompt_tokens", 0).member("completion_tokens", 0).member("total_tokens", 0);
+    w.end_object().end_object();
+    response->send(net::HttpResponse::json(200, std::move(out)));
+    return nullptr;
+  }
   auto prompts = score_prompts(body.score, context->engine.model_info());
   if (!prompts) return refuse(response, prompts.error());
   std::vector<GenerationItem> items;

@@ -64,6 +64,7 @@ Status read_query(const Json& value, std::string_view where, ScoreBody& out) {
 }
 
 Status read_items(const Json& value, std::string_view where, ScoreBody& out) {
+  if (value.is_array() && value.get_array().empty()) return {};  // no scores of no items
   std::vector<TextOrIds> items;
   ESP_RETURN_IF_ERROR(read_prompts(value, where, items));
   for (TextOrIds& item : items) {
@@ -76,18 +77,41 @@ Status read_items(const Json& value, std::string_view where, ScoreBody& out) {
   return {};
 }
 
+// One list for all items, or a list for each.
+Status read_labels(const Json& value, std::string_view where, ScoreBody& out) {
+  const bool nested =
+      value.is_array() && !value.get_array().empty() && value.get_array()[0].is_array();
+  if (!nested) return read_value(value, where, out.score.label_token_ids);
+  for (size_t i = 0; i < value.get_array().size(); ++i) {
+    ESP_RETURN_IF_ERROR(read_value(value.get_array()[i], fmt::format("{}[{}]", where, i),
+                                   out.score.item_label_ids.emplace_back()));
+  }
+  return {};
+}
+
+std::string labels_schema() {
+  const std::string ids = SchemaOf<std::vector<TokenId>>::get();
+  return R"({"anyOf":[)" + ids + R"(,{"type":"array","items":)" + ids + "}]}";
+}
+
 const Fields<ScoreBody>& score_fields() {
   using S = ScoreBody;
   static const Fields<S> fields = {
       required(custom<S>("query", prompts_schema(), "text or token ids", read_query)),
       required(
           custom<S>("items", prompts_schema(), "texts or token ids, as the query is", read_items)),
-      field<S>(
-          "label_token_ids", "tokens whose probabilities are the scores (generating models)",
-          [](S & s) -> auto& { return s.score.label_token_ids; }),
+      custom<S>("label_token_ids", labels_schema(),
+                "tokens whose probabilities are the scores (generating models), or a list of them "
+                "for each item",
+                read_labels),
       field<S>(
           "apply_softmax", "over the labels; default: probabilities among all tokens",
           [](S & s) -> auto& { return s.score.apply_softmax; }),
+      field<S>(
+          "temperature", "divides the log-probabilities of apply_softmax; above 0, default 1",
+          [](S & s) -> auto& { return s.score.temperature; }),
+      field<S>("return_token_logprobs", "the labels' log-probabilities beside the scores",
+               &S::return_token_logprobs),
       field<S>(
           "item_first", "the item stands before the query",
           [](S & s) -> auto& { return s.score.item_first; }),
@@ -128,7 +152,8 @@ Result<EmbeddingRequest> parse_classify(std::string_view body, bool& malformed) 
 Result<ScoreBody> parse_score(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(auto request, parse_body(score_fields(), body, malformed));
   const ScoreRequest& score = request.score;
-  if (score.query_ids.empty() != score.item_ids.empty()) {
+  const bool any = !score.items.empty() || !score.item_ids.empty();
+  if (any && score.query_ids.empty() != score.item_ids.empty()) {
     return fail(invalid_argument("query and items must both be texts or both be token ids"));
   }
   ESP_RETURN_IF_ERROR(check_samples(score.items.size() + score.item_ids.size(), 1));

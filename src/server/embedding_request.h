@@ -23,6 +23,7 @@ struct EmbeddingRequest {
 
 struct ScoreBody {
   std::string model;
+  bool return_token_logprobs = false;  // beside the scores
   ScoreRequest score;
 };
 

@@ -135,6 +135,7 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(sample.logprobs));
   std::move(event.input_logprobs.begin(), event.input_logprobs.end(),
             std::back_inserter(sample.input_logprobs));
+  if (event.next_logprobs) sample.next_logprobs = std::move(event.next_logprobs);
   if (!event.embedding.empty()) sample.embedding = std::move(event.embedding);
   sample.stats = event.stats;
   sample.finish = std::move(event.finish);

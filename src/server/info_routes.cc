@@ -94,6 +94,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("disable_cuda_graph", e.disable_cuda_graph);
   w.member("disable_cascade_attention", e.disable_cascade_attention);
   w.member("enable_deterministic_inference", e.enable_deterministic_inference);
+  w.member("logprobs_mode", e.logprobs_mode);
   w.member("grammar_backend", e.grammar_backend).member("grammar_threads", e.grammar_threads);
   w.member("grammar_mask_threads", e.grammar_mask_threads);
   w.member("grammar_compile_seconds", e.grammar_compile_seconds);

@@ -107,16 +107,19 @@ class NativeGeneration final : public Generation {
   void write_logprobs(JsonWriter& w, const Sample& sample, size_t ids_begin) const {
     const auto inputs = input_entries(sample);
     const auto outputs = output_entries(sample, ids_begin);
+    // Of a request for prefill only, the lists have one entry: the distribution behind the prompt.
+    auto lists = outputs;
+    if (sample.next_logprobs) lists.push_back({&*sample.next_logprobs, -1});
     write_entries(w.key("input_token_logprobs"), inputs);
     write_entries(w.key("output_token_logprobs"), outputs);
     w.member("output_token_logprobs_length", sample.ids.size());
     if (sample.item->request.top_logprobs_num > 0) {
       write_lists(w.key("input_top_logprobs"), inputs, &TokenLogprobs::top);
-      write_lists(w.key("output_top_logprobs"), outputs, &TokenLogprobs::top);
+      write_lists(w.key("output_top_logprobs"), lists, &TokenLogprobs::top);
     }
     if (!sample.item->request.token_ids_logprob.empty()) {
       write_lists(w.key("input_token_ids_logprobs"), inputs, &TokenLogprobs::wanted);
-      write_lists(w.key("output_token_ids_logprobs"), outputs, &TokenLogprobs::wanted);
+      write_lists(w.key("output_token_ids_logprobs"), lists, &TokenLogprobs::wanted);
     }
   }
 

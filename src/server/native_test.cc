@@ -240,6 +240,24 @@ TEST_F(NativeTest, Logprobs) {
           "}");
 }
 
+// A call for prefill only gives the distribution behind the prompt, beside no output tokens.
+TEST_F(NativeTest, PrefillOnlyLogprobs) {
+  start();
+  expect("/generate",
+         R"({"input_ids":[1,2],"rid":"r","return_logprob":true,"logprob_start_len":-1,
+            "top_logprobs_num":2,"token_ids_logprob":[0],"sampling_params":{"max_new_tokens":0}})",
+         200,
+         R"({"text":"","output_ids":[],"meta_info":)" +
+             meta("r", R"({"type":"length","length":0})", 2, 0,
+                  R"(,"input_token_logprobs":[],)"
+                  R"("output_token_logprobs":[],"output_token_logprobs_length":0,)"
+                  R"("input_top_logprobs":[],)"
+                  R"("output_top_logprobs":[[[-6.09375,97,null],[-7.09375,98,null]]],)"
+                  R"("input_token_ids_logprobs":[],)"
+                  R"("output_token_ids_logprobs":[[[-0.03125,0,null]]])") +
+             "}");
+}
+
 // The calls by which the frontend chooses among options.
 TEST_F(NativeTest, SelectContracts) {
   start();
@@ -318,8 +336,9 @@ TEST_F(NativeTest, AClientThatIsBehindGetsFewerEvents) {
   net::TestSocket socket(server_->port(), 4096);
   const std::string body =
       R"({"text":"a","stream":true,"return_logprob":true,"top_logprobs_num":10000})";
-  ASSERT_TRUE(socket.write(fmt::format(
-      "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", body.size(), body)));
+  ASSERT_TRUE(socket.write(
+      fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
+                  body.size(), body)));
   const std::string answer = socket.read_until(
       [](const std::string& text) { return text.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"); },
       std::chrono::seconds(60));

@@ -162,6 +162,8 @@ bool ScriptedEngine::run_sample(const GenerateRequest& request, int32_t index,
   if (max_new == 0) {
     TokenEvent event;
     event.input_logprobs = std::move(input_logprobs);
+    const bool wants_next = request.top_logprobs_num > 0 || !request.token_ids_logprob.empty();
+    if (request.return_logprob && wants_next) event.next_logprobs = logprobs_of('a', request);
     return end(std::move(event), {Type::kLength, {}, {}});
   }
   std::vector<TokenId> reply = tokenizer_->encode(script.reply, {.add_special_tokens = false});

@@ -120,7 +120,7 @@ void GrammarProposer::propose_forced(SequenceId id, std::vector<TokenId>& forced
   grammar::Matcher& matcher = *sample.matcher;
   if (matcher.ended()) return;
   masks_.jump_forward().append_forced(matcher, sample.recent, forced);
-  if (!sample.return_logprob) return;
+  if (!sample.request->sampling.spec.computes_forced_logprobs()) return;
   // The token that ends the sample is sampled: its entry gives the log-probabilities of those
   // before.
   size_t kept = 0, read = 0;

@@ -283,8 +283,13 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
     }
     EXPECT_EQ(engine->stats().num_steps_total, 0);
   }
-  // Log-probabilities come with the forward behind them: the last token is sampled.
-  auto [engine, device] = make_test_engine();
+}
+
+// Raw log-probabilities come with the forward behind them: the last token is sampled.
+TEST(JumpForward, RawLogProbabilitiesAreComputed) {
+  EngineConfig config;
+  config.logprobs_mode = "raw";
+  auto [engine, device] = make_test_engine({.config = config});
   for (const auto& [regex, forced] : {std::pair("abcd[0-9]ef", 5), std::pair("abcd", 3)}) {
     const auto answer = engine->generate(
         {.text = "x", .sampling = {.max_new_tokens = 200, .regex = regex}, .return_logprob = true});
@@ -299,6 +304,35 @@ TEST(JumpForward, FewerStepsAndASwitchForEachRequest) {
   ASSERT_TRUE(stopping);
   EXPECT_EQ(stopping->output_logprobs.size(), 4u);
   EXPECT_EQ(stopping->stats.forced_tokens, 0);
+}
+
+// A forced token is certain: its log-probability is 0 and needs no forward, and a stop string may
+// end the answer within forced tokens.
+TEST(JumpForward, ForcedTokensAreCertain) {
+  auto [engine, device] = make_test_engine();
+  const auto all_forced = engine->generate({.text = "x",
+                                            .sampling = {.max_new_tokens = 200, .regex = "abcd"},
+                                            .return_logprob = true,
+                                            .top_logprobs_num = 2,
+                                            .token_ids_logprob = {'a'}});
+  ASSERT_TRUE(all_forced);
+  EXPECT_EQ(engine->stats().num_steps_total, 0);
+  ASSERT_EQ(all_forced->output_logprobs.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const TokenLogprobs& at = all_forced->output_logprobs[i];
+    EXPECT_EQ(at.logprob, 0);
+    ASSERT_EQ(at.top.size(), 2u);
+    EXPECT_EQ(at.top[0], std::pair(all_forced->output_ids[i], 0.0f));
+    EXPECT_LT(at.top[1].second, -1e38f);
+    EXPECT_EQ(at.wanted[0].second == 0, i == 0);
+  }
+  const auto stopping =
+      engine->generate({.text = "x",
+                        .sampling = {.max_new_tokens = 200, .stop = {"cd"}, .regex = "abcd[0-9]ef"},
+                        .return_logprob = true});
+  ASSERT_TRUE(stopping);
+  EXPECT_EQ(stopping->output_logprobs.size(), 4u);
+  EXPECT_EQ(stopping->stats.forced_tokens, 4);
 }
 
 // Whatever the first sample is, the entry behind it would be stale: there is none. With free text
@@ -431,6 +465,7 @@ TEST(JumpForward, LogProbabilitiesAreThoseOfEachTokensForward) {
   for (const bool overlap : {true, false}) {
     EngineConfig config{.model_path = "share/default_model"};
     config.max_total_tokens = 2048;
+    config.logprobs_mode = "raw";
     config.chunked_prefill_size = overlap ? 0 : 7;
     config.disable_overlap_schedule = !overlap;
     auto engine = Engine::create(config);

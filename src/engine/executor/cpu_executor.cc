@@ -217,7 +217,7 @@ void CpuExecutor::sample_entry(Sampler& sampler, const BatchEntry& entry, const 
   auto token = sampler.sample(input);
   if (!token) return fail_entry(std::move(token).error());
   if (input.spec->return_logprob) {
-    auto logprobs = sampler.logprobs(input.logits, *token, *input.spec);
+    auto logprobs = sampler.sampled_logprobs(input, *token);
     if (!logprobs) return fail_entry(std::move(logprobs).error());
     result.logprobs = std::move(*logprobs);
   }

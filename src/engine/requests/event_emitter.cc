@@ -45,8 +45,11 @@ std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
   sample.event.ids.push_back(token);
   const bool forced = stats.forced_tokens > std::exchange(sample.num_forced, stats.forced_tokens);
   if (sample.return_logprob) {
-    if (forced) ++sample.num_logprobs_due;
-    sample.event.logprobs.push_back(std::move(logprobs));
+    const SamplingSpec& spec = sample.request->sampling.spec;
+    const bool is_due = forced && spec.computes_forced_logprobs();
+    if (is_due) ++sample.num_logprobs_due;
+    sample.event.logprobs.push_back(forced && !is_due ? certain_logprobs(token, spec)
+                                                      : std::move(logprobs));
   }
   sample.event.stats = stats;
   if (sample.in_session) parts_.sessions.append(sample.request->id, token);
@@ -63,6 +66,10 @@ std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
 void EventEmitter::on_token_soon(SequenceId id) const {
   const RequestTable::Samples& samples = parts_.requests.samples();
   if (const auto it = samples.find(id); it != samples.end()) it->second->prefetch();
+}
+
+void EventEmitter::on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) {
+  parts_.requests.sample(id).event.next_logprobs = std::move(logprobs);
 }
 
 void EventEmitter::on_pooled(SequenceId id, std::vector<float>&& vector) {

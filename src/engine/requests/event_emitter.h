@@ -54,6 +54,7 @@ class EventEmitter final : public SequenceObserver {
   std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,
                                        const RequestStats& stats) override;
   void on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) override;
+  void on_next_logprobs(SequenceId id, TokenLogprobs&& logprobs) override;
   void on_pooled(SequenceId id, std::vector<float>&& vector) override;
   void on_finish(SequenceId id, FinishReason reason, const RequestStats& stats) override;
   void on_token_soon(SequenceId id) const override;

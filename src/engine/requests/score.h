@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,8 +23,11 @@ struct ScoreRequest {
   std::vector<TokenId> query_ids;
   std::vector<std::vector<TokenId>> item_ids;
   std::vector<TokenId> label_token_ids;  // of a model that generates; at least one
-  bool apply_softmax = false;            // over the labels; else their probabilities among all
-  bool item_first = false;               // the item stands before the query
+  // The labels of each item, where they are not the same for all.
+  std::vector<std::vector<TokenId>> item_label_ids;
+  bool apply_softmax = false;  // over the labels; else their probabilities among all
+  float temperature = 1.0f;    // above 0: divides the log-probabilities of that softmax
+  bool item_first = false;     // the item stands before the query
 };
 
 // One request for each item, in their order. Fails for a model that makes embeddings (their
@@ -31,12 +35,13 @@ struct ScoreRequest {
 Result<std::vector<GenerateRequest>> score_prompts(const ScoreRequest& request,
                                                    const ModelInfo& info);
 
-// An item's scores, from what came for its prompt: [labels], or the model's own.
+// An item's scores, from what came for its prompt: [labels], or the model's own. `next`: the
+// log-probabilities of the token behind the prompt, of a model that generates.
 std::vector<float> scores_of(const ScoreRequest& request, std::span<const float> embedding,
-                             std::span<const TokenLogprobs> output_logprobs);
+                             const std::optional<TokenLogprobs>& next);
 
 // Of the angle between two vectors of one size; 0 where one of them is 0.
 float cosine(std::span<const float> a, std::span<const float> b);
-std::vector<float> softmax(std::span<const float> values);
+std::vector<float> softmax(std::span<const float> values, float temperature = 1.0f);
 
 }  // namespace espalier

@@ -132,6 +132,14 @@ Result<grammar::Whitespace> whitespace_of(const std::string& name) {
 
 }  // namespace
 
+Result<LogprobsMode> parse_logprobs_mode(std::string_view name) {
+  if (name == "processed") return LogprobsMode::kProcessed;
+  if (name == "original") return LogprobsMode::kOriginal;
+  if (name == "raw") return LogprobsMode::kRaw;
+  return fail(
+      invalid_argument("logprobs_mode is '{}', but must be processed, original or raw", name));
+}
+
 Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams& p,
                                                             grammar::Whitespace whitespace) {
   using Kind = grammar::GrammarSpec::Kind;
@@ -179,7 +187,11 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
   ESP_ASSIGN_OR_RETURN(r.grammar, resolve_grammar(p, context.json_whitespace));
   set_length(p, context.defaults, r);
   ESP_RETURN_IF_ERROR(check_lengths(r));
+  r.spec.logprobs_mode = context.logprobs_mode;
   if (r.spec.temperature < kGreedyTemperature) r.spec.temperature = 0;
+  // Nothing is drawn, and the distribution behind the prompt is without a temperature.
+  if (r.length == ResolvedSampling::Length::kExplicit && r.max_new_tokens == 0)
+    r.spec.temperature = 0;
   if (r.spec.min_new_tokens > 0) r.spec.banned_before_min = r.stop_ids;
   return r;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -21,6 +22,7 @@ struct SamplingContext {
   std::vector<TokenId> eos_ids;  // any order
   GenerationDefaults defaults;   // of fields that a request does not state; empty for "openai"
   grammar::Whitespace json_whitespace = grammar::Whitespace::kBounded;  // likewise
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
 };
 
 // A request's parameters, resolved except for what depends on the prompt's length.
@@ -47,6 +49,9 @@ Result<ResolvedSampling> resolve_sampling(const GenerateRequest& request,
 // The grammar of a request, if it has one. Messages as above.
 Result<std::optional<grammar::GrammarSpec>> resolve_grammar(const SamplingParams& params,
                                                             grammar::Whitespace whitespace);
+
+// "processed", "original" or "raw"; else kInvalidArgument with the list.
+Result<LogprobsMode> parse_logprobs_mode(std::string_view name);
 
 // The number of tokens that a prompt may be followed by. `limit`: tokens that prompt and output
 // share. kInvalidArgument with both numbers when the prompt, or the prompt with the requested

@@ -38,6 +38,22 @@ TEST(Params, DefaultsAreThoseOfTheApi) {
   EXPECT_TRUE(r->spec.banned_before_min.empty());
 }
 
+TEST(Params, TheModeOfLogprobsIsTheEngines) {
+  SamplingContext raw = context();
+  raw.logprobs_mode = parse_logprobs_mode("raw").value();
+  EXPECT_EQ(resolve_sampling({}, context())->spec.logprobs_mode, LogprobsMode::kProcessed);
+  EXPECT_EQ(resolve_sampling({}, raw)->spec.logprobs_mode, LogprobsMode::kRaw);
+  EXPECT_EQ(parse_logprobs_mode("original").value(), LogprobsMode::kOriginal);
+  EXPECT_THAT(parse_logprobs_mode("cooked").error().message(), HasSubstr("original or raw"));
+}
+
+TEST(Params, PrefillOnlyHasNoTemperature) {
+  const auto r =
+      resolve_sampling({.sampling = {.max_new_tokens = 0, .temperature = 0.7f}}, context());
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->spec.temperature, 0);
+}
+
 TEST(Params, EachViolationNamesTheFieldItsValueAndTheRange) {
   struct Case {
     SamplingParams params;

@@ -83,6 +83,17 @@ Status no_token_left(const SamplingSpec& spec) {
       spec.min_new_tokens);
 }
 
+TokenLogprobs certain_logprobs(TokenId token, const SamplingSpec& spec) {
+  const auto logprob = [&](TokenId id) { return id == token ? 0.0f : -FLT_MAX; };
+  TokenLogprobs out{.logprob = 0.0f};
+  const auto count = static_cast<size_t>(spec.top_logprobs_num);
+  if (count > 0) out.top.emplace_back(token, 0.0f);
+  for (TokenId id = 0; out.top.size() < count; ++id)
+    if (id != token) out.top.emplace_back(id, -FLT_MAX);
+  for (const TokenId id : spec.token_ids_logprob) out.wanted.emplace_back(id, logprob(id));
+  return out;
+}
+
 Sampler::Sampler(int32_t vocab_size) {
   const auto n = static_cast<size_t>(vocab_size);
   const auto blocks = static_cast<size_t>(row_blocks(vocab_size));
@@ -269,33 +280,60 @@ void Sampler::gather_top(std::span<const float> row, size_t count) {
     std::copy(block_max_.begin(), block_max_.end(), order_scratch_.begin());
     const auto nth = order_scratch_.begin() + static_cast<std::ptrdiff_t>(count - 1);
     std::nth_element(order_scratch_.begin(), nth, order_scratch_.end(), std::greater<>());
-    threshold = *nth;
+    threshold = std::max(*nth, -FLT_MAX);
   }
   gather_at_least(row, threshold);
+}
+
+// The `count` first entries of the row, in order, to the front of candidates_. Banned entries are
+// the last ones: the smaller ids first, as among all equals. Uses block_max_, the row's.
+void Sampler::gather_best(std::span<const float> row, size_t count) {
+  gather_top(row, count);
+  for (size_t id = 0; candidates_.size() < count; ++id)
+    if (row[id] == kBanned) candidates_.push_back({kBanned, static_cast<int32_t>(id)});
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
+                    candidates_.end(), before);
+}
+
+// REQUIRES: block_max_ is the row's.
+TokenLogprobs Sampler::logprobs_of(std::span<const float> row, float max, float temperature,
+                                   TokenId token, const SamplingSpec& spec) {
+  const auto count = std::min(static_cast<size_t>(spec.top_logprobs_num), row.size());
+  if (count > 0) gather_best(row, count);
+  const double log_sum =
+      std::log(temperature == 1.0f
+                   ? row_sum_exp(row, max)
+                   : row_softmax_weights(row, max, temperature, weights_, block_sum_, block_max_));
+  const auto logprob = [&](TokenId id) {
+    const double below = static_cast<double>(row[static_cast<size_t>(id)]) - max;
+    return static_cast<float>(
+        std::max(below / temperature - log_sum, -static_cast<double>(FLT_MAX)));
+  };
+  TokenLogprobs out{.logprob = logprob(token)};
+  out.top.reserve(count);
+  for (size_t i = 0; i < count; ++i)
+    out.top.emplace_back(candidates_[i].id, logprob(candidates_[i].id));
+  out.wanted.reserve(spec.token_ids_logprob.size());
+  for (TokenId id : spec.token_ids_logprob) out.wanted.emplace_back(id, logprob(id));
+  return out;
 }
 
 Result<TokenLogprobs> Sampler::logprobs(std::span<const float> logits, TokenId token,
                                         const SamplingSpec& spec) {
   const RowMax best = row_max(logits, block_max_);
   if (!best.finite) return fail(not_finite_logits());
-  const double log_sum = std::log(row_sum_exp(logits, best.max));
-  const auto logprob = [&](TokenId id) {
-    const double below = static_cast<double>(logits[static_cast<size_t>(id)]) - best.max;
-    return static_cast<float>(std::max(below - log_sum, -static_cast<double>(FLT_MAX)));
-  };
-  TokenLogprobs out{.logprob = logprob(token)};
-  if (spec.top_logprobs_num > 0) {
-    const auto count = std::min(static_cast<size_t>(spec.top_logprobs_num), logits.size());
-    gather_top(logits, count);
-    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(count),
-                      candidates_.end(), before);
-    out.top.reserve(count);
-    for (size_t i = 0; i < count; ++i)
-      out.top.emplace_back(candidates_[i].id, logprob(candidates_[i].id));
-  }
-  out.wanted.reserve(spec.token_ids_logprob.size());
-  for (TokenId id : spec.token_ids_logprob) out.wanted.emplace_back(id, logprob(id));
-  return out;
+  return logprobs_of(logits, best.max, 1.0f, token, spec);
+}
+
+Result<TokenLogprobs> Sampler::sampled_logprobs(const SampleInput& in, TokenId token) {
+  const SamplingSpec& spec = *in.spec;
+  const bool tempered = spec.logprobs_mode == LogprobsMode::kProcessed && !spec.greedy();
+  const float temperature = tempered ? spec.temperature : 1.0f;
+  const bool adjusted = spec.logprobs_mode != LogprobsMode::kRaw && needs_adjusting(in);
+  if (!adjusted && temperature == 1.0f) return logprobs(in.logits, token, spec);
+  if (adjusted) adjust(in);
+  const std::span<const float> row = adjusted ? std::span<const float>(row_) : in.logits;
+  return logprobs_of(row, row_max(row, block_max_).max, temperature, token, spec);
 }
 
 }  // namespace espalier

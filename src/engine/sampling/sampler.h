@@ -21,6 +21,9 @@ Status not_finite_vector();  // the same for an entry whose text becomes a vecto
 bool is_not_finite(const Status& status);
 Status no_token_left(const SamplingSpec& spec);
 
+// The log-probabilities of a position where `token` alone may come: 0 for it, -FLT_MAX for others.
+TokenLogprobs certain_logprobs(TokenId token, const SamplingSpec& spec);
+
 struct SampleInput {
   std::span<const float> logits;        // [vocab_size], raw
   const SamplingSpec* spec = nullptr;   // not null
@@ -43,6 +46,8 @@ class Sampler {
   // kInternal when a logit is not finite.
   Result<TokenLogprobs> logprobs(std::span<const float> logits, TokenId token,
                                  const SamplingSpec& spec);
+  // Those of a token that sample() drew from this input, by the spec's logprobs_mode.
+  Result<TokenLogprobs> sampled_logprobs(const SampleInput& input, TokenId token);
 
  private:
   struct Candidate {
@@ -55,6 +60,9 @@ class Sampler {
   }
 
   void adjust(const SampleInput& input);
+  TokenLogprobs logprobs_of(std::span<const float> row, float max, float temperature, TokenId token,
+                            const SamplingSpec& spec);
+  void gather_best(std::span<const float> row, size_t count);
   void apply_mask(std::span<const uint32_t> mask);
   TokenId draw(const RowMax& best, std::span<const float> row, const SampleInput& input);
   Candidate filter(const SamplingSpec& spec, double total, float least);

@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -404,6 +405,70 @@ TEST(Sampler, LogprobsAreOfTheRawLogits) {
       EXPECT_NEAR(got->top[i].second, want(order[i]), 1e-4);
     }
   }
+}
+
+// In each mode: of the logits that the draw sees, without its temperature, of the raw ones.
+TEST(Sampler, SampledLogprobsFollowTheMode) {
+  const uint64_t seed = 28;
+  Rng rng(seed);
+  int compared = 0;
+  for (int round = 0; round < 600; ++round) {
+    const auto n = static_cast<size_t>(rng.between(5, 600));
+    RandomCase c = random_case(rng, n, -1);
+    SamplingSpec& spec = c.spec;
+    spec.logprobs_mode = static_cast<LogprobsMode>(round % 3);
+    if (round % 5 == 0) spec.temperature = 0;
+    if (round % 7 == 0) c.mask.assign((n + 31) / 32, 0), c.mask[0] = 0b10101;
+    spec.return_logprob = true;
+    spec.top_logprobs_num = static_cast<int32_t>(rng.below(n + 1));
+    spec.token_ids_logprob = {static_cast<TokenId>(n - 1), 0};
+    const SampleInput in = c.input();
+    Sampler sampler(static_cast<int32_t>(n));
+    const auto token = sampler.sample(in);
+    if (!token) continue;  // mask and bans leave none
+    const auto got = sampler.sampled_logprobs(in, *token);
+    ASSERT_TRUE(got) << got.error().to_string();
+    const bool tempered = spec.logprobs_mode == LogprobsMode::kProcessed && !spec.greedy();
+    const double temperature = tempered ? spec.temperature : 1;
+    std::vector<double> x(n);
+    for (size_t i = 0; i < n; ++i)
+      x[i] = spec.logprobs_mode == LogprobsMode::kRaw
+                 ? c.logits[i]
+                 : reference_adjusted(c.logits[i], static_cast<TokenId>(i), in);
+    const double best = *std::max_element(x.begin(), x.end());
+    double sum = 0;
+    for (const double value : x) sum += std::exp((value - best) / temperature);
+    const auto want = [&](TokenId id) {
+      const double logprob = (x[static_cast<size_t>(id)] - best) / temperature - std::log(sum);
+      return std::max(logprob, -double{FLT_MAX});
+    };
+    const double tolerance = 1e-4 / std::min(1.0, temperature);
+    ASSERT_NEAR(got->logprob, want(*token), tolerance) << "seed " << seed << " round " << round;
+    ASSERT_EQ(got->top.size(), static_cast<size_t>(spec.top_logprobs_num));
+    std::vector<double> sorted;
+    for (size_t i = 0; i < n; ++i) sorted.push_back(want(static_cast<TokenId>(i)));
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    for (size_t i = 0; i < got->top.size(); ++i) {
+      ASSERT_NEAR(got->top[i].second, sorted[i], tolerance) << "round " << round;
+      ASSERT_NEAR(got->top[i].second, want(got->top[i].first), tolerance);
+    }
+    ASSERT_EQ(got->wanted.size(), 2u);
+    for (const auto& [id, logprob] : got->wanted) ASSERT_NEAR(logprob, want(id), tolerance);
+    ++compared;
+  }
+  EXPECT_GT(compared, 500);
+}
+
+TEST(Sampler, ACertainTokenHasAllTheProbability) {
+  SamplingSpec spec;
+  spec.return_logprob = true;
+  spec.top_logprobs_num = 3;
+  spec.token_ids_logprob = {1, 5};
+  const TokenLogprobs got = certain_logprobs(1, spec);
+  EXPECT_EQ(got.logprob, 0);
+  using Pairs = std::vector<std::pair<TokenId, float>>;
+  EXPECT_EQ(got.top, (Pairs{{1, 0.0f}, {0, -FLT_MAX}, {2, -FLT_MAX}}));
+  EXPECT_EQ(got.wanted, (Pairs{{1, 0.0f}, {5, -FLT_MAX}}));
 }
 
 TEST(TokenCounts, AgreesWithAMap) {

@@ -169,7 +169,9 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   entry.prefix_len = begin;
   entry.query_begin = batch.num_tokens();
   set_page_table(batch, entry, sequence);
-  entry.sample = end >= sequence.num_tokens() && sequence.spec.max_new_tokens > 0;
+  const bool generates = sequence.spec.max_new_tokens > 0;
+  entry.sample =
+      end >= sequence.num_tokens() && (generates || sequence.spec.sampling->wants_next_logprobs());
   entry.has_mask = entry.sample && sequence.spec.has_grammar;
   entry.output_index = sequence.num_samples_launched;
   for (int32_t i = begin; i < end; ++i) {
@@ -181,7 +183,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
 
   sequence.num_launched = end;
   sequence.last_step = batch.step;
-  if (entry.sample) ++sequence.num_samples_launched;
+  if (entry.sample && generates) ++sequence.num_samples_launched;
   if (entry.sample && sequence.spec.takes_proposals && end == sequence.num_tokens())
     sequence.awaiting_commit =
         entry.num_draft_tokens > 0 || proposer_.forces_after_next(sequence.spec.id);

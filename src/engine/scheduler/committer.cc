@@ -59,10 +59,10 @@ void Committer::take_result(Sequence& sequence, const ForwardBatch& batch, const
   }
   if (entry.num_draft_tokens > 0) {
     take_draft_samples(sequence, batch, entry, result);
+  } else if (sequence.spec.max_new_tokens == 0) {
+    if (sequence.num_computed == sequence.prefill_end) take_prefill_only(sequence, entry, result);
   } else if (entry.sample) {
     take_sample(sequence, result);
-  } else if (sequence.spec.max_new_tokens == 0 && sequence.num_computed == sequence.prefill_end) {
-    take_prefill_only(sequence, entry, result);
   }
   // Its continuation may arrive before the entry in flight is committed.
   if (sequence.finish_reported && in_flight(sequence)) share(sequence);
@@ -70,7 +70,7 @@ void Committer::take_result(Sequence& sequence, const ForwardBatch& batch, const
 
 void Committer::take_sample(Sequence& sequence, const EntryResult& result) {
   const bool stale = parts_.steps.committed() <= sequence.stale_step;
-  if (stale && sequence.spec.sampling->return_logprob)
+  if (stale && sequence.spec.sampling->computes_forced_logprobs())
     parts_.observer.on_forced_logprobs(sequence.spec.id, {TokenLogprobs(result.logprobs)});
   if (stale) return;
   if (take_token(sequence, result.token, TokenLogprobs(result.logprobs))) take_forced(sequence);
@@ -80,6 +80,8 @@ void Committer::take_prefill_only(Sequence& sequence, const BatchEntry& entry,
                                   const EntryResult& result) {
   if (entry.pooled_end)
     parts_.observer.on_pooled(sequence.spec.id, std::vector<float>(result.pooled));
+  if (entry.sample)
+    parts_.observer.on_next_logprobs(sequence.spec.id, TokenLogprobs(result.logprobs));
   finish(sequence, {.type = FinishReason::Type::kLength});
 }
 
@@ -168,13 +170,13 @@ bool Committer::append_token(Sequence& sequence, TokenId token, TokenLogprobs&& 
   return false;
 }
 
-// With return_logprob the sequence's last token is sampled, so that its entry gives the
+// With computed log-probabilities the sequence's last token is sampled, so that its entry gives the
 // log-probabilities of the forced tokens before it.
 void Committer::propose_forced(const Sequence& sequence) {
   forced_.clear();
   if (!sequence.spec.takes_proposals) return;
   parts_.proposer.propose_forced(sequence.spec.id, forced_);
-  if (forced_.empty() || !sequence.spec.sampling->return_logprob) return;
+  if (forced_.empty() || !sequence.spec.sampling->computes_forced_logprobs()) return;
   const int32_t room = sequence.spec.max_new_tokens - sequence.num_outputs() - 1;
   if (std::ssize(forced_) > room) forced_.resize(static_cast<size_t>(std::max(room, 0)));
   const std::vector<TokenId>& stops = sequence.spec.stop_ids;
@@ -186,7 +188,7 @@ void Committer::propose_forced(const Sequence& sequence) {
 
 // Before the forced tokens are appended. The entry in flight, if any, gives the first of them.
 void Committer::request_forced_logprobs(Sequence& sequence, int32_t num_in_flight) {
-  if (!sequence.spec.sampling->return_logprob) return;
+  if (!sequence.spec.sampling->computes_forced_logprobs()) return;
   LogprobRange& due = sequence.logprobs;
   if (due.empty()) due.next = sequence.num_tokens() + num_in_flight;
   due.end = sequence.num_tokens() + static_cast<int32_t>(forced_.size());

@@ -85,6 +85,10 @@ class SequenceObserver {
   // gives its log-probability: its mask must then allow that token alone.
   virtual void on_forced_logprobs(SequenceId, std::vector<TokenLogprobs>&&) {}
 
+  // Of a sequence for prefill only whose sampling wants_next_logprobs(), right before its end: the
+  // log-probabilities of the token that would follow the prompt.
+  virtual void on_next_logprobs(SequenceId, TokenLogprobs&&) {}
+
   // The vector of a sequence whose spec has `pooled`, right before its end.
   virtual void on_pooled(SequenceId, std::vector<float>&&) {}
 

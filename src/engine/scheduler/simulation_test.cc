@@ -348,6 +348,7 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       sampling.seed = client.spec.id = clients_.size() + 1;
       if (has_penalties) sampling.presence_penalty = 0.5f;
       sampling.return_logprob = has_logprobs;
+      sampling.logprobs_mode = LogprobsMode::kRaw;  // those of forced tokens are computed
       // What ends before it has run has no log-probabilities of its prompt: nobody asks for both.
       client.spec.takes_proposals = client.jumps;
       client.spec.has_grammar = client.jumps && (has_logprobs || client.spec.logprob_start_len < 0);

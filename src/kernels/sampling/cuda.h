@@ -21,6 +21,7 @@ struct SlotSampling : SamplingValues {
   const int32_t* banned_ids = nullptr;  // [num_banned]: banned before min_new_tokens
   int32_t num_bias = 0;
   int32_t num_banned = 0;
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
 };
 
 enum SampleStatus : int32_t {
@@ -58,7 +59,7 @@ Result<size_t> sample_workspace_bytes(int32_t max_rows, int32_t vocab_size);
 // no order of a sum matters.
 Status sample(const SampleArgs& args, const LaunchOptions& launch);
 
-// Log-probabilities after softmax of the raw logits.
+// Log-probabilities of the raw logits, or of those that sample() drew from.
 struct LogprobArgs {
   const float* logits = nullptr;  // [rows, vocab_size]
   int64_t logits_stride = 0;
@@ -77,6 +78,11 @@ struct LogprobArgs {
   const int32_t* wanted_ids = nullptr;
   float* wanted_logprobs = nullptr;  // out, in wanted_ids' order
   int32_t* statuses = nullptr;       // [rows]: out, SampleStatus; may be null
+  // The arguments of the sample() call before this one on the same stream, whose rows these are:
+  // each slot's logprobs_mode says of which logits its log-probabilities are. The logits after
+  // penalties, bias, mask and bans are those that sample() has left in its workspace. slots null:
+  // raw logits for all rows.
+  SampleArgs sampled;
 };
 Status logprobs(const LogprobArgs& args, const LaunchOptions& launch);
 

@@ -134,6 +134,25 @@ __device__ void adjust(const SampleArgs& args, const SlotSampling& slot, const R
   __syncthreads();
 }
 
+// How sample() changes a row's logits before it draws.
+struct RowAdjustment {
+  const uint32_t* mask = nullptr;
+  bool bans = false, any = false;
+};
+__device__ __forceinline__ RowAdjustment adjustment_of(const SampleArgs& args,
+                                                       const SlotSampling& slot, int64_t index) {
+  RowAdjustment out;
+  if (args.masks != nullptr && (args.has_mask == nullptr || args.has_mask[index] != 0))
+    out.mask = args.masks + index * args.mask_stride;
+  out.bans = args.output_indices[index] < slot.min_new_tokens && slot.num_banned > 0;
+  out.any = slot.counts != nullptr || slot.num_bias > 0 || out.mask != nullptr || out.bans;
+  return out;
+}
+// Where the adjusted logits of a row lie.
+__device__ __forceinline__ float* adjusted_row(const SampleArgs& args, int64_t index) {
+  return static_cast<float*>(args.workspace) + index * ((args.vocab_size + 3) / 4 * 4);
+}
+
 // exp((x - max) / temperature) as a key (the float's bits) and as a fixed-point probability.
 // Roundings are explicit, so that every pass computes the same. Both are 0 for a banned entry:
 // temperatures above 10^30 count as that, so that no factor takes -FLT_MAX near 0.
@@ -283,18 +302,14 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs ar
     cluster_wait();  // all blocks of the cluster run, so their shared memory exists
   if (slot_id < 0) return finish(-1, kSampleOk);
   const SlotSampling& slot = args.slots[slot_id];
-  const uint32_t* mask = nullptr;
-  if (args.masks != nullptr && (args.has_mask == nullptr || args.has_mask[index] != 0))
-    mask = args.masks + index * args.mask_stride;
-  const int output_index = args.output_indices[index];
-  const bool bans = output_index < slot.min_new_tokens && slot.num_banned > 0;
+  const RowAdjustment adjustment = adjustment_of(args, slot, index);
   const bool draws = slot.temperature > 0 && slot.top_k != 1;
 
   RowBest best = row_best(row, cluster, kept, !draws, false, scratch, 0);
   if (!best.finite) return finish(-1, kSampleNotFinite);
-  if (slot.counts != nullptr || slot.num_bias > 0 || mask != nullptr || bans) {
-    float* adjusted = static_cast<float*>(args.workspace) + index * ((args.vocab_size + 3) / 4 * 4);
-    adjust(args, slot, row, cluster, mask, bans, adjusted);
+  if (adjustment.any) {
+    float* adjusted = adjusted_row(args, index);
+    adjust(args, slot, row, cluster, adjustment.mask, adjustment.bans, adjusted);
     row = {adjusted, args.vocab_size, true};
     kept.load_last(row, cluster);
     best = row_best(row, cluster, kept, !draws, true, scratch, 1);
@@ -302,8 +317,9 @@ __global__ void __launch_bounds__(kRowThreads) sample_kernel(const SampleArgs ar
   }
   int token = best.id;
   if (draws)
-    token = draw(slot, row, cluster, kept, best.value,
-                 hash_uniform(slot.seed, static_cast<uint64_t>(output_index)), scratch);
+    token =
+        draw(slot, row, cluster, kept, best.value,
+             hash_uniform(slot.seed, static_cast<uint64_t>(args.output_indices[index])), scratch);
   if (threadIdx.x == 0 && cluster.rank == 0 && slot.counts != nullptr) {
     const int seen = slot.counts[token];
     slot.counts[token] = static_cast<uint16_t>(min(max(seen, 1) + 1, 65535));
@@ -317,6 +333,26 @@ struct Logits {
   __device__ Halves halves(uint32_t) const { return {}; }
 };
 
+// The logits of which a row's log-probabilities are.
+struct LogprobRow {
+  Row row;
+  bool adjusted = false;  // it may hold banned entries
+  float temperature = 1.0f;
+};
+__device__ LogprobRow logprob_row(const LogprobArgs& args, int64_t index) {
+  const float* logits = args.logits + index * args.logits_stride;
+  LogprobRow out{.row = {logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0}};
+  const SampleArgs& sampled = args.sampled;
+  if (sampled.slots == nullptr) return out;
+  const SlotSampling& slot = sampled.slots[sampled.row_slots[index]];
+  if (slot.logprobs_mode == LogprobsMode::kRaw) return out;
+  if (slot.logprobs_mode == LogprobsMode::kProcessed && slot.temperature > 0)
+    out.temperature = slot.temperature;
+  out.adjusted = adjustment_of(sampled, slot, index).any;
+  if (out.adjusted) out.row = {adjusted_row(sampled, index), args.vocab_size, true};
+  return out;
+}
+
 __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs args) {
   extern __shared__ __align__(16) char raw[];
   auto& s = *reinterpret_cast<RowScratch*>(raw);
@@ -326,18 +362,20 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   const int64_t index = blockIdx.x;
   const int target = args.targets[index];
   if (target < 0) return;
-  const float* logits = args.logits + index * args.logits_stride;
-  const Row row{logits, args.vocab_size, reinterpret_cast<uintptr_t>(logits) % 16 == 0};
+  const LogprobRow from = logprob_row(args, index);
+  const Row& row = from.row;
   const RowCluster cluster;
   ChunkEntries kept;
   kept.load_last(row, cluster);
-  const RowBest best = row_best(row, cluster, kept, false, false, s, 0);
+  const RowBest best = row_best(row, cluster, kept, false, from.adjusted, s, 0);
   if (args.statuses != nullptr && threadIdx.x == 0)
     args.statuses[index] = best.finite ? kSampleOk : kSampleNotFinite;
+  const float scale = 1.0f / fminf(from.temperature, 1e30f);
   double sum = 0;
   each_chunk(row, cluster, [&](int, const float4& x) {
-    sum += static_cast<double>(expf(x.x - best.value) + expf(x.y - best.value)) +
-           static_cast<double>(expf(x.z - best.value) + expf(x.w - best.value));
+    const auto weight = [&](float value) { return expf((value - best.value) * scale); };
+    sum += static_cast<double>(weight(x.x) + weight(x.y)) +
+           static_cast<double>(weight(x.z) + weight(x.w));
   });
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -348,8 +386,9 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(const LogprobArgs
   const double log_sum = log(sum);
   const auto logprob = [&](int id) -> float {
     if (!best.finite || id < 0 || id >= row.size) return -FLT_MAX;
-    const double below = static_cast<double>(logits[id]) - static_cast<double>(best.value);
-    return static_cast<float>(fmax(below - log_sum, -static_cast<double>(FLT_MAX)));
+    const double below = static_cast<double>(row.values[id]) - static_cast<double>(best.value);
+    return static_cast<float>(fmax(below / static_cast<double>(from.temperature) - log_sum,
+                                   -static_cast<double>(FLT_MAX)));
   };
   if (threadIdx.x == 0) args.logprobs[index] = logprob(target);
   if (args.wanted_begin != nullptr)

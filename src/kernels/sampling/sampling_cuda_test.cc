@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -114,10 +115,35 @@ class CudaSampling : public test::OnDevice {
   struct Result {
     std::vector<int32_t> tokens, statuses, slot_tokens;
     std::vector<std::vector<uint16_t>> counts;
+    std::vector<float> logprobs, top_logprobs;  // [rows], [rows, max_top]; with max_top
+    std::vector<int32_t> top_ids;               // [rows, max_top]
   };
 
+  // The log-probabilities of the tokens that `args` has sampled.
+  static void add_logprobs(const cuda::SampleArgs& args, int32_t max_top, Result& result) {
+    const auto n = static_cast<size_t>(args.rows), top = n * static_cast<size_t>(max_top);
+    DeviceArray<float> logprobs(n), top_logprobs(top);
+    DeviceArray<int32_t> top_ids(top);
+    const Status status = cuda::logprobs({.logits = args.logits,
+                                          .logits_stride = args.logits_stride,
+                                          .rows = args.rows,
+                                          .vocab_size = args.vocab_size,
+                                          .targets = args.tokens,
+                                          .logprobs = logprobs.get(),
+                                          .max_top = max_top,
+                                          .top_ids = top_ids.get(),
+                                          .top_logprobs = top_logprobs.get(),
+                                          .sampled = args},
+                                         {});
+    EXPECT_TRUE(status.ok()) << status.message();
+    result.logprobs = logprobs.read();
+    result.top_logprobs = top_logprobs.read();
+    result.top_ids = top_ids.read();
+  }
+
   // All rows in one launch, row i in slot rows - 1 - i.
-  static Result sample(const std::vector<RowCase>& rows, int blocks_per_row = 0) {
+  static Result sample(const std::vector<RowCase>& rows, int blocks_per_row = 0,
+                       int32_t max_top = 0) {
     const size_t n = rows.size(), vocab = rows[0].logits.size(), stride = vocab + 3;
     const size_t words = (vocab + 31) / 32;
     std::vector<float> logits(n * stride, 1e30f);
@@ -159,25 +185,26 @@ class CudaSampling : public test::OnDevice {
     const auto bytes =
         cuda::sample_workspace_bytes(static_cast<int32_t>(n), static_cast<int32_t>(vocab));
     const DeviceArray<uint8_t> workspace(*bytes);
-    const Status status = cuda::sample({.logits = device_logits.get(),
-                                        .logits_stride = static_cast<int64_t>(stride),
-                                        .rows = static_cast<int32_t>(n),
-                                        .vocab_size = static_cast<int32_t>(vocab),
-                                        .slots = device_slots.get(),
-                                        .row_slots = device_rows.get(),
-                                        .output_indices = device_indices.get(),
-                                        .masks = device_masks.get(),
-                                        .mask_stride = static_cast<int64_t>(words),
-                                        .has_mask = device_has.get(),
-                                        .tokens = tokens.get(),
-                                        .statuses = statuses.get(),
-                                        .slot_tokens = slot_tokens.get(),
-                                        .workspace = workspace.get(),
-                                        .workspace_bytes = *bytes,
-                                        .blocks_per_row = blocks_per_row},
-                                       {});
+    const cuda::SampleArgs args{.logits = device_logits.get(),
+                                .logits_stride = static_cast<int64_t>(stride),
+                                .rows = static_cast<int32_t>(n),
+                                .vocab_size = static_cast<int32_t>(vocab),
+                                .slots = device_slots.get(),
+                                .row_slots = device_rows.get(),
+                                .output_indices = device_indices.get(),
+                                .masks = device_masks.get(),
+                                .mask_stride = static_cast<int64_t>(words),
+                                .has_mask = device_has.get(),
+                                .tokens = tokens.get(),
+                                .statuses = statuses.get(),
+                                .slot_tokens = slot_tokens.get(),
+                                .workspace = workspace.get(),
+                                .workspace_bytes = *bytes,
+                                .blocks_per_row = blocks_per_row};
+    const Status status = cuda::sample(args, {});
     EXPECT_TRUE(status.ok()) << status.message();
-    Result result{tokens.read(), statuses.read(), slot_tokens.read(), {}};
+    Result result{tokens.read(), statuses.read(), slot_tokens.read(), {}, {}, {}, {}};
+    if (max_top > 0) add_logprobs(args, max_top, result);
     for (const auto& one : counts) result.counts.push_back(one.read());
     const auto after = device_logits.read();  // bits, since some hold NaN on purpose
     EXPECT_EQ(std::memcmp(after.data(), logits.data(), logits.size() * 4), 0);
@@ -442,6 +469,56 @@ TEST_F(CudaSampling, LogprobsAreOfTheRawLogits) {
         }
       }
     }
+}
+
+// In each mode: of the logits that the draw sees, without its temperature, of the raw ones. The
+// tops are compared by value, for rounding may order two that are nearly equal either way.
+TEST_F(CudaSampling, SampledLogprobsFollowTheSlotsMode) {
+  constexpr int32_t kTop = 7;
+  int masked = 0;
+  for (const size_t n : {9, 300, 5000, 128256}) {
+    std::vector<RowCase> rows;
+    for (int i = 0; i < 24; ++i) {
+      RowCase& c = rows.emplace_back(random_case(n));
+      c.slot.logprobs_mode = static_cast<LogprobsMode>(i % 3);
+      if (i % 5 == 0) c.slot.temperature = 0;
+      if (i % 7 == 0 && !c.mask.empty()) {  // fewer tokens than are asked for
+        std::fill(c.mask.begin(), c.mask.end(), 0u);
+        c.mask[0] = 0b101;
+        ++masked;
+      }
+    }
+    const Result got = sample(rows, 0, kTop);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (got.statuses[i] != cuda::kSampleOk) continue;
+      const RowCase& c = rows[i];
+      const bool raw = c.slot.logprobs_mode == LogprobsMode::kRaw;
+      const bool tempered =
+          c.slot.logprobs_mode == LogprobsMode::kProcessed && c.slot.temperature > 0;
+      const double temperature = tempered ? c.slot.temperature : 1;
+      std::vector<double> x(c.logits.begin(), c.logits.end());
+      if (!raw) x = define(c).adjusted;
+      const double best = *std::max_element(x.begin(), x.end());
+      double sum = 0;
+      for (const double value : x) sum += std::exp((value - best) / temperature);
+      const auto want = [&](size_t id) {
+        const double logprob = (x[id] - best) / temperature - std::log(sum);
+        return std::max(logprob, -double{std::numeric_limits<float>::max()});
+      };
+      const double tolerance = 1e-3 / std::min(1.0, temperature);
+      EXPECT_NEAR(got.logprobs[i], want(static_cast<size_t>(got.tokens[i])), tolerance) << i;
+      std::vector<double> sorted(n);
+      for (size_t id = 0; id < n; ++id) sorted[id] = want(id);
+      std::partial_sort(sorted.begin(), sorted.begin() + kTop, sorted.end(), std::greater<>());
+      for (size_t rank = 0; rank < kTop; ++rank) {
+        const size_t at = i * kTop + rank;
+        ASSERT_GE(got.top_ids[at], 0) << n << " row " << i << " rank " << rank;
+        EXPECT_NEAR(got.top_logprobs[at], sorted[rank], tolerance) << n << " row " << i;
+        EXPECT_NEAR(got.top_logprobs[at], want(static_cast<size_t>(got.top_ids[at])), tolerance);
+      }
+    }
+  }
+  EXPECT_GT(masked, 0);
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ MetaInfo meta_of(const GenerateResult& r, const std::vector<TokenId>& input_ids,
                    logprobs.lists(all, &TokenLogprobs::wanted);
   };
   if (!r.output_logprobs.empty()) append("output", r.output_logprobs, r.output_ids);
+  if (r.next_logprobs) append("output", {*r.next_logprobs}, {});
   if (!input_ids.empty()) append("input", r.input_logprobs, input_ids);
   meta.json += "}";
   return meta;

@@ -69,6 +69,7 @@ bool gather(Gathered& gathered, const std::string& rid, TokenEvent&& event) {
   if (!event.finish) return false;
   r.rid = rid;
   r.stats = event.stats;
+  r.next_logprobs = std::move(event.next_logprobs);
   r.finish = std::move(*event.finish);
   if (gathered.failed.ok()) gathered.failed = r.finish.status;
   return --gathered.num_open == 0;

@@ -19,6 +19,7 @@
 #include "engine/executor/cuda/step_block.h"
 #include "engine/executor/cuda/step_results.h"
 #include "engine/executor/executor.h"
+#include "kernels/sampling/cuda.h"
 #include "models/cuda/decoder.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
@@ -109,8 +110,7 @@ class CudaExecutor final : public Executor {
   Status run_any(Place& place);
   Status enqueue_input_logprobs(Place& place);
   Status enqueue_sampling(Place& place);
-  Status enqueue_logprobs(Place& place, int32_t first_row, int32_t rows, const int32_t* targets,
-                          float* logprobs, int32_t* statuses);
+  Status enqueue_logprobs(Place& place, int32_t first_row, kernels::cuda::LogprobArgs args);
   Status copy_results(Place& place);
   Status copy_masks(Place& place, const MaskView& masks);
   Status lose_device(const Status& status);

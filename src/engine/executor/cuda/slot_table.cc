@@ -43,6 +43,7 @@ Status SlotTable::init(const SlotInit& init, const cuda::Stream& stream) {
   }
   const SamplingValues& values = spec;
   kernels::cuda::SlotSampling out{values};
+  out.logprobs_mode = spec.logprobs_mode;
   if (slots_[at].status.ok()) ESP_RETURN_IF_ERROR(copy_lists(spec, at, out, stream));
   if (spec.has_penalties()) ESP_RETURN_IF_ERROR(copy_counts(init, out, stream));
   return cuda::copy_to_device(sampling_ + at, &out, sizeof(out), stream);
