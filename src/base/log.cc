@@ -1,23 +1,40 @@
 #include "base/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <string>
+
+#include "base/line_writer.h"
 
 namespace espalier {
 namespace {
 
 std::atomic<LogLevel> log_level_min{LogLevel::kInfo};
 
+// Standard error, for which no thread ever waits: a full pipe costs lines, not the server's time.
+class StandardErrorSink final : public spdlog::sinks::base_sink<std::mutex> {
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    writer_.write({line.data(), line.size()});
+  }
+  void flush_() override { writer_.flush(); }
+
+  LineWriter writer_{STDERR_FILENO};
+};
+
 spdlog::logger& logger() {
   // Never destroyed: threads may log while the process ends.
   static spdlog::logger* const instance = [] {
-    auto* made = new spdlog::logger("espalier", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* made = new spdlog::logger("espalier", std::make_shared<StandardErrorSink>());
     made->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %v");
     made->set_level(spdlog::level::trace);
     return made;

@@ -1,6 +1,8 @@
 // Logging: one structured line per event, to standard error, none inside per-token loops.
 //   log_info("engine started model={} tokens={}", name, max_total_num_tokens);
-// Thread-safe. The level is set once, at start.
+// Thread-safe. The level is set once, at start. No call waits for the reader of standard error: up
+// to 1 MiB of lines that a full pipe does not take wait for a later line, further ones are dropped
+// and counted in the log itself.
 #pragma once
 
 #include <fmt/core.h>
