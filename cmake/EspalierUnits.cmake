@@ -15,6 +15,11 @@ function(espalier_source_alone result source)
   if(NOT source MATCHES "\\.cc$")  # .cu files: see espalier_cuda_unit
     set(alone ON)
   endif()
+  # Units name their sources relative to src/, the folder that every target includes from.
+  get_filename_component(full "${source}" ABSOLUTE)
+  if(NOT full MATCHES "^${CMAKE_SOURCE_DIR}/src/")
+    set(alone ON)
+  endif()
   foreach(property COMPILE_OPTIONS COMPILE_DEFINITIONS SKIP_UNITY_BUILD_INCLUSION)
     get_source_file_property(value "${source}" ${property})
     if(value)

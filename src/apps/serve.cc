@@ -121,6 +121,7 @@ int run_serve(const std::vector<std::string>& args) {
   if (!engine) return report(engine.error(), kExitFailure);
   signals.begin_serving();
   log_plan(**engine);
+  config.server.private_paths = {{"download_dir", config.hub.download_dir.string()}};
   config.server.extra_info = {
       {"log_level", config.log_level},
       {"revision", config.hub.revision},

@@ -59,24 +59,5 @@ TEST(GrammarMemory, OfLargeExpressionsIsTrue) {
       "abc", 4);
 }
 
-TEST(GrammarMemory, OfExpressionsWithManySetsIsTrue) {
-  expect_true_size(
-      GrammarSpec::Kind::kRegex,
-      [](int i) { return "[a-z]{1," + std::to_string(400 + i) + "}y|(x|z)*x(x|z){300}"; },
-      std::string(300, 'x'), 4);
-}
-
-TEST(GrammarMemory, OfSchemasIsTrue) {
-  const auto source = [](int i) {
-    std::string properties;
-    for (int p = 0; p < 60; ++p) {
-      properties += (p > 0 ? "," : "") + ("\"p" + std::to_string(p * 100 + i) + "\"") +
-                    R"(:{"type":"string","pattern":"^[a-z]{1,40}[0-9]*$"})";
-    }
-    return R"({"type":"array","items":{"type":"object","properties":{)" + properties + "}}}";
-  };
-  expect_true_size(GrammarSpec::Kind::kJsonSchema, source, "[{}, {}", 8);
-}
-
 }  // namespace
 }  // namespace espalier::grammar

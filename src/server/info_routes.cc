@@ -53,6 +53,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("model_path", e.model_path.string());
   path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   path("chat_template", context.config.chat_template);
+  for (const auto& [name, value] : context.config.private_paths) path(name, value);
   w.key("random_seed");
   admin ? static_cast<void>(w.value(e.random_seed)) : static_cast<void>(w.null());
 }

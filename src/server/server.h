@@ -67,6 +67,8 @@ struct ServerConfig {
   Duration write_timeout = std::chrono::seconds(60);   // without progress
   Duration health_timeout = std::chrono::seconds(20);  // of /health_generate's one token
 
+  // Paths of the host that /server_info shows to administrators, and null to others.
+  std::vector<std::pair<std::string, std::string>> private_paths;
   // What the caller wants to see in /server_info besides these and the engine's settings.
   std::vector<std::pair<std::string, std::string>> extra_info;
 };

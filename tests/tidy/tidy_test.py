@@ -216,7 +216,7 @@ WORD_SAMPLES = {
     r"\b(?:a|the|its|each|that|one|of)[ _]places?\b": ("at a place", "in place"),
     r"\bshared[ _]runs?\b": ("SharedRun", "shared prefix"),
     r"\bguess(?:es|ed|ing)?\b": ("num_guesses", "guest"),
-    r"\bdrafts\b(?! \d)": ("the drafts", "draft tokens"),
+    r'(?<!")\bdrafts\b(?! \d)': ("the drafts", "draft tokens"),
     r"\b(?:loud|quiet)\b(?!_na)": ("a loud node", "cloud"),
     r"\b(?:news|hears?|heard)\b": ("take_news", "newspaper"),
     r"\b(?:tells?|told)\b": ("It tells why", "teller"),

@@ -201,7 +201,7 @@ void CpuExecutor::sample_draft(Sampler& sampler, const SampleInput& input, Token
   const auto drawn = sampler.sample(input);
   if (!drawn) return;
   if (input.spec->return_logprob) {
-    auto computed = sampler.logprobs(input.logits, *drawn, *input.spec);
+    auto computed = sampler.sampled_logprobs(input, *drawn);
     if (!computed) return;
     logprobs = std::move(*computed);
   }

@@ -18,13 +18,13 @@
 namespace espalier {
 namespace {
 
-constexpr int32_t kVocab = 50, kPageSize = 4, kNumPages = 64;
-const std::vector<TokenId> kPrompt = {5, 6, 7};
+constexpr int32_t kTableVocab = 50, kTablePage = 4, kTablePages = 64;
+const std::vector<TokenId> kTablePrompt = {5, 6, 7};
 
 // Logits are a function of a query token and its position.
 class PositionModel final : public Model {
  public:
-  PositionModel() { info_.vocab_size = kVocab; }
+  PositionModel() { info_.vocab_size = kTableVocab; }
   const ModelInfo& info() const override { return info_; }
   Status reserve(int32_t, int32_t) override { return {}; }
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
@@ -48,7 +48,8 @@ class PositionModel final : public Model {
     EXPECT_EQ(batch.positions[at], entry.prefix_len + query_token);
     Rng rng(static_cast<uint64_t>(token_ids[at]) * 1000 +
             static_cast<uint64_t>(batch.positions[at]));
-    for (int32_t i = 0; i < kVocab; ++i) rows_.push_back(static_cast<float>(4 * rng.uniform()));
+    for (int32_t i = 0; i < kTableVocab; ++i)
+      rows_.push_back(static_cast<float>(4 * rng.uniform()));
   }
   ModelInfo info_;
   std::vector<float> rows_;
@@ -60,14 +61,14 @@ std::unique_ptr<Executor> cpu_executor() {
                          .kv = *KvPool::create({.num_layers = 1,
                                                 .num_kv_heads = 1,
                                                 .head_dim = 8,
-                                                .num_pages = kNumPages,
-                                                .page_size = kPageSize})};
+                                                .num_pages = kTablePages,
+                                                .page_size = kTablePage})};
   return *CpuExecutor::create(std::move(parts), {.max_slots = 8, .max_tokens = 64});
 }
 
 std::unique_ptr<Executor> null_executor() {
   return std::make_unique<NullExecutor>(
-      NullExecutorConfig{.vocab_size = kVocab, .page_size = kPageSize});
+      NullExecutorConfig{.vocab_size = kTableVocab, .page_size = kTablePage});
 }
 
 using MakeExecutor = std::unique_ptr<Executor> (*)();
@@ -101,9 +102,9 @@ ForwardBatch make_step(uint64_t step, std::span<const TokenId> known,
                    .output_index = prefix_len < 0
                                        ? -9
                                        : prefix_len + static_cast<int32_t>(known.size()) -
-                                             static_cast<int32_t>(kPrompt.size())};
-  entry.num_pages = (entry.prefix_len_bound() + count + kPageSize - 1) / kPageSize;
-  for (int32_t i = 0; i < entry.num_pages; ++i) batch.page_tables.push_back(kNumPages - 1 - i);
+                                             static_cast<int32_t>(kTablePrompt.size())};
+  entry.num_pages = (entry.prefix_len_bound() + count + kTablePage - 1) / kTablePage;
+  for (int32_t i = 0; i < entry.num_pages; ++i) batch.page_tables.push_back(kTablePages - 1 - i);
   entry.num_draft_tokens = entry.num_draft_samples = static_cast<int32_t>(draft.size());
   for (int32_t i = 0; i < entry.num_draft_tokens; ++i) batch.draft_samples.push_back(i);
   batch.entries.push_back(entry);
@@ -114,8 +115,9 @@ ForwardBatch make_step(uint64_t step, std::span<const TokenId> known,
 Output run_waiting(Executor& executor, int32_t num_tokens) {
   Output out;
   for (int32_t i = 0; i < num_tokens; ++i) {
-    const std::vector<TokenId> known = i == 0 ? kPrompt : std::vector<TokenId>{out.tokens.back()};
-    const int32_t prefix_len = i == 0 ? 0 : static_cast<int32_t>(kPrompt.size()) + i - 1;
+    const std::vector<TokenId> known =
+        i == 0 ? kTablePrompt : std::vector<TokenId>{out.tokens.back()};
+    const int32_t prefix_len = i == 0 ? 0 : static_cast<int32_t>(kTablePrompt.size()) + i - 1;
     const ForwardBatch batch = make_step(static_cast<uint64_t>(i) + 1, known, {}, prefix_len, 0);
     executor.launch(batch);
     const EntryResult& result = executor.wait(batch.step).entries[0];
@@ -147,12 +149,12 @@ Output run_overlapped(Executor& executor, const std::vector<TokenId>& truth,
   for (size_t i = 0; i < accepted.size(); ++i) {
     std::vector<TokenId> draft(truth.begin() + num_out, truth.begin() + num_out + kDraft);
     if (accepted[i] < kDraft) draft[static_cast<size_t>(accepted[i])] += 1;
-    const std::vector<TokenId> known = i == 0 ? kPrompt : std::vector<TokenId>{kTokenFromSlot};
+    const std::vector<TokenId> known = i == 0 ? kTablePrompt : std::vector<TokenId>{kTokenFromSlot};
     const int32_t prefix_len = i == 0 ? 0 : kLengthFromSlot;
     batches.push_back(make_step(i + 1, known, draft, prefix_len, length_max));
     num_out += 1 + accepted[i];
     length_max += static_cast<int32_t>(known.size()) + kDraft;
-    lengths.push_back(static_cast<int32_t>(kPrompt.size()) - 1 + num_out);
+    lengths.push_back(static_cast<int32_t>(kTablePrompt.size()) - 1 + num_out);
   }
   Output out;
   executor.launch(batches[0]);
@@ -186,8 +188,8 @@ TEST_P(LengthsFromSlots, StepsLaunchedEarlyGiveWhatStepsThatWaitGive) {
 
 INSTANTIATE_TEST_SUITE_P(Executors, LengthsFromSlots,
                          testing::Values(&cpu_executor, &null_executor),
-                         [](const testing::TestParamInfo<MakeExecutor>& info) {
-                           return info.index == 0 ? "Cpu" : "Null";
+                         [](const testing::TestParamInfo<MakeExecutor>& made) {
+                           return made.index == 0 ? "Cpu" : "Null";
                          });
 
 // A draft token without a sample behind it ends the chain, though it equals the sampled token: what

@@ -14,9 +14,9 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr int kDepthMax = 200;
+constexpr int kLarkDepthMax = 200;
 
-bool name_char(char c) {
+bool lark_name_char(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
@@ -78,7 +78,7 @@ class AtomParser {
   Result<ExprId> string() {
     ESP_ASSIGN_OR_RETURN(const std::string bytes, text_.quoted());
     if (text_.take("..")) return range(bytes);
-    if (text_.next() == 'i' && (text_.rest().size() == 1 || !name_char(text_.rest()[1]))) {
+    if (text_.next() == 'i' && (text_.rest().size() == 1 || !lark_name_char(text_.rest()[1]))) {
       text_.skip(1);
       return in_any_case(bytes);
     }
@@ -174,7 +174,7 @@ class Parser {
 
   Status rule() {
     if (text_.next() == '?' || text_.next() == '!') text_.skip(1);  // they shape trees alone
-    const auto name = text_.take_while(name_char);
+    const auto name = text_.take_while(lark_name_char);
     if (name.empty()) return text_.wrong("a rule's name is expected");
     if (text_.next() == '{') return not_supported(text_, "templates are");
     if (text_.next() == '[') return not_supported(text_, "attributes of rules are");
@@ -189,7 +189,7 @@ class Parser {
   }
 
   Status directive() {
-    const auto name = text_.take_while(name_char);
+    const auto name = text_.take_while(lark_name_char);
     skip_space(false);
     if (name == "ignore") {
       in_terminal_ = true;
@@ -203,20 +203,20 @@ class Parser {
 
   // %import common.NAME, common.NAME -> OTHER, or common (NAME, NAME)
   Status import() {
-    if (text_.take_while(name_char) != "common")
+    if (text_.take_while(lark_name_char) != "common")
       return not_supported(text_, "an import from anything but 'common' is");
     if (text_.take(".")) {
-      const auto name = text_.take_while(name_char);
+      const auto name = text_.take_while(lark_name_char);
       skip_space(false);
       if (!text_.take("->")) return import_as(name, name);
       skip_space(false);
-      return import_as(name, text_.take_while(name_char));
+      return import_as(name, text_.take_while(lark_name_char));
     }
     skip_space(false);
     if (!text_.take("(")) return text_.wrong("'.' or a list in parentheses is expected");
     do {
       skip_space(true);
-      const auto name = text_.take_while(name_char);
+      const auto name = text_.take_while(lark_name_char);
       ESP_RETURN_IF_ERROR(import_as(name, name));
       skip_space(true);
     } while (text_.take(","));
@@ -234,7 +234,7 @@ class Parser {
   }
 
   Result<ExprId> choice(int depth) {
-    if (depth > kDepthMax) return fail(text_.wrong("groups nest too deeply"));
+    if (depth > kLarkDepthMax) return fail(text_.wrong("groups nest too deeply"));
     std::vector<ExprId> parts;
     do {
       ESP_ASSIGN_OR_RETURN(const ExprId part, sequence(depth));
@@ -249,7 +249,7 @@ class Parser {
     for (skip_space_in(depth); !at_sequence_end(); skip_space_in(depth)) {
       if (text_.take("->")) {  // an alias names a node of the tree
         skip_space(false);
-        text_.take_while(name_char);
+        text_.take_while(lark_name_char);
         continue;
       }
       ESP_ASSIGN_OR_RETURN(ExprId part, atom(depth));
@@ -298,7 +298,7 @@ class Parser {
     if (text_.next() == '%') return fail(not_supported(text_, "grammars within rules are"));
     ESP_ASSIGN_OR_RETURN(const auto literal, atoms_.parse());
     if (literal) return terminal(*literal);
-    const auto name = text_.take_while(name_char);
+    const auto name = text_.take_while(lark_name_char);
     if (name.empty()) {
       return fail(
           text_.wrong(fmt::format("'{}' is not understood here", text_.rest().substr(0, 1))));
@@ -339,7 +339,7 @@ bool is_lark(std::string_view source) {
   }
   if (text.next() == '%') return true;
   if (text.next() == '?' || text.next() == '!') text.skip(1);
-  if (text.take_while(name_char).empty()) return false;
+  if (text.take_while(lark_name_char).empty()) return false;
   if (text.next() == '[' || text.next() == '{') return true;  // attributes or parameters of a rule
   if (text.take(".")) text.number();
   text.take_while([](char c) { return c == ' ' || c == '\t'; });

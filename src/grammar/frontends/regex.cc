@@ -153,7 +153,8 @@ class Lowering {
         // The rest of the text is what the look-ahead matches, and any text behind that.
         const PositionMatrix rest = product(matrix_of(tree.children[0]), matrix_of(any_text()));
         for (int i = 0; i < 3; ++i)
-          out[i][i] = marker(ir_.choice({rest[i][kStart], rest[i][kMiddle], rest[i][kEnd]}), tree);
+          out[i][i] =
+              marker(ir_.choice({rest[i][kAtStart], rest[i][kInMiddle], rest[i][kAtEnd]}), tree);
         break;
       }
       case Tree::Kind::kSequence: {

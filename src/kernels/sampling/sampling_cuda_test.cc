@@ -482,7 +482,7 @@ TEST_F(CudaSampling, SampledLogprobsFollowTheSlotsMode) {
       RowCase& c = rows.emplace_back(random_case(n));
       c.slot.logprobs_mode = static_cast<LogprobsMode>(i % 3);
       if (i % 5 == 0) c.slot.temperature = 0;
-      if (i % 7 == 0 && !c.mask.empty()) {  // fewer tokens than are asked for
+      if (i % 7 == 0 && !c.mask.empty()) {  // fewer tokens than are requested
         std::fill(c.mask.begin(), c.mask.end(), 0u);
         c.mask[0] = 0b101;
         ++masked;

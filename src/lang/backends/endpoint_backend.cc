@@ -24,7 +24,7 @@ json::object sampling_json(const GenOptions& o) {
   return p;
 }
 
-MetaInfo meta_of(const json::object& meta) {
+MetaInfo meta_of_answer(const json::object& meta) {
   MetaInfo m;
   m.id = string_at(meta, "id");
   m.finish_reason = string_at(meta, "finish_reason.type");
@@ -42,7 +42,7 @@ Result<Sample> sample_of(const json::value& value) {
   const json::object& object = value.get_object();
   Sample sample{.text = string_at(object, "text")};
   if (const auto* meta = object.if_contains("meta_info"); meta != nullptr && meta->is_object())
-    sample.meta = meta_of(meta->get_object());
+    sample.meta = meta_of_answer(meta->get_object());
   if (sample.meta.finish_reason == "abort")
     return fail(
         error(StatusCode::kAborted, "{}", string_at(object, "meta_info.finish_reason.message")));

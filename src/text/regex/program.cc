@@ -7,7 +7,8 @@ namespace espalier {
 
 namespace {
 
-// Emits states from the end of an expression to its beginning: each node is told what follows it.
+// Emits states from the end of an expression to its beginning: each node receives the state that
+// follows it.
 class ProgramBuilder {
  public:
   Status add(const std::string& pattern, uint32_t index) {
@@ -74,8 +75,7 @@ uint32_t ProgramBuilder::emit_node(int32_t index, uint32_t next) {
     case Kind::kAlternatives: {
       uint32_t begin = emit_node(node.children.back(), next);
       for (size_t i = node.children.size() - 1; i-- > 0;)
-        begin = emit(
-            {.op = Op::kSplit, .next = emit_node(node.children[i], next), .other = begin});
+        begin = emit({.op = Op::kSplit, .next = emit_node(node.children[i], next), .other = begin});
       return begin;
     }
     case Kind::kRepeat:
@@ -135,8 +135,7 @@ uint32_t Alphabet::find(uint32_t code) const {
 
 Result<RegexProgram> compile_program(std::span<const std::string> patterns) {
   ProgramBuilder builder;
-  for (uint32_t i = 0; i < patterns.size(); ++i)
-    ESP_RETURN_IF_ERROR(builder.add(patterns[i], i));
+  for (uint32_t i = 0; i < patterns.size(); ++i) ESP_RETURN_IF_ERROR(builder.add(patterns[i], i));
   return builder.finish();
 }
 

@@ -13,7 +13,7 @@
 
 namespace espalier {
 
-// Divides all characters into classes whose members no set of a program tells apart.
+// Divides all characters into classes whose members no set of a program distinguishes.
 class Alphabet {
  public:
   // Every set is a union of classes, and so are line ends and word characters.
@@ -44,7 +44,7 @@ struct RegexProgram {
     uint32_t pattern = 0;                                   // kMatch: which pattern has matched
   };
   std::vector<State> states;
-  std::vector<uint32_t> starts;            // [pattern]
+  std::vector<uint32_t> starts;  // [pattern]
   Alphabet alphabet{{}};
   std::vector<std::vector<bool>> members;  // [set][class]
 };

@@ -28,11 +28,14 @@ RE2::Options longest() {
   return options;
 }
 
+// RE2 before 2022-12 forgets the case folding of a literal beside the same letter without it, as in
+// a|(?i:A); so the letter of (?i:z) stands nowhere else.
 std::string random_pattern(Rng& rng, int depth) {
-  constexpr const char* kAtoms[] = {"a",   "b",    "\\n",  "é",     ".",         "[ab]",
-                                    "[^a]", "\\w", "\\W",  "\\b",   "\\B",       "^",
-                                    "$",   "\\pL", "(?i:A)", "(?m:^)", "(?m:$)", "(?s:.)",
-                                    "\\z", "[[:alpha:]é]", "\\x{e9}", "\\Qa.\\E", " "};
+  constexpr const char* kAtoms[] = {"a",       "b",        "\\n",    "é",    ".",
+                                    "[ab]",    "[^a]",     "\\w",    "\\W",  "\\b",
+                                    "\\B",     "^",        "$",      "\\pL", "(?i:z)",
+                                    "(?m:^)",  "(?m:$)",   "(?s:.)", "\\z",  "[[:alpha:]é]",
+                                    "\\x{e9}", "\\Qa.\\E", " "};
   if (depth == 0 || rng.below(3) == 0) return kAtoms[rng.below(std::size(kAtoms))];
   switch (rng.below(4)) {
     case 0:
@@ -51,7 +54,7 @@ std::string random_pattern(Rng& rng, int depth) {
 }
 
 std::string random_text(Rng& rng) {
-  constexpr const char* kChars[] = {"a", "a", "b", "b", "A", "\n", "é", ".", " "};
+  constexpr const char* kChars[] = {"a", "a", "b", "b", "Z", "\n", "é", ".", " "};
   std::string text;
   for (uint64_t n = rng.below(6); n > 0; --n) text += kChars[rng.below(std::size(kChars))];
   return text;
@@ -119,8 +122,8 @@ TEST(StreamSearch, RefusesWhatIsNotLinearAndSaysWhy) {
   for (const char* pattern : {"a(?=b)", "(?<!a)b", "(?!a)", "(?<=x)"})
     EXPECT_NE(why(pattern).find("look-around"), std::string::npos) << why(pattern);
   EXPECT_NE(why("(a)\\1").find("back-references"), std::string::npos) << why("(a)\\1");
-  for (const char* pattern : {"(", ")", "a**", "[a", "[b-a]", "a{2,1}", "a{1001}", "\\", "\\xg", "*",
-                              "(?P<>a)", "\\p{Nope}", "[[:nope:]]", "(?>a)", "a\\", "\xFF"}) {
+  for (const char* pattern : {"(", ")", "a**", "[a", "[b-a]", "a{2,1}", "a{1001}", "\\", "\\xg",
+                              "*", "(?P<>a)", "\\p{Nope}", "[[:nope:]]", "(?>a)", "a\\", "\xFF"}) {
     EXPECT_FALSE(RE2(pattern, longest()).ok()) << pattern;
     EXPECT_NE(why(pattern).find(pattern), std::string::npos) << pattern;
   }

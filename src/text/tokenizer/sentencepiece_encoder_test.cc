@@ -32,7 +32,7 @@ std::vector<TokenId> encode(const SentencePieceModel& model, std::string_view te
   return ids;
 }
 
-std::string random_text(Rng& rng, size_t size_max) {
+std::string random_abc(Rng& rng, size_t size_max) {
   std::string text;
   for (uint64_t i = 1 + rng.below(size_max); i > 0; --i) text += "abc"[rng.below(3)];
   return text;
@@ -43,7 +43,7 @@ SentencePieceModel random_model(Rng& rng, Type type) {
   SentencePieceModel model = plain_model(type);
   float score = -1;
   std::vector<std::string> texts = {"a", "b", "c"};
-  for (int i = 0; i < 8; ++i) texts.push_back(random_text(rng, 4));
+  for (int i = 0; i < 8; ++i) texts.push_back(random_abc(rng, 4));
   for (const std::string& text : texts) {
     const bool known = std::any_of(model.pieces.begin(), model.pieces.end(),
                                    [&](const auto& piece) { return piece.text == text; });
@@ -69,7 +69,7 @@ TEST(SentencePieceEncoder, UnigramFindsTheBestCut) {
   Rng rng(kSeed);
   for (int round = 0; round < 200; ++round) {
     const SentencePieceModel model = random_model(rng, Type::kUnigram);
-    const std::string text = random_text(rng, 9);
+    const std::string text = random_abc(rng, 9);
     std::string joined;
     float score = 0;
     for (const TokenId id : encode(model, text)) {
@@ -113,7 +113,7 @@ TEST(SentencePieceEncoder, BpeMergesByScore) {
   Rng rng(kSeed);
   for (int round = 0; round < 200; ++round) {
     const SentencePieceModel model = random_model(rng, Type::kBpe);
-    const std::string text = random_text(rng, 12);
+    const std::string text = random_abc(rng, 12);
     ASSERT_EQ(encode(model, text), merge_naively(model, text)) << kSeed << " " << text;
   }
 }
