@@ -172,6 +172,34 @@ TEST_F(SchedulerTest, AFloodOfOneTenantDoesNotStopTheOthers) {
   EXPECT_EQ(ends_.size(), 310u);
 }
 
+// One request with as many samples as there are slots: each sample is a sequence of its tenant's.
+TEST_F(SchedulerTest, ATenantThatHoldsAllSlotsGivesThemBackToAnother) {
+  start(3000, {.max_running = 8, .max_waiting = 1000, .fair_share = FairShare::kTenant});
+  cache_namespace_ = "hostile";
+  for (SequenceId id = 1; id <= 32; ++id) ASSERT_TRUE(add(id, counting(0, 10), 200).ok());
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(scheduler_->stats().num_running, 8);
+  cache_namespace_ = "other";
+  for (SequenceId id = 101; id <= 108; ++id)
+    ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id % 40), 10), 40).ok());
+  int num_steps = 0;
+  for (; !outputs_.contains(101) && num_steps < 20; ++num_steps) step();
+  EXPECT_LE(num_steps, 10);
+  const auto tokens_of = [&](SequenceId first, SequenceId last) {
+    size_t count = 0;
+    for (SequenceId id = first; id <= last; ++id) count += outputs_[id].size();
+    return static_cast<double>(count);
+  };
+  const double before = tokens_of(1, 32);
+  while (!ends_.contains(104)) ASSERT_FALSE(step().empty());
+  const double other = tokens_of(101, 108), hostile = tokens_of(1, 32) - before;
+  EXPECT_GE(other / (other + hostile), 0.45);
+  run();
+  EXPECT_EQ(ends_.size(), 40u);
+  for (SequenceId id = 1; id <= 32; ++id)
+    EXPECT_EQ(outputs_[id].size(), 200u) << "no token is lost";
+}
+
 TEST_F(SchedulerTest, WhoHasPriorityTakesTheirPlaces) {
   const auto config = [](int32_t threshold) {
     return SchedulerConfig{.max_running = 2,
