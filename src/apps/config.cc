@@ -150,9 +150,12 @@ void add_memory_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("max-running-requests", engine.max_running_requests, 0, 65536,
                               "requests that run at once"),
                 "chosen");
-  shown_default(table.integer("max-queued-requests", engine.max_queued_requests, 0, kInt32Max,
-                              "requests that wait; beyond, new ones get 503"),
-                "chosen");
+  shown_default(
+      table.integer(
+          "max-queued-requests", engine.max_queued_requests, 0, kInt32Max,
+          "requests that wait; beyond, new ones get 503, or with priorities or fair shares replace "
+          "a waiting one"),
+      "chosen");
   shown_default(table.integer("chunked-prefill-size", engine.chunked_prefill_size, -1, kInt32Max,
                               "prompt tokens that one step takes; -1: no limit"),
                 "chosen");

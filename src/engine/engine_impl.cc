@@ -65,6 +65,17 @@ int64_t max_samples(const EngineConfig& c) {
   return int64_t{c.max_running_requests} + c.max_queued_requests;
 }
 
+QueueEvictionRule eviction_rule(const EngineConfig& c) {
+  if (c.fair_share != "none") return QueueEvictionRule::kLargestShare;
+  return c.schedule_policy == "priority" ? QueueEvictionRule::kLowestPriority
+                                         : QueueEvictionRule::kNone;
+}
+
+std::string share_of(const EngineConfig& c, const LiveRequest& request) {
+  if (c.fair_share == "tenant") return request.cache_namespace;
+  return c.fair_share == "priority" ? std::to_string(request.priority) : "";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Parts parts) {
@@ -101,7 +112,7 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
       rid_nonce_(random_nonce()),
       events_(std::move(events)),
       cache_(std::move(cache)),
-      registry_(max_samples(config)),
+      registry_(max_samples(config), eviction_rule(config)),
       sessions_(make_sessions(parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
                                        *sessions_, parts_.tokenizer.get());
@@ -130,7 +141,15 @@ EngineImpl::~EngineImpl() {
 
 Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) {
   ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
-  ESP_ASSIGN_OR_RETURN(live->id, registry_.admit(live->rid, request.sampling.n));
+  ESP_ASSIGN_OR_RETURN(const auto admission, registry_.admit({.rid = live->rid,
+                                                              .num_samples = request.sampling.n,
+                                                              .priority = live->priority,
+                                                              .share = share_of(config_, *live)}));
+  live->id = admission.id;
+  for (const RequestId evicted : admission.evicted) {
+    loop_->push(EvictMessage{evicted, registry_.queue_eviction_error()});
+    if (grammars_ != nullptr) grammars_->cancel(evicted);
+  }
   const RequestId id = live->id;
   std::string rid = live->rid;
   const bool awaits_tokens = live->awaits_tokens;

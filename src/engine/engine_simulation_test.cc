@@ -89,6 +89,7 @@ struct Asked {
 struct Tally {
   int64_t seeds = 0, requests = 0, samples = 0, of_sessions = 0, aborts = 0, failures = 0;
   int64_t refusals = 0, retractions = 0, pauses = 0, flushes = 0, cached_tokens = 0, lost = 0;
+  int64_t full = 0, evictions = 0;  // of the refusals
 };
 
 class EngineSimulation {
@@ -98,10 +99,12 @@ class EngineSimulation {
     config.page_size = pick({1, 1, 4, 16});
     config.max_total_tokens = static_cast<int32_t>(rng_.between(160, 600)) / 16 * 16;
     config.max_running_requests = static_cast<int32_t>(rng_.between(1, 8));
-    config.max_queued_requests = 1000;
+    const bool small_queue = rng_.below(3) == 0;
+    config.max_queued_requests = small_queue ? static_cast<int32_t>(rng_.between(3, 8)) : 1000;
     config.chunked_prefill_size = pick({-1, 8, 16, 64});
     constexpr const char* kPolicies[] = {"lpm", "dfs-weight", "fcfs", "lof", "random", "priority"};
     config.schedule_policy = kPolicies[rng_.below(std::size(kPolicies))];
+    if (small_queue && rng_.below(2) == 0) config.schedule_policy = "priority";
     config.fair_share = rng_.below(3) == 0 ? "tenant" : "none";
     config.schedule_conservativeness = pick({1, 30, 100}) * 0.01;
     config.priority_scheduling_preemption_threshold = 1;
@@ -193,7 +196,13 @@ class EngineSimulation {
     ++num_live_;
     const auto rid =
         engine_->submit(std::move(request), [this, &a](TokenEvent&& e) { on_event(a, e); });
-    ASSERT_TRUE(rid) << rid.error().to_string();
+    if (rid) return;
+    ASSERT_EQ(rid.error().code(), StatusCode::kResourceExhausted) << rid.error().to_string();
+    for (size_t i = 0; i < a.samples.size(); ++i) {
+      TokenEvent refused{.index = static_cast<int32_t>(i)};
+      refused.finish = FinishReason{.type = FinishReason::Type::kError, .status = rid.error()};
+      on_event(a, refused);
+    }
   }
 
   void continue_session(Asked& a) {
@@ -291,7 +300,13 @@ class EngineSimulation {
         sample_events.reason.status.code() != StatusCode::kInternal) {
       // Refused: too long for the pool or the context, or what it continues had not ended.
       ++tally_.refusals;
-      if (sample_events.reason.status.code() == StatusCode::kFailedPrecondition) {
+      if (sample_events.reason.status.code() == StatusCode::kResourceExhausted) {
+        // The queue was full, or the request gave way to another while it waited.
+        EXPECT_LT(engine_->config().max_queued_requests, 1000);
+        ++(sample_events.reason.status.message() == "The request queue is full."
+               ? tally_.full
+               : tally_.evictions);
+      } else if (sample_events.reason.status.code() == StatusCode::kFailedPrecondition) {
         EXPECT_TRUE(a.may_be_refused);
       } else {
         EXPECT_EQ(sample_events.reason.status.code(), StatusCode::kInvalidArgument);
@@ -372,6 +387,7 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
     total.of_sessions += t.of_sessions, total.aborts += t.aborts, total.failures += t.failures;
     total.refusals += t.refusals, total.retractions += t.retractions, total.pauses += t.pauses;
     total.flushes += t.flushes, total.cached_tokens += t.cached_tokens, total.lost += t.lost;
+    total.full += t.full, total.evictions += t.evictions;
   };
   std::vector<std::thread> threads;
   for (uint64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
@@ -380,11 +396,12 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   const auto n = [](int64_t value) { return static_cast<long long>(value); };
   std::printf(
       "%lld seeds of whole engines: %lld requests (%lld of sessions), %lld samples; %lld aborts, "
-      "%lld failing entries, %lld refusals, %lld retractions, %lld pauses, %lld flushes; %lld "
+      "%lld failing entries, %lld refusals (%lld by a full queue, %lld evicted from it), %lld "
+      "retractions, %lld pauses, %lld flushes; %lld "
       "lost\n",
       n(total.seeds), n(total.requests), n(total.of_sessions), n(total.samples), n(total.aborts),
-      n(total.failures), n(total.refusals), n(total.retractions), n(total.pauses), n(total.flushes),
-      n(total.lost));
+      n(total.failures), n(total.refusals), n(total.full), n(total.evictions), n(total.retractions),
+      n(total.pauses), n(total.flushes), n(total.lost));
   if (one != 0) return;
   // It means something.
   const auto count = static_cast<int64_t>(num_seeds);
@@ -393,6 +410,8 @@ TEST(EngineSimulation, EveryRequestGetsItsOwnTokensAndOneEnd) {
   EXPECT_GT(total.cached_tokens, count * 20);
   EXPECT_GT(total.aborts + total.failures, count);
   EXPECT_GT(total.retractions, count / 10);
+  EXPECT_GT(total.full, count / 10);
+  EXPECT_GT(total.evictions, count / 20);
 }
 
 }  // namespace

@@ -10,7 +10,9 @@ namespace {
 
 SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor) {
   return {.max_running = c.max_running_requests,
-          .max_waiting = c.max_running_requests + c.max_queued_requests,  // the registry's bound
+          // The registry holds the bound. Evicted requests may be here with those for which they
+          // made room until their messages are handled.
+          .max_waiting = 2 * (c.max_running_requests + c.max_queued_requests),
           .chunked_prefill_size = std::min(c.chunked_prefill_size, c.max_prefill_tokens),
           .context_length = c.context_length,
           .inter_token_seconds_max = c.max_inter_token_latency_ms * 1e-3,

@@ -157,26 +157,66 @@ TEST_F(SystemInfoTest, IsModestWhenNothingIsKnown) {
 
 TEST(Registry, ScopesOfAbort) {
   RequestRegistry r(100);
-  const RequestId a = *r.admit("a", 1), ab = *r.admit("ab", 1), b = *r.admit("b", 1);
+  const RequestId a = r.admit({.rid = "a"})->id, ab = r.admit({.rid = "ab"})->id,
+                  b = r.admit({.rid = "b"})->id;
   EXPECT_THAT(r.take_for_abort("a", Scope::kExact), ElementsAre(a));
   EXPECT_THAT(r.take_for_abort("a", Scope::kPrefix), ElementsAre(ab));  // a was meant before
   EXPECT_THAT(r.take_for_abort("c", Scope::kPrefix), ElementsAre());
   EXPECT_THAT(r.take_for_abort("", Scope::kAll), ElementsAre(b));
 }
 
+TEST(Registry, ALowerPriorityGivesWayToAHigherOne) {
+  RequestRegistry r(4, QueueEvictionRule::kLowestPriority);
+  const auto admit = [&](const char* rid, int32_t priority, int32_t n = 1) {
+    return r.admit({.rid = rid, .num_samples = n, .priority = priority});
+  };
+  ASSERT_TRUE(admit("runs", 0));
+  r.on_scheduled("runs");
+  const RequestId old = admit("old", 1)->id, young = admit("young", 1)->id;
+  ASSERT_TRUE(admit("equal", 2));
+  EXPECT_EQ(admit("no", 1).error().message(), "The request queue is full.");  // of its own priority
+  EXPECT_THAT(admit("one", 2)->evicted, ElementsAre(young));
+  EXPECT_EQ(admit("many", 2, 3).error().code(),
+            StatusCode::kResourceExhausted);                             // only old gives way
+  EXPECT_THAT(r.take_for_abort("young", Scope::kExact), ElementsAre());  // it ends anyway
+  r.release_sample("young");
+  r.release_rid("young");
+  EXPECT_THAT(admit("two", 2)->evicted, ElementsAre(old));
+  EXPECT_EQ(r.num_samples(), 5);  // old has not ended yet
+  EXPECT_EQ(admit("three", 2).error().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(admit("four", 3, 3)->evicted, testing::SizeIs(3));  // equal, one, two; never what runs
+}
+
+TEST(Registry, TheLargestShareGivesWay) {
+  RequestRegistry r(6, QueueEvictionRule::kLargestShare);
+  const auto admit = [&](const char* rid, const char* share, int32_t n = 1) {
+    return r.admit({.rid = rid, .num_samples = n, .share = share});
+  };
+  ASSERT_TRUE(admit("a1", "a", 2));
+  r.on_scheduled("a1");
+  const RequestId a2 = admit("a2", "a", 2)->id, a3 = admit("a3", "a")->id;
+  ASSERT_TRUE(admit("b1", "b"));
+  EXPECT_EQ(admit("a4", "a").error().code(), StatusCode::kResourceExhausted);  // its own share
+  EXPECT_THAT(admit("c1", "c")->evicted, ElementsAre(a3));                     // the newest of a
+  EXPECT_THAT(admit("c2", "c")->evicted, ElementsAre(a2));  // frees two: a keeps 2, c has 2
+  EXPECT_FALSE(admit("c3", "c")->evicted.size());
+  EXPECT_EQ(admit("c4", "c").error().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(admit("b2", "b", 3).error().code(), StatusCode::kResourceExhausted);
+}
+
 TEST(Registry, SettlesWhenEveryCallerHasBeenNotified) {
   RequestRegistry r(2);
-  ASSERT_TRUE(r.admit("a", 2));
-  EXPECT_EQ(r.admit("b", 1).error().code(), StatusCode::kResourceExhausted);
-  r.release_sample();
-  ASSERT_TRUE(r.admit("b", 1));
+  ASSERT_TRUE(r.admit({.rid = "a", .num_samples = 2}));
+  EXPECT_EQ(r.admit({.rid = "b"}).error().code(), StatusCode::kResourceExhausted);
+  r.release_sample("a");
+  ASSERT_TRUE(r.admit({.rid = "b"}));
   r.release_rid("a");
   r.settle();
   EXPECT_FALSE(r.wait_settled(std::chrono::milliseconds(1)));
   r.settle();
   EXPECT_TRUE(r.wait_settled(std::chrono::milliseconds(1)));
   r.close();
-  EXPECT_EQ(r.admit("c", 1).error().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(r.admit({.rid = "c"}).error().code(), StatusCode::kUnavailable);
 }
 
 }  // namespace

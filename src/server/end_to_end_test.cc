@@ -359,8 +359,9 @@ TEST_F(EndToEnd, AClientThatLeavesFreesItsPlace) {
       const std::string body = fmt::format(
           R"({{"text":"a","sampling_params":{{"max_new_tokens":2000,"ignore_eos":true}}{}}})",
           more);
-      socket.write(fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
-                               body.size(), body));
+      socket.write(
+          fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
+                      body.size(), body));
       while (parts_.engine->stats().num_running == 0) std::this_thread::sleep_for(1ms);
     }
     EXPECT_TRUE(becomes_idle());
@@ -379,14 +380,47 @@ TEST_F(EndToEnd, AFullQueueAnswers503) {
       R"({"text":"a","sampling_params":{"max_new_tokens":1000,"ignore_eos":true}})";
   for (int count = 1; count <= 2; ++count) {  // one runs, one waits
     sockets.emplace_back(server_->port());
-    sockets.back().write(fmt::format(
-        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
+    sockets.back().write(
+        fmt::format("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}",
+                    body.size(), body));
     while (num_in_engine() < count) std::this_thread::sleep_for(1ms);
   }
   const net::HttpResponse refused = post("/generate", body);
   EXPECT_EQ(refused.status, 503);
   ASSERT_NE(net::find_header(refused.headers, "Retry-After"), nullptr);
   sockets.clear();
+  EXPECT_TRUE(becomes_idle());
+}
+
+TEST_F(EndToEnd, AFullQueueGivesWayToAHigherPriority) {
+  TestEngineOptions options;
+  options.step_delay = 5ms;
+  options.config.max_running_requests = 1;
+  options.config.max_queued_requests = 1;
+  options.config.schedule_policy = "priority";
+  options.config.disable_priority_preemption = true;
+  start(std::move(options));
+  const auto body = [](int priority, int tokens, bool stream) {
+    return fmt::format(
+        R"({{"text":"a","priority":{},"stream":{},"sampling_params":{{"max_new_tokens":{},"ignore_eos":true}}}})",
+        priority, stream, tokens);
+  };
+  std::vector<std::future<net::HttpResponse>> answers;
+  for (int count = 1; count <= 2; ++count) {  // one runs, one waits
+    answers.push_back(std::async(
+        std::launch::async, [&, count] { return post("/generate", body(1, 200, count == 2)); }));
+    while (num_in_engine() < count) std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(post("/generate", body(1, 2, false)).status, 503);
+  const net::HttpResponse urgent = post("/generate", body(5, 2, false));
+  EXPECT_EQ(urgent.status, 200) << urgent.body;
+  const net::HttpResponse evicted = answers[1].get();
+  EXPECT_EQ(evicted.status, 503);
+  EXPECT_EQ(evicted.body,
+            R"({"object":"error","message":"The request is aborted by a higher priority request.",)"
+            R"("type":"ServiceUnavailableError","param":null,"code":503,)"
+            R"("error":{"message":"The request is aborted by a higher priority request."}})");
+  EXPECT_EQ(answers[0].get().status, 200);
   EXPECT_TRUE(becomes_idle());
 }
 

@@ -50,9 +50,16 @@ std::string in_openai_names(std::string text) {
   return renamed(std::move(text), "top_logprobs_num", "top_logprobs");
 }
 
+void write_openai_members(JsonWriter& w, std::string_view message, std::string_view type,
+                          int code) {
+  w.member("object", "error").member("message", message).member("type", type);
+  w.key("param").null().member("code", code);
+}
+
 void write_openai(JsonWriter& w, std::string_view message, std::string_view type, int code) {
-  w.begin_object().member("object", "error").member("message", message).member("type", type);
-  w.key("param").null().member("code", code).end_object();
+  w.begin_object();
+  write_openai_members(w, message, type, code);
+  w.end_object();
 }
 
 constexpr int kAnthropicOverloaded = 529;
@@ -121,7 +128,11 @@ HttpResponse error_response(Dialect dialect, const Status& status) {
   const Row& row = row_of(status.code());
   std::string body;
   JsonWriter w(body);
-  if (dialect == Dialect::kNative) w.begin_object().key("error");
+  if (dialect == Dialect::kNative) {
+    w.begin_object();
+    if (row.retry) write_openai_members(w, status.message(), row.type, row.http);
+    w.key("error");
+  }
   write_error(w, dialect, status, row);
   if (dialect == Dialect::kNative) w.end_object();
   const int http = dialect == Dialect::kAnthropic && row.retry ? kAnthropicOverloaded : row.http;

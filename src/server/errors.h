@@ -19,10 +19,10 @@ std::string_view error_type(StatusCode code);
 // `text` with a field's name, where it stands as a word, replaced by another.
 std::string renamed(std::string text, std::string_view name, std::string_view other);
 
-// native: {"error":{"message"}}; OpenAI: {"object":"error","message","type","param","code"};
+// native: {"error":{"message"}}, where a retry helps beside OpenAI's members, as SGLang's clients
+// expect; OpenAI: {"object":"error","message","type","param","code"};
 // Anthropic: {"type":"error","error":{"type","message"}}, with 529 for an overloaded server;
-// Ollama:
-// {"error":message}. A full queue and a server that starts or stops carry Retry-After.
+// Ollama: {"error":message}. A full queue and a server that starts or stops carry Retry-After.
 net::HttpResponse error_response(Dialect dialect, const Status& status);
 // A body that could not be read at all, in either dialect: 400 with type "Bad Request".
 net::HttpResponse malformed_response(const Status& status);

@@ -14,6 +14,10 @@ void EventEmitter::add_pending(SampleState& sample) {
   sample.has_pending_event = true;
 }
 
+void EventEmitter::on_scheduled(SequenceId id) {
+  parts_.registry.on_scheduled(parts_.requests.sample(id).request->rid);
+}
+
 void EventEmitter::on_forced_logprobs(SequenceId id, std::vector<TokenLogprobs>&& logprobs) {
   SampleState& sample = parts_.requests.sample(id);
   ESP_CHECK(std::ssize(logprobs) <= sample.num_logprobs_due,
@@ -140,7 +144,7 @@ void EventEmitter::emit(SampleState& sample) {
   sample.has_pending_event = false;
   if (sample.num_logprobs_due > 0) return;  // they come with the next step
   if (sample.finished) {
-    parts_.registry.release_sample();
+    parts_.registry.release_sample(request.rid);
     if (--request.num_unfinished == 0) return emit_last(request, event);
   }
   request.sink(std::move(event));

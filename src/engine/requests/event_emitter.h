@@ -49,6 +49,7 @@ class EventEmitter final : public SequenceObserver {
   const FinishCounts& counts() const { return counts_; }
   int64_t take_new_tokens() { return std::exchange(new_tokens_, 0); }  // since the last call
 
+  void on_scheduled(SequenceId id) override;
   void on_input_logprobs(SequenceId id, int32_t first,
                          std::vector<TokenLogprobs>&& logprobs) override;
   std::optional<FinishReason> on_token(SequenceId id, TokenId token, TokenLogprobs&& logprobs,

@@ -1,5 +1,5 @@
 // What other threads say to the loop. Its length is bounded by the registry: a request sends at
-// most four messages (it came, its tokens are there, its grammar is, abort it), each flush
+// most four messages (it came, its tokens are there, its grammar is, abort or evict it), each flush
 // or pause blocks its caller, and who joins branches holds requests for them.
 #pragma once
 
@@ -32,6 +32,10 @@ struct GrammarMessage {
 struct AbortMessage {
   RequestId id = 0;
 };
+struct EvictMessage {  // the request gave way to another while it waited
+  RequestId id = 0;
+  Status why;
+};
 struct JoinMessage {
   JoinRequest request;
   JoinDone done;
@@ -46,8 +50,9 @@ struct PauseMessage {
 struct ContinueMessage {
   std::promise<Status> done;
 };
-using Message = std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage,
-                             JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
+using Message =
+    std::variant<ArrivalMessage, TokensMessage, GrammarMessage, AbortMessage, EvictMessage,
+                 JoinMessage, FlushMessage, PauseMessage, ContinueMessage>;
 
 // Thread-safe; one thread takes.
 class Inbox {

@@ -43,6 +43,11 @@ void InboxHandler::on(AbortMessage& message) {
     abort(*request, error(StatusCode::kAborted, "request '{}' was aborted", request->rid));
 }
 
+void InboxHandler::on(EvictMessage& message) {
+  if (LiveRequest* const request = parts_.requests.find(message.id))
+    end(*request, FinishReason::Type::kError, message.why);
+}
+
 void InboxHandler::on(JoinMessage& message) { message.done(join(message.request)); }
 
 void InboxHandler::on(FlushMessage& message) { flushes_.push_back(std::move(message.done)); }
@@ -143,12 +148,11 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   return status;
 }
 
-void InboxHandler::abort(LiveRequest& request, const Status& why) {
+void InboxHandler::end(LiveRequest& request, FinishReason::Type type, const Status& why) {
   if (request.awaits_tokens || request.awaits_grammar)
-    return parts_.events.finish_unscheduled(request, FinishReason::Type::kAbort, why);
+    return parts_.events.finish_unscheduled(request, type, why);
   for (SampleState& sample : request.samples)
-    if (!sample.finished)
-      parts_.scheduler.abort(sample.sequence, {.type = FinishReason::Type::kAbort, .status = why});
+    if (!sample.finished) parts_.scheduler.abort(sample.sequence, {.type = type, .status = why});
 }
 
 void InboxHandler::abort_all(const Status& why) {

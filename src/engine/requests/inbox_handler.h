@@ -49,6 +49,7 @@ class InboxHandler {
   void on(TokensMessage& message);
   void on(GrammarMessage& message);
   void on(AbortMessage& message);
+  void on(EvictMessage& message);
   void on(JoinMessage& message);
   void on(FlushMessage& message);
   void on(PauseMessage& message);
@@ -60,7 +61,10 @@ class InboxHandler {
   Status check_prompt(const LiveRequest& request) const;
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
-  void abort(LiveRequest& request, const Status& why);
+  void end(LiveRequest& request, FinishReason::Type type, const Status& why);
+  void abort(LiveRequest& request, const Status& why) {
+    end(request, FinishReason::Type::kAbort, why);
+  }
   Result<JoinedPrompt> join(const JoinRequest& request);
   void answer_pauses();
   void answer_flushes(bool step_in_flight);

@@ -2,7 +2,8 @@
 
 namespace espalier {
 
-Result<RequestId> RequestRegistry::admit(const std::string& rid, int32_t num_samples) {
+Result<RequestRegistry::Admission> RequestRegistry::admit(const Arrival& arrival) {
+  const auto& [rid, num_samples, priority, share] = arrival;
   std::lock_guard lock(mutex_);
   if (closed_)
     return fail(error(StatusCode::kUnavailable, "the engine is shutting down: no new requests"));
@@ -12,14 +13,45 @@ Result<RequestId> RequestRegistry::admit(const std::string& rid, int32_t num_sam
   if (num_samples > max_samples_)
     return fail(invalid_argument("n is {}, but at most {} samples can wait and run", num_samples,
                                  max_samples_));
-  if (num_samples_ + num_samples > max_samples_)
-    return fail(error(StatusCode::kResourceExhausted,
-                      "the queue is full: {} samples wait or run, at most {} may; try again later",
-                      num_samples_, max_samples_));
+  QueueEviction::Request request{static_cast<RequestId>(num_admitted_ + 1), num_samples, priority,
+                                 share, rid};
+  Admission admission{.id = request.id};
+  const int64_t excess = num_samples_ - num_evicted_samples_ + num_samples - max_samples_;
+  if (excess > 0) {
+    admission.evicted = eviction_.choose(request, excess);
+    if (admission.evicted.empty())  // SGLang's words, which its clients compare
+      return fail(error(StatusCode::kResourceExhausted, "The request queue is full."));
+    for (const RequestId id : admission.evicted) evict(id);
+  }
   num_samples_ += num_samples;
-  const auto id = static_cast<RequestId>(++num_admitted_);
-  by_rid_.emplace(rid, Entry{.id = id});
-  return id;
+  ++num_admitted_;
+  by_rid_.emplace(rid, Entry{.id = request.id});
+  eviction_.add(std::move(request));
+  return admission;
+}
+
+void RequestRegistry::evict(RequestId id) {
+  const QueueEviction::Request& request = eviction_.request(id);
+  Entry& entry = by_rid_.at(request.rid);
+  entry.abort_requested = entry.evicted = true;
+  num_evicted_samples_ += request.num_samples;
+  eviction_.remove(id);
+}
+
+void RequestRegistry::on_scheduled(const std::string& rid) {
+  if (eviction_.rule() == QueueEvictionRule::kNone) return;
+  std::lock_guard lock(mutex_);
+  if (const auto found = by_rid_.find(rid); found != by_rid_.end())
+    eviction_.on_scheduled(found->second.id);
+}
+
+Status RequestRegistry::queue_eviction_error() const {
+  if (eviction_.rule() == QueueEvictionRule::kLowestPriority)  // SGLang's words
+    return error(StatusCode::kResourceExhausted,
+                 "The request is aborted by a higher priority request.");
+  return error(
+      StatusCode::kResourceExhausted,
+      "The request queue is full, and its tenant has the most requests in it; try again later.");
 }
 
 std::vector<RequestId> RequestRegistry::take_for_abort(std::string_view rid,
@@ -31,20 +63,24 @@ std::vector<RequestId> RequestRegistry::take_for_abort(std::string_view rid,
   for (auto it = begin; it != by_rid_.end(); ++it) {
     if (scope == Scope::kExact && it->first != rid) break;
     if (scope == Scope::kPrefix && !it->first.starts_with(rid)) break;
-    if (!it->second.abort_requested) ids.push_back(it->second.id);
+    if (it->second.abort_requested) continue;
+    ids.push_back(it->second.id);
     it->second.abort_requested = true;
   }
   return ids;
 }
 
-void RequestRegistry::release_sample() {
+void RequestRegistry::release_sample(const std::string& rid) {
   std::lock_guard lock(mutex_);
   --num_samples_;
+  if (num_evicted_samples_ > 0 && by_rid_.at(rid).evicted) --num_evicted_samples_;
 }
 
 void RequestRegistry::release_rid(const std::string& rid) {
   std::lock_guard lock(mutex_);
-  by_rid_.erase(rid);
+  const auto entry = by_rid_.find(rid);
+  eviction_.remove(entry->second.id);
+  by_rid_.erase(entry);
 }
 
 void RequestRegistry::settle() {

@@ -1,5 +1,5 @@
-// Which requests the engine holds: unique ids, the bound on their number, and when the last is
-// gone.
+// Which requests the engine holds: unique ids, the bound on their number, which of them give way
+// when it is reached, and when the last is gone.
 #pragma once
 
 #include <condition_variable>
@@ -13,27 +13,40 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "engine/requests/queue_eviction.h"
 
 namespace espalier {
-
-using RequestId = uint64_t;  // the engine's own: never used twice
 
 // Thread-safe. The one piece of state that callers and the loop share.
 class RequestRegistry {
  public:
   // max_samples: unfinished samples of all requests together.
-  explicit RequestRegistry(int64_t max_samples) : max_samples_(max_samples) {}
+  explicit RequestRegistry(int64_t max_samples, QueueEvictionRule rule = QueueEvictionRule::kNone)
+      : max_samples_(max_samples), eviction_(rule) {}
 
-  // Takes a request of n samples in. kUnavailable when closed, kAlreadyExists for a rid that is
-  // in use, kResourceExhausted when there is no room, kInvalidArgument when there never could be.
-  Result<RequestId> admit(const std::string& rid, int32_t num_samples);
+  struct Arrival {
+    std::string rid;
+    int32_t num_samples = 1;
+    int32_t priority = 0;
+    std::string share;  // whose the request is, under kLargestShare
+  };
+  struct Admission {
+    RequestId id = 0;
+    std::vector<RequestId> evicted;  // the caller must end them with queue_eviction_error()
+  };
+  // Takes a request in. kUnavailable when closed, kAlreadyExists for a rid that is in use,
+  // kResourceExhausted when there is no room, kInvalidArgument when there never could be. Samples
+  // of evicted requests count no longer.
+  Result<Admission> admit(const Arrival& arrival);
+  void on_scheduled(const std::string& rid);  // its first sample runs: it is not evicted any more
+  Status queue_eviction_error() const;        // what an evicted request ends with
 
-  // Those that an abort means and none has meant before.
+  // Those that an abort means, without those that an earlier one meant and the evicted.
   std::vector<RequestId> take_for_abort(std::string_view rid, Engine::AbortScope scope);
 
-  void release_sample();                     // one has finished
-  void release_rid(const std::string& rid);  // all of its samples have: the rid may be used again
-  void settle();                             // and its caller has received the last event
+  void release_sample(const std::string& rid);  // one of its samples has finished
+  void release_rid(const std::string& rid);     // all have: the rid may be used again
+  void settle();                                // and its caller has received the last event
 
   void close();  // admits no more
   // Until every request admitted is settled; false when `timeout` passes first.
@@ -43,16 +56,21 @@ class RequestRegistry {
   int64_t num_requests_total() const;
 
  private:
+  void evict(RequestId id);
+
   struct Entry {
     RequestId id = 0;
-    bool abort_requested = false;
+    bool abort_requested = false;  // or evicted
+    bool evicted = false;
   };
 
   const int64_t max_samples_;
   mutable std::mutex mutex_;
   std::condition_variable settled_changed_;
   std::map<std::string, Entry, std::less<>> by_rid_;  // ordered: prefixes are ranges
+  QueueEviction eviction_;
   int64_t num_samples_ = 0;
+  int64_t num_evicted_samples_ = 0;  // of num_samples_: they end soon
   int64_t num_admitted_ = 0, num_settled_ = 0;
   bool closed_ = false;
 };

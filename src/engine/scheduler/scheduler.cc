@@ -28,7 +28,7 @@ constexpr int kDeferredMax = 64;
 
 Scheduler::Scheduler(const SchedulerConfig& config, PrefixCache& cache, const Clock& clock,
                      SequenceObserver& observer, TokenProposer* proposer, KvLoader* loader)
-    : config_(config), cache_(cache), clock_(clock), loader_(loader) {
+    : config_(config), cache_(cache), clock_(clock), observer_(observer), loader_(loader) {
   ESP_CHECK(config.max_running > 0 && config.context_length > 0);
   TokenProposer& proposals = proposer != nullptr ? *proposer : no_proposals_;
   running_ = std::make_unique<RunningSet>(config.max_running);
@@ -213,6 +213,7 @@ bool Scheduler::try_admit(Sequence& sequence) {
   const int32_t num_cached = std::min(sequence.num_computed, sequence.prompt_len);
   queue_->charge(sequence, sequence.prompt_len - num_cached);
   sequence.stats.scheduled = clock_.now();
+  observer_.on_scheduled(sequence.spec.id);
   sequence.stats.cached_tokens = num_cached;
   stats_.prompt_tokens += sequence.prompt_len;
   stats_.cached_tokens += num_cached;

@@ -61,11 +61,14 @@ struct SequenceSpec {
   TimePoint arrived{};
 };
 
-// Events of sequences. All calls come from inside Scheduler::add(), commit() and abort(), on the
-// scheduler's thread, and must not call the scheduler back.
+// Events of sequences. All calls come from inside Scheduler's add(), launch(), commit() and
+// abort(), on the scheduler's thread, and must not call the scheduler back.
 class SequenceObserver {
  public:
   virtual ~SequenceObserver() = default;
+
+  // It leaves the queue for the first time; it may return, but then has been computed in part.
+  virtual void on_scheduled(SequenceId) {}
 
   // Log-probabilities of prompt tokens [first, first + logprobs.size()), as their chunks are
   // committed. Position 0 has none and is not reported.
@@ -242,6 +245,7 @@ class Scheduler {
   const SchedulerConfig config_;
   PrefixCache& cache_;
   const Clock& clock_;
+  SequenceObserver& observer_;
   KvLoader* const loader_;
   TokenProposer no_proposals_;
   StepCounter steps_;
