@@ -264,6 +264,12 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                               "memory of the compiled grammars that are kept; the least recently "
                               "used are dropped first"),
                 "a sixteenth of the memory that is available, from 64 MiB to 2 GiB");
+  shown_default(
+      table.integer("max-session-bytes", engine.max_session_bytes, 0,
+                    std::numeric_limits<int64_t>::max(),
+                    "memory that open sessions hold together; beyond, requests of sessions "
+                    "get 503"),
+      "a thirty-second of the memory that is available, from 64 MiB to 1 GiB");
   shown_default(table.integer("grammar-mask-threads", engine.grammar_mask_threads, 0, 256,
                               "threads that say, step by step, which tokens the grammars of all "
                               "requests allow, the scheduler's among them"),

@@ -214,6 +214,10 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
     return fail(invalid_argument(
         "grammar_cache_bytes is {}, but must be at least 1, or 0 to have it chosen",
         c.grammar_cache_bytes));
+  if (c.max_session_bytes < 0)
+    return fail(
+        invalid_argument("max_session_bytes is {}, but must be at least 1, or 0 to have it chosen",
+                         c.max_session_bytes));
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
@@ -228,6 +232,9 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.grammar_cache_bytes == 0)
     c.grammar_cache_bytes =
         std::clamp(system.available_bytes / 16, int64_t{64} << 20, int64_t{2} << 30);
+  if (c.max_session_bytes == 0)
+    c.max_session_bytes =
+        std::clamp(system.available_bytes / 32, int64_t{64} << 20, int64_t{1} << 30);
   if (c.tokenizer_threads == 0) c.tokenizer_threads = std::clamp(cpus / 2, 1, 8);
   if (c.tokenizer_path.empty() && !c.skip_tokenizer_init) c.tokenizer_path = c.model_path;
   while (c.random_seed == 0) c.random_seed = std::random_device{}();

@@ -75,6 +75,9 @@ struct EngineConfig {
   // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,
   // from 64 MiB to 2 GiB.
   int64_t grammar_cache_bytes = 0;
+  // Bytes of memory that open sessions hold; 0: a thirty-second of what is available, from 64 MiB
+  // to 1 GiB.
+  int64_t max_session_bytes = 0;
   int32_t grammar_mask_threads = 0;  // that fill the masks of a step, the scheduler's among them
   ReportLoaded load_progress;        // receives the progress of loading; null: the log has it
   uint64_t random_seed = 0;  // of requests without their own (0: drawn), and of dummy weights

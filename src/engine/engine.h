@@ -49,6 +49,7 @@ struct EngineStats {
   int32_t num_grammars_waiting = 0;                        // being compiled
   int64_t num_grammars_kept = 0, grammar_cache_bytes = 0;  // compiled, and the memory they hold
   int32_t num_sessions = 0;                                // open
+  int64_t session_bytes = 0;                               // of memory, that these hold
   int64_t num_cache_events_total = 0, num_cache_events_overwritten_total = 0;
   int32_t kv_tokens_total = 0, kv_tokens_running = 0, kv_tokens_cached = 0;
   int64_t weight_bytes = 0, kv_bytes = 0;

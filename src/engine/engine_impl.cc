@@ -52,8 +52,10 @@ void name_marks(const Tokenizer& tokenizer, std::deque<std::string>& texts,
   }
 }
 
-std::unique_ptr<SessionTable> make_sessions(const Engine::Parts& parts, const Clock& clock) {
+std::unique_ptr<SessionTable> make_sessions(const EngineConfig& c, const Engine::Parts& parts,
+                                            const Clock& clock) {
   SessionTable::Config config;
+  if (c.max_session_bytes > 0) config.num_bytes_max = c.max_session_bytes;
   if (parts.tokenizer) {
     config.token_bytes = parts.tokenizer->vocab().token_bytes;
     config.leading = parts.tokenizer->encode("");
@@ -113,7 +115,7 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
       events_(std::move(events)),
       cache_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
-      sessions_(make_sessions(parts_, clock_)) {
+      sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
                                        *sessions_, parts_.tokenizer.get());
   if (!parts_.tokenizer) return;
@@ -348,6 +350,7 @@ EngineStats EngineImpl::stats() const {
   s.scratch_bytes = plan.scratch + plan.steps;
   s.graph_bytes = plan.graphs;
   s.num_sessions = sessions_->num_open();
+  s.session_bytes = sessions_->num_bytes();
   if (events_ != nullptr) {
     s.num_cache_events_total = static_cast<int64_t>(events_->num_events());
     s.num_cache_events_overwritten_total = static_cast<int64_t>(events_->num_overwritten());

@@ -100,6 +100,7 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("grammar_mask_threads", e.grammar_mask_threads);
   w.member("grammar_compile_seconds", e.grammar_compile_seconds);
   w.member("grammar_cache_bytes", e.grammar_cache_bytes);
+  w.member("max_session_bytes", e.max_session_bytes);
   w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
   w.member("disable_jump_forward", e.disable_jump_forward)
       .member("disable_drafts", e.disable_draft_tokens);

@@ -178,6 +178,7 @@ void add_grammars(Figures& f, const EngineStats& s) {
   f.gauge("sglang:num_grammar_queue_reqs", "Grammars that wait or are compiled.",
           s.num_grammars_waiting);
   f.gauge("espalier:num_grammars_kept", "Compiled grammars that are kept.", s.num_grammars_kept);
+  f.gauge("espalier:session_bytes", "Memory that open sessions hold.", s.session_bytes);
   f.gauge("espalier:grammar_cache_bytes", "Memory that these hold.", s.grammar_cache_bytes);
   f.counter("espalier:grammars_compiled_total", "Grammars compiled so far.",
             s.num_grammars_compiled_total);

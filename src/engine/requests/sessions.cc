@@ -12,6 +12,9 @@ namespace espalier {
 
 namespace {
 
+// Of a table's entry: its node, its share of the buckets, and the allocators' headers.
+constexpr int64_t kEntryOverhead = 96;
+
 constexpr double kTimeoutMax = 1e9;  // seconds
 
 std::string make_id() {
@@ -48,9 +51,13 @@ Result<std::string> SessionTable::open(const SessionOptions& options) {
                       "{} sessions are open, which is as many as there may be: close some, or open "
                       "them with a timeout",
                       sessions_.size()));
+  SessionOptions own = options;
+  own.id = id;
+  const int64_t num_bytes = memory_of(own);
+  if (Status status = check_memory(num_bytes); !status.ok()) return fail(std::move(status));
+  num_bytes_ += num_bytes;
   Session& session = sessions_[id];
-  session.options = options;
-  session.options.id = id;
+  session.options = std::move(own);
   session.used = clock_.now();
   return id;
 }
@@ -165,6 +172,14 @@ Result<SessionTable::Started> SessionTable::start(const SessionParams& params,
         "capacity_of_str_len, or replace earlier requests",
         session->options.id, num_bytes, session->options.capacity));
 
+  Node node{.session = session->options.id,
+            .rid = rid,
+            .parent = base.parent,
+            .num_kept = base.tokens.size(),
+            .ids = std::move(ids)};
+  node.num_input = node.ids.size();
+  ESP_RETURN_IF_ERROR(check_memory(memory_of(node)));
+
   Started started;
   for (auto it = dropped.rbegin(); it != dropped.rend(); ++it) {
     if (nodes_.at(*it).running) {
@@ -175,16 +190,11 @@ Result<SessionTable::Started> SessionTable::start(const SessionParams& params,
   }
   if (params.replace && base.parent != 0 && nodes_.at(base.parent).running)
     started.replaced.push_back(base.parent);
-  Node node{.session = session->options.id,
-            .rid = rid,
-            .parent = base.parent,
-            .num_kept = base.tokens.size(),
-            .ids = std::move(ids)};
-  node.num_input = node.ids.size();
   started.prompt_ids = std::move(base.tokens);
   started.prompt_ids.insert(started.prompt_ids.end(), node.ids.begin(), node.ids.end());
   if (base.parent != 0) nodes_.at(base.parent).children.push_back(request);
   session->num_bytes += bytes_of(node.ids);
+  num_bytes_ += memory_of(node);
   nodes_.emplace(request, std::move(node));
   session->by_rid.emplace(rid, request);
   session->last = request;
@@ -197,7 +207,9 @@ void SessionTable::append(RequestId request, TokenId token) {
   std::lock_guard lock(mutex_);
   const auto it = nodes_.find(request);
   if (it == nodes_.end() || !it->second.running) return;
+  num_bytes_ -= memory_of(it->second);
   it->second.ids.push_back(token);
+  num_bytes_ += memory_of(it->second);
   sessions_.at(it->second.session).num_bytes += bytes_of({&token, 1});
 }
 
@@ -234,6 +246,7 @@ void SessionTable::remove(Session& session, RequestId request) {
   Node& node = it->second;
   if (node.parent != 0) std::erase(nodes_.at(node.parent).children, request);
   session.num_bytes -= bytes_of(node.ids);
+  num_bytes_ -= memory_of(node);
   session.by_rid.erase(node.rid);
   if (session.last == request) session.last = 0;
   nodes_.erase(it);
@@ -251,7 +264,12 @@ int64_t SessionTable::bytes_of(std::span<const TokenId> ids) const {
 
 void SessionTable::erase(const std::string& id) {
   const auto it = sessions_.find(id);
-  for (const auto& [rid, request] : it->second.by_rid) nodes_.erase(request);
+  for (const auto& [rid, request] : it->second.by_rid) {
+    const auto node = nodes_.find(request);
+    num_bytes_ -= memory_of(node->second);
+    nodes_.erase(node);
+  }
+  num_bytes_ -= memory_of(it->second.options);
   sessions_.erase(it);
 }
 
@@ -260,6 +278,31 @@ void SessionTable::sweep() {
   for (const auto& [id, session] : sessions_)
     if (expired(session)) gone.push_back(id);
   for (const std::string& id : gone) erase(id);
+}
+
+Status SessionTable::check_memory(int64_t num_bytes) {
+  if (num_bytes_ + num_bytes > config_.num_bytes_max) sweep();
+  if (num_bytes_ + num_bytes <= config_.num_bytes_max) return {};
+  return error(StatusCode::kResourceExhausted,
+               "the open sessions hold {} bytes of memory, and {} are allowed "
+               "(--max-session-bytes): close some, or open them with a timeout",
+               num_bytes_, config_.num_bytes_max);
+}
+
+// With its entries in by_rid and in its parent's children.
+int64_t SessionTable::memory_of(const Node& node) {
+  return static_cast<int64_t>(sizeof(Node) + node.session.size() + 2 * node.rid.size() +
+                              node.ids.capacity() * sizeof(TokenId) + sizeof(RequestId)) +
+         2 * kEntryOverhead;
+}
+
+int64_t SessionTable::memory_of(const SessionOptions& options) {
+  return static_cast<int64_t>(sizeof(Session) + 2 * options.id.size()) + kEntryOverhead;
+}
+
+int64_t SessionTable::num_bytes() const {
+  std::lock_guard lock(mutex_);
+  return num_bytes_;
 }
 
 int32_t SessionTable::num_open() {
@@ -271,9 +314,11 @@ int32_t SessionTable::num_open() {
 void SessionTable::check_invariants() const {
   std::lock_guard lock(mutex_);
   size_t num_nodes = 0;
+  int64_t memory = 0;
   for (const auto& [id, session] : sessions_) {
     int64_t num_bytes = 0;
     int32_t num_running = 0;
+    memory += memory_of(session.options);
     for (const auto& [rid, request] : session.by_rid) {
       const Node& node = nodes_.at(request);
       ESP_CHECK(node.session == id && node.rid == rid && node.num_input <= node.ids.size());
@@ -281,6 +326,7 @@ void SessionTable::check_invariants() const {
         ESP_CHECK(std::ranges::count(nodes_.at(node.parent).children, request) == 1);
       for (const RequestId child : node.children) ESP_CHECK(nodes_.at(child).parent == request);
       num_bytes += bytes_of(node.ids);
+      memory += memory_of(node);
       num_running += node.running ? 1 : 0;
     }
     ESP_CHECK(num_bytes == session.num_bytes && num_running == session.num_running);
@@ -288,6 +334,7 @@ void SessionTable::check_invariants() const {
     num_nodes += session.by_rid.size();
   }
   ESP_CHECK(num_nodes == nodes_.size(), "a session has left nodes behind");
+  ESP_CHECK(memory == num_bytes_, "{} bytes are held, {} counted", memory, num_bytes_);
 }
 
 }  // namespace espalier

@@ -21,12 +21,16 @@
 
 namespace espalier {
 
-// Thread-safe. Bounded: by the number of sessions, and each by the capacity that it was opened
-// with. A session that was idle for its timeout is gone when it is next requested, or counted.
+// Thread-safe. Bounded: by the number of sessions, by the memory that all of them hold, and each by
+// the capacity that it was opened with. A session that was idle for its timeout is gone when it is
+// next requested, or counted.
 class SessionTable {
  public:
   struct Config {
     size_t num_sessions_max = 4096;
+    // Memory of all sessions, beyond which no session is opened and none continued. Requests that
+    // run may exceed it by their output.
+    int64_t num_bytes_max = int64_t{64} << 20;
     // A session's capacity counts the bytes of its tokens' texts; a token without any counts one.
     // Borrowed; may be empty.
     std::span<const std::string_view> token_bytes;
@@ -37,7 +41,8 @@ class SessionTable {
   SessionTable(Config config, const Clock& clock) : config_(std::move(config)), clock_(clock) {}
 
   // Returns the id (a new one where options.id is empty). kInvalidArgument for options out of
-  // range, kAlreadyExists for an id that is open, kResourceExhausted when there are too many.
+  // range, kAlreadyExists for an id that is open, kResourceExhausted when there are too many or
+  // they hold too much memory.
   Result<std::string> open(const SessionOptions& options);
   // Running requests of it go on to their end. kInvalidArgument when it is not open.
   Status close(std::string_view id);
@@ -51,7 +56,7 @@ class SessionTable {
   };
   // A request of the session begins with `ids` as what is new. kInvalidArgument (unknown session or
   // rid, offset out of range, over capacity, a rid used before), kFailedPrecondition (what it would
-  // continue runs still).
+  // continue runs still), kResourceExhausted (the sessions hold too much memory).
   Result<Started> start(const SessionParams& params, const std::string& rid, RequestId request,
                         std::vector<TokenId> ids);
   void append(RequestId request, TokenId token);  // an output token
@@ -59,6 +64,7 @@ class SessionTable {
   void finish(RequestId request, bool kept);
 
   int32_t num_open();
+  int64_t num_bytes() const;  // of memory, of all sessions
   void check_invariants() const;
 
  private:
@@ -89,7 +95,10 @@ class SessionTable {
   Result<Base> base_of(const Session& session, const SessionParams& params) const;
   void drop_leading(const Base& base, std::vector<TokenId>& ids) const;
   std::vector<TokenId> tokens_of(RequestId request) const;
-  int64_t bytes_of(std::span<const TokenId> ids) const;
+  int64_t bytes_of(std::span<const TokenId> ids) const;  // of text
+  Status check_memory(int64_t num_bytes);                // that are to be added
+  static int64_t memory_of(const Node& node);
+  static int64_t memory_of(const SessionOptions& options);
   std::vector<RequestId> subtrees(const Session& session, RequestId parent) const;
   void remove(Session& session, RequestId request);
   bool expired(const Session& session) const;
@@ -101,6 +110,7 @@ class SessionTable {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Session> sessions_;
   std::unordered_map<RequestId, Node> nodes_;  // of all sessions
+  int64_t num_bytes_ = 0;                      // of memory
 };
 
 }  // namespace espalier

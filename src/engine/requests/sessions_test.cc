@@ -37,6 +37,30 @@ class SessionsTest : public testing::Test {
   RequestId last_ = 0;
 };
 
+TEST(SessionMemory, IsBoundedOverAllSessions) {
+  ManualClock clock;
+  SessionTable table({.num_bytes_max = 100000}, clock);
+  ASSERT_TRUE(table.open({.id = "a", .capacity = 1 << 20}));
+  ASSERT_TRUE(table.open({.id = "b", .capacity = 1 << 20, .timeout_seconds = 5}));
+  const int64_t empty = table.num_bytes();
+  ASSERT_TRUE(table.start({.id = "b"}, "b1", 1, Tokens(20000, 7)));
+  EXPECT_NEAR(static_cast<double>(table.num_bytes() - empty), 80000, 1000);
+  table.finish(1, true);
+  const auto refused = table.start({.id = "a"}, "a1", 2, Tokens(20000, 7));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message(), HasSubstr("--max-session-bytes"));
+  EXPECT_EQ(table.open({.id = std::string(20000, 'x'), .capacity = 1}).error().code(),
+            StatusCode::kResourceExhausted);
+  table.check_invariants();
+  clock.advance(std::chrono::seconds(6));  // b is gone, and its memory with it
+  ASSERT_TRUE(table.start({.id = "a"}, "a1", 2, Tokens(20000, 7)));
+  for (int i = 0; i < 1000; ++i) table.append(2, 3);
+  table.check_invariants();
+  ASSERT_TRUE(table.close("a").ok());
+  EXPECT_EQ(table.num_bytes(), 0);
+}
+
 TEST_F(SessionsTest, ARequestContinuesAnother) {
   ASSERT_EQ(table_.open({.id = "s", .capacity = 100}).value(), "s");
   EXPECT_EQ(begin({.id = "s"}, "a", {1, 5, 6}), Tokens({1, 5, 6}));
