@@ -129,9 +129,7 @@ class LeafFormats {
     if (type == "json_schema") return json_schema(part);
     if (type == "qwen_xml_parameter") {
       ESP_RETURN_IF_ERROR(part.only({"type", "json_schema"}));
-      const json::value* schema = part.find("json_schema");
-      if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
-      return parameter_format(ir_, *schema, part.at("json_schema"), whitespace_, limits_);
+      return parameters(part, *find_parameter_style("qwen_xml"));
     }
     if (type == "regex") {
       ESP_RETURN_IF_ERROR(part.only({"type", "pattern"}));
@@ -152,11 +150,23 @@ class LeafFormats {
   }
 
  private:
+  Result<ExprId> parameters(const Part& part, const ParameterStyle& style) {
+    const json::value* schema = part.find("json_schema");
+    if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
+    return parameter_format(ir_, *schema, part.at("json_schema"), style, whitespace_, limits_);
+  }
+
   Result<ExprId> json_schema(const Part& part) {
     ESP_RETURN_IF_ERROR(part.only({"type", "json_schema", "style"}));
-    if (const json::value* style = part.find("style"); style != nullptr && *style != "json")
-      return fail(error(StatusCode::kUnimplemented, "{} {} is not supported, only \"json\"",
+    if (const json::value* style = part.find("style"); style != nullptr && *style != "json") {
+      const ParameterStyle* const known =
+          style->is_string() ? find_parameter_style(view(style->get_string())) : nullptr;
+      if (known != nullptr) return parameters(part, *known);
+      return fail(error(StatusCode::kUnimplemented,
+                        "{} {} is not supported, only \"json\", \"qwen_xml\", \"minimax_xml\", "
+                        "\"deepseek_xml\" and \"glm_xml\"",
                         part.at("style"), json::serialize(*style)));
+    }
     const json::value* schema = part.find("json_schema");
     if (schema == nullptr) return fail(invalid_argument("{} is missing", part.at("json_schema")));
     return schema_expr(*schema, part.at("json_schema"));

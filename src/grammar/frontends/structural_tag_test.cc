@@ -168,6 +168,28 @@ TEST(StructuralTag, ParametersOneByOne) {
   EXPECT_THAT(refused(R"({"required":["x"],"additionalProperties":false})"), HasSubstr("'x'"));
 }
 
+TEST(StructuralTag, StylesOfParameters) {
+  const auto takes = [](const std::string& style, const std::string& text) {
+    return accepts(R"({"format":{"type":"json_schema","style":")" + style +
+                       R"(","json_schema":{"type":"object","properties":{"a":{"type":"integer"},
+        "b":{"type":["string","null"]}},"required":["b"]}}})",
+                   text);
+  };
+  EXPECT_TRUE(takes("qwen_xml", "<parameter=b>\nx\n</parameter>\n"));
+  EXPECT_TRUE(takes("minimax_xml",
+                    "<parameter name=\"a\">1</parameter>\n<parameter name=\"b\">x</parameter>\n"));
+  EXPECT_FALSE(takes("minimax_xml", "<parameter name=\"a\">1</parameter>\n"));
+  EXPECT_TRUE(takes("glm_xml", "<arg_key>b</arg_key>\n<arg_value>x</parameter></arg_value>\n"));
+  const std::string begin = "<｜DSML｜parameter name=\"b\" string=\"",
+                    end = "</｜DSML｜parameter>\n";
+  EXPECT_TRUE(takes("deepseek_xml", begin + "true\">7" + end));
+  EXPECT_TRUE(takes("deepseek_xml", begin + "false\">null" + end));
+  EXPECT_FALSE(takes("deepseek_xml", begin + "false\">x" + end));
+  EXPECT_FALSE(takes("deepseek_xml", begin + "true\">7</｜DSML｜parameter>x" + end));
+  EXPECT_THAT(refusal(R"({"format":{"type":"json_schema","style":"x","json_schema":{}}})"),
+              HasSubstr("glm_xml"));
+}
+
 TEST(StructuralTag, MistakesAreNamedByTheirPath) {
   EXPECT_THAT(refusal("["), HasSubstr("not valid JSON"));
   EXPECT_THAT(refusal("[]"), HasSubstr("must be a JSON object"));

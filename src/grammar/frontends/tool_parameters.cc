@@ -17,7 +17,14 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::string_view kParameterEnd = "</parameter>";
+constexpr ParameterStyle kParameterStyles[] = {
+    {"qwen_xml", "<parameter=", ">\n", ">\n", "</parameter>", "\n", true},
+    {"minimax_xml", "<parameter name=\"", "\">", "\">", "</parameter>", "\n"},
+    {"deepseek_xml", "<｜DSML｜parameter name=\"", "\" string=\"true\">", "\" string=\"false\">",
+     "</｜DSML｜parameter>", "\n"},
+    {"glm_xml", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_key>\n<arg_value>", "</arg_value>",
+     "\n"},
+};
 constexpr int kReferencesMax = 16;  // consecutive references
 constexpr size_t kPathBytesMax = 4000;
 constexpr int kChoicesMax = 1000;  // over all values, references followed
@@ -50,15 +57,25 @@ bool only_texts(const json::object& schema) {
   return true;
 }
 
+// The languages of a value: as plain text, as JSON, or one of both.
+struct ParameterLanguages {
+  std::optional<ExprId> text, json;
+};
+
 // Lowers the values of parameters: strings without quotes, and all else as JSON. Borrows the Ir,
-// the root schema, whose shared definitions references name, and the limits.
+// the root schema, whose shared definitions references name, the style and the limits.
 class ParameterValues {
  public:
-  ParameterValues(Ir& ir, const json::object& root, const std::string& where, Whitespace whitespace,
-                  const GrammarLimits& limits)
-      : ir_(ir), root_(root), where_(where), whitespace_(whitespace), limits_(limits) {}
+  ParameterValues(Ir& ir, const json::object& root, const std::string& where,
+                  const ParameterStyle& style, Whitespace whitespace, const GrammarLimits& limits)
+      : ir_(ir),
+        root_(root),
+        where_(where),
+        style_(style),
+        whitespace_(whitespace),
+        limits_(limits) {}
 
-  Result<ExprId> value_of(const json::value& schema, const std::string& path) {
+  Result<ParameterLanguages> value_of(const json::value& schema, const std::string& path) {
     const json::object* keywords = resolved(schema);
     if (keywords == nullptr) return as_json(schema, path);
     const bool stated = keywords->contains("type");
@@ -68,7 +85,8 @@ class ParameterValues {
       const json::value* list = keywords->if_contains(choice);
       if (list == nullptr || !list->is_array() || stated) continue;
       bool has_text = false;
-      std::vector<ExprId> alternatives;
+      int num_alternatives = 0;
+      std::vector<ExprId> texts, others;
       for (const json::value& one : list->get_array()) {
         // References may be cyclic and may branch, so their number is bounded.
         if (++num_choices_ > kChoicesMax || path.size() > kPathBytesMax)
@@ -76,8 +94,10 @@ class ParameterValues {
         const json::object* inner = resolved(one);
         has_text |= inner != nullptr && (admits(*inner, "string") || only_texts(*inner));
         ESP_ASSIGN_OR_RETURN(
-            alternatives.emplace_back(),
-            value_of(one, fmt::format("{}/{}/{}", path, choice, alternatives.size())));
+            const ParameterLanguages made,
+            value_of(one, fmt::format("{}/{}/{}", path, choice, num_alternatives++)));
+        if (made.text) texts.push_back(*made.text);
+        if (made.json) others.push_back(*made.json);
       }
       if (!has_text) break;
       // Beside a string type, text that looks like JSON is a string as well; only null is kept
@@ -85,7 +105,7 @@ class ParameterValues {
       for (const auto& member : *keywords)
         if (!is_one_of(member.key(), {choice, "title", "description", "default", "examples"}))
           return fail(unsupported(path + "/" + std::string(member.key())));
-      return ir_.choice(alternatives);
+      return one_of(texts, others);
     }
     return as_json(schema, path);
   }
@@ -94,7 +114,7 @@ class ParameterValues {
   ExprId text_language() {
     if (!text_)
       text_ =
-          *free_text(ir_, {{std::string(kParameterEnd), 0, TextTrigger::After::kForbidden}}, {});
+          *free_text(ir_, {{std::string(style_.value_end), 0, TextTrigger::After::kForbidden}}, {});
     return *text_;
   }
 
@@ -104,6 +124,13 @@ class ParameterValues {
   }
 
  private:
+  ParameterLanguages one_of(const std::vector<ExprId>& texts, const std::vector<ExprId>& others) {
+    ParameterLanguages out;
+    if (!texts.empty()) out.text = ir_.choice(texts);
+    if (!others.empty()) out.json = ir_.choice(others);
+    return out;
+  }
+
   const json::object* resolved(const json::value& schema) const {
     const json::value* at = &schema;
     for (int i = 0; i < kReferencesMax && at->is_object(); ++i) {
@@ -127,7 +154,7 @@ class ParameterValues {
   }
 
   // Compiles the value with the shared definitions, so that references resolve.
-  Result<ExprId> as_json(const json::value& schema, const std::string& path) {
+  Result<ParameterLanguages> as_json(const json::value& schema, const std::string& path) {
     json::value alone = schema;
     if (alone.is_object())
       for (const char* shared : {"$defs", "definitions"})
@@ -136,11 +163,11 @@ class ParameterValues {
           alone.get_object()[shared] = *list;
     auto made = parse_json_schema(ir_, json::serialize(alone), whitespace_, {}, limits_);
     if (!made) return fail(made.error().with_context(where_ + path));
-    return made;
+    return ParameterLanguages{.json = *made};
   }
 
   // Returns the strings that the keywords allow, without quotes, and null where it is allowed too.
-  Result<ExprId> string_value(const json::object& keywords, const std::string& path) {
+  Result<ParameterLanguages> string_value(const json::object& keywords, const std::string& path) {
     std::optional<std::vector<std::string>> texts;
     ExprId language = text_language();
     int32_t bounds[2] = {0, kUnbounded};
@@ -154,7 +181,7 @@ class ParameterValues {
         for (const json::value& one : list) {
           if (one.is_null()) continue;  // handled below, where the type allows it
           if (!one.is_string() ||
-              text_of(one.get_string()).find(kParameterEnd) != std::string_view::npos)
+              text_of(one.get_string()).find(style_.value_end) != std::string_view::npos)
             return fail(unsupported(path + "/" + std::string(key) + ": " + json::serialize(one)));
           texts->emplace_back(text_of(one.get_string()));
         }
@@ -190,28 +217,32 @@ class ParameterValues {
     }
     if (matches_nothing(ir_, language))
       return fail(invalid_argument("{}{}: no text is allowed", where_, path));
-    return admits(keywords, "null") ? ir_.choice({language, ir_.literal("null")}) : language;
+    ParameterLanguages out{.text = language};
+    if (admits(keywords, "null")) out.json = ir_.literal("null");
+    return out;
   }
 
   Ir& ir_;
   const json::object& root_;
   const std::string& where_;  // the path of the root, for messages
+  const ParameterStyle& style_;
   const Whitespace whitespace_;
   const GrammarLimits& limits_;
   std::optional<ExprId> text_;
   int num_choices_ = 0;
 };
 
-// Lowers the list of parameters. Borrows the Ir, the root schema and the limits.
+// Lowers the list of parameters. Borrows the Ir, the root schema, the style and the limits.
 class ParameterFormat {
  public:
-  ParameterFormat(Ir& ir, const json::object& root, std::string where, Whitespace whitespace,
-                  const GrammarLimits& limits)
+  ParameterFormat(Ir& ir, const json::object& root, std::string where, const ParameterStyle& style,
+                  Whitespace whitespace, const GrammarLimits& limits)
       : ir_(ir),
         root_(root),
         where_(std::move(where)),
+        style_(style),
         limits_(limits),
-        values_(ir, root, where_, whitespace, limits) {}
+        values_(ir, root, where_, style, whitespace, limits) {}
 
   Result<ExprId> parse() {
     for (const auto& member : root_)
@@ -229,13 +260,14 @@ class ParameterFormat {
         return fail(invalid_argument("{}/properties must be an object", where_));
       declared = &properties->get_object();
     }
-    ESP_ASSIGN_OR_RETURN(const std::optional<ExprId> undeclared, undeclared_value(*declared));
+    ESP_ASSIGN_OR_RETURN(const std::optional<ParameterLanguages> undeclared,
+                         undeclared_value(*declared));
     std::vector<ExprId> all;
     std::vector<std::string> names;
     for (const auto& member : *declared) {
       names.emplace_back(member.key());
       const std::string path = "/properties/" + names.back();
-      ESP_ASSIGN_OR_RETURN(const ExprId value, values_.value_of(member.value(), path));
+      ESP_ASSIGN_OR_RETURN(const ParameterLanguages value, values_.value_of(member.value(), path));
       ESP_ASSIGN_OR_RETURN(const ExprId one, parameter(names.back(), value));
       const bool must = std::find(required.begin(), required.end(), names.back()) != required.end();
       all.push_back(must ? one : ir_.optional(one));
@@ -250,7 +282,7 @@ class ParameterFormat {
       names.push_back(name);
     }
     if (undeclared) {
-      ESP_ASSIGN_OR_RETURN(ExprId key, parse_regex(ir_, "[^>\\s]+"));
+      ESP_ASSIGN_OR_RETURN(ExprId key, parse_regex(ir_, "[^<>\"\\s]+"));
       if (!names.empty()) {
         ESP_ASSIGN_OR_RETURN(key, difference(ir_, key, ir_.literals(names), limits_));
       }
@@ -275,23 +307,35 @@ class ParameterFormat {
   }
 
   // Returns the language of an undeclared parameter; nothing when there is none.
-  Result<std::optional<ExprId>> undeclared_value(const json::object& declared) {
+  Result<std::optional<ParameterLanguages>> undeclared_value(const json::object& declared) {
     const json::value* additional = root_.if_contains("additionalProperties");
     const bool any =
         additional == nullptr ? declared.empty() : additional->is_bool() && additional->get_bool();
-    if (any) return std::optional(values_.text_language());
-    if (additional == nullptr || additional->is_bool()) return std::optional<ExprId>();
-    ESP_ASSIGN_OR_RETURN(const ExprId value,
+    if (any) return std::optional(ParameterLanguages{.text = values_.text_language()});
+    if (additional == nullptr || additional->is_bool()) return std::optional<ParameterLanguages>();
+    ESP_ASSIGN_OR_RETURN(const ParameterLanguages value,
                          values_.value_of(*additional, "/additionalProperties"));
     return std::optional(value);
   }
 
-  ExprId written(ExprId key, ExprId value) {
-    return ir_.sequence({ir_.literal("<parameter="), key, ir_.literal(">\n"), value,
-                         ir_.literal("\n"), ir_.literal(kParameterEnd), ir_.literal("\n")});
+  ExprId written(ExprId key, const ParameterLanguages& value) {
+    std::vector<ExprId> values;
+    if (value.text && value.json && style_.behind_text == style_.behind_json) {
+      values.push_back(behind(style_.behind_text, ir_.choice({*value.text, *value.json})));
+    } else {
+      if (value.text) values.push_back(behind(style_.behind_text, *value.text));
+      if (value.json) values.push_back(behind(style_.behind_json, *value.json));
+    }
+    std::string end(style_.own_lines ? "\n" : "");
+    end += style_.value_end;
+    end += style_.after;
+    return ir_.sequence({ir_.literal(style_.before), key, ir_.choice(values), ir_.literal(end)});
   }
-  Result<ExprId> parameter(const std::string& name, ExprId value) {
-    if (name.empty() || name.find_first_of(">\n") != std::string::npos)
+  ExprId behind(std::string_view mark, ExprId value) {
+    return ir_.sequence({ir_.literal(mark), value});
+  }
+  Result<ExprId> parameter(const std::string& name, const ParameterLanguages& value) {
+    if (name.empty() || name.find_first_of("<>\"\n") != std::string::npos)
       return fail(values_.unsupported("/properties/" + name + ": such a name"));
     return written(ir_.literal(name), value);
   }
@@ -299,19 +343,27 @@ class ParameterFormat {
   Ir& ir_;
   const json::object& root_;
   const std::string where_;  // the path of the root, for messages
+  const ParameterStyle& style_;
   const GrammarLimits& limits_;
   ParameterValues values_;
 };
 
 }  // namespace
 
+const ParameterStyle* find_parameter_style(std::string_view name) {
+  for (const ParameterStyle& style : kParameterStyles)
+    if (style.name == name) return &style;
+  return nullptr;
+}
+
 Result<ExprId> parameter_format(Ir& ir, const json::value& schema, const std::string& where,
-                                Whitespace whitespace, const GrammarLimits& limits) {
+                                const ParameterStyle& style, Whitespace whitespace,
+                                const GrammarLimits& limits) {
   static const json::object any;
   if (schema.is_bool() && schema.get_bool())
-    return ParameterFormat(ir, any, where, whitespace, limits).parse();
+    return ParameterFormat(ir, any, where, style, whitespace, limits).parse();
   if (!schema.is_object()) return fail(invalid_argument("{} must be an object", where));
-  return ParameterFormat(ir, schema.get_object(), where, whitespace, limits).parse();
+  return ParameterFormat(ir, schema.get_object(), where, style, whitespace, limits).parse();
 }
 
 }  // namespace espalier::grammar
