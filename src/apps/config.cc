@@ -334,15 +334,17 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                                return {};
                              }),
                 "what the chat template speaks");
-  shown_default(table.custom("reasoning-parser", "NAME",
-                             "how reasoning is marked: " + joined(reasoning_format_names()), "",
-                             [&server](std::string_view value) -> Status {
-                               ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto format,
-                                                    find_reasoning_format(value));
-                               server.reasoning_parser = value;
-                               return {};
-                             }),
-                "none");
+  shown_default(
+      table.custom("reasoning-parser", "NAME",
+                   "how reasoning is marked: none, " + joined(reasoning_format_names()), "",
+                   [&server](std::string_view value) -> Status {
+                     server.reasoning_parser = value;
+                     if (value == "none") return {};
+                     ESP_ASSIGN_OR_RETURN([[maybe_unused]] const auto format,
+                                          find_reasoning_format(value));
+                     return {};
+                   }),
+      "what the chat template speaks");
   table.toggle("enable-cache-report", server.enable_cache_report,
                "report cached tokens in the usage of OpenAI answers");
   table.toggle("enable-metrics", server.enable_metrics,

@@ -6,6 +6,7 @@
 
 #include "base/mapped_file.h"
 #include "server/json_view.h"
+#include "text/parse/reasoning_parser.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier::server {
@@ -142,6 +143,7 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
   format.knows_developer_ = source.find("developer") != std::string::npos;
   format.knows_tools_ = source.find("tools") != std::string::npos;
   format.reranks_ = source.find(kYesOrNo) != std::string::npos;
+  format.reasoning_format_ = detect_reasoning_format(source);
   format.tool_call_format_ =
       format.knows_tools_ ? detect_tool_call_format(source) : std::string("json");
   return format;

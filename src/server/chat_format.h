@@ -44,6 +44,7 @@ class ChatFormat {
   // The format of tool calls that the template speaks; "json" where it knows no tools: they are
   // then described in the system message, and calls and their results are rendered as text.
   const std::string& tool_call_format() const { return tool_call_format_; }
+  const std::string& reasoning_format() const { return reasoning_format_; }  // "": none
 
  private:
   explicit ChatFormat(ChatTemplate compiled) : template_(std::move(compiled)) {}
@@ -53,7 +54,7 @@ class ChatFormat {
   bool knows_developer_ = false;  // else that role is called system
   bool knows_tools_ = false;
   bool reranks_ = false;  // the template itself asks for "yes" or "no"
-  std::string tool_call_format_;
+  std::string tool_call_format_, reasoning_format_;
 };
 
 }  // namespace espalier::server

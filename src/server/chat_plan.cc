@@ -57,8 +57,7 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
   const bool required =
       request.tool_choice == Choice::kRequired || request.tool_choice == Choice::kNamed;
   answer.tool_format = context.tool_call_format;
-  // A grammar cannot constrain pythonic calls to a schema, so required calls are JSON.
-  if (required && answer.tool_format == "pythonic") answer.tool_format = "json";
+  if (required && json_when_required(answer.tool_format)) answer.tool_format = "json";
   answer.parallel = request.parallel_tool_calls && request.tool_choice != Choice::kNamed;
   for (const json::value& tool : tools.get_array()) answer.tool_names.push_back(name_of(tool));
   answer.tools = std::make_shared<const json::value>(tools);

@@ -103,8 +103,10 @@ Status choose_parsers(server::Context& context) {
                          make_tool_call_parser(c.tool_call_parser, {}));
     context.tool_call_format = c.tool_call_parser;
   }
-  if (!c.reasoning_parser.empty()) {
-    ESP_ASSIGN_OR_RETURN(context.reasoning_format, find_reasoning_format(c.reasoning_parser));
+  std::string reasoning = c.reasoning_parser;
+  if (reasoning.empty() && context.chat) reasoning = context.chat->reasoning_format();
+  if (!reasoning.empty() && reasoning != "none") {
+    ESP_ASSIGN_OR_RETURN(context.reasoning_format, find_reasoning_format(reasoning));
   }
   return {};
 }

@@ -34,7 +34,8 @@ struct ServerConfig {
   std::string chat_template;
 
   // --tool-call-parser: the format of tool calls; empty: the one that the chat template speaks.
-  // --reasoning-parser: how reasoning is marked; empty: it is text like any other.
+  // --reasoning-parser: how reasoning is marked; empty: as the chat template marks it; none: it is
+  // text like any other.
   std::string tool_call_parser, reasoning_parser;
 
   bool enable_metrics =

@@ -4,6 +4,7 @@
 //   ESPALIER_TOOL_WALKS   texts for each format and choice (12)
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 
 #include "base/rng.h"
@@ -53,6 +54,14 @@ const std::vector<std::string> kTraps = {"</tool_call>",
                                          "</parameter",
                                          "\n</parameter",
                                          "[TOOL_CALLS]",
+                                         "<arg_value>",
+                                         "</arg_value",
+                                         "<arg_key>",
+                                         "<invoke name=\"now\">",
+                                         "</invoke>",
+                                         "<tool_sep>",
+                                         "</｜DSML｜parameter",
+                                         "&lt;",
                                          "[TOOL_CALLS] [",
                                          "[ARGS]",
                                          "<|python_tag|>",
@@ -111,6 +120,10 @@ class Walk {
   Walk(std::shared_ptr<grammar::CompiledGrammar> compiled, std::vector<std::string> marks,
        uint64_t seed)
       : matcher_(std::move(compiled)), marks_(std::move(marks)), rng_(seed) {
+    for (const std::string& mark : marks_)
+      if (mark.starts_with("</") && (mark.ends_with("parameter>") || mark.ends_with("arg_value>")))
+        value_end_ = mark;
+    if (value_end_ == "</parameter>") value_end_ = "\n</parameter>";
     words_.resize(static_cast<size_t>(matcher_.words_per_mask()));
   }
 
@@ -123,7 +136,9 @@ class Walk {
       if (may_end && (!free || rng_.below(12) == 0)) return out;
       if (free && rng_.below(3) == 0) {
         const auto& list = rng_.below(2) == 0 && !marks_.empty() ? marks_ : kTraps;
-        const std::string& trap = list[rng_.below(list.size())];
+        // Often the first mark, which opens calls.
+        const size_t which = rng_.below(list.size());
+        const std::string& trap = list[rng_.below(2) == 0 ? 0 : which];
         if (matcher_.accept_bytes(trap)) {
           out += trap;
           continue;
@@ -148,10 +163,10 @@ class Walk {
     const std::string forced = matcher_.forced_bytes(1);
     if (!forced.empty()) return static_cast<uint8_t>(forced[0]);
     // A text without quotes ends by its mark alone.
-    constexpr std::string_view kEnd = "\n</parameter>";
-    size_t begun = kEnd.size() - 1;
-    while (!text.ends_with(kEnd.substr(0, begun))) --begun;
-    if (allowed(static_cast<uint8_t>(kEnd[begun]))) return static_cast<uint8_t>(kEnd[begun]);
+    const std::string_view end = value_end_;
+    size_t begun = end.size() - 1;
+    while (!text.ends_with(end.substr(0, begun))) --begun;
+    if (allowed(static_cast<uint8_t>(end[begun]))) return static_cast<uint8_t>(end[begun]);
     for (const char c : std::string("\"}]\n<0123456789tfn;[{"))
       if (allowed(static_cast<uint8_t>(c)) && rng_.below(16) != 0) return static_cast<uint8_t>(c);
     return any_byte();
@@ -159,6 +174,7 @@ class Walk {
 
   grammar::Matcher matcher_;
   const std::vector<std::string> marks_;
+  std::string value_end_ = "\n</parameter>";  // of a value that is text without quotes
   Rng rng_;
   std::vector<uint32_t> words_;
 };
@@ -206,8 +222,8 @@ void walk_format(const Setting& setting, int64_t walks) {
   const json::value tools = tools_of(setting.choice, setting.named);
   const std::string tag = tool_call_structural_tag(
       setting.format, tools, {.required = required, .parallel = setting.parallel});
-  // As the server has it: what cannot be held is not, and Python's calls come as JSON.
-  const bool held = required || (setting.format != "pythonic" && setting.format != "json");
+  // As the server has it: what cannot be held is not, and comes as JSON where it is required.
+  const bool held = required || (!json_when_required(setting.format) && setting.format != "json");
   ASSERT_EQ(!tag.empty(), held);
   if (!held) return;
   const auto compiled = compile_grammar(
@@ -216,7 +232,7 @@ void walk_format(const Setting& setting, int64_t walks) {
   std::vector<std::string> names;
   for (const json::value& tool : tools.get_array())
     names.emplace_back(tool.at("function").at("name").get_string());
-  const std::string reader = setting.format == "pythonic" ? "json" : setting.format;
+  const std::string reader = json_when_required(setting.format) ? "json" : setting.format;
   const auto shared = std::make_shared<const json::value>(tools);
   int64_t num_ended = 0, num_calls = 0;
   for (int64_t i = 0; i < walks; ++i) {
@@ -280,7 +296,11 @@ TEST_P(ToolCalls, AreReadBackAsTheGrammarHoldsThem) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryFormat, ToolCalls, testing::ValuesIn(tool_call_format_names()),
-                         [](const auto& one) { return one.param; });
+                         [](const auto& one) {
+                           std::string name = one.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace espalier

@@ -334,7 +334,7 @@ void SessionTable::check_invariants() const {
     num_nodes += session.by_rid.size();
   }
   ESP_CHECK(num_nodes == nodes_.size(), "a session has left nodes behind");
-  ESP_CHECK(memory == num_bytes_, "{} bytes are held, {} counted", memory, num_bytes_);
+  ESP_CHECK(memory == num_bytes_, "sessions take {} bytes, {} counted", memory, num_bytes_);
 }
 
 }  // namespace espalier

@@ -75,11 +75,26 @@ CallReader::State CallReader::take(char c) {
   return State::kNoCall;
 }
 
+// False when this is no call.
+bool CallReader::take_key(const std::string& key) {
+  if (key_is_name_) {
+    if (has_name_ || key.empty() || !sink_.on_name(key)) return false;
+    has_name_ = true;
+    value_ = Value::kArguments;
+    return true;
+  }
+  if (key == "name" || key == "tool_name") {
+    value_ = Value::kName;
+  } else if (key == "arguments" || key == "parameters" || key == "args") {
+    value_ = Value::kArguments;
+  } else {
+    value_ = Value::kOther;
+  }
+  return true;
+}
+
 CallReader::State CallReader::begin_value(char c) {
-  const std::string key = json_string_value(text_);
-  value_ = key == "name"                               ? Value::kName
-           : key == "arguments" || key == "parameters" ? Value::kArguments
-                                                       : Value::kOther;
+  if (!take_key(json_string_value(text_))) return State::kNoCall;
   text_.clear();
   escaped_ = false;
   place_ = Place::kInside;

@@ -29,23 +29,27 @@ class CallReader {
   };
   enum class State { kGoesOn, kDone, kNoCall };
 
-  explicit CallReader(Sink sink) : sink_(std::move(sink)) {}
+  // With `key_is_name` a call is {"f": {...}}, an object with one member.
+  explicit CallReader(Sink sink, bool key_is_name = false)
+      : sink_(std::move(sink)), key_is_name_(key_is_name) {}
 
   // Takes the next character; the first one is the object's '{'. The name may come before or behind
-  // the arguments ("arguments" or "parameters"), and other members are ignored. After kDone or
-  // kNoCall no character may follow.
+  // the arguments ("arguments", "parameters" or "args"), and other members are ignored. After kDone
+  // or kNoCall no character may follow.
   State take(char c);
   bool has_name() const { return has_name_; }
 
  private:
   enum class Place { kBegin, kKey, kColon, kValue, kInside, kBehind };
   enum class Value { kName, kArguments, kOther };
+  bool take_key(const std::string& key);
   State begin_value(char c);
   State end_value();
   State end_object();
   void pass_arguments(std::string_view json);
 
   const Sink sink_;
+  const bool key_is_name_;
   Place place_ = Place::kBegin;
   Value value_ = Value::kOther;
   std::string text_;       // of the key or the value being read

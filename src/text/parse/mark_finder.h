@@ -33,6 +33,7 @@ class MarkFinder {
     }
     return std::nullopt;
   }
+  const std::string& mark(size_t index) const { return marks_[index]; }
   // The characters that could still have become a mark.
   std::string flush() { return std::exchange(pending_, {}); }
 

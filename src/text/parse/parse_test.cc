@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
+#include <cstdlib>
 
 #include "base/rng.h"
 #include "text/parse/pythonic_calls.h"
@@ -138,6 +139,132 @@ const std::vector<Case>& cases() {
        R"([{"name": "f", "parameters": {"a": 1}}, {"name": "get_time", "parameters": {}}])",
        {"", {{"f", R"({"a": 1})"}, {"get_time", "{}"}}}},
       {"json", "[1, {\"a\": 2}]", {"[1, {\"a\": 2}]", {}}},
+      {"glm45",
+       "I look.\n<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>北京</arg_value>\n"
+       "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f</tool_call>",
+       {"I look.", {{"get_time", R"({"city": "北京", "days": "3"})"}, {"f", "{}"}}}},
+      {"glm47",
+       "<tool_call>f<arg_key>city</arg_key><arg_value>a<b</arg_value><arg_key>days</arg_key>"
+       "<arg_value>3</arg_value></tool_call> done",
+       {" done", {{"f", R"({"city": "a<b", "days": 3})"}}}},
+      {"glm45", "<tool_call>no name</tool_call>", {"<tool_call>no name</tool_call>", {}}},
+      {"glm45",
+       "<tool_call>f\\n<arg_key>on</arg_key>\\n<arg_value>true</arg_value></tool_call>",
+       {"", {{"f", R"({"on": true})"}}}},
+      {"iquest_q1", "<iquest_tool_call>f</iquest_tool_call>", {"", {{"f", "{}"}}}},
+      {"hunyuan",
+       "x<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>list</arg_key>\n<arg_value>[1]</"
+       "arg_value>\n"
+       "</tool_call>\n</tool_calls> y",
+       {"x y", {{"f", R"({"list": [1]})"}}}},
+      {"k2_horizon",
+       "<ifm|tool_calls><ifm|tool_call>f<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string"
+       "</ifm|arg_type><ifm|arg_value>Oslo</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+       {"", {{"f", R"({"city": "Oslo"})"}}}},
+      {"minimax-m2",
+       "Sure.<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"city\">Paris</parameter>\n"
+       "<parameter name=\"days\">2</parameter>\n</invoke>\n<invoke name=\"get_time\">\n</invoke>\n"
+       "</minimax:tool_call>",
+       {"Sure.", {{"f", R"({"city": "Paris", "days": 2})"}, {"get_time", "{}"}}}},
+      {"minimax-m2", "a < b <invoke x>", {"a < b <invoke x>", {}}},
+      {"minimax-m2",
+       "<minimax:tool_call>no</minimax:tool_call>",
+       {"<minimax:tool_call>no</minimax:tool_call>", {}}},
+      {"dots",
+       "<dots_function_call>\n<invoke name = f>\n<parameter name='city'>Rom</parameter></invoke>"
+       "</dots_function_call>",
+       {"", {{"f", R"({"city": "Rom"})"}}}},
+      {"deepseekv32",
+       "ok\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"x\" "
+       "string=\"true\">7</｜DSML｜parameter>\n<｜DSML｜parameter name=\"y\" string=\"false\">[7]"
+       "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+       {"ok", {{"f", R"({"x": "7", "y": [7]})"}}}},
+      {"deepseekv32",
+       "<｜DSML｜function_calls><｜DSML｜invoke name=\"f\">\n{ \"city\": \"</x>\" "
+       "}\n</｜DSML｜invoke>"
+       "</｜DSML｜function_calls>",
+       {"", {{"f", R"({ "city": "</x>" })"}}}},
+      {"deepseekv4",
+       "<｜DSML｜tool_calls><｜DSML｜invoke name=\"get_time\"/></｜DSML｜tool_calls>",
+       {"", {{"get_time", "{}"}}}},
+      {"deepseekv41",
+       "<｜DSML｜ calls><｜DSML｜ invoke name=\"f\"><｜DSML｜ parameter name=\"on\" "
+       "string=\"false\">"
+       "true</｜DSML｜ parameter></｜DSML｜ invoke></｜DSML｜ calls>",
+       {"", {{"f", R"({"on": true})"}}}},
+      {"gigachat35",
+       "<｜GCML｜tool_calls><｜GCML｜invoke name=\"f\"><｜GCML｜parameter name=\"a\" "
+       "string=\"true\">b"
+       "</｜GCML｜parameter></｜GCML｜invoke></｜GCML｜tool_calls>",
+       {"", {{"f", R"({"a": "b"})"}}}},
+      {"step3",
+       "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke "
+       "name=\"f\">\n"
+       "<steptml:parameter name=\"city\">Wien</steptml:parameter>\n</steptml:invoke>"
+       "<｜tool_call_end｜>\n<｜tool_calls_end｜>",
+       {"", {{"f", R"({"city": "Wien"})"}}}},
+      {"kimi_k2",
+       "x<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0"
+       "<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>3"
+       "<|tool_call_argument_begin|>{\"city\": \"}\"}<|tool_call_end|><|tool_calls_section_end|>",
+       {"x", {{"get_time", R"({"a": 1})"}, {"f", R"({"city": "}"})"}}}},
+      {"kimi_k3",
+       "<|open|>response<|sep|>Hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call "
+       "tool=\"f\" "
+       "index=\"1\"<|sep|><|open|>argument key=\"a&quot;\" type=\"string\"<|sep|>5"
+       "<|close|>argument<|sep|><|open|>argument key=\"b\" type=\"number\"<|sep|>5"
+       "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+       {"Hi", {{"f", R"({"a\"": "5", "b": 5})"}}}},
+      {"minicpm5",
+       "<function name=\"f\"><param name=\"city\">A &amp; B &lt;x &unknown;</param><param "
+       "name=\"ref\">"
+       "<![CDATA[<a>&amp;</param>]]></param></function>",
+       {"", {{"f", R"({"city": "A & B <x &unknown;", "ref": "<a>&amp;</param>"})"}}}},
+      {"mimo",
+       "<tool_call>\n<function=f>\n<parameter=city>ls &amp;&amp; pwd</parameter>\n</function>\n"
+       "</tool_call>",
+       {"", {{"f", R"({"city": "ls && pwd"})"}}}},
+      {"interns1",
+       "Hm<|action_start|> <|plugin|>\n{\"name\": \"f\", \"parameters\": {\"a\": 1}}<|action_end|>",
+       {"Hm", {{"f", R"({"a": 1})"}}}},
+      {"cohere_command4",
+       "<|START_ACTION|>[\n {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": "
+       "{\"a\": "
+       "1}},\n {\"tool_call_id\": \"1\", \"tool_name\": \"g\", \"parameters\": "
+       "{}}\n]<|END_ACTION|>",
+       {"", {{"f", R"({"a": 1})"}, {"g", "{}"}}}},
+      {"apertus2509",
+       "a<|tools_prefix|>[{\"f\": {\"x\": [1]}}, {\"g\": {}}]<|tools_suffix|>b",
+       {"ab", {{"f", R"({"x": [1]})"}, {"g", "{}"}}}},
+      {"gigachat3",
+       "Ja<|message_sep|>\nfunction call<|role_sep|>\n{\"name\": \"f\", \"arguments\": {\"a\": "
+       "1}}</s>",
+       {"Ja", {{"f", R"({"a": 1})"}}}},
+      {"trinity",
+       "<think>x</think><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+       {"x", {{"f", "{}"}}}},
+      {"lfm2",
+       "Ok <|tool_call_start|>[f(city=\"a]\"), any_name(x=1)]<|tool_call_end|> done",
+       {"Ok done", {{"f", R"({"city":"a]"})"}, {"any_name", R"({"x":1})"}}}},
+      {"lfm2",
+       "<|tool_call_start|>no<|tool_call_end|>",
+       {"<|tool_call_start|>no<|tool_call_end|>", {}}},
+      {"gemma4",
+       "Sure<|tool_call>call:f{city:<|\"|>Pa,ris}<|\"|>,days:3,list:[1,{a:true}],any:word}<tool_"
+       "call|>",
+       {"Sure", {{"f", R"({"city":"Pa,ris}","days":3,"list":[1,{"a":true}],"any":"word"})"}}}},
+      {"gemma4",
+       "<|tool_call>call:f{city:<tool_call|>",
+       {"<|tool_call>call:f{city:<tool_call|>", {}}},
+      {"gpt-oss",
+       "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary "
+       "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+       {"", {{"f", R"({"a": 1})"}}}},
+      {"gpt-oss",
+       "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.get_time"
+       "<|channel|>commentary json<|message|><|call|><|channel|>final<|message|>Done.<|return|>",
+       {"I look.Done.", {{"get_time", "{}"}}}},
+      {"gpt-oss", "plain <|x|>", {"plain <|x|>", {}}},
   };
   return all;
 }
@@ -178,8 +305,31 @@ TEST(ToolCalls, RandomTextHoweverItIsCut) {
                                            "<｜tool▁call▁begin｜>",
                                            "<｜tool▁sep｜>",
                                            "get_time",
-                                           "<｜tool▁call▁end｜>"};
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
+                                           "<｜tool▁call▁end｜>",
+                                           "<function=f>",
+                                           "<parameter=a>",
+                                           "</parameter>",
+                                           "</function>",
+                                           "<invoke name=\"f\">",
+                                           "<parameter name=\"a\">",
+                                           "</invoke>",
+                                           "<arg_key>",
+                                           "</arg_key>",
+                                           "<arg_value>",
+                                           "</arg_value>",
+                                           "<|channel|>",
+                                           "<|message|>",
+                                           "commentary to=f",
+                                           "<|call|>",
+                                           "<|tool_call>call:f{",
+                                           "}<tool_call|>",
+                                           "<|tool_call_start|>",
+                                           "&amp;",
+                                           "<![CDATA[",
+                                           "]]>"};
+  const char* const more = std::getenv("ESPALIER_SIMULATION_SEEDS");
+  const uint64_t num_seeds = more != nullptr ? std::strtoull(more, nullptr, 10) : 200;
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     std::string text;
@@ -228,6 +378,15 @@ Thought thought(const char* format, const std::string& text, uint64_t cuts) {
   return out;
 }
 
+TEST(Reasoning, FormatsAreFoundInTemplates) {
+  EXPECT_EQ(detect_reasoning_format("{{ messages }}"), "");
+  EXPECT_EQ(detect_reasoning_format("content.split('</think>')[-1]"), "qwen3");
+  EXPECT_EQ(detect_reasoning_format("</think> <|tool_calls_section_begin|>"), "kimi_k2");
+  EXPECT_EQ(detect_reasoning_format("<|channel|>analysis<|message|>"), "gpt-oss");
+  for (const std::string& name : reasoning_format_names())
+    EXPECT_TRUE(find_reasoning_format(name)) << name;
+}
+
 TEST(Reasoning, EachKindHoweverItIsCut) {
   struct ReasoningCase {
     const char *format, *text;
@@ -244,6 +403,19 @@ TEST(Reasoning, EachKindHoweverItIsCut) {
       {"deepseek-r1", "no end", {"no end", ""}},
       {"kimi", "◁think▷a ◁ b◁/think▷c", {"a ◁ b", "c"}},
       {"mistral", "[THINK]x[/THINK] y", {"x", "y"}},
+      {"gemma4", "<|channel>thought\nhm<channel|>a", {"hm", "a"}},
+      {"kimi_k2", "<think>a<|tool_calls_section_begin|>b", {"a", "<|tool_calls_section_begin|>b"}},
+      {"gpt-oss",
+       "<|channel|>analysis<|message|>Hm \n<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+       "<|return|>",
+       {"Hm", "Yes"}},
+      {"gpt-oss",
+       "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary "
+       "to=functions.f <|constrain|>json<|message|>{}<|call|>",
+       {"Hm",
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+        "<|call|>"}},
+      {"gpt-oss", "No channel.", {"", "No channel."}},
   };
   for (const ReasoningCase& one : all) {
     for (uint64_t cuts = 1; cuts < 40; ++cuts) {

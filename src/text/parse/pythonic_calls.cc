@@ -1,8 +1,14 @@
 #include "text/parse/pythonic_calls.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cctype>
 #include <charconv>
+#include <utility>
+
+#include "text/parse/json_space.h"
+#include "text/parse/mark_finder.h"
+#include "text/parse/markup_text.h"
 
 namespace espalier {
 namespace {
@@ -137,12 +143,124 @@ class LiteralReader {
   std::string_view text_;
 };
 
+// A call is emitted when its parenthesis closes.
+class PythonicCalls final : public ToolCallParser {
+ public:
+  PythonicCalls(std::string begin, std::string end, std::vector<std::string> tool_names)
+      : is_marked_(!begin.empty()),
+        marks_({std::move(begin), std::move(end)}),
+        tool_names_(std::move(tool_names)),
+        state_(is_marked_ ? State::kText : State::kStart) {}
+
+ private:
+  enum class State { kStart, kText, kName, kArguments };
+
+  void take(char c) override {
+    switch (state_) {
+      case State::kStart:
+        raw_ += c;
+        if (is_json_space(c)) return;
+        if (c != '[') return no_call();
+        state_ = State::kName;
+        return;
+      case State::kText:
+        return take_text(c);
+      case State::kName:
+        return take_name(c);
+      case State::kArguments:
+        return take_arguments(c);
+    }
+  }
+
+  void take_text(char c) {
+    if (!is_marked_) return emit_text({&c, 1});
+    std::string text;
+    const auto mark = marks_.take(c, text);
+    emit_text(text);
+    if (!mark) return;
+    if (*mark == 0) {
+      raw_ = marks_.mark(0);
+      state_ = State::kStart;
+    } else if (num_calls() == 0) {
+      emit_text(marks_.mark(*mark));
+    } else {
+      drop_space();
+    }
+  }
+
+  void take_name(char c) {
+    raw_ += c;
+    if (c == '(' && !name_.empty() && (is_marked_ || is_tool(name_))) {
+      state_ = State::kArguments;
+      depth_ = 1;
+    } else if (is_tool_name_char(c)) {
+      name_ += c;
+    } else if (c == ']' && name_.empty() && num_calls() > 0) {
+      raw_.clear();
+      state_ = State::kText;
+    } else if (!is_json_space(c) && !(c == ',' && name_.empty() && num_calls() > 0)) {
+      no_call();
+    }
+  }
+
+  void take_arguments(char c) {
+    raw_ += c;
+    if (quote_ != '\0') {
+      if (c == quote_ && !escaped_) quote_ = '\0';
+      escaped_ = c == '\\' && !escaped_;
+    } else if (c == '"' || c == '\'') {
+      quote_ = c;
+    } else if (c == '(' || c == '[' || c == '{') {
+      ++depth_;
+    } else if ((c == ')' || c == ']' || c == '}') && --depth_ == 0) {
+      const auto json = python_arguments_to_json(arguments_);
+      if (!json) return no_call();
+      begin_call(std::exchange(name_, {}));
+      emit_arguments(*json);
+      arguments_.clear();
+      raw_.clear();
+      state_ = State::kName;
+      return;
+    }
+    arguments_ += c;
+  }
+
+  bool is_tool(const std::string& name) const {
+    return std::find(tool_names_.begin(), tool_names_.end(), name) != tool_names_.end();
+  }
+
+  void no_call() {
+    emit_text(std::exchange(raw_, {}));
+    name_.clear();
+    arguments_.clear();
+    state_ = State::kText;
+  }
+  void end() override {
+    emit_text(raw_);
+    emit_text(marks_.flush());
+  }
+
+  const bool is_marked_;
+  MarkFinder marks_;
+  const std::vector<std::string> tool_names_;
+  State state_;
+  std::string raw_, name_, arguments_;
+  int depth_ = 0;
+  char quote_ = '\0';
+  bool escaped_ = false;
+};
+
 }  // namespace
 
 std::optional<std::string> python_arguments_to_json(std::string_view text) {
   const auto arguments = LiteralReader(text).arguments();
   if (!arguments) return std::nullopt;
   return json::serialize(*arguments);
+}
+
+std::unique_ptr<ToolCallParser> make_pythonic_calls(std::string begin, std::string end,
+                                                    std::vector<std::string> tool_names) {
+  return std::make_unique<PythonicCalls>(std::move(begin), std::move(end), std::move(tool_names));
 }
 
 }  // namespace espalier

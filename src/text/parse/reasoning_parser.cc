@@ -2,19 +2,48 @@
 
 #include <algorithm>
 
+#include "text/parse/harmony.h"
 #include "text/parse/json_space.h"
 
 namespace espalier {
 namespace {
 
 const std::vector<ReasoningFormat>& reasoning_formats() {
+  static const char* const kBegin = "<think>";
+  static const char* const kEnd = "</think>";
+  static const char* const kToolCall = "<tool_call>";
   static const std::vector<ReasoningFormat> all = {
-      {"deepseek-r1", "<think>", "</think>", true}, {"deepseek-v3", "<think>", "</think>", false},
-      {"glm45", "<think>", "</think>", false},      {"interns1", "<think>", "</think>", false},
-      {"kimi", "◁think▷", "◁/think▷", false},       {"minimax", "<think>", "</think>", true},
-      {"mistral", "[THINK]", "[/THINK]", false},    {"nemotron_3", "<think>", "</think>", false},
-      {"qwen3", "<think>", "</think>", false},      {"qwen3-thinking", "<think>", "</think>", true},
-      {"step3", "<think>", "</think>", true},
+      {"apertus2509", "<|inner_prefix|>", "<|inner_suffix|>", false, "<|tools_prefix|>"},
+      {"cohere_command4", "<|START_THINKING|>", "<|END_THINKING|>", false, "<|START_ACTION|>"},
+      {"deepseek-r1", kBegin, kEnd, true},
+      {"deepseek-v3", kBegin, kEnd},
+      {"deepseek-v4", kBegin, kEnd},
+      {"deepseek-v41", kBegin, kEnd},
+      {"dots", kBegin, kEnd},
+      {"gemma4", "<|channel>thought\n", "<channel|>", false, "<|tool_call>"},
+      {"gigachat35", kBegin, kEnd, true},
+      {"glm45", kBegin, kEnd, false, kToolCall},
+      {"gpt-oss", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", true, {}, true},
+      {"granite_thinking_parser", kBegin, kEnd, false, kToolCall},
+      {"hunyuan", kBegin, kEnd},
+      {"interns1", kBegin, kEnd},
+      {"iquest_q1", kBegin, kEnd, true},
+      {"k2_horizon", "<ifm|think>", "</ifm|think>", true, "<ifm|tool_call"},
+      {"kimi", "◁think▷", "◁/think▷"},
+      {"kimi_k2", kBegin, kEnd, false, "<|tool_calls_section_begin|>"},
+      {"kimi_k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>", false, "<|open|>tools<|sep|>"},
+      {"ling3", kBegin, kEnd, false, kToolCall},
+      {"mimo", kBegin, kEnd},
+      {"minimax", kBegin, kEnd, true},
+      {"minimax-m3", "<mm:think>", "</mm:think>"},
+      {"mistral", "[THINK]", "[/THINK]"},
+      {"nanbeige", kBegin, kEnd},
+      {"nemotron_3", kBegin, kEnd, false, kToolCall},
+      {"poolside_v1", kBegin, kEnd},
+      {"qwen3", kBegin, kEnd, false, kToolCall},
+      {"qwen3-thinking", kBegin, kEnd, true},
+      {"step3", kBegin, kEnd, true},
+      {"step3p5", kBegin, kEnd, true},
   };
   return all;
 }
@@ -27,6 +56,28 @@ std::vector<std::string> reasoning_format_names() {
   return names;
 }
 
+// Formats with the same marks differ in the mark of tool calls, which follows the first sign.
+std::string detect_reasoning_format(std::string_view chat_template) {
+  constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
+      {"◁think▷", "kimi"},
+      {"<|START_THINKING|>", "cohere_command4"},
+      {"<|inner_prefix|>", "apertus2509"},
+      {"<mm:think>", "minimax-m3"},
+      {"<ifm|think>", "k2_horizon"},
+      {"<|open|>think<|sep|>", "kimi_k3"},
+      {"[THINK]", "mistral"},
+      {"<|channel|>analysis", "gpt-oss"},
+      {"<|channel>thought", "gemma4"},
+  };
+  const auto has = [&](std::string_view sign) {
+    return chat_template.find(sign) != std::string_view::npos;
+  };
+  for (const auto& [sign, name] : kSigns)
+    if (has(sign)) return std::string(name);
+  if (!has("</think>")) return {};
+  return has("<|tool_calls_section_begin|>") ? "kimi_k2" : "qwen3";
+}
+
 Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
   std::string all;
   for (const ReasoningFormat& format : reasoning_formats()) {
@@ -37,11 +88,19 @@ Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
 }
 
 ReasoningParser::ReasoningParser(const ReasoningFormat& format)
-    : format_(format), state_(format.begun_by_template ? State::kReasoning : State::kBefore) {}
+    : format_(format), state_(format.begun_by_template ? State::kReasoning : State::kBefore) {
+  if (format.is_harmony) harmony_.emplace();
+}
 
 ReasoningParser::Parts ReasoningParser::push(std::string_view text) {
   Parts out;
-  for (const char c : text) take(c, out);
+  for (const char c : text) {
+    if (harmony_) {
+      take_harmony(harmony_->take(c), out);
+    } else {
+      take(c, out);
+    }
+  }
   return out;
 }
 
@@ -85,32 +144,57 @@ void ReasoningParser::take(char c, Parts& out) {
       return;
     }
     case State::kReasoning:
-      pending_ += c;
-      // Some models repeat the mark that the template has written.
-      if (!has_reasoning_ && !seen_ && pending_ == format_.begin) {
-        pending_.clear();
-        seen_ = true;
-        return;
-      }
-      if (pending_ == format_.end) {
-        pending_.clear();
-        space_.clear();
-        seen_ = true;
-        state_ = State::kBehind;
-        return;
-      }
-      while (!pending_.empty() && !std::string_view(format_.end).starts_with(pending_) &&
-             (has_reasoning_ || seen_ || !std::string_view(format_.begin).starts_with(pending_))) {
-        add_reasoning(pending_[0], out);
-        pending_.erase(0, 1);
-      }
-      return;
+      return take_reasoning(c, out);
+  }
+}
+
+// Some models repeat the mark that the template has written.
+bool ReasoningParser::may_be_mark() const {
+  return std::string_view(format_.end).starts_with(pending_) ||
+         std::string_view(format_.tool_begin).starts_with(pending_) ||
+         (!has_reasoning_ && !seen_ && std::string_view(format_.begin).starts_with(pending_));
+}
+
+void ReasoningParser::take_reasoning(char c, Parts& out) {
+  pending_ += c;
+  if (pending_ == format_.end || pending_ == format_.tool_begin) {
+    const bool is_end = pending_ == format_.end;
+    if (!is_end) out.answer += pending_;
+    pending_.clear();
+    space_.clear();
+    seen_ = true;
+    state_ = is_end ? State::kBehind : State::kAnswer;
+    return;
+  }
+  if (!has_reasoning_ && !seen_ && pending_ == format_.begin) {
+    pending_.clear();
+    seen_ = true;
+    return;
+  }
+  while (!pending_.empty() && !may_be_mark()) {
+    add_reasoning(pending_[0], out);
+    pending_.erase(0, 1);
+  }
+}
+
+void ReasoningParser::take_harmony(const HarmonyReader::Output& part, Parts& out) {
+  using Part = HarmonyReader::Part;
+  if (part.part == Part::kReasoning) {
+    seen_ = true;
+    state_ = State::kReasoning;
+    for (const char c : part.text) add_reasoning(c, out);
+  } else if (part.part != Part::kNone) {
+    state_ = State::kAnswer;
+    space_.clear();
+    out.answer += part.part == Part::kCall ? part.raw : part.text;
   }
 }
 
 ReasoningParser::Parts ReasoningParser::finish() {
   Parts out;
-  if (state_ == State::kReasoning) {
+  if (harmony_) {
+    take_harmony(harmony_->finish(), out);
+  } else if (state_ == State::kReasoning) {
     for (const char c : std::exchange(pending_, {})) add_reasoning(c, out);
   } else {
     out.answer = std::exchange(pending_, {});

@@ -1,11 +1,13 @@
 // Splits generated text into the reasoning ("<think>...</think>") and the answer, while it arrives.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "text/parse/harmony.h"
 
 namespace espalier {
 
@@ -14,16 +16,21 @@ struct ReasoningFormat {
   std::string name;
   std::string begin, end;
   bool begun_by_template = false;  // the prompt ends inside the reasoning: no `begin` comes
+  std::string tool_begin = {};     // the mark of a tool call, which ends the reasoning too
+  bool is_harmony = false;         // channels of gpt-oss; `end` is where the answer begins
 };
 
-// By the names that SGLang's --reasoning-parser has: deepseek-r1, deepseek-v3, glm45, interns1,
-// kimi, minimax, mistral, nemotron_3, qwen3, qwen3-thinking, step3. kInvalidArgument lists them.
+// By the names that SGLang's --reasoning-parser has. kInvalidArgument lists them.
 Result<ReasoningFormat> find_reasoning_format(std::string_view name);
 std::vector<std::string> reasoning_format_names();
 
+// The format of a chat template, by the marks in it; "" for a template without marks. Pure.
+std::string detect_reasoning_format(std::string_view chat_template);
+
 // Not thread-safe; one parser for each answer. The concatenated parts do not depend on how the text
 // is cut into pieces: a mark that a piece cuts stays pending until it is complete or refuted. White
-// space next to the marks is dropped. An answer without reasoning is returned unchanged.
+// space next to the marks is dropped. An answer without reasoning is returned unchanged. Calls in
+// the harmony format stay in the answer with their marks.
 class ReasoningParser {
  public:
   struct Parts {
@@ -40,7 +47,10 @@ class ReasoningParser {
  private:
   enum class State { kBefore, kReasoning, kBehind, kAnswer };
   void take(char c, Parts& out);
+  void take_reasoning(char c, Parts& out);
   void add_reasoning(char c, Parts& out);
+  void take_harmony(const HarmonyReader::Output& part, Parts& out);
+  bool may_be_mark() const;
 
   const ReasoningFormat format_;
   State state_;
@@ -48,6 +58,7 @@ class ReasoningParser {
   std::string pending_;  // could still become a mark
   std::string space_;    // white space of the reasoning that is not its end yet
   bool has_reasoning_ = false;
+  std::optional<HarmonyReader> harmony_;
 };
 
 }  // namespace espalier

@@ -1,178 +1,309 @@
 #include "text/parse/tool_call_formats.h"
 
-#include <boost/json.hpp>
-#include <vector>
+#include <algorithm>
+#include <utility>
 
+#include "text/parse/gemma_calls.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier {
 namespace {
 
-namespace json = boost::json;
 using Kind = ToolCallFormat::Kind;
 
-// The order decides which format a template has that contains several signs: the first one matches.
-const std::vector<ToolCallFormat>& tool_call_formats() {
-  static const std::vector<ToolCallFormat> all = {
-      {.name = "deepseekv31", .kind = Kind::kDeepSeek, .sign = {}},
-      {.name = "deepseekv3", .kind = Kind::kDeepSeek, .sign = kDeepSeekCallsBegin},
-      {.name = "qwen3_coder",
-       .kind = Kind::kParameters,
-       .begin = "<tool_call>",
-       .end = "</tool_call>",
-       .sign = "<function="},
-      {.name = "hermes", .begin = "<tool_call>", .end = "</tool_call>", .sign = "<tool_call>"},
-      {.name = "qwen", .begin = "<tool_call>", .end = "</tool_call>", .sign = {}},
-      {.name = "qwen25", .begin = "<tool_call>", .end = "</tool_call>", .sign = {}},
-      {.name = "mistral", .begin = "[TOOL_CALLS]", .names_outside = true, .sign = "[TOOL_CALLS]"},
-      {.name = "llama3",
-       .begin = "<|python_tag|>",
-       .bare = true,
-       .arguments = "parameters",
-       .sign = "<|python_tag|>"},
-      {.name = "pythonic", .kind = Kind::kPythonic, .sign = {}},
-      {.name = "json", .bare = true, .arguments = "parameters", .sign = {}},
+ToolCallFormat json_format(std::string name, std::string begin, std::string end,
+                           std::string sign = {}) {
+  return {.name = std::move(name),
+          .begin = std::move(begin),
+          .end = std::move(end),
+          .sign = std::move(sign)};
+}
+
+ToolCallFormat deepseek_v3(std::string name, bool has_type, std::string sign) {
+  const NamedCallMarks marks{.calls_begin = "<｜tool▁calls▁begin｜>",
+                             .calls_end = "<｜tool▁calls▁end｜>",
+                             .call_begin = "<｜tool▁call▁begin｜>",
+                             .call_end = "<｜tool▁call▁end｜>",
+                             .separator = "<｜tool▁sep｜>"};
+  ToolCallWriting writing{.group_begin = marks.calls_begin,
+                          .group_end = marks.calls_end,
+                          .separator = has_type ? "\n" : "",
+                          .head = marks.call_begin,
+                          .head_end = has_type ? "\n```json\n" : marks.separator,
+                          .tail = (has_type ? "\n```" : "") + marks.call_end,
+                          .style = "json",
+                          .trigger = marks.calls_begin,
+                          .call_trigger = marks.call_begin};
+  if (has_type) writing.head += "function" + marks.separator;
+  return {.name = std::move(name),
+          .kind = Kind::kNamed,
+          .named = marks,
+          .writing = std::move(writing),
+          .sign = std::move(sign)};
+}
+
+ToolCallFormat kimi_k2() {
+  const NamedCallMarks marks{.calls_begin = "<|tool_calls_section_begin|>",
+                             .calls_end = "<|tool_calls_section_end|>",
+                             .call_begin = "<|tool_call_begin|>",
+                             .call_end = "<|tool_call_end|>",
+                             .separator = "<|tool_call_argument_begin|>"};
+  return {.name = "kimi_k2",
+          .kind = Kind::kNamed,
+          .named = marks,
+          .writing = {.group_begin = marks.calls_begin,
+                      .group_end = marks.calls_end,
+                      .head = marks.call_begin + "functions.",
+                      .head_end = ":0" + marks.separator,
+                      .tail = marks.call_end,
+                      .style = "json",
+                      .trigger = marks.calls_begin,
+                      .call_trigger = marks.call_begin},
+          .sign = marks.call_begin};
+}
+
+// <function=f><parameter=city>Paris</parameter></function>, in <tool_call>.
+ToolCallFormat qwen_markup(std::string name, bool is_xml, std::string sign) {
+  return {.name = std::move(name),
+          .kind = Kind::kMarkup,
+          .markup = {.opens = {"<tool_call>"},
+                     .closes = {"</tool_call>"},
+                     .call = "<function=",
+                     .name_ends = {">"},
+                     .call_ends = {"</function>", "</tool_call>"},
+                     .key = "<parameter=",
+                     .key_end = ">",
+                     .value = {},
+                     .value_end = "</parameter>",
+                     .is_xml = is_xml},
+          .writing = {.separator = "\n",
+                      .head = "<tool_call>\n<function=",
+                      .head_end = ">\n",
+                      .tail = "</function>\n</tool_call>",
+                      .style = "qwen_xml",
+                      .trigger = "<tool_call>"},
+          .sign = std::move(sign)};
+}
+
+// <tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>, with a prefix
+// to the tags' names.
+ToolCallFormat pair_markup(std::string name, const std::string& prefix, std::string call,
+                           std::string sign) {
+  const auto tag = [&](const char* of) { return "<" + prefix + of + ">"; };
+  const auto end = [&](const char* of) { return "</" + prefix + of + ">"; };
+  std::string call_end = "</" + call.substr(1);
+  return {.name = std::move(name),
+          .kind = Kind::kMarkup,
+          .markup = {.opens = {tag("tool_calls")},
+                     .closes = {end("tool_calls")},
+                     .call = call,
+                     .name_ends = {"\n", "\\n", "<tool_sep>"},
+                     .call_ends = {call_end},
+                     .key = tag("arg_key"),
+                     .key_end = end("arg_key"),
+                     .value = tag("arg_value"),
+                     .value_end = end("arg_value")},
+          .writing = {.separator = "\n",
+                      .head = call,
+                      .head_end = "\n",
+                      .tail = call_end,
+                      .style = prefix.empty() ? "glm_xml" : "",
+                      .trigger = call},
+          .sign = std::move(sign)};
+}
+
+ToolCallFormat hunyuan() {
+  ToolCallFormat format = pair_markup("hunyuan", "", "<tool_call>", "<tool_sep>");
+  format.writing.group_begin = "<tool_calls>\n";
+  format.writing.group_end = "\n</tool_calls>";
+  format.writing.head_end = "<tool_sep>\n";
+  format.writing.trigger = "<tool_calls>";
+  format.writing.call_trigger = "<tool_call>";
+  return format;
+}
+
+// <invoke name="f"><parameter name="city">Paris</parameter></invoke> in a group, with a prefix to
+// the tags' names.
+ToolCallFormat invoke_markup(std::string name, const std::string& prefix, std::string group,
+                             std::string style, std::string sign) {
+  std::string group_end = "</" + group.substr(1);
+  const std::string call = "<" + prefix + "invoke", call_end = "</" + prefix + "invoke>";
+  return {.name = std::move(name),
+          .kind = Kind::kMarkup,
+          .markup = {.opens = {group},
+                     .closes = {group_end},
+                     .call = call,
+                     .name_ends = {},
+                     .call_ends = {call_end},
+                     .key = "<" + prefix + "parameter",
+                     .key_end = {},
+                     .value = {},
+                     .value_end = "</" + prefix + "parameter>"},
+          .writing = {.group_begin = group + "\n",
+                      .group_end = "\n" + group_end,
+                      .separator = "\n",
+                      .head = call + " name=\"",
+                      .head_end = "\">\n",
+                      .tail = call_end,
+                      .style = std::move(style),
+                      .trigger = group,
+                      .call_trigger = call},
+          .sign = std::move(sign)};
+}
+
+ToolCallFormat step3() {
+  ToolCallFormat format =
+      invoke_markup("step3", "steptml:", "<｜tool_calls_begin｜>", "", "<steptml:invoke");
+  format.markup.opens.emplace_back("<｜tool_call_begin｜>function<｜tool_sep｜>");
+  format.markup.closes = {"<｜tool_calls_end｜>", "<｜tool_call_end｜>"};
+  return format;
+}
+
+ToolCallFormat minicpm5() {
+  ToolCallFormat format = invoke_markup("minicpm5", "", "<function>", "", "<function name=");
+  format.markup.opens = format.markup.closes = {};
+  format.markup.call = "<function";
+  format.markup.call_ends = {"</function>"};
+  format.markup.key = "<param";
+  format.markup.value_end = "</param>";
+  format.markup.is_xml = true;
+  return format;
+}
+
+ToolCallFormat kimi_k3() {
+  ToolCallFormat format = invoke_markup("kimi_k3", "", "<tools>", "", "<|open|>call");
+  format.markup.opens = {"<|open|>tools<|sep|>"};
+  format.markup.closes = {"<|close|>tools<|sep|>"};
+  format.markup.call = "<|open|>call";
+  format.markup.call_ends = {"<|close|>call<|sep|>"};
+  format.markup.key = "<|open|>argument";
+  format.markup.value_end = "<|close|>argument<|sep|>";
+  format.markup.tag_end = "<|sep|>";
+  format.markup.ignored = {"<|open|>response<|sep|>", "<|close|>response<|sep|>",
+                           "<|close|>message<|sep|>"};
+  return format;
+}
+
+ToolCallFormat gigachat3() {
+  ToolCallFormat format = json_format("gigachat3", "<|function_call|>", "", "<|function_call|>");
+  format.other_begins = {"function call<|role_sep|>\n"};
+  format.ignored = {"<|message_sep|>", "</s>"};
+  return format;
+}
+
+ToolCallFormat with_ignored(ToolCallFormat format, std::vector<std::string> ignored) {
+  format.ignored = std::move(ignored);
+  return format;
+}
+
+ToolCallFormat with_arguments(ToolCallFormat format, std::string name_member) {
+  format.name_member = std::move(name_member);
+  format.arguments = "parameters";
+  return format;
+}
+
+ToolCallFormat pythonic(std::string name, std::string begin, std::string end) {
+  ToolCallFormat format = json_format(std::move(name), begin, std::move(end), begin);
+  format.kind = Kind::kPythonic;
+  return format;
+}
+
+ToolCallFormat other(std::string name, Kind kind, std::string sign) {
+  return {.name = std::move(name), .kind = kind, .sign = std::move(sign)};
+}
+
+std::vector<ToolCallFormat> make_formats() {
+  const std::string dsml = "｜DSML｜", gcml = "｜GCML｜";
+  ToolCallFormat apertus =
+      json_format("apertus2509", "<|tools_prefix|>", "<|tools_suffix|>", "<|tools_prefix|>");
+  apertus.key_is_name = true;
+  ToolCallFormat mistral = json_format("mistral", "[TOOL_CALLS]", "", "[TOOL_CALLS]");
+  mistral.names_outside = true;
+  ToolCallFormat llama3 =
+      with_arguments(json_format("llama3", "<|python_tag|>", "", "<|python_tag|>"), "name");
+  llama3.bare = true;
+  ToolCallFormat plain = with_arguments(json_format("json", "", ""), "name");
+  plain.bare = true;
+  return {
+      deepseek_v3("deepseekv31", false, {}),
+      deepseek_v3("deepseekv3", true, "<｜tool▁calls▁begin｜>"),
+      invoke_markup("deepseekv41", dsml + " ", "<" + dsml + " calls>", "", dsml + " invoke"),
+      invoke_markup("deepseekv4", dsml, "<" + dsml + "tool_calls>", "deepseek_xml",
+                    dsml + "tool_calls"),
+      invoke_markup("deepseekv32", dsml, "<" + dsml + "function_calls>", "deepseek_xml", dsml),
+      invoke_markup("gigachat35", gcml, "<" + gcml + "tool_calls>", "", gcml),
+      invoke_markup("minimax-m2", "", "<minimax:tool_call>", "minimax_xml", "<minimax:tool_call>"),
+      invoke_markup("dots", "", "<dots_function_call>", "minimax_xml", "<dots_function_call>"),
+      step3(),
+      kimi_k2(),
+      kimi_k3(),
+      other("gpt-oss", Kind::kHarmony, "<|channel|>"),
+      other("gemma4", Kind::kGemma, kGemmaCallBegin),
+      pair_markup("iquest_q1", "", "<iquest_tool_call>", "<iquest_tool_call>"),
+      pair_markup("k2_horizon", "ifm|", "<ifm|tool_call>", "<ifm|tool_call>"),
+      hunyuan(),
+      pair_markup("glm45", "", "<tool_call>", "<arg_key>"),
+      pair_markup("glm", "", "<tool_call>", {}),
+      pair_markup("glm47", "", "<tool_call>", {}),
+      pair_markup("ling3", "", "<tool_call>", {}),
+      pair_markup("poolside_v1", "", "<tool_call>", {}),
+      pair_markup("spark25", "", "<tool_call>", {}),
+      minicpm5(),
+      qwen_markup("qwen3_coder", false, "<function="),
+      qwen_markup("step3p5", false, {}),
+      qwen_markup("nanbeige", false, {}),
+      qwen_markup("mimo", true, {}),
+      json_format("hermes", "<tool_call>", "</tool_call>", "<tool_call>"),
+      json_format("qwen", "<tool_call>", "</tool_call>"),
+      json_format("qwen25", "<tool_call>", "</tool_call>"),
+      with_ignored(json_format("trinity", "<tool_call>", "</tool_call>"), {"<think>", "</think>"}),
+      with_arguments(json_format("interns1", "<|action_start|> <|plugin|>", "<|action_end|>",
+                                 "<|action_start|>"),
+                     "name"),
+      with_arguments(
+          json_format("cohere_command4", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_ACTION|>"),
+          "tool_name"),
+      std::move(apertus),
+      gigachat3(),
+      std::move(mistral),
+      std::move(llama3),
+      pythonic("lfm2", "<|tool_call_start|>", "<|tool_call_end|>"),
+      pythonic("pythonic", {}, {}),
+      std::move(plain),
   };
-  return all;
-}
-
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
-
-struct Function {
-  std::string name;
-  json::value schema;  // of its arguments
-};
-
-// The arguments of a tool that is not strict may be any object; only strict tools enforce a schema.
-std::vector<Function> functions_of(const json::value& tools, bool required) {
-  std::vector<Function> out;
-  for (const json::value& tool : tools.get_array()) {
-    const json::object& function = tool.at("function").get_object();
-    const json::value* parameters = function.if_contains("parameters");
-    const json::value* strict = function.if_contains("strict");
-    const bool is_strict = strict != nullptr && strict->is_bool() && strict->get_bool();
-    json::value schema = json::object{{"type", "object"}};
-    if ((is_strict || required) && parameters != nullptr && parameters->is_object())
-      schema = *parameters;
-    out.push_back({std::string(view(function.at("name").get_string())), std::move(schema)});
-  }
-  return out;
-}
-
-bool any_strict(const json::value& tools) {
-  for (const json::value& tool : tools.get_array()) {
-    const json::value* strict = tool.at("function").get_object().if_contains("strict");
-    if (strict != nullptr && strict->is_bool() && strict->get_bool()) return true;
-  }
-  return false;
-}
-
-json::object tag(std::string begin, json::value schema, std::string end) {
-  return {{"type", "tag"},
-          {"begin", std::move(begin)},
-          {"content", json::object{{"type", "json_schema"}, {"json_schema", std::move(schema)}}},
-          {"end", std::move(end)}};
-}
-
-// The structural tag of one call as JSON, {"name": "f", "arguments": {...}}, between its marks.
-json::object call_tag(const ToolCallFormat& format, const Function& f, const std::string& before,
-                      const std::string& behind) {
-  return tag(before + "{\"name\": " + json::serialize(json::string(f.name)) + ", \"" +
-                 format.arguments + "\": ",
-             f.schema, "}" + behind);
-}
-
-json::object deepseek_tag(const ToolCallFormat& format, const Function& f) {
-  if (format.name == "deepseekv31")
-    return tag(kDeepSeekCallBegin + f.name + kDeepSeekSep, f.schema, kDeepSeekCallEnd);
-  return tag(std::string(kDeepSeekCallBegin) + "function" + kDeepSeekSep + f.name + "\n```json\n",
-             f.schema, std::string("\n```") + kDeepSeekCallEnd);
-}
-
-// The structural tag of one call as <function=f> with its parameters, between its marks.
-json::object parameters_tag(const ToolCallFormat& format, const Function& f) {
-  return {{"type", "tag"},
-          {"begin", format.begin + "\n<function=" + f.name + ">\n"},
-          {"content", json::object{{"type", "qwen_xml_parameter"}, {"json_schema", f.schema}}},
-          {"end", "</function>\n" + format.end}};
-}
-
-json::object list_of(json::array tags, const char* separator, bool parallel) {
-  return {{"type", "tags_with_separator"},
-          {"tags", std::move(tags)},
-          {"separator", separator},
-          {"at_least_one", true},
-          {"stop_after_first", !parallel}};
-}
-json::object text(std::string value) {
-  return {{"type", "const_string"}, {"value", std::move(value)}};
-}
-json::object sequence(json::array elements) {
-  return {{"type", "sequence"}, {"elements", std::move(elements)}};
-}
-
-// A call without text around it.
-json::object required_format(const ToolCallFormat& format, const std::vector<Function>& functions,
-                             bool parallel) {
-  json::array tags;
-  if (format.kind == Kind::kDeepSeek) {
-    for (const Function& f : functions) tags.push_back(deepseek_tag(format, f));
-    return sequence({text(kDeepSeekCallsBegin),
-                     list_of(std::move(tags), format.name == "deepseekv31" ? "" : "\n", parallel),
-                     text(kDeepSeekCallsEnd)});
-  }
-  if (format.kind == Kind::kParameters) {
-    for (const Function& f : functions) tags.push_back(parameters_tag(format, f));
-    return list_of(std::move(tags), "\n", parallel);
-  }
-  const bool is_list = format.end.empty() && format.name != "llama3";
-  for (const Function& f : functions)
-    tags.push_back(is_list ? call_tag(format, f, "", "")
-                           : call_tag(format, f, format.end.empty() ? "" : format.begin + "\n",
-                                      format.end.empty() ? "" : "\n" + format.end));
-  if (!is_list) return list_of(std::move(tags), format.end.empty() ? "; " : "\n", parallel);
-  return sequence({text(format.begin.empty() ? "[" : format.begin + " ["),
-                   list_of(std::move(tags), ", ", parallel), text("]")});
-}
-
-// Free text in which a mark opens a call.
-json::object optional_format(const ToolCallFormat& format, const std::vector<Function>& functions,
-                             bool parallel) {
-  json::array tags;
-  if (format.kind == Kind::kDeepSeek) {
-    tags.push_back(json::object{
-        {"type", "tag"},
-        {"begin", kDeepSeekCallsBegin},
-        {"content",
-         [&] {
-           json::array calls;
-           for (const Function& f : functions) calls.push_back(deepseek_tag(format, f));
-           return list_of(std::move(calls), format.name == "deepseekv31" ? "" : "\n", parallel);
-         }()},
-        {"end", kDeepSeekCallsEnd}});
-  } else if (format.kind == Kind::kParameters) {
-    for (const Function& f : functions) tags.push_back(parameters_tag(format, f));
-  } else if (format.end.empty() && format.name != "llama3") {
-    json::array calls;
-    for (const Function& f : functions) calls.push_back(call_tag(format, f, "", ""));
-    tags.push_back(
-        json::object{{"type", "tag"},
-                     {"begin", format.begin},
-                     {"content", sequence({text(" ["), list_of(std::move(calls), ", ", parallel)})},
-                     {"end", "]"}});
-  } else {
-    for (const Function& f : functions)
-      tags.push_back(call_tag(format, f, format.begin + (format.end.empty() ? "" : "\n"),
-                              format.end.empty() ? "" : "\n" + format.end));
-  }
-  const std::string trigger = format.kind == Kind::kDeepSeek ? kDeepSeekCallsBegin : format.begin;
-  return {{"type", "triggered_tags"},
-          {"triggers", json::array{json::string(trigger)}},
-          {"tags", std::move(tags)},
-          {"stop_after_first", !parallel}};
 }
 
 }  // namespace
+
+std::vector<std::string> ToolCallFormat::text_marks() const {
+  std::vector<std::string> out = {begin};
+  out.insert(out.end(), other_begins.begin(), other_begins.end());
+  out.insert(out.end(), ignored.begin(), ignored.end());
+  return out;
+}
+
+std::vector<std::string> ToolCallFormat::marks() const {
+  std::vector<std::string> out;
+  const auto add = [&](const std::vector<std::string>& marks) {
+    for (const std::string& mark : marks)
+      if (mark.size() > 1 && mark.front() != '\\' && std::ranges::count(out, mark) == 0)
+        out.push_back(mark);
+  };
+  add({begin, end, writing.trigger});
+  add({named.calls_begin, named.calls_end, named.call_begin, named.call_end, named.separator});
+  add(markup.opens);
+  add(markup.closes);
+  add({markup.call, markup.key, markup.key_end, markup.value, markup.value_end});
+  add(markup.call_ends);
+  add(markup.name_ends);
+  if (kind == Kind::kGemma) add({kGemmaCallBegin, kGemmaCallEnd, kGemmaQuote});
+  return out;
+}
+
+const std::vector<ToolCallFormat>& tool_call_formats() {
+  static const std::vector<ToolCallFormat> all = make_formats();
+  return all;
+}
 
 const ToolCallFormat* find_tool_call_format(std::string_view name) {
   for (const ToolCallFormat& format : tool_call_formats())
@@ -195,29 +326,7 @@ std::string detect_tool_call_format(std::string_view chat_template) {
 
 std::vector<std::string> tool_call_marks(std::string_view name) {
   const ToolCallFormat* const format = find_tool_call_format(name);
-  if (format == nullptr) return {};
-  if (format->kind == Kind::kDeepSeek)
-    return {kDeepSeekCallsBegin, kDeepSeekCallsEnd, kDeepSeekCallBegin, kDeepSeekCallEnd,
-            kDeepSeekSep};
-  std::vector<std::string> out;
-  for (const std::string& mark : {format->begin, format->end})
-    if (!mark.empty()) out.push_back(mark);
-  return out;
-}
-
-std::string tool_call_structural_tag(std::string_view name, const json::value& tools,
-                                     const ToolCallGrammarOptions& options) {
-  const ToolCallFormat* format = find_tool_call_format(name);
-  if (format == nullptr || tools.get_array().empty()) return {};
-  // Required calls in Python notation are constrained to JSON, so they are parsed as JSON too.
-  if (format->kind == Kind::kPythonic && options.required) format = find_tool_call_format("json");
-  if (!options.required && (format->begin.empty() || !any_strict(tools)) &&
-      !(format->kind == Kind::kDeepSeek && any_strict(tools)))
-    return {};
-  const std::vector<Function> functions = functions_of(tools, options.required);
-  return json::serialize(json::object{
-      {"format", options.required ? required_format(*format, functions, options.parallel)
-                                  : optional_format(*format, functions, options.parallel)}});
+  return format == nullptr ? std::vector<std::string>() : format->marks();
 }
 
 }  // namespace espalier

@@ -5,32 +5,33 @@
 #include <utility>
 
 #include "text/parse/call_reader.h"
+#include "text/parse/gemma_calls.h"
+#include "text/parse/harmony.h"
 #include "text/parse/json_space.h"
 #include "text/parse/mark_finder.h"
-#include "text/parse/parameter_calls.h"
+#include "text/parse/markup_calls.h"
+#include "text/parse/markup_text.h"
+#include "text/parse/named_calls.h"
 #include "text/parse/pythonic_calls.h"
 #include "text/parse/tool_call_formats.h"
 
 namespace espalier {
 namespace {
 
-bool is_name_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-         c == '.' || c == '-';
-}
+constexpr size_t kReadAgainMax = 4096;  // bytes
 
-// Objects of JSON behind a mark, or from the start on: hermes, llama3, mistral, json.
+// Objects of JSON behind a mark, or from the start on: hermes, llama3, mistral, interns1, json.
 class JsonCalls final : public ToolCallParser {
  public:
   JsonCalls(const ToolCallFormat& format, std::vector<std::string> tool_names)
       : format_(format),
         tool_names_(std::move(tool_names)),
-        begins_({format.begin}),
+        begins_(format.text_marks()),
         ends_({format.end}),
-        place_(format.bare ? Place::kStart : Place::kText) {}
+        state_(format.bare ? State::kStart : State::kText) {}
 
  private:
-  enum class Place {
+  enum class State {
     kStart,    // of the answer, where a call needs no mark
     kText,     //
     kBetween,  // behind a mark or a call: brackets, separators, the next call
@@ -41,34 +42,34 @@ class JsonCalls final : public ToolCallParser {
   };
 
   void take(char c) override {
-    switch (place_) {
-      case Place::kStart:
+    switch (state_) {
+      case State::kStart:
         if (is_json_space(c)) return emit_text({&c, 1});
         if (c == '{' || c == '[') {
           is_bare_ = true;
-          place_ = Place::kBetween;
+          state_ = State::kBetween;
           return take_between(c);
         }
-        place_ = Place::kText;
+        state_ = State::kText;
         return take_text(c);
-      case Place::kText:
+      case State::kText:
         return take_text(c);
-      case Place::kBetween:
+      case State::kBetween:
         return take_between(c);
-      case Place::kObject:
+      case State::kObject:
         return take_object(c);
-      case Place::kName:
+      case State::kName:
         return take_name(c);
-      case Place::kValue:
+      case State::kValue:
         emit_arguments({&c, 1});
-        if (extent_.take(c)) place_ = Place::kBetween;
+        if (extent_.take(c)) state_ = State::kBetween;
         return;
-      case Place::kEnd: {
+      case State::kEnd: {
         std::string text;
         const auto found = ends_.take(c, text);
-        if (found) place_ = Place::kText;
+        if (found) state_ = State::kText;
         if (!text.empty()) {  // anything but the end mark is text
-          place_ = Place::kText;
+          state_ = State::kText;
           text += ends_.flush();
           for (const char each : text) take_text(each);
         }
@@ -78,47 +79,48 @@ class JsonCalls final : public ToolCallParser {
   }
 
   void take_text(char c) {
-    if (format_.begin.empty()) return emit_text({&c, 1});
+    if (format_.begin.empty() && format_.ignored.empty()) return emit_text({&c, 1});
     std::string text;
     const auto found = begins_.take(c, text);
     emit_text(text);
-    if (!found) return;
+    if (!found || *found > format_.other_begins.size()) return;  // none, or one that is ignored
     is_bare_ = list_closed_ = false;
-    raw_ = format_.begin;
-    place_ = Place::kBetween;
+    raw_ = begins_.mark(*found);
+    state_ = State::kBetween;
   }
 
   void take_between(char c) {
-    if (c == '{') {
-      reader_.emplace(CallReader::Sink{[this](std::string name) {
-                                         if (is_bare_ &&
-                                             std::find(tool_names_.begin(), tool_names_.end(),
-                                                       name) == tool_names_.end())
-                                           return false;
-                                         begin_call(std::move(name));
-                                         raw_.clear();
-                                         return true;
-                                       },
-                                       [this](std::string_view json) { emit_arguments(json); }});
-      place_ = Place::kObject;
-      return take_object(c);
-    }
-    // Text may follow a list of calls, and may begin like a name.
+    // Text may follow a list of calls, and may begin like a name or a call.
     if (list_closed_ && !is_json_space(c)) {
       no_call();
       return take_text(c);
     }
+    if (c == '{') {
+      reader_.emplace(
+          CallReader::Sink{[this](std::string name) {
+                             if (is_bare_ && std::find(tool_names_.begin(), tool_names_.end(),
+                                                       name) == tool_names_.end())
+                               return false;
+                             begin_call(std::move(name));
+                             raw_.clear();
+                             return true;
+                           },
+                           [this](std::string_view json) { emit_arguments(json); }},
+          format_.key_is_name);
+      state_ = State::kObject;
+      return take_object(c);
+    }
     if (is_json_space(c) || c == '[' || c == ']' || c == ',' || c == ';') {
       if (!raw_.empty() || num_calls() == 0) raw_ += c;
-      list_closed_ = format_.names_outside && c == ']' && raw_.empty();
+      list_closed_ |= format_.names_outside && c == ']' && raw_.empty();
       return;
     }
-    if (format_.names_outside && is_name_char(c) && !is_bare_) {
-      place_ = Place::kName;
+    if (format_.names_outside && is_tool_name_char(c) && !is_bare_) {
+      state_ = State::kName;
       return take_name(c);
     }
     if (!format_.end.empty() && c == format_.end[0] && raw_.empty()) {
-      place_ = Place::kEnd;
+      state_ = State::kEnd;
       return take(c);
     }
     no_call();
@@ -132,7 +134,7 @@ class JsonCalls final : public ToolCallParser {
         return;
       case CallReader::State::kDone:
         raw_.clear();
-        place_ = Place::kBetween;
+        state_ = State::kBetween;
         return;
       case CallReader::State::kNoCall:
         return no_call();
@@ -155,7 +157,7 @@ class JsonCalls final : public ToolCallParser {
     // This is the mark before another call, whose bracket was read as a list's.
     if (const std::string rest = format_.begin.substr(1); name.starts_with(rest))
       name.erase(0, rest.size());
-    if (name.empty() || !std::all_of(name.begin(), name.end(), is_name_char)) {
+    if (name.empty() || !std::all_of(name.begin(), name.end(), is_tool_name_char)) {
       raw_ += name;
       no_call();
       return take_text(c);
@@ -165,13 +167,20 @@ class JsonCalls final : public ToolCallParser {
     emit_arguments({&c, 1});
     extent_ = {};
     extent_.take(c);
-    place_ = Place::kValue;
+    state_ = State::kValue;
   }
 
-  // Emits the characters since the mark as text, because they turned out to be no call.
+  // Emits the characters since the mark as text, because they turned out to be no call. Behind the
+  // mark, or the first character of a bare call, another mark may stand. Long texts are not read
+  // again, so that the work stays linear.
   void no_call() {
-    emit_text(std::exchange(raw_, {}));
-    place_ = Place::kText;
+    const std::string raw = std::exchange(raw_, {});
+    state_ = State::kText;
+    size_t read = raw.size() > kReadAgainMax ? raw.size() : std::min<size_t>(raw.size(), 1);
+    for (const std::string& mark : format_.text_marks())
+      if (!mark.empty() && raw.starts_with(mark)) read = std::max(read, mark.size());
+    emit_text(std::string_view(raw).substr(0, read));
+    for (const char c : std::string_view(raw).substr(read)) take(c);
   }
 
   void end() override {
@@ -183,170 +192,13 @@ class JsonCalls final : public ToolCallParser {
   const ToolCallFormat format_;
   const std::vector<std::string> tool_names_;
   MarkFinder begins_, ends_;
-  Place place_;
+  State state_;
   bool is_bare_ = false;  // no mark precedes the calls in progress
   bool list_closed_ = false;
   std::string raw_;  // the characters since the mark, until they are certain to be a call
   std::string name_;
   std::optional<CallReader> reader_;
   JsonExtent extent_;
-};
-
-// <calls begin><call begin>function<sep>NAME\n```json\n{...}\n```<call end>...<calls end>, and the
-// newer <call begin>NAME<sep>{...}<call end>.
-class DeepSeekCalls final : public ToolCallParser {
- public:
-  DeepSeekCalls()
-      : marks_({kDeepSeekCallsBegin, kDeepSeekCallBegin, kDeepSeekSep, kDeepSeekCallEnd,
-                kDeepSeekCallsEnd}) {}
-
- private:
-  enum class Place { kText, kBetween, kHead, kBehindSep, kName, kArguments };
-  enum Mark { kCallsBegin, kCallBegin, kSep, kCallEnd, kCallsEnd };
-
-  void take(char c) override {
-    if (place_ == Place::kArguments) {
-      emit_arguments({&c, 1});
-      if (extent_.take(c)) place_ = Place::kBetween;
-      return;
-    }
-    std::string text;
-    const auto mark = marks_.take(c, text);
-    for (const char each : text) take_plain(each);
-    if (!mark) return;
-    if (*mark == kCallsBegin || *mark == kCallEnd) place_ = Place::kBetween;
-    if (*mark == kCallsEnd) place_ = Place::kText;
-    if (*mark == kCallBegin) {
-      place_ = Place::kHead;
-      head_.clear();
-    }
-    if (*mark == kSep) place_ = Place::kBehindSep;
-  }
-
-  void take_plain(char c) {
-    switch (place_) {
-      case Place::kText:
-        return emit_text({&c, 1});
-      case Place::kHead:
-        head_ += c;
-        return;
-      case Place::kBehindSep:
-        if (is_json_space(c)) return;
-        if (c == '{') return begin(head_, c);
-        head_ = c;  // the text before was the type; this is the name
-        place_ = Place::kName;
-        return;
-      case Place::kName:
-        if (c == '{') {
-          const size_t line = head_.find('\n');
-          return begin(head_.substr(0, line), c);
-        }
-        head_ += c;
-        return;
-      case Place::kBetween:
-      case Place::kArguments:
-        return;
-    }
-  }
-
-  void begin(std::string name, char c) {
-    while (!name.empty() && is_json_space(name.back())) name.pop_back();
-    if (name.empty()) {
-      place_ = Place::kText;
-      return emit_text({&c, 1});
-    }
-    begin_call(std::move(name));
-    emit_arguments({&c, 1});
-    extent_ = {};
-    extent_.take(c);
-    place_ = Place::kArguments;
-  }
-
-  void end() override {
-    for (const char c : marks_.flush()) take_plain(c);
-  }
-
-  MarkFinder marks_;
-  Place place_ = Place::kText;
-  std::string head_;
-  JsonExtent extent_;
-};
-
-// [f(a=1), g(b="x")] as the whole answer. A call is emitted when its parenthesis closes.
-class PythonicCalls final : public ToolCallParser {
- public:
-  explicit PythonicCalls(std::vector<std::string> tool_names)
-      : tool_names_(std::move(tool_names)) {}
-
- private:
-  enum class Place { kStart, kText, kName, kArguments };
-
-  void take(char c) override {
-    switch (place_) {
-      case Place::kStart:
-        if (is_json_space(c)) return emit_text({&c, 1});
-        place_ = c == '[' ? Place::kName : Place::kText;
-        if (c != '[') return emit_text({&c, 1});
-        raw_ = c;
-        return;
-      case Place::kText:
-        return emit_text({&c, 1});
-      case Place::kName:
-        return take_name(c);
-      case Place::kArguments:
-        return take_arguments(c);
-    }
-  }
-
-  void take_name(char c) {
-    raw_ += c;
-    if (c == '(' && std::find(tool_names_.begin(), tool_names_.end(), name_) != tool_names_.end()) {
-      place_ = Place::kArguments;
-      depth_ = 1;
-    } else if (is_name_char(c)) {
-      name_ += c;
-    } else if (c == ']' && name_.empty() && num_calls() > 0) {
-      raw_.clear();
-      place_ = Place::kText;
-    } else if (!is_json_space(c) && !(c == ',' && name_.empty() && num_calls() > 0)) {
-      no_call();
-    }
-  }
-
-  void take_arguments(char c) {
-    raw_ += c;
-    if (quote_ != '\0') {
-      if (c == quote_ && !escaped_) quote_ = '\0';
-      escaped_ = c == '\\' && !escaped_;
-    } else if (c == '"' || c == '\'') {
-      quote_ = c;
-    } else if (c == '(' || c == '[' || c == '{') {
-      ++depth_;
-    } else if ((c == ')' || c == ']' || c == '}') && --depth_ == 0) {
-      const auto json = python_arguments_to_json(arguments_);
-      if (!json) return no_call();
-      begin_call(std::exchange(name_, {}));
-      emit_arguments(*json);
-      arguments_.clear();
-      raw_.clear();
-      place_ = Place::kName;
-      return;
-    }
-    arguments_ += c;
-  }
-
-  void no_call() {
-    emit_text(std::exchange(raw_, {}));
-    place_ = Place::kText;
-  }
-  void end() override { emit_text(raw_); }
-
-  const std::vector<std::string> tool_names_;
-  Place place_ = Place::kStart;
-  std::string raw_, name_, arguments_;
-  int depth_ = 0;
-  char quote_ = '\0';
-  bool escaped_ = false;
 };
 
 }  // namespace
@@ -395,12 +247,21 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
       all += (all.empty() ? "" : ", ") + known;
     return fail(invalid_argument("'{}' is no tool call parser; it must be one of {}", name, all));
   }
-  using Kind = ToolCallFormat::Kind;
-  if (format->kind == Kind::kParameters) return make_parameter_calls(std::move(tools));
-  if (format->kind == Kind::kDeepSeek) return std::make_unique<DeepSeekCalls>();
-  if (format->kind == Kind::kPythonic)
-    return std::make_unique<PythonicCalls>(std::move(tool_names));
-  return std::make_unique<JsonCalls>(*format, std::move(tool_names));
+  switch (format->kind) {
+    case ToolCallFormat::Kind::kJson:
+      return std::make_unique<JsonCalls>(*format, std::move(tool_names));
+    case ToolCallFormat::Kind::kNamed:
+      return make_named_calls(format->named, std::move(tools));
+    case ToolCallFormat::Kind::kMarkup:
+      return make_markup_calls(format->markup, std::move(tools));
+    case ToolCallFormat::Kind::kPythonic:
+      return make_pythonic_calls(format->begin, format->end, std::move(tool_names));
+    case ToolCallFormat::Kind::kHarmony:
+      return make_harmony_calls();
+    case ToolCallFormat::Kind::kGemma:
+      return make_gemma_calls();
+  }
+  return fail(error(StatusCode::kInternal, "tool call format '{}' has no parser", name));
 }
 
 }  // namespace espalier

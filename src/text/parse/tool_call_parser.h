@@ -40,6 +40,7 @@ class ToolCallParser {
   virtual void end() = 0;
 
   void emit_text(std::string_view text);  // white space is pending until text follows
+  void drop_space() { space_.clear(); }   // which is pending
   void begin_call(std::string name);
   void emit_arguments(std::string_view json);
 
@@ -49,11 +50,11 @@ class ToolCallParser {
   int32_t num_calls_ = 0;
 };
 
-// By the names that SGLang's --tool-call-parser has: deepseekv3, deepseekv31, hermes, llama3,
-// mistral, pythonic, qwen, qwen25, qwen3_coder; and json, a list of {"name", "parameters"}.
-// kInvalidArgument lists them. `tool_names`: the tools that may be called, by which formats without
-// marks distinguish a call from text. `tools`: a checked list of them, or null. qwen3_coder writes
-// strings without quotes, so its parser takes the types of arguments from the tools' schemas.
+// By the names that SGLang's --tool-call-parser has (tool_call_formats.cc has the table), and json,
+// a list of {"name", "parameters"}. kInvalidArgument lists them. `tool_names`: the tools that may
+// be called, by which formats without marks distinguish a call from text. `tools`: a checked list
+// of them, or null; formats that write strings without quotes take the types of arguments from
+// their schemas.
 Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string_view format, std::vector<std::string> tool_names,
     std::shared_ptr<const boost::json::value> tools = nullptr);
@@ -61,6 +62,10 @@ std::vector<std::string> tool_call_format_names();
 
 // The format of a chat template, by the marks in it; "json" for a template without marks.
 std::string detect_tool_call_format(std::string_view chat_template);
+
+// Whether a grammar constrains required calls of a format to the format "json": then that is how
+// they are read.
+bool json_when_required(std::string_view format);
 
 // The marks of a format that vocabularies have as tokens of their own.
 std::vector<std::string> tool_call_marks(std::string_view format);
@@ -71,8 +76,8 @@ struct ToolCallGrammarOptions {
   bool parallel = true;   // more than one may come
 };
 // `tools`: a checked list of {"type": "function", "function": {"name", "parameters", "strict"}}.
-// Arguments of tools that are not strict are any object. Empty for a format without a grammar
-// (pythonic, json without `required`) and where the options constrain nothing.
+// Arguments of tools that are not strict are any object. Empty where the options constrain nothing,
+// and for a format with json_when_required() unless calls are required.
 std::string tool_call_structural_tag(std::string_view format, const boost::json::value& tools,
                                      const ToolCallGrammarOptions& options);
 
