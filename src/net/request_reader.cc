@@ -69,6 +69,9 @@ std::optional<ParseFailure> check_transfer_coding(const HttpRequest& head, bool 
   if (!last_is_chunked || num_chunked != 1)
     return ParseFailure{400, "malformed request: Transfer-Encoding must end in one chunked"};
   if (num_codings != 1) return ParseFailure{501, "chunked is the only transfer coding known here"};
+  // Parameters and empty elements of the list are read differently by different parsers.
+  if (!beast::iequals(codings, "chunked"))
+    return ParseFailure{400, "malformed request: Transfer-Encoding must be chunked alone"};
   return std::nullopt;
 }
 
