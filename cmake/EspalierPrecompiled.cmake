@@ -26,6 +26,9 @@ function(espalier_precompiled_owner name)
   add_library(${name} OBJECT "${source}")
   target_link_libraries(${name} PRIVATE espalier_options ${ARG_LIBS})
   target_compile_options(${name} PRIVATE ${ARG_OPTIONS})
+  if(NOT name MATCHES "_unchecked_room")
+    espalier_checks_indices(${name})
+  endif()
   target_precompile_headers(${name} PRIVATE ${espalier_std_headers} ${ARG_HEADERS})
 endfunction()
 
@@ -38,6 +41,9 @@ if(ESPALIER_PRECOMPILED)
   set(quick $<$<CONFIG:Release>:-O1>)
   espalier_precompiled_owner(espalier_precompiled_room LIBS ${base_libs})
   espalier_precompiled_owner(espalier_precompiled_room_json LIBS ${base_libs} Boost::json
+    HEADERS <boost/json.hpp>)
+  espalier_precompiled_owner(espalier_precompiled_unchecked_room LIBS ${base_libs})
+  espalier_precompiled_owner(espalier_precompiled_unchecked_room_json LIBS ${base_libs} Boost::json
     HEADERS <boost/json.hpp>)
   espalier_precompiled_owner(espalier_precompiled_quick_json LIBS ${base_libs} Boost::json
     OPTIONS ${quick} HEADERS <boost/json.hpp>)
@@ -66,8 +72,12 @@ function(espalier_uses_json result)
 endfunction()
 
 # espalier_precompiled(TARGET KIND LIBS ...): lets TARGET share the precompiled header of its KIND
-# (room, quick or test), with Boost.JSON in it where the target's libraries carry that.
+# (room, unchecked_room, quick or test), with Boost.JSON in it where the target's libraries carry that.
+# All kinds but unchecked_room check every index (EspalierHardening.cmake).
 function(espalier_precompiled target kind)
+  if(NOT kind STREQUAL "unchecked_room")
+    espalier_checks_indices(${target})
+  endif()
   espalier_uses_json(json ${ARGN})
   if(json)
     set_target_properties(${target} PROPERTIES ESPALIER_JSON ON)
