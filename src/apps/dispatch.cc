@@ -10,6 +10,7 @@
 #include "apps/command_line.h"
 #include "apps/settings.h"
 #include "base/fatal_exit.h"
+#include "base/memory_reserve.h"
 
 namespace espalier::apps {
 namespace {
@@ -62,6 +63,7 @@ int dispatch(std::string_view program, const std::vector<Command>& list,
 
 int run_main(int argc, char** argv, CommandFunction run) {
   report_memory_exhaustion();
+  take_memory_reserve();
   try {
     const int exit_code = run({argv + 1, argv + argc});
     errno = 0;

@@ -117,6 +117,7 @@ int run_serve(const std::vector<std::string>& args) {
   if (!address) return report(address.error(), kExitFailure);
   StopSignals signals(block_stop_signals());
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
   if (!engine) return report(engine.error(), kExitFailure);
   signals.begin_serving();

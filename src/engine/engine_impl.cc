@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/log.h"
+#include "base/memory_reserve.h"
 #include "base/rng.h"
 #include "engine/requests/embedding.h"
 #include "engine/startup/model_fingerprint.h"
@@ -142,6 +143,9 @@ EngineImpl::~EngineImpl() {
 }
 
 Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) {
+  if (!restore_memory_reserve())
+    return fail(
+        error(StatusCode::kResourceExhausted, "the system gives no more memory: try again later"));
   ESP_ASSIGN_OR_RETURN(auto live, prepare(request, std::move(sink)));
   ESP_ASSIGN_OR_RETURN(const auto admission, registry_.admit({.rid = live->rid,
                                                               .num_samples = request.sampling.n,
@@ -168,7 +172,7 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
 void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_tokens) {
   const bool queued =
       tokenizers_->submit(std::move(text), {.add_special_tokens = add_special_tokens},
-                          [this, id](std::vector<TokenId>&& ids) {
+                          [this, id](Result<std::vector<TokenId>>&& ids) {
                             loop_->push(TokensMessage{id, std::move(ids)});
                           });
   if (!queued)

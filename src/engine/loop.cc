@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/memory_reserve.h"
 #include "base/thread.h"
 
 namespace espalier {
@@ -69,6 +70,7 @@ EngineLoop::~EngineLoop() {
 // while its forward runs.
 void EngineLoop::run() {
   set_thread_name("scheduler");
+  const MemoryReserveScope reserve;
   stats_.publish();
   while (take_inbox()) {  // 1 inbox; parks while there is nothing to do
     waited_ = {};
@@ -92,6 +94,7 @@ bool EngineLoop::take_inbox() {
   if (park && idle()) report_leak();
   const bool stopped = inbox_.take(messages_, park);
   turn_start_ = clock_.now();
+  handler_.free_memory(/*shed=*/!restore_memory_reserve());
   for (Message& message : messages_) handler_.handle(message);
   if (stopped) handler_.abort_all(error(StatusCode::kUnavailable, "the engine was shut down"));
   handler_.answer(in_flight_ != nullptr);

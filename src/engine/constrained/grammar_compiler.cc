@@ -1,12 +1,47 @@
 #include "engine/constrained/grammar_compiler.h"
 
 #include <algorithm>
+#include <new>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/memory_reserve.h"
 #include "base/thread.h"
 
 namespace espalier {
+namespace {
+
+// The request's field that a grammar of this kind comes in.
+std::string_view field_of(grammar::GrammarSpec::Kind kind) {
+  using Kind = grammar::GrammarSpec::Kind;
+  switch (kind) {
+    case Kind::kJsonSchema:
+      return "json_schema";
+    case Kind::kRegex:
+      return "regex";
+    case Kind::kEbnf:
+      return "ebnf";
+    case Kind::kStructuralTag:
+      return "structural_tag";
+    default:
+      return "choices";
+  }
+}
+
+// What is too large is the request's fault and stays too large: it is not to be tried again. An
+// error of the source names the field.
+Status as_request_error(const grammar::GrammarSpec& spec, const Status& status) {
+  const StatusCode code = status.code();
+  if (code != StatusCode::kResourceExhausted && code != StatusCode::kInvalidArgument) return status;
+  const std::string_view field = field_of(spec.kind);
+  const bool named = status.message().find(field) != std::string::npos;
+  const Status wrong = invalid_argument("{}", status.message());
+  return named ? wrong : wrong.with_context(field);
+}
+
+}  // namespace
+
 GrammarCompiler::GrammarCompiler(VocabView vocab, int32_t num_threads,
                                  const grammar::GrammarLimits& limits, int64_t kept_bytes_max)
     : vocab_(std::move(vocab)),
@@ -128,6 +163,18 @@ void GrammarCompiler::work() {
   }
 }
 
+GrammarCompiler::Compiled GrammarCompiler::compile_source(const grammar::GrammarSpec& spec,
+                                                          const grammar::GrammarLimits& limits) {
+  try {
+    Compiled made = grammar::compile_grammar(spec, trie(), limits);
+    if (!made) return fail(as_request_error(spec, made.error()));
+    return made;
+  } catch (const std::bad_alloc&) {
+    return fail(error(StatusCode::kUnavailable,
+                      "there is no memory to compile the grammar: try again later"));
+  }
+}
+
 void GrammarCompiler::run(const std::string& key, Job& job) {
   const SteadyClock clock;
   Compiled made;
@@ -136,10 +183,7 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
     const TimePoint start = clock.now();
     grammar::GrammarLimits limits = limits_;
     limits.cancelled = &job.cancelled;
-    made = grammar::compile_grammar(job.spec, trie(), limits);
-    // What is too large is the request's fault and stays too large: it is not to be tried again.
-    if (!made && made.error().code() == StatusCode::kResourceExhausted)
-      made = fail(invalid_argument("{}", made.error().message()));
+    made = compile_source(job.spec, limits);
     std::unique_lock lock(mutex_);
     stats_.compile_seconds += to_seconds(clock.now() - start);
     // Given up, and wanted again before that was noticed: once more.
@@ -153,6 +197,7 @@ void GrammarCompiler::run(const std::string& key, Job& job) {
     }
     const auto node = jobs_.extract(key);
     lock.unlock();
+    const MemoryReserveScope reserve;  // the answer is passed on even when memory is short
     for (const Waiting& waiting : node.mapped()->waiting) waiting.done(made);
     return;
   }

@@ -72,6 +72,7 @@ class GrammarCompiler {
     std::atomic<bool> cancelled{false};
   };
   void work();
+  Compiled compile_source(const grammar::GrammarSpec& spec, const grammar::GrammarLimits& limits);
   void run(const std::string& key, Job& job);
   std::shared_ptr<const grammar::TokenTrie> trie();
   std::shared_ptr<grammar::CompiledGrammar> known(const std::string& key,

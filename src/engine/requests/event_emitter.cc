@@ -1,9 +1,11 @@
 #include "engine/requests/event_emitter.h"
 
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "engine/requests/embedding.h"
 #include "engine/sampling/sampler.h"
 
@@ -147,8 +149,8 @@ void EventEmitter::emit(SampleState& sample) {
     parts_.registry.release_sample(request.rid);
     if (--request.num_unfinished == 0) return emit_last(request, event);
   }
-  request.sink(std::move(event));
-  event.text.clear();  // NOLINT(bugprone-use-after-move): see above
+  deliver(request, event);
+  event.text.clear();
   event.ids.clear();
   event.logprobs.clear();
   event.input_logprobs.clear();
@@ -158,8 +160,18 @@ void EventEmitter::emit(SampleState& sample) {
 void EventEmitter::emit_last(LiveRequest& request, TokenEvent& event) {
   parts_.registry.release_rid(request.rid);
   const std::unique_ptr<LiveRequest> last = parts_.requests.extract(request.id);
-  request.sink(std::move(event));
+  deliver(*last, event);
   parts_.registry.settle();
+}
+
+// A sink that finds no memory for its answer ends its own request and no other's.
+void EventEmitter::deliver(LiveRequest& request, TokenEvent& event) {
+  try {
+    request.sink(std::move(event));
+  } catch (const std::bad_alloc&) {
+    log_error("no memory for an answer rid={}", request.rid);
+    if (request.num_unfinished > 0) out_of_memory_.push_back(request.id);
+  }
 }
 
 }  // namespace espalier

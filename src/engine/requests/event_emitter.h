@@ -45,6 +45,10 @@ class EventEmitter final : public SequenceObserver {
   // Passes all pending events to their sinks.
   void emit();
 
+  // Requests whose sinks found no memory for an event. Each is to be aborted, and takes what comes
+  // after as lost.
+  std::vector<RequestId> take_out_of_memory() { return std::exchange(out_of_memory_, {}); }
+
   bool has_pending() const { return !pending_.empty(); }
   const FinishCounts& counts() const { return counts_; }
   int64_t take_new_tokens() { return std::exchange(new_tokens_, 0); }  // since the last call
@@ -63,11 +67,13 @@ class EventEmitter final : public SequenceObserver {
  private:
   void add_pending(SampleState& sample);
   void emit(SampleState& sample);
+  void deliver(LiveRequest& request, TokenEvent& event);
   void emit_last(LiveRequest& request, TokenEvent& event);
   void count(const SampleState& sample, FinishReason& reason);
 
   const Parts parts_;
   std::vector<SampleState*> pending_;
+  std::vector<RequestId> out_of_memory_;
   FinishCounts counts_;
   int64_t new_tokens_ = 0;
   int64_t stop_work_left_ = StopMatcher::kWorkPerStep;

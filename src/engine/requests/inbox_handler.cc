@@ -159,6 +159,23 @@ void InboxHandler::abort_all(const Status& why) {
   parts_.requests.for_each([&](LiveRequest& request) { abort(request, why); });
 }
 
+void InboxHandler::free_memory(bool shed) {
+  const Status why = error(StatusCode::kResourceExhausted,
+                           "the system gives no more memory for this answer: try again later");
+  for (const RequestId id : parts_.events.take_out_of_memory())
+    if (LiveRequest* const request = parts_.requests.find(id)) abort(*request, why);
+  if (!shed) return;
+  LiveRequest* largest = nullptr;
+  const auto weight = [](const LiveRequest& r) {
+    const auto& s = r.sampling.spec;
+    return std::pair(r.samples.size() * static_cast<size_t>(1 + s.top_logprobs_num), r.arrived);
+  };
+  parts_.requests.for_each([&](LiveRequest& request) {
+    if (largest == nullptr || weight(*largest) < weight(request)) largest = &request;
+  });
+  if (largest != nullptr) abort(*largest, why);
+}
+
 // All of it between two steps: what the tree holds is computed, and no step in flight uses the free
 // pages.
 Result<JoinedPrompt> InboxHandler::join(const JoinRequest& request) {

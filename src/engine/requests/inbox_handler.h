@@ -36,6 +36,9 @@ class InboxHandler {
 
   void handle(Message& message);
   void abort_all(const Status& why);
+  // Aborts the requests whose events found no memory and, with `shed`, the one that needs the most
+  // memory for its answers, so that the others go on.
+  void free_memory(bool shed);
 
   // Answers the pauses and flushes for which the engine is ready. A pause is answered when the last
   // step is committed; a flush too, since entries of that step may be of requests that have ended.

@@ -24,7 +24,8 @@ std::string make_id() {
 
 Status not_open(std::string_view id) {
   return invalid_argument(
-      "session '{}' is not open: open it with /open_session first (it may have been closed, or "
+      "session_id: session '{}' is not open: open it with /open_session first (it may have been "
+      "closed, or "
       "have timed out)",
       id);
 }
@@ -45,7 +46,8 @@ Result<std::string> SessionTable::open(const SessionOptions& options) {
   const std::string id = options.id.empty() ? make_id() : options.id;
   if (sessions_.contains(id))
     return fail(error(StatusCode::kAlreadyExists,
-                      "session '{}' is open already: close it, or choose another id", id));
+                      "session_id: session '{}' is open already: close it, or choose another id",
+                      id));
   if (sessions_.size() >= config_.num_sessions_max)
     return fail(error(StatusCode::kResourceExhausted,
                       "{} sessions are open, which is as many as there may be: close some, or open "

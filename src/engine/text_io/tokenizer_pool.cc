@@ -1,7 +1,9 @@
 #include "engine/text_io/tokenizer_pool.h"
 
 #include <algorithm>
+#include <exception>
 
+#include "base/memory_reserve.h"
 #include "base/thread.h"
 
 namespace espalier {
@@ -29,7 +31,19 @@ void TokenizerPool::work() {
   const int num_threads = static_cast<int>(usable_cpus().size());
   while (auto job = jobs_.pop()) {
     job->options.num_threads = std::max(job->options.num_threads, num_threads);
-    job->done(tokenizer_.encode(job->text, job->options));
+    auto ids = encode(*job);
+    const MemoryReserveScope reserve;  // the answer is passed on even when memory is short
+    job->done(std::move(ids));
+  }
+}
+
+Result<std::vector<TokenId>> TokenizerPool::encode(const Job& job) const {
+  try {
+    return tokenizer_.encode(job.text, job.options);
+  } catch (const std::exception&) {  // the standard library's: no memory, or no thread
+    return fail(error(StatusCode::kResourceExhausted,
+                      "there is no memory to tokenise a prompt of {} bytes: try again later",
+                      job.text.size()));
   }
 }
 

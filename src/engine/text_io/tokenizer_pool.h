@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bounded_queue.h"
+#include "base/status.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace espalier {
@@ -15,7 +16,8 @@ namespace espalier {
 // Thread-safe. Idle threads are parked.
 class TokenizerPool {
  public:
-  using Done = std::function<void(std::vector<TokenId>&& ids)>;
+  // kResourceExhausted: there was no memory for the prompt's tokens.
+  using Done = std::function<void(Result<std::vector<TokenId>>&& ids)>;
 
   // `tokenizer` outlives the pool. `capacity`: jobs that may wait.
   TokenizerPool(const Tokenizer& tokenizer, int num_threads, size_t capacity);
@@ -31,6 +33,7 @@ class TokenizerPool {
     Done done;
   };
   void work();
+  Result<std::vector<TokenId>> encode(const Job& job) const;
 
   const Tokenizer& tokenizer_;
   BoundedQueue<Job> jobs_;

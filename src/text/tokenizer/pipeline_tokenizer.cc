@@ -192,14 +192,21 @@ void PipelineTokenizer::encode_in_parallel(std::string_view raw, bool at_start,
     begin = end;
   }
   std::vector<std::vector<TokenId>> encoded(parts.size());
+  std::vector<std::exception_ptr> thrown(parts.size());  // no memory
   const auto encode_part = [&](size_t i) {
-    encode_raw(parts[i], at_start && i == 0, options.parse_special, encoded[i]);
+    try {
+      encode_raw(parts[i], at_start && i == 0, options.parse_special, encoded[i]);
+    } catch (...) {
+      thrown[i] = std::current_exception();
+    }
   };
   {
     std::vector<std::jthread> threads;  // joined at the block's end
     for (size_t i = 1; i < parts.size(); ++i) threads.emplace_back(encode_part, i);
     encode_part(0);
   }
+  for (const std::exception_ptr& one : thrown)
+    if (one != nullptr) std::rethrow_exception(one);
   for (const std::vector<TokenId>& part : encoded) ids.insert(ids.end(), part.begin(), part.end());
 }
 
