@@ -46,7 +46,7 @@ Status check(const ExactBody& body) {
     return invalid_argument("choices holds {} texts, but must hold 1 to {}", body.choices.size(),
                             kChoicesMax);
   if (std::ranges::any_of(body.choices, &std::string::empty))
-    return invalid_argument("a choice is empty: every text begins with it");
+    return invalid_argument("choices: a choice is empty: every text begins with it");
   if (body.text.empty() == body.input_ids.empty())
     return invalid_argument("give the prompt, as text or as input_ids");
   return {};

@@ -254,8 +254,9 @@ Status wrong_size(std::string_view name, size_t num_entries, size_t num_prompts)
 Status check_samples(size_t num_prompts, int32_t n) {
   const size_t samples = num_prompts * static_cast<size_t>(std::max(n, 1));
   if (samples <= kSamplesMax) return {};
-  return invalid_argument("{} {} with {} samples each are more than one call may ask for: {}",
-                          num_prompts, num_prompts == 1 ? "prompt" : "prompts", n, kSamplesMax);
+  return invalid_argument(
+      "n is {}: {} {} with {} samples each are more than one call may ask for: {}", n, num_prompts,
+      num_prompts == 1 ? "prompt" : "prompts", n, kSamplesMax);
 }
 
 std::string field_help(const FieldRow& row) {

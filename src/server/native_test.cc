@@ -429,7 +429,8 @@ TEST_F(NativeTest, Errors) {
            {R"({"text":["a","b"],"sampling_params":[{"n":1},{"n":2}]})",
             plain("sampling_params.n must be the same for all prompts of a batch")},
            {R"({"text":"a","sampling_params":{"n":100000}})",
-            plain("1 prompt with 100000 samples each are more than one call may ask for: 65536")},
+            plain("n is 100000: 1 prompt with 100000 samples each are more than one call may ask "
+                  "for: 65536")},
            {R"({"text":"a","sampling_params":{"n":0}})", plain("n must be at least 1")},
            {R"({"text":"a","image_data":"x"})",
             plain("image_data is not supported until a model supports images: leave it out")},

@@ -74,7 +74,7 @@ Result<std::string> detokenize(const Context& context, const DetokenizeRequest& 
   for (const auto& ids : request.tokens.values) {
     for (const TokenId id : ids) {
       if (id >= tokenizer->vocab_size()) {
-        return fail(invalid_argument("token id {} is outside the vocabulary of {}", id,
+        return fail(invalid_argument("tokens: token id {} is outside the vocabulary of {}", id,
                                      tokenizer->vocab_size()));
       }
     }

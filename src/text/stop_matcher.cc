@@ -148,21 +148,24 @@ StopMatcher::~StopMatcher() = default;
 Result<StopMatcher> StopMatcher::create(std::vector<std::string> stops,
                                         std::vector<std::string> stop_regexes) {
   if (stops.size() > kStopsMax || stop_regexes.size() > kStopsMax) {
-    return fail(invalid_argument("at most {} stop strings and {} stop expressions are accepted",
-                                 kStopsMax, kStopsMax));
+    return fail(invalid_argument(
+        "stop and stop_regex: at most {} stop strings and {} stop expressions are accepted",
+        kStopsMax, kStopsMax));
   }
   std::erase(stops, "");
   std::erase(stop_regexes, "");
   for (const std::string& stop : stops) {
     if (stop.size() > kStopBytesMax) {
-      return fail(invalid_argument("a stop string has {} bytes; at most {} are accepted",
+      return fail(invalid_argument("stop: a stop string has {} bytes; at most {} are accepted",
                                    stop.size(), kStopBytesMax));
     }
     if (!is_valid_utf8(stop)) return fail(invalid_argument("a stop string is not valid UTF-8"));
   }
   auto shared = std::make_shared<Impl::Stops>(std::move(stops), std::move(stop_regexes));
   if (!shared->patterns.empty()) {
-    ESP_ASSIGN_OR_RETURN(shared->regex, StreamRegex::compile(shared->patterns));
+    auto compiled = StreamRegex::compile(shared->patterns);
+    if (!compiled) return fail(compiled.error().with_context("stop_regex"));
+    shared->regex = *std::move(compiled);
   }
   return StopMatcher(std::make_unique<Impl>(std::move(shared)));
 }
@@ -191,7 +194,8 @@ void StopMatcher::Impl::search_regexes(int64_t& step_work_left) {
   search->read(std::string_view(buffer).substr(search->num_read() - buffer_begin), work_left);
   const auto found = search->match(work_left);
   const int64_t used = work_credit + budget - work_left;
-  const int64_t from_budget = std::clamp<int64_t>(used - std::max<int64_t>(work_credit, 0), 0, budget);
+  const int64_t from_budget =
+      std::clamp<int64_t>(used - std::max<int64_t>(work_credit, 0), 0, budget);
   step_work_left -= from_budget;
   work_credit -= used - from_budget;
   if (found) regex_hit = {found->begin, found->end, &stops->patterns[found->pattern]};
@@ -212,16 +216,15 @@ size_t StopMatcher::Impl::hold_begin() const {
   if (!search) return hold;
   const size_t unsearched = search->num_read();
   const size_t window = buffer_begin + tail_begin(buffer, kRegexWindow);
-  return std::min({hold, unsearched,
-                   std::max(search->pending_begin().value_or(unsearched), window)});
+  return std::min(
+      {hold, unsearched, std::max(search->pending_begin().value_or(unsearched), window)});
 }
 
 StopMatcher::Output StopMatcher::Impl::finish(const Hit& hit) {
   ended = true;
   const size_t shown = std::max(hit.begin, buffer_begin);  // what was shown cannot be taken back
-  return {.text = cut(buffer_begin, shown),
-          .matched = *hit.what,
-          .matched_text = cut(shown, hit.end)};
+  return {
+      .text = cut(buffer_begin, shown), .matched = *hit.what, .matched_text = cut(shown, hit.end)};
 }
 
 StopMatcher::Output StopMatcher::Impl::show_safe() {

@@ -84,7 +84,8 @@ Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
     if (format.name == name) return format;
     all += (all.empty() ? "" : ", ") + format.name;
   }
-  return fail(invalid_argument("'{}' is no reasoning parser; it must be one of {}", name, all));
+  return fail(invalid_argument(
+      "reasoning_parser: '{}' is no reasoning parser; it must be one of {}", name, all));
 }
 
 ReasoningParser::ReasoningParser(const ReasoningFormat& format)

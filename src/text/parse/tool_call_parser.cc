@@ -245,7 +245,8 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     std::string all;
     for (const std::string& known : tool_call_format_names())
       all += (all.empty() ? "" : ", ") + known;
-    return fail(invalid_argument("'{}' is no tool call parser; it must be one of {}", name, all));
+    return fail(invalid_argument(
+        "tool_call_parser: '{}' is no tool call parser; it must be one of {}", name, all));
   }
   switch (format->kind) {
     case ToolCallFormat::Kind::kJson:
