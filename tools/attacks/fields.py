@@ -229,6 +229,8 @@ def message_of(text):
 def names_field(text, case):
     if case.names & PROMPT and "the prompt" in text:
         return True
+    if "stop_sequences" in case.names and "stop" in text:
+        return True
     if case.names & GRAMMAR and re.search("json_schema|structural_tag", text):
         return True
     if "?" in case.path or not case.body:

@@ -45,7 +45,7 @@ def schemas(rng):
                          "required": ["l", "r"]}}, "$ref": "#/$defs/t"},
         nested_schema(n, lambda s: {"type": "array", "items": s}),
         nested_schema(min(n, 300), lambda s: {"type": "object", "properties": {"a": s}, "required": ["a"]}),
-        nested_schema(20, lambda s: {"allOf": [s, s]}), nested_schema(18, lambda s: {"anyOf": [s, {"type": "array", "items": s}]}),
+        nested_schema(13, lambda s: {"allOf": [s, s]}), nested_schema(13, lambda s: {"anyOf": [s, {"type": "array", "items": s}]}),
         {"patternProperties": {f"^{'(a|b)' * i}$": {"type": "integer"} for i in range(min(n, 60))}},
         {"type": "number", "minimum": -10.0 ** rng.randint(1, 300), "maximum": 10.0 ** rng.randint(1, 300)},
         {"type": "integer", "multipleOf": rng.choice([1e-9, 0.1, 7919, 10 ** 40])},
@@ -111,7 +111,7 @@ def run(budget):
             started = time.monotonic()
             answer = target.send("POST", path, body, timeout=ANSWER_SECONDS)
             times.append(time.monotonic() - started)
-            if answer.status not in (200, 400):
+            if answer.status not in (200, 400, 413):
                 outcome.fail(f"status {answer.status} of a {kind}", f"{json.dumps(body)[:300]} {answer.text()[:150]}")
         ended.set()
         watcher.join()
