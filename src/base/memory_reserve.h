@@ -1,4 +1,4 @@
-// Memory set aside for threads whose allocations must not fail. When the system refuses memory to
+// A reserve of memory for threads whose allocations must not fail. When the system refuses memory to
 // such a thread, the reserve is returned to the system and the allocation is repeated. A thread
 // without a scope gets std::bad_alloc at once: the work of one request, which ends alone.
 //
