@@ -160,20 +160,26 @@ void InboxHandler::abort_all(const Status& why) {
 }
 
 void InboxHandler::free_memory(bool shed) {
+  const std::vector<RequestId> failed = parts_.events.take_out_of_memory();
+  if (failed.empty() && !shed) return;
   const Status why = error(StatusCode::kResourceExhausted,
                            "the system gives no more memory for this answer: try again later");
-  for (const RequestId id : parts_.events.take_out_of_memory())
+  for (const RequestId id : failed)
     if (LiveRequest* const request = parts_.requests.find(id)) abort(*request, why);
-  if (!shed) return;
+  if (LiveRequest* const largest = shed ? largest_request() : nullptr) abort(*largest, why);
+}
+
+// The one with the most samples and log-probabilities; of equal ones the newest.
+LiveRequest* InboxHandler::largest_request() {
   LiveRequest* largest = nullptr;
   const auto weight = [](const LiveRequest& r) {
-    const auto& s = r.sampling.spec;
-    return std::pair(r.samples.size() * static_cast<size_t>(1 + s.top_logprobs_num), r.arrived);
+    const auto entries = static_cast<size_t>(1 + r.sampling.spec.top_logprobs_num);
+    return std::pair(r.samples.size() * entries, r.arrived);
   };
   parts_.requests.for_each([&](LiveRequest& request) {
     if (largest == nullptr || weight(*largest) < weight(request)) largest = &request;
   });
-  if (largest != nullptr) abort(*largest, why);
+  return largest;
 }
 
 // All of it between two steps: what the tree holds is computed, and no step in flight uses the free

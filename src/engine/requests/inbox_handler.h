@@ -68,6 +68,7 @@ class InboxHandler {
   void abort(LiveRequest& request, const Status& why) {
     end(request, FinishReason::Type::kAbort, why);
   }
+  LiveRequest* largest_request();  // null where there is none
   Result<JoinedPrompt> join(const JoinRequest& request);
   void answer_pauses();
   void answer_flushes(bool step_in_flight);
