@@ -29,20 +29,34 @@ void write_operation(JsonWriter& w, const Route& route, const std::string& param
   w.member("description", "OK").end_object().end_object().end_object();
 }
 
-void write_path(JsonWriter& w, const Route& route) {
+std::string path_of(const Route& route) {
   std::string path = route.pattern;
+  if (const size_t star = path.find("*}"); star != std::string::npos) path.erase(star, 1);
+  return path;
+}
+
+void write_methods(JsonWriter& w, const Route& route, const std::string& path) {
   std::string param;
-  if (const size_t open = path.find('{'); open != std::string::npos) {
-    if (const size_t star = path.find("*}"); star != std::string::npos) path.erase(star, 1);
+  if (const size_t open = path.find('{'); open != std::string::npos)
     param = path.substr(open + 1, path.find('}') - open - 1);
-  }
-  w.key(path).begin_object();
   for (std::string method : route.methods) {
     for (char& c : method) c = static_cast<char>(c - 'A' + 'a');
     w.key(method);
     write_operation(w, route, param);
   }
-  w.end_object();
+}
+
+// Each path once, with the methods of all its routes: a reader of JSON keeps one member of a name.
+void write_paths(JsonWriter& w) {
+  std::set<std::string> written;
+  for (const Route& first : routes()) {
+    const std::string path = path_of(first);
+    if (!written.insert(path).second) continue;
+    w.key(path).begin_object();
+    for (const Route& route : routes())
+      if (path_of(route) == path) write_methods(w, route, path);
+    w.end_object();
+  }
 }
 
 void write_schemas(JsonWriter& w) {
@@ -75,7 +89,7 @@ std::string openapi_json() {
   w.begin_object().member("openapi", "3.1.0").key("info").begin_object();
   w.member("title", "Espalier").member("version", ESPALIER_VERSION).end_object();
   w.key("paths").begin_object();
-  for (const Route& route : routes()) write_path(w, route);
+  write_paths(w);
   w.end_object().key("components").begin_object().key("schemas");
   write_schemas(w);
   w.key("securitySchemes").begin_object().key("bearer").begin_object().member("type", "http");

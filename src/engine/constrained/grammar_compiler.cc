@@ -32,11 +32,10 @@ std::string_view field_of(grammar::GrammarSpec::Kind kind) {
 // What is too large is the request's fault and stays too large: it is not to be tried again. An
 // error of the source names the field.
 Status as_request_error(const grammar::GrammarSpec& spec, const Status& status) {
-  const StatusCode code = status.code();
-  if (code != StatusCode::kResourceExhausted && code != StatusCode::kInvalidArgument) return status;
   const std::string_view field = field_of(spec.kind);
   const bool named = status.message().find(field) != std::string::npos;
-  const Status wrong = invalid_argument("{}", status.message());
+  const bool too_large = status.code() == StatusCode::kResourceExhausted;
+  const Status wrong = too_large ? invalid_argument("{}", status.message()) : status;
   return named ? wrong : wrong.with_context(field);
 }
 

@@ -76,7 +76,7 @@ class Search : public std::enable_shared_from_this<Search> {
                   });
     }
     if (found_.num_spellings == 0)
-      return done_(fail(invalid_argument("the vocabulary cannot spell {}", name_of(text_))));
+      return done_(fail(invalid_argument("choices: the vocabulary cannot spell {}", name_of(text_))));
     found_.logprob = std::log(sum_);
     found_.left_out_max = total_open();
     done_(found_);

@@ -34,7 +34,7 @@ json::object function_call(std::string_view id, std::string_view name, std::stri
 }
 
 Status finish_chat(json::array messages, ChatRequest& request) {
-  if (messages.empty()) return invalid_argument("messages: there is no message");
+  if (messages.empty()) return invalid_argument("messages or input: there is no message");
   request.messages = std::make_shared<const Json>(std::move(messages));
   request.sampling.to_context = !request.sampling.max_new_tokens;
   const bool needs_call = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
