@@ -11,7 +11,7 @@ import fields
 import grammars
 
 CLIENTS = 6
-WARM_SHARE = 0.3  # of the time, before memory is measured first
+WARM_SHARE = 0.4  # of the time, before memory is measured first
 GROWTH_MAX = 0.15
 GOOD = [("/generate", {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 12}}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}),
@@ -43,7 +43,7 @@ def state_of(target):
 
 def run(budget):
     outcome = Outcome("soak")
-    with Target("--context-length", "256", "--max-total-tokens", "16384", "--grammar-cache-bytes", str(128 << 20)) as target:
+    with Target("--context-length", "256", "--max-total-tokens", "4096", "--grammar-cache-bytes", str(32 << 20)) as target:
         document = json.loads(target.get("/openapi.json")[2])
 
         def work(seed, until):
