@@ -196,9 +196,14 @@ void Generation::stream_sample(Sample& sample) {
   }
 }
 
+// Millions of log-probabilities take seconds to write. A worker writes them, so that the other
+// connections of this I/O thread go on; no event comes any more.
 void Generation::finish_whole() {
+  constexpr size_t kBytesPerLogprob = 4;  // of a body that is read in the time of writing one
   state_ = State::kAnswered;
-  response_->send({200, headers("application/json"), whole_body()});
+  context_->run_sized(num_logprobs_ * kBytesPerLogprob, response_, [self = shared_from_this()] {
+    self->response_->send({200, self->headers("application/json"), self->whole_body()});
+  });
 }
 
 void Generation::on_failure(const Status& engine_status) {
