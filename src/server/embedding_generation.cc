@@ -22,6 +22,10 @@ class VectorGeneration : public Generation {
  protected:
   Dialect dialect() const override { return Dialect::kOpenAi; }
   void append_events(std::string&, const Sample&) override {}
+  // There is no part of a vector: one that was aborted is none.
+  bool is_failure(const FinishReason& finish) const override {
+    return finish.type == FinishReason::Type::kAbort || Generation::is_failure(finish);
+  }
 
   void begin_list(JsonWriter& w, std::string_view object = "list") const {
     w.begin_object().member("object", object).member("model", model_);

@@ -123,9 +123,7 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   observe(sample, event);
   if (event.finish) --num_open_of_[item_index];
   if (state_ != State::kActive) return;
-  if (event.finish && event.finish->type == FinishReason::Type::kError) {
-    return on_failure(event.finish->status);
-  }
+  if (event.finish && is_failure(*event.finish)) return on_failure(event.finish->status);
   size_t num_logprobs = event.logprobs.size();
   for (const TokenLogprobs& at : event.logprobs) num_logprobs += at.top.size() + at.wanted.size();
   if (const Status counted = count_logprobs(num_logprobs); !counted.ok())
@@ -142,6 +140,11 @@ void Generation::on_event(size_t item_index, TokenEvent&& event) {
   if (sample.finish) --num_open_;
   if (stream_) return stream_sample(sample);
   if (num_open_ == 0) finish_whole();
+}
+
+bool Generation::is_failure(const FinishReason& finish) const {
+  return finish.type == FinishReason::Type::kError ||
+         finish.status.code() == StatusCode::kResourceExhausted;
 }
 
 void Generation::observe(Sample& sample, const TokenEvent& event) {

@@ -73,6 +73,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual void append_failure(std::string& out, const Status& status);
   virtual std::string_view stream_type() const { return "text/event-stream; charset=utf-8"; }
   virtual std::string whole_body() = 0;
+  // Whether a sample's end fails the whole call, as an error does, and one that found no memory.
+  virtual bool is_failure(const FinishReason& finish) const;
 
   const std::vector<Sample>& samples() const { return samples_; }
   size_t num_items() const { return items_.size(); }

@@ -253,6 +253,21 @@ TEST_F(ServerTest, AbortRequest) {
   EXPECT_EQ(post("/abort_request", "x").status, 400);
 }
 
+// There is no part of a score: the numbers of one that was aborted are not there.
+TEST_F(ServerTest, AnAbortedScoreIsAnError) {
+  engine_.set_script({.hold = true});
+  start();
+  net::TestSocket socket(server_->port());
+  socket.write(raw_post("/v1/score", R"({"query":"a","items":["b"],"label_token_ids":[1,2],)"
+                                     R"("return_token_logprobs":true})"));
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  EXPECT_EQ(post("/abort_request", R"({"abort_all":true})").status, 200);
+  const std::string answer =
+      socket.read_until([](const std::string& t) { return t.ends_with("}"); });
+  EXPECT_THAT(answer, HasSubstr("HTTP/1.1 400"));
+  EXPECT_THAT(answer, HasSubstr("aborted by its client"));
+}
+
 TEST_F(ServerTest, AClientThatLeavesIsAborted) {
   config_.max_body_bytes = 1 << 20;
   engine_.set_script({.reply = "abc", .hold = true, .hold_after = 1});
