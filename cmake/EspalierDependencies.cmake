@@ -15,6 +15,7 @@ pkg_check_modules(CURL REQUIRED libcurl)  # the header; loaded when a model is f
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)  # expressions of model files, never of clients
 pkg_check_modules(re2 REQUIRED re2)  # tests only: what stop expressions are compared with
 find_package(tomlplusplus REQUIRED)
+find_package(SQLite3 REQUIRED)  # what the server keeps of files and batches
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)
 # PNG plots of benchmarks, run as a program: librsvg's rsvg-convert (librsvg2-bin), which
 # `espalier_bench workloads --plots` asks for when it is not there.

@@ -374,6 +374,15 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
                 "of stored answers of /v1/responses; beyond, the least recently used are given up");
   table.seconds("responses-time-to-live", server.responses_time_to_live,
                 "after which a stored answer that was not used is given up");
+  table
+      .text("storage-path", server.storage_path, "FOLDER",
+            "of uploaded files and batches (/v1/files, /v1/batches); without, they are refused")
+      .aliases = {"file-storage-path"};
+  table.integer("max-storage-bytes", server.max_storage_bytes, 0, int64_t{1} << 60,
+                "of all files in --storage-path; beyond, an upload gets 503");
+  shown_default(table.integer("max-batch-requests", server.max_batch_requests, 0, 1 << 20,
+                              "lines of batches that run at once"),
+                "half of max-running-requests");
   table.seconds("header-timeout", server.header_timeout, "for all of a request's headers");
   table.seconds("idle-timeout", server.idle_timeout,
                 "between requests of a connection, or pieces of a body");

@@ -314,7 +314,7 @@ constexpr Group kGroups[] = {
      "enable-trace export-metrics-to-file enable-watermark enable-response-store"},
     {Rule::kRefused, kValue, "", "/metrics and --log-requests report each request",
      "export-metrics-to-file-dir extra-metric-labels load-publish-endpoint log-requests-target "
-     "watermark-config file-storage-path"},
+     "watermark-config"},
     {Rule::kNoEffect, kValue, "", "it matters only with --enable-trace",
      "otlp-service-name otlp-traces-endpoint trace-modules"},
     {Rule::kOnlyValue, kValue, "none", "cached keys and values need no checks while serving",

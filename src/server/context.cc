@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "engine/requests/exact_search.h"
+#include "server/batches/batches.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 

@@ -23,6 +23,7 @@ class Speller;
 }
 
 namespace espalier::server {
+struct Batches;
 class ResponseStore;
 }
 
@@ -65,6 +66,7 @@ struct Context {
   // Bounds over all requests, for /metrics; set before the server answers.
   std::vector<std::shared_ptr<MemoryAccount>> accounts;
   std::unique_ptr<ResponseStore> responses;  // answers of /v1/responses, by id
+  std::unique_ptr<Batches> batches;          // null without --storage-path
 
   // 32 hexadecimal digits that no other request of this process has.
   std::string make_rid();

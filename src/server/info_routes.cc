@@ -53,6 +53,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("model_path", e.model_path.string());
   path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   path("chat_template", context.config.chat_template);
+  path("storage_path", context.config.storage_path);
   for (const auto& [name, value] : context.config.private_paths) path(name, value);
   w.key("random_seed");
   admin ? static_cast<void>(w.value(e.random_seed)) : static_cast<void>(w.null());
@@ -128,6 +129,8 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("max_outputs_bytes", context.accounts.at(1)->limit());
   w.member("max_responses_bytes", c.max_responses_bytes);
   w.member("responses_time_to_live", to_seconds(c.responses_time_to_live));
+  w.member("max_storage_bytes", c.max_storage_bytes);
+  w.member("max_batch_requests", c.max_batch_requests);
   w.key("cors_origins").begin_array();
   for (const std::string& origin : c.cors_origins) w.value(origin);
   w.end_array();

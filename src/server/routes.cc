@@ -76,7 +76,7 @@ const std::vector<Route>& routes() {
     for (const auto* group :
          {&info_routes(), &generate_routes(), &responses_routes(), &anthropic_routes(),
           &ollama_routes(), &grammar_routes(), &text_routes(), &tool_routes(), &exact_routes(),
-          &session_routes(), &event_routes(), &admin_routes()})
+          &file_routes(), &batch_routes(), &session_routes(), &event_routes(), &admin_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

@@ -38,8 +38,10 @@ const std::vector<Route>& anthropic_routes();  // /v1/messages
 const std::vector<Route>& ollama_routes();     // /api/*
 const std::vector<Route>& responses_routes();  // /v1/responses
 const std::vector<Route>& admin_routes();      // flush, pause, continue, abort
+const std::vector<Route>& batch_routes();      // /v1/batches
 const std::vector<Route>& event_routes();      // the cache's events
 const std::vector<Route>& exact_routes();      // /exact_likelihood
+const std::vector<Route>& file_routes();       // /v1/files
 const std::vector<Route>& generate_routes();   // answers of the model, in every dialect
 const std::vector<Route>& grammar_routes();    // /v1/grammar/compile
 const std::vector<Route>& info_routes();       // models, health, state, metrics

@@ -9,6 +9,7 @@
 #include "engine/startup/system_info.h"
 #include "net/http_server.h"
 #include "server/authorize.h"
+#include "server/batches/batches.h"
 #include "server/context.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
@@ -94,6 +95,45 @@ void raise_descriptor_limit(int max_connections) {
 }  // namespace
 
 namespace {
+
+// Below what clients state, by more than the threshold of preemption.
+constexpr int32_t kBatchPriority = -1000;
+
+// A batch's line runs as a client's request to the same route would.
+void call_route(const ContextPtr& context, const std::string& path, std::string body,
+                ResponsePtr response) {
+  for (const server::Route& route : server::routes()) {
+    if (route.pattern != path || route.methods.front() != "POST") continue;
+    HttpRequest request;
+    request.method = "POST";
+    request.path = path;
+    request.body = std::move(body);
+    return route.handler(context, std::move(request), std::move(response));
+  }
+}
+
+Status open_batches(const ContextPtr& context) {
+  const ServerConfig& c = context->config;
+  if (c.storage_path.empty()) return {};
+  const EngineConfig& e = context->engine.config();
+  server::BatchSettings settings;
+  settings.max_calls =
+      c.max_batch_requests != 0 ? c.max_batch_requests : std::max(1, e.max_running_requests / 2);
+  if (e.schedule_policy == "priority") settings.priority = kBatchPriority;
+  server::BatchTarget target{
+      .call =
+          [weak = std::weak_ptr(context)](const std::string& path, std::string body,
+                                          ResponsePtr response) {
+            if (const ContextPtr alive = weak.lock())
+              call_route(alive, path, std::move(body), std::move(response));
+          },
+      .is_busy = [&engine = context->engine] { return engine.stats().num_waiting > 0; }};
+  auto opened =
+      server::Batches::open(c.storage_path, c.max_storage_bytes, std::move(target), settings);
+  if (!opened) return opened.error().with_context("--storage-path");
+  context->batches = std::move(*opened);
+  return {};
+}
 
 Status choose_parsers(server::Context& context) {
   const ServerConfig& c = context.config;
@@ -201,6 +241,7 @@ Status Server::start() {
   impl_->context->accounts = {http.bodies, http.outputs, responses};
   impl_->context->responses =
       std::make_unique<server::ResponseStore>(responses, c.responses_time_to_live);
+  ESP_RETURN_IF_ERROR(open_batches(impl_->context));
   set_reach(c, http);
   net::Router router;
   ESP_RETURN_IF_ERROR(impl_->add_routes(router));
@@ -213,6 +254,7 @@ Status Server::start() {
   if (!started) return with_flags(started.error());
   impl_->http = std::move(*started);
   impl_->context->http = impl_->http.get();
+  if (impl_->context->batches != nullptr) impl_->context->batches->runner.start();
   return {};
 }
 
@@ -223,9 +265,11 @@ void Server::stop(Duration timeout) {
   if (impl_->stopped) return;
   impl_->stopped = true;
   impl_->context->stopping = true;
+  if (impl_->context->batches != nullptr) impl_->context->batches->runner.stop();
   if (impl_->http != nullptr) impl_->http->stop(timeout);
   impl_->context->http = nullptr;
   impl_->context->workers->stop();
+  impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not
 }
 
 }  // namespace espalier

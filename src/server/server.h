@@ -58,6 +58,11 @@ struct ServerConfig {
   // up.
   size_t max_responses_bytes = 64ull << 20;
   Duration responses_time_to_live = std::chrono::hours(1);  // --responses-time-to-live: unused
+  // --storage-path: the folder of uploaded files and batches; empty: this server has none.
+  std::string storage_path;
+  int64_t max_storage_bytes = int64_t{16} << 30;  // --max-storage-bytes: of all files together
+  // --max-batch-requests: lines of batches that run at once; 0: half of max_running_requests.
+  int32_t max_batch_requests = 0;
   // --cors-origins: whose pages may read answers; "*" is everyone. Not set: everyone, but nobody
   // where a server without a key is bound beyond loopback.
   std::vector<std::string> cors_origins;

@@ -1,0 +1,182 @@
+// OpenAI's files: POST and GET /v1/files, and one of them by its id.
+#include <algorithm>
+#include <charconv>
+
+#include "net/multipart.h"
+#include "server/batches/batch_routes.h"
+#include "server/batches/batches.h"
+#include "server/errors.h"
+#include "server/json_writer.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+constexpr std::string_view kPurposes[] = {"assistants", "batch",     "evals",
+                                          "fine-tune",  "user_data", "vision"};
+
+void write_file(JsonWriter& w, const FileRecord& file) {
+  w.begin_object().member("id", file.id).member("object", "file").member("bytes", file.bytes);
+  w.member("created_at", file.created_at).member("expires_at", file.expires_at);
+  w.member("filename", file.filename).member("purpose", file.purpose);
+  w.member("status", "processed").key("status_details").null().end_object();
+}
+
+HttpResponse file_response(const FileRecord& file) {
+  std::string out;
+  JsonWriter w(out);
+  write_file(w, file);
+  return HttpResponse::json(200, std::move(out));
+}
+
+struct Upload {
+  FileRecord described;
+  std::string_view content;
+};
+
+Result<int64_t> read_seconds(std::string_view text) {
+  int64_t seconds = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (problem != std::errc() || end != text.data() + text.size() || seconds < kMinExpirySeconds ||
+      seconds > kMaxExpirySeconds)
+    return fail(invalid_argument("expires_after[seconds] must be a whole number between {} and {}",
+                                 kMinExpirySeconds, kMaxExpirySeconds));
+  return seconds;
+}
+
+Result<Upload> read_upload(const HttpRequest& request) {
+  const std::string* type = request.header("Content-Type");
+  ESP_ASSIGN_OR_RETURN(const auto parts,
+                       net::parse_form_data(type != nullptr ? *type : "", request.body));
+  Upload upload;
+  bool has_file = false;
+  for (const net::FormPart& part : parts) {
+    if (part.name == "file") {
+      has_file = true;
+      upload.content = part.content;
+      upload.described.filename = part.filename;
+    } else if (part.name == "purpose") {
+      upload.described.purpose = part.content;
+    } else if (part.name == "expires_after[anchor]") {
+      if (part.content != "created_at")
+        return fail(invalid_argument("expires_after[anchor] must be created_at"));
+    } else if (part.name == "expires_after[seconds]") {
+      ESP_ASSIGN_OR_RETURN(const int64_t seconds, read_seconds(part.content));
+      upload.described.expires_at = unix_now() + seconds;
+    }
+  }
+  if (!has_file) return fail(invalid_argument("file is missing: a part of the form"));
+  if (std::ranges::count(kPurposes, upload.described.purpose) == 0)
+    return fail(invalid_argument("purpose is '{}'; it must be one of {}", upload.described.purpose,
+                                 fmt::join(kPurposes, ", ")));
+  if (upload.described.filename.empty()) upload.described.filename = "file";
+  return upload;
+}
+
+void handle_upload(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
+  const auto upload = read_upload(request);
+  if (!upload) return response->send(error_response(Dialect::kOpenAi, upload.error()));
+  const auto kept = batches.files->add(upload->described, upload->content);
+  response->send(kept ? file_response(*kept) : error_response(Dialect::kOpenAi, kept.error()));
+}
+
+void handle_list(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
+  const auto query = read_list_query(request, 10'000, 10'000);
+  if (!query) return response->send(error_response(Dialect::kOpenAi, query.error()));
+  const auto page = batches.files->list(request.query_param("purpose").value_or(""), *query);
+  if (!page) return response->send(error_response(Dialect::kOpenAi, page.error()));
+  response->send(list_response(*page, write_file));
+}
+
+void handle_get(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
+  const auto file = batches.files->get(request.param("id"));
+  response->send(file ? file_response(*file) : error_response(Dialect::kOpenAi, file.error()));
+}
+
+void handle_delete(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
+  const std::string id(request.param("id"));
+  if (const Status erased = batches.files->erase(id); !erased.ok())
+    return response->send(error_response(Dialect::kOpenAi, erased));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("id", id).member("object", "file").member("deleted", true).end_object();
+  response->send(HttpResponse::json(200, std::move(out)));
+}
+
+// Sends a content as fast as its client reads, without a copy of the whole.
+class ContentStream : public std::enable_shared_from_this<ContentStream> {
+ public:
+  ContentStream(MappedFile content, ResponsePtr response)
+      : content_(std::move(content)), response_(std::move(response)) {}
+
+  void begin() {
+    response_->start_stream(200, {{"Content-Type", "application/octet-stream"}});
+    response_->post([self = shared_from_this()] { self->send_more(); });
+  }
+
+ private:
+  static constexpr size_t kPiece = 256 << 10, kAhead = 1 << 20;
+
+  void send_more() {
+    while (!response_->closed() && response_->pending_output() < kAhead) {
+      const std::string_view rest = content_.text().substr(sent_);
+      if (rest.empty()) return response_->finish();
+      const std::string_view piece = rest.substr(0, kPiece);
+      sent_ += piece.size();
+      response_->write(std::string(piece));
+      content_.release(content_.bytes().subspan(0, sent_));
+    }
+    if (response_->closed()) return;
+    response_->post_after(std::chrono::milliseconds(1),
+                          [self = shared_from_this()] { self->send_more(); });
+  }
+
+  const MappedFile content_;
+  const ResponsePtr response_;
+  size_t sent_ = 0;
+};
+
+void handle_content(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
+  auto content = batches.files->content(request.param("id"));
+  if (!content) return response->send(error_response(Dialect::kOpenAi, content.error()));
+  std::make_shared<ContentStream>(std::move(*content), response)->begin();
+}
+
+}  // namespace
+
+const std::vector<Route>& file_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"POST"},
+       "/v1/files",
+       kUser,
+       "Upload a file (multipart/form-data: file, purpose)",
+       on_worker(handle_upload),
+       "",
+       nullptr},
+      {{"GET"}, "/v1/files", kUser, "The files", on_worker(handle_list), "", nullptr},
+      {{"GET"},
+       "/v1/files/{id}",
+       kUser,
+       "What is known of a file",
+       on_worker(handle_get),
+       "",
+       nullptr},
+      {{"DELETE"}, "/v1/files/{id}", kUser, "Delete a file", on_worker(handle_delete), "", nullptr},
+      {{"GET"},
+       "/v1/files/{id}/content",
+       kUser,
+       "The content of a file",
+       on_worker(handle_content),
+       "",
+       nullptr},
+  };
+  return table;
+}
+
+}  // namespace espalier::server
