@@ -116,6 +116,10 @@ std::optional<std::string> percent_decode(std::string_view text, bool plus_is_sp
   return out;
 }
 
+Headers event_stream_headers() {
+  return {{"Content-Type", "text/event-stream; charset=utf-8"}, {"Cache-Control", "no-cache"}};
+}
+
 void append_sse(std::string& out, std::string_view payload) {
   out.reserve(out.size() + payload.size() + 8);
   out.append("data: ").append(payload).append("\n\n");

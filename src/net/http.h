@@ -92,5 +92,6 @@ using Admission = std::function<std::optional<HttpResponse>(const HttpRequest& h
 
 // Server-sent events: "data: PAYLOAD\n\n". `payload` holds no newline.
 void append_sse(std::string& out, std::string_view payload);
+Headers event_stream_headers();  // of an answer that is a stream of them
 
 }  // namespace espalier::net

@@ -6,6 +6,7 @@
 #include "base/thread.h"
 #include "engine/requests/exact_search.h"
 #include "server/batches/batches.h"
+#include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 

@@ -23,6 +23,7 @@ class Speller;
 }
 
 namespace espalier::server {
+class BackgroundResponses;
 struct Batches;
 class ResponseStore;
 }
@@ -66,6 +67,7 @@ struct Context {
   // Bounds over all requests, for /metrics; set before the server answers.
   std::vector<std::shared_ptr<MemoryAccount>> accounts;
   std::unique_ptr<ResponseStore> responses;  // answers of /v1/responses, by id
+  std::unique_ptr<BackgroundResponses> background;  // those that run without a client
   std::unique_ptr<Batches> batches;          // null without --storage-path
 
   // 32 hexadecimal digits that no other request of this process has.

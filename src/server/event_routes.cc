@@ -87,8 +87,7 @@ void handle_kv_events(const ContextPtr& context, HttpRequest&& request, Response
   if (!read) return response->send(error_response(Dialect::kNative, read.error()));
   const auto mode = request.query_param("stream");
   if (mode && *mode != "false" && *mode != "0") {
-    response->start_stream(
-        200, {{"Content-Type", "text/event-stream; charset=utf-8"}, {"Cache-Control", "no-cache"}});
+    response->start_stream(200, net::event_stream_headers());
     return stream(context, response, from);
   }
   std::string out;

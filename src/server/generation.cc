@@ -214,6 +214,7 @@ void Generation::on_failure(const Status& engine_status) {
   state_ = State::kFailed;
   const Status status = in_client_names(engine_status);
   abort_open();
+  on_failed(status);
   if (!streaming_) return response_->send(error_response(dialect(), status));
   std::string out;
   append_failure(out, status);

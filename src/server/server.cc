@@ -11,6 +11,7 @@
 #include "server/authorize.h"
 #include "server/batches/batches.h"
 #include "server/context.h"
+#include "server/dialects/background_responses.h"
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 #include "server/routes.h"
@@ -241,6 +242,8 @@ Status Server::start() {
   impl_->context->accounts = {http.bodies, http.outputs, responses};
   impl_->context->responses =
       std::make_unique<server::ResponseStore>(responses, c.responses_time_to_live);
+  impl_->context->background =
+      std::make_unique<server::BackgroundResponses>(*impl_->context->responses);
   ESP_RETURN_IF_ERROR(open_batches(impl_->context));
   set_reach(c, http);
   net::Router router;
@@ -267,6 +270,7 @@ void Server::stop(Duration timeout) {
   impl_->context->stopping = true;
   if (impl_->context->batches != nullptr) impl_->context->batches->runner.stop();
   if (impl_->http != nullptr) impl_->http->stop(timeout);
+  if (impl_->context->background != nullptr) impl_->context->background->stop();
   impl_->context->http = nullptr;
   impl_->context->workers->stop();
   impl_->context->batches.reset();  // answers in progress may outlive the server, its folder not

@@ -1,7 +1,10 @@
 """The official clients of the other dialects against a server with the model that ships: OpenAI's
 Responses and its agents with their defaults, Anthropic's, Ollama's."""
+import json
 import os
 import sys
+import tempfile
+import time
 
 import anthropic
 import ollama
@@ -58,6 +61,64 @@ def responses(client):
         {"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True),
         {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}])
     assert result.object == "response"
+
+
+def background(client):
+    """A response without a client: fetched, read as a stream, read again from an event, cancelled."""
+    begun = client.responses.create(model="m", input=QUESTION, background=True, temperature=0,
+                                    max_output_tokens=16)
+    assert begun.status in ("queued", "in_progress"), begun.status
+    deadline = time.monotonic() + 60
+    while (ended := client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    show("responses, background", (begun.status, ended.status, ended.output_text))
+    assert ended.status in ("completed", "incomplete") and ended.output_text
+    with client.responses.create(model="m", input=QUESTION, background=True, stream=True, temperature=0,
+                                 max_output_tokens=16) as stream:
+        events = list(stream)
+    again = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=3))
+    assert [event.sequence_number for event in again] == [event.sequence_number for event in events[4:]]
+    assert events[-1].response.output_text == ended.output_text
+    long = client.responses.create(model="m", input=QUESTION, background=True, max_output_tokens=2000)
+    assert client.responses.cancel(long.id).status == "cancelled"
+    assert client.responses.cancel(long.id).status == "cancelled"
+
+
+def batches(client):
+    """Files, and a batch over one: every method of both."""
+    lines = [{"custom_id": f"q{i}", "method": "POST", "url": "/v1/chat/completions",
+              "body": {"model": "m", "max_tokens": 8, "temperature": 0,
+                       "messages": [{"role": "user", "content": f"What is {i} + 1?"}]}} for i in range(20)]
+    lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": {}})
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch",
+                               expires_after={"anchor": "created_at", "seconds": 3600})
+    assert client.files.retrieve(file.id).bytes == len(content)
+    assert client.files.content(file.id).read() == content
+    assert file.id in [known.id for known in client.files.list(purpose="batch")]
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions",
+                                  completion_window="24h", metadata={"k": "v"})
+    deadline = time.monotonic() + 120
+    while (batch := client.batches.retrieve(batch.id)).status in ("validating", "in_progress", "finalizing"):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.05)
+    show("batches", (batch.status, batch.request_counts.model_dump()))
+    assert batch.request_counts.completed == 20 and batch.request_counts.failed == 1
+    records = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [record["custom_id"] for record in records] == [f"q{i}" for i in range(20)]
+    alone = client.chat.completions.create(**lines[3]["body"]).choices[0].message.content
+    assert records[3]["response"]["body"]["choices"][0]["message"]["content"] == alone
+    failed = json.loads(client.files.content(batch.error_file_id).text)
+    assert failed["custom_id"] == "bad" and failed["response"]["status_code"] == 400
+    assert batch.id in [known.id for known in client.batches.list(limit=1)]
+    try:
+        client.batches.cancel(batch.id)
+    except openai.BadRequestError as failure:
+        show("batches, cancel", failure.message)
+    else:
+        raise AssertionError("a batch that has ended was cancelled")
+    assert client.files.delete(file.id).deleted
 
 
 def agents(base):
@@ -128,9 +189,12 @@ def local(client):
 
 
 def main():
-    with Server() as server:
+    with tempfile.TemporaryDirectory() as storage, Server("--storage-path", storage) as server:
         base = f"http://127.0.0.1:{server.port}"
-        responses(openai.OpenAI(base_url=base + "/v1", api_key="none"))
+        client = openai.OpenAI(base_url=base + "/v1", api_key="none")
+        responses(client)
+        background(client)
+        batches(client)
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))
         local(ollama.Client(host=base))

@@ -8,7 +8,10 @@ namespace {
 // Parsed messages take a few times the bytes of their text.
 int64_t bytes_of(const StoredResponse& response) {
   const auto text = static_cast<int64_t>(boost::json::serialize(response.messages).size());
-  return static_cast<int64_t>(response.body.size() + response.input.size()) + 4 * text + 512;
+  int64_t events = 0;
+  for (const std::string& event : response.events) events += std::ssize(event) + 64;
+  return static_cast<int64_t>(response.body.size() + response.input.size()) + 4 * text + events +
+         512;
 }
 
 }  // namespace
@@ -18,12 +21,8 @@ bool ResponseStore::put(const std::string& id, StoredResponse response, TimePoin
   std::lock_guard lock(mutex_);
   drop_expired(now);
   if (const auto known = by_id_.find(id); known != by_id_.end()) drop(known->second);
-  if (bytes > account_->limit()) return false;
   MemoryCharge charge(account_);
-  while (!charge.resize(bytes)) {
-    if (entries_.empty()) return false;
-    drop(entries_.begin());
-  }
+  if (!make_room(charge, bytes)) return false;
   entries_.push_back(
       {id, std::make_shared<const StoredResponse>(std::move(response)), now, std::move(charge)});
   by_id_[id] = std::prev(entries_.end());
@@ -45,6 +44,33 @@ bool ResponseStore::erase(const std::string& id) {
   const auto known = by_id_.find(id);
   if (known == by_id_.end()) return false;
   drop(known->second);
+  return true;
+}
+
+void ResponseStore::keep_events(const std::string& id, std::vector<std::string> events) {
+  std::lock_guard lock(mutex_);
+  const auto known = by_id_.find(id);
+  if (known == by_id_.end()) return;
+  StoredResponse whole = *known->second->response;
+  whole.events = std::move(events);
+  const int64_t bytes = bytes_of(whole);
+  MemoryCharge charge(account_);
+  if (!make_room(charge, bytes) || !by_id_.contains(id)) return;
+  known->second->response = std::make_shared<const StoredResponse>(std::move(whole));
+  known->second->charge = std::move(charge);
+}
+
+bool ResponseStore::resize(MemoryCharge& charge, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  return make_room(charge, bytes);
+}
+
+bool ResponseStore::make_room(MemoryCharge& charge, int64_t bytes) {
+  if (bytes > account_->limit()) return false;
+  while (!charge.resize(bytes)) {
+    if (entries_.empty()) return false;
+    drop(entries_.begin());
+  }
   return true;
 }
 

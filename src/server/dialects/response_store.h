@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/memory_account.h"
@@ -19,9 +20,11 @@
 namespace espalier::server {
 
 struct StoredResponse {
-  std::string body;             // the response object, as JSON
-  std::string input;            // the request's input items, a JSON array
-  boost::json::array messages;  // the conversation so far with the answer, as a chat has it
+  std::string body;                 // the response object, as JSON
+  std::string input;                // the request's input items, a JSON array
+  boost::json::array messages;      // the conversation so far with the answer, as a chat has it
+  bool background = false;          // it ran without its client
+  std::vector<std::string> events;  // of its stream, where they are kept: by sequence number
 };
 
 class ResponseStore {
@@ -34,6 +37,12 @@ class ResponseStore {
   // Null: there is none of this id, or no longer.
   std::shared_ptr<const StoredResponse> get(const std::string& id, TimePoint now);
   bool erase(const std::string& id);
+  // Keeps the events of an answer that is there; without memory for them it stays without.
+  void keep_events(const std::string& id, std::vector<std::string> events);
+
+  // Memory of what becomes an answer. resize() gives up answers for it; false: in vain.
+  MemoryCharge make_charge() const { return MemoryCharge(account_); }
+  bool resize(MemoryCharge& charge, int64_t bytes);
 
  private:
   struct Entry {
@@ -44,6 +53,7 @@ class ResponseStore {
   };
   using Entries = std::list<Entry>;  // the least recently used first
 
+  bool make_room(MemoryCharge& charge, int64_t bytes);
   void drop(Entries::iterator entry);
   void drop_expired(TimePoint now);
 

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include <boost/json.hpp>
+#include <future>
+#include <thread>
 
 #include "server/dialects/response_store.h"
 #include "server/test_server.h"
@@ -54,6 +56,134 @@ TEST_F(ResponsesTest, AStreamOfItems) {
   const boost::json::value last = boost::json::parse(events.back());
   EXPECT_EQ(last.at("response").at("output").at(0).at("content").at(0).at("text"), "Hi");
   EXPECT_EQ(post("/v1/responses", R"({"input":"x"})").status, 200);
+}
+
+struct BackgroundTest : ResponsesTest {
+  boost::json::value get(const std::string& id) {
+    const Answer answer = call("GET", "/v1/responses/" + id);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return boost::json::parse(answer.body);
+  }
+  boost::json::value wait_for(const std::string& id, const char* status) {
+    boost::json::value got;
+    for (int i = 0; i < 1000; ++i) {
+      got = get(id);
+      if (got.at("status") == status) return got;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    ADD_FAILURE() << "never " << status << ": " << boost::json::serialize(got);
+    return got;
+  }
+  // The events of a GET, as text.
+  std::string events(const std::string& id, const std::string& query = "") {
+    return call("GET", "/v1/responses/" + id + "?stream=true" + query).body;
+  }
+};
+
+TEST_F(BackgroundTest, IsAnsweredAtOnceAndFetchedLater) {
+  engine_.set_script({.reply = "Hi there.", .hold = true, .hold_after = 4});
+  start();
+  const Answer answer = post("/v1/responses", R"({"input":"x","background":true})");
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const boost::json::value begun = boost::json::parse(answer.body);
+  EXPECT_EQ(begun.at("status"), "queued");
+  EXPECT_EQ(begun.at("background"), true);
+  EXPECT_TRUE(begun.at("usage").is_null());
+  const std::string id = id_of(answer.body);
+  wait_for(id, "in_progress");
+  const boost::json::value cancelled =
+      boost::json::parse(post("/v1/responses/" + id + "/cancel", "").body);
+  EXPECT_EQ(cancelled.at("status"), "cancelled");
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }));
+  EXPECT_EQ(get(id).at("status"), "cancelled");
+  EXPECT_EQ(boost::json::parse(post("/v1/responses/" + id + "/cancel", "").body), cancelled);
+  EXPECT_THAT(events(id), HasSubstr("not kept"));
+}
+
+TEST_F(BackgroundTest, EndsAsAStoredResponse) {
+  start();
+  const std::string id =
+      id_of(post("/v1/responses", R"({"input":"x","background":true,"rid":"b"})").body);
+  EXPECT_EQ(id, "resp_b");
+  const boost::json::value ended = wait_for(id, "completed");
+  EXPECT_EQ(ended.at("output").at(0).at("content").at(0).at("text"), "Hi there.");
+  EXPECT_EQ(ended.at("background"), true);
+  const Answer next = post("/v1/responses", R"({"input":"Two","previous_response_id":"resp_b"})");
+  EXPECT_EQ(next.status, 200) << next.body;
+  EXPECT_EQ(call("DELETE", "/v1/responses/" + id).status, 200);
+  EXPECT_EQ(call("GET", "/v1/responses/" + id).status, 404);
+}
+
+TEST_F(BackgroundTest, AStreamIsReadAgainFromAnyEvent) {
+  engine_.set_script({.reply = "Hi"});
+  start();
+  const std::vector<std::string> first =
+      stream("/v1/responses", R"({"input":"x","background":true,"stream":true,"rid":"s"})");
+  ASSERT_EQ(first.size(), 10u);
+  wait_for("resp_s", "completed");
+  const std::string all = events("resp_s"), rest = events("resp_s", "&starting_after=7");
+  for (const std::string& event : first) EXPECT_THAT(all, HasSubstr(event));
+  EXPECT_TRUE(rest.starts_with("event: response.output_item.done\n")) << rest;
+  EXPECT_TRUE(all.ends_with(rest));
+  EXPECT_THAT(events("resp_s", "&starting_after=x"), HasSubstr("starting_after is 'x'"));
+}
+
+// A client that leaves its stream does not end the run, and a second one reads it from the begin.
+TEST_F(BackgroundTest, GoesOnWithoutItsClient) {
+  engine_.set_script({.reply = "Hi", .hold = true, .hold_after = 1});
+  start();
+  {
+    auto left = client().post_stream("/v1/responses",
+                                     R"({"input":"x","background":true,"stream":true,"rid":"s"})",
+                                     [](std::string_view) { return false; });
+  }
+  wait_for("resp_s", "in_progress");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(engine_.num_running(), 1);
+  auto reader = std::async(std::launch::async, [&] { return events("resp_s"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(call("DELETE", "/v1/responses/resp_s").status, 200);
+  EXPECT_THAT(reader.get(), HasSubstr("response.output_text.delta"));
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }));
+}
+
+TEST_F(BackgroundTest, AFailureIsTheStatusOfTheResponse) {
+  for (const int after : {0, 2}) {
+    engine_.set_script(
+        {.error = error(StatusCode::kInternal, "the device is gone"), .error_after = after});
+    if (server_ == nullptr) start();
+    const std::string id =
+        id_of(post("/v1/responses", R"({"input":"x","background":true,"stream":false})").body);
+    const boost::json::value failed = wait_for(id, "failed");
+    EXPECT_EQ(failed.at("error").at("code"), "server_error");
+    EXPECT_EQ(failed.at("error").at("message"), "the device is gone");
+  }
+  engine_.set_script({.submit_error = invalid_argument("the prompt is too long")});
+  const std::vector<std::string> streamed =
+      stream("/v1/responses", R"({"input":"x","background":true,"stream":true,"rid":"f"})");
+  EXPECT_THAT(streamed, ElementsAre(HasSubstr("response.failed")));
+  EXPECT_EQ(wait_for("resp_f", "failed").at("error").at("code"), "invalid_prompt");
+}
+
+TEST_F(BackgroundTest, IsRefusedWhereItCannotBeFetched) {
+  config_.max_responses_bytes = 2000;
+  start();
+  EXPECT_THAT(post("/v1/responses", R"({"input":"x","background":true,"store":false})").body,
+              HasSubstr("background needs store"));
+  const Answer full = post("/v1/responses", R"({"input":"x","background":true})");
+  EXPECT_EQ(full.status, 503);
+  EXPECT_THAT(full.body, HasSubstr("--max-responses-bytes"));
+  EXPECT_TRUE(engine_.submitted().empty());
+}
+
+TEST_F(BackgroundTest, AStopEndsWhatRuns) {
+  engine_.set_script({.hold = true});
+  start();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(post("/v1/responses", R"({"input":"x","background":true})").status, 200);
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 3; }));
+  server_.reset();
+  EXPECT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 0; }));
 }
 
 TEST_F(ResponsesTest, AStoredAnswerIsFetchedContinuedAndDeleted) {
@@ -111,7 +241,7 @@ TEST_F(ResponsesTest, ErrorsNameTheField) {
               HasSubstr("input[0].content[0] is of type input_image"));
   EXPECT_THAT(message(R"({"input":"x","tools":[{"type":"web_search"}]})"),
               HasSubstr("tools[0].type is"));
-  EXPECT_THAT(message(R"({"input":"x","background":true})"), HasSubstr("background"));
+  EXPECT_THAT(message(R"({"input":"x","conversation":"c"})"), HasSubstr("conversation"));
   EXPECT_THAT(message(R"({"input":"x","text":{"format":{"type":"json_schema"}}})"),
               HasSubstr("text.format.schema is missing"));
 }

@@ -1,0 +1,28 @@
+// The body of POST /v1/responses: items become the messages of a chat. Internal to the room.
+#pragma once
+
+#include <boost/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/dialects/chat_dialect.h"
+
+namespace espalier::server {
+
+struct ResponseRequest : ChatRequest {
+  boost::json::array turns;  // of the input
+  std::string input;         // its items as they were sent, a JSON array
+  std::string instructions, previous_response_id;
+  bool store = true;
+  bool background = false;  // answered at once, and run without its client
+  std::optional<std::string> effort;
+  // Echoed, as JSON.
+  std::string text_echo = R"({"format":{"type":"text"}})", tools_echo = "[]",
+              choice_echo = "\"auto\"", metadata_echo = "{}";
+};
+
+Result<ResponseRequest> parse_response_request(std::string_view body, bool& malformed);
+std::string response_schema();
+
+}  // namespace espalier::server
