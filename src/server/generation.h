@@ -73,7 +73,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual void append_failure(std::string& out, const Status& status);
   virtual std::string_view stream_type() const { return "text/event-stream; charset=utf-8"; }
   virtual std::string whole_body() = 0;
-  virtual void on_failed(const Status&) {}  // before the client is told
+  virtual void on_failed(const Status&) {}  // before the client is answered
   // Whether a sample's end fails the whole call, as an error does, and one that found no memory.
   virtual bool is_failure(const FinishReason& finish) const;
 

@@ -75,7 +75,7 @@ TEST_F(DetachedCallTest, WhoNeverAnswersGives500) {
   EXPECT_EQ(answer.get().status, 500);
 }
 
-TEST_F(DetachedCallTest, ACancelledCallTellsWhoAnswersAndEndsWithoutAnAnswer) {
+TEST_F(DetachedCallTest, ACancelledCallReportsItAndEndsWithoutAnAnswer) {
   std::promise<void> gone, gone_again;
   call->on_disconnect([&] { gone.set_value(); });
   call->cancel();

@@ -260,7 +260,7 @@ def dependencies(tree):
                 "tl-expected": "libexpected-dev", "prometheus-cpp": "prometheus-cpp-dev",
                 "GTest": "libgtest-dev", "PkgConfig": "pkg-config", "Python3": "python3",
                 "utf8proc": "libutf8proc-dev", "pcre2": "libpcre2-dev", "re2": "libre2-dev",
-                "CURL": "libcurl4-openssl-dev",
+                "CURL": "libcurl4-openssl-dev", "SQLite3": "libsqlite3-dev",
                 "tomlplusplus": "libtomlplusplus-dev", "xxhash.h": "libxxhash-dev",
                 "numa.h": "libnuma-dev"}
     setup = tree.text("tools/setup")

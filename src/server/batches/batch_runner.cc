@@ -98,7 +98,7 @@ struct BatchRunner::Run {
   std::optional<MappedFile> input;
   std::vector<std::string_view> lines;                   // of input
   std::deque<int64_t> pending;                           // line numbers
-  std::map<int64_t, std::weak_ptr<DetachedCall>> calls;  // held by who answers
+  std::map<int64_t, std::weak_ptr<DetachedCall>> calls;  // owned by their generations
   TimePoint not_before{};                                // of the next line
 
   // Returns how many there were.

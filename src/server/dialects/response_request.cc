@@ -245,7 +245,7 @@ const Fields<ResponseRequest>& response_fields() {
         field<R>(
             "top_p", "of sampling", [](R & r) -> auto& { return r.sampling.top_p; }),
         field<R>("stream", "answer as server-sent events", &R::stream),
-        field<R>("background", "answer at once, and run without a client: GET tells how far it is",
+        field<R>("background", "answer at once, and run without a client; GET has its status",
                  &R::background),
         field<R>("store", "whether the answer can be fetched and continued; default true",
                  &R::store),
