@@ -1,5 +1,6 @@
 #include "text/parse/parameter_types.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <set>
 
@@ -28,7 +29,7 @@ class SchemaTypes {
       if (const json::value* list = keywords.if_contains(name); list != nullptr && list->is_array())
         for (const json::value& one : list->get_array()) add(one, out, depth + 1);
     if (const json::value* list = keywords.if_contains("enum"); list != nullptr && list->is_array())
-      for (const json::value& one : list->get_array()) add_value(one, out);
+      add_enum(list->get_array(), out);
     if (const json::value* one = keywords.if_contains("const")) add_value(*one, out);
     const json::value* ref = keywords.if_contains("$ref");
     if (ref == nullptr || !ref->is_string() || !ref->get_string().starts_with("#")) return;
@@ -42,6 +43,15 @@ class SchemaTypes {
     out.string |= name == "string";
     out.null |= name == "null";
     out.boolean |= name == "boolean";
+  }
+  static void add_enum(const json::array& values, ParameterTypes& out) {
+    const auto num_strings = std::count_if(values.begin(), values.end(),
+                                           [](const json::value& one) { return one.is_string(); });
+    const bool mixed = num_strings != 0 && num_strings != std::ssize(values);
+    for (const json::value& one : values) {
+      if (mixed) out.mixed_enum.push_back(json::serialize(one));
+      if (!mixed || !one.is_string()) add_value(one, out);
+    }
   }
   static void add_value(const json::value& value, ParameterTypes& out) {
     out.string |= value.is_string();

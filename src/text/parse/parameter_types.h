@@ -2,7 +2,9 @@
 #pragma once
 
 #include <boost/json/fwd.hpp>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace espalier {
 
@@ -11,6 +13,9 @@ namespace espalier {
 struct ParameterTypes {
   bool known = false;  // the tool declares the parameter
   bool string = false, null = false, boolean = false;
+  // The values of enumerations that mix strings with others, as JSON: these are written as JSON,
+  // since 2.5 and "2.5" would look alike. They do not count for `string`.
+  std::vector<std::string> mixed_enum;
 };
 
 // The types of `parameter` of the tool `tool`: by "properties", or by "additionalProperties" where

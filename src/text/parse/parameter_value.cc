@@ -1,5 +1,6 @@
 #include "text/parse/parameter_value.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <string_view>
 #include <utility>
@@ -9,12 +10,12 @@ namespace espalier {
 namespace json = boost::json;
 
 void ParameterValue::begin(ParameterTypes types, std::string& out) {
-  types_ = types;
+  types_ = std::move(types);
   value_.clear();
   at_start_ = true;
   has_pending_newline_ = false;
   // A string that may be null is kept until it is certain that it is not "null".
-  is_streamed_ = (types_.string && !types_.null) || !types_.known;
+  is_streamed_ = ((types_.string && !types_.null) || !types_.known) && types_.mixed_enum.empty();
   if (is_streamed_) out += '"';
 }
 
@@ -52,6 +53,11 @@ std::string ParameterValue::as_json() const {
   }
   json::error_code failed;
   const json::value parsed = json::parse(value_, failed, {}, {.max_depth = kDepthMax});
+  const auto is_choice = [&](const std::string& text) {
+    return std::ranges::count(types_.mixed_enum, text) != 0;
+  };
+  if (!failed && is_choice(json::serialize(parsed))) return value_;
+  if (std::string text = json::serialize(json::string(value_)); is_choice(text)) return text;
   const bool is_json = !failed && (!types_.string || (types_.null && parsed.is_null()));
   return is_json ? value_ : json::serialize(json::string(value_));
 }

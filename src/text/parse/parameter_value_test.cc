@@ -32,7 +32,9 @@ TEST(ParameterTypes, CollectsAlternativesAndReferences) {
       R"({"properties": {"a": {"anyOf": [{"$ref": "#/$defs/s"}, {"type": ["null", "integer"]}]}},
           "$defs": {"s": {"enum": ["x", true]}}})",
       "a");
-  EXPECT_TRUE(types.known && types.string && types.null && types.boolean);
+  EXPECT_TRUE(types.known && types.null && types.boolean);
+  EXPECT_FALSE(types.string);
+  EXPECT_EQ(types.mixed_enum, (std::vector<std::string>{"\"x\"", "true"}));
 }
 
 TEST(ParameterTypes, RecursiveSchemasEnd) {
@@ -62,6 +64,21 @@ TEST(ParameterValue, BecomesWhatTheTypesAllow) {
   EXPECT_EQ(as_json("nul", nullable), "\"nul\"");
   EXPECT_EQ(as_json("True", boolean), "true");
   EXPECT_EQ(as_json("5", {}), "\"5\"");
+}
+
+// The grammar writes the values of such an enumeration as JSON; a model by itself may leave the
+// quotes out.
+TEST(ParameterValue, MixedEnumerationsKeepTheTypesOfTheirValues) {
+  const ParameterTypes mixed =
+      types_of(R"({"properties": {"a": {"enum": ["red", "1", 1.5, null, true]}}})", "a");
+  EXPECT_EQ(as_json("1.5", mixed), "1.5");
+  EXPECT_EQ(as_json("\"red\"", mixed), "\"red\"");
+  EXPECT_EQ(as_json("red", mixed), "\"red\"");
+  EXPECT_EQ(as_json("1", mixed), "\"1\"");
+  EXPECT_EQ(as_json("\"1\"", mixed), "\"1\"");
+  EXPECT_EQ(as_json("null", mixed), "null");
+  EXPECT_EQ(as_json("True", mixed), "true");
+  EXPECT_EQ(as_json("blue", mixed), "\"blue\"");
 }
 
 TEST(ParameterValue, StringsAreWrittenAsTheyCome) {
