@@ -146,6 +146,7 @@ Result<ChatFormat> ChatFormat::load(const std::string& stated, const std::filesy
   format.reasoning_format_ = detect_reasoning_format(source);
   format.tool_call_format_ =
       format.knows_tools_ ? detect_tool_call_format(source) : std::string("json");
+  format.source_ = std::move(source);
   return format;
 }
 

@@ -45,10 +45,13 @@ class ChatFormat {
   // then described in the system message, and calls and their results are rendered as text.
   const std::string& tool_call_format() const { return tool_call_format_; }
   const std::string& reasoning_format() const { return reasoning_format_; }  // "": none
+  const std::string& source() const { return source_; }                      // the template's text
+  bool knows_tools() const { return knows_tools_; }
 
  private:
   explicit ChatFormat(ChatTemplate compiled) : template_(std::move(compiled)) {}
   ChatTemplate template_;
+  std::string source_;
   std::string bos_token_, eos_token_;
   bool takes_parts_ = false;      // content may stay a list of parts
   bool knows_developer_ = false;  // else that role is called system

@@ -80,6 +80,35 @@ std::string_view anthropic_type(const Row& row) {
   }
 }
 
+constexpr int kLlamaCppUnsupported = 501;
+
+// The status that a client of `dialect` sees.
+int status_in(Dialect dialect, const Row& row) {
+  if (dialect == Dialect::kAnthropic && row.retry) return kAnthropicOverloaded;
+  if (dialect == Dialect::kLlamaCpp && row.code == StatusCode::kUnimplemented)
+    return kLlamaCppUnsupported;
+  return row.http;
+}
+
+std::string_view llama_cpp_type(int http) {
+  switch (http) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 500:
+      return "server_error";
+    case kLlamaCppUnsupported:
+      return "not_supported_error";
+    case 503:
+      return "unavailable_error";
+    default:
+      return "invalid_request_error";
+  }
+}
+
 void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row& row) {
   switch (dialect) {
     case Dialect::kNative:
@@ -96,6 +125,13 @@ void write_error(JsonWriter& w, Dialect dialect, const Status& status, const Row
     case Dialect::kOllama:
       w.begin_object().member("error", status.message()).end_object();
       return;
+    case Dialect::kLlamaCpp: {
+      const int http = status_in(dialect, row);
+      w.begin_object().key("error").begin_object().member("code", http);
+      w.member("message", status.message()).member("type", llama_cpp_type(http));
+      w.end_object().end_object();
+      return;
+    }
   }
 }
 
@@ -135,8 +171,7 @@ HttpResponse error_response(Dialect dialect, const Status& status) {
   }
   write_error(w, dialect, status, row);
   if (dialect == Dialect::kNative) w.end_object();
-  const int http = dialect == Dialect::kAnthropic && row.retry ? kAnthropicOverloaded : row.http;
-  HttpResponse response = HttpResponse::json(http, std::move(body));
+  HttpResponse response = HttpResponse::json(status_in(dialect, row), std::move(body));
   if (row.retry) response.headers.emplace_back("Retry-After", "1");
   return response;
 }

@@ -10,7 +10,7 @@
 
 namespace espalier::server {
 
-enum class Dialect { kNative, kOpenAi, kAnthropic, kOllama };
+enum class Dialect { kNative, kOpenAi, kAnthropic, kOllama, kLlamaCpp };
 
 int http_status(StatusCode code);
 // "BadRequestError", as OpenAI's clients and meta_info's err_type name it.
@@ -22,7 +22,8 @@ std::string renamed(std::string text, std::string_view name, std::string_view ot
 // native: {"error":{"message"}}, where a retry helps beside OpenAI's members, as SGLang's clients
 // expect; OpenAI: {"object":"error","message","type","param","code"};
 // Anthropic: {"type":"error","error":{"type","message"}}, with 529 for an overloaded server;
-// Ollama: {"error":message}. A full queue and a server that starts or stops carry Retry-After.
+// Ollama: {"error":message}; llama.cpp: {"error":{"code","message","type"}}, with 501 for what is
+// not supported. A full queue and a server that starts or stops carry Retry-After.
 net::HttpResponse error_response(Dialect dialect, const Status& status);
 // A body that could not be read at all, in either dialect: 400 with type "Bad Request".
 net::HttpResponse malformed_response(const Status& status);

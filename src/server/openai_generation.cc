@@ -208,19 +208,6 @@ Status in_chat_names(const Status& status, bool has_max_completion_tokens) {
   return {status.code(), std::move(text)};
 }
 
-// The bytes are the token's own, which its text cannot show where they are part of a character.
-void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob) {
-  const std::string text = context.token_text(id);
-  std::string_view bytes = text;
-  if (const Tokenizer* tokenizer = context.engine.tokenizer()) {
-    const auto& all = tokenizer->vocab().token_bytes;
-    if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
-  }
-  w.member("token", text).key("bytes").begin_array();
-  for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
-  w.end_array().member("logprob", finite(logprob));
-}
-
 class ChatGeneration final : public OpenAiGeneration {
  public:
   ChatGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
@@ -415,10 +402,6 @@ class ChatGeneration final : public OpenAiGeneration {
   std::vector<std::vector<std::string>> call_ids_;
 };
 
-}  // namespace
-
-namespace {
-
 // Makes the prompt of a completion that fills a gap before `suffix`.
 Status fill_gap(const Context& context, std::string_view suffix, GenerateRequest& request) {
   const Tokenizer* tokenizer = context.engine.tokenizer();
@@ -444,6 +427,18 @@ Status fill_gap(const Context& context, std::string_view suffix, GenerateRequest
 }
 
 }  // namespace
+
+void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob) {
+  const std::string text = context.token_text(id);
+  std::string_view bytes = text;
+  if (const Tokenizer* tokenizer = context.engine.tokenizer()) {
+    const auto& all = tokenizer->vocab().token_bytes;
+    if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
+  }
+  w.member("token", text).key("bytes").begin_array();
+  for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
+  w.end_array().member("logprob", finite(logprob));
+}
 
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                        net::ResponsePtr response,

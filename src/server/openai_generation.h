@@ -12,6 +12,9 @@ namespace espalier::server {
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
                                                        net::ResponsePtr response,
                                                        CompletionRequest&& request);
+// The members token, bytes and logprob of a token. The bytes are the token's own, which its text
+// cannot show where they are part of a character.
+void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob);
 // The one item of a chat's generation, in any dialect. The prompt is moved out of both.
 GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan& plan);
 // `plan`: what plan_chat() made of the request; its prompt is unused where there are input_ids.

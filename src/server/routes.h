@@ -35,6 +35,7 @@ std::string openapi_json();
 // A group's table stands at the end of its source, behind the handlers and schemas that it alone
 // names. A new route of a group is a row and a handler there.
 const std::vector<Route>& anthropic_routes();  // /v1/messages
+const std::vector<Route>& llama_cpp_routes();  // /completion, /infill, /props and others
 const std::vector<Route>& ollama_routes();     // /api/*
 const std::vector<Route>& responses_routes();  // /v1/responses
 const std::vector<Route>& admin_routes();      // flush, pause, continue, abort

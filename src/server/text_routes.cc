@@ -1,6 +1,7 @@
 // POST /tokenize and /detokenize.
 #include <boost/json/value.hpp>
 
+#include "server/dialects/llama_cpp.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/openai_request.h"
@@ -85,14 +86,20 @@ Result<std::string> detokenize(const Context& context, const DetokenizeRequest& 
   return out;
 }
 
+// `other` answers a body of another dialect, which `parse` refuses.
+using OtherDialect = std::optional<Result<std::string>> (*)(const Context&, std::string_view body);
 template <typename Parse, typename Answer>
 void answer_text(const ContextPtr& context, HttpRequest&& request, ResponsePtr response,
-                 Parse parse, Answer answer) {
+                 Parse parse, Answer answer, OtherDialect other = nullptr) {
   const size_t size = request.body.size();
   auto body = std::make_shared<std::string>(std::move(request.body));
-  context->run_sized(size, response, [context, response, body, parse, answer] {
+  context->run_sized(size, response, [context, response, body, parse, answer, other] {
     bool malformed = false;
     const auto parsed = parse(*body, malformed);
+    if (!parsed && other != nullptr) {
+      if (auto out = other(*context, *body); out && *out)
+        return response->send(HttpResponse::json(200, std::move(**out)));
+    }
     if (!parsed && malformed) return response->send(malformed_response(parsed.error()));
     auto out = parsed ? answer(*context, *parsed) : Result<std::string>(fail(parsed.error()));
     response->send(out ? HttpResponse::json(200, std::move(*out))
@@ -101,7 +108,8 @@ void answer_text(const ContextPtr& context, HttpRequest&& request, ResponsePtr r
 }
 
 void handle_tokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
-  answer_text(context, std::move(request), std::move(response), parse_tokenize, tokenize);
+  answer_text(context, std::move(request), std::move(response), parse_tokenize, tokenize,
+              llama_cpp_tokenize);
 }
 
 void handle_detokenize(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {

@@ -1,10 +1,12 @@
 """The official clients of the other dialects against a server with the model that ships: OpenAI's
-Responses and its agents with their defaults, Anthropic's, Ollama's."""
+Responses and its agents with their defaults, Anthropic's, Ollama's, LangChain's of llama.cpp's server."""
 import json
 import os
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 
 import anthropic
 import ollama
@@ -188,6 +190,39 @@ def local(client):
         raise AssertionError("another model was pulled")
 
 
+def ask(url, body=None):
+    """(status, JSON) of a GET, or of a POST with a body."""
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as failure:
+        return failure.code, json.loads(failure.read())
+
+
+def llama_cpp(base):
+    from langchain_community.llms.llamafile import Llamafile
+    model = Llamafile(base_url=base, temperature=0, n_predict=16, repeat_penalty=1)
+    text = model.invoke("The sun")
+    show("LangChain's Llamafile", repr(text))
+    assert "".join(model.stream("The sun")) == text
+    greedy = {"prompt": "The sun", "temperature": 0, "n_predict": 16}
+    for prefix in ("", "/llama.cpp"):
+        status, answer = ask(base + prefix + "/completion", greedy)
+        assert status == 200 and answer["content"] == text and answer["stop_type"] in ("eos", "limit"), answer
+    tokens = ask(base + "/llama.cpp/tokenize", {"content": text})[1]["tokens"]
+    assert ask(base + "/tokenize", {"content": text})[1]["tokens"] == tokens
+    assert ask(base + "/llama.cpp/detokenize", {"tokens": tokens})[1]["content"] == text
+    prompt = ask(base + "/apply-template", {"messages": [{"role": "user", "content": QUESTION}]})[1]["prompt"]
+    assert QUESTION in prompt
+    status, props = ask(base + "/props")
+    assert props["total_slots"] == len(ask(base + "/slots")[1]) and props["chat_template"]
+    status, refused = ask(base + "/completion", {**greedy, "mirostat": 2})
+    show("llama.cpp, error", refused)
+    assert status == 501 and refused["error"]["type"] == "not_supported_error"
+
+
 def main():
     with tempfile.TemporaryDirectory() as storage, Server("--storage-path", storage) as server:
         base = f"http://127.0.0.1:{server.port}"
@@ -198,6 +233,7 @@ def main():
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))
         local(ollama.Client(host=base))
+        llama_cpp(base)
     with Server("--api-key", "secret") as server:
         base = f"http://127.0.0.1:{server.port}"
         anthropic.Anthropic(base_url=base, api_key="secret").messages.create(
