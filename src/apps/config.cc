@@ -356,6 +356,12 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.toggle("log-requests", server.log_requests, "one line at the end of each request");
 }
 
+void add_class_rows(SettingTable& table, ServerConfig& server) {
+  table.choice("rerank-format", server.rerank_format, {"sglang", "jina"},
+               "shape of the answers of /v1/rerank; those of /rerank and /v2/rerank are always "
+               "jina's");
+}
+
 void add_limit_rows(SettingTable& table, AppConfig& config) {
   ServerConfig& server = config.server;
   table.group("Limits");
@@ -423,6 +429,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
 
 void add_server_settings(SettingTable& table, AppConfig& config) {
   add_answer_rows(table, config.server);
+  add_class_rows(table, config.server);
   add_limit_rows(table, config);
 }
 

@@ -192,7 +192,7 @@ class RerankGeneration final : public VectorGeneration {
  public:
   RerankGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
                    RerankRequest&& request, RankBy by)
-      : VectorGeneration(std::move(context), std::move(response), std::move(items), ""),
+      : VectorGeneration(std::move(context), std::move(response), std::move(items), request.model),
         request_(std::move(request)),
         by_(by) {}
 
@@ -209,6 +209,14 @@ class RerankGeneration final : public VectorGeneration {
     }
     std::string out;
     JsonWriter w(out);
+    request_.format == RerankRequest::Format::kJina ? write_object(w, order, scores)
+                                                    : write_list(w, order, scores);
+    return out;
+  }
+
+ private:
+  void write_list(JsonWriter& w, const std::vector<size_t>& order,
+                  const std::vector<float>& scores) const {
     w.begin_array();
     for (const size_t i : order) {
       w.begin_object().member("score", scores[i]);
@@ -218,10 +226,20 @@ class RerankGeneration final : public VectorGeneration {
       w.end_object();
     }
     w.end_array();
-    return out;
   }
-
- private:
+  void write_object(JsonWriter& w, const std::vector<size_t>& order,
+                    const std::vector<float>& scores) const {
+    begin_list(w);
+    w.member("id", "rerank-" + samples()[0].rid).key("results").begin_array();
+    for (const size_t i : order) {
+      w.begin_object().member("index", i).member("relevance_score", scores[i]);
+      if (request_.return_documents)
+        w.key("document").begin_object().member("text", request_.documents[i]).end_object();
+      w.end_object();
+    }
+    w.end_array();
+    end_list(w);
+  }
   const Sample& sample_of(size_t document) const {
     return samples()[document + (by_ == RankBy::kCosine ? 1 : 0)];
   }

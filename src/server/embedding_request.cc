@@ -121,14 +121,33 @@ const Fields<ScoreBody>& score_fields() {
   return fields;
 }
 
+// A text, or a list of texts and {"text": ...}.
+Status read_documents(const Json& value, std::string_view where, RerankRequest& out) {
+  bool is_list = false;
+  out.documents.clear();
+  for (const auto& [document, place] : elements(value, where, false, is_list)) {
+    const boost::json::object* members = document->if_object();
+    const Json* text = members != nullptr ? members->if_contains("text") : document;
+    if (text == nullptr) return invalid_argument("{}.text is missing", place);
+    ESP_RETURN_IF_ERROR(read_value(*text, place, out.documents.emplace_back()));
+  }
+  return {};
+}
+
+constexpr const char* kDocumentsSchema =
+    R"({"type":"array","items":{"anyOf":[{"type":"string"},)"
+    R"({"type":"object","properties":{"text":{"type":"string"}}}]}})";
+
 const Fields<RerankRequest>& rerank_fields() {
   using R = RerankRequest;
   static const Fields<R> fields = {
       required(field<R>("query", "what is asked", &R::query)),
-      required(field<R>("documents", "what may answer it", &R::documents)),
+      required(custom<R>("documents", kDocumentsSchema, "what may answer it: texts, or {text}",
+                         read_documents)),
       field<R>("top_n", "the best so many; default: all", &R::top_n),
       field<R>("return_documents", "their texts in the answer; default true", &R::return_documents),
-      ignored<R>("model"),
+      field<R>("model", "echoed, where the answer names it", &R::model),
+      refused<R>("return_embeddings"),
       ignored<R>("user"),
       field<R>("instruct", "what makes a document fit (generating models)", &R::instruct),
   };

@@ -28,11 +28,15 @@ struct ScoreBody {
 };
 
 struct RerankRequest {
+  std::string model;  // echoed
   std::string query;
   std::vector<std::string> documents;
   std::optional<int32_t> top_n;  // the best so many
   bool return_documents = true;
   std::string instruct;  // what makes a document fit, of a model that generates
+  // How the answer is written: SGLang's list, or the object of Jina, Cohere and llama.cpp. The
+  // caller of parse_rerank() sets it.
+  enum class Format { kSglang, kJina } format = Format::kSglang;
 };
 
 // As parse_native: `malformed` states the kind of failure.

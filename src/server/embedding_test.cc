@@ -25,18 +25,20 @@ class EmbeddingServer : public ::testing::Test {
  protected:
   void start(const std::string& model, bool is_embedding = false, bool with_tokenizer = false,
              const std::string& chat_template = "") {
-    auto engine = Engine::create({.model_path = model,
-                                  .skip_tokenizer_init = !with_tokenizer,
-                                  .is_embedding = is_embedding,
-                                  .max_total_tokens = 1024,
-                                  .device = "cpu",
-                                  .num_threads = 2});
+    config_.chat_template = chat_template;
+    start({.model_path = model,
+           .skip_tokenizer_init = !with_tokenizer,
+           .is_embedding = is_embedding,
+           .max_total_tokens = 1024,
+           .device = "cpu",
+           .num_threads = 2});
+  }
+  void start(const EngineConfig& engine_config) {
+    auto engine = Engine::create(engine_config);
     ASSERT_TRUE(engine) << engine.error().to_string();
     engine_ = *std::move(engine);
-    ServerConfig config;
-    config.port = 0;
-    config.chat_template = chat_template;
-    auto server = Server::create(config, *engine_);
+    config_.port = 0;
+    auto server = Server::create(config_, *engine_);
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);
     ASSERT_TRUE(server_->start().ok());
@@ -67,6 +69,7 @@ class EmbeddingServer : public ::testing::Test {
   }
   void TearDown() override { server_.reset(); }
 
+  ServerConfig config_;
   std::unique_ptr<Engine> engine_;  // outlives the server
   std::unique_ptr<Server> server_;
 };
@@ -166,6 +169,41 @@ TEST_F(EmbeddingServer, RanksByTheAngleBetweenTexts) {
   expect_refused("/v1/rerank", R"({"query":"a","documents":[]})", "documents is empty");
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"top_n":0})", "at least 1");
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"instruct":"x"})", "instruct");
+}
+
+// Jina's, Cohere's and llama.cpp's shape, under their paths, and of /v1/rerank where the server is
+// told so.
+TEST_F(EmbeddingServer, RanksInOneObject) {
+  const std::string body =
+      R"({"model":"m","query":"the cat","documents":["x",{"text":"the cat"}]})";
+  const auto expect_object = [&](std::string_view path) {
+    const json::value answer = ask(path, body);
+    ASSERT_TRUE(answer.is_object()) << path;
+    EXPECT_EQ(answer.at("model"), "m");
+    EXPECT_GT(answer.at("usage").at("total_tokens").to_number<int>(), 0);
+    EXPECT_EQ(answer.at("results").as_array().size(), 2u);
+    const json::value& best = answer.at("results").at(0);
+    EXPECT_EQ(best.at("index"), 1);
+    EXPECT_NEAR(best.at("relevance_score").to_number<float>(), 1.0f, 1e-5f);
+    EXPECT_EQ(best.at("document").at("text"), "the cat");
+  };
+  start("share/default_model", true, true);
+  for (const char* path :
+       {"/rerank", "/reranking", "/v1/reranking", "/v2/rerank", "/llama.cpp/v1/rerank"})
+    expect_object(path);
+  EXPECT_TRUE(ask("/v1/rerank", body).is_array());
+  const json::value one = ask("/rerank", R"({"query":"a","documents":["b","c"],"top_n":1,
+      "return_documents":false})");
+  EXPECT_EQ(one.at("results").as_array().size(), 1u);
+  EXPECT_EQ(one.at("results").at(0).as_object().if_contains("document"), nullptr);
+  expect_refused("/rerank", R"({"query":"a","documents":[{"title":"b"}]})",
+                 "documents[0].text is missing");
+  expect_refused("/rerank", R"({"query":"a","documents":["b"],"return_embeddings":true})",
+                 "return_embeddings");
+  TearDown();
+  config_.rerank_format = "jina";
+  start("share/default_model", true, true);
+  expect_object("/v1/rerank");
 }
 
 // The chance of yes against no behind a question, which is a chat or the template's own.

@@ -98,9 +98,15 @@ void handle_score(const ContextPtr& context, HttpRequest&& request, ResponsePtr 
                    make_score_generation);
 }
 
+std::shared_ptr<Generation> start_rerank(const ContextPtr& context, const ResponsePtr& response,
+                                         RerankRequest&& request) {
+  if (context->config.rerank_format == "jina") request.format = RerankRequest::Format::kJina;
+  return make_rerank_generation(context, response, std::move(request));
+}
+
 void handle_rerank(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi, parse_rerank,
-                   make_rerank_generation);
+                   start_rerank);
 }
 
 std::vector<Route> text_answers() {

@@ -50,4 +50,6 @@ const std::vector<Route>& session_routes();    // open, close
 const std::vector<Route>& text_routes();       // tokenize, detokenize
 const std::vector<Route>& tool_routes();       // texts to tool calls and reasoning
 
+const std::vector<Route>& rerank_routes();      // /rerank, /v2/rerank
+
 }  // namespace espalier::server

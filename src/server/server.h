@@ -38,6 +38,8 @@ struct ServerConfig {
   // text like any other.
   std::string tool_call_parser, reasoning_parser;
 
+  std::string rerank_format = "sglang";  // --rerank-format: of /v1/rerank; or jina
+
   bool enable_metrics =
       false;  // --enable-metrics: adds timings to meta_info; /metrics is always on
   bool enable_cache_report = false;           // --enable-cache-report: usage.prompt_tokens_details

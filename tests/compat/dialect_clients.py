@@ -1,5 +1,6 @@
 """The official clients of the other dialects against a server with the model that ships: OpenAI's
-Responses and its agents with their defaults, Anthropic's, Ollama's, LangChain's of llama.cpp's server."""
+Responses and its agents with their defaults, Anthropic's, Ollama's, LangChain's of llama.cpp's server, Cohere's
+and LiteLLM's rerank."""
 import json
 import os
 import sys
@@ -223,6 +224,23 @@ def llama_cpp(base):
     assert status == 501 and refused["error"]["type"] == "not_supported_error"
 
 
+def ranked(base):
+    import cohere
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
+    import litellm
+    texts = ["A dog lay on the rug.", "The cat sat on the mat."]
+    client = cohere.ClientV2(base_url=base, api_key="none")
+    answer = client.rerank(model="m", query="The cat sat on the mat.", documents=texts, top_n=1)
+    show("cohere, rerank", [(r.index, r.relevance_score) for r in answer.results])
+    assert [r.index for r in answer.results] == [1]
+    for provider in ("jina_ai", "cohere", "infinity"):
+        api_base = base + "/v2/rerank" if provider == "cohere" else base
+        answer = litellm.rerank(model=f"{provider}/m", query="The cat sat on the mat.", documents=texts, top_n=2,
+                                return_documents=False, api_base=api_base, api_key="none")
+        show(f"LiteLLM, {provider}", [r["index"] for r in answer.results])
+        assert [r["index"] for r in answer.results] == [1, 0]
+
+
 def main():
     with tempfile.TemporaryDirectory() as storage, Server("--storage-path", storage) as server:
         base = f"http://127.0.0.1:{server.port}"
@@ -238,6 +256,8 @@ def main():
         base = f"http://127.0.0.1:{server.port}"
         anthropic.Anthropic(base_url=base, api_key="secret").messages.create(
             model="m", max_tokens=2, messages=[{"role": "user", "content": "Hi"}])
+    with Server("--is-embedding", "--rerank-format", "jina") as server:
+        ranked(f"http://127.0.0.1:{server.port}")
     print("the clients of the other dialects work")
 
 
