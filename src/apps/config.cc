@@ -360,6 +360,8 @@ void add_class_rows(SettingTable& table, ServerConfig& server) {
   table.choice("rerank-format", server.rerank_format, {"sglang", "jina"},
                "shape of the answers of /v1/rerank; those of /rerank and /v2/rerank are always "
                "jina's");
+  table.text("moderation-safe-labels", server.moderation_safe_labels, "LABELS",
+             "classes that do not flag a text in /v1/moderations, separated by commas");
 }
 
 void add_limit_rows(SettingTable& table, AppConfig& config) {

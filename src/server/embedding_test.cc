@@ -33,6 +33,16 @@ class EmbeddingServer : public ::testing::Test {
            .device = "cpu",
            .num_threads = 2});
   }
+  // The model that ships with random weights and a head for classes.
+  void start_classifier(std::string_view labels) {
+    start({.model_path = "share/default_model",
+           .load_format = LoadFormat::kDummy,
+           .json_model_override_args = fmt::format(
+               R"({{"architectures":["LlamaForSequenceClassification"],"id2label":{}}})", labels),
+           .max_total_tokens = 1024,
+           .device = "cpu",
+           .num_threads = 2});
+  }
   void start(const EngineConfig& engine_config) {
     auto engine = Engine::create(engine_config);
     ASSERT_TRUE(engine) << engine.error().to_string();
@@ -171,8 +181,8 @@ TEST_F(EmbeddingServer, RanksByTheAngleBetweenTexts) {
   expect_refused("/v1/rerank", R"({"query":"a","documents":["b"],"instruct":"x"})", "instruct");
 }
 
-// Jina's, Cohere's and llama.cpp's shape, under their paths, and of /v1/rerank where the server is
-// told so.
+// Jina's, Cohere's and llama.cpp's shape, under their paths, and that of /v1/rerank where
+// --rerank-format asks for it.
 TEST_F(EmbeddingServer, RanksInOneObject) {
   const std::string body =
       R"({"model":"m","query":"the cat","documents":["x",{"text":"the cat"}]})";
@@ -204,6 +214,41 @@ TEST_F(EmbeddingServer, RanksInOneObject) {
   config_.rerank_format = "jina";
   start("share/default_model", true, true);
   expect_object("/v1/rerank");
+}
+
+TEST_F(EmbeddingServer, ModerationsFlagTheLabelsThatAreNotSafe) {
+  start_classifier(R"({"0":"hate","1":"SAFE"})");
+  const json::value answer =
+      ask("/v1/moderations", R"({"input":["one text","another one here","a third"],"model":"m"})");
+  EXPECT_EQ(answer.at("model"), "m");
+  EXPECT_THAT(std::string(answer.at("id").as_string()), HasSubstr("modr-"));
+  ASSERT_EQ(answer.at("results").as_array().size(), 3u);
+  const std::vector<float> expected =
+      softmax(engine_->encode({.text = "another one here"})->embedding);
+  const json::value& second = answer.at("results").at(1);
+  EXPECT_EQ(second.at("category_scores").at("hate").to_number<float>(), expected[0]);
+  EXPECT_EQ(second.at("category_scores").at("SAFE").to_number<float>(), expected[1]);
+  EXPECT_EQ(second.at("categories").at("hate"), expected[0] >= 0.5f);
+  EXPECT_EQ(second.at("flagged"), expected[0] >= 0.5f);
+  EXPECT_EQ(second.at("category_applied_input_types").at("hate"), json::array({"text"}));
+  const json::value parts =
+      ask("/v1/moderations", R"({"input":[{"type":"text","text":"another one here"}]})");
+  EXPECT_EQ(parts.at("results").at(0), second);
+
+  // The same text with the other label safe has the opposite verdict.
+  TearDown();
+  config_.moderation_safe_labels = "x,Hate";
+  start_classifier(R"({"0":"hate","1":"SAFE"})");
+  EXPECT_EQ(
+      ask("/v1/moderations", R"({"input":"another one here"})").at("results").at(0).at("flagged"),
+      expected[1] >= 0.5f);
+  expect_refused("/v1/moderations", R"({"input":[]})", "input is empty");
+  expect_refused("/v1/moderations", R"({})", "input is missing");
+  expect_refused("/v1/moderations", R"({"input":[{"type":"image_url","image_url":{"url":"x"}}]})",
+                 "input[0] is an image");
+  TearDown();
+  start("share/default_model", false, true);
+  expect_refused("/v1/moderations", R"({"input":"a"})", "has no head for classes");
 }
 
 // The chance of yes against no behind a question, which is a chat or the template's own.

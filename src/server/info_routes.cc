@@ -121,6 +121,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
   write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
   w.member("rerank_format", c.rerank_format);
+  w.member("moderation_safe_labels", c.moderation_safe_labels);
   w.member("enable_cache_report", c.enable_cache_report);
   w.member("incremental_streaming_output", c.incremental_streaming_output);
   w.member("stream_interval", c.stream_interval).member("log_requests", c.log_requests);

@@ -50,6 +50,7 @@ const std::vector<Route>& session_routes();    // open, close
 const std::vector<Route>& text_routes();       // tokenize, detokenize
 const std::vector<Route>& tool_routes();       // texts to tool calls and reasoning
 
+const std::vector<Route>& moderation_routes();  // /v1/moderations
 const std::vector<Route>& rerank_routes();      // /rerank, /v2/rerank
 
 }  // namespace espalier::server

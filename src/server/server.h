@@ -39,6 +39,8 @@ struct ServerConfig {
   std::string tool_call_parser, reasoning_parser;
 
   std::string rerank_format = "sglang";  // --rerank-format: of /v1/rerank; or jina
+  // --moderation-safe-labels: classes that do not flag a text, separated by commas, in any case.
+  std::string moderation_safe_labels = "safe,neutral,ok,none,non-toxic,LABEL_0";
 
   bool enable_metrics =
       false;  // --enable-metrics: adds timings to meta_info; /metrics is always on

@@ -14,7 +14,7 @@ import ollama
 import openai
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
-from harness import Server  # noqa: E402
+from harness import ROOT, Server  # noqa: E402
 
 GREEDY = {"temperature": 0}
 QUESTION = "What is the capital of France?"
@@ -241,6 +241,15 @@ def ranked(base):
         assert [r["index"] for r in answer.results] == [1, 0]
 
 
+def moderations(base):
+    client = openai.OpenAI(base_url=base + "/v1", api_key="none")
+    answer = client.moderations.create(input=["one text", "another"], model="m")
+    scores = [result.category_scores.model_dump() for result in answer.results]
+    show("moderations", scores)
+    for result, score in zip(answer.results, scores):
+        assert abs(score["hate"] + score["safe"] - 1) < 1e-5 and result.flagged == (score["hate"] >= 0.5)
+
+
 def main():
     with tempfile.TemporaryDirectory() as storage, Server("--storage-path", storage) as server:
         base = f"http://127.0.0.1:{server.port}"
@@ -258,6 +267,10 @@ def main():
             model="m", max_tokens=2, messages=[{"role": "user", "content": "Hi"}])
     with Server("--is-embedding", "--rerank-format", "jina") as server:
         ranked(f"http://127.0.0.1:{server.port}")
+    head = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "hate", "1": "safe"}}
+    with Server("--model-path", os.path.join(ROOT, "share", "default_model"), "--load-format", "dummy",
+                "--json-model-override-args", json.dumps(head)) as server:
+        moderations(f"http://127.0.0.1:{server.port}")
     print("the clients of the other dialects work")
 
 

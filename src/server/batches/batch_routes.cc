@@ -17,8 +17,8 @@ using net::ResponsePtr;
 namespace {
 
 constexpr std::string_view kEndpoints[] = {
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
-    "/v1/classify",         "/v1/score",       "/v1/rerank",    "/generate"};
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings",  "/v1/messages",
+    "/v1/classify",         "/v1/score",       "/v1/rerank",    "/v1/moderations", "/generate"};
 constexpr size_t kMaxMetadataBytes = 16 << 10;
 
 HttpResponse refused(const Status& status) { return error_response(Dialect::kOpenAi, status); }
