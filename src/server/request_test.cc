@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "server/cache_namespace.h"
+#include "server/dialects/llama_cpp_request.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/native_request.h"
@@ -277,6 +278,54 @@ TEST(RequestFuzz, MutatedBodiesAreReadOrRefusedWithAReason) {
     accepted += parse_everything(body);
   }
   EXPECT_GT(accepted, num_rounds / 10);  // the mutations reach beyond the first check
+}
+
+constexpr const char* kLlamaCppBody =
+    R"({"prompt":[["a",1],"b",{"prompt_string":"c"}],"n_predict":5,"samplers":["top_k","min_p"],"top_p":0,
+        "logit_bias":[[5,1.5],["x",false]],"stop":["x",""],"json_schema":{"type":"object"},"seed":-1,
+        "mirostat":0,"response_fields":["content","generation_settings/seed"],"input_extra":[{"text":"t"}]})";
+
+// Its settings are JSON, and its samplers are within the engine's ranges where these are clamped.
+int check_llama_cpp(const Result<LlamaCppRequest>& parsed) {
+  if (!parsed) {
+    EXPECT_FALSE(parsed.error().message().empty());
+    const int status = error_response(Dialect::kLlamaCpp, parsed.error()).status;
+    EXPECT_TRUE(status == 400 || status == 501) << parsed.error().to_string();
+    return 0;
+  }
+  const SamplingParams sampling = parsed->sampling();
+  EXPECT_TRUE(*sampling.top_p > 0 && *sampling.top_p <= 1) << *sampling.top_p;
+  EXPECT_TRUE(*sampling.top_k == -1 || *sampling.top_k > 0) << *sampling.top_k;
+  EXPECT_GE(*sampling.temperature, 0);
+  EXPECT_GE(parsed->n_probs, 0);
+  std::string settings;
+  JsonWriter w(settings);
+  write_generation_settings(w, *parsed);
+  EXPECT_TRUE(reparsed(settings).is_object());
+  return 1;
+}
+
+TEST(RequestFuzz, MutatedBodiesOfLlamaCppAreReadOrRefused) {
+  const uint64_t seed = 27;
+  const char* const rounds = std::getenv("ESPALIER_FUZZ_ROUNDS");
+  const int num_rounds = rounds != nullptr ? std::atoi(rounds) : 5000;
+  Rng rng(seed);
+  int accepted = 0;
+  for (int i = 0; i < num_rounds && !::testing::Test::HasFailure(); ++i) {
+    std::string body = kLlamaCppBody;
+    if (rng.below(3) == 0) {
+      body = mutate_bytes(body, rng);
+    } else {
+      json::value value = json::parse(body);
+      for (uint64_t n = rng.below(3); n > 0; --n) mutate(value, rng);
+      body = json::serialize(value);
+    }
+    SCOPED_TRACE(fmt::format("seed {} round {}: {}", seed, i, testing::PrintToString(body)));
+    bool malformed = false;
+    accepted += check_llama_cpp(parse_llama_cpp_completion(body, malformed));
+    check_llama_cpp(parse_llama_cpp_infill(body, malformed));
+  }
+  EXPECT_GT(accepted, num_rounds / 10);
 }
 
 // Whatever key and salt two requests bring, in whichever dialect: they share a namespace exactly
