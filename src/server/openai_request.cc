@@ -251,6 +251,32 @@ Status check_tool(const Json& tool, std::string_view where) {
 constexpr const char* kMessagesSchema =
     R"({"type":"array","items":{"type":"object","properties":{"role":{"type":"string"},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}},"required":["role"]}})";
 
+// ["text"]: an answer has no other.
+Status read_modalities(const Json& value, std::string_view where, ChatRequest&) {
+  std::vector<std::string> names;
+  ESP_RETURN_IF_ERROR(server::read_value(value, where, names));
+  for (const std::string& name : names)
+    if (name != "text")
+      return error(StatusCode::kUnimplemented, "{} holds \"{}\", and only text is supported", where,
+                   name);
+  return {};
+}
+
+// What OpenAI's own servers take beside the above: hints and accounting are without effect here,
+// and what would change the answer is refused.
+void append_openai_only(Fields<ChatRequest>& fields) {
+  using C = ChatRequest;
+  fields.push_back(custom<C>("modalities", R"({"type":"array","items":{"enum":["text"]}})",
+                             "[\"text\"]; others are refused", read_modalities));
+  for (const char* name : {"function_call", "functions"})
+    fields.push_back(refused<C>(name, "is not supported: send tools and tool_choice"));
+  for (const char* name : {"moderation", "web_search_options"}) fields.push_back(refused<C>(name));
+  for (const char* name :
+       {"metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "verbosity"})
+    fields.push_back(ignored<C>(name));
+}
+
 const Fields<ChatRequest>& chat_fields() {
   using C = ChatRequest;
   static const Fields<C> fields = [] {
@@ -285,11 +311,8 @@ const Fields<ChatRequest>& chat_fields() {
         refused<C>("return_prompt_token_ids"),
         refused<C>("audio"),
         ignored<C>("use_audio_in_video"),
-        ignored<C>("modalities"),
-        ignored<C>("store"),
-        ignored<C>("metadata"),
-        ignored<C>("service_tier"),
     };
+    append_openai_only(f);
     append_common(f, kInChat);
     return f;
   }();

@@ -370,6 +370,29 @@ TEST_F(OpenAiTest, Errors) {
       R"({"error":{"object":"error","message":"lost","type":"InternalServerError","param":null,"code":500}})");
 }
 
+// What would change the answer is refused by name; hints and accounting have no effect.
+TEST_F(OpenAiTest, FieldsOfOpenAisOwnServersAreTakenOrRefused) {
+  start();
+  const auto ask = [&](std::string_view field) {
+    return post("/v1/chat/completions",
+                fmt::format(R"({{"messages":[{{"role":"user","content":"a"}}],{}}})", field));
+  };
+  for (const char* field :
+       {R"("function_call":"auto")", R"("functions":[{"name":"f"}])",
+        R"("moderation":{"model":"m"})", R"("web_search_options":{"search_context_size":"low"})",
+        R"("modalities":["text","audio"])", R"("audio":{"voice":"alloy"})"}) {
+    const Answer answer = ask(field);
+    EXPECT_EQ(answer.status, 400) << field;
+    const std::string name(field + 1, std::string_view(field).find('"', 1) - 1);
+    EXPECT_THAT(answer.body, HasSubstr(name)) << field;
+  }
+  for (const char* field :
+       {R"("modalities":["text"])", R"("prediction":{"type":"content","content":"x"})",
+        R"("prompt_cache_key":"k")", R"("verbosity":"low")", R"("safety_identifier":"u")",
+        R"("functions":[])", R"("function_call":null)", R"("store":true)"})
+    EXPECT_EQ(ask(field).status, 200) << field;
+}
+
 TEST_F(OpenAiTest, NoChatTemplate) {
   config_.chat_template.clear();
   start();
