@@ -49,7 +49,7 @@ void handle_props(const ContextPtr& context, HttpRequest&&, ResponsePtr response
   w.member("n_ctx", engine.context_length()).end_object();
   w.member("total_slots", engine.config().max_running_requests);
   w.member("model_alias", context->model_name);
-  w.member("model_path", engine.config().model_path.string());
+  w.member("model_path", context->model_name);  // the host's folders are not shown
   write_modalities(w);
   w.member("endpoint_slots", true).member("endpoint_props", false).member("endpoint_metrics", true);
   w.member("chat_template", context->chat ? context->chat->source() : "");
