@@ -217,6 +217,14 @@ def llama_cpp(base):
     assert ask(base + "/llama.cpp/detokenize", {"tokens": tokens})[1]["content"] == text
     prompt = ask(base + "/apply-template", {"messages": [{"role": "user", "content": QUESTION}]})[1]["prompt"]
     assert QUESTION in prompt
+    client = openai.OpenAI(base_url=base + "/llama.cpp/v1", api_key="none")
+    assert client.completions.create(model="m", prompt="The sun", temperature=0, max_tokens=16).choices[0].text == text
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
+    import litellm
+    answer = litellm.completion(model="llamafile/m", api_base=base + "/llama.cpp/v1", temperature=0, max_tokens=16,
+                                messages=[{"role": "user", "content": QUESTION}])
+    show("LiteLLM, llamafile", repr(answer.choices[0].message.content))
+    assert answer.usage.completion_tokens <= 16
     status, props = ask(base + "/props")
     assert props["total_slots"] == len(ask(base + "/slots")[1]) and props["chat_template"]
     status, refused = ask(base + "/completion", {**greedy, "mirostat": 2})
@@ -226,7 +234,6 @@ def llama_cpp(base):
 
 def ranked(base):
     import cohere
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
     import litellm
     texts = ["A dog lay on the rug.", "The cat sat on the mat."]
     client = cohere.ClientV2(base_url=base, api_key="none")

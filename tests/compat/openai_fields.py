@@ -1,5 +1,5 @@
-"""Every field of OpenAI's chat and completions, as the official client's own types list them: each is honoured, accepted
-without effect or refused by name, and /openapi.json says which. A field that a newer client adds fails here."""
+"""Every field of OpenAI's chat and completions, as the official client's own types list them: each is honoured,
+accepted without effect or refused by name, and /openapi.json says which. A field of a newer client fails here."""
 import json
 import os
 import sys

@@ -412,6 +412,17 @@ std::vector<Route> answer_routes() {
   return out;
 }
 
+// llama.cpp's server has these in OpenAI's shape, as this one does.
+std::vector<Route> openai_routes() {
+  std::vector<Route> out;
+  for (const auto* group : {&generate_routes(), &info_routes()})
+    for (const Route& route : *group)
+      for (const char* path :
+           {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/metrics"})
+        if (route.pattern == path) out.push_back(route);
+  return out;
+}
+
 }  // namespace
 
 const std::vector<Route>& llama_cpp_routes() {
@@ -420,6 +431,7 @@ const std::vector<Route>& llama_cpp_routes() {
     for (Route& route : llama_cpp_info_routes()) all.push_back(std::move(route));
     std::vector<Route> prefixed = all;
     for (Route& route : llama_cpp_shared_routes()) prefixed.push_back(std::move(route));
+    for (Route& route : openai_routes()) prefixed.push_back(std::move(route));
     for (Route& route : prefixed) {
       route.pattern = std::string(kLlamaCppPrefix) + route.pattern;
       all.push_back(std::move(route));

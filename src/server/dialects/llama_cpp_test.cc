@@ -253,6 +253,7 @@ TEST_F(LlamaCppTest, SaysWhatItServes) {
   EXPECT_EQ(call("GET", "/lora-adapters").body, "[]");
   EXPECT_EQ(object("/llama.cpp/health", "").at("status"), "ok");
   EXPECT_EQ(object("/llama.cpp/props", "").at("model_alias"), "tiny");
+  EXPECT_EQ(object("/llama.cpp/v1/models", "").at("data").at(0).at("id"), "tiny");
 }
 
 TEST_F(LlamaCppTest, SlotsShowHowManyAreBusy) {
