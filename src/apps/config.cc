@@ -315,6 +315,8 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
   shown_default(table.text("admin-api-key", server.admin_api_key, "KEY",
                            "the same, for administrative routes"),
                 "api-key");
+  table.text("api-keys-file", server.api_keys_file, "FILE",
+             "keys with names and limits a minute (JSON); SIGHUP reads it again");
   shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
                            "whose pages may read answers; * is everyone, and each use adds one"),
                 "everyone; nobody without a key beyond loopback");

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <semaphore>
 #include <thread>
 
@@ -18,13 +20,15 @@ namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
-// SIGTERM and SIGINT, to be taken by sigwait; every thread made later inherits the mask. A
+// SIGTERM, SIGINT and SIGHUP, to be taken by sigwait; every thread made later inherits the mask. A
 // SIGINT that was ignored when the process began stays so: a shell's background job is not meant by
 // Ctrl-C.
-sigset_t block_stop_signals() {
+// reloads: whether SIGHUP has files to read again; else it ends the process, as its default is.
+sigset_t block_signals(bool reloads) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
+  if (reloads) sigaddset(&signals, SIGHUP);
   struct sigaction inherited {};
   sigaction(SIGINT, nullptr, &inherited);
   if (inherited.sa_handler != SIG_IGN) sigaddset(&signals, SIGINT);
@@ -52,16 +56,15 @@ void log_plan(const Engine& engine) {
       config.disable_radix_cache ? "off" : "on");
 }
 
-// Receives SIGTERM and SIGINT in a thread of its own. While a model is loading, which may take
+// Receives the signals in a thread of its own. While a model is loading, which may take
 // minutes, there is nothing to drain, so the first signal ends the process. Later the first signal
-// wakes wait() and a second one ends the process.
-class StopSignals {
+// wakes wait() and a second one ends the process. SIGHUP runs what on_reload() has set.
+class ServeSignals {
  public:
-  explicit StopSignals(sigset_t signals) {
+  explicit ServeSignals(sigset_t signals) {
     std::thread([signals, state = state_] {
       set_thread_name("signals");
-      int number = 0;
-      sigwait(&signals, &number);
+      int number = next_stop(signals, *state);
       Phase loading = Phase::kLoading;
       if (state->phase.compare_exchange_strong(loading, Phase::kEnding)) {
         log_info("stopped signal={} while the model was loaded", strsignal(number));
@@ -69,7 +72,7 @@ class StopSignals {
       }
       state->number = number;
       state->came.release();
-      sigwait(&signals, &number);
+      next_stop(signals, *state);
       _exit(kExitOk);
     }).detach();
   }
@@ -79,6 +82,11 @@ class StopSignals {
     Phase loading = Phase::kLoading;
     if (state_->phase.compare_exchange_strong(loading, Phase::kServing)) return;
     while (true) pause();
+  }
+  // Null: SIGHUP is ignored, as before the first call.
+  void on_reload(std::function<void()> reload) {
+    std::lock_guard lock(state_->mutex);
+    state_->reload = std::move(reload);
   }
   int wait() {
     state_->came.acquire();
@@ -91,7 +99,19 @@ class StopSignals {
     std::atomic<Phase> phase{Phase::kLoading};
     std::binary_semaphore came{0};
     int number = 0;
+    std::mutex mutex;
+    std::function<void()> reload;  // guarded by mutex
   };
+  // Waits for a signal that stops, and reloads for each SIGHUP before it.
+  static int next_stop(const sigset_t& signals, State& state) {
+    for (int number = 0;;) {
+      sigwait(&signals, &number);
+      if (number != SIGHUP) return number;
+      std::lock_guard lock(state.mutex);
+      if (state.reload != nullptr) state.reload();
+    }
+  }
+
   // Shared: the thread outlives whoever waits.
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
@@ -115,7 +135,7 @@ int run_serve(const std::vector<std::string>& args) {
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
-  StopSignals signals(block_stop_signals());
+  ServeSignals signals(block_signals(!config.server.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
@@ -133,7 +153,12 @@ int run_serve(const std::vector<std::string>& args) {
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
   log_info("ready url=http://{}:{} startup_ms={:.0f}", host_in_url(config.server.host),
            (*server)->port(), to_seconds(SteadyClock().now() - started) * 1e3);
+  signals.on_reload([&] {
+    if (const Status read = (*server)->reload(); !read.ok())
+      log_error("nothing was reloaded: {}", read.message());
+  });
   const int signal_number = signals.wait();
+  signals.on_reload(nullptr);
   log_info("stopping signal={} drain_timeout_s={:.1f}", strsignal(signal_number),
            to_seconds(config.drain_timeout));
   (*server)->stop(config.drain_timeout);

@@ -75,7 +75,8 @@ QueueEvictionRule eviction_rule(const EngineConfig& c) {
 }
 
 std::string share_of(const EngineConfig& c, const LiveRequest& request) {
-  if (c.fair_share == "tenant") return request.cache_namespace;
+  if (c.fair_share == "tenant")
+    return request.tenant.empty() ? request.cache_namespace : request.tenant;
   return c.fair_share == "priority" ? std::to_string(request.priority) : "";
 }
 
@@ -237,6 +238,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->dimensions = request.dimensions;
   live->priority = request.priority;
   live->cache_namespace = std::move(request.extra_key);
+  live->tenant = std::move(request.tenant);
   live->session = std::move(request.session);
   live->prompt_ids = std::move(request.input_ids);
   live->sink = std::move(sink);

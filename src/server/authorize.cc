@@ -33,15 +33,19 @@ std::string_view key_of(const HttpRequest& request) {
 
 enum class Verdict { kAllowed, kUnauthorized, kForbidden };
 
-Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& request) {
+Verdict authorize(const ServerConfig& config, const Tenants* tenants, Access access,
+                  const HttpRequest& request) {
   const std::string& admin_key =
       config.admin_api_key.empty() ? config.api_key : config.admin_api_key;
   const std::string& key = access == Access::kAdmin ? admin_key : config.api_key;
-  if (access == Access::kOpen || key.empty()) return Verdict::kAllowed;
+  if (access == Access::kOpen || (key.empty() && tenants == nullptr)) return Verdict::kAllowed;
   const std::string_view given = key_of(request);
   if (given.empty()) return Verdict::kUnauthorized;
+  if (tenants != nullptr && tenants->find(given) != nullptr)
+    return access == Access::kUser ? Verdict::kAllowed : Verdict::kForbidden;
   // The administrator's key opens everything.
-  if (same_key(given, key) || (!config.admin_api_key.empty() && same_key(given, admin_key))) {
+  if ((!key.empty() && same_key(given, key)) ||
+      (!config.admin_api_key.empty() && same_key(given, admin_key))) {
     return Verdict::kAllowed;
   }
   const bool is_user = !config.api_key.empty() && same_key(given, config.api_key);
@@ -50,9 +54,9 @@ Verdict authorize(const ServerConfig& config, Access access, const HttpRequest& 
 
 }  // namespace
 
-std::optional<net::HttpResponse> refusal(const ServerConfig& config, Access access,
-                                         const HttpRequest& head) {
-  switch (authorize(config, access, head)) {
+std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenants* tenants,
+                                         Access access, const HttpRequest& head) {
+  switch (authorize(config, tenants, access, head)) {
     case Verdict::kAllowed:
       return std::nullopt;
     case Verdict::kUnauthorized:
@@ -63,8 +67,12 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, Access acce
   return forbidden();
 }
 
-bool is_admin(const ServerConfig& config, const HttpRequest& head) {
-  return authorize(config, Access::kAdmin, head) == Verdict::kAllowed;
+bool is_admin(const ServerConfig& config, const Tenants* tenants, const HttpRequest& head) {
+  return authorize(config, tenants, Access::kAdmin, head) == Verdict::kAllowed;
+}
+
+TenantPtr tenant_of(const Tenants* tenants, const HttpRequest& request) {
+  return tenants != nullptr ? tenants->find(key_of(request)) : nullptr;
 }
 
 }  // namespace espalier::server

@@ -6,15 +6,20 @@
 #include "net/http.h"
 #include "server/routes.h"
 #include "server/server.h"
+#include "server/tenants.h"
 
 namespace espalier::server {
 
 // What a request that lacks the key of a route is answered (401 without a key of this server, 403
 // with the wrong one); nothing where it may pass. The administrator's key opens everything.
-std::optional<net::HttpResponse> refusal(const ServerConfig& config, Access access,
-                                         const net::HttpRequest& head);
+// tenants: whose keys open what --api-key opens; null: there are none.
+std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenants* tenants,
+                                         Access access, const net::HttpRequest& head);
 
 // Whether a request may see what is shown to administrators alone; without keys everyone is one.
-bool is_admin(const ServerConfig& config, const net::HttpRequest& head);
+bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::HttpRequest& head);
+
+// The tenant whose key a request brings; null: none.
+TenantPtr tenant_of(const Tenants* tenants, const net::HttpRequest& request);
 
 }  // namespace espalier::server

@@ -26,6 +26,7 @@ namespace espalier::server {
 class BackgroundResponses;
 struct Batches;
 class ResponseStore;
+class Tenants;
 }
 
 namespace espalier::server {
@@ -66,6 +67,7 @@ struct Context {
   std::atomic<bool> stopping{false};
   // Bounds over all requests, for /metrics; set before the server answers.
   std::vector<std::shared_ptr<MemoryAccount>> accounts;
+  std::unique_ptr<Tenants> tenants;          // null without --api-keys-file
   std::unique_ptr<ResponseStore> responses;  // answers of /v1/responses, by id
   std::unique_ptr<BackgroundResponses> background;  // those that run without a client
   std::unique_ptr<Batches> batches;          // null without --storage-path

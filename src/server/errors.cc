@@ -20,6 +20,8 @@ struct Row {
   bool retry;             // worth trying again soon
 };
 
+constexpr int kTooManyRequests = 429;
+
 constexpr Row kTable[] = {
     {StatusCode::kInvalidArgument, 400, "BadRequestError", false},
     {StatusCode::kNotFound, 404, "NotFoundError", false},
@@ -35,6 +37,9 @@ constexpr Row kTable[] = {
     {StatusCode::kDataLoss, 500, "InternalServerError", false},
     {StatusCode::kInternal, 500, "InternalServerError", false},
 };
+
+constexpr Row kRateLimitedRow = {StatusCode::kResourceExhausted, kTooManyRequests, "RateLimitError",
+                                 true};
 
 const Row& row_of(StatusCode code) {
   for (const Row& row : kTable) {
@@ -65,6 +70,7 @@ void write_openai(JsonWriter& w, std::string_view message, std::string_view type
 constexpr int kAnthropicOverloaded = 529;
 
 std::string_view anthropic_type(const Row& row) {
+  if (row.http == kTooManyRequests) return "rate_limit_error";
   if (row.retry) return "overloaded_error";
   switch (row.http) {
     case 401:
@@ -84,7 +90,8 @@ constexpr int kLlamaCppUnsupported = 501;
 
 // The status that a client of `dialect` sees.
 int status_in(Dialect dialect, const Row& row) {
-  if (dialect == Dialect::kAnthropic && row.retry) return kAnthropicOverloaded;
+  if (dialect == Dialect::kAnthropic && row.retry && row.http != kTooManyRequests)
+    return kAnthropicOverloaded;
   if (dialect == Dialect::kLlamaCpp && row.code == StatusCode::kUnimplemented)
     return kLlamaCppUnsupported;
   return row.http;
@@ -98,6 +105,8 @@ std::string_view llama_cpp_type(int http) {
       return "permission_error";
     case 404:
       return "not_found_error";
+    case kTooManyRequests:
+      return "rate_limit_error";
     case 500:
       return "server_error";
     case kLlamaCppUnsupported:
@@ -160,8 +169,10 @@ std::string renamed(std::string text, std::string_view name, std::string_view ot
 int http_status(StatusCode code) { return row_of(code).http; }
 std::string_view error_type(StatusCode code) { return row_of(code).type; }
 
-HttpResponse error_response(Dialect dialect, const Status& status) {
-  const Row& row = row_of(status.code());
+namespace {
+
+HttpResponse response_of(Dialect dialect, const Status& status, const Row& row,
+                         int64_t retry_after) {
   std::string body;
   JsonWriter w(body);
   if (dialect == Dialect::kNative) {
@@ -172,8 +183,18 @@ HttpResponse error_response(Dialect dialect, const Status& status) {
   write_error(w, dialect, status, row);
   if (dialect == Dialect::kNative) w.end_object();
   HttpResponse response = HttpResponse::json(status_in(dialect, row), std::move(body));
-  if (row.retry) response.headers.emplace_back("Retry-After", "1");
+  if (row.retry) response.headers.emplace_back("Retry-After", std::to_string(retry_after));
   return response;
+}
+
+}  // namespace
+
+HttpResponse error_response(Dialect dialect, const Status& status) {
+  return response_of(dialect, status, row_of(status.code()), 1);
+}
+
+HttpResponse rate_limited_response(Dialect dialect, const Status& status, int64_t retry_after) {
+  return response_of(dialect, status, kRateLimitedRow, retry_after);
 }
 
 HttpResponse malformed_response(const Status& status) {

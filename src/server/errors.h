@@ -25,6 +25,8 @@ std::string renamed(std::string text, std::string_view name, std::string_view ot
 // Ollama: {"error":message}; llama.cpp: {"error":{"code","message","type"}}, with 501 for what is
 // not supported. A full queue and a server that starts or stops carry Retry-After.
 net::HttpResponse error_response(Dialect dialect, const Status& status);
+// 429: a key has reached its limits; retry_after: seconds.
+net::HttpResponse rate_limited_response(Dialect dialect, const Status& status, int64_t retry_after);
 // A body that could not be read at all, in either dialect: 400 with type "Bad Request".
 net::HttpResponse malformed_response(const Status& status);
 // The payload of a stream's error event: {"error":{...}}, or the dialect's own.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/cache_namespace.h"
 
 namespace espalier::server {
 
@@ -52,6 +53,12 @@ void Generation::begin() {
   const auto failed = [&](const Status& status) {
     response_->post([self, status] { self->on_failure(status); });
   };
+  if (tenant_ != nullptr) {
+    for (const GenerationItem& item : items_)
+      if (const Status may = tenant_->check_priority(item.request.priority); !may.ok())
+        return failed(may);
+    if (!admit()) return;
+  }
   for (GenerationItem& item : items_) {
     if (const Status ready = prepare(item); !ready.ok()) return failed(ready);
   }
@@ -73,6 +80,33 @@ void Generation::begin() {
       context_->engine.abort(items_[i].request.rid, Engine::AbortScope::kExact);
     }
   }
+}
+
+// A call takes the tokens that it may need at most, or about that much: a text's tokens are counted
+// later. What it has not used by its end comes back.
+bool Generation::admit() {
+  constexpr int64_t kBytesPerToken = 4, kAnswerTokens = 16;
+  int64_t tokens = 0;
+  for (GenerationItem& item : items_) {
+    GenerateRequest& request = item.request;
+    request.tenant = tenant_->name();
+    request.extra_key = cache_namespace(tenant_->name(), request.extra_key);
+    const auto answer = request.embed ? 0 : request.sampling.max_new_tokens.value_or(kAnswerTokens);
+    tokens += std::ssize(request.input_ids) + std::ssize(request.text) / kBytesPerToken +
+              int64_t{answer} * std::clamp(request.sampling.n, 1, 1024);
+  }
+  const TimePoint now = std::chrono::steady_clock::now();
+  const auto wait = tenant_->admit(tokens, now);
+  if (!wait) {
+    reservation_.emplace(tenant_, tokens);
+    return true;
+  }
+  retry_after_ = std::chrono::ceil<std::chrono::seconds>(*wait).count();
+  const Status status =
+      error(StatusCode::kResourceExhausted,
+            "the limits of this key are reached: try again in {:.1f} s", to_seconds(*wait));
+  response_->post([self = shared_from_this(), status] { self->on_failure(status); });
+  return false;
 }
 
 // Input log-probabilities name their tokens, so the ids must be known here.
@@ -162,6 +196,10 @@ void Generation::observe(Sample& sample, const TokenEvent& event) {
     sample.last_event = now;
   }
   if (!event.finish) return;
+  if (reservation_) {
+    const bool first = sample.index % std::max(1, sample.item->request.sampling.n) == 0;
+    reservation_->use(event.stats.completion_tokens + (first ? event.stats.prompt_tokens : 0));
+  }
   metrics.observe_finish(event.stats);
   if (context_->config.log_requests) {
     log_info("request rid={} prompt_tokens={} cached_tokens={} completion_tokens={} end={}",
@@ -215,7 +253,13 @@ void Generation::on_failure(const Status& engine_status) {
   const Status status = in_client_names(engine_status);
   abort_open();
   on_failed(status);
-  if (!streaming_) return response_->send(error_response(dialect(), status));
+  if (!streaming_) {
+    net::HttpResponse answer = retry_after_ != 0
+                                   ? rate_limited_response(dialect(), status, retry_after_)
+                                   : error_response(dialect(), status);
+    add_rate_limits(answer.headers);
+    return response_->send(std::move(answer));
+  }
   std::string out;
   append_failure(out, status);
   response_->write(std::move(out));
@@ -241,6 +285,12 @@ void Generation::abort_open() {
   }
 }
 
+void Generation::add_rate_limits(net::Headers& headers) const {
+  if (tenant_ == nullptr) return;
+  for (auto& header : tenant_->headers(std::chrono::steady_clock::now()))
+    headers.push_back(std::move(header));
+}
+
 net::Headers Generation::headers(std::string content_type) const {
   int64_t prompt = 0, cached = 0;
   for (const Sample& sample : samples_) {
@@ -253,6 +303,7 @@ net::Headers Generation::headers(std::string content_type) const {
       kCacheHitHeader,
       fmt::format("{:.4f}",
                   prompt == 0 ? 0.0 : static_cast<double>(cached) / static_cast<double>(prompt)));
+  add_rate_limits(out);
   return out;
 }
 

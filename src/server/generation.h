@@ -16,6 +16,7 @@
 #include "server/context.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
+#include "server/tenants.h"
 
 namespace espalier::server {
 
@@ -57,6 +58,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
              bool stream);
   virtual ~Generation() = default;
 
+  // Whose key the request brought; null: nobody's. Before begin().
+  void set_tenant(TenantPtr tenant) { tenant_ = std::move(tenant); }
   // Submits every prompt. All further life is the engine's events.
   void begin();
 
@@ -83,6 +86,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   Status prepare(GenerationItem& item);
+  bool admit();
   Status count_logprobs(size_t more);
   void on_event(size_t item_index, TokenEvent&& event);
   void on_failure(const Status& status);
@@ -92,12 +96,16 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void observe(Sample& sample, const TokenEvent& event);
   void abort_open();
   net::Headers headers(std::string content_type) const;
+  void add_rate_limits(net::Headers& headers) const;
 
   const ContextPtr context_;
   const net::ResponsePtr response_;
   std::vector<GenerationItem> items_;
   std::vector<Sample> samples_;
   const bool stream_;
+  TenantPtr tenant_;
+  std::optional<TokenReservation> reservation_;  // of the tenant's tokens
+  int64_t retry_after_ = 0;                      // seconds, where the tenant's limits refuse it
 
   // The I/O thread's.
   bool streaming_ = false;            // the answer's head is out

@@ -53,6 +53,7 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("model_path", e.model_path.string());
   path("tokenizer_path", (e.tokenizer_path.empty() ? e.model_path : e.tokenizer_path).string());
   path("chat_template", context.config.chat_template);
+  path("api_keys_file", context.config.api_keys_file);
   path("storage_path", context.config.storage_path);
   for (const auto& [name, value] : context.config.private_paths) path(name, value);
   w.key("random_seed");
@@ -267,7 +268,7 @@ void handle_server_info(const ContextPtr& context, HttpRequest&& request, Respon
   std::string out;
   JsonWriter w(out);
   w.begin_object();
-  write_settings(w, *context, is_admin(context->config, request));
+  write_settings(w, *context, is_admin(context->config, context->tenants.get(), request));
   w.member("vocab_size", engine.model_info().vocab_size);
   w.member("status", context->stopping ? "stopping" : "ready");
   w.member("max_total_num_tokens", s.kv_tokens_total);
@@ -293,8 +294,11 @@ void handle_metrics(const ContextPtr& context, HttpRequest&&, ResponsePtr respon
   Metrics::Http http;
   if (const net::HttpServer* server = context->http) {
     const net::HttpServerStats s = server->stats();
-    http = {s.connections_open, s.dropped_slow_total, context->accounts};
+    http = {s.connections_open, s.dropped_slow_total, context->accounts, {}};
   }
+  if (context->tenants != nullptr)
+    for (const TenantPtr& tenant : context->tenants->all())
+      http.num_refused.emplace_back(tenant->name(), tenant->num_refused());
   answer.body = context->metrics->scrape(context->engine, http);
   response->send(std::move(answer));
 }

@@ -97,12 +97,28 @@ class Figures {
   void counter(const std::string& name, const char* help, T value) {
     add(name, help, prometheus::MetricType::Counter, static_cast<double>(value));
   }
+  // One series for each value of a label.
+  void counters(const std::string& name, const char* help, const char* label,
+                const std::vector<std::pair<std::string, int64_t>>& values) {
+    prometheus::MetricFamily family{name, help, prometheus::MetricType::Counter, {}};
+    for (const auto& [value_of_label, value] : values) {
+      prometheus::ClientMetric metric = labelled();
+      metric.label.push_back({label, value_of_label});
+      metric.counter.value = static_cast<double>(value);
+      family.metric.push_back(std::move(metric));
+    }
+    families_.push_back(std::move(family));
+  }
   std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
 
  private:
-  void add(const std::string& name, const char* help, prometheus::MetricType type, double value) {
+  prometheus::ClientMetric labelled() const {
     prometheus::ClientMetric metric;
     for (const auto& [key, label] : labels_) metric.label.push_back({key, label});
+    return metric;
+  }
+  void add(const std::string& name, const char* help, prometheus::MetricType type, double value) {
+    prometheus::ClientMetric metric = labelled();
     (type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
     families_.push_back({name, help, type, {std::move(metric)}});
   }
@@ -206,6 +222,9 @@ std::string Metrics::scrape(const Engine& engine, const Http& http) const {
   f.gauge("espalier:http_connections", "Connections that are open.", http.connections_open);
   f.counter("espalier:http_dropped_slow_total", "Clients dropped because they did not read.",
             http.dropped_slow_total);
+  if (!http.num_refused.empty())
+    f.counters("espalier:rate_limited_total", "Calls refused by the limits of their key.", "tenant",
+               http.num_refused);
   return f.text();
 }
 

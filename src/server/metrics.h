@@ -25,6 +25,7 @@ class Metrics {
     int64_t connections_open = 0;
     int64_t dropped_slow_total = 0;
     std::vector<std::shared_ptr<MemoryAccount>> accounts;
+    std::vector<std::pair<std::string, int64_t>> num_refused;  // calls, by tenant
   };
   // The exposition text: what was observed, and the engine's figures as they are now.
   std::string scrape(const Engine& engine, const Http& http) const;

@@ -15,6 +15,7 @@
 #include "server/dialects/response_store.h"
 #include "server/errors.h"
 #include "server/routes.h"
+#include "server/tenants.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier {
@@ -34,13 +35,15 @@ bool is_loopback(std::string_view host) {
 // A server without a key answers every client: pages of other origins only where it is bound
 // to loopback, and there only under names that are its own.
 void set_reach(const ServerConfig& c, net::HttpServerConfig& http) {
-  const bool open = c.api_key.empty(), local = is_loopback(c.host);
+  const bool open = c.api_key.empty() && c.api_keys_file.empty(), local = is_loopback(c.host);
   http.cors_origins = c.cors_origins;
   if (c.cors_origins.empty() && (!open || local)) http.cors_origins = {"*"};
   http.local_hosts_only = open && local;
   if (open && !local)
-    log_warning("{} is open to whoever reaches it: set --api-key, or bind --host 127.0.0.1",
-                c.host);
+    log_warning(
+        "{} is open to whoever reaches it: set --api-key or --api-keys-file, or bind --host "
+        "127.0.0.1",
+        c.host);
 }
 
 std::shared_ptr<MemoryAccount> open_account(const char* name, size_t stated,
@@ -71,6 +74,14 @@ Result<net::BoundAddress> bind(const ServerConfig& config) {
   auto bound = net::BoundAddress::bind(config.host, config.port);
   if (!bound) return fail(with_flags(bound.error()));
   return bound;
+}
+
+// Null without --api-keys-file.
+Result<std::unique_ptr<server::Tenants>> read_tenants(const ServerConfig& config) {
+  if (config.api_keys_file.empty()) return nullptr;
+  auto read = server::Tenants::read(config.api_keys_file);
+  if (!read) return fail(read.error().with_context("--api-keys-file"));
+  return read;
 }
 
 std::string name_of_model(const ServerConfig& config, const Engine& engine) {
@@ -173,7 +184,7 @@ Status Server::Impl::add_routes(net::Router& router) {
             route.handler(context, std::move(request), std::move(response));
           },
           [context = context, &route](const HttpRequest& head) {
-            return server::refusal(context->config, route.access, head);
+            return server::refusal(context->config, context->tenants.get(), route.access, head);
           }));
     }
   }
@@ -184,6 +195,7 @@ Result<net::BoundAddress> Server::reserve(const ServerConfig& config) {
   ESP_RETURN_IF_ERROR(check(config));
   if (!config.chat_template.empty())
     ESP_RETURN_IF_ERROR(server::ChatFormat::check(config.chat_template));
+  if (auto tenants = read_tenants(config); !tenants) return fail(tenants.error());
   return bind(config);
 }
 
@@ -194,6 +206,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerConfig config, Engine& engi
   impl->address = std::move(address);
   impl->context = std::make_shared<Context>(std::move(config), engine);
   Context& context = *impl->context;
+  ESP_ASSIGN_OR_RETURN(context.tenants, read_tenants(context.config));
   context.model_name = name_of_model(context.config, engine);
   context.created_unix = std::chrono::duration_cast<std::chrono::seconds>(
                              std::chrono::system_clock::now().time_since_epoch())
@@ -262,6 +275,15 @@ Status Server::start() {
 }
 
 int Server::port() const { return impl_->http != nullptr ? impl_->http->port() : 0; }
+
+Status Server::reload() {
+  server::Tenants* const tenants = impl_->context->tenants.get();
+  if (tenants == nullptr) return {};
+  ESP_RETURN_IF_ERROR(tenants->reload().with_context("--api-keys-file"));
+  log_info("the keys of {} were read again: {} tenants", impl_->context->config.api_keys_file,
+           tenants->all().size());
+  return {};
+}
 
 void Server::stop(Duration timeout) {
   std::lock_guard lock(impl_->mutex);

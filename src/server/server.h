@@ -26,6 +26,7 @@ struct ServerConfig {
   int port = 30000;                // --port; 0: any free one
   std::string api_key;             // --api-key; empty: open
   std::string admin_api_key;       // --admin-api-key; empty: api_key
+  std::string api_keys_file;       // --api-keys-file: keys with names and limits; empty: none
   std::string served_model_name;   // --served-model-name; empty: the model path, as it was given
   std::string weight_version = "default";  // --weight-version
 
@@ -101,6 +102,10 @@ class Server {
   // and names it.
   Status start();
   int port() const;  // the bound one; 0 before start()
+
+  // Reads the files again that may change while it serves: --api-keys-file. A failure changes
+  // nothing.
+  Status reload();
 
   // Refuses new work (503), waits until every answer is out or `timeout` has passed, aborts what is
   // left and closes. Afterwards nothing of the server runs any more. A second call does nothing.

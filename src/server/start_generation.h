@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "server/authorize.h"
 #include "server/errors.h"
 #include "server/generation.h"
 
@@ -16,8 +17,9 @@ template <typename Parse, typename Make>
 void start_generation(const ContextPtr& context, net::HttpRequest&& request,
                       net::ResponsePtr response, Dialect dialect, Parse parse, Make make) {
   const size_t size = request.body.size();
+  const TenantPtr tenant = tenant_of(context->tenants.get(), request);
   auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
-  context->run_sized(size, response, [context, response, body, dialect, parse, make] {
+  context->run_sized(size, response, [context, response, body, dialect, tenant, parse, make] {
     bool malformed = false;
     auto parsed = parse(*body, malformed);
     body->clear();
@@ -28,6 +30,7 @@ void start_generation(const ContextPtr& context, net::HttpRequest&& request,
       return;
     }
     if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
+      made->set_tenant(tenant);
       made->begin();
     }
   });

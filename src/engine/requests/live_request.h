@@ -71,6 +71,7 @@ struct LiveRequest {
   int32_t dimensions = 0;  // see GenerateRequest
   int32_t priority = 0;
   std::string cache_namespace;
+  std::string tenant;  // empty: cache_namespace
   std::optional<SessionParams> session;
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come
