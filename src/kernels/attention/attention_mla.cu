@@ -58,6 +58,11 @@ __device__ int blocks_per_split(int keys, int splits) {
   return max(kMinBlocks, (blocks + splits - 1) / splits);
 }
 
+__device__ bool left_out(const AttentionArgs& args, int entry) {
+  const int tokens = args.entries.query_begin[entry + 1] - args.entries.query_begin[entry];
+  return args.latent_tokens_max > 0 && tokens > args.latent_tokens_max;
+}
+
 __device__ bool split_at(const AttentionArgs& args, const Partials& partials,
                          SplitKeys& keys_of_split) {
   const EntryArrays& entries = args.entries;
@@ -65,6 +70,7 @@ __device__ bool split_at(const AttentionArgs& args, const Partials& partials,
   if (keys_of_split.token >= entries.query_begin[entries.num_entries]) return false;
   keys_of_split.head = static_cast<int>(blockIdx.x) % partials.tiles_per_token * kRows;
   const int entry = bucket_of(entries.query_begin, entries.num_entries, keys_of_split.token);
+  if (left_out(args, entry)) return false;
   keys_of_split.position =
       entries.prefix_len[entry] + keys_of_split.token - entries.query_begin[entry];
   keys_of_split.pages = entries.page_tables + entries.page_begin[entry];
@@ -224,6 +230,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int row = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.x) % partials.tiles_per_token * kRows + row;
   const int entry = bucket_of(entries.query_begin, entries.num_entries, token);
+  if (left_out(args, entry)) return;
   const int keys = entries.prefix_len[entry] + token - entries.query_begin[entry] + 1;
   const int step = blocks_per_split(keys, partials.splits) * kKeys;
   const int count = (keys + step - 1) / step;

@@ -129,6 +129,9 @@ struct AttentionArgs {
   // [num_heads] float32: attention sinks, a logit of each head that takes part in the sum of the
   // softmax and has no value; null: none.
   const float* sinks = nullptr;
+  // Of latents (keys that are values): entries of more query tokens are left out, for
+  // attention_expanded(); 0: none is.
+  int32_t latent_tokens_max = 0;
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   // For launches with PDL: everything enqueued up to the plan (the plan itself, entries, page

@@ -22,7 +22,7 @@
 namespace espalier::kernels::cuda {
 
 constexpr int kStageKeys = 128;  // positions of a stage
-constexpr int kKeyStages = 3, kValueStages = 3;
+constexpr int kStages = 3;       // of keys, and of values
 constexpr int kWarpGroup = 128;  // threads
 constexpr int kPipelineThreads =
     3 * kWarpGroup;  // of a block: one producer group, two consumer groups
@@ -32,18 +32,18 @@ constexpr int kProducerWarps = kWarpGroup / 32;
 constexpr int kProducerArrivals =
     kProducerWarps * 33;  // of a stage: 32 threads' copies and their warp
 
-template <int DIM>
+template <int DIM, int VALUE_DIM = DIM, int STAGES = kStages>
 struct KvPipeline {
-  bf16 k[kKeyStages][kStageKeys * DIM];
-  bf16 v[kValueStages][kStageKeys * DIM];
-  Barrier k_full[kKeyStages], k_empty[kKeyStages], v_full[kValueStages], v_empty[kValueStages];
+  bf16 k[STAGES][kStageKeys * DIM];
+  bf16 v[STAGES][kStageKeys * VALUE_DIM];
+  Barrier k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   // By stage and producer warp: whether the stage has rows that cp.async wrote.
-  alignas(4) uint8_t k_copied[kKeyStages][kProducerWarps], v_copied[kValueStages][kProducerWarps];
+  alignas(4) uint8_t k_copied[STAGES][kProducerWarps], v_copied[STAGES][kProducerWarps];
 
-  // One thread calls it, before the block's first barrier.
-  __device__ void init() {
-    for (Barrier& full : k_full) barrier_init(full, kProducerArrivals);
-    for (Barrier& full : v_full) barrier_init(full, kProducerArrivals);
+  // One thread calls it, before the block's first barrier. arrivals: of the producer, at a stage.
+  __device__ void init(int arrivals = kProducerArrivals) {
+    for (Barrier& full : k_full) barrier_init(full, arrivals);
+    for (Barrier& full : v_full) barrier_init(full, arrivals);
     for (Barrier& empty : k_empty) barrier_init(empty, 8);  // consumer warps
     for (Barrier& empty : v_empty) barrier_init(empty, 8);
     barrier_init_done();
@@ -168,16 +168,16 @@ struct KvProducer {
 
   __device__ Source keys(const Lookup& lookup) {
     const Source from = source(lookup);
-    const int stage = keys_issued % kKeyStages;
-    barrier_wait(pipeline.k_empty[stage], (keys_issued / kKeyStages & 1) ^ 1);
+    const int stage = keys_issued % kStages;
+    barrier_wait(pipeline.k_empty[stage], (keys_issued / kStages & 1) ^ 1);
     issue(pipeline.k[stage], pipeline.k_full[stage], pipeline.k_copied[stage], kv.k, maps.new_keys,
           maps.page_k, from);
     ++keys_issued;
     return from;
   }
   __device__ void values(const Source& from) {
-    const int stage = values_issued % kValueStages;
-    barrier_wait(pipeline.v_empty[stage], (values_issued / kValueStages & 1) ^ 1);
+    const int stage = values_issued % kStages;
+    barrier_wait(pipeline.v_empty[stage], (values_issued / kStages & 1) ^ 1);
     issue(pipeline.v[stage], pipeline.v_full[stage], pipeline.v_copied[stage], kv.v,
           maps.new_values, maps.page_v, from);
     ++values_issued;

@@ -29,9 +29,9 @@ constexpr float kMaxAdded = 65536;  // of a block's weights in a thread, before 
 struct StageSlot {
   int stage = 0;
   uint32_t parity = 0;
+  template <int STAGES>
   __device__ void advance() {
-    static_assert(kKeyStages == kValueStages);
-    const bool around = stage == kKeyStages - 1;
+    const bool around = stage == STAGES - 1;
     stage = around ? 0 : stage + 1;
     parity ^= around ? 1 : 0;
   }
@@ -40,10 +40,11 @@ struct StageSlot {
 // Makes a value that is uniform across the warp known as such to the compiler.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// 64 rows of a warp group over blocks of KEYS positions.
-template <int DIM, int KEYS>
+// 64 rows of a warp group over blocks of KEYS positions; keys of DIM elements, values of VALUE_DIM.
+template <int DIM, int KEYS, int VALUE_DIM = DIM, int STAGES = kStages>
 struct Rows {
-  float out[DIM / 2];  // [column / 8][row half][2]
+  using Pipeline = KvPipeline<DIM, VALUE_DIM, STAGES>;
+  float out[VALUE_DIM / 2];  // [column / 8][row half][2]
   float scores[KEYS / 2];
   uint32_t weights[KEYS / 16][4];
   float largest[2], sum[2];  // base 2; sums of this thread's columns
@@ -55,9 +56,9 @@ struct Rows {
   // that the compiler does not know to be uniform (uniform()) make each matmul wait for its
   // descriptor.
   template <bool TURNS, bool WEIGHS_FIRST, bool SOFTCAP, typename AfterScores>
-  __device__ __forceinline__ void run(const AttentionArgs& args, KvPipeline<DIM>& pipeline,
-                                      const bf16* q, StageSlot& slot, const Blocks& blocks, int key,
-                                      int turn, const Visible& seen, AfterScores&& after_scores) {
+  __device__ __forceinline__ void run(const AttentionArgs& args, Pipeline& pipeline, const bf16* q,
+                                      StageSlot& slot, const Blocks& blocks, int key, int turn,
+                                      const Visible& seen, AfterScores&& after_scores) {
 #pragma unroll
     for (float& value : out) value = 0;
     largest[0] = largest[1] = kLowest;
@@ -77,7 +78,7 @@ struct Rows {
     const auto until = [&]<bool MASKED>(int end) {
       for (; next < end; ++next) {
         const StageSlot values = slot;
-        slot.advance();
+        slot.template advance<STAGES>();
         wait_for(pipeline, slot, values);
         if (TURNS) named_barrier_sync(kTurnBarrier + turn, 2 * kWarpGroup);
         start_scores(pipeline, queries, slot.stage, key);
@@ -94,7 +95,7 @@ struct Rows {
         release(pipeline.v_empty[values.stage]);
         if (moved) {
 #pragma unroll
-          for (int i = 0; i < DIM / 2; ++i) out[i] *= keep[i / 2 % 2];
+          for (int i = 0; i < VALUE_DIM / 2; ++i) out[i] *= keep[i / 2 % 2];
         }
         to_weights();
       }
@@ -108,7 +109,7 @@ struct Rows {
     wgmma_wait<0>();
     pin(out);
     release(pipeline.v_empty[slot.stage]);
-    slot.advance();
+    slot.template advance<STAGES>();
   }
 
   __device__ static void release(Barrier& empty) {
@@ -130,14 +131,13 @@ struct Rows {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared_address(copied)) : "memory");
     return word;
   }
-  template <int STAGES>
   __device__ static void wait_for(Barrier (&full)[STAGES],
                                   const uint8_t (&copied)[STAGES][kProducerWarps],
                                   const StageSlot& at) {
     barrier_wait(full[at.stage], at.parity);
     if (copied_word(copied[at.stage]) != 0) fence_async();
   }
-  __device__ static void wait_for(KvPipeline<DIM>& pipeline, const StageSlot& keys,
+  __device__ static void wait_for(Pipeline& pipeline, const StageSlot& keys,
                                   const StageSlot& values) {
     barrier_wait(pipeline.k_full[keys.stage], keys.parity, pipeline.v_full[values.stage],
                  values.parity);
@@ -147,7 +147,7 @@ struct Rows {
   }
 
   // Descriptors count in work items of 16 bytes.
-  __device__ void start_scores(KvPipeline<DIM>& pipeline, uint64_t q, int stage, int key) {
+  __device__ void start_scores(Pipeline& pipeline, uint64_t q, int stage, int key) {
     const uint64_t k = matrix_descriptor(pipeline.k[stage] + key * 64, 16);
     pin(scores);
     wgmma_begin();
@@ -158,7 +158,7 @@ struct Rows {
     wgmma_commit();
   }
 
-  __device__ void start_values(KvPipeline<DIM>& pipeline, int stage, int key) {
+  __device__ void start_values(Pipeline& pipeline, int stage, int key) {
     const uint64_t v = matrix_descriptor(pipeline.v[stage] + key * 64, kStageKeys * 128);
     pin(out);
     wgmma_begin();

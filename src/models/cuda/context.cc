@@ -50,9 +50,11 @@ Status CudaContext::run(size_t first, size_t last) {
   for (size_t i = first; i < last;) {
     const CudaPlan::BoundOp& bound = plan_.ops()[i];
     if (bound.alternative >= 0) {
-      ESP_ASSIGN_OR_RETURN(const bool ran, run_alternative(bound));
+      const program::Alternative& alternative =
+          plan_.alternatives()[static_cast<size_t>(bound.alternative)];
+      ESP_ASSIGN_OR_RETURN(const bool ran, run_alternative(alternative));
       if (ran) {
-        i = plan_.alternatives()[static_cast<size_t>(bound.alternative)].last;
+        i = alternative.last;
         continue;
       }
     }
@@ -71,13 +73,34 @@ Status CudaContext::run_op(const CudaPlan::BoundOp& bound) {
   return Status();
 }
 
-Result<bool> CudaContext::run_alternative(const CudaPlan::BoundOp& bound) {
-  const Op& op = plan_.alternatives()[static_cast<size_t>(bound.alternative)].op;
+Result<bool> CudaContext::run_alternative(const program::Alternative& alternative) {
+  const Op& op = alternative.op;
+  if (op.kind == program::OpKind::kLatentPrefill) {
+    if (step_.expanded.rows == 0) return false;
+    ESP_RETURN_IF_ERROR(run_short_entries(alternative));
+    ESP_RETURN_IF_ERROR(cuda_op(op.kind)(*this, op));
+    return true;
+  }
   const bool block = op.kind == program::OpKind::kMoeBlock;
   ESP_ASSIGN_OR_RETURN(const bool runs,
                        block ? runs_moe_block(*this, op) : runs_gated_experts(*this, op));
   if (runs) ESP_RETURN_IF_ERROR(cuda_op(op.kind)(*this, op));
   return runs;
+}
+
+// Of latent attention all operations for the short entries, whose values the long entries' are then
+// written between; without short entries the rotation and the append alone.
+Status CudaContext::run_short_entries(const program::Alternative& alternative) {
+  leaves_out_long_entries_ = true;
+  Status status;
+  for (size_t i = alternative.first; i < alternative.last && status.ok(); ++i) {
+    const CudaPlan::BoundOp& bound = plan_.ops()[i];
+    const bool prepares = bound.op.kind == program::OpKind::kHeadCopy ||
+                          bound.op.kind == program::OpKind::kQkRopeAppend;
+    if (prepares || step_.expanded.has_short_entries) status = run_op(bound);
+  }
+  leaves_out_long_entries_ = false;
+  return status;
 }
 
 Status CudaContext::run_outputs(int32_t first, int32_t count, float* out, int64_t logits_stride,

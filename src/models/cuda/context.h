@@ -79,10 +79,13 @@ class CudaContext {
   // The entries, and the rows of new tokens, of layers that see a sliding window or all.
   const kernels::cuda::EntryArrays& entries(int32_t sliding_window) const;
   const int32_t* kv_rows(int32_t sliding_window) const;
+  // Whether attention on latents leaves out the entries that have expanded rows.
+  bool leaves_out_long_entries() const { return leaves_out_long_entries_; }
 
  private:
   Status run_op(const CudaPlan::BoundOp& bound);
-  Result<bool> run_alternative(const CudaPlan::BoundOp& bound);
+  Result<bool> run_alternative(const program::Alternative& alternative);
+  Status run_short_entries(const program::Alternative& alternative);
   bool has_own_pages(int32_t sliding_window) const;
 
   const DecoderSpec& spec_;
@@ -98,6 +101,7 @@ class CudaContext {
   CudaStep step_;
   const KvView* kv_ = nullptr;
   kernels::cuda::Stream stream_ = nullptr;
+  bool leaves_out_long_entries_ = false;
 };
 
 // Whether the kernels for small batches run this block here; see find_alternatives().

@@ -51,7 +51,7 @@ CudaDecoder::CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
       linear_(std::move(linear)),
       info_(describe_model(spec_)),
       plan_(std::move(plan)),
-      prologue_(plan_.program(), weights_.type()),
+      prologue_(plan_.program(), plan_.alternatives(), weights_.type()),
       context_(spec_, weights_, *linear_, policy_, plan_) {
   info_.weight_bytes = weights_.size_bytes();
 }
@@ -133,6 +133,11 @@ std::vector<kc::LinearArgs> CudaDecoder::gemm_shapes() const {
     out.push_back(matmul_shape(weights_, bound.op.as<program::Matmul>(),
                                output ? limits_.max_entries : limits_.max_tokens));
     if (output) out.back().out_type = DType::kFloat32;
+  }
+  for (const program::Alternative& alternative : plan_.alternatives()) {
+    if (alternative.op.kind != program::OpKind::kLatentPrefill) continue;
+    out.push_back(expansion_shape(weights_, alternative.op, limits_.max_tokens,
+                                  alternative.op.as<program::LatentPrefill>().heads));
   }
   return out;
 }
@@ -216,6 +221,7 @@ Status CudaDecoder::reserve(int32_t max_tokens, int32_t max_entries, int32_t pag
   limits_.max_tokens = max_tokens;
   limits_.max_entries = max_entries;
   limits_.page_size = page_size;
+  limits_.context_length = spec_.context_length;
   const int64_t linear_bytes = linear_workspace_bytes();
   last_context_ = nullptr;
   int64_t megakernel_bytes = 0;
@@ -250,9 +256,11 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
     return one_token_->run(step, kv, stream);
   }
   last_context_ = &context_;
+  CudaStep own = step;
+  if (!prologue_.expands(step)) own.expanded.rows = 0;
   ESP_RETURN_IF_ERROR(
-      prologue_.run(step, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
-  context_.begin(step, kv, stream);
+      prologue_.run(own, kv.page_size, {.stream = stream.get(), .pdl = policy_.step_pdl}));
+  context_.begin(own, kv, stream);
   return context_.run(0, step.num_rows == 0 ? plan_.append_end() : plan_.output_begin());
 }
 

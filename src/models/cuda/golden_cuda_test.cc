@@ -305,5 +305,45 @@ TEST(DummyModelCuda, HasTheLogitsOfTheCpu) {
   }
 }
 
+// Pieces of 16 tokens attend to latents; whole prompts to keys and values of each head, where the
+// device has the kernel. Beside long entries there are short ones, in other orders.
+TEST(DummyModelCuda, LatentsExpandedOrNotGiveTheSameLogits) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("deepseek_v2");
+  auto decoder = CudaDecoder::load(
+      {.path = golden.folder,
+       .format = LoadFormat::kDummy,
+       .seed = 5,
+       .dtype = "bfloat16",
+       .config_overrides =
+           R"({"num_attention_heads": 16, "num_key_value_heads": 16, "qk_nope_head_dim": 128,
+               "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512,
+               "first_k_dense_replace": 100})"});
+  ASSERT_TRUE(decoder) << decoder.error().to_string();
+  CudaTestModel model(std::move(*decoder));
+  Rng rng(17);
+  std::vector<std::vector<TokenId>> input;
+  for (const size_t length : {5, 200, 31, 32, 129, 1, 64}) {
+    std::vector<TokenId>& tokens = input.emplace_back(length);
+    for (TokenId& token : tokens) {
+      token = static_cast<TokenId>(rng.below(static_cast<uint64_t>(model.info().vocab_size)));
+    }
+  }
+  const auto absorbed = golden::run_all(model, input, KvType::kBFloat16, 1, 16, false);
+  for (const int32_t chunk : {1 << 20, 70, 33}) {
+    for (const bool together : {false, true}) {
+      const auto expanded = golden::run_all(model, input, KvType::kBFloat16, 16, chunk, together);
+      for (size_t i = 0; i < input.size(); ++i) {
+        double difference = 0, size = 0;
+        for (size_t j = 0; j < absorbed[i].size(); ++j) {
+          difference += std::pow(expanded[i][j] - absorbed[i][j], 2);
+          size += std::pow(absorbed[i][j], 2);
+        }
+        EXPECT_LE(std::sqrt(difference / size), 0.02) << i << ", chunks of " << chunk;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace espalier

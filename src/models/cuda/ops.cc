@@ -278,6 +278,8 @@ CudaOp cuda_op(OpKind kind) {
       return run_qk_rope_append;
     case OpKind::kAttention:
       return run_attention;
+    case OpKind::kLatentPrefill:
+      return run_latent_prefill;
     case OpKind::kSelectRows:
       return run_select_rows;
     case OpKind::kActivation:

@@ -17,6 +17,9 @@ kernels::cuda::KvPlanes planes_of(const KvView& kv, size_t layer);
 // A GEMM without operands, for the sizes of its workspace and for tuning. args.rows: `rows`.
 kernels::cuda::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& matmul,
                                        int32_t rows);
+// The same of a kLatentPrefill, from latents to the keys and values of its first `heads` heads.
+kernels::cuda::LinearArgs expansion_shape(const CudaWeights& weights, const program::Op& op,
+                                          int32_t rows, int32_t heads);
 // Whether the operation is a GEMM of kernels/linear; scores of one output have a kernel of their
 // own.
 bool is_gemm(const program::Op& op);
@@ -26,6 +29,9 @@ Status run_qk_rope_append(CudaContext& context, const program::Op& op);
 Status run_attention(CudaContext& context, const program::Op& op);
 Status run_head_matmul(CudaContext& context, const program::Op& op);
 Status run_head_copy(CudaContext& context, const program::Op& op);
+
+// ops_latent.cc
+Status run_latent_prefill(CudaContext& context, const program::Op& op);
 
 // ops_moe.cc
 Status run_moe_route(CudaContext& context, const program::Op& op);

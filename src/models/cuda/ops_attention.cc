@@ -1,6 +1,6 @@
 // Operations between the GEMMs of attention: norms of heads, rope, pages, attention itself and the
 // matrices of single heads.
-#include "kernels/attention/cuda.h"
+#include "kernels/attention/latent_prefill.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/moe/cuda.h"
 #include "models/cuda/ops.h"
@@ -71,23 +71,25 @@ Status run_attention(CudaContext& c, const Op& op) {
   const CudaAttentionGroup& group = c.attention_group(op);
   const Operand &q = op.inputs[0], &out = op.outputs[0];
   const bool new_rows = op.inputs.size() > 2 && reads_new_rows(c);
-  return kc::attention({.shape = group.shape,
-                        .entries = c.entries(group.shape.sliding_window),
-                        .kv = planes_of(c.kv(), static_cast<size_t>(op.layer)),
-                        .new_keys = new_rows ? c.read(op.inputs[1]) : nullptr,
-                        .new_values = new_rows ? c.read(op.inputs[2]) : nullptr,
-                        .new_kv_stride = c.stride(q),
-                        .q = c.read(q),
-                        .q_stride = c.stride(q),
-                        .out = c.write(out),
-                        .out_stride = c.stride(out),
-                        .scale = a.scale,
-                        .softcap = a.softcap,
-                        .sinks = c.weights().floats(a.sinks),
-                        .workspace = group.workspace,
-                        .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
-                        .prefetch_cached_kv = c.policy().step_pdl},
-                       c.launch(op));
+  return kc::attention(
+      {.shape = group.shape,
+       .entries = c.entries(group.shape.sliding_window),
+       .kv = planes_of(c.kv(), static_cast<size_t>(op.layer)),
+       .new_keys = new_rows ? c.read(op.inputs[1]) : nullptr,
+       .new_values = new_rows ? c.read(op.inputs[2]) : nullptr,
+       .new_kv_stride = c.stride(q),
+       .q = c.read(q),
+       .q_stride = c.stride(q),
+       .out = c.write(out),
+       .out_stride = c.stride(out),
+       .scale = a.scale,
+       .softcap = a.softcap,
+       .sinks = c.weights().floats(a.sinks),
+       .latent_tokens_max = c.leaves_out_long_entries() ? kc::kExpandedTokens - 1 : 0,
+       .workspace = group.workspace,
+       .workspace_bytes = static_cast<size_t>(group.workspace_bytes),
+       .prefetch_cached_kv = c.policy().step_pdl},
+      c.launch(op));
 }
 
 Status run_head_matmul(CudaContext& c, const Op& op) {

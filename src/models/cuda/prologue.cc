@@ -16,7 +16,9 @@ bool same_shape(const kc::AttentionShape& a, const kc::AttentionShape& b) {
 
 }  // namespace
 
-CudaPrologue::CudaPrologue(const program::Program& program, DType type) : type_(type) {
+CudaPrologue::CudaPrologue(const program::Program& program,
+                           std::span<const program::Alternative> alternatives, DType type)
+    : type_(type), expanded_(alternatives, type) {
   for (const program::Op& op : program.ops) {
     if (op.kind == program::OpKind::kAttention) layers_.push_back(op.as<program::Attention>());
   }
@@ -62,12 +64,13 @@ Status CudaPrologue::lay_out_attention(cuda::Arena& arena, const AttentionLimits
     const auto size = static_cast<int64_t>(bytes);
     groups_.push_back({shape, arena.take<std::byte>(size), size});
   }
-  return Status();
+  return expanded_.lay_out(arena, limits);
 }
 
 void CudaPrologue::describe(CudaScratch& out) const {
   out.attention = groups_;
   out.attention_of_layer = group_of_layer_;
+  out.expanded = expanded_.scratch();
   out.positions = positions_;
   out.kv_rows = kv_rows_;
   out.window_kv_rows = window_kv_rows_;
@@ -80,6 +83,9 @@ Status CudaPrologue::run(const CudaStep& step, int32_t page_size,
                                       .kv_rows = kv_rows_,
                                       .positions = positions_},
                                      launch));
+  if (step.expanded.rows > 0) {
+    ESP_RETURN_IF_ERROR(kc::plan_expanded(step.entries, expanded_.scratch().plan, launch));
+  }
   const bool own_pages = step.window_entries.page_tables != nullptr;
   if (window_kv_rows_ != nullptr && own_pages) {
     ESP_RETURN_IF_ERROR(kc::token_rows(

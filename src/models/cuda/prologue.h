@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/stream.h"
+#include "models/cuda/expanded_latents.h"
 #include "models/cuda/scratch.h"
 #include "models/cuda/step.h"
 #include "models/program/program.h"
@@ -23,16 +24,22 @@ struct AttentionLimits {
   int32_t max_entries = 0;
   int32_t page_size = 1;
   int32_t deterministic_context = 0;  // tokens of an entry; 0: results may depend on the step
+  int32_t context_length = 0;         // tokens of an entry, at most
 };
 
 class CudaPrologue {
  public:
-  CudaPrologue(const program::Program& program, DType type);
+  // alternatives: of the program.
+  CudaPrologue(const program::Program& program, std::span<const program::Alternative> alternatives,
+               DType type);
 
   // The shape of a layer's attention.
   kernels::cuda::AttentionShape shape_of(size_t layer, const AttentionLimits& limits) const;
   size_t num_layers() const { return layers_.size(); }
   bool all_layers_have_windows() const;
+
+  // Whether latent attention computes the keys and values of this step's long entries.
+  bool expands(const CudaStep& step) const { return expanded_.takes(step); }
 
   // From an arena without a block this measures.
   void lay_out(cuda::Arena& arena, int32_t max_tokens);
@@ -51,6 +58,7 @@ class CudaPrologue {
   int32_t* window_kv_rows_ = nullptr;  // null: no layer has a window
   std::vector<CudaAttentionGroup> groups_;
   std::vector<size_t> group_of_layer_;
+  CudaExpandedLatents expanded_;
 };
 
 }  // namespace espalier

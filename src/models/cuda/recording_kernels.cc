@@ -8,6 +8,7 @@
 
 #include "kernels/activation/cuda.h"
 #include "kernels/attention/cuda.h"
+#include "kernels/attention/latent_prefill.h"
 #include "kernels/embedding/cuda.h"
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
@@ -270,6 +271,45 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
       .add("sinks", weight(args.sinks))
       .add("cached_early", args.prefetch_cached_kv)
       .write(area(args.out, rows, q, args.out_stride, s.type));
+  return Status();
+}
+
+Result<bool> expands_latents(const LatentHead& head, int32_t rank, DType type) {
+  return type == DType::kBFloat16 && head.nope_dim == 128 && head.rope_dim == 64 &&
+         head.value_dim == 128 && rank == 512;
+}
+
+Status plan_expanded(const EntryArrays& entries, const ExpandedPlan& plan,
+                     const LaunchOptions& launch) {
+  const int64_t bytes = int64_t{4} * (entries.num_entries + 1);
+  Launch("plan_expanded", launch)
+      .add("entries", recording::entries_text(entries))
+      .write(flat(plan.row_begin, bytes))
+      .write(flat(plan.tile_begin, bytes))
+      .write(flat(plan.counters, 8));
+  return Status();
+}
+
+Status gather_latents(const GatherLatentsArgs& args, const LaunchOptions& launch) {
+  Launch("gather_latents", launch)
+      .read("plan", flat(args.plan.row_begin, 4))
+      .add("pages", weight(args.kv.k))
+      .write(flat(args.out, int64_t{2} * args.rows * args.kv.head_dim));
+  return Status();
+}
+
+Status attention_expanded(const ExpandedAttentionArgs& args, const LaunchOptions& launch) {
+  const int64_t tokens = args.entries.num_tokens;
+  Launch("attention_expanded", launch)
+      .add("heads", args.num_heads)
+      .read("plan", flat(args.plan.tile_begin, 4))
+      .read("q_nope", flat(args.q_nope, 256))
+      .read("q_rope", flat(args.q_rope, 128))
+      .read("keys_values", flat(args.keys_values, int64_t{512} * args.rows * args.num_heads))
+      .read("k_rope", flat(args.k_rope, 128))
+      .add("scale", args.scale)
+      .write(area(args.out, tokens, int64_t{128} * args.num_heads, args.out_stride,
+                  DType::kBFloat16));
   return Status();
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/attention/cuda.h"
+#include "kernels/attention/latent_prefill.h"
 #include "kernels/moe/cuda.h"
 
 namespace espalier {
@@ -28,12 +28,23 @@ struct CudaAttentionGroup {
   int64_t workspace_bytes = 0;
 };
 
+// Of latent attention with expanded keys and values; without memory where no step expands.
+struct CudaExpandedScratch {
+  kernels::cuda::ExpandedPlan plan;
+  int64_t max_rows = 0;
+  std::byte* latents = nullptr;  // [max_rows, rank + rope_dim], bfloat16
+  // Of as many heads as fit for a step's rows, [rows, heads, nope_dim + value_dim], bfloat16.
+  std::byte* keys_values = nullptr;
+  int64_t keys_values_bytes = 0;
+};
+
 // What the operations of every plan of a decoder read.
 struct CudaScratch {
   std::span<const float* const> ropes;  // of each of the spec's ropes, [rotary_dim / 2]
   std::span<const CudaAttentionGroup> attention;
   std::span<const size_t> attention_of_layer;  // of each layer its index in `attention`
-  const int32_t* positions = nullptr;          // [max_tokens], of the step
+  CudaExpandedScratch expanded;
+  const int32_t* positions = nullptr;       // [max_tokens], of the step
   const int32_t* kv_rows = nullptr;         // [max_tokens]: the row of each new token in its page
   const int32_t* window_kv_rows = nullptr;  // the same of layers with a window; null: none has one
   std::span<std::byte> gemm_workspace;

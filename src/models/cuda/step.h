@@ -4,8 +4,21 @@
 #include <cstdint>
 
 #include "kernels/attention/cuda.h"
+#include "kernels/attention/latent_prefill.h"
 
 namespace espalier {
+
+// Expanded rows of a step's entries (kernels/attention/latent_prefill.h).
+struct ExpandedRows {
+  int64_t rows = 0;
+  bool has_short_entries = false;  // entries without expanded rows
+
+  void add(int32_t prefix_len, int32_t query_tokens) {
+    const int64_t of_entry = kernels::cuda::expanded_rows(prefix_len, query_tokens);
+    rows += of_entry;
+    has_short_entries |= of_entry == 0;
+  }
+};
 
 // One step, in device memory.
 struct CudaStep {
@@ -21,6 +34,7 @@ struct CudaStep {
   const int32_t* rows = nullptr;
   int32_t num_rows = 0;
   int32_t max_prefix_len = 0;  // of one entry: tokens that attention finds cached
+  ExpandedRows expanded;       // what latent attention may expand
 };
 
 }  // namespace espalier

@@ -75,6 +75,7 @@ CudaStep CudaTestModel::upload(const ForwardBatch& batch, std::span<const TokenI
     page_begin.push_back(entry.page_begin);
     step.entries.max_query_tokens = std::max(step.entries.max_query_tokens, entry.num_query_tokens);
     step.max_prefix_len = std::max(step.max_prefix_len, entry.prefix_len);
+    step.expanded.add(entry.prefix_len, entry.num_query_tokens);
   }
   query_begin.push_back(batch.num_tokens());
   for (size_t i = 0; i < batch.entries.size(); ++i) {

@@ -33,6 +33,8 @@ Arity arity_of(OpKind kind) {
       return {1, 2, 1, 2};
     case OpKind::kMoeBlock:  // the other outputs: see Alternative
       return {1, 2, 1, 4};
+    case OpKind::kLatentPrefill:  // the second output: see Alternative
+      return {2, 2, 1, 2};
     case OpKind::kKvAppend:
       return {1, 2, 0, 0};
     case OpKind::kAttention:

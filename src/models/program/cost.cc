@@ -40,6 +40,13 @@ class CostVisitor {
     cost_.kv_bytes += rows_ * seen * planes * a.num_kv_heads * a.head_dim * step_.kv_bytes;
     cost_.flops += 4 * rows_ * seen * a.num_heads * a.head_dim;
   }
+  void operator()(const LatentPrefill& a) {
+    const int64_t seen = step_.context + 1, size = int64_t{a.heads} * a.rank;
+    read(a.weight, size * (a.nope_dim + a.value_dim));
+    cost_.kv_bytes += seen * (a.rank + a.rope_dim) * step_.kv_bytes;
+    cost_.flops += 2 * seen * size * (a.nope_dim + a.value_dim) +
+                   2 * rows_ * seen * a.heads * (a.nope_dim + a.rope_dim + a.value_dim);
+  }
   void operator()(const MoeRoute& a) {
     const int64_t size = int64_t{a.router.num_experts} * a.in_features;
     read(a.weight, size);

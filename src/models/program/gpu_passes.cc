@@ -199,6 +199,35 @@ std::optional<Alternative> find_gated_experts(const Program& program, size_t mat
   return Alternative{matmul, matmul + 2, std::move(op)};
 }
 
+// Queries in the latent space, their rotated part, rotation and append, attention, values.
+constexpr OpKind kLatentAttention[] = {OpKind::kHeadMatmul, OpKind::kHeadCopy,
+                                       OpKind::kQkRopeAppend, OpKind::kAttention,
+                                       OpKind::kHeadMatmul};
+
+std::optional<Alternative> find_latent_prefill(const Program& program, size_t first) {
+  const size_t count = std::size(kLatentAttention);
+  if (first + count > program.ops.size()) return std::nullopt;
+  const std::span<const Op> ops(program.ops.data() + first, count);
+  if (!std::ranges::equal(ops, kLatentAttention, {}, &Op::kind) ||
+      ops[0].as<HeadMatmul>().weight.kind != WeightKind::kQueryToLatent ||
+      !ops[3].as<Attention>().latent) {
+    return std::nullopt;
+  }
+  const auto &absorb = ops[0].as<HeadMatmul>(), &values = ops[4].as<HeadMatmul>();
+  Op op{.kind = OpKind::kLatentPrefill, .layer = ops[0].layer};
+  op.inputs = {ops[0].inputs[0], ops[0].outputs[0]};
+  op.outputs = {ops[4].outputs[0], ops[3].outputs[0]};
+  op.attributes = LatentPrefill{.weight = values.weight,
+                                .heads = absorb.heads,
+                                .nope_dim = absorb.in_features,
+                                .rope_dim = ops[1].as<HeadCopy>().count,
+                                .value_dim = values.out_features,
+                                .rank = absorb.out_features,
+                                .scale = ops[3].as<Attention>().scale};
+  op.dependent_launch = true;
+  return Alternative{first, first + count, std::move(op)};
+}
+
 }  // namespace
 
 std::vector<Alternative> find_alternatives(const Program& program) {
@@ -209,6 +238,7 @@ std::vector<Alternative> find_alternatives(const Program& program) {
   for (size_t i = 0; i < program.ops.size(); ++i) {
     if (program.ops[i].kind == OpKind::kMoeRoute) add(MoeBlockFinder(program, i).find());
     if (program.ops[i].kind == OpKind::kMoeMatmul) add(find_gated_experts(program, i));
+    if (program.ops[i].kind == OpKind::kHeadMatmul) add(find_latent_prefill(program, i));
   }
   return out;
 }

@@ -28,6 +28,9 @@ struct Alternative {
 //   is like them, and the residual. Layer norms, and shared experts with biases or other
 //   activations, are left out.
 // - The experts' first GEMM with their gated activation (kMoeMatmul with an activation).
+// - Latent attention, from the queries in the latent space to each head's values, for the long
+//   entries of a step (kLatentPrefill). The rotation and the append among these operations are run
+//   as they are, and all of them where the step has short entries too.
 std::vector<Alternative> find_alternatives(const Program& program);
 
 // The program of a step of one token: one persistent kernel for the embedding and all layers, then

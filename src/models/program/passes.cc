@@ -334,7 +334,13 @@ Program drop_unwanted_rows(Program program, Selection where) {
   const auto attention = std::find_if(program.ops.rbegin(), program.ops.rend(), is_attention);
   if (attention == program.ops.rend()) return program;
   auto first = static_cast<size_t>(program.ops.rend() - attention) - 1;
-  if (where == Selection::kAfterAttention) ++first;
+  if (where == Selection::kAfterAttention) {
+    ++first;
+    const Op& next = program.ops[first];
+    const bool of_latents = next.kind == OpKind::kHeadMatmul &&
+                            next.as<HeadMatmul>().weight.kind == WeightKind::kLatentToValue;
+    if (of_latents) ++first;
+  }
   RowDropper(program, first, last).run();
   return program;
 }

@@ -40,7 +40,7 @@ Program fuse_moe_combine(Program program);
 // Where the rows that nobody needs are dropped in the last layer.
 enum class Selection : uint8_t {
   kBeforeAttention,  // queries of wanted rows alone
-  kAfterAttention,   // the plan of a batch's attention stays one
+  kAfterAttention,   // the plan of a batch's attention stays one; of latents after the values
 };
 // After the last layer's keys and values are written, only wanted rows are computed.
 Program drop_unwanted_rows(Program program, Selection where);

@@ -123,6 +123,13 @@ class Writer {
     (*this)(a.route);
     if (a.shared_down.weight) put("shared", true);
   }
+  void operator()(const LatentPrefill& a) {
+    put("heads", a.heads);
+    put("nope", a.nope_dim);
+    put("rope", a.rope_dim);
+    put("value", a.value_dim);
+    put("scale", a.scale);
+  }
   void operator()(const Megakernel& a) { put("layers", a.num_layers); }
 
   std::string take() { return std::move(text_); }

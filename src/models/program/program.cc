@@ -67,6 +67,7 @@ class WeightCollector {
   void operator()(const Norm& a) { add(a.weight); }
   void operator()(const HeadMatmul& a) { add(a.weight); }
   void operator()(const Attention& a) { add(a.sinks); }
+  void operator()(const LatentPrefill& a) { add(a.weight); }
   void operator()(const Matmul& a) {
     add(a.norm);
     add(a.weight);
@@ -152,10 +153,11 @@ std::vector<WeightId> weights_of(const Op& op) {
 
 std::string_view op_name(OpKind kind) {
   static constexpr std::string_view kNames[] = {
-      "embed",       "embed_position", "scale",          "softcap",     "norm",       "matmul",
-      "head_matmul", "head_copy",      "rope",           "kv_append",   "attention",  "select_rows",
-      "activation",  "residual_add",   "gated_add",      "moe_route",   "moe_matmul", "moe_combine",
-      "pool",        "relu",           "qk_rope_append", "moe_experts", "moe_block",  "megakernel"};
+      "embed",          "embed_position", "scale",       "softcap",        "norm",
+      "matmul",         "head_matmul",    "head_copy",   "rope",           "kv_append",
+      "attention",      "select_rows",    "activation",  "residual_add",   "gated_add",
+      "moe_route",      "moe_matmul",     "moe_combine", "pool",           "relu",
+      "qk_rope_append", "moe_experts",    "moe_block",   "latent_prefill", "megakernel"};
   static_assert(std::size(kNames) == static_cast<size_t>(OpKind::kMegakernel) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

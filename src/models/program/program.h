@@ -86,10 +86,11 @@ enum class OpKind : uint8_t {
   kPool,           // x -> y: one row of each text
   kRelu,           // x -> x
   // What passes make of several of those above.
-  kQkRopeAppend,  // q, k, [v] -> q, [k]: norms of heads, rope, and keys and values to pages
-  kMoeExperts,    // x, experts, weights -> y: matmul, activation, matmul and combination
-  kMoeBlock,      // x, [residual] -> y: norm, route, experts, shared expert, residual
-  kMegakernel,    // -> x: embedding and all layers of one token
+  kQkRopeAppend,   // q, k, [v] -> q, [k]: norms of heads, rope, and keys and values to pages
+  kMoeExperts,     // x, experts, weights -> y: matmul, activation, matmul and combination
+  kMoeBlock,       // x, [residual] -> y: norm, route, experts, shared expert, residual
+  kLatentPrefill,  // queries, rotated q -> values: attention with keys and values of each head
+  kMegakernel,     // -> x: embedding and all layers of one token
 };
 
 struct Scale {
@@ -221,6 +222,14 @@ struct MoeBlock {
   WeightId shared_gate;
 };
 
+// Latent attention with each head's keys and values computed from the latents for the step.
+struct LatentPrefill {
+  WeightId weight;  // [heads, nope_dim + value_dim, rank]
+  int32_t heads = 0;
+  int32_t nope_dim = 0, rope_dim = 0, value_dim = 0, rank = 0;
+  float scale = 0;
+};
+
 struct Megakernel {
   int32_t num_layers = 0;
 };
@@ -228,7 +237,7 @@ struct Megakernel {
 using Attributes =
     std::variant<std::monostate, Scale, Softcap, Norm, Activation, Matmul, HeadMatmul, HeadCopy,
                  Rope, KvAppend, Attention, ResidualAdd, MoeRoute, MoeMatmul, MoeCombine, Pool,
-                 QkRopeAppend, MoeExperts, MoeBlock, Megakernel>;
+                 QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "kernels/attention/latent_prefill.h"
 #include "kernels/moe/cuda_small_batch.h"
 #include "models/program/gpu_passes.h"
 #include "models/program/print.h"
@@ -75,6 +76,10 @@ namespace {
 
 // The steps that take an alternative.
 std::string steps_of(const Alternative& alternative) {
+  if (alternative.op.kind == OpKind::kLatentPrefill) {
+    return fmt::format("entries of at least {} tokens, bfloat16, Hopper, not deterministic",
+                       kernels::cuda::kExpandedTokens);
+  }
   if (alternative.op.kind != OpKind::kMoeBlock) return "bfloat16, Hopper, not deterministic";
   const auto top_k = alternative.op.as<MoeBlock>().route.router.top_k;
   const int32_t most = kernels::cuda::kSmallBatchMoePairs / std::max(1, top_k);

@@ -25,6 +25,7 @@ const char* color_of(OpKind kind) {
     case OpKind::kHeadMatmul:
       return "#2f6db5";
     case OpKind::kAttention:
+    case OpKind::kLatentPrefill:
     case OpKind::kKvAppend:
     case OpKind::kQkRopeAppend:
       return "#b5562f";

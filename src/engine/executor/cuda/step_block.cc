@@ -140,6 +140,7 @@ void StepPacker::pack_entry(const ForwardBatch& batch, const BatchEntry& entry, 
   }
   packed.max_query_tokens = std::max(packed.max_query_tokens, entry.num_query_tokens);
   packed.max_prefix_len = std::max(packed.max_prefix_len, prefix_len);
+  packed.expanded.add(prefix_len, entry.num_query_tokens);
   packed.decode &=
       entry.num_query_tokens == 1 && entry.sample && entry.input_logprob_targets.empty();
 }
@@ -268,7 +269,8 @@ CudaStep StepPacker::step(const PackedStep& packed, const int32_t* slot_tokens) 
                             .shared = shared},
                 .rows = packed.decode ? nullptr : device_.rows,
                 .num_rows = packed.num_samples + packed.num_input_rows,
-                .max_prefix_len = packed.max_prefix_len};
+                .max_prefix_len = packed.max_prefix_len,
+                .expanded = packed.expanded};
   if (window_pages_) {
     step.window_entries = step.entries;
     step.window_entries.page_tables += table_entries();

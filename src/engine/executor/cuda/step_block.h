@@ -59,6 +59,7 @@ struct PackedStep {
   int32_t num_input_rows = 0;  // rows whose input log-probabilities are wanted, after those
   int32_t max_query_tokens = 0;
   int32_t max_prefix_len = 0;
+  ExpandedRows expanded;
   int32_t num_masked = 0;
   bool cascade = false;  // some entries' shared prefixes are read once for all of them
   bool decode = false;   // one token an entry, all sampled, no input log-probabilities: has graphs
