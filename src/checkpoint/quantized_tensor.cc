@@ -1,5 +1,7 @@
 #include "checkpoint/quantized_tensor.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -158,20 +160,32 @@ std::vector<float> all_floats(const CheckpointTensor& tensor) {
   return values;
 }
 
-// ---- FP8 with scales ----
+// ---- FP8 and 8-bit integers with scales ----
 
 // scale [r, c] holds for the rows and columns of its block.
 class ScaledReader final : public TensorReader {
  public:
-  ScaledReader(std::shared_ptr<const TensorReader> values, int64_t columns,
-               std::vector<float> scales, int64_t scale_columns, int64_t block_rows,
-               int64_t block_columns)
+  struct Scales {
+    std::vector<float> values;  // [.., columns]
+    int64_t columns = 1;
+    int64_t block_rows = 1, block_columns = 1;  // of elements
+  };
+
+  ScaledReader(std::shared_ptr<const TensorReader> values, const CheckpointTensor& weight,
+               Scales scales)
       : values_(std::move(values)),
-        columns_(columns),
-        scales_(std::move(scales)),
-        scale_columns_(scale_columns),
-        block_rows_(block_rows),
-        block_columns_(block_columns) {}
+        columns_(weight.shape[1]),
+        scales_(std::move(scales.values)),
+        scale_columns_(scales.columns),
+        block_rows_(scales.block_rows),
+        block_columns_(scales.block_columns),
+        codes_(weight.dtype_name == "F8_E4M3" ? weight.bytes.data() : nullptr) {}
+
+  std::optional<StoredE4m3> e4m3() const override {
+    const bool of_rows = scales_.size() == 1 || (block_rows_ == 1 && scale_columns_ == 1);
+    if (codes_ == nullptr || !of_rows) return std::nullopt;
+    return StoredE4m3{codes_, scales_};
+  }
   void read(int64_t first, std::span<float> out) const override {
     values_->read(first, out);
     size_t i = 0;
@@ -186,6 +200,7 @@ class ScaledReader final : public TensorReader {
   const int64_t columns_;
   const std::vector<float> scales_;
   const int64_t scale_columns_, block_rows_, block_columns_;
+  const std::byte* const codes_;  // null: no e4m3
 };
 
 // ---- Integers with scales and zero points ----
@@ -261,60 +276,140 @@ class AwqReader final : public TensorReader {
   const std::vector<float> scales_;
 };
 
-// ---- Putting together ----
-
-class Combiner {
+// Whole numbers of 4 or 8 bits in words of a row's neighbours, low bits first, counted from half of
+// their range, or from a zero point of each row and group.
+class RowPackedReader final : public TensorReader {
  public:
-  Combiner(const std::optional<JsonObject>& config, std::vector<CheckpointTensor>& tensors)
-      : config_(config), tensors_(tensors) {
-    for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
-  }
-
-  Status run() {
-    ESP_RETURN_IF_ERROR(read_config());
-    const size_t count = tensors_.size();
-    for (size_t i = 0; i < count; ++i) {
-      const std::string name = tensors_[i].name;
-      if (name.ends_with(".qweight")) {
-        ESP_RETURN_IF_ERROR(add_packed(name.substr(0, name.size() - 8)));
-      } else if (name.ends_with(".weight") && tensors_[i].dtype_name.starts_with("F8_E")) {
-        ESP_RETURN_IF_ERROR(add_scales(i, name.substr(0, name.size() - 7)));
-      }
-    }
-    for (CheckpointTensor& tensor : tensors_) {
-      if (!tensor.dtype && tensor.reader == nullptr) tensor.reader = make_plain_reader(tensor);
-    }
-    std::erase_if(tensors_,
-                  [&](const CheckpointTensor& tensor) { return used_.contains(tensor.name); });
-    return {};
+  RowPackedReader(PackedShape shape, const std::byte* weights, const std::byte* zeros,
+                  std::vector<float> scales, std::vector<int32_t> groups)
+      : shape_(shape),
+        per_word_(32 / shape.bits),
+        weights_(weights),
+        zeros_(zeros),
+        scales_(std::move(scales)),
+        groups_(std::move(groups)) {}
+  void read(int64_t first, std::span<float> out) const override {
+    const int64_t words = (shape_.in_features + per_word_ - 1) / per_word_;
+    for_each_element(first, shape_.in_features, out, [&](int64_t row, int64_t column) {
+      const int64_t group = groups_[static_cast<size_t>(column)];
+      const int q = packed_value(weights_, row * words + column / per_word_,
+                                 static_cast<int>(column % per_word_), shape_.bits);
+      return scales_[static_cast<size_t>(row * shape_.num_groups + group)] *
+             static_cast<float>(q - zero(row, group));
+    });
   }
 
  private:
-  Status read_config() {
-    if (!config_) return {};
-    ESP_ASSIGN_OR_RETURN(method_, config_->string_or("quant_method", ""));
-    if (method_ == "mxfp4") return {};  // its tensors are read by the models that have them
-    if (method_ != "gptq" && method_ != "awq" && method_ != "fp8") {
-      return error(StatusCode::kUnimplemented,
-                   "{}: the quantisation method '{}' is not read; those that are: fp8, gptq, awq",
-                   config_->name(), method_);
+  int zero(int64_t row, int64_t group) const {
+    if (zeros_ == nullptr) return 1 << (shape_.bits - 1);
+    return packed_value(zeros_, row / per_word_ * shape_.num_groups + group,
+                        static_cast<int>(row % per_word_), shape_.bits);
+  }
+
+  const PackedShape shape_;
+  const int per_word_;
+  const std::byte *const weights_, *const zeros_;  // zeros: [out / n, groups], or null
+  const std::vector<float> scales_;                // [out, groups]
+  const std::vector<int32_t> groups_;              // of each input
+};
+
+// ---- Putting together ----
+
+// What a checkpoint's config.json says of its quantisation.
+struct QuantizationConfig {
+  std::string method;  // empty: nothing is said
+  int bits = 4;
+  int zero_offset = 1;         // of GPTQ
+  std::vector<int64_t> block;  // [rows, columns] of a scale, of FP8; empty: 128 by 128
+
+  static Result<QuantizationConfig> read(const JsonObject& config) {
+    QuantizationConfig out;
+    ESP_ASSIGN_OR_RETURN(out.method, config.string_or("quant_method", ""));
+    if (out.method == "mxfp4") return out;  // its tensors are read by the models that have them
+    if (out.method == "compressed-tensors") {
+      ESP_RETURN_IF_ERROR(out.read_compressed(config));
+      return out;
     }
-    ESP_ASSIGN_OR_RETURN(const int64_t bits, config_->integer_or("bits", 4));
-    bits_ = static_cast<int>(bits);
-    if (method_ != "fp8" && bits != 4 && !(method_ == "gptq" && bits == 8)) {
-      return config_->field_error("bits", fmt::format("is {}; 4 bits are read", bits));
+    if (out.method == "modelopt") {
+      ESP_ASSIGN_OR_RETURN(const std::string algorithm, config.string_or("quant_algo", "FP8"));
+      if (algorithm == "FP8") return out;
+      return fail(config.field_error("quant_algo",
+                                     fmt::format("is {}; of ModelOpt FP8 is read", algorithm)));
     }
-    ESP_ASSIGN_OR_RETURN(const std::string format, config_->string_or("checkpoint_format", "gptq"));
-    zero_offset_ = format == "gptq_v2" ? 0 : 1;
-    if (config_->has("weight_block_size")) {
-      ESP_ASSIGN_OR_RETURN(block_, config_->integers("weight_block_size"));
-      if (block_.size() != 2 || block_[0] < 1 || block_[1] < 1) {
-        return config_->field_error("weight_block_size", "must be two sizes");
-      }
+    if (out.method == "fbgemm_fp8") return out;
+    const auto methods = quantization_methods();
+    if (std::ranges::find(methods, out.method) == methods.end()) {
+      return fail(error(StatusCode::kUnimplemented,
+                        "{}: the quantisation method '{}' is not read; those that are: {}",
+                        config.name(), out.method, fmt::join(methods, ", ")));
+    }
+    ESP_RETURN_IF_ERROR(out.read_packed(config));
+    return out;
+  }
+
+ private:
+  Status read_packed(const JsonObject& config) {
+    ESP_ASSIGN_OR_RETURN(const int64_t wide, config.integer_or("bits", 4));
+    bits = static_cast<int>(wide);
+    if (method != "fp8" && bits != 4 && !(method == "gptq" && bits == 8)) {
+      return config.field_error("bits", fmt::format("is {}; 4 bits are read", bits));
+    }
+    ESP_ASSIGN_OR_RETURN(const std::string format, config.string_or("checkpoint_format", "gptq"));
+    zero_offset = format == "gptq_v2" ? 0 : 1;
+    if (!config.has("weight_block_size")) return {};
+    ESP_ASSIGN_OR_RETURN(block, config.integers("weight_block_size"));
+    if (block.size() == 2 && block[0] >= 1 && block[1] >= 1) return {};
+    return config.field_error("weight_block_size", "must be two sizes");
+  }
+
+  // All groups of layers have one format and one number of bits.
+  Status read_compressed(const JsonObject& config) {
+    ESP_ASSIGN_OR_RETURN(const std::string format, config.string("format"));
+    const bool floats = format == "float-quantized" || format == "naive-quantized";
+    if (!floats && format != "int-quantized" && format != "pack-quantized") {
+      return config.field_error(
+          "format", fmt::format("is {}; of compressed-tensors float-quantized, int-quantized and "
+                                "pack-quantized are read",
+                                format));
+    }
+    ESP_ASSIGN_OR_RETURN(const JsonObject groups, config.object("config_groups"));
+    ESP_ASSIGN_OR_RETURN(const JsonObject group, groups.object("group_0"));
+    ESP_ASSIGN_OR_RETURN(const JsonObject weights, group.object("weights"));
+    ESP_ASSIGN_OR_RETURN(const int64_t wide, weights.integer("num_bits"));
+    bits = static_cast<int>(wide);
+    if (bits != 8 && !(bits == 4 && format == "pack-quantized")) {
+      return weights.field_error("num_bits",
+                                 fmt::format("is {}; {} of {}8 bits is read", bits, format,
+                                             format == "pack-quantized" ? "4 and " : ""));
+    }
+    if (weights.has("block_structure")) {
+      ESP_ASSIGN_OR_RETURN(block, weights.integers("block_structure"));
+      if (block.size() != 2 || block[0] < 1 || block[1] < 1)
+        return weights.field_error("block_structure", "must be two sizes");
     }
     return {};
   }
+};
 
+// Scales of activations, keys and values: activations are scaled by what they are, a row at a time.
+bool is_activation_scale(std::string_view name) {
+  constexpr std::string_view kEnds[] = {".input_scale", ".output_scale",   ".k_scale",
+                                        ".v_scale",     ".q_scale",        ".input_scale_ub",
+                                        ".prob_scale",  ".weight_scale_ub"};
+  return std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+Status misfit(const CheckpointTensor& tensor, std::string_view why) {
+  return error(StatusCode::kDataLoss, "the tensor '{}' ({} {}) {}", tensor.name, tensor.dtype_name,
+               shape_string(tensor.shape), why);
+}
+
+// A checkpoint's tensors by name, and which are parts of another and no tensors of their own.
+class TensorParts {
+ public:
+  explicit TensorParts(std::vector<CheckpointTensor>& tensors) : tensors_(tensors) {
+    for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
+  }
   const CheckpointTensor* find(const std::string& name) {
     const auto it = index_.find(name);
     return it == index_.end() ? nullptr : &tensors_[it->second];
@@ -328,103 +423,11 @@ class Combiner {
     used_.insert(name);
     return tensor;
   }
-  static Status misfit(const CheckpointTensor& tensor, std::string_view why) {
-    return error(StatusCode::kDataLoss, "the tensor '{}' ({} {}) {}", tensor.name,
-                 tensor.dtype_name, shape_string(tensor.shape), why);
-  }
 
-  Status add_scales(size_t index, const std::string& stem) {
-    CheckpointTensor& weight = tensors_[index];
-    std::shared_ptr<const TensorReader> values = make_plain_reader(weight);
-    const CheckpointTensor* scale = find(stem + ".weight_scale_inv");
-    if (scale == nullptr) scale = find(stem + ".weight_scale");
-    if (const CheckpointTensor* input = find(stem + ".input_scale")) used_.insert(input->name);
-    if (scale == nullptr) {
-      weight.reader = std::move(values);
-      return {};
-    }
-    used_.insert(scale->name);
-    if (!scale->dtype) {
-      return misfit(*scale, "should be of type F32, BF16 or F16");
-    }
-    if (weight.shape.size() != 2) return misfit(weight, "should be a matrix");
-    const int64_t rows = weight.shape[0], columns = weight.shape[1];
-    int64_t scale_rows = 1, scale_columns = 1, block_rows = rows, block_columns = columns;
-    if (scale->num_elements() == rows && scale->shape.size() <= 2 && rows > 1 &&
-        (scale->shape.size() == 1 || scale->shape[1] == 1)) {
-      scale_rows = rows;
-      block_rows = 1;
-    } else if (scale->num_elements() != 1) {
-      block_rows = block_.empty() ? 128 : block_[0];
-      block_columns = block_.empty() ? 128 : block_[1];
-      scale_rows = (rows + block_rows - 1) / block_rows;
-      scale_columns = (columns + block_columns - 1) / block_columns;
-      if (scale->shape != std::vector<int64_t>{scale_rows, scale_columns}) {
-        return misfit(*scale, fmt::format("does not hold blocks of [{}, {}] of {}", block_rows,
-                                          block_columns, shape_string(weight.shape)));
-      }
-    }
-    if (scale->num_elements() != scale_rows * scale_columns) return misfit(*scale, "is odd");
-    weight.reader = std::make_shared<ScaledReader>(std::move(values), columns, all_floats(*scale),
-                                                   scale_columns, std::max<int64_t>(block_rows, 1),
-                                                   std::max<int64_t>(block_columns, 1));
-    return {};
-  }
-
-  Status add_packed(const std::string& stem) {
-    const std::string name = stem + ".qweight";
-    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* weight, part(name, name));
-    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* zeros, part(stem + ".qzeros", name));
-    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales, part(stem + ".scales", name));
-    for (const CheckpointTensor* tensor : {weight, zeros}) {
-      if (tensor->dtype_name != "I32" || tensor->shape.size() != 2) {
-        return misfit(*tensor, "should be a matrix of I32");
-      }
-    }
-    if (!scales->dtype || scales->shape.size() != 2) {
-      return misfit(*scales, "should be a matrix of F16, BF16 or F32");
-    }
-    PackedShape shape{
-        .out_features = scales->shape[1], .num_groups = scales->shape[0], .bits = bits_};
-    const int64_t per_word = 32 / bits_;
-    const bool is_awq =
-        method_.empty() ? weight->shape[1] * per_word == shape.out_features : method_ == "awq";
-    shape.in_features = is_awq ? weight->shape[0] : weight->shape[0] * per_word;
-    const int64_t words = shape.out_features / per_word;
-    if (shape.out_features < 1 || shape.num_groups < 1 || shape.out_features % per_word != 0 ||
-        weight->shape[1] != (is_awq ? words : shape.out_features)) {
-      return misfit(*weight,
-                    fmt::format("does not fit '{}' {}", scales->name, shape_string(scales->shape)));
-    }
-    if (zeros->shape != std::vector<int64_t>{shape.num_groups, words}) {
-      return misfit(*zeros, fmt::format("should have shape [{}, {}]", shape.num_groups, words));
-    }
-    if (is_awq && shape.in_features % shape.num_groups != 0) {
-      return misfit(*scales, fmt::format("does not cut {} inputs into groups", shape.in_features));
-    }
-    CheckpointTensor out;
-    out.name = stem + ".weight";
-    out.dtype_name = is_awq ? "AWQ" : "GPTQ";
-    out.shape = {shape.out_features, shape.in_features};
-    out.bytes = weight->bytes;
-    if (find(out.name) != nullptr) return misfit(*weight, "stands beside a '.weight'");
-    if (is_awq) {
-      out.reader = std::make_shared<AwqReader>(shape, weight->bytes.data(), zeros->bytes.data(),
-                                               all_floats(*scales));
-    } else {
-      ESP_ASSIGN_OR_RETURN(std::vector<int32_t> groups, read_groups(stem, shape));
-      out.reader =
-          std::make_shared<GptqReader>(shape, weight->bytes.data(), zeros->bytes.data(),
-                                       all_floats(*scales), std::move(groups), zero_offset_);
-    }
-    tensors_.push_back(std::move(out));
-    return {};
-  }
-
-  // g_idx, or groups of equal size in order.
-  Result<std::vector<int32_t>> read_groups(const std::string& stem, const PackedShape& shape) {
+  // The tensor of this name, or groups of equal size in order.
+  Result<std::vector<int32_t>> read_groups(const std::string& name, const PackedShape& shape) {
     std::vector<int32_t> groups(static_cast<size_t>(shape.in_features));
-    const CheckpointTensor* index = find(stem + ".g_idx");
+    const CheckpointTensor* index = find(name);
     if (index == nullptr || index->num_elements() == 0) {
       const int64_t size = (shape.in_features + shape.num_groups - 1) / shape.num_groups;
       for (size_t i = 0; i < groups.size(); ++i) {
@@ -447,13 +450,196 @@ class Combiner {
     return groups;
   }
 
-  const std::optional<JsonObject>& config_;
+  void use(const std::string& name) { used_.insert(name); }
+  bool used(const std::string& name) const { return used_.contains(name); }
+
+ private:
   std::vector<CheckpointTensor>& tensors_;
   std::map<std::string, size_t> index_;
-  std::set<std::string> used_;  // parts, which are no tensors of their own any more
-  std::string method_;
-  int bits_ = 4, zero_offset_ = 1;
-  std::vector<int64_t> block_;
+  std::set<std::string> used_;
+};
+
+class Combiner {
+ public:
+  Combiner(const std::optional<JsonObject>& config, std::vector<CheckpointTensor>& tensors)
+      : config_(config), tensors_(tensors), parts_(tensors) {}
+
+  Status run() {
+    if (config_) {
+      ESP_ASSIGN_OR_RETURN(quantization_, QuantizationConfig::read(*config_));
+    }
+    const size_t count = tensors_.size();
+    for (size_t i = 0; i < count; ++i) {
+      const std::string name = tensors_[i].name;
+      if (name.ends_with(".qweight")) {
+        ESP_RETURN_IF_ERROR(add_packed(name.substr(0, name.size() - 8)));
+      } else if (name.ends_with(".weight_packed")) {
+        ESP_RETURN_IF_ERROR(add_row_packed(name.substr(0, name.size() - 14)));
+      } else if (name.ends_with(".weight") && is_scaled(tensors_[i])) {
+        ESP_RETURN_IF_ERROR(add_scales(i, name.substr(0, name.size() - 7)));
+      } else if (config_ && is_activation_scale(name)) {
+        parts_.use(name);
+      }
+    }
+    for (CheckpointTensor& tensor : tensors_) {
+      if (!tensor.dtype && tensor.reader == nullptr) tensor.reader = make_plain_reader(tensor);
+    }
+    std::erase_if(tensors_,
+                  [&](const CheckpointTensor& tensor) { return parts_.used(tensor.name); });
+    return {};
+  }
+
+ private:
+  static bool is_scaled(const CheckpointTensor& tensor) {
+    return tensor.dtype_name.starts_with("F8_E") || tensor.dtype_name == "I8";
+  }
+  Status add_scales(size_t index, const std::string& stem) {
+    CheckpointTensor& weight = tensors_[index];
+    std::shared_ptr<const TensorReader> values = make_plain_reader(weight);
+    const CheckpointTensor* scale = parts_.find(stem + ".weight_scale_inv");
+    if (scale == nullptr) scale = parts_.find(stem + ".weight_scale");
+    if (scale == nullptr) {
+      weight.reader = std::move(values);
+      return {};
+    }
+    parts_.use(scale->name);
+    if (!scale->dtype) {
+      return misfit(*scale, "should be of type F32, BF16 or F16");
+    }
+    if (weight.shape.size() != 2) return misfit(weight, "should be a matrix");
+    const int64_t rows = weight.shape[0], columns = weight.shape[1];
+    int64_t scale_rows = 1, scale_columns = 1, block_rows = rows, block_columns = columns;
+    if (scale->num_elements() == rows && scale->shape.size() <= 2 && rows > 1 &&
+        (scale->shape.size() == 1 || scale->shape[1] == 1)) {
+      scale_rows = rows;
+      block_rows = 1;
+    } else if (scale->num_elements() != 1) {
+      block_rows = quantization_.block.empty() ? 128 : quantization_.block[0];
+      block_columns = quantization_.block.empty() ? 128 : quantization_.block[1];
+      scale_rows = (rows + block_rows - 1) / block_rows;
+      scale_columns = (columns + block_columns - 1) / block_columns;
+      if (scale->shape != std::vector<int64_t>{scale_rows, scale_columns}) {
+        return misfit(*scale, fmt::format("does not hold blocks of [{}, {}] of {}", block_rows,
+                                          block_columns, shape_string(weight.shape)));
+      }
+    }
+    if (scale->num_elements() != scale_rows * scale_columns) return misfit(*scale, "is odd");
+    weight.reader = std::make_shared<ScaledReader>(
+        std::move(values), weight,
+        ScaledReader::Scales{.values = all_floats(*scale),
+                             .columns = scale_columns,
+                             .block_rows = std::max<int64_t>(block_rows, 1),
+                             .block_columns = std::max<int64_t>(block_columns, 1)});
+    return {};
+  }
+
+  Status add_packed(const std::string& stem) {
+    const std::string name = stem + ".qweight";
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* weight, parts_.part(name, name));
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* zeros, parts_.part(stem + ".qzeros", name));
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales, parts_.part(stem + ".scales", name));
+    for (const CheckpointTensor* tensor : {weight, zeros}) {
+      if (tensor->dtype_name != "I32" || tensor->shape.size() != 2) {
+        return misfit(*tensor, "should be a matrix of I32");
+      }
+    }
+    if (!scales->dtype || scales->shape.size() != 2) {
+      return misfit(*scales, "should be a matrix of F16, BF16 or F32");
+    }
+    PackedShape shape{.out_features = scales->shape[1],
+                      .num_groups = scales->shape[0],
+                      .bits = quantization_.bits};
+    const int64_t per_word = 32 / quantization_.bits;
+    const bool is_awq = quantization_.method.empty()
+                            ? weight->shape[1] * per_word == shape.out_features
+                            : quantization_.method == "awq";
+    shape.in_features = is_awq ? weight->shape[0] : weight->shape[0] * per_word;
+    const int64_t words = shape.out_features / per_word;
+    if (shape.out_features < 1 || shape.num_groups < 1 || shape.out_features % per_word != 0 ||
+        weight->shape[1] != (is_awq ? words : shape.out_features)) {
+      return misfit(*weight,
+                    fmt::format("does not fit '{}' {}", scales->name, shape_string(scales->shape)));
+    }
+    if (zeros->shape != std::vector<int64_t>{shape.num_groups, words}) {
+      return misfit(*zeros, fmt::format("should have shape [{}, {}]", shape.num_groups, words));
+    }
+    if (is_awq && shape.in_features % shape.num_groups != 0) {
+      return misfit(*scales, fmt::format("does not cut {} inputs into groups", shape.in_features));
+    }
+    CheckpointTensor out;
+    out.name = stem + ".weight";
+    out.dtype_name = is_awq ? "AWQ" : "GPTQ";
+    out.shape = {shape.out_features, shape.in_features};
+    out.bytes = weight->bytes;
+    if (parts_.find(out.name) != nullptr) return misfit(*weight, "stands beside a '.weight'");
+    if (is_awq) {
+      out.reader = std::make_shared<AwqReader>(shape, weight->bytes.data(), zeros->bytes.data(),
+                                               all_floats(*scales));
+    } else {
+      ESP_ASSIGN_OR_RETURN(std::vector<int32_t> groups, parts_.read_groups(stem + ".g_idx", shape));
+      out.reader = std::make_shared<GptqReader>(shape, weight->bytes.data(), zeros->bytes.data(),
+                                                all_floats(*scales), std::move(groups),
+                                                quantization_.zero_offset);
+    }
+    tensors_.push_back(std::move(out));
+    return {};
+  }
+
+  // compressed-tensors: the rows' words are [out, in / n], their scales [out, groups].
+  Status add_row_packed(const std::string& stem) {
+    const std::string name = stem + ".weight_packed";
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* weight, parts_.part(name, name));
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* scales, parts_.part(stem + ".weight_scale", name));
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* sizes, parts_.part(stem + ".weight_shape", name));
+    const CheckpointTensor* zeros = parts_.find(stem + ".weight_zero_point");
+    if (weight->dtype_name != "I32" || weight->shape.size() != 2) {
+      return misfit(*weight, "should be a matrix of I32");
+    }
+    if (!scales->dtype || scales->shape.size() != 2) {
+      return misfit(*scales, "should be a matrix of F16, BF16 or F32");
+    }
+    if (sizes->dtype_name != "I64" || sizes->num_elements() != 2) {
+      return misfit(*sizes, "should hold two I64");
+    }
+    const PackedShape shape{.out_features = load<int64_t>(sizes->bytes.data(), 0),
+                            .in_features = load<int64_t>(sizes->bytes.data(), 1),
+                            .num_groups = scales->shape[1],
+                            .bits = quantization_.bits};
+    const int64_t n = 32 / shape.bits;
+    if (shape.out_features < 1 || shape.in_features < 1 || shape.num_groups < 1 ||
+        weight->shape[0] != shape.out_features || weight->shape[1] > shape.in_features ||
+        weight->shape[1] != (shape.in_features + n - 1) / n ||
+        scales->shape[0] != shape.out_features) {
+      return misfit(*weight,
+                    fmt::format("does not fit '{}' {}", scales->name, shape_string(scales->shape)));
+    }
+    if (zeros != nullptr) {
+      parts_.use(zeros->name);
+      if (zeros->dtype_name != "I32" ||
+          zeros->shape !=
+              std::vector<int64_t>{(shape.out_features + n - 1) / n, shape.num_groups}) {
+        return misfit(*zeros, "does not fit the weights");
+      }
+    }
+    ESP_ASSIGN_OR_RETURN(std::vector<int32_t> groups,
+                         parts_.read_groups(stem + ".weight_g_idx", shape));
+    CheckpointTensor out;
+    out.name = stem + ".weight";
+    out.dtype_name = fmt::format("W{}", shape.bits);
+    out.shape = {shape.out_features, shape.in_features};
+    out.bytes = weight->bytes;
+    if (parts_.find(out.name) != nullptr) return misfit(*weight, "stands beside a '.weight'");
+    out.reader = std::make_shared<RowPackedReader>(shape, weight->bytes.data(),
+                                                   zeros == nullptr ? nullptr : zeros->bytes.data(),
+                                                   all_floats(*scales), std::move(groups));
+    tensors_.push_back(std::move(out));
+    return {};
+  }
+
+  const std::optional<JsonObject>& config_;
+  std::vector<CheckpointTensor>& tensors_;
+  TensorParts parts_;
+  QuantizationConfig quantization_;
 };
 
 }  // namespace
@@ -479,6 +665,12 @@ std::shared_ptr<const TensorReader> make_plain_reader(const CheckpointTensor& te
   if (type == "F8_E5M2") return std::make_shared<TableReader>(from, decode_table<e5m2>());
   if (type == "F8_E8M0") return std::make_shared<TableReader>(from, decode_table<e8m0>());
   return nullptr;
+}
+
+std::span<const std::string_view> quantization_methods() {
+  static constexpr std::string_view kMethods[] = {
+      "fp8", "gptq", "awq", "compressed-tensors", "modelopt", "fbgemm_fp8"};
+  return kMethods;
 }
 
 Status combine_quantized(const std::optional<JsonObject>& config,

@@ -118,6 +118,127 @@ TEST(Quantized, Fp8ScalesHoldForBlocksRowsOrAll) {
               HasSubstr("'x.weight_scale_inv' (F32 [1, 2]) does not hold blocks"));
 }
 
+// A folder's tensors from (name, type, shape, bytes).
+struct Part {
+  std::string name, type;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+template <typename T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+std::string file_of(const std::vector<Part>& parts) {
+  std::string header = "{", data;
+  for (const Part& part : parts) {
+    header += fmt::format(R"({}"{}": {{"dtype": "{}", "shape": {}, "data_offsets": [{}, {}]}})",
+                          header.size() > 1 ? ", " : "", part.name, part.type,
+                          shape_string(part.shape), data.size(), data.size() + part.bytes.size());
+    data += part.bytes;
+  }
+  return safetensors_bytes(header + "}", data);
+}
+std::string compressed_config(const std::string& format, int bits) {
+  return fmt::format(R"({{"quantization_config": {{"quant_method": "compressed-tensors",
+      "format": "{}", "config_groups": {{"group_0": {{"weights": {{"num_bits": {}}}}}}}}}}})",
+                     format, bits);
+}
+
+TEST(Quantized, CompressedIntegersHaveAScaleForEachRow) {
+  TempFolder folder;
+  folder.write("config.json", compressed_config("int-quantized", 8));
+  folder.write("model.safetensors",
+               file_of({{"x.weight", "I8", {2, 3}, bytes_of<int8_t>({1, -128, 3, 4, 127, -6})},
+                        {"x.weight_scale", "F32", {2, 1}, bytes_of<float>({0.5f, 2})},
+                        {"x.input_scale", "F32", {1}, bytes_of<float>({7})}}));
+  const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+  ASSERT_EQ(checkpoint.tensors().size(), 1u) << "activations' scales are no tensors of the model";
+  EXPECT_THAT(values_of(checkpoint.tensors()[0]), ElementsAre(0.5, -64, 1.5, 8, 254, -12));
+}
+
+// Rows of 10 in words of eight, groups of 5 (or as g_idx has them).
+TEST(Quantized, CompressedWordsHoldARowsNeighbours) {
+  const auto number = [](int row, int column) { return (row * 7 + column * 3) % 16; };
+  std::vector<uint32_t> words(2 * 2), zeros(2, 0);
+  for (int row = 0; row < 2; ++row) {
+    for (int column = 0; column < 10; ++column) {
+      words[static_cast<size_t>(row * 2 + column / 8)] |= static_cast<uint32_t>(number(row, column))
+                                                          << (column % 8 * 4);
+    }
+  }
+  const auto zero_of = [](int row, int group) { return 3 + row * 2 + group; };
+  for (int row = 0; row < 2; ++row) {
+    for (int group = 0; group < 2; ++group) {
+      zeros[static_cast<size_t>(group)] |= static_cast<uint32_t>(zero_of(row, group)) << (row * 4);
+    }
+  }
+  const std::vector<float> scales{1, 2, 3, 4};  // [row][group]
+  const std::vector<int32_t> order{1, 1, 0, 0, 1, 0, 1, 0, 1, 0};
+  for (const bool has_zeros : {false, true}) {
+    for (const bool has_order : {false, true}) {
+      TempFolder folder;
+      folder.write("config.json", compressed_config("pack-quantized", 4));
+      std::vector<Part> parts{{"x.weight_packed", "I32", {2, 2}, bytes_of(words)},
+                              {"x.weight_scale", "F32", {2, 2}, bytes_of(scales)},
+                              {"x.weight_shape", "I64", {2}, bytes_of<int64_t>({2, 10})}};
+      if (has_zeros) parts.push_back({"x.weight_zero_point", "I32", {1, 2}, bytes_of(zeros)});
+      if (has_order) parts.push_back({"x.weight_g_idx", "I32", {10}, bytes_of(order)});
+      folder.write("model.safetensors", file_of(parts));
+      const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+      ASSERT_EQ(checkpoint.tensors().size(), 1u);
+      EXPECT_EQ(checkpoint.tensors()[0].name, "x.weight");
+      const std::vector<float> got = values_of(checkpoint.tensors()[0]);
+      for (int row = 0; row < 2; ++row) {
+        for (int column = 0; column < 10; ++column) {
+          const int group = has_order ? order[static_cast<size_t>(column)] : column / 5;
+          const int zero = has_zeros ? zero_of(row, group) : 8;
+          EXPECT_EQ(got[static_cast<size_t>(row * 10 + column)],
+                    scales[static_cast<size_t>(row * 2 + group)] *
+                        static_cast<float>(number(row, column) - zero))
+              << row << ", " << column;
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantized, CompressedFormatsThatAreNotReadAreNamed) {
+  TempFolder folder;
+  folder.write("model.safetensors", file_of({{"x.weight", "F32", {1}, bytes_of<float>({1})}}));
+  const auto message = [&](const std::string& config) {
+    folder.write("config.json", config);
+    return Checkpoint::open(folder.path()).error().message();
+  };
+  EXPECT_THAT(message(compressed_config("marlin-24", 4)),
+              HasSubstr("'quantization_config.format' is marlin-24"));
+  EXPECT_THAT(message(compressed_config("pack-quantized", 3)),
+              HasSubstr("num_bits' is 3; pack-quantized of 4 and 8 bits is read"));
+  EXPECT_THAT(message(R"({"quantization_config": {"quant_method": "modelopt",
+                          "quant_algo": "NVFP4"}})"),
+              HasSubstr("quant_algo' is NVFP4; of ModelOpt FP8 is read"));
+  EXPECT_THAT(message(R"({"quantization_config": {"quant_method": "bitsandbytes"}})"),
+              HasSubstr("'bitsandbytes' is not read; those that are"));
+}
+
+// What a device may hold as it is: codes whose rows have one scale each, or one for all.
+TEST(Quantized, Fp8CodesAreKnownWhereRowsHaveOneScale) {
+  TempFolder folder;
+  folder.write("config.json", R"({"quantization_config":
+      {"quant_method": "fp8", "weight_block_size": [2, 3]}})");
+  const auto scales = [&](const std::string& bytes) -> std::vector<float> {
+    folder.write("model.safetensors", bytes);
+    const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+    const CheckpointTensor& tensor = checkpoint.tensors()[0];
+    const auto stored = tensor.reader->e4m3();
+    if (!stored) return {};
+    EXPECT_EQ(stored->data, tensor.bytes.data());
+    return {stored->scale(0), stored->scale(2)};
+  };
+  EXPECT_THAT(scales(fp8_file(3, 4, "x.weight_scale", {3, 1}, {5, 6, 7})), ElementsAre(5, 7));
+  EXPECT_THAT(scales(fp8_file(3, 4, "x.weight_scale", {}, {9})), ElementsAre(9, 9));
+  EXPECT_TRUE(scales(fp8_file(3, 4, "x.weight_scale_inv", {2, 2}, {1, 2, 3, 4})).empty());
+}
+
 TEST(Quantized, WholeNumbersAndDoublesAreRead) {
   TempFolder folder;
   std::string data(32, '\0');

@@ -1,10 +1,13 @@
 #include "models/families/common.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "checkpoint/generation_config.h"
+#include "checkpoint/quantized_tensor.h"
 
 namespace espalier {
 namespace {
@@ -30,11 +33,12 @@ Status refuse_quantised(const JsonObject& config, const FamilyDefaults& defaults
   ESP_ASSIGN_OR_RETURN(const JsonObject quantisation, config.object("quantization_config"));
   ESP_ASSIGN_OR_RETURN(const std::string method, quantisation.string_or("quant_method", "unknown"));
   if (defaults.may_be_mxfp4 && method == "mxfp4") return Status();
-  if (method == "fp8" || method == "gptq" || method == "awq") return Status();
+  const auto methods = quantization_methods();
+  if (std::ranges::find(methods, method) != methods.end()) return Status();
   return error(StatusCode::kUnimplemented,
                "{}: 'quantization_config' is there (quant_method '{}'); such weights are not read; "
-               "fp8, gptq and awq are",
-               config.name(), method);
+               "those of {} are",
+               config.name(), method, fmt::join(methods, ", "));
 }
 
 // 0.1 m ln(s) + 1: Peng et al. 2023, equation 22.
