@@ -22,6 +22,7 @@ namespace json = boost::json;
 struct Options {
   std::string config = "bench/configs/llama_8b";
   std::string part = "decode";
+  std::string dtype = "auto";
   std::string tokenizer = "share/default_model";
   std::string json_path;
   bool quick = false;
@@ -45,7 +46,8 @@ StepBench::Limits limits(const Options& options) {
           .deterministic = options.deterministic};
 }
 ModelLoadOptions dummy_model(const Options& options) {
-  return {.path = options.config, .format = LoadFormat::kDummy, .seed = kSeed};
+  return {
+      .path = options.config, .format = LoadFormat::kDummy, .seed = kSeed, .dtype = options.dtype};
 }
 
 json::object decode_row(const std::string& name, size_t entries, int64_t context_tokens,
@@ -116,8 +118,8 @@ Status prefill_part(const Options& options, json::array& out) {
 Status offline_part(const Options& options, json::array& out) {
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
     if (workload.name.find(options.only) == std::string::npos) continue;
-    ESP_ASSIGN_OR_RETURN(const OfflineResult r,
-                         run_offline(workload, options.config, options.tokenizer, kSeed));
+    ESP_ASSIGN_OR_RETURN(const OfflineResult r, run_offline(workload, options.config, options.dtype,
+                                                            options.tokenizer, kSeed));
     std::printf(
         "%-44s %8.1f s %9.0f out tok/s %9.0f in tok/s  cached %4.1f%%  device idle %.2f%%  host "
         "%.0f us/step\n",
@@ -168,6 +170,7 @@ int main(int argc, char** argv) {
   espalier::bench::Options options;
   CLI::App app{"Decode steps, prefill and offline workloads of a model on the GPU."};
   app.add_option("--config", options.config, "folder with config.json; weights are drawn");
+  app.add_option("--dtype", options.dtype, "of the weights: auto, or fp8");
   app.add_option("--part", options.part, "what to measure")
       ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared", "grammars"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");

@@ -25,6 +25,7 @@
 #include "kernels/kv_append/cuda.h"
 #include "kernels/linear/cuda.h"
 #include "kernels/linear/gemm_small_batch.h"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/norm/cuda.h"
 #include "kernels/sampling/cuda.h"
 
@@ -591,6 +592,68 @@ void sampling(Bench& bench) {
   }
 }
 
+// GEMMs of e4m3: the rounding of the rows, each GEMM on rounded rows, and the chain of a step's
+// layers, whose weights are read one behind the other.
+void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
+  if (!bench.wants("e4m3")) return;
+  constexpr int kLayers = 32;
+  size_t layer_bytes = 0;
+  for (const Gemm& p : kGemms)
+    layer_bytes += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 2 : 1);
+  const Memory weights(kLayers * layer_bytes, 3, 0.02f);  // the bytes of bfloat16 are e4m3 too
+  const Memory scales(size_t{2} * kInner * 4, 6), x(size_t{8192} * kInner * 2, 4),
+      rounded(size_t{8192} * kInner, 4), y(size_t{8192} * kInner * 2, 5, 1e-3f);
+  const auto args = [&](const Gemm& p, int rows, size_t at) {
+    LinearArgs out = gemm_args(p, rows, x, weights.get(at), y, false);
+    out.weight_scales = reinterpret_cast<const float*>(scales.get());
+    out.residual = p.residual ? y.get() : nullptr;
+    return out;
+  };
+  for (const int rows : {1, 16, 64, 128, 256, 2048}) {
+    const LaunchOptions launch{bench.stream(), true};
+    size_t at = 0;
+    for (const Gemm& p : kGemms) {
+      LinearArgs gemm = args(p, rows, at);
+      must(linear.tune({&gemm, 1}, workspace.get(), workspace.bytes(), bench.stream()));
+      const QuantizeRowsArgs quantize{.x = x.get(),
+                                      .x_stride = p.in,
+                                      .y = reinterpret_cast<uint8_t*>(rounded.get()),
+                                      .scales = reinterpret_cast<float*>(workspace.get()),
+                                      .rows = rows,
+                                      .dim = p.in};
+      const auto bytes = static_cast<double>(p.in) * static_cast<double>(p.out) * (p.silu ? 2 : 1);
+      bench.row(fmt::format("e4m3 {} rows: rounding of {}", rows, p.in),
+                bench.time([&](int) { must(quantize_rows(quantize, launch)); }, 16),
+                3.0 * rows * p.in, 0);
+      const double seconds = bench.time(
+          [&](int i) {
+            LinearArgs one = args(p, rows, at + i % 8 * layer_bytes);
+            one.x = rounded.get();
+            one.x_scales = reinterpret_cast<const float*>(scales.get());
+            must(linear.run(one, workspace.get(), workspace.bytes(), launch));
+          },
+          16);
+      bench.row(fmt::format("e4m3 {} rows: {} {}x{}", rows, p.name, p.out, p.in), seconds, bytes,
+                2.0 * rows * bytes);
+      at += bytes > 0 ? static_cast<size_t>(bytes) : 0;
+    }
+    if (rows > 256) continue;
+    const double seconds = bench.time(
+        [&](int) {
+          size_t from = 0;
+          for (int layer = 0; layer < kLayers; ++layer) {
+            for (const Gemm& p : kGemms) {
+              must(linear.run(args(p, rows, from), workspace.get(), workspace.bytes(), launch));
+              from += static_cast<size_t>(p.in) * static_cast<size_t>(p.out) * (p.silu ? 2 : 1);
+            }
+          }
+        },
+        4);
+    bench.row(fmt::format("e4m3 {} rows: a layer of {}, with rounding", rows, kLayers),
+              seconds / kLayers, static_cast<double>(layer_bytes), 0);
+  }
+}
+
 // GEMMs of many rows, and what tuning chose.
 void prefill(Bench& bench, Linear& linear, Memory& workspace) {
   for (const int rows : {512, 2048, 8192}) {
@@ -629,6 +692,7 @@ int run(const std::string& only, const std::string& json_path) {
   attention_rows(bench);
   elementwise(bench);
   sampling(bench);
+  e4m3(bench, **linear, workspace);
   prefill(bench, **linear, workspace);
   experts(bench);
   if (!json_path.empty()) std::ofstream(json_path) << "[\n" << bench.json << "\n]\n";

@@ -27,7 +27,16 @@ std::string joined(const std::vector<std::string>& names) {
   return out;
 }
 
-bool is_block_type(std::string_view dtype) { return dtype == "q8_0" || dtype == "q4_k"; }
+// Names of a checkpoint's own format, which is recognised without them.
+bool is_stored_format(std::string_view name) {
+  constexpr std::string_view kNames[] = {"awq",        "gptq",        "compressed-tensors",
+                                         "fbgemm_fp8", "modelopt",    "gguf",
+                                         "mxfp4",      "modelopt_fp8"};
+  return std::ranges::find(kNames, name) != std::end(kNames);
+}
+bool is_rounded_type(std::string_view dtype) {
+  return dtype == "q8_0" || dtype == "q4_k" || dtype == "fp8";
+}
 
 void add_path_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub) {
   Setting& model =
@@ -69,23 +78,28 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
   dtype.set = [&engine, set = dtype.set](std::string_view value) -> Status {
     if (value == "float") value = "float32";
     if (value == "half" || value == "float16") value = "bfloat16";
-    if (is_block_type(engine.dtype) && value != "auto")
+    if (is_rounded_type(engine.dtype) && value != "auto")
       return invalid_argument("'{}' contradicts --quantization {}: leave one out", value,
                               engine.dtype);
-    return is_block_type(engine.dtype) ? Status() : set(value);
+    return is_rounded_type(engine.dtype) ? Status() : set(value);
   };
-  table.custom("quantization", "q8_0|q4_k",
-               "on the CPU, round weights to about 8 or 4 bits; blocks of a GGUF stay as they are; "
-               "takes the place of dtype",
-               "none", [&engine](std::string_view value) -> Status {
-                 if (!is_block_type(value))
-                   return invalid_argument("'{}' is not one of q8_0, q4_k", value);
-                 if (engine.dtype != "auto" && !is_block_type(engine.dtype))
-                   return invalid_argument("'{}' contradicts --dtype {}: leave one out", value,
-                                           engine.dtype);
-                 engine.dtype = value;
-                 return {};
-               });
+  table.custom(
+      "quantization", "q8_0|q4_k|fp8",
+      "q8_0 and q4_k, on the CPU: round weights to about 8 or 4 bits; blocks of a GGUF "
+      "stay as they are. fp8, on a GPU: the layers' matrices in e4m3, activations rounded "
+      "to it on their way into them. Takes the place of dtype. A checkpoint's own format (awq, "
+      "gptq, compressed-tensors, fbgemm_fp8, modelopt, gguf, mxfp4) needs no name",
+      "none", [&engine](std::string_view value) -> Status {
+        if (is_stored_format(value)) return {};
+        if (value == "w8a8_fp8") value = "fp8";
+        if (!is_rounded_type(value))
+          return invalid_argument("'{}' is not one of q8_0, q4_k, fp8", value);
+        if (engine.dtype != "auto" && !is_rounded_type(engine.dtype))
+          return invalid_argument("'{}' contradicts --dtype {}: leave one out", value,
+                                  engine.dtype);
+        engine.dtype = value;
+        return {};
+      });
   Setting& kv_dtype = table.choice(
       "kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
       "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");

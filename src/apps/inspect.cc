@@ -84,12 +84,9 @@ Result<Inspection> inspect(const AppConfig& app, int64_t batch, const ProgramReq
   out.device = device.name;
   out.system = device.system;
   config.device = device.cuda ? "cuda" : "cpu";
-  ModelLoadOptions load = model_load_options(config);
-  // A GPU holds numbers.
-  if (device.cuda && load.dtype == "auto") {
-    load.dtype = out.types.size() == 1 && out.types.contains("F32") ? "float32" : "bfloat16";
-  }
-  ESP_ASSIGN_OR_RETURN(out.loaded, read_weight_memory(load));
+  const ModelLoadOptions load = model_load_options(config);
+  ESP_ASSIGN_OR_RETURN(
+      out.loaded, read_weight_memory(load, device.cuda ? ProgramKind::kGpu : ProgramKind::kCpu));
   out.info.weight_bytes = 0;
   for (const auto& [type, num_bytes] : out.loaded) out.info.weight_bytes += num_bytes;
   ESP_ASSIGN_OR_RETURN(out.plan, resolve(config, out.info, out.system));

@@ -70,11 +70,11 @@ Result<DecoderSpec> read_spec(const ModelLoadOptions& options) {
 Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
   if (name == "float32" || name == "float") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "auto" || name == "q8_0" || name == "q4_k") {
+  if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
-  return fail(
-      invalid_argument("dtype '{}' is not known; use auto, bfloat16, float32, q8_0 or q4_k", name));
+  return fail(invalid_argument(
+      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k or fp8", name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -119,6 +119,10 @@ class ModelWithPool final : public Model {
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
+  if (weights.e4m3) {
+    return fail(invalid_argument(
+        "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size"));
+  }
   if (options.format == LoadFormat::kDummy) {
     DummySource source(options.seed, type, pool);
     return program::CpuModel::create(std::move(spec), weights, source, pool);
@@ -143,7 +147,7 @@ Result<std::map<std::string, BlockFormat>> read_stored_formats(const ModelLoadOp
 }
 
 // Bytes of some elements of a weight. Vectors are float32 on the CPU, and too small to matter.
-int64_t stored_bytes(const WeightLayout& layout, const WeightTypes& types,
+int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const WeightTypes& types,
                      const std::map<std::string, BlockFormat>& stored, WeightId id,
                      int64_t elements) {
   const auto whole = elements * static_cast<int64_t>(dtype_size(types.type));
@@ -153,13 +157,31 @@ int64_t stored_bytes(const WeightLayout& layout, const WeightTypes& types,
     const auto found = stored.find(std::string(name));
     return found == stored.end() ? std::nullopt : std::optional(found->second);
   };
-  const StorageFormat format = storage_format(*matrix, false, types, stored_format);
+  StorageFormat format = storage_format(*matrix, false, types, stored_format);
+  format.e4m3 = types.e4m3 && may_be_e4m3(spec, id) && takes_e4m3(*matrix);
   int64_t bytes = 0;
   for (size_t i = 0; i < matrix->blocks.size(); ++i) {
     bytes += format.size_bytes(i, matrix->blocks[i].rows, matrix->in_features);
   }
   const double count = static_cast<double>(matrix->out_features() * matrix->in_features);
   return static_cast<int64_t>(static_cast<double>(bytes) / count * static_cast<double>(elements));
+}
+
+// A GPU has elements, and e4m3 where it is requested or stored.
+Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOptions& options,
+                                                              const ModelPlan& plan) {
+  WeightTypes types = plan.type;
+  types.e4m3 = plan.weights.e4m3;
+  const auto no_blocks = [](std::string_view) { return std::optional<BlockFormat>(); };
+  const bool stays = plan.weights.keep_blocks && plan.type == DType::kBFloat16;
+  if (options.format == LoadFormat::kDummy || !stays) {
+    return weight_memory(plan.spec, types, no_blocks);
+  }
+  ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  return weight_memory(plan.spec, types, no_blocks, [&](std::string_view name) {
+    const CheckpointTensor* tensor = checkpoint.find(std::string(name));
+    return tensor != nullptr && tensor->reader != nullptr && tensor->reader->e4m3().has_value();
+  });
 }
 
 }  // namespace
@@ -197,8 +219,10 @@ Result<ModelInfo> read_model_info(const ModelLoadOptions& options) {
   return describe_model(spec);
 }
 
-Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options) {
+Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options,
+                                                          ProgramKind kind) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
+  if (kind == ProgramKind::kGpu) return read_gpu_weight_memory(options, plan);
   if (options.format == LoadFormat::kDummy) {
     return weight_memory(plan.spec, plan.weights,
                          [](std::string_view) { return std::optional<BlockFormat>(); });
@@ -221,11 +245,12 @@ Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind ki
   program::Program program = cpu ? program::cpu_passes(lowered) : program::gpu_passes(lowered);
   std::vector<program::Variant> variants;
   if (!cpu && plan.type == DType::kBFloat16) variants = program::gpu_variants(program, lowered);
+  WeightTypes types = cpu ? plan.weights : WeightTypes(plan.type);
+  types.e4m3 = plan.weights.e4m3;
   return ProgramPlan{.program = std::move(program),
                      .weight_bytes =
-                         [layout, stored, types = cpu ? plan.weights : WeightTypes(plan.type)](
-                             WeightId id, int64_t elements) {
-                           return stored_bytes(*layout, types, stored, id, elements);
+                         [spec = plan.spec, layout, stored, types](WeightId id, int64_t elements) {
+                           return stored_bytes(spec, *layout, types, stored, id, elements);
                          },
                      .type = cpu ? DType::kFloat32 : plan.type,
                      .variants = std::move(variants)};

@@ -43,7 +43,8 @@ enum class ProgramKind : uint8_t { kCpu, kGpu };
 // Opens the checkpoint.
 Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind kind);
 
-// What load_model() would hold the weights in: bytes by the type's name. Opens the checkpoint.
-Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options);
+// What a back end would hold the weights in: bytes by the type's name. Opens the checkpoint.
+Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions& options,
+                                                          ProgramKind kind);
 
 }  // namespace espalier

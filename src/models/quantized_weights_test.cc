@@ -48,7 +48,7 @@ TEST_P(QuantizedFile, GivesTheLogitsOfItsNumbers) {
 
   const int64_t bytes = (*kept)->info().weight_bytes;
   EXPECT_LT(bytes, (*numbers)->info().weight_bytes / 3);
-  auto memory = read_weight_memory({.path = path});
+  auto memory = read_weight_memory({.path = path}, ProgramKind::kCpu);
   ASSERT_TRUE(memory);
   int64_t sum = 0;
   for (const auto& [type, part] : *memory) sum += part;
@@ -148,6 +148,31 @@ TEST(QuantizedWeights, AreMadeAtLoad) {
     }
   }
   EXPECT_FALSE(load_model({.path = golden::read("llama_tied_llama3").folder, .dtype = "q3"}));
+}
+
+// The layers' matrices take a byte a weight and a scale a row; embedding and head stay as they are.
+TEST(QuantizedWeights, OnAGpuFp8HalvesTheLayers) {
+  const golden::Golden golden = golden::read("llama_tied_llama3");
+  const ModelLoadOptions options{.path = golden.folder};
+  const auto plain = read_weight_memory(options, ProgramKind::kGpu);
+  ASSERT_TRUE(plain) << plain.error().to_string();
+  ModelLoadOptions rounded = options;
+  rounded.dtype = "fp8";
+  const auto memory = read_weight_memory(rounded, ProgramKind::kGpu);
+  ASSERT_TRUE(memory) << memory.error().to_string();
+  int64_t weights = 0, rows = 0;
+  for (const LayerLayout& layer : weight_layout(golden.spec).layers) {
+    for (const MatrixLayout* matrix :
+         {&layer.qkv, &layer.attention_output, &layer.mlp.gate_up, &layer.mlp.down}) {
+      weights += matrix->out_features() * matrix->in_features;
+      rows += matrix->out_features();
+    }
+  }
+  EXPECT_EQ(memory->at("F8_E4M3"), weights + 4 * rows);
+  EXPECT_EQ(memory->at("BF16"), plain->at("BF16") - 2 * weights);
+  const auto on_cpu = load_model(rounded);
+  ASSERT_FALSE(on_cpu);
+  EXPECT_THAT(on_cpu.error().message(), testing::HasSubstr("fp8 need a GPU; on the CPU take q8_0"));
 }
 
 TEST(QuantizedWeights, ATypeThatIsNotReadIsRefusedByTheTensorsName) {

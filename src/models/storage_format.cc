@@ -13,12 +13,15 @@ namespace {
 // Adds up what the layout's tensors take.
 class Memory {
  public:
-  Memory(const WeightTypes& types, const StoredFormatOf& stored) : types_(types), stored_(stored) {}
+  Memory(const WeightTypes& types, const StoredFormatOf& stored, const StoresE4m3& stores_e4m3)
+      : types_(types), stored_(stored), stores_e4m3_(stores_e4m3) {}
 
-  void matrix(const MatrixLayout& layout, bool gate_up = false) {
-    const StorageFormat format = storage_format(layout, gate_up, types_, stored_);
+  void matrix(const MatrixLayout& layout, bool gate_up = false, bool rounded = false) {
+    StorageFormat format = storage_format(layout, gate_up, types_, stored_);
+    format.e4m3 = rounded && takes_e4m3(layout) && (types_.e4m3 || stores_e4m3(layout));
     for (size_t i = 0; i < layout.blocks.size(); ++i) {
-      const std::string_view name = format.blocks.empty()
+      const std::string_view name = format.e4m3 ? "F8_E4M3"
+                                    : format.blocks.empty()
                                         ? dtype_name(format.type)
                                         : block_format_info(format.blocks[i]).name;
       bytes_[std::string(name)] += format.size_bytes(i, layout.blocks[i].rows, layout.in_features);
@@ -38,17 +41,24 @@ class Memory {
         kernels::packed_bytes(*format, rows, in_features);
   }
   void vector(const VectorLayout& layout) { numbers(DType::kFloat32, layout.size()); }
-  void mlp(const MlpLayout& layout, bool fused) {
-    matrix(layout.gate_up, fused);
+  void mlp(const MlpLayout& layout, bool fused, bool rounded = false) {
+    matrix(layout.gate_up, fused, rounded);
     vector(layout.gate_up_bias);
-    matrix(layout.down);
+    matrix(layout.down, false, rounded);
     vector(layout.down_bias);
   }
   std::map<std::string, int64_t> take() { return std::move(bytes_); }
 
  private:
+  bool stores_e4m3(const MatrixLayout& layout) const {
+    return stores_e4m3_ && std::ranges::all_of(layout.blocks, [&](const WeightBlock& block) {
+             return stores_e4m3_(block.name);
+           });
+  }
+
   const WeightTypes& types_;
   const StoredFormatOf& stored_;
+  const StoresE4m3& stores_e4m3_;
   std::map<std::string, int64_t> bytes_;
 };
 
@@ -68,14 +78,15 @@ void add_layer(const DecoderSpec& spec, size_t index, const LayerLayout& layout,
         &layout.experts.router_correction, &layout.mlp_output_norm}) {
     memory.vector(*vector);
   }
-  for (const MatrixLayout* matrix :
-       {&layout.qkv, &layout.latent.q_a, &layout.latent.q, &layout.latent.kv_a,
-        &layout.attention_output, &layout.experts.router, &layout.experts.shared_gate}) {
-    memory.matrix(*matrix);
+  for (const MatrixLayout* matrix : {&layout.qkv, &layout.latent.q_a, &layout.latent.q,
+                                     &layout.latent.kv_a, &layout.attention_output}) {
+    memory.matrix(*matrix, false, true);
   }
+  memory.matrix(layout.experts.router);
+  memory.matrix(layout.experts.shared_gate);
   memory.numbers(types.type,  // cut up by heads, never in blocks
                  layout.latent.kv_b.out_features() * layout.latent.kv_b.in_features);
-  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp));
+  memory.mlp(layout.mlp, fuses(WeightKind::kGateUp), !layer.experts);
   if (!layer.experts) return;
   const ExpertsSpec& experts = *layer.experts;
   for (const MlpLayout& expert : layout.experts.experts) {
@@ -99,6 +110,7 @@ BlockFormat fitting(BlockFormat wanted, int64_t in_features) {
 WeightTypes choose_weight_types(const std::string& dtype, DType type) {
   WeightTypes types(type);
   types.keep_blocks = dtype != "float32" && dtype != "float" && dtype != "bfloat16";
+  types.e4m3 = dtype == "fp8";
   if (dtype == "q8_0") types.quantize = types.quantize_vocabulary = BlockFormat::kQ8_0;
   if (dtype == "q4_k") {
     types.quantize = BlockFormat::kQ4K;
@@ -108,8 +120,31 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
 }
 
 int64_t StorageFormat::size_bytes(size_t index, int64_t rows, int64_t in_features) const {
+  if (e4m3) return rows * (in_features + static_cast<int64_t>(sizeof(float)));
   if (blocks.empty()) return rows * in_features * static_cast<int64_t>(dtype_size(type));
   return kernels::packed_bytes(blocks[index], rows, in_features);
+}
+
+bool may_be_e4m3(const DecoderSpec& spec, WeightId id) {
+  switch (id.kind) {
+    case WeightKind::kQkv:
+    case WeightKind::kLatentQA:
+    case WeightKind::kLatentQ:
+    case WeightKind::kLatentKvA:
+    case WeightKind::kAttentionOutput:
+      return true;
+    case WeightKind::kGateUp:
+    case WeightKind::kDown:
+      return !spec.layers[static_cast<size_t>(id.index)].experts;
+    default:
+      return false;
+  }
+}
+
+bool takes_e4m3(const MatrixLayout& layout) {
+  constexpr int64_t kMultiple = 16;  // kernels/linear/cuda.h
+  return layout.precision == Precision::kWeights && !layout.transposed &&
+         layout.local_rows() % kMultiple == 0 && layout.local_columns() % kMultiple == 0;
 }
 
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
@@ -138,11 +173,12 @@ StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const Wei
 }
 
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
-                                             const StoredFormatOf& stored) {
+                                             const StoredFormatOf& stored,
+                                             const StoresE4m3& stores_e4m3) {
   const WeightLayout layout = weight_layout(spec);
   const std::vector<WeightId> with_activation =
       program::weights_with_activation(program::cpu_passes(program::lower(spec)));
-  Memory memory(types, stored);
+  Memory memory(types, stored, stores_e4m3);
   memory.matrix(layout.embedding);
   memory.matrix(layout.position_embedding);
   memory.matrix(layout.head);

@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "models/decoder_spec.h"
+#include "models/weight_id.h"
 #include "models/weight_layout.h"
 #include "tensor/block_format.h"
 #include "tensor/dtype.h"
@@ -23,6 +24,7 @@ namespace espalier {
 struct WeightTypes {
   DType type = DType::kBFloat16;  // of what is not in blocks: kFloat32 or kBFloat16
   bool keep_blocks = false;       // blocks that kernels read stay as they are stored
+  bool e4m3 = false;  // GPU: matrices of layers are rounded to e4m3, with a scale for each row
   // The formats that other matrices are quantised to, and embedding and head; none: `type`.
   std::optional<BlockFormat> quantize, quantize_vocabulary;
 
@@ -32,7 +34,8 @@ struct WeightTypes {
 
 // dtype: as the user stated it: auto, blocks that kernels read stay as the checkpoint has them;
 // float32, bfloat16: they become numbers; q8_0, q4_k: what is not in such blocks is rounded to 8,
-// or to 4 (the vocabulary's matrices to 6), bits. type: of numbers, as follows from it.
+// or to 4 (the vocabulary's matrices to 6), bits; fp8: WeightTypes::e4m3. type: of numbers, as
+// follows from it.
 WeightTypes choose_weight_types(const std::string& dtype, DType type);
 
 // The stored format of a tensor; see WeightSource::stored_format.
@@ -42,23 +45,35 @@ struct StorageFormat {
   enum class Scales : uint8_t {
     kNone,     // elements
     kInBlock,  // each block begins or ends with the scales of its elements (block_format.h)
+    kRow,      // e4m3: float32, one for each row
   };
   DType type = DType::kBFloat16;    // of elements that are not in blocks
   std::vector<BlockFormat> blocks;  // of each WeightBlock; empty: elements of `type`
   bool stored = false;              // the blocks are the checkpoint's own
+  bool e4m3 = false;                // elements of 8 bits; `type` is what they are multiplied with
 
-  Scales scales() const { return blocks.empty() ? Scales::kNone : Scales::kInBlock; }
+  Scales scales() const {
+    return e4m3 ? Scales::kRow : blocks.empty() ? Scales::kNone : Scales::kInBlock;
+  }
   // Neighbours in a row that are quantised together; 1: elements.
   int64_t group_size() const { return blocks.empty() ? 1 : block_format_info(blocks[0]).elements; }
   // Of block `index` of the layout, `rows` of it.
   int64_t size_bytes(size_t index, int64_t rows, int64_t in_features) const;
 };
+// Whether a weight may be e4m3: a matrix of a layer that GEMMs alone read. Kernels for experts read
+// these and their layers' shared expert.
+bool may_be_e4m3(const DecoderSpec& spec, WeightId id);
+// Whether GEMMs of e4m3 take the matrix's sizes.
+bool takes_e4m3(const MatrixLayout& layout);
 // gate_up: packed for linear_silu_mul, which takes one format for both.
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored);
 
 // Bytes of weights as they are stored in memory, by the type's name ("BF16", "Q4_K", ...).
+// stores_e4m3: tensors whose codes stay as they are; null: none.
+using StoresE4m3 = std::function<bool(std::string_view name)>;
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
-                                             const StoredFormatOf& stored);
+                                             const StoredFormatOf& stored,
+                                             const StoresE4m3& stores_e4m3 = nullptr);
 
 }  // namespace espalier

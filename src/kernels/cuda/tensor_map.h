@@ -28,22 +28,24 @@ inline TensorMapEncoder tensor_map_encoder() {
   return found;
 }
 
-// Encodes an array of bfloat16, its contiguous dimension first; strides in bytes, of all dimensions
-// but that one. Boxes have 64 contiguous elements and arrive in the layout of swizzled()
-// (wgmma.cuh); elements outside the array arrive as zeros. REQUIRES: 16-byte alignment.
+// Encodes an array of bfloat16, or of bytes, its contiguous dimension first; strides in bytes, of
+// all dimensions but that one. Boxes have 128 contiguous bytes (64 bfloat16) and arrive in the
+// layout of swizzled() (wgmma.cuh); elements outside the array arrive as zeros. REQUIRES: 16-byte
+// alignment.
 template <size_t RANK>
 Status encode_tensor_map(const char* operation, CUtensorMap& map, const void* data,
                          const uint64_t (&sizes)[RANK], const uint64_t (&strides)[RANK - 1],
-                         const uint32_t (&box)[RANK]) {
+                         const uint32_t (&box)[RANK],
+                         CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) {
   if (tensor_map_encoder() == nullptr)
     return error(StatusCode::kUnimplemented,
                  "{}: the driver makes no tensor maps; CUDA 12 has them", operation);
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, const_cast<void*>(data),
-      reinterpret_cast<const cuuint64_t*>(sizes), reinterpret_cast<const cuuint64_t*>(strides), box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      &map, type, RANK, const_cast<void*>(data), reinterpret_cast<const cuuint64_t*>(sizes),
+      reinterpret_cast<const cuuint64_t*>(strides), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return error(StatusCode::kInternal, "{}: a tensor map was refused with {}", operation,
                static_cast<int>(result));

@@ -45,24 +45,41 @@ struct Matmul {
       ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias));
       ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(args.type)));
     }
+    if (args.weight_scales != nullptr) ESP_RETURN_IF_ERROR(scale_rows(args, desc));
+    const cudaDataType in_type =
+        args.weight_scales != nullptr ? CUDA_R_8F_E4M3 : data_type(args.type);
     const auto in = static_cast<uint64_t>(args.in_features);
     const auto out = static_cast<uint64_t>(gemm_outputs(args));
     const auto rows = static_cast<uint64_t>(args.rows);
     const DType out_type = args.silu_mul ? args.type : args.out_type;
     cublasLtMatrixLayout_t layout = nullptr;
     ESP_RETURN_IF_ERROR(lt_status(
-        cublasLtMatrixLayoutCreate(&layout, data_type(args.type), in, out, args.in_features),
-        "layout"));
+        cublasLtMatrixLayoutCreate(&layout, in_type, in, out, args.in_features), "layout"));
     p.a.reset(layout);
-    ESP_RETURN_IF_ERROR(lt_status(
-        cublasLtMatrixLayoutCreate(&layout, data_type(args.type), in, rows, args.x_stride),
-        "layout"));
+    ESP_RETURN_IF_ERROR(
+        lt_status(cublasLtMatrixLayoutCreate(&layout, in_type, in, rows, args.x_stride), "layout"));
     p.b.reset(layout);
     ESP_RETURN_IF_ERROR(lt_status(
         cublasLtMatrixLayoutCreate(&layout, data_type(out_type), out, rows, gemm_stride(args)),
         "layout"));
     p.d.reset(layout);
     return p;
+  }
+
+  // Terms of e4m3 are added up as the tensor cores do it, to about 14 bits: beside the rounding
+  // of the factors, to 4, that is nothing, and GEMMs that add up by parts take 8 to 10 % longer.
+  static Status scale_rows(const LinearArgs& args, cublasLtMatmulDesc_t desc) {
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+      return lt_status(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof(value)),
+                       "attribute");
+    };
+    const int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    const int8_t fast = 1;
+    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode));
+    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode));
+    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.weight_scales));
+    ESP_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.x_scales));
+    return set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
   }
 };
 

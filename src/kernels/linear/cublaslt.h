@@ -2,7 +2,8 @@
 // kernels/linear.
 //
 // cuBLASLt is column-major: our rows [rows, in] are its [in x rows], so y = x W^T is its D = op(A)
-// B with A = W [in x out] transposed, B = x, D = y [out x rows].
+// B with A = W [in x out] transposed, B = x, D = y [out x rows]. REQUIRES of all calls: where
+// weights are e4m3, x is too (LinearArgs::x_scales).
 #pragma once
 
 #include <cublasLt.h>

@@ -1,7 +1,7 @@
 // Linear layers on the GPU: y = x W^T with epilogues. cuBLASLt with algorithms chosen by measuring,
 // and kernels of our own that stream the weights, start by programmatic dependent launch (PDL) and
 // have the epilogues inside: gemv for 1 and 2 rows and, where tuning found it faster,
-// gemm_small_batch for up to 64.
+// gemm_small_batch for up to 64 (of e4m3: from 1 to 128).
 //
 // Thread safety: Linear::run() from any thread after tuning; tune() from one. Ownership: pointers
 // are borrowed device memory for the call. Requirements of pointers and streams:
@@ -30,7 +30,13 @@ struct LinearArgs {
   int64_t x_stride = 0;
   // [out_features, in_features]; with silu_mul [2 * out_features, in_features], gate above up.
   const void* weights = nullptr;
-  void* y = nullptr;  // [rows, out_features], rows y_stride apart
+  // Not null: weights are e4m3, each output's times its scale; [out_features] ([2 * out_features]
+  // with silu_mul) float32, 16-byte aligned. in_features and out_features are multiples of 16, and
+  // `type` is kBFloat16, that of bias, residual and norm. x is rounded to e4m3 first, each row by a
+  // scale of its own (quantize_rows.h), unless x_scales says that it is so already.
+  const float* weight_scales = nullptr;
+  const float* x_scales = nullptr;  // [rows]: x is e4m3
+  void* y = nullptr;                // [rows, out_features], rows y_stride apart
   int64_t y_stride = 0;
 
   const void* bias = nullptr;      // [out_features] ([2 * out_features] with silu_mul), or none
@@ -55,6 +61,8 @@ std::filesystem::path default_linear_cache();
 class Linear {
  public:
   static Result<std::unique_ptr<Linear>> create(const LinearOptions& options);
+  // Whether the current device runs GEMMs of e4m3: Hopper alone.
+  static Result<bool> multiplies_e4m3();
   virtual ~Linear() = default;
 
   // Makes each row of a GEMM the same bits whatever the number of rows, from then on: gemv and

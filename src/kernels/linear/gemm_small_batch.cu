@@ -1,18 +1,15 @@
-// GEMM for 3 to 64 rows on Hopper: y = x W^T as a stream of the weights past the tensor cores, with
-// bias, SiLU or residual behind.
-// x [rows, in], W [out, in] bfloat16, y [rows, out] bfloat16 or float32. Computed as y^T = W x^T:
-// the weights are wgmma's 64 rows and the batch its 16, 32 or 64 columns, so few rows waste
-// nothing.
-// Parallel: a block has up to 16 groups of 16 outputs, as many as make the blocks fill the
-// multiprocessors evenly, and two consumer warp groups. With two splits a cluster of two blocks
-// halves the inputs; each block then adds up half of the rows, read from the other's shared memory,
-// in one order. With SiLU a group is eight of gate and eight of up (by the tensor map), so both
-// meet in one thread.
-// Pipeline: one producer thread issues TMA copies of a tile of weights and of x, as many stages
-// ahead as shared memory holds, the first weights before wait_for_previous().
-// Roof: memory, the weights once, and L2: (1 + rows / (16 x groups)) times the weights. A
-// Llama-3.1-8B layer at 16 rows 111 us on an H200, memory alone 94; at 64 rows 124. History:
-// docs/notes/gemm_small_batch.md.
+// GEMM for 3 to 64 rows on Hopper (of e4m3: 1 to 128): y = x W^T as a stream of the weights past
+// the tensor cores, with scales, bias, SiLU or residual behind. x [rows, in], W [out, in] bfloat16
+// or e4m3, y [rows, out] bfloat16 or float32. Computed as y^T = W x^T: the weights are wgmma's 64
+// rows and the batch its 16 to 128 columns. Parallel: a block has up to 16 groups of 16 outputs, as
+// many as make the blocks fill the multiprocessors evenly, and two consumer warp groups. With two
+// splits a cluster of two blocks halves the inputs; each block then adds up half of the rows, read
+// from the other's shared memory, in one order. With SiLU a group is eight of gate and eight of up
+// (by the tensor map), so both meet in one thread. Pipeline: one producer thread issues TMA copies
+// of a tile of weights and of x, as many stages ahead as shared memory holds, the first weights
+// before wait_for_previous(). Roof: memory, the weights once, and L2: (1 + rows / (16 x groups))
+// times the weights. A Llama-3.1-8B layer at 16 rows 111 us on an H200, memory alone 94; at 64 rows
+// 124. History: docs/notes/gemm_small_batch.md.
 #include <algorithm>
 
 #include "kernels/cuda/device.cuh"
@@ -26,10 +23,12 @@ namespace espalier::kernels::cuda {
 
 namespace {
 
+using E4m3 = uint8_t;
+
 constexpr int kWarps = 8;  // consumers
 constexpr int kMathThreads = kWarps * 32;
 constexpr int kThreads = kMathThreads + 32;
-constexpr int kBoxInputs = 64;  // 128 bytes, the width of the swizzle
+constexpr int kBoxBytes = 128;  // of a row in a box: the width of the swizzle
 constexpr int kMaxStages = 12;  // ahead
 constexpr int kMinStages = 3;
 constexpr size_t kReservedShared = 1024;  // of a multiprocessor for each block, by the driver
@@ -39,6 +38,8 @@ struct Params {
   int64_t y_stride;
   const bf16* bias;
   const bf16* residual;
+  const float* x_scales;       // of e4m3: [rows]
+  const float* weight_scales;  // and [out], [2 out] with SiLU
   int rows, out;
   int k_tiles;  // tiles along the inputs
   int splits, num_stages;
@@ -50,14 +51,15 @@ struct Barriers {
   Barrier full[kMaxStages], empty[kMaxStages];
 };
 
-// A block has room for OUTPUTS rows of weights, 64 or 256. Each consumer warp group multiplies 64
-// or 128 of them: the two groups have different inputs, or different outputs.
+// A block has room for OUTPUTS rows of weights, 64, 128 or 256. Each consumer warp group multiplies
+// 64 or 128 of them: the two groups have different inputs, or different outputs.
 __host__ __device__ constexpr int groups_of_inputs(int outputs) { return outputs == 64 ? 2 : 1; }
-__host__ __device__ constexpr int k_tile_inputs(int outputs) {
-  return kBoxInputs * groups_of_inputs(outputs);
+// The bytes of a row in a stage.
+__host__ __device__ constexpr int k_tile_bytes(int outputs) {
+  return kBoxBytes * groups_of_inputs(outputs);
 }
 __host__ __device__ constexpr size_t stage_bytes(int columns, int outputs) {
-  return static_cast<size_t>((outputs + columns) * k_tile_inputs(outputs) * 2);
+  return static_cast<size_t>((outputs + columns) * k_tile_bytes(outputs));
 }
 // The stride of a row of sums: the outputs, and padding that keeps a warp's stores in different
 // banks.
@@ -108,15 +110,15 @@ struct BlockWork {
   }
 };
 
-// Shared memory: stages [num_stages][inputs / 64][weights [OUTPUTS][64]], as many times x
-// [COLUMNS][64], barriers; in the end the sums [groups of inputs][COLUMNS][sums_stride] in place of
-// the stages.
+// Shared memory: stages [num_stages][boxes][weights [OUTPUTS][128 bytes]], as many times x
+// [COLUMNS][128 bytes], barriers; in the end the sums [groups of inputs][COLUMNS][sums_stride] in
+// place of the stages.
 template <int COLUMNS, int OUTPUTS>
 struct Shared {
   static constexpr int kBoxes = groups_of_inputs(OUTPUTS);
-  static constexpr int kWeightsBox = OUTPUTS * kBoxInputs * 2, kRowsBox = COLUMNS * kBoxInputs * 2;
+  static constexpr int kWeightsBox = OUTPUTS * kBoxBytes, kRowsBox = COLUMNS * kBoxBytes;
   static constexpr int kStageBytes = static_cast<int>(stage_bytes(COLUMNS, OUTPUTS));
-  static constexpr int kTiles = OUTPUTS == 64 ? 1 : 2;  // of 64 outputs that a warp group has
+  static constexpr int kTiles = OUTPUTS == 256 ? 2 : 1;  // of 64 outputs that a warp group has
   char* stages;
   Barriers* barriers;
 
@@ -130,9 +132,11 @@ struct Shared {
 
 // The producer: one thread issues all copies, first those of weights alone, for as many stages as
 // there are.
-template <int COLUMNS, int OUTPUTS>
+template <typename T, int COLUMNS, int OUTPUTS>
 struct Fetcher {
   using Memory = Shared<COLUMNS, OUTPUTS>;
+  static constexpr int kBoxInputs = kBoxBytes / static_cast<int>(sizeof(T));
+  static constexpr int kTileInputs = kBoxInputs * Memory::kBoxes;
   const Params& p;
   const Memory& shared;
   const BlockWork& work;
@@ -143,15 +147,15 @@ struct Fetcher {
 
   __device__ void weights(int k_tile, int slot) const {
     Barrier& full = shared.barriers->full[slot];
-    barrier_expect(full, Memory::kBoxes * (p.groups * 16 * kBoxInputs * 2 + Memory::kRowsBox));
-    const int input = (work.begin + k_tile) * k_tile_inputs(OUTPUTS);
+    barrier_expect(full, Memory::kBoxes * (p.groups * 16 * kBoxBytes + Memory::kRowsBox));
+    const int input = (work.begin + k_tile) * kTileInputs;
 #pragma unroll
     for (int i = 0; i < Memory::kBoxes; ++i)
       copy_weights(shared.weights(slot) + i * Memory::kWeightsBox, weights_map,
                    input + i * kBoxInputs, work.tile * p.groups, full);
   }
   __device__ void rows(int k_tile, int slot) const {
-    const int input = (work.begin + k_tile) * k_tile_inputs(OUTPUTS);
+    const int input = (work.begin + k_tile) * kTileInputs;
 #pragma unroll
     for (int i = 0; i < Memory::kBoxes; ++i)
       copy_box(shared.x(slot) + i * Memory::kRowsBox, x_map, input + i * kBoxInputs, 0,
@@ -169,13 +173,22 @@ struct Fetcher {
   }
 };
 
+template <typename T, int COUNT>
+__device__ __forceinline__ void multiply_add(float (&sums)[COUNT], uint64_t weights, uint64_t x,
+                                             bool added) {
+  if constexpr (sizeof(T) == 1)
+    wgmma_e4m3(sums, weights, x, added);
+  else
+    wgmma_scores(sums, weights, x, added);
+}
+
 // Rows of weights beyond the block's groups are undefined, and so are their sums, which finish()
 // does not read.
-template <int COLUMNS, int OUTPUTS, int TILES>
+template <typename T, int COLUMNS, int OUTPUTS, int TILES>
 __device__ void multiply(const Params& p, const Shared<COLUMNS, OUTPUTS>& shared,
                          const BlockWork& work, float (&sums)[TILES][COLUMNS / 2]) {
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
-  const int rows_at = groups_of_inputs(OUTPUTS) == 2 ? group * COLUMNS * kBoxInputs * 2 : 0;
+  const int rows_at = groups_of_inputs(OUTPUTS) == 2 ? group * COLUMNS * kBoxBytes : 0;
   int slot = 0;
   uint32_t parity = 0;
   for (int k_tile = work.begin; k_tile < work.end; ++k_tile) {
@@ -184,13 +197,12 @@ __device__ void multiply(const Params& p, const Shared<COLUMNS, OUTPUTS>& shared
     for (int t = 0; t < TILES; ++t) pin(sums[t]);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < kBoxInputs; i += 16)
+    for (int i = 0; i < kBoxBytes; i += 32)  // the bytes of a row that an instruction takes
 #pragma unroll
       for (int t = 0; t < TILES; ++t)  // 64 rows of weights are 8,192 bytes
-        wgmma_scores(
-            sums[t],
-            matrix_descriptor(shared.weights(slot) + (group * TILES + t) * 8192 + i * 2, 16),
-            matrix_descriptor(shared.x(slot) + rows_at + i * 2, 16), k_tile > work.begin || i > 0);
+        multiply_add<T>(
+            sums[t], matrix_descriptor(shared.weights(slot) + (group * TILES + t) * 8192 + i, 16),
+            matrix_descriptor(shared.x(slot) + rows_at + i, 16), k_tile > work.begin || i > 0);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -226,8 +238,15 @@ __device__ __forceinline__ void add8(const bf16* from, float (&to)[8]) {
   for (int i = 0; i < 8; ++i) to[i] += values[i];
 }
 
+__device__ __forceinline__ void scale8(const float* scales, float row_scale, float (&to)[8]) {
+  float values[8];
+  load8(scales, values);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] *= values[i] * row_scale;
+}
+
 // Writes this block's share of the rows, with the epilogue.
-template <int COLUMNS, int OUTPUTS>
+template <typename T, int COLUMNS, int OUTPUTS>
 __device__ void finish(const Params& p, const BlockWork& work, const float* sums) {
   const int outputs = p.groups * (p.silu ? 8 : 16);  // of the block
   const int eights = outputs / 8, first = work.tile * outputs;
@@ -241,10 +260,12 @@ __device__ void finish(const Params& p, const BlockWork& work, const float* sums
         base + static_cast<uint32_t>(row * sums_stride(OUTPUTS) + eight * (p.silu ? 16 : 8)) * 4;
     float values[8];
     add_partials<COLUMNS, OUTPUTS>(p, from, values);
+    if constexpr (sizeof(T) == 1) scale8(p.weight_scales + output, p.x_scales[row], values);
     if (p.bias != nullptr) add8(p.bias + output, values);
     if (p.silu) {
       float up[8];
       add_partials<COLUMNS, OUTPUTS>(p, from + 32, up);
+      if constexpr (sizeof(T) == 1) scale8(p.weight_scales + p.out + output, p.x_scales[row], up);
       if (p.bias != nullptr) add8(p.bias + p.out + output, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) values[j] = silu(values[j]) * up[j];
@@ -258,14 +279,14 @@ __device__ void finish(const Params& p, const BlockWork& work, const float* sums
   }
 }
 
-template <int COLUMNS, int OUTPUTS>
+template <typename T, int COLUMNS, int OUTPUTS>
 __global__ void __launch_bounds__(kThreads, 2)
     gemm_small_batch_kernel(const __grid_constant__ CUtensorMap weights_map,
                             const __grid_constant__ CUtensorMap x_map, const Params p) {
   extern __shared__ char raw[];
   const Shared<COLUMNS, OUTPUTS> shared(raw, p);
   const BlockWork work(p);
-  const Fetcher<COLUMNS, OUTPUTS> fetcher{p, shared, work, weights_map, x_map};
+  const Fetcher<T, COLUMNS, OUTPUTS> fetcher{p, shared, work, weights_map, x_map};
   const bool fetches = threadIdx.x == kMathThreads;
   release_next();
   if (fetches) {
@@ -284,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   } else if (threadIdx.x < kMathThreads) {
     constexpr int kTiles = Shared<COLUMNS, OUTPUTS>::kTiles;
     float sums[kTiles][COLUMNS / 2];
-    multiply<COLUMNS, OUTPUTS>(p, shared, work, sums);
+    multiply<T, COLUMNS, OUTPUTS>(p, shared, work, sums);
     named_barrier_sync(1, kMathThreads);  // no warp reads the stages any more
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int group_at = groups_of_inputs(OUTPUTS) == 2 ? warp / 4 * COLUMNS * sums_stride(OUTPUTS)
@@ -304,24 +325,32 @@ __global__ void __launch_bounds__(kThreads, 2)
     cluster_sync();
   else
     __syncthreads();
-  if (threadIdx.x < kMathThreads) finish<COLUMNS, OUTPUTS>(p, work, shared.sums());
+  if (threadIdx.x < kMathThreads) finish<T, COLUMNS, OUTPUTS>(p, work, shared.sums());
   __syncwarp();
   if (p.splits > 1) cluster_sync();  // no block reads this block's sums any more
 }
 
 // --- on the host ---
 
-int columns_for(int rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+bool is_e4m3(const LinearArgs& args) { return args.weight_scales != nullptr; }
+int element_bytes(const LinearArgs& args) { return is_e4m3(args) ? 1 : 2; }
 
-int outputs_for(const SmallBatchConfig& config) { return config.groups <= 4 ? 64 : 256; }
+int columns_for(int rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : 128; }
+
+// More than 64 columns leave registers for 64 outputs in a warp group.
+int most_groups(int columns) { return columns > 64 ? 8 : 16; }
+int outputs_for(int columns, const SmallBatchConfig& config) {
+  return config.groups <= 4 ? 64 : columns > 64 ? 128 : 256;
+}
 
 // The number of stages that fit; 0 where too few do.
 int num_stages(int columns, const SmallBatchConfig& config, const DeviceTraits& traits) {
   const auto most = static_cast<size_t>(traits.shared_bytes_per_block);
   const size_t room = config.half_shared ? (most + kReservedShared) / 2 - kReservedShared : most;
-  const size_t fixed = 1024 + sizeof(Barriers), k_tile = stage_bytes(columns, outputs_for(config));
+  const int outputs = outputs_for(columns, config);
+  const size_t fixed = 1024 + sizeof(Barriers), k_tile = stage_bytes(columns, outputs);
   const size_t fit = (room - fixed) / k_tile;
-  if (fit < kMinStages || fit * k_tile < sums_bytes(columns, outputs_for(config))) return 0;
+  if (fit < kMinStages || fit * k_tile < sums_bytes(columns, outputs)) return 0;
   return std::min(static_cast<int>(fit), kMaxStages);
 }
 
@@ -330,16 +359,17 @@ int num_tiles(const LinearArgs& args, const SmallBatchConfig& config) {
   return (num_groups(args) + config.groups - 1) / config.groups;
 }
 int num_k_tiles(const LinearArgs& args, const SmallBatchConfig& config) {
-  const int inputs = k_tile_inputs(outputs_for(config));
+  const int inputs =
+      k_tile_bytes(outputs_for(columns_for(args.rows), config)) / element_bytes(args);
   return (args.in_features + inputs - 1) / inputs;
 }
 
-template <int COLUMNS, int OUTPUTS>
+template <typename T, int COLUMNS, int OUTPUTS>
 Status start(const CUtensorMap& weights, const CUtensorMap& x, const Params& params, int blocks,
              const LaunchOptions& launch) {
   const size_t bytes = 1024 + sizeof(Barriers) +
                        static_cast<size_t>(params.num_stages) * stage_bytes(COLUMNS, OUTPUTS);
-  auto* kernel = gemm_small_batch_kernel<COLUMNS, OUTPUTS>;
+  auto* kernel = gemm_small_batch_kernel<T, COLUMNS, OUTPUTS>;
   ESP_RETURN_IF_ERROR(allow_shared("linear", kernel, bytes));
   return launch_clusters("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
                          params.splits, bytes, launch, weights, x, params);
@@ -352,15 +382,16 @@ std::optional<SmallBatchConfig> small_batch_config(const LinearArgs& args,
   // As many groups in a block as make all blocks fill the multiprocessors evenly: once, or, where
   // that is too much for a block, two at a time and several times over. Blocks of one or two groups
   // would fetch too much of x, so two of them have twice as many groups and half of the inputs.
+  const int most = most_groups(columns_for(args.rows));
   const auto config_of = [&](int splits, bool half) {
     const int blocks_at_once = traits.num_multiprocessors * (half ? 2 : 1) / splits;
-    const int waves = (num_groups(args) + 16 * blocks_at_once - 1) / (16 * blocks_at_once);
+    const int waves = (num_groups(args) + most * blocks_at_once - 1) / (most * blocks_at_once);
     return SmallBatchConfig{
         .groups = (num_groups(args) + waves * blocks_at_once - 1) / (waves * blocks_at_once),
         .splits = splits,
         .half_shared = half};
   };
-  const bool once = num_groups(args) <= 16 * traits.num_multiprocessors;
+  const bool once = num_groups(args) <= most * traits.num_multiprocessors;
   SmallBatchConfig config = config_of(1, !once);
   if (config.groups <= 2 && num_k_tiles(args, config) >= 4) config = config_of(2, false);
   if (!gemm_small_batch_supports(args, config, traits)) return {};
@@ -372,10 +403,14 @@ bool gemm_small_batch_supports(const LinearArgs& args, const SmallBatchConfig& c
   const int64_t of_16_bytes = args.out_type == DType::kFloat32 ? 4 : 8;
   return traits.compute_capability == 90 && tensor_map_encoder() != nullptr &&
          args.type == DType::kBFloat16 && args.norm_weight == nullptr && args.rows > 0 &&
-         args.rows <= kSmallBatchRows && config.groups >= 1 && config.groups <= 16 &&
+         args.rows <= (is_e4m3(args) ? kSmallBatchRowsE4m3 : kSmallBatchRows) &&
+         is_e4m3(args) == (args.x_scales != nullptr) && config.groups >= 1 &&
+         config.groups <= most_groups(columns_for(args.rows)) &&
          (config.splits == 1 || config.splits == 2) && num_k_tiles(args, config) >= config.splits &&
-         num_stages(columns_for(args.rows), config, traits) > 0 && args.in_features % 8 == 0 &&
-         args.out_features % (args.silu_mul ? 8 : 16) == 0 && args.x_stride % 8 == 0 &&
+         num_stages(columns_for(args.rows), config, traits) > 0 &&
+         args.in_features * element_bytes(args) % 16 == 0 &&
+         args.out_features % (args.silu_mul ? 8 : 16) == 0 &&
+         args.x_stride * element_bytes(args) % 16 == 0 && aligned(args.weight_scales, 16) &&
          args.y_stride % of_16_bytes == 0 && aligned(args.x, 16) && aligned(args.weights, 16) &&
          aligned(args.y, 16) && aligned(args.bias, 16) && aligned(args.residual, 16);
 }
@@ -385,20 +420,27 @@ Status gemm_small_batch(const LinearArgs& args, const SmallBatchConfig& config,
   const int columns = columns_for(args.rows);
   const auto in = static_cast<uint64_t>(args.in_features);
   const auto out = static_cast<uint64_t>(args.out_features);
+  const auto size = static_cast<uint64_t>(element_bytes(args));
+  const auto type =
+      is_e4m3(args) ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto box_inputs = static_cast<uint32_t>(kBoxBytes / size);
   CUtensorMap weights{}, x{};
   // [groups of 16][gate and up, or twice eight][8][in].
-  const uint64_t eight = 8 * in * 2;
+  const uint64_t eight = 8 * in * size;
   ESP_RETURN_IF_ERROR(encode_tensor_map<4>(
       "linear", weights, args.weights, {in, 8, 2, args.silu_mul ? out / 8 : out / 16},
-      {in * 2, args.silu_mul ? out * in * 2 : eight, args.silu_mul ? eight : 2 * eight},
-      {kBoxInputs, 8, 2, static_cast<uint32_t>(config.groups)}));
-  ESP_RETURN_IF_ERROR(encode_tensor_map<2>(
-      "linear", x, args.x, {in, static_cast<uint64_t>(args.rows)},
-      {static_cast<uint64_t>(args.x_stride) * 2}, {kBoxInputs, static_cast<uint32_t>(columns)}));
+      {in * size, args.silu_mul ? out * in * size : eight, args.silu_mul ? eight : 2 * eight},
+      {box_inputs, 8, 2, static_cast<uint32_t>(config.groups)}, type));
+  ESP_RETURN_IF_ERROR(encode_tensor_map<2>("linear", x, args.x,
+                                           {in, static_cast<uint64_t>(args.rows)},
+                                           {static_cast<uint64_t>(args.x_stride) * size},
+                                           {box_inputs, static_cast<uint32_t>(columns)}, type));
   const Params params{.y = args.y,
                       .y_stride = args.y_stride,
                       .bias = static_cast<const bf16*>(args.bias),
                       .residual = static_cast<const bf16*>(args.residual),
+                      .x_scales = args.x_scales,
+                      .weight_scales = args.weight_scales,
                       .rows = args.rows,
                       .out = args.out_features,
                       .k_tiles = num_k_tiles(args, config),
@@ -408,13 +450,20 @@ Status gemm_small_batch(const LinearArgs& args, const SmallBatchConfig& config,
                       .silu = args.silu_mul,
                       .float_out = args.out_type == DType::kFloat32};
   const int blocks = num_tiles(args, config) * config.splits;
-  const auto start_outputs = [&]<int COLUMNS>() {
-    return outputs_for(config) == 64 ? start<COLUMNS, 64>(weights, x, params, blocks, launch)
-                                     : start<COLUMNS, 256>(weights, x, params, blocks, launch);
+  const int outputs = outputs_for(columns, config);
+  const auto start_columns = [&]<typename T, int COLUMNS>() {
+    constexpr int kMost = COLUMNS > 64 ? 128 : 256;
+    return outputs == 64 ? start<T, COLUMNS, 64>(weights, x, params, blocks, launch)
+                         : start<T, COLUMNS, kMost>(weights, x, params, blocks, launch);
   };
-  if (columns == 16) return start_outputs.template operator()<16>();
-  if (columns == 32) return start_outputs.template operator()<32>();
-  return start_outputs.template operator()<64>();
+  const auto start_of = [&]<typename T>() {
+    if (columns == 16) return start_columns.template operator()<T, 16>();
+    if (columns == 32) return start_columns.template operator()<T, 32>();
+    return start_columns.template operator()<T, 64>();
+  };
+  if (!is_e4m3(args)) return start_of.template operator()<bf16>();
+  if (columns == 128) return start_columns.template operator()<E4m3, 128>();
+  return start_of.template operator()<E4m3>();
 }
 
 }  // namespace espalier::kernels::cuda

@@ -1,5 +1,5 @@
-// GEMM for 3 to 64 rows. Internal to kernels/linear: Linear::run() chooses the kernel. Thread-safe;
-// requirements of pointers as in cuda.h.
+// GEMM for few rows, of bfloat16 or of e4m3. Internal to kernels/linear: Linear::run() chooses the
+// kernel. Thread-safe; requirements of pointers as in cuda.h.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace espalier::kernels::cuda {
 
-// The largest number of rows.
-inline constexpr int32_t kSmallBatchRows = 64;
+// The largest numbers of rows.
+inline constexpr int32_t kSmallBatchRows = 64, kSmallBatchRowsE4m3 = 128;
 
 // How the GEMM is divided among blocks.
 struct SmallBatchConfig {
@@ -28,7 +28,7 @@ std::optional<SmallBatchConfig> small_batch_config(const LinearArgs& args,
                                                    const DeviceTraits& traits);
 
 // Whether gemm_small_batch() supports these arguments in this configuration. REQUIRES: norm_weight
-// is null.
+// is null; with weight_scales x is e4m3 already.
 bool gemm_small_batch_supports(const LinearArgs& args, const SmallBatchConfig& config,
                                const DeviceTraits& traits);
 

@@ -11,6 +11,7 @@
 #include "kernels/linear/gemm_small_batch.h"
 #include "kernels/linear/gemv.h"
 #include "kernels/linear/linear_tuning.h"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/linear/tuned_kernels.h"
 #include "kernels/norm/cuda.h"
 
@@ -30,6 +31,13 @@ Status check(const LinearArgs& args) {
       args.out_features % 8 != 0)
     return invalid_argument("linear: {} rows of {} x {}, but both features must be multiples of 8",
                             args.rows, args.out_features, args.in_features);
+  if (args.weight_scales != nullptr &&
+      (args.type != DType::kBFloat16 || args.in_features % kQuantizedRowMultiple != 0 ||
+       args.out_features % kQuantizedRowMultiple != 0))
+    return invalid_argument(
+        "linear: {} x {} weights of e4m3, but both features must be multiples of {} and the other "
+        "type BF16",
+        args.out_features, args.in_features, kQuantizedRowMultiple);
   if (args.silu_mul && (args.residual != nullptr || args.out_type != args.type))
     return error(StatusCode::kUnimplemented,
                  "linear: silu_mul takes no residual and no other output type");
@@ -39,23 +47,30 @@ Status check(const LinearArgs& args) {
   return {};
 }
 
-// Scratch behind cuBLASLt's part of the workspace: [norm(x)] and [gate | up].
-size_t norm_bytes(const LinearArgs& args) {
-  if (args.norm_weight == nullptr) return 0;
-  return round_up(static_cast<size_t>(args.rows) * static_cast<size_t>(args.in_features) *
-                  dtype_size(args.type));
+// Scratch behind cuBLASLt's part of the workspace: the rows that the GEMM reads where they are not
+// x itself, [norm(x)] or of e4m3 [x, scales]; then the rows that it writes where they are not y:
+// [gate | up], or of e4m3 those to which the residual is added afterwards.
+bool is_e4m3(const LinearArgs& args) { return args.weight_scales != nullptr; }
+size_t bytes_of(int64_t rows, int64_t features, DType type) {
+  return round_up(static_cast<size_t>(rows * features) * dtype_size(type));
+}
+size_t e4m3_bytes(const LinearArgs& args) {
+  return round_up(static_cast<size_t>(args.rows) * static_cast<size_t>(args.in_features));
+}
+size_t input_bytes(const LinearArgs& args) {
+  if (is_e4m3(args)) return e4m3_bytes(args) + bytes_of(args.rows, 1, DType::kFloat32);
+  return bytes_of(args.rows, args.in_features, args.type);
 }
 size_t scratch_bytes(const LinearArgs& args) {
-  size_t bytes = norm_bytes(args);
-  if (args.silu_mul)
-    bytes += round_up(static_cast<size_t>(args.rows) * 2 * static_cast<size_t>(args.out_features) *
-                      dtype_size(args.type));
+  size_t bytes = is_e4m3(args) || args.norm_weight != nullptr ? input_bytes(args) : 0;
+  if (args.silu_mul || is_e4m3(args)) bytes += bytes_of(args.rows, gemm_outputs(args), args.type);
   return bytes;
 }
+char* scratch_of(void* workspace) { return static_cast<char*>(workspace) + kCublasLtBytes; }
 
 Status norm_first(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
   if (args.norm_weight == nullptr) return {};
-  void* normed = static_cast<char*>(workspace) + kCublasLtBytes;
+  void* normed = scratch_of(workspace);
   ESP_RETURN_IF_ERROR(rms_norm({.type = args.type,
                                 .x = args.x,
                                 .x_stride = args.x_stride,
@@ -71,13 +86,38 @@ Status norm_first(LinearArgs& args, void* workspace, const LaunchOptions& launch
   return {};
 }
 
-// The scratch for [gate | up] rows; where norm_first() ran, x is at the front of the scratch.
-void* gate_up_scratch(const LinearArgs& args, void* workspace) {
-  char* scratch = static_cast<char*>(workspace) + kCublasLtBytes;
-  return args.x == scratch
-             ? scratch + round_up(static_cast<size_t>(args.rows) *
-                                  static_cast<size_t>(args.in_features) * dtype_size(args.type))
-             : scratch;
+// The rows as e4m3, normalised on the way.
+Status quantize_first(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
+  if (args.x_scales != nullptr) return {};
+  auto* rows = reinterpret_cast<uint8_t*>(scratch_of(workspace));
+  auto* scales = reinterpret_cast<float*>(rows + e4m3_bytes(args));
+  ESP_RETURN_IF_ERROR(quantize_rows({.type = args.type,
+                                     .x = args.x,
+                                     .x_stride = args.x_stride,
+                                     .norm_weight = args.norm_weight,
+                                     .norm_epsilon = args.norm_epsilon,
+                                     .y = rows,
+                                     .scales = scales,
+                                     .rows = args.rows,
+                                     .dim = args.in_features},
+                                    launch));
+  args.x = rows;
+  args.x_stride = args.in_features;
+  args.x_scales = scales;
+  args.norm_weight = nullptr;
+  return {};
+}
+
+// What the GEMM reads, ready.
+Status prepare(LinearArgs& args, void* workspace, const LaunchOptions& launch) {
+  return is_e4m3(args) ? quantize_first(args, workspace, launch)
+                       : norm_first(args, workspace, launch);
+}
+
+// The scratch for the rows that a GEMM writes; behind those that prepare() made, if it made any.
+void* output_scratch(const LinearArgs& args, void* workspace) {
+  char* scratch = scratch_of(workspace);
+  return args.x == scratch ? scratch + input_bytes(args) : scratch;
 }
 
 // y = silu(gate) * up from the [gate | up] rows of a GEMM.
@@ -93,6 +133,14 @@ Status silu_mul_rows(const LinearArgs& args, void* gate_up, const LaunchOptions&
                    .rows = args.rows,
                    .dim = args.out_features},
                   launch);
+}
+
+// The configuration of gemm_small_batch that is measured. Others look 5 % better alone and are not
+// in a layer, where the next kernel's first weights come meanwhile.
+std::optional<SmallBatchConfig> batch_candidate(const LinearArgs& args,
+                                                const DeviceTraits& traits) {
+  if (args.rows <= kSmallRows && !is_e4m3(args)) return std::nullopt;
+  return small_batch_config(args, traits);
 }
 
 class LinearImpl final : public Linear {
@@ -142,7 +190,7 @@ class LinearImpl final : public Linear {
              const LaunchOptions& launch) override {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
-    const TunedKernel kernel = tuned_.nearest(args);
+    TunedKernel kernel = tuned_.nearest(args);
     const bool own = !kernel.algorithm && !kernel.batch;
     if (own && use_gemv(args)) return gemv(args, traits_, launch);
     if (workspace_bytes < kCublasLtBytes + scratch_bytes(args))
@@ -150,8 +198,10 @@ class LinearImpl final : public Linear {
                               workspace_bytes, args.rows, args.out_features, args.in_features,
                               kCublasLtBytes + scratch_bytes(args));
     LinearArgs gemm = args;
-    ESP_RETURN_IF_ERROR(norm_first(gemm, workspace, launch));
+    ESP_RETURN_IF_ERROR(prepare(gemm, workspace, launch));
     if (own && use_gemv(gemm)) return gemv(gemm, traits_, launch);
+    if (own && is_e4m3(gemm) && !library_->row_invariant())
+      kernel.batch = small_batch_config(gemm, traits_);
     if (kernel.batch && gemm_small_batch_supports(gemm, *kernel.batch, traits_))
       return gemm_small_batch(gemm, *kernel.batch, traits_, launch);
     return cublaslt_matmul(gemm, kernel.algorithm, workspace, {.stream = launch.stream});
@@ -159,14 +209,14 @@ class LinearImpl final : public Linear {
 
  private:
   bool use_gemv(const LinearArgs& args) const {
-    return !library_->row_invariant() && gemv_supports(args, traits_);
+    return !library_->row_invariant() && !is_e4m3(args) && gemv_supports(args, traits_);
   }
 
   // Runs the GEMM on cuBLASLt. Without an algorithm it takes cuBLASLt's first proposal and
   // remembers it.
   Status cublaslt_matmul(const LinearArgs& args, std::optional<CublasLt::Algorithm> algorithm,
                          void* workspace, const LaunchOptions& launch) {
-    void* y = args.silu_mul ? gate_up_scratch(args, workspace) : args.y;
+    void* y = args.silu_mul ? output_scratch(args, workspace) : args.y;
     const bool row_invariant = library_->row_invariant();
     const auto propose = [&]() -> Result<CublasLt::Algorithm> {
       if (row_invariant) return library_->standard(args);
@@ -174,18 +224,48 @@ class LinearImpl final : public Linear {
       return proposals.front();
     };
     if (!algorithm) {
-      ESP_ASSIGN_OR_RETURN(algorithm, propose());
+      auto proposal = propose();
+      if (!proposal && is_e4m3(args) && args.residual != nullptr)
+        return add_afterwards(args, workspace, launch);
+      ESP_ASSIGN_OR_RETURN(algorithm, std::move(proposal));
       tuned_.set(args, {.algorithm = algorithm});
     }
     Status status = library_->multiply(args, *algorithm, y, workspace, launch.stream);
     if (!status.ok()) {  // the algorithm of another number of rows may not support these
-      ESP_ASSIGN_OR_RETURN(const auto proposal, propose());
-      status = library_->multiply(args, proposal, y, workspace, launch.stream);
-      if (!row_invariant) tuned_.set(args, {.algorithm = proposal});
+      auto proposal = propose();
+      if (!proposal && is_e4m3(args) && args.residual != nullptr)
+        return add_afterwards(args, workspace, launch);
+      if (!proposal) return proposal.error();
+      status = library_->multiply(args, *proposal, y, workspace, launch.stream);
+      if (!row_invariant) tuned_.set(args, {.algorithm = *proposal});
     }
     ESP_RETURN_IF_ERROR(std::move(status));
     if (!args.silu_mul) return {};
     return silu_mul_rows(args, y, launch);
+  }
+
+  // cuBLASLt has no GEMM of e4m3 with a residual for some shapes: without it, then the sum.
+  Status add_afterwards(const LinearArgs& args, void* workspace, const LaunchOptions& launch) {
+    LinearArgs plain = args;
+    plain.residual = nullptr;
+    plain.y = output_scratch(args, workspace);
+    plain.y_stride = args.out_features;
+    ESP_RETURN_IF_ERROR(cublaslt_matmul(plain, {}, workspace, launch));
+    const size_t bytes = static_cast<size_t>(args.out_features) * dtype_size(args.type);
+    const auto pitch = static_cast<size_t>(args.y_stride) * dtype_size(args.type);
+    if (args.residual != args.y)
+      ESP_RETURN_IF_ERROR(cuda_status(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, bytes,
+                                                        static_cast<size_t>(args.rows),
+                                                        cudaMemcpyDeviceToDevice, launch.stream),
+                                      "linear: residual"));
+    return add_scaled({.type = args.type,
+                       .x = plain.y,
+                       .x_stride = plain.y_stride,
+                       .y = args.y,
+                       .y_stride = args.y_stride,
+                       .rows = args.rows,
+                       .dim = args.out_features},
+                      {.stream = launch.stream});
   }
 
   // compared: rows that the pointers of args have room for, to compare bits on.
@@ -194,9 +274,19 @@ class LinearImpl final : public Linear {
     if (workspace_bytes < kCublasLtBytes + scratch_bytes(args))
       return invalid_argument("linear: tuning {} rows needs a workspace of {} bytes", args.rows,
                               kCublasLtBytes + scratch_bytes(args));
-    LinearArgs plain = args;  // the GEMM alone; its output may be overwritten
+    // The GEMM alone, whose output may be overwritten; the rows of e4m3 are made anew each time,
+    // since the measurements overwrite the workspace.
+    LinearArgs plain = args;
     const LaunchOptions launch{.stream = stream};
-    ESP_ASSIGN_OR_RETURN(auto algorithms, tuning_candidates(*library_, plain));
+    plain.rows = std::max(plain.rows, compared);
+    ESP_RETURN_IF_ERROR(prepare(plain, workspace, launch));
+    plain.rows = args.rows;
+    std::vector<CublasLt::Algorithm> algorithms;
+    if (auto found = tuning_candidates(*library_, plain); found) {
+      algorithms = *std::move(found);
+    } else if (!is_e4m3(args) || args.residual == nullptr) {
+      return found.error();
+    }
     if (library_->row_invariant()) {
       ESP_ASSIGN_OR_RETURN(algorithms, same_bits(*library_, plain, compared, std::move(algorithms),
                                                  workspace, stream));
@@ -204,14 +294,24 @@ class LinearImpl final : public Linear {
     TunedKernel best;
     std::optional<float> best_ms;
     for (const auto& algorithm : algorithms) {
-      const auto ms = time_ms([&] { return cublaslt_matmul(plain, algorithm, workspace, launch); },
-                              workspace, workspace_bytes, stream);
+      const auto ms = time_ms(
+          [&]() -> Status {
+            LinearArgs gemm = args;
+            ESP_RETURN_IF_ERROR(prepare(gemm, workspace, launch));
+            return cublaslt_matmul(gemm, algorithm, workspace, launch);
+          },
+          workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms < *best_ms)) best_ms = ms, best = {.algorithm = algorithm};
     }
-    const auto config = small_batch_config(args, traits_);
-    if (config && !library_->row_invariant() && args.rows > kSmallRows) {
-      const auto ms = time_ms([&] { return gemm_small_batch(args, *config, traits_, launch); },
-                              workspace, workspace_bytes, stream);
+    if (library_->row_invariant()) return keep(args, best, best_ms);
+    if (const auto config = batch_candidate(plain, traits_)) {
+      const auto ms = time_ms(
+          [&]() -> Status {
+            LinearArgs gemm = args;
+            ESP_RETURN_IF_ERROR(prepare(gemm, workspace, launch));
+            return gemm_small_batch(gemm, *config, traits_, launch);
+          },
+          workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms - kPdlGainMs < *best_ms)) {
         best_ms = *ms - kPdlGainMs;
         best = {.batch = *config};
@@ -222,6 +322,10 @@ class LinearImpl final : public Linear {
           time_ms([&] { return gemv(args, traits_, launch); }, workspace, workspace_bytes, stream);
       if (ms && (!best_ms || *ms <= *best_ms)) best_ms = ms, best = {};
     }
+    return keep(args, best, best_ms);
+  }
+
+  Status keep(const LinearArgs& args, const TunedKernel& best, std::optional<float> best_ms) {
     ESP_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "linear: tuning"));
     if (!best_ms)
       return error(StatusCode::kInternal,
@@ -244,6 +348,11 @@ std::filesystem::path default_linear_cache() {
   const char* home = std::getenv("HOME");
   if (home == nullptr || *home == 0) return {};
   return std::filesystem::path(home) / ".cache" / "espalier";
+}
+
+Result<bool> Linear::multiplies_e4m3() {
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  return traits.compute_capability == 90;
 }
 
 Result<std::unique_ptr<Linear>> Linear::create(const LinearOptions& options) {

@@ -33,7 +33,7 @@ std::string text_of(const TunedKernel& kernel) {
 }  // namespace
 
 LinearShape shape_of(const LinearArgs& args) {
-  return {.type = static_cast<int>(args.type),
+  return {.type = args.weight_scales != nullptr ? kE4m3Shape : static_cast<int>(args.type),
           .out_type = static_cast<int>(args.silu_mul ? args.type : args.out_type),
           .in = args.in_features,
           .out = gemm_outputs(args),

@@ -17,6 +17,8 @@
 
 namespace espalier::kernels::cuda {
 
+inline constexpr int kE4m3Shape = 8;  // LinearShape::type of e4m3; no DType has it
+
 // What a kernel is chosen by, besides the number of rows.
 struct LinearShape {
   int type = 0, out_type = 0, in = 0, out = 0, bias = 0, residual = 0;

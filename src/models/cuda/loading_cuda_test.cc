@@ -1,12 +1,18 @@
 // Quantised checkpoints and shards on the GPU.
 #include <gtest/gtest.h>
 
+#include <fmt/ranges.h>
+
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "base/rng.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/temp_folder.h"
 #include "models/cuda/test_model.h"
 #include "models/cuda/weights.h"
@@ -140,6 +146,103 @@ TEST(ShardCuda, OfQuantisedBlocks) {
     TempFolder folder;
     expect_shards_of_whole(
         {.path = folder.write("model.gguf", quantized::gguf_of(formats, 3)), .dtype = "float32"});
+  }
+}
+
+// A model's checkpoint with the matrices of its layers as codes and scales, which are no multiples
+// of the largest magnitude: rounding anew would change them.
+struct E4m3Checkpoint {
+  TempFolder folder;
+  std::map<std::string, std::vector<uint8_t>> codes;
+  std::map<std::string, std::vector<float>> scales;  // of rows, or one
+};
+
+void write_e4m3(const golden::Golden& golden, bool of_rows, E4m3Checkpoint& out) {
+  std::ifstream file(golden.folder / "config.json");
+  std::string config(std::istreambuf_iterator<char>(file), {});
+  config.insert(config.find('{') + 1,
+                R"("quantization_config": {"quant_method": "compressed-tensors",
+                   "format": "float-quantized",
+                   "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, )");
+  out.folder.write("config.json", config);
+  const auto checkpoint = Checkpoint::open(golden.folder);
+  ASSERT_TRUE(checkpoint) << checkpoint.error().to_string();
+  std::string header, data;
+  const auto add = [&](const std::string& name, std::string_view type,
+                       const std::vector<int64_t>& shape, std::span<const std::byte> bytes) {
+    header += fmt::format(R"({}"{}": {{"dtype": "{}", "shape": [{}], "data_offsets": [{}, {}]}})",
+                          header.empty() ? "{" : ", ", name, type, fmt::join(shape, ", "),
+                          data.size(), data.size() + bytes.size());
+    data.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  Rng rng(5);
+  for (const CheckpointTensor& tensor : checkpoint->tensors()) {
+    const bool of_layer =
+        tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
+    if (!of_layer) {
+      add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
+      continue;
+    }
+    std::vector<uint8_t>& codes = out.codes[tensor.name];
+    for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+      const uint64_t drawn = rng.below(0x60);  // up to 120, so no row reaches 448
+      codes.push_back(static_cast<uint8_t>(drawn | (rng.below(2) << 7)));
+    }
+    std::vector<float>& scales = out.scales[tensor.name];
+    for (int64_t row = 0; row < (of_rows ? tensor.shape[0] : 1); ++row) {
+      scales.push_back(1e-3f * (1 + static_cast<float>(rng.below(1000)) / 777));
+    }
+    add(tensor.name, "F8_E4M3", tensor.shape, std::as_bytes(std::span(codes)));
+    const std::string stem = tensor.name.substr(0, tensor.name.size() - std::strlen("weight"));
+    add(stem + "weight_scale", "F32", {std::ssize(scales), 1}, std::as_bytes(std::span(scales)));
+  }
+  out.folder.write("model.safetensors", safetensors_bytes(header + "}", data));
+}
+
+// Codes and scales reach the device as they are stored, and so does what they are multiplied to.
+TEST(E4m3Cuda, ACheckpointsCodesStayAsTheyAre) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("llama_tied_llama3");
+  for (const bool of_rows : {true, false}) {
+    SCOPED_TRACE(of_rows);
+    E4m3Checkpoint stored;
+    ASSERT_NO_FATAL_FAILURE(write_e4m3(golden, of_rows, stored));
+    const ModelLoadOptions options{.path = stored.folder.path()};
+    auto plan = plan_model(options);
+    ASSERT_TRUE(plan) << plan.error().to_string();
+    const WeightLayout layout = weight_layout(plan->spec);
+    const auto stream = cuda::Stream::create();
+    WeightTypes types = DType::kBFloat16;
+    types.keep_blocks = true;
+    auto pending = load_cuda_weights(plan->spec, layout, types, options);
+    ASSERT_TRUE(pending) << pending.error().to_string();
+    ASSERT_TRUE(pending->loader->finish().ok());
+    const CudaWeight& qkv = pending->weights.at({WeightKind::kQkv, 0});
+    ASSERT_NE(qkv.scales, nullptr);
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+    for (const WeightBlock& block : layout.layers[0].qkv.blocks) {
+      const auto& own = stored.codes.at(block.name);
+      codes.insert(codes.end(), own.begin(), own.end());
+      for (int64_t row = 0; row < block.rows; ++row) {
+        scales.push_back(stored.scales.at(block.name)[of_rows ? static_cast<size_t>(row) : 0]);
+      }
+    }
+    std::vector<uint8_t> got(codes.size());
+    EXPECT_TRUE(cuda::copy_to_host(got.data(), qkv.data, std::ssize(got), *stream).ok());
+    EXPECT_TRUE(stream->synchronize().ok());
+    EXPECT_EQ(got, codes);
+    const CudaWeight of_scales{.data = qkv.scales};
+    EXPECT_EQ(read_device(of_scales, std::ssize(scales), *stream), scales);
+
+    WorkPool pool(2);
+    const auto numbers = load_model({.path = options.path, .dtype = "float32", .pool = &pool});
+    ASSERT_TRUE(numbers) << numbers.error().to_string();
+    auto decoder = CudaDecoder::load(options);
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    CudaTestModel model(std::move(*decoder));
+    const auto expected = quantized::run(**numbers, KvType::kFloat32, 32);
+    EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), expected), 0.15);
   }
 }
 

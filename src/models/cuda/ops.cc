@@ -140,7 +140,8 @@ Status run_score(CudaContext& c, const Op& op) {
                    c.launch(op));
 }
 
-// Few rows are normalised on their way into the GEMM; more are first, to the second output.
+// Few rows are normalised on their way into the GEMM, as are rows that are rounded to e4m3; others
+// are first, to the second output.
 Status run_matmul(CudaContext& c, const Op& op) {
   if (!is_gemm(op)) return run_score(c, op);
   const auto& matmul = op.as<program::Matmul>();
@@ -153,7 +154,9 @@ Status run_matmul(CudaContext& c, const Op& op) {
   args.x = c.read(op.inputs[0]);
   args.x_stride = c.stride(op.inputs[0]);
   if (!matmul.norm) return c.linear(args, op);
-  if (args.rows <= kc::kSmallRows && args.in_features <= kWidestFusedNorm) {
+  const bool rms = matmul.norm->spec.kind == NormSpec::Kind::kRms;
+  const bool rounded = args.weight_scales != nullptr && rms;  // with the rounding of the rows
+  if (rounded || (args.rows <= kc::kSmallRows && args.in_features <= kWidestFusedNorm)) {
     args.norm_weight = c.weights().data(matmul.norm->weight);
     args.norm_epsilon = matmul.norm->spec.epsilon;
     return c.linear(args, op);
@@ -252,6 +255,7 @@ kc::LinearArgs matmul_shape(const CudaWeights& weights, const program::Matmul& m
           .out_features = outputs,
           .x_stride = weight.in_features,
           .weights = weight.data,
+          .weight_scales = weight.scales,
           .y_stride = outputs,
           .silu_mul = silu_mul};
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -73,9 +74,11 @@ class Inputs {
   std::vector<int32_t> pages_;
 };
 
-std::string record(const std::string& name, DType type, bool deterministic) {
+std::string record(const std::string& name, DType type, bool deterministic, bool e4m3 = false) {
   const golden::Golden golden = golden::read(name);
-  auto loaded = CudaDecoder::load(ModelPlan{golden.spec, type},
+  ModelPlan plan{golden.spec, type};
+  plan.weights.e4m3 = e4m3;
+  auto loaded = CudaDecoder::load(std::move(plan),
                                   {.path = golden.folder, .format = LoadFormat::kDummy});
   if (!loaded) return loaded.error().to_string() + "\n";
   CudaDecoder& decoder = **loaded;
@@ -124,6 +127,30 @@ TEST_P(CudaLaunches, AreThoseOfTheGolden) {
 
 INSTANTIATE_TEST_SUITE_P(All, CudaLaunches, testing::ValuesIn(golden::names()),
                          [](const auto& tested) { return tested.param; });
+
+// The layers' GEMMs get their scales and take the norms in front of them; one token starts kernels
+// early and has no megakernel, whose weights are bfloat16.
+TEST(CudaLaunchesOfE4m3, GemmsHaveScales) {
+  const std::string got = record("qwen3_head_dim", DType::kBFloat16, false, true);
+  EXPECT_EQ(got.find("megakernel"), std::string::npos);
+  std::istringstream lines(got);
+  std::string step, line;
+  std::map<std::string, int> scaled, plain, normed, early;
+  while (std::getline(lines, line)) {
+    if (line.starts_with("== ")) step = line.substr(3);
+    if (line.find(" linear ") == std::string::npos) continue;
+    ++(line.find(":scales") != std::string::npos ? scaled : plain)[step];
+    normed[step] += line.find("norm=model.layers") != std::string::npos ? 1 : 0;
+    early[step] += line.find(" linear pdl ") != std::string::npos ? 1 : 0;
+  }
+  const int layers = static_cast<int>(golden::read("qwen3_head_dim").spec.layers.size());
+  for (const char* name : {"decode 1", "decode 4", "prefill 40, all rows"}) {
+    EXPECT_EQ(scaled[name], 4 * layers) << name;
+    EXPECT_EQ(plain[name], std::string(name) == "prefill 40, all rows" ? 2 : 1) << name;
+    EXPECT_EQ(normed[name], 2 * layers) << name;
+    EXPECT_EQ(early[name] > 0, std::string(name).starts_with("decode")) << name;
+  }
+}
 
 }  // namespace
 }  // namespace espalier

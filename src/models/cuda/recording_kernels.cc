@@ -147,6 +147,12 @@ class Loader final : public CudaTensorLoader {
         fmt::format("{}[{}+{},{}+{}]", part.name, s.first_row, s.rows, s.first_column, s.columns));
     return Status();
   }
+  bool stores_e4m3(const std::string&) const override { return false; }
+  Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    ESP_RETURN_IF_ERROR(label(part.name, part.shape, 1, device));
+    const std::array<int64_t, 1> rows{part.shape[0]};
+    return label(part.name + ":scales", rows, 4, reinterpret_cast<std::byte*>(scales));
+  }
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                    std::byte* device) override {
     return label(name, shape, 1, device);
@@ -308,8 +314,8 @@ Status attention_expanded(const ExpandedAttentionArgs& args, const LaunchOptions
       .read("keys_values", flat(args.keys_values, int64_t{512} * args.rows * args.num_heads))
       .read("k_rope", flat(args.k_rope, 128))
       .add("scale", args.scale)
-      .write(area(args.out, tokens, int64_t{128} * args.num_heads, args.out_stride,
-                  DType::kBFloat16));
+      .write(
+          area(args.out, tokens, int64_t{128} * args.num_heads, args.out_stride, DType::kBFloat16));
   return Status();
 }
 
@@ -592,9 +598,11 @@ class RecordingLinear final : public Linear {
     const auto y = [&](const void* data) {
       return area(data, args.rows, args.out_features, args.y_stride, args.out_type);
     };
+    const std::string scales =
+        args.weight_scales == nullptr ? "" : "," + weight(args.weight_scales);
     Launch(name, launch)
         .read("x", area(args.x, args.rows, args.in_features, args.x_stride, args.type))
-        .add("weight", weight(args.weights) + "," + weight(args.bias))
+        .add("weight", weight(args.weights) + "," + weight(args.bias) + scales)
         .add("shape", fmt::format("{}x{}x{}", args.rows, args.in_features, args.out_features))
         .add("out", args.out_type == args.type ? "same" : "float32")
         .add("silu_mul", args.silu_mul)
@@ -607,6 +615,7 @@ class RecordingLinear final : public Linear {
 
 }  // namespace
 
+Result<bool> Linear::multiplies_e4m3() { return true; }
 Result<std::unique_ptr<Linear>> Linear::create(const LinearOptions&) {
   return std::make_unique<RecordingLinear>();
 }

@@ -21,6 +21,7 @@
 #include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "kernels/linear/quantize_rows.h"
 #include "kernels/random/cuda.h"
 #include "models/weight_source.h"
 #include "tensor/cuda/device.h"
@@ -35,18 +36,31 @@ class DummyLoader final : public CudaTensorLoader {
   DummyLoader(uint64_t seed, cuda::Stream stream) : seed_(seed), stream_(std::move(stream)) {}
 
   Status put(const TensorPart& part, DType type, std::byte* device) override {
-    const TensorSlice whole = TensorSlice::whole(part.shape), slice = part.slice.value_or(whole);
-    const auto [key, centre, deviation] = dummy_tensor(seed_, part.name, part.shape);
-    return kernels::cuda::draw({.type = type,
-                                .out = device,
-                                .count = slice.num_elements(),
-                                .first = slice.first_row * whole.columns + slice.first_column,
-                                .columns = slice.columns,
-                                .row_stride = whole.columns,
-                                .key = key,
-                                .centre = centre,
-                                .deviation = deviation},
-                               {.stream = stream_.get()});
+    return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+  }
+  bool stores_e4m3(const std::string&) const override { return false; }
+  // Drawn a part at a time, and rounded from there.
+  Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    if (drawn_.size_bytes() == 0) {
+      ESP_ASSIGN_OR_RETURN(drawn_, cuda::DeviceBuffer::allocate(kDrawnBytes, "weights drawn"));
+    }
+    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
+    const int64_t row_bytes = all.columns * static_cast<int64_t>(dtype_size(DType::kBFloat16));
+    for (int64_t row = 0; row < all.rows; row += kDrawnBytes / row_bytes) {
+      TensorSlice slice = all;
+      slice.first_row += row;
+      slice.rows = std::min(all.rows - row, kDrawnBytes / row_bytes);
+      ESP_RETURN_IF_ERROR(draw(part, slice, DType::kBFloat16, drawn_.data()));
+      ESP_RETURN_IF_ERROR(
+          kernels::cuda::quantize_rows({.x = drawn_.data(),
+                                        .x_stride = all.columns,
+                                        .y = reinterpret_cast<uint8_t*>(device) + row * all.columns,
+                                        .scales = scales + row,
+                                        .rows = static_cast<int32_t>(slice.rows),
+                                        .dim = static_cast<int32_t>(all.columns)},
+                                       {.stream = stream_.get()}));
+    }
+    return Status();
   }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     return error(StatusCode::kUnimplemented, "'{}': quantised weights cannot be made up", name);
@@ -55,8 +69,26 @@ class DummyLoader final : public CudaTensorLoader {
   Status finish() override { return stream_.synchronize(); }
 
  private:
+  static constexpr int64_t kDrawnBytes = int64_t{64} << 20;
+
+  Status draw(const TensorPart& part, const TensorSlice& slice, DType type, std::byte* device) {
+    const int64_t columns = TensorSlice::whole(part.shape).columns;
+    const auto [key, centre, deviation] = dummy_tensor(seed_, part.name, part.shape);
+    return kernels::cuda::draw({.type = type,
+                                .out = device,
+                                .count = slice.num_elements(),
+                                .first = slice.first_row * columns + slice.first_column,
+                                .columns = slice.columns,
+                                .row_stride = columns,
+                                .key = key,
+                                .centre = centre,
+                                .deviation = deviation},
+                               {.stream = stream_.get()});
+  }
+
   const uint64_t seed_;
   const cuda::Stream stream_;
+  cuda::DeviceBuffer drawn_;  // of what is rounded
 };
 
 // One thread copies from the page cache at about 10 GB/s, the device from pinned memory at 55.
@@ -73,8 +105,13 @@ struct Chunk {
   TensorSlice slice;
   int fd = -1;
   int64_t offset = 0;
-  int64_t size_bytes = 0;         // of the file; of a slice on the device
-  DType type = DType::kBFloat16;  // in the file
+  int64_t size_bytes = 0;            // of the file; of a slice as it is copied to the device
+  DType type = DType::kBFloat16;     // in the file
+  const std::byte* codes = nullptr;  // e4m3 in the mapped file, whose slice is taken as it is
+  int64_t row_bytes = 0;             // from one row of those to the next
+  // Of whole rows that become e4m3 on the device: their columns and scales.
+  int64_t columns = 0;
+  float* scales = nullptr;
 };
 
 class Files {
@@ -147,6 +184,7 @@ struct Reader {
   };
   Place places[kBuffers];
   std::vector<std::byte> scratch;  // of chunks that are converted
+  cuda::DeviceBuffer staging;      // of chunks that become e4m3
 
   static Result<Reader> create() {
     Reader reader;
@@ -164,7 +202,9 @@ struct Reader {
     if (place.used) ESP_RETURN_IF_ERROR(place.copied.synchronize());
     place.used = true;
     int64_t bytes = chunk.size_bytes;
-    if (chunk.slice.num_elements() > 0) {
+    if (chunk.codes != nullptr) {
+      copy_codes(chunk, place.buffer.data());
+    } else if (chunk.slice.num_elements() > 0) {
       copy_slice(*chunk.tensor, chunk.slice, chunk.to_type, place.buffer.data());
     } else if (chunk.type == chunk.to_type) {
       ESP_RETURN_IF_ERROR(read_all(chunk, place.buffer.data()));
@@ -175,9 +215,148 @@ struct Reader {
       convert(scratch.data(), chunk.type, count, chunk.to_type, place.buffer.data());
       bytes = count * static_cast<int64_t>(dtype_size(chunk.to_type));
     }
-    ESP_RETURN_IF_ERROR(cuda::copy_to_device(chunk.device, place.buffer.data(), bytes, stream));
-    return place.copied.record(stream);
+    std::byte* to = chunk.device;
+    if (chunk.scales != nullptr) {
+      if (staging.size_bytes() == 0) {
+        ESP_ASSIGN_OR_RETURN(staging,
+                             cuda::DeviceBuffer::allocate(kChunkBytes, "weights on their way"));
+      }
+      to = staging.data();
+    }
+    ESP_RETURN_IF_ERROR(cuda::copy_to_device(to, place.buffer.data(), bytes, stream));
+    ESP_RETURN_IF_ERROR(place.copied.record(stream));
+    return chunk.scales == nullptr ? Status() : quantize(chunk, bytes);
   }
+
+  static void copy_codes(const Chunk& chunk, std::byte* to) {
+    const TensorSlice& slice = chunk.slice;
+    for (int64_t row = 0; row < slice.rows; ++row) {
+      const std::byte* from =
+          chunk.codes + (slice.first_row + row) * chunk.row_bytes + slice.first_column;
+      to = std::copy_n(from, slice.columns, to);
+    }
+  }
+
+  Status quantize(const Chunk& chunk, int64_t bytes) {
+    const int64_t row_bytes = chunk.columns * static_cast<int64_t>(dtype_size(chunk.to_type));
+    return kernels::cuda::quantize_rows({.type = chunk.to_type,
+                                         .x = staging.data(),
+                                         .x_stride = chunk.columns,
+                                         .y = reinterpret_cast<uint8_t*>(chunk.device),
+                                         .scales = chunk.scales,
+                                         .rows = static_cast<int32_t>(bytes / row_bytes),
+                                         .dim = static_cast<int32_t>(chunk.columns)},
+                                        {.stream = stream.get()});
+  }
+};
+
+// What is to be read, chunk by chunk, and the scales of codes, which the host has at once.
+class ChunkList {
+ public:
+  // Where elements go: as to_type, or, with scales, as e4m3 rounded from that.
+  struct Destination {
+    std::byte* device = nullptr;
+    DType to_type = DType::kBFloat16;
+    int64_t columns = 0;
+    float* scales = nullptr;
+
+    Chunk chunk(const CheckpointTensor& tensor, int64_t first_element) const {
+      const auto size = scales != nullptr ? 1 : static_cast<int64_t>(dtype_size(to_type));
+      return {.tensor = &tensor,
+              .device = device + first_element * size,
+              .to_type = to_type,
+              .columns = columns,
+              .scales = scales == nullptr ? nullptr : scales + first_element / columns};
+    }
+  };
+
+  // Runs of the file's bytes, converted where the types differ.
+  Status add_file(const CheckpointTensor& tensor, const SafetensorsFile& file, DType type,
+                  const Destination& to) {
+    ESP_ASSIGN_OR_RETURN(const int fd, files_.open(file.path()));
+    const int64_t begin = file.offset_of(tensor.bytes);
+    const auto size = static_cast<int64_t>(tensor.bytes.size());
+    const auto from_size = static_cast<int64_t>(dtype_size(type));
+    const auto to_size = static_cast<int64_t>(dtype_size(to.to_type));
+    int64_t elements = kChunkBytes / std::max(from_size, to_size);
+    if (to.scales != nullptr) elements = elements / to.columns * to.columns;
+    const int64_t step = elements * from_size;
+    for (int64_t at = 0; at < size; at += step) {
+      Chunk chunk = to.chunk(tensor, at / from_size);
+      chunk.fd = fd;
+      chunk.offset = begin + at;
+      chunk.size_bytes = std::min(step, size - at);
+      chunk.type = type;
+      chunks_.push_back(chunk);
+    }
+    return Status();
+  }
+
+  Status add_codes(const CheckpointTensor& tensor, const TensorSlice& slice, std::byte* device,
+                   float* scales) {
+    const StoredE4m3 stored = *tensor.reader->e4m3();
+    const int64_t rows = std::max<int64_t>(1, kChunkBytes / slice.columns);
+    for (int64_t row = 0; row < slice.rows; row += rows) {
+      TensorSlice part = slice;
+      part.first_row += row;
+      part.rows = std::min(rows, slice.rows - row);
+      chunks_.push_back({.tensor = &tensor,
+                         .device = device + row * slice.columns,
+                         .slice = part,
+                         .size_bytes = part.num_elements(),
+                         .codes = stored.data,
+                         .row_bytes = tensor.shape[1]});
+    }
+    decoded_.insert(&tensor);
+    std::vector<float>& values = scales_.emplace_back(scales, std::vector<float>()).second;
+    for (int64_t row = 0; row < slice.rows; ++row) {
+      values.push_back(stored.scale(slice.first_row + row));
+    }
+    return Status();
+  }
+
+  Status copy_scales() {
+    ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+    for (const auto& [device, values] : scales_) {
+      const auto bytes = std::as_bytes(std::span(values));
+      ESP_RETURN_IF_ERROR(cuda::copy_to_device(device, bytes.data(), std::ssize(bytes), stream));
+    }
+    ESP_RETURN_IF_ERROR(stream.synchronize());
+    scales_.clear();
+    return Status();
+  }
+
+  // Slices that the reading threads decode, of rows as far as they fit into a buffer.
+  void add_decoded(const CheckpointTensor& tensor, const TensorSlice& slice,
+                   const Destination& to) {
+    const auto size = static_cast<int64_t>(dtype_size(to.to_type));
+    const int64_t most = kChunkBytes / size;  // elements
+    const int64_t columns = std::min(most, slice.columns);
+    const int64_t rows = columns < slice.columns ? 1 : most / columns;
+    for (int64_t row = 0; row < slice.rows; row += rows) {
+      for (int64_t column = 0; column < slice.columns; column += columns) {
+        const TensorSlice part{.first_row = slice.first_row + row,
+                               .rows = std::min(rows, slice.rows - row),
+                               .first_column = slice.first_column + column,
+                               .columns = std::min(columns, slice.columns - column)};
+        Chunk chunk = to.chunk(tensor, row * slice.columns + column);
+        chunk.slice = part;
+        chunk.size_bytes = part.num_elements() * size;
+        chunks_.push_back(chunk);
+      }
+    }
+    decoded_.insert(&tensor);
+  }
+
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  // Tensors that are read from mapped pages.
+  const std::set<const CheckpointTensor*>& decoded() const { return decoded_; }
+
+ private:
+  Files files_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::pair<float*, std::vector<float>>> scales_;  // until copy_scales()
+  std::set<const CheckpointTensor*> decoded_;
 };
 
 class CheckpointLoader final : public CudaTensorLoader {
@@ -191,8 +370,31 @@ class CheckpointLoader final : public CudaTensorLoader {
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const bool plain = tensor->reader == nullptr && !part.slice;
     const SafetensorsFile* file = plain ? checkpoint_.find_file(*tensor) : nullptr;
-    if (file != nullptr) return add_file_chunks(*tensor, *file, *tensor->dtype, type, device);
-    add_decoded_chunks(*tensor, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
+    if (file != nullptr) {
+      return list_.add_file(*tensor, *file, *tensor->dtype, {.device = device, .to_type = type});
+    }
+    list_.add_decoded(*tensor, part.slice.value_or(TensorSlice::whole(part.shape)),
+                      {.device = device, .to_type = type});
+    return Status();
+  }
+
+  bool stores_e4m3(const std::string& name) const override {
+    const CheckpointTensor* tensor = checkpoint_.find(name);
+    return tensor != nullptr && tensor->reader != nullptr && tensor->reader->e4m3().has_value();
+  }
+
+  // Rounded from the values as they are stored, not from their bfloat16.
+  Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
+    const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
+    if (stores_e4m3(part.name)) return list_.add_codes(*tensor, slice, device, scales);
+    ChunkList::Destination to{.device = device, .columns = slice.columns, .scales = scales};
+    const bool plain = tensor->reader == nullptr && !part.slice;
+    const SafetensorsFile* file = plain ? checkpoint_.find_file(*tensor) : nullptr;
+    const bool bf16 = file != nullptr && tensor->dtype == DType::kBFloat16;
+    to.to_type = bf16 ? DType::kBFloat16 : DType::kFloat32;
+    if (file != nullptr) return list_.add_file(*tensor, *file, *tensor->dtype, to);
+    list_.add_decoded(*tensor, slice, to);
     return Status();
   }
 
@@ -204,18 +406,20 @@ class CheckpointLoader final : public CudaTensorLoader {
     const CheckpointTensor& tensor = *checkpoint_.find(name);
     const SafetensorsFile* file = checkpoint_.find_file(tensor);
     ESP_CHECK(file != nullptr, "'{}' is no tensor of safetensors", name);
-    return add_file_chunks(tensor, *file, kTypeOfBytes, kTypeOfBytes, device);
+    return list_.add_file(tensor, *file, kTypeOfBytes, {.device = device, .to_type = kTypeOfBytes});
   }
 
   ~CheckpointLoader() override {
-    next_ = chunks_.size();
+    next_ = list_.chunks().size();
     join();
   }
 
   Status start() override {
     ESP_RETURN_IF_ERROR(source_.finish());
-    const size_t count = std::clamp<size_t>(
-        chunks_.size(), 1, std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
+    ESP_RETURN_IF_ERROR(list_.copy_scales());
+    const size_t count =
+        std::clamp<size_t>(list_.chunks().size(), 1,
+                           std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders));
     num_reading_ = count;
     for (size_t i = 0; i < count; ++i) {
       threads_.emplace_back([this] {
@@ -229,62 +433,17 @@ class CheckpointLoader final : public CudaTensorLoader {
   Status finish() override {
     report_progress();
     join();
-    for (const CheckpointTensor* tensor : decoded_) checkpoint_.release(*tensor);
-    decoded_.clear();
+    for (const CheckpointTensor* tensor : list_.decoded()) checkpoint_.release(*tensor);
     return failed_;
   }
 
  private:
   static constexpr DType kTypeOfBytes = DType::kBFloat16;  // any: they are not converted
 
-  // Runs of the file's bytes, converted where the types differ.
-  Status add_file_chunks(const CheckpointTensor& tensor, const SafetensorsFile& file, DType type,
-                         DType to_type, std::byte* device) {
-    ESP_ASSIGN_OR_RETURN(const int fd, files_.open(file.path()));
-    const int64_t begin = file.offset_of(tensor.bytes);
-    const auto size = static_cast<int64_t>(tensor.bytes.size());
-    const auto from_size = static_cast<int64_t>(dtype_size(type));
-    const auto to_size = static_cast<int64_t>(dtype_size(to_type));
-    const int64_t step = kChunkBytes / std::max(from_size, to_size) * from_size;
-    for (int64_t at = 0; at < size; at += step) {
-      chunks_.push_back({.tensor = &tensor,
-                         .device = device + at / from_size * to_size,
-                         .to_type = to_type,
-                         .fd = fd,
-                         .offset = begin + at,
-                         .size_bytes = std::min(step, size - at),
-                         .type = type});
-    }
-    return Status();
-  }
-
-  // Slices that the reading threads decode, of rows as far as they fit into a buffer.
-  void add_decoded_chunks(const CheckpointTensor& tensor, const TensorSlice& slice, DType type,
-                          std::byte* device) {
-    const auto size = static_cast<int64_t>(dtype_size(type));
-    const int64_t most = kChunkBytes / size;  // elements
-    const int64_t columns = std::min(most, slice.columns);
-    const int64_t rows = columns < slice.columns ? 1 : most / columns;
-    for (int64_t row = 0; row < slice.rows; row += rows) {
-      for (int64_t column = 0; column < slice.columns; column += columns) {
-        const TensorSlice part{.first_row = slice.first_row + row,
-                               .rows = std::min(rows, slice.rows - row),
-                               .first_column = slice.first_column + column,
-                               .columns = std::min(columns, slice.columns - column)};
-        chunks_.push_back({.tensor = &tensor,
-                           .device = device + (row * slice.columns + column) * size,
-                           .to_type = type,
-                           .slice = part,
-                           .size_bytes = part.num_elements() * size});
-      }
-    }
-    decoded_.insert(&tensor);
-  }
-
   // Until all is read.
   void report_progress() {
     int64_t total = 0;
-    for (const Chunk& chunk : chunks_) total += chunk.size_bytes;
+    for (const Chunk& chunk : list_.chunks()) total += chunk.size_bytes;
     const SteadyClock clock;
     LoadProgress progress(report_, total, clock);
     std::unique_lock lock(mutex_);
@@ -302,7 +461,7 @@ class CheckpointLoader final : public CudaTensorLoader {
 
   void read_chunks() {
     Status status = read_until_done();
-    if (!status.ok()) next_ = chunks_.size();
+    if (!status.ok()) next_ = list_.chunks().size();
     std::lock_guard lock(mutex_);
     if (failed_.ok()) failed_ = std::move(status);
     if (--num_reading_ == 0) read_.notify_all();
@@ -312,9 +471,9 @@ class CheckpointLoader final : public CudaTensorLoader {
     ESP_RETURN_IF_ERROR(cuda::use_device(device_));
     ESP_ASSIGN_OR_RETURN(Reader reader, Reader::create());
     int turn = 0;
-    for (size_t i = next_++; i < chunks_.size(); i = next_++) {
-      ESP_RETURN_IF_ERROR(reader.load(chunks_[i], turn++));
-      num_read_bytes_ += chunks_[i].size_bytes;
+    for (size_t i = next_++; i < list_.chunks().size(); i = next_++) {
+      ESP_RETURN_IF_ERROR(reader.load(list_.chunks()[i], turn++));
+      num_read_bytes_ += list_.chunks()[i].size_bytes;
     }
     return reader.stream.synchronize();
   }
@@ -323,9 +482,7 @@ class CheckpointLoader final : public CudaTensorLoader {
   const Checkpoint checkpoint_;
   CheckpointSource source_;
   const ReportLoaded report_;
-  Files files_;
-  std::vector<Chunk> chunks_;
-  std::set<const CheckpointTensor*> decoded_;  // their mapped pages go when all is loaded
+  ChunkList list_;
   std::atomic<size_t> next_{0};
   std::atomic<int64_t> num_read_bytes_{0};
   std::mutex mutex_;  // of what follows

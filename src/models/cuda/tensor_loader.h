@@ -32,6 +32,12 @@ class CudaTensorLoader {
   virtual ~CudaTensorLoader() = default;
   // The part as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails by name.
   virtual Status put(const TensorPart& part, DType type, std::byte* device) = 0;
+  // Whether the tensor is stored as e4m3 with a scale for each row, or for all.
+  virtual bool stores_e4m3(const std::string& name) const = 0;
+  // The part's rows as e4m3, row-major to `device`, and the scale of each to `scales`: as they are
+  // stored, or rounded (quantize_rows.h). REQUIRES: columns are a multiple of
+  // kQuantizedRowMultiple.
+  virtual Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) = 0;
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;

@@ -112,6 +112,41 @@ Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out) {
   return blocks(layout, data);
 }
 
+bool WeightPlacer::rounds(const MatrixLayout& layout) const {
+  if (layout.empty() || !takes_e4m3(layout)) return false;
+  return rounding_.all || (rounding_.stored != nullptr &&
+                           std::ranges::all_of(layout.blocks, [&](const WeightBlock& block) {
+                             return rounding_.stored->stores_e4m3(block.name);
+                           }));
+}
+
+Status WeightPlacer::rounded_matrix(const MatrixLayout& layout, CudaWeight& out) {
+  if (!rounds(layout)) return matrix(layout, out);
+  ESP_RETURN_IF_ERROR(check_shard(layout));
+  const int64_t rows = layout.local_rows(), columns = layout.local_columns();
+  auto* data = arena_.take<std::byte>(rows * columns);
+  auto* scales = arena_.take<float>(rows);
+  out = {.data = data,
+         .scales = scales,
+         .in_features = static_cast<int32_t>(columns),
+         .out_features = static_cast<int32_t>(rows),
+         .format = {.type = type_, .e4m3 = true},
+         .shard = layout.shard};
+  if (loader_ == nullptr) return Status();
+  const bool whole = layout.shard.whole();
+  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t stored = layout.fused ? layout.out_features() : layout.blocks[i].rows;
+    TensorPart part{.name = layout.blocks[i].name, .shape = {stored, layout.in_features}};
+    if (!whole) part.slice = stored_slice(layout, i);
+    ESP_RETURN_IF_ERROR(loader_->put_e4m3(part, data, scales));
+    const int64_t loaded = whole ? stored : part.slice->rows;
+    data += loaded * columns;
+    scales += loaded;
+  }
+  return Status();
+}
+
 // Of one tensor at once where all of it is loaded, else block by block.
 Status WeightPlacer::blocks(const MatrixLayout& layout, std::byte*& data) {
   ESP_RETURN_IF_ERROR(check_shard(layout));

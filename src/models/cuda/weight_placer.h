@@ -28,11 +28,14 @@ namespace espalier {
 // weight, then the bias.
 struct CudaWeight {
   const void* data = nullptr;
+  const float* scales = nullptr;  // [out_features] where elements are e4m3
   int32_t in_features = 0;
   int32_t out_features = 0;
   int64_t group_stride = 0;  // elements between the matrices of a stack
-  StorageFormat format;      // elements of the model's type; float32 where weight_id.h states it
-  Shard shard;               // the part of the matrix that this device has
+  // Elements of the model's type; float32 where weight_id.h states it. Where there are scales, the
+  // type of what is multiplied with them.
+  StorageFormat format;
+  Shard shard;  // the part of the matrix that this device has
 };
 
 // Matrices [rows, columns] in one tensor.
@@ -56,12 +59,22 @@ Status check_whole(const MatrixLayout& layout);
 
 class WeightPlacer {
  public:
+  // What rounded_matrix() places in e4m3.
+  struct Rounding {
+    bool all = false;
+    const CudaTensorLoader* stored = nullptr;  // not null: what it stores so
+  };
+
   // type: of elements. loader: null measures. staging: memory of what the GPU converts.
-  WeightPlacer(DType type, cuda::Arena& arena, cuda::Arena& staging, CudaTensorLoader* loader)
-      : type_(type), arena_(arena), staging_(staging), loader_(loader) {}
+  WeightPlacer(DType type, const Rounding& rounding, cuda::Arena& arena, cuda::Arena& staging,
+               CudaTensorLoader* loader)
+      : type_(type), rounding_(rounding), arena_(arena), staging_(staging), loader_(loader) {}
 
   // Each does nothing where the layout is empty.
   Status matrix(const MatrixLayout& layout, CudaWeight& out);
+  // The same of a matrix that GEMMs of kernels/linear alone read: in e4m3 with a scale for each row
+  // where `rounding` has it and GEMMs take the sizes.
+  Status rounded_matrix(const MatrixLayout& layout, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
@@ -87,6 +100,7 @@ class WeightPlacer {
   struct Form;
   static const Form kForms[];
 
+  bool rounds(const MatrixLayout& layout) const;
   Status rows(const MatrixStack& stack, std::byte* data);
   Status transposed(const MatrixStack& stack, std::byte* data);
   Status mxfp4(const MatrixStack& stack, std::byte* data);
@@ -97,6 +111,7 @@ class WeightPlacer {
   kernels::cuda::RelayoutArgs relayout_of(const MatrixStack& stack, std::byte* to) const;
 
   const DType type_;
+  const Rounding rounding_;
   cuda::Arena &arena_, &staging_;
   CudaTensorLoader* const loader_;
   std::vector<kernels::cuda::RelayoutArgs> relayouts_;

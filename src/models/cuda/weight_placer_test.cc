@@ -31,6 +31,17 @@ class HostLoader final : public CudaTensorLoader {
     copy_slice(tensor, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
     return Status();
   }
+  bool stores_e4m3(const std::string& name) const override { return name == "a.weight"; }
+  // Each element of a row is the row's number, and so is its scale.
+  Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
+    const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
+    for (int64_t row = 0; row < slice.rows; ++row) {
+      const int64_t number = slice.first_row + row + (part.name == "b.weight" ? 100 : 0);
+      scales[row] = static_cast<float>(number);
+      std::fill_n(device + row * slice.columns, slice.columns, static_cast<std::byte>(number));
+    }
+    return Status();
+  }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     bytes_.push_back(name);
     return Status();
@@ -52,7 +63,7 @@ class PlacedMatrix : public testing::Test {
   std::vector<float> place(const MatrixLayout& layout) {
     arena_ = cuda::Arena(memory_.data());
     staging_ = cuda::Arena(staged_.data());
-    placer_.emplace(DType::kFloat32, arena_, staging_, &loader_);
+    placer_.emplace(DType::kFloat32, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
     const Status status = placer_->matrix(layout, weight_);
     EXPECT_TRUE(status.ok()) << status.to_string();
     const auto* data = static_cast<const float*>(weight_.data);
@@ -132,7 +143,7 @@ TEST_F(PlacedMatrix, AShardOfATransposedTensorIsStagedForTheGpu) {
 TEST_F(PlacedMatrix, InMxfp4IsTwoTensorsOfBytes) {
   arena_ = cuda::Arena(memory_.data());
   staging_ = cuda::Arena(staged_.data());
-  WeightPlacer placer(DType::kBFloat16, arena_, staging_, &loader_);
+  WeightPlacer placer(DType::kBFloat16, WeightPlacer::Rounding{}, arena_, staging_, &loader_);
   std::byte* data = placer.stack(2, 4, 64, weight_);
   const MatrixStack stack{.name = "e", .count = 2, .rows = 4, .columns = 64, .interleaved = true};
   ASSERT_TRUE(placer.stored(StoredForm::kMxfp4, stack, data).ok());
@@ -144,8 +155,63 @@ TEST_F(PlacedMatrix, InMxfp4IsTwoTensorsOfBytes) {
   EXPECT_THAT(uneven.to_string(), HasSubstr("no whole number of MXFP4 blocks"));
 }
 
+// Two blocks of 32 rows, [32, 16] each; of e4m3 a row's elements and scale are its number.
+TEST_F(PlacedMatrix, RoundedHasAScaleForEachRow) {
+  const auto numbers = [&](Shard shard) {
+    MatrixLayout layout = stacked(shard);
+    layout.in_features = 32;
+    for (WeightBlock& block : layout.blocks) block.rows = 32;
+    arena_ = cuda::Arena(memory_.data());
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.all = true}, arena_, staging_,
+                    &loader_);
+    const Status status = placer_->rounded_matrix(layout, weight_);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    std::vector<int> out;
+    const auto* data = static_cast<const std::byte*>(weight_.data);
+    for (int32_t row = 0; row < weight_.out_features; ++row) {
+      const auto number = static_cast<int>(data[row * weight_.in_features]);
+      EXPECT_EQ(weight_.scales[row], static_cast<float>(number));
+      EXPECT_EQ(static_cast<int>(data[(row + 1) * weight_.in_features - 1]), number);
+      out.push_back(number);
+    }
+    return out;
+  };
+  std::vector<int> all = numbers({});
+  ASSERT_EQ(all.size(), 64u);
+  EXPECT_EQ(all[31], 31);
+  EXPECT_EQ(all[32], 100);
+  all = numbers({Shard::Axis::kRows, 1, 2});
+  ASSERT_EQ(all.size(), 32u);
+  EXPECT_EQ(all.front(), 16);
+  EXPECT_EQ(all[16], 116);
+  all = numbers({Shard::Axis::kColumns, 1, 2});
+  ASSERT_EQ(all.size(), 64u);
+  EXPECT_EQ(weight_.in_features, 16);
+  EXPECT_TRUE(weight_.format.e4m3);
+}
+
+// Stored codes stay codes where all blocks of the matrix are stored so.
+TEST_F(PlacedMatrix, IsRoundedWhereTheCheckpointHasItSo) {
+  for (const auto& [second, rounded] : {std::pair("a.weight", true), {"b.weight", false}}) {
+    const MatrixLayout layout{.blocks = {{"a.weight", 16}, {second, 16}}, .in_features = 16};
+    arena_ = cuda::Arena(memory_.data());
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
+                    &loader_);
+    ASSERT_TRUE(placer_->rounded_matrix(layout, weight_).ok());
+    EXPECT_EQ(weight_.scales != nullptr, rounded);
+  }
+}
+
+TEST_F(PlacedMatrix, OfOddSizesIsNotRounded) {
+  arena_ = cuda::Arena(memory_.data());
+  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.all = true}, arena_, staging_,
+                  &loader_);
+  ASSERT_TRUE(placer_->rounded_matrix(stacked({}), weight_).ok());
+  EXPECT_EQ(weight_.scales, nullptr);
+}
+
 TEST_F(PlacedMatrix, RefusesShardsThatDoNotDivideIt) {
-  placer_.emplace(DType::kFloat32, arena_, staging_, nullptr);
+  placer_.emplace(DType::kFloat32, WeightPlacer::Rounding{}, arena_, staging_, nullptr);
   const Status uneven = placer_->matrix(stacked({Shard::Axis::kRows, 0, 3}), weight_);
   EXPECT_THAT(uneven.to_string(), HasSubstr("'a.weight': 2 rows are not divided by 3 ranks"));
   const Status whole = placer_->float_matrix(stacked({Shard::Axis::kRows, 0, 2}), weight_);
@@ -155,7 +221,7 @@ TEST_F(PlacedMatrix, RefusesShardsThatDoNotDivideIt) {
 TEST_F(PlacedMatrix, WithoutALoaderIsMeasuredAlike) {
   const MatrixLayout layout = stacked({Shard::Axis::kColumns, 0, 2});
   cuda::Arena measured, staging;
-  WeightPlacer measuring(DType::kFloat32, measured, staging, nullptr);
+  WeightPlacer measuring(DType::kFloat32, WeightPlacer::Rounding{}, measured, staging, nullptr);
   CudaWeight weight;
   ASSERT_TRUE(measuring.matrix(layout, weight).ok());
   EXPECT_EQ(weight.data, nullptr);

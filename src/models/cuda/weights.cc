@@ -1,5 +1,8 @@
 #include "models/cuda/weights.h"
 
+#include <algorithm>
+
+#include "kernels/linear/cuda.h"
 #include "kernels/relayout/cuda.h"
 #include "models/weight_layout.h"
 
@@ -34,7 +37,8 @@ class ModelPlacer {
  private:
   CudaWeight& at(WeightKind kind) { return out_.at({kind, layer_}); }
   Status matrix(const MatrixLayout& layout, WeightKind kind) {
-    return placer_.matrix(layout, at(kind));
+    return may_be_e4m3(spec_, {kind, layer_}) ? placer_.rounded_matrix(layout, at(kind))
+                                              : placer_.matrix(layout, at(kind));
   }
   Status vector(const VectorLayout& layout, WeightKind kind) {
     return placer_.vector(layout, at(kind));
@@ -166,7 +170,14 @@ class ModelPlacer {
   int32_t layer_ = -1;
 };
 
-Status check_format(DType type) {
+Status check_format(const WeightTypes& types) {
+  const DType type = types.type;
+  if (types.e4m3 && type != DType::kBFloat16) {
+    return error(StatusCode::kUnimplemented,
+                 "weights in fp8 are multiplied with bfloat16, but the checkpoint's type is {}; "
+                 "leave --quantization out",
+                 dtype_name(type));
+  }
   if (type == DType::kBFloat16 || type == DType::kFloat32) return Status();
   return error(StatusCode::kUnimplemented,
                "weights of {} are not read by the GPU's kernels; load them as bfloat16 or float32, "
@@ -191,12 +202,30 @@ size_t CudaWeights::index_of(WeightId id) {
   return static_cast<size_t>(id.index + 1) * kNumKinds + static_cast<size_t>(id.kind);
 }
 
+void CudaWeights::note_formats() {
+  e4m3_ = std::ranges::any_of(table_, [](const CudaWeight& w) { return w.scales != nullptr; });
+}
+
 Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
-                                             DType type, const ModelLoadOptions& options) {
-  ESP_RETURN_IF_ERROR(check_format(type));
+                                             const WeightTypes& types,
+                                             const ModelLoadOptions& options) {
+  const DType type = types.type;
+  ESP_RETURN_IF_ERROR(check_format(types));
   PendingCudaWeights out{.weights = CudaWeights(type, spec.layers.size()), .loader = nullptr};
+  ESP_ASSIGN_OR_RETURN(out.loader, options.format == LoadFormat::kDummy
+                                       ? make_dummy_loader(options.seed)
+                                       : make_checkpoint_loader(options, spec));
+  ESP_ASSIGN_OR_RETURN(const bool multiplies, kc::Linear::multiplies_e4m3());
+  if (types.e4m3 && !multiplies) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "weights in fp8 need a GPU of compute capability 9.0 (H100, H200); leave "
+                      "--quantization out"));
+  }
+  const bool stored = multiplies && types.keep_blocks && type == DType::kBFloat16;
+  const WeightPlacer::Rounding rounding{.all = types.e4m3,
+                                        .stored = stored ? out.loader.get() : nullptr};
   cuda::Arena measured, measured_staging;
-  WeightPlacer measuring(type, measured, measured_staging, nullptr);
+  WeightPlacer measuring(type, rounding, measured, measured_staging, nullptr);
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, measuring, out.weights).place_all());
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
   ESP_ASSIGN_OR_RETURN(cuda::DeviceBuffer block, allocate_zeros(measured.used_bytes(), stream));
@@ -207,13 +236,10 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
     ESP_ASSIGN_OR_RETURN(staged, cuda::DeviceBuffer::allocate(measured_staging.used_bytes(),
                                                               "weights on their way"));
   }
-
-  ESP_ASSIGN_OR_RETURN(out.loader, options.format == LoadFormat::kDummy
-                                       ? make_dummy_loader(options.seed)
-                                       : make_checkpoint_loader(options, spec));
   cuda::Arena staging(staged.data());
-  WeightPlacer placer(type, arena, staging, out.loader.get());
+  WeightPlacer placer(type, rounding, arena, staging, out.loader.get());
   ESP_RETURN_IF_ERROR(ModelPlacer(spec, layout, placer, out.weights).place_all());
+  out.weights.note_formats();
   ESP_RETURN_IF_ERROR(out.loader->start());
   if (placer.relayouts().empty()) return out;
   ESP_RETURN_IF_ERROR(out.loader->finish());

@@ -31,15 +31,20 @@ class CudaWeights {
   CudaWeight& at(WeightId id) { return table_[index_of(id)]; }
   // Null where there is none, or the id is empty.
   const void* data(WeightId id) const { return at(id).data; }
+  // Whether some matrices are e4m3 with scales.
+  bool e4m3() const { return e4m3_; }
   const float* floats(WeightId id) const { return static_cast<const float*>(at(id).data); }
 
   int64_t size_bytes() const { return block_.size_bytes(); }
   void set_block(cuda::DeviceBuffer block) { block_ = std::move(block); }
+  // When all are placed.
+  void note_formats();
 
  private:
   static size_t index_of(WeightId id);
 
   DType type_ = DType::kBFloat16;
+  bool e4m3_ = false;
   cuda::DeviceBuffer block_;
   std::vector<CudaWeight> table_;  // [1 + layers, kinds]
 };
@@ -55,7 +60,10 @@ struct PendingCudaWeights {
 // read and decoded by several threads into pinned buffers that the device copies from meanwhile, or
 // weights drawn on the device. kUnimplemented names a type or a shard that the GPU's kernels do not
 // read.
+// Of `types` the elements' type, e4m3 and, for matrices that are stored as e4m3, keep_blocks count;
+// GPUs that do not multiply e4m3 refuse the first and have numbers of the second.
 Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
-                                             DType type, const ModelLoadOptions& options);
+                                             const WeightTypes& types,
+                                             const ModelLoadOptions& options);
 
 }  // namespace espalier
