@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <exception>
+#include <new>
 
 #include "base/log.h"
+#include "base/memory_reserve.h"
 
 namespace espalier::net {
 
@@ -34,10 +36,14 @@ class Writer final : public ResponseWriter {
 
   ~Writer() override {
     if (closed()) return;
-    // Posted, also on the I/O thread: an answer that another thread has posted comes first.
-    io_->post([connection = connection_, exchange = exchange_] {
-      if (const auto c = connection.lock()) c->abandon(exchange);
-    });
+    const MemoryReserveScope reserve;
+    try {
+      // Posted, also on the I/O thread: an answer that another thread has posted comes first.
+      io_->post([connection = connection_, exchange = exchange_] {
+        with_open(connection, [&](Connection& c) { c.abandon(exchange); });
+      });
+    } catch (const std::bad_alloc&) {  // the connection ends with its client, or when serving ends
+    }
   }
 
   void send(HttpResponse response) override {
@@ -67,14 +73,15 @@ class Writer final : public ResponseWriter {
               callback = std::move(callback)]() mutable {
       if (outcome->load() == Outcome::kGone) {
         if (callback) callback();
-      } else if (const auto c = connection.lock()) {
-        c->on_disconnect(exchange, std::move(callback));
+      } else {
+        with_open(connection,
+                  [&](Connection& c) { c.on_disconnect(exchange, std::move(callback)); });
       }
     });
   }
-  void post(std::function<void()> task) override { io_->post(std::move(task)); }
+  void post(std::function<void()> task) override { io_->post(guarded(std::move(task))); }
   void post_after(Duration delay, std::function<void()> task) override {
-    io_->post_after(delay, std::move(task));
+    io_->post_after(delay, guarded(std::move(task)));
   }
   bool closed() const override { return outcome_->load() != Outcome::kOpen; }
 
@@ -82,8 +89,25 @@ class Writer final : public ResponseWriter {
   template <typename F>
   void with_connection(F&& f) {
     io_->run([connection = connection_, exchange = exchange_, f = std::forward<F>(f)]() mutable {
-      if (const auto c = connection.lock()) f(*c, exchange);
+      with_open(connection, [&](Connection& c) { f(c, exchange); });
     });
+  }
+
+  template <typename F>
+  static void with_open(const std::weak_ptr<Connection>& connection, F&& f) {
+    if (const auto c = connection.lock()) run_step(*c, [&] { f(*c); });
+  }
+
+  // A task of the handler's, whose want of memory ends this exchange and no other.
+  std::function<void()> guarded(std::function<void()> task) const {
+    return [connection = connection_, outcome = outcome_, task = std::move(task)] {
+      try {
+        task();
+      } catch (const std::bad_alloc&) {
+        const auto c = connection.lock();
+        if (c != nullptr && outcome->load() == Outcome::kOpen) c->on_memory_shortage();
+      }
+    };
   }
 
   const std::shared_ptr<IoThread> io_;
@@ -91,6 +115,41 @@ class Writer final : public ResponseWriter {
   const uint64_t exchange_;
   const SharedOutcome outcome_;
 };
+
+// A flag that is true while the object lives.
+class Raised {
+ public:
+  explicit Raised(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Raised() { flag_ = false; }
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+// The client has gone: there is nothing left to answer where memory ends in the callback.
+void call_at_disconnect(const std::function<void()>& callback) {
+  const MemoryReserveScope reserve;
+  try {
+    callback();
+  } catch (const std::bad_alloc&) {
+    log_error("a request whose client has gone goes on: no memory to abort it");
+  }
+}
+
+// `allow`: the methods of the path; "" where there is no such path.
+HttpResponse options_response(const HttpRequest& request, const RequestTraits& traits,
+                              const std::string& allow) {
+  HttpResponse response{
+      204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
+  if (traits.origin.empty()) return response;
+  response.headers.emplace_back("Access-Control-Allow-Methods", "*");
+  const std::string* wanted = request.header("Access-Control-Request-Headers");
+  response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
+  response.headers.emplace_back("Access-Control-Max-Age", "600");
+  return response;
+}
 
 }  // namespace
 
@@ -113,7 +172,7 @@ void Connection::start() {
   const auto remote = socket_.remote_endpoint(ec);
   if (!ec) peer_ = fmt::format("{}:{}", remote.address().to_string(), remote.port());
   reader_.set_peer(peer_);
-  deadline_.start(weak_from_this(), [this] { on_deadline(); });
+  deadline_.start(weak_from_this(), [this] { run_step(*this, [this] { on_deadline(); }); });
   if (shared_->stopping) return close();
   deadline_.set(shared_->config.idle_timeout);
   read_more();
@@ -127,8 +186,9 @@ void Connection::read_more() {
   // A read under way would hold on to a part of the buffer, which moves when a pipelined request is
   // taken from it meanwhile: so it is touched only once bytes are there.
   reading_ = true;
-  socket_.async_wait(asio::ip::tcp::socket::wait_read,
-                     [self = shared_from_this()](error_code ec) { self->on_readable(ec); });
+  socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
+    run_step(*self, [&] { self->on_readable(ec); });
+  });
 }
 
 void Connection::on_readable(error_code ec) {
@@ -167,17 +227,18 @@ void Connection::on_read(error_code ec, size_t num_bytes) {
 
 void Connection::process() {
   if (processing_) return;
-  processing_ = true;
-  while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax) {
-    const RequestReader::Progress progress = reader_.read();
-    if (progress == RequestReader::Progress::kContinue)
-      output_.tail() += "HTTP/1.1 100 Continue\r\n\r\n";
-    if (progress != RequestReader::Progress::kComplete &&
-        progress != RequestReader::Progress::kRefused)
-      break;
-    dispatch();
+  {
+    const Raised processing(processing_);
+    while (state_ == State::kReading && pending_output() <= kPipelinedOutputMax) {
+      const RequestReader::Progress progress = reader_.read();
+      if (progress == RequestReader::Progress::kContinue)
+        output_.tail() += "HTTP/1.1 100 Continue\r\n\r\n";
+      if (progress != RequestReader::Progress::kComplete &&
+          progress != RequestReader::Progress::kRefused)
+        break;
+      dispatch();
+    }
   }
-  processing_ = false;
   flush();
 }
 
@@ -196,18 +257,6 @@ void Connection::begin_exchange(RequestTraits traits) {
   exchange_.begin(std::move(traits), keep_alive);
 }
 
-HttpResponse Connection::options_response(const HttpRequest& request,
-                                          const std::string& allow) const {
-  HttpResponse response{
-      204, {{"Allow", allow.empty() ? "GET, HEAD, POST, PUT, OPTIONS" : allow}}, {}};
-  if (exchange_.traits().origin.empty()) return response;
-  response.headers.emplace_back("Access-Control-Allow-Methods", "*");
-  const std::string* wanted = request.header("Access-Control-Request-Headers");
-  response.headers.emplace_back("Access-Control-Allow-Headers", wanted ? *wanted : "*");
-  response.headers.emplace_back("Access-Control-Max-Age", "600");
-  return response;
-}
-
 void Connection::route(HttpRequest&& request) {
   Router::Match match = shared_->router.find(request.method, request.path);
   const uint64_t exchange = exchange_.id();
@@ -215,7 +264,7 @@ void Connection::route(HttpRequest&& request) {
   for (const std::string& method : match.allowed) allow += method + ", ";
   if (!allow.empty()) allow += "OPTIONS";
   if (match.handler == nullptr && request.method == "OPTIONS")
-    return send(exchange, options_response(request, allow));
+    return send(exchange, options_response(request, exchange_.traits(), allow));
   if (match.handler == nullptr) {
     const bool known = !match.allowed.empty();
     HttpResponse response =
@@ -229,7 +278,9 @@ void Connection::route(HttpRequest&& request) {
   auto writer = std::make_shared<Writer>(io_, weak_from_this(), exchange, exchange_.outcome());
   try {
     (*match.handler)(std::move(request), std::move(writer));
-  } catch (const std::exception& e) {  // a third party's (bad_alloc): this request fails alone
+  } catch (const std::bad_alloc&) {
+    on_memory_shortage();
+  } catch (const std::exception& e) {  // a third party's: this request fails alone
     log_error("handler threw path={} what={}", request.path, e.what());
     send(exchange, make_error(shared_->config, 500, "internal error"));
   }
@@ -256,9 +307,34 @@ void Connection::send(uint64_t exchange, HttpResponse&& response) {
         "the answers of all requests take what memory there is for them: try again later");
     response.headers.emplace_back("Retry-After", "1");
   }
-  append_head(response.status, response.headers, response.body.size());
-  if (!exchange_.traits().is_head && response.status != 204) output_.tail() += response.body;
+  const size_t before = output_.tail().size();
+  try {
+    append_head(response.status, response.headers, response.body.size());
+    if (!exchange_.traits().is_head && response.status != 204) output_.tail() += response.body;
+  } catch (const std::bad_alloc&) {
+    output_.tail().resize(before);  // a part of an answer would garble the 503 behind it
+    throw;
+  }
   answer_done();
+}
+
+void Connection::on_memory_shortage() {
+  const MemoryReserveScope reserve;
+  if (state_ == State::kClosed) return;
+  try {
+    if (state_ == State::kReading && reader_.begun()) {  // the request found no room
+      begin_exchange(reader_.take().traits);
+      exchange_.close_after();
+    }
+    if (is_current(exchange_.id(), Answer::kNone)) {
+      HttpResponse response =
+          make_error(shared_->config, 503, "there is no memory for this request: try again later");
+      response.headers.emplace_back("Retry-After", "1");
+      return send(exchange_.id(), std::move(response));
+    }
+  } catch (const std::bad_alloc&) {  // the connection goes, and gives back what it holds
+  }
+  close();
 }
 
 void Connection::start_stream(uint64_t exchange, int status, Headers&& headers) {
@@ -352,7 +428,7 @@ void Connection::wait_writable() {
   deadline_.set(shared_->config.write_timeout);
   socket_.async_wait(asio::ip::tcp::socket::wait_write, [self = shared_from_this()](error_code ec) {
     self->waiting_writable_ = false;
-    if (!ec) self->flush();
+    if (!ec) run_step(*self, [&] { self->flush(); });
   });
 }
 
@@ -397,7 +473,7 @@ void Connection::close() {
     std::lock_guard lock(shared_->mutex);
     if (--shared_->connections_open == 0) shared_->none_open.notify_all();
   }
-  if (disconnected) disconnected();
+  if (disconnected) call_at_disconnect(disconnected);
 }
 
 // Deadlines.

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -58,6 +59,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void finish(uint64_t exchange);
   void abandon(uint64_t exchange);
   void on_disconnect(uint64_t exchange, std::function<void()>&& callback);
+  // Memory ran out: the request under way is answered 503 where its answer has not begun; else, and
+  // where the 503 finds no memory either, the connection is closed. Allocates from the reserve.
+  void on_memory_shortage();
   size_t pending_output() const { return output_.num_pending(); }
 
  private:
@@ -76,7 +80,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void dispatch();  // answers a refused request, hands another one to its handler
   void begin_exchange(RequestTraits traits);
   void route(HttpRequest&& request);
-  HttpResponse options_response(const HttpRequest& request, const std::string& allow) const;
   bool is_current(uint64_t exchange, Answer answer) const;
 
   void append_head(int status, const Headers& headers, std::optional<size_t> content_length);
@@ -106,5 +109,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool waiting_writable_ = false;
   Deadline deadline_;
 };
+
+// Runs a step of connection `c`; an allocation that fails in it ends the request under way alone.
+template <typename F>
+void run_step(Connection& c, F&& step) {
+  try {
+    step();
+  } catch (const std::bad_alloc&) {
+    c.on_memory_shortage();
+  }
+}
 
 }  // namespace espalier::net

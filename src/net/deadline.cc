@@ -21,13 +21,14 @@ void Deadline::set_at(TimePoint at) {
 
 void Deadline::arm() {
   if (stopped_ || at_ == TimePoint::max() || (armed_ && timer_at_ <= at_)) return;
-  armed_ = true;
-  timer_at_ = at_;
   timer_.expires_at(std::chrono::time_point_cast<std::chrono::steady_clock::duration>(at_));
+  armed_ = false;  // the earlier wait is cancelled
   timer_.async_wait([this, weak = owner_](boost::system::error_code ec) {
     const auto owner = weak.lock();
     if (!ec && owner != nullptr) fire();
   });
+  armed_ = true;
+  timer_at_ = at_;
 }
 
 void Deadline::fire() {

@@ -16,12 +16,12 @@ void append_header_text(std::string& out, std::string_view text) {
 }  // namespace
 
 void Exchange::begin(RequestTraits traits, bool keep_alive) {
+  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);  // first, for it may throw
   ++id_;
   answer_ = Answer::kNone;
   keep_alive_ = keep_alive;
   chunked_ = false;
   traits_ = std::move(traits);
-  outcome_ = std::make_shared<std::atomic<Outcome>>(Outcome::kOpen);
 }
 
 void Exchange::start_stream() {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory_reserve.h"
 #include "net/connection.h"
 #include "net/io_thread.h"
 
@@ -45,6 +46,7 @@ struct HttpServer::Impl {
   bool stopped = false;
 
   void accept_next();
+  void take_or_close(tcp::socket socket, const std::shared_ptr<IoThread>& io);
   void take(tcp::socket socket, const std::shared_ptr<IoThread>& io);
   void refuse(tcp::socket socket);
 };
@@ -54,7 +56,7 @@ void HttpServer::Impl::accept_next() {
   const std::shared_ptr<IoThread>& io = threads[next_thread++ % threads.size()];
   acceptor->async_accept(io->context(), [this, io](error_code ec, tcp::socket socket) {
     if (!ec) {
-      take(std::move(socket), io);
+      take_or_close(std::move(socket), io);
     } else if (ec == asio::error::operation_aborted || shared->stopping) {
       return;
     } else if (ec == asio::error::no_descriptors || ec == asio::error::no_memory ||
@@ -68,19 +70,36 @@ void HttpServer::Impl::accept_next() {
   });
 }
 
+// Accepting goes on where memory ends: this client finds its connection closed.
+void HttpServer::Impl::take_or_close(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
+  try {
+    take(std::move(socket), io);
+  } catch (const std::bad_alloc&) {
+    const MemoryReserveScope reserve;
+    log_error("a connection was closed: no memory for it");
+  }
+}
+
 void HttpServer::Impl::take(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
-  {
-    std::lock_guard lock(shared->mutex);
-    if (shared->connections_open < shared->config.max_connections) {
-      ++shared->connections_open;
-      ++shared->connections_total;
-    } else {
-      refuse(std::move(socket));
-      return;
-    }
+  std::unique_lock lock(shared->mutex);
+  if (shared->connections_open >= shared->config.max_connections) {
+    lock.unlock();
+    return refuse(std::move(socket));
   }
   auto connection = std::make_shared<Connection>(std::move(socket), io, shared);
-  io->run([connection = std::move(connection)] { connection->start(); });
+  std::function<void()> start = [connection] {
+    run_step(*connection, [&] { connection->start(); });
+  };
+  ++shared->connections_open;
+  ++shared->connections_total;
+  lock.unlock();
+  try {
+    io->run(std::move(start));
+  } catch (const std::bad_alloc&) {  // it will not start, so it will not be closed
+    lock.lock();
+    --shared->connections_open;
+    throw;
+  }
 }
 
 // Best effort: what the socket's buffer takes.

@@ -2,7 +2,11 @@
 
 #include <boost/asio/post.hpp>
 #include <ctime>
+#include <exception>
+#include <new>
 
+#include "base/log.h"
+#include "base/memory_reserve.h"
 #include "base/thread.h"
 #include "net/connection.h"
 
@@ -10,11 +14,38 @@ namespace espalier::net {
 
 namespace asio = boost::asio;
 
+namespace {
+
+// A task ends with its exception: what it held is destroyed, which abandons its request.
+void run_task(const IoThread::Task& task) {
+  try {
+    task();
+  } catch (const std::exception& e) {
+    const MemoryReserveScope reserve;
+    log_error("a task of an I/O thread failed what={}", e.what());
+  }
+}
+
+// Until the context is out of work. An exception that leaves a handler ends that handler alone.
+void run_context(asio::io_context& context) {
+  while (true) {
+    try {
+      context.run();
+      return;
+    } catch (const std::bad_alloc&) {
+      const MemoryReserveScope reserve;
+      log_error("an I/O thread found no memory");
+    }
+  }
+}
+
+}  // namespace
+
 void IoThread::start(std::string name) {
   thread_ = std::thread([this, name = std::move(name)] {
     thread_id_ = std::this_thread::get_id();
     set_thread_name(name);
-    context_.run();
+    run_context(context_);
   });
 }
 
@@ -29,6 +60,7 @@ void IoThread::join() {
 }
 
 void IoThread::post(Task task) {
+  const MemoryReserveScope reserve;  // an answer that is lost would leave its client waiting
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -36,7 +68,12 @@ void IoThread::post(Task task) {
     if (drain_posted_) return;
     drain_posted_ = true;
   }
-  asio::post(context_, [this] { drain(); });
+  try {
+    asio::post(context_, [this] { drain(); });
+  } catch (const std::bad_alloc&) {  // the tasks stay, and the next post wakes the thread
+    std::lock_guard lock(mutex_);
+    drain_posted_ = false;
+  }
 }
 
 void IoThread::drain() {
@@ -47,29 +84,36 @@ void IoThread::drain() {
   }
   draining_ = true;
   for (Task& task : running_) {
-    task();
+    run_task(task);
     task = nullptr;  // what it holds goes now, not when the whole batch is done
   }
   running_.clear();
   draining_ = false;
   std::vector<std::shared_ptr<Connection>> connections;
   connections.swap(to_flush_);
-  for (const auto& connection : connections) connection->flush();
+  for (const auto& c : connections) run_step(*c, [&] { c->flush(); });
 }
 
 void IoThread::flush_later(std::shared_ptr<Connection> connection) {
+  const MemoryReserveScope reserve;
   to_flush_.push_back(std::move(connection));
-  if (!draining_ && to_flush_.size() == 1) post([] {});
+  if (draining_ || to_flush_.size() != 1) return;
+  try {
+    post([] {});
+  } catch (const std::bad_alloc&) {
+    to_flush_.pop_back();  // else the next would count on this wake-up
+    throw;
+  }
 }
 
 void IoThread::post_after(Duration delay, Task task) {
   run([this, delay, task = std::move(task)]() mutable {
     auto timer = std::make_shared<asio::steady_timer>(context_, delay);
-    timers_.insert(timer);
     timer->async_wait([this, timer, task = std::move(task)](boost::system::error_code ec) {
       timers_.erase(timer);
-      if (!ec) task();
+      if (!ec) run_task(task);
     });
+    timers_.insert(timer);
   });
 }
 
