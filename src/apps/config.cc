@@ -331,6 +331,14 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                 "api-key");
   table.text("api-keys-file", server.api_keys_file, "FILE",
              "keys with names and limits a minute (JSON); SIGHUP reads it again");
+  table.text("ssl-certfile", server.ssl_certfile, "FILE",
+             "certificate chain (PEM): https is served; SIGHUP reads it and its key again");
+  shown_default(table.text("ssl-keyfile", server.ssl_keyfile, "FILE", "its private key (PEM)"),
+                "ssl-certfile");
+  table.text("ssl-keyfile-password", server.ssl_keyfile_password, "TEXT",
+             "password of an encrypted private key");
+  table.text("ssl-ca-certs", server.ssl_ca_certs, "FILE",
+             "clients must show a certificate that one of these signed (PEM)");
   shown_default(table.list("cors-origins", server.cors_origins, "ORIGIN",
                            "whose pages may read answers; * is everyone, and each use adds one"),
                 "everyone; nobody without a key beyond loopback");

@@ -135,7 +135,8 @@ int run_serve(const std::vector<std::string>& args) {
   // Errors in these are reported before the model is loaded, which may take minutes.
   Result<net::BoundAddress> address = Server::reserve(config.server);
   if (!address) return report(address.error(), kExitFailure);
-  ServeSignals signals(block_signals(!config.server.api_keys_file.empty()));
+  const bool is_https = !config.server.ssl_certfile.empty();
+  ServeSignals signals(block_signals(is_https || !config.server.api_keys_file.empty()));
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a log file at its largest size ends no requests
   Result<std::unique_ptr<Engine>> engine = start_engine(config);
@@ -151,8 +152,9 @@ int run_serve(const std::vector<std::string>& args) {
       Server::create(config.server, **engine, std::move(*address));
   if (!server) return report(server.error(), kExitFailure);
   if (Status status = (*server)->start(); !status.ok()) return report(status, kExitFailure);
-  log_info("ready url=http://{}:{} startup_ms={:.0f}", host_in_url(config.server.host),
-           (*server)->port(), to_seconds(SteadyClock().now() - started) * 1e3);
+  log_info("ready url={}://{}:{} startup_ms={:.0f}", is_https ? "https" : "http",
+           host_in_url(config.server.host), (*server)->port(),
+           to_seconds(SteadyClock().now() - started) * 1e3);
   signals.on_reload([&] {
     if (const Status read = (*server)->reload(); !read.ok())
       log_error("nothing was reloaded: {}", read.message());

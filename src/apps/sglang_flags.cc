@@ -187,7 +187,8 @@ constexpr Group kGroups[] = {
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
      "speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "",
-     "draft models are not supported; answers constrained by a grammar use draft tokens by themselves",
+     "draft models are not supported; answers constrained by a grammar use draft tokens by "
+     "themselves",
      "speculative-algorithm decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
     {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",
@@ -293,11 +294,8 @@ constexpr Group kGroups[] = {
      "constrained-json-max-whitespace-cnt constrained-json-whitespace-pattern"},
     {Rule::kRefused, kSwitch, "", "a grammar constrains reasoning where a request asks for it",
      "enable-strict-thinking strip-thinking-cache"},
-    {Rule::kRefused, kValue, "",
-     "serve behind a proxy that ends TLS (nginx, Envoy) on the same host",
-     "ssl-certfile ssl-keyfile ssl-ca-certs ssl-keyfile-password"},
-    {Rule::kRefused, kSwitch, "",
-     "serve behind a proxy that ends TLS (nginx, Envoy) on the same host", "enable-ssl-refresh"},
+    {Rule::kRefused, kSwitch, "", "send SIGHUP once the files of the certificate are replaced",
+     "enable-ssl-refresh"},
     {Rule::kNoEffect, kSwitch, "", "HTTP/1.1 is served, which clients of HTTP/2 fall back to",
      "enable-http2"},
     {Rule::kNoEffect, kValue, "", "HTTP/1.1 is served, which clients of HTTP/2 fall back to",

@@ -156,7 +156,7 @@ Status Stream::connect(const Url& url, const std::shared_ptr<const TlsContext>& 
 
 Status Stream::agree(const Url& url, const std::shared_ptr<const TlsContext>& tls,
                      Duration timeout) {
-  ESP_ASSIGN_OR_RETURN(tls_, Tls::create(tls, url.host));
+  ESP_ASSIGN_OR_RETURN(tls_, Tls::connect(tls, url.host));
   while (true) {
     const Result<bool> done = tls_->handshake();
     ESP_RETURN_IF_ERROR(send_raw(tls_->output(), timeout));  // an alert, too
@@ -509,7 +509,7 @@ Result<HttpClient> HttpClient::create(std::string_view base_url, HttpClientConfi
   ESP_ASSIGN_OR_RETURN(impl->url, Url::parse(base_url));
   impl->config = std::move(config);
   if (impl->url.is_https) {
-    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::create(impl->config.ca_file));
+    ESP_ASSIGN_OR_RETURN(impl->tls, TlsContext::for_client(impl->config.ca_file));
   }
   return HttpClient(std::move(impl));
 }

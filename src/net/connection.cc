@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
 #include <exception>
 #include <new>
 
@@ -13,6 +13,7 @@
 namespace espalier::net {
 
 namespace asio = boost::asio;
+using asio::ip::tcp;
 using boost::system::error_code;
 
 namespace {
@@ -23,6 +24,10 @@ constexpr size_t kPipelinedBytesMax = 64 << 10;  // read ahead while an answer i
 constexpr size_t kPipelinedOutputMax = 1 << 20;  // unread answers before the next request waits
 constexpr Duration kLingerStopping = std::chrono::milliseconds(100);
 constexpr Duration kLinger = std::chrono::seconds(1);  // for a client to take our last answer
+
+constexpr std::string_view kPlainHttpRefusal =
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 40\r\n"
+    "Connection: close\r\n\r\nthis port takes HTTPS; use an https URL\n";
 
 // The handle that a handler holds.
 class Writer final : public ResponseWriter {
@@ -153,28 +158,30 @@ HttpResponse options_response(const HttpRequest& request, const RequestTraits& t
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<IoThread> io,
+Connection::Connection(Transport transport, std::shared_ptr<IoThread> io,
                        std::shared_ptr<ServerShared> shared)
     : io_(std::move(io)),
-      socket_(std::move(socket)),
+      transport_(std::move(transport)),
       shared_(std::move(shared)),
       reader_(shared_->config, shared_->router),
       output_(shared_->config.outputs),
-      deadline_(socket_.get_executor()) {}
+      deadline_(transport_.socket().get_executor()) {}
 
 Connection::~Connection() = default;
 
 void Connection::start() {
   io_->add(shared_from_this());
   error_code ec;
-  socket_.non_blocking(true, ec);
-  socket_.set_option(asio::ip::tcp::no_delay(true), ec);
-  const auto remote = socket_.remote_endpoint(ec);
+  tcp::socket& socket = transport_.socket();
+  socket.non_blocking(true, ec);
+  socket.set_option(tcp::no_delay(true), ec);
+  const auto remote = socket.remote_endpoint(ec);
   if (!ec) peer_ = fmt::format("{}:{}", remote.address().to_string(), remote.port());
   reader_.set_peer(peer_);
   deadline_.start(weak_from_this(), [this] { run_step(*this, [this] { on_deadline(); }); });
   if (shared_->stopping) return close();
-  deadline_.set(shared_->config.idle_timeout);
+  handshake_deadline_ = std::chrono::steady_clock::now() + shared_->config.header_timeout;
+  await_request();
   read_more();
 }
 
@@ -186,9 +193,12 @@ void Connection::read_more() {
   // A read under way would hold on to a part of the buffer, which moves when a pipelined request is
   // taken from it meanwhile: so it is touched only once bytes are there.
   reading_ = true;
-  socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](error_code ec) {
+  auto next = [self = shared_from_this()](error_code ec) {
     run_step(*self, [&] { self->on_readable(ec); });
-  });
+  };
+  tcp::socket& socket = transport_.socket();
+  if (!transport_.has_input()) return socket.async_wait(tcp::socket::wait_read, std::move(next));
+  asio::post(socket.get_executor(), [next = std::move(next)] { next({}); });
 }
 
 void Connection::on_readable(error_code ec) {
@@ -198,8 +208,18 @@ void Connection::on_readable(error_code ec) {
   const bool in_body = state_ == State::kReading && reader_.in_body();
   const size_t want = in_body || state_ == State::kLingering ? kReadBytesMax : kReadBytesMin;
   size_t num_bytes = 0;
-  if (!ec) num_bytes = socket_.read_some(asio::buffer(reader_.prepare(want), want), ec);
-  if (ec == asio::error::would_block || ec == asio::error::try_again) return read_more();
+  if (!ec) num_bytes = transport_.read(reader_.prepare(want), want, ec);
+  if (transport_.take_plain_http()) {
+    output_.tail() += kPlainHttpRefusal;
+    exchange_.close_after();
+    state_ = State::kResponding;
+    return flush();
+  }
+  if (transport_.num_unsent() > kPipelinedOutputMax) return drop("its client does not read");
+  if (ec == asio::error::would_block || ec == asio::error::try_again) {
+    if (transport_.num_unsent() > 0) flush();  // the handshake's
+    return read_more();
+  }
   on_read(ec, num_bytes);
 }
 
@@ -351,9 +371,9 @@ void Connection::write(uint64_t exchange, std::string&& bytes) {
     return;
   // A stream's client has not been able to read what comes now, of whatever size.
   const size_t bound = shared_->config.max_pending_output_bytes;
-  if (output_.exceeds(bound)) flush();
+  if (output_.exceeds(bound, transport_.num_unsent())) flush();
   if (state_ == State::kClosed) return;
-  if (output_.exceeds(bound)) {
+  if (output_.exceeds(bound, transport_.num_unsent())) {
     ++shared_->dropped_slow_total;
     return drop("its client does not read");
   }
@@ -404,16 +424,14 @@ void Connection::flush() {
   if (waiting_writable_ || state_ == State::kClosed) return;
   while (pending_output() > 0) {
     error_code ec;
-    const std::string_view pending = output_.pending();
-    const size_t n = socket_.write_some(asio::buffer(pending.data(), pending.size()), ec);
+    output_.consume(transport_.write(output_.pending(), ec));
     ++shared_->socket_writes_total;
     if (ec == asio::error::would_block || ec == asio::error::try_again) return wait_writable();
     if (ec) return close();
-    output_.consume(n);
   }
   output_.shrink();
   if (state_ == State::kResponding) {
-    if (exchange_.answer() == Answer::kDone) return linger();
+    if (exchange_.answer() == Answer::kDone) return transport_.end_stream() ? flush() : linger();
     deadline_.clear();
   } else if (state_ == State::kReading && !processing_) {
     if (eof_) return close();
@@ -426,10 +444,11 @@ void Connection::flush() {
 void Connection::wait_writable() {
   waiting_writable_ = true;
   deadline_.set(shared_->config.write_timeout);
-  socket_.async_wait(asio::ip::tcp::socket::wait_write, [self = shared_from_this()](error_code ec) {
-    self->waiting_writable_ = false;
-    if (!ec) run_step(*self, [&] { self->flush(); });
-  });
+  transport_.socket().async_wait(tcp::socket::wait_write,
+                                 [self = shared_from_this()](error_code ec) {
+                                   self->waiting_writable_ = false;
+                                   if (!ec) run_step(*self, [&] { self->flush(); });
+                                 });
 }
 
 // Shuts our side and waits a little for the client's end: closing at once, with bytes of its still
@@ -438,7 +457,7 @@ void Connection::linger() {
   if (eof_) return close();
   state_ = State::kLingering;
   error_code ec;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+  transport_.socket().shutdown(tcp::socket::shutdown_send, ec);
   if (ec) return close();
   deadline_.set(shared_->stopping ? kLingerStopping : kLinger);
   reader_.clear_input();
@@ -465,8 +484,7 @@ void Connection::close() {
   const auto self = shared_from_this();  // the last other reference may go below
   state_ = State::kClosed;
   const auto disconnected = exchange_.lose();
-  error_code ignored;
-  socket_.close(ignored);
+  transport_.close(exchange_.answer() == Answer::kDone && pending_output() == 0);
   deadline_.stop();
   io_->remove(self);
   {
@@ -481,6 +499,7 @@ void Connection::close() {
 // A head has one deadline however its bytes come; between requests, and between two pieces of a
 // body, the client may be idle.
 void Connection::await_request() {
+  if (transport_.is_handshaking()) return deadline_.set_at(handshake_deadline_);
   const bool in_head = reader_.begun() && !reader_.in_body();
   if (in_head) return deadline_.set_at(reader_.head_deadline());
   deadline_.set(shared_->config.idle_timeout);

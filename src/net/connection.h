@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/system/error_code.hpp>
 #include <condition_variable>
 #include <functional>
@@ -23,6 +22,7 @@
 #include "net/io_thread.h"
 #include "net/output_buffer.h"
 #include "net/request_reader.h"
+#include "net/transport.h"
 
 namespace espalier::net {
 
@@ -35,15 +35,16 @@ struct ServerShared {
   std::atomic<int64_t> connections_total{0}, requests_total{0}, dropped_slow_total{0},
       socket_writes_total{0};
 
-  std::mutex mutex;  // guards connections_open
+  std::mutex mutex;  // guards connections_open and tls
   std::condition_variable none_open;
   int64_t connections_open = 0;
+  std::shared_ptr<const TlsContext> tls;  // of connections to come; null: plain HTTP
 };
 
 // Everything but the constructor runs on the connection's I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<IoThread> io,
+  Connection(Transport transport, std::shared_ptr<IoThread> io,
              std::shared_ptr<ServerShared> shared);
   ~Connection();
 
@@ -62,7 +63,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Memory ran out: the request under way is answered 503 where its answer has not begun; else, and
   // where the 503 finds no memory either, the connection is closed. Allocates from the reserve.
   void on_memory_shortage();
-  size_t pending_output() const { return output_.num_pending(); }
+  size_t pending_output() const { return output_.num_pending() + transport_.num_unsent(); }
 
  private:
   enum class State {
@@ -92,8 +93,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void await_request();  // sets the deadline of what is read
   void on_deadline();
 
-  const std::shared_ptr<IoThread> io_;  // first: it owns the context of socket and deadline
-  boost::asio::ip::tcp::socket socket_;
+  const std::shared_ptr<IoThread> io_;  // first: it owns the context of transport and deadline
+  Transport transport_;
   const std::shared_ptr<ServerShared> shared_;
   std::string peer_;
 
@@ -108,6 +109,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool flush_wanted_ = false;
   bool waiting_writable_ = false;
   Deadline deadline_;
+  TimePoint handshake_deadline_{};  // of TLS, from accepting on
 };
 
 // Runs a step of connection `c`; an allocation that fails in it ends the request under way alone.

@@ -83,10 +83,19 @@ void HttpServer::Impl::take_or_close(tcp::socket socket, const std::shared_ptr<I
 void HttpServer::Impl::take(tcp::socket socket, const std::shared_ptr<IoThread>& io) {
   std::unique_lock lock(shared->mutex);
   if (shared->connections_open >= shared->config.max_connections) {
+    const bool in_clear = shared->tls == nullptr;
     lock.unlock();
-    return refuse(std::move(socket));
+    if (in_clear) refuse(std::move(socket));  // else it is closed: a handshake would take its time
+    return;
   }
-  auto connection = std::make_shared<Connection>(std::move(socket), io, shared);
+  std::unique_ptr<Tls> tls;
+  if (shared->tls != nullptr) {
+    auto accepted = Tls::accept(shared->tls);
+    if (!accepted) return log_error("a connection was closed: {}", accepted.error().message());
+    tls = std::move(*accepted);
+  }
+  auto connection =
+      std::make_shared<Connection>(Transport(std::move(socket), std::move(tls)), io, shared);
   std::function<void()> start = [connection] {
     run_step(*connection, [&] { connection->start(); });
   };
@@ -126,6 +135,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, R
   if (config.num_threads < 1) return fail(invalid_argument("num_threads must be at least 1"));
   auto impl = std::make_unique<Impl>();
   impl->shared->config = std::move(config);
+  impl->shared->tls = impl->shared->config.tls;
   impl->shared->router = std::move(router);
   for (int i = 0; i < impl->shared->config.num_threads; ++i) {
     impl->threads.push_back(std::make_shared<IoThread>());
@@ -138,6 +148,15 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerConfig config, R
   }
   impl->threads[0]->post([raw = impl.get()] { raw->accept_next(); });
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files) {
+  return TlsContext::for_server(files);
+}
+
+void HttpServer::set_tls(std::shared_ptr<const TlsContext> tls) {
+  std::lock_guard lock(impl_->shared->mutex);
+  impl_->shared->tls = std::move(tls);
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

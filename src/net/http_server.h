@@ -13,6 +13,18 @@
 
 namespace espalier::net {
 
+// The identity of a server of https: files in PEM.
+struct TlsFiles {
+  std::string certificate;   // with those that signed it, its own first
+  std::string key;           // empty: in `certificate`
+  std::string key_password;  // where it is encrypted
+  std::string client_ca;  // clients must show a certificate that one of these signed; empty: none
+};
+
+class TlsContext;
+// kInvalidArgument names the file that cannot be used, or a key that is not the certificate's.
+Result<std::shared_ptr<const TlsContext>> read_tls(const TlsFiles& files);
+
 struct HttpServerConfig {
   std::string host = "127.0.0.1";  // an address or a name
   int port = 0;                    // 0: any free one
@@ -25,6 +37,7 @@ struct HttpServerConfig {
   Duration header_timeout = std::chrono::seconds(30);  // of a whole head, from its first byte on
   Duration idle_timeout = std::chrono::seconds(120);   // between requests, or pieces of a body
   Duration write_timeout = std::chrono::seconds(60);
+  std::shared_ptr<const TlsContext> tls;  // of read_tls(); null: plain HTTP
   // Origins whose pages may read answers: "*" is every one, none answers no preflight.
   std::vector<std::string> cors_origins = {"*"};
   // Refuse requests whose Host is neither an address nor localhost: a page whose name was bound to
@@ -58,6 +71,10 @@ class HttpServer {
 
   int port() const;
   HttpServerStats stats() const;
+
+  // For connections to come; those that are open keep what they have. REQUIRES that the server was
+  // started with TLS.
+  void set_tls(std::shared_ptr<const TlsContext> tls);
 
   // Stops accepting, closes idle connections, waits at most `timeout` for answers in progress (they
   // say Connection: close), then closes what is left and joins the threads. Not from an I/O thread.

@@ -7,6 +7,7 @@
 
 #include "net/client.h"
 #include "net/http_server.h"
+#include "net/test_identity.h"
 #include "net/test_socket.h"
 
 namespace {
@@ -123,6 +124,42 @@ TEST_F(NetMemoryShortage, AnyOneAllocationMayFail) {
     if (answer.find("200 OK") == std::string::npos) ++num_ended;
     exchange("/calm");
     expect_serves();
+  }
+  EXPECT_GT(num_ended, 10);
+  server_->stop(std::chrono::seconds(5));
+  EXPECT_EQ(server_->stats().connections_open, 0);
+}
+
+// The same over https: the handshake and the records of TLS besides.
+class TlsMemoryShortage : public NetMemoryShortage {
+ protected:
+  void SetUp() override {
+    auto tls = read_tls({.certificate = identity_.file, .key = identity_.key_file});
+    ASSERT_TRUE(tls) << tls.error().to_string();
+    config_.tls = std::move(*tls);
+    NetMemoryShortage::SetUp();
+  }
+  // The status of the answer; 0: the connection was closed.
+  int get(const std::string& path) {
+    auto client =
+        HttpClient::create(fmt::format("https://127.0.0.1:{}", server_->port()),
+                           {.read_timeout = std::chrono::seconds(10), .ca_file = identity_.file});
+    EXPECT_TRUE(client) << client.error().to_string();
+    const auto answer = client->get(path);
+    if (answer) return answer->status;
+    EXPECT_NE(answer.error().code(), StatusCode::kDeadlineExceeded) << path;
+    return 0;
+  }
+  const Identity identity_{"IP:127.0.0.1"};
+};
+
+TEST_F(TlsMemoryShortage, AnyOneAllocationMayFail) {
+  int num_ended = 0;
+  for (int n = 1; n <= 150; ++n) {
+    if (get(fmt::format("/fails/{}", n)) != 200) ++num_ended;  // the answer was not written yet
+    if (get(n % 2 == 0 ? "/stream" : "/hello") != 200) ++num_ended;
+    get("/calm");
+    ASSERT_EQ(get("/hello"), 200) << n;
   }
   EXPECT_GT(num_ended, 10);
   server_->stop(std::chrono::seconds(5));

@@ -31,8 +31,11 @@ class OutputBuffer {
 
   void start_stream() { last_write_bytes_ = 0; }
   // Whether more than `bound` bytes are pending beside the last write of a stream, which its client
-  // may not have been able to read yet, whatever its size.
-  bool exceeds(size_t bound) const { return num_pending() > bound + last_write_bytes_; }
+  // may not have been able to read yet, whatever its size. `num_unsent`: what was consumed and the
+  // socket has not taken.
+  bool exceeds(size_t bound, size_t num_unsent = 0) const {
+    return num_pending() + num_unsent > bound + last_write_bytes_;
+  }
   // Appends to a stream, as an HTTP chunk or as it is. False: the account is full.
   bool append_to_stream(std::string_view bytes, bool chunked);
 

@@ -1,55 +1,18 @@
 // https against a server with a certificate of its own making.
 #include <gtest/gtest.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 
 #include <atomic>
 #include <csignal>
-#include <cstdio>
 #include <thread>
 #include <tuple>
 
 #include "net/client.h"
+#include "net/test_identity.h"
 #include "net/test_socket.h"
 
 namespace espalier::net {
 namespace {
-
-// A key and a certificate for `name` ("IP:127.0.0.1"), which signs itself.
-struct Identity {
-  explicit Identity(const char* name) {
-    key = EVP_EC_gen("P-256");
-    certificate = X509_new();
-    X509_set_version(certificate, 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(certificate), 1);
-    X509_gmtime_adj(X509_getm_notBefore(certificate), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
-    X509_set_pubkey(certificate, key);
-    X509_NAME* subject = X509_get_subject_name(certificate);
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
-                               reinterpret_cast<const unsigned char*>("test"), -1, -1, 0);
-    X509_set_issuer_name(certificate, subject);
-    X509_EXTENSION* names =
-        X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, const_cast<char*>(name));
-    X509_add_ext(certificate, names, -1);
-    X509_EXTENSION_free(names);
-    X509_sign(certificate, key, EVP_sha256());
-    file = ::testing::TempDir() + "net_tls_test_" + std::to_string(::getpid()) + ".pem";
-    FILE* out = std::fopen(file.c_str(), "w");
-    PEM_write_X509(out, certificate);
-    std::fclose(out);
-  }
-  ~Identity() {
-    std::remove(file.c_str());
-    X509_free(certificate);
-    EVP_PKEY_free(key);
-  }
-  EVP_PKEY* key;
-  X509* certificate;
-  std::string file;
-};
 
 // Answers each request of each connection with "echo N" and keeps the connection.
 class TlsServer {

@@ -27,7 +27,10 @@ struct ServerConfig {
   std::string api_key;             // --api-key; empty: open
   std::string admin_api_key;       // --admin-api-key; empty: api_key
   std::string api_keys_file;       // --api-keys-file: keys with names and limits; empty: none
-  std::string served_model_name;   // --served-model-name; empty: the model path, as it was given
+  // --ssl-certfile, --ssl-keyfile, --ssl-keyfile-password, --ssl-ca-certs: https alone is served
+  // with this certificate; clients must show one where ssl_ca_certs is stated. Empty: plain HTTP.
+  std::string ssl_certfile, ssl_keyfile, ssl_keyfile_password, ssl_ca_certs;
+  std::string served_model_name;  // --served-model-name; empty: the model path, as it was given
   std::string weight_version = "default";  // --weight-version
 
   // --chat-template: a file's path, or the template's own text (recognised by "{{" or "{%"). Empty:
@@ -103,8 +106,8 @@ class Server {
   Status start();
   int port() const;  // the bound one; 0 before start()
 
-  // Reads the files again that may change while it serves: --api-keys-file. A failure changes
-  // nothing.
+  // Reads the files again that may change while it serves: --api-keys-file, and the certificate and
+  // the keys of TLS, for connections to come. A failure changes nothing.
   Status reload();
 
   // Refuses new work (503), waits until every answer is out or `timeout` has passed, aborts what is

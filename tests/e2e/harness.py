@@ -56,7 +56,7 @@ class Server:
     def _wait_for_port(self):
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            match = re.search(r"ready url=http://[^ ]*:(\d+)", self.output())
+            match = re.search(r"ready url=https?://[^ ]*:(\d+)", self.output())
             if match:
                 return int(match.group(1))
             if self.process.poll() is not None:
