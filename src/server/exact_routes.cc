@@ -4,8 +4,10 @@
 #include <atomic>
 #include <boost/json/value.hpp>
 #include <mutex>
+#include <optional>
 
 #include "engine/requests/exact_search.h"
+#include "server/authorize.h"
 #include "server/cache_namespace.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
@@ -52,16 +54,33 @@ Status check(const ExactBody& body) {
   return {};
 }
 
+void add_rate_limits(Tenant& tenant, HttpResponse& response) {
+  for (auto& header : tenant.headers(std::chrono::steady_clock::now()))
+    response.headers.push_back(std::move(header));
+}
+
 // One call: a search for each choice at once, each with one question open. Kept alive by them.
 class ExactCall : public std::enable_shared_from_this<ExactCall> {
  public:
-  ExactCall(ContextPtr context, ResponsePtr response, ExactBody body, std::vector<TokenId> prompt)
+  ExactCall(ContextPtr context, ResponsePtr response, ExactBody body, std::vector<TokenId> prompt,
+            TenantPtr tenant)
       : context_(std::move(context)),
         response_(std::move(response)),
         body_(std::move(body)),
         prompt_(std::move(prompt)),
+        tenant_(std::move(tenant)),
         found_(body_.choices.size()),
         num_open_(body_.choices.size()) {}
+
+  // Takes the tokens of the prompt and one for each choice of the tenant's limits; what the
+  // searches compute beyond is taken at the end. Else how long to wait.
+  std::optional<Duration> admit() {
+    if (tenant_ == nullptr) return std::nullopt;
+    const int64_t tokens = std::ssize(prompt_) + std::ssize(body_.choices);
+    const auto wait = tenant_->admit(tokens, std::chrono::steady_clock::now());
+    if (!wait) reservation_.emplace(tenant_, tokens);
+    return wait;
+  }
 
   void begin() {
     const auto self = shared_from_this();
@@ -89,6 +108,10 @@ class ExactCall : public std::enable_shared_from_this<ExactCall> {
   void ask(GenerateRequest request, std::function<void(Result<std::vector<float>>)> done) {
     if (gone_) return done(fail(error(StatusCode::kAborted, "the client is gone")));
     request.extra_key = cache_namespace(body_.extra_key, {});
+    if (tenant_ != nullptr) {
+      request.tenant = tenant_->name();
+      request.extra_key = cache_namespace(tenant_->name(), request.extra_key);
+    }
     auto logprobs = std::make_shared<std::vector<float>>();
     const auto submitted = context_->engine.submit(
         std::move(request), [self = shared_from_this(), logprobs, done](TokenEvent&& event) {
@@ -113,10 +136,22 @@ class ExactCall : public std::enable_shared_from_this<ExactCall> {
       }
       if (--num_open_ > 0) return;
     }
+    settle();
     response_->post([self = shared_from_this()] {
-      self->response_->send(self->failed_.ok() ? HttpResponse::json(200, self->answer())
-                                               : error_response(Dialect::kNative, self->failed_));
+      HttpResponse response = self->failed_.ok() ? HttpResponse::json(200, self->answer())
+                                                 : error_response(Dialect::kNative, self->failed_);
+      if (self->tenant_ != nullptr) add_rate_limits(*self->tenant_, response);
+      self->response_->send(std::move(response));
     });
+  }
+
+  // Each forward computes one token behind the prompt, which is computed once.
+  void settle() {
+    if (!reservation_) return;
+    int64_t used = std::ssize(prompt_);
+    for (const ExactProbability& found : found_) used += found.num_forwards;
+    reservation_->use(used);
+    reservation_.reset();
   }
 
   std::string answer() const {
@@ -138,6 +173,8 @@ class ExactCall : public std::enable_shared_from_this<ExactCall> {
   const ResponsePtr response_;
   const ExactBody body_;
   const std::vector<TokenId> prompt_;
+  const TenantPtr tenant_;                       // null: there are no limits
+  std::optional<TokenReservation> reservation_;  // of its tokens
   std::atomic<bool> gone_{false};
   std::mutex mutex_;  // of what follows, until the last search has ended
   std::vector<ExactProbability> found_;
@@ -145,7 +182,18 @@ class ExactCall : public std::enable_shared_from_this<ExactCall> {
   Status failed_;
 };
 
-Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody body) {
+HttpResponse limited_response(Tenant& tenant, Duration wait) {
+  HttpResponse response = rate_limited_response(
+      Dialect::kNative,
+      error(StatusCode::kResourceExhausted,
+            "the limits of this key are reached: try again in {:.1f} s", to_seconds(wait)),
+      std::chrono::ceil<std::chrono::seconds>(wait).count());
+  add_rate_limits(tenant, response);
+  return response;
+}
+
+Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody body,
+             const TenantPtr& tenant) {
   const Tokenizer* const tokenizer = context->engine.tokenizer();
   if (tokenizer == nullptr)
     return error(StatusCode::kFailedPrecondition,
@@ -153,12 +201,19 @@ Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody b
   std::vector<TokenId> prompt =
       body.input_ids.empty() ? tokenizer->encode(body.text) : body.input_ids;
   if (body.rid.empty()) body.rid = context->make_rid();
-  std::make_shared<ExactCall>(context, response, std::move(body), std::move(prompt))->begin();
+  const auto call =
+      std::make_shared<ExactCall>(context, response, std::move(body), std::move(prompt), tenant);
+  if (const auto wait = call->admit()) {
+    response->send(limited_response(*tenant, *wait));
+  } else {
+    call->begin();
+  }
   return {};
 }
 
 void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
                              ResponsePtr response) {
+  const TenantPtr tenant = tenant_of(context->tenants.get(), request);
   auto value = parse_json(request.body);
   if (!value) return response->send(malformed_response(value.error()));
   auto body = std::make_shared<ExactBody>();  // the task is copyable
@@ -166,8 +221,8 @@ void handle_exact_likelihood(const ContextPtr& context, HttpRequest&& request,
   if (read.ok()) read = check(*body);
   if (!read.ok()) return response->send(malformed_response(read));
   // The first call makes the table of spellings: never on an I/O thread.
-  const bool queued = context->workers->run([context, response, body] {
-    const Status started = start(context, response, std::move(*body));
+  const bool queued = context->workers->run([context, response, body, tenant] {
+    const Status started = start(context, response, std::move(*body), tenant);
     if (!started.ok()) response->send(error_response(Dialect::kNative, started));
   });
   if (!queued)

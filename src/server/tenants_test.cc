@@ -198,6 +198,22 @@ TEST_F(TenantServerTest, APriorityAboveTheKeysIsRefused) {
   EXPECT_THAT(answer.body, HasSubstr("the most that this key may state is 1"));
 }
 
+// The scripted engine gives no log-probabilities, so a search ends with an error; what it submits
+// and what it is charged are as with any engine.
+TEST_F(TenantServerTest, ExactLikelihoodIsLimitedToo) {
+  start();
+  constexpr const char* kChoices = R"({"input_ids":[1,2],"choices":["a","b"],"extra_key":"k"})";
+  EXPECT_NE(ask("sk-small", "/exact_likelihood", kChoices).status, 429);
+  EXPECT_EQ(engine_.submitted().back().tenant, "small");
+  EXPECT_EQ(engine_.submitted().back().extra_key, "small/k");
+  const Answer second = ask("sk-small", "/exact_likelihood", kChoices);
+  EXPECT_NE(second.status, 429);
+  EXPECT_EQ(second.header("x-ratelimit-remaining-requests"), "0");
+  const Answer over = ask("sk-small", "/exact_likelihood", kChoices);
+  EXPECT_EQ(over.status, 429);
+  EXPECT_EQ(over.header("Retry-After"), "30");
+}
+
 TEST_F(TenantServerTest, AnotherAdministratorsKeyWorksBesideThem) {
   config_.admin_api_key = "sk-admin";
   start();
