@@ -274,7 +274,44 @@ std::string environment_name(std::string_view setting) {
 // Variables with this prefix that are not settings: the folder of the model that ships.
 constexpr std::string_view kOtherVariables[] = {"share"};
 
+namespace {
+
+// Variables of SGLang that change answers, and the setting that a true value stands for.
+struct SglangVariable {
+  const char* name;
+  std::string_view setting, value;
+};
+constexpr SglangVariable kSglangVariables[] = {
+    {"SGLANG_RETURN_ORIGINAL_LOGPROB", "logprobs-mode", "original"}};
+
+// SGLang's spellings of a switch, in any case.
+Result<bool> read_sglang_switch(const char* name, std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* yes : {"true", "1", "yes", "y"})
+    if (lower == yes) return true;
+  for (const char* no : {"false", "0", "no", "n", ""})
+    if (lower == no) return false;
+  return fail(
+      invalid_argument("the environment sets {} to '{}'; it must be true or false", name, text));
+}
+
+Status apply_sglang_environment(SettingTable& table) {
+  for (const SglangVariable& each : kSglangVariables) {
+    const char* value = std::getenv(each.name);
+    Setting* setting = table.find(each.setting);
+    if (value == nullptr || setting == nullptr) continue;
+    ESP_ASSIGN_OR_RETURN(const bool set, read_sglang_switch(each.name, value));
+    if (set) ESP_RETURN_IF_ERROR(assign(*setting, {std::string(each.value)}, each.name));
+  }
+  return {};
+}
+
+}  // namespace
+
+// Espalier's own variables come second, and so win.
 Status apply_environment(SettingTable& table, const SettingTable& known_elsewhere) {
+  ESP_RETURN_IF_ERROR(apply_sglang_environment(table));
   for (Setting& row : table.rows()) {
     std::vector<std::string> names = row.aliases;  // before the name, which wins when both are set
     names.push_back(row.name);

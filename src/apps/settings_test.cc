@@ -127,6 +127,21 @@ TEST_F(SettingsTest, AMistypedVariableIsReportedAndAForeignOneIsNot) {
   unsetenv("ESPALIER_DATA");
 }
 
+TEST_F(SettingsTest, SglangsVariableOfLogProbabilitiesIsRead) {
+  setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "False", 1);
+  ASSERT_EQ(run({}), -1) << error_;
+  EXPECT_EQ(config_.engine.logprobs_mode, "processed");
+  setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1", 1);
+  ASSERT_EQ(run({}), -1) << error_;
+  EXPECT_EQ(config_.engine.logprobs_mode, "original");
+  ASSERT_EQ(run({"--logprobs-mode", "raw"}), -1) << error_;
+  EXPECT_EQ(config_.engine.logprobs_mode, "raw");
+  setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "maybe", 1);
+  EXPECT_EQ(run({}), kExitUsage);
+  EXPECT_THAT(error_, HasSubstr("SGLANG_RETURN_ORIGINAL_LOGPROB to 'maybe'"));
+  unsetenv("SGLANG_RETURN_ORIGINAL_LOGPROB");
+}
+
 // Its name resembles that of --fair-share.
 TEST_F(SettingsTest, TheFolderOfTheShippedModelIsNoMistypedSetting) {
   setenv("ESPALIER_SHARE", "/nowhere", 1);
