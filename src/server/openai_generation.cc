@@ -1,7 +1,10 @@
 #include "server/openai_generation.h"
 
+#include <boost/json/array.hpp>
+#include <boost/json/value.hpp>
 #include <set>
 
+#include "server/dialects/response_store.h"
 #include "text/tokenizer/fill_in_the_middle.h"
 
 namespace espalier::server {
@@ -75,6 +78,9 @@ class OpenAiGeneration : public Generation {
     continuous_usage_ ? write_usage(w, &sample) : static_cast<void>(w.null());
     w.end_object();
   }
+
+  const std::string& id() const { return id_; }
+  const std::string& model() const { return model_; }
 
   void append_usage_chunk(std::string& out, std::string_view object) const {
     if (!include_usage_) return;
@@ -208,6 +214,34 @@ Status in_chat_names(const Status& status, bool has_max_completion_tokens) {
   return {status.code(), std::move(text)};
 }
 
+// The log-probabilities of a sample's tokens from ids[ids_begin] on, as a chat's choice has them.
+void write_chat_logprobs(JsonWriter& w, const Context& context, const Sample& sample,
+                         size_t ids_begin) {
+  w.begin_object().key("content").begin_array();
+  for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
+    w.begin_object();
+    write_token(w, context, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
+    w.key("top_logprobs").begin_array();
+    if (entry.lp != nullptr) {
+      for (const auto& [id, logprob] : entry.lp->top) {
+        w.begin_object();
+        write_token(w, context, id, logprob);
+        w.end_object();
+      }
+    }
+    w.end_array().end_object();
+  }
+  w.end_array().end_object();
+}
+
+int64_t count_tokens(const Context& context, const std::string& text) {
+  const Tokenizer* const tokenizer = context.engine.tokenizer();
+  if (text.empty() || tokenizer == nullptr) return 0;
+  EncodeOptions options;
+  options.add_special_tokens = false;
+  return static_cast<int64_t>(tokenizer->encode(text, options).size());
+}
+
 class ChatGeneration final : public OpenAiGeneration {
  public:
   ChatGeneration(ContextPtr context, net::ResponsePtr response, std::vector<GenerationItem> items,
@@ -215,7 +249,10 @@ class ChatGeneration final : public OpenAiGeneration {
       : OpenAiGeneration(std::move(context), std::move(response), std::move(items), request),
         with_logprobs_(request.logprobs),
         has_max_completion_tokens_(request.max_completion_tokens.has_value()),
-        reads_calls_(!format.tool_format.empty()) {
+        reads_calls_(!format.tool_format.empty()),
+        stores_(request.store_completion) {
+    if (stores_ && request.messages != nullptr) messages_ = request.messages->get_array();
+    if (stores_ && request.metadata != nullptr) metadata_ = request.metadata->get_object();
     for (size_t i = 0; i < samples().size(); ++i) {
       answers_.emplace_back(format);
       call_ids_.emplace_back();
@@ -246,9 +283,20 @@ class ChatGeneration final : public OpenAiGeneration {
   }
   void append_last_events(std::string& out) override {
     append_usage_chunk(out, "chat.completion.chunk");
+    if (stores_) store(completion_json());
+  }
+  std::string whole_body() override {
+    std::string out = completion_json();
+    if (stores_) store(out);
+    return out;
   }
 
-  std::string whole_body() override {
+  int64_t reasoning_tokens(const Sample& sample) const override {
+    return count_tokens(context(), answers_[static_cast<size_t>(sample.index)].reasoning());
+  }
+
+ private:
+  std::string completion_json() {
     std::string out;
     JsonWriter w(out);
     begin_answer(w, "chat.completion");
@@ -278,16 +326,17 @@ class ChatGeneration final : public OpenAiGeneration {
     return out;
   }
 
-  int64_t reasoning_tokens(const Sample& sample) const override {
-    const std::string& text = answers_[static_cast<size_t>(sample.index)].reasoning();
-    const Tokenizer* const tokenizer = context().engine.tokenizer();
-    if (text.empty() || tokenizer == nullptr) return 0;
-    EncodeOptions options;
-    options.add_special_tokens = false;
-    return static_cast<int64_t>(tokenizer->encode(text, options).size());
+  // Called once, with the last sample's end.
+  void store(std::string completion) {
+    StoredResponse stored;
+    stored.body = std::move(completion);
+    stored.messages = std::move(messages_);
+    stored.model = model();
+    stored.metadata = std::move(metadata_);
+    context().responses->put({StoredKey::Kind::kChat, samples()[0].item->request.tenant, id()},
+                             std::move(stored), std::chrono::steady_clock::now());
   }
 
- private:
   ChatAnswer& answer_of(const Sample& sample) {
     return answers_[static_cast<size_t>(sample.index)];
   }
@@ -374,30 +423,16 @@ class ChatGeneration final : public OpenAiGeneration {
 
   void write_logprobs(JsonWriter& w, const Sample& sample, size_t ids_begin) const {
     w.key("logprobs");
-    if (!with_logprobs_) {
-      w.null();
-      return;
-    }
-    w.begin_object().key("content").begin_array();
-    for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
-      w.begin_object();
-      write_token(w, context(), entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
-      w.key("top_logprobs").begin_array();
-      if (entry.lp != nullptr) {
-        for (const auto& [id, logprob] : entry.lp->top) {
-          w.begin_object();
-          write_token(w, context(), id, logprob);
-          w.end_object();
-        }
-      }
-      w.end_array().end_object();
-    }
-    w.end_array().end_object();
+    with_logprobs_ ? write_chat_logprobs(w, context(), sample, ids_begin)
+                   : static_cast<void>(w.null());
   }
 
   const bool with_logprobs_;
   const bool has_max_completion_tokens_;  // the request named its length so
   const bool reads_calls_;
+  const bool stores_;
+  boost::json::array messages_;      // of the request, where the answer is stored
+  boost::json::object metadata_;     // the same
   std::vector<ChatAnswer> answers_;  // one for each sample
   std::vector<std::vector<std::string>> call_ids_;
 };

@@ -272,8 +272,8 @@ void append_openai_only(Fields<ChatRequest>& fields) {
     fields.push_back(refused<C>(name, "is not supported: send tools and tool_choice"));
   for (const char* name : {"moderation", "web_search_options"}) fields.push_back(refused<C>(name));
   for (const char* name :
-       {"metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "safety_identifier", "service_tier", "store", "verbosity"})
+       {"prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "verbosity"})
     fields.push_back(ignored<C>(name));
 }
 
@@ -307,6 +307,13 @@ const Fields<ChatRequest>& chat_fields() {
         field<C>("stream_reasoning", "reasoning as it comes; default true", &C::stream_reasoning),
         field<C>("describe_grammar", "state in the prompt what the answer is constrained to",
                  &C::describe_grammar),
+        field<C>("store", "keep the answer for GET /v1/chat/completions/{id}; default false",
+                 &C::store_completion),
+        custom<C>("metadata", R"({"type":"object"})", "strings that are kept with a stored answer",
+                  [](const Json& value, std::string_view, C& out) {
+                    out.metadata = std::make_shared<const Json>(value);
+                    return Status();
+                  }),
         refused<C>("return_meta_info"),
         refused<C>("return_prompt_token_ids"),
         refused<C>("audio"),
@@ -376,6 +383,23 @@ Status read_tools(const Json& value, std::string_view where,
     ESP_RETURN_IF_ERROR(check_tool(value.get_array()[i], fmt::format("{}[{}]", where, i)));
   }
   if (!value.get_array().empty()) out = std::make_shared<const Json>(value);
+  return {};
+}
+
+Status check_metadata(const Json& value, std::string_view where) {
+  constexpr size_t kMembersMax = 16, kNameMax = 64, kValueMax = 512;
+  if (!value.is_object() || value.get_object().size() > kMembersMax)
+    return invalid_argument("{} must be an object of at most {} strings, but it is {}", where,
+                            kMembersMax, describe(value));
+  for (const auto& [name, member] : value.get_object()) {
+    if (name.size() > kNameMax)
+      return invalid_argument("{} has a name of {} bytes; at most {} are kept", where, name.size(),
+                              kNameMax);
+    if (!member.is_string() || member.get_string().size() > kValueMax)
+      return invalid_argument("{}.{} must be a string of at most {} bytes, but it is {}", where,
+                              std::string_view(name.data(), name.size()), kValueMax,
+                              describe(member));
+  }
   return {};
 }
 
@@ -490,6 +514,8 @@ Result<ChatRequest> parse_chat(std::string_view body, bool& malformed) {
   if (request.input_ids.empty() && request.messages->get_array().empty()) {
     return fail(invalid_argument("messages is empty"));
   }
+  if (request.store_completion && request.metadata != nullptr)
+    ESP_RETURN_IF_ERROR(check_metadata(*request.metadata, "metadata"));
   if (request.top_logprobs > 0 && !request.logprobs) {
     return fail(invalid_argument("top_logprobs needs logprobs: true"));
   }

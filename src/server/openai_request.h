@@ -65,6 +65,8 @@ struct ChatRequest : OpenAiCommon {
   bool parallel_tool_calls = true;
   bool separate_reasoning = true, stream_reasoning = true;
   bool describe_grammar = false;  // the prompt states what the answer is constrained to
+  bool store_completion = false;  // GET /v1/chat/completions/{id} finds the answer
+  std::shared_ptr<const boost::json::value> metadata;  // of a stored answer: as check_metadata()
 };
 
 struct TokenizeRequest {
@@ -89,6 +91,10 @@ Status read_response_format(const boost::json::value& value, std::string_view wh
 // A list of tools as clients send it; into `out` where there are any.
 Status read_tools(const boost::json::value& value, std::string_view where,
                   std::shared_ptr<const boost::json::value>& out);
+
+// What a stored answer may have as metadata: an object of at most 16 strings, with names of at most
+// 64 bytes and values of at most 512.
+Status check_metadata(const boost::json::value& value, std::string_view where);
 
 // As parse_native: `malformed` states the kind of failure.
 Result<CompletionRequest> parse_completion(std::string_view body, bool& malformed);

@@ -34,21 +34,22 @@ std::string openapi_json();
 
 // A group's table stands at the end of its source, behind the handlers and schemas that it alone
 // names. A new route of a group is a row and a handler there.
-const std::vector<Route>& anthropic_routes();  // /v1/messages
-const std::vector<Route>& llama_cpp_routes();  // /completion, /infill, /props and others
-const std::vector<Route>& ollama_routes();     // /api/*
-const std::vector<Route>& responses_routes();  // /v1/responses
-const std::vector<Route>& admin_routes();      // flush, pause, continue, abort
-const std::vector<Route>& batch_routes();      // /v1/batches
-const std::vector<Route>& event_routes();      // the cache's events
-const std::vector<Route>& exact_routes();      // /exact_likelihood
-const std::vector<Route>& file_routes();       // /v1/files
-const std::vector<Route>& generate_routes();   // answers of the model, in every dialect
-const std::vector<Route>& grammar_routes();    // /v1/grammar/compile
-const std::vector<Route>& info_routes();       // models, health, state, metrics
-const std::vector<Route>& session_routes();    // open, close
-const std::vector<Route>& text_routes();       // tokenize, detokenize
-const std::vector<Route>& tool_routes();       // texts to tool calls and reasoning
+const std::vector<Route>& anthropic_routes();    // /v1/messages
+const std::vector<Route>& llama_cpp_routes();    // /completion, /infill, /props and others
+const std::vector<Route>& ollama_routes();       // /api/*
+const std::vector<Route>& responses_routes();    // /v1/responses
+const std::vector<Route>& stored_chat_routes();  // what /v1/chat/completions has stored
+const std::vector<Route>& admin_routes();        // flush, pause, continue, abort
+const std::vector<Route>& batch_routes();        // /v1/batches
+const std::vector<Route>& event_routes();        // the cache's events
+const std::vector<Route>& exact_routes();        // /exact_likelihood
+const std::vector<Route>& file_routes();         // /v1/files
+const std::vector<Route>& generate_routes();     // answers of the model, in every dialect
+const std::vector<Route>& grammar_routes();      // /v1/grammar/compile
+const std::vector<Route>& info_routes();         // models, health, state, metrics
+const std::vector<Route>& session_routes();      // open, close
+const std::vector<Route>& text_routes();         // tokenize, detokenize
+const std::vector<Route>& tool_routes();         // texts to tool calls and reasoning
 
 const std::vector<Route>& moderation_routes();  // /v1/moderations
 const std::vector<Route>& rerank_routes();      // /rerank, /v2/rerank

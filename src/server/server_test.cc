@@ -155,7 +155,8 @@ TEST_F(ServerTest, OpenApiListsWhatTheParsersRead) {
   start();
   const std::string body = normalise(call("GET", "/openapi.json").body);
   for (const char* part :
-       {R"("/v1/chat/completions":{"post")", R"("/v1/models/{model}")", "GenerateRequest",
+       {R"("/v1/chat/completions":{"get")", "schemas/ChatCompletionRequest",
+        R"("/v1/completions":{"post")", R"("/v1/models/{model}")", "GenerateRequest",
         "chat_template_kwargs", "logprob_start_len", "sampling_seed", R"("required":["prompt"])"}) {
     EXPECT_THAT(body, HasSubstr(part));
   }

@@ -88,6 +88,32 @@ def background(client):
     assert client.responses.cancel(long.id).status == "cancelled"
 
 
+def stored_chats(client):
+    """A chat completion that is kept, in each method of the client; a stream is kept as well."""
+    question = [{"role": "user", "content": QUESTION}]
+    made = client.chat.completions.create(model="m", messages=question, store=True, temperature=0,
+                                          max_tokens=16, metadata={"topic": "cities"})
+    store = client.chat.completions
+    text = made.choices[0].message.content
+    assert store.retrieve(made.id).choices[0].message.content == text
+    assert [m.content for m in store.messages.list(made.id)] == [QUESTION]
+    assert made.id in [known.id for known in store.list(metadata={"topic": "cities"})]
+    assert made.id not in [known.id for known in store.list(metadata={"topic": "rivers"})]
+    assert store.update(made.id, metadata={"topic": "rivers"}).metadata == {"topic": "rivers"}
+    chunks = list(client.chat.completions.create(model="m", messages=question, store=True, temperature=0,
+                                                 max_tokens=16, stream=True))
+    assert store.retrieve(chunks[0].id).choices[0].message.content == text
+    assert [known.id for known in store.list(limit=1, order="desc")][:2] == [chunks[0].id, made.id]
+    show("stored chats", repr(text))
+    assert store.delete(made.id).deleted
+    try:
+        store.retrieve(made.id)
+    except openai.NotFoundError as failure:
+        show("stored chats, deleted", failure.status_code)
+    else:
+        raise AssertionError("a deleted chat completion was found")
+
+
 def batches(client):
     """Files, and a batch over one: every method of both."""
     lines = [{"custom_id": f"q{i}", "method": "POST", "url": "/v1/chat/completions",
@@ -263,6 +289,7 @@ def main():
         client = openai.OpenAI(base_url=base + "/v1", api_key="none")
         responses(client)
         background(client)
+        stored_chats(client)
         batches(client)
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))

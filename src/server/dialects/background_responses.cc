@@ -12,9 +12,9 @@ constexpr int64_t kEventBytes = 64;     // of an event besides its text
 
 }  // namespace
 
-BackgroundRun::BackgroundRun(std::string id, bool keeps_events, ResponseStore& store,
+BackgroundRun::BackgroundRun(StoredKey key, bool keeps_events, ResponseStore& store,
                              MemoryCharge charge, EndCallback end)
-    : id_(std::move(id)),
+    : key_(std::move(key)),
       keeps_events_(keeps_events),
       store_(store),
       charge_(std::move(charge)),
@@ -49,7 +49,8 @@ void BackgroundRun::on_end(net::HttpResponse) { end(); }
 void BackgroundRun::end() {
   if (end_ == nullptr) return;
   charge_.release();
-  if (keeps_events_ && !events_lost_) store_.keep_events(id_, std::move(events_));
+  if (keeps_events_ && !events_lost_)
+    store_.change(key_, [this](StoredResponse& stored) { stored.events = std::move(events_); });
   for (const net::ResponsePtr& client : clients_) client->finish();
   clients_.clear();
   std::exchange(end_, nullptr)(*this);
@@ -76,31 +77,31 @@ bool BackgroundRun::subscribe(const net::ResponsePtr& client, size_t from) {
   return true;
 }
 
-BackgroundResponses::Prepared BackgroundResponses::prepare(const std::string& id, bool keeps_events,
+BackgroundResponses::Prepared BackgroundResponses::prepare(const StoredKey& key, bool keeps_events,
                                                            int64_t request_bytes) {
   MemoryCharge charge = store_.make_charge();
   if (!store_.resize(charge, kRunBytes + request_bytes)) return {};
   const auto forget = [this](const BackgroundRun& run) {
     std::lock_guard lock(mutex_);
-    runs_.erase(run.id());
+    runs_.erase(run.key());
   };
   const auto run =
-      std::make_shared<BackgroundRun>(id, keeps_events, store_, std::move(charge), forget);
+      std::make_shared<BackgroundRun>(key, keeps_events, store_, std::move(charge), forget);
   return {run, std::make_shared<DetachedCall>(thread_, run)};
 }
 
 void BackgroundResponses::add(const Prepared& prepared, std::weak_ptr<BackgroundSource> source) {
   prepared.run->attach(prepared.call, std::move(source));
   std::lock_guard lock(mutex_);
-  runs_[prepared.run->id()] = prepared.run;
+  runs_[prepared.run->key()] = prepared.run;
 }
 
-void BackgroundResponses::with(std::string id, std::function<void(BackgroundRun*)> task) {
-  thread_->post([this, id = std::move(id), task = std::move(task)] {
+void BackgroundResponses::with(StoredKey key, std::function<void(BackgroundRun*)> task) {
+  thread_->post([this, key = std::move(key), task = std::move(task)] {
     std::shared_ptr<BackgroundRun> run;
     {
       std::lock_guard lock(mutex_);
-      if (const auto found = runs_.find(id); found != runs_.end()) run = found->second;
+      if (const auto found = runs_.find(key); found != runs_.end()) run = found->second;
     }
     task(run.get());
   });
@@ -114,7 +115,7 @@ void BackgroundResponses::stop() {
     std::vector<std::shared_ptr<BackgroundRun>> runs;
     {
       std::lock_guard lock(mutex_);
-      for (const auto& [id, run] : runs_) runs.push_back(run);
+      for (const auto& [key, run] : runs_) runs.push_back(run);
     }
     for (const auto& run : runs) run->cancel();
     thread_->post([&cancelled] { cancelled.set_value(); });  // behind what the calls have posted

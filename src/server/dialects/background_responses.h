@@ -3,11 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "server/detached_call.h"
@@ -30,10 +30,10 @@ class BackgroundRun final : public DetachedReader {
  public:
   // Called once, at the end.
   using EndCallback = std::function<void(BackgroundRun&)>;
-  BackgroundRun(std::string id, bool keeps_events, ResponseStore& store, MemoryCharge charge,
+  BackgroundRun(StoredKey key, bool keeps_events, ResponseStore& store, MemoryCharge charge,
                 EndCallback end);
 
-  const std::string& id() const { return id_; }
+  const StoredKey& key() const { return key_; }
   // REQUIRES: nothing else has been called yet. On any thread.
   void attach(std::weak_ptr<DetachedCall> call, std::weak_ptr<BackgroundSource> source);
 
@@ -51,7 +51,7 @@ class BackgroundRun final : public DetachedReader {
  private:
   void end();
 
-  const std::string id_;
+  const StoredKey key_;
   const bool keeps_events_;
   ResponseStore& store_;
   MemoryCharge charge_;  // of the request and the events
@@ -75,20 +75,20 @@ class BackgroundResponses {
     std::shared_ptr<DetachedCall> call;  // for its generation to answer
   };
   // Null where the responses have no memory left for a request of so many bytes.
-  Prepared prepare(const std::string& id, bool keeps_events, int64_t request_bytes);
+  Prepared prepare(const StoredKey& key, bool keeps_events, int64_t request_bytes);
   // From now on with() finds it. Before its generation begins.
   void add(const Prepared& prepared, std::weak_ptr<BackgroundSource> source);
 
-  // Runs `task` on the thread with the run of this id; null: none runs.
-  void with(std::string id, std::function<void(BackgroundRun*)> task);
+  // Runs `task` on the thread with the run of this key; null: none runs.
+  void with(StoredKey key, std::function<void(BackgroundRun*)> task);
   void stop();  // cancels all
 
  private:
   ResponseStore& store_;
   const std::shared_ptr<TaskThread> thread_;
   std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<BackgroundRun>> runs_;  // guarded by mutex_
-  bool stopped_ = false;                                                  // of stop()'s caller
+  std::map<StoredKey, std::shared_ptr<BackgroundRun>> runs_;  // guarded by mutex_
+  bool stopped_ = false;                                      // of stop()'s caller
 };
 
 }  // namespace espalier::server

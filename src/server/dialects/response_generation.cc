@@ -174,7 +174,8 @@ void ResponseGeneration::store(const Sample& sample) {
   if (!calls.empty()) turn["tool_calls"] = std::move(calls);
   messages.push_back(std::move(turn));
   context().responses->put(
-      id_, {response_json(sample), request_.input, std::move(messages), request_.background, {}},
+      {StoredKey::Kind::kResponse, request_.owner, id_},
+      {response_json(sample), request_.input, std::move(messages), request_.background, {}},
       std::chrono::steady_clock::now());
 }
 

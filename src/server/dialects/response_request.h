@@ -14,6 +14,7 @@ struct ResponseRequest : ChatRequest {
   boost::json::array turns;  // of the input
   std::string input;         // its items as they were sent, a JSON array
   std::string instructions, previous_response_id;
+  std::string owner;  // not of the body: the tenant whose key the request brought
   bool store = true;
   bool background = false;  // answered at once, and run without its client
   std::optional<std::string> effort;

@@ -10,54 +10,74 @@ int64_t bytes_of(const StoredResponse& response) {
   const auto text = static_cast<int64_t>(boost::json::serialize(response.messages).size());
   int64_t events = 0;
   for (const std::string& event : response.events) events += std::ssize(event) + 64;
-  return static_cast<int64_t>(response.body.size() + response.input.size()) + 4 * text + events +
-         512;
+  const auto metadata = static_cast<int64_t>(boost::json::serialize(response.metadata).size());
+  return static_cast<int64_t>(response.body.size() + response.input.size() +
+                              response.model.size()) +
+         4 * (text + metadata) + events + 512;
 }
 
 }  // namespace
 
-bool ResponseStore::put(const std::string& id, StoredResponse response, TimePoint now) {
+bool ResponseStore::put(const StoredKey& key, StoredResponse response, TimePoint now) {
   const int64_t bytes = bytes_of(response);
   std::lock_guard lock(mutex_);
   drop_expired(now);
-  if (const auto known = by_id_.find(id); known != by_id_.end()) drop(known->second);
+  if (const auto known = by_key_.find(key); known != by_key_.end()) drop(known->second);
   MemoryCharge charge(account_);
   if (!make_room(charge, bytes)) return false;
-  entries_.push_back(
-      {id, std::make_shared<const StoredResponse>(std::move(response)), now, std::move(charge)});
-  by_id_[id] = std::prev(entries_.end());
+  entries_.push_back({key, std::make_shared<const StoredResponse>(std::move(response)),
+                      next_number_++, now, std::move(charge)});
+  by_key_[key] = std::prev(entries_.end());
   return true;
 }
 
-std::shared_ptr<const StoredResponse> ResponseStore::get(const std::string& id, TimePoint now) {
+std::shared_ptr<const StoredResponse> ResponseStore::get(const StoredKey& key, TimePoint now) {
   std::lock_guard lock(mutex_);
   drop_expired(now);
-  const auto known = by_id_.find(id);
-  if (known == by_id_.end()) return nullptr;
+  const auto known = by_key_.find(key);
+  if (known == by_key_.end()) return nullptr;
   known->second->used = now;
   entries_.splice(entries_.end(), entries_, known->second);
   return known->second->response;
 }
 
-bool ResponseStore::erase(const std::string& id) {
+bool ResponseStore::erase(const StoredKey& key) {
   std::lock_guard lock(mutex_);
-  const auto known = by_id_.find(id);
-  if (known == by_id_.end()) return false;
+  const auto known = by_key_.find(key);
+  if (known == by_key_.end()) return false;
   drop(known->second);
   return true;
 }
 
-void ResponseStore::keep_events(const std::string& id, std::vector<std::string> events) {
+bool ResponseStore::change(const StoredKey& key, const std::function<void(StoredResponse&)>& edit) {
   std::lock_guard lock(mutex_);
-  const auto known = by_id_.find(id);
-  if (known == by_id_.end()) return;
+  const auto known = by_key_.find(key);
+  if (known == by_key_.end()) return false;
   StoredResponse whole = *known->second->response;
-  whole.events = std::move(events);
+  edit(whole);
   const int64_t bytes = bytes_of(whole);
   MemoryCharge charge(account_);
-  if (!make_room(charge, bytes) || !by_id_.contains(id)) return;
-  known->second->response = std::make_shared<const StoredResponse>(std::move(whole));
-  known->second->charge = std::move(charge);
+  if (!make_room(charge, bytes)) return false;
+  const auto left = by_key_.find(key);  // making room may have given it up
+  if (left == by_key_.end()) return false;
+  left->second->response = std::make_shared<const StoredResponse>(std::move(whole));
+  left->second->charge = std::move(charge);
+  return true;
+}
+
+std::vector<ResponseStore::Listed> ResponseStore::list(StoredKey::Kind kind, std::string_view owner,
+                                                       TimePoint now) {
+  std::map<uint64_t, Listed> in_order;
+  {
+    std::lock_guard lock(mutex_);
+    drop_expired(now);
+    for (auto it = by_key_.lower_bound({kind, std::string(owner), ""});
+         it != by_key_.end() && it->first.kind == kind && it->first.owner == owner; ++it)
+      in_order[it->second->number] = {it->first.id, it->second->response};
+  }
+  std::vector<Listed> all;
+  for (auto& [number, listed] : in_order) all.push_back(std::move(listed));
+  return all;
 }
 
 bool ResponseStore::resize(MemoryCharge& charge, int64_t bytes) {
@@ -75,7 +95,7 @@ bool ResponseStore::make_room(MemoryCharge& charge, int64_t bytes) {
 }
 
 void ResponseStore::drop(Entries::iterator entry) {
-  by_id_.erase(entry->id);
+  by_key_.erase(entry->key);
   entries_.erase(entry);
 }
 

@@ -1,17 +1,22 @@
-// Answers of /v1/responses that clients may fetch, continue and delete by their id.
+// Answers of /v1/responses and /v1/chat/completions that clients may fetch, continue, change and
+// delete by their id. An answer belongs to the tenant whose key made it: no other finds it.
 //
 // Thread-safe. Bytes are bounded by an account; where it is full the answers that were used least
 // recently are given up. An answer that was not used for the time to live is gone.
 #pragma once
 
 #include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <compare>
 #include <cstdint>
+#include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -19,12 +24,24 @@
 
 namespace espalier::server {
 
+struct StoredKey {
+  enum class Kind { kResponse, kChat } kind = Kind::kResponse;
+  std::string owner;  // the tenant's name; empty without --api-keys-file
+  std::string id;
+  auto operator<=>(const StoredKey&) const = default;
+};
+
 struct StoredResponse {
-  std::string body;                 // the response object, as JSON
-  std::string input;                // the request's input items, a JSON array
-  boost::json::array messages;      // the conversation so far with the answer, as a chat has it
+  std::string body;   // the response object or the chat completion, as JSON
+  std::string input;  // of a response: the request's input items, a JSON array
+  // Of a response the conversation so far with the answer, as a chat has it; of a chat completion
+  // the request's messages.
+  boost::json::array messages;
   bool background = false;          // it ran without its client
   std::vector<std::string> events;  // of its stream, where they are kept: by sequence number
+  // Of a chat completion: what lists filter by. `body` lacks the metadata, which may change.
+  std::string model = {};
+  boost::json::object metadata = {};
 };
 
 class ResponseStore {
@@ -33,12 +50,19 @@ class ResponseStore {
       : account_(std::move(account)), time_to_live_(time_to_live) {}
 
   // False where it is too large to be kept at all. `now`: of the steady clock.
-  bool put(const std::string& id, StoredResponse response, TimePoint now);
-  // Null: there is none of this id, or no longer.
-  std::shared_ptr<const StoredResponse> get(const std::string& id, TimePoint now);
-  bool erase(const std::string& id);
-  // Keeps the events of an answer that is there; without memory for them it stays without.
-  void keep_events(const std::string& id, std::vector<std::string> events);
+  bool put(const StoredKey& key, StoredResponse response, TimePoint now);
+  // Null: there is none of this key, or no longer.
+  std::shared_ptr<const StoredResponse> get(const StoredKey& key, TimePoint now);
+  bool erase(const StoredKey& key);
+  // Changes an answer that is there. Without memory for the change it stays as it was: false.
+  bool change(const StoredKey& key, const std::function<void(StoredResponse&)>& edit);
+
+  struct Listed {
+    std::string id;
+    std::shared_ptr<const StoredResponse> response;
+  };
+  // The answers of a kind and an owner, the oldest first. This is no use of them.
+  std::vector<Listed> list(StoredKey::Kind kind, std::string_view owner, TimePoint now);
 
   // Memory of what becomes an answer. resize() gives up answers for it; false: in vain.
   MemoryCharge make_charge() const { return MemoryCharge(account_); }
@@ -46,8 +70,9 @@ class ResponseStore {
 
  private:
   struct Entry {
-    std::string id;
+    StoredKey key;
     std::shared_ptr<const StoredResponse> response;
+    uint64_t number;  // in the order of creation
     TimePoint used;
     MemoryCharge charge;
   };
@@ -61,7 +86,8 @@ class ResponseStore {
   const Duration time_to_live_;
   std::mutex mutex_;
   Entries entries_;
-  std::unordered_map<std::string, Entries::iterator> by_id_;
+  std::map<StoredKey, Entries::iterator> by_key_;
+  uint64_t next_number_ = 0;
 };
 
 }  // namespace espalier::server

@@ -5,6 +5,7 @@
 #include "server/dialects/background_responses.h"
 #include "server/dialects/response_generation.h"
 #include "server/dialects/response_request.h"
+#include "server/dialects/stored_owner.h"
 #include "server/openai_generation.h"
 #include "server/routes.h"
 #include "server/start_generation.h"
@@ -13,6 +14,11 @@ namespace espalier::server {
 namespace {
 
 namespace json = boost::json;
+
+StoredKey key_of(const ContextPtr& context, const net::HttpRequest& request) {
+  return {StoredKey::Kind::kResponse, owner_of(*context, request),
+          std::string(request.param("id"))};
+}
 
 Status no_such_response(std::string_view id) {
   return error(StatusCode::kNotFound,
@@ -26,8 +32,9 @@ Status join_conversation(const Context& context, ResponseRequest& request) {
   if (!request.instructions.empty())
     messages.push_back(json::object{{"role", "system"}, {"content", request.instructions}});
   if (!request.previous_response_id.empty()) {
-    const auto previous =
-        context.responses->get(request.previous_response_id, std::chrono::steady_clock::now());
+    const auto previous = context.responses->get(
+        {StoredKey::Kind::kResponse, request.owner, request.previous_response_id},
+        std::chrono::steady_clock::now());
     if (previous == nullptr) return no_such_response(request.previous_response_id);
     for (const Json& message : previous->messages) messages.push_back(message);
   }
@@ -48,7 +55,8 @@ std::shared_ptr<Generation> start_in_background(const ContextPtr& context,
   const std::string id = "resp_" + item.request.rid;
   const bool streamed = std::exchange(request.stream, true);
   const auto bytes = static_cast<int64_t>(request.input.size() + item.request.text.size());
-  const auto prepared = context->background->prepare(id, streamed, bytes);
+  const StoredKey key{StoredKey::Kind::kResponse, request.owner, id};
+  const auto prepared = context->background->prepare(key, streamed, bytes);
   if (prepared.run == nullptr) {
     response->send(error_response(
         Dialect::kOpenAi, error(StatusCode::kResourceExhausted,
@@ -62,7 +70,7 @@ std::shared_ptr<Generation> start_in_background(const ContextPtr& context,
   if (!streamed) {
     response->send(net::HttpResponse::json(200, begun));
   } else {
-    context->background->with(id, [response](BackgroundRun* run) { run->subscribe(response, 0); });
+    context->background->with(key, [response](BackgroundRun* run) { run->subscribe(response, 0); });
   }
   return generation;
 }
@@ -88,14 +96,19 @@ std::shared_ptr<Generation> start(const ContextPtr& context, const net::Response
 
 void handle_create(const ContextPtr& context, net::HttpRequest&& request,
                    net::ResponsePtr response) {
-  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
-                   parse_response_request, start);
+  const std::string owner = owner_of(*context, request);
+  start_generation(
+      context, std::move(request), std::move(response), Dialect::kOpenAi, parse_response_request,
+      [owner](const ContextPtr& server, const net::ResponsePtr& answer, ResponseRequest&& body) {
+        body.owner = owner;
+        return start(server, answer, std::move(body));
+      });
 }
 
-std::shared_ptr<const StoredResponse> stored(const ContextPtr& context, const std::string& id,
+std::shared_ptr<const StoredResponse> stored(const ContextPtr& context, const StoredKey& key,
                                              const net::ResponsePtr& response) {
-  auto found = context->responses->get(id, std::chrono::steady_clock::now());
-  if (found == nullptr) response->send(error_response(Dialect::kOpenAi, no_such_response(id)));
+  auto found = context->responses->get(key, std::chrono::steady_clock::now());
+  if (found == nullptr) response->send(error_response(Dialect::kOpenAi, no_such_response(key.id)));
   return found;
 }
 
@@ -105,13 +118,13 @@ void refuse(const net::ResponsePtr& response, const Status& status) {
 
 // What GET asks of a response.
 struct Reading {
-  std::string id;
+  StoredKey key;
   bool stream = false;
   size_t from = 0;  // the number of the first event
 };
 
-Result<Reading> read_query(const net::HttpRequest& request) {
-  Reading reading{.id = std::string(request.param("id"))};
+Result<Reading> read_query(const ContextPtr& context, const net::HttpRequest& request) {
+  Reading reading{.key = key_of(context, request)};
   reading.stream = request.query_param("stream").value_or("false") == "true";
   const auto after = request.query_param("starting_after");
   if (!after) return reading;
@@ -132,7 +145,7 @@ Status no_events() {
 
 void answer_stored(const ContextPtr& context, const Reading& reading,
                    const net::ResponsePtr& response) {
-  const auto found = stored(context, reading.id, response);
+  const auto found = stored(context, reading.key, response);
   if (found == nullptr) return;
   if (!reading.stream) return response->send(net::HttpResponse::json(200, found->body));
   if (found->events.empty()) return refuse(response, no_events());
@@ -144,9 +157,9 @@ void answer_stored(const ContextPtr& context, const Reading& reading,
 }
 
 void handle_get(const ContextPtr& context, net::HttpRequest&& request, net::ResponsePtr response) {
-  const auto reading = read_query(request);
+  const auto reading = read_query(context, request);
   if (!reading) return refuse(response, reading.error());
-  context->background->with(reading->id, [=, reading = *reading](BackgroundRun* run) {
+  context->background->with(reading->key, [=, reading = *reading](BackgroundRun* run) {
     // Without a snapshot the run has just ended, and its outcome is stored.
     std::string now = run != nullptr ? run->snapshot() : "";
     if (now.empty()) return answer_stored(context, reading, response);
@@ -157,7 +170,7 @@ void handle_get(const ContextPtr& context, net::HttpRequest&& request, net::Resp
 
 void handle_input_items(const ContextPtr& context, net::HttpRequest&& request,
                         net::ResponsePtr response) {
-  const auto found = stored(context, std::string(request.param("id")), response);
+  const auto found = stored(context, key_of(context, request), response);
   if (found == nullptr) return;
   std::string out;
   JsonWriter w(out);
@@ -168,13 +181,13 @@ void handle_input_items(const ContextPtr& context, net::HttpRequest&& request,
 
 void handle_delete(const ContextPtr& context, net::HttpRequest&& request,
                    net::ResponsePtr response) {
-  const std::string id(request.param("id"));
-  context->background->with(id, [=](BackgroundRun* run) {
+  const StoredKey key = key_of(context, request);
+  context->background->with(key, [=](BackgroundRun* run) {
     if (run != nullptr) run->cancel();
-    if (!context->responses->erase(id)) return refuse(response, no_such_response(id));
+    if (!context->responses->erase(key)) return refuse(response, no_such_response(key.id));
     std::string out;
     JsonWriter w(out);
-    w.begin_object().member("id", id).member("object", "response").member("deleted", true);
+    w.begin_object().member("id", key.id).member("object", "response").member("deleted", true);
     w.end_object();
     response->send(net::HttpResponse::json(200, std::move(out)));
   });
@@ -183,10 +196,10 @@ void handle_delete(const ContextPtr& context, net::HttpRequest&& request,
 // Of one that has ended it changes nothing.
 void handle_cancel(const ContextPtr& context, net::HttpRequest&& request,
                    net::ResponsePtr response) {
-  const std::string id(request.param("id"));
-  context->background->with(id, [=](BackgroundRun* run) {
+  const StoredKey key = key_of(context, request);
+  context->background->with(key, [=](BackgroundRun* run) {
     if (run != nullptr) run->cancel();
-    const auto found = stored(context, id, response);
+    const auto found = stored(context, key, response);
     if (found == nullptr) return;
     if (!found->background)
       return refuse(response, invalid_argument("only responses that were made with background can "

@@ -250,12 +250,13 @@ TEST(ResponseStore, GivesUpTheLeastRecentlyUsedAndTheExpired) {
   const auto account = std::make_shared<MemoryAccount>("responses", 3000);
   ResponseStore store(account, std::chrono::seconds(10));
   const TimePoint start{};
+  const auto key = [](const char* id) { return StoredKey{StoredKey::Kind::kResponse, "", id}; };
   const auto put = [&](const char* id, size_t bytes, int seconds) {
-    return store.put(id, {std::string(bytes, 'x'), "[]", {}},
+    return store.put(key(id), {std::string(bytes, 'x'), "[]", {}},
                      start + std::chrono::seconds(seconds));
   };
   const auto has = [&](const char* id, int seconds) {
-    return store.get(id, start + std::chrono::seconds(seconds)) != nullptr;
+    return store.get(key(id), start + std::chrono::seconds(seconds)) != nullptr;
   };
   EXPECT_TRUE(put("a", 500, 0));
   EXPECT_TRUE(put("b", 500, 1));
@@ -268,7 +269,7 @@ TEST(ResponseStore, GivesUpTheLeastRecentlyUsedAndTheExpired) {
   EXPECT_FALSE(has("c", 14));
   EXPECT_FALSE(has("a", 14));
   EXPECT_EQ(account->used(), 0);
-  EXPECT_FALSE(store.erase("a"));
+  EXPECT_FALSE(store.erase(key("a")));
 }
 
 }  // namespace

@@ -1,0 +1,239 @@
+// What POST /v1/chat/completions with `store` has kept: GET /v1/chat/completions, and one of them
+// by its id.
+#include <algorithm>
+#include <boost/json.hpp>
+
+#include "server/batches/batch_routes.h"
+#include "server/dialects/response_store.h"
+#include "server/dialects/stored_owner.h"
+#include "server/errors.h"
+#include "server/json_view.h"
+#include "server/openai_request.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+
+namespace json = boost::json;
+using net::HttpRequest;
+using net::HttpResponse;
+using net::ResponsePtr;
+
+namespace {
+
+using Listed = ResponseStore::Listed;
+constexpr int64_t kLimit = 20, kLimitMax = 100;  // of a page
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+StoredKey key_of(const Context& context, const HttpRequest& request) {
+  return {StoredKey::Kind::kChat, owner_of(context, request), std::string(request.param("id"))};
+}
+
+Status no_such_completion(std::string_view id) {
+  return error(
+      StatusCode::kNotFound,
+      "there is no stored chat completion '{}': it was made without store, was deleted, or "
+      "has expired",
+      id);
+}
+
+void refuse(const ResponsePtr& response, const Status& status) {
+  response->send(error_response(Dialect::kOpenAi, status));
+}
+
+// The completion with the metadata as it is now.
+std::string completion_json(const StoredResponse& stored) {
+  json::object completion = json::parse(stored.body).as_object();
+  completion["metadata"] = stored.metadata;
+  return json::serialize(completion);
+}
+
+// {"name": value} of a query's metadata[name]=value.
+json::object metadata_filter(std::string_view query) {
+  constexpr std::string_view kBegin = "metadata[";
+  json::object filter;
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    const auto name = net::percent_decode(pair.substr(0, equals), true);
+    const auto value = net::percent_decode(pair.substr(std::min(equals + 1, pair.size())), true);
+    if (name && value && name->starts_with(kBegin) && name->ends_with(']'))
+      filter[name->substr(kBegin.size(), name->size() - kBegin.size() - 1)] = *value;
+  }
+  return filter;
+}
+
+bool passes(const StoredResponse& stored, const std::optional<std::string>& model,
+            const json::object& metadata) {
+  if (model && *model != stored.model) return false;
+  return std::ranges::all_of(metadata, [&](const auto& wanted) {
+    const json::value* found = stored.metadata.if_contains(wanted.key());
+    return found != nullptr && *found == wanted.value();
+  });
+}
+
+// `limit` of the items behind `after`, in the order of the query; the items come oldest first.
+// kNotFound where no item is `after`.
+template <typename Item>
+Result<ListPage<Item>> page_of(std::vector<Item> items, const ListQuery& query) {
+  if (!query.ascending) std::ranges::reverse(items);
+  auto begin = items.begin();
+  if (!query.after.empty()) {
+    begin = std::ranges::find(items, query.after, &Item::id);
+    if (begin == items.end())
+      return fail(
+          error(StatusCode::kNotFound, "after is '{}', which the list does not hold", query.after));
+    ++begin;
+  }
+  const auto count = std::min<int64_t>(query.limit, items.end() - begin);
+  return ListPage<Item>{{begin, begin + count}, begin + count != items.end()};
+}
+
+// As read_list_query(), with the oldest first unless the query states an order.
+Result<ListQuery> read_page(const HttpRequest& request) {
+  ESP_ASSIGN_OR_RETURN(ListQuery query, read_list_query(request, kLimit, kLimitMax));
+  if (!request.query_param("order")) query.ascending = true;
+  return query;
+}
+
+void write_completion(JsonWriter& w, const Listed& listed) {
+  w.raw(completion_json(*listed.response));
+}
+
+void handle_list(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const auto query = read_page(request);
+  if (!query) return refuse(response, query.error());
+  const auto model = request.query_param("model");
+  const json::object metadata = metadata_filter(request.query);
+  auto all = context->responses->list(StoredKey::Kind::kChat, owner_of(*context, request), now());
+  std::erase_if(all, [&](const Listed& l) { return !passes(*l.response, model, metadata); });
+  const auto page = page_of(std::move(all), *query);
+  if (!page) return refuse(response, page.error());
+  // Each completion is parsed: as much work as their bodies are long.
+  size_t bytes = 0;
+  for (const Listed& listed : page->records) bytes += listed.response->body.size();
+  context->run_sized(bytes, response, [page = *page, response] {
+    response->send(list_response(page, write_completion));
+  });
+}
+
+void send_completion(const ContextPtr& context, const StoredKey& key, const ResponsePtr& response) {
+  const auto found = context->responses->get(key, now());
+  if (found == nullptr) return refuse(response, no_such_completion(key.id));
+  response->send(HttpResponse::json(200, completion_json(*found)));
+}
+
+void handle_get(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  send_completion(context, key_of(*context, request), response);
+}
+
+struct Message {
+  std::string id;
+  json::object message;
+};
+
+// Content in parts stands beside it as content_parts, as OpenAI has it.
+void write_message(JsonWriter& w, const Message& message) {
+  json::object out = message.message;
+  out["id"] = message.id;
+  if (json::value& content = out["content"]; content.is_array())
+    out["content_parts"] = std::exchange(content, nullptr);
+  w.raw(json::serialize(out));
+}
+
+void handle_messages(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const StoredKey key = key_of(*context, request);
+  const auto query = read_page(request);
+  if (!query) return refuse(response, query.error());
+  const auto found = context->responses->get(key, now());
+  if (found == nullptr) return refuse(response, no_such_completion(key.id));
+  std::vector<Message> messages;
+  for (const json::value& message : found->messages)
+    messages.push_back({fmt::format("{}-{}", key.id, messages.size()), message.get_object()});
+  const auto page = page_of(std::move(messages), *query);
+  if (!page) return refuse(response, page.error());
+  response->send(list_response(*page, write_message));
+}
+
+struct UpdateBody {
+  json::object metadata;
+};
+
+const Fields<UpdateBody>& update_fields() {
+  static const Fields<UpdateBody> fields = [] {
+    Fields<UpdateBody> f = {custom<UpdateBody>(
+        "metadata", R"({"type":"object","additionalProperties":{"type":"string"}})",
+        "replaces the metadata of the completion",
+        [](const Json& value, std::string_view where, UpdateBody& out) -> Status {
+          ESP_RETURN_IF_ERROR(check_metadata(value, where));
+          out.metadata = value.get_object();
+          return {};
+        })};
+    f[0].required = true;
+    return f;
+  }();
+  return fields;
+}
+
+std::string update_schema() { return schema_of(update_fields()); }
+
+void handle_update(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  bool malformed = false;
+  const auto body = parse_body(update_fields(), request.body, malformed);
+  if (!body)
+    return response->send(malformed ? malformed_response(body.error())
+                                    : error_response(Dialect::kOpenAi, body.error()));
+  const StoredKey key = key_of(*context, request);
+  if (context->responses->get(key, now()) == nullptr)
+    return refuse(response, no_such_completion(key.id));
+  if (!context->responses->change(
+          key, [&](StoredResponse& stored) { stored.metadata = body->metadata; }))
+    return refuse(response, error(StatusCode::kResourceExhausted,
+                                  "stored answers have no memory left (--max-responses-bytes)"));
+  send_completion(context, key, response);
+}
+
+void handle_delete(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  const StoredKey key = key_of(*context, request);
+  if (!context->responses->erase(key)) return refuse(response, no_such_completion(key.id));
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().member("id", key.id).member("object", "chat.completion.deleted");
+  w.member("deleted", true).end_object();
+  response->send(HttpResponse::json(200, std::move(out)));
+}
+
+}  // namespace
+
+const std::vector<Route>& stored_chat_routes() {
+  using enum Access;
+  static const std::vector<Route> table = {
+      {{"GET"}, "/v1/chat/completions", kUser, "The stored chats", handle_list, "", nullptr},
+      {{"GET"}, "/v1/chat/completions/{id}", kUser, "A stored chat", handle_get, "", nullptr},
+      {{"POST"},
+       "/v1/chat/completions/{id}",
+       kUser,
+       "Change the metadata of a stored chat",
+       handle_update,
+       "ChatCompletionUpdate",
+       update_schema},
+      {{"DELETE"},
+       "/v1/chat/completions/{id}",
+       kUser,
+       "Delete a stored chat",
+       handle_delete,
+       "",
+       nullptr},
+      {{"GET"},
+       "/v1/chat/completions/{id}/messages",
+       kUser,
+       "The messages that a stored chat answered",
+       handle_messages,
+       "",
+       nullptr},
+  };
+  return table;
+}
+
+}  // namespace espalier::server
