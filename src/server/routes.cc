@@ -25,8 +25,8 @@ void write_operation(JsonWriter& w, const Route& route, const std::string& param
     w.key("security").begin_array().begin_object().key("bearer").begin_array().end_array();
     w.end_object().end_array();
   }
-  w.key("responses").begin_object().key("200").begin_object();
-  w.member("description", "OK").end_object().end_object().end_object();
+  w.key("responses").begin_object().key(std::to_string(route.status)).begin_object();
+  w.member("description", net::status_reason(route.status)).end_object().end_object().end_object();
 }
 
 std::string path_of(const Route& route) {
@@ -77,7 +77,8 @@ const std::vector<Route>& routes() {
          {&info_routes(), &generate_routes(), &stored_chat_routes(), &responses_routes(),
           &anthropic_routes(), &ollama_routes(), &llama_cpp_routes(), &rerank_routes(),
           &moderation_routes(), &grammar_routes(), &text_routes(), &tool_routes(), &exact_routes(),
-          &file_routes(), &batch_routes(), &session_routes(), &event_routes(), &admin_routes()})
+          &file_routes(), &batch_routes(), &session_routes(), &event_routes(), &admin_routes(),
+          &sglang_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

@@ -26,6 +26,7 @@ struct Route {
   RouteHandler handler;
   std::string body_schema;            // its name in openapi.json's components; empty: no body
   std::string (*schema)() = nullptr;  // the body's JSON Schema
+  int status = 200;                   // of its usual answer
 };
 
 // Every route, in the order of the documentation: the tables below, one after another.
@@ -48,6 +49,7 @@ const std::vector<Route>& generate_routes();     // answers of the model, in eve
 const std::vector<Route>& grammar_routes();      // /v1/grammar/compile
 const std::vector<Route>& info_routes();         // models, health, state, metrics
 const std::vector<Route>& session_routes();      // open, close
+const std::vector<Route>& sglang_routes();       // of SGLang alone: 501 with advice
 const std::vector<Route>& text_routes();         // tokenize, detokenize
 const std::vector<Route>& tool_routes();         // texts to tool calls and reasoning
 

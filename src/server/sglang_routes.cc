@@ -1,0 +1,82 @@
+// Routes of SGLang 0.5.23 that this server lacks: each answers 501 with what to do instead, so that
+// a script that was written for SGLang learns more than that a path is unknown.
+// docs/sglang_routes.md has the table of all of SGLang's routes.
+#include <algorithm>
+#include <string_view>
+
+#include "server/errors.h"
+#include "server/routes.h"
+
+namespace espalier::server {
+namespace {
+
+// Routes that share an advice. `patterns` are separated by one space.
+struct LackingRoutes {
+  std::string_view patterns, advice;
+};
+
+constexpr LackingRoutes kLacking[] = {
+    {"/weight_version /get_weight_version", "read weight_version from GET /model_info"},
+    {"/invocations /vertex_generate", "send the body to /v1/chat/completions or /generate"},
+    {"/v1/audio/transcriptions /v1/realtime", "requests hold text alone; transcribe elsewhere"},
+    {"/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed "
+     "/update_weights_from_ipc /update_weight_version",
+     "weights are read once, at the start: start a server with the new --model-path and "
+     "--weight-version, then end this one"},
+    {"/init_weights_update_group /destroy_weights_update_group "
+     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance "
+     "/get_remote_instance_transfer_engine_info /remote_instance_transfer_engine_info",
+     "servers share weights through files alone: give each its --model-path"},
+    {"/get_weights_by_name /weights_checker", "read the weights from the files of --model-path"},
+    {"/release_memory_occupation /resume_memory_occupation",
+     "a server keeps its memory until it ends: end it and start it again"},
+    {"/load_lora_adapter /load_lora_adapter_from_tensors /unload_lora_adapter",
+     "merge the adapter into the weights and serve those"},
+    {"/add_external_corpus /remove_external_corpus /list_external_corpora",
+     "no corpus of draft tokens is kept: leave the call out"},
+    {"/clear_hicache_storage_backend /hicache/storage-backend /hicache/storage-backend/clear",
+     "the prefix cache lies in memory alone: POST /flush_cache clears it"},
+    {"/start_profile /stop_profile", "profile with espalier bench, or with perf from outside"},
+    {"/start_expert_distribution_record /stop_expert_distribution_record "
+     "/dump_expert_distribution_record",
+     "the choice of experts is not recorded: leave the call out"},
+    {"/set_internal_state", "settings are fixed at the start: state them as flags"},
+    {"/configure_logging /set_trace_level", "state --log-level at the start"},
+    {"/dumper/{method}", "tensors are not dumped by a server: leave the call out"},
+    {"/freeze_gc", "there is no garbage collector: leave the call out"},
+    {"/slow_down", "limit a key with requests_per_minute (docs/keys.md)"},
+};
+
+RouteHandler refuse_with(std::string pattern, std::string_view advice) {
+  return [pattern = std::move(pattern), advice](const ContextPtr&, net::HttpRequest&&,
+                                                net::ResponsePtr response) {
+    response->send(
+        http_error(501, fmt::format("{} of SGLang is not served here: {}", pattern, advice)));
+  };
+}
+
+}  // namespace
+
+const std::vector<Route>& sglang_routes() {
+  static const std::vector<Route> table = [] {
+    std::vector<Route> all;
+    for (auto [patterns, advice] : kLacking) {
+      while (!patterns.empty()) {
+        const std::string pattern(patterns.substr(0, patterns.find(' ')));
+        patterns.remove_prefix(std::min(patterns.size(), pattern.size() + 1));
+        all.push_back({{"GET", "POST", "PUT", "DELETE"},
+                       pattern,
+                       Access::kUser,
+                       fmt::format("Not served (501): {}", advice),
+                       refuse_with(pattern, advice),
+                       "",
+                       nullptr,
+                       501});
+      }
+    }
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace espalier::server

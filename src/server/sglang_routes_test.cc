@@ -1,0 +1,57 @@
+// Routes of SGLang that are not served, and the page that lists all of SGLang's.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "server/routes.h"
+#include "server/test_server.h"
+
+namespace espalier::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+using SglangRoutesTest = ServerTest;
+
+TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
+  config_.api_key = "secret";
+  start();
+  const net::Headers key = {{"Authorization", "Bearer secret"}};
+  for (const Route& route : sglang_routes()) {
+    for (const std::string& method : route.methods) {
+      const Answer answer = call(method, route.pattern, "", key);
+      EXPECT_EQ(answer.status, 501) << method << " " << route.pattern;
+      EXPECT_THAT(answer.body, HasSubstr("is not served here: "));
+    }
+    EXPECT_EQ(call("POST", route.pattern).status, 401) << route.pattern;
+  }
+  EXPECT_THAT(call("POST", "/load_lora_adapter", "{}", key).body,
+              HasSubstr("merge the adapter into the weights"));
+  EXPECT_THAT(call("GET", "/openapi.json", "", key).body, HasSubstr("Not served (501): "));
+}
+
+// A row is "| `/path` | same |" for a route that is served and "| `/path` | 501 |" for one that is
+// not, each with a remark behind it.
+TEST(SglangRoutesPage, ListsWhatTheServerDoes) {
+  std::stringstream page;
+  page << std::ifstream("docs/sglang_routes.md").rdbuf();
+  const std::string text = page.str();
+  ASSERT_FALSE(text.empty());
+  for (const Route& route : sglang_routes())
+    EXPECT_THAT(text, HasSubstr("| `" + route.pattern + "` | 501 |"));
+  int served = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (line.find("` | same |") == std::string::npos) continue;
+    const std::string path = line.substr(3, line.find('`', 3) - 3);
+    const bool known = std::ranges::any_of(
+        routes(), [&](const Route& route) { return route.pattern == path && route.status == 200; });
+    EXPECT_TRUE(known) << line;
+    ++served;
+  }
+  EXPECT_GE(served, 40);
+}
+
+}  // namespace
+}  // namespace espalier::server
