@@ -36,7 +36,8 @@ std::vector<CodeRange> complement(const std::vector<CodeRange>& normalized_range
 class ValueChecker {
  public:
   virtual ~ValueChecker() = default;
-  virtual bool holds(uint32_t check, std::string_view value) = 0;
+  // `before`: the text before the value.
+  virtual bool holds(uint32_t check, std::string_view before, std::string_view value) = 0;
   virtual size_t num_bytes() const = 0;  // held; an estimate
 };
 

@@ -165,10 +165,11 @@ void EarleyClosure::call(const Network::CallEdge& edge, const EarleyItem& item, 
 
 bool EarleyClosure::passes(int32_t check, const Text& text) {
   const size_t size = completed_value_size(text.before, text.last);
-  std::string value(text.before.substr(text.before.size() - size));
+  const std::string_view before = text.before.substr(0, text.before.size() - size);
+  std::string value(text.before.substr(before.size()));
   value += static_cast<char>(text.last);
   const IrRules::Check& wanted = network_.checks[static_cast<size_t>(check)];
-  return wanted.checker->holds(wanted.number, value);
+  return wanted.checker->holds(wanted.number, before, value);
 }
 
 }  // namespace espalier::grammar

@@ -10,6 +10,7 @@
 #include "grammar/schema/json_text.h"
 #include "grammar/schema/json_values.h"
 #include "grammar/schema/keywords.h"
+#include "grammar/schema/listed_arrays.h"
 #include "grammar/schema/number_ranges.h"
 
 namespace espalier::grammar {
@@ -87,16 +88,23 @@ Result<ExprId> ArrayCompiler::lower(const Conjunction& elements, const Constrain
   ESP_ASSIGN_OR_RETURN(auto contains, contained(elements));
   const bool unique =
       bounds.unique_items && (bounds.items_max == kUnbounded || bounds.items_max > 1);
+  if (unique || !contains.empty()) {
+    ESP_ASSIGN_OR_RETURN(const auto listed, lower_listed(elements, bounds, contains));
+    if (listed) return *listed;
+  }
   if (unique && contains.empty() && prefix_length(elements) == 0) {
     ESP_ASSIGN_OR_RETURN(const auto distinct, lower_distinct(elements, bounds));
     if (distinct) return *distinct;
   }
   const bool approximating = compiler_.approximating();
-  if (unique && !approximating) {
+  distinct_ = unique;
+  ESP_ASSIGN_OR_RETURN(const bool numbers,
+                       unique ? may_hold_numbers(elements) : Result<bool>(false));
+  if (numbers && !approximating) {
     return fail(error(StatusCode::kUnimplemented, "{}/uniqueItems: 'uniqueItems' is not supported",
                       document_.pointer_of(elements[0].schema)));
   }
-  if (approximating && (unique || !contains.empty())) compiler_.require_check();
+  if (numbers || (approximating && !contains.empty())) compiler_.require_check();
   if (approximating) contains.clear();
   if (contains.size() > 1) {
     return fail(error(StatusCode::kUnimplemented,
@@ -108,11 +116,54 @@ Result<ExprId> ArrayCompiler::lower(const Conjunction& elements, const Constrain
   return lower_states(elements, bounds, contains);
 }
 
+Result<bool> ArrayCompiler::may_hold_numbers(const Conjunction& elements) {
+  for (size_t k = 0; k <= prefix_length(elements); ++k) {
+    Conjunction item = item_conjunction(elements, k);
+    ESP_ASSIGN_OR_RETURN(const auto outcome,
+                         compiler_.settler().settle(item, ConjunctionSettler::Mode::kApproximate));
+    if (outcome.possible && (plain_types(document_, item) & kNumber)) return true;
+  }
+  return false;
+}
+
+Result<ExprId> ArrayCompiler::compile_item(Conjunction item) {
+  auto made = compiler_.compile(std::move(item));
+  return made && distinct_ ? compiler_.distinct_item(*made) : made;
+}
+
 ExprId ArrayCompiler::with_brackets(ExprId items, bool may_be_empty) {
   const ExprId space = syntax_.space_inside();
   const ExprId some = ir_.sequence({space, items, space});
   return ir_.sequence(
       {ir_.literal("["), may_be_empty ? ir_.choice({space, some}) : some, ir_.literal("]")});
+}
+
+// Arrays of items out of few values. Where the states are too many, bounds the number of items.
+Result<std::optional<ExprId>> ArrayCompiler::lower_listed(const Conjunction& elements,
+                                                          Constraints& constraints,
+                                                          const std::vector<Contains>& contains) {
+  using Listed = std::optional<ExprId>;
+  ListedArrays arrays(compiler_);
+  auto graph = arrays.items(elements, constraints, contains);
+  if (!graph) {
+    if (graph.error().code() == StatusCode::kInvalidArgument) return fail(graph.error());
+    return Listed();
+  }
+  if (!*graph) {
+    const auto most = arrays.num_values();
+    if (!constraints.unique_items || !most) return Listed();
+    if (constraints.items_max == kUnbounded || constraints.items_max > *most)
+      constraints.items_max = *most;
+    return constraints.items_min > *most ? Listed(ir_.never()) : Listed();
+  }
+  const bool may_be_empty =
+      constraints.items_min == 0 &&
+      std::ranges::all_of(contains, [](const Contains& one) { return one.min == 0; });
+  if ((*graph)->edges.empty()) {
+    if (!may_be_empty) return Listed(ir_.never());
+    return Listed(ir_.sequence({ir_.literal("["), syntax_.space_inside(), ir_.literal("]")}));
+  }
+  return Listed(with_brackets(ir_.graph(std::move(**graph)), may_be_empty));
 }
 
 // Arrays as a graph whose states count items and, with `contains`, items that satisfy it.
@@ -157,7 +208,7 @@ Result<Ir::Graph> ArrayCompiler::item_graph(const Conjunction& elements, int64_t
   for (int64_t k = 0; k <= count && !(k == count && bounded); ++k) {
     const Conjunction item = item_conjunction(elements, static_cast<size_t>(k));
     const auto next_item = [&](Conjunction schema) -> Result<ExprId> {
-      ESP_ASSIGN_OR_RETURN(const ExprId expr, compiler_.compile(std::move(schema)));
+      ESP_ASSIGN_OR_RETURN(const ExprId expr, compile_item(std::move(schema)));
       return k == 0 || expr == ir_.never() ? expr : ir_.sequence({compiler_.comma(), expr});
     };
     Conjunction hit = item, miss = item;
@@ -197,7 +248,7 @@ Result<ExprId> ArrayCompiler::lower_counted(const Conjunction& elements,
   Ir::Graph graph{.num_states = static_cast<uint32_t>(prefix) + 2, .edges = {}, .finals = {}};
   for (int64_t k = 0; k <= prefix + 1; ++k) {
     ESP_ASSIGN_OR_RETURN(const ExprId item,
-                         compiler_.compile(item_conjunction(elements, static_cast<size_t>(k))));
+                         compile_item(item_conjunction(elements, static_cast<size_t>(k))));
     graph.finals.push_back(static_cast<uint32_t>(k));
     if (item == ir_.never()) {
       if (k < items_min) return ir_.never();
@@ -215,26 +266,8 @@ Result<ExprId> ArrayCompiler::lower_counted(const Conjunction& elements,
   return ir_.rule(rule);
 }
 
-Result<std::optional<std::vector<ExprId>>> ArrayCompiler::listed_values(
-    const Conjunction& item, const std::vector<const json::value*>& values) {
-  using Values = std::optional<std::vector<ExprId>>;
-  std::map<std::string, const json::value*> distinct;
-  for (const json::value* v : values) distinct.emplace(canonical_text(*v), v);
-  if (distinct.size() > kDistinctTextsMax) return Values();
-  std::vector<ExprId> out;
-  for (const auto& [text, value] : distinct) {
-    Conjunction one = item;
-    one.push_back({document_.keep(json::object{{"const", *value}}, item[0].schema), kNoScope, 0});
-    ESP_ASSIGN_OR_RETURN(const ExprId expr, compiler_.compile(std::move(one)));
-    if (expr != ir_.never()) out.push_back(expr);
-  }
-  return Values(std::move(out));
-}
-
 Result<std::optional<std::vector<ExprId>>> ArrayCompiler::distinct_values(const Conjunction& item) {
   using Values = std::optional<std::vector<ExprId>>;
-  ESP_ASSIGN_OR_RETURN(const auto listed, compiler_.finite_values(item));
-  if (listed) return listed_values(item, *listed);
   ESP_ASSIGN_OR_RETURN(const ExprId items, compiler_.compile_uncounted(item));
   if (item.empty() || !compiler_.require_regular(item[0], "uniqueItems", items).ok())
     return Values();

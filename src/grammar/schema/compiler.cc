@@ -40,14 +40,34 @@ SchemaCompiler::SchemaCompiler(Ir& ir, std::shared_ptr<SchemaChecker> checker,
 Result<ExprId> SchemaCompiler::compile() {
   const Conjunction root = {{&document_.root(), kNoScope, 0}};
   auto exact = compile(root);
-  if (exact || !over_budget_) return exact;
+  for (int again = 0; again < 2 && !exact && over_budget_; ++again) {
+    approximate_early_ |= distinct_items_ != Distinct::kStartAgain;
+    forget_rules();
+    exact = compile(root);
+  }
+  return exact;
+}
+
+void SchemaCompiler::forget_rules() {
+  if (distinct_items_ == Distinct::kStartAgain) distinct_items_ = Distinct::kYes;
   rules_.clear();
   open_rules_.clear();
   depth_ = 0;
   over_budget_ = needs_check_ = approximating_ = false;
   formulas_begun_ = formula_steps_ = 0;
-  approximate_early_ = true;
-  return compile(root);
+}
+
+Result<ExprId> SchemaCompiler::distinct_item(ExprId item) {
+  if (distinct_items_ != Distinct::kYes) {
+    distinct_items_ = Distinct::kStartAgain;  // commas are made in another way
+    over_budget_ = true;
+    return fail(error(StatusCode::kResourceExhausted, "the schema is compiled again"));
+  }
+  if (item == ir_.never()) return item;
+  const RuleId rule = ir_.rules().add("distinct item");
+  ir_.rules().set_body(rule, item);
+  ir_.rules().set_check(rule, {checker_, checker_->add_distinct_item()});
+  return ir_.rule(rule);
 }
 
 Result<bool> SchemaCompiler::settle(Conjunction& elements) {
@@ -130,17 +150,6 @@ Result<ExprId> SchemaCompiler::lower_in_any_way(const Conjunction& given,
     ESP_RETURN_IF_ERROR(add_check(given, rule));
   }
   return body;
-}
-
-Result<std::optional<std::vector<const json::value*>>> SchemaCompiler::finite_values(
-    Conjunction elements) {
-  std::optional<std::vector<const json::value*>> out;
-  ESP_ASSIGN_OR_RETURN(const auto outcome,
-                       settler_.settle(elements, ConjunctionSettler::Mode::kExact));
-  if (!outcome.possible) return out;
-  ESP_ASSIGN_OR_RETURN(const Constraints constraints, collect_constraints(document_, elements));
-  out = allowed_values(constraints);
-  return out;
 }
 
 bool SchemaCompiler::spend_formula_step() { return ++formula_steps_ <= kFormulaStepsMax; }
@@ -322,10 +331,10 @@ Status SchemaCompiler::require_regular(const Element& element, std::string_view 
   return ends(ends, expr) ? Status() : unsupported(document_, element, key);
 }
 
-// A check of the whole value may refuse its end: white space before the comma must not leave the
+// A check of a value may refuse its end: white space before the comma must not leave the
 // end as the only continuation.
 ExprId SchemaCompiler::comma() {
-  const bool judged = approximating_ || options_.any_order;
+  const bool judged = approximating_ || distinct_items_ == Distinct::kYes || options_.any_order;
   return judged ? ir_.sequence({syntax_.space_inside(), syntax_.comma()}) : syntax_.comma();
 }
 

@@ -50,13 +50,13 @@ class SchemaCompiler {
   Result<bool> may_match(Conjunction elements, int depth);
   // Returns whether a value satisfies all elements, by the validator.
   Result<bool> holds(const boost::json::value& value, const Conjunction& elements);
-  // Returns the values that enums and constants leave to the elements; nothing where there are none
-  // of these.
-  Result<std::optional<std::vector<const boost::json::value*>>> finite_values(Conjunction elements);
+  // Returns the texts of an item that differ from the array's earlier items. Numbers, which have no
+  // certain end, are not compared.
+  Result<ExprId> distinct_item(ExprId item);
   // Operations on regular languages inline rules, which must end: an error where a rule may lead to
   // itself or to one under construction, or has a check or a counter.
   Status require_regular(const Element& element, std::string_view key, ExprId expr) const;
-  // A comma between items or properties. Where the end of the value is checked it may be refused,
+  // A comma between items or properties. Where the end of a value is checked it may be refused,
   // so white space before the comma must not leave the end as the only continuation.
   ExprId comma();
 
@@ -74,6 +74,7 @@ class SchemaCompiler {
   ConjunctionSettler& settler() { return settler_; }
 
  private:
+  void forget_rules();
   Result<bool> settle(Conjunction& elements);
   Result<ExprId> lower(const Conjunction& elements);
   Result<ExprId> lower_in_any_way(const Conjunction& given, const Conjunction& settled,
@@ -98,6 +99,9 @@ class SchemaCompiler {
   PatternCompiler patterns_;
   ConjunctionSettler settler_;
   int depth_ = 0;
+  // Whether items are compared, so that any value may be refused at its end. kStartAgain: found
+  // after rules were made.
+  enum class Distinct : uint8_t { kNo, kStartAgain, kYes } distinct_items_ = Distinct::kNo;
   bool approximate_early_ = false;  // the exact attempt had too many rules
   bool over_budget_ = false;        // the exact attempt has too many rules
   bool approximating_ = false;      // leave out what is not practical, and require a check

@@ -62,6 +62,11 @@ std::string walk(const std::shared_ptr<CompiledGrammar>& grammar, Rng& rng, int 
 
 TEST(DeadEnd, RandomWalksEndInValidInstances) {
   const char* const kSchemas[] = {
+      R"({"items":{"enum":["ccc",true,false]},"type":"array","uniqueItems":true,"contains":{"enum":[false,"bb"]},"minItems":3,"maxItems":5})",
+      R"({"type":"array","items":{"type":"string","maxLength":1,"pattern":"^[ab]*$"},"uniqueItems":true,"maxItems":3})",
+      R"({"type":"array","items":{"enum":[0,1,2,3]},"contains":{"enum":[0,1]},"allOf":[{"contains":{"enum":[1,2]},"minContains":2}],"maxItems":3})",
+      R"({"type":"array","items":{"type":"array","items":{"enum":[true,3]},"maxItems":2},"uniqueItems":true,"contains":{"enum":[[true]]},"maxContains":3,"maxItems":4})",
+      R"({"type":"array","prefixItems":[{"enum":[1,2]}],"items":{"enum":[2,3]},"uniqueItems":true,"minItems":3,"maxItems":3})",
       R"({"type":"array","items":{"enum":["red","green","blue","grey"]},"uniqueItems":true,"minItems":4,"maxItems":4})",
       R"({"type":"array","items":{"enum":["a","b","c"]},"uniqueItems":true,"minItems":3})",
       R"({"type":"array","items":{"type":"boolean"},"uniqueItems":true,"minItems":1})",

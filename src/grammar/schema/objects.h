@@ -20,6 +20,10 @@ class ObjectCompiler : private CompilerPart {
   // Returns what the value of the property must satisfy.
   Result<Conjunction> property_conjunction(const Conjunction& elements, const std::string& name);
 
+  // Returns the names in declared order; required undeclared ones follow.
+  std::vector<std::string> declared_names(const Conjunction& elements,
+                                          const Constraints& constraints) const;
+
   // Bounds the bytes of long names. kResourceExhausted beyond.
   Status bound_names(const Element& element, const std::vector<std::string>& names) const;
 
@@ -44,8 +48,6 @@ class ObjectCompiler : private CompilerPart {
     int64_t min = 0, max = kUnbounded;
     bool bounded() const { return max != kUnbounded; }
   };
-  std::vector<std::string> declared_names(const Conjunction& elements,
-                                          const Constraints& constraints) const;
   Status declare_finite_names(const Conjunction& elements, const Constraints& constraints,
                               std::vector<std::string>& names);
   Result<PropertyList> list_properties(const Conjunction& elements, const Constraints& constraints);
