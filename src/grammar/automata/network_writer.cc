@@ -53,14 +53,14 @@ NodeId NetworkWriter::append_graph(const IrRules::Rule& from, const Ir::Graph& g
     for (uint32_t i = ends[s]; i < ends[s + 1]; ++i) {
       const Ir::Arc& arc = *arcs[i];
       if (arc.symbol == Ir::Arc::Symbol::kBytes) {
-        network_.byte_edges.push_back({arc.low, arc.high, base + arc.to});
+        append(network_.byte_edges, {arc.low, arc.high, base + arc.to});
       } else {
-        network_.count_edges.push_back({base + arc.to, arc.symbol == Ir::Arc::Symbol::kTick, 0});
+        append(network_.count_edges, {base + arc.to, arc.symbol == Ir::Arc::Symbol::kTick, 0});
       }
     }
     node.bytes_end = static_cast<uint32_t>(network_.byte_edges.size());
     node.counts_end = static_cast<uint32_t>(network_.count_edges.size());
-    network_.nodes.push_back(node);
+    append(network_.nodes, node);
   }
   for (uint32_t state : graph.finals) network_.nodes[base + state].final = true;
   return base;
@@ -78,22 +78,22 @@ NodeId NetworkWriter::append_nfa(const IrRules::Rule& from, const Nfa& nfa) {
     node.calls_begin = static_cast<uint32_t>(network_.call_edges.size());
     for (const Nfa::Edge& e : nfa.edges_of(s)) {
       if (e.is_empty) {
-        network_.call_edges.push_back({Network::kNoRule, base + e.target, false});
+        append(network_.call_edges, {Network::kNoRule, base + e.target, false});
       } else if (e.call < 0) {
-        network_.byte_edges.push_back({e.low, e.high, base + e.target});
+        append(network_.byte_edges, {e.low, e.high, base + e.target});
       } else if (e.call >= kTickCall) {
-        network_.count_edges.push_back({base + e.target, e.call == kTickCall, 0});
+        append(network_.count_edges, {base + e.target, e.call == kTickCall, 0});
       } else {
         // A rule with a check must return itself, so it is no tail call.
         const bool tail =
             from.check < 0 && nfa.states[e.target].final && nfa.edges_of(e.target).empty();
-        network_.call_edges.push_back({static_cast<RuleId>(e.call), base + e.target, tail});
+        append(network_.call_edges, {static_cast<RuleId>(e.call), base + e.target, tail});
       }
     }
     node.bytes_end = static_cast<uint32_t>(network_.byte_edges.size());
     node.calls_end = static_cast<uint32_t>(network_.call_edges.size());
     node.counts_end = static_cast<uint32_t>(network_.count_edges.size());
-    network_.nodes.push_back(node);
+    append(network_.nodes, node);
   }
   return base;
 }

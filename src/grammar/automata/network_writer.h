@@ -4,8 +4,11 @@
 // Thread safety: none. Ownership: borrows the network.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "grammar/automata/nfa.h"
 #include "grammar/automata/transition_network.h"
@@ -13,10 +16,15 @@
 
 namespace espalier::grammar {
 
+// How the lists of a network grow: by doubling, which copies least, or by a sixteenth, so that the
+// unused end of a list is small. The allocator takes that end from memory that was in use before,
+// so it is resident although the list has not written it.
+enum class NetworkGrowth : uint8_t { kDoubles, kTight };
+
 // See the head of this file.
 class NetworkWriter {
  public:
-  explicit NetworkWriter(Network& network) : network_(network) {}
+  NetworkWriter(Network& network, NetworkGrowth growth) : network_(network), growth_(growth) {}
 
   // Append the automaton of a rule: a deterministic graph, which stays as it is, or any automaton.
   // Returns the start.
@@ -28,8 +36,17 @@ class NetworkWriter {
   NodeId append_nfa(const IrRules::Rule& from, const Nfa& nfa);
   void find_room(NodeId base, size_t counter);
   void finish(NodeId base, const IrRules::Rule& rule);
+  template <typename T>
+  void append(std::vector<T>& list, const T& value) const {
+    constexpr size_t kFew = 64;
+    const size_t size = list.size();
+    if (growth_ == NetworkGrowth::kTight && size == list.capacity())
+      list.reserve(size + std::max({size / 16, std::min(size, kFew), size_t{1}}));
+    list.push_back(value);
+  }
 
   Network& network_;
+  const NetworkGrowth growth_;
 };
 
 // Fills byte_class, class_sample and class_size: two bytes are in one class when the same byte sets

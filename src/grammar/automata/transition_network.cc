@@ -56,6 +56,7 @@ class NetworkBuilder::Impl {
     ESP_RETURN_IF_ERROR(make_large_rules());
     plan_->forget_searches();
     shrink(network);
+    growth_ = NetworkGrowth::kTight;
     fixed_bytes_ = ir_->num_bytes() + plan_->num_bytes();
     update_num_bytes();
     limits_.cpu_deadline = {};
@@ -66,7 +67,7 @@ class NetworkBuilder::Impl {
   void make(RuleId rule) {
     if (network.starts[rule] != Network::kNotBuilt) return;
     const IrRules::Rule& from = ir_->rules()[plan_->called()[rule]];
-    NetworkWriter writer(network);
+    NetworkWriter writer(network, growth_);
     const NodeId start = is_deterministic_graph(*ir_, from.body)
                              ? writer.add_rule(from, ir_->graph_of(from.body))
                              : writer.add_rule(from, automaton_of(from.body));
@@ -131,7 +132,8 @@ class NetworkBuilder::Impl {
   GrammarLimits limits_;
   std::unique_ptr<RulePlan> plan_;
   std::unique_ptr<RuleProperties> properties_;
-  size_t fixed_bytes_ = 0;  // of what no longer grows
+  NetworkGrowth growth_ = NetworkGrowth::kDoubles;  // kTight from the end of begin() on
+  size_t fixed_bytes_ = 0;                          // of what no longer grows
   std::atomic<size_t> bytes_ = 0;
 };
 
