@@ -116,13 +116,16 @@ class ModelWithPool final : public Model {
   std::unique_ptr<Model> model_;
 };
 
+Status check_cpu_types(const WeightTypes& types) {
+  if (!types.e4m3) return Status();
+  return invalid_argument(
+      "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
+}
+
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
-  if (weights.e4m3) {
-    return fail(invalid_argument(
-        "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size"));
-  }
+  ESP_RETURN_IF_ERROR(check_cpu_types(weights));
   if (options.format == LoadFormat::kDummy) {
     DummySource source(options.seed, type, pool);
     return program::CpuModel::create(std::move(spec), weights, source, pool);
@@ -223,6 +226,7 @@ Result<std::map<std::string, int64_t>> read_weight_memory(const ModelLoadOptions
                                                           ProgramKind kind) {
   ESP_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(options));
   if (kind == ProgramKind::kGpu) return read_gpu_weight_memory(options, plan);
+  ESP_RETURN_IF_ERROR(check_cpu_types(plan.weights));
   if (options.format == LoadFormat::kDummy) {
     return weight_memory(plan.spec, plan.weights,
                          [](std::string_view) { return std::optional<BlockFormat>(); });

@@ -170,6 +170,7 @@ TEST(QuantizedWeights, OnAGpuFp8HalvesTheLayers) {
   }
   EXPECT_EQ(memory->at("F8_E4M3"), weights + 4 * rows);
   EXPECT_EQ(memory->at("BF16"), plain->at("BF16") - 2 * weights);
+  EXPECT_FALSE(read_weight_memory(rounded, ProgramKind::kCpu));
   const auto on_cpu = load_model(rounded);
   ASSERT_FALSE(on_cpu);
   EXPECT_THAT(on_cpu.error().message(), testing::HasSubstr("fp8 need a GPU; on the CPU take q8_0"));
