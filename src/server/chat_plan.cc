@@ -124,4 +124,13 @@ Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request) {
   return plan;
 }
 
+Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan) {
+  const Tokenizer* tokenizer = context.engine.tokenizer();
+  if (tokenizer == nullptr)
+    return fail(error(StatusCode::kFailedPrecondition, "this server runs without a tokenizer"));
+  EncodeOptions options;
+  options.add_special_tokens = false;
+  return tokenizer->encode(plan.prompt, options).size();
+}
+
 }  // namespace espalier::server

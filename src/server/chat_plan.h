@@ -20,4 +20,8 @@ struct ChatPlan {
 };
 Result<ChatPlan> plan_chat(const Context& context, ChatRequest& request);
 
+// Tokens of a rendered prompt, as a generation counts them. kFailedPrecondition: this server has no
+// tokenizer.
+Result<size_t> count_prompt_tokens(const Context& context, const ChatPlan& plan);
+
 }  // namespace espalier::server

@@ -41,6 +41,8 @@ def responses(client):
     again = client.responses.retrieve(answer.id)
     assert again.output_text == answer.output_text
     assert client.responses.input_items.list(answer.id).data[0].role == "user"
+    counted = client.responses.input_tokens.count(model="m", input=QUESTION)
+    assert counted.object == "response.input_tokens" and counted.input_tokens == answer.usage.input_tokens
     more = client.responses.create(model="m", input="And of Italy?", previous_response_id=answer.id,
                                    max_output_tokens=4)
     assert more.usage.input_tokens > answer.usage.input_tokens + 4

@@ -505,12 +505,7 @@ void handle_messages(const ContextPtr& context, net::HttpRequest&& request,
 
 Result<size_t> count_tokens(const Context& context, MessagesRequest& request) {
   ESP_ASSIGN_OR_RETURN(const ChatPlan plan, plan_chat(context, request));
-  const Tokenizer* tokenizer = context.engine.tokenizer();
-  if (tokenizer == nullptr)
-    return fail(error(StatusCode::kFailedPrecondition, "this server runs without a tokenizer"));
-  EncodeOptions options;
-  options.add_special_tokens = false;
-  return tokenizer->encode(plan.prompt, options).size();
+  return count_prompt_tokens(context, plan);
 }
 
 void handle_count(const ContextPtr& context, net::HttpRequest&& request,

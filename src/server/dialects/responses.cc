@@ -105,6 +105,30 @@ void handle_create(const ContextPtr& context, net::HttpRequest&& request,
       });
 }
 
+Result<size_t> count_input(const Context& context, ResponseRequest& request) {
+  ESP_ASSIGN_OR_RETURN(const ChatPlan plan, plan_of(context, request));
+  return count_prompt_tokens(context, plan);
+}
+
+// What the same request would be charged for as input; nothing is generated or stored.
+void handle_input_tokens(const ContextPtr& context, net::HttpRequest&& request,
+                         net::ResponsePtr response) {
+  const std::string owner = owner_of(*context, request);
+  start_generation(context, std::move(request), std::move(response), Dialect::kOpenAi,
+                   parse_response_request,
+                   [owner](const ContextPtr& server, const net::ResponsePtr& to,
+                           ResponseRequest&& body) -> std::shared_ptr<Generation> {
+                     body.owner = owner;
+                     const auto count = count_input(*server, body);
+                     to->send(count ? net::HttpResponse::json(
+                                          200, fmt::format(R"({{"object":"response.input_tokens",)"
+                                                           R"("input_tokens":{}}})",
+                                                           *count))
+                                    : error_response(Dialect::kOpenAi, count.error()));
+                     return nullptr;
+                   });
+}
+
 std::shared_ptr<const StoredResponse> stored(const ContextPtr& context, const StoredKey& key,
                                              const net::ResponsePtr& response) {
   auto found = context->responses->get(key, std::chrono::steady_clock::now());
@@ -218,6 +242,13 @@ const std::vector<Route>& responses_routes() {
        kUser,
        "Responses (OpenAI)",
        handle_create,
+       "ResponseRequest",
+       response_schema},
+      {{"POST"},
+       "/v1/responses/input_tokens",
+       kUser,
+       "Tokens of a response's input",
+       handle_input_tokens,
        "ResponseRequest",
        response_schema},
       {{"GET"}, "/v1/responses/{id}", kUser, "A stored response", handle_get, "", nullptr},

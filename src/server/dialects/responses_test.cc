@@ -36,6 +36,29 @@ TEST_F(ResponsesTest, AWholeAnswer) {
   EXPECT_THAT(cut.body, HasSubstr(R"("incomplete_details":{"reason":"max_output_tokens"})"));
 }
 
+// The count is that of the answer's usage, with what is continued and with tools; nothing is
+// stored.
+TEST_F(ResponsesTest, InputTokensAreThoseOfTheUsage) {
+  start();
+  const auto number = [&](const std::string& path, const std::string& body, const char* field) {
+    const Answer answer = post(path, body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    const boost::json::value got = boost::json::parse(answer.body);
+    return field == nullptr ? got.at("usage").at("input_tokens").as_int64()
+                            : got.at(field).as_int64();
+  };
+  post("/v1/responses", R"({"input":"Hi","rid":"first"})");
+  const std::string fields[] = {
+      R"("input":"Hello, who is there?")",
+      R"("input":"Now?","previous_response_id":"resp_first","instructions":"Be brief.")"};
+  for (const std::string& body : fields) {
+    const int64_t counted = number("/v1/responses/input_tokens", "{" + body + "}", "input_tokens");
+    EXPECT_GT(counted, 3);
+    EXPECT_EQ(counted, number("/v1/responses", "{" + body + "}", nullptr)) << body;
+  }
+  EXPECT_EQ(post("/v1/responses/input_tokens", R"({"input":3})").status, 400);
+}
+
 TEST_F(ResponsesTest, AStreamOfItems) {
   engine_.set_script({.reply = "Hi"});
   start();
