@@ -4,14 +4,15 @@
 
 namespace espalier::kernels {
 
-Status check_kv_layer(const KvView::Layer& layer) {
+Status check_kv_layer(const KvView::Layer& layer, KvKernels kernels) {
   if (layer.kind == KvLayerKind::kRecurrentState)
     return error(StatusCode::kUnimplemented,
                  "no kernel of this build takes a recurrent state; use a model whose layers keep "
                  "keys and values");
-  if (layer.type != KvType::kFloat32 && layer.type != KvType::kBFloat16)
+  if (layer.type == KvType::kFloat8E4M3 && kernels == KvKernels::kCpu)
     return error(StatusCode::kUnimplemented,
-                 "no kernel of this build takes keys and values of {}; use float32 or bfloat16",
+                 "the CPU takes no keys and values of {}; use float32 or bfloat16, or --device "
+                 "cuda",
                  kv_type_name(layer.type));
   if (layer.k_scales != nullptr || layer.v_scales != nullptr)
     return error(StatusCode::kUnimplemented,
@@ -19,9 +20,9 @@ Status check_kv_layer(const KvView::Layer& layer) {
   return Status();
 }
 
-Status check_kv_view(const KvView& view) {
+Status check_kv_view(const KvView& view, KvKernels kernels) {
   for (size_t i = 0; i < view.layers.size(); ++i)
-    if (const Status status = check_kv_layer(view.layers[i]); !status.ok())
+    if (const Status status = check_kv_layer(view.layers[i], kernels); !status.ok())
       return status.with_context(fmt::format("KV layer {}", i));
   return Status();
 }

@@ -14,7 +14,7 @@ namespace espalier {
 
 Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(CpuExecutorParts parts,
                                                          const CpuExecutorConfig& config) {
-  ESP_RETURN_IF_ERROR(kernels::check_kv_view(parts.kv.view()));
+  ESP_RETURN_IF_ERROR(kernels::check_kv_view(parts.kv.view(), kernels::KvKernels::kCpu));
   ESP_RETURN_IF_ERROR(parts.model->reserve(config.max_tokens, config.max_slots + kDraftSamplesMax));
   return std::unique_ptr<CpuExecutor>(new CpuExecutor(std::move(parts), config));
 }

@@ -97,7 +97,7 @@ TEST_F(DifferingLayers, AttentionReadsWhatKvAppendWroteForTheSameLayer) {
   const KvView& kv = pool->view();
   ASSERT_EQ(kv.layers.size(), 3u);
   EXPECT_EQ(kv.layer(2).num_pages, 3);
-  EXPECT_TRUE(kernels::check_kv_view(kv).ok());
+  EXPECT_TRUE(kernels::check_kv_view(kv, kernels::KvKernels::kCpu).ok());
   std::vector<Inputs> inputs;
   for (int32_t i = 0; i < 3; ++i) inputs.push_back(draw_inputs(kv.layer(i)));
   for (int32_t i = 0; i < 3; ++i) append(kv, i, inputs[static_cast<size_t>(i)]);
@@ -125,7 +125,8 @@ TEST(CheckKvView, RefusesWhatNoKernelTakes) {
   config.layer_shapes[1].type = KvType::kFloat8E4M3;
   const Result<KvPool> pool = KvPool::create(config);
   ASSERT_TRUE(pool);
-  const Status status = kernels::check_kv_view(pool->view());
+  EXPECT_TRUE(kernels::check_kv_view(pool->view(), kernels::KvKernels::kCuda).ok());
+  const Status status = kernels::check_kv_view(pool->view(), kernels::KvKernels::kCpu);
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
   EXPECT_THAT(status.message(),
               testing::AllOf(testing::HasSubstr("KV layer 1"), testing::HasSubstr("float8_e4m3")));

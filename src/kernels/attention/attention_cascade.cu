@@ -211,10 +211,10 @@ __device__ void attend_up_to_128(const AttentionArgs& args, const PlanView& plan
 
 // Produces all blocks of the block's range of work items; page numbers are looked up two blocks
 // early, since under load a lookup takes longer than a block.
-template <int DIM>
+template <int DIM, typename KV>
 __device__ void produce_all(const AttentionArgs& args, const RowMaps& maps,
                             KvPipeline<DIM>& pipeline, Cursor& at) {
-  KvProducer<DIM> producer(args.kv, maps, pipeline);
+  KvProducer<DIM, KV> producer(args.kv, maps, pipeline);
   const int blocks = at.work_end - at.work;
   const auto look_up = [&] {
     const auto lookup = producer.look_up({.pages = args.entries.page_tables + at.segment.page_begin,
@@ -240,7 +240,7 @@ __device__ void produce_all(const AttentionArgs& args, const RowMaps& maps,
   }
 }
 
-template <int DIM, bool SOFTCAP>
+template <int DIM, bool SOFTCAP, typename KV>
 __global__ void __launch_bounds__(kPipelineThreads, 1)
     cascade_kernel(const AttentionArgs args, const PlanView plan,
                    const __grid_constant__ RowMaps maps) {
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
   Cursor at(args, start);
   if (threadIdx.x < kWarpGroup) {
     give_registers<88>();
-    produce_all<DIM>(args, maps, shared.pipeline, at);
+    produce_all<DIM, KV>(args, maps, shared.pipeline, at);
   } else {
     take_registers<208>();
     wait_for_previous();  // shared segments hold no new keys, but the queries are new
@@ -280,12 +280,12 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
   }
 }
 
-template <int DIM, bool SOFTCAP>
+template <int DIM, bool SOFTCAP, typename KV>
 Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOptions& launch) {
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
-  ESP_RETURN_IF_ERROR(allow_shared("attention", cascade_kernel<DIM, SOFTCAP>, kBytes));
-  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
-  return launch_kernel("attention", cascade_kernel<DIM, SOFTCAP>,
+  ESP_RETURN_IF_ERROR(allow_shared("attention", cascade_kernel<DIM, SOFTCAP, KV>, kBytes));
+  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args.kv, {}));
+  return launch_kernel("attention", cascade_kernel<DIM, SOFTCAP, KV>,
                        dim3(static_cast<unsigned>(plan.cascade_blocks)), kPipelineThreads, kBytes,
                        launch, args, plan, maps);
 }
@@ -294,11 +294,15 @@ Status start(const AttentionArgs& args, const PlanView& plan, const LaunchOption
 
 Status attention_cascade(const AttentionArgs& args, const PlanView& plan,
                          const LaunchOptions& launch) {
-  if (args.softcap > 0)
-    return args.shape.head_dim == 64 ? start<64, true>(args, plan, launch)
-                                     : start<128, true>(args, plan, launch);
-  return args.shape.head_dim == 64 ? start<64, false>(args, plan, launch)
-                                   : start<128, false>(args, plan, launch);
+  const auto go = [&]<int DIM, typename KV>() {
+    return args.softcap > 0 ? start<DIM, true, KV>(args, plan, launch)
+                            : start<DIM, false, KV>(args, plan, launch);
+  };
+  const auto of = [&]<typename KV>() {
+    return args.shape.head_dim == 64 ? go.template operator()<64, KV>()
+                                     : go.template operator()<128, KV>();
+  };
+  return args.shape.kv_e4m3 ? of.template operator()<uint8_t>() : of.template operator()<bf16>();
 }
 
 }  // namespace espalier::kernels::cuda

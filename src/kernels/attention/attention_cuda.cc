@@ -12,6 +12,32 @@
 namespace espalier::kernels::cuda {
 namespace {
 
+// Codes need kernels of their own, which not every shape has.
+Status check_e4m3(const AttentionShape& shape) {
+  if (shape.type != DType::kBFloat16)
+    return error(StatusCode::kUnimplemented,
+                 "attention: keys and values of e4m3 need queries of bfloat16");
+  if (shape.fixed_split > 0)
+    return error(StatusCode::kUnimplemented,
+                 "attention: results that do not depend on the step are not computed from keys and "
+                 "values of e4m3; leave out one of the two");
+  if (shape.head_dim % 16 != 0)
+    return error(
+        StatusCode::kUnimplemented,
+        "attention: keys and values of e4m3 need heads of a multiple of 16 elements, these "
+        "have {}; use bfloat16",
+        shape.head_dim);
+  ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());
+  AttentionShape of_bfloat16 = shape;
+  of_bfloat16.kv_e4m3 = false;
+  if (tensor_core_shape(of_bfloat16, traits) && !sm90_shape(of_bfloat16, traits))
+    return error(StatusCode::kUnimplemented,
+                 "attention: keys and values of e4m3 need heads of 64 or 128 elements on a Hopper "
+                 "GPU, these have {}; use bfloat16",
+                 shape.head_dim);
+  return {};
+}
+
 Status check(const AttentionShape& shape) {
   if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads != 0)
     return invalid_argument("attention: {} heads do not share {} kv heads evenly", shape.num_heads,
@@ -20,6 +46,9 @@ Status check(const AttentionShape& shape) {
     return error(StatusCode::kUnimplemented,
                  "attention: head_dim is {}, but must be a multiple of 8 up to {}", shape.head_dim,
                  kMaxHeadDim);
+  if (shape.widened_positions < 0 || (shape.widened_positions > 0 && !shape.kv_e4m3))
+    return invalid_argument("attention: {} positions are to be widened, of keys and values of {}",
+                            shape.widened_positions, shape.kv_e4m3 ? "e4m3" : "bfloat16");
   if (shape.page_size < 1 || shape.sliding_window < 0)
     return invalid_argument("attention: pages of {} tokens, a window of {}", shape.page_size,
                             shape.sliding_window);
@@ -28,31 +57,41 @@ Status check(const AttentionShape& shape) {
                             shape.fixed_split, kKeyBlock);
   if (shape.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "attention: F16 is not supported");
-  return {};
+  return shape.kv_e4m3 ? check_e4m3(shape) : Status();
+}
+
+KvType kv_type_of(const AttentionShape& shape) {
+  if (shape.kv_e4m3) return KvType::kFloat8E4M3;
+  return shape.type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
 }
 
 Status check(const AttentionArgs& args) {
   ESP_RETURN_IF_ERROR(check(args.shape));
   const KvPlanes& kv = args.kv;
-  if (kv.type != args.shape.type || kv.page_size != args.shape.page_size ||
+  if (kv.type != kv_type_of(args.shape) || kv.page_size != args.shape.page_size ||
       kv.num_kv_heads != args.shape.num_kv_heads || kv.head_dim != args.shape.head_dim)
     return invalid_argument(
         "attention: the pages ({}, {} tokens, {} kv heads of {}) are not of the shape that was "
         "planned ({}, {}, {} of {})",
-        dtype_name(kv.type), kv.page_size, kv.num_kv_heads, kv.head_dim,
-        dtype_name(args.shape.type), args.shape.page_size, args.shape.num_kv_heads,
+        kv_type_name(kv.type), kv.page_size, kv.num_kv_heads, kv.head_dim,
+        kv_type_name(kv_type_of(args.shape)), args.shape.page_size, args.shape.num_kv_heads,
         args.shape.head_dim);
-  const bool vectors = kv.page_stride % 8 == 0 && kv.token_stride % 8 == 0 &&
-                       kv.head_stride % 8 == 0 && args.q_stride % 8 == 0 &&
+  const int64_t vector = kv.type == KvType::kFloat8E4M3 ? 16 : 8;
+  const bool vectors = kv.page_stride % vector == 0 && kv.token_stride % vector == 0 &&
+                       kv.head_stride % vector == 0 && args.q_stride % 8 == 0 &&
                        args.out_stride % 8 == 0 && aligned(args.q, 16) && aligned(args.out, 16) &&
                        aligned(kv.k, 16) && aligned(kv.v, 16) && args.new_kv_stride % 8 == 0 &&
                        aligned(args.new_keys, 16) && aligned(args.new_values, 16);
   if (!vectors)
     return invalid_argument(
         "attention: q, out, the planes and new keys and values must start at 16 bytes with strides "
-        "of multiples of 8");
+        "of multiples of 8 elements, of 16 for e4m3");
   if ((args.new_keys == nullptr) != (args.new_values == nullptr))
     return invalid_argument("attention: new keys and values come both or not at all");
+  if (args.shape.kv_e4m3 && (args.new_keys != nullptr || args.kv.k == args.kv.v))
+    return error(StatusCode::kUnimplemented,
+                 "attention: of e4m3 there are keys and values in two planes of pages, no latents "
+                 "and no rows beside the pages");
   return {};
 }
 
@@ -88,6 +127,7 @@ bool tensor_core_shape(const AttentionShape& shape, const DeviceTraits& traits) 
 }
 
 int32_t decode_blocks(const AttentionShape& shape, const DeviceTraits& traits) {
+  if (shape.kv_e4m3) return traits.num_multiprocessors * kCodeBlocks;
   return traits.num_multiprocessors * (shape.head_dim > 128 ? 1 : 2);
 }
 
@@ -115,10 +155,13 @@ Status attention(const AttentionArgs& args, const LaunchOptions& launch) {
   if (args.shape.fixed_split > 0)
     return attention_deterministic(args, plan, traits.num_multiprocessors, launch);
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
-  if (args.entries.max_query_tokens * group > kDecodeRows)
+  if (args.entries.max_query_tokens * group > kDecodeRows) {
+    if (plan.widen_begin != nullptr)
+      ESP_RETURN_IF_ERROR(attention_widen(args, plan, traits.num_multiprocessors, launch));
     ESP_RETURN_IF_ERROR(sm90_shape(args.shape, traits)
                             ? attention_prefill_sm90(args, plan, traits.num_multiprocessors, launch)
                             : attention_prefill(args, plan, launch));
+  }
   if (plan.entry_segments != nullptr && args.entries.shared.segments != nullptr)
     ESP_RETURN_IF_ERROR(attention_cascade(args, plan, launch));
   return attention_decode(args, plan, blocks, launch);

@@ -2,6 +2,7 @@
 #include "kernels/attention/cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -42,6 +43,8 @@ class CudaAttention : public test::OnDevice {
     bool in_order = false;  // pages follow each other in memory
     bool with_new = false;  // new keys and values are given besides their pages
     float later_keys = 1;   // keys from position 300 on are so much larger, from 600 on twice that
+    bool e4m3 = false;      // keys and values, in pages of one byte an element
+    int widened = 0;        // AttentionShape::widened_positions
   };
 
   // Pages are drawn from a pool without order, each used once.
@@ -82,6 +85,10 @@ class CudaAttention : public test::OnDevice {
     }
     if (shape.latent) std::ranges::copy(p.k, p.v.begin());
     if (shape.later_keys != 1) enlarge_later_keys(shape, token_stride, p);
+    if (shape.e4m3)
+      for (auto* plane : {&p.k, &p.v})
+        for (BFloat16& value : *plane)
+          value = to_bfloat16(test::of_e4m3(test::to_e4m3(to_float(value))));
     p.q = test::random_floats(rng_, int64_t{p.tokens} * heads * shape.dim, 1.5);
     for (float& value : p.q) value = to_float(to_bfloat16(value));
     if (shape.sinks) p.sinks = test::random_floats(rng_, heads, 2.0);
@@ -134,9 +141,10 @@ class CudaAttention : public test::OnDevice {
     const int heads = shape.kv_heads * shape.group;
     const auto key = [&](const BatchEntry& entry, int position, int head, int i) {
       const auto page = p.pages[static_cast<size_t>(entry.page_begin + position / shape.page_size)];
-      return to_float(p.k[static_cast<size_t>(page * p.view.layer(0).page_stride +
-                                              position % shape.page_size * p.view.layer(0).token_stride +
-                                              head / shape.group * shape.dim + i)]);
+      return to_float(
+          p.k[static_cast<size_t>(page * p.view.layer(0).page_stride +
+                                  position % shape.page_size * p.view.layer(0).token_stride +
+                                  head / shape.group * shape.dim + i)]);
     };
     for (const BatchEntry& entry : p.entries)
       for (int t = 0; t < entry.num_query_tokens; ++t)
@@ -261,6 +269,7 @@ class CudaAttention : public test::OnDevice {
     const DeviceArray<float> k32(half ? std::vector<float>() : test::to_floats(p.k)),
         v32(half ? std::vector<float>() : test::to_floats(p.v)), q32(p.q), sinks(p.sinks);
     const DeviceArray<BFloat16> k(p.k), v(p.v), q(test::to_bfloat16s(p.q));
+    const DeviceArray<uint8_t> k8(codes_of(shape, p.k)), v8(codes_of(shape, p.v));
     const DeviceArray<BFloat16> new_keys(new_rows(shape, p, p.k)),
         new_values(new_rows(shape, p, p.v));
     DeviceArray<BFloat16> out(p.q.size());
@@ -271,6 +280,8 @@ class CudaAttention : public test::OnDevice {
                                        .page_size = shape.page_size,
                                        .sliding_window = shape.window,
                                        .type = shape.type,
+                                       .kv_e4m3 = shape.e4m3,
+                                       .widened_positions = shape.widened,
                                        .fixed_split = shape.fixed_split,
                                        .max_context = longest(lengths)};
     const SharedOnDevice shared(segments, p);
@@ -292,11 +303,16 @@ class CudaAttention : public test::OnDevice {
     ASSERT_TRUE(status.ok()) << status.message();
     const cuda::AttentionArgs args{.shape = planned,
                                    .entries = entries,
-                                   .kv = {.type = shape.type,
-                                          .k = half ? static_cast<void*>(k.get()) : k32.get(),
-                                          .v = shape.latent ? static_cast<void*>(k.get())
-                                               : half       ? static_cast<void*>(v.get())
-                                                            : v32.get(),
+                                   .kv = {.type = shape.e4m3 ? KvType::kFloat8E4M3
+                                                  : half     ? KvType::kBFloat16
+                                                             : KvType::kFloat32,
+                                          .k = shape.e4m3 ? static_cast<void*>(k8.get())
+                                               : half     ? static_cast<void*>(k.get())
+                                                          : k32.get(),
+                                          .v = shape.e4m3     ? static_cast<void*>(v8.get())
+                                               : shape.latent ? static_cast<void*>(k.get())
+                                               : half         ? static_cast<void*>(v.get())
+                                                              : v32.get(),
                                           .page_size = shape.page_size,
                                           .num_kv_heads = shape.kv_heads,
                                           .head_dim = shape.dim,
@@ -327,6 +343,15 @@ class CudaAttention : public test::OnDevice {
     for (size_t i = 0; i < got.size(); ++i)
       worst = std::max(worst, std::abs(double{got[i]} - want[i]));
     EXPECT_LT(worst, half ? 0.05 : 1e-4);
+  }
+
+  // The codes of a plane's values; one byte where the shape has none.
+  static std::vector<uint8_t> codes_of(const Shape& shape, const std::vector<BFloat16>& plane) {
+    std::vector<uint8_t> codes(shape.e4m3 ? plane.size() : 1);
+    if (shape.e4m3)
+      std::ranges::transform(plane, codes.begin(),
+                             [](BFloat16 value) { return test::to_e4m3(to_float(value)); });
+    return codes;
   }
 
   static int longest(const std::vector<EntryLength>& lengths) {
@@ -570,6 +595,68 @@ TEST_F(CudaAttention, Latents) {
   check(shape, {{100, 1}, {0, 20}});
   shape.softcap = 0, shape.group = 8;
   check(shape, {{100, 1}, {0, 20}});
+}
+
+// Prompts, chunks, decode and shared segments over codes: as exact as over bfloat16 of the same
+// values.
+TEST_F(CudaAttention, KeysAndValuesOfE4m3) {
+  int round = 0;
+  for (const int dim : {64, 128})
+    for (const int group : {1, 3, 4, 8, 16})
+      for (const int page_size : {1, 16}) {
+        Shape shape{.dim = dim, .kv_heads = 2, .group = group, .page_size = page_size};
+        shape.e4m3 = true;
+        // Of all prompts, of those that come first, and of none.
+        shape.widened = std::array{100000, 600, 0}[static_cast<size_t>(round % 3)];
+        shape.in_order = round % 2 == 0;
+        if (round % 4 == 1) shape.window = static_cast<int>(rng_.between(1, 150));
+        if (round % 5 == 2) shape.softcap = 5.0f;
+        shape.sinks = round % 4 == 3;
+        check(shape, random_entries(true, 700), round % 3, round % 2 == 1);
+        check(shape, {{0, 300}, {3, 1}, {130, 200}, {64, 33}, {0, 128}, {1000, 40}, {31, 2}},
+              round % 3, round % 2 == 1);
+        ++round;
+      }
+  Shape shape{.dim = 128, .kv_heads = 2, .group = 4, .page_size = 16};
+  shape.e4m3 = true;
+  check(shape, std::vector<EntryLength>(30, {900, 1}), 1, true,
+        {{0, 512, entries_of(0, 30)}, {512, 896, entries_of(3, 9)}});
+  for (const float later_keys : {3.0f, 20.0f}) {
+    shape.later_keys = later_keys;
+    check(shape, {{0, 900}, {700, 60}, {5, 3}, {2000, 1}});
+  }
+  check({.dim = 32, .kv_heads = 2, .group = 3, .page_size = 4, .e4m3 = true},
+        random_entries(false, 100));
+}
+
+// Small weights of many keys must not be lost beside one that is large.
+TEST_F(CudaAttention, LongContextsOfE4m3) {
+  Shape shape{.dim = 128, .kv_heads = 1, .group = 2, .page_size = 16};
+  shape.e4m3 = true;
+  check(shape, {{131071, 1}, {5, 1}, {20000, 3}});
+  shape.later_keys = 4;
+  check(shape, {{30000, 1}});
+}
+
+TEST_F(CudaAttention, RefusesE4m3WhereNoKernelTakesIt) {
+  const auto code = [](const cuda::AttentionShape& shape) {
+    const auto bytes = cuda::attention_workspace_bytes(shape, 4, 4);
+    return bytes ? StatusCode::kOk : bytes.error().code();
+  };
+  const cuda::AttentionShape taken{
+      .num_heads = 8, .num_kv_heads = 2, .head_dim = 128, .kv_e4m3 = true};
+  EXPECT_EQ(code(taken), StatusCode::kOk);
+  cuda::AttentionShape other = taken;
+  other.head_dim = 256;
+  EXPECT_EQ(code(other), StatusCode::kUnimplemented);
+  other.head_dim = 40;
+  EXPECT_EQ(code(other), StatusCode::kUnimplemented);
+  other = taken;
+  other.fixed_split = 256;
+  EXPECT_EQ(code(other), StatusCode::kUnimplemented);
+  other = taken;
+  other.type = DType::kFloat32;
+  EXPECT_EQ(code(other), StatusCode::kUnimplemented);
 }
 
 TEST_F(CudaAttention, EveryOtherShapeToo) {

@@ -1,17 +1,19 @@
 // Decode attention (split KV): entries whose query rows (tokens x group) fit into one tile of 16.
-// q [tokens, heads, head_dim], K and V in pages, out as q; bfloat16, head_dim 64, 80, 96, 128, 256.
+// q [tokens, heads, head_dim], K and V in pages, out as q; bfloat16, head_dim 64, 80, 96, 128, 256;
+// or K and V of e4m3 (kv_e4m3.cuh), widened to float16 on their way into the matrix instruction.
 // Parallel: the grid takes equal ranges of the plan's work items (attention_plan.h) of 16 positions
 // of one kv head; the last block of an entry and kv head to finish merges the partial results.
-// Pipeline: each of a block's 4 warps copies its own steps of 16 positions into its own kStages
-// stages of shared memory by cp.async, without block barriers, across the ends of spans; with
+// Pipeline: each of a block's 4 warps copies its own steps of 16 positions into its own stages of
+// shared memory by cp.async, without block barriers, across the ends of spans; with
 // AttentionArgs::prefetch_cached_kv the first stages are issued before wait_for_previous().
 // Rows of a tile are query token x group: row r is head r % group of token r / group, so one matrix
 // instruction serves a whole group. The kv side is the instruction's left operand.
-// Roof: memory, 4 x head_dim x kv_heads bytes a position; 4.14 TB/s of 4.65 at 64 x 4,096 (91 % of
-// one pass over the same bytes). History: docs/notes/attention_decode.md.
+// Roof: memory, 4 x head_dim x kv_heads bytes a position (of e4m3 half of it); 4.14 TB/s of 4.65 at
+// 64 x 4,096 (91 % of one pass over the same bytes). History: docs/notes/attention_decode.md.
 #include <algorithm>
 
 #include "kernels/attention/attention_device.cuh"
+#include "kernels/attention/kv_e4m3.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace espalier::kernels::cuda {
@@ -19,8 +21,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
-constexpr int kStep = 16;  // positions of a warp's step
-constexpr int kStages = 3;
+constexpr int kStep = 16;          // positions of a warp's step
 constexpr int kRequested = 4;      // steps whose page numbers are kept, at least kStages + 1
 constexpr int kRound = 4;          // rows that the warps merge at once
 constexpr float kLowest = -1e30f;  // the base of a row that has seen nothing
@@ -32,11 +33,15 @@ struct Step {
   int kv_head = 0, prefix_len = 0;
 };
 
-template <int DIM>
+template <typename KV>
+constexpr int kVector = 16 / sizeof(KV);  // elements of a copy
+constexpr int kStages = 3;
+
+template <int DIM, typename KV>
 struct Shared {
   struct Stage {
-    bf16 k[kStep][kPitch<DIM>];
-    bf16 v[kStep][kPitch<DIM>];
+    KV k[kStep][DIM + kVector<KV>];
+    KV v[kStep][DIM + kVector<KV>];
   };
   Stage stages[kWarps][kStages];
   float outs[kWarps][kRound][DIM + 8];
@@ -172,11 +177,11 @@ __device__ int bits_of(int number) { return __popc(number) == 1 ? __ffs(number) 
 // Copies a warp's steps of all spans of the block, one after the other, kStages ahead of the
 // arithmetic, across the ends of spans. Page numbers are copied into shared memory together with
 // the keys of kStages steps before theirs, so that no register waits for them.
-template <int DIM>
+template <int DIM, typename KV>
 struct KvFeed {
   const AttentionArgs& args;
   const PlanView& plan;
-  Shared<DIM>& shared;
+  Shared<DIM, KV>& shared;
   DecodeStart start;  // of the span that is requested
   const int32_t* pages = nullptr;
   int begin = 0, end = 0, kv_head = 0;  // of its positions those not requested yet
@@ -191,15 +196,15 @@ struct KvFeed {
 
   // REQUIRES: `first` is the block's own start and has work items.
   __device__ KvFeed(const AttentionArgs& a, const PlanView& p, const DecodeStart& first,
-                    Shared<DIM>& s)
+                    Shared<DIM, KV>& s)
       : args(a),
         plan(p),
         shared(s),
         start(first),
         page_bits(bits_of(a.kv.page_size)),
-        page_stride(static_cast<uint32_t>(a.kv.page_stride / 8)),
-        token_stride(static_cast<uint32_t>(a.kv.token_stride / 8)),
-        head_stride(static_cast<uint32_t>(a.kv.head_stride / 8)) {
+        page_stride(static_cast<uint32_t>(a.kv.page_stride / kVector<KV>)),
+        token_stride(static_cast<uint32_t>(a.kv.token_stride / kVector<KV>)),
+        head_stride(static_cast<uint32_t>(a.kv.head_stride / kVector<KV>)) {
     enter();
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) request();
@@ -263,8 +268,8 @@ struct KvFeed {
   }
 
   // offset: of the row of position lane() % kStep. known: number of rows that exist.
-  __device__ void copy(typename Shared<DIM>::Stage& to, uint32_t offset, int known) const {
-    constexpr int kVectors = DIM / 8;
+  __device__ void copy(typename Shared<DIM, KV>::Stage& to, uint32_t offset, int known) const {
+    constexpr int kVectors = DIM / kVector<KV>;
     static_assert(kStep * kVectors % 32 == 0);
     const auto* k = static_cast<const uint4*>(args.kv.k);
     const auto* v = static_cast<const uint4*>(args.kv.v);
@@ -277,8 +282,8 @@ struct KvFeed {
           kWhole ? j * (32 / kVectors) + lane() / kVectors : (j * 32 + lane()) / kVectors;
       const int at = kWhole ? lane() % kVectors : (j * 32 + lane()) % kVectors;
       const uint32_t from = __shfl_sync(~0u, offset, row);
-      copy_async(&to.k[row][at * 8], k + at + from, row < known);
-      copy_async(&to.v[row][at * 8], v + at + from, row < known);
+      copy_async(&to.k[row][at * kVector<KV>], k + at + from, row < known);
+      copy_async(&to.v[row][at * kVector<KV>], v + at + from, row < known);
     }
   }
 };
@@ -287,7 +292,7 @@ struct KvFeed {
 // matrix instruction (16 positions, or 16 of their elements), queries and weights the right one, 8
 // rows a tile: that takes fewer instructions than query rows on the left, and a step is a chain of
 // dependent instructions.
-template <int DIM, int TILES>
+template <int DIM, int TILES, typename KV>
 struct WarpAttention {
   // State of rows t * 8 + lane % 4 * 2 and the next one; `sum` covers this thread's positions.
   // `base` is the exponent base of a row's weights: a score that was once the row's largest. It
@@ -296,7 +301,7 @@ struct WarpAttention {
   float out[TILES][DIM / 16][4];
   uint32_t q[TILES][DIM / 16][2];  // the queries, as the tensor cores take them
 
-  __device__ void run(const AttentionArgs& args, const WorkSpan& s, KvFeed<DIM>& feed) {
+  __device__ void run(const AttentionArgs& args, const WorkSpan& s, KvFeed<DIM, KV>& feed) {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       base[t][0] = base[t][1] = kLowest;
@@ -320,29 +325,83 @@ struct WarpAttention {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       const int row = t * 8 + lane / 4;
-      const bf16* from = static_cast<const bf16*>(args.q) + lane % 4 * 2;
+      const bf16* from = static_cast<const bf16*>(args.q) + lane % 4 * (kCodes<KV> ? 4 : 2);
       if (row < s.rows)
         from += (s.query_begin + row / group) * args.q_stride +
                 int64_t{s.kv_head * group + row % group} * DIM;
 #pragma unroll
       for (int k = 0; k < DIM / 16; ++k)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          q[t][k][i] = row < s.rows ? *reinterpret_cast<const uint32_t*>(from + k * 16 + i * 8) : 0;
+        for (int i = 0; i < 2; ++i) {
+          constexpr int kApart = kCodes<KV> ? 2 : 8;
+          const uint32_t pair =
+              row < s.rows ? *reinterpret_cast<const uint32_t*>(from + k * 16 + i * kApart) : 0;
+          q[t][k][i] = kCodes<KV> ? pack_half2(low_half(pair), high_half(pair)) : pair;
+        }
     }
   }
 
-  __device__ void take(const AttentionArgs& args, const WorkSpan& s,
-                       typename Shared<DIM>::Stage& stage, int begin) {
+  // Adds to the scores of 16 keys.
+  __device__ void add_scores(const typename Shared<DIM, KV>::Stage& stage,
+                             float (&chains)[TILES][2][4]) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float chains[TILES][2][4] = {};
+    constexpr int kLoaded = 2 * kVector<KV>;  // elements of a key that one load has
 #pragma unroll
-    for (int k = 0; k < DIM / 16; ++k) {
-      uint32_t a[4];
-      load_matrices(a, &stage.k[lane % 16][k * 16 + lane / 16 * 8]);
+    for (int l = 0; l < DIM / kLoaded; ++l) {
+      uint32_t loaded[4];
+      load_matrices(loaded, &stage.k[lane % 16][l * kLoaded + lane / 16 * kVector<KV>]);
+      if constexpr (kCodes<KV>) {
 #pragma unroll
-      for (int t = 0; t < TILES; ++t) mma(chains[t][k % 2], a, q[t][k][0], q[t][k][1]);
+        for (int k = 2 * l; k < 2 * l + 2; ++k) {
+          uint32_t a[4];
+          key_fragment(loaded, k % 2, a);
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) mma_half(chains[t][k % 2], a, q[t][k][0], q[t][k][1]);
+        }
+      } else {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) mma(chains[t][l % 2], loaded, q[t][l][0], q[t][l][1]);
+      }
     }
+  }
+
+  // Adds 16 values by their weights to the output.
+  __device__ void add_values(const typename Shared<DIM, KV>::Stage& stage,
+                             const uint32_t (&weights)[TILES][2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (kCodes<KV>) {
+#pragma unroll
+      for (int l = 0; l < DIM / 32; ++l) {
+        uint32_t loaded[4];
+        load_matrices_transposed(loaded, &stage.v[lane % 16][l * 32 + lane / 16 * 16]);
+#pragma unroll
+        for (int n = 2 * l; n < 2 * l + 2; ++n) {
+          uint32_t a[4];
+          value_fragment(loaded, n % 2, a);
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) mma_half(out[t][n], a, weights[t][0], weights[t][1]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < DIM / 16; ++n) {
+        uint32_t a[4];
+        load_matrices_transposed(a, &stage.v[lane % 8 + lane / 16 * 8][n * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) mma(out[t][n], a, weights[t][0], weights[t][1]);
+      }
+    }
+  }
+
+  // The element of a head that `out[.][n / 2][n % 2 * 2 + i]` belongs to, i being the row.
+  __device__ static int element_of(int n, int lane) {
+    return kCodes<KV> ? n / 2 * 16 + lane / 4 * 2 + n % 2 : n * 8 + lane / 4;
+  }
+
+  __device__ void take(const AttentionArgs& args, const WorkSpan& s,
+                       const typename Shared<DIM, KV>::Stage& stage, int begin) {
+    float chains[TILES][2][4] = {};
+    add_scores(stage, chains);
     float value[TILES][4];  // positions lane / 4 (0, 1) and 8 further, of each two rows
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
@@ -377,15 +436,10 @@ struct WarpAttention {
         const float second = exp2_fast(value[t][half * 2 + 1] - base[t][1]);
         sum[t][0] += first;
         sum[t][1] += second;
-        weights[t][half] = transposed(pack_bf16(first, second));
+        weights[t][half] =
+            transposed(kCodes<KV> ? pack_half2(first, second) : pack_bf16(first, second));
       }
-#pragma unroll
-    for (int n = 0; n < DIM / 16; ++n) {
-      uint32_t a[4];
-      load_matrices_transposed(a, &stage.v[lane % 8 + lane / 16 * 8][n * 16 + lane / 8 % 2 * 8]);
-#pragma unroll
-      for (int t = 0; t < TILES; ++t) mma(out[t][n], a, weights[t][0], weights[t][1]);
-    }
+    add_values(stage, weights);
   }
 
   __device__ static void mask(const AttentionArgs& args, const WorkSpan& s, int begin,
@@ -459,10 +513,10 @@ __device__ void write_row(const AttentionArgs& args, const WorkSpan& s, int row,
 
 // Merges the warps' partial results: into the output where this block has the whole entry and kv
 // head, else into the workspace, where the last block to arrive merges those of all blocks.
-template <int DIM, int TILES>
+template <int DIM, int TILES, typename KV>
 __device__ void finish_span(const AttentionArgs& args, const PlanView& plan, const WorkSpan& s,
-                            const WarpAttention<DIM, TILES>& walk, SegmentPartials<DIM, TILES>& all,
-                            Shared<DIM>& shared, int chunk) {
+                            const WarpAttention<DIM, TILES, KV>& walk,
+                            SegmentPartials<DIM, TILES>& all, Shared<DIM, KV>& shared, int chunk) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int first_block = s.work_begin / chunk, last_block = (s.work_end - 1) / chunk;
   const int block = static_cast<int>(blockIdx.x);
@@ -484,7 +538,7 @@ __device__ void finish_span(const AttentionArgs& args, const PlanView& plan, con
         }
 #pragma unroll
         for (int n = 0; n < DIM / 8; ++n)
-          shared.outs[warp][at + i][n * 8 + lane / 4] = walk.out[t][n / 2][n % 2 * 2 + i];
+          shared.outs[warp][at + i][walk.element_of(n, lane)] = walk.out[t][n / 2][n % 2 * 2 + i];
       }
     }
     __syncthreads();
@@ -560,16 +614,16 @@ __device__ void finish_span(const AttentionArgs& args, const PlanView& plan, con
   }
 }
 
-template <int DIM, int TILES>
-__global__ void __launch_bounds__(kThreads)
+template <int DIM, int TILES, typename KV>
+__global__ void __launch_bounds__(kThreads, kCodes<KV> ? kCodeBlocks : 1)
     decode_kernel(const AttentionArgs args, const PlanView plan) {
   extern __shared__ __align__(16) char raw[];
-  auto& shared = *reinterpret_cast<Shared<DIM>*>(raw);
+  auto& shared = *reinterpret_cast<Shared<DIM, KV>*>(raw);
   release_next();
   if (!args.prefetch_cached_kv) wait_for_previous();
   DecodeStart start = plan.starts[blockIdx.x];
   if (start.work >= start.work_end) return wait_for_previous();
-  KvFeed<DIM> feed(args, plan, start, shared);
+  KvFeed<DIM, KV> feed(args, plan, start, shared);
   bool waits = args.prefetch_cached_kv;
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) {
@@ -582,7 +636,7 @@ __global__ void __launch_bounds__(kThreads)
   if (waits) wait_for_previous();
   while (true) {
     const WorkSpan s = span_of(args, start);
-    WarpAttention<DIM, TILES> walk;
+    WarpAttention<DIM, TILES, KV> walk;
     SegmentPartials<DIM, TILES> all;
     walk.load_queries(args, s);
     all.read(args, plan, s);
@@ -593,28 +647,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int DIM, int TILES>
+template <int DIM, int TILES, typename KV>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
              const LaunchOptions& launch) {
-  constexpr size_t kBytes = sizeof(Shared<DIM>);
-  ESP_RETURN_IF_ERROR(allow_shared("attention", decode_kernel<DIM, TILES>, kBytes));
-  return launch_kernel("attention", decode_kernel<DIM, TILES>, dim3(static_cast<unsigned>(blocks)),
-                       kThreads, kBytes, launch, args, plan);
+  constexpr size_t kBytes = sizeof(Shared<DIM, KV>);
+  ESP_RETURN_IF_ERROR(allow_shared("attention", decode_kernel<DIM, TILES, KV>, kBytes));
+  return launch_kernel("attention", decode_kernel<DIM, TILES, KV>,
+                       dim3(static_cast<unsigned>(blocks)), kThreads, kBytes, launch, args, plan);
 }
 
-template <int DIM>
+template <int DIM, typename KV = bf16>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int tokens = std::min(args.entries.max_query_tokens, kDecodeRows / group);
-  return tokens * group <= 8 ? start<DIM, 1>(args, plan, blocks, launch)
-                             : start<DIM, 2>(args, plan, blocks, launch);
+  return tokens * group <= 8 ? start<DIM, 1, KV>(args, plan, blocks, launch)
+                             : start<DIM, 2, KV>(args, plan, blocks, launch);
 }
 
 }  // namespace
 
 Status attention_decode(const AttentionArgs& args, const PlanView& plan, int32_t blocks,
                         const LaunchOptions& launch) {
+  if (args.shape.kv_e4m3)
+    return args.shape.head_dim == 64 ? start<64, uint8_t>(args, plan, blocks, launch)
+                                     : start<128, uint8_t>(args, plan, blocks, launch);
   switch (args.shape.head_dim) {
     case 64:
       return start<64>(args, plan, blocks, launch);

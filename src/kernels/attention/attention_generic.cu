@@ -2,6 +2,8 @@
 // keys in turn, float32 arithmetic without tensor cores, online softmax, merged in shared memory.
 // q [tokens, heads, head_dim up to 576], K and V in pages, out as q. It reads all keys once for
 // each head, so it is for tests, small models and shapes without a kernel of their own.
+#include <cuda_fp8.h>
+
 #include "kernels/attention/attention_device.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -10,8 +12,17 @@ namespace {
 
 constexpr int kGenericWarps = 4;
 
-// PER_LANE: elements of a head that each lane holds.
-template <typename T, int PER_LANE>
+// An element of the keys or values: e4m3 in pages of codes, else the type of the queries.
+template <typename KV>
+__device__ __forceinline__ float kv_float(KV value) {
+  if constexpr (std::is_same_v<KV, __nv_fp8_e4m3>)
+    return float(value);
+  else
+    return to_float(value);
+}
+
+// KV: of keys and values. PER_LANE: elements of a head that each lane holds.
+template <typename T, typename KV, int PER_LANE>
 __global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(AttentionArgs args) {
   __shared__ float outs[kGenericWarps][32 * PER_LANE];
   __shared__ float largest[kGenericWarps], sums[kGenericWarps];
@@ -37,12 +48,12 @@ __global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(A
   float best = kMasked, sum = 0;
   for (int position = first + warp; position <= last; position += kGenericWarps) {
     const int64_t at = kv_offset(args.kv, kv_page(args.kv, pages, position), position, kv_head);
-    const T* key = static_cast<const T*>(args.kv.k) + at;
-    const T* value = static_cast<const T*>(args.kv.v) + at;
+    const KV* key = static_cast<const KV*>(args.kv.k) + at;
+    const KV* value = static_cast<const KV*>(args.kv.v) + at;
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i)
-      if (thread + 32 * i < dim) dot += q[i] * to_float(key[thread + 32 * i]);
+      if (thread + 32 * i < dim) dot += q[i] * kv_float(key[thread + 32 * i]);
     const float score = to_score(warp_sum(dot), args.scale, args.softcap);
     const float now = fmaxf(best, score);
     const float keep = exp2f(best - now), weight = exp2f(score - now);
@@ -50,7 +61,7 @@ __global__ void __launch_bounds__(kGenericWarps * 32) attention_generic_kernel(A
     sum = sum * keep + weight;
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i)
-      if (thread + 32 * i < dim) out[i] = out[i] * keep + weight * to_float(value[thread + 32 * i]);
+      if (thread + 32 * i < dim) out[i] = out[i] * keep + weight * kv_float(value[thread + 32 * i]);
   }
 #pragma unroll
   for (int i = 0; i < PER_LANE; ++i) outs[warp][thread + 32 * i] = out[i];
@@ -75,10 +86,14 @@ Status attention_generic(const AttentionArgs& args, const LaunchOptions& launch)
                   static_cast<unsigned>(args.shape.num_heads));
   constexpr int kUsual = 256 / 32, kMost = kMaxHeadDim / 32;
   const bool usual = args.shape.head_dim <= 32 * kUsual;
-  auto kernel =
-      usual ? attention_generic_kernel<float, kUsual> : attention_generic_kernel<float, kMost>;
-  if (args.shape.type == DType::kBFloat16)
-    kernel = usual ? attention_generic_kernel<bf16, kUsual> : attention_generic_kernel<bf16, kMost>;
+  auto kernel = usual ? attention_generic_kernel<float, float, kUsual>
+                      : attention_generic_kernel<float, float, kMost>;
+  if (args.shape.kv_e4m3)
+    kernel = usual ? attention_generic_kernel<bf16, __nv_fp8_e4m3, kUsual>
+                   : attention_generic_kernel<bf16, __nv_fp8_e4m3, kMost>;
+  else if (args.shape.type == DType::kBFloat16)
+    kernel = usual ? attention_generic_kernel<bf16, bf16, kUsual>
+                   : attention_generic_kernel<bf16, bf16, kMost>;
   return launch_kernel("attention", kernel, grid, kGenericWarps * 32, 0, launch, args);
 }
 

@@ -13,6 +13,7 @@ constexpr int kPlanThreads = 1024;
 
 struct Counts {
   int work_items = 0, tiles = 0;
+  int widened = 0;  // positions
 };
 
 __device__ Counts counts_of(const AttentionShape& shape, const EntryArrays& entries, int entry,
@@ -27,11 +28,12 @@ __device__ Counts counts_of(const AttentionShape& shape, const EntryArrays& entr
     const int splits = last / split - first_visible(last, shape.sliding_window) / split + 1;
     return {.work_items = splits * shape.num_kv_heads};
   }
-  if (split > 0 || tokens * group > kDecodeRows)
-    return {.tiles = (tokens + kTileRows / group - 1) / (kTileRows / group)};
   const int end = entries.prefix_len[entry] + tokens;
-  const int positions = end - max(first_visible(entries.prefix_len[entry], shape.sliding_window),
-                                  shared ? entries.shared.own_begin[entry] : 0);
+  const int first = first_visible(entries.prefix_len[entry], shape.sliding_window);
+  if (split > 0 || tokens * group > kDecodeRows)
+    return {.tiles = (tokens + kTileRows / group - 1) / (kTileRows / group),
+            .widened = end - first};
+  const int positions = end - max(first, shared ? entries.shared.own_begin[entry] : 0);
   return {.work_items = (positions + kWorkPositions - 1) / kWorkPositions * shape.num_kv_heads};
 }
 
@@ -120,12 +122,15 @@ __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(AttentionShape shape, EntryArrays entries, PlanView plan, int decode_blocks) {
   __shared__ int scratch[32];
   __shared__ Counts carried;
+  __shared__ int widened_rows;
   release_next();
   wait_for_previous();
   const bool shared = plan.entry_segments != nullptr && entries.shared.segments != nullptr;
   if (threadIdx.x == 0) {
     carried = {};
+    widened_rows = 0;
     plan.work_begin[0] = plan.tile_begin[0] = 0;
+    if (plan.widen_begin != nullptr) plan.widen_begin[0] = 0;
   }
   __syncthreads();
   for (int first = 0; first < entries.num_entries; first += kPlanThreads) {
@@ -133,20 +138,28 @@ __global__ void __launch_bounds__(kPlanThreads)
     const Counts counts = counts_of(shape, entries, entry, shared);
     const int work_items = carried.work_items + inclusive_sum(counts.work_items, scratch);
     const int tiles = carried.tiles + inclusive_sum(counts.tiles, scratch);
+    int widened = 0;
+    if (plan.widen_begin != nullptr) {
+      widened = carried.widened + inclusive_sum(counts.widened, scratch);
+      if (entry < entries.num_entries) plan.widen_begin[entry + 1] = widened;
+      if (widened <= shape.widened_positions) atomicMax(&widened_rows, widened);
+    }
     if (entry < entries.num_entries) {
       plan.work_begin[entry + 1] = work_items;
       plan.tile_begin[entry + 1] = tiles;
     }
     __syncthreads();
-    if (threadIdx.x == kPlanThreads - 1) carried = {work_items, tiles};
+    if (threadIdx.x == kPlanThreads - 1) carried = {work_items, tiles, widened};
     __syncthreads();
   }
   for (int i = threadIdx.x; i < entries.num_entries * shape.num_kv_heads; i += kPlanThreads)
     plan.arrived[i] = 0;
   const int chunk = max((carried.work_items + decode_blocks - 1) / decode_blocks, kMinChunk);
   if (threadIdx.x == 0)
-    *plan.header = {
-        .num_work_items = carried.work_items, .chunk = chunk, .num_tiles = carried.tiles};
+    *plan.header = {.num_work_items = carried.work_items,
+                    .chunk = chunk,
+                    .num_tiles = carried.tiles,
+                    .widened_rows = widened_rows};
   __syncthreads();
   for (int block = threadIdx.x; block < decode_blocks; block += kPlanThreads) {
     DecodeStart start{.work = block * chunk,
@@ -208,6 +221,14 @@ PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const Devic
     view.segment_out =
         reinterpret_cast<float*>(take(rows * static_cast<size_t>(shape.head_dim) * 4));
     view.segment_sum = reinterpret_cast<float2*>(take(rows * sizeof(float2)));
+  }
+  if (shape.widened_positions > 0 && sm90_shape(shape, traits)) {
+    const size_t elements = static_cast<size_t>(shape.widened_positions) *
+                            static_cast<size_t>(shape.num_kv_heads) *
+                            static_cast<size_t>(shape.head_dim);
+    view.widen_begin = reinterpret_cast<int32_t*>(take((entries + 1) * 4));
+    view.widened_k = take(elements * sizeof(bf16));
+    view.widened_v = take(elements * sizeof(bf16));
   }
   view.bytes = used;
   return view;

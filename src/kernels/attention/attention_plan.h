@@ -50,6 +50,7 @@ struct PlanHeader {
   // Counters of attention_prefill_sm90: tiles taken beyond the first of each block, and blocks that
   // are done. Both are 0 between launches.
   int32_t tiles_taken = 0, blocks_done = 0;
+  int32_t widened_rows = 0;
 };
 
 // Where a block of the decode kernel begins: everything it must know, in one read.
@@ -99,12 +100,19 @@ struct PlanView {
   float2* segment_sum = nullptr;  // [rows]
   int64_t continued_rows = 0;     // the first row of blocks
   int32_t cascade_blocks = 0;
+  // Of shapes with widened_positions, else null. Entry i's rows are [widen_begin[i],
+  // widen_begin[i + 1]), from the first position that it sees on; none beyond widened_positions.
+  int32_t* widen_begin = nullptr;  // [num_entries + 1]: prefix sums of positions
+  void* widened_k = nullptr;  // [widened_positions][num_kv_heads][head_dim] bfloat16; widened_v too
+  void* widened_v = nullptr;
   size_t bytes = 0;
 };
 PlanView plan_view(const AttentionShape& shape, int32_t num_entries, const DeviceTraits& traits,
                    void* workspace);
 
-// Blocks of the decode kernel: as many as the GPU holds at once.
+// Blocks of the decode kernel: as many as the GPU holds at once. Of e4m3 a multiprocessor holds
+// kCodeBlocks: half the bytes a step leave half the time to hide its latencies.
+inline constexpr int kCodeBlocks = 3;
 int32_t decode_blocks(const AttentionShape& shape, const DeviceTraits& traits);
 
 // Whether the tensor-core kernels support the shape; other shapes go to attention_generic().
@@ -119,6 +127,9 @@ Status attention_decode(const AttentionArgs& args, const PlanView& plan, int32_t
                         const LaunchOptions& launch);
 Status attention_prefill(const AttentionArgs& args, const PlanView& plan,
                          const LaunchOptions& launch);
+// Fills widened_k and widened_v; before attention_prefill_sm90().
+Status attention_widen(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
+                       const LaunchOptions& launch);
 // As attention_prefill(), with Hopper's own instructions, for heads of 64 and 128 on sm_90.
 Status attention_prefill_sm90(const AttentionArgs& args, const PlanView& plan,
                               int32_t multiprocessors, const LaunchOptions& launch);

@@ -22,8 +22,8 @@ struct Tile {
   int entry, kv_head, tokens, query_begin;  // of this tile
   int first_position;                       // of its first token
   int key_begin, key_end;
-  int blocks;                 // 0: there are no more tiles
-  int entry_begin, new_from;  // of the entry: its first token, and that token's position
+  int blocks;                // 0: there are no more tiles
+  int rows_from, first_row;  // from this position on, keys and values are rows beside the pages
 };
 
 // Tile records live as long as a warp may still read them: the tile in the consumers, and those of
@@ -46,24 +46,32 @@ __device__ Tile tile_at(const AttentionArgs& args, const PlanView& plan, int ind
   t.kv_head = kv_head;
   t.entry = bucket_of(plan.tile_begin, entries.num_entries, index);
   const int skipped = (index - plan.tile_begin[t.entry]) * per_tile;
-  t.entry_begin = entries.query_begin[t.entry];
-  t.new_from = entries.prefix_len[t.entry];
-  t.query_begin = t.entry_begin + skipped;
+  const int entry_begin = entries.query_begin[t.entry], prefix_len = entries.prefix_len[t.entry];
+  t.query_begin = entry_begin + skipped;
   t.tokens = min(per_tile, entries.query_begin[t.entry + 1] - t.query_begin);
-  t.first_position = t.new_from + skipped;
+  t.first_position = prefix_len + skipped;
   t.key_begin = first_visible(t.first_position, args.shape.sliding_window);
   t.key_end = t.first_position + t.tokens;
   t.blocks = (t.key_end - t.key_begin + kStageKeys - 1) / kStageKeys;
+  t.rows_from = kNothingNew;
+  if (args.new_keys != nullptr) {
+    t.rows_from = prefix_len;
+    t.first_row = entry_begin;
+  } else if (plan.widen_begin != nullptr &&
+             plan.widen_begin[t.entry + 1] <= args.shape.widened_positions) {
+    t.rows_from = first_visible(prefix_len, args.shape.sliding_window);
+    t.first_row = plan.widen_begin[t.entry];
+  }
   return t;
 }
 
 // The producer warp group: all its threads walk over the tiles together.
-template <int DIM>
+template <int DIM, typename KV>
 struct Tiles {
   const AttentionArgs& args;
   const PlanView& plan;
   Shared<DIM>& shared;
-  KvProducer<DIM> producer;
+  KvProducer<DIM, KV> producer;
   const int all;      // tiles of all kv heads
   int count = 0;      // tiles taken so far
   int following = 0;  // thread 0: the next one, requested for early
@@ -96,21 +104,21 @@ struct Tiles {
                  .begin = tile.key_begin,
                  .end = tile.key_end,
                  .kv_head = tile.kv_head,
-                 .new_begin = args.new_keys == nullptr ? kNothingNew : tile.new_from,
-                 .new_row = tile.entry_begin};
+                 .new_begin = tile.rows_from,
+                 .new_row = tile.first_row};
     block = 0;
     blocks = tile.blocks;
     ++count;
     return true;
   }
 
-  struct Next : KvProducer<DIM>::Lookup {
+  struct Next : KvProducer<DIM, KV>::Lookup {
     bool exists, first;  // whether there is a block, and whether it is its tile's first
   };
   __device__ Next look_up() {
     Next next{};
     if (block == blocks && !take_tile()) return next;
-    static_cast<typename KvProducer<DIM>::Lookup&>(next) = producer.look_up(key_block);
+    static_cast<typename KvProducer<DIM, KV>::Lookup&>(next) = producer.look_up(key_block);
     next.exists = true;
     next.first = block == 0;
     key_block.begin += kStageKeys;
@@ -251,7 +259,7 @@ __device__ void attend(const AttentionArgs& args, Shared<DIM>& shared, int half)
   if (half == 0) named_barrier_sync(kTurnBarrier, 2 * kWarpGroup);
 }
 
-template <int DIM, bool SOFTCAP>
+template <int DIM, bool SOFTCAP, typename KV>
 __global__ void __launch_bounds__(kPipelineThreads, 1)
     prefill_sm90_kernel(const AttentionArgs args, const PlanView plan,
                         const __grid_constant__ RowMaps maps) {
@@ -269,24 +277,36 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
   const int warp_group = uniform(static_cast<int>(threadIdx.x) / kWarpGroup);
   if (warp_group == 0) {
     give_registers<88>();
-    Tiles<DIM>(args, plan, maps, shared).run();
+    Tiles<DIM, KV>(args, plan, maps, shared).run();
   } else {
     take_registers<208>();
     attend<DIM, SOFTCAP>(args, shared, warp_group - 1);
   }
 }
 
-template <int DIM, bool SOFTCAP>
+RowsBeside rows_beside(const AttentionArgs& args, const PlanView& plan) {
+  if (plan.widen_begin == nullptr)
+    return {.keys = args.new_keys,
+            .values = args.new_values,
+            .stride = args.new_kv_stride,
+            .count = args.entries.num_tokens};
+  return {.keys = plan.widened_k,
+          .values = plan.widened_v,
+          .stride = int64_t{args.shape.num_kv_heads} * args.shape.head_dim,
+          .count = args.shape.widened_positions};
+}
+
+template <int DIM, bool SOFTCAP, typename KV>
 Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiprocessors,
              const LaunchOptions& launch) {
   const int group = args.shape.num_heads / args.shape.num_kv_heads;
   const int tiles = args.entries.num_tokens / tokens_per_tile(group) + args.entries.num_entries;
   constexpr size_t kBytes = sizeof(Shared<DIM>) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  ESP_RETURN_IF_ERROR(allow_shared("attention", prefill_sm90_kernel<DIM, SOFTCAP>, kBytes));
-  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args));
+  ESP_RETURN_IF_ERROR(allow_shared("attention", prefill_sm90_kernel<DIM, SOFTCAP, KV>, kBytes));
+  ESP_ASSIGN_OR_RETURN(const RowMaps maps, row_maps(args.kv, rows_beside(args, plan)));
   const int blocks = std::min(multiprocessors, tiles * args.shape.num_kv_heads);
-  return launch_kernel("attention", prefill_sm90_kernel<DIM, SOFTCAP>,
+  return launch_kernel("attention", prefill_sm90_kernel<DIM, SOFTCAP, KV>,
                        dim3(static_cast<unsigned>(blocks)), kPipelineThreads, kBytes, launch, args,
                        plan, maps);
 }
@@ -295,11 +315,15 @@ Status start(const AttentionArgs& args, const PlanView& plan, int32_t multiproce
 
 Status attention_prefill_sm90(const AttentionArgs& args, const PlanView& plan,
                               int32_t multiprocessors, const LaunchOptions& launch) {
-  const auto go = [&]<int DIM>() {
-    return args.softcap > 0 ? start<DIM, true>(args, plan, multiprocessors, launch)
-                            : start<DIM, false>(args, plan, multiprocessors, launch);
+  const auto go = [&]<int DIM, typename KV>() {
+    return args.softcap > 0 ? start<DIM, true, KV>(args, plan, multiprocessors, launch)
+                            : start<DIM, false, KV>(args, plan, multiprocessors, launch);
   };
-  return args.shape.head_dim == 64 ? go.template operator()<64>() : go.template operator()<128>();
+  const auto of = [&]<typename KV>() {
+    return args.shape.head_dim == 64 ? go.template operator()<64, KV>()
+                                     : go.template operator()<128, KV>();
+  };
+  return args.shape.kv_e4m3 ? of.template operator()<uint8_t>() : of.template operator()<bf16>();
 }
 
 }  // namespace espalier::kernels::cuda

@@ -8,19 +8,21 @@
 #include <cstddef>
 
 #include "kernels/cuda/stream.h"
+#include "seams/kv_view.h"
 
 namespace espalier::kernels::cuda {
 
 // One layer's keys and values: KvView for one layer, [page, page_size, kv_head, head_dim] by
 // strides.
 struct KvPlanes {
-  DType type = DType::kBFloat16;  // kBFloat16 or kFloat32
+  KvType type = KvType::kBFloat16;
   void* k = nullptr;
   void* v = nullptr;
   int32_t page_size = 1;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
-  int64_t page_stride = 0;  // in elements, as the two below; multiples of 8
+  // In elements, as the two below; multiples of 16 bytes.
+  int64_t page_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
 };
@@ -84,6 +86,13 @@ struct AttentionShape {
   int32_t page_size = 1;
   int32_t sliding_window = 0;  // a query at p sees (p - sliding_window, p]; 0: all
   DType type = DType::kBFloat16;
+  // Whether keys and values are codes of e4m3, without scales, beside queries of bfloat16: for
+  // heads of 64 and 128 on Hopper, or heads that no tensor-core kernel takes.
+  bool kv_e4m3 = false;
+  // With kv_e4m3: positions whose keys and values a step with prompts may widen to bfloat16, once
+  // instead of for every tile of queries; 4 x num_kv_heads x head_dim bytes of workspace each.
+  // Prompts beyond are read from their pages, with the same results.
+  int32_t widened_positions = 0;
   // Above 0: each row's output depends on that row alone, bit for bit, whatever else is in the step
   // and however its entry was chunked; sums are split at multiples of fixed_split positions, and
   // shared segments are ignored. A multiple of 64, from fixed_split().

@@ -9,11 +9,15 @@
 // visible to wgmma by the consumers, and the fence for it waits for all that a thread has in
 // flight, so the pipeline records which stages need it. Keys are issued one block before their
 // values: keys 0, keys 1, values 0, keys 2 ...
+//
+// Pages of e4m3 are read into registers, widened to bfloat16 and stored: the consumers see the same
+// tiles, and the producer waits for its loads.
 #pragma once
 
 #include <cuda.h>
 
 #include "kernels/attention/attention_device.cuh"
+#include "kernels/attention/kv_e4m3.cuh"
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/tensor_copy.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -56,9 +60,9 @@ struct KvPipeline {
 struct RowMaps {
   CUtensorMap new_keys, new_values, page_k, page_v;
 };
-// Whether row r of the pages lies r * token_stride from their begin.
+// Whether row r of the pages lies r * token_stride from their begin, in the type of the tiles.
 __host__ __device__ inline bool pages_are_rows(const KvPlanes& kv) {
-  return kv.page_stride == kv.page_size * kv.token_stride;
+  return kv.type == KvType::kBFloat16 && kv.page_stride == kv.page_size * kv.token_stride;
 }
 
 // A block of positions: [begin, min(begin + kStageKeys, end)) of a page table.
@@ -70,10 +74,18 @@ struct KeyBlock {
 };
 constexpr int kNothingNew = 0x7fffffff;  // of new_begin
 
-// Makes the maps that the call's arguments have arrays for.
-inline Result<RowMaps> row_maps(const AttentionArgs& args) {
+// Keys and values of bfloat16 beside the pages: [count][num_kv_heads][head_dim], rows `stride`
+// elements apart; none where keys is null.
+struct RowsBeside {
+  const void* keys = nullptr;
+  const void* values = nullptr;
+  int64_t stride = 0;
+  int32_t count = 0;
+};
+
+// Makes the maps of the arrays that exist.
+inline Result<RowMaps> row_maps(const KvPlanes& kv, const RowsBeside& beside) {
   RowMaps maps{};
-  const KvPlanes& kv = args.kv;
   const auto dim = static_cast<uint64_t>(kv.head_dim);
   const auto heads = static_cast<uint64_t>(kv.num_kv_heads);
   const auto encode = [&](CUtensorMap& map, const void* data, uint64_t rows, int64_t row_stride,
@@ -83,12 +95,10 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
         {static_cast<uint64_t>(head_stride) * 2, static_cast<uint64_t>(row_stride) * 2},
         {64, 1, 32});
   };
-  if (args.new_keys != nullptr) {
-    const auto rows = static_cast<uint64_t>(args.entries.num_tokens);
-    ESP_RETURN_IF_ERROR(
-        encode(maps.new_keys, args.new_keys, rows, args.new_kv_stride, kv.head_dim));
-    ESP_RETURN_IF_ERROR(
-        encode(maps.new_values, args.new_values, rows, args.new_kv_stride, kv.head_dim));
+  if (beside.keys != nullptr) {
+    const auto rows = static_cast<uint64_t>(beside.count);
+    ESP_RETURN_IF_ERROR(encode(maps.new_keys, beside.keys, rows, beside.stride, kv.head_dim));
+    ESP_RETURN_IF_ERROR(encode(maps.new_values, beside.values, rows, beside.stride, kv.head_dim));
   }
   if (pages_are_rows(kv)) {  // page tables name only rows that exist
     constexpr uint64_t kRows = uint64_t{1} << 31;
@@ -101,8 +111,10 @@ inline Result<RowMaps> row_maps(const AttentionArgs& args) {
 // A producer warp: it looks up and copies 32 positions of each block, one a lane, independently of
 // the other warps. Offsets of cp.async copies go from lane to lane in registers
 // (docs/notes/attention_prefill_sm90.md).
-template <int DIM>
+// KV: bf16, or uint8_t for pages of codes of e4m3; rows beside the pages are bf16.
+template <int DIM, typename KV>
 struct KvProducer {
+  static constexpr int kVector = 16 / sizeof(KV);  // elements of the unit of offsets
   static constexpr int kVectors = DIM / 8, kRowsAtOnce = 32 / kVectors;
   // Copy i goes to row first_row + i * kRowsAtOnce + row0; the swizzle repeats every eight rows.
   static constexpr int kPeriod = 8 / kRowsAtOnce;
@@ -156,9 +168,9 @@ struct KvProducer {
   __device__ Source source(const Lookup& lookup) const {
     Source source{.row = lookup.new_row, .kv_head = lookup.kv_head, .known = lookup.known};
     if (lookup.new_row >= 0) return source;
-    source.offset =
-        static_cast<uint32_t>(kv_offset(kv, lookup.page, lookup.position, lookup.kv_head) / 8);
-    if (lookup.known >= 32 && pages_are_rows(kv)) {
+    source.offset = static_cast<uint32_t>(
+        kv_offset(kv, lookup.page, lookup.position, lookup.kv_head) / kVector);
+    if (!kCodes<KV> && lookup.known >= 32 && pages_are_rows(kv)) {
       const int row = lookup.page * kv.page_size + lookup.position % kv.page_size;
       const int first = __shfl_sync(~0u, row, 0);
       if (__all_sync(~0u, row == first + lane())) source.row = -2 - first;
@@ -188,8 +200,13 @@ struct KvProducer {
                         const Source& source) const {
     if (lane() == 0) copied[first_row() / 32] = source.row == kCopies ? 1 : 0;
     if (source.row == kCopies) {
-      copy(tile, plane, source);
-      barrier_arrive_after_copies(full);
+      if constexpr (kCodes<KV>) {
+        widen(tile, plane, source);
+        barrier_arrive(full);
+      } else {
+        copy(tile, plane, source);
+        barrier_arrive_after_copies(full);
+      }
       if (lane() == 0) barrier_arrive(full);
       return;
     }
@@ -201,6 +218,28 @@ struct KvProducer {
 #pragma unroll
     for (int at = 0; at < DIM; at += 64)
       copy_box(tile + at * kStageKeys + first_row() * 64, map, at, source.kv_head, row, full);
+  }
+
+  // Rows of e4m3, 16 elements a lane: all are requested before the first is stored.
+  __device__ void widen(bf16* tile, const void* plane, const Source& source) const {
+    constexpr int kLanes = DIM / 16, kRows = 32 / kLanes, kLoads = 32 / kRows;
+    const int row0 = lane() / kLanes, column = lane() % kLanes * 16;
+    const auto* from = static_cast<const uint4*>(plane) + lane() % kLanes;
+    uint4 codes[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = i * kRows + row0;
+      const uint32_t offset = __shfl_sync(~0u, source.offset, row);
+      codes[i] = row < source.known ? __ldcg(from + offset) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = first_row() + i * kRows + row0;
+      uint4 lower, upper;
+      bfloat16s_of_e4m3(codes[i], lower, upper);
+      *reinterpret_cast<uint4*>(tile + swizzled(row, column, kStageKeys)) = lower;
+      *reinterpret_cast<uint4*>(tile + swizzled(row, column + 8, kStageKeys)) = upper;
+    }
   }
 
   __device__ void copy(bf16* tile, const void* plane, const Source& source) const {

@@ -237,38 +237,38 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
         const auto at = [&](int head) {
           return qkv.device.get() + static_cast<size_t>(head * dim) * size;
         };
-        const Status status =
-            cuda::qk_rope_append({.type = type,
-                                  .q = at(0),
-                                  .q_stride = row,
-                                  .k = at(heads),
-                                  .k_stride = row,
-                                  .new_keys = keeps_new ? at(heads) : nullptr,
-                                  .v = latent ? nullptr : at(heads + kv_heads),
-                                  .v_stride = row,
-                                  .tokens = tokens,
-                                  .num_heads = heads,
-                                  .q_norm = norm ? q_norm.device.get() : nullptr,
-                                  .k_norm = norm ? k_norm.device.get() : nullptr,
-                                  .norm_offset = norm_offset,
-                                  .epsilon = 1e-6f,
-                                  .positions = device_positions.get(),
-                                  .frequencies = device_frequencies.get(),
-                                  .rotary_begin = rotary_begin,
-                                  .rotary_dim = rotary,
-                                  .attention_factor = 1.25f,
-                                  .interleaved = interleaved,
-                                  .kv = {.type = type,
-                                         .k = k.device.get(),
-                                         .v = latent ? k.device.get() : v.device.get(),
-                                         .page_size = page_size,
-                                         .num_kv_heads = kv_heads,
-                                         .head_dim = dim,
-                                         .page_stride = page_size * kv_heads * dim,
-                                         .token_stride = kv_heads * dim,
-                                         .head_stride = dim},
-                                  .kv_rows = device_rows.get()},
-                                 launch(round++));
+        const Status status = cuda::qk_rope_append(
+            {.type = type,
+             .q = at(0),
+             .q_stride = row,
+             .k = at(heads),
+             .k_stride = row,
+             .new_keys = keeps_new ? at(heads) : nullptr,
+             .v = latent ? nullptr : at(heads + kv_heads),
+             .v_stride = row,
+             .tokens = tokens,
+             .num_heads = heads,
+             .q_norm = norm ? q_norm.device.get() : nullptr,
+             .k_norm = norm ? k_norm.device.get() : nullptr,
+             .norm_offset = norm_offset,
+             .epsilon = 1e-6f,
+             .positions = device_positions.get(),
+             .frequencies = device_frequencies.get(),
+             .rotary_begin = rotary_begin,
+             .rotary_dim = rotary,
+             .attention_factor = 1.25f,
+             .interleaved = interleaved,
+             .kv = {.type = type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16,
+                    .k = k.device.get(),
+                    .v = latent ? k.device.get() : v.device.get(),
+                    .page_size = page_size,
+                    .num_kv_heads = kv_heads,
+                    .head_dim = dim,
+                    .page_stride = page_size * kv_heads * dim,
+                    .token_stride = kv_heads * dim,
+                    .head_stride = dim},
+             .kv_rows = device_rows.get()},
+            launch(round++));
         ASSERT_TRUE(status.ok()) << status.message();
 
         std::vector<float> want = qkv.host, cosines, sines;
@@ -328,6 +328,57 @@ TEST_F(CudaElementwise, QkNormRopeAppend) {
         EXPECT_LT(test::relative_error(got_k, want_k), tolerance) << dim << norm;
         EXPECT_EQ(v.read(), want_v);
       }
+}
+
+// Codes are the nearest of what float32 pages get: whole rows of vectors, and heads that take the
+// general kernel.
+TEST_F(CudaElementwise, QkRopeAppendRoundsToE4m3) {
+  for (const int dim : {32, 64, 128, 256})
+    for (const float scale : {1.0f, 400.0f}) {  // some values beyond 448
+      const int kv_heads = 2, tokens = 9, row = 2 * kv_heads * dim;
+      auto values = test::random_floats(rng_, int64_t{tokens} * row, scale);
+      const DeviceArray<BFloat16> kv(test::to_bfloat16s(values));
+      std::vector<int32_t> positions, rows;
+      for (int t = 0; t < tokens; ++t) positions.push_back(t * 31), rows.push_back(tokens - 1 - t);
+      std::vector<float> frequencies;
+      for (int i = 0; i < dim / 2; ++i) frequencies.push_back(1.0f / static_cast<float>(1 + i));
+      const DeviceArray<int32_t> device_positions(positions), device_rows(rows);
+      const DeviceArray<float> device_frequencies(frequencies);
+      const auto plane = static_cast<size_t>(tokens * kv_heads * dim);
+      DeviceArray<float> wide_k(plane), wide_v(plane);
+      DeviceArray<uint8_t> k(plane), v(plane);
+      const auto append = [&](KvType type, void* to_k, void* to_v) {
+        return cuda::qk_rope_append({.k = kv.get(),
+                                     .k_stride = row,
+                                     .v = kv.get() + kv_heads * dim,
+                                     .v_stride = row,
+                                     .tokens = tokens,
+                                     .positions = device_positions.get(),
+                                     .frequencies = device_frequencies.get(),
+                                     .rotary_dim = dim,
+                                     .kv = {.type = type,
+                                            .k = to_k,
+                                            .v = to_v,
+                                            .page_size = 1,
+                                            .num_kv_heads = kv_heads,
+                                            .head_dim = dim,
+                                            .page_stride = kv_heads * dim,
+                                            .token_stride = kv_heads * dim,
+                                            .head_stride = dim},
+                                     .kv_rows = device_rows.get()},
+                                    {});
+      };
+      ASSERT_TRUE(append(KvType::kFloat32, wide_k.get(), wide_v.get()).ok());
+      ASSERT_TRUE(append(KvType::kFloat8E4M3, k.get(), v.get()).ok());
+      const auto near = [&](const std::vector<uint8_t>& codes, const std::vector<float>& wide) {
+        for (size_t i = 0; i < codes.size(); ++i) {
+          const float want = std::clamp(wide[i], -448.0f, 448.0f);
+          EXPECT_NEAR(test::of_e4m3(codes[i]), want, std::abs(want) * 0.0626f + 0.001f) << i;
+        }
+      };
+      near(k.read(), wide_k.read());
+      near(v.read(), wide_v.read());
+    }
 }
 
 TEST_F(CudaElementwise, TokenRowsFollowTheEntries) {

@@ -5,7 +5,11 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -55,6 +59,39 @@ inline std::vector<float> to_floats(const std::vector<BFloat16>& values) {
   result.reserve(values.size());
   for (BFloat16 value : values) result.push_back(espalier::to_float(value));
   return result;
+}
+
+// The values of the codes 0 .. 0x7e of e4m3 (the OCP's FN variant: no infinities, NaN is 0x7f), in
+// rising order.
+inline const std::array<float, 127>& e4m3_values() {
+  static const std::array<float, 127> values = [] {
+    std::array<float, 127> all{};
+    for (int code = 0; code < 127; ++code) {
+      const int exponent = code >> 3, fraction = code & 7;
+      all[static_cast<size_t>(code)] =
+          exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                        : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    }
+    return all;
+  }();
+  return values;
+}
+inline float of_e4m3(uint8_t code) {
+  if ((code & 0x7f) == 0x7f) return NAN;
+  const float size = e4m3_values()[code & 0x7f];
+  return (code & 0x80) != 0 ? -size : size;
+}
+// The code of the nearest value, the even one of two; +-448 beyond.
+inline uint8_t to_e4m3(float value) {
+  const auto& values = e4m3_values();
+  const float size = std::min(std::abs(value), values.back());
+  auto code = std::ranges::lower_bound(values, size) - values.begin();
+  if (code > 0) {
+    const float above = values[static_cast<size_t>(code)] - size;
+    const float below = size - values[static_cast<size_t>(code - 1)];
+    if (below < above || (below == above && code % 2 == 1)) --code;
+  }
+  return static_cast<uint8_t>(code | (std::signbit(value) ? 0x80 : 0));
 }
 
 // The square root of sum (a - b)^2 / sum b^2; NaN where either holds one.

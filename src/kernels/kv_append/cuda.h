@@ -1,5 +1,6 @@
 // What lies between the qkv GEMM and attention, in one kernel: norms of q and k per head, rotary
-// embedding, and the new keys and values into their pages. Thread-safe; pointers are borrowed
+// embedding, and the new keys and values into their pages, rounded to the pages' type (of e4m3,
+// values beyond 448 become 448). Thread-safe; pointers are borrowed
 // device memory; requirements of streams as kernels/cuda/stream.h.
 #pragma once
 

@@ -6,6 +6,8 @@
 // Roof: memory, (2 heads + 4 kv_heads) x head_dim x size bytes a token (q twice, k and v read and
 // written); at decode a launch's time. 8,192 rows 61 us on an H200. History:
 // docs/notes/elementwise.md.
+#include <cuda_fp8.h>
+
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/kv_append/cuda.h"
@@ -43,7 +45,9 @@ __device__ HeadWork<T> head_work(const QkRopeAppendArgs& args, int64_t token, in
   const int64_t element = kv_row / args.kv.page_size * args.kv.page_stride +
                           kv_row % args.kv.page_size * args.kv.token_stride +
                           head * args.kv.head_stride;
-  const int64_t size = args.kv.type == DType::kFloat32 ? 4 : 2;
+  const int64_t size = args.kv.type == KvType::kFloat32    ? 4
+                       : args.kv.type == KvType::kBFloat16 ? 2
+                                                           : 1;
   work.kv_to = static_cast<char*>(is_k ? args.kv.k : args.kv.v) + element * size;
   if (is_k) {
     work.from = static_cast<const T*>(args.k) + token * args.k_stride + int64_t{head} * dim;
@@ -110,11 +114,25 @@ __global__ void __launch_bounds__(kRopeWarps * 32) qk_rope_append_kernel(QkRopeA
   for (int i = lane; i < dim; i += 32) {
     if (work.to != nullptr) work.to[i] = from_float<T>(row[i]);
     if (work.kv_to == nullptr) continue;
-    if (args.kv.type == DType::kFloat32)
+    if (args.kv.type == KvType::kFloat32)
       static_cast<float*>(work.kv_to)[i] = row[i];
+    else if (args.kv.type == KvType::kFloat8E4M3)
+      static_cast<__nv_fp8_e4m3*>(work.kv_to)[i] = __nv_fp8_e4m3(row[i]);
     else
       static_cast<bf16*>(work.kv_to)[i] = __float2bfloat16_rn(row[i]);
   }
+}
+
+// Rounds to nearest, ties to even; beyond 448 to 448.
+__device__ __forceinline__ uint32_t four_e4m3(const float* values) {
+  const uint32_t low =
+      __nv_cvt_float2_to_fp8x2(make_float2(values[0], values[1]), __NV_SATFINITE, __NV_E4M3);
+  const uint32_t high =
+      __nv_cvt_float2_to_fp8x2(make_float2(values[2], values[3]), __NV_SATFINITE, __NV_E4M3);
+  return low | high << 16;
+}
+__device__ __forceinline__ void store8_e4m3(uint8_t* to, const float (&from)[8]) {
+  *reinterpret_cast<uint2*>(to) = make_uint2(four_e4m3(from), four_e4m3(from + 4));
 }
 
 // As qk_rope_append_kernel, for whole bfloat16 heads of DIM whose halves rotate against each other:
@@ -171,10 +189,16 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
         b[i] = b[i] * c + x * s;
       }
     }
-    for (bf16* to : {work.to, static_cast<bf16*>(work.kv_to)}) {
+    const bool e4m3 = args.kv.type == KvType::kFloat8E4M3;
+    for (bf16* to : {work.to, e4m3 ? nullptr : static_cast<bf16*>(work.kv_to)}) {
       if (to == nullptr) continue;
       store8(to + at, a);
       store8(to + DIM / 2 + at, b);
+    }
+    if (e4m3 && work.kv_to != nullptr) {
+      auto* codes = static_cast<uint8_t*>(work.kv_to);
+      store8_e4m3(codes + at, a);
+      store8_e4m3(codes + DIM / 2 + at, b);
     }
   }
 }
@@ -183,7 +207,7 @@ __global__ void __launch_bounds__(kRowThreads) qk_rope_append_rows(QkRopeAppendA
 bool whole_rows(const QkRopeAppendArgs& args) {
   const KvPlanes& kv = args.kv;
   const int dim = kv.head_dim;
-  return args.type == DType::kBFloat16 && kv.type == DType::kBFloat16 && args.v != nullptr &&
+  return args.type == DType::kBFloat16 && kv.type != KvType::kFloat32 && args.v != nullptr &&
          args.frequencies != nullptr && args.rotary_dim == dim && !args.interleaved &&
          (dim == 64 || dim == 128 || dim == 256) && args.q_stride % 8 == 0 &&
          args.k_stride % 8 == 0 && args.v_stride % 8 == 0 && kv.page_stride % 8 == 0 &&
@@ -197,7 +221,7 @@ bool whole_rows(const QkRopeAppendArgs& args) {
 
 Status qk_rope_append(const QkRopeAppendArgs& args, const LaunchOptions& launch) {
   const KvPlanes& kv = args.kv;
-  if (args.type == DType::kFloat16 || kv.type == DType::kFloat16)
+  if (args.type == DType::kFloat16)
     return error(StatusCode::kUnimplemented, "qk_rope_append: F16 is not supported");
   if (kv.head_dim < 8 || kv.head_dim > kRopeMaxDim || kv.head_dim % 8 != 0)
     return error(StatusCode::kUnimplemented,

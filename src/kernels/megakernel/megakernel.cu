@@ -528,7 +528,7 @@ Status megakernel(const MegakernelArgs& args, const LaunchOptions& launch) {
   if (!megakernel_supports_page_size(args.kv.page_size))
     return error(StatusCode::kUnimplemented, "megakernel: pages of {} tokens", args.kv.page_size);
   if (args.entries.num_entries != 1 || args.entries.num_tokens != 1 ||
-      args.kv.type != DType::kBFloat16)
+      args.kv.type != KvType::kBFloat16)
     return invalid_argument("megakernel: {} tokens in {} entries, but it takes one",
                             args.entries.num_tokens, args.entries.num_entries);
   ESP_ASSIGN_OR_RETURN(const DeviceTraits traits, device_traits());

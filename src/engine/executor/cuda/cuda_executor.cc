@@ -134,7 +134,7 @@ Status CudaExecutor::allocate_kv(const KvPoolConfig& config) {
     return std::make_unique<DevicePlanes>(std::move(buffer));
   };
   ESP_ASSIGN_OR_RETURN(KvPool kv, KvPool::create(config, allocate));
-  ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view()));
+  ESP_RETURN_IF_ERROR(kernels::check_kv_view(kv.view(), kernels::KvKernels::kCuda));
   memory_.kv = kv.bytes();
   packer_->set_window_pages(!config.window_layers.empty());
   kv_ = std::make_unique<KvPool>(std::move(kv));
