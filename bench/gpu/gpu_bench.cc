@@ -30,6 +30,7 @@ struct Options {
   bool no_early_launch = false;
   bool no_megakernel = false;
   bool deterministic = false;
+  std::string kv_cache_dtype = "auto";
   std::string only;
   int32_t page_size = 1;
   std::vector<int32_t> entries, contexts, lengths;  // empty: those of the part
@@ -43,7 +44,8 @@ StepBench::Limits limits(const Options& options) {
           .graphs = !options.no_graphs,
           .allow_pdl = !options.no_early_launch,
           .megakernel = !options.no_megakernel,
-          .deterministic = options.deterministic};
+          .deterministic = options.deterministic,
+          .kv_e4m3 = options.kv_cache_dtype == "fp8_e4m3"};
 }
 ModelLoadOptions dummy_model(const Options& options) {
   return {
@@ -118,8 +120,9 @@ Status prefill_part(const Options& options, json::array& out) {
 Status offline_part(const Options& options, json::array& out) {
   for (const OfflineWorkload& workload : offline_workloads(options.part, options.quick)) {
     if (workload.name.find(options.only) == std::string::npos) continue;
-    ESP_ASSIGN_OR_RETURN(const OfflineResult r, run_offline(workload, options.config, options.dtype,
-                                                            options.tokenizer, kSeed));
+    ESP_ASSIGN_OR_RETURN(const OfflineResult r,
+                         run_offline(workload, options.config, options.dtype,
+                                     options.kv_cache_dtype, options.tokenizer, kSeed));
     std::printf(
         "%-44s %8.1f s %9.0f out tok/s %9.0f in tok/s  cached %4.1f%%  device idle %.2f%%  host "
         "%.0f us/step\n",
@@ -171,6 +174,8 @@ int main(int argc, char** argv) {
   CLI::App app{"Decode steps, prefill and offline workloads of a model on the GPU."};
   app.add_option("--config", options.config, "folder with config.json; weights are drawn");
   app.add_option("--dtype", options.dtype, "of the weights: auto, or fp8");
+  app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "of keys and values")
+      ->check(CLI::IsMember({"auto", "fp8_e4m3"}));
   app.add_option("--part", options.part, "what to measure")
       ->check(CLI::IsMember({"decode", "prefill", "offline", "lengths", "shared", "grammars"}));
   app.add_option("--tokenizer", options.tokenizer, "folder or file, of grammars' workloads");

@@ -123,13 +123,14 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
 }
 
 Result<OfflineResult> run_offline(const OfflineWorkload& w, const std::string& config,
-                                  const std::string& dtype, const std::string& tokenizer,
-                                  uint64_t seed) {
+                                  const std::string& dtype, const std::string& kv_cache_dtype,
+                                  const std::string& tokenizer, uint64_t seed) {
   ESP_ASSIGN_OR_RETURN(
       auto engine,
       Engine::create({.model_path = config,
                       .tokenizer_path = w.json_schema.empty() ? std::string() : tokenizer,
                       .dtype = dtype,
+                      .kv_cache_dtype = kv_cache_dtype,
                       .load_format = LoadFormat::kDummy,
                       .skip_tokenizer_init = w.json_schema.empty(),
                       .context_length = 8192,

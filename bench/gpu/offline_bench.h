@@ -35,9 +35,9 @@ std::vector<OfflineWorkload> offline_workloads(const std::string& part, bool qui
 
 // `config`: a folder with config.json; weights are drawn from the seed, prompts from fixed ones.
 // `tokenizer`: what workloads with a schema need.
-// `dtype`: EngineConfig's.
+// `dtype`, `kv_cache_dtype`: EngineConfig's.
 Result<OfflineResult> run_offline(const OfflineWorkload& workload, const std::string& config,
-                                  const std::string& dtype, const std::string& tokenizer,
-                                  uint64_t seed);
+                                  const std::string& dtype, const std::string& kv_cache_dtype,
+                                  const std::string& tokenizer, uint64_t seed);
 
 }  // namespace espalier::bench

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "kernels/kv_append/cuda.h"
 #include "kernels/random/cuda.h"
 
 namespace espalier::bench {
@@ -23,6 +24,45 @@ double median(std::vector<double> values) {
 
 constexpr int kWarmSteps = 6;  // the second of a size captures its graph
 
+// Keys and values of e4m3 as a step writes them, 8,192 rows at a time. REQUIRES: planes without
+// gaps.
+Status fill_e4m3(const KvView& kv, const cuda::Stream& stream) {
+  namespace kc = kernels::cuda;
+  constexpr int32_t kRows = 8192;
+  const KvView::Layer& first = kv.layer(0);
+  const int64_t width = first.token_stride;
+  ESP_ASSIGN_OR_RETURN(const auto drawn,
+                       cuda::DeviceBuffer::allocate(2 * kRows * width * 2, "drawn keys"));
+  ESP_ASSIGN_OR_RETURN(const auto rows, cuda::DeviceBuffer::allocate(kRows * 4, "rows"));
+  ESP_RETURN_IF_ERROR(kc::draw({.out = drawn.data(), .count = 2 * kRows * width, .key = 1},
+                               {.stream = stream.get()}));
+  std::vector<int32_t> order(kRows);
+  std::iota(order.begin(), order.end(), 0);
+  ESP_RETURN_IF_ERROR(cuda::copy_to_device(rows.data(), order.data(), kRows * 4, stream));
+  const auto* k = reinterpret_cast<const uint16_t*>(drawn.data());
+  for (const KvView::Layer& layer : kv.layers) {
+    const int64_t all = int64_t{layer.num_pages} * kv.page_size;
+    for (int64_t at = 0; at < all; at += kRows)
+      ESP_RETURN_IF_ERROR(
+          kc::qk_rope_append({.k = k,
+                              .k_stride = 2 * width,
+                              .v = k + width,
+                              .v_stride = 2 * width,
+                              .tokens = static_cast<int32_t>(std::min<int64_t>(kRows, all - at)),
+                              .kv = {.type = layer.type,
+                                     .k = static_cast<std::byte*>(layer.k) + at * width,
+                                     .v = static_cast<std::byte*>(layer.v) + at * width,
+                                     .num_kv_heads = layer.num_kv_heads,
+                                     .head_dim = layer.head_dim,
+                                     .page_stride = width,
+                                     .token_stride = width,
+                                     .head_stride = layer.head_stride},
+                              .kv_rows = reinterpret_cast<const int32_t*>(rows.data())},
+                             {.stream = stream.get()}));
+  }
+  return stream.synchronize();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& model,
@@ -31,6 +71,7 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
   bench->limits_ = limits;
   ESP_ASSIGN_OR_RETURN(auto decoder, CudaDecoder::load(model));
   bench->info_ = decoder->info();
+  if (limits.kv_e4m3) ESP_RETURN_IF_ERROR(decoder->set_kv_type(KvType::kFloat8E4M3));
   const KvType type = decoder->kv_type();
   ESP_ASSIGN_OR_RETURN(
       bench->executor_,
@@ -64,6 +105,7 @@ Result<std::unique_ptr<StepBench>> StepBench::create(const ModelLoadOptions& mod
 Status StepBench::fill_kv() {
   const KvView& kv = executor_->kv();
   ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
+  if (kv.layer(0).type == KvType::kFloat8E4M3) return fill_e4m3(kv, stream);
   uint64_t key = 1;
   for (const KvView::Layer& layer : kv.layers) {
     for (void* plane : {layer.k, layer.v}) {

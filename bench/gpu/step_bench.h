@@ -32,6 +32,7 @@ class StepBench {
     bool allow_pdl = true;
     bool megakernel = true;
     bool deterministic = false;
+    bool kv_e4m3 = false;
   };
   static Result<std::unique_ptr<StepBench>> create(const ModelLoadOptions& model,
                                                    const Limits& limits);

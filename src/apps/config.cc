@@ -101,9 +101,11 @@ void add_model_rows(SettingTable& table, EngineConfig& engine, HubSettings& hub)
         return {};
       });
   Setting& kv_dtype = table.choice(
-      "kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16"},
-      "type of cached keys and values; auto takes bfloat16, float32 for float32 weights");
+      "kv-cache-dtype", engine.kv_cache_dtype, {"auto", "float32", "bfloat16", "fp8_e4m3"},
+      "type of cached keys and values; auto takes bfloat16, float32 for float32 weights; fp8_e4m3, "
+      "on a GPU: twice the tokens in the same memory, rounded to 3 bits of fraction");
   kv_dtype.set = [set = kv_dtype.set](std::string_view value) {
+    if (value == "fp8") value = "fp8_e4m3";
     return set(value == "bf16" ? "bfloat16" : value);
   };
   shown_default(table.integer("context-length", engine.context_length, 0, kInt32Max,

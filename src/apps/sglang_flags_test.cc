@@ -103,6 +103,8 @@ TEST_F(SglangFlags, ValuesOfSglangAreUnderstood) {
   EXPECT_EQ(config_.engine.dtype, "float32");
   EXPECT_TRUE(set("kv-cache-dtype", "bf16").ok());
   EXPECT_EQ(config_.engine.kv_cache_dtype, "bfloat16");
+  EXPECT_TRUE(set("kv-cache-dtype", "fp8_e4m3").ok());
+  EXPECT_EQ(config_.engine.kv_cache_dtype, "fp8_e4m3");
   EXPECT_TRUE(set("grammar-backend", "xgrammar").ok());
   EXPECT_EQ(config_.engine.grammar_backend, "espalier");
   EXPECT_TRUE(set("load-format", "safetensors").ok());

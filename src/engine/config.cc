@@ -163,9 +163,11 @@ void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineC
 Result<KvType> resolve_kv_type(const EngineConfig& config, const ModelInfo& info) {
   if (config.kv_cache_dtype == "float32") return KvType::kFloat32;
   if (config.kv_cache_dtype == "bfloat16") return KvType::kBFloat16;
+  if (config.kv_cache_dtype == "fp8_e4m3") return KvType::kFloat8E4M3;
   if (config.kv_cache_dtype != "auto")
-    return fail(invalid_argument("kv_cache_dtype is '{}', but must be auto, float32 or bfloat16",
-                                 config.kv_cache_dtype));
+    return fail(
+        invalid_argument("kv_cache_dtype is '{}', but must be auto, float32, bfloat16 or fp8_e4m3",
+                         config.kv_cache_dtype));
   const bool float32 = info.num_parameters > 0 && info.weight_bytes >= 4 * info.num_parameters;
   return float32 ? KvType::kFloat32 : KvType::kBFloat16;
 }

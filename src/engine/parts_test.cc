@@ -74,7 +74,17 @@ TEST(Resolve, KvTypeFollowsTheWeights) {
   float32.weight_bytes *= 2;
   EXPECT_EQ(*resolve_kv_type({}, float32), KvType::kFloat32);
   EXPECT_EQ(*resolve_kv_type({.kv_cache_dtype = "bfloat16"}, float32), KvType::kBFloat16);
+  EXPECT_EQ(*resolve_kv_type({.kv_cache_dtype = "fp8_e4m3"}, info()), KvType::kFloat8E4M3);
   EXPECT_FALSE(resolve_kv_type({.kv_cache_dtype = "int3"}, float32));
+}
+
+TEST(Resolve, KeysOfOneByteLeaveRoomForTwiceTheTokens) {
+  SystemInfo small = kSystem;
+  small.available_bytes = (info().weight_bytes + (int64_t{1} << 30)) / 6 * 10;  // 0.6 are used
+  const auto wide = resolve({}, info(), small);
+  const auto narrow = resolve({.kv_cache_dtype = "fp8_e4m3"}, info(), small);
+  ASSERT_TRUE(wide && narrow);
+  EXPECT_NEAR(narrow->max_total_tokens, 2 * wide->max_total_tokens, 2);
 }
 
 TEST(Resolve, ContradictionsSayWhatToDo) {

@@ -54,7 +54,7 @@ struct ModelInfo {
     return static_cast<int32_t>(std::count(window_layers.begin(), window_layers.end(), true));
   }
   int64_t kv_bytes_per_layer_token(KvType type) const {
-    return int64_t{kv_planes} * num_kv_heads * head_dim * (type == KvType::kFloat32 ? 4 : 2);
+    return int64_t{kv_planes} * num_kv_heads * head_dim * kv_element_bytes(type);
   }
   // Of all layers together.
   int64_t kv_bytes_per_token(KvType type) const {

@@ -33,14 +33,8 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));
   StartedExecutor out{.info = model->info()};
-  const KvType type = model->kv_type();
-  ESP_ASSIGN_OR_RETURN(const KvType wanted, resolve_kv_type(config, out.info));
-  if (wanted != type) {
-    return fail(error(StatusCode::kUnimplemented,
-                      "kv_cache_dtype is {}, but on a GPU keys and values are of the weights' "
-                      "type; leave it out, or use --device cpu",
-                      config.kv_cache_dtype));
-  }
+  ESP_ASSIGN_OR_RETURN(const KvType type, resolve_kv_type(config, out.info));
+  ESP_RETURN_IF_ERROR(model->set_kv_type(type));
   // What does not depend on memory; the KV cache's size follows from what is then left.
   ESP_ASSIGN_OR_RETURN(const EngineConfig sizes, resolve(config, out.info, system));
   const int32_t chunk = std::min(sizes.chunked_prefill_size, sizes.max_prefill_tokens);

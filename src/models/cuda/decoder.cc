@@ -54,6 +54,8 @@ CudaDecoder::CudaDecoder(DecoderSpec spec, PendingCudaWeights weights,
       info_(describe_model(spec_)),
       plan_(std::move(plan)),
       prologue_(plan_.program(), plan_.alternatives(), weights_.type()),
+      limits_(
+          {.kv_type = weights_.type() == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16}),
       context_(spec_, weights_, *linear_, policy_, plan_) {
   info_.weight_bytes = weights_.size_bytes();
 }
@@ -107,8 +109,19 @@ Status CudaDecoder::finish_loading() {
   return Status();
 }
 
-KvType CudaDecoder::kv_type() const {
-  return weights_.type() == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16;
+Status CudaDecoder::set_kv_type(KvType type) {
+  if (type == limits_.kv_type) return Status();
+  if (type != KvType::kFloat8E4M3 || weights_.type() != DType::kBFloat16)
+    return error(StatusCode::kUnimplemented,
+                 "kv_cache_dtype is {}, but on a GPU keys and values are of the weights' type, or "
+                 "fp8_e4m3 beside weights that are not float32; leave it out, or use --device cpu",
+                 kv_type_name(type));
+  if (info_.kv_planes != 2)
+    return error(StatusCode::kUnimplemented,
+                 "kv_cache_dtype is fp8_e4m3, which latent attention does not have yet; leave it "
+                 "out");
+  limits_.kv_type = type;
+  return Status();
 }
 
 int32_t CudaDecoder::logits_stride() const { return weights_.at({WeightKind::kHead}).out_features; }

@@ -54,7 +54,10 @@ class CudaDecoder {
 
   const ModelInfo& info() const { return info_; }
   int32_t device() const { return device_; }
-  KvType kv_type() const;
+  // Of the pages: the weights' type, or what set_kv_type() has chosen.
+  KvType kv_type() const { return limits_.kv_type; }
+  // Before reserve(). kUnimplemented says which types this model's attention takes.
+  Status set_kv_type(KvType type);
   // The shape of the first layers whose attention can read what entries share once; none: no
   // layer's.
   Result<std::optional<kernels::cuda::AttentionShape>> shared_attention(int32_t page_size) const;

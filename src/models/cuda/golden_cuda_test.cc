@@ -335,6 +335,38 @@ TEST(RoundedModelCuda, StaysNearTheReference) {
   EXPECT_GE(rounded, 10);
 }
 
+// Keys and values in pages of e4m3, of every family whose heads it takes: within the rounding's
+// noise of the reference, whatever the pieces that a sequence is run in.
+TEST(RoundedKeysCuda, StayNearTheReference) {
+  ESPALIER_REQUIRE_DEVICE();
+  int rounded = 0;
+  for (const std::string& name : golden::names()) {
+    SCOPED_TRACE(name);
+    const golden::Golden golden = golden::read(name);
+    auto decoder = CudaDecoder::load({golden.spec, DType::kBFloat16}, {.path = golden.folder});
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    const Status taken = (*decoder)->set_kv_type(KvType::kFloat8E4M3);
+    if (!taken.ok() || golden.spec.layers[0].attention.head_dim % 16 != 0) continue;
+    ++rounded;
+    CudaTestModel model(std::move(*decoder));
+    std::vector<float> errors = golden::row_errors(model, golden, KvType::kFloat8E4M3);
+    std::ranges::sort(errors);
+    const float median = errors[errors.size() / 2];
+    RecordProperty(name, fmt::format("{:.3f}", median));
+    EXPECT_GT(median, 1e-4f) << "it was not rounded";
+    EXPECT_LE(median, 0.1f);
+    std::vector<std::vector<TokenId>> input;
+    for (const golden::Sequence& sequence : golden.sequences) input.push_back(sequence.tokens);
+    const auto whole = golden::run_all(model, input, KvType::kFloat8E4M3, 16, 1 << 20, true);
+    const auto pieces = golden::run_all(model, input, KvType::kFloat8E4M3, 1, 5, false);
+    if (golden::may_jump(DType::kBFloat16, golden)) continue;
+    for (size_t i = 0; i < whole.size(); ++i)
+      for (size_t j = 0; j < whole[i].size(); ++j)
+        ASSERT_NEAR(pieces[i][j], whole[i][j], 0.15f * golden.spread) << i << " " << j;
+  }
+  EXPECT_GE(rounded, 8);
+}
+
 // Pieces of 16 tokens attend to latents; whole prompts to keys and values of each head, where the
 // device has the kernel. Beside long entries there are short ones, in other orders.
 TEST(DummyModelCuda, LatentsExpandedOrNotGiveTheSameLogits) {

@@ -41,7 +41,8 @@ Result<std::unique_ptr<CudaOneToken>> CudaOneToken::create(const program::Progra
 Result<int64_t> CudaOneToken::reserve(const AttentionLimits& limits, bool all_windows,
                                       kc::Linear& linear, CudaLaunchPolicy& policy) {
   context_.reset();
-  if (limits.deterministic_context > 0 || !kc::megakernel_supports(megakernel_.shape()) ||
+  if (limits.deterministic_context > 0 || limits.kv_type != KvType::kBFloat16 ||
+      !kc::megakernel_supports(megakernel_.shape()) ||
       !kc::megakernel_supports_page_size(limits.page_size)) {
     return 0;
   }

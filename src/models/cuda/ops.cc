@@ -228,7 +228,7 @@ Status run_residual_add(CudaContext& c, const Op& op) {
 
 kc::KvPlanes planes_of(const KvView& kv, size_t layer) {
   const KvView::Layer& from = kv.layers[layer];
-  return {.type = from.type == KvType::kFloat32 ? DType::kFloat32 : DType::kBFloat16,
+  return {.type = from.type,
           .k = from.k,
           .v = from.v,
           .page_size = kv.page_size,

@@ -13,8 +13,11 @@ using program::Op;
 using program::Operand;
 
 // Whether attention reads the new keys and values from the rows of the step: prompts do, decode
-// entries read pages.
-bool reads_new_rows(const CudaContext& c) { return c.step().entries.max_query_tokens > 1; }
+// entries read pages. So does every entry where pages are rounded: a token's result does not depend
+// on whether an earlier step has written a key.
+bool reads_new_rows(const CudaContext& c) {
+  return c.step().entries.max_query_tokens > 1 && c.kv().layers.front().type != KvType::kFloat8E4M3;
+}
 
 // Heads are adjacent; of a rope of q's heads and k's together the elements are the same.
 void add_rope(const CudaContext& c, const program::Rope& rope, kc::QkRopeAppendArgs& args) {

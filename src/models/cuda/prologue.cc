@@ -14,6 +14,19 @@ bool same_shape(const kc::AttentionShape& a, const kc::AttentionShape& b) {
          a.head_dim == b.head_dim && a.sliding_window == b.sliding_window;
 }
 
+// Prompts of a step are widened up to here: half a gigabyte of workspace for 8 kv heads of 128.
+constexpr int32_t kMostWidened = 128 * 1024;
+
+// Enough for one prompt of the longest context, or for prompts that continue prefixes three times
+// as long as they are.
+int32_t widened_positions(int32_t sliding_window, const AttentionLimits& limits) {
+  const int64_t tokens = limits.max_tokens;
+  const int64_t context =
+      sliding_window > 0 ? std::min(sliding_window, limits.context_length) : limits.context_length;
+  return static_cast<int32_t>(
+      std::min<int64_t>(kMostWidened, std::max(4 * tokens, tokens + context)));
+}
+
 }  // namespace
 
 CudaPrologue::CudaPrologue(const program::Program& program,
@@ -36,7 +49,9 @@ kc::AttentionShape CudaPrologue::shape_of(size_t layer, const AttentionLimits& l
                            .head_dim = a.head_dim,
                            .page_size = limits.page_size,
                            .sliding_window = a.sliding_window,
-                           .type = type_};
+                           .type = type_,
+                           .kv_e4m3 = limits.kv_type == KvType::kFloat8E4M3};
+  if (shape.kv_e4m3) shape.widened_positions = widened_positions(a.sliding_window, limits);
   if (limits.deterministic_context > 0) {
     shape.max_context = limits.deterministic_context;
     shape.fixed_split = kc::fixed_split(shape, limits.max_entries, limits.deterministic_context);

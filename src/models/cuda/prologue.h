@@ -25,6 +25,7 @@ struct AttentionLimits {
   int32_t page_size = 1;
   int32_t deterministic_context = 0;  // tokens of an entry; 0: results may depend on the step
   int32_t context_length = 0;         // tokens of an entry, at most
+  KvType kv_type = KvType::kBFloat16;
 };
 
 class CudaPrologue {
