@@ -162,7 +162,7 @@ def espalier_flags(options):
     flags = {"model-path": options.model, "load-format": "dummy", "context-length": CONTEXT_TOKENS,
              "max-running-requests": REQUESTS_MAX, "log-level": "warning", "device": options.device}
     flags.update(options.arguments)
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in flags.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 class EngineFailed(Exception):
