@@ -1,65 +1,15 @@
 #include "tensor/work_pool.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <ctime>
 #include <thread>
 #include <vector>
 
 #include "base/thread.h"
 #include "fmt/core.h"
+#include "tensor/park.h"
 
 namespace espalier {
-namespace {
-
-using SpinClock = std::chrono::steady_clock;
-constexpr auto kSpin = std::chrono::microseconds(50);
-
-void cpu_relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-void futex_wait(std::atomic<uint32_t>* word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr,
-          nullptr, 0);
-}
-
-void futex_wake_all(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr,
-          nullptr, 0);
-}
-
-// Waits until `word` is no longer `old`: spins for at most kSpin, then sleeps in the kernel.
-// `parked` counts the sleepers, so that a waker makes no system call where there is none. The waker
-// changes `word` before it reads `parked`, the sleeper raises `parked` before it reads `word`, both
-// in the one total order, so one of them sees the other's write.
-void wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& parked) {
-  const auto give_up = SpinClock::now() + kSpin;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (word.load(std::memory_order_acquire) != old) return;
-      cpu_relax();
-    }
-  } while (SpinClock::now() < give_up);
-  parked.fetch_add(1, std::memory_order_seq_cst);
-  while (word.load(std::memory_order_seq_cst) == old) futex_wait(&word, old);
-  parked.fetch_sub(1, std::memory_order_relaxed);
-}
-
-void wake(std::atomic<uint32_t>& word, std::atomic<uint32_t>& parked) {
-  if (parked.load(std::memory_order_seq_cst) != 0) futex_wake_all(&word);
-}
-
-}  // namespace
 
 // Invariant: between runs, running == 0 and every worker waits for `epoch` to move.
 struct WorkPool::Impl {
@@ -89,19 +39,22 @@ struct WorkPool::Impl {
       fn(data, thread);
       if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
         finished.fetch_add(1, std::memory_order_seq_cst);
-        wake(finished, caller_parked);
+        wake_all(finished, caller_parked);
       }
     }
   }
 
   void start_epoch() {
     epoch.fetch_add(1, std::memory_order_seq_cst);
-    wake(epoch, workers_parked);
+    wake_all(epoch, workers_parked);
   }
 };
 
-WorkPool::WorkPool(int num_threads) : impl_(std::make_unique<Impl>()) {
+WorkPool::WorkPool(int num_threads, int first_cpu) : impl_(std::make_unique<Impl>()) {
   impl_->cpus = usable_cpus();
+  impl_->cpus.erase(
+      impl_->cpus.begin(),
+      impl_->cpus.begin() + std::min<std::ptrdiff_t>(first_cpu, std::ssize(impl_->cpus)));
   if (num_threads <= 0) num_threads = std::max<int>(1, static_cast<int>(impl_->cpus.size()));
   for (int thread = 1; thread < num_threads; ++thread) {
     impl_->workers.emplace_back([impl = impl_.get(), thread] { impl->work(thread); });

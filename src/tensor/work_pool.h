@@ -12,9 +12,10 @@ namespace espalier {
 // which works as thread 0.
 class WorkPool {
  public:
-  // num_threads: 0 starts one for each usable core. Never fails: a thread that cannot be pinned is
-  // left unpinned.
-  explicit WorkPool(int num_threads = 0);
+  // num_threads: 0 starts one for each usable core. first_cpu: thread 0 belongs to this one of the
+  // usable cores, for pools that run side by side. Never fails: a thread that cannot be pinned, or
+  // has no core left, is left unpinned.
+  explicit WorkPool(int num_threads = 0, int first_cpu = 0);
   ~WorkPool();
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
