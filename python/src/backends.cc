@@ -51,6 +51,7 @@ EngineConfig engine_config(const std::string& model_path, const py::dict& settin
       {"disable_overlap_schedule", set<&EngineConfig::disable_overlap_schedule>},
       {"random_seed", set<&EngineConfig::random_seed>},
       {"num_threads", set<&EngineConfig::num_threads>},
+      {"tp_size", set<&EngineConfig::tp_size>},
   };
   EngineConfig config;
   config.model_path = model_path;

@@ -313,6 +313,11 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
   shown_default(table.integer("num-threads", engine.num_threads, 0, 4096,
                               "threads that compute; more than processors are not taken"),
                 "one a processor");
+  table
+      .integer("tp-size", engine.tp_size, 1, 1024,
+               "ranks that divide the model among themselves, on the CPU: each has a part of the "
+               "heads, of the features and of the threads")
+      .aliases = {"tensor-parallel-size", "tp"};
   shown_default(table.integer("tokenizer-worker-num", engine.tokenizer_threads, 0, 256,
                               "threads that turn text into tokens"),
                 "chosen");

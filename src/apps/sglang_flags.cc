@@ -135,7 +135,7 @@ constexpr Group kGroups[] = {
      "expert-distribution-recorder-buffer-size expert-distribution-recorder-mode "
      "elastic-ep-scale-timeout ep-join-rank-offset"},
     {Rule::kOnlyValue, kValue, "1", "one device computes; start one server for each device instead",
-     "tp-size tensor-parallel-size tp pp-size pipeline-parallel-size pp dp-size "
+     "pp-size pipeline-parallel-size pp dp-size "
      "data-parallel-size dp ep-size expert-parallel-size ep dcp-size "
      "decode-context-parallel-size attn-cp-size attention-context-parallel-size attn-dp-size "
      "attention-data-parallel-size moe-dp-size moe-data-parallel-size moe-dense-tp-size "

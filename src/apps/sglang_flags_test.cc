@@ -56,21 +56,21 @@ TEST_F(SglangFlags, NamesAreUniqueAndReasonsStated) {
 }
 
 TEST_F(SglangFlags, WhatAsksForNothingNewIsTakenOutWithANote) {
-  const auto taken = take({"--model-path", "m", "--tp", "1", "--trust-remote-code",
+  const auto taken = take({"--model-path", "m", "--pp", "1", "--trust-remote-code",
                            "--attention-backend=flashinfer", "--port", "7", "--cuda-graph-bs", "1",
                            "2", "4", "--skip-server-warmup"});
   ASSERT_TRUE(taken.has_value()) << taken.error().message();
   EXPECT_THAT(taken->rest, ElementsAre("--model-path", "m", "--port", "7"));
   ASSERT_EQ(taken->notes.size(), 5u);
-  EXPECT_THAT(taken->notes[0], HasSubstr("--tp 1 has no effect"));
+  EXPECT_THAT(taken->notes[0], HasSubstr("--pp 1 has no effect"));
   EXPECT_THAT(taken->notes[2], HasSubstr("--attention-backend has no effect"));
 }
 
 TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
-  const auto two = take({"--tp-size", "2"});
+  const auto two = take({"--pp-size", "2"});
   ASSERT_FALSE(two.has_value());
   EXPECT_THAT(std::string(two.error().message()),
-              HasSubstr("--tp-size is '2', but only '1' is supported: one device computes"));
+              HasSubstr("--pp-size is '2', but only '1' is supported: one device computes"));
   const auto adapters = take({"--enable_lora"});
   ASSERT_FALSE(adapters.has_value());
   EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge the adapter"));
@@ -79,16 +79,16 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
 }
 
 TEST_F(SglangFlags, AValueThatIsMissingIsAnError) {
-  const auto none = take({"--tp", "--port", "7"});
+  const auto none = take({"--pp", "--port", "7"});
   ASSERT_FALSE(none.has_value());
-  EXPECT_THAT(std::string(none.error().message()), HasSubstr("--tp needs a value"));
+  EXPECT_THAT(std::string(none.error().message()), HasSubstr("--pp needs a value"));
   EXPECT_TRUE(take({"--offload-group-size", "-1"}).has_value());  // a number is no flag
 }
 
 TEST_F(SglangFlags, OtherWordsStayWhereTheyAre) {
-  const auto taken = take({"--no-such-flag", "word", "--", "--tp", "9"});
+  const auto taken = take({"--no-such-flag", "word", "--", "--pp", "9"});
   ASSERT_TRUE(taken.has_value());
-  EXPECT_THAT(taken->rest, ElementsAre("--no-such-flag", "word", "--", "--tp", "9"));
+  EXPECT_THAT(taken->rest, ElementsAre("--no-such-flag", "word", "--", "--pp", "9"));
   EXPECT_THAT(taken->notes, IsEmpty());
 }
 

@@ -34,6 +34,7 @@ Status check_fields(const EngineConfig& c) {
   ESP_RETURN_IF_ERROR(check_not_negative("max_queued_requests", c.max_queued_requests));
   ESP_RETURN_IF_ERROR(check_not_negative("max_prefill_tokens", c.max_prefill_tokens));
   ESP_RETURN_IF_ERROR(check_not_negative("num_threads", c.num_threads));
+  if (c.tp_size < 1) return invalid_argument("tp_size is {}, but must be at least 1", c.tp_size);
   ESP_RETURN_IF_ERROR(check_not_negative("tokenizer_threads", c.tokenizer_threads));
   if (c.chunked_prefill_size < -1)
     return invalid_argument("chunked_prefill_size is {}, but must be -1 (no limit) or at least 0",

@@ -85,6 +85,9 @@ struct EngineConfig {
   std::string device = "auto";
   int32_t base_gpu_id = 0;  // the GPU of auto and cuda, by its index
   int32_t num_threads = 0;  // compute threads of the CPU: at most one for each processor
+  // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
+  // of the heads, of the features and of the threads.
+  int32_t tp_size = 1;
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";  // "model": generation_config.json overlays; "openai": not

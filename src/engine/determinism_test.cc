@@ -85,6 +85,15 @@ TEST_P(Determinism, Retraction) {
   EXPECT_GT(last_stats_.num_retractions_total, 0);
 }
 
+// Ranks add their sums in another order than the whole model does, and always in the same.
+TEST_P(Determinism, Ranks) {
+  auto engine = load_golden(GetParam(), {.num_threads = 2, .tp_size = 2});
+  ASSERT_NE(engine, nullptr);
+  alone_ = answers_alone(*engine);
+  check("two ranks", {.num_threads = 4, .tp_size = 2});
+  check("two ranks, small chunks", {.chunked_prefill_size = 3, .page_size = 5, .tp_size = 2});
+}
+
 TEST_P(Determinism, SamplesDifferAndSeedsReproduce) {
   auto engine = load_golden(GetParam(), {});
   ASSERT_NE(engine, nullptr);

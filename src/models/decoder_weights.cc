@@ -23,8 +23,7 @@ class Loader {
         type_(types.type),
         read_(backend, source, types) {}
 
-  Result<DecoderWeights> load() {
-    const WeightLayout layout = weight_layout(spec_);
+  Result<DecoderWeights> load(const WeightLayout& layout) {
     DecoderWeights weights;
     weights.type = type_;
     if (read_.quantizes(layout.embedding)) {
@@ -90,7 +89,9 @@ class Loader {
     const int64_t rows = latent.nope_dim + latent.value_dim;
     const std::string& tensor = kv_b.blocks[0].name;
     const int64_t shape[] = {kv_b.out_features(), kv_b.in_features};
-    ESP_ASSIGN_OR_RETURN(const LentTensor lent, read_.lend(tensor, shape));
+    ESP_ASSIGN_OR_RETURN(const LentTensor all, read_.lend(tensor, shape));
+    const TensorSlice slice = kv_b.shard.slice(shape[0], shape[1]);
+    const LentTensor lent = skip_elements(all, slice.first_row * latent.rank);
     for (int64_t head = 0; head < a.num_heads; ++head) {
       const LentTensor of_head = skip_elements(lent, head * rows * latent.rank);
       ESP_RETURN_IF_ERROR(read_.pack_transposed(of_head, latent.nope_dim, latent.rank,
@@ -294,9 +295,9 @@ std::span<const PackedMatrix> DecoderWeights::head_matrices(WeightId id) const {
 }
 
 Result<DecoderWeights> load_weights(CpuBackend& backend, const DecoderSpec& spec,
-                                    const program::Program& program, const WeightTypes& types,
-                                    WeightSource& source) {
-  return Loader(backend, spec, program, types, source).load();
+                                    const WeightLayout& layout, const program::Program& program,
+                                    const WeightTypes& types, WeightSource& source) {
+  return Loader(backend, spec, program, types, source).load(layout);
 }
 
 }  // namespace espalier

@@ -11,6 +11,7 @@
 #include "models/decoder_spec.h"
 #include "models/program/program.h"
 #include "models/storage_format.h"
+#include "models/weight_layout.h"
 #include "models/weight_source.h"
 #include "tensor/buffer.h"
 
@@ -103,9 +104,10 @@ struct DecoderWeights {
 
 // Takes each tensor that the spec asks for from the source, packs it and gives it back, so that
 // never more than one matrix is held twice.
+// layout: of the spec, or of the model that the spec is one rank's part of.
 // program: its GEMMs with an activation take gate and up packed for linear_silu_mul.
 Result<DecoderWeights> load_weights(kernels::CpuBackend& backend, const DecoderSpec& spec,
-                                    const program::Program& program, const WeightTypes& types,
-                                    WeightSource& source);
+                                    const WeightLayout& layout, const program::Program& program,
+                                    const WeightTypes& types, WeightSource& source);
 
 }  // namespace espalier

@@ -18,6 +18,7 @@
 #include "models/program/gpu_passes.h"
 #include "models/program/lower.h"
 #include "models/storage_format.h"
+#include "models/tensor_parallel.h"
 #include "models/weight_layout.h"
 #include "models/weight_source.h"
 #include "tensor/work_pool.h"
@@ -122,18 +123,33 @@ Status check_cpu_types(const WeightTypes& types) {
       "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
 }
 
+Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
+                                            int32_t tp_size, WorkPool& pool,
+                                            const OpenWeights& open) {
+  if (tp_size != 1) {
+    return TensorParallelModel::create(spec, types, tp_size, pool.num_threads(), open);
+  }
+  const auto source = open({}, pool);
+  return program::CpuModel::create(spec, types, *source, pool);
+}
+
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
   ESP_ASSIGN_OR_RETURN(auto plan, plan_model(options));
   auto& [spec, type, weights] = plan;
   ESP_RETURN_IF_ERROR(check_cpu_types(weights));
   if (options.format == LoadFormat::kDummy) {
-    DummySource source(options.seed, type, pool);
-    return program::CpuModel::create(std::move(spec), weights, source, pool);
+    const auto open = [&](Ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
+      return std::make_unique<DummySource>(options.seed, type, threads);
+    };
+    return create_model(spec, weights, options.tp_size, pool, open);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
-  CheckpointSource source(checkpoint, spec, type, &pool);
-  source.report_to(options.progress);
-  return program::CpuModel::create(std::move(spec), weights, source, pool);
+  const auto open = [&](Ranks ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
+    auto source = std::make_unique<CheckpointSource>(checkpoint, spec, type, &threads);
+    if (ranks.rank == 0) source->report_to(options.progress);
+    return source;
+  };
+  return create_model(spec, weights, options.tp_size, pool, open);
 }
 
 // The block formats of the checkpoint's tensors that kernels read as they are.

@@ -83,7 +83,10 @@ struct ModelLoadOptions {
   bool is_embedding = false;
   std::string config_overrides;  // a JSON object merged into config.json, nested ones too
   WorkPool* pool = nullptr;      // borrowed; outlives the model
-  ReportLoaded progress;         // of a checkpoint; null: progress goes to the log
+  // Ranks that divide the model among themselves: threads, each with its share of the pool's number
+  // of threads. Fails where the model's heads or features are not divided evenly.
+  int32_t tp_size = 1;
+  ReportLoaded progress;  // of a checkpoint; null: progress goes to the log
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.

@@ -430,7 +430,7 @@ float error_of(const Mutation& mutation, DType type) {
   if (mutation.fault) {
     rewrite = [&](program::Program p) { return program::inject(std::move(p), *mutation.fault); };
   }
-  auto model = program::CpuModel::create(golden.spec, type, source, pool, rewrite);
+  auto model = program::CpuModel::create(golden.spec, type, source, pool, {.rewrite = rewrite});
   EXPECT_TRUE(model) << model.error().to_string();
   return golden::max_error(**model, golden,
                            type == DType::kFloat32 ? KvType::kFloat32 : KvType::kBFloat16);

@@ -67,8 +67,14 @@ TensorSlice stored_slice(const MatrixLayout& layout, size_t index);
 // Blocks one after the other. No blocks: the model has no such norm or bias. Of a layer norm the
 // weight, then the bias.
 struct VectorLayout {
+  // Of all blocks' elements, one block after the other.
+  struct Part {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
   std::vector<WeightBlock> blocks;
-  int64_t size() const;
+  std::vector<Part> parts;  // what a rank has of it; empty: all
+  int64_t size() const;     // of the checkpoint's
   bool empty() const { return blocks.empty(); }
 };
 

@@ -163,6 +163,13 @@ Status WeightReader::vector(const VectorLayout& layout, std::vector<float>& out)
     for (int64_t i = 0; i < block.rows; ++i) out.push_back(element(lent, i));
     source_.give_back(block.name);
   }
+  if (layout.parts.empty()) return Status();
+  std::vector<float> parts;
+  for (const VectorLayout::Part& part : layout.parts) {
+    const auto first = out.begin() + part.first;
+    parts.insert(parts.end(), first, first + part.count);
+  }
+  out = std::move(parts);
   return Status();
 }
 
@@ -191,18 +198,21 @@ Status WeightReader::table(const MatrixLayout& layout, Buffer& out) {
   const std::string& name = layout.blocks[0].name;
   const int64_t shape[] = {layout.out_features(), layout.in_features};
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
-  const int64_t count = shape[0] * shape[1];
+  ESP_RETURN_IF_ERROR(check_shard(layout));
+  const TensorSlice slice = layout.shard.slice(shape[0], shape[1]);
+  const LentTensor rows = skip_elements(lent, slice.first_row * shape[1]);
+  const int64_t count = slice.rows * shape[1];
   ESP_ASSIGN_OR_RETURN(out, Buffer::allocate(static_cast<size_t>(count) * dtype_size(type_)));
   constexpr int64_t kGrain = 1 << 16;
   backend_.pool().parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
-    if (lent.type == type_) {
+    if (rows.type == type_) {
       const size_t size = dtype_size(type_), first = static_cast<size_t>(begin) * size;
-      std::memcpy(out.data() + first, static_cast<const std::byte*>(lent.data) + first,
+      std::memcpy(out.data() + first, static_cast<const std::byte*>(rows.data) + first,
                   static_cast<size_t>(end - begin) * size);
       return;
     }
     for (int64_t i = begin; i < end; ++i) {
-      const float value = element(lent, i);
+      const float value = element(rows, i);
       if (type_ == DType::kFloat32) {
         out.as<float>()[i] = value;
       } else {

@@ -45,7 +45,7 @@ class WeightReader {
   Status matrix(const MatrixLayout& layout, kernels::PackedMatrix& out, bool gate_up = false);
   Status vector(const VectorLayout& layout, std::vector<float>& out);
   Status norm(const std::optional<NormSpec>& spec, const VectorLayout& layout, NormWeights& out);
-  // [rows, columns] in the model's type, not packed.
+  // [rows, columns] in the model's type, not packed; of a shard, which has whole rows, its rows.
   Status table(const MatrixLayout& layout, Buffer& out);
 
   // [count, columns, rows]: each expert's matrix lies [in, out].

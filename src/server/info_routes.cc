@@ -112,7 +112,9 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("disable_jump_forward", e.disable_jump_forward)
       .member("disable_drafts", e.disable_draft_tokens);
   w.member("sampling_defaults", e.sampling_defaults);
-  w.member("num_threads", e.num_threads).member("tokenizer_worker_num", e.tokenizer_threads);
+  w.member("tp_size", e.tp_size)
+      .member("num_threads", e.num_threads)
+      .member("tokenizer_worker_num", e.tokenizer_threads);
 }
 
 // Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which

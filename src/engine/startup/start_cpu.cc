@@ -31,6 +31,7 @@ Result<StartedExecutor> start_cpu_executor(const EngineConfig& config, const Sys
   auto pool = std::make_unique<WorkPool>(std::min(config.num_threads, cpus));
   ModelLoadOptions options = model_load_options(config);
   options.pool = pool.get();
+  options.tp_size = config.tp_size;
   ESP_ASSIGN_OR_RETURN(auto model, load_model(options));
   StartedExecutor out{.info = model->info()};
   ESP_ASSIGN_OR_RETURN(out.config, resolve(config, out.info, system));

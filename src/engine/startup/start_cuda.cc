@@ -29,6 +29,12 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--device cpu",
                       config.dtype));
   }
+  if (config.tp_size > 1) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "tp_size is {}, but one GPU computes a model for now; leave it out, or use "
+                      "--device cpu",
+                      config.tp_size));
+  }
   const ModelLoadOptions options = model_load_options(config);
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));

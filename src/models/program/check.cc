@@ -28,6 +28,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kActivation:
     case OpKind::kPool:
     case OpKind::kRelu:
+    case OpKind::kAllReduce:
+    case OpKind::kAllGather:
       return {1, 1, 1, 1};
     case OpKind::kMatmul:  // the second output: see fuse_norm
       return {1, 2, 1, 2};
@@ -36,6 +38,8 @@ Arity arity_of(OpKind kind) {
     case OpKind::kLatentPrefill:  // the second output: see Alternative
       return {2, 2, 1, 2};
     case OpKind::kKvAppend:
+      return {1, 2, 0, 0};
+    case OpKind::kBarrier:
       return {1, 2, 0, 0};
     case OpKind::kAttention:
       return {1, 3, 1, 1};
@@ -168,6 +172,7 @@ class Checker {
       case OpKind::kSoftcap:
       case OpKind::kRelu:
       case OpKind::kPool:
+      case OpKind::kAllReduce:
         return expect(op.outputs[0], op.inputs[0].columns);
       case OpKind::kResidualAdd:
       case OpKind::kGatedAdd:

@@ -30,11 +30,13 @@ int64_t widest_input(const Op& op) {
 }  // namespace
 
 CpuContext::CpuContext(const DecoderSpec& spec, const Program& program,
-                       const DecoderWeights& weights, kernels::CpuBackend& backend)
+                       const DecoderWeights& weights, kernels::CpuBackend& backend,
+                       Collective* collective)
     : spec_(spec),
       program_(program),
       weights_(weights),
       backend_(backend),
+      collective_(collective),
       views_(program.buffers.size()),
       ropes_(spec) {
   if (const size_t begin = output_begin(program); begin < program.ops.size()) {
@@ -67,8 +69,18 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(experts_.reserve(program_, max_tokens));
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
+  if (collective_ != nullptr) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();
+}
+
+std::span<const TokenId> CpuContext::local_ids(const VocabularyPart& part) {
+  local_ids_.clear();
+  for (const TokenId id : token_ids_) {
+    const bool here = id >= part.first && id < part.first + part.count;
+    local_ids_.push_back(here ? id - part.first : 0);
+  }
+  return local_ids_;
 }
 
 Status CpuContext::allocate_storages() {

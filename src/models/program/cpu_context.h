@@ -20,6 +20,7 @@
 #include "seams/forward_batch.h"
 #include "seams/kv_view.h"
 #include "tensor/buffer.h"
+#include "tensor/collective.h"
 
 namespace espalier::program {
 
@@ -31,8 +32,9 @@ struct CpuView {
 
 class CpuContext {
  public:
+  // collective: of a rank's part of a model; null where the program has no such operations.
   CpuContext(const DecoderSpec& spec, const Program& program, const DecoderWeights& weights,
-             kernels::CpuBackend& backend);
+             kernels::CpuBackend& backend, Collective* collective = nullptr);
   // Memory for steps of at most this; output_rows: of one run of the output section.
   Status reserve(int32_t max_tokens, int32_t max_entries, int64_t output_rows);
 
@@ -45,6 +47,8 @@ class CpuContext {
   const DecoderSpec& spec() const { return spec_; }
   const DecoderWeights& weights() const { return weights_; }
   kernels::CpuBackend& backend() { return backend_; }
+  // REQUIRES: the constructor was given one.
+  Collective& collective() { return *collective_; }
   CpuExperts& experts() { return experts_; }
 
   int64_t num_rows(const Rows& rows) const;
@@ -58,6 +62,8 @@ class CpuContext {
   const ForwardBatch& batch() const { return *batch_; }
   const KvView& kv() const { return *kv_; }
   std::span<const TokenId> token_ids() const { return token_ids_; }
+  // The ids as rows of a rank's part of the vocabulary; 0 for tokens of other ranks.
+  std::span<const TokenId> local_ids(const VocabularyPart& part);
   const WantedRows& wanted() const { return wanted_; }
   std::span<const int32_t> output_rows() const { return output_rows_; }
   // The batch's entries, or their wanted tails.
@@ -74,9 +80,11 @@ class CpuContext {
   const Program& program_;
   const DecoderWeights& weights_;
   kernels::CpuBackend& backend_;
+  Collective* const collective_;
   CpuExperts experts_;
   WantedRows wanted_;
   std::vector<espalier::Buffer> storages_;
+  std::vector<TokenId> local_ids_;
   std::vector<CpuView> views_;  // of each buffer's first column
   BufferId last_output_ = -1;   // what begin_outputs() places
   CpuRopes ropes_;

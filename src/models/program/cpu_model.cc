@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "models/model_plan.h"
 #include "models/program/check.h"
-#include "models/program/lower.h"
+#include "models/program/partition.h"
 #include "models/program/passes.h"
 
 namespace espalier::program {
@@ -46,29 +46,34 @@ Program cpu_passes(Program program) {
 }
 
 CpuModel::CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
-                   std::unique_ptr<kernels::CpuBackend> backend)
+                   std::unique_ptr<kernels::CpuBackend> backend, Collective* collective)
     : spec_(std::move(spec)),
       program_(std::move(program)),
       weights_(std::move(weights)),
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)),
-      context_(spec_, program_, weights_, *backend_) {
+      context_(spec_, program_, weights_, *backend_, collective) {
   bind();
 }
 
-Result<std::unique_ptr<CpuModel>> CpuModel::create(DecoderSpec spec, const WeightTypes& types,
-                                                   WeightSource& source, WorkPool& pool,
-                                                   const Rewrite& rewrite) {
-  ESP_RETURN_IF_ERROR(validate(spec));
-  Program program = lower(spec);
-  if (rewrite) program = rewrite(std::move(program));
+Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
+                                                   const WeightTypes& types, WeightSource& source,
+                                                   WorkPool& pool, const CpuModelOptions& options) {
+  ESP_RETURN_IF_ERROR(validate(whole));
+  const Ranks ranks = options.collective == nullptr ? Ranks() : options.collective->ranks();
+  ESP_RETURN_IF_ERROR(check_partition(whole, ranks.num_ranks));
+  DecoderSpec spec = local_spec(whole, ranks);
+  Program program = partition(whole, ranks);
+  if (options.rewrite) program = options.rewrite(std::move(program));
   program = cpu_passes(std::move(program));
   ESP_RETURN_IF_ERROR(check_runs(program));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
-  ESP_ASSIGN_OR_RETURN(DecoderWeights weights,
-                       load_weights(*backend, spec, program, types, source));
-  std::unique_ptr<CpuModel> model(
-      new CpuModel(std::move(spec), std::move(program), std::move(weights), std::move(backend)));
+  ESP_ASSIGN_OR_RETURN(
+      DecoderWeights weights,
+      load_weights(*backend, spec, partition_weights(whole, ranks), program, types, source));
+  std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
+                                               std::move(weights), std::move(backend),
+                                               options.collective));
   ESP_RETURN_IF_ERROR(model->reserve(1, 1));
   return model;
 }

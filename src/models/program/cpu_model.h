@@ -27,13 +27,20 @@ using Rewrite = std::function<Program(Program)>;
 // GEMMs, experts in passes of bounded memory, unwanted rows dropped.
 Program cpu_passes(Program program);
 
+struct CpuModelOptions {
+  Rewrite rewrite;  // tests inject faults with it
+  // Borrowed, outlives the model: of the rank whose part of the model this is, with its own keys
+  // and values. Null: the model is whole.
+  Collective* collective = nullptr;
+};
+
 class CpuModel final : public Model {
  public:
-  // Checks the spec, lowers it and loads the weights. pool: borrowed, outlives the model. rewrite:
-  // tests inject faults with it. kUnimplemented names an operation that the CPU does not run.
-  static Result<std::unique_ptr<CpuModel>> create(DecoderSpec spec, const WeightTypes& types,
+  // Checks the spec (of the whole model), lowers it and loads the weights. pool: borrowed, outlives
+  // the model. kUnimplemented names an operation that the CPU does not run.
+  static Result<std::unique_ptr<CpuModel>> create(const DecoderSpec& spec, const WeightTypes& types,
                                                   WeightSource& source, WorkPool& pool,
-                                                  const Rewrite& rewrite = nullptr);
+                                                  const CpuModelOptions& options = {});
 
   const ModelInfo& info() const override { return info_; }
   Status reserve(int32_t max_tokens, int32_t max_entries) override;
@@ -49,7 +56,7 @@ class CpuModel final : public Model {
   };
 
   CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
-           std::unique_ptr<kernels::CpuBackend> backend);
+           std::unique_ptr<kernels::CpuBackend> backend, Collective* collective);
   void bind();
   // Those of [first, last) that have rows in this step.
   void run(size_t first, size_t last);

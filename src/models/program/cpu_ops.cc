@@ -22,6 +22,15 @@ void for_elements(const CpuView& view, int64_t rows, int64_t columns, const Run&
   for (int64_t row = 0; row < rows; ++row) run(row * view.stride, columns);
 }
 
+// Rows of tokens that another rank has: what was looked up for them is not theirs.
+void clear_other_rows(CpuContext& context, const VocabularyPart& part, const CpuView& out) {
+  const std::span<const TokenId> ids = context.token_ids();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= part.first && ids[i] < part.first + part.count) continue;
+    std::fill_n(out.data + static_cast<int64_t>(i) * out.stride, context.spec().hidden_size, 0.0f);
+  }
+}
+
 // An embedding that shares its memory with the head, or is quantised, is a packed matrix.
 void run_embed(CpuContext& context, const Op& op) {
   const DecoderSpec& spec = context.spec();
@@ -31,18 +40,22 @@ void run_embed(CpuContext& context, const Op& op) {
               spec.vocab_size);
   }
   const CpuView out = context.view(op.outputs[0]);
+  const auto* part = std::get_if<VocabularyPart>(&op.attributes);
+  const std::span<const TokenId> ids =
+      part == nullptr ? context.token_ids() : context.local_ids(*part);
   if (spec.tied_embeddings || weights.quantized_embedding.quantized()) {
     const kernels::PackedMatrix& table =
         spec.tied_embeddings ? weights.head : weights.quantized_embedding;
-    return kernels::gather_packed_rows(context.backend(), table, context.token_ids(), out.data,
-                                       out.stride);
+    kernels::gather_packed_rows(context.backend(), table, ids, out.data, out.stride);
+  } else {
+    kernels::gather_rows(context.backend(), {.table = weights.embedding.data(),
+                                             .type = weights.type,
+                                             .dim = spec.hidden_size,
+                                             .ids = ids,
+                                             .out = out.data,
+                                             .out_stride = out.stride});
   }
-  kernels::gather_rows(context.backend(), {.table = weights.embedding.data(),
-                                           .type = weights.type,
-                                           .dim = spec.hidden_size,
-                                           .ids = context.token_ids(),
-                                           .out = out.data,
-                                           .out_stride = out.stride});
+  if (part != nullptr) clear_other_rows(context, *part, out);
 }
 
 void run_embed_position(CpuContext& context, const Op& op) {
@@ -214,6 +227,26 @@ void run_moe_experts(CpuContext& context, const Op& op) {
                          .rows = context.num_rows(op.outputs[0])});
 }
 
+// Branches and hidden states are whole buffers, whose rows are adjacent.
+void run_all_reduce(CpuContext& context, const Op& op) {
+  const CpuView x = context.view(op.outputs[0]);
+  const int64_t count = context.num_rows(op.outputs[0]) * op.outputs[0].columns;
+  ESP_CHECK(x.stride == op.outputs[0].columns);
+  context.collective().all_reduce({x.data, static_cast<size_t>(count)});
+}
+
+void run_barrier(CpuContext& context, const Op&) { context.collective().barrier(); }
+
+void run_all_gather(CpuContext& context, const Op& op) {
+  const CpuView part = context.view(op.inputs[0]), out = context.view(op.outputs[0]);
+  context.collective().all_gather({.part = part.data,
+                                   .part_stride = part.stride,
+                                   .rows = context.num_rows(op.outputs[0]),
+                                   .columns = op.inputs[0].columns,
+                                   .out = out.data,
+                                   .out_stride = out.stride});
+}
+
 void run_relu(CpuContext& context, const Op& op) {
   const CpuView x = context.view(op.outputs[0]);
   const int64_t rows = context.num_rows(op.outputs[0]);
@@ -264,6 +297,12 @@ CpuOp cpu_op(OpKind kind) {
       return run_moe_experts;
     case OpKind::kRelu:
       return run_relu;
+    case OpKind::kAllReduce:
+      return run_all_reduce;
+    case OpKind::kAllGather:
+      return run_all_gather;
+    case OpKind::kBarrier:
+      return run_barrier;
     default:
       return nullptr;
   }

@@ -48,6 +48,10 @@ std::string_view element_name(ElementType type) {
 class Writer {
  public:
   void operator()(const std::monostate&) {}
+  void operator()(const VocabularyPart& a) {
+    put("first", a.first);
+    put("count", a.count);
+  }
   void operator()(const Scale& a) { put("factor", a.factor); }
   void operator()(const Softcap& a) { put("cap", a.cap); }
   void operator()(const Norm& a) {

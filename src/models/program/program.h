@@ -65,7 +65,7 @@ struct Operand {
 // Inputs -> outputs, in the order of Op::inputs and Op::outputs; [x] may be absent. An output that
 // is also an input is changed in place. The attributes of a kind are the struct of its name.
 enum class OpKind : uint8_t {
-  kEmbed,          // -> x: row of the token
+  kEmbed,          // -> x: row of the token; zero where another rank has it (VocabularyPart)
   kEmbedPosition,  // -> x: row of the position
   kScale,          // x -> y = factor * x
   kSoftcap,        // x -> x = cap * tanh(x / cap)
@@ -85,12 +85,22 @@ enum class OpKind : uint8_t {
   kMoeCombine,     // pairs, weights, experts, [shared], [gate], [residual] -> y
   kPool,           // x -> y: one row of each text
   kRelu,           // x -> x
+  // Where several ranks have a part of the model each.
+  kAllReduce,  // x -> x: the sum of all ranks' x
+  kAllGather,  // x -> y: all ranks' columns side by side
+  kBarrier,    // x -> : what all ranks wrote to pages can be read; x says which rows there are
   // What passes make of several of those above.
   kQkRopeAppend,   // q, k, [v] -> q, [k]: norms of heads, rope, and keys and values to pages
   kMoeExperts,     // x, experts, weights -> y: matmul, activation, matmul and combination
   kMoeBlock,       // x, [residual] -> y: norm, route, experts, shared expert, residual
   kLatentPrefill,  // queries, rotated q -> values: attention with keys and values of each head
   kMegakernel,     // -> x: embedding and all layers of one token
+};
+
+// The tokens whose embeddings a rank has: [first, first + count).
+struct VocabularyPart {
+  int32_t first = 0;
+  int32_t count = 0;
 };
 
 struct Scale {
@@ -235,9 +245,9 @@ struct Megakernel {
 };
 
 using Attributes =
-    std::variant<std::monostate, Scale, Softcap, Norm, Activation, Matmul, HeadMatmul, HeadCopy,
-                 Rope, KvAppend, Attention, ResidualAdd, MoeRoute, MoeMatmul, MoeCombine, Pool,
-                 QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
+    std::variant<std::monostate, VocabularyPart, Scale, Softcap, Norm, Activation, Matmul,
+                 HeadMatmul, HeadCopy, Rope, KvAppend, Attention, ResidualAdd, MoeRoute, MoeMatmul,
+                 MoeCombine, Pool, QkRopeAppend, MoeExperts, MoeBlock, LatentPrefill, Megakernel>;
 
 struct Op {
   OpKind kind = OpKind::kEmbed;

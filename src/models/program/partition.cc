@@ -1,0 +1,226 @@
+#include "models/program/partition.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/program/lower.h"
+
+namespace espalier::program {
+namespace {
+
+Status check_divides(int32_t all, int32_t num_ranks, const std::string& what) {
+  if (all % num_ranks == 0) return Status();
+  return invalid_argument("tp_size is {}, but the model has {} {}, which it does not divide evenly",
+                          num_ranks, all, what);
+}
+
+Status check_attention(const AttentionSpec& a, int32_t num_ranks) {
+  if (a.qk_norm && a.qk_norm_scope == AttentionSpec::NormScope::kAll)
+    return error(StatusCode::kUnimplemented,
+                 "tp_size is {}, but norms over all heads are not divided among ranks yet; use 1",
+                 num_ranks);
+  ESP_RETURN_IF_ERROR(check_divides(a.num_heads, num_ranks, "heads"));
+  if (a.latent) return Status();  // the latents belong to all heads: every rank computes them
+  return check_divides(a.num_kv_heads, num_ranks, "heads of keys and values");
+}
+
+Status check_layer(const LayerSpec& layer, const WeightNames& names, int32_t num_ranks) {
+  ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
+  if (!layer.experts)
+    return check_divides(layer.mlp.intermediate_size, num_ranks, "features in an MLP");
+  if (names.experts != WeightNames::Experts::kEach)
+    return error(StatusCode::kUnimplemented,
+                 "tp_size is {}, but experts that lie in one tensor are not divided among ranks "
+                 "yet; use 1",
+                 num_ranks);
+  const ExpertsSpec& experts = *layer.experts;
+  if (experts.shared)
+    ESP_RETURN_IF_ERROR(check_divides(experts.shared->intermediate_size, num_ranks,
+                                      "features in the shared expert"));
+  return check_divides(experts.expert.intermediate_size, num_ranks, "features in an expert");
+}
+
+// Inserts the sums: an operand is partial from the matrix that makes it until it is summed.
+class SumInserter {
+ public:
+  SumInserter(Program program, const Ranks& ranks) : program_(std::move(program)), ranks_(ranks) {}
+
+  Program run() {
+    std::vector<Op> ops;
+    for (Op& op : program_.ops) {
+      if (!keeps_partial(op)) sum_inputs(op, ops);
+      mark(op);
+      ops.push_back(std::move(op));
+    }
+    program_.ops = std::move(ops);
+    return std::move(program_);
+  }
+
+ private:
+  static bool is_column_matrix(WeightId id) {
+    return id.kind == WeightKind::kAttentionOutput || id.kind == WeightKind::kDown ||
+           id.kind == WeightKind::kExpertDown;
+  }
+  bool is_partial(const Operand& operand) const {
+    return std::ranges::find(partial_, operand) != partial_.end();
+  }
+  // Sums of partial numbers are partial.
+  bool keeps_partial(const Op& op) const {
+    if (op.kind == OpKind::kMoeCombine) return true;
+    const bool adds = op.kind == OpKind::kResidualAdd || op.kind == OpKind::kGatedAdd;
+    return adds && is_partial(op.inputs[0]) && is_partial(op.inputs[1]);
+  }
+  void sum_inputs(const Op& op, std::vector<Op>& ops) {
+    for (const Operand& input : op.inputs) {
+      const auto found = std::ranges::find(partial_, input);
+      if (found == partial_.end()) continue;
+      ops.push_back(
+          Op{.kind = OpKind::kAllReduce, .layer = op.layer, .inputs = {input}, .outputs = {input}});
+      partial_.erase(found);
+    }
+  }
+  // The bias of a sum is added once.
+  void mark(Op& op) {
+    bool partial = keeps_partial(op);
+    for (const Operand& output : op.outputs) std::erase(partial_, output);
+    if (op.kind == OpKind::kMatmul) {
+      auto& a = op.as<Matmul>();
+      partial = is_column_matrix(a.weight);
+      if (partial && ranks_.rank > 0) a.bias = {};
+    } else if (op.kind == OpKind::kMoeMatmul) {
+      partial = is_column_matrix(op.as<MoeMatmul>().weight);
+    }
+    if (partial) partial_.push_back(op.outputs[0]);
+  }
+
+  Program program_;
+  const Ranks ranks_;
+  std::vector<Operand> partial_;
+};
+
+// Latents, which all ranks compute and read, are written by rank 0.
+Program share_latents(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+  std::vector<Op> ops;
+  for (Op& op : program.ops) {
+    const bool shared =
+        op.kind == OpKind::kKvAppend && spec.layers[static_cast<size_t>(op.layer)].attention.latent;
+    const Op barrier{.kind = OpKind::kBarrier, .layer = op.layer, .inputs = op.inputs};
+    if (!shared || ranks.rank == 0) ops.push_back(std::move(op));
+    if (shared) ops.push_back(barrier);
+  }
+  program.ops = std::move(ops);
+  return program;
+}
+
+// Each rank looks up the tokens that it has, and computes their logits.
+Program divide_vocabulary(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+  const auto count = static_cast<int32_t>(ranks.count(spec.vocab_size));
+  const auto embed = std::ranges::find(program.ops, OpKind::kEmbed, &Op::kind);
+  embed->attributes = VocabularyPart{static_cast<int32_t>(ranks.begin(spec.vocab_size)), count};
+  const Operand hidden = embed->outputs[0];
+  program.ops.insert(embed + 1,
+                     Op{.kind = OpKind::kAllReduce, .inputs = {hidden}, .outputs = {hidden}});
+  if (spec.pooling) return program;
+  const auto is_head = [](const Op& op) {
+    return op.kind == OpKind::kMatmul && op.as<Matmul>().weight.kind == WeightKind::kHead;
+  };
+  const auto head = std::ranges::find_if(program.ops, is_head);
+  const Operand logits = head->outputs[0];
+  const Operand part = find_or_add_buffer(program, "logits_part", count, {RowCount::kOutputs},
+                                          ElementType::kFloat32);
+  head->as<Matmul>().out_features = count;
+  for (auto op = head; op != program.ops.end(); ++op) {
+    std::ranges::replace(op->inputs, logits, part);
+    std::ranges::replace(op->outputs, logits, part);
+  }
+  program.ops.push_back(Op{.kind = OpKind::kAllGather, .inputs = {part}, .outputs = {logits}});
+  return program;
+}
+
+void shard_matrix(MatrixLayout& matrix, Shard::Axis axis, const Ranks& ranks) {
+  matrix.shard = {.axis = axis, .rank = ranks.rank, .num_ranks = ranks.num_ranks};
+}
+
+// The elements that belong to the rank's rows of `matrix`.
+void shard_bias(const MatrixLayout& matrix, const Ranks& ranks, VectorLayout& bias) {
+  if (bias.empty()) return;
+  int64_t before = 0;
+  for (const WeightBlock& block : matrix.blocks) {
+    bias.parts.push_back({before + ranks.begin(block.rows), ranks.count(block.rows)});
+    before += block.rows;
+  }
+}
+
+void shard_mlp(const Ranks& ranks, MlpLayout& mlp) {
+  if (mlp.gate_up.empty()) return;
+  shard_matrix(mlp.gate_up, Shard::Axis::kRows, ranks);
+  shard_bias(mlp.gate_up, ranks, mlp.gate_up_bias);
+  shard_matrix(mlp.down, Shard::Axis::kColumns, ranks);
+}
+
+}  // namespace
+
+Status check_partition(const DecoderSpec& spec, int32_t num_ranks) {
+  if (num_ranks < 1) return invalid_argument("tp_size is {}, but must be at least 1", num_ranks);
+  if (num_ranks == 1) return Status();
+  for (const LayerSpec& layer : spec.layers) {
+    ESP_RETURN_IF_ERROR(check_layer(layer, spec.names, num_ranks));
+  }
+  return Status();
+}
+
+DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
+  const auto divide = [&](int32_t& size) { size /= ranks.num_ranks; };
+  DecoderSpec out = spec;
+  for (LayerSpec& layer : out.layers) {
+    divide(layer.attention.num_heads);
+    if (!layer.attention.latent) divide(layer.attention.num_kv_heads);
+    divide(layer.mlp.intermediate_size);
+    if (!layer.experts) continue;
+    divide(layer.experts->expert.intermediate_size);
+    if (layer.experts->shared) divide(layer.experts->shared->intermediate_size);
+  }
+  return out;
+}
+
+bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
+  return !ranks.single() && spec.vocab_size % ranks.num_ranks == 0;
+}
+
+Program partition(const DecoderSpec& spec, const Ranks& ranks) {
+  if (ranks.single()) return lower(spec);
+  Program program = SumInserter(lower(local_spec(spec, ranks)), ranks).run();
+  program = share_latents(std::move(program), spec, ranks);
+  if (!divides_vocabulary(spec, ranks)) return program;
+  return divide_vocabulary(std::move(program), spec, ranks);
+}
+
+WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
+  WeightLayout out = weight_layout(spec);
+  if (ranks.single()) return out;
+  if (divides_vocabulary(spec, ranks)) {
+    if (!out.embedding.empty()) shard_matrix(out.embedding, Shard::Axis::kRows, ranks);
+    if (!out.head.empty()) shard_matrix(out.head, Shard::Axis::kRows, ranks);
+  }
+  for (LayerLayout& layer : out.layers) {
+    if (!layer.latent.q.empty()) {
+      shard_matrix(layer.latent.q, Shard::Axis::kRows, ranks);
+      shard_matrix(layer.latent.kv_b, Shard::Axis::kRows, ranks);
+    } else {
+      shard_matrix(layer.qkv, Shard::Axis::kRows, ranks);
+      shard_bias(layer.qkv, ranks, layer.qkv_bias);
+    }
+    shard_matrix(layer.attention_output, Shard::Axis::kColumns, ranks);
+    if (!layer.sinks.empty()) {
+      const int64_t heads = layer.sinks.size();
+      layer.sinks.parts.push_back({ranks.begin(heads), ranks.count(heads)});
+    }
+    shard_mlp(ranks, layer.mlp);
+    for (MlpLayout& expert : layer.experts.experts) shard_mlp(ranks, expert);
+  }
+  return out;
+}
+
+}  // namespace espalier::program

@@ -1,0 +1,34 @@
+// The parts of a model that ranks compute together (tensor parallelism, Megatron-LM): each rank has
+// some heads of attention, some features of each MLP and some tokens of the vocabulary. A matrix
+// whose outputs are divided has a part of its rows, one whose inputs are divided a part of its
+// columns, and what comes out of the latter is summed over the ranks.
+//
+// Pure functions.
+#pragma once
+
+#include "base/status.h"
+#include "models/decoder_spec.h"
+#include "models/program/program.h"
+#include "models/weight_layout.h"
+#include "tensor/collective.h"
+
+namespace espalier::program {
+
+// kInvalidArgument or kUnimplemented says which part of the model is not divided by so many ranks.
+Status check_partition(const DecoderSpec& spec, int32_t num_ranks);
+
+// The model as one rank sees it: its heads and features. The vocabulary stays whole.
+// REQUIRES: check_partition().
+DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks);
+
+// Whether embedding and head are divided; else every rank has all of them.
+bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks);
+
+// The program of one rank: the lowered local_spec() with the sums and gathers between the ranks.
+// Biases of what is summed are added by rank 0. REQUIRES: check_partition().
+Program partition(const DecoderSpec& spec, const Ranks& ranks);
+
+// weight_layout(spec), of each weight the rank's shard. REQUIRES: check_partition().
+WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks);
+
+}  // namespace espalier::program

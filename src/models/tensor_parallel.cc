@@ -1,0 +1,157 @@
+#include "models/tensor_parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "base/thread.h"
+#include "fmt/core.h"
+#include "models/model_plan.h"
+#include "models/program/partition.h"
+#include "tensor/park.h"
+
+namespace espalier {
+namespace {
+
+// The rank's heads of a layer that has the heads of all ranks.
+KvView::Layer heads_of(const KvView::Layer& whole, const Ranks& ranks) {
+  if (whole.kind == KvLayerKind::kLatent) return whole;  // it belongs to all heads
+  KvView::Layer out = whole;
+  const auto first = ranks.begin(whole.num_kv_heads);
+  const int64_t offset = first * whole.head_stride * kv_element_bytes(whole.type);
+  out.k = static_cast<std::byte*>(whole.k) + offset;
+  out.v = static_cast<std::byte*>(whole.v) + offset;
+  out.num_kv_heads = static_cast<int32_t>(ranks.count(whole.num_kv_heads));
+  return out;
+}
+
+}  // namespace
+
+// A thread for each rank but rank 0, which is the caller's.
+class TensorParallelModel::Threads {
+ public:
+  explicit Threads(std::vector<Rank>& ranks) {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      threads_.emplace_back([this, rank, pool = ranks[rank].threads.get()] {
+        set_thread_name(fmt::format("rank-{}", rank));
+        pool->bind_caller();
+        serve(static_cast<int32_t>(rank));
+      });
+    }
+  }
+  ~Threads() {
+    stopping_ = true;
+    start();
+  }
+
+  // Calls fn(rank) for all ranks at the same time and returns when all have returned.
+  void run(const std::function<void(int32_t)>& fn) {
+    fn_ = &fn;
+    running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+    start();
+    fn(0);
+    for (uint32_t left = running_.load(); left > 0; left = running_.load()) {
+      wait_for_change(running_, left, caller_parked_);
+    }
+  }
+
+ private:
+  void start() {
+    epoch_.fetch_add(1);
+    wake_all(epoch_, parked_);
+  }
+  void serve(int32_t rank) {
+    for (uint32_t seen = 0;; ++seen) {
+      wait_for_change(epoch_, seen, parked_);
+      if (stopping_) return;
+      (*fn_)(rank);
+      running_.fetch_sub(1);
+      wake_all(running_, caller_parked_);
+    }
+  }
+
+  const std::function<void(int32_t)>* fn_ = nullptr;  // written before the epoch moves
+  bool stopping_ = false;                             // likewise
+  std::atomic<uint32_t> epoch_{0}, parked_{0};        // of runs; threads that sleep
+  std::atomic<uint32_t> running_{0};                  // threads that have not finished the run
+  std::atomic<uint32_t> caller_parked_{0};
+  std::vector<std::jthread> threads_;  // last, for they use all of the above
+};
+
+TensorParallelModel::TensorParallelModel(int32_t num_ranks, int32_t num_threads)
+    : collectives_(num_ranks), ranks_(static_cast<size_t>(num_ranks)) {
+  const int32_t each = std::max(1, num_threads / num_ranks);
+  for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    ranks_[static_cast<size_t>(rank)].threads = std::make_unique<WorkPool>(each, rank * each);
+  }
+  threads_ = std::make_unique<Threads>(ranks_);
+}
+
+TensorParallelModel::~TensorParallelModel() = default;
+
+Result<std::unique_ptr<Model>> TensorParallelModel::create(const DecoderSpec& spec,
+                                                           const WeightTypes& types,
+                                                           int32_t num_ranks, int32_t num_threads,
+                                                           const OpenWeights& open) {
+  ESP_RETURN_IF_ERROR(validate(spec));
+  ESP_RETURN_IF_ERROR(program::check_partition(spec, num_ranks));
+  std::unique_ptr<TensorParallelModel> model(new TensorParallelModel(num_ranks, num_threads));
+  ESP_RETURN_IF_ERROR(model->load(spec, types, open));
+  return model;
+}
+
+Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& types,
+                                 const OpenWeights& open) {
+  std::vector<Status> failures(ranks_.size());
+  threads_->run([&](int32_t index) {
+    Rank& rank = ranks_[static_cast<size_t>(index)];
+    Collective& collective = collectives_.rank(index);
+    const auto source = open(collective.ranks(), *rank.threads);
+    auto model =
+        program::CpuModel::create(spec, types, *source, *rank.threads, {.collective = &collective});
+    if (model) {
+      rank.model = *std::move(model);
+    } else {
+      failures[static_cast<size_t>(index)] = std::move(model).error();
+    }
+  });
+  for (Status& failure : failures) {
+    if (!failure.ok()) return std::move(failure);
+  }
+  info_ = describe_model(spec);
+  for (const Rank& rank : ranks_) info_.weight_bytes += rank.model->info().weight_bytes;
+  return Status();
+}
+
+Status TensorParallelModel::reserve(int32_t max_tokens, int32_t max_entries) {
+  for (Rank& rank : ranks_) ESP_RETURN_IF_ERROR(rank.model->reserve(max_tokens, max_entries));
+  return Status();
+}
+
+ForwardOutput TensorParallelModel::forward(const ForwardBatch& batch,
+                                           std::span<const TokenId> token_ids, const KvView& kv,
+                                           const InputLogitsSink& input_logits) {
+  ForwardOutput out;
+  const auto run = [&](int32_t index) {
+    Rank& rank = ranks_[static_cast<size_t>(index)];
+    const Ranks ranks = collectives_.rank(index).ranks();
+    rank.kv.page_size = kv.page_size;
+    rank.kv.layers.clear();
+    for (const KvView::Layer& layer : kv.layers) rank.kv.layers.push_back(heads_of(layer, ranks));
+    if (index == 0) {
+      out = rank.model->forward(batch, token_ids, rank.kv, input_logits);
+    } else {
+      rank.model->forward(batch, token_ids, rank.kv,
+                          [](int32_t, int32_t, std::span<const float>) {});
+    }
+  };
+  threads_->run(std::cref(run));
+  return out;
+}
+
+std::vector<float> TensorParallelModel::finish_pooled(std::span<const float> row) {
+  return ranks_[0].model->finish_pooled(row);
+}
+
+}  // namespace espalier

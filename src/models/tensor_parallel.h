@@ -1,0 +1,64 @@
+// A model that several ranks compute together on the CPU, each on threads of its own: rank r has
+// the r-th part of the heads, of the features and, where it divides evenly, of the vocabulary
+// (program/partition.h). All ranks run the same batch; keys and values lie in one pool, in which
+// each rank reads and writes its own heads.
+//
+// As Model: one forward at a time, from one thread, which works as rank 0.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "models/model.h"
+#include "models/program/cpu_model.h"
+#include "models/storage_format.h"
+#include "models/weight_source.h"
+#include "tensor/collective.h"
+#include "tensor/thread_collective.h"
+#include "tensor/work_pool.h"
+
+namespace espalier {
+
+// Opens the weights of the whole model for one rank. threads: of that rank. Called on the rank's
+// thread, all ranks at the same time.
+using OpenWeights =
+    std::function<std::unique_ptr<WeightSource>(const Ranks& ranks, WorkPool& threads)>;
+
+class TensorParallelModel final : public Model {
+ public:
+  // num_threads: of all ranks together; each has at least one. kInvalidArgument and kUnimplemented
+  // say what of the model is not divided by so many ranks. Sums over ranks are added in another
+  // order than in the whole model: logits differ by float32's rounding.
+  static Result<std::unique_ptr<Model>> create(const DecoderSpec& spec, const WeightTypes& types,
+                                               int32_t num_ranks, int32_t num_threads,
+                                               const OpenWeights& open);
+  ~TensorParallelModel() override;
+
+  const ModelInfo& info() const override { return info_; }
+  Status reserve(int32_t max_tokens, int32_t max_entries) override;
+  ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
+                        const KvView& kv, const InputLogitsSink& input_logits) override;
+  std::vector<float> finish_pooled(std::span<const float> row) override;
+
+ private:
+  struct Rank {
+    std::unique_ptr<WorkPool> threads;
+    std::unique_ptr<program::CpuModel> model;
+    KvView kv;  // of its heads, in the step that runs
+  };
+  class Threads;
+
+  TensorParallelModel(int32_t num_ranks, int32_t num_threads);
+  Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open);
+
+  ThreadCollectives collectives_;
+  std::vector<Rank> ranks_;
+  std::unique_ptr<Threads> threads_;  // after what they use
+  ModelInfo info_;
+};
+
+}  // namespace espalier

@@ -1,0 +1,117 @@
+// The golden models divided among ranks: the logits of the whole model up to the order of sums, and
+// the same bits however a sequence is cut and with whom it runs.
+#include "models/tensor_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "models/golden.h"
+#include "models/program/partition.h"
+
+namespace espalier {
+namespace {
+
+using testing::HasSubstr;
+
+KvType kv_type(const std::string& dtype) {
+  return dtype == "float32" ? KvType::kFloat32 : KvType::kBFloat16;
+}
+
+Result<std::unique_ptr<Model>> load(const golden::Golden& golden, int32_t tp_size, WorkPool& pool,
+                                    const std::string& dtype = "float32") {
+  return load_model({.path = golden.folder, .dtype = dtype, .pool = &pool, .tp_size = tp_size});
+}
+
+std::vector<std::vector<TokenId>> inputs(const golden::Golden& golden) {
+  std::vector<std::vector<TokenId>> out;
+  for (const golden::Sequence& sequence : golden.sequences) out.push_back(sequence.tokens);
+  return out;
+}
+
+class DividedModel : public testing::TestWithParam<std::string> {
+ protected:
+  const golden::Golden golden_ = golden::read(GetParam());
+  WorkPool pool_{2};
+};
+
+TEST_P(DividedModel, HasTheLogitsOfTheWhole) {
+  for (const int32_t tp_size : {2, 4}) {
+    SCOPED_TRACE(tp_size);
+    if (!program::check_partition(golden_.spec, tp_size).ok()) {
+      EXPECT_FALSE(load(golden_, tp_size, pool_));
+      continue;
+    }
+    const auto model = load(golden_, tp_size, pool_);
+    ASSERT_TRUE(model) << model.error().to_string();
+    EXPECT_LE(golden::max_error(**model, golden_, KvType::kFloat32), 1e-4f);
+    const auto whole = load(golden_, 1, pool_);
+    const auto want =
+        golden::run_all(**whole, inputs(golden_), KvType::kFloat32, 16, 1 << 20, true);
+    const auto got = golden::run_all(**model, inputs(golden_), KvType::kFloat32, 16, 1 << 20, true);
+    for (size_t i = 0; i < want.size(); ++i) {
+      for (size_t j = 0; j < want[i].size(); ++j) {
+        ASSERT_NEAR(got[i][j], want[i][j], 1e-5f * golden_.spread) << i << " " << j;
+      }
+    }
+  }
+}
+
+TEST_P(DividedModel, GivesTheSameBitsThroughEveryPath) {
+  const int32_t tp_size = program::check_partition(golden_.spec, 4).ok() ? 4 : 2;
+  if (!program::check_partition(golden_.spec, tp_size).ok()) return;
+  for (const std::string dtype : {"float32", "bfloat16"}) {
+    const auto model = load(golden_, tp_size, pool_, dtype);
+    ASSERT_TRUE(model) << model.error().to_string();
+    std::vector<std::vector<float>> first;
+    for (const int32_t chunk : {1 << 20, 1, 5}) {
+      const auto logits = golden::run_all(**model, inputs(golden_), kv_type(dtype),
+                                          chunk == 5 ? 1 : 16, chunk, chunk != 1);
+      if (first.empty()) first = logits;
+      for (size_t i = 0; i < logits.size(); ++i) {
+        ASSERT_EQ(std::memcmp(logits[i].data(), first[i].data(), first[i].size() * 4), 0)
+            << dtype << ", sequence " << i << ", chunks of " << chunk;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DividedModel, testing::ValuesIn(golden::names()),
+                         [](const auto& tested) { return tested.param; });
+
+// Experts in one tensor, one head of keys, norms over all heads: a family more would be lost here.
+TEST(TensorParallel, AllOtherFamiliesAreDivided) {
+  std::set<std::string> refused;
+  for (const std::string& name : golden::names()) {
+    const golden::Golden golden = golden::read(name);
+    if (!program::check_partition(golden.spec, 2).ok()) refused.insert(name);
+  }
+  EXPECT_THAT(refused, testing::UnorderedElementsAre("gpt_oss", "gpt_oss_mxfp4",
+                                                     "llama_untied_bias", "olmo2"));
+}
+
+TEST(TensorParallel, RefusalsNameWhatIsNotDivided) {
+  const golden::Golden golden = golden::read("qwen2_sharded");
+  WorkPool pool(1);
+  EXPECT_THAT(load(golden, 3, pool).error().message(),
+              HasSubstr("tp_size is 3, but the model has"));
+  EXPECT_THAT(load(golden, 0, pool).error().message(), HasSubstr("must be at least 1"));
+}
+
+// Each rank holds its share of the matrices.
+TEST(TensorParallel, RanksShareTheBytes) {
+  const golden::Golden golden = golden::read("qwen2_sharded");
+  WorkPool pool(1);
+  const auto whole = load(golden, 1, pool), divided = load(golden, 2, pool);
+  ASSERT_TRUE(whole && divided);
+  EXPECT_LT((*divided)->info().weight_bytes, (*whole)->info().weight_bytes * 12 / 10);
+  EXPECT_EQ((*divided)->info().num_parameters, (*whole)->info().num_parameters);
+  EXPECT_EQ((*divided)->info().num_kv_heads, (*whole)->info().num_kv_heads);
+}
+
+}  // namespace
+}  // namespace espalier

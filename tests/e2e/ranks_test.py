@@ -1,0 +1,41 @@
+"""A model that two ranks divide, at the built binary: the same answers as undivided, also in a crowd."""
+import json
+import threading
+
+from harness import Server, run
+
+PROMPTS = ["The capital of France is", "The capital of Spain is", "1 2 3 4 5 6", "Q: What is"]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def ask(server, prompt, **more):
+    status, _, body = server.request("POST", "/generate", {
+        "text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True, **more}})
+    assert status == 200, body
+    return json.loads(body)["text"]
+
+
+def main():
+    for value, message in (("5", "tp_size is 5, but the model has 6 heads"), ("0", "--tp-size: 0 is out of range")):
+        refused = run("serve", "--port", "0", "--device", "cpu", "--tp-size", value)
+        assert refused.returncode != 0 and message in refused.stderr, refused.stderr
+
+    with Server("--device", "cpu") as server:
+        want = [ask(server, prompt) for prompt in PROMPTS]
+    with Server("--device", "cpu", "--tp", "2") as server:
+        status, info = server.get("/server_info")[0::2]
+        assert status == 200 and json.loads(info)["tp_size"] == 2, info
+        assert [ask(server, prompt) for prompt in PROMPTS] == want
+        answers = [None] * 16
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, ask(server, PROMPTS[i % 4])))
+                   for i in range(len(answers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == want * 4, answers
+        number = ask(server, "n:", json_schema=json.dumps(SCHEMA), ignore_eos=False, max_new_tokens=60)
+        assert isinstance(json.loads(number)["n"], int), number
+
+
+main()
