@@ -133,21 +133,22 @@ class Loader {
 
   Status load_fused_experts(const ExpertsSpec& spec, const ExpertsLayout& layout,
                             ExpertsWeights& out) {
-    const int64_t count = spec.router.num_experts, ffn = spec.expert.intermediate_size;
+    const int64_t count = spec.router.num_experts, ffn = layout.fused_features;
     const int64_t hidden = spec_.hidden_size;
+    const ExpertRows gate_up_rows{count, 2 * ffn, hidden, true, layout.fused_gate_up_shard};
+    const ExpertRows down_rows{count, hidden, ffn, false, layout.fused_down_shard};
     const bool mxfp4 = spec_.names.experts == WeightNames::Experts::kFusedMxfp4;
     const auto read = [&](const std::string& tensor, const ExpertRows& shape,
                           std::vector<PackedMatrix>& to) {
       return mxfp4 ? read_.mxfp4_experts(tensor, shape, to) : read_.experts(tensor, shape, to);
     };
     std::vector<PackedMatrix> gate_up, down;
-    ESP_RETURN_IF_ERROR(read(layout.fused_gate_up, {count, 2 * ffn, hidden, true}, gate_up));
-    ESP_RETURN_IF_ERROR(read(layout.fused_down, {count, hidden, ffn, false}, down));
+    ESP_RETURN_IF_ERROR(read(layout.fused_gate_up, gate_up_rows, gate_up));
+    ESP_RETURN_IF_ERROR(read(layout.fused_down, down_rows, down));
     std::vector<std::vector<float>> gate_up_bias, down_bias;
     ESP_RETURN_IF_ERROR(
-        read_.expert_biases(layout.fused_gate_up + "_bias", count, 2 * ffn, true, gate_up_bias));
-    ESP_RETURN_IF_ERROR(
-        read_.expert_biases(layout.fused_down + "_bias", count, hidden, false, down_bias));
+        read_.expert_biases(layout.fused_gate_up + "_bias", gate_up_rows, gate_up_bias));
+    ESP_RETURN_IF_ERROR(read_.expert_biases(layout.fused_down + "_bias", down_rows, down_bias));
     for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
       out.experts.push_back({std::move(gate_up[i]), std::move(gate_up_bias[i]), std::move(down[i]),
                              std::move(down_bias[i])});

@@ -133,6 +133,7 @@ class Layer {
     } else {
       e.fused_gate_up = name(names_.fused_gate_up);
       e.fused_down = name(names_.fused_down);
+      e.fused_features = spec.expert.intermediate_size;
     }
     if (spec.shared) {
       const std::string at = name(names_.shared_expert);

@@ -102,7 +102,9 @@ struct ExpertsLayout {
   std::vector<MlpLayout> experts;  // empty where all of them are in one tensor:
   std::string fused_gate_up;       // see WeightNames::Experts; with "_bias" after it, and "_blocks"
   std::string fused_down;          // and "_scales" where they are MXFP4
-  MatrixLayout shared_gate;        // hidden -> 1
+  int64_t fused_features = 0;      // of an expert, there
+  Shard fused_gate_up_shard, fused_down_shard;
+  MatrixLayout shared_gate;  // hidden -> 1
 };
 
 struct LayerLayout {

@@ -24,22 +24,26 @@ float element(const LentTensor& tensor, int64_t i) {
   return 0;
 }
 
-// Where row `i` of gate and up that take turns goes when all of gate comes first.
-int64_t parted(int64_t i, int64_t rows) { return i / 2 + (i % 2) * (rows / 2); }
+// Where row `i` of an expert goes in its shard, all of gate first; -1: another rank has it.
+int64_t local_row(const ExpertRows& shape, int64_t i) {
+  const int64_t block = i % shape.blocks();
+  const TensorSlice slice = shape.slice();
+  const int64_t row = i / shape.blocks() - slice.first_row;
+  return row < 0 || row >= slice.rows ? -1 : block * slice.rows + row;
+}
 
 // Four bits: a sign, two of exponent, one of mantissa (OCP Microscaling formats 1.0, E2M1).
 constexpr float kFp4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 constexpr int64_t kMxBlock = 32;  // elements that share a scale, 2^(byte - 127)
 constexpr int64_t kMxBytes = 16;  // of a block; the low half of a byte comes first
 
-void widen_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns, float* out) {
-  for (int64_t block = 0; block < columns / kMxBlock; ++block) {
-    const float scale = std::ldexp(1.0f, scales[block] - 127);
-    for (int64_t i = 0; i < kMxBytes; ++i) {
-      const uint8_t pair = blocks[block * kMxBytes + i];
-      *out++ = kFp4[pair & 15] * scale;
-      *out++ = kFp4[pair >> 4] * scale;
-    }
+// Columns [first, first + count) of a row.
+void widen_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t first, int64_t count,
+                 float* out) {
+  float scale = 0;
+  for (int64_t i = first; i < first + count; ++i) {
+    if (i == first || i % kMxBlock == 0) scale = std::ldexp(1.0f, scales[i / kMxBlock] - 127);
+    *out++ = kFp4[blocks[i / 2] >> (i % 2 * 4) & 15] * scale;
   }
 }
 
@@ -255,20 +259,22 @@ Status WeightReader::experts(const std::string& name, const ExpertRows& shape,
   const int64_t extents[] = {shape.count, shape.columns, shape.rows};
   ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
   const int64_t size = shape.rows * shape.columns;
+  const TensorSlice slice = shape.slice();
   for (int64_t expert = 0; expert < shape.count; ++expert) {
     ESP_ASSIGN_OR_RETURN(Buffer turned,
                          transpose(skip_elements(lent, expert * size), shape.columns, shape.rows));
     const auto* rows = turned.as<float>();
     // Gate's rows are every other one, then up's.
-    const int64_t step = shape.interleaved ? 2 : 1;
+    const int64_t step = shape.blocks();
     std::vector<WeightRows> blocks;
     for (int64_t first = 0; first < step; ++first) {
-      blocks.push_back({.data = rows + first * shape.columns,
-                        .type = DType::kFloat32,
-                        .rows = shape.rows / step,
-                        .row_stride = step * shape.columns});
+      blocks.push_back(
+          {.data = rows + (first + step * slice.first_row) * shape.columns + slice.first_column,
+           .type = DType::kFloat32,
+           .rows = slice.rows,
+           .row_stride = step * shape.columns});
     }
-    ESP_RETURN_IF_ERROR(pack_rows({.in_features = shape.columns,
+    ESP_RETURN_IF_ERROR(pack_rows({.in_features = slice.columns,
                                    .type = type_,
                                    .blocks = blocks,
                                    .quantize = types_.quantize},
@@ -284,6 +290,7 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
     return invalid_argument("'{}': {} columns are no whole number of MXFP4 blocks of {}", name,
                             shape.columns, kMxBlock);
   }
+  const TensorSlice slice = shape.slice();
   const int64_t groups = shape.columns / kMxBlock;
   const int64_t block_shape[] = {shape.count, shape.rows, groups, kMxBytes};
   const int64_t scale_shape[] = {shape.count, shape.rows, groups};
@@ -291,13 +298,14 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   ESP_ASSIGN_OR_RETURN(const auto scales, source_.lend_bytes(name + "_scales", scale_shape));
   const auto* block_bytes = reinterpret_cast<const uint8_t*>(blocks.data());
   const auto* scale_bytes = reinterpret_cast<const uint8_t*>(scales.data());
-  // An expert's rows as blocks, or as numbers.
-  const bool keep = types_.keep_blocks;
-  const size_t row_bytes = keep ? static_cast<size_t>(groups) * (kMxBytes + 1)
-                                : static_cast<size_t>(shape.columns) * sizeof(float);
-  ESP_ASSIGN_OR_RETURN(Buffer rows, Buffer::allocate(static_cast<size_t>(shape.rows) * row_bytes));
-  WeightRows block{.data = rows.data(), .type = DType::kFloat32, .rows = shape.rows};
-  kernels::PackSpec spec{.in_features = shape.columns, .type = type_, .blocks = {&block, 1}};
+  // An expert's rows as blocks, or as numbers; a shard that cuts blocks has numbers.
+  const bool keep = types_.keep_blocks && slice.columns % kMxBlock == 0;
+  const size_t row_bytes = keep ? static_cast<size_t>(slice.columns / kMxBlock) * (kMxBytes + 1)
+                                : static_cast<size_t>(slice.columns) * sizeof(float);
+  const int64_t local_rows = shape.blocks() * slice.rows;
+  ESP_ASSIGN_OR_RETURN(Buffer rows, Buffer::allocate(static_cast<size_t>(local_rows) * row_bytes));
+  WeightRows block{.data = rows.data(), .type = DType::kFloat32, .rows = local_rows};
+  kernels::PackSpec spec{.in_features = slice.columns, .type = type_, .blocks = {&block, 1}};
   if (keep) {
     block.format = BlockFormat::kMxfp4;
   } else {
@@ -306,14 +314,16 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   for (int64_t expert = 0; expert < shape.count; ++expert) {
     backend_.pool().parallel_for(shape.rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t from = (expert * shape.rows + row) * groups;
-        const int64_t place = shape.interleaved ? parted(row, shape.rows) : row;
+        const int64_t place = local_row(shape, row);
+        if (place < 0) continue;
+        const int64_t at = (expert * shape.rows + row) * groups;
         std::byte* to = rows.data() + static_cast<size_t>(place) * row_bytes;
         if (keep) {
-          reblock_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns, to);
+          const int64_t from = at + slice.first_column / kMxBlock;
+          reblock_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, slice.columns, to);
         } else {
-          widen_mxfp4(block_bytes + from * kMxBytes, scale_bytes + from, shape.columns,
-                      reinterpret_cast<float*>(to));
+          widen_mxfp4(block_bytes + at * kMxBytes, scale_bytes + at, slice.first_column,
+                      slice.columns, reinterpret_cast<float*>(to));
         }
       }
     });
@@ -324,15 +334,16 @@ Status WeightReader::mxfp4_experts(const std::string& name, const ExpertRows& sh
   return Status();
 }
 
-Status WeightReader::expert_biases(const std::string& name, int64_t count, int64_t size,
-                                   bool interleaved, std::vector<std::vector<float>>& out) {
-  const int64_t shape[] = {count, size};
-  ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, shape));
-  for (int64_t expert = 0; expert < count; ++expert) {
-    std::vector<float>& bias = out.emplace_back(static_cast<size_t>(size));
-    for (int64_t i = 0; i < size; ++i) {
-      bias[static_cast<size_t>(interleaved ? parted(i, size) : i)] =
-          element(lent, expert * size + i);
+Status WeightReader::expert_biases(const std::string& name, const ExpertRows& shape,
+                                   std::vector<std::vector<float>>& out) {
+  const int64_t extents[] = {shape.count, shape.rows};
+  ESP_ASSIGN_OR_RETURN(const LentTensor lent, source_.lend(name, extents));
+  const auto local_rows = static_cast<size_t>(shape.blocks() * shape.slice().rows);
+  for (int64_t expert = 0; expert < shape.count; ++expert) {
+    std::vector<float>& bias = out.emplace_back(local_rows);
+    for (int64_t i = 0; i < shape.rows; ++i) {
+      const int64_t place = local_row(shape, i);
+      if (place >= 0) bias[static_cast<size_t>(place)] = element(lent, expert * shape.rows + i);
     }
   }
   source_.give_back(name);

@@ -23,10 +23,15 @@ namespace espalier {
 struct NormWeights;
 
 // [count] matrices of [rows, columns] in one tensor. interleaved: gate and up take turns as rows;
-// they are parted, all of gate first.
+// they are parted, all of gate first. shard: of each matrix; of gate and of up an equal part.
 struct ExpertRows {
   int64_t count = 0, rows = 0, columns = 0;
   bool interleaved = false;
+  Shard shard;
+
+  int64_t blocks() const { return interleaved ? 2 : 1; }
+  // Of one block.
+  TensorSlice slice() const { return shard.slice(rows / blocks(), columns); }
 };
 
 // The tensor from this element on.
@@ -54,7 +59,8 @@ class WeightReader {
   // NAME_blocks [count, rows, columns / 32, 16] U8 and NAME_scales [count, rows, columns / 32] U8.
   Status mxfp4_experts(const std::string& name, const ExpertRows& shape,
                        std::vector<kernels::PackedMatrix>& out);
-  Status expert_biases(const std::string& name, int64_t count, int64_t size, bool interleaved,
+  // [count, rows]: of each expert the elements that belong to the rows of the shape's shard.
+  Status expert_biases(const std::string& name, const ExpertRows& shape,
                        std::vector<std::vector<float>>& out);
 
   // For matrices that are cut out of a tensor by hand.

@@ -127,7 +127,8 @@ std::span<const kernels::LinearGroup> CpuExperts::groups(const ExpertsWeights& w
     const MlpWeights& expert = weights.experts[i];
     const int64_t rows = begins_[i + 1] - begins_[i];
     if (rows == 0) continue;
-    groups_.push_back({.w = &(expert.*matrix), .rows = rows, .bias = or_null(expert.*bias)});
+    const float* const vector = bias == nullptr ? nullptr : or_null(expert.*bias);
+    groups_.push_back({.w = &(expert.*matrix), .rows = rows, .bias = vector});
   }
   return groups_;
 }
@@ -161,13 +162,14 @@ void CpuExperts::run_gemms(kernels::CpuBackend& backend, const ExpertsArgs& args
   } else {
     kernels::linear_silu_mul_grouped(backend, gate_up, into);
   }
-  kernels::linear_grouped(
-      backend, groups(*args.weights, first, last, &MlpWeights::down, &MlpWeights::down_bias),
-      {.x = inner_.as<float>(),
-       .x_stride = stride,
-       .y = y_.as<float>(),
-       .y_stride = op.down.out_features,
-       .rows = rows});
+  kernels::linear_grouped(backend,
+                          groups(*args.weights, first, last, &MlpWeights::down,
+                                 op.down.bias ? &MlpWeights::down_bias : nullptr),
+                          {.x = inner_.as<float>(),
+                           .x_stride = stride,
+                           .y = y_.as<float>(),
+                           .y_stride = op.down.out_features,
+                           .rows = rows});
 }
 
 }  // namespace espalier::program

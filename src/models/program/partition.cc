@@ -26,15 +26,10 @@ Status check_attention(const AttentionSpec& a, int32_t num_ranks) {
   return check_divides(a.num_kv_heads, num_ranks, "heads of keys and values");
 }
 
-Status check_layer(const LayerSpec& layer, const WeightNames& names, int32_t num_ranks) {
+Status check_layer(const LayerSpec& layer, int32_t num_ranks) {
   ESP_RETURN_IF_ERROR(check_attention(layer.attention, num_ranks));
   if (!layer.experts)
     return check_divides(layer.mlp.intermediate_size, num_ranks, "features in an MLP");
-  if (names.experts != WeightNames::Experts::kEach)
-    return error(StatusCode::kUnimplemented,
-                 "tp_size is {}, but experts that lie in one tensor are not divided among ranks "
-                 "yet; use 1",
-                 num_ranks);
   const ExpertsSpec& experts = *layer.experts;
   if (experts.shared)
     ESP_RETURN_IF_ERROR(check_divides(experts.shared->intermediate_size, num_ranks,
@@ -90,7 +85,9 @@ class SumInserter {
       partial = is_column_matrix(a.weight);
       if (partial && ranks_.rank > 0) a.bias = {};
     } else if (op.kind == OpKind::kMoeMatmul) {
-      partial = is_column_matrix(op.as<MoeMatmul>().weight);
+      auto& a = op.as<MoeMatmul>();
+      partial = is_column_matrix(a.weight);
+      if (partial && ranks_.rank > 0) a.bias = {};
     }
     if (partial) partial_.push_back(op.outputs[0]);
   }
@@ -166,7 +163,7 @@ Status check_partition(const DecoderSpec& spec, int32_t num_ranks) {
   if (num_ranks < 1) return invalid_argument("tp_size is {}, but must be at least 1", num_ranks);
   if (num_ranks == 1) return Status();
   for (const LayerSpec& layer : spec.layers) {
-    ESP_RETURN_IF_ERROR(check_layer(layer, spec.names, num_ranks));
+    ESP_RETURN_IF_ERROR(check_layer(layer, num_ranks));
   }
   return Status();
 }
@@ -219,6 +216,8 @@ WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
     }
     shard_mlp(ranks, layer.mlp);
     for (MlpLayout& expert : layer.experts.experts) shard_mlp(ranks, expert);
+    layer.experts.fused_gate_up_shard = {Shard::Axis::kRows, ranks.rank, ranks.num_ranks};
+    layer.experts.fused_down_shard = {Shard::Axis::kColumns, ranks.rank, ranks.num_ranks};
   }
   return out;
 }
