@@ -58,6 +58,13 @@ std::string Context::token_text(TokenId id) const {
   return tokenizer->decode({id}, options);
 }
 
+std::string_view Context::token_bytes(TokenId id) const {
+  const Tokenizer* tokenizer = engine.tokenizer();
+  if (tokenizer == nullptr) return {};
+  const auto& all = tokenizer->vocab().token_bytes;
+  return id >= 0 && static_cast<size_t>(id) < all.size() ? all[static_cast<size_t>(id)] : "";
+}
+
 void Context::run_sized(size_t num_bytes, const net::ResponsePtr& response,
                         std::function<void()> task) {
   if (num_bytes <= kInlineBytes) return task();

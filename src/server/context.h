@@ -76,6 +76,8 @@ struct Context {
   std::string make_rid();
   // The text of one token alone, special tokens included; "" without a tokenizer.
   std::string token_text(TokenId id) const;
+  // The bytes that it stands for; empty for special tokens, and without a tokenizer.
+  std::string_view token_bytes(TokenId id) const;
   // Which tokens a text begins with, made by the first call. REQUIRES a tokenizer.
   std::shared_ptr<const Speller> speller();
   // Runs `task` here when `num_bytes` (of a body, say) is little work, else on a worker. With the

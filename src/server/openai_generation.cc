@@ -219,17 +219,7 @@ void write_chat_logprobs(JsonWriter& w, const Context& context, const Sample& sa
                          size_t ids_begin) {
   w.begin_object().key("content").begin_array();
   for (const LogprobEntry& entry : output_entries(sample, ids_begin)) {
-    w.begin_object();
-    write_token(w, context, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
-    w.key("top_logprobs").begin_array();
-    if (entry.lp != nullptr) {
-      for (const auto& [id, logprob] : entry.lp->top) {
-        w.begin_object();
-        write_token(w, context, id, logprob);
-        w.end_object();
-      }
-    }
-    w.end_array().end_object();
+    write_logprob_entry(w, context, entry);
   }
   w.end_array().end_object();
 }
@@ -465,14 +455,25 @@ Status fill_gap(const Context& context, std::string_view suffix, GenerateRequest
 
 void write_token(JsonWriter& w, const Context& context, TokenId id, float logprob) {
   const std::string text = context.token_text(id);
-  std::string_view bytes = text;
-  if (const Tokenizer* tokenizer = context.engine.tokenizer()) {
-    const auto& all = tokenizer->vocab().token_bytes;
-    if (id >= 0 && static_cast<size_t>(id) < all.size() && !all[id].empty()) bytes = all[id];
-  }
+  std::string_view bytes = context.token_bytes(id);
+  if (bytes.empty()) bytes = text;
   w.member("token", text).key("bytes").begin_array();
   for (const char c : bytes) w.value(static_cast<int>(static_cast<unsigned char>(c)));
   w.end_array().member("logprob", finite(logprob));
+}
+
+void write_logprob_entry(JsonWriter& w, const Context& context, const LogprobEntry& entry) {
+  w.begin_object();
+  write_token(w, context, entry.id, entry.lp != nullptr ? entry.lp->logprob : kLogprobMin);
+  w.key("top_logprobs").begin_array();
+  if (entry.lp != nullptr) {
+    for (const auto& [id, logprob] : entry.lp->top) {
+      w.begin_object();
+      write_token(w, context, id, logprob);
+      w.end_object();
+    }
+  }
+  w.end_array().end_object();
 }
 
 std::shared_ptr<Generation> make_completion_generation(ContextPtr context,

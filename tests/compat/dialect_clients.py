@@ -68,6 +68,23 @@ def responses(client):
     assert result.object == "response"
 
 
+def response_logprobs(client):
+    """Log-probabilities of a message: the tokens spell it, and a stream has the same."""
+    towns = {"type": "json_schema", "name": "towns", "schema": {"const": {"towns": "Zürich, 東京"}}}
+    for text in ({"format": {"type": "text"}}, {"format": towns}):
+        ask_for = {"model": "m", "input": QUESTION, "temperature": 0, "max_output_tokens": 40, "text": text,
+                   "include": ["message.output_text.logprobs"], "top_logprobs": 3}
+        part = client.responses.create(**ask_for).output[-1].content[0]
+        assert b"".join(bytes(token.bytes) for token in part.logprobs).decode() == part.text
+        assert all(len(token.top_logprobs) == 3 for token in part.logprobs)
+        events = list(client.responses.create(**ask_for, stream=True))
+        streamed = [token for event in events if event.type == "response.output_text.delta"
+                    for token in event.logprobs]
+        assert events[-1].response.output[-1].content[0].logprobs == part.logprobs
+        assert [token.token for token in streamed] == [token.token for token in part.logprobs]
+        show("responses, logprobs", (part.text, [round(token.logprob, 3) for token in part.logprobs[:4]]))
+
+
 def background(client):
     """A response without a client: fetched, read as a stream, read again from an event, cancelled."""
     begun = client.responses.create(model="m", input=QUESTION, background=True, temperature=0,
@@ -290,6 +307,7 @@ def main():
         base = f"http://127.0.0.1:{server.port}"
         client = openai.OpenAI(base_url=base + "/v1", api_key="none")
         responses(client)
+        response_logprobs(client)
         background(client)
         stored_chats(client)
         batches(client)

@@ -2,6 +2,9 @@
 
 #include <chrono>
 
+#include "server/dialects/token_text.h"
+#include "server/openai_generation.h"
+
 namespace espalier::server {
 namespace {
 
@@ -33,7 +36,35 @@ ResponseGeneration::ResponseGeneration(ContextPtr context, net::ResponsePtr resp
       items_(samples()[0].rid, [this](size_t index) { return call_id(index, "call_"); }) {}
 
 Status ResponseGeneration::in_client_names(const Status& status) const {
-  return {status.code(), renamed(status.message(), "max_new_tokens", "max_output_tokens")};
+  std::string text = renamed(status.message(), "max_new_tokens", "max_output_tokens");
+  return {status.code(), renamed(std::move(text), "top_logprobs_num", "top_logprobs")};
+}
+
+void ResponseGeneration::consume(const Sample& sample, bool ended, std::string* out) {
+  if (request_.logprobs) consume_tokens(sample, ended, out);
+  if (!request_.logprobs || ended) items_.consume(answer().read(sample.text, ended), out);
+}
+
+// The text is read token by token, so that each token's entry comes with the text that it adds,
+// whether the answer is streamed or not.
+void ResponseGeneration::consume_tokens(const Sample& sample, bool ended, std::string* out) {
+  const std::string_view text = sample.text;
+  for (const LogprobEntry& entry : output_entries(sample, tokens_read_)) {
+    const std::string_view bytes = context().token_bytes(entry.id);
+    const bool special = bytes.empty();
+    const auto length = token_length_in(
+        text.substr(text_read_), special ? context().token_text(entry.id) : std::string(bytes),
+        {.first = text_read_ == 0, .complete = ended, .special = special});
+    if (!length) return;
+    ++tokens_read_;
+    if (*length == 0) continue;
+    text_read_ += *length;
+    std::string json;
+    JsonWriter w(json);
+    write_logprob_entry(w, context(), entry);
+    items_.add_token(*length, std::move(json));
+    items_.consume(answer().read(text.substr(0, whole_characters(text, text_read_)), false), out);
+  }
 }
 
 void ResponseGeneration::append_events(std::string& out, const Sample& sample) {
@@ -42,7 +73,7 @@ void ResponseGeneration::append_events(std::string& out, const Sample& sample) {
     append_response_event(out, "response.created", sample);
     append_response_event(out, "response.in_progress", sample);
   }
-  items_.consume(answer().read(sample.text, sample.finish.has_value()), &out);
+  consume(sample, sample.finish.has_value(), &out);
   if (!sample.finish) return;
   items_.close(&out);
   append_response_event(out, cut(sample) ? "response.incomplete" : "response.completed", sample);
@@ -74,7 +105,7 @@ void ResponseGeneration::store_cancelled() {
 
 std::string ResponseGeneration::whole_body() {
   const Sample& sample = samples()[0];
-  items_.consume(answer().read(sample.text, true), nullptr);
+  consume(sample, true, nullptr);
   items_.close(nullptr);
   store(sample);
   return response_json(sample);
@@ -137,7 +168,7 @@ void ResponseGeneration::write_request(JsonWriter& w) const {
   w.member("service_tier", "default").member("store", request_.store);
   w.member("temperature", sampling.temperature.value_or(1.0f));
   w.key("text").raw(request_.text_echo).key("tool_choice").raw(request_.choice_echo);
-  w.key("tools").raw(request_.tools_echo).member("top_logprobs", 0);
+  w.key("tools").raw(request_.tools_echo).member("top_logprobs", request_.top_logprobs);
   w.member("top_p", sampling.top_p.value_or(1.0f)).member("truncation", "disabled");
   w.key("user").null().key("metadata").raw(request_.metadata_echo);
 }

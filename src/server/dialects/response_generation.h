@@ -32,6 +32,9 @@ class ResponseGeneration final : public ChatDialectGeneration, public Background
   std::string whole_body() override;
 
  private:
+  // Takes in what is new of the sample; ended: nothing more comes.
+  void consume(const Sample& sample, bool ended, std::string* out);
+  void consume_tokens(const Sample& sample, bool ended, std::string* out);
   std::string_view status_name(const Sample& sample) const;
   void append_response_event(std::string& out, std::string_view type, const Sample& sample);
   std::string response_json(const Sample& sample) const;
@@ -45,6 +48,8 @@ class ResponseGeneration final : public ChatDialectGeneration, public Background
   const std::shared_ptr<BackgroundRun> run_;
   const int64_t created_;  // Unix seconds
   ResponseItems items_;
+  // With log-probabilities: the tokens whose text is known, and the end of that text in bytes.
+  size_t tokens_read_ = 0, text_read_ = 0;
   Status failure_;  // of a background run
   bool cancelled_ = false;
 };

@@ -7,13 +7,19 @@ namespace {
 
 using Kind = OutputItem::Kind;
 
+void write_logprobs(JsonWriter& w, std::string_view entries) {
+  w.key("logprobs").begin_array();
+  if (!entries.empty()) w.raw(entries);
+  w.end_array();
+}
+
 void write_part(JsonWriter& w, const OutputItem& item) {
   const bool reasoning = item.kind == OutputItem::Kind::kReasoning;
   w.begin_object().member("type", reasoning ? "reasoning_text" : "output_text");
   w.member("text", item.text);
   if (!reasoning) {
     w.key("annotations").begin_array().end_array();
-    w.key("logprobs").begin_array().end_array();
+    write_logprobs(w, item.logprobs);
   }
   w.end_object();
 }
@@ -65,15 +71,37 @@ void ResponseItems::consume(const ChatAnswer::Delta& delta, std::string* out) {
     }
     if (!piece.arguments.empty()) append_text(Kind::kCall, piece.arguments, out);
   }
+  if (!delta.reasoning.empty() || !delta.pieces.empty()) tokens_.clear();  // they are no message's
+}
+
+// The entries of the last tokens that together have so many bytes. Tokens before them have become
+// no text of a message: a parser has taken them for marks.
+std::string ResponseItems::take_logprobs(size_t num_bytes) {
+  size_t begin = tokens_.size();
+  for (size_t found = 0; begin > 0 && found < num_bytes;) found += tokens_[--begin].num_bytes;
+  std::string entries;
+  for (size_t i = begin; i < tokens_.size(); ++i) {
+    if (!entries.empty()) entries += ',';
+    entries += tokens_[i].entry;
+  }
+  tokens_.clear();
+  return entries;
 }
 
 void ResponseItems::append_text(Kind kind, std::string_view text, std::string* out) {
   if (!open(kind)) open_item(kind, "", out);
-  items_.back().text += text;
+  OutputItem& item = items_.back();
+  item.text += text;
+  std::string logprobs;
+  if (kind == Kind::kMessage && !tokens_.empty()) {
+    logprobs = take_logprobs(text.size());
+    if (!item.logprobs.empty() && !logprobs.empty()) item.logprobs += ',';
+    item.logprobs += logprobs;
+  }
   if (out == nullptr) return;
   append_item_event(*out, std::string(stem(kind)) + ".delta", [&](JsonWriter& w) {
     w.member("delta", text);
-    if (kind == Kind::kMessage) w.key("logprobs").begin_array().end_array();
+    if (kind == Kind::kMessage) write_logprobs(w, logprobs);
   });
 }
 
@@ -101,7 +129,7 @@ void ResponseItems::close(std::string* out) {
   append_item_event(*out, std::string(stem(item.kind)) + ".done", [&](JsonWriter& w) {
     w.member(call ? "arguments" : "text", item.text);
     if (call) w.member("name", item.name);
-    if (item.kind == Kind::kMessage) w.key("logprobs").begin_array().end_array();
+    if (item.kind == Kind::kMessage) write_logprobs(w, item.logprobs);
   });
   if (item.kind == Kind::kMessage) append_part_event(*out, "response.content_part.done");
   append_whole_item(*out, "response.output_item.done");

@@ -1,5 +1,7 @@
 #include "server/dialects/response_request.h"
 
+#include <algorithm>
+
 namespace espalier::server {
 namespace {
 
@@ -219,6 +221,14 @@ Status read_reasoning_config(const Json& value, std::string_view where, Response
   return {};
 }
 
+// What the answer holds besides its text. Names of what is never made are taken without effect.
+Status read_include(const Json& value, std::string_view where, ResponseRequest& out) {
+  std::vector<std::string> names;
+  ESP_RETURN_IF_ERROR(read_value(value, where, names));
+  if (std::ranges::count(names, "message.output_text.logprobs") > 0) out.logprobs = true;
+  return {};
+}
+
 Status read_metadata(const Json& value, std::string_view where, ResponseRequest& out) {
   if (!value.is_object()) return wrong_type(where, "an object", value);
   out.metadata_echo = json::serialize(value);
@@ -261,11 +271,14 @@ const Fields<ResponseRequest>& response_fields() {
         field<R>("priority", "larger is sooner, where the scheduler has priorities", &R::priority),
         refused<R>("conversation"),
         refused<R>("prompt"),
-        refused<R>("top_logprobs"),
+        field<R>("top_logprobs", "log-probabilities of the message's tokens, with this many best",
+                 &R::top_logprobs),
+        custom<R>("include", R"({"type":"array","items":{"type":"string"}})",
+                  "message.output_text.logprobs; other names have no effect", read_include),
     };
     for (const char* name :
-         {"include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-          "safety_identifier", "service_tier", "stream_options", "truncation", "user"})
+         {"max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+          "service_tier", "stream_options", "truncation", "user"})
       f.push_back(ignored<R>(name));
     f[0].required = true;
     return f;
@@ -276,7 +289,9 @@ const Fields<ResponseRequest>& response_fields() {
 }  // namespace
 
 Result<ResponseRequest> parse_response_request(std::string_view body, bool& malformed) {
-  return parse_body(response_fields(), body, malformed);
+  ESP_ASSIGN_OR_RETURN(ResponseRequest request, parse_body(response_fields(), body, malformed));
+  if (request.top_logprobs > 0) request.logprobs = true;
+  return request;
 }
 std::string response_schema() { return schema_of(response_fields()); }
 

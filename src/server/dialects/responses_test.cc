@@ -81,6 +81,63 @@ TEST_F(ResponsesTest, AStreamOfItems) {
   EXPECT_EQ(post("/v1/responses", R"({"input":"x"})").status, 200);
 }
 
+// The tokens' texts joined, of a list of log-probabilities.
+std::string tokens_of(const boost::json::value& logprobs) {
+  std::string all;
+  for (const auto& entry : logprobs.as_array()) all += entry.at("token").as_string();
+  return all;
+}
+
+TEST_F(ResponsesTest, LogprobsAreThoseOfTheMessagesTokens) {
+  engine_.set_script({.reply = "Hi"});
+  start();
+  const auto answer = [&](const std::string& fields) {
+    const boost::json::value got =
+        boost::json::parse(post("/v1/responses", R"({"input":"x",)" + fields + "}").body);
+    return std::pair(got.at("top_logprobs"),
+                     got.at("output").at(0).at("content").at(0).at("logprobs"));
+  };
+  const std::string include = R"("include":["message.output_text.logprobs"])";
+  const auto [none, alone] = answer(include);
+  EXPECT_EQ(none, 0);
+  ASSERT_EQ(alone.as_array().size(), 2u);  // the end of the sequence is not one of them
+  EXPECT_EQ(boost::json::serialize(alone.at(1)),
+            R"({"token":"i","bytes":[105],"logprob":-6.59375E0,"top_logprobs":[]})");
+  const auto [two, best] = answer(R"("top_logprobs":2,)" + include);
+  EXPECT_EQ(two, 2);
+  EXPECT_EQ(tokens_of(best), "Hi");
+  EXPECT_EQ(tokens_of(best.at(0).at("top_logprobs")), "HI");
+  EXPECT_EQ(answer(R"("top_logprobs":2)").second, best);
+  EXPECT_TRUE(answer(R"("include":["reasoning.encrypted_content"])").second.as_array().empty());
+  EXPECT_THAT(post("/v1/responses", R"({"input":"x","include":[1]})").body,
+              HasSubstr("include[0] must be a string"));
+}
+
+// Neither reasoning nor marks are of the message, and a cut between the events changes nothing.
+TEST_F(ResponsesTest, StreamedLogprobsAreThoseOfTheWholeAnswer) {
+  config_.reasoning_parser = "qwen3";
+  engine_.set_script({.reply = "<think>A < b</think>\n\nc < d.", .context_length = 400});
+  start();
+  const std::string body = R"({"input":"x","top_logprobs":1,"stream":)";
+  const boost::json::value whole =
+      boost::json::parse(post("/v1/responses", body + "false}").body).at("output").at(1);
+  const boost::json::value logprobs = whole.at("content").at(0).at("logprobs");
+  EXPECT_EQ(logprobs.as_array().size(), whole.at("content").at(0).at("text").as_string().size());
+  boost::json::array streamed;
+  std::string text;
+  for (const std::string& event : stream("/v1/responses", body + "true}")) {
+    const boost::json::value value = boost::json::parse(event);
+    if (value.at("type") == "response.output_text.done") {
+      EXPECT_EQ(value.at("logprobs"), logprobs);
+    }
+    if (value.at("type") != "response.output_text.delta") continue;
+    text += value.at("delta").as_string();
+    for (const auto& entry : value.at("logprobs").as_array()) streamed.push_back(entry);
+  }
+  EXPECT_EQ(text, whole.at("content").at(0).at("text").as_string().c_str());
+  EXPECT_EQ(boost::json::value(streamed), logprobs);
+}
+
 struct BackgroundTest : ResponsesTest {
   boost::json::value get(const std::string& id) {
     const Answer answer = call("GET", "/v1/responses/" + id);
