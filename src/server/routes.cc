@@ -8,13 +8,22 @@
 namespace espalier::server {
 namespace {
 
-void write_operation(JsonWriter& w, const Route& route, const std::string& param) {
+// The names in a path's braces.
+std::vector<std::string> params_of(const std::string& path) {
+  std::vector<std::string> names;
+  for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1))
+    names.push_back(path.substr(open + 1, path.find('}', open) - open - 1));
+  return names;
+}
+
+void write_operation(JsonWriter& w, const Route& route, const std::vector<std::string>& params) {
   w.begin_object().member("summary", route.summary);
-  if (!param.empty()) {
-    w.key("parameters").begin_array().begin_object().member("name", param);
-    w.member("in", "path").member("required", true).key("schema").begin_object();
-    w.member("type", "string").end_object().end_object().end_array();
+  if (!params.empty()) w.key("parameters").begin_array();
+  for (const std::string& param : params) {
+    w.begin_object().member("name", param).member("in", "path").member("required", true);
+    w.key("schema").begin_object().member("type", "string").end_object().end_object();
   }
+  if (!params.empty()) w.end_array();
   if (!route.body_schema.empty()) {
     w.key("requestBody").begin_object().member("required", true).key("content").begin_object();
     w.key("application/json").begin_object().key("schema").begin_object();
@@ -36,13 +45,11 @@ std::string path_of(const Route& route) {
 }
 
 void write_methods(JsonWriter& w, const Route& route, const std::string& path) {
-  std::string param;
-  if (const size_t open = path.find('{'); open != std::string::npos)
-    param = path.substr(open + 1, path.find('}') - open - 1);
+  const std::vector<std::string> params = params_of(path);
   for (std::string method : route.methods) {
     for (char& c : method) c = static_cast<char>(c - 'A' + 'a');
     w.key(method);
-    write_operation(w, route, param);
+    write_operation(w, route, params);
   }
 }
 
@@ -74,11 +81,11 @@ const std::vector<Route>& routes() {
   static const std::vector<Route> all = [] {
     std::vector<Route> joined;
     for (const auto* group :
-         {&info_routes(), &generate_routes(), &stored_chat_routes(), &responses_routes(),
-          &anthropic_routes(), &ollama_routes(), &llama_cpp_routes(), &rerank_routes(),
-          &moderation_routes(), &grammar_routes(), &text_routes(), &tool_routes(), &exact_routes(),
-          &file_routes(), &batch_routes(), &session_routes(), &event_routes(), &admin_routes(),
-          &sglang_routes()})
+         {&info_routes(),       &generate_routes(), &stored_chat_routes(), &responses_routes(),
+          &anthropic_routes(),  &ollama_routes(),   &llama_cpp_routes(),   &rerank_routes(),
+          &moderation_routes(), &grammar_routes(),  &text_routes(),        &tool_routes(),
+          &exact_routes(),      &file_routes(),     &batch_routes(),       &session_routes(),
+          &event_routes(),      &admin_routes(),    &sglang_routes(),      &conversation_routes()})
       joined.insert(joined.end(), group->begin(), group->end());
     return joined;
   }();

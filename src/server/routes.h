@@ -53,6 +53,8 @@ const std::vector<Route>& sglang_routes();       // of SGLang alone: 501 with ad
 const std::vector<Route>& text_routes();         // tokenize, detokenize
 const std::vector<Route>& tool_routes();         // texts to tool calls and reasoning
 
+const std::vector<Route>& conversation_routes();  // /v1/conversations
+
 const std::vector<Route>& moderation_routes();  // /v1/moderations
 const std::vector<Route>& rerank_routes();      // /rerank, /v2/rerank
 

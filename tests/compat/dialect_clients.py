@@ -107,6 +107,39 @@ def background(client):
     assert client.responses.cancel(long.id).status == "cancelled"
 
 
+def conversations(client):
+    """Conversations and their items, each method of the client; responses that continue and extend one."""
+    made = client.conversations.create(metadata={"topic": "names"},
+                                       items=[{"role": "user", "content": "The code word is Alabaster."}])
+    talk, items = client.conversations, client.conversations.items
+    assert talk.retrieve(made.id).metadata == {"topic": "names"}
+    assert talk.update(made.id, metadata={"topic": "words"}).metadata == {"topic": "words"}
+    alone = client.responses.input_tokens.count(model="m", input=QUESTION).input_tokens
+    answer = client.responses.create(model="m", conversation=made.id, input=QUESTION, temperature=0,
+                                     max_output_tokens=16)
+    assert answer.conversation.id == made.id and answer.usage.input_tokens > alone + 4
+    events = list(client.responses.create(model="m", conversation={"id": made.id}, input="And of Italy?",
+                                          temperature=0, max_output_tokens=16, stream=True))
+    again = events[-1].response
+    assert again.usage.input_tokens > answer.usage.input_tokens + 4
+    texts = [item.content[0].text for item in items.list(made.id, order="asc", limit=2)]  # three pages
+    assert texts == ["The code word is Alabaster.", QUESTION, answer.output_text, "And of Italy?",
+                     again.output_text], texts
+    added = items.create(made.id, items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                                         {"type": "function_call_output", "call_id": "c", "output": "3"}])
+    assert items.retrieve(added.last_id, conversation_id=made.id).output == "3"
+    assert items.delete(added.first_id, conversation_id=made.id).id == made.id
+    assert [item.type for item in items.list(made.id)][:2] == ["function_call_output", "message"]
+    show("conversations", texts)
+    assert talk.delete(made.id).deleted
+    try:
+        talk.retrieve(made.id)
+    except openai.NotFoundError as failure:
+        show("conversations, deleted", failure.status_code)
+    else:
+        raise AssertionError("a deleted conversation was found")
+
+
 def stored_chats(client):
     """A chat completion that is kept, in each method of the client; a stream is kept as well."""
     question = [{"role": "user", "content": QUESTION}]
@@ -309,6 +342,7 @@ def main():
         responses(client)
         response_logprobs(client)
         background(client)
+        conversations(client)
         stored_chats(client)
         batches(client)
         agents(base + "/v1")

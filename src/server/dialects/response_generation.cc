@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "base/log.h"
+#include "server/dialects/conversation_items.h"
 #include "server/dialects/token_text.h"
 #include "server/openai_generation.h"
 
@@ -78,6 +80,7 @@ void ResponseGeneration::append_events(std::string& out, const Sample& sample) {
   items_.close(&out);
   append_response_event(out, cut(sample) ? "response.incomplete" : "response.completed", sample);
   store(sample);
+  extend_conversation();
 }
 
 // A run without a client has said it in its response already.
@@ -108,6 +111,7 @@ std::string ResponseGeneration::whole_body() {
   consume(sample, true, nullptr);
   items_.close(nullptr);
   store(sample);
+  extend_conversation();
   return response_json(sample);
 }
 
@@ -163,6 +167,8 @@ void ResponseGeneration::write_request(JsonWriter& w) const {
   w.member("max_output_tokens", sampling.max_new_tokens).member("model", model());
   w.member("parallel_tool_calls", request_.parallel_tool_calls);
   text_or_null("previous_response_id", request_.previous_response_id);
+  if (!request_.conversation.empty())
+    w.key("conversation").begin_object().member("id", request_.conversation).end_object();
   w.key("reasoning").begin_object().member("effort", request_.effort);
   w.key("summary").null().end_object();
   w.member("service_tier", "default").member("store", request_.store);
@@ -188,6 +194,29 @@ void ResponseGeneration::write_usage(JsonWriter& w, const Sample& sample) const 
   w.member("output_tokens", s.completion_tokens).key("output_tokens_details");
   w.begin_object().member("reasoning_tokens", reasoning).end_object();
   w.member("total_tokens", s.prompt_tokens + s.completion_tokens).end_object();
+}
+
+void ResponseGeneration::extend_conversation() {
+  if (request_.conversation.empty()) return;
+  const auto input = parse_json(request_.input);  // the request's reader has checked it
+  json::array items =
+      read_conversation_items(input.value_or(Json()), "input").value_or(json::array());
+  for (const OutputItem& item : items_.all()) {
+    std::string text;
+    JsonWriter w(text);
+    write_item(w, item);
+    items.push_back(json::parse(text));
+  }
+  const auto extend = [&](StoredResponse& conversation) {
+    append_conversation_items(conversation.messages, std::move(items),
+                              [this] { return context().make_rid(); });
+  };
+  const StoredKey key{StoredKey::Kind::kConversation, request_.owner, request_.conversation};
+  if (!context().responses->change(key, extend))
+    log_warning(
+        "{} is not added to its conversation {}, which was deleted or found no memory "
+        "(--max-responses-bytes)",
+        id_, request_.conversation);
 }
 
 void ResponseGeneration::store(const Sample& sample) {

@@ -42,6 +42,7 @@ class ResponseGeneration final : public ChatDialectGeneration, public Background
   void write_request(JsonWriter& w) const;
   void write_usage(JsonWriter& w, const Sample& sample) const;
   void store(const Sample& sample);
+  void extend_conversation();  // by the input and the answer
 
   const ResponseRequest request_;
   const std::string id_;

@@ -124,9 +124,7 @@ Status read_input(const Json& value, std::string_view where, ResponseRequest& ou
     return {};
   }
   if (!value.is_array()) return wrong_type(where, "a string or a list of items", value);
-  ItemReader reader(out.turns);
-  for (size_t i = 0; i < value.get_array().size(); ++i)
-    ESP_RETURN_IF_ERROR(reader.read(value.get_array()[i], fmt::format("{}[{}]", where, i)));
+  ESP_RETURN_IF_ERROR(read_items(value.get_array(), where, out.turns));
   out.input = json::serialize(value);
   return {};
 }
@@ -221,6 +219,16 @@ Status read_reasoning_config(const Json& value, std::string_view where, Response
   return {};
 }
 
+// The id of a conversation, or {"id"}.
+Status read_conversation(const Json& value, std::string_view where, ResponseRequest& out) {
+  const json::object* members = value.if_object();
+  out.conversation = members != nullptr  ? string_member(*members, "id")
+                     : value.is_string() ? view(value.get_string())
+                                         : std::string_view();
+  if (out.conversation.empty()) return wrong_type(where, "a conversation's id", value);
+  return {};
+}
+
 // What the answer holds besides its text. Names of what is never made are taken without effect.
 Status read_include(const Json& value, std::string_view where, ResponseRequest& out) {
   std::vector<std::string> names;
@@ -269,7 +277,9 @@ const Fields<ResponseRequest>& response_fields() {
         custom<R>("metadata", object, "echoed", read_metadata),
         field<R>("rid", "request id, for /abort_request", &R::rid),
         field<R>("priority", "larger is sooner, where the scheduler has priorities", &R::priority),
-        refused<R>("conversation"),
+        custom<R>("conversation", R"({"anyOf":[{"type":"string"},{"type":"object"}]})",
+                  "the stored conversation that this request and its answer are added to",
+                  read_conversation),
         refused<R>("prompt"),
         field<R>("top_logprobs", "log-probabilities of the message's tokens, with this many best",
                  &R::top_logprobs),
@@ -288,9 +298,19 @@ const Fields<ResponseRequest>& response_fields() {
 
 }  // namespace
 
+Status read_items(const json::array& items, std::string_view where, json::array& messages) {
+  ItemReader reader(messages);
+  for (size_t i = 0; i < items.size(); ++i)
+    ESP_RETURN_IF_ERROR(reader.read(items[i], fmt::format("{}[{}]", where, i)));
+  return {};
+}
+
 Result<ResponseRequest> parse_response_request(std::string_view body, bool& malformed) {
   ESP_ASSIGN_OR_RETURN(ResponseRequest request, parse_body(response_fields(), body, malformed));
   if (request.top_logprobs > 0) request.logprobs = true;
+  if (!request.conversation.empty() && !request.previous_response_id.empty())
+    return fail(invalid_argument(
+        "conversation and previous_response_id both continue something: send one of them"));
   return request;
 }
 std::string response_schema() { return schema_of(response_fields()); }

@@ -1,5 +1,6 @@
-// Answers of /v1/responses and /v1/chat/completions that clients may fetch, continue, change and
-// delete by their id. An answer belongs to the tenant whose key made it: no other finds it.
+// Answers of /v1/responses and /v1/chat/completions, and conversations, that clients may fetch,
+// continue, change and delete by their id. Each belongs to the tenant whose key made it: no other
+// finds it.
 //
 // Thread-safe. Bytes are bounded by an account; where it is full the answers that were used least
 // recently are given up. An answer that was not used for the time to live is gone.
@@ -25,22 +26,22 @@
 namespace espalier::server {
 
 struct StoredKey {
-  enum class Kind { kResponse, kChat } kind = Kind::kResponse;
+  enum class Kind { kResponse, kChat, kConversation } kind = Kind::kResponse;
   std::string owner;  // the tenant's name; empty without --api-keys-file
   std::string id;
   auto operator<=>(const StoredKey&) const = default;
 };
 
 struct StoredResponse {
-  std::string body;   // the response object or the chat completion, as JSON
+  std::string body;   // the response object, chat completion or conversation, as JSON
   std::string input;  // of a response: the request's input items, a JSON array
   // Of a response the conversation so far with the answer, as a chat has it; of a chat completion
-  // the request's messages.
+  // the request's messages. Of a conversation its items, each with its id.
   boost::json::array messages;
   bool background = false;          // it ran without its client
   std::vector<std::string> events;  // of its stream, where they are kept: by sequence number
-  // Of a chat completion: what lists filter by. `body` lacks the metadata, which may change.
-  std::string model = {};
+  std::string model = {};           // of a chat completion: lists filter by it
+  // Of a chat completion and a conversation; `body` lacks it, for it may change.
   boost::json::object metadata = {};
 };
 

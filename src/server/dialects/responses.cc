@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "server/dialects/background_responses.h"
+#include "server/dialects/conversation_items.h"
 #include "server/dialects/response_generation.h"
 #include "server/dialects/response_request.h"
 #include "server/dialects/stored_owner.h"
@@ -26,18 +27,29 @@ Status no_such_response(std::string_view id) {
                id);
 }
 
-// Instructions, the conversation that is continued, and the input.
+// Appends the messages of what the request continues: an answer or a conversation.
+Status read_continued(const Context& context, const ResponseRequest& request,
+                      json::array& messages) {
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (!request.previous_response_id.empty()) {
+    const auto previous = context.responses->get(
+        {StoredKey::Kind::kResponse, request.owner, request.previous_response_id}, now);
+    if (previous == nullptr) return no_such_response(request.previous_response_id);
+    for (const Json& message : previous->messages) messages.push_back(message);
+  }
+  if (request.conversation.empty()) return {};
+  const auto conversation = context.responses->get(
+      {StoredKey::Kind::kConversation, request.owner, request.conversation}, now);
+  if (conversation == nullptr) return no_such_conversation(request.conversation);
+  return read_items(conversation->messages, "conversation", messages);
+}
+
+// Instructions, what is continued, and the input.
 Status join_conversation(const Context& context, ResponseRequest& request) {
   json::array messages;
   if (!request.instructions.empty())
     messages.push_back(json::object{{"role", "system"}, {"content", request.instructions}});
-  if (!request.previous_response_id.empty()) {
-    const auto previous = context.responses->get(
-        {StoredKey::Kind::kResponse, request.owner, request.previous_response_id},
-        std::chrono::steady_clock::now());
-    if (previous == nullptr) return no_such_response(request.previous_response_id);
-    for (const Json& message : previous->messages) messages.push_back(message);
-  }
+  ESP_RETURN_IF_ERROR(read_continued(context, request, messages));
   for (Json& turn : request.turns) messages.push_back(std::move(turn));
   return finish_chat(std::move(messages), request);
 }

@@ -321,7 +321,10 @@ TEST_F(ResponsesTest, ErrorsNameTheField) {
               HasSubstr("input[0].content[0] is of type input_image"));
   EXPECT_THAT(message(R"({"input":"x","tools":[{"type":"web_search"}]})"),
               HasSubstr("tools[0].type is"));
-  EXPECT_THAT(message(R"({"input":"x","conversation":"c"})"), HasSubstr("conversation"));
+  EXPECT_THAT(message(R"({"input":"x","conversation":3})"),
+              HasSubstr("conversation must be a conversation's id"));
+  EXPECT_THAT(message(R"({"input":"x","conversation":"c","previous_response_id":"r"})"),
+              HasSubstr("send one of them"));
   EXPECT_THAT(message(R"({"input":"x","text":{"format":{"type":"json_schema"}}})"),
               HasSubstr("text.format.schema is missing"));
 }

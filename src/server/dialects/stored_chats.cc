@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <boost/json.hpp>
 
-#include "server/batches/batch_routes.h"
 #include "server/dialects/response_store.h"
 #include "server/dialects/stored_owner.h"
-#include "server/errors.h"
+#include "server/dialects/stored_page.h"
 #include "server/json_view.h"
 #include "server/openai_request.h"
 #include "server/routes.h"
@@ -21,7 +20,6 @@ using net::ResponsePtr;
 namespace {
 
 using Listed = ResponseStore::Listed;
-constexpr int64_t kLimit = 20, kLimitMax = 100;  // of a page
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -35,10 +33,6 @@ Status no_such_completion(std::string_view id) {
       "there is no stored chat completion '{}': it was made without store, was deleted, or "
       "has expired",
       id);
-}
-
-void refuse(const ResponsePtr& response, const Status& status) {
-  response->send(error_response(Dialect::kOpenAi, status));
 }
 
 // The completion with the metadata as it is now.
@@ -73,26 +67,9 @@ bool passes(const StoredResponse& stored, const std::optional<std::string>& mode
   });
 }
 
-// `limit` of the items behind `after`, in the order of the query; the items come oldest first.
-// kNotFound where no item is `after`.
-template <typename Item>
-Result<ListPage<Item>> page_of(std::vector<Item> items, const ListQuery& query) {
-  if (!query.ascending) std::ranges::reverse(items);
-  auto begin = items.begin();
-  if (!query.after.empty()) {
-    begin = std::ranges::find(items, query.after, &Item::id);
-    if (begin == items.end())
-      return fail(
-          error(StatusCode::kNotFound, "after is '{}', which the list does not hold", query.after));
-    ++begin;
-  }
-  const auto count = std::min<int64_t>(query.limit, items.end() - begin);
-  return ListPage<Item>{{begin, begin + count}, begin + count != items.end()};
-}
-
 // As read_list_query(), with the oldest first unless the query states an order.
 Result<ListQuery> read_page(const HttpRequest& request) {
-  ESP_ASSIGN_OR_RETURN(ListQuery query, read_list_query(request, kLimit, kLimitMax));
+  ESP_ASSIGN_OR_RETURN(ListQuery query, read_list_query(request, kStoredPage, kStoredPageMax));
   if (!request.query_param("order")) query.ascending = true;
   return query;
 }
@@ -103,13 +80,13 @@ void write_completion(JsonWriter& w, const Listed& listed) {
 
 void handle_list(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const auto query = read_page(request);
-  if (!query) return refuse(response, query.error());
+  if (!query) return refuse_stored(response, query.error());
   const auto model = request.query_param("model");
   const json::object metadata = metadata_filter(request.query);
   auto all = context->responses->list(StoredKey::Kind::kChat, owner_of(*context, request), now());
   std::erase_if(all, [&](const Listed& l) { return !passes(*l.response, model, metadata); });
   const auto page = page_of(std::move(all), *query);
-  if (!page) return refuse(response, page.error());
+  if (!page) return refuse_stored(response, page.error());
   // Each completion is parsed: as much work as their bodies are long.
   size_t bytes = 0;
   for (const Listed& listed : page->records) bytes += listed.response->body.size();
@@ -120,7 +97,7 @@ void handle_list(const ContextPtr& context, HttpRequest&& request, ResponsePtr r
 
 void send_completion(const ContextPtr& context, const StoredKey& key, const ResponsePtr& response) {
   const auto found = context->responses->get(key, now());
-  if (found == nullptr) return refuse(response, no_such_completion(key.id));
+  if (found == nullptr) return refuse_stored(response, no_such_completion(key.id));
   response->send(HttpResponse::json(200, completion_json(*found)));
 }
 
@@ -145,14 +122,14 @@ void write_message(JsonWriter& w, const Message& message) {
 void handle_messages(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const StoredKey key = key_of(*context, request);
   const auto query = read_page(request);
-  if (!query) return refuse(response, query.error());
+  if (!query) return refuse_stored(response, query.error());
   const auto found = context->responses->get(key, now());
-  if (found == nullptr) return refuse(response, no_such_completion(key.id));
+  if (found == nullptr) return refuse_stored(response, no_such_completion(key.id));
   std::vector<Message> messages;
   for (const json::value& message : found->messages)
     messages.push_back({fmt::format("{}-{}", key.id, messages.size()), message.get_object()});
   const auto page = page_of(std::move(messages), *query);
-  if (!page) return refuse(response, page.error());
+  if (!page) return refuse_stored(response, page.error());
   response->send(list_response(*page, write_message));
 }
 
@@ -186,17 +163,16 @@ void handle_update(const ContextPtr& context, HttpRequest&& request, ResponsePtr
                                     : error_response(Dialect::kOpenAi, body.error()));
   const StoredKey key = key_of(*context, request);
   if (context->responses->get(key, now()) == nullptr)
-    return refuse(response, no_such_completion(key.id));
+    return refuse_stored(response, no_such_completion(key.id));
   if (!context->responses->change(
           key, [&](StoredResponse& stored) { stored.metadata = body->metadata; }))
-    return refuse(response, error(StatusCode::kResourceExhausted,
-                                  "stored answers have no memory left (--max-responses-bytes)"));
+    return refuse_stored(response, no_stored_memory());
   send_completion(context, key, response);
 }
 
 void handle_delete(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   const StoredKey key = key_of(*context, request);
-  if (!context->responses->erase(key)) return refuse(response, no_such_completion(key.id));
+  if (!context->responses->erase(key)) return refuse_stored(response, no_such_completion(key.id));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("id", key.id).member("object", "chat.completion.deleted");
