@@ -1,6 +1,7 @@
 """The official clients of the other dialects against a server with the model that ships: OpenAI's
 Responses and its agents with their defaults, Anthropic's, Ollama's, LangChain's of llama.cpp's server, Cohere's
 and LiteLLM's rerank."""
+import hashlib
 import json
 import os
 import sys
@@ -202,6 +203,30 @@ def batches(client):
     assert client.files.delete(file.id).deleted
 
 
+def uploads(client):
+    """A file in parts, each method of the client, and its own way of cutting a file."""
+    content = os.urandom(3_000_000)
+    digest = hashlib.md5(content).hexdigest()
+    made = client.uploads.upload_file_chunked(file=content, filename="in.bin", bytes=len(content), md5=digest,
+                                              mime_type="application/octet-stream", purpose="user_data",
+                                              part_size=1 << 20)
+    assert made.status == "completed" and client.files.content(made.file.id).read() == content
+    upload = client.uploads.create(bytes=len(content), filename="in.bin", purpose="user_data",
+                                   mime_type="application/octet-stream")
+    pieces = content[:1_000_000], content[1_000_000:]
+    end, begin = [client.uploads.parts.create(upload.id, data=piece).id for piece in reversed(pieces)]
+    try:
+        client.uploads.complete(upload.id, part_ids=[end, begin], md5=digest)
+    except openai.BadRequestError as failure:
+        show("uploads, wrong order", failure.message)
+    else:
+        raise AssertionError("parts in the wrong order were taken")
+    done = client.uploads.complete(upload.id, part_ids=[begin, end], md5=digest)
+    assert client.files.content(done.file.id).read() == content and done.file.bytes == len(content)
+    upload = client.uploads.create(bytes=1, filename="f", purpose="batch", mime_type="text/jsonl")
+    assert upload.status == "pending" and client.uploads.cancel(upload.id).status == "cancelled"
+
+
 def agents(base):
     os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=base, OPENAI_AGENTS_DISABLE_TRACING="1")
     import agents as sdk
@@ -345,6 +370,7 @@ def main():
         conversations(client)
         stored_chats(client)
         batches(client)
+        uploads(client)
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))
         local(ollama.Client(host=base))

@@ -56,19 +56,8 @@ Status read_metadata(const Json& value, std::string_view where, BatchBody& out) 
   return {};
 }
 
-// {"anchor": "created_at", "seconds"}
 Status read_expiry(const Json& value, std::string_view where, BatchBody& out) {
-  const auto* object = value.if_object();
-  const Json* anchor = object != nullptr ? object->if_contains("anchor") : nullptr;
-  const Json* seconds = object != nullptr ? object->if_contains("seconds") : nullptr;
-  if (anchor == nullptr || *anchor != "created_at" || seconds == nullptr)
-    return invalid_argument("{} must have an anchor, \"created_at\", and seconds", where);
-  int32_t number = 0;
-  ESP_RETURN_IF_ERROR(read_value(*seconds, std::string(where) + ".seconds", number));
-  if (number < kMinExpirySeconds || number > kMaxExpirySeconds)
-    return invalid_argument("{}.seconds is {}; it must be between {} and {}", where, number,
-                            kMinExpirySeconds, kMaxExpirySeconds);
-  out.output_expires_after = number;
+  ESP_ASSIGN_OR_RETURN(out.output_expires_after, read_expiry_seconds(value, where));
   return {};
 }
 
@@ -139,6 +128,20 @@ void handle_cancel(Batches& batches, HttpRequest& request, const ResponsePtr& re
 }
 
 }  // namespace
+
+Result<int64_t> read_expiry_seconds(const Json& value, std::string_view where) {
+  const auto* object = value.if_object();
+  const Json* anchor = object != nullptr ? object->if_contains("anchor") : nullptr;
+  const Json* seconds = object != nullptr ? object->if_contains("seconds") : nullptr;
+  if (anchor == nullptr || *anchor != "created_at" || seconds == nullptr)
+    return fail(invalid_argument("{} must have an anchor, \"created_at\", and seconds", where));
+  int32_t number = 0;
+  ESP_RETURN_IF_ERROR(read_value(*seconds, std::string(where) + ".seconds", number));
+  if (number < kMinExpirySeconds || number > kMaxExpirySeconds)
+    return fail(invalid_argument("{}.seconds is {}; it must be between {} and {}", where, number,
+                                 kMinExpirySeconds, kMaxExpirySeconds));
+  return number;
+}
 
 RouteHandler on_worker(BatchHandler handler) {
   return [handler](const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {

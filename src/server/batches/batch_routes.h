@@ -1,6 +1,7 @@
 // What the routes of files and batches share. Internal to the room.
 #pragma once
 
+#include <boost/json/fwd.hpp>
 #include <functional>
 #include <string>
 
@@ -12,6 +13,16 @@ namespace espalier::server {
 
 // Of files, from their creation on; as OpenAI has them.
 inline constexpr int64_t kMinExpirySeconds = 3600, kMaxExpirySeconds = 2'592'000;
+
+// A file as its routes and a completed upload show it.
+void write_file(JsonWriter& w, const FileRecord& file);
+// kInvalidArgument where no file may have this purpose.
+Status check_purpose(std::string_view purpose);
+// {"anchor": "created_at", "seconds"}: the seconds.
+Result<int64_t> read_expiry_seconds(const boost::json::value& value, std::string_view where);
+
+// POST /v1/uploads and what follows it; file_routes() has them behind its own.
+const std::vector<Route>& upload_routes();
 
 // A handler that waits for the disk, and so runs on a worker; 400 where the server keeps no files.
 using BatchHandler = void (*)(Batches&, net::HttpRequest&, const net::ResponsePtr&);

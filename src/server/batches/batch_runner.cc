@@ -173,6 +173,10 @@ void BatchRunner::load() {
 void BatchRunner::tick() {
   if (const Status deleted = files_.delete_expired(); !deleted.ok())
     log_error("expired files cannot be deleted: {}", deleted.message());
+  if (settings_.delete_expired != nullptr) {
+    if (const Status deleted = settings_.delete_expired(); !deleted.ok())
+      log_error("expired uploads cannot be deleted: {}", deleted.message());
+  }
   const std::vector<std::shared_ptr<Run>> all(runs_.begin(), runs_.end());
   for (const auto& run : all) {
     const auto end = run->batch.times.find("expires_at");

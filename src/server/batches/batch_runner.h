@@ -26,6 +26,7 @@ struct BatchSettings {
   int max_calls = 32;                        // at once, of all batches
   std::optional<int32_t> priority;           // of lines that state none; none: priorities are off
   Duration retry = std::chrono::seconds(1);  // after a full queue or disk
+  std::function<Status()> delete_expired;    // called every second, behind that of the files
 };
 
 // What a batch runs on.

@@ -1,5 +1,5 @@
-// Files and batches of one server: POST /v1/files, /v1/batches and what runs behind them. Internal
-// to the room.
+// Files, uploads and batches of one server: POST /v1/files, /v1/uploads, /v1/batches and what runs
+// behind them. Internal to the room.
 #pragma once
 
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include "server/batches/batch_runner.h"
 #include "server/batches/batch_store.h"
 #include "server/batches/file_store.h"
+#include "server/batches/upload_store.h"
 
 namespace espalier::server {
 
@@ -18,16 +19,22 @@ struct Batches {
                                                int64_t max_bytes, BatchTarget target,
                                                BatchSettings settings) {
     ESP_ASSIGN_OR_RETURN(auto opened, FileStore::open(folder, max_bytes));
-    return std::unique_ptr<Batches>(new Batches(std::move(opened), std::move(target), settings));
+    ESP_ASSIGN_OR_RETURN(auto parts, UploadStore::open(folder / "uploads", *opened));
+    settings.delete_expired = [&store = *parts] { return store.delete_expired(); };
+    return std::unique_ptr<Batches>(
+        new Batches(std::move(opened), std::move(parts), std::move(target), settings));
   }
 
   const std::unique_ptr<FileStore> files;
+  const std::unique_ptr<UploadStore> uploads;
   BatchStore store;
   BatchRunner runner;
 
  private:
-  Batches(std::unique_ptr<FileStore> opened, BatchTarget target, BatchSettings settings)
+  Batches(std::unique_ptr<FileStore> opened, std::unique_ptr<UploadStore> parts, BatchTarget target,
+          BatchSettings settings)
       : files(std::move(opened)),
+        uploads(std::move(parts)),
         store(*files),
         runner(*files, store, std::move(target), settings) {}
 };

@@ -20,13 +20,6 @@ namespace {
 constexpr std::string_view kPurposes[] = {"assistants", "batch",     "evals",
                                           "fine-tune",  "user_data", "vision"};
 
-void write_file(JsonWriter& w, const FileRecord& file) {
-  w.begin_object().member("id", file.id).member("object", "file").member("bytes", file.bytes);
-  w.member("created_at", file.created_at).member("expires_at", file.expires_at);
-  w.member("filename", file.filename).member("purpose", file.purpose);
-  w.member("status", "processed").key("status_details").null().end_object();
-}
-
 HttpResponse file_response(const FileRecord& file) {
   std::string out;
   JsonWriter w(out);
@@ -34,7 +27,7 @@ HttpResponse file_response(const FileRecord& file) {
   return HttpResponse::json(200, std::move(out));
 }
 
-struct Upload {
+struct UploadedFile {
   FileRecord described;
   std::string_view content;
 };
@@ -49,11 +42,11 @@ Result<int64_t> read_seconds(std::string_view text) {
   return seconds;
 }
 
-Result<Upload> read_upload(const HttpRequest& request) {
+Result<UploadedFile> read_upload(const HttpRequest& request) {
   const std::string* type = request.header("Content-Type");
   ESP_ASSIGN_OR_RETURN(const auto parts,
                        net::parse_form_data(type != nullptr ? *type : "", request.body));
-  Upload upload;
+  UploadedFile upload;
   bool has_file = false;
   for (const net::FormPart& part : parts) {
     if (part.name == "file") {
@@ -71,9 +64,7 @@ Result<Upload> read_upload(const HttpRequest& request) {
     }
   }
   if (!has_file) return fail(invalid_argument("file is missing: a part of the form"));
-  if (std::ranges::count(kPurposes, upload.described.purpose) == 0)
-    return fail(invalid_argument("purpose is '{}'; it must be one of {}", upload.described.purpose,
-                                 fmt::join(kPurposes, ", ")));
+  ESP_RETURN_IF_ERROR(check_purpose(upload.described.purpose));
   if (upload.described.filename.empty()) upload.described.filename = "file";
   return upload;
 }
@@ -147,9 +138,7 @@ void handle_content(Batches& batches, HttpRequest& request, const ResponsePtr& r
   std::make_shared<ContentStream>(std::move(*content), response)->begin();
 }
 
-}  // namespace
-
-const std::vector<Route>& file_routes() {
+const std::vector<Route>& own_routes() {
   using enum Access;
   static const std::vector<Route> table = {
       {{"POST"},
@@ -176,6 +165,30 @@ const std::vector<Route>& file_routes() {
        "",
        nullptr},
   };
+  return table;
+}
+
+}  // namespace
+
+void write_file(JsonWriter& w, const FileRecord& file) {
+  w.begin_object().member("id", file.id).member("object", "file").member("bytes", file.bytes);
+  w.member("created_at", file.created_at).member("expires_at", file.expires_at);
+  w.member("filename", file.filename).member("purpose", file.purpose);
+  w.member("status", "processed").key("status_details").null().end_object();
+}
+
+Status check_purpose(std::string_view purpose) {
+  if (std::ranges::count(kPurposes, purpose) > 0) return {};
+  return invalid_argument("purpose is '{}'; it must be one of {}", purpose,
+                          fmt::join(kPurposes, ", "));
+}
+
+const std::vector<Route>& file_routes() {
+  static const std::vector<Route> table = [] {
+    std::vector<Route> all = own_routes();
+    all.insert(all.end(), upload_routes().begin(), upload_routes().end());
+    return all;
+  }();
   return table;
 }
 

@@ -20,6 +20,11 @@ constexpr const char* kTables[] = {
     "NOT NULL, status TEXT NOT NULL, object TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS results (batch TEXT NOT NULL, line INTEGER NOT NULL, failed "
     "INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (batch, line)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, owner TEXT NOT NULL, filename TEXT "
+    "NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, file_expires_after INTEGER NOT NULL, "
+    "created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, status TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS upload_parts (id TEXT PRIMARY KEY, upload TEXT NOT NULL, bytes "
+    "INTEGER NOT NULL)",
 };
 
 constexpr std::string_view kColumns = "id, filename, purpose, bytes, created_at, expires_at";
@@ -70,6 +75,16 @@ int64_t unix_now() {
 std::string random_id(std::string_view prefix) {
   std::random_device device;
   return fmt::format("{}{:08x}{:08x}{:08x}{:08x}", prefix, device(), device(), device(), device());
+}
+
+Status write_new_file(const std::filesystem::path& path, std::string_view content) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return disk_error("making a file");
+  Status written = write_all(fd, content);
+  if (written.ok() && ::fdatasync(fd) != 0) written = disk_error("writing");
+  ::close(fd);
+  if (!written.ok()) ::unlink(path.c_str());
+  return written;
 }
 
 Result<std::unique_ptr<FileStore>> FileStore::open(const std::filesystem::path& folder,
@@ -126,6 +141,12 @@ Result<FileRecord> FileStore::add(FileRecord described, std::string_view content
     piece = content;
     return false;
   });
+}
+
+Status FileStore::with_room(int64_t bytes, const std::function<Status()>& keep) {
+  std::lock_guard adding(adding_);
+  if (bytes > max_bytes_ - num_bytes()) return over_the_bound(max_bytes_);
+  return keep();
 }
 
 Status FileStore::insert(const FileRecord& r) {
@@ -194,7 +215,10 @@ Result<MappedFile> FileStore::content(std::string_view id) {
 
 int64_t FileStore::num_bytes() {
   std::lock_guard lock(shared_->mutex);
-  Statement sum = shared_->database.prepare("SELECT COALESCE(SUM(bytes), 0) FROM files");
+  // An upload that is being completed becomes a file, which add() counts.
+  Statement sum = shared_->database.prepare(
+      "SELECT (SELECT COALESCE(SUM(bytes), 0) FROM files) + (SELECT COALESCE(SUM(p.bytes), 0) FROM "
+      "upload_parts p JOIN uploads u ON u.id = p.upload WHERE u.status != 'completing')");
   return sum.step() ? sum.number(0) : 0;
 }
 

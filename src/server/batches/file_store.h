@@ -77,7 +77,10 @@ class FileStore {
 
   Status delete_expired();
 
-  int64_t num_bytes();  // of all contents
+  int64_t num_bytes();  // of all contents, and of the parts of uploads that have not ended
+  // Calls `keep`, which keeps more bytes, where they are within the bound; no other content comes
+  // meanwhile. kResourceExhausted where they are not.
+  Status with_room(int64_t bytes, const std::function<Status()>& keep);
   SharedDatabase& shared() { return *shared_; }
 
  private:
@@ -97,6 +100,8 @@ class FileStore {
   std::mutex adding_;  // one at a time, for the bound
 };
 
+// A new file of this content, on the disk when it returns; after a failure there is none.
+Status write_new_file(const std::filesystem::path& path, std::string_view content);
 int64_t unix_now();                              // seconds
 std::string random_id(std::string_view prefix);  // and 32 hexadecimal digits
 
