@@ -249,6 +249,38 @@ const std::vector<Case>& cases() {
       {"lfm2",
        "<|tool_call_start|>no<|tool_call_end|>",
        {"<|tool_call_start|>no<|tool_call_end|>", {}}},
+      {"minimax-m3",
+       "Sure ]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>Pa <b> "
+       "ris]<]minimax[>[</city>"
+       "]<]minimax[>[<days>3]<]minimax[>[</"
+       "days>]<]minimax[>[<list>]<]minimax[>[<item>1]<]minimax[>[</"
+       "item>]<]minimax[>[<item>true]<]minimax[>[</item>]<]minimax[>[</list>"
+       "]<]minimax[>[<any>]<]minimax[>[<a>x]<]minimax[>[</a>]<]minimax[>[ "
+       "<a>y]<]minimax[>[</a>]<]minimax[>[</any>]<]minimax[>[<none>null]<]minimax[>[</"
+       "none>]<]minimax[>[<ref>5]<]minimax[>[</ref>]<]minimax[>[</invoke>\n]<]minimax[>[</"
+       "tool_call> done",
+       {"Sure done",
+        {{"f", R"({"city":"Pa <b> ris","days":3,"list":["1",true],"any":{"a":["x","y"]},)"
+               R"("none":null,"ref":"5"})"}}}},
+      {"minimax-m3",
+       "]<]minimax[>[<tool_call>]<]minimax[>[<invoke "
+       "name=\"get_time\">]<]minimax[>[</invoke>]<]minimax[>[<invoke "
+       "name=\"f\">]<]minimax[>[<on>no]<]minimax[>[</on>]<]minimax[>[<city>]<]minimax[>[</"
+       "city>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+       {"", {{"get_time", "{}"}, {"f", R"({"on":"no","city":""})"}}}},
+      {"minimax-m3",
+       "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>Par",
+       {"]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>Par", {}}},
+      {"minimax-m3",
+       "]<]minimax[>[<tool_call>]<]minimax[>[<invoke "
+       "name=\"f\">]<]minimax[>[<city>Par]<]minimax[>[</days>]<]minimax[>[</invoke>",
+       {"]<]minimax[>[<tool_call>]<]minimax[>[<invoke "
+        "name=\"f\">]<]minimax[>[<city>Par]<]minimax[>[</days>]<]minimax[>[</invoke>",
+        {}}},
+      {"minimax-m3",
+       "a ]<]minimax[>[<tool_call> ]<]minimax[>[</tool_call> ]<]minimax[>[<invoke name=\"a b\">",
+       {"a ]<]minimax[>[<tool_call> ]<]minimax[>[</tool_call> ]<]minimax[>[<invoke name=\"a b\">",
+        {}}},
       {"gemma4",
        "Sure<|tool_call>call:f{city:<|\"|>Pa,ris}<|\"|>,days:3,list:[1,{a:true}],any:word}<tool_"
        "call|>",
@@ -324,6 +356,9 @@ TEST(ToolCalls, RandomTextHoweverItIsCut) {
                                            "<|tool_call>call:f{",
                                            "}<tool_call|>",
                                            "<|tool_call_start|>",
+                                           "]<]minimax[>[",
+                                           "<a>",
+                                           "</a>",
                                            "&amp;",
                                            "<![CDATA[",
                                            "]]>"};
@@ -403,6 +438,8 @@ TEST(Reasoning, EachKindHoweverItIsCut) {
       {"deepseek-r1", "no end", {"no end", ""}},
       {"kimi", "◁think▷a ◁ b◁/think▷c", {"a ◁ b", "c"}},
       {"mistral", "[THINK]x[/THINK] y", {"x", "y"}},
+      {"minimax-append-think", "I see.</think>\n\nYes.", {"", "<think>I see.</think>\n\nYes."}},
+      {"minimax-append-think", "", {"", ""}},
       {"gemma4", "<|channel>thought\nhm<channel|>a", {"hm", "a"}},
       {"kimi_k2", "<think>a<|tool_calls_section_begin|>b", {"a", "<|tool_calls_section_begin|>b"}},
       {"gpt-oss",

@@ -35,6 +35,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
       {"ling3", kBegin, kEnd, false, kToolCall},
       {"mimo", kBegin, kEnd},
       {"minimax", kBegin, kEnd, true},
+      {"minimax-append-think", kBegin, kEnd, true, {}, false, true},
       {"minimax-m3", "<mm:think>", "</mm:think>"},
       {"mistral", "[THINK]", "[/THINK]"},
       {"nanbeige", kBegin, kEnd},
@@ -89,12 +90,20 @@ Result<ReasoningFormat> find_reasoning_format(std::string_view name) {
 }
 
 ReasoningParser::ReasoningParser(const ReasoningFormat& format)
-    : format_(format), state_(format.begun_by_template ? State::kReasoning : State::kBefore) {
+    : format_(format),
+      state_(format.in_answer           ? State::kAnswer
+             : format.begun_by_template ? State::kReasoning
+                                        : State::kBefore) {
   if (format.is_harmony) harmony_.emplace();
 }
 
 ReasoningParser::Parts ReasoningParser::push(std::string_view text) {
   Parts out;
+  if (format_.in_answer && !text.empty()) {
+    if (!std::exchange(seen_, true)) out.answer = format_.begin;
+    out.answer += text;
+    return out;
+  }
   for (const char c : text) {
     if (harmony_) {
       take_harmony(harmony_->take(c), out);

@@ -18,6 +18,7 @@ struct ReasoningFormat {
   bool begun_by_template = false;  // the prompt ends inside the reasoning: no `begin` comes
   std::string tool_begin = {};     // the mark of a tool call, which ends the reasoning too
   bool is_harmony = false;         // channels of gpt-oss; `end` is where the answer begins
+  bool in_answer = false;          // it stays in the answer, with `begin` in front and its end
 };
 
 // By the names that SGLang's --reasoning-parser has. kInvalidArgument lists them.

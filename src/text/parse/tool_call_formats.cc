@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "text/parse/gemma_calls.h"
+#include "text/parse/nested_calls.h"
 #include "text/parse/tool_call_parser.h"
 
 namespace espalier {
@@ -233,6 +234,7 @@ std::vector<ToolCallFormat> make_formats() {
       invoke_markup("deepseekv32", dsml, "<" + dsml + "function_calls>", "deepseek_xml", dsml),
       invoke_markup("gigachat35", gcml, "<" + gcml + "tool_calls>", "", gcml),
       invoke_markup("minimax-m2", "", "<minimax:tool_call>", "minimax_xml", "<minimax:tool_call>"),
+      other("minimax-m3", Kind::kNested, kNestedMark),
       invoke_markup("dots", "", "<dots_function_call>", "minimax_xml", "<dots_function_call>"),
       step3(),
       kimi_k2(),
@@ -296,6 +298,7 @@ std::vector<std::string> ToolCallFormat::marks() const {
   add({markup.call, markup.key, markup.key_end, markup.value, markup.value_end});
   add(markup.call_ends);
   add(markup.name_ends);
+  if (kind == Kind::kNested) add({kNestedMark});
   if (kind == Kind::kGemma) add({kGemmaCallBegin, kGemmaCallEnd, kGemmaQuote});
   return out;
 }

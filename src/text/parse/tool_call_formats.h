@@ -22,7 +22,7 @@ struct ToolCallWriting {
 };
 
 struct ToolCallFormat {
-  enum class Kind { kJson, kNamed, kMarkup, kPythonic, kHarmony, kGemma };
+  enum class Kind { kJson, kNamed, kMarkup, kPythonic, kHarmony, kGemma, kNested };
   std::string name;
   Kind kind = Kind::kJson;
   std::string begin, end;                 // marks around a call, or around all of them

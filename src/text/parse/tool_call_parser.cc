@@ -12,6 +12,7 @@
 #include "text/parse/markup_calls.h"
 #include "text/parse/markup_text.h"
 #include "text/parse/named_calls.h"
+#include "text/parse/nested_calls.h"
 #include "text/parse/pythonic_calls.h"
 #include "text/parse/tool_call_formats.h"
 
@@ -261,6 +262,8 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
       return make_harmony_calls();
     case ToolCallFormat::Kind::kGemma:
       return make_gemma_calls();
+    case ToolCallFormat::Kind::kNested:
+      return make_nested_calls(std::move(tools));
   }
   return fail(error(StatusCode::kInternal, "tool call format '{}' has no parser", name));
 }
