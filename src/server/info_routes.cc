@@ -3,6 +3,7 @@
 #include <set>
 
 #include "server/authorize.h"
+#include "server/dialects/anthropic_models.h"
 #include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/routes.h"
@@ -234,7 +235,8 @@ void handle_health_generate(const ContextPtr& context, HttpRequest&&, ResponsePt
   response->send(busy ? HttpResponse{} : http_error(503, submitted.error().message()));
 }
 
-void handle_models(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+void handle_models(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  if (from_anthropic_client(request)) return response->send(anthropic_models(*context));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("object", "list").key("data").begin_array();
@@ -244,6 +246,8 @@ void handle_models(const ContextPtr& context, HttpRequest&&, ResponsePtr respons
 }
 
 void handle_model(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+  if (from_anthropic_client(request))
+    return response->send(anthropic_model(*context, request.param("model")));
   if (request.param("model") != context->model_name) {
     return response->send(model_not_found(request.param("model")));
   }

@@ -253,6 +253,10 @@ def messages(client):
     usage = answer.usage
     assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens, (count, usage)
 
+    known = client.models.list().data[0]
+    assert known.type == "model" and known.display_name and known.created_at.year > 2000
+    assert client.models.retrieve(known.id) == known
+
     tools = [{"name": "find", "description": "Finds a city.", "input_schema": SCHEMA}]
     with client.messages.stream(model="m", max_tokens=200, tools=tools, messages=question, tool_choice={
             "type": "tool", "name": "find", "disable_parallel_tool_use": True}) as stream:
@@ -286,6 +290,14 @@ def local(client):
     show("ollama generate", repr(text.response))
     assert text.eval_count <= 16 and text.done_reason in ("stop", "length")
     assert client.pull(name).status == "success"
+    for refused in (lambda: client.copy(name, "b"), lambda: client.delete(name), lambda: client.push(name),
+                    lambda: client.create("b", from_=name)):
+        try:
+            refused()
+        except ollama.ResponseError as failure:
+            assert failure.status_code == 501 and "is not served here" in failure.error, failure
+        else:
+            raise AssertionError("a model was changed")
     try:
         client.pull("other")
     except ollama.ResponseError as failure:

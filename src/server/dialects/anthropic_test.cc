@@ -31,6 +31,23 @@ TEST_F(AnthropicTest, AWholeMessage) {
               HasSubstr(R"("stop_reason":"stop_sequence","stop_sequence":"re")"));
 }
 
+// The same paths serve OpenAI's clients, which do not state a version.
+TEST_F(AnthropicTest, ModelsAreListedInTheShapeOfTheClient) {
+  config_.served_model_name = "tiny";
+  start();
+  const net::Headers version = {{"anthropic-version", "2023-06-01"}};
+  const Answer list = call("GET", "/v1/models", "", version);
+  EXPECT_THAT(list.body,
+              HasSubstr(R"({"data":[{"type":"model","id":"tiny","display_name":"tiny")"));
+  EXPECT_THAT(list.body, HasSubstr(R"("has_more":false,"first_id":"tiny","last_id":"tiny")"));
+  EXPECT_THAT(call("GET", "/v1/models/tiny", "", version).body,
+              ::testing::ContainsRegex(R"("created_at":"20..-..-..T..:..:..Z")"));
+  const Answer none = call("GET", "/v1/models/other", "", version);
+  EXPECT_EQ(none.status, 404);
+  EXPECT_THAT(none.body, HasSubstr(R"({"type":"error","error":{"type":"not_found_error")"));
+  EXPECT_THAT(call("GET", "/v1/models").body, HasSubstr(R"("object":"list")"));
+}
+
 TEST_F(AnthropicTest, AStreamOfBlocks) {
   engine_.set_script({.reply = "Hi"});
   start();

@@ -605,12 +605,42 @@ std::vector<Route> models() {
   };
 }
 
+// What would change which models there are: 501 with what to do instead.
+std::vector<Route> unserved() {
+  constexpr std::pair<const char*, const char*> kAll[] = {
+      {"/api/create", "write a model's folder or GGUF and start a server with --model-path"},
+      {"/api/blobs/{digest}", "start a server with --model-path and the model's file"},
+      {"/api/copy", "one model is served, whatever name a request states for it"},
+      {"/api/delete", "delete the model's files, which the server does not own"},
+      {"/api/push", "upload the model's files with the hub's own tools"}};
+  std::vector<Route> all;
+  for (const auto& [path, advice] : kAll) {
+    std::string refusal;
+    JsonWriter w(refusal);
+    w.begin_object().member("error", fmt::format("{} is not served here: {}", path, advice));
+    w.end_object();
+    const auto refuse = [refusal](const ContextPtr&, net::HttpRequest&&, net::ResponsePtr to) {
+      to->send(net::HttpResponse::json(501, refusal));
+    };
+    all.push_back({{"POST", "DELETE"},
+                   path,
+                   Access::kUser,
+                   fmt::format("Not served (501): {}", advice),
+                   refuse,
+                   "",
+                   nullptr,
+                   501});
+  }
+  return all;
+}
+
 }  // namespace
 
 const std::vector<Route>& ollama_routes() {
   static const std::vector<Route> table = [] {
     std::vector<Route> all = answers();
     for (Route& route : models()) all.push_back(std::move(route));
+    for (Route& route : unserved()) all.push_back(std::move(route));
     return all;
   }();
   return table;

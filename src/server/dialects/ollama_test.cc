@@ -81,6 +81,16 @@ TEST_F(OllamaTest, SaysWhatItServes) {
   EXPECT_THAT(other.body, HasSubstr(R"({"error":"model 'llama3' is not served here)"));
 }
 
+TEST_F(OllamaTest, WhatChangesModelsIsRefusedWithAdvice) {
+  start();
+  for (const char* path : {"/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:0"}) {
+    const Answer refused = post(path, R"({"model":"m"})");
+    EXPECT_EQ(refused.status, 501) << path;
+    EXPECT_THAT(refused.body, ::testing::StartsWith(R"({"error":"/api/)"));
+  }
+  EXPECT_EQ(call("DELETE", "/api/delete", R"({"model":"m"})").status, 501);
+}
+
 TEST_F(OllamaTest, ErrorsHaveItsShape) {
   start();
   const Answer bad = post("/api/chat", R"({"messages":[{"role":"user","images":["x"]}]})");

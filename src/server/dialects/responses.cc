@@ -16,6 +16,14 @@ namespace {
 
 namespace json = boost::json;
 
+// A compacted input is encrypted by who made it, so that another server could not read it.
+void handle_compact(const ContextPtr&, net::HttpRequest&&, net::ResponsePtr response) {
+  response->send(
+      http_error(501,
+                 "/v1/responses/compact is not served here: ask the model for a summary with "
+                 "/v1/responses, and continue with that as the input"));
+}
+
 StoredKey key_of(const ContextPtr& context, const net::HttpRequest& request) {
   return {StoredKey::Kind::kResponse, owner_of(*context, request),
           std::string(request.param("id"))};
@@ -263,6 +271,14 @@ const std::vector<Route>& responses_routes() {
        handle_input_tokens,
        "ResponseRequest",
        response_schema},
+      {{"POST"},
+       "/v1/responses/compact",
+       kUser,
+       "Not served (501): ask the model for a summary",
+       handle_compact,
+       "",
+       nullptr,
+       501},
       {{"GET"}, "/v1/responses/{id}", kUser, "A stored response", handle_get, "", nullptr},
       {{"DELETE"},
        "/v1/responses/{id}",

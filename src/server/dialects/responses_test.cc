@@ -138,6 +138,13 @@ TEST_F(ResponsesTest, StreamedLogprobsAreThoseOfTheWholeAnswer) {
   EXPECT_EQ(boost::json::value(streamed), logprobs);
 }
 
+TEST_F(ResponsesTest, CompactionIsRefusedWithAdvice) {
+  start();
+  const Answer answer = post("/v1/responses/compact", R"({"model":"m","input":"x"})");
+  EXPECT_EQ(answer.status, 501);
+  EXPECT_THAT(answer.body, HasSubstr("ask the model for a summary"));
+}
+
 struct BackgroundTest : ResponsesTest {
   boost::json::value get(const std::string& id) {
     const Answer answer = call("GET", "/v1/responses/" + id);
