@@ -410,12 +410,14 @@ void add_limit_rows(SettingTable& table, AppConfig& config) {
                               "whose answer grows is dropped"),
                 "chosen from the memory");
   table.integer("max-responses-bytes", server.max_responses_bytes, 0, int64_t{1} << 50,
-                "of stored answers of /v1/responses; beyond, the least recently used are given up");
+                "of stored responses, chat completions and conversations; beyond, the least "
+                "recently used are given up");
   table.seconds("responses-time-to-live", server.responses_time_to_live,
                 "after which a stored answer that was not used is given up");
   table
       .text("storage-path", server.storage_path, "FOLDER",
-            "of uploaded files and batches (/v1/files, /v1/batches); without, they are refused")
+            "of uploaded files and batches (/v1/files, /v1/uploads, /v1/batches); without, they "
+            "are refused")
       .aliases = {"file-storage-path"};
   table.integer("max-storage-bytes", server.max_storage_bytes, 0, int64_t{1} << 60,
                 "of all files in --storage-path; beyond, an upload gets 503");
