@@ -18,11 +18,11 @@ namespace {
 KvView::Layer heads_of(const KvView::Layer& whole, const Ranks& ranks) {
   if (whole.kind == KvLayerKind::kLatent) return whole;  // it belongs to all heads
   KvView::Layer out = whole;
-  const auto first = ranks.begin(whole.num_kv_heads);
+  const int64_t first = int64_t{whole.num_kv_heads} * ranks.rank / ranks.num_ranks;
   const int64_t offset = first * whole.head_stride * kv_element_bytes(whole.type);
   out.k = static_cast<std::byte*>(whole.k) + offset;
   out.v = static_cast<std::byte*>(whole.v) + offset;
-  out.num_kv_heads = static_cast<int32_t>(ranks.count(whole.num_kv_heads));
+  out.num_kv_heads = std::max(whole.num_kv_heads / ranks.num_ranks, 1);  // 1: it may be shared
   return out;
 }
 

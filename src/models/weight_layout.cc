@@ -172,12 +172,27 @@ TensorSlice Shard::slice(int64_t all_rows, int64_t all_columns) const {
   return out;
 }
 
+TensorSlice MatrixLayout::slice_of(const WeightBlock& block) const {
+  Shard of_block = shard;
+  if (block.parts > 0) {
+    of_block.rank = static_cast<int32_t>(int64_t{shard.rank} * block.parts / shard.num_ranks);
+    of_block.num_ranks = block.parts;
+  }
+  return of_block.slice(block.rows, in_features);
+}
+
+int64_t MatrixLayout::local_rows() const {
+  int64_t rows = 0;
+  for (const WeightBlock& block : blocks) rows += slice_of(block).rows;
+  return rows;
+}
+
 Status check_shard(const MatrixLayout& layout) {
   const Shard& shard = layout.shard;
   const bool by_rows = shard.axis == Shard::Axis::kRows;
   for (const WeightBlock& block : layout.blocks) {
     const int64_t size = by_rows ? block.rows : layout.in_features;
-    if (size % shard.num_ranks == 0) continue;
+    if (size % (block.parts > 0 ? block.parts : shard.num_ranks) == 0) continue;
     return invalid_argument("'{}': {} {} are not divided by {} ranks", block.name, size,
                             by_rows ? "rows" : "columns", shard.num_ranks);
   }
@@ -185,7 +200,7 @@ Status check_shard(const MatrixLayout& layout) {
 }
 
 TensorSlice stored_slice(const MatrixLayout& layout, size_t index) {
-  TensorSlice out = layout.shard.slice(layout.blocks[index].rows, layout.in_features);
+  TensorSlice out = layout.slice_of(layout.blocks[index]);
   if (layout.fused) {
     for (size_t i = 0; i < index; ++i) out.first_row += layout.blocks[i].rows;
   }

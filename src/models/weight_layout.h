@@ -18,6 +18,9 @@ namespace espalier {
 struct WeightBlock {
   std::string name;
   int64_t rows = 0;
+  // Parts that its rows are divided into where these are fewer than the ranks, which then share
+  // them, neighbours the same one; 0: one part for each rank.
+  int32_t parts = 0;
 };
 
 // The part of a matrix that a rank has: of each block an equal part of its rows, so that each rank
@@ -54,8 +57,10 @@ struct MatrixLayout {
   Shard shard;  // of what is loaded; blocks and in_features are the checkpoint's
   int64_t out_features() const;
   bool empty() const { return blocks.empty(); }
+  // What of a block is loaded, in rows and columns of the block.
+  TensorSlice slice_of(const WeightBlock& block) const;
   // Of the shard.
-  int64_t local_rows() const { return shard.rows(out_features()); }
+  int64_t local_rows() const;
   int64_t local_columns() const { return shard.columns(in_features); }
 };
 // kInvalidArgument names a block whose rows or columns the ranks do not divide evenly.

@@ -60,9 +60,9 @@ void reblock_mxfp4(const uint8_t* blocks, const uint8_t* scales, int64_t columns
 }
 
 // The shard of a block of elements, [rows, in_features] as it lies in memory.
-void shard_rows(const MatrixLayout& layout, WeightRows& block) {
+void shard_rows(const MatrixLayout& layout, size_t index, WeightRows& block) {
   if (layout.shard.whole()) return;
-  const TensorSlice slice = layout.shard.slice(block.rows, layout.in_features);
+  const TensorSlice slice = layout.slice_of(layout.blocks[index]);
   const auto size = static_cast<int64_t>(dtype_size(block.type));
   block.data = static_cast<const std::byte*>(block.data) +
                (slice.first_row * layout.in_features + slice.first_column) * size;
@@ -71,8 +71,9 @@ void shard_rows(const MatrixLayout& layout, WeightRows& block) {
 }
 
 // The shard of a block that is stored quantised: whole rows.
-WeightRows shard_blocks(const MatrixLayout& layout, int64_t rows, const StoredBlocks& stored) {
-  const TensorSlice slice = layout.shard.slice(rows, layout.in_features);
+WeightRows shard_blocks(const MatrixLayout& layout, const WeightBlock& block,
+                        const StoredBlocks& stored) {
+  const TensorSlice slice = layout.slice_of(block);
   const BlockFormatInfo& format = block_format_info(stored.format);
   WeightRows out{.data = stored.data, .rows = slice.rows, .format = stored.format};
   if (stored.order.empty()) {
@@ -110,7 +111,7 @@ Status WeightReader::stored_matrix(const MatrixLayout& layout, bool gate_up, Pac
   for (const WeightBlock& block : layout.blocks) {
     const int64_t shape[] = {block.rows, layout.in_features};
     ESP_ASSIGN_OR_RETURN(const StoredBlocks lent, source_.lend_blocks(block.name, shape));
-    rows.push_back(shard_blocks(layout, block.rows, lent));
+    rows.push_back(shard_blocks(layout, block, lent));
   }
   ESP_RETURN_IF_ERROR(
       pack_rows({.in_features = layout.in_features, .blocks = rows, .gate_up = gate_up}, out));
@@ -149,7 +150,7 @@ Status WeightReader::matrix(const MatrixLayout& layout, PackedMatrix& out, bool 
     }
     rows.push_back({.data = lent.data, .type = lent.type, .rows = block.rows});
   }
-  for (WeightRows& block : rows) shard_rows(layout, block);
+  for (size_t i = 0; i < rows.size(); ++i) shard_rows(layout, i, rows[i]);
   kernels::PackSpec spec{.in_features = layout.local_columns(),
                          .type = format.type,
                          .blocks = rows,

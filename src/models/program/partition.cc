@@ -1,6 +1,7 @@
 #include "models/program/partition.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,18 @@ Status check_attention(const AttentionSpec& a, int32_t num_ranks) {
                  num_ranks);
   ESP_RETURN_IF_ERROR(check_divides(a.num_heads, num_ranks, "heads"));
   if (a.latent) return Status();  // the latents belong to all heads: every rank computes them
+  if (num_ranks % a.num_kv_heads == 0) return Status();  // several ranks share a head
   return check_divides(a.num_kv_heads, num_ranks, "heads of keys and values");
+}
+
+// Whether ranks share what they write to pages: latents, and heads of keys and values where there
+// are fewer than ranks.
+bool shares_pages(const AttentionSpec& a, const Ranks& ranks) {
+  return a.latent || a.num_kv_heads < ranks.num_ranks;
+}
+// Of the ranks that share it, one writes.
+bool writes_pages(const AttentionSpec& a, const Ranks& ranks) {
+  return ranks.rank % (ranks.num_ranks / a.num_kv_heads) == 0;
 }
 
 Status check_layer(const LayerSpec& layer, int32_t num_ranks) {
@@ -97,15 +109,20 @@ class SumInserter {
   std::vector<Operand> partial_;
 };
 
-// Latents, which all ranks compute and read, are written by rank 0.
-Program share_latents(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+// What several ranks compute and read is written by one of them. spec: of the whole model.
+Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks) {
   std::vector<Op> ops;
   for (Op& op : program.ops) {
-    const bool shared =
-        op.kind == OpKind::kKvAppend && spec.layers[static_cast<size_t>(op.layer)].attention.latent;
+    if (op.kind != OpKind::kKvAppend ||
+        !shares_pages(spec.layers[static_cast<size_t>(op.layer)].attention, ranks)) {
+      ops.push_back(std::move(op));
+      continue;
+    }
     const Op barrier{.kind = OpKind::kBarrier, .layer = op.layer, .inputs = op.inputs};
-    if (!shared || ranks.rank == 0) ops.push_back(std::move(op));
-    if (shared) ops.push_back(barrier);
+    if (writes_pages(spec.layers[static_cast<size_t>(op.layer)].attention, ranks)) {
+      ops.push_back(std::move(op));
+    }
+    ops.push_back(barrier);
   }
   program.ops = std::move(ops);
   return program;
@@ -141,11 +158,12 @@ void shard_matrix(MatrixLayout& matrix, Shard::Axis axis, const Ranks& ranks) {
 }
 
 // The elements that belong to the rank's rows of `matrix`.
-void shard_bias(const MatrixLayout& matrix, const Ranks& ranks, VectorLayout& bias) {
+void shard_bias(const MatrixLayout& matrix, VectorLayout& bias) {
   if (bias.empty()) return;
   int64_t before = 0;
   for (const WeightBlock& block : matrix.blocks) {
-    bias.parts.push_back({before + ranks.begin(block.rows), ranks.count(block.rows)});
+    const TensorSlice slice = matrix.slice_of(block);
+    bias.parts.push_back({before + slice.first_row, slice.rows});
     before += block.rows;
   }
 }
@@ -153,7 +171,7 @@ void shard_bias(const MatrixLayout& matrix, const Ranks& ranks, VectorLayout& bi
 void shard_mlp(const Ranks& ranks, MlpLayout& mlp) {
   if (mlp.gate_up.empty()) return;
   shard_matrix(mlp.gate_up, Shard::Axis::kRows, ranks);
-  shard_bias(mlp.gate_up, ranks, mlp.gate_up_bias);
+  shard_bias(mlp.gate_up, mlp.gate_up_bias);
   shard_matrix(mlp.down, Shard::Axis::kColumns, ranks);
 }
 
@@ -173,7 +191,9 @@ DecoderSpec local_spec(const DecoderSpec& spec, const Ranks& ranks) {
   DecoderSpec out = spec;
   for (LayerSpec& layer : out.layers) {
     divide(layer.attention.num_heads);
-    if (!layer.attention.latent) divide(layer.attention.num_kv_heads);
+    if (!layer.attention.latent) {
+      layer.attention.num_kv_heads = std::max(layer.attention.num_kv_heads / ranks.num_ranks, 1);
+    }
     divide(layer.mlp.intermediate_size);
     if (!layer.experts) continue;
     divide(layer.experts->expert.intermediate_size);
@@ -189,7 +209,7 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
 Program partition(const DecoderSpec& spec, const Ranks& ranks) {
   if (ranks.single()) return lower(spec);
   Program program = SumInserter(lower(local_spec(spec, ranks)), ranks).run();
-  program = share_latents(std::move(program), spec, ranks);
+  program = share_pages(std::move(program), spec, ranks);
   if (!divides_vocabulary(spec, ranks)) return program;
   return divide_vocabulary(std::move(program), spec, ranks);
 }
@@ -201,13 +221,18 @@ WeightLayout partition_weights(const DecoderSpec& spec, const Ranks& ranks) {
     if (!out.embedding.empty()) shard_matrix(out.embedding, Shard::Axis::kRows, ranks);
     if (!out.head.empty()) shard_matrix(out.head, Shard::Axis::kRows, ranks);
   }
-  for (LayerLayout& layer : out.layers) {
+  for (size_t i = 0; i < out.layers.size(); ++i) {
+    LayerLayout& layer = out.layers[i];
+    const int32_t kv_heads = spec.layers[i].attention.num_kv_heads;
     if (!layer.latent.q.empty()) {
       shard_matrix(layer.latent.q, Shard::Axis::kRows, ranks);
       shard_matrix(layer.latent.kv_b, Shard::Axis::kRows, ranks);
     } else {
       shard_matrix(layer.qkv, Shard::Axis::kRows, ranks);
-      shard_bias(layer.qkv, ranks, layer.qkv_bias);
+      for (WeightBlock& block : std::span(layer.qkv.blocks).subspan(1)) {  // keys, values
+        block.parts = std::min(kv_heads, ranks.num_ranks);
+      }
+      shard_bias(layer.qkv, layer.qkv_bias);
     }
     shard_matrix(layer.attention_output, Shard::Axis::kColumns, ranks);
     if (!layer.sinks.empty()) {
