@@ -18,13 +18,10 @@ Status check_divides(int32_t all, int32_t num_ranks, const std::string& what) {
 }
 
 Status check_attention(const AttentionSpec& a, int32_t num_ranks) {
-  if (a.qk_norm && a.qk_norm_scope == AttentionSpec::NormScope::kAll)
-    return error(StatusCode::kUnimplemented,
-                 "tp_size is {}, but norms over all heads are not divided among ranks yet; use 1",
-                 num_ranks);
   ESP_RETURN_IF_ERROR(check_divides(a.num_heads, num_ranks, "heads"));
   if (a.latent) return Status();  // the latents belong to all heads: every rank computes them
-  if (num_ranks % a.num_kv_heads == 0) return Status();  // several ranks share a head
+  const bool gathers = a.qk_norm && a.qk_norm_scope == AttentionSpec::NormScope::kAll;
+  if (num_ranks % a.num_kv_heads == 0 && !gathers) return Status();  // several ranks share a head
   return check_divides(a.num_kv_heads, num_ranks, "heads of keys and values");
 }
 
@@ -108,6 +105,37 @@ class SumInserter {
   const Ranks ranks_;
   std::vector<Operand> partial_;
 };
+
+// A norm over all heads is computed by every rank on the gathered heads.
+Program gather_norms(Program program, const DecoderSpec& spec, const Ranks& ranks) {
+  std::vector<Op> ops;
+  for (Op& op : program.ops) {
+    const WeightKind kind =
+        op.kind == OpKind::kNorm ? op.as<Norm>().weight.kind : WeightKind::kNone;
+    if ((kind != WeightKind::kQNorm && kind != WeightKind::kKNorm) ||
+        spec.layers[static_cast<size_t>(op.layer)].attention.qk_norm_scope !=
+            AttentionSpec::NormScope::kAll) {
+      ops.push_back(std::move(op));
+      continue;
+    }
+    const Operand own = op.inputs[0];
+    const int32_t columns = own.columns;
+    const Operand all = find_or_add_buffer(program, "all_heads", columns * ranks.num_ranks);
+    const Operand part{all.buffer, ranks.rank * columns, columns};
+    ops.push_back(
+        Op{.kind = OpKind::kAllGather, .layer = op.layer, .inputs = {own}, .outputs = {all}});
+    op.inputs = op.outputs = {all};
+    ops.push_back(std::move(op));
+    ops.push_back(Op{.kind = OpKind::kHeadCopy,
+                     .layer = ops.back().layer,
+                     .inputs = {part},
+                     .outputs = {own},
+                     .attributes = HeadCopy{
+                         .heads = 1, .count = columns, .x_head = columns, .y_head = columns}});
+  }
+  program.ops = std::move(ops);
+  return program;
+}
 
 // What several ranks compute and read is written by one of them. spec: of the whole model.
 Program share_pages(Program program, const DecoderSpec& spec, const Ranks& ranks) {
@@ -209,6 +237,7 @@ bool divides_vocabulary(const DecoderSpec& spec, const Ranks& ranks) {
 Program partition(const DecoderSpec& spec, const Ranks& ranks) {
   if (ranks.single()) return lower(spec);
   Program program = SumInserter(lower(local_spec(spec, ranks)), ranks).run();
+  program = gather_norms(std::move(program), spec, ranks);
   program = share_pages(std::move(program), spec, ranks);
   if (!divides_vocabulary(spec, ranks)) return program;
   return divide_vocabulary(std::move(program), spec, ranks);

@@ -14,7 +14,7 @@
 
 namespace espalier::program {
 
-// kInvalidArgument or kUnimplemented says which part of the model is not divided by so many ranks.
+// kInvalidArgument says which part of the model is not divided by so many ranks.
 Status check_partition(const DecoderSpec& spec, int32_t num_ranks);
 
 // The model as one rank sees it: its heads and features. The vocabulary stays whole.
