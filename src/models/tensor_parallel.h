@@ -30,9 +30,9 @@ using OpenWeights =
 
 class TensorParallelModel final : public Model {
  public:
-  // num_threads: of all ranks together; each has at least one. kInvalidArgument
-  // say what of the model is not divided by so many ranks. Sums over ranks are added in another
-  // order than in the whole model: logits differ by float32's rounding.
+  // num_threads: of all ranks together; each has at least one. kInvalidArgument says what of the
+  // model is not divided by so many ranks. Sums over ranks are added in another order than in the
+  // whole model: logits differ by float32's rounding.
   static Result<std::unique_ptr<Model>> create(const DecoderSpec& spec, const WeightTypes& types,
                                                int32_t num_ranks, int32_t num_threads,
                                                const OpenWeights& open);
