@@ -80,11 +80,14 @@ class TensorParallelModel::Threads {
 };
 
 TensorParallelModel::TensorParallelModel(int32_t num_ranks, int32_t num_threads)
-    : collectives_(num_ranks), ranks_(static_cast<size_t>(num_ranks)) {
+    : ranks_(static_cast<size_t>(num_ranks)) {
   const int32_t each = std::max(1, num_threads / num_ranks);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     ranks_[static_cast<size_t>(rank)].threads = std::make_unique<WorkPool>(each, rank * each);
   }
+  std::vector<WorkPool*> threads;
+  for (const Rank& rank : ranks_) threads.push_back(rank.threads.get());
+  collectives_ = std::make_unique<ThreadCollectives>(threads);
   threads_ = std::make_unique<Threads>(ranks_);
 }
 
@@ -106,7 +109,7 @@ Status TensorParallelModel::load(const DecoderSpec& spec, const WeightTypes& typ
   std::vector<Status> failures(ranks_.size());
   threads_->run([&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    Collective& collective = collectives_.rank(index);
+    Collective& collective = collectives_->rank(index);
     const auto source = open(collective.ranks(), *rank.threads);
     auto model =
         program::CpuModel::create(spec, types, *source, *rank.threads, {.collective = &collective});
@@ -135,7 +138,7 @@ ForwardOutput TensorParallelModel::forward(const ForwardBatch& batch,
   ForwardOutput out;
   const auto run = [&](int32_t index) {
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    const Ranks ranks = collectives_.rank(index).ranks();
+    const Ranks ranks = collectives_->rank(index).ranks();
     rank.kv.page_size = kv.page_size;
     rank.kv.layers.clear();
     for (const KvView::Layer& layer : kv.layers) rank.kv.layers.push_back(heads_of(layer, ranks));

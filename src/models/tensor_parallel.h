@@ -55,8 +55,8 @@ class TensorParallelModel final : public Model {
   TensorParallelModel(int32_t num_ranks, int32_t num_threads);
   Status load(const DecoderSpec& spec, const WeightTypes& types, const OpenWeights& open);
 
-  ThreadCollectives collectives_;
   std::vector<Rank> ranks_;
+  std::unique_ptr<ThreadCollectives> collectives_;
   std::unique_ptr<Threads> threads_;  // after what they use
   ModelInfo info_;
 };

@@ -9,7 +9,8 @@ namespace espalier {
 
 class ThreadCollectives::Rank final : public Collective {
  public:
-  Rank(ThreadCollectives& group, Ranks ranks) : group_(group), ranks_(ranks) {}
+  Rank(ThreadCollectives& group, Ranks ranks, WorkPool* threads)
+      : group_(group), ranks_(ranks), threads_(threads) {}
 
   Ranks ranks() const override { return ranks_; }
   void barrier() override { group_.meet(); }
@@ -22,8 +23,14 @@ class ThreadCollectives::Rank final : public Collective {
     const auto size = static_cast<int64_t>(data.size());
     const int64_t begin = size * ranks_.rank / ranks_.num_ranks;
     const int64_t end = size * (ranks_.rank + 1) / ranks_.num_ranks;
-    for (int64_t block = begin; block < end; block += kBlock) {
-      sum(block, std::min(block + kBlock, end));
+    if (threads_ != nullptr) {
+      threads_->parallel_for(end - begin, kBlock, [&](int64_t first, int64_t last) {
+        sum(begin + first, begin + last);
+      });
+    } else {
+      for (int64_t block = begin; block < end; block += kBlock) {
+        sum(block, std::min(block + kBlock, end));
+      }
     }
     group_.meet();
   }
@@ -64,12 +71,15 @@ class ThreadCollectives::Rank final : public Collective {
 
   ThreadCollectives& group_;
   const Ranks ranks_;
+  WorkPool* const threads_;
 };
 
-ThreadCollectives::ThreadCollectives(int32_t num_ranks)
-    : data_(static_cast<size_t>(num_ranks)), gathers_(static_cast<size_t>(num_ranks)) {
+ThreadCollectives::ThreadCollectives(const std::vector<WorkPool*>& threads)
+    : data_(threads.size()), gathers_(threads.size()) {
+  const auto num_ranks = static_cast<int32_t>(threads.size());
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    ranks_.push_back(std::make_unique<Rank>(*this, Ranks{rank, num_ranks}));
+    ranks_.push_back(
+        std::make_unique<Rank>(*this, Ranks{rank, num_ranks}, threads[static_cast<size_t>(rank)]));
   }
 }
 

@@ -11,13 +11,15 @@
 #include <vector>
 
 #include "tensor/collective.h"
+#include "tensor/work_pool.h"
 
 namespace espalier {
 
 class ThreadCollectives {
  public:
-  // REQUIRES: num_ranks >= 1.
-  explicit ThreadCollectives(int32_t num_ranks);
+  // threads: of each rank, for long sums; borrowed, and idle while the rank calls. Null: the rank's
+  // own thread alone. REQUIRES: at least one rank.
+  explicit ThreadCollectives(const std::vector<WorkPool*>& threads);
   ~ThreadCollectives();
   ThreadCollectives(const ThreadCollectives&) = delete;
   ThreadCollectives& operator=(const ThreadCollectives&) = delete;

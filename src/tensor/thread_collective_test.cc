@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -11,10 +12,16 @@
 namespace espalier {
 namespace {
 
-// Runs fn(collective) on a thread for each rank.
+// Runs fn(collective) on a thread for each rank, every other one with a pool of two threads.
 template <typename Fn>
 void on_ranks(int32_t num_ranks, const Fn& fn) {
-  ThreadCollectives group(num_ranks);
+  std::vector<std::unique_ptr<WorkPool>> pools;
+  std::vector<WorkPool*> of_ranks;
+  for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    pools.push_back(rank % 2 == 0 ? std::make_unique<WorkPool>(2) : nullptr);
+    of_ranks.push_back(pools.back().get());
+  }
+  ThreadCollectives group(of_ranks);
   std::vector<std::jthread> threads;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([&group, &fn, rank] { fn(group.rank(rank)); });
