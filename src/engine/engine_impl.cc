@@ -161,10 +161,13 @@ Result<std::string> EngineImpl::submit(GenerateRequest request, EventSink sink) 
   std::string rid = live->rid;
   const bool awaits_tokens = live->awaits_tokens;
   const auto grammar = live->sampling.grammar;
+  const bool within_budget = live->complete_within_budget;
   loop_->push(ArrivalMessage{std::move(live)});  // before its tokens can be
   if (awaits_tokens) tokenise(id, std::move(request.text), request.add_special_tokens);
   if (grammar)
-    grammars_->compile(*grammar, id, [this, id](GrammarCompiler::Compiled made) {
+    grammars_->compile(*grammar, id, [this, id, within_budget](GrammarCompiler::Compiled made) {
+      if (made && within_budget)
+        if (Status ready = (*made)->prepare_budget(); !ready.ok()) made = fail(std::move(ready));
       loop_->push(GrammarMessage{id, std::move(made)});
     });
   return rid;
@@ -181,6 +184,22 @@ void EngineImpl::tokenise(RequestId id, std::string text, bool add_special_token
                                              "too many prompts wait to be tokenised; try again "
                                              "later"))});
 }
+
+namespace {
+
+Status check_budget(const GenerateRequest& request, bool has_grammar) {
+  if (!has_grammar)
+    return invalid_argument(
+        "complete_within_budget plans the end of a grammar, and the request has none: give "
+        "json_schema, response_format, regex, ebnf, structural_tag or choices, or leave it out");
+  if (request.sampling.token_healing)
+    return invalid_argument(
+        "complete_within_budget plans no tokens for the text that token_healing generates anew: "
+        "leave one out");
+  return {};
+}
+
+}  // namespace
 
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
   if (request.priority != 0 && config_.schedule_policy != "priority" &&
@@ -214,6 +233,9 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
               "this engine runs without a tokenizer (skip_tokenizer_init): give input_ids"));
   live->awaits_grammar = live->sampling.grammar.has_value();
   if (live->awaits_grammar) ESP_RETURN_IF_ERROR(check_grammars());
+  live->complete_within_budget = request.sampling.complete_within_budget;
+  if (live->complete_within_budget)
+    ESP_RETURN_IF_ERROR(check_budget(request, live->awaits_grammar));
   live->samples.reserve(static_cast<size_t>(request.sampling.n));
   ESP_ASSIGN_OR_RETURN(
       OutputProcessor first,
@@ -228,7 +250,9 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   // A stop string that forced tokens complete would end it before their log-probabilities are
   // computed.
   const bool may_stop = !request.sampling.stop.empty() || !request.sampling.stop_regex.empty();
+  // Forced tokens are canonical, which may be more tokens than a budget leaves.
   live->jump_forward = request.sampling.jump_forward && !config_.disable_jump_forward &&
+                       !live->complete_within_budget &&
                        !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
       live->jump_forward && request.sampling.draft_tokens && !config_.disable_draft_tokens;

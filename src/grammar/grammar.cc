@@ -1,6 +1,7 @@
 #include "grammar/grammar.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "grammar/frontends/free_text.h"
 #include "grammar/frontends/regex.h"
 #include "grammar/frontends/structural_tag.h"
+#include "grammar/masks/budget_masks.h"
 #include "grammar/masks/mask_cache.h"
 #include "grammar/schema/json_schema.h"
 
@@ -53,6 +55,8 @@ struct CompiledGrammar::Impl {
   std::mutex mutex;
   EarleyRecogniser earley;
   MaskCache masks;
+  std::unique_ptr<BudgetMasks> budget;  // null until prepare_budget()
+  std::atomic<size_t> budget_bytes = 0;
 };
 
 // Follows cached transitions without the lock. At the first transition that is not cached it takes
@@ -107,11 +111,23 @@ GrammarSize CompiledGrammar::size() const {
           .num_masks = impl_->masks.num_kept()};
 }
 
+Status CompiledGrammar::prepare_budget() {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->budget != nullptr) return {};
+  for (RuleId rule = 0; impl_->builder != nullptr && rule < impl_->network.starts.size(); ++rule)
+    impl_->builder->make(rule);
+  ESP_ASSIGN_OR_RETURN(EndDistances distances, EndDistances::compute(impl_->network));
+  impl_->budget = std::make_unique<BudgetMasks>(impl_->earley, *impl_->trie, std::move(distances));
+  impl_->budget_bytes = impl_->budget->num_bytes();
+  return {};
+}
+
 bool CompiledGrammar::exhausted() const { return impl_->earley.exhausted(); }
 size_t CompiledGrammar::num_bytes() const {
   const size_t network =
       impl_->builder != nullptr ? impl_->builder->num_bytes() : impl_->whole_bytes;
-  return sizeof(Impl) + network + impl_->earley.num_bytes() + impl_->masks.num_bytes();
+  return sizeof(Impl) + network + impl_->earley.num_bytes() + impl_->masks.num_bytes() +
+         impl_->budget_bytes;
 }
 
 namespace {
@@ -188,7 +204,8 @@ Result<RuleId> lower(Ir& ir, const GrammarSpec& spec, const GrammarLimits& limit
   };
   switch (spec.kind) {
     case GrammarSpec::Kind::kRegex: {
-      ESP_ASSIGN_OR_RETURN(const ExprId body, parse_regex(ir, spec.source, {.encode = {}, .limits = limits}));
+      ESP_ASSIGN_OR_RETURN(const ExprId body,
+                           parse_regex(ir, spec.source, {.encode = {}, .limits = limits}));
       root_of(body);
       break;
     }
@@ -304,6 +321,26 @@ bool Matcher::fill_mask(std::span<uint32_t> words) {
   const std::lock_guard lock(impl.mutex);
   impl.earley.begin_call();
   return impl.masks.fill(history_.back(), text_now(), words);
+}
+
+bool Matcher::fill_mask_within(std::span<uint32_t> words, uint32_t tokens_left) {
+  const bool any = fill_mask(words);
+  if (!any || tokens_left > budget_check_at_) return any;
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  budget_check_at_ = impl.budget->next_check(history_.back(), tokens_left);
+  if (tokens_left <= budget_check_at_) {
+    impl.budget->keep_within(history_.back(), text_now(), tokens_left, words);
+    impl.budget_bytes = impl.budget->num_bytes();
+  }
+  return any;
+}
+
+uint32_t Matcher::tokens_to_end() const {
+  CompiledGrammar::Impl& impl = *grammar_->impl_;
+  const std::lock_guard lock(impl.mutex);
+  impl.earley.begin_call();
+  return impl.budget->tokens_to_end(history_.back());
 }
 
 std::string Matcher::forced_bytes(size_t bytes_max) {

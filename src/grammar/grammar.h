@@ -70,6 +70,9 @@ class CompiledGrammar {
   size_t num_bytes() const;
   const Network& network() const;  // as far as it is built
   const Network& whole_network();  // builds all rules. REQUIRES: no matcher runs meanwhile
+  // Builds all rules and what Matcher::fill_mask_within() needs, once. kInvalidArgument: the
+  // grammar is too large for it. Any thread.
+  Status prepare_budget();
 
  private:
   friend class Matcher;
@@ -104,6 +107,15 @@ class Matcher {
   // happens only after a limit was reached: see exhausted().
   bool fill_mask(std::span<uint32_t> words);
 
+  // Like fill_mask(), but allows only tokens behind which `tokens_left` - 1 tokens suffice to end
+  // the text; where no token does, those behind which the fewest tokens are needed. So a text whose
+  // budget is at least tokens_to_end() when it begins can end within it, unless a check of a value
+  // refuses the planned text. REQUIRES: prepare_budget() has succeeded.
+  bool fill_mask_within(std::span<uint32_t> words, uint32_t tokens_left);
+  // Returns a number of tokens that completes the text, 0 where it may end: the fewest that spell
+  // one of the texts of fewest bytes. REQUIRES: as for fill_mask_within().
+  uint32_t tokens_to_end() const;
+
   // Returns the bytes that must follow whatever the tokens, at most `bytes_max`.
   std::string forced_bytes(size_t bytes_max);
 
@@ -128,9 +140,10 @@ class Matcher {
 
   // shared: the grammar cache and other sequences hold it too
   std::shared_ptr<CompiledGrammar> grammar_;
-  std::vector<uint32_t> history_;           // [step] Earley set
-  std::string text_;                        // what was read, kept where checks need it
-  std::vector<uint32_t> text_sizes_ = {0};  // [step] its length
+  std::vector<uint32_t> history_;            // [step] Earley set
+  std::string text_;                         // what was read, kept where checks need it
+  std::vector<uint32_t> text_sizes_ = {0};   // [step] its length
+  uint32_t budget_check_at_ = ~uint32_t{0};  // with more tokens left no budget restricts a mask
   bool ended_ = false;
 };
 

@@ -12,7 +12,6 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr uint32_t kMaxCodePoint = 0x10ffff;
 constexpr size_t kLiteralsWrittenOut = 32;  // larger choices become a graph
 
 // A length of UTF-8: code points up to `high` take `length` bytes, the first of which has the bits

@@ -21,6 +21,8 @@ using RuleId = uint32_t;
 
 inline constexpr int32_t kUnbounded = -1;
 
+inline constexpr uint32_t kMaxCodePoint = 0x10ffff;
+
 // A closed range of Unicode code points.
 struct CodeRange {
   uint32_t low = 0, high = 0;

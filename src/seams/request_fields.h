@@ -230,6 +230,11 @@ inline constexpr std::tuple kRequestFields = {
                    .places = kInHttp,
                    .doc = "generates the prompt's last tokens anew where longer ones fit"},
                   ESP_MEMBER(token_healing)),
+    request_field({.name = "complete_within_budget",
+                   .places = kInHttp,
+                   .doc = "ends what a grammar constrains within max_new_tokens, by the shortest "
+                          "way where few tokens are left"},
+                  ESP_MEMBER(complete_within_budget)),
     request_field({.name = "sampling_seed",
                    .openai = "seed",
                    .places = kInHttp | kInCommand | kInOpenAiStandard,

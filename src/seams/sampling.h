@@ -81,6 +81,9 @@ struct SamplingParams {
   // The prompt's last tokens, where longer ones could stand, are generated anew: the output's
   // tokens begin with their text (which its text does not repeat).
   bool token_healing = false;
+  // Masks leave enough of max_new_tokens for the grammar to end (grammar::Matcher's
+  // fill_mask_within()).
+  bool complete_within_budget = false;
 };
 
 // Of which logits the log-probabilities of output tokens are. Those of prompt tokens are always of

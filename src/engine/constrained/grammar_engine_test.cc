@@ -57,6 +57,40 @@ TEST(GrammarEngine, EbnfAndJsonSchema) {
   EXPECT_LE(value.at("age").to_number<int>(), 150);
 }
 
+// Whatever the model wants to write, the answer is whole within its tokens.
+TEST(GrammarEngine, AnswersEndWithinTheirBudget) {
+  const std::string schema = R"({"type":"object","properties":{"name":{"type":"string"},
+      "items":{"type":"array","items":{"type":"string","minLength":3}},"ok":{"type":"boolean"}},
+      "required":["name","items","ok"],"additionalProperties":false})";
+  for (bool overlap : {true, false}) {
+    EngineConfig config;
+    config.disable_overlap_schedule = !overlap;
+    auto [engine, device] = make_test_engine({.config = config});
+    GenerateRequest request{
+        .text = "x",
+        .sampling = {.max_new_tokens = 5, .json_schema = schema, .complete_within_budget = true}};
+    const auto refused = engine->generate(request);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message(), HasSubstr("needs 32 tokens"));
+    for (int32_t tokens = 32; tokens < 80; tokens += 3) {
+      request.text = "prompt " + std::to_string(tokens);
+      request.sampling.max_new_tokens = tokens;
+      const auto answer = engine->generate(request);
+      ASSERT_TRUE(answer) << answer.error().to_string();
+      EXPECT_LE(answer->output_ids.size(), static_cast<size_t>(tokens));
+      boost::system::error_code failed;
+      const auto value = boost::json::parse(answer->text, failed);
+      ASSERT_FALSE(failed) << tokens << ": " << answer->text;
+      EXPECT_TRUE(value.at("ok").is_bool());
+    }
+  }
+  auto [engine, device] = make_test_engine();
+  const auto without = engine->generate(
+      {.text = "x", .sampling = {.max_new_tokens = 5, .complete_within_budget = true}});
+  ASSERT_FALSE(without);
+  EXPECT_THAT(without.error().message(), HasSubstr("the request has none"));
+}
+
 TEST(GrammarEngine, ACrowdWithAndWithoutGrammarsInLittleMemory) {
   EngineConfig config;
   config.max_total_tokens = 400;  // far less than all need: retraction and waiting
@@ -86,6 +120,46 @@ TEST(GrammarEngine, ACrowdWithAndWithoutGrammarsInLittleMemory) {
     }
     ++i;
   }
+}
+
+TEST(GrammarEngine, AnAnswerIsCompleteWithinItsBudget) {
+  auto [engine, device] = make_test_engine();
+  const std::string schema = R"({"type":"object","properties":{"name":{"type":"string"},
+      "list":{"type":"array","minItems":2,"items":{"type":"boolean"}}},
+      "required":["name","list"],"additionalProperties":false})";
+  const auto ask = [&](int32_t tokens, uint64_t seed) {
+    return engine->generate({.text = "x",
+                             .sampling = {.max_new_tokens = tokens,
+                                          .sampling_seed = seed,
+                                          .json_schema = schema,
+                                          .complete_within_budget = true}});
+  };
+  const auto refused = ask(1, 0);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.error().message(), HasSubstr("complete_within_budget needs"));
+  int32_t least = 2;
+  while (!ask(least, 0)) ASSERT_LT(++least, 100);
+  for (int32_t extra = 0; extra < 12; ++extra) {
+    const auto answer = ask(least + extra, static_cast<uint64_t>(extra));
+    ASSERT_TRUE(answer) << answer.error().to_string();
+    boost::system::error_code failed;
+    const auto value = boost::json::parse(answer->text, failed);
+    ASSERT_FALSE(failed) << answer->text;
+    EXPECT_GE(value.at("list").as_array().size(), 2u) << answer->text;
+  }
+}
+
+TEST(GrammarEngine, ABudgetNeedsAGrammarAndNoHealing) {
+  auto [engine, device] = make_test_engine();
+  const auto free = engine->generate({.text = "x", .sampling = {.complete_within_budget = true}});
+  ASSERT_FALSE(free);
+  EXPECT_THAT(free.error().message(), HasSubstr("complete_within_budget"));
+  const auto healed = engine->generate(
+      {.text = "x",
+       .sampling = {.regex = "a+", .token_healing = true, .complete_within_budget = true}});
+  ASSERT_FALSE(healed);
+  EXPECT_THAT(healed.error().message(), HasSubstr("token_healing"));
 }
 
 TEST(GrammarEngine, WrongGrammarsEndTheirRequestAlone) {

@@ -89,7 +89,7 @@ void StepMasks::fill_mask(const BatchEntry& entry, size_t thread, std::span<uint
   SampleState& sample = *it->second;
   const bool chooses = narrows(sample);
   fill_grammar_mask(
-      sample, chooses ? choices_of(sample, *jumps_[thread]) : std::span<const TokenId>(), words);
+      sample, chooses ? choices_of(sample, *jumps_[thread]) : std::span<const TokenId>(), 0, words);
 }
 
 // Behind each draft that a sample is drawn behind: what may come there, as if it had been said.
@@ -116,7 +116,7 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const BatchEntry& en
     }
     choices.clear();
     if (narrows(sample)) jumps_[thread]->append_choices(matcher, output, choices);
-    fill_grammar_mask(sample, choices, words.first(words_per_mask_));
+    fill_grammar_mask(sample, choices, static_cast<int32_t>(next), words.first(words_per_mask_));
     words = words.subspan(words_per_mask_);
   }
   matcher.rollback(matcher.steps() - steps);
@@ -124,7 +124,7 @@ void StepMasks::fill_draft_masks(const ForwardBatch& batch, const BatchEntry& en
 
 // Of what its matcher has read. Of an exhausted grammar choices may be missing, as states are.
 void StepMasks::fill_grammar_mask(SampleState& sample, std::span<const TokenId> choices,
-                                  std::span<uint32_t> words) {
+                                  int32_t num_ahead, std::span<uint32_t> words) {
   if (!choices.empty() && !sample.matcher->exhausted()) {
     std::ranges::fill(words, 0);
     for (const TokenId id : choices) allow(id, words);
@@ -132,7 +132,11 @@ void StepMasks::fill_grammar_mask(SampleState& sample, std::span<const TokenId> 
   }
   const auto known = static_cast<size_t>(sample.matcher->words_per_mask());
   ESP_CHECK(known <= words.size(), "the vocabulary is larger than the logits");
-  const bool any = sample.matcher->fill_mask(words.first(known));
+  const auto tokens_left =
+      static_cast<uint32_t>(std::max(1, sample.budget - sample.num_tokens - num_ahead));
+  const bool any = sample.budget > 0
+                       ? sample.matcher->fill_mask_within(words.first(known), tokens_left)
+                       : sample.matcher->fill_mask(words.first(known));
   std::ranges::fill(words.subspan(known), 0);
   if (!sample.matcher->can_end() || (!any && sample.matcher->exhausted())) return;
   for (const TokenId id : sample.request->sampling.stop_ids) allow(id, words);

@@ -54,8 +54,9 @@ class StepMasks {
   void fill_mask(const BatchEntry& entry, size_t thread, std::span<uint32_t> words);
   void fill_draft_masks(const ForwardBatch& batch, const BatchEntry& entry, size_t thread,
                         std::span<uint32_t> words);
+  // `num_ahead`: the draft tokens that the matcher has read beyond the sample's own.
   static void fill_grammar_mask(SampleState& sample, std::span<const TokenId> choices,
-                                std::span<uint32_t> words);
+                                int32_t num_ahead, std::span<uint32_t> words);
   static std::span<const TokenId> choices_of(SampleState& sample, JumpForward& jump);
 
   const Tokenizer* const tokenizer_;

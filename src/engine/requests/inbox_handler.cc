@@ -79,6 +79,7 @@ Status InboxHandler::start(LiveRequest& request) {
       resolve_max_new_tokens(request.sampling, static_cast<int32_t>(request.prompt_ids.size()),
                              parts_.max_sequence_tokens);
   if (!max_new_tokens) return max_new_tokens.error();
+  ESP_RETURN_IF_ERROR(check_budget(request, *max_new_tokens));
   for (int32_t i = 0; i < static_cast<int32_t>(request.samples.size()); ++i)
     if (const Status status = add_sequence(request, i, *max_new_tokens); !status.ok())
       parts_.events.finish(request.samples[static_cast<size_t>(i)],
@@ -115,6 +116,18 @@ Status InboxHandler::check_prompt(const LiveRequest& request) const {
   return {};
 }
 
+// A budget that no complete text fits into is refused, since the answer could not be of the
+// grammar.
+Status InboxHandler::check_budget(const LiveRequest& request, int32_t max_new_tokens) {
+  if (!request.complete_within_budget || request.samples.empty()) return {};
+  const uint32_t needed = request.samples[0].matcher->tokens_to_end();
+  if (needed <= static_cast<uint32_t>(max_new_tokens)) return {};
+  return invalid_argument(
+      "max_new_tokens is {}, but complete_within_budget needs {} tokens for the shortest text "
+      "that the grammar allows: raise max_new_tokens, or leave complete_within_budget out",
+      max_new_tokens, needed);
+}
+
 PooledTokens InboxHandler::pooled_tokens(const LiveRequest& request) const {
   if (!request.embed) return PooledTokens::kNone;
   return parts_.pooled->all_tokens ? PooledTokens::kAll : PooledTokens::kLast;
@@ -125,6 +138,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   auto spec = std::make_shared<SamplingSpec>(request.sampling.spec);
   spec->seed = sample_seed(request.seed, index);
   sample.output.set_max_new_tokens(max_new_tokens);
+  sample.budget = request.complete_within_budget ? max_new_tokens : 0;
   sample.return_logprob = request.return_logprob;
   sample.in_session = request.session.has_value();
   sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());

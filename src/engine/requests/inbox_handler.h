@@ -62,6 +62,7 @@ class InboxHandler {
   Status start(LiveRequest& request);
   Status continue_session(LiveRequest& request);
   Status check_prompt(const LiveRequest& request) const;
+  static Status check_budget(const LiveRequest& request, int32_t max_new_tokens);
   PooledTokens pooled_tokens(const LiveRequest& request) const;
   Status add_sequence(LiveRequest& request, int32_t index, int32_t max_new_tokens);
   void end(LiveRequest& request, FinishReason::Type type, const Status& why);

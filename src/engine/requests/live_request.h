@@ -41,7 +41,8 @@ struct SampleState {
   int32_t num_forced = 0;                   // output tokens that were forced
   std::vector<TokenId> choices;             // the few continuations behind `choices_at` tokens
   int32_t choices_at = -1;                  // -1: not computed yet
-  std::string healing;                      // text with which its output must still begin
+  int32_t budget = 0;   // output tokens within which the grammar ends; 0: it may not end
+  std::string healing;  // text with which its output must still begin
 
   // Ahead of its next token: with hundreds of samples each one lies in a distant cache.
   void prefetch() const {
@@ -66,6 +67,7 @@ struct LiveRequest {
   bool draft_tokens = false;  // with a grammar: taken from its earlier answers
   uint64_t draft_scope = 0;   // of its grammar and cache_namespace
   bool token_healing = false;
+  bool complete_within_budget = false;
   int32_t logprob_start_len = -1;
   bool embed = false;
   int32_t dimensions = 0;  // see GenerateRequest

@@ -11,8 +11,6 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr uint32_t kMaxCodePoint = 0x10ffff;
-
 // General categories in the order of utf8proc's constants, with their long names.
 struct Category {
   std::string_view name, long_name;

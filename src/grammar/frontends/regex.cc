@@ -15,7 +15,6 @@ using Tree = RegexTree;
 
 // bound on the parts of sequences that anchors expand
 constexpr size_t kAnchoredPartsMax = 1 << 20;
-constexpr uint32_t kMaxCodePoint = 0x10ffff;
 
 // Anchors depend on the position in the text, of which there are three kinds: nothing has been
 // read, something has been read and more may follow, nothing may follow. A tree becomes a 3 x 3

@@ -7,8 +7,6 @@
 namespace espalier::grammar {
 namespace {
 
-constexpr uint32_t kMaxCodePoint = 0x10ffff;
-
 ExprId range(Ir& ir, char low, char high) {
   return ir.chars({{static_cast<uint32_t>(low), static_cast<uint32_t>(high)}});
 }
