@@ -654,6 +654,58 @@ void e4m3(Bench& bench, Linear& linear, Memory& workspace) {
   }
 }
 
+// GEMMs with weights of 4 bits in groups of 128: each one, and the chain of a step's layers, whose
+// weights are read one behind the other.
+void int4(Bench& bench, Linear& linear, Memory& workspace) {
+  if (!bench.wants("int4")) return;
+  constexpr int kLayers = 32;
+  constexpr Int4Format kFormat{.group = 128};
+  const auto bytes_of = [&](const Gemm& p) {
+    return static_cast<size_t>(int4_bytes(kFormat, int64_t{p.out} * (p.silu ? 2 : 1), p.in));
+  };
+  size_t layer_bytes = 0;
+  for (const Gemm& p : kGemms) layer_bytes += bytes_of(p);
+  const Memory weights(kLayers * layer_bytes, 3, 0.02f);  // any bytes are codes and scales
+  const Memory x(size_t{8192} * kInner * 2, 4), y(size_t{8192} * kInner * 2, 5, 1e-3f);
+  const auto args = [&](const Gemm& p, int rows, size_t at) {
+    LinearArgs out = gemm_args(p, rows, x, weights.get(at), y, false);
+    out.int4 = kFormat;
+    out.residual = p.residual ? y.get() : nullptr;
+    return out;
+  };
+  for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 2048}) {
+    const LaunchOptions launch{bench.stream(), true};
+    size_t at = 0;
+    for (const Gemm& p : kGemms) {
+      LinearArgs gemm = args(p, rows, at);
+      must(linear.tune({&gemm, 1}, workspace.get(), workspace.bytes(), bench.stream()));
+      const double seconds = bench.time(
+          [&](int i) {
+            must(linear.run(args(p, rows, at + i % 8 * layer_bytes), workspace.get(),
+                            workspace.bytes(), launch));
+          },
+          16);
+      bench.row(fmt::format("int4 {} rows: {} {}x{}", rows, p.name, p.out, p.in), seconds,
+                static_cast<double>(bytes_of(p)),
+                2.0 * rows * p.in * static_cast<double>(p.out) * (p.silu ? 2 : 1));
+      at += bytes_of(p);
+    }
+    const double seconds = bench.time(
+        [&](int) {
+          size_t from = 0;
+          for (int layer = 0; layer < kLayers; ++layer) {
+            for (const Gemm& p : kGemms) {
+              must(linear.run(args(p, rows, from), workspace.get(), workspace.bytes(), launch));
+              from += bytes_of(p);
+            }
+          }
+        },
+        4);
+    bench.row(fmt::format("int4 {} rows: a layer of {}", rows, kLayers), seconds / kLayers,
+              static_cast<double>(layer_bytes), 0);
+  }
+}
+
 // GEMMs of many rows, and what tuning chose.
 void prefill(Bench& bench, Linear& linear, Memory& workspace) {
   for (const int rows : {512, 2048, 8192}) {
@@ -693,6 +745,7 @@ int run(const std::string& only, const std::string& json_path) {
   elementwise(bench);
   sampling(bench);
   e4m3(bench, **linear, workspace);
+  int4(bench, **linear, workspace);
   prefill(bench, **linear, workspace);
   experts(bench);
   if (!json_path.empty()) std::ofstream(json_path) << "[\n" << bench.json << "\n]\n";

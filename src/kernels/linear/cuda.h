@@ -1,7 +1,8 @@
 // Linear layers on the GPU: y = x W^T with epilogues. cuBLASLt with algorithms chosen by measuring,
 // and kernels of our own that stream the weights, start by programmatic dependent launch (PDL) and
 // have the epilogues inside: gemv for 1 and 2 rows and, where tuning found it faster,
-// gemm_small_batch for up to 64 (of e4m3: from 1 to 128).
+// gemm_small_batch for up to 64 (of e4m3: from 1 to 128); gemm_int4 for up to 256 with weights of 4
+// bits, which become bfloat16 in the workspace for more.
 //
 // Thread safety: Linear::run() from any thread after tuning; tune() from one. Ownership: pointers
 // are borrowed device memory for the call. Requirements of pointers and streams:
@@ -14,6 +15,7 @@
 #include <span>
 
 #include "kernels/cuda/stream.h"
+#include "kernels/linear/int4_weights.h"
 
 namespace espalier::kernels::cuda {
 
@@ -36,6 +38,9 @@ struct LinearArgs {
   // scale of its own (quantize_rows.h), unless x_scales says that it is so already.
   const float* weight_scales = nullptr;
   const float* x_scales = nullptr;  // [rows]: x is e4m3
+  // group not 0: weights are records of 4 bits (int4_weights.h). in_features is a multiple of 32,
+  // out_features of 16, and `type` is kBFloat16, that of x, bias, residual and norm.
+  Int4Format int4;
   void* y = nullptr;                // [rows, out_features], rows y_stride apart
   int64_t y_stride = 0;
 

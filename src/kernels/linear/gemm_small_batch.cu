@@ -18,6 +18,7 @@
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/linear/gemm_small_batch.h"
+#include "kernels/linear/small_batch_output.cuh"
 
 namespace espalier::kernels::cuda {
 
@@ -25,26 +26,15 @@ namespace {
 
 using E4m3 = uint8_t;
 
-constexpr int kWarps = 8;  // consumers
-constexpr int kMathThreads = kWarps * 32;
-constexpr int kThreads = kMathThreads + 32;
 constexpr int kBoxBytes = 128;  // of a row in a box: the width of the swizzle
 constexpr int kMaxStages = 12;  // ahead
 constexpr int kMinStages = 3;
 constexpr size_t kReservedShared = 1024;  // of a multiprocessor for each block, by the driver
 
 struct Params {
-  void* y;
-  int64_t y_stride;
-  const bf16* bias;
-  const bf16* residual;
-  const float* x_scales;       // of e4m3: [rows]
-  const float* weight_scales;  // and [out], [2 out] with SiLU
-  int rows, out;
+  SmallBatchOutput output;
   int k_tiles;  // tiles along the inputs
-  int splits, num_stages;
-  int groups;  // of 16 rows of weights in a block
-  bool silu, float_out;
+  int num_stages;
 };
 
 struct Barriers {
@@ -61,33 +51,6 @@ __host__ __device__ constexpr int k_tile_bytes(int outputs) {
 __host__ __device__ constexpr size_t stage_bytes(int columns, int outputs) {
   return static_cast<size_t>((outputs + columns) * k_tile_bytes(outputs));
 }
-// The stride of a row of sums: the outputs, and padding that keeps a warp's stores in different
-// banks.
-__host__ __device__ constexpr int sums_stride(int outputs) { return outputs + 4; }
-__host__ __device__ constexpr size_t sums_bytes(int columns, int outputs) {
-  return static_cast<size_t>(groups_of_inputs(outputs) * columns * sums_stride(outputs)) * 4;
-}
-
-// --- what clusters and tensor maps need ---
-
-__device__ __forceinline__ void cluster_sync() {
-  ESP_HOPPER_ASM("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-// The address in another block's shared memory of what lies at `address` here.
-__device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) {
-  uint32_t there = address;
-  ESP_HOPPER_ASM("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ float4 load_in(uint32_t address) {
-  float4 v{};
-  ESP_HOPPER_ASM("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-  return v;
-}
 // Weights are read once, so they are evicted from L2 first.
 __device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, int input, int group,
                                              Barrier& barrier) {
@@ -98,18 +61,6 @@ __device__ __forceinline__ void copy_weights(void* to, const CUtensorMap& map, i
       "l"(&map), "r"(input), "r"(0), "r"(group), "r"(barrier_address(barrier)), "l"(kEvictFirst)
       : "memory");
 }
-// The share of the GEMM that this block has; its rank in the cluster is the split.
-struct BlockWork {
-  int tile, split;
-  int begin, end;  // tiles along the inputs
-  __device__ explicit BlockWork(const Params& p) {
-    tile = static_cast<int>(blockIdx.x) / p.splits;
-    split = static_cast<int>(blockIdx.x) % p.splits;
-    begin = p.k_tiles * split / p.splits;
-    end = p.k_tiles * (split + 1) / p.splits;
-  }
-};
-
 // Shared memory: stages [num_stages][boxes][weights [OUTPUTS][128 bytes]], as many times x
 // [COLUMNS][128 bytes], barriers; in the end the sums [groups of inputs][COLUMNS][sums_stride] in
 // place of the stages.
@@ -147,12 +98,12 @@ struct Fetcher {
 
   __device__ void weights(int k_tile, int slot) const {
     Barrier& full = shared.barriers->full[slot];
-    barrier_expect(full, Memory::kBoxes * (p.groups * 16 * kBoxBytes + Memory::kRowsBox));
+    barrier_expect(full, Memory::kBoxes * (p.output.groups * 16 * kBoxBytes + Memory::kRowsBox));
     const int input = (work.begin + k_tile) * kTileInputs;
 #pragma unroll
     for (int i = 0; i < Memory::kBoxes; ++i)
       copy_weights(shared.weights(slot) + i * Memory::kWeightsBox, weights_map,
-                   input + i * kBoxInputs, work.tile * p.groups, full);
+                   input + i * kBoxInputs, work.tile * p.output.groups, full);
   }
   __device__ void rows(int k_tile, int slot) const {
     const int input = (work.begin + k_tile) * kTileInputs;
@@ -213,69 +164,17 @@ __device__ void multiply(const Params& p, const Shared<COLUMNS, OUTPUTS>& shared
   }
 }
 
-// Adds up the sums of eight adjacent outputs of a row over all splits and groups of the inputs.
-// `at`: address of the first group's sums in a block.
+// Writes a thread's sums of rows, as wgmma leaves them, to shared memory.
+// first: the place of the tile's first output in a row of `sums`.
 template <int COLUMNS, int OUTPUTS>
-__device__ __forceinline__ void add_partials(const Params& p, uint32_t at, float (&to)[8]) {
+__device__ __forceinline__ void store_sums(const float (&from)[COLUMNS / 2], float* sums, int first,
+                                           int rows) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) to[i] = 0;
-  for (int split = 0; split < p.splits; ++split) {
-    const uint32_t there = address_in(at, static_cast<uint32_t>(split));
-#pragma unroll
-    for (int group = 0; group < groups_of_inputs(OUTPUTS); ++group) {
-      const uint32_t from = there + group * COLUMNS * sums_stride(OUTPUTS) * 4;
-      const float4 a = load_in(from), b = load_in(from + 16);
-      to[0] += a.x, to[1] += a.y, to[2] += a.z, to[3] += a.w;
-      to[4] += b.x, to[5] += b.y, to[6] += b.z, to[7] += b.w;
-    }
-  }
-}
-
-__device__ __forceinline__ void add8(const bf16* from, float (&to)[8]) {
-  float values[8];
-  load8(from, values);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) to[i] += values[i];
-}
-
-__device__ __forceinline__ void scale8(const float* scales, float row_scale, float (&to)[8]) {
-  float values[8];
-  load8(scales, values);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) to[i] *= values[i] * row_scale;
-}
-
-// Writes this block's share of the rows, with the epilogue.
-template <typename T, int COLUMNS, int OUTPUTS>
-__device__ void finish(const Params& p, const BlockWork& work, const float* sums) {
-  const int outputs = p.groups * (p.silu ? 8 : 16);  // of the block
-  const int eights = outputs / 8, first = work.tile * outputs;
-  const int row_begin = p.rows * work.split / p.splits;
-  const int row_end = p.rows * (work.split + 1) / p.splits;
-  const uint32_t base = shared_address(sums);
-  for (int i = threadIdx.x; i < (row_end - row_begin) * eights; i += kMathThreads) {
-    const int row = row_begin + i / eights, eight = i % eights, output = first + eight * 8;
-    if (output >= p.out) continue;
-    const uint32_t from =
-        base + static_cast<uint32_t>(row * sums_stride(OUTPUTS) + eight * (p.silu ? 16 : 8)) * 4;
-    float values[8];
-    add_partials<COLUMNS, OUTPUTS>(p, from, values);
-    if constexpr (sizeof(T) == 1) scale8(p.weight_scales + output, p.x_scales[row], values);
-    if (p.bias != nullptr) add8(p.bias + output, values);
-    if (p.silu) {
-      float up[8];
-      add_partials<COLUMNS, OUTPUTS>(p, from + 32, up);
-      if constexpr (sizeof(T) == 1) scale8(p.weight_scales + p.out + output, p.x_scales[row], up);
-      if (p.bias != nullptr) add8(p.bias + p.out + output, up);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = silu(values[j]) * up[j];
-    }
-    const int64_t at = row * p.y_stride + output;
-    if (p.residual != nullptr) add8(p.residual + at, values);
-    if (p.float_out)
-      store8(static_cast<float*>(p.y) + at, values);
-    else
-      store8(static_cast<bf16*>(p.y) + at, values);
+  for (int i = 0; i < COLUMNS / 2; ++i) {
+    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    const int output = first + warp % 4 * 16 + i / 2 % 2 * 8 + lane / 4;
+    if (row < rows) sums[row * sums_stride(OUTPUTS) + output] = from[i];
   }
 }
 
@@ -285,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                             const __grid_constant__ CUtensorMap x_map, const Params p) {
   extern __shared__ char raw[];
   const Shared<COLUMNS, OUTPUTS> shared(raw, p);
-  const BlockWork work(p);
+  const BlockWork work(p.k_tiles, p.output.splits);
   const Fetcher<T, COLUMNS, OUTPUTS> fetcher{p, shared, work, weights_map, x_map};
   const bool fetches = threadIdx.x == kMathThreads;
   release_next();
@@ -307,27 +206,24 @@ __global__ void __launch_bounds__(kThreads, 2)
     float sums[kTiles][COLUMNS / 2];
     multiply<T, COLUMNS, OUTPUTS>(p, shared, work, sums);
     named_barrier_sync(1, kMathThreads);  // no warp reads the stages any more
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int group_at = groups_of_inputs(OUTPUTS) == 2 ? warp / 4 * COLUMNS * sums_stride(OUTPUTS)
-                                                        : warp / 4 * kTiles * 64;
+    const int warp_group = static_cast<int>(threadIdx.x) / 128;
+    const bool parts = groups_of_inputs(OUTPUTS) == 2;
+    float* to = shared.sums() + (parts ? warp_group * COLUMNS * sums_stride(OUTPUTS) : 0);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < COLUMNS / 2; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const int output = t * 64 + warp % 4 * 16 + i / 2 % 2 * 8 + lane / 4;
-        if (row < p.rows)
-          shared.sums()[group_at + row * sums_stride(OUTPUTS) + output] = sums[t][i];
-      }
+      store_sums<COLUMNS, OUTPUTS>(sums[t], to, (parts ? 0 : warp_group * kTiles * 64) + t * 64,
+                                   p.output.rows);
   }
   __syncwarp();
-  if (p.splits > 1)
+  if (p.output.splits > 1)
     cluster_sync();
   else
     __syncthreads();
-  if (threadIdx.x < kMathThreads) finish<T, COLUMNS, OUTPUTS>(p, work, shared.sums());
+  if (threadIdx.x < kMathThreads)
+    finish<sizeof(T) == 1, groups_of_inputs(OUTPUTS), COLUMNS, OUTPUTS>(p.output, work,
+                                                                        shared.sums());
   __syncwarp();
-  if (p.splits > 1) cluster_sync();  // no block reads this block's sums any more
+  if (p.output.splits > 1) cluster_sync();  // no block reads this block's sums any more
 }
 
 // --- on the host ---
@@ -350,7 +246,8 @@ int num_stages(int columns, const SmallBatchConfig& config, const DeviceTraits& 
   const int outputs = outputs_for(columns, config);
   const size_t fixed = 1024 + sizeof(Barriers), k_tile = stage_bytes(columns, outputs);
   const size_t fit = (room - fixed) / k_tile;
-  if (fit < kMinStages || fit * k_tile < sums_bytes(columns, outputs)) return 0;
+  if (fit < kMinStages || fit * k_tile < sums_bytes(groups_of_inputs(outputs), columns, outputs))
+    return 0;
   return std::min(static_cast<int>(fit), kMaxStages);
 }
 
@@ -372,7 +269,7 @@ Status start(const CUtensorMap& weights, const CUtensorMap& x, const Params& par
   auto* kernel = gemm_small_batch_kernel<T, COLUMNS, OUTPUTS>;
   ESP_RETURN_IF_ERROR(allow_shared("linear", kernel, bytes));
   return launch_clusters("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
-                         params.splits, bytes, launch, weights, x, params);
+                         params.output.splits, bytes, launch, weights, x, params);
 }
 
 }  // namespace
@@ -435,20 +332,20 @@ Status gemm_small_batch(const LinearArgs& args, const SmallBatchConfig& config,
                                            {in, static_cast<uint64_t>(args.rows)},
                                            {static_cast<uint64_t>(args.x_stride) * size},
                                            {box_inputs, static_cast<uint32_t>(columns)}, type));
-  const Params params{.y = args.y,
-                      .y_stride = args.y_stride,
-                      .bias = static_cast<const bf16*>(args.bias),
-                      .residual = static_cast<const bf16*>(args.residual),
-                      .x_scales = args.x_scales,
-                      .weight_scales = args.weight_scales,
-                      .rows = args.rows,
-                      .out = args.out_features,
+  const Params params{.output = {.y = args.y,
+                                 .y_stride = args.y_stride,
+                                 .bias = static_cast<const bf16*>(args.bias),
+                                 .residual = static_cast<const bf16*>(args.residual),
+                                 .x_scales = args.x_scales,
+                                 .weight_scales = args.weight_scales,
+                                 .rows = args.rows,
+                                 .out = args.out_features,
+                                 .splits = config.splits,
+                                 .groups = config.groups,
+                                 .silu = args.silu_mul,
+                                 .float_out = args.out_type == DType::kFloat32},
                       .k_tiles = num_k_tiles(args, config),
-                      .splits = config.splits,
-                      .num_stages = num_stages(columns, config, traits),
-                      .groups = config.groups,
-                      .silu = args.silu_mul,
-                      .float_out = args.out_type == DType::kFloat32};
+                      .num_stages = num_stages(columns, config, traits)};
   const int blocks = num_tiles(args, config) * config.splits;
   const int outputs = outputs_for(columns, config);
   const auto start_columns = [&]<typename T, int COLUMNS>() {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/linear/cublaslt.h"
 #include "kernels/linear/cuda.h"
+#include "kernels/linear/gemm_int4.h"
 #include "kernels/linear/gemm_small_batch.h"
 #include "kernels/linear/gemv.h"
 #include "kernels/linear/linear_tuning.h"
@@ -38,6 +39,12 @@ Status check(const LinearArgs& args) {
         "linear: {} x {} weights of e4m3, but both features must be multiples of {} and the other "
         "type BF16",
         args.out_features, args.in_features, kQuantizedRowMultiple);
+  if (args.int4.group != 0 && (args.type != DType::kBFloat16 || args.weight_scales != nullptr ||
+                               args.in_features % 32 != 0 || gemm_outputs(args) % 16 != 0))
+    return invalid_argument(
+        "linear: {} x {} weights of 4 bits, but outputs must be a multiple of 16, inputs of 32 and "
+        "the other type BF16",
+        args.out_features, args.in_features);
   if (args.silu_mul && (args.residual != nullptr || args.out_type != args.type))
     return error(StatusCode::kUnimplemented,
                  "linear: silu_mul takes no residual and no other output type");
@@ -65,6 +72,16 @@ size_t scratch_bytes(const LinearArgs& args) {
   size_t bytes = is_e4m3(args) || args.norm_weight != nullptr ? input_bytes(args) : 0;
   if (args.silu_mul || is_e4m3(args)) bytes += bytes_of(args.rows, gemm_outputs(args), args.type);
   return bytes;
+}
+// In front of all that: weights of 4 bits as bfloat16.
+size_t widened_bytes(const LinearArgs& args) {
+  return args.int4.group == 0 ? 0 : bytes_of(gemm_outputs(args), args.in_features, args.type);
+}
+// The same GEMM with such weights.
+LinearArgs widened(LinearArgs args, void* weights) {
+  args.weights = weights;
+  args.int4 = {};
+  return args;
 }
 char* scratch_of(void* workspace) { return static_cast<char*>(workspace) + kCublasLtBytes; }
 
@@ -159,7 +176,7 @@ class LinearImpl final : public Linear {
     for (const LinearArgs& shape : shapes) {
       LinearArgs args = shape;
       args.rows = max_rows;
-      scratch = std::max(scratch, scratch_bytes(args));
+      scratch = std::max(scratch, scratch_bytes(args) + widened_bytes(args));
     }
     return kCublasLtBytes + scratch;
   }
@@ -167,8 +184,24 @@ class LinearImpl final : public Linear {
   Status tune(std::span<const LinearArgs> shapes, void* workspace, size_t workspace_bytes,
               Stream stream) override {
     bool changed = false;
+    size_t weights_bytes = 0;
     for (const LinearArgs& shape : shapes) {
       ESP_RETURN_IF_ERROR(check(shape));
+      weights_bytes = std::max(weights_bytes, widened_bytes(shape));
+    }
+    if (workspace_bytes < weights_bytes)
+      return invalid_argument("linear: tuning needs {} bytes more", weights_bytes);
+    std::vector<LinearArgs> measured;
+    for (const LinearArgs& shape : shapes) {
+      if (shape.int4.group == 0)
+        measured.push_back(shape);
+      else if (!int4_config(shape))
+        measured.push_back(widened(shape, workspace));
+    }
+    shapes = measured;
+    workspace = static_cast<char*>(workspace) + weights_bytes;
+    workspace_bytes -= weights_bytes;
+    for (const LinearArgs& shape : shapes) {
       if (shape.rows == 0 || tuned_.known(shape)) continue;
       LinearArgs args = shape;
       args.norm_weight = nullptr;  // the norm runs before either kernel; only the GEMM is compared
@@ -190,6 +223,7 @@ class LinearImpl final : public Linear {
              const LaunchOptions& launch) override {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
+    if (args.int4.group != 0) return run_int4(args, workspace, workspace_bytes, launch);
     TunedKernel kernel = tuned_.nearest(args);
     const bool own = !kernel.algorithm && !kernel.batch;
     if (own && use_gemv(args)) return gemv(args, traits_, launch);
@@ -210,6 +244,37 @@ class LinearImpl final : public Linear {
  private:
   bool use_gemv(const LinearArgs& args) const {
     return !library_->row_invariant() && !is_e4m3(args) && gemv_supports(args, traits_);
+  }
+
+  // Nothing where weights are widened first.
+  std::optional<Int4GemmConfig> int4_config(const LinearArgs& args) const {
+    LinearArgs gemm = args;
+    gemm.norm_weight = nullptr;
+    return library_->row_invariant() ? std::nullopt : int4_gemm_config(gemm, traits_);
+  }
+
+  Status run_int4(const LinearArgs& args, void* workspace, size_t workspace_bytes,
+                  const LaunchOptions& launch) {
+    if (const auto config = int4_config(args)) {
+      if (args.norm_weight != nullptr && workspace_bytes < kCublasLtBytes + input_bytes(args))
+        return invalid_argument("linear: the workspace has {} bytes, but {} rows need {}",
+                                workspace_bytes, args.rows, kCublasLtBytes + input_bytes(args));
+      LinearArgs gemm = args;
+      ESP_RETURN_IF_ERROR(norm_first(gemm, workspace, launch));
+      return gemm_int4(gemm, *config, traits_, launch);
+    }
+    const size_t bytes = widened_bytes(args);
+    if (workspace_bytes < bytes)
+      return invalid_argument("linear: the workspace has {} bytes, but weights of 4 bits need {}",
+                              workspace_bytes, bytes);
+    ESP_RETURN_IF_ERROR(widen_int4({.format = args.int4,
+                                    .records = args.weights,
+                                    .out_features = gemm_outputs(args),
+                                    .in_features = args.in_features,
+                                    .y = workspace},
+                                   {.stream = launch.stream}));
+    return run(widened(args, workspace), static_cast<char*>(workspace) + bytes,
+               workspace_bytes - bytes, {.stream = launch.stream});
   }
 
   // Runs the GEMM on cuBLASLt. Without an algorithm it takes cuBLASLt's first proposal and

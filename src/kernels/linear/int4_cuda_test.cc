@@ -1,0 +1,395 @@
+// Weights of 4 bits: records made of numbers and of checkpoints' codes, and GEMMs with them,
+// against slow references.
+#include <cmath>
+#include <random>
+
+#include "kernels/cuda/test_device.h"
+#include "kernels/linear/cuda.h"
+#include "kernels/linear/gemm_int4.h"
+#include "kernels/linear/int4_weights.h"
+
+namespace espalier::kernels {
+namespace {
+
+using cuda::Int4Format;
+using cuda::Int4Order;
+using test::DeviceArray;
+
+// A matrix of random codes.
+struct Codes {
+  Int4Format format;
+  int out, in;
+  std::vector<uint8_t> codes, zeros;  // [out, in], [out, groups]
+  std::vector<uint16_t> scales;       // [out, groups] float16
+
+  int groups() const { return (in + format.group - 1) / format.group; }
+  float scale(int row, int input) const {
+    return to_float(Float16{scales[static_cast<size_t>(row * groups() + input / format.group)]});
+  }
+  int zero(int row, int input) const {
+    return format.zeros ? zeros[static_cast<size_t>(row * groups() + input / format.group)] : 8;
+  }
+  float weight(int row, int input) const {
+    const int code = codes[static_cast<size_t>(row * in + input)];
+    return static_cast<float>(code - zero(row, input)) * scale(row, input);
+  }
+
+  Codes(Int4Format of, int out_features, int in_features, Rng& rng)
+      : format(of), out(out_features), in(in_features) {
+    for (int i = 0; i < out * in; ++i) codes.push_back(static_cast<uint8_t>(rng.below(16)));
+    for (int i = 0; i < out * groups(); ++i) {
+      zeros.push_back(static_cast<uint8_t>(rng.below(17)));
+      // 2^-8 to 2^-5 with any fraction and sign.
+      scales.push_back(
+          static_cast<uint16_t>((7 + rng.below(3)) << 10 | rng.below(1024) | rng.below(2) << 15));
+    }
+  }
+};
+
+// The codes as a checkpoint has them.
+struct Stored {
+  std::vector<uint8_t> bytes;
+  int64_t line_bytes = 0;
+
+  Stored(const Codes& w, Int4Order order) {
+    const int lines = order == Int4Order::kColumns ? w.in / 8
+                      : order == Int4Order::kAwq   ? w.in
+                                                   : w.out;
+    line_bytes = order == Int4Order::kRows      ? w.in / 2
+                 : order == Int4Order::kColumns ? w.out * 4
+                 : order == Int4Order::kAwq     ? w.out / 2
+                                                : w.in / 32 * 18;
+    bytes.resize(static_cast<size_t>(lines * line_bytes));
+    const auto put = [&](int64_t line, int64_t nibble, uint8_t code) {
+      bytes[static_cast<size_t>(line * line_bytes + nibble / 2)] |=
+          static_cast<uint8_t>(code << nibble % 2 * 4);
+    };
+    for (int row = 0; row < w.out; ++row) {
+      for (int i = 0; i < w.in; ++i) {
+        const uint8_t code = w.codes[static_cast<size_t>(row * w.in + i)];
+        constexpr int kSlots[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+        switch (order) {
+          case Int4Order::kRows:
+            put(row, i, code);
+            break;
+          case Int4Order::kColumns:
+            put(i / 8, row * 8 + i % 8, code);
+            break;
+          case Int4Order::kAwq:
+            put(i, row / 8 * 8 + kSlots[row % 8], code);
+            break;
+          case Int4Order::kQ4_0:
+            put(row, i / 32 * 36 + 4 + i % 16 * 2 + i % 32 / 16, code);
+            break;
+        }
+      }
+      if (order != Int4Order::kQ4_0) continue;
+      for (int block = 0; block < w.in / 32; ++block) {
+        const uint16_t scale = w.scales[static_cast<size_t>(row * w.groups() + block)];
+        std::memcpy(&bytes[static_cast<size_t>(row * line_bytes + block * 18)], &scale, 2);
+      }
+    }
+  }
+};
+
+DeviceArray<uint8_t> records_of(const Codes& w, Int4Order order = Int4Order::kRows) {
+  const Stored stored(w, order);
+  const DeviceArray<uint8_t> codes(stored.bytes), zeros(w.zeros);
+  const DeviceArray<uint16_t> scales(w.scales);
+  DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(w.format, w.out, w.in)));
+  const Status status = cuda::repack_int4({.order = order,
+                                           .codes = codes.get(),
+                                           .line_bytes = stored.line_bytes,
+                                           .scales = scales.get(),
+                                           .zeros = zeros.get(),
+                                           .inputs = w.in,
+                                           .to = {.format = w.format,
+                                                  .records = records.get(),
+                                                  .out_features = w.out,
+                                                  .in_features = w.in,
+                                                  .rows = w.out}},
+                                          {});
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  return records;
+}
+
+std::vector<float> widened(Int4Format format, const DeviceArray<uint8_t>& records, int out,
+                           int in) {
+  DeviceArray<BFloat16> y(static_cast<size_t>(out * in));
+  const Status status = cuda::widen_int4({.format = format,
+                                          .records = records.get(),
+                                          .out_features = out,
+                                          .in_features = in,
+                                          .y = y.get()},
+                                         {});
+  EXPECT_TRUE(status.ok()) << status.message();
+  return test::to_floats(y.read());
+}
+
+class CudaInt4 : public test::OnDevice {
+ protected:
+  struct Case {
+    int rows, in, out;
+    Int4Format format{.group = 128};
+    bool bias = false, silu = false, residual = false, float_out = false, tune = false;
+    bool row_invariant = false;
+  };
+
+  // Random rows and weights, as chosen and in each of `configs`.
+  void check(const Case& c, bool pdl, const std::vector<cuda::Int4GemmConfig>& configs = {}) {
+    SCOPED_TRACE(fmt::format("{} rows, {} -> {}, group {}, zeros {}, bias {}, silu {}, residual {}",
+                             c.rows, c.in, c.out, c.format.group, c.format.zeros, c.bias, c.silu,
+                             c.residual));
+    const int outs = c.silu ? 2 * c.out : c.out, x_stride = c.in + 16, y_stride = c.out + 8;
+    const auto x = test::to_bfloat16s(test::random_floats(rng_, int64_t{c.rows} * x_stride));
+    const Codes w(c.format, outs, c.in, rng_);
+    const auto bias = test::to_bfloat16s(test::random_floats(rng_, outs));
+    const auto residual = test::to_bfloat16s(test::random_floats(rng_, int64_t{c.rows} * y_stride));
+    const DeviceArray<BFloat16> dx(x), dbias(bias), dresidual(residual);
+    const DeviceArray<uint8_t> records = records_of(w);
+    DeviceArray<float> dy(static_cast<size_t>(c.rows * y_stride));
+    const cuda::LinearArgs args{.out_type = c.float_out ? DType::kFloat32 : DType::kBFloat16,
+                                .rows = c.rows,
+                                .in_features = c.in,
+                                .out_features = c.out,
+                                .x = dx.get(),
+                                .x_stride = x_stride,
+                                .weights = records.get(),
+                                .int4 = c.format,
+                                .y = dy.get(),
+                                .y_stride = y_stride,
+                                .bias = c.bias ? dbias.get() : nullptr,
+                                .silu_mul = c.silu,
+                                .residual = c.residual ? dresidual.get() : nullptr};
+    std::vector<float> weights(static_cast<size_t>(outs * c.in));
+    for (int row = 0; row < outs; ++row)
+      for (int i = 0; i < c.in; ++i)
+        weights[static_cast<size_t>(row * c.in + i)] = w.weight(row, i);
+    const std::vector<float> xs = test::to_floats(x);
+    // The sum, and how far from it rounded weights and sums in float32 may be.
+    const auto inner = [&](int row, int output) {
+      double sum = 0, magnitudes = 0;
+      for (int i = 0; i < c.in; ++i) {
+        const double term = double{xs[static_cast<size_t>(row * x_stride + i)]} *
+                            weights[static_cast<size_t>(output * c.in + i)];
+        sum += term;
+        magnitudes += std::abs(term);
+      }
+      if (c.bias) sum += to_float(bias[static_cast<size_t>(output)]);
+      return std::pair(sum, magnitudes * 0x1p-10);
+    };
+    std::vector<double> want, bounds;
+    for (int row = 0; row < c.rows; ++row) {
+      for (int i = 0; i < c.out; ++i) {
+        auto [value, bound] = inner(row, i);
+        if (c.silu) {
+          const auto [up, up_bound] = inner(row, c.out + i);
+          const double sigmoid = 1 / (1 + std::exp(-value));
+          bound = (bound + std::abs(value) / 128) * 1.1 * std::abs(up) +
+                  (up_bound + std::abs(up) / 128) * std::abs(value * sigmoid);
+          value = value * sigmoid * up;
+        }
+        if (c.residual) value += to_float(residual[static_cast<size_t>(row * y_stride + i)]);
+        want.push_back(value);
+        bounds.push_back(bound + std::abs(value) / 128 + 1e-4);
+      }
+    }
+    const auto compare = [&](const std::string& how) {
+      const std::vector<float> raw = dy.read();
+      int64_t wrong = 0;
+      std::string first;
+      for (int row = 0; row < c.rows; ++row) {
+        for (int i = 0; i < c.out; ++i) {
+          const auto at = static_cast<size_t>(row * y_stride + i);
+          const auto index = static_cast<size_t>(row * c.out + i);
+          const double got =
+              c.float_out ? raw[at] : to_float(reinterpret_cast<const BFloat16*>(raw.data())[at]);
+          if (std::abs(got - want[index]) <= bounds[index]) continue;  // false for NaN
+          if (wrong++ == 0)
+            first = fmt::format("row {}, output {}: {}, want {} within {}", row, i, got,
+                                want[index], bounds[index]);
+        }
+      }
+      EXPECT_EQ(wrong, 0) << how << ": " << first;
+    };
+    auto linear = cuda::Linear::create({});
+    ASSERT_TRUE(linear) << linear.error().message();
+    if (c.row_invariant) (*linear)->set_row_invariant();
+    const size_t bytes = (*linear)->workspace_bytes({&args, 1}, c.rows);
+    const DeviceArray<uint8_t> workspace(bytes);
+    if (c.tune) {
+      const Status tuned = (*linear)->tune({&args, 1}, workspace.get(), bytes, nullptr);
+      ASSERT_TRUE(tuned.ok()) << tuned.message();
+    }
+    cudaMemset(dy.get(), 0xff, dy.size() * 4);
+    const Status status = (*linear)->run(args, workspace.get(), bytes, {.pdl = pdl});
+    ASSERT_TRUE(status.ok()) << status.message();
+    compare("as chosen");
+    for (const cuda::Int4GemmConfig& config : configs) {
+      if (!cuda::gemm_int4_supports(args, config, *cuda::device_traits())) continue;
+      cudaMemset(dy.get(), 0xff, dy.size() * 4);
+      const Status ran = cuda::gemm_int4(args, config, *cuda::device_traits(), {.pdl = pdl});
+      ASSERT_TRUE(ran.ok()) << ran.message();
+      compare(fmt::format("groups {}, splits {}, half {}", config.groups, config.splits,
+                          config.half_shared));
+    }
+  }
+};
+
+TEST_F(CudaInt4, RecordsHoldTheCheckpointsNumbers) {
+  for (const auto order :
+       {Int4Order::kRows, Int4Order::kColumns, Int4Order::kAwq, Int4Order::kQ4_0}) {
+    for (const int group : {32, 128}) {
+      for (const bool zeros : {false, true}) {
+        if (order == Int4Order::kQ4_0 && (zeros || group != 32)) continue;
+        for (const int in : {32, 128, 256, 416, 544}) {
+          const Codes w({.group = group, .zeros = zeros}, 48, in, rng_);
+          const auto got = widened(w.format, records_of(w, order), w.out, in);
+          for (int row = 0; row < w.out; ++row)
+            for (int i = 0; i < in; ++i)
+              ASSERT_EQ(got[static_cast<size_t>(row * in + i)],
+                        to_float(to_bfloat16(w.weight(row, i))))
+                  << "order " << static_cast<int>(order) << ", group " << group << ", zeros "
+                  << zeros << ", inputs " << in << ", row " << row << ", input " << i;
+        }
+      }
+    }
+  }
+}
+
+// A matrix that comes in several pieces, of rows and of inputs.
+TEST_F(CudaInt4, PiecesMakeTheSameRecords) {
+  const Codes w({.group = 32, .zeros = true}, 64, 640, rng_);
+  const DeviceArray<uint8_t> whole = records_of(w, Int4Order::kColumns);
+  const Stored stored(w, Int4Order::kColumns);
+  const DeviceArray<uint8_t> codes(stored.bytes);
+  const DeviceArray<uint8_t> records(whole.size());
+  for (const int first_row : {0, 24}) {
+    const int rows = first_row == 0 ? 24 : 40;
+    for (const int first_input : {0, 256}) {
+      const int inputs = first_input == 0 ? 256 : 384, groups = inputs / 32;
+      std::vector<uint16_t> scales;
+      std::vector<uint8_t> zeros;
+      for (int row = first_row; row < first_row + rows; ++row) {
+        for (int i = 0; i < groups; ++i) {
+          const auto at = static_cast<size_t>(row * w.groups() + first_input / 32 + i);
+          scales.push_back(w.scales[at]);
+          zeros.push_back(w.zeros[at]);
+        }
+      }
+      const DeviceArray<uint16_t> dscales(scales);
+      const DeviceArray<uint8_t> dzeros(zeros);
+      const Status status = cuda::repack_int4(
+          {.order = Int4Order::kColumns,
+           .codes = codes.get() + first_input / 8 * stored.line_bytes + first_row * 4,
+           .line_bytes = stored.line_bytes,
+           .scales = dscales.get(),
+           .zeros = dzeros.get(),
+           .first_input = first_input,
+           .inputs = inputs,
+           .to = {.format = w.format,
+                  .records = records.get(),
+                  .out_features = w.out,
+                  .in_features = w.in,
+                  .first_row = first_row,
+                  .rows = rows}},
+          {});
+      ASSERT_TRUE(status.ok()) << status.message();
+      cudaDeviceSynchronize();
+    }
+  }
+  EXPECT_EQ(widened(w.format, records, w.out, w.in), widened(w.format, whole, w.out, w.in));
+}
+
+TEST_F(CudaInt4, NumbersAreRoundedToTheNearestStep) {
+  for (const int group : {32, 128}) {
+    for (const bool floats : {false, true}) {
+      const int out = 48, in = 416, stride = in + 8;
+      auto values = test::random_floats(rng_, int64_t{out} * stride, 0.1f);
+      std::fill_n(values.begin() + stride, in, 0.0f);
+      const auto rounded = test::to_bfloat16s(values);
+      if (!floats) values = test::to_floats(rounded);
+      const DeviceArray<float> dfloats(values);
+      const DeviceArray<BFloat16> dbf16(rounded);
+      const Int4Format format{.group = group};
+      DeviceArray<uint8_t> records(static_cast<size_t>(cuda::int4_bytes(format, out, in)));
+      const void* x = floats ? static_cast<const void*>(dfloats.get()) : dbf16.get();
+      const Status status =
+          cuda::quantize_int4({.type = floats ? DType::kFloat32 : DType::kBFloat16,
+                               .x = x,
+                               .x_stride = stride,
+                               .to = {.format = format,
+                                      .records = records.get(),
+                                      .out_features = out,
+                                      .in_features = in,
+                                      .rows = out}},
+                              {});
+      ASSERT_TRUE(status.ok()) << status.message();
+      const auto got = widened(format, records, out, in);
+      for (int row = 0; row < out; ++row) {
+        for (int first = 0; first < in; first += group) {
+          const int end = std::min(in, first + group);
+          float largest = 0;
+          for (int i = first; i < end; ++i)
+            if (std::abs(values[static_cast<size_t>(row * stride + i)]) > std::abs(largest))
+              largest = values[static_cast<size_t>(row * stride + i)];
+          const float step = std::abs(largest) / 8 * 1.005f;
+          for (int i = first; i < end; ++i) {
+            const float value = values[static_cast<size_t>(row * stride + i)];
+            // Numbers of the other sign end one step earlier.
+            const float bound = std::abs(value) > 7.4f * step ? 1.01f * step : 0.51f * step;
+            ASSERT_LE(std::abs(got[static_cast<size_t>(row * in + i)] - value),
+                      bound + std::abs(value) / 256)
+                << "group " << group << ", row " << row << ", input " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaInt4, GemmAgreesWithTheReferenceInAllConfigs) {
+  if (cuda::device_traits()->compute_capability < 90)
+    GTEST_SKIP() << "SKIPPED: gemm_int4 needs code for Hopper";
+  std::vector<cuda::Int4GemmConfig> configs;
+  for (const bool half : {true, false})
+    for (const int groups : {1, 2, 3, 4, 5, 8, 9, 14, 16})
+      for (const int splits : {1, 2})
+        configs.push_back({.groups = groups, .splits = splits, .half_shared = half});
+  int round = 0;
+  for (const int rows : {1, 3, 8, 9, 16, 17, 33, 64, 65, 100, 200, 256}) {
+    const bool pdl = round++ % 2 == 1;
+    check({.rows = rows, .in = 1088, .out = 400}, pdl, configs);
+    check({.rows = rows, .in = 512, .out = 784, .format = {32, true}, .residual = true}, !pdl,
+          configs);
+    check({.rows = rows, .in = 960, .out = 272, .format = {128, true}, .bias = true, .silu = true},
+          pdl, configs);
+    check({.rows = rows, .in = 2048, .out = 128, .format = {32}, .float_out = true}, !pdl, configs);
+    check({.rows = rows, .in = 64, .out = 32, .format = {32}}, pdl, configs);
+  }
+}
+
+TEST_F(CudaInt4, ManyRowsAgreeWithTheReference) {
+  for (const bool tune : {false, true}) {
+    for (const Int4Format format :
+         {Int4Format{.group = 128}, Int4Format{.group = 32, .zeros = true}}) {
+      check({.rows = 300, .in = 512, .out = 384, .format = format, .tune = tune}, false);
+      check({.rows = 300, .in = 416, .out = 384, .format = format, .silu = true, .tune = tune},
+            true);
+      check({.rows = 300,
+             .in = 512,
+             .out = 384,
+             .format = format,
+             .bias = true,
+             .residual = true,
+             .tune = tune},
+            true);
+    }
+  }
+  check({.rows = 5, .in = 512, .out = 384, .residual = true, .tune = true, .row_invariant = true},
+        false);
+}
+
+}  // namespace
+}  // namespace espalier::kernels

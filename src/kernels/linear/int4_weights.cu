@@ -1,0 +1,244 @@
+// Records of 4-bit weights (int4_weights.h): made of numbers or of a checkpoint's codes, and turned
+// into bfloat16.
+// Layout of a record's codes: lane l of 32 has 16 bytes of each half of the inputs, four words of
+// two steps of 16 inputs each, of row l / 4. Of a step it has the inputs k = 2 (l % 4), k + 1, k +
+// 8 and k + 9: those of wgmma's and mma.sync's fragments. In a word the step's nibbles are 0, 4, 1,
+// 5 (the second step's 2, 6, 3, 7), so that a shift and a mask give two neighbours in the halves of
+// a word. Parallel: a block a record when records are made, a thread 16 bytes when they are read.
+// Roof: memory, the records and the numbers once.
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/linear/int4_weights.h"
+
+namespace espalier::kernels::cuda {
+namespace {
+
+constexpr int kThreads = kInt4Rows * 32;  // a warp a row
+constexpr int kZeroBytesAt = 16;          // bytes of scales a group, before all zero points
+
+// The step's input that a nibble of a word has, and which of the word's two steps.
+__device__ __forceinline__ int input_of(int lane, int word, int nibble) {
+  const int step = 2 * word + nibble / 2 % 2;
+  return step * 16 + lane % 4 * 2 + nibble / 4 + nibble % 2 * 8;
+}
+
+__device__ __forceinline__ char* record_at(const Int4Destination& to, int k_tile, int eight) {
+  const int64_t index = int64_t{k_tile} * (to.out_features / kInt4Rows) + eight;
+  return static_cast<char*>(to.records) + index * to.format.record_bytes();
+}
+
+// The codes of a record's rows, from shared memory into their places.
+__device__ __forceinline__ void store_codes(const uint8_t (&codes)[kInt4Rows][kInt4Inputs],
+                                            char* record) {
+  static_assert(kThreads == kInt4CodeBytes / 4);
+  const int lane = static_cast<int>(threadIdx.x) / 4 % 32, word = static_cast<int>(threadIdx.x) % 4;
+  const int first = static_cast<int>(threadIdx.x) / 128 * 128;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int nibble = 0; nibble < 8; ++nibble)
+    bits |= static_cast<uint32_t>(codes[lane / 4][first + input_of(lane, word, nibble)])
+            << 4 * nibble;
+  reinterpret_cast<uint32_t*>(record)[threadIdx.x] = bits;
+}
+
+// Of `width` neighbouring lanes the value of the largest magnitude; a NaN wins.
+__device__ __forceinline__ float largest_of(float value, int width) {
+  for (int step = width / 2; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(~0u, value, step);
+    const uint32_t a = __float_as_uint(value) << 1, b = __float_as_uint(other) << 1;
+    const bool takes = b > a || (b == a && __float_as_uint(other) > __float_as_uint(value));
+    value = takes ? other : value;
+  }
+  return value;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) quantize_int4_kernel(const QuantizeInt4Args args) {
+  __shared__ uint8_t codes[kInt4Rows][kInt4Inputs];
+  const Int4Destination& to = args.to;
+  const int row = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int k_tile = static_cast<int>(blockIdx.x), eight = static_cast<int>(blockIdx.y);
+  constexpr int kEach = kInt4Inputs / 32;  // inputs of a lane
+  const int first = k_tile * kInt4Inputs + lane * kEach;
+  const T* x = static_cast<const T*>(args.x) + (eight * kInt4Rows + row) * args.x_stride + first;
+  float values[kEach] = {};
+  if (first < to.in_features)
+    for (int i = 0; i < kEach; ++i) values[i] = to_float(x[i]);
+  float largest = values[0];
+  for (int i = 1; i < kEach; ++i)
+    if (!(fabsf(values[i]) <= fabsf(largest))) largest = values[i];
+  largest = largest_of(largest, to.format.group / kEach);
+  const __half scale = __float2half_rn(largest / -kInt4Zero);
+  const float step = __half2float(scale);
+  for (int i = 0; i < kEach; ++i) {
+    const float code = step == 0 ? kInt4Zero : rintf(__fdiv_rn(values[i], step)) + kInt4Zero;
+    codes[row][lane * kEach + i] = static_cast<uint8_t>(fminf(fmaxf(code, 0.0f), 15.0f));
+  }
+  char* record = record_at(to, k_tile, to.first_row / kInt4Rows + eight);
+  const int lanes = to.format.group / kEach;
+  if (lane % lanes == 0)
+    reinterpret_cast<__half*>(record + kInt4CodeBytes)[lane / lanes * kInt4Rows + row] = scale;
+  __syncthreads();
+  store_codes(codes, record);
+}
+
+// Code of a row and an input of the range that a source has.
+__device__ __forceinline__ uint8_t stored_code(const RepackInt4Args& args, int row, int input) {
+  const char* codes = static_cast<const char*>(args.codes);
+  const auto word = [&](int line, int index) {
+    return *reinterpret_cast<const uint32_t*>(codes + line * args.line_bytes + int64_t{index} * 4);
+  };
+  switch (args.order) {
+    case Int4Order::kRows:
+      return word(row, input / 8) >> 4 * (input % 8) & 15;
+    case Int4Order::kColumns:
+      return word(input / 8, row) >> 4 * (input % 8) & 15;
+    case Int4Order::kAwq:
+      return word(input, row / 8) >> 4 * (row % 2 * 4 + row % 8 / 2) & 15;
+    case Int4Order::kQ4_0: {
+      const char* block = codes + row * args.line_bytes + input / 32 * 18;
+      const auto byte = static_cast<uint8_t>(block[2 + input % 16]);
+      return input % 32 < 16 ? byte & 15 : byte >> 4;
+    }
+  }
+  return 0;
+}
+
+__global__ void __launch_bounds__(kThreads) repack_int4_kernel(const RepackInt4Args args) {
+  __shared__ uint8_t codes[kInt4Rows][kInt4Inputs];
+  const Int4Destination& to = args.to;
+  const int k_tile = static_cast<int>(blockIdx.x), eight = static_cast<int>(blockIdx.y);
+  for (int i = static_cast<int>(threadIdx.x); i < kInt4Rows * kInt4Inputs; i += kThreads) {
+    const int row = i / kInt4Inputs, input = k_tile * kInt4Inputs + i % kInt4Inputs;
+    codes[row][i % kInt4Inputs] =
+        input < args.inputs ? stored_code(args, eight * kInt4Rows + row, input) : kInt4Zero;
+  }
+  char* record =
+      record_at(to, args.first_input / kInt4Inputs + k_tile, to.first_row / kInt4Rows + eight);
+  const int groups = to.format.groups_per_record();
+  const int all_groups = (args.inputs + to.format.group - 1) / to.format.group;
+  if (static_cast<int>(threadIdx.x) < groups * kInt4Rows) {
+    const int row = eight * kInt4Rows + static_cast<int>(threadIdx.x) % kInt4Rows;
+    const int group = k_tile * groups + static_cast<int>(threadIdx.x) / kInt4Rows;
+    uint16_t scale = 0;
+    uint8_t zero = kInt4Zero;
+    if (group < all_groups) {
+      const int64_t at = int64_t{row} * all_groups + group;
+      if (args.order == Int4Order::kQ4_0) {
+        const char* block =
+            static_cast<const char*>(args.codes) + row * args.line_bytes + group * 18;
+        scale = *reinterpret_cast<const uint16_t*>(block);
+      } else {
+        scale = static_cast<const uint16_t*>(args.scales)[at];
+      }
+      if (to.format.zeros) zero = args.zeros[at];
+    }
+    char* scales = record + kInt4CodeBytes;
+    reinterpret_cast<uint16_t*>(scales)[threadIdx.x] = scale;
+    if (to.format.zeros) scales[groups * kZeroBytesAt + threadIdx.x] = static_cast<char>(zero);
+  }
+  __syncthreads();
+  store_codes(codes, record);
+}
+
+// A thread has 16 bytes of a record's codes.
+__global__ void __launch_bounds__(kThreads) widen_int4_kernel(const WidenInt4Args args) {
+  constexpr int kVectors = kInt4CodeBytes / 16;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int eights = args.out_features / kInt4Rows;
+  const int64_t record_index = index / kVectors;
+  const int vector = static_cast<int>(index % kVectors), lane = vector % 32, row = lane / 4;
+  const int k_tile = static_cast<int>(record_index / eights);
+  const int eight = static_cast<int>(record_index % eights);
+  const int first = k_tile * kInt4Inputs + vector / 32 * 128;
+  if (first >= args.in_features) return;
+  const char* record =
+      static_cast<const char*>(args.records) + record_index * args.format.record_bytes();
+  const uint4 four = reinterpret_cast<const uint4*>(record)[vector];
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+  const auto* scales = reinterpret_cast<const __half*>(record + kInt4CodeBytes);
+  const auto* zeros =
+      reinterpret_cast<const uint8_t*>(scales + args.format.groups_per_record() * kInt4Rows);
+  bf16* y =
+      static_cast<bf16*>(args.y) + (int64_t{eight} * kInt4Rows + row) * args.in_features + first;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const int input = vector / 32 * 128 + word * 32;  // of the record
+    if (k_tile * kInt4Inputs + input >= args.in_features) break;
+    const int at = input / args.format.group * kInt4Rows + row;
+    const float scale = __half2float(scales[at]);
+    const auto zero = static_cast<float>(args.format.zeros ? zeros[at] : kInt4Zero);
+#pragma unroll
+    for (int nibble = 0; nibble < 4; ++nibble) {
+      const auto low = static_cast<float>(words[word] >> 4 * nibble & 15);
+      const auto high = static_cast<float>(words[word] >> (4 * nibble + 16) & 15);
+      *reinterpret_cast<uint32_t*>(y + input_of(lane, word, nibble)) =
+          pack_bf16((low - zero) * scale, (high - zero) * scale);
+    }
+  }
+}
+
+Status check(const char* operation, const Int4Format& format, int32_t out, int32_t in,
+             const void* records) {
+  if ((format.group == 32 || format.group == 128) && out > 0 && out % 16 == 0 && in > 0 &&
+      in % 32 == 0 && aligned(records, 16))
+    return {};
+  return invalid_argument(
+      "{}: {} x {} in groups of {}, but groups are of 32 or 128, outputs a multiple of 16, inputs "
+      "of 32, and records aligned to 16 bytes",
+      operation, out, in, format.group);
+}
+
+Status check(const char* operation, const Int4Destination& to) {
+  ESP_RETURN_IF_ERROR(check(operation, to.format, to.out_features, to.in_features, to.records));
+  if (to.first_row % kInt4Rows == 0 && to.rows % kInt4Rows == 0 && to.first_row >= 0 &&
+      to.first_row + to.rows <= to.out_features)
+    return {};
+  return invalid_argument("{}: rows {} to {} of {} are no whole records", operation, to.first_row,
+                          to.first_row + to.rows, to.out_features);
+}
+
+dim3 records_grid(int32_t inputs, int32_t rows) {
+  return {static_cast<unsigned>((inputs + kInt4Inputs - 1) / kInt4Inputs),
+          static_cast<unsigned>(rows / kInt4Rows)};
+}
+
+}  // namespace
+
+Status quantize_int4(const QuantizeInt4Args& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check("quantize_int4", args.to));
+  if (args.to.format.zeros)
+    return invalid_argument("quantize_int4: numbers are rounded without zero points");
+  if (args.to.rows == 0) return {};
+  const dim3 grid = records_grid(args.to.in_features, args.to.rows);
+  return args.type == DType::kFloat32 ? launch_kernel("quantize_int4", quantize_int4_kernel<float>,
+                                                      grid, dim3(kThreads), 0, launch, args)
+                                      : launch_kernel("quantize_int4", quantize_int4_kernel<bf16>,
+                                                      grid, dim3(kThreads), 0, launch, args);
+}
+
+Status repack_int4(const RepackInt4Args& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(check("repack_int4", args.to));
+  const bool whole =
+      args.inputs % kInt4Inputs == 0 || args.first_input + args.inputs == args.to.in_features;
+  if (args.first_input % kInt4Inputs != 0 || !whole || args.inputs % 32 != 0 ||
+      (args.order == Int4Order::kQ4_0 && args.to.format.group != 32))
+    return invalid_argument("repack_int4: inputs {} to {} are no whole records of groups of {}",
+                            args.first_input, args.first_input + args.inputs, args.to.format.group);
+  if (args.to.rows == 0 || args.inputs == 0) return {};
+  return launch_kernel("repack_int4", repack_int4_kernel, records_grid(args.inputs, args.to.rows),
+                       dim3(kThreads), 0, launch, args);
+}
+
+Status widen_int4(const WidenInt4Args& args, const LaunchOptions& launch) {
+  ESP_RETURN_IF_ERROR(
+      check("widen_int4", args.format, args.out_features, args.in_features, args.records));
+  const int64_t threads = int4_records(args.out_features, args.in_features) * (kInt4CodeBytes / 16);
+  return launch_kernel("widen_int4", widen_int4_kernel,
+                       dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),
+                       dim3(kThreads), 0, launch, args);
+}
+
+}  // namespace espalier::kernels::cuda
