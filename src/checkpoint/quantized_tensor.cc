@@ -63,6 +63,16 @@ class BlockReader final : public TensorReader {
     if (!format || columns_ % type_.elements != 0) return std::nullopt;
     return StoredBlocks{*format, bytes_, rows_};
   }
+  // Scales lie in the blocks.
+  std::optional<StoredInt4> int4() const override {
+    const std::optional<StoredBlocks> stored = blocks();
+    if (!stored || stored->format != BlockFormat::kQ4_0) return std::nullopt;
+    return StoredInt4{.order = StoredInt4::Order::kQ4_0,
+                      .data = bytes_,
+                      .line_bytes = columns_ / type_.elements * static_cast<int64_t>(type_.bytes),
+                      .rows = rows_,
+                      .group = 32};
+  }
 
  private:
   static int64_t row_size(const GgufTensor& tensor) {
@@ -215,6 +225,18 @@ int packed_value(const std::byte* from, int64_t word, int slot, int bits) {
   return static_cast<int>(load<uint32_t>(from, word) >> (slot * bits)) & ((1 << bits) - 1);
 }
 
+// The size of a device's groups that stored ones of neighbours consist of; nothing for others.
+std::optional<int32_t> group_of(const PackedShape& shape, std::span<const int32_t> groups) {
+  if (shape.bits != 4 || shape.in_features % 32 != 0) return std::nullopt;
+  bool of_128 = true;
+  for (int64_t i = 0; i < shape.in_features; ++i) {
+    const int32_t group = groups[static_cast<size_t>(i)];
+    if (group != groups[static_cast<size_t>(i / 32 * 32)]) return std::nullopt;
+    of_128 = of_128 && group == groups[static_cast<size_t>(i / 128 * 128)];
+  }
+  return of_128 ? 128 : 32;
+}
+
 // qweight [in / n, out]: a word has n rows of a column; qzeros [groups, out / n].
 class GptqReader final : public TensorReader {
  public:
@@ -238,6 +260,26 @@ class GptqReader final : public TensorReader {
       return scales_[static_cast<size_t>(group * n + row)] *
              static_cast<float>(q - zero - zero_offset_);
     });
+  }
+  std::optional<StoredInt4> int4() const override {
+    const std::optional<int32_t> group = group_of(shape_, groups_);
+    if (!group) return std::nullopt;
+    return StoredInt4{.order = StoredInt4::Order::kColumns,
+                      .data = weights_,
+                      .line_bytes = shape_.out_features * 4,
+                      .group = *group,
+                      .zeros = true};
+  }
+  float int4_scale(int64_t row, int64_t column) const override {
+    return scales_[static_cast<size_t>(groups_[static_cast<size_t>(column)] * shape_.out_features +
+                                       row)];
+  }
+  uint8_t int4_zero(int64_t row, int64_t column) const override {
+    const int64_t words = shape_.out_features / per_word_;
+    const int zero =
+        packed_value(zeros_, groups_[static_cast<size_t>(column)] * words + row / per_word_,
+                     static_cast<int>(row % per_word_), shape_.bits);
+    return static_cast<uint8_t>(zero + zero_offset_);
   }
 
  private:
@@ -269,8 +311,28 @@ class AwqReader final : public TensorReader {
              static_cast<float>(q - zero);
     });
   }
+  std::optional<StoredInt4> int4() const override {
+    const int64_t size = shape_.in_features / shape_.num_groups;
+    if (size % 32 != 0) return std::nullopt;
+    return StoredInt4{.order = StoredInt4::Order::kAwq,
+                      .data = weights_,
+                      .line_bytes = shape_.out_features / 2,
+                      .group = size % 128 == 0 ? 128 : 32,
+                      .zeros = true};
+  }
+  float int4_scale(int64_t row, int64_t column) const override {
+    return scales_[static_cast<size_t>(group_at(column) * shape_.out_features + row)];
+  }
+  uint8_t int4_zero(int64_t row, int64_t column) const override {
+    return static_cast<uint8_t>(packed_value(
+        zeros_, group_at(column) * (shape_.out_features / 8) + row / 8, kAwqSlots[row % 8], 4));
+  }
 
  private:
+  int64_t group_at(int64_t column) const {
+    return column / (shape_.in_features / shape_.num_groups);
+  }
+
   const PackedShape shape_;
   const std::byte *const weights_, *const zeros_;
   const std::vector<float> scales_;
@@ -297,6 +359,22 @@ class RowPackedReader final : public TensorReader {
       return scales_[static_cast<size_t>(row * shape_.num_groups + group)] *
              static_cast<float>(q - zero(row, group));
     });
+  }
+  std::optional<StoredInt4> int4() const override {
+    const std::optional<int32_t> group = group_of(shape_, groups_);
+    if (!group) return std::nullopt;
+    return StoredInt4{.order = StoredInt4::Order::kRows,
+                      .data = weights_,
+                      .line_bytes = shape_.in_features / 2,
+                      .group = *group,
+                      .zeros = zeros_ != nullptr};
+  }
+  float int4_scale(int64_t row, int64_t column) const override {
+    const int64_t group = groups_[static_cast<size_t>(column)];
+    return scales_[static_cast<size_t>(row * shape_.num_groups + group)];
+  }
+  uint8_t int4_zero(int64_t row, int64_t column) const override {
+    return static_cast<uint8_t>(zero(row, groups_[static_cast<size_t>(column)]));
   }
 
  private:

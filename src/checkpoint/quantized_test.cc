@@ -11,6 +11,7 @@
 #include "base/mapped_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/int4_checkpoint.h"
 #include "checkpoint/temp_folder.h"
 
 namespace espalier {
@@ -53,6 +54,58 @@ TEST(Quantized, GptqAndAwqUnpackAsTheirMakersDo) {
   expect_unpacked("awq", R"({"quantization_config": {"quant_method": "awq", "bits": 4}})");
   expect_unpacked("awq", "{}");  // known by its shapes
   expect_unpacked("gptq4", "{}");
+}
+
+// Code of an element, by the order that StoredInt4 states.
+int code_of(const StoredInt4& stored, int64_t row, int64_t column) {
+  const auto nibble = [&](int64_t line, int64_t index) {
+    const auto byte = std::to_integer<int>(stored.data[line * stored.line_bytes + index / 2]);
+    return byte >> index % 2 * 4 & 15;
+  };
+  constexpr int kSlots[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  switch (stored.order) {
+    case StoredInt4::Order::kRows:
+      return nibble(row, column);
+    case StoredInt4::Order::kColumns:
+      return nibble(column / 8, row * 8 + column % 8);
+    case StoredInt4::Order::kAwq:
+      return nibble(column, row / 8 * 8 + kSlots[row % 8]);
+    case StoredInt4::Order::kQ4_0:
+      return nibble(row, column / 32 * 36 + 4 + column % 16 * 2 + column % 32 / 16);
+  }
+  return -1;
+}
+
+// What a GPU takes as it is, is what the reader decodes.
+TEST(Quantized, CodesOfFourBitsAreTheElements) {
+  for (const test::Int4Method& method : test::kInt4Methods) {
+    for (const int64_t group : {32, 64, 128}) {
+      SCOPED_TRACE(fmt::format("{}, groups of {}", method.name, group));
+      Rng rng(3);
+      test::SafetensorsBuilder file;
+      test::add_int4(method, "x", 16, 256, group, rng, file);
+      TempFolder folder;
+      folder.write("model.safetensors", file.bytes());
+      folder.write("config.json", fmt::format(R"({{"quantization_config": {}}})", method.config));
+      const Checkpoint checkpoint = Checkpoint::open(folder.path()).value();
+      ASSERT_EQ(checkpoint.tensors().size(), 1u);
+      const CheckpointTensor& tensor = checkpoint.tensors()[0];
+      const auto stored = tensor.reader->int4();
+      ASSERT_TRUE(stored.has_value());
+      EXPECT_EQ(stored->group, group == 128 ? 128 : 32);
+      EXPECT_EQ(stored->zeros, method.zeros);
+      const std::vector<float> values = values_of(tensor);
+      for (int64_t row = 0; row < 16; ++row) {
+        for (int64_t column = 0; column < 256; ++column) {
+          const int code = code_of(*stored, row, column);
+          const float scale = tensor.reader->int4_scale(row, column);
+          ASSERT_EQ(scale * static_cast<float>(code - tensor.reader->int4_zero(row, column)),
+                    values[static_cast<size_t>(row * 256 + column)])
+              << row << " " << column;
+        }
+      }
+    }
+  }
 }
 
 TEST(Quantized, Fp8NumbersAreTorchs) {

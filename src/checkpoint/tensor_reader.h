@@ -28,6 +28,24 @@ struct StoredE4m3 {
   }
 };
 
+// A matrix of codes of 4 bits; an element is (code - zero) * scale, with a scale and a zero point
+// for each row and group of neighbouring inputs.
+struct StoredInt4 {
+  // Lines of little-endian words of eight codes, low bits first.
+  enum class Order : uint8_t {
+    kRows,     // a line a row: [input / 8] (compressed-tensors)
+    kColumns,  // a line eight inputs: [row], words of one row's inputs (GPTQ)
+    kAwq,      // a line an input: [row / 8], words of eight rows as 0, 2, 4, 6, 1, 3, 5, 7
+    kQ4_0,     // a line a row: [input / 32] blocks of a float16 scale and 16 bytes (GGUF)
+  };
+  Order order{};
+  const std::byte* data = nullptr;
+  int64_t line_bytes = 0;
+  std::span<const int64_t> rows;  // which line each row is; empty for their own order
+  int32_t group = 128;            // inputs: 32 or 128; several may have the same scale
+  bool zeros = false;             // zero points of their own; all are 8 otherwise
+};
+
 // Immutable; thread-safe. Borrows the checkpoint's files.
 class TensorReader {
  public:
@@ -39,6 +57,12 @@ class TensorReader {
   // The codes that the elements are computed from; nothing where they are none, or their scales
   // hold for parts of a row.
   virtual std::optional<StoredE4m3> e4m3() const { return std::nullopt; }
+  // The codes that the elements are computed from; nothing where they are none, or their groups are
+  // not of neighbours.
+  virtual std::optional<StoredInt4> int4() const { return std::nullopt; }
+  // The scale and zero point (0 to 16) of an element. REQUIRES: int4().
+  virtual float int4_scale(int64_t /*row*/, int64_t /*column*/) const { return 0; }
+  virtual uint8_t int4_zero(int64_t /*row*/, int64_t /*column*/) const { return 8; }
 };
 
 }  // namespace espalier

@@ -71,11 +71,11 @@ Result<DecoderSpec> read_spec(const ModelLoadOptions& options) {
 Result<DType> choose_dtype(const std::string& name, DType of_checkpoint) {
   if (name == "float32" || name == "float") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8") {
+  if (name == "auto" || name == "q8_0" || name == "q4_k" || name == "fp8" || name == "int4") {
     return of_checkpoint == DType::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
   }
   return fail(invalid_argument(
-      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k or fp8", name));
+      "dtype '{}' is not known; use auto, bfloat16, float32, q8_0, q4_k, fp8 or int4", name));
 }
 
 Status set_context_length(int32_t wanted, DecoderSpec& spec) {
@@ -118,6 +118,11 @@ class ModelWithPool final : public Model {
 };
 
 Status check_cpu_types(const WeightTypes& types) {
+  if (types.int4) {
+    return invalid_argument(
+        "weights of 4 bits as int4 need a GPU; on the CPU take q4_k, which has about the same "
+        "size");
+  }
   if (!types.e4m3) return Status();
   return invalid_argument(
       "weights of 8 bits as fp8 need a GPU; on the CPU take q8_0, which has the same size");
@@ -177,7 +182,7 @@ int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const 
     return found == stored.end() ? std::nullopt : std::optional(found->second);
   };
   StorageFormat format = storage_format(*matrix, false, types, stored_format);
-  format.e4m3 = types.e4m3 && may_be_e4m3(spec, id) && takes_e4m3(*matrix);
+  if (may_be_codes(spec, id)) format.codes = device_codes(*matrix, types, nullptr);
   int64_t bytes = 0;
   for (size_t i = 0; i < matrix->blocks.size(); ++i) {
     bytes += format.size_bytes(i, matrix->blocks[i].rows, matrix->in_features);
@@ -186,11 +191,11 @@ int64_t stored_bytes(const DecoderSpec& spec, const WeightLayout& layout, const 
   return static_cast<int64_t>(static_cast<double>(bytes) / count * static_cast<double>(elements));
 }
 
-// A GPU has elements, and e4m3 where it is requested or stored.
+// A GPU has elements, and codes where they are requested or stored.
 Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOptions& options,
                                                               const ModelPlan& plan) {
   WeightTypes types = plan.type;
-  types.e4m3 = plan.weights.e4m3;
+  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
   const auto no_blocks = [](std::string_view) { return std::optional<BlockFormat>(); };
   const bool stays = plan.weights.keep_blocks && plan.type == DType::kBFloat16;
   if (options.format == LoadFormat::kDummy || !stays) {
@@ -198,8 +203,7 @@ Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOpt
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   return weight_memory(plan.spec, types, no_blocks, [&](std::string_view name) {
-    const CheckpointTensor* tensor = checkpoint.find(std::string(name));
-    return tensor != nullptr && tensor->reader != nullptr && tensor->reader->e4m3().has_value();
+    return stored_codes(checkpoint.find(std::string(name)));
   });
 }
 
@@ -266,7 +270,7 @@ Result<ProgramPlan> plan_program(const ModelLoadOptions& options, ProgramKind ki
   std::vector<program::Variant> variants;
   if (!cpu && plan.type == DType::kBFloat16) variants = program::gpu_variants(program, lowered);
   WeightTypes types = cpu ? plan.weights : WeightTypes(plan.type);
-  types.e4m3 = plan.weights.e4m3;
+  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
   return ProgramPlan{.program = std::move(program),
                      .weight_bytes =
                          [spec = plan.spec, layout, stored, types](WeightId id, int64_t elements) {

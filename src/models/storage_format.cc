@@ -13,14 +13,16 @@ namespace {
 // Adds up what the layout's tensors take.
 class Memory {
  public:
-  Memory(const WeightTypes& types, const StoredFormatOf& stored, const StoresE4m3& stores_e4m3)
-      : types_(types), stored_(stored), stores_e4m3_(stores_e4m3) {}
+  Memory(const WeightTypes& types, const StoredFormatOf& stored, const StoredCodesOf& codes)
+      : types_(types), stored_(stored), codes_(codes) {}
 
-  void matrix(const MatrixLayout& layout, bool gate_up = false, bool rounded = false) {
+  // coded: by may_be_codes().
+  void matrix(const MatrixLayout& layout, bool gate_up = false, bool coded = false) {
     StorageFormat format = storage_format(layout, gate_up, types_, stored_);
-    format.e4m3 = rounded && takes_e4m3(layout) && (types_.e4m3 || stores_e4m3(layout));
+    if (coded) format.codes = device_codes(layout, types_, codes_);
     for (size_t i = 0; i < layout.blocks.size(); ++i) {
-      const std::string_view name = format.e4m3 ? "F8_E4M3"
+      const std::string_view name = format.codes.e4m3             ? "F8_E4M3"
+                                    : format.codes.int4.group > 0 ? "INT4"
                                     : format.blocks.empty()
                                         ? dtype_name(format.type)
                                         : block_format_info(format.blocks[i]).name;
@@ -41,24 +43,18 @@ class Memory {
         kernels::packed_bytes(*format, rows, in_features);
   }
   void vector(const VectorLayout& layout) { numbers(DType::kFloat32, layout.size()); }
-  void mlp(const MlpLayout& layout, bool fused, bool rounded = false) {
-    matrix(layout.gate_up, fused, rounded);
+  void mlp(const MlpLayout& layout, bool fused, bool coded = false) {
+    matrix(layout.gate_up, fused, coded);
     vector(layout.gate_up_bias);
-    matrix(layout.down, false, rounded);
+    matrix(layout.down, false, coded);
     vector(layout.down_bias);
   }
   std::map<std::string, int64_t> take() { return std::move(bytes_); }
 
  private:
-  bool stores_e4m3(const MatrixLayout& layout) const {
-    return stores_e4m3_ && std::ranges::all_of(layout.blocks, [&](const WeightBlock& block) {
-             return stores_e4m3_(block.name);
-           });
-  }
-
   const WeightTypes& types_;
   const StoredFormatOf& stored_;
-  const StoresE4m3& stores_e4m3_;
+  const StoredCodesOf& codes_;
   std::map<std::string, int64_t> bytes_;
 };
 
@@ -111,6 +107,7 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
   WeightTypes types(type);
   types.keep_blocks = dtype != "float32" && dtype != "float" && dtype != "bfloat16";
   types.e4m3 = dtype == "fp8";
+  types.int4 = dtype == "int4";
   if (dtype == "q8_0") types.quantize = types.quantize_vocabulary = BlockFormat::kQ8_0;
   if (dtype == "q4_k") {
     types.quantize = BlockFormat::kQ4K;
@@ -120,12 +117,13 @@ WeightTypes choose_weight_types(const std::string& dtype, DType type) {
 }
 
 int64_t StorageFormat::size_bytes(size_t index, int64_t rows, int64_t in_features) const {
-  if (e4m3) return rows * (in_features + static_cast<int64_t>(sizeof(float)));
+  if (codes.e4m3) return rows * (in_features + static_cast<int64_t>(sizeof(float)));
+  if (codes.int4.group > 0) return kernels::cuda::int4_bytes(codes.int4, rows, in_features);
   if (blocks.empty()) return rows * in_features * static_cast<int64_t>(dtype_size(type));
   return kernels::packed_bytes(blocks[index], rows, in_features);
 }
 
-bool may_be_e4m3(const DecoderSpec& spec, WeightId id) {
+bool may_be_codes(const DecoderSpec& spec, WeightId id) {
   switch (id.kind) {
     case WeightKind::kQkv:
     case WeightKind::kLatentQA:
@@ -141,10 +139,41 @@ bool may_be_e4m3(const DecoderSpec& spec, WeightId id) {
   }
 }
 
+namespace {
+
+// kernels/linear/cuda.h
 bool takes_e4m3(const MatrixLayout& layout) {
-  constexpr int64_t kMultiple = 16;  // kernels/linear/cuda.h
-  return layout.precision == Precision::kWeights && !layout.transposed &&
-         layout.local_rows() % kMultiple == 0 && layout.local_columns() % kMultiple == 0;
+  return layout.local_rows() % 16 == 0 && layout.local_columns() % 16 == 0;
+}
+bool takes_int4(const MatrixLayout& layout) {
+  return layout.shard.whole() && layout.out_features() % 16 == 0 && layout.in_features % 64 == 0 &&
+         std::ranges::all_of(layout.blocks, [](const WeightBlock& block) {
+           return block.rows % kernels::cuda::kInt4Rows == 0;
+         });
+}
+
+}  // namespace
+
+WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
+                         const StoredCodesOf& stored) {
+  if (layout.empty() || layout.precision != Precision::kWeights || layout.transposed) return {};
+  bool all_e4m3 = stored != nullptr && takes_e4m3(layout);
+  bool all_int4 = stored != nullptr && takes_int4(layout);
+  kernels::cuda::Int4Format int4{.group = 128};
+  for (size_t i = 0; i < layout.blocks.size() && (all_e4m3 || all_int4); ++i) {
+    const WeightCodes codes = stored(layout.blocks[i].name);
+    all_e4m3 = all_e4m3 && codes.e4m3;
+    all_int4 = all_int4 && codes.int4.group > 0;
+    int4.group = std::min(int4.group, codes.int4.group);
+    int4.zeros = int4.zeros || codes.int4.zeros;
+  }
+  if (all_e4m3) return {.e4m3 = true};
+  if (all_int4) return {.int4 = int4};
+  if (types.e4m3 && takes_e4m3(layout)) return {.e4m3 = true};
+  if (types.int4 && takes_int4(layout)) {
+    return {.int4 = {.group = layout.in_features % 128 == 0 ? 128 : 32}};
+  }
+  return {};
 }
 
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
@@ -174,11 +203,11 @@ StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const Wei
 
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
                                              const StoredFormatOf& stored,
-                                             const StoresE4m3& stores_e4m3) {
+                                             const StoredCodesOf& codes) {
   const WeightLayout layout = weight_layout(spec);
   const std::vector<WeightId> with_activation =
       program::weights_with_activation(program::cpu_passes(program::lower(spec)));
-  Memory memory(types, stored, stores_e4m3);
+  Memory memory(types, stored, codes);
   memory.matrix(layout.embedding);
   memory.matrix(layout.position_embedding);
   memory.matrix(layout.head);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/linear/int4_weights.h"
 #include "models/decoder_spec.h"
 #include "models/weight_id.h"
 #include "models/weight_layout.h"
@@ -24,7 +25,9 @@ namespace espalier {
 struct WeightTypes {
   DType type = DType::kBFloat16;  // of what is not in blocks: kFloat32 or kBFloat16
   bool keep_blocks = false;       // blocks that kernels read stay as they are stored
-  bool e4m3 = false;  // GPU: matrices of layers are rounded to e4m3, with a scale for each row
+  // GPU: matrices of layers are rounded to e4m3 with a scale for each row, or to 4 bits with a
+  // scale for each row and group of inputs.
+  bool e4m3 = false, int4 = false;
   // The formats that other matrices are quantised to, and embedding and head; none: `type`.
   std::optional<BlockFormat> quantize, quantize_vocabulary;
 
@@ -34,46 +37,59 @@ struct WeightTypes {
 
 // dtype: as the user stated it: auto, blocks that kernels read stay as the checkpoint has them;
 // float32, bfloat16: they become numbers; q8_0, q4_k: what is not in such blocks is rounded to 8,
-// or to 4 (the vocabulary's matrices to 6), bits; fp8: WeightTypes::e4m3. type: of numbers, as
-// follows from it.
+// or to 4 (the vocabulary's matrices to 6), bits; fp8, int4: on a GPU. type: of numbers, as follows
+// from it.
 WeightTypes choose_weight_types(const std::string& dtype, DType type);
 
 // The stored format of a tensor; see WeightSource::stored_format.
 using StoredFormatOf = std::function<std::optional<BlockFormat>(std::string_view name)>;
+
+// Codes in which a GPU has a matrix instead of numbers.
+struct WeightCodes {
+  bool e4m3 = false;
+  kernels::cuda::Int4Format int4;
+};
+// The codes that a checkpoint's tensor is stored in.
+using StoredCodesOf = std::function<WeightCodes(std::string_view name)>;
 
 struct StorageFormat {
   enum class Scales : uint8_t {
     kNone,     // elements
     kInBlock,  // each block begins or ends with the scales of its elements (block_format.h)
     kRow,      // e4m3: float32, one for each row
+    kGroup,    // int4: float16, one for each row and group of inputs
   };
   DType type = DType::kBFloat16;    // of elements that are not in blocks
   std::vector<BlockFormat> blocks;  // of each WeightBlock; empty: elements of `type`
   bool stored = false;              // the blocks are the checkpoint's own
-  bool e4m3 = false;                // elements of 8 bits; `type` is what they are multiplied with
+  WeightCodes codes;                // of a GPU; `type` is what they are multiplied with
 
   Scales scales() const {
-    return e4m3 ? Scales::kRow : blocks.empty() ? Scales::kNone : Scales::kInBlock;
+    return codes.e4m3             ? Scales::kRow
+           : codes.int4.group > 0 ? Scales::kGroup
+           : blocks.empty()       ? Scales::kNone
+                                  : Scales::kInBlock;
   }
   // Neighbours in a row that are quantised together; 1: elements.
   int64_t group_size() const { return blocks.empty() ? 1 : block_format_info(blocks[0]).elements; }
   // Of block `index` of the layout, `rows` of it.
   int64_t size_bytes(size_t index, int64_t rows, int64_t in_features) const;
 };
-// Whether a weight may be e4m3: a matrix of a layer that GEMMs alone read. Kernels for experts read
-// these and their layers' shared expert.
-bool may_be_e4m3(const DecoderSpec& spec, WeightId id);
-// Whether GEMMs of e4m3 take the matrix's sizes.
-bool takes_e4m3(const MatrixLayout& layout);
+// Whether a GPU may have a weight in codes: a matrix of a layer that GEMMs alone read. Kernels for
+// experts read these and their layers' shared expert.
+bool may_be_codes(const DecoderSpec& spec, WeightId id);
+// The codes that a GPU has such a matrix in: those of the checkpoint where all its tensors have
+// them, or what `types` rounds it to, as far as GEMMs take its sizes. stored: null for none.
+WeightCodes device_codes(const MatrixLayout& layout, const WeightTypes& types,
+                         const StoredCodesOf& stored);
 // gate_up: packed for linear_silu_mul, which takes one format for both.
 StorageFormat storage_format(const MatrixLayout& layout, bool gate_up, const WeightTypes& types,
                              const StoredFormatOf& stored);
 
 // Bytes of weights as they are stored in memory, by the type's name ("BF16", "Q4_K", ...).
-// stores_e4m3: tensors whose codes stay as they are; null: none.
-using StoresE4m3 = std::function<bool(std::string_view name)>;
+// codes: of tensors that stay as they are; null: none.
 std::map<std::string, int64_t> weight_memory(const DecoderSpec& spec, const WeightTypes& types,
                                              const StoredFormatOf& stored,
-                                             const StoresE4m3& stores_e4m3 = nullptr);
+                                             const StoredCodesOf& codes = nullptr);
 
 }  // namespace espalier

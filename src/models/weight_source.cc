@@ -52,6 +52,14 @@ void draw(uint64_t key, float centre, float deviation, int64_t begin, int64_t en
 
 }  // namespace
 
+WeightCodes stored_codes(const CheckpointTensor* tensor) {
+  if (tensor == nullptr || tensor->reader == nullptr || tensor->shape.size() != 2) return {};
+  if (const auto int4 = tensor->reader->int4()) {
+    return {.int4 = {.group = int4->group, .zeros = int4->zeros}};
+  }
+  return {.e4m3 = tensor->reader->e4m3().has_value()};
+}
+
 CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,
                                    DType type, WorkPool* pool)
     : checkpoint_(checkpoint),

@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "models/decoder_spec.h"
 #include "models/load_progress.h"
+#include "models/storage_format.h"
 #include "tensor/block_format.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
@@ -53,6 +54,9 @@ class WeightSource {
 // Borrows the checkpoint; the spec says which tensors may be left over. Tensors that have to be
 // computed (quantised ones) are, as `type` (float32, else bfloat16), on the pool's threads if there
 // is a pool.
+// The codes that a tensor is stored in and a GPU keeps; none for null.
+WeightCodes stored_codes(const CheckpointTensor* tensor);
+
 class CheckpointSource final : public WeightSource {
  public:
   CheckpointSource(const Checkpoint& checkpoint, const DecoderSpec& spec,

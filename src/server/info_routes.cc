@@ -70,7 +70,9 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("load_format", e.load_format == LoadFormat::kDummy ? "dummy" : "auto");
   w.member("dtype", e.dtype).member("kv_cache_dtype", e.kv_cache_dtype);
   write_text_or_null(w, "quantization",
-                     e.dtype == "q8_0" || e.dtype == "q4_k" || e.dtype == "fp8" ? e.dtype : "");
+                     e.dtype == "q8_0" || e.dtype == "q4_k" || e.dtype == "fp8" || e.dtype == "int4"
+                         ? e.dtype
+                         : "");
   w.member("is_embedding", e.is_embedding);
   w.member("json_model_override_args", e.json_model_override_args);
   w.member("context_length", e.context_length).member("mem_fraction_static", e.mem_fraction_static);

@@ -8,6 +8,8 @@
 
 #include "base/rng.h"
 
+#include "tensor/float16.h"
+
 namespace espalier {
 namespace {
 
@@ -19,6 +21,27 @@ TEST(DTypeTest, NamesAreThoseOfSafetensors) {
   EXPECT_EQ(dtype_name(DType::kBFloat16), "BF16");
   EXPECT_EQ(dtype_size(DType::kFloat32), 4u);
   EXPECT_EQ(dtype_size(DType::kBFloat16), 2u);
+}
+
+// Every number of float16, and the float32 around the middle between it and the next.
+TEST(DTypeTest, Float16IsTheNearest) {
+  EXPECT_EQ(to_float16(65519.0f).bits, 0x7bff);
+  EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
+  EXPECT_EQ(to_float16(-1e30f).bits, 0xfc00);
+  EXPECT_EQ(to_float16(std::numeric_limits<float>::infinity()).bits, 0x7c00);
+  EXPECT_GT(to_float16(std::nanf("")).bits & 0x7fff, 0x7c00);
+  EXPECT_EQ(to_float16(-0.0f).bits, 0x8000);
+  EXPECT_EQ(to_float16(0x1p-26f).bits, 0);
+  for (uint16_t bits = 0; bits < 0x7bff; ++bits) {
+    const auto next = static_cast<uint16_t>(bits + 1);
+    const float low = to_float(Float16{bits}), high = to_float(Float16{next});
+    const float middle = (low + high) / 2;  // float32 has it
+    ASSERT_EQ(to_float16(low).bits, bits);
+    ASSERT_EQ(to_float16(-low).bits, bits | 0x8000);
+    ASSERT_EQ(to_float16(middle).bits, bits % 2 == 0 ? bits : next);
+    ASSERT_EQ(to_float16(std::nextafter(middle, 0.0f)).bits, bits);
+    ASSERT_EQ(to_float16(std::nextafter(middle, 1e9f)).bits, next);
+  }
 }
 
 TEST(DTypeTest, EveryBFloat16SurvivesTheWayThroughFloat32) {

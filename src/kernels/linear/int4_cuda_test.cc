@@ -258,8 +258,8 @@ TEST_F(CudaInt4, RecordsHoldTheCheckpointsNumbers) {
   }
 }
 
-// A matrix that comes in several pieces, of rows and of inputs.
-TEST_F(CudaInt4, PiecesMakeTheSameRecords) {
+// A matrix that comes part by part, of rows and of inputs.
+TEST_F(CudaInt4, PartsMakeTheSameRecords) {
   const Codes w({.group = 32, .zeros = true}, 64, 640, rng_);
   const DeviceArray<uint8_t> whole = records_of(w, Int4Order::kColumns);
   const Stored stored(w, Int4Order::kColumns);

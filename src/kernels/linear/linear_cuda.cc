@@ -152,12 +152,82 @@ Status silu_mul_rows(const LinearArgs& args, void* gate_up, const LaunchOptions&
                   launch);
 }
 
+// y = residual + the rows of `plain`, the same GEMM without one.
+Status add_residual(const LinearArgs& args, const LinearArgs& plain, const LaunchOptions& launch) {
+  const size_t bytes = static_cast<size_t>(args.out_features) * dtype_size(args.type);
+  const auto pitch = static_cast<size_t>(args.y_stride) * dtype_size(args.type);
+  if (args.residual != args.y)
+    ESP_RETURN_IF_ERROR(cuda_status(
+        cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, bytes,
+                          static_cast<size_t>(args.rows), cudaMemcpyDeviceToDevice, launch.stream),
+        "linear: residual"));
+  return add_scaled({.type = args.type,
+                     .x = plain.y,
+                     .x_stride = plain.y_stride,
+                     .y = args.y,
+                     .y_stride = args.y_stride,
+                     .rows = args.rows,
+                     .dim = args.out_features},
+                    {.stream = launch.stream});
+}
+
 // The configuration of gemm_small_batch that is measured. Others look 5 % better alone and are not
 // in a layer, where the next kernel's first weights come meanwhile.
 std::optional<SmallBatchConfig> batch_candidate(const LinearArgs& args,
                                                 const DeviceTraits& traits) {
   if (args.rows <= kSmallRows && !is_e4m3(args)) return std::nullopt;
   return small_batch_config(args, traits);
+}
+
+// How few rows are multiplied with weights of 4 bits; nothing where these are widened first.
+std::optional<Int4GemmConfig> int4_config(const LinearArgs& args, const DeviceTraits& traits,
+                                          bool row_invariant) {
+  LinearArgs gemm = args;
+  gemm.norm_weight = nullptr;
+  return row_invariant ? std::nullopt : int4_gemm_config(gemm, traits);
+}
+
+Status run_int4(const LinearArgs& args, const Int4GemmConfig& config, const DeviceTraits& traits,
+                std::span<char> workspace, const LaunchOptions& launch) {
+  if (args.norm_weight != nullptr && workspace.size() < kCublasLtBytes + input_bytes(args))
+    return invalid_argument("linear: the workspace has {} bytes, but {} rows need {}",
+                            workspace.size(), args.rows, kCublasLtBytes + input_bytes(args));
+  LinearArgs gemm = args;
+  ESP_RETURN_IF_ERROR(norm_first(gemm, workspace.data(), launch));
+  return gemm_int4(gemm, config, traits, launch);
+}
+
+// Weights of 4 bits as bfloat16, at the front of the workspace, which becomes what is behind them.
+// The GEMM with them may not begin early: it would read them too soon.
+Status widen_first(LinearArgs& args, std::span<char>& workspace, Stream stream) {
+  const size_t bytes = widened_bytes(args);
+  if (workspace.size() < bytes)
+    return invalid_argument("linear: the workspace has {} bytes, but weights of 4 bits need {}",
+                            workspace.size(), bytes);
+  ESP_RETURN_IF_ERROR(widen_int4({.format = args.int4,
+                                  .records = args.weights,
+                                  .out_features = gemm_outputs(args),
+                                  .in_features = args.in_features,
+                                  .y = workspace.data()},
+                                 {.stream = stream}));
+  args = widened(args, workspace.data());
+  workspace = workspace.subspan(bytes);
+  return {};
+}
+
+// The shapes that tuning measures: those of 4 bits as they are where they are widened, with the
+// front of the workspace as weights. Returns its bytes.
+size_t measured_shapes(std::span<const LinearArgs> shapes, const DeviceTraits& traits,
+                       bool row_invariant, void* workspace, std::vector<LinearArgs>& out) {
+  size_t bytes = 0;
+  for (const LinearArgs& shape : shapes) {
+    bytes = std::max(bytes, widened_bytes(shape));
+    if (shape.int4.group == 0)
+      out.push_back(shape);
+    else if (!int4_config(shape, traits, row_invariant))
+      out.push_back(widened(shape, workspace));
+  }
+  return bytes;
 }
 
 class LinearImpl final : public Linear {
@@ -184,23 +254,15 @@ class LinearImpl final : public Linear {
   Status tune(std::span<const LinearArgs> shapes, void* workspace, size_t workspace_bytes,
               Stream stream) override {
     bool changed = false;
-    size_t weights_bytes = 0;
-    for (const LinearArgs& shape : shapes) {
-      ESP_RETURN_IF_ERROR(check(shape));
-      weights_bytes = std::max(weights_bytes, widened_bytes(shape));
-    }
-    if (workspace_bytes < weights_bytes)
-      return invalid_argument("linear: tuning needs {} bytes more", weights_bytes);
+    for (const LinearArgs& shape : shapes) ESP_RETURN_IF_ERROR(check(shape));
     std::vector<LinearArgs> measured;
-    for (const LinearArgs& shape : shapes) {
-      if (shape.int4.group == 0)
-        measured.push_back(shape);
-      else if (!int4_config(shape))
-        measured.push_back(widened(shape, workspace));
-    }
+    const size_t front =
+        measured_shapes(shapes, traits_, library_->row_invariant(), workspace, measured);
+    if (workspace_bytes < front)
+      return invalid_argument("linear: tuning needs a workspace of {} bytes", front);
     shapes = measured;
-    workspace = static_cast<char*>(workspace) + weights_bytes;
-    workspace_bytes -= weights_bytes;
+    workspace = static_cast<char*>(workspace) + front;
+    workspace_bytes -= front;
     for (const LinearArgs& shape : shapes) {
       if (shape.rows == 0 || tuned_.known(shape)) continue;
       LinearArgs args = shape;
@@ -223,7 +285,14 @@ class LinearImpl final : public Linear {
              const LaunchOptions& launch) override {
     ESP_RETURN_IF_ERROR(check(args));
     if (args.rows == 0) return {};
-    if (args.int4.group != 0) return run_int4(args, workspace, workspace_bytes, launch);
+    if (args.int4.group != 0) {
+      std::span<char> room(static_cast<char*>(workspace), workspace_bytes);
+      if (const auto config = int4_config(args, traits_, library_->row_invariant()))
+        return run_int4(args, *config, traits_, room, launch);
+      LinearArgs plain = args;
+      ESP_RETURN_IF_ERROR(widen_first(plain, room, launch.stream));
+      return run(plain, room.data(), room.size(), {.stream = launch.stream});
+    }
     TunedKernel kernel = tuned_.nearest(args);
     const bool own = !kernel.algorithm && !kernel.batch;
     if (own && use_gemv(args)) return gemv(args, traits_, launch);
@@ -244,37 +313,6 @@ class LinearImpl final : public Linear {
  private:
   bool use_gemv(const LinearArgs& args) const {
     return !library_->row_invariant() && !is_e4m3(args) && gemv_supports(args, traits_);
-  }
-
-  // Nothing where weights are widened first.
-  std::optional<Int4GemmConfig> int4_config(const LinearArgs& args) const {
-    LinearArgs gemm = args;
-    gemm.norm_weight = nullptr;
-    return library_->row_invariant() ? std::nullopt : int4_gemm_config(gemm, traits_);
-  }
-
-  Status run_int4(const LinearArgs& args, void* workspace, size_t workspace_bytes,
-                  const LaunchOptions& launch) {
-    if (const auto config = int4_config(args)) {
-      if (args.norm_weight != nullptr && workspace_bytes < kCublasLtBytes + input_bytes(args))
-        return invalid_argument("linear: the workspace has {} bytes, but {} rows need {}",
-                                workspace_bytes, args.rows, kCublasLtBytes + input_bytes(args));
-      LinearArgs gemm = args;
-      ESP_RETURN_IF_ERROR(norm_first(gemm, workspace, launch));
-      return gemm_int4(gemm, *config, traits_, launch);
-    }
-    const size_t bytes = widened_bytes(args);
-    if (workspace_bytes < bytes)
-      return invalid_argument("linear: the workspace has {} bytes, but weights of 4 bits need {}",
-                              workspace_bytes, bytes);
-    ESP_RETURN_IF_ERROR(widen_int4({.format = args.int4,
-                                    .records = args.weights,
-                                    .out_features = gemm_outputs(args),
-                                    .in_features = args.in_features,
-                                    .y = workspace},
-                                   {.stream = launch.stream}));
-    return run(widened(args, workspace), static_cast<char*>(workspace) + bytes,
-               workspace_bytes - bytes, {.stream = launch.stream});
   }
 
   // Runs the GEMM on cuBLASLt. Without an algorithm it takes cuBLASLt's first proposal and
@@ -316,21 +354,7 @@ class LinearImpl final : public Linear {
     plain.y = output_scratch(args, workspace);
     plain.y_stride = args.out_features;
     ESP_RETURN_IF_ERROR(cublaslt_matmul(plain, {}, workspace, launch));
-    const size_t bytes = static_cast<size_t>(args.out_features) * dtype_size(args.type);
-    const auto pitch = static_cast<size_t>(args.y_stride) * dtype_size(args.type);
-    if (args.residual != args.y)
-      ESP_RETURN_IF_ERROR(cuda_status(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, bytes,
-                                                        static_cast<size_t>(args.rows),
-                                                        cudaMemcpyDeviceToDevice, launch.stream),
-                                      "linear: residual"));
-    return add_scaled({.type = args.type,
-                       .x = plain.y,
-                       .x_stride = plain.y_stride,
-                       .y = args.y,
-                       .y_stride = args.y_stride,
-                       .rows = args.rows,
-                       .dim = args.out_features},
-                      {.stream = launch.stream});
+    return add_residual(args, plain, launch);
   }
 
   // compared: rows that the pointers of args have room for, to compare bits on.

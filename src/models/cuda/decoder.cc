@@ -20,9 +20,9 @@ using program::Op;
 
 // Decode steps of so many tokens start each kernel before the one in front of it has ended. With
 // one or two, whose GEMMs are kernels for few rows, that costs (8 B: 4.65 to 4.79 ms, Qwen3 30B-A3B
-// 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps). GEMMs of e4m3 are
-// the same kernel for one token as for several.
-constexpr int32_t kPdlTokens = 3, kPdlTokensE4m3 = 1;
+// 4.95 to 5.32); three and four gain 9 % (8 B) and 4 to 6 % (experts, softcaps). GEMMs of
+// codes are the same kernel for one token as for several.
+constexpr int32_t kPdlTokens = 3, kPdlTokensOfCodes = 1;
 
 bool is_output(const CudaPlan& plan, const Op& op) {
   return plan.program().buffer(op.outputs[0]).rows.count == program::RowCount::kOutputs;
@@ -83,7 +83,7 @@ Result<std::unique_ptr<CudaDecoder>> CudaDecoder::begin_load(ModelPlan plan,
   if (rewrite) lowered = rewrite(std::move(lowered));
   ESP_ASSIGN_OR_RETURN(CudaPlan cuda_plan, CudaPlan::create(program::gpu_passes(lowered)));
   WeightTypes types = plan.type;
-  types.e4m3 = plan.weights.e4m3;
+  types.e4m3 = plan.weights.e4m3, types.int4 = plan.weights.int4;
   types.keep_blocks = plan.weights.keep_blocks;
   ESP_ASSIGN_OR_RETURN(PendingCudaWeights weights,
                        load_cuda_weights(plan.spec, weight_layout(plan.spec), types, options));
@@ -267,7 +267,7 @@ Status CudaDecoder::forward(const CudaStep& step, const KvView& kv, const cuda::
             "{} tokens in {} entries, reserved {} in {}", entries.num_tokens, entries.num_entries,
             limits_.max_tokens, limits_.max_entries);
   policy_.step_pdl = policy_.pdl && entries.max_query_tokens == 1 &&
-                     entries.num_tokens >= (weights_.e4m3() ? kPdlTokensE4m3 : kPdlTokens);
+                     entries.num_tokens >= (weights_.has_codes() ? kPdlTokensOfCodes : kPdlTokens);
   policy_.next_pdl = false;
   if (one_token_ && one_token_->takes(step)) {
     last_context_ = &one_token_->context();

@@ -306,33 +306,35 @@ TEST(DummyModelCuda, HasTheLogitsOfTheCpu) {
   }
 }
 
-// Matrices of layers rounded to e4m3, and activations on their way into them, of every family whose
-// sizes GEMMs of e4m3 take: within the rounding's noise of the reference, and the same however the
-// rows are cut.
+// Matrices of layers rounded to e4m3, with activations on their way into them, or to 4 bits, of
+// every family whose sizes GEMMs take: within the rounding's noise of the reference, and the same
+// however the rows are cut.
 TEST(RoundedModelCuda, StaysNearTheReference) {
   ESPALIER_REQUIRE_DEVICE();
-  int rounded = 0;
-  for (const std::string& name : golden::names()) {
-    SCOPED_TRACE(name);
-    const golden::Golden golden = golden::read(name);
-    const ModelLoadOptions options{.path = golden.folder};
-    auto plain = CudaDecoder::load({golden.spec, DType::kBFloat16}, options);
-    ASSERT_TRUE(plain) << plain.error().to_string();
-    ModelPlan plan{golden.spec, DType::kBFloat16};
-    plan.weights.e4m3 = true;
-    auto decoder = CudaDecoder::load(std::move(plan), options);
-    ASSERT_TRUE(decoder) << decoder.error().to_string();
-    if ((*decoder)->info().weight_bytes == (*plain)->info().weight_bytes) continue;
-    ++rounded;
-    CudaTestModel model(std::move(*decoder));
-    std::vector<float> errors = golden::row_errors(model, golden, KvType::kBFloat16);
-    std::ranges::sort(errors);
-    const float median = errors[errors.size() / 2];
-    RecordProperty(name, fmt::format("{:.3f}", median));
-    EXPECT_GT(median, 1e-4f) << "it was not rounded";
-    EXPECT_LE(median, 0.1f);
+  for (const bool int4 : {false, true}) {
+    int rounded = 0;
+    for (const std::string& name : golden::names()) {
+      SCOPED_TRACE(name + (int4 ? ", 4 bits" : ", e4m3"));
+      const golden::Golden golden = golden::read(name);
+      const ModelLoadOptions options{.path = golden.folder};
+      auto plain = CudaDecoder::load({golden.spec, DType::kBFloat16}, options);
+      ASSERT_TRUE(plain) << plain.error().to_string();
+      ModelPlan plan{golden.spec, DType::kBFloat16};
+      (int4 ? plan.weights.int4 : plan.weights.e4m3) = true;
+      auto decoder = CudaDecoder::load(std::move(plan), options);
+      ASSERT_TRUE(decoder) << decoder.error().to_string();
+      if ((*decoder)->info().weight_bytes == (*plain)->info().weight_bytes) continue;
+      ++rounded;
+      CudaTestModel model(std::move(*decoder));
+      std::vector<float> errors = golden::row_errors(model, golden, KvType::kBFloat16);
+      std::ranges::sort(errors);
+      const float median = errors[errors.size() / 2];
+      RecordProperty(name + (int4 ? "_int4" : ""), fmt::format("{:.3f}", median));
+      EXPECT_GT(median, 1e-4f) << "it was not rounded";
+      EXPECT_LE(median, int4 ? 0.3f : 0.1f);
+    }
+    EXPECT_GE(rounded, int4 ? 3 : 10);
   }
-  EXPECT_GE(rounded, 10);
 }
 
 // Keys and values in pages of e4m3, of every family whose heads it takes: within the rounding's

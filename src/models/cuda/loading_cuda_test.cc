@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/int4_checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/temp_folder.h"
 #include "models/cuda/test_model.h"
@@ -167,20 +168,13 @@ void write_e4m3(const golden::Golden& golden, bool of_rows, E4m3Checkpoint& out)
   out.folder.write("config.json", config);
   const auto checkpoint = Checkpoint::open(golden.folder);
   ASSERT_TRUE(checkpoint) << checkpoint.error().to_string();
-  std::string header, data;
-  const auto add = [&](const std::string& name, std::string_view type,
-                       const std::vector<int64_t>& shape, std::span<const std::byte> bytes) {
-    header += fmt::format(R"({}"{}": {{"dtype": "{}", "shape": [{}], "data_offsets": [{}, {}]}})",
-                          header.empty() ? "{" : ", ", name, type, fmt::join(shape, ", "),
-                          data.size(), data.size() + bytes.size());
-    data.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  };
+  test::SafetensorsBuilder written;
   Rng rng(5);
   for (const CheckpointTensor& tensor : checkpoint->tensors()) {
     const bool of_layer =
         tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
     if (!of_layer) {
-      add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
+      written.add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
       continue;
     }
     std::vector<uint8_t>& codes = out.codes[tensor.name];
@@ -192,11 +186,12 @@ void write_e4m3(const golden::Golden& golden, bool of_rows, E4m3Checkpoint& out)
     for (int64_t row = 0; row < (of_rows ? tensor.shape[0] : 1); ++row) {
       scales.push_back(1e-3f * (1 + static_cast<float>(rng.below(1000)) / 777));
     }
-    add(tensor.name, "F8_E4M3", tensor.shape, std::as_bytes(std::span(codes)));
+    written.add(tensor.name, "F8_E4M3", tensor.shape, std::as_bytes(std::span(codes)));
     const std::string stem = tensor.name.substr(0, tensor.name.size() - std::strlen("weight"));
-    add(stem + "weight_scale", "F32", {std::ssize(scales), 1}, std::as_bytes(std::span(scales)));
+    written.add(stem + "weight_scale", "F32", {std::ssize(scales), 1},
+                std::as_bytes(std::span(scales)));
   }
-  out.folder.write("model.safetensors", safetensors_bytes(header + "}", data));
+  out.folder.write("model.safetensors", written.bytes());
 }
 
 // Codes and scales reach the device as they are stored, and so does what they are multiplied to.
@@ -243,6 +238,86 @@ TEST(E4m3Cuda, ACheckpointsCodesStayAsTheyAre) {
     CudaTestModel model(std::move(*decoder));
     const auto expected = quantized::run(**numbers, KvType::kFloat32, 32);
     EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), expected), 0.15);
+  }
+}
+
+// The layers' matrices in codes of 4 bits, those of whose sizes records take: the numbers that they
+// stand for, rounded to bfloat16, come back from the device.
+TEST(Int4Cuda, ACheckpointsCodesStayAsTheyAre) {
+  ESPALIER_REQUIRE_DEVICE();
+  const golden::Golden golden = golden::read("llama_tied_llama3");
+  for (const test::Int4Method& method : test::kInt4Methods) {
+    SCOPED_TRACE(method.name);
+    TempFolder folder;
+    std::ifstream file(golden.folder / "config.json");
+    std::string config(std::istreambuf_iterator<char>(file), {});
+    config.insert(config.find('{') + 1,
+                  fmt::format(R"("quantization_config": {}, )", method.config));
+    folder.write("config.json", config);
+    const auto plain = Checkpoint::open(golden.folder);
+    ASSERT_TRUE(plain) << plain.error().to_string();
+    test::SafetensorsBuilder written;
+    Rng rng(5);
+    for (const CheckpointTensor& tensor : plain->tensors()) {
+      const bool of_layer =
+          tensor.name.find("layers.") != std::string::npos && tensor.shape.size() == 2;
+      if (of_layer) {
+        test::add_int4(method, tensor.name.substr(0, tensor.name.size() - 7), tensor.shape[0],
+                       tensor.shape[1], 32, rng, written);
+      } else {
+        written.add(tensor.name, tensor.dtype_name, tensor.shape, tensor.bytes);
+      }
+    }
+    folder.write("model.safetensors", written.bytes());
+    const ModelLoadOptions options{.path = folder.path()};
+    auto plan = plan_model(options);
+    ASSERT_TRUE(plan) << plan.error().to_string();
+    const WeightLayout layout = weight_layout(plan->spec);
+    WeightTypes types = DType::kBFloat16;
+    types.keep_blocks = true;
+    auto pending = load_cuda_weights(plan->spec, layout, types, options);
+    ASSERT_TRUE(pending) << pending.error().to_string();
+    ASSERT_TRUE(pending->loader->finish().ok());
+    const auto checkpoint = Checkpoint::open(folder.path());
+    const auto stream = cuda::Stream::create();
+    int coded = 0;
+    for (const WeightKind kind :
+         {WeightKind::kQkv, WeightKind::kAttentionOutput, WeightKind::kGateUp, WeightKind::kDown}) {
+      const CudaWeight& weight = pending->weights.at({kind, 1});
+      if (weight.format.codes.int4.group == 0) continue;
+      ++coded;
+      std::vector<float> expected;
+      for (const WeightBlock& block : find_matrix(layout, {kind, 1})->blocks) {
+        const CheckpointTensor* tensor = checkpoint->find(block.name);
+        std::vector<float> values(static_cast<size_t>(tensor->num_elements()));
+        copy_as_float(*tensor, 0, values);
+        for (const float value : values) expected.push_back(to_float(to_bfloat16(value)));
+      }
+      auto numbers = cuda::DeviceBuffer::allocate(2 * std::ssize(expected), "numbers");
+      ASSERT_TRUE(numbers);
+      ASSERT_TRUE(kernels::cuda::widen_int4({.format = weight.format.codes.int4,
+                                             .records = weight.data,
+                                             .out_features = weight.out_features,
+                                             .in_features = weight.in_features,
+                                             .y = numbers->data()},
+                                            {.stream = stream->get()})
+                      .ok());
+      std::vector<uint16_t> bits(expected.size());
+      ASSERT_TRUE(
+          cuda::copy_to_host(bits.data(), numbers->data(), 2 * std::ssize(bits), *stream).ok());
+      ASSERT_TRUE(stream->synchronize().ok());
+      for (size_t i = 0; i < bits.size(); ++i)
+        ASSERT_EQ(to_float(BFloat16{bits[i]}), expected[i]) << static_cast<int>(kind) << " " << i;
+    }
+    EXPECT_GE(coded, 2);
+    WorkPool pool(2);
+    const auto numbers = load_model({.path = options.path, .dtype = "float32", .pool = &pool});
+    ASSERT_TRUE(numbers) << numbers.error().to_string();
+    auto decoder = CudaDecoder::load(options);
+    ASSERT_TRUE(decoder) << decoder.error().to_string();
+    CudaTestModel model(std::move(*decoder));
+    const auto want = quantized::run(**numbers, KvType::kFloat32, 32);
+    EXPECT_LT(quantized::difference(quantized::run(model, KvType::kBFloat16, 32), want), 0.15);
   }
 }
 

@@ -30,7 +30,7 @@ Result<std::unique_ptr<CudaOneToken>> CudaOneToken::create(const program::Progra
                                                            const CudaWeights& weights,
                                                            const CudaRopes& ropes) {
   std::unique_ptr<CudaOneToken> out;
-  if (weights.type() != DType::kBFloat16 || weights.e4m3()) return out;
+  if (weights.type() != DType::kBFloat16 || weights.has_codes()) return out;
   std::optional<program::Program> program = program::fuse_megakernel(lowered);
   if (!program) return out;
   ESP_ASSIGN_OR_RETURN(CudaPlan plan, CudaPlan::create(std::move(*program)));

@@ -147,11 +147,17 @@ class Loader final : public CudaTensorLoader {
         fmt::format("{}[{}+{},{}+{}]", part.name, s.first_row, s.rows, s.first_column, s.columns));
     return Status();
   }
-  bool stores_e4m3(const std::string&) const override { return false; }
+  WeightCodes stored_codes(const std::string&) const override { return {}; }
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
     ESP_RETURN_IF_ERROR(label(part.name, part.shape, 1, device));
     const std::array<int64_t, 1> rows{part.shape[0]};
     return label(part.name + ":scales", rows, 4, reinterpret_cast<std::byte*>(scales));
+  }
+  Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) override {
+    const int64_t bytes = kernels::cuda::int4_bytes(to.format, to.out_features, to.in_features);
+    memory.write(flat(static_cast<std::byte*>(to.records), bytes),
+                 fmt::format("{}:int4", part.name));
+    return Status();
   }
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                    std::byte* device) override {

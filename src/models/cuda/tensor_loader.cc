@@ -27,9 +27,12 @@
 #include "tensor/cuda/device.h"
 #include "tensor/cuda/memory.h"
 #include "tensor/cuda/stream.h"
+#include "tensor/float16.h"
 
 namespace espalier {
 namespace {
+
+namespace kc = kernels::cuda;
 
 class DummyLoader final : public CudaTensorLoader {
  public:
@@ -38,29 +41,26 @@ class DummyLoader final : public CudaTensorLoader {
   Status put(const TensorPart& part, DType type, std::byte* device) override {
     return draw(part, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
   }
-  bool stores_e4m3(const std::string&) const override { return false; }
-  // Drawn a part at a time, and rounded from there.
+  WeightCodes stored_codes(const std::string&) const override { return {}; }
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
-    if (drawn_.size_bytes() == 0) {
-      ESP_ASSIGN_OR_RETURN(drawn_, cuda::DeviceBuffer::allocate(kDrawnBytes, "weights drawn"));
-    }
-    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
-    const int64_t row_bytes = all.columns * static_cast<int64_t>(dtype_size(DType::kBFloat16));
-    for (int64_t row = 0; row < all.rows; row += kDrawnBytes / row_bytes) {
-      TensorSlice slice = all;
-      slice.first_row += row;
-      slice.rows = std::min(all.rows - row, kDrawnBytes / row_bytes);
-      ESP_RETURN_IF_ERROR(draw(part, slice, DType::kBFloat16, drawn_.data()));
-      ESP_RETURN_IF_ERROR(
-          kernels::cuda::quantize_rows({.x = drawn_.data(),
-                                        .x_stride = all.columns,
-                                        .y = reinterpret_cast<uint8_t*>(device) + row * all.columns,
-                                        .scales = scales + row,
-                                        .rows = static_cast<int32_t>(slice.rows),
-                                        .dim = static_cast<int32_t>(all.columns)},
-                                       {.stream = stream_.get()}));
-    }
-    return Status();
+    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
+      return kc::quantize_rows({.x = drawn_.data(),
+                                .x_stride = slice.columns,
+                                .y = reinterpret_cast<uint8_t*>(device) + row * slice.columns,
+                                .scales = scales + row,
+                                .rows = static_cast<int32_t>(slice.rows),
+                                .dim = static_cast<int32_t>(slice.columns)},
+                               {.stream = stream_.get()});
+    });
+  }
+  Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
+    return draw_rows(part, [&](const TensorSlice& slice, int64_t row) {
+      kc::Int4Destination rows = to;
+      rows.first_row += static_cast<int32_t>(row);
+      rows.rows = static_cast<int32_t>(slice.rows);
+      return kc::quantize_int4({.x = drawn_.data(), .x_stride = slice.columns, .to = rows},
+                               {.stream = stream_.get()});
+    });
   }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     return error(StatusCode::kUnimplemented, "'{}': quantised weights cannot be made up", name);
@@ -71,19 +71,39 @@ class DummyLoader final : public CudaTensorLoader {
  private:
   static constexpr int64_t kDrawnBytes = int64_t{64} << 20;
 
+  // Draws some rows at a time, multiples of 8, as bfloat16 into drawn_; round(slice, row) takes
+  // them from there, those from `row` of the part on.
+  template <typename Round>
+  Status draw_rows(const TensorPart& part, const Round& round) {
+    if (drawn_.size_bytes() == 0) {
+      ESP_ASSIGN_OR_RETURN(drawn_, cuda::DeviceBuffer::allocate(kDrawnBytes, "weights drawn"));
+    }
+    const TensorSlice all = part.slice.value_or(TensorSlice::whole(part.shape));
+    const int64_t row_bytes = all.columns * static_cast<int64_t>(dtype_size(DType::kBFloat16));
+    const int64_t step = kDrawnBytes / row_bytes / kc::kInt4Rows * kc::kInt4Rows;
+    for (int64_t row = 0; row < all.rows; row += step) {
+      TensorSlice slice = all;
+      slice.first_row += row;
+      slice.rows = std::min(all.rows - row, step);
+      ESP_RETURN_IF_ERROR(draw(part, slice, DType::kBFloat16, drawn_.data()));
+      ESP_RETURN_IF_ERROR(round(slice, row));
+    }
+    return Status();
+  }
+
   Status draw(const TensorPart& part, const TensorSlice& slice, DType type, std::byte* device) {
     const int64_t columns = TensorSlice::whole(part.shape).columns;
     const auto [key, centre, deviation] = dummy_tensor(seed_, part.name, part.shape);
-    return kernels::cuda::draw({.type = type,
-                                .out = device,
-                                .count = slice.num_elements(),
-                                .first = slice.first_row * columns + slice.first_column,
-                                .columns = slice.columns,
-                                .row_stride = columns,
-                                .key = key,
-                                .centre = centre,
-                                .deviation = deviation},
-                               {.stream = stream_.get()});
+    return kc::draw({.type = type,
+                     .out = device,
+                     .count = slice.num_elements(),
+                     .first = slice.first_row * columns + slice.first_column,
+                     .columns = slice.columns,
+                     .row_stride = columns,
+                     .key = key,
+                     .centre = centre,
+                     .deviation = deviation},
+                    {.stream = stream_.get()});
   }
 
   const uint64_t seed_;
@@ -112,6 +132,9 @@ struct Chunk {
   // Of whole rows that become e4m3 on the device: their columns and scales.
   int64_t columns = 0;
   float* scales = nullptr;
+  // Of whole rows that become records of 4 bits, or of a slice of codes that do.
+  std::optional<kc::Int4Destination> int4;
+  bool int4_codes = false;
 };
 
 class Files {
@@ -174,6 +197,89 @@ void convert(const std::byte* from, DType from_type, int64_t count, DType type, 
   }
 }
 
+// A slice of a tensor's codes of 4 bits as one buffer: lines of codes, then the scales and zero
+// points of each row and group, all at multiples of 16 bytes.
+class Int4Codes {
+ public:
+  explicit Int4Codes(const Chunk& chunk)
+      : to_(*chunk.int4),
+        slice_(chunk.slice),
+        reader_(*chunk.tensor->reader),
+        stored_(*reader_.int4()) {
+    using Order = StoredInt4::Order;
+    const bool of_rows = stored_.order == Order::kRows || stored_.order == Order::kQ4_0;
+    const int64_t row = slice_.first_row, column = slice_.first_column;
+    lines_ = of_rows ? slice_.rows : slice_.columns / (stored_.order == Order::kColumns ? 8 : 1);
+    first_line_ = of_rows ? row : column / (stored_.order == Order::kColumns ? 8 : 1);
+    switch (stored_.order) {
+      case Order::kRows:
+        line_bytes_ = slice_.columns / 2, offset_ = column / 2;
+        break;
+      case Order::kColumns:
+        line_bytes_ = slice_.rows * 4, offset_ = row * 4;
+        break;
+      case Order::kAwq:
+        line_bytes_ = slice_.rows / 2, offset_ = row / 2;
+        break;
+      case Order::kQ4_0:
+        line_bytes_ = slice_.columns / 32 * 18, offset_ = column / 32 * 18;
+        break;
+    }
+    scales_at_ = round_up(lines_ * line_bytes_);
+    zeros_at_ = scales_at_ + round_up(slice_.rows * groups() * 2);
+  }
+
+  // Of a row, or of 256 inputs of a row, with scales and zero points.
+  static constexpr int64_t most_bytes(int64_t columns) {
+    return columns * 18 / 32 + columns / 32 * 3;
+  }
+
+  // Returns the bytes written.
+  int64_t copy(std::byte* to) const {
+    for (int64_t i = 0; i < lines_; ++i) {
+      const int64_t line = first_line_ + i;
+      const int64_t from = stored_.rows.empty() ? line : stored_.rows[static_cast<size_t>(line)];
+      std::memcpy(to + i * line_bytes_, stored_.data + from * stored_.line_bytes + offset_,
+                  static_cast<size_t>(line_bytes_));
+    }
+    auto* scales = reinterpret_cast<Float16*>(to + scales_at_);
+    auto* zeros = reinterpret_cast<uint8_t*>(to + zeros_at_);
+    for (int64_t row = slice_.first_row; row < slice_.first_row + slice_.rows; ++row) {
+      for (int64_t group = 0; group < groups(); ++group) {
+        const int64_t column = slice_.first_column + group * to_.format.group;
+        *scales++ = to_float16(reader_.int4_scale(row, column));
+        *zeros++ = reader_.int4_zero(row, column);
+      }
+    }
+    return zeros_at_ + slice_.rows * groups();
+  }
+
+  Status repack(const std::byte* from, const cuda::Stream& stream) const {
+    static_assert(static_cast<int>(kc::Int4Order::kQ4_0) ==
+                  static_cast<int>(StoredInt4::Order::kQ4_0));
+    return kc::repack_int4({.order = static_cast<kc::Int4Order>(stored_.order),
+                            .codes = from,
+                            .line_bytes = line_bytes_,
+                            .scales = from + scales_at_,
+                            .zeros = reinterpret_cast<const uint8_t*>(from + zeros_at_),
+                            .first_input = static_cast<int32_t>(slice_.first_column),
+                            .inputs = static_cast<int32_t>(slice_.columns),
+                            .to = to_},
+                           {.stream = stream.get()});
+  }
+
+ private:
+  static int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+  int64_t groups() const { return (slice_.columns + to_.format.group - 1) / to_.format.group; }
+
+  const kc::Int4Destination to_;
+  const TensorSlice slice_;
+  const TensorReader& reader_;
+  const StoredInt4 stored_;
+  int64_t lines_ = 0, first_line_ = 0, line_bytes_ = 0, offset_ = 0;
+  int64_t scales_at_ = 0, zeros_at_ = 0;
+};
+
 // What one thread of the loading needs; made before the threads start.
 struct Reader {
   cuda::Stream stream;
@@ -202,7 +308,9 @@ struct Reader {
     if (place.used) ESP_RETURN_IF_ERROR(place.copied.synchronize());
     place.used = true;
     int64_t bytes = chunk.size_bytes;
-    if (chunk.codes != nullptr) {
+    if (chunk.int4_codes) {
+      bytes = Int4Codes(chunk).copy(place.buffer.data());
+    } else if (chunk.codes != nullptr) {
       copy_codes(chunk, place.buffer.data());
     } else if (chunk.slice.num_elements() > 0) {
       copy_slice(*chunk.tensor, chunk.slice, chunk.to_type, place.buffer.data());
@@ -216,7 +324,7 @@ struct Reader {
       bytes = count * static_cast<int64_t>(dtype_size(chunk.to_type));
     }
     std::byte* to = chunk.device;
-    if (chunk.scales != nullptr) {
+    if (chunk.scales != nullptr || chunk.int4) {
       if (staging.size_bytes() == 0) {
         ESP_ASSIGN_OR_RETURN(staging,
                              cuda::DeviceBuffer::allocate(kChunkBytes, "weights on their way"));
@@ -225,7 +333,8 @@ struct Reader {
     }
     ESP_RETURN_IF_ERROR(cuda::copy_to_device(to, place.buffer.data(), bytes, stream));
     ESP_RETURN_IF_ERROR(place.copied.record(stream));
-    return chunk.scales == nullptr ? Status() : quantize(chunk, bytes);
+    if (chunk.int4_codes) return Int4Codes(chunk).repack(staging.data(), stream);
+    return chunk.scales == nullptr && !chunk.int4 ? Status() : quantize(chunk, bytes);
   }
 
   static void copy_codes(const Chunk& chunk, std::byte* to) {
@@ -239,14 +348,21 @@ struct Reader {
 
   Status quantize(const Chunk& chunk, int64_t bytes) {
     const int64_t row_bytes = chunk.columns * static_cast<int64_t>(dtype_size(chunk.to_type));
-    return kernels::cuda::quantize_rows({.type = chunk.to_type,
-                                         .x = staging.data(),
-                                         .x_stride = chunk.columns,
-                                         .y = reinterpret_cast<uint8_t*>(chunk.device),
-                                         .scales = chunk.scales,
-                                         .rows = static_cast<int32_t>(bytes / row_bytes),
-                                         .dim = static_cast<int32_t>(chunk.columns)},
-                                        {.stream = stream.get()});
+    if (chunk.int4) {
+      return kc::quantize_int4({.type = chunk.to_type,
+                                .x = staging.data(),
+                                .x_stride = chunk.columns,
+                                .to = *chunk.int4},
+                               {.stream = stream.get()});
+    }
+    return kc::quantize_rows({.type = chunk.to_type,
+                              .x = staging.data(),
+                              .x_stride = chunk.columns,
+                              .y = reinterpret_cast<uint8_t*>(chunk.device),
+                              .scales = chunk.scales,
+                              .rows = static_cast<int32_t>(bytes / row_bytes),
+                              .dim = static_cast<int32_t>(chunk.columns)},
+                             {.stream = stream.get()});
   }
 };
 
@@ -259,9 +375,23 @@ class ChunkList {
     DType to_type = DType::kBFloat16;
     int64_t columns = 0;
     float* scales = nullptr;
+    std::optional<kc::Int4Destination> int4;
 
-    Chunk chunk(const CheckpointTensor& tensor, int64_t first_element) const {
+    // Of which a chunk has whole multiples.
+    int64_t rows() const { return int4 ? kc::kInt4Rows : 1; }
+    bool rounds() const { return scales != nullptr || int4; }
+    Chunk chunk(const CheckpointTensor& tensor, int64_t first_element, int64_t elements) const {
       const auto size = scales != nullptr ? 1 : static_cast<int64_t>(dtype_size(to_type));
+      Chunk out = chunk_of(tensor, first_element, size);
+      if (!int4) return out;
+      out.int4 = int4;
+      out.int4->first_row += static_cast<int32_t>(first_element / columns);
+      out.int4->rows = static_cast<int32_t>(elements / columns);
+      return out;
+    }
+
+   private:
+    Chunk chunk_of(const CheckpointTensor& tensor, int64_t first_element, int64_t size) const {
       return {.tensor = &tensor,
               .device = device + first_element * size,
               .to_type = to_type,
@@ -279,10 +409,10 @@ class ChunkList {
     const auto from_size = static_cast<int64_t>(dtype_size(type));
     const auto to_size = static_cast<int64_t>(dtype_size(to.to_type));
     int64_t elements = kChunkBytes / std::max(from_size, to_size);
-    if (to.scales != nullptr) elements = elements / to.columns * to.columns;
+    if (to.rounds()) elements = elements / (to.rows() * to.columns) * (to.rows() * to.columns);
     const int64_t step = elements * from_size;
     for (int64_t at = 0; at < size; at += step) {
-      Chunk chunk = to.chunk(tensor, at / from_size);
+      Chunk chunk = to.chunk(tensor, at / from_size, std::min(step, size - at) / from_size);
       chunk.fd = fd;
       chunk.offset = begin + at;
       chunk.size_bytes = std::min(step, size - at);
@@ -315,6 +445,36 @@ class ChunkList {
     return Status();
   }
 
+  // Codes of 4 bits and what belongs to them: as many rows, or inputs, as fit into a buffer.
+  void add_int4(const CheckpointTensor& tensor, const kc::Int4Destination& to) {
+    const int64_t columns = tensor.shape[1], all_rows = tensor.shape[0];
+    constexpr int64_t kRoom = kChunkBytes - 64;
+    const auto order = tensor.reader->int4()->order;
+    const bool of_rows = order == StoredInt4::Order::kRows || order == StoredInt4::Order::kQ4_0;
+    const int64_t least = of_rows ? columns : kc::kInt4Inputs;  // columns of a chunk
+    const int64_t rows =
+        std::min(all_rows, kRoom / Int4Codes::most_bytes(least) / kc::kInt4Rows * kc::kInt4Rows);
+    const int64_t step =
+        of_rows ? columns
+                : std::max<int64_t>(1, kRoom / (rows * Int4Codes::most_bytes(least))) * least;
+    for (int64_t row = 0; row < all_rows; row += rows) {
+      for (int64_t column = 0; column < columns; column += step) {
+        Chunk chunk{.tensor = &tensor,
+                    .slice = {.first_row = row,
+                              .rows = std::min(rows, all_rows - row),
+                              .first_column = column,
+                              .columns = std::min(step, columns - column)},
+                    .int4 = to,
+                    .int4_codes = true};
+        chunk.size_bytes = chunk.slice.num_elements() / 2;
+        chunk.int4->first_row += static_cast<int32_t>(row);
+        chunk.int4->rows = static_cast<int32_t>(chunk.slice.rows);
+        chunks_.push_back(chunk);
+      }
+    }
+    decoded_.insert(&tensor);
+  }
+
   Status copy_scales() {
     ESP_ASSIGN_OR_RETURN(const cuda::Stream stream, cuda::Stream::create());
     for (const auto& [device, values] : scales_) {
@@ -332,14 +492,14 @@ class ChunkList {
     const auto size = static_cast<int64_t>(dtype_size(to.to_type));
     const int64_t most = kChunkBytes / size;  // elements
     const int64_t columns = std::min(most, slice.columns);
-    const int64_t rows = columns < slice.columns ? 1 : most / columns;
+    const int64_t rows = columns < slice.columns ? 1 : most / columns / to.rows() * to.rows();
     for (int64_t row = 0; row < slice.rows; row += rows) {
       for (int64_t column = 0; column < slice.columns; column += columns) {
         const TensorSlice part{.first_row = slice.first_row + row,
                                .rows = std::min(rows, slice.rows - row),
                                .first_column = slice.first_column + column,
                                .columns = std::min(columns, slice.columns - column)};
-        Chunk chunk = to.chunk(tensor, row * slice.columns + column);
+        Chunk chunk = to.chunk(tensor, row * slice.columns + column, part.num_elements());
         chunk.slice = part;
         chunk.size_bytes = part.num_elements() * size;
         chunks_.push_back(chunk);
@@ -378,24 +538,26 @@ class CheckpointLoader final : public CudaTensorLoader {
     return Status();
   }
 
-  bool stores_e4m3(const std::string& name) const override {
-    const CheckpointTensor* tensor = checkpoint_.find(name);
-    return tensor != nullptr && tensor->reader != nullptr && tensor->reader->e4m3().has_value();
+  WeightCodes stored_codes(const std::string& name) const override {
+    return espalier::stored_codes(checkpoint_.find(name));
   }
 
-  // Rounded from the values as they are stored, not from their bfloat16.
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
     ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
     const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
-    if (stores_e4m3(part.name)) return list_.add_codes(*tensor, slice, device, scales);
-    ChunkList::Destination to{.device = device, .columns = slice.columns, .scales = scales};
-    const bool plain = tensor->reader == nullptr && !part.slice;
-    const SafetensorsFile* file = plain ? checkpoint_.find_file(*tensor) : nullptr;
-    const bool bf16 = file != nullptr && tensor->dtype == DType::kBFloat16;
-    to.to_type = bf16 ? DType::kBFloat16 : DType::kFloat32;
-    if (file != nullptr) return list_.add_file(*tensor, *file, *tensor->dtype, to);
-    list_.add_decoded(*tensor, slice, to);
-    return Status();
+    if (stored_codes(part.name).e4m3) return list_.add_codes(*tensor, slice, device, scales);
+    return add_rounded(*tensor, part,
+                       {.device = device, .columns = slice.columns, .scales = scales});
+  }
+
+  Status put_int4(const TensorPart& part, const kc::Int4Destination& to) override {
+    ESP_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, source_.find(part.name, part.shape));
+    const kc::Int4Format stored = stored_codes(part.name).int4;
+    if (stored.group >= to.format.group && (to.format.zeros || !stored.zeros)) {
+      list_.add_int4(*tensor, to);
+      return Status();
+    }
+    return add_rounded(*tensor, part, {.columns = part.shape[1], .int4 = to});
   }
 
   Status put_bytes(const std::string& name, std::span<const int64_t> shape,
@@ -438,6 +600,18 @@ class CheckpointLoader final : public CudaTensorLoader {
   }
 
  private:
+  // From the values as they are stored, not from their bfloat16.
+  Status add_rounded(const CheckpointTensor& tensor, const TensorPart& part,
+                     ChunkList::Destination to) {
+    const bool plain = tensor.reader == nullptr && !part.slice;
+    const SafetensorsFile* file = plain ? checkpoint_.find_file(tensor) : nullptr;
+    const bool bf16 = file != nullptr && tensor.dtype == DType::kBFloat16;
+    to.to_type = bf16 ? DType::kBFloat16 : DType::kFloat32;
+    if (file != nullptr) return list_.add_file(tensor, *file, *tensor.dtype, to);
+    list_.add_decoded(tensor, part.slice.value_or(TensorSlice::whole(part.shape)), to);
+    return Status();
+  }
+
   static constexpr DType kTypeOfBytes = DType::kBFloat16;  // any: they are not converted
 
   // Until all is read.

@@ -12,8 +12,10 @@
 
 #include "base/status.h"
 #include "checkpoint/convert.h"
+#include "kernels/linear/int4_weights.h"
 #include "models/decoder_spec.h"
 #include "models/model.h"
+#include "models/storage_format.h"
 #include "tensor/dtype.h"
 
 namespace espalier {
@@ -32,12 +34,15 @@ class CudaTensorLoader {
   virtual ~CudaTensorLoader() = default;
   // The part as elements of `type` (kFloat32 or kBFloat16), row-major to `device`. Fails by name.
   virtual Status put(const TensorPart& part, DType type, std::byte* device) = 0;
-  // Whether the tensor is stored as e4m3 with a scale for each row, or for all.
-  virtual bool stores_e4m3(const std::string& name) const = 0;
+  // The codes that the tensor is stored in: e4m3 with a scale for each row, or for all, or 4 bits.
+  virtual WeightCodes stored_codes(const std::string& name) const = 0;
   // The part's rows as e4m3, row-major to `device`, and the scale of each to `scales`: as they are
   // stored, or rounded (quantize_rows.h). REQUIRES: columns are a multiple of
   // kQuantizedRowMultiple.
   virtual Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) = 0;
+  // The part as rows of `to`'s records, whose number `to` has: as they are stored, or rounded.
+  // REQUIRES: the part has no slice; its columns are a multiple of 32.
+  virtual Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) = 0;
   // A tensor of bytes (U8), for what is decoded on the device.
   virtual Status put_bytes(const std::string& name, std::span<const int64_t> shape,
                            std::byte* device) = 0;

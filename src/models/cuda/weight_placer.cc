@@ -112,16 +112,32 @@ Status WeightPlacer::matrix(const MatrixLayout& layout, CudaWeight& out) {
   return blocks(layout, data);
 }
 
-bool WeightPlacer::rounds(const MatrixLayout& layout) const {
-  if (layout.empty() || !takes_e4m3(layout)) return false;
-  return rounding_.all || (rounding_.stored != nullptr &&
-                           std::ranges::all_of(layout.blocks, [&](const WeightBlock& block) {
-                             return rounding_.stored->stores_e4m3(block.name);
-                           }));
+Status WeightPlacer::coded_matrix(const MatrixLayout& layout, CudaWeight& out) {
+  StoredCodesOf stored;
+  if (rounding_.stored != nullptr) {
+    stored = [this](std::string_view name) {
+      return rounding_.stored->stored_codes(std::string(name));
+    };
+  }
+  const WeightCodes codes = device_codes(layout, rounding_.types, stored);
+  if (codes.e4m3) return e4m3_matrix(layout, out);
+  if (codes.int4.group > 0) return int4_matrix(layout, codes.int4, out);
+  return matrix(layout, out);
 }
 
-Status WeightPlacer::rounded_matrix(const MatrixLayout& layout, CudaWeight& out) {
-  if (!rounds(layout)) return matrix(layout, out);
+std::vector<TensorPart> WeightPlacer::parts_of(const MatrixLayout& layout) {
+  const bool whole = layout.shard.whole();
+  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
+  std::vector<TensorPart> out;
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t rows = layout.fused ? layout.out_features() : layout.blocks[i].rows;
+    out.push_back({.name = layout.blocks[i].name, .shape = {rows, layout.in_features}});
+    if (!whole) out.back().slice = stored_slice(layout, i);
+  }
+  return out;
+}
+
+Status WeightPlacer::e4m3_matrix(const MatrixLayout& layout, CudaWeight& out) {
   ESP_RETURN_IF_ERROR(check_shard(layout));
   const int64_t rows = layout.local_rows(), columns = layout.local_columns();
   auto* data = arena_.take<std::byte>(rows * columns);
@@ -130,19 +146,36 @@ Status WeightPlacer::rounded_matrix(const MatrixLayout& layout, CudaWeight& out)
          .scales = scales,
          .in_features = static_cast<int32_t>(columns),
          .out_features = static_cast<int32_t>(rows),
-         .format = {.type = type_, .e4m3 = true},
+         .format = {.type = type_, .codes = {.e4m3 = true}},
          .shard = layout.shard};
   if (loader_ == nullptr) return Status();
-  const bool whole = layout.shard.whole();
-  const size_t count = layout.fused && whole ? 1 : layout.blocks.size();
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t stored = layout.fused ? layout.out_features() : layout.blocks[i].rows;
-    TensorPart part{.name = layout.blocks[i].name, .shape = {stored, layout.in_features}};
-    if (!whole) part.slice = stored_slice(layout, i);
+  for (const TensorPart& part : parts_of(layout)) {
     ESP_RETURN_IF_ERROR(loader_->put_e4m3(part, data, scales));
-    const int64_t loaded = whole ? stored : part.slice->rows;
+    const int64_t loaded = part.slice ? part.slice->rows : part.shape[0];
     data += loaded * columns;
     scales += loaded;
+  }
+  return Status();
+}
+
+Status WeightPlacer::int4_matrix(const MatrixLayout& layout, const kc::Int4Format& format,
+                                 CudaWeight& out) {
+  const int64_t rows = layout.out_features(), columns = layout.in_features;
+  auto* data = arena_.take<std::byte>(kc::int4_bytes(format, rows, columns));
+  out = {.data = data,
+         .in_features = static_cast<int32_t>(columns),
+         .out_features = static_cast<int32_t>(rows),
+         .format = {.type = type_, .codes = {.int4 = format}},
+         .shard = layout.shard};
+  if (loader_ == nullptr) return Status();
+  kc::Int4Destination to{.format = format,
+                         .records = data,
+                         .out_features = out.out_features,
+                         .in_features = out.in_features};
+  for (const TensorPart& part : parts_of(layout)) {
+    to.rows = static_cast<int32_t>(part.shape[0]);
+    ESP_RETURN_IF_ERROR(loader_->put_int4(part, to));
+    to.first_row += to.rows;
   }
   return Status();
 }

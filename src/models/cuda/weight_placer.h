@@ -28,7 +28,8 @@ namespace espalier {
 // weight, then the bias.
 struct CudaWeight {
   const void* data = nullptr;
-  const float* scales = nullptr;  // [out_features] where elements are e4m3
+  const float* scales =
+      nullptr;  // [out_features] where elements are e4m3; int4 has them in records
   int32_t in_features = 0;
   int32_t out_features = 0;
   int64_t group_stride = 0;  // elements between the matrices of a stack
@@ -59,9 +60,9 @@ Status check_whole(const MatrixLayout& layout);
 
 class WeightPlacer {
  public:
-  // What rounded_matrix() places in e4m3.
+  // What coded_matrix() places in codes.
   struct Rounding {
-    bool all = false;
+    WeightTypes types;                         // e4m3 and int4
     const CudaTensorLoader* stored = nullptr;  // not null: what it stores so
   };
 
@@ -72,9 +73,8 @@ class WeightPlacer {
 
   // Each does nothing where the layout is empty.
   Status matrix(const MatrixLayout& layout, CudaWeight& out);
-  // The same of a matrix that GEMMs of kernels/linear alone read: in e4m3 with a scale for each row
-  // where `rounding` has it and GEMMs take the sizes.
-  Status rounded_matrix(const MatrixLayout& layout, CudaWeight& out);
+  // The same of a matrix that GEMMs of kernels/linear alone read: in the codes of device_codes().
+  Status coded_matrix(const MatrixLayout& layout, CudaWeight& out);
   Status vector(const VectorLayout& layout, CudaWeight& out);
   // In float32 whatever the model's type is. REQUIRES of a matrix: check_whole().
   Status float_matrix(const MatrixLayout& layout, CudaWeight& out);
@@ -100,7 +100,11 @@ class WeightPlacer {
   struct Form;
   static const Form kForms[];
 
-  bool rounds(const MatrixLayout& layout) const;
+  Status e4m3_matrix(const MatrixLayout& layout, CudaWeight& out);
+  Status int4_matrix(const MatrixLayout& layout, const kernels::cuda::Int4Format& format,
+                     CudaWeight& out);
+  // A matrix's tensors, or their parts: one where it is one tensor and whole.
+  static std::vector<TensorPart> parts_of(const MatrixLayout& layout);
   Status rows(const MatrixStack& stack, std::byte* data);
   Status transposed(const MatrixStack& stack, std::byte* data);
   Status mxfp4(const MatrixStack& stack, std::byte* data);

@@ -31,7 +31,9 @@ class HostLoader final : public CudaTensorLoader {
     copy_slice(tensor, part.slice.value_or(TensorSlice::whole(part.shape)), type, device);
     return Status();
   }
-  bool stores_e4m3(const std::string& name) const override { return name == "a.weight"; }
+  WeightCodes stored_codes(const std::string& name) const override {
+    return {.e4m3 = name == "a.weight"};
+  }
   // Each element of a row is the row's number, and so is its scale.
   Status put_e4m3(const TensorPart& part, std::byte* device, float* scales) override {
     const TensorSlice slice = part.slice.value_or(TensorSlice::whole(part.shape));
@@ -42,6 +44,10 @@ class HostLoader final : public CudaTensorLoader {
     }
     return Status();
   }
+  Status put_int4(const TensorPart& part, const kernels::cuda::Int4Destination& to) override {
+    int4_.emplace_back(part.name, to);
+    return Status();
+  }
   Status put_bytes(const std::string& name, std::span<const int64_t>, std::byte*) override {
     bytes_.push_back(name);
     return Status();
@@ -49,11 +55,19 @@ class HostLoader final : public CudaTensorLoader {
   Status start() override { return Status(); }
   Status finish() override { return Status(); }
   const std::vector<std::string>& bytes() const { return bytes_; }
+  const auto& int4() const { return int4_; }
 
  private:
   std::map<std::string, std::vector<float>> tensors_;
   std::vector<std::string> bytes_;
+  std::vector<std::pair<std::string, kernels::cuda::Int4Destination>> int4_;
 };
+
+const WeightTypes kE4m3 = [] {
+  WeightTypes types;
+  types.e4m3 = true;
+  return types;
+}();
 
 class PlacedMatrix : public testing::Test {
  protected:
@@ -162,9 +176,9 @@ TEST_F(PlacedMatrix, RoundedHasAScaleForEachRow) {
     layout.in_features = 32;
     for (WeightBlock& block : layout.blocks) block.rows = 32;
     arena_ = cuda::Arena(memory_.data());
-    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.all = true}, arena_, staging_,
+    placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
                     &loader_);
-    const Status status = placer_->rounded_matrix(layout, weight_);
+    const Status status = placer_->coded_matrix(layout, weight_);
     EXPECT_TRUE(status.ok()) << status.to_string();
     std::vector<int> out;
     const auto* data = static_cast<const std::byte*>(weight_.data);
@@ -187,7 +201,7 @@ TEST_F(PlacedMatrix, RoundedHasAScaleForEachRow) {
   all = numbers({Shard::Axis::kColumns, 1, 2});
   ASSERT_EQ(all.size(), 64u);
   EXPECT_EQ(weight_.in_features, 16);
-  EXPECT_TRUE(weight_.format.e4m3);
+  EXPECT_TRUE(weight_.format.codes.e4m3);
 }
 
 // Stored codes stay codes where all blocks of the matrix are stored so.
@@ -197,16 +211,40 @@ TEST_F(PlacedMatrix, IsRoundedWhereTheCheckpointHasItSo) {
     arena_ = cuda::Arena(memory_.data());
     placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.stored = &loader_}, arena_, staging_,
                     &loader_);
-    ASSERT_TRUE(placer_->rounded_matrix(layout, weight_).ok());
+    ASSERT_TRUE(placer_->coded_matrix(layout, weight_).ok());
     EXPECT_EQ(weight_.scales != nullptr, rounded);
   }
 }
 
+// Two blocks of 16 rows become rows of one matrix of records.
+TEST_F(PlacedMatrix, OfFourBitsHasRecords) {
+  WeightTypes types;
+  types.int4 = true;
+  arena_ = cuda::Arena(memory_.data());
+  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = types}, arena_, staging_,
+                  &loader_);
+  const MatrixLayout layout{.blocks = {{"a.weight", 16}, {"b.weight", 32}}, .in_features = 64};
+  ASSERT_TRUE(placer_->coded_matrix(layout, weight_).ok());
+  const kernels::cuda::Int4Format format{.group = 32};
+  EXPECT_EQ(weight_.format.codes.int4, format);
+  EXPECT_EQ(arena_.used_bytes(), kernels::cuda::int4_bytes(format, 48, 64));
+  ASSERT_EQ(loader_.int4().size(), 2u);
+  const auto& [name, to] = loader_.int4()[1];
+  EXPECT_EQ(name, "b.weight");
+  EXPECT_EQ(to.records, weight_.data);
+  EXPECT_EQ(to.first_row, 16);
+  EXPECT_EQ(to.rows, 32);
+  EXPECT_EQ(to.out_features, 48);
+  const MatrixLayout odd{.blocks = {{"a.weight", 16}, {"b.weight", 20}}, .in_features = 64};
+  ASSERT_TRUE(placer_->coded_matrix(odd, weight_).ok()) << "and odd sizes numbers";
+  EXPECT_EQ(weight_.format.codes.int4.group, 0);
+}
+
 TEST_F(PlacedMatrix, OfOddSizesIsNotRounded) {
   arena_ = cuda::Arena(memory_.data());
-  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.all = true}, arena_, staging_,
+  placer_.emplace(DType::kBFloat16, WeightPlacer::Rounding{.types = kE4m3}, arena_, staging_,
                   &loader_);
-  ASSERT_TRUE(placer_->rounded_matrix(stacked({}), weight_).ok());
+  ASSERT_TRUE(placer_->coded_matrix(stacked({}), weight_).ok());
   EXPECT_EQ(weight_.scales, nullptr);
 }
 

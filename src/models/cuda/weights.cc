@@ -37,8 +37,8 @@ class ModelPlacer {
  private:
   CudaWeight& at(WeightKind kind) { return out_.at({kind, layer_}); }
   Status matrix(const MatrixLayout& layout, WeightKind kind) {
-    return may_be_e4m3(spec_, {kind, layer_}) ? placer_.rounded_matrix(layout, at(kind))
-                                              : placer_.matrix(layout, at(kind));
+    return may_be_codes(spec_, {kind, layer_}) ? placer_.coded_matrix(layout, at(kind))
+                                               : placer_.matrix(layout, at(kind));
   }
   Status vector(const VectorLayout& layout, WeightKind kind) {
     return placer_.vector(layout, at(kind));
@@ -172,11 +172,11 @@ class ModelPlacer {
 
 Status check_format(const WeightTypes& types) {
   const DType type = types.type;
-  if (types.e4m3 && type != DType::kBFloat16) {
+  if ((types.e4m3 || types.int4) && type != DType::kBFloat16) {
     return error(StatusCode::kUnimplemented,
-                 "weights in fp8 are multiplied with bfloat16, but the checkpoint's type is {}; "
+                 "weights in {} are multiplied with bfloat16, but the checkpoint's type is {}; "
                  "leave --quantization out",
-                 dtype_name(type));
+                 types.e4m3 ? "fp8" : "int4", dtype_name(type));
   }
   if (type == DType::kBFloat16 || type == DType::kFloat32) return Status();
   return error(StatusCode::kUnimplemented,
@@ -203,7 +203,9 @@ size_t CudaWeights::index_of(WeightId id) {
 }
 
 void CudaWeights::note_formats() {
-  e4m3_ = std::ranges::any_of(table_, [](const CudaWeight& w) { return w.scales != nullptr; });
+  has_codes_ = std::ranges::any_of(table_, [](const CudaWeight& w) {
+    return w.format.codes.e4m3 || w.format.codes.int4.group > 0;
+  });
 }
 
 Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
@@ -216,13 +218,14 @@ Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const Weig
                                        ? make_dummy_loader(options.seed)
                                        : make_checkpoint_loader(options, spec));
   ESP_ASSIGN_OR_RETURN(const bool multiplies, kc::Linear::multiplies_e4m3());
-  if (types.e4m3 && !multiplies) {
+  if ((types.e4m3 || types.int4) && !multiplies) {
     return fail(error(StatusCode::kUnimplemented,
-                      "weights in fp8 need a GPU of compute capability 9.0 (H100, H200); leave "
-                      "--quantization out"));
+                      "weights in {} need a GPU of compute capability 9.0 (H100, H200); leave "
+                      "--quantization out",
+                      types.e4m3 ? "fp8" : "int4"));
   }
   const bool stored = multiplies && types.keep_blocks && type == DType::kBFloat16;
-  const WeightPlacer::Rounding rounding{.all = types.e4m3,
+  const WeightPlacer::Rounding rounding{.types = types,
                                         .stored = stored ? out.loader.get() : nullptr};
   cuda::Arena measured, measured_staging;
   WeightPlacer measuring(type, rounding, measured, measured_staging, nullptr);

@@ -31,8 +31,8 @@ class CudaWeights {
   CudaWeight& at(WeightId id) { return table_[index_of(id)]; }
   // Null where there is none, or the id is empty.
   const void* data(WeightId id) const { return at(id).data; }
-  // Whether some matrices are e4m3 with scales.
-  bool e4m3() const { return e4m3_; }
+  // Whether some matrices are codes with scales.
+  bool has_codes() const { return has_codes_; }
   const float* floats(WeightId id) const { return static_cast<const float*>(at(id).data); }
 
   int64_t size_bytes() const { return block_.size_bytes(); }
@@ -44,7 +44,7 @@ class CudaWeights {
   static size_t index_of(WeightId id);
 
   DType type_ = DType::kBFloat16;
-  bool e4m3_ = false;
+  bool has_codes_ = false;
   cuda::DeviceBuffer block_;
   std::vector<CudaWeight> table_;  // [1 + layers, kinds]
 };
@@ -60,8 +60,8 @@ struct PendingCudaWeights {
 // read and decoded by several threads into pinned buffers that the device copies from meanwhile, or
 // weights drawn on the device. kUnimplemented names a type or a shard that the GPU's kernels do not
 // read.
-// Of `types` the elements' type, e4m3 and, for matrices that are stored as e4m3, keep_blocks count;
-// GPUs that do not multiply e4m3 refuse the first and have numbers of the second.
+// Of `types` the elements' type, e4m3, int4 and, for matrices that are stored in such codes,
+// keep_blocks count; GPUs before Hopper refuse the former and have numbers of the latter.
 Result<PendingCudaWeights> load_cuda_weights(const DecoderSpec& spec, const WeightLayout& layout,
                                              const WeightTypes& types,
                                              const ModelLoadOptions& options);
