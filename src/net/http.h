@@ -29,6 +29,7 @@ struct HttpRequest {
   std::string body;
   std::vector<std::pair<std::string, std::string>> params;  // from the route's pattern, by name
   std::string peer;                                         // "127.0.0.1:4711"
+  std::string tenant;        // whose request it is where the process makes it; never from the wire
   MemoryCharge body_charge;  // what `body` takes of HttpServerConfig::bodies, while this lives
 
   const std::string* header(std::string_view name) const { return find_header(headers, name); }

@@ -72,7 +72,8 @@ bool is_admin(const ServerConfig& config, const Tenants* tenants, const HttpRequ
 }
 
 TenantPtr tenant_of(const Tenants* tenants, const HttpRequest& request) {
-  return tenants != nullptr ? tenants->find(key_of(request)) : nullptr;
+  if (tenants == nullptr) return nullptr;
+  return request.tenant.empty() ? tenants->find(key_of(request)) : tenants->named(request.tenant);
 }
 
 }  // namespace espalier::server

@@ -19,7 +19,7 @@ std::optional<net::HttpResponse> refusal(const ServerConfig& config, const Tenan
 // Whether a request may see what is shown to administrators alone; without keys everyone is one.
 bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::HttpRequest& head);
 
-// The tenant whose key a request brings; null: none.
+// The tenant whose key a request brings, or whose the process makes it; null: none.
 TenantPtr tenant_of(const Tenants* tenants, const net::HttpRequest& request);
 
 }  // namespace espalier::server

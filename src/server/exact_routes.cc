@@ -204,6 +204,7 @@ Status start(const ContextPtr& context, const ResponsePtr& response, ExactBody b
   const auto call =
       std::make_shared<ExactCall>(context, response, std::move(body), std::move(prompt), tenant);
   if (const auto wait = call->admit()) {
+    tenant->count_refusal();
     response->send(limited_response(*tenant, *wait));
   } else {
     call->begin();

@@ -47,6 +47,12 @@ Generation::Generation(ContextPtr context, net::ResponsePtr response,
   num_open_of_.assign(items_.size(), static_cast<int32_t>(samples_.size() / items_.size()));
 }
 
+void Generation::set_tenant(TenantPtr tenant, bool is_line) {
+  tenant_ = std::move(tenant);
+  is_line_ = is_line;
+  if (tenant_ != nullptr && !is_line) waiting_.emplace(tenant_);
+}
+
 void Generation::begin() {
   const auto self = shared_from_this();
   response_->on_disconnect([self] { self->on_gone(); });
@@ -101,6 +107,7 @@ bool Generation::admit() {
     reservation_.emplace(tenant_, tokens);
     return true;
   }
+  if (!is_line_) tenant_->count_refusal();
   retry_after_ = std::chrono::ceil<std::chrono::seconds>(*wait).count();
   const Status status =
       error(StatusCode::kResourceExhausted,
@@ -184,6 +191,7 @@ bool Generation::is_failure(const FinishReason& finish) const {
 void Generation::observe(Sample& sample, const TokenEvent& event) {
   Metrics& metrics = *context_->metrics;
   const TimePoint now = std::chrono::steady_clock::now();
+  if (!event.ids.empty() || event.finish) waiting_.reset();
   if (!event.ids.empty()) {
     if (sample.last_event == TimePoint{}) {
       const RequestStats& s = event.stats;
@@ -250,6 +258,7 @@ void Generation::finish_whole() {
 void Generation::on_failure(const Status& engine_status) {
   if (state_ != State::kActive) return;
   state_ = State::kFailed;
+  waiting_.reset();
   const Status status = in_client_names(engine_status);
   abort_open();
   on_failed(status);
@@ -274,6 +283,7 @@ void Generation::append_failure(std::string& out, const Status& status) {
 void Generation::on_gone() {
   if (state_ != State::kActive) return;
   state_ = State::kGone;
+  waiting_.reset();
   abort_open();
 }
 

@@ -58,8 +58,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
              bool stream);
   virtual ~Generation() = default;
 
-  // Whose key the request brought; null: nobody's. Before begin().
-  void set_tenant(TenantPtr tenant) { tenant_ = std::move(tenant); }
+  // Whose key the request brought; null: nobody's. is_line: it is a line of a batch, which waits
+  // where a client is refused. Before begin().
+  void set_tenant(TenantPtr tenant, bool is_line);
   // Submits every prompt. All further life is the engine's events.
   void begin();
 
@@ -104,6 +105,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Sample> samples_;
   const bool stream_;
   TenantPtr tenant_;
+  bool is_line_ = false;                         // see set_tenant()
+  std::optional<WaitingCall> waiting_;           // a client's, until its first token or its end
   std::optional<TokenReservation> reservation_;  // of the tenant's tokens
   int64_t retry_after_ = 0;                      // seconds, where the tenant's limits refuse it
 

@@ -124,17 +124,33 @@ namespace {
 // Below what clients state, by more than the threshold of preemption.
 constexpr int32_t kBatchPriority = -1000;
 
-// A batch's line runs as a client's request to the same route would.
-void call_route(const ContextPtr& context, const std::string& path, std::string body,
-                ResponsePtr response) {
+// A batch's line runs as a request of its tenant's to the same route would.
+void call_route(const ContextPtr& context, server::LineCall call, ResponsePtr response) {
+  const server::Tenants* const tenants = context->tenants.get();
+  if (tenants != nullptr && !call.owner.empty() && tenants->named(call.owner) == nullptr)
+    return response->send(server::error_response(
+        server::Dialect::kOpenAi,
+        error(StatusCode::kPermissionDenied,
+              "the batch is that of '{}', and --api-keys-file has no such tenant any more",
+              call.owner)));
   for (const server::Route& route : server::routes()) {
-    if (route.pattern != path || route.methods.front() != "POST") continue;
+    if (route.pattern != call.path || route.methods.front() != "POST") continue;
     HttpRequest request;
     request.method = "POST";
-    request.path = path;
-    request.body = std::move(body);
+    request.path = call.path;
+    request.tenant = call.owner;
+    request.body = std::move(call.body);
     return route.handler(context, std::move(request), std::move(response));
   }
+}
+
+// Clients' requests go before the lines of batches. Where tenants have shares of their own, what
+// others have waiting does not count, so that no tenant stops another's batches.
+bool is_busy(const Context& context, const std::string& owner) {
+  const bool has_share = context.engine.config().fair_share == "tenant";
+  const server::TenantPtr tenant =
+      has_share && context.tenants != nullptr ? context.tenants->named(owner) : nullptr;
+  return tenant != nullptr ? tenant->num_waiting() > 0 : context.engine.stats().num_waiting > 0;
 }
 
 Status open_batches(const ContextPtr& context) {
@@ -147,12 +163,15 @@ Status open_batches(const ContextPtr& context) {
   if (e.schedule_policy == "priority") settings.priority = kBatchPriority;
   server::BatchTarget target{
       .call =
-          [weak = std::weak_ptr(context)](const std::string& path, std::string body,
-                                          ResponsePtr response) {
+          [weak = std::weak_ptr(context)](server::LineCall call, ResponsePtr response) {
             if (const ContextPtr alive = weak.lock())
-              call_route(alive, path, std::move(body), std::move(response));
+              call_route(alive, std::move(call), std::move(response));
           },
-      .is_busy = [&engine = context->engine] { return engine.stats().num_waiting > 0; }};
+      .is_busy =
+          [weak = std::weak_ptr(context)](const std::string& owner) {
+            const ContextPtr alive = weak.lock();
+            return alive == nullptr || is_busy(*alive, owner);
+          }};
   auto opened =
       server::Batches::open(c.storage_path, c.max_storage_bytes, std::move(target), settings);
   if (!opened) return opened.error().with_context("--storage-path");

@@ -18,8 +18,9 @@ void start_generation(const ContextPtr& context, net::HttpRequest&& request,
                       net::ResponsePtr response, Dialect dialect, Parse parse, Make make) {
   const size_t size = request.body.size();
   const TenantPtr tenant = tenant_of(context->tenants.get(), request);
+  const bool is_line = !request.tenant.empty();
   auto body = std::make_shared<std::string>(std::move(request.body));  // the task is copyable
-  context->run_sized(size, response, [context, response, body, dialect, tenant, parse, make] {
+  context->run_sized(size, response, [=] {
     bool malformed = false;
     auto parsed = parse(*body, malformed);
     body->clear();
@@ -30,7 +31,7 @@ void start_generation(const ContextPtr& context, net::HttpRequest&& request,
       return;
     }
     if (const std::shared_ptr<Generation> made = make(context, response, std::move(*parsed))) {
-      made->set_tenant(tenant);
+      made->set_tenant(tenant, is_line);
       made->begin();
     }
   });

@@ -146,13 +146,15 @@ void Tenant::set_limits(const TenantLimits& limits, TimePoint now) {
 std::optional<Duration> Tenant::admit(int64_t tokens, TimePoint now) {
   std::lock_guard lock(mutex_);
   const Duration wait = std::max(requests_.wait_for(1, now), tokens_.wait_for(tokens, now));
-  if (wait > Duration::zero()) {
-    ++num_refused_;
-    return wait;
-  }
+  if (wait > Duration::zero()) return wait;
   requests_.take(1, now);
   tokens_.take(tokens, now);
   return std::nullopt;
+}
+
+void Tenant::count_refusal() {
+  std::lock_guard lock(mutex_);
+  ++num_refused_;
 }
 
 void Tenant::give_back(int64_t tokens, TimePoint now) {
@@ -247,6 +249,12 @@ TenantPtr Tenants::find(std::string_view key) const {
   std::lock_guard lock(mutex_);
   const auto found = table_.by_key.find(digest);
   return found == table_.by_key.end() ? nullptr : found->second;
+}
+
+TenantPtr Tenants::named(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = table_.by_name.find(name);
+  return found == table_.by_name.end() ? nullptr : found->second;
 }
 
 std::vector<TenantPtr> Tenants::all() const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -57,8 +58,10 @@ class Tenant {
   const std::string& name() const { return name_; }
   void set_limits(const TenantLimits& limits, TimePoint now);
 
-  // Takes a request of about so many tokens; else how long to wait.
+  // Takes a request of about so many tokens; else how long to wait. A line of a batch then waits; a
+  // client is refused, which the caller counts.
   std::optional<Duration> admit(int64_t tokens, TimePoint now);
+  void count_refusal();
   // A request was admitted with more tokens than it used; negative: with fewer.
   void give_back(int64_t tokens, TimePoint now);
   // kInvalidArgument above max_priority.
@@ -68,14 +71,30 @@ class Tenant {
   net::Headers headers(TimePoint now);
   int64_t num_refused() const;
 
+  int num_waiting() const { return num_waiting_; }  // its clients' calls without a first token
+
  private:
+  friend class WaitingCall;
   const std::string name_;
   mutable std::mutex mutex_;
   std::optional<int32_t> max_priority_;
   RateBucket requests_, tokens_;
   int64_t num_refused_ = 0;
+  std::atomic<int> num_waiting_{0};
 };
 using TenantPtr = std::shared_ptr<Tenant>;
+
+// Counts in Tenant::num_waiting() while it lives.
+class WaitingCall {
+ public:
+  explicit WaitingCall(TenantPtr tenant) : tenant_(std::move(tenant)) { ++tenant_->num_waiting_; }
+  ~WaitingCall() { --tenant_->num_waiting_; }
+  WaitingCall(const WaitingCall&) = delete;
+  WaitingCall& operator=(const WaitingCall&) = delete;
+
+ private:
+  const TenantPtr tenant_;
+};
 
 // What a request has taken of its tenant's tokens; gives back, at its end, what it has not used.
 class TokenReservation {
@@ -103,7 +122,8 @@ class Tenants {
   Status reload();
   // Whose key it is; null: nobody's. Takes the same time for every key of a length.
   TenantPtr find(std::string_view key) const;
-  std::vector<TenantPtr> all() const;  // by name
+  TenantPtr named(const std::string& name) const;  // null: there is none
+  std::vector<TenantPtr> all() const;              // by name
 
  private:
   using Digest = std::array<unsigned char, 32>;

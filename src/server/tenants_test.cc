@@ -59,12 +59,23 @@ TEST(Tenant, TakesRequestsAndTokensTogether) {
   const auto wait = tenant.admit(300, now);
   ASSERT_TRUE(wait);
   EXPECT_EQ(*wait, seconds(10));
+  EXPECT_EQ(tenant.num_refused(), 0);
+  tenant.count_refusal();
   EXPECT_EQ(tenant.num_refused(), 1);
   tenant.give_back(100, now);
   EXPECT_FALSE(tenant.admit(300, now));
   EXPECT_EQ(*tenant.admit(0, now), seconds(30));  // of requests
   EXPECT_TRUE(tenant.check_priority(3).ok());
   EXPECT_EQ(tenant.check_priority(4).code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Tenant, CountsTheCallsOfItsClientsThatWait) {
+  const auto tenant = std::make_shared<Tenant>("t", TenantLimits(), TimePoint());
+  {
+    const WaitingCall first(tenant), second(tenant);
+    EXPECT_EQ(tenant->num_waiting(), 2);
+  }
+  EXPECT_EQ(tenant->num_waiting(), 0);
 }
 
 struct KeysFile {

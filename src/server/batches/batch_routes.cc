@@ -5,6 +5,7 @@
 #include <boost/json.hpp>
 #include <charconv>
 
+#include "server/dialects/stored_owner.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
 
@@ -83,15 +84,17 @@ const Fields<BatchBody>& batch_fields() {
 
 std::string batch_schema() { return schema_of(batch_fields()); }
 
-Result<Batch> make_batch(Batches& batches, const HttpRequest& request) {
+Result<Batch> make_batch(const BatchCall& call) {
   bool malformed = false;
-  ESP_ASSIGN_OR_RETURN(const BatchBody body, parse_body(batch_fields(), request.body, malformed));
+  ESP_ASSIGN_OR_RETURN(const BatchBody body,
+                       parse_body(batch_fields(), call.request.body, malformed));
   if (std::ranges::count(kEndpoints, body.endpoint) == 0)
     return fail(invalid_argument("endpoint is \"{}\"; it must be one of {}", body.endpoint,
                                  fmt::join(kEndpoints, ", ")));
-  ESP_RETURN_IF_ERROR(
-      status_of(batches.files->get(body.input_file_id)).with_context("input_file_id"));
+  ESP_RETURN_IF_ERROR(status_of(call.batches.files->get(body.input_file_id, call.filter))
+                          .with_context("input_file_id"));
   Batch batch;
+  batch.owner = call.filter.owner;
   batch.status = "validating";
   batch.endpoint = body.endpoint;
   batch.input_file_id = body.input_file_id;
@@ -99,31 +102,33 @@ Result<Batch> make_batch(Batches& batches, const HttpRequest& request) {
   batch.metadata = body.metadata;
   batch.output_expires_after = body.output_expires_after;
   batch.times["expires_at"] = unix_now() + body.hours * 3600;
-  return batches.store.add(std::move(batch));
+  return call.batches.store.add(std::move(batch));
 }
 
-void handle_create(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto batch = make_batch(batches, request);
-  if (!batch) return response->send(refused(batch.error()));
-  batches.runner.add(batch->id);
-  response->send(batch_response(*batch));
+void handle_create(const BatchCall& call) {
+  const auto batch = make_batch(call);
+  if (!batch) return call.response->send(refused(batch.error()));
+  call.batches.runner.add(batch->id, batch->owner);
+  call.response->send(batch_response(*batch));
 }
 
-void handle_list(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto query = read_list_query(request, 20, 100);
-  if (!query) return response->send(refused(query.error()));
-  const auto page = batches.store.list(*query);
-  response->send(page ? list_response(*page, write_batch) : refused(page.error()));
+void handle_list(const BatchCall& call) {
+  const auto query = read_list_query(call.request, 20, 100);
+  if (!query) return call.response->send(refused(query.error()));
+  const auto page = call.batches.store.list(*query, call.filter);
+  call.response->send(page ? list_response(*page, write_batch) : refused(page.error()));
 }
 
-void handle_get(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto batch = batches.store.get(request.param("id"));
-  response->send(batch ? batch_response(*batch) : refused(batch.error()));
+void handle_get(const BatchCall& call) {
+  const auto batch = call.batches.store.get(call.request.param("id"), call.filter);
+  call.response->send(batch ? batch_response(*batch) : refused(batch.error()));
 }
 
-void handle_cancel(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  batches.runner.cancel(std::string(request.param("id")), [response](Result<Batch> batch) {
-    response->send(batch ? batch_response(*batch) : refused(batch.error()));
+void handle_cancel(const BatchCall& call) {
+  const auto batch = call.batches.store.get(call.request.param("id"), call.filter);
+  if (!batch) return call.response->send(refused(batch.error()));
+  call.batches.runner.cancel(batch->id, [response = call.response](Result<Batch> cancelled) {
+    response->send(cancelled ? batch_response(*cancelled) : refused(cancelled.error()));
   });
 }
 
@@ -143,6 +148,11 @@ Result<int64_t> read_expiry_seconds(const Json& value, std::string_view where) {
   return number;
 }
 
+OwnerFilter filter_of(const Context& context, const HttpRequest& request) {
+  return {.owner = owner_of(context, request),
+          .sees_all = is_admin(context.config, context.tenants.get(), request)};
+}
+
 RouteHandler on_worker(BatchHandler handler) {
   return [handler](const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
     if (context->batches == nullptr)
@@ -150,8 +160,8 @@ RouteHandler on_worker(BatchHandler handler) {
           error(StatusCode::kUnimplemented,
                 "this server keeps no files and runs no batches: start it with --storage-path")));
     auto moved = std::make_shared<HttpRequest>(std::move(request));  // the task is copyable
-    context->run_sized(SIZE_MAX, response, [context, handler, moved, response] {
-      handler(*context->batches, *moved, response);
+    context->run_sized(SIZE_MAX, response, [=, filter = filter_of(*context, *moved)] {
+      handler({*context->batches, filter, *moved, response});
     });
   };
 }

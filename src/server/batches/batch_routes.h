@@ -24,8 +24,18 @@ Result<int64_t> read_expiry_seconds(const boost::json::value& value, std::string
 // POST /v1/uploads and what follows it; file_routes() has them behind its own.
 const std::vector<Route>& upload_routes();
 
+// What the request of this key sees: its own records, an administrator's all. `owner` is whose a
+// new record is.
+OwnerFilter filter_of(const Context& context, const net::HttpRequest& request);
+
+struct BatchCall {
+  Batches& batches;
+  const OwnerFilter& filter;
+  const net::HttpRequest& request;
+  const net::ResponsePtr& response;
+};
 // A handler that waits for the disk, and so runs on a worker; 400 where the server keeps no files.
-using BatchHandler = void (*)(Batches&, net::HttpRequest&, const net::ResponsePtr&);
+using BatchHandler = void (*)(const BatchCall&);
 RouteHandler on_worker(BatchHandler handler);
 
 // `after`, `limit` and `order` of a query.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <charconv>
 #include <future>
 #include <unordered_set>
 
@@ -13,7 +14,7 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr size_t kMaxOpen = 8;      // batches whose inputs are read; others wait for their turn
+constexpr size_t kMaxOpen = 8;      // of an owner: batches whose inputs are read; others wait
 constexpr size_t kMaxErrors = 100;  // of an input, that are listed
 constexpr Duration kPoll = std::chrono::milliseconds(10);  // while clients' requests wait
 constexpr Duration kTick = std::chrono::seconds(1);
@@ -82,6 +83,14 @@ std::string record_of(std::string_view custom_id, const net::HttpResponse& answe
   return out;
 }
 
+// What Retry-After says.
+Duration wait_of(const net::HttpResponse& answer) {
+  int64_t seconds = 0;
+  if (const std::string* header = net::find_header(answer.headers, "Retry-After"))
+    std::from_chars(header->data(), header->data() + header->size(), seconds);
+  return std::chrono::seconds(seconds);
+}
+
 std::string expired_record(std::string_view custom_id) {
   std::string out;
   JsonWriter w(out);
@@ -141,9 +150,9 @@ void BatchRunner::start() {
   });
 }
 
-void BatchRunner::add(std::string id) {
-  thread_->post([this, id = std::move(id)]() mutable {
-    waiting_.push_back(std::move(id));
+void BatchRunner::add(std::string id, std::string owner) {
+  thread_->post([this, added = Waiting{std::move(id), std::move(owner)}]() mutable {
+    waiting_.push_back(std::move(added));
     pump();
   });
 }
@@ -165,7 +174,7 @@ void BatchRunner::stop() {
 void BatchRunner::load() {
   const auto unfinished = store_.unfinished();
   if (!unfinished) return log_error("batches cannot be read: {}", unfinished.error().message());
-  for (const Batch& batch : *unfinished) waiting_.push_back(batch.id);
+  for (const Batch& batch : *unfinished) waiting_.push_back({batch.id, batch.owner});
   if (!waiting_.empty()) log_info("{} batches go on", waiting_.size());
 }
 
@@ -196,7 +205,7 @@ BatchRunner::Run* BatchRunner::find(std::string_view id) {
 // Reads the input of a batch and gives it a turn.
 void BatchRunner::open(const std::string& id) {
   if (find(id) != nullptr) return;  // added while the store was read at the start
-  auto batch = store_.get(id);
+  auto batch = store_.get(id, OwnerFilter::everyone());
   if (!batch) return log_error("batch {} cannot be read: {}", id, batch.error().message());
   if (batch->ended()) return;
   auto run = std::make_shared<Run>();
@@ -214,7 +223,7 @@ void BatchRunner::open(const std::string& id) {
 
 Status BatchRunner::read_input(Run& run) {
   Batch& batch = run.batch;
-  ESP_ASSIGN_OR_RETURN(run.input, files_.content(batch.input_file_id));
+  ESP_ASSIGN_OR_RETURN(run.input, files_.content(batch.input_file_id, OwnerFilter::everyone()));
   run.lines = lines_of(run.input->text());
   if (run.lines.empty()) return invalid_argument("the input file has no lines");
   if (run.lines.size() > kMaxLines)
@@ -261,35 +270,68 @@ void BatchRunner::refuse_input(Batch& batch, const Status& why) {
 }
 
 void BatchRunner::pump_later(Duration delay) {
-  if (std::exchange(pump_is_due_, true)) return;
-  thread_->post_after(delay, [this] {
-    pump_is_due_ = false;
+  const TimePoint at = std::chrono::steady_clock::now() + delay;
+  if (at >= pump_at_) return;
+  pump_at_ = at;
+  thread_->post_after(delay, [this, at] {
+    if (pump_at_ == at) pump_at_ = TimePoint::max();
     pump();
   });
 }
 
-void BatchRunner::pump() {
-  while (!waiting_.empty() && runs_.size() < kMaxOpen) {
-    const std::string id = std::move(waiting_.front());
-    waiting_.pop_front();
+size_t BatchRunner::num_open_of(std::string_view owner) const {
+  return static_cast<size_t>(
+      std::ranges::count_if(runs_, [&](const auto& run) { return run->batch.owner == owner; }));
+}
+
+void BatchRunner::open_waiting() {
+  for (size_t i = 0; i < waiting_.size();) {
+    if (num_open_of(waiting_[i].owner) >= kMaxOpen) {
+      ++i;
+      continue;
+    }
+    const std::string id = std::move(waiting_[i].id);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     open(id);
   }
+}
+
+void BatchRunner::pump() {
+  open_waiting();
   while (num_calls_ < settings_.max_calls && !stopping_) {
-    Run* const run = next_run();
+    bool waits_for_clients = false;
+    Run* const run = next_run(waits_for_clients);
+    if (run == nullptr && waits_for_clients) pump_later(kPoll);
     if (run == nullptr) return;
-    if (target_.is_busy()) return pump_later(kPoll);
     begin_line(*run);
   }
 }
 
-// The first that has a line to begin; it stands last afterwards.
-BatchRunner::Run* BatchRunner::next_run() {
+std::map<std::string_view, size_t> BatchRunner::num_calls_by_owner() const {
+  std::map<std::string_view, size_t> counts;
+  for (const auto& run : runs_) counts[run->batch.owner] += run->calls.size();
+  return counts;
+}
+
+// Of those that may begin a line, the first of the owner with the fewest in progress; it stands
+// last afterwards.
+BatchRunner::Run* BatchRunner::next_run(bool& waits_for_clients) {
   const TimePoint now = std::chrono::steady_clock::now();
-  const auto ready = std::find_if(runs_.begin(), runs_.end(), [&](const auto& run) {
-    return !run->pending.empty() && run->not_before <= now;
-  });
-  if (ready == runs_.end()) return nullptr;
-  runs_.splice(runs_.end(), runs_, ready);
+  const auto counts = num_calls_by_owner();
+  auto next = runs_.end();
+  for (auto it = runs_.begin(); it != runs_.end(); ++it) {
+    const Run& run = **it;
+    if (run.pending.empty() || run.not_before > now) continue;
+    if (next != runs_.end() && counts.at(run.batch.owner) >= counts.at((*next)->batch.owner))
+      continue;
+    if (!target_.is_busy(run.batch.owner)) {
+      next = it;
+    } else {
+      waits_for_clients = true;
+    }
+  }
+  if (next == runs_.end()) return nullptr;
+  runs_.splice(runs_.end(), runs_, next);
   return runs_.back().get();
 }
 
@@ -304,22 +346,28 @@ void BatchRunner::begin_line(Run& run) {
       std::make_shared<DetachedCall>(thread_, std::make_shared<Line>(*this, owner, line));
   run.calls[line] = call;
   ++num_calls_;
-  target_.call(run.batch.endpoint, json::serialize(body), call);
+  target_.call({run.batch.endpoint, run.batch.owner, json::serialize(body)}, call);
 }
 
 void BatchRunner::end_line(Run& run, int64_t line, net::HttpResponse answer) {
   if (run.calls.erase(line) == 0) return;
   --num_calls_;
-  const bool full = answer.status == 429 || answer.status == 503;
+  // 529: what Anthropic's dialect says where the queue is full.
+  const bool full = answer.status == 429 || answer.status == 503 || answer.status == 529;
   if (!full && !keep(run, line, answer.status >= 400, record_of(run.custom_id(line), answer)))
     log_error("batch {}: line {} runs again later", run.batch.id, line + 1);
   if (full) {
-    run.pending.push_front(line);
-    run.not_before = std::chrono::steady_clock::now() + settings_.retry;
-    pump_later(settings_.retry);
+    const Duration delay = answer.status == 429 ? wait_of(answer) : settings_.retry;
+    retry_later(run, line, std::max(delay, settings_.retry));
   }
   finish_if_done(run);
   pump();
+}
+
+void BatchRunner::retry_later(Run& run, int64_t line, Duration delay) {
+  run.pending.push_front(line);
+  run.not_before = std::chrono::steady_clock::now() + delay;
+  pump_later(delay);
 }
 
 // False: the disk did not take the result, and the line is pending again.
@@ -327,14 +375,13 @@ bool BatchRunner::keep(Run& run, int64_t line, bool failed, const std::string& r
   const Status kept = store_.add_result(run.batch.id, line, failed, record);
   if (kept.ok()) return true;
   log_error("batch {}: {}", run.batch.id, kept.message());
-  run.pending.push_front(line);
-  run.not_before = std::chrono::steady_clock::now() + settings_.retry;
+  retry_later(run, line, settings_.retry);
   return false;
 }
 
 void BatchRunner::cancel(std::string id, std::function<void(Result<Batch>)> done) {
   thread_->post([this, id = std::move(id), done = std::move(done)] {
-    auto batch = store_.get(id);
+    auto batch = store_.get(id, OwnerFilter::everyone());
     if (!batch) return done(std::move(batch));
     if (batch->ended() || batch->status == "finalizing")
       return done(fail(error(StatusCode::kFailedPrecondition,
@@ -346,7 +393,7 @@ void BatchRunner::cancel(std::string id, std::function<void(Result<Batch>)> done
     known.status = "cancelling";
     known.times["cancelling_at"] = unix_now();
     if (const Status kept = store_.put(known); !kept.ok()) return done(fail(kept));
-    done(store_.get(id));
+    done(store_.get(id, OwnerFilter::everyone()));
     if (run != nullptr) finish_if_done(*run);
   });
 }
@@ -374,7 +421,7 @@ void BatchRunner::finish_if_done(Run& run) {
 
 // A failure leaves the batch as it is: the next tick tries again.
 void BatchRunner::finish(Run& run) {
-  auto counted = store_.get(run.batch.id);
+  auto counted = store_.get(run.batch.id, OwnerFilter::everyone());
   if (!counted) return log_error("batch {}: {}", run.batch.id, counted.error().message());
   Batch ended = run.batch;
   ended.num_completed = counted->num_completed;

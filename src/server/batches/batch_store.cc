@@ -24,8 +24,9 @@ std::string text_of(const json::object& object, std::string_view name) {
 
 int64_t number_of(const json::value& value) { return value.is_int64() ? value.get_int64() : 0; }
 
-Batch parse_batch(const json::object& o) {
+Batch parse_batch(const json::object& o, std::string owner) {
   Batch batch{text_of(o, "id"),
+              std::move(owner),
               text_of(o, "status"),
               text_of(o, "endpoint"),
               text_of(o, "input_file_id"),
@@ -84,17 +85,19 @@ Result<Batch> BatchStore::add(Batch batch) {
   batch.times["created_at"] = unix_now();
   std::lock_guard lock(shared_.mutex);
   ESP_RETURN_IF_ERROR(
-      shared_.database.prepare("INSERT INTO batches (id, status, object) VALUES (?, ?, ?)")
+      shared_.database
+          .prepare("INSERT INTO batches (id, status, object, owner) VALUES (?, ?, ?, ?)")
           .bind(batch.id)
           .bind(batch.status)
           .bind(object_of(batch))
+          .bind(batch.owner)
           .run());
   return batch;
 }
 
-// REQUIRES: the mutex is taken.
-Result<Batch> BatchStore::read(std::string_view object) {
-  Batch batch = parse_batch(json::parse({object.data(), object.size()}).as_object());
+// Of (object, owner). REQUIRES: the mutex is taken.
+Result<Batch> BatchStore::read(const Statement& row) {
+  Batch batch = parse_batch(json::parse(row.text(0)).as_object(), row.text(1));
   if (!batch.ended()) ESP_RETURN_IF_ERROR(count(batch));
   return batch;
 }
@@ -109,24 +112,25 @@ Status BatchStore::count(Batch& batch) {
   return counts.status();
 }
 
-Result<Batch> BatchStore::get(std::string_view id) {
+Result<Batch> BatchStore::get(std::string_view id, const OwnerFilter& filter) {
   std::lock_guard lock(shared_.mutex);
-  Statement find = shared_.database.prepare("SELECT object FROM batches WHERE id = ?");
-  if (find.bind(id).step()) return read(find.text(0));
+  Statement find = shared_.database.prepare(
+      "SELECT object, owner FROM batches WHERE id = ? AND (? OR owner = ?)");
+  if (find.bind(id).bind(int64_t{filter.sees_all}).bind(filter.owner).step()) return read(find);
   ESP_RETURN_IF_ERROR(find.status());
   return fail(error(StatusCode::kNotFound, "there is no batch '{}'", id));
 }
 
-Result<ListPage<Batch>> BatchStore::list(const ListQuery& query) {
-  if (!query.after.empty()) ESP_RETURN_IF_ERROR(status_of(get(query.after)));
+Result<ListPage<Batch>> BatchStore::list(const ListQuery& query, const OwnerFilter& filter) {
+  if (!query.after.empty()) ESP_RETURN_IF_ERROR(status_of(get(query.after, filter)));
   std::lock_guard lock(shared_.mutex);
   Statement rows = shared_.database.prepare(
-      "SELECT object FROM batches WHERE ?1 = '' OR seq < (SELECT seq FROM batches WHERE id = ?1) "
-      "ORDER BY seq DESC LIMIT ?2");
-  rows.bind(query.after).bind(query.limit + 1);
+      "SELECT object, owner FROM batches WHERE (?1 = '' OR seq < (SELECT seq FROM batches WHERE id "
+      "= ?1)) AND (?2 OR owner = ?3) ORDER BY seq DESC LIMIT ?4");
+  rows.bind(query.after).bind(int64_t{filter.sees_all}).bind(filter.owner).bind(query.limit + 1);
   ListPage<Batch> page;
   while (rows.step()) {
-    ESP_ASSIGN_OR_RETURN(Batch batch, read(rows.text(0)));
+    ESP_ASSIGN_OR_RETURN(Batch batch, read(rows));
     page.records.push_back(std::move(batch));
   }
   ESP_RETURN_IF_ERROR(rows.status());
@@ -138,11 +142,11 @@ Result<ListPage<Batch>> BatchStore::list(const ListQuery& query) {
 Result<std::vector<Batch>> BatchStore::unfinished() {
   std::lock_guard lock(shared_.mutex);
   Statement rows = shared_.database.prepare(
-      "SELECT object FROM batches WHERE status NOT IN ('failed', 'completed', 'expired', "
+      "SELECT object, owner FROM batches WHERE status NOT IN ('failed', 'completed', 'expired', "
       "'cancelled') ORDER BY seq");
   std::vector<Batch> batches;
   while (rows.step()) {
-    ESP_ASSIGN_OR_RETURN(Batch batch, read(rows.text(0)));
+    ESP_ASSIGN_OR_RETURN(Batch batch, read(rows));
     batches.push_back(std::move(batch));
   }
   ESP_RETURN_IF_ERROR(rows.status());
@@ -202,6 +206,7 @@ Result<bool> BatchStore::read_results(const Batch& batch, bool failed, int64_t& 
 Status BatchStore::write_results(const Batch& batch, bool failed, const std::string& file_id) {
   if (file_id.empty()) return {};
   FileRecord described{file_id,
+                       batch.owner,
                        fmt::format("{}_{}.jsonl", batch.id, failed ? "error" : "output"),
                        "batch_output",
                        0,

@@ -18,7 +18,8 @@ namespace espalier::server {
 
 // As OpenAI has it.
 struct Batch {
-  std::string id;      // "batch_" and 32 hexadecimal digits
+  std::string id;     // "batch_" and 32 hexadecimal digits
+  std::string owner;  // as FileRecord's; its lines run as this tenant's, its results are the same's
   std::string status;  // validating, failed, in_progress, finalizing, completed, expired,
                        // cancelling or cancelled
   std::string endpoint, input_file_id, completion_window;
@@ -42,8 +43,8 @@ class BatchStore {
   explicit BatchStore(FileStore& files) : files_(files), shared_(files.shared()) {}
 
   Result<Batch> add(Batch batch);  // sets id and created_at
-  Result<Batch> get(std::string_view id);
-  Result<ListPage<Batch>> list(const ListQuery& query);
+  Result<Batch> get(std::string_view id, const OwnerFilter& filter);
+  Result<ListPage<Batch>> list(const ListQuery& query, const OwnerFilter& filter);
   Result<std::vector<Batch>> unfinished();  // oldest first
   Status put(const Batch& batch);           // REQUIRES: add() made it
 
@@ -56,7 +57,7 @@ class BatchStore {
 
  private:
   Status count(Batch& batch);
-  Result<Batch> read(std::string_view object);
+  Result<Batch> read(const Statement& row);
   Result<bool> read_results(const Batch& batch, bool failed, int64_t& line, std::string& out);
   Status write_results(const Batch& batch, bool failed, const std::string& file_id);
 

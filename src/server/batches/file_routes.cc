@@ -69,34 +69,36 @@ Result<UploadedFile> read_upload(const HttpRequest& request) {
   return upload;
 }
 
-void handle_upload(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto upload = read_upload(request);
-  if (!upload) return response->send(error_response(Dialect::kOpenAi, upload.error()));
-  const auto kept = batches.files->add(upload->described, upload->content);
-  response->send(kept ? file_response(*kept) : error_response(Dialect::kOpenAi, kept.error()));
+void handle_upload(const BatchCall& call) {
+  auto upload = read_upload(call.request);
+  if (!upload) return call.response->send(error_response(Dialect::kOpenAi, upload.error()));
+  upload->described.owner = call.filter.owner;
+  const auto kept = call.batches.files->add(std::move(upload->described), upload->content);
+  call.response->send(kept ? file_response(*kept) : error_response(Dialect::kOpenAi, kept.error()));
 }
 
-void handle_list(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto query = read_list_query(request, 10'000, 10'000);
-  if (!query) return response->send(error_response(Dialect::kOpenAi, query.error()));
-  const auto page = batches.files->list(request.query_param("purpose").value_or(""), *query);
-  if (!page) return response->send(error_response(Dialect::kOpenAi, page.error()));
-  response->send(list_response(*page, write_file));
+void handle_list(const BatchCall& call) {
+  const auto query = read_list_query(call.request, 10'000, 10'000);
+  if (!query) return call.response->send(error_response(Dialect::kOpenAi, query.error()));
+  const auto page = call.batches.files->list(call.request.query_param("purpose").value_or(""),
+                                             *query, call.filter);
+  if (!page) return call.response->send(error_response(Dialect::kOpenAi, page.error()));
+  call.response->send(list_response(*page, write_file));
 }
 
-void handle_get(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const auto file = batches.files->get(request.param("id"));
-  response->send(file ? file_response(*file) : error_response(Dialect::kOpenAi, file.error()));
+void handle_get(const BatchCall& call) {
+  const auto file = call.batches.files->get(call.request.param("id"), call.filter);
+  call.response->send(file ? file_response(*file) : error_response(Dialect::kOpenAi, file.error()));
 }
 
-void handle_delete(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  const std::string id(request.param("id"));
-  if (const Status erased = batches.files->erase(id); !erased.ok())
-    return response->send(error_response(Dialect::kOpenAi, erased));
+void handle_delete(const BatchCall& call) {
+  const std::string id(call.request.param("id"));
+  if (const Status erased = call.batches.files->erase(id, call.filter); !erased.ok())
+    return call.response->send(error_response(Dialect::kOpenAi, erased));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("id", id).member("object", "file").member("deleted", true).end_object();
-  response->send(HttpResponse::json(200, std::move(out)));
+  call.response->send(HttpResponse::json(200, std::move(out)));
 }
 
 // Sends a content as fast as its client reads, without a copy of the whole.
@@ -132,10 +134,10 @@ class ContentStream : public std::enable_shared_from_this<ContentStream> {
   size_t sent_ = 0;
 };
 
-void handle_content(Batches& batches, HttpRequest& request, const ResponsePtr& response) {
-  auto content = batches.files->content(request.param("id"));
-  if (!content) return response->send(error_response(Dialect::kOpenAi, content.error()));
-  std::make_shared<ContentStream>(std::move(*content), response)->begin();
+void handle_content(const BatchCall& call) {
+  auto content = call.batches.files->content(call.request.param("id"), call.filter);
+  if (!content) return call.response->send(error_response(Dialect::kOpenAi, content.error()));
+  std::make_shared<ContentStream>(std::move(*content), call.response)->begin();
 }
 
 const std::vector<Route>& own_routes() {

@@ -15,9 +15,11 @@ namespace {
 constexpr const char* kTables[] = {
     "CREATE TABLE IF NOT EXISTS files (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
     "NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at "
-    "INTEGER NOT NULL, expires_at INTEGER NOT NULL)",  // expires_at: 0 for never
+    "INTEGER NOT NULL, expires_at INTEGER NOT NULL, owner TEXT NOT NULL DEFAULT '')",  // expires_at:
+                                                                                       // 0 for
+                                                                                       // never
     "CREATE TABLE IF NOT EXISTS batches (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE "
-    "NOT NULL, status TEXT NOT NULL, object TEXT NOT NULL)",
+    "NOT NULL, status TEXT NOT NULL, object TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '')",
     "CREATE TABLE IF NOT EXISTS results (batch TEXT NOT NULL, line INTEGER NOT NULL, failed "
     "INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (batch, line)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, owner TEXT NOT NULL, filename TEXT "
@@ -27,11 +29,24 @@ constexpr const char* kTables[] = {
     "INTEGER NOT NULL)",
 };
 
-constexpr std::string_view kColumns = "id, filename, purpose, bytes, created_at, expires_at";
+// Tables of earlier versions have no owners: what they hold is no tenant's.
+Status add_owners(Database& database) {
+  for (const char* table : {"files", "batches"}) {
+    Statement find = database.prepare("SELECT 1 FROM pragma_table_info(?) WHERE name = 'owner'");
+    if (find.bind(std::string_view(table)).step()) continue;
+    ESP_RETURN_IF_ERROR(find.status());
+    ESP_RETURN_IF_ERROR(database.run(
+        fmt::format("ALTER TABLE {} ADD COLUMN owner TEXT NOT NULL DEFAULT ''", table)));
+  }
+  return {};
+}
+
+constexpr std::string_view kColumns = "id, owner, filename, purpose, bytes, created_at, expires_at";
 
 FileRecord record_of(const Statement& row) {
-  FileRecord record{row.text(0), row.text(1), row.text(2), row.number(3), row.number(4), {}};
-  if (row.number(5) != 0) record.expires_at = row.number(5);
+  FileRecord record{row.text(0),   row.text(1),   row.text(2), row.text(3),
+                    row.number(4), row.number(5), {}};
+  if (row.number(6) != 0) record.expires_at = row.number(6);
   return record;
 }
 
@@ -96,6 +111,7 @@ Result<std::unique_ptr<FileStore>> FileStore::open(const std::filesystem::path& 
         invalid_argument("{} cannot be made: {}", (folder / "files").string(), problem.message()));
   ESP_ASSIGN_OR_RETURN(Database database, Database::open(folder / "espalier.db"));
   for (const char* table : kTables) ESP_RETURN_IF_ERROR(database.run(table));
+  ESP_RETURN_IF_ERROR(add_owners(database));
   std::unique_ptr<FileStore> store(
       new FileStore(folder, max_bytes, std::make_unique<SharedDatabase>(std::move(database))));
   ESP_RETURN_IF_ERROR(store->delete_unnamed());
@@ -153,10 +169,9 @@ Status FileStore::insert(const FileRecord& r) {
   std::lock_guard lock(shared_->mutex);
   return shared_->database
       .prepare(
-          "INSERT OR REPLACE INTO files (id, filename, purpose, bytes, created_at, expires_at) "
-          "VALUES "
-          "(?, ?, ?, ?, ?, ?)")
+          fmt::format("INSERT OR REPLACE INTO files ({}) VALUES (?, ?, ?, ?, ?, ?, ?)", kColumns))
       .bind(r.id)
+      .bind(r.owner)
       .bind(r.filename)
       .bind(r.purpose)
       .bind(r.bytes)
@@ -165,11 +180,11 @@ Status FileStore::insert(const FileRecord& r) {
       .run();
 }
 
-Result<FileRecord> FileStore::get(std::string_view id) {
+Result<FileRecord> FileStore::get(std::string_view id, const OwnerFilter& filter) {
   std::lock_guard lock(shared_->mutex);
-  Statement find =
-      shared_->database.prepare(fmt::format("SELECT {} FROM files WHERE id = ?", kColumns));
-  if (find.bind(id).step()) {
+  Statement find = shared_->database.prepare(
+      fmt::format("SELECT {} FROM files WHERE id = ? AND (? OR owner = ?)", kColumns));
+  if (find.bind(id).bind(int64_t{filter.sees_all}).bind(filter.owner).step()) {
     FileRecord record = record_of(find);
     if (!record.expires_at || *record.expires_at > unix_now()) return record;
   }
@@ -177,14 +192,17 @@ Result<FileRecord> FileStore::get(std::string_view id) {
   return fail(no_such_file(id));
 }
 
-Result<ListPage<FileRecord>> FileStore::list(std::string_view purpose, const ListQuery& query) {
-  if (!query.after.empty()) ESP_RETURN_IF_ERROR(status_of(get(query.after)));
+Result<ListPage<FileRecord>> FileStore::list(std::string_view purpose, const ListQuery& query,
+                                             const OwnerFilter& filter) {
+  if (!query.after.empty()) ESP_RETURN_IF_ERROR(status_of(get(query.after, filter)));
   std::lock_guard lock(shared_->mutex);
   Statement rows = shared_->database.prepare(fmt::format(
       "SELECT {} FROM files WHERE (?1 = '' OR purpose = ?1) AND (?2 = '' OR seq {} (SELECT seq "
-      "FROM files WHERE id = ?2)) AND (expires_at = 0 OR expires_at > ?3) ORDER BY seq {} LIMIT ?4",
+      "FROM files WHERE id = ?2)) AND (expires_at = 0 OR expires_at > ?3) AND (?4 OR owner = ?5) "
+      "ORDER BY seq {} LIMIT ?6",
       kColumns, query.ascending ? ">" : "<", query.ascending ? "ASC" : "DESC"));
-  rows.bind(purpose).bind(query.after).bind(unix_now()).bind(query.limit + 1);
+  rows.bind(purpose).bind(query.after).bind(unix_now());
+  rows.bind(int64_t{filter.sees_all}).bind(filter.owner).bind(query.limit + 1);
   ListPage<FileRecord> page;
   while (rows.step()) page.records.push_back(record_of(rows));
   ESP_RETURN_IF_ERROR(rows.status());
@@ -193,8 +211,8 @@ Result<ListPage<FileRecord>> FileStore::list(std::string_view purpose, const Lis
   return page;
 }
 
-Status FileStore::erase(std::string_view id) {
-  ESP_RETURN_IF_ERROR(status_of(get(id)));
+Status FileStore::erase(std::string_view id, const OwnerFilter& filter) {
+  ESP_RETURN_IF_ERROR(status_of(get(id, filter)));
   return remove(id);
 }
 
@@ -208,8 +226,8 @@ Status FileStore::remove(std::string_view id) {
   return {};
 }
 
-Result<MappedFile> FileStore::content(std::string_view id) {
-  ESP_ASSIGN_OR_RETURN(const FileRecord record, get(id));
+Result<MappedFile> FileStore::content(std::string_view id, const OwnerFilter& filter) {
+  ESP_ASSIGN_OR_RETURN(const FileRecord record, get(id, filter));
   return MappedFile::open(path_of(record.id));
 }
 

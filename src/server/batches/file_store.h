@@ -22,11 +22,20 @@ namespace espalier::server {
 
 struct FileRecord {
   std::string id;        // "file-" and 32 hexadecimal digits; add() makes it
+  std::string owner;     // the tenant whose key made it; empty: no tenant
   std::string filename;  // as its client named it
   std::string purpose;   // "batch", "batch_output" ...
   int64_t bytes = 0;
   int64_t created_at = 0;             // Unix seconds
   std::optional<int64_t> expires_at;  // Unix seconds; none: it is kept until it is deleted
+};
+
+// Whose records a call sees. One that it does not see is not found.
+struct OwnerFilter {
+  std::string owner;  // a tenant's name; empty: what no tenant has made
+  bool sees_all = false;
+
+  static OwnerFilter everyone() { return {.owner = {}, .sees_all = true}; }
 };
 
 // Part of a list of records, newest first unless `ascending`.
@@ -68,12 +77,13 @@ class FileStore {
   // kept then.
   Result<FileRecord> add(FileRecord described, const ContentSource& source);
   Result<FileRecord> add(FileRecord described, std::string_view content);
-  Result<FileRecord> get(std::string_view id);
+  Result<FileRecord> get(std::string_view id, const OwnerFilter& filter);
   // purpose: empty for every one.
-  Result<ListPage<FileRecord>> list(std::string_view purpose, const ListQuery& query);
-  Status erase(std::string_view id);
+  Result<ListPage<FileRecord>> list(std::string_view purpose, const ListQuery& query,
+                                    const OwnerFilter& filter);
+  Status erase(std::string_view id, const OwnerFilter& filter);
   // The content stays readable while it is mapped, also once the file is deleted.
-  Result<MappedFile> content(std::string_view id);
+  Result<MappedFile> content(std::string_view id, const OwnerFilter& filter);
 
   Status delete_expired();
 

@@ -51,31 +51,34 @@ TEST_F(FileStoreTest, KeepsAFileThroughARestartUntilItIsDeleted) {
   const std::string content("a\0b\n", 4);
   const std::string id = add("x.jsonl", content);
   reopen();
-  const auto record = files->get(id);
+  const auto record = files->get(id, OwnerFilter::everyone());
   ASSERT_TRUE(record);
   EXPECT_EQ(record->filename, "x.jsonl");
   EXPECT_EQ(record->bytes, 4);
-  const auto mapped = files->content(id);
+  const auto mapped = files->content(id, OwnerFilter::everyone());
   ASSERT_TRUE(mapped);
-  EXPECT_TRUE(files->erase(id).ok());
+  EXPECT_TRUE(files->erase(id, OwnerFilter::everyone()).ok());
   EXPECT_EQ(mapped->text(), content);  // who reads it goes on
-  EXPECT_EQ(files->get(id).error().code(), StatusCode::kNotFound);
-  EXPECT_EQ(files->erase(id).code(), StatusCode::kNotFound);
+  EXPECT_EQ(files->get(id, OwnerFilter::everyone()).error().code(), StatusCode::kNotFound);
+  EXPECT_EQ(files->erase(id, OwnerFilter::everyone()).code(), StatusCode::kNotFound);
   EXPECT_TRUE(std::filesystem::is_empty(folder / "files"));
 }
 
 TEST_F(FileStoreTest, ListsPageByPageInBothOrders) {
   for (const char* name : {"a", "b", "c"}) add(name, "x");
-  const auto newest = files->list("", {.limit = 2});
+  const auto newest = files->list("", {.limit = 2}, OwnerFilter::everyone());
   ASSERT_TRUE(newest);
   EXPECT_THAT(names(*newest), ElementsAre("c", "b"));
   EXPECT_TRUE(newest->has_more);
-  const auto rest = files->list("", {.after = newest->records[1].id, .limit = 2});
+  const auto rest =
+      files->list("", {.after = newest->records[1].id, .limit = 2}, OwnerFilter::everyone());
   EXPECT_THAT(names(*rest), ElementsAre("a"));
   EXPECT_FALSE(rest->has_more);
-  EXPECT_THAT(names(*files->list("batch", {.ascending = true})), ElementsAre("a", "b", "c"));
-  EXPECT_TRUE(files->list("vision", {})->records.empty());
-  EXPECT_EQ(files->list("", {.after = "file-none"}).error().code(), StatusCode::kNotFound);
+  EXPECT_THAT(names(*files->list("batch", {.ascending = true}, OwnerFilter::everyone())),
+              ElementsAre("a", "b", "c"));
+  EXPECT_TRUE(files->list("vision", {}, OwnerFilter::everyone())->records.empty());
+  EXPECT_EQ(files->list("", {.after = "file-none"}, OwnerFilter::everyone()).error().code(),
+            StatusCode::kNotFound);
 }
 
 TEST_F(FileStoreTest, BoundsAllContentsTogether) {
@@ -85,7 +88,7 @@ TEST_F(FileStoreTest, BoundsAllContentsTogether) {
   EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.error().message(), HasSubstr("1000 bytes"));
   EXPECT_EQ(files->num_bytes(), 600);
-  EXPECT_EQ(files->list("", {})->records.size(), 1u);
+  EXPECT_EQ(files->list("", {}, OwnerFilter::everyone())->records.size(), 1u);
 }
 
 // A limit on the size of files stands for a full disk: the write fails part of the way.
@@ -103,20 +106,73 @@ TEST_F(FileStoreTest, AFullDiskKeepsNothingOfAFile) {
   EXPECT_EQ(refused.error().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(refused.error().message(), HasSubstr("full"));
   reopen(1 << 30);
-  EXPECT_EQ(files->list("", {})->records.size(), 1u);
+  EXPECT_EQ(files->list("", {}, OwnerFilter::everyone())->records.size(), 1u);
 }
 
 TEST_F(FileStoreTest, DeletesWhatHasExpiredAndContentsWithoutARecord) {
   const auto gone =
       files->add({.filename = "x", .purpose = "batch", .expires_at = unix_now() - 1}, "content");
   ASSERT_TRUE(gone);
-  EXPECT_EQ(files->get(gone->id).error().code(), StatusCode::kNotFound);
-  EXPECT_TRUE(files->list("", {})->records.empty());
+  EXPECT_EQ(files->get(gone->id, OwnerFilter::everyone()).error().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(files->list("", {}, OwnerFilter::everyone())->records.empty());
   ASSERT_TRUE(files->delete_expired().ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder / "files"));
   std::ofstream(folder / "files" / "file-of-a-killed-process") << "part of an upload";
   reopen();
   EXPECT_TRUE(std::filesystem::is_empty(folder / "files"));
+}
+
+TEST_F(FileStoreTest, AnOwnerFindsItsOwnAlone) {
+  const auto add_as = [&](std::string owner) {
+    return files->add({.owner = std::move(owner), .filename = "x", .purpose = "batch"}, "content")
+        .value()
+        .id;
+  };
+  const std::string a = add_as("a"), b = add_as("b"), nobody = add_as("");
+  reopen();
+  const OwnerFilter of_a{.owner = "a"};
+  EXPECT_EQ(files->get(a, of_a)->owner, "a");
+  EXPECT_EQ(files->list("", {}, of_a)->records.size(), 1u);
+  EXPECT_EQ(files->list("", {}, {})->records.size(), 1u);
+  EXPECT_EQ(files->list("", {}, OwnerFilter::everyone())->records.size(), 3u);
+  for (const std::string& id : {b, nobody}) {
+    EXPECT_EQ(files->get(id, of_a).error().code(), StatusCode::kNotFound);
+    EXPECT_EQ(files->content(id, of_a).error().code(), StatusCode::kNotFound);
+    EXPECT_EQ(files->erase(id, of_a).code(), StatusCode::kNotFound);
+    EXPECT_FALSE(files->list("", {.after = id}, of_a));
+  }
+  EXPECT_TRUE(files->erase(b, OwnerFilter::everyone()).ok());
+}
+
+// As the versions before owners made it.
+TEST_F(FileStoreTest, AnEarlierDatabaseGetsOwners) {
+  files.reset();
+  {
+    auto database = Database::open(folder / "espalier.db");
+    for (const char* statement :
+         {"DROP TABLE files", "DROP TABLE batches",
+          "CREATE TABLE files (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, "
+          "filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at "
+          "INTEGER NOT NULL, expires_at INTEGER NOT NULL)",
+          "CREATE TABLE batches (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, "
+          "status TEXT NOT NULL, object TEXT NOT NULL)",
+          "INSERT INTO files (id, filename, purpose, bytes, created_at, expires_at) VALUES "
+          "('file-old', 'x', 'batch', 3, 1, 0)"})
+      ASSERT_TRUE(database->run(statement).ok()) << statement;
+  }
+  std::ofstream(folder / "files" / "file-old") << "old";
+  for (int i = 0; i < 2; ++i) {
+    reopen();
+    EXPECT_EQ(files->content("file-old", {})->text(), "old");
+    EXPECT_FALSE(files->get("file-old", {.owner = "a"}));
+    BatchStore batches(*files);
+    const auto added = batches.add({.owner = "a", .status = "validating", .metadata = "null"});
+    ASSERT_TRUE(added);
+    EXPECT_EQ(batches.get(added->id, {.owner = "a"})->owner, "a");
+    EXPECT_FALSE(batches.get(added->id, {}));
+    EXPECT_EQ(batches.list({}, {.owner = "a"})->records.size(), static_cast<size_t>(i + 1));
+    EXPECT_TRUE(batches.list({}, {})->records.empty());
+  }
 }
 
 TEST_F(FileStoreTest, OneServerUsesAFolder) {
@@ -151,10 +207,10 @@ TEST_F(FileStoreTest, BatchesAndTheirResultsSurviveARestart) {
   batch.error_file_id = "file-err";
   batch.status = "completed";
   ASSERT_TRUE(batches->finish(batch).ok());
-  EXPECT_EQ(files->content("file-out")->text(), "{\"c\":1}\n{\"c\":3}\n");
-  EXPECT_EQ(files->content("file-err")->text(), "{\"c\":2}\n");
+  EXPECT_EQ(files->content("file-out", OwnerFilter::everyone())->text(), "{\"c\":1}\n{\"c\":3}\n");
+  EXPECT_EQ(files->content("file-err", OwnerFilter::everyone())->text(), "{\"c\":2}\n");
   EXPECT_TRUE(batches->unfinished()->empty());
-  EXPECT_EQ(batches->get(batch.id)->num_completed, 2);
+  EXPECT_EQ(batches->get(batch.id, OwnerFilter::everyone())->num_completed, 2);
   EXPECT_TRUE(batches->lines_done(batch.id)->empty());
 }
 

@@ -5,7 +5,6 @@
 #include "net/multipart.h"
 #include "server/batches/batch_routes.h"
 #include "server/batches/batches.h"
-#include "server/dialects/stored_owner.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
 #include "server/json_writer.h"
@@ -22,7 +21,7 @@ namespace {
 // Answers with the status of a failure, or with the JSON of a success.
 struct UploadCall {
   UploadStore& uploads;
-  const std::string& owner;  // as owner_of()
+  const OwnerFilter& filter;
   const HttpRequest& request;
 };
 using UploadHandler = Result<std::string> (*)(const UploadCall&);
@@ -34,8 +33,8 @@ RouteHandler uploading(UploadHandler handler) {
           Dialect::kOpenAi, error(StatusCode::kUnimplemented,
                                   "this server keeps no files: start it with --storage-path")));
     auto moved = std::make_shared<HttpRequest>(std::move(request));  // the task is copyable
-    context->run_sized(SIZE_MAX, response, [=, owner = owner_of(*context, *moved)] {
-      auto body = handler({*context->batches->uploads, owner, *moved});
+    context->run_sized(SIZE_MAX, response, [=, filter = filter_of(*context, *moved)] {
+      auto body = handler({*context->batches->uploads, filter, *moved});
       response->send(body ? HttpResponse::json(200, std::move(*body))
                           : error_response(Dialect::kOpenAi, body.error()));
     });
@@ -89,7 +88,7 @@ Result<std::string> create(const UploadCall& call) {
   bool malformed = false;
   ESP_ASSIGN_OR_RETURN(Upload upload, parse_body(create_fields(), call.request.body, malformed));
   ESP_RETURN_IF_ERROR(check_purpose(upload.purpose));
-  upload.owner = call.owner;
+  upload.owner = call.filter.owner;
   ESP_ASSIGN_OR_RETURN(upload, call.uploads.create(std::move(upload)));
   return upload_json(upload);
 }
@@ -102,7 +101,8 @@ Result<std::string> add_part(const UploadCall& call) {
   const auto data = std::ranges::find(form, "data", &net::FormPart::name);
   if (data == form.end()) return fail(invalid_argument("data is missing: a part of the form"));
   const auto id = call.request.param("id");
-  ESP_ASSIGN_OR_RETURN(const UploadPart part, call.uploads.add_part(call.owner, id, data->content));
+  ESP_ASSIGN_OR_RETURN(const UploadPart part,
+                       call.uploads.add_part(call.filter, id, data->content));
   std::string out;
   JsonWriter w(out);
   w.begin_object().member("id", part.id).member("object", "upload.part");
@@ -134,13 +134,13 @@ Result<std::string> complete(const UploadCall& call) {
                        parse_body(complete_fields(), call.request.body, malformed));
   ESP_ASSIGN_OR_RETURN(
       const UploadStore::Completed made,
-      call.uploads.complete(call.owner, call.request.param("id"), body.part_ids, body.md5));
+      call.uploads.complete(call.filter, call.request.param("id"), body.part_ids, body.md5));
   return upload_json(made.upload, &made.file);
 }
 
 Result<std::string> cancel(const UploadCall& call) {
   ESP_ASSIGN_OR_RETURN(const Upload upload,
-                       call.uploads.cancel(call.owner, call.request.param("id")));
+                       call.uploads.cancel(call.filter, call.request.param("id")));
   return upload_json(upload);
 }
 

@@ -132,11 +132,11 @@ Result<Upload> UploadStore::create(Upload upload) {
   return upload;
 }
 
-Result<Upload> UploadStore::pending(std::string_view owner, std::string_view id) {
+Result<Upload> UploadStore::pending(const OwnerFilter& filter, std::string_view id) {
   std::lock_guard lock(shared_.mutex);
   Statement find = shared_.database.prepare(
-      fmt::format("SELECT {} FROM uploads WHERE id = ? AND owner = ?", kUploadColumns));
-  if (!find.bind(id).bind(owner).step()) {
+      fmt::format("SELECT {} FROM uploads WHERE id = ? AND (? OR owner = ?)", kUploadColumns));
+  if (!find.bind(id).bind(int64_t{filter.sees_all}).bind(filter.owner).step()) {
     ESP_RETURN_IF_ERROR(find.status());
     return fail(error(StatusCode::kNotFound,
                       "there is no upload '{}': it was never made, or ended long ago", id));
@@ -168,12 +168,12 @@ Status UploadStore::write_part(std::string_view upload, const UploadPart& part,
   return status.ok() ? no_longer(upload, "pending") : status;
 }
 
-Result<UploadPart> UploadStore::add_part(std::string_view owner, std::string_view id,
+Result<UploadPart> UploadStore::add_part(const OwnerFilter& filter, std::string_view id,
                                          std::string_view content) {
   if (content.empty()) return fail(invalid_argument("data is empty: a part has at least a byte"));
   const UploadPart part{random_id("part_"), std::ssize(content), unix_now()};
   ESP_RETURN_IF_ERROR(files_.with_room(part.bytes, [&]() -> Status {
-    ESP_ASSIGN_OR_RETURN(const Upload upload, pending(owner, id));
+    ESP_ASSIGN_OR_RETURN(const Upload upload, pending(filter, id));
     ESP_ASSIGN_OR_RETURN(const auto known, ids("SELECT id FROM upload_parts WHERE upload = ?", id));
     if (std::ssize(known) >= kPartsMax)
       return invalid_argument("the upload '{}' has {} parts, which is the most", id, kPartsMax);
@@ -212,16 +212,17 @@ Status UploadStore::set_status(std::string_view id, std::string_view from, std::
   return no_longer(id, from);
 }
 
-Result<UploadStore::Completed> UploadStore::complete(std::string_view owner, std::string_view id,
+Result<UploadStore::Completed> UploadStore::complete(const OwnerFilter& filter, std::string_view id,
                                                      const std::vector<std::string>& part_ids,
                                                      std::string_view md5) {
-  ESP_ASSIGN_OR_RETURN(Upload upload, pending(owner, id));
+  ESP_ASSIGN_OR_RETURN(Upload upload, pending(filter, id));
   ESP_RETURN_IF_ERROR(check_parts(upload, part_ids));
   ESP_RETURN_IF_ERROR(set_status(id, "pending", "completing"));
   std::vector<std::filesystem::path> paths;
   for (const std::string& part : part_ids) paths.push_back(path_of(part));
   PartsSource source(std::move(paths), lower_case(md5));
-  FileRecord described{.filename = upload.filename, .purpose = upload.purpose};
+  FileRecord described{
+      .owner = upload.owner, .filename = upload.filename, .purpose = upload.purpose};
   if (upload.file_expires_after != 0) described.expires_at = unix_now() + upload.file_expires_after;
   auto made =
       files_.add(std::move(described), [&](std::string& piece) { return source.next(piece); });
@@ -235,8 +236,8 @@ Result<UploadStore::Completed> UploadStore::complete(std::string_view owner, std
   return Completed{std::move(upload), std::move(*made)};
 }
 
-Result<Upload> UploadStore::cancel(std::string_view owner, std::string_view id) {
-  ESP_ASSIGN_OR_RETURN(Upload upload, pending(owner, id));
+Result<Upload> UploadStore::cancel(const OwnerFilter& filter, std::string_view id) {
+  ESP_ASSIGN_OR_RETURN(Upload upload, pending(filter, id));
   ESP_RETURN_IF_ERROR(set_status(id, "pending", "cancelled"));
   ESP_RETURN_IF_ERROR(delete_parts(id));
   upload.status = "cancelled";

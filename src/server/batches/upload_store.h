@@ -18,7 +18,7 @@ namespace espalier::server {
 
 struct Upload {
   std::string id;     // "upload_" and 32 hexadecimal digits
-  std::string owner;  // the tenant whose key made it, who alone finds it; empty: no tenant
+  std::string owner;  // the tenant whose key made it, and whose the file is; empty: no tenant
   std::string filename, purpose;
   int64_t bytes = 0;               // of the whole file
   int64_t file_expires_after = 0;  // seconds from its completion on; 0: never
@@ -43,19 +43,19 @@ class UploadStore {
   Result<Upload> create(Upload upload);
   // kInvalidArgument where the upload is not pending. A part counts as a file does until its upload
   // ends.
-  Result<UploadPart> add_part(std::string_view owner, std::string_view id,
+  Result<UploadPart> add_part(const OwnerFilter& filter, std::string_view id,
                               std::string_view content);
 
   struct Completed {
     Upload upload;
     FileRecord file;
   };
-  // Makes a file of the parts in their order. kInvalidArgument where they are not as long as the
-  // upload was to be, or where md5 (hexadecimal; empty: unknown) is another; the upload is pending
-  // then as before. While it works the parts lie on the disk beside the file.
-  Result<Completed> complete(std::string_view owner, std::string_view id,
+  // Makes a file of the parts in their order, of the upload's owner. kInvalidArgument where they
+  // are not as long as the upload was to be, or where md5 (hexadecimal; empty: unknown) is another;
+  // the upload is pending then as before. While it works the parts lie on the disk beside the file.
+  Result<Completed> complete(const OwnerFilter& filter, std::string_view id,
                              const std::vector<std::string>& part_ids, std::string_view md5);
-  Result<Upload> cancel(std::string_view owner, std::string_view id);
+  Result<Upload> cancel(const OwnerFilter& filter, std::string_view id);
 
   // Gives up what has expired; forgets uploads that ended long ago.
   Status delete_expired();
@@ -65,7 +65,7 @@ class UploadStore {
       : folder_(std::move(folder)), files_(files), shared_(files.shared()) {}
   std::filesystem::path path_of(std::string_view part) const { return folder_ / part; }
   Status write_part(std::string_view upload, const UploadPart& part, std::string_view content);
-  Result<Upload> pending(std::string_view owner, std::string_view id);
+  Result<Upload> pending(const OwnerFilter& filter, std::string_view id);
   Status check_parts(const Upload& upload, const std::vector<std::string>& part_ids);
   Status set_status(std::string_view id, std::string_view from, std::string_view to);
   Status delete_parts(std::string_view id);

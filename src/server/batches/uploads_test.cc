@@ -147,7 +147,10 @@ TEST_F(UploadsTest, AKeySeesItsOwnAlone) {
   EXPECT_EQ(send(upload, "hello", "sk-2").status, 404);
   EXPECT_EQ(complete(upload, {part}, "", "sk-2").status, 404);
   EXPECT_EQ(call("POST", "/v1/uploads/" + upload + "/cancel", "", headers("sk-2")).status, 404);
-  EXPECT_EQ(complete(upload, {part}, "", "sk-1").status, 200);
+  const Answer done = complete(upload, {part}, "", "sk-1");
+  const std::string made = boost::json::parse(done.body).at("file").at("id").as_string().c_str();
+  EXPECT_EQ(call("GET", "/v1/files/" + made, "", headers("sk-1")).status, 200);
+  EXPECT_EQ(call("GET", "/v1/files/" + made, "", headers("sk-2")).status, 404);
   std::filesystem::remove(file);
 }
 
@@ -191,36 +194,36 @@ struct UploadStoreTest : ::testing::Test {
 
 TEST_F(UploadStoreTest, GoesOnAfterARestart) {
   const Upload upload = begin(), interrupted = begin(), ended = begin();
-  const UploadPart head = uploads->add_part("", upload.id, "he").value();
-  const UploadPart whole = uploads->add_part("", interrupted.id, "hello").value();
+  const UploadPart head = uploads->add_part({}, upload.id, "he").value();
+  const UploadPart whole = uploads->add_part({}, interrupted.id, "hello").value();
   run("UPDATE uploads SET status = 'completing' WHERE id = '" + interrupted.id + "'");
-  ASSERT_TRUE(uploads->add_part("", ended.id, "hello"));
+  ASSERT_TRUE(uploads->add_part({}, ended.id, "hello"));
   run("UPDATE uploads SET status = 'completed' WHERE id = '" + ended.id + "'");
   std::ofstream(folder / "uploads" / "part_unrecorded") << "x";
   reopen();
   EXPECT_EQ(count_files(folder / "uploads"), 2u);
   EXPECT_EQ(files->num_bytes(), 7);
-  const UploadPart end = uploads->add_part("", upload.id, "llo").value();
-  const auto done = uploads->complete("", upload.id, {head.id, end.id}, kMd5OfHello);
+  const UploadPart end = uploads->add_part({}, upload.id, "llo").value();
+  const auto done = uploads->complete({}, upload.id, {head.id, end.id}, kMd5OfHello);
   ASSERT_TRUE(done) << done.error().message();
-  EXPECT_EQ(files->content(done->file.id)->text(), "hello");
-  EXPECT_TRUE(uploads->complete("", interrupted.id, {whole.id}, ""));
+  EXPECT_EQ(files->content(done->file.id, OwnerFilter::everyone())->text(), "hello");
+  EXPECT_TRUE(uploads->complete({}, interrupted.id, {whole.id}, ""));
 }
 
 TEST_F(UploadStoreTest, OneThatIsNotCompletedInTimeIsGivenUp) {
   const Upload upload = begin(), kept = begin();
-  const UploadPart part = uploads->add_part("", upload.id, "hello").value();
+  const UploadPart part = uploads->add_part({}, upload.id, "hello").value();
   EXPECT_EQ(upload.expires_at, upload.created_at + 3600);
   EXPECT_EQ(files->num_bytes(), 5);
   run("UPDATE uploads SET expires_at = 1000 WHERE id = '" + upload.id + "'");
-  EXPECT_THAT(uploads->complete("", upload.id, {part.id}, "").error().message(),
+  EXPECT_THAT(uploads->complete({}, upload.id, {part.id}, "").error().message(),
               HasSubstr("has expired"));
   ASSERT_TRUE(uploads->delete_expired().ok());
   EXPECT_EQ(files->num_bytes(), 0);
   EXPECT_EQ(count_files(folder / "uploads"), 0u);
   // It ended long ago by then, so that it is forgotten; the other one is still pending.
-  EXPECT_EQ(uploads->cancel("", upload.id).error().code(), StatusCode::kNotFound);
-  EXPECT_TRUE(uploads->cancel("", kept.id));
+  EXPECT_EQ(uploads->cancel({}, upload.id).error().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(uploads->cancel({}, kept.id));
 }
 
 }  // namespace
