@@ -1,6 +1,7 @@
 #include "engine/engine_impl.h"
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <random>
 
@@ -199,15 +200,22 @@ Status check_budget(const GenerateRequest& request, bool has_grammar) {
   return {};
 }
 
+Status check_shares(const EngineConfig& c, const GenerateRequest& request) {
+  if (request.priority != 0 && c.schedule_policy != "priority" && c.fair_share != "priority")
+    return error(StatusCode::kFailedPrecondition,
+                 "priority is {}, but priorities are off: start with --schedule-policy "
+                 "priority, or leave it out",
+                 request.priority);
+  if (!(request.tenant_weight > 0) || !std::isfinite(request.tenant_weight))
+    return invalid_argument("tenant_weight is {}; it must be a number above 0",
+                            request.tenant_weight);
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& request, EventSink sink) {
-  if (request.priority != 0 && config_.schedule_policy != "priority" &&
-      config_.fair_share != "priority")
-    return fail(error(StatusCode::kFailedPrecondition,
-                      "priority is {}, but priorities are off: start with --schedule-policy "
-                      "priority, or leave it out",
-                      request.priority));
+  ESP_RETURN_IF_ERROR(check_shares(config_, request));
   ESP_RETURN_IF_ERROR(check_use(request, parts_.info));
   if (request.embed) {
     request.sampling = {.max_new_tokens = 0};
@@ -263,6 +271,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->priority = request.priority;
   live->cache_namespace = std::move(request.extra_key);
   live->tenant = std::move(request.tenant);
+  live->tenant_weight = request.tenant_weight;
   live->session = std::move(request.session);
   live->prompt_ids = std::move(request.input_ids);
   live->sink = std::move(sink);

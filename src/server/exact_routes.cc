@@ -110,6 +110,7 @@ class ExactCall : public std::enable_shared_from_this<ExactCall> {
     request.extra_key = cache_namespace(body_.extra_key, {});
     if (tenant_ != nullptr) {
       request.tenant = tenant_->name();
+      request.tenant_weight = tenant_->weight();
       request.extra_key = cache_namespace(tenant_->name(), request.extra_key);
     }
     auto logprobs = std::make_shared<std::vector<float>>();

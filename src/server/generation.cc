@@ -96,6 +96,7 @@ bool Generation::admit() {
   for (GenerationItem& item : items_) {
     GenerateRequest& request = item.request;
     request.tenant = tenant_->name();
+    request.tenant_weight = tenant_->weight();
     request.extra_key = cache_namespace(tenant_->name(), request.extra_key);
     const auto answer = request.embed ? 0 : request.sampling.max_new_tokens.value_or(kAnswerTokens);
     tokens += std::ssize(request.input_ids) + std::ssize(request.text) / kBytesPerToken +

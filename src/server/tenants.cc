@@ -13,6 +13,7 @@ namespace espalier::server {
 namespace {
 
 constexpr int64_t kMostPerMinute = int64_t{1} << 40;
+constexpr double kLeastWeight = 0.001, kMostWeight = 1000;
 
 struct Entry {
   std::string name, key, key_sha256;
@@ -24,6 +25,14 @@ Status read_rate(const Json& value, std::string_view where, int64_t& out) {
     return invalid_argument("{} must be a whole number from 1 to {}", where, kMostPerMinute);
   out = value.get_int64();
   return {};
+}
+
+Status read_weight(const Json& value, std::string_view where, Entry& out) {
+  if (value.is_number()) out.limits.weight = value.to_number<double>();
+  // Comparisons of what is no number are false.
+  if (value.is_number() && out.limits.weight >= kLeastWeight && out.limits.weight <= kMostWeight)
+    return {};
+  return invalid_argument("{} must be a number from {} to {}", where, kLeastWeight, kMostWeight);
 }
 
 const Fields<Entry>& entry_fields() {
@@ -44,6 +53,8 @@ const Fields<Entry>& entry_fields() {
         field<Entry>(
             "max_priority", "of a request",
             [](Entry & e) -> auto& { return e.limits.max_priority; }),
+        custom<Entry>("weight", R"({"type":"number"})", "of its part, with --fair-share tenant",
+                      read_weight),
     };
     f[0].required = true;
     return f;
@@ -139,6 +150,7 @@ Tenant::Tenant(std::string name, const TenantLimits& limits, TimePoint now)
 void Tenant::set_limits(const TenantLimits& limits, TimePoint now) {
   std::lock_guard lock(mutex_);
   max_priority_ = limits.max_priority;
+  weight_ = limits.weight;
   requests_.set_limit(limits.requests_per_minute, now);
   tokens_.set_limit(limits.tokens_per_minute, now);
 }
@@ -167,6 +179,11 @@ Status Tenant::check_priority(int32_t priority) const {
   if (!max_priority_ || priority <= *max_priority_) return {};
   return invalid_argument("priority is {}; the most that this key may state is {}", priority,
                           *max_priority_);
+}
+
+double Tenant::weight() const {
+  std::lock_guard lock(mutex_);
+  return weight_;
 }
 
 net::Headers Tenant::headers(TimePoint now) {

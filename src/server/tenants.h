@@ -2,7 +2,8 @@
 // Internal to the room.
 //
 // The file is a JSON array of objects:
-//   {"name", "key" or "key_sha256", "requests_per_minute", "tokens_per_minute", "max_priority"}
+//   {"name", "key" or "key_sha256", "requests_per_minute", "tokens_per_minute", "max_priority",
+//    "weight"}
 // Keys are kept as SHA-256 alone; they stand in no log, error or answer.
 #pragma once
 
@@ -27,6 +28,7 @@ namespace espalier::server {
 struct TenantLimits {
   int64_t requests_per_minute = 0, tokens_per_minute = 0;  // 0: no limit
   std::optional<int32_t> max_priority;                     // of a request
+  double weight = 1;                                       // of its part, with --fair-share tenant
 };
 
 // So many a minute: the level rises evenly up to a minute's worth. Not thread-safe.
@@ -66,6 +68,7 @@ class Tenant {
   void give_back(int64_t tokens, TimePoint now);
   // kInvalidArgument above max_priority.
   Status check_priority(int32_t priority) const;
+  double weight() const;
 
   // x-ratelimit-* of OpenAI; none where there is no limit.
   net::Headers headers(TimePoint now);
@@ -78,6 +81,7 @@ class Tenant {
   const std::string name_;
   mutable std::mutex mutex_;
   std::optional<int32_t> max_priority_;
+  double weight_ = 1;
   RateBucket requests_, tokens_;
   int64_t num_refused_ = 0;
   std::atomic<int> num_waiting_{0};

@@ -122,6 +122,11 @@ TEST(Tenants, MistakesNameTheEntry) {
   EXPECT_THAT(message(R"([{"name":"a","key":"k","requests_per_min":5}])"),
               HasSubstr("'requests_per_min' is no member"));
   EXPECT_THAT(message(R"([{"name":"a","key_sha256":"12"}])"), HasSubstr("64 hexadecimal"));
+  for (const char* weight : {"0", "-1", "1e400", "1001", "\"3\"", "true", "[1]"})
+    EXPECT_THAT(
+        message(fmt::format(R"([{{"name":"a","key":"k","weight":{}}}])", weight)),
+        HasSubstr(weight[2] == '4' ? "weight" : "weight must be a number from 0.001 to 1000"))
+        << weight;
 }
 
 TEST(Tenants, AReloadKeepsWhatWasUsedAndAMistakeChangesNothing) {
@@ -130,8 +135,12 @@ TEST(Tenants, AReloadKeepsWhatWasUsedAndAMistakeChangesNothing) {
   ASSERT_TRUE(tenants);
   const TimePoint now = std::chrono::steady_clock::now();
   for (int i = 0; i < 5; ++i) EXPECT_FALSE((*tenants)->find("k")->admit(0, now));
-  file.write(R"([{"name":"a","key":"new","requests_per_minute":5},{"name":"b","key":"k2"}])");
+  EXPECT_EQ((*tenants)->find("k")->weight(), 1);
+  file.write(R"([{"name":"a","key":"new","requests_per_minute":5,"weight":2.5},)"
+             R"({"name":"b","key":"k2","weight":3}])");
   ASSERT_TRUE((*tenants)->reload().ok());
+  EXPECT_EQ((*tenants)->find("new")->weight(), 2.5);
+  EXPECT_EQ((*tenants)->find("k2")->weight(), 3);
   EXPECT_EQ((*tenants)->find("k"), nullptr);
   EXPECT_TRUE((*tenants)->find("new")->admit(0, now));
   EXPECT_EQ((*tenants)->all().size(), 2u);
@@ -143,7 +152,7 @@ TEST(Tenants, AReloadKeepsWhatWasUsedAndAMistakeChangesNothing) {
 struct TenantServerTest : ServerTest {
   const KeysFile file{
       R"([{"name":"small","key":"sk-small","requests_per_minute":2,"tokens_per_minute":500,)"
-      R"("max_priority":1},{"name":"large","key":"sk-large"}])"};
+      R"("max_priority":1},{"name":"large","key":"sk-large","weight":4}])"};
   void SetUp() override {
     ServerTest::SetUp();
     config_.api_keys_file = file.path.string();
@@ -162,6 +171,7 @@ TEST_F(TenantServerTest, AKeyOpensWhatUsersMayAndNoMore) {
   EXPECT_EQ(ask("sk-large", "/v1/completions", kPrompt).status, 200);
   EXPECT_EQ(ask("sk-large", "/flush_cache", "").status, 403);
   EXPECT_EQ(engine_.submitted().back().tenant, "large");
+  EXPECT_EQ(engine_.submitted().back().tenant_weight, 4);
   EXPECT_EQ(engine_.submitted().back().extra_key, "large");
   ask("sk-large", "/v1/completions", R"({"prompt":"x","extra_key":"small"})");
   EXPECT_EQ(engine_.submitted().back().tenant, "large");

@@ -156,6 +156,8 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
        .pooled = pooled_tokens(request),
        .cache_namespace = request.cache_namespace,
+       .tenant = request.tenant,
+       .share_weight = request.tenant_weight,
        .priority = request.priority,
        .arrived = request.arrived});
   if (!status.ok()) parts_.requests.remove_sequence(std::exchange(sample.sequence, 0));

@@ -74,6 +74,7 @@ struct LiveRequest {
   int32_t priority = 0;
   std::string cache_namespace;
   std::string tenant;  // empty: cache_namespace
+  double tenant_weight = 1;
   std::optional<SessionParams> session;
   bool awaits_tokens = false;   // a TokensMessage is to come
   bool awaits_grammar = false;  // a GrammarMessage is to come

@@ -42,9 +42,10 @@ struct GenerateRequest {
   int32_t top_logprobs_num = 0;
   std::vector<TokenId> token_ids_logprob;
   int32_t priority = 0;
-  std::string extra_key;           // requests with different keys never share cache entries
+  std::string extra_key;  // requests with different keys never share cache entries
   // Whose the request is, for --fair-share tenant; empty: extra_key says it.
   std::string tenant;
+  double tenant_weight = 1;        // of its part, with --fair-share tenant; above 0
   bool add_special_tokens = true;  // of the tokenizer, for `text` (false after a chat template)
   std::optional<SessionParams> session;  // text or input_ids are what is new
   // The text's vector instead of what follows it: embedding, classes or reward, as the model makes

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "engine/scheduler/wait_queue.h"
 
 namespace espalier {
 
@@ -34,32 +35,57 @@ void BatchBuilder::end(ForwardBatch& batch) {
   if (config_.find_shared_prefixes) add_shared_prefixes(batch);
 }
 
-void BatchBuilder::add_running(ForwardBatch& batch, int32_t num_shares) {
+// While it lives prompt_tokens_left_ is what is left of the part of the sequence's share.
+class BatchBuilder::PartLimit {
+ public:
+  PartLimit(BatchBuilder& builder, const Sequence& sequence)
+      : builder_(builder), is_one_of_several_(builder.prompt_shares_.count > 1) {
+    if (!is_one_of_several_) return;
+    const WaitingShare& share = *sequence.queue.share;
+    used_ = &builder.part_used_[&share];
+    const double part =
+        builder.prompt_tokens_most_ * (share.weight / builder.prompt_shares_.weight);
+    step_left_ = builder.prompt_tokens_left_;
+    limit_ = std::clamp(std::max(1, static_cast<int32_t>(part)) - *used_, 0, step_left_);
+    builder.prompt_tokens_left_ = limit_;
+  }
+  ~PartLimit() {
+    if (!is_one_of_several_) return;
+    const int32_t taken = limit_ - builder_.prompt_tokens_left_;
+    *used_ += taken;
+    builder_.prompt_tokens_left_ = step_left_ - taken;
+  }
+  PartLimit(const PartLimit&) = delete;
+  PartLimit& operator=(const PartLimit&) = delete;
+
+ private:
+  BatchBuilder& builder_;
+  const bool is_one_of_several_;
+  int32_t* used_ = nullptr;
+  int32_t step_left_ = 0, limit_ = 0;
+};
+
+// What the step has used of its prompt tokens stays used.
+void BatchBuilder::limit_prompt_tokens(int32_t most) {
+  const int32_t less = std::max(0, prompt_tokens_left_ - most);
+  prompt_tokens_left_ -= less;
+  prompt_tokens_most_ -= less;
+}
+
+void BatchBuilder::add_running(ForwardBatch& batch, const PromptShares& shares) {
+  prompt_shares_ = shares;
+  part_used_.clear();
   prompt_tokens_left_ = config_.chunked_prefill_size > 0 ? config_.chunked_prefill_size
                                                          : std::numeric_limits<int32_t>::max();
+  prompt_tokens_most_ = prompt_tokens_left_;
   draft_samples_left_ = config_.draft_samples_max;
   add_decode_entries(batch);
   if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
-    prompt_tokens_left_ =
-        std::min(prompt_tokens_left_, step_time_.tokens_within(config_.inter_token_seconds_max));
-  if (num_shares > 1) return add_prompt_parts(batch, num_shares);
-  for (Sequence* sequence : running_.running())
-    if (sequence->prefilling()) add_chunk(batch, *sequence);
-}
-
-void BatchBuilder::add_prompt_parts(ForwardBatch& batch, int32_t num_shares) {
-  const int32_t part = std::max(1, prompt_tokens_left_ / num_shares);
-  std::map<const WaitingShare*, int32_t> left;
+    limit_prompt_tokens(step_time_.tokens_within(config_.inter_token_seconds_max));
   for (Sequence* sequence : running_.running()) {
     if (!sequence->prefilling()) continue;
-    int32_t& share_left = left.try_emplace(sequence->queue.share, part).first->second;
-    const int32_t step_left = prompt_tokens_left_;
-    const int32_t limit = std::min(share_left, step_left);
-    prompt_tokens_left_ = limit;
-    if (limit > 0) add_chunk(batch, *sequence);
-    const int32_t taken = limit - prompt_tokens_left_;
-    share_left -= taken;
-    prompt_tokens_left_ = step_left - taken;
+    const PartLimit limit(*this, *sequence);
+    if (prompt_tokens_left_ > 0) add_chunk(batch, *sequence);
   }
 }
 
@@ -74,6 +100,7 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
     }
     Sequence* const sequence = running[i];
     if (!sequence->wants_decode_entry() || waits_for_draft_tokens(*sequence)) continue;
+    const PartLimit limit(*this, *sequence);
     // Forced tokens beyond the first count as prompt tokens do. Without a page the sequence gets no
     // entry in this step: pages are coming back.
     const auto most =

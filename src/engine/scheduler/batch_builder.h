@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/kv_budget.h"
@@ -27,6 +28,13 @@
 
 namespace espalier {
 
+// The shares that have prompts to compute. Their parts of a step's prompt tokens are in proportion
+// to their weights.
+struct PromptShares {
+  int32_t count = 1;
+  double weight = 1;  // of all
+};
+
 class BatchBuilder {
  public:
   BatchBuilder(const SchedulerConfig& config, const PrefixCache& cache, const RunningSet& running,
@@ -37,8 +45,9 @@ class BatchBuilder {
   void begin(ForwardBatch& batch, uint64_t step);
   // Decode entries, then chunks of the prompts of running sequences; sets the step's limits anew.
   // With several shares that have prompts to compute, each one's take at most its part of the
-  // step's prompt tokens, so that long prompts of one leave room for those that wait.
-  void add_running(ForwardBatch& batch, int32_t num_shares = 1);
+  // step's prompt tokens, forced tokens among them, so that long prompts of one leave room for
+  // those that wait.
+  void add_running(ForwardBatch& batch, const PromptShares& shares = {});
   // As much of the sequence's prompt as the step and the memory allow; maybe nothing.
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void end(ForwardBatch& batch);
@@ -54,7 +63,8 @@ class BatchBuilder {
 
  private:
   void add_decode_entries(ForwardBatch& batch);
-  void add_prompt_parts(ForwardBatch& batch, int32_t num_shares);
+  class PartLimit;
+  void limit_prompt_tokens(int32_t most);
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
   static void add_slot_init(ForwardBatch& batch, Sequence& sequence);
   void set_page_table(ForwardBatch& batch, BatchEntry& entry, Sequence& sequence);
@@ -75,9 +85,12 @@ class BatchBuilder {
   StepTime step_time_;
   PageTableLayout page_tables_;
   SharedPrefixes shared_prefixes_;
-  int32_t prompt_tokens_left_ = 0;  // of the step being built
-  int32_t draft_samples_left_ = 0;  // the same
-  DraftTokens draft_tokens_;        // of the entry being built
+  int32_t prompt_tokens_left_ = 0;                    // of the step being built
+  int32_t draft_samples_left_ = 0;                    // the same
+  PromptShares prompt_shares_;                        // the same
+  int32_t prompt_tokens_most_ = 0;                    // the same: used and left
+  std::map<const WaitingShare*, int32_t> part_used_;  // the same, with several shares
+  DraftTokens draft_tokens_;                          // of the entry being built
 };
 
 }  // namespace espalier

@@ -58,6 +58,28 @@ TEST_F(BatchBuilderTest, DraftTokensUseWhatOthersLeave) {
   check();
 }
 
+// Forced tokens of a grammar count as a prompt's do: in parts of 4 and 8 tokens, by weight.
+TEST_F(BatchBuilderTest, ForcedTokensOfOneShareLeaveTheOthersTheirParts) {
+  start(100, {.chunked_prefill_size = 12, .fair_share = FairShare::kTenant});
+  tenant_ = "a";
+  Sequence& a = waiting(counting(0, 3), 50);
+  a.spec.takes_proposals = true;
+  ASSERT_TRUE(admit(a));
+  forced_ = counting(3, 20);
+  commit(build(), 7);
+  EXPECT_GE(a.num_due(), 20);
+  tenant_ = "b";
+  share_weight_ = 2;
+  Sequence& b = waiting(counting(20, 20), 9);
+  ASSERT_TRUE(admit(b));
+  const ForwardBatch batch = build({.count = 2, .weight = 3});
+  ASSERT_EQ(batch.entries.size(), 2u);
+  EXPECT_EQ(batch.entries[0].num_query_tokens, 1 + 4);
+  EXPECT_EQ(batch.entries[1].num_query_tokens, 8);
+  EXPECT_EQ(builder_->prompt_tokens_left(), 0);
+  check();
+}
+
 TEST_F(BatchBuilderTest, SlotsAreSetUpOnceWithTheHistoryThatPenaltiesNeed) {
   start(100);
   Sequence& a = waiting(counting(0, 3), 9);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "engine/scheduler/wait_queue.h"
+
 namespace espalier {
 
 FairParts::FairParts(const RunningSet& running, int32_t num_pages, const WaitingShare* asking)
-    : running_(running) {
+    : running_(running), num_pages_(num_pages) {
   for (const Sequence* s : running.slots()) {
     if (s == nullptr || s->queue.share == nullptr) continue;
     if (s->state != SequenceState::kRunning && s->state != SequenceState::kLoading) continue;
@@ -14,9 +16,16 @@ FairParts::FairParts(const RunningSet& running, int32_t num_pages, const Waiting
     usage.num_pages += s->kv.pages.num_pages();
   }
   if (asking != nullptr) usage_.try_emplace(asking);
-  const auto num_shares = std::max<int32_t>(1, static_cast<int32_t>(usage_.size()));
-  slots_part_ = std::max<int32_t>(1, static_cast<int32_t>(running.slots().size()) / num_shares);
-  pages_part_ = std::max<int32_t>(1, num_pages / num_shares);
+  for (const auto& [share, usage] : usage_) weight_ += share->weight;
+}
+
+FairParts::Usage FairParts::part_of(const WaitingShare* share) const {
+  const double part = share->weight / weight_;
+  const auto of = [part](size_t whole) {
+    return std::max(1, static_cast<int32_t>(static_cast<double>(whole) * part));
+  };
+  return {.num_slots = of(running_.slots().size()),
+          .num_pages = of(static_cast<size_t>(num_pages_))};
 }
 
 FairParts::Usage FairParts::usage_of(const WaitingShare* share) const {
@@ -24,12 +33,12 @@ FairParts::Usage FairParts::usage_of(const WaitingShare* share) const {
   return found == usage_.end() ? Usage() : found->second;
 }
 
-bool FairParts::exceeds(const WaitingShare* share) const { return exceeds(usage_of(share)); }
+bool FairParts::exceeds(const WaitingShare* share) const { return exceeds(share, usage_of(share)); }
 
 bool FairParts::may_take(const WaitingShare* share, int32_t num_pages) const {
-  const Usage usage = usage_of(share);
+  const Usage usage = usage_of(share), part = part_of(share);
   return usage.num_slots == 0 ||
-         (usage.num_slots < slots_part_ && usage.num_pages + num_pages <= pages_part_);
+         (usage.num_slots < part.num_slots && usage.num_pages + num_pages <= part.num_pages);
 }
 
 std::vector<Sequence*> FairParts::preemptible(int32_t preemptions_max) const {
@@ -39,7 +48,7 @@ std::vector<Sequence*> FairParts::preemptible(int32_t preemptions_max) const {
   for (auto it = running.rbegin(); it != running.rend(); ++it) {
     Sequence& s = **it;
     Usage& usage = left[s.queue.share];
-    if (!exceeds(usage)) continue;
+    if (!exceeds(s.queue.share, usage)) continue;
     if (usage.num_slots == 1 && s.preemption.count >= preemptions_max) continue;
     --usage.num_slots;
     usage.num_pages -= s.kv.pages.num_pages();

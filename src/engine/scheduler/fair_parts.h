@@ -1,5 +1,5 @@
 // What each share (a tenant or a priority) holds of the slots and pages, against its fair part of
-// them: the whole, divided by the shares that hold something or ask for it.
+// them: the whole, divided by weight among the shares that hold something or ask for it.
 //
 // A share may hold more than its part while no other one asks. When one below its part asks, the
 // last admitted sequences of those above theirs are preempted; none falls below its part by it.
@@ -16,7 +16,8 @@ namespace espalier {
 
 class FairParts {
  public:
-  // `asking`: the share that asks for more; may be null.
+  // `asking`: the share that asks for more; may be null. Questions are about it and about shares
+  // of sequences that run.
   FairParts(const RunningSet& running, int32_t num_pages, const WaitingShare* asking);
 
   bool exceeds(const WaitingShare* share) const;
@@ -32,14 +33,17 @@ class FairParts {
   struct Usage {
     int32_t num_slots = 0, num_pages = 0;
   };
-  bool exceeds(const Usage& usage) const {
-    return usage.num_slots > slots_part_ || usage.num_pages > pages_part_;
+  bool exceeds(const WaitingShare* share, const Usage& usage) const {
+    const Usage part = part_of(share);
+    return usage.num_slots > part.num_slots || usage.num_pages > part.num_pages;
   }
   Usage usage_of(const WaitingShare* share) const;
+  Usage part_of(const WaitingShare* share) const;  // at least one slot and one page
 
   const RunningSet& running_;
+  const int32_t num_pages_;
   std::map<const WaitingShare*, Usage> usage_;
-  int32_t slots_part_ = 0, pages_part_ = 0;
+  double weight_ = 0;  // of all shares in usage_
 };
 
 }  // namespace espalier

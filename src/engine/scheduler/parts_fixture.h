@@ -45,6 +45,8 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
     s.spec.id = sequences_.size();
     s.spec.max_new_tokens = max_new_tokens;
     s.spec.priority = priority;
+    s.spec.tenant = tenant_;
+    s.spec.share_weight = share_weight_;
     s.spec.sampling = std::make_shared<SamplingSpec>();
     queue_->add(s);
     return s;
@@ -57,10 +59,10 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
     running_->start(s);
     return true;
   }
-  ForwardBatch build() {
+  ForwardBatch build(const PromptShares& shares = {}) {
     ForwardBatch batch;
     builder_->begin(batch, steps_.launched() + 1);
-    builder_->add_running(batch);
+    builder_->add_running(batch, shares);
     builder_->end(batch);
     steps_.launch();
     return batch;
@@ -115,6 +117,8 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   std::unique_ptr<InflightPrefixes> inflight_;
   std::unique_ptr<BatchBuilder> builder_;
   std::unique_ptr<Committer> committer_;
+  std::string tenant_;  // of what waiting() makes
+  double share_weight_ = 1;
   Tokens forced_, draft_tokens_;
   std::pair<int32_t, int32_t> limits_;  // of the last call of propose_draft_tokens
   std::map<SequenceId, Tokens> outputs_;

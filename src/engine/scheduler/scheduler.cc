@@ -156,18 +156,21 @@ bool Scheduler::next(ForwardBatch& batch) {
 void Scheduler::fill(ForwardBatch& batch) {
   while (running_->num_running() > 1 && !budget_->decode_fits())
     retract(budget_->retraction_victim());
-  builder_->add_running(batch, num_shares_with_prompts());
+  builder_->add_running(batch, shares_with_prompts());
   if (running_->empty()) budget_->on_idle();
   admit(batch);
 }
 
-int32_t Scheduler::num_shares_with_prompts() const {
-  if (config_.fair_share == FairShare::kNone) return 1;
+// Forced tokens count as prompts do.
+PromptShares Scheduler::shares_with_prompts() const {
+  if (config_.fair_share == FairShare::kNone) return {};
   std::set<const WaitingShare*> shares;
   queue_->add_waiting_shares(shares);
   for (const Sequence* s : running_->running())
-    if (s->prefilling()) shares.insert(s->queue.share);
-  return std::max(1, static_cast<int32_t>(shares.size()));
+    if (s->prefilling() || s->num_due() > 1) shares.insert(s->queue.share);
+  PromptShares parts{.count = static_cast<int32_t>(shares.size()), .weight = 0};
+  for (const WaitingShare* share : shares) parts.weight += share->weight;
+  return parts;
 }
 
 void Scheduler::admit(ForwardBatch& batch) {

@@ -40,6 +40,7 @@ class KvLoader;
 class PrefixCache;
 class RunningSet;
 class WaitQueue;
+struct PromptShares;
 struct Sequence;
 
 // Which of a text's tokens make its vector, where it is to become one instead of being continued.
@@ -57,6 +58,8 @@ struct SequenceSpec {
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
   std::string cache_namespace;                // sequences of different namespaces share nothing
+  std::string tenant;                         // of FairShare::kTenant; empty: cache_namespace
+  double share_weight = 1;                    // of its tenant's part, above 0
   int32_t priority = 0;
   TimePoint arrived{};
 };
@@ -122,10 +125,10 @@ constexpr bool orders_by_prefix(SchedulePolicy policy) {
 
 // Between whom service is shared fairly, before the policy orders what each of them has waiting.
 // A share that holds less than its part of slots and memory preempts sequences of those above
-// theirs, which wait again and lose no token.
+// theirs, which wait again and lose no token. Parts are in proportion to the shares' weights.
 enum class FairShare : uint8_t {
   kNone,
-  kTenant,    // SequenceSpec::cache_namespace
+  kTenant,    // SequenceSpec::tenant and share_weight
   kPriority,  // SequenceSpec::priority: the low ones get as much as the high ones
 };
 Result<FairShare> parse_fair_share(std::string_view name);  // "none", "tenant", "priority"
@@ -230,7 +233,7 @@ class Scheduler {
  private:
   Status check_size(const SequenceSpec& spec) const;
   void fill(ForwardBatch& batch);
-  int32_t num_shares_with_prompts() const;
+  PromptShares shares_with_prompts() const;
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence);
   bool make_room_by_preemption(Sequence& sequence);

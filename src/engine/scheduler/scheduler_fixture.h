@@ -53,6 +53,8 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
                       .stop_ids = std::move(stop_ids),
                       .logprob_start_len = logprob_start,
                       .cache_namespace = cache_namespace_,
+                      .tenant = tenant_,
+                      .share_weight = share_weight_,
                       .priority = priority_};
     return scheduler_->add(std::move(spec));
   }
@@ -113,7 +115,8 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
   uint64_t num_launched_ = 0, num_committed_ = 0;
   bool listening_ = true;
   int32_t priority_ = 0;  // of what is added
-  std::string cache_namespace_;
+  std::string cache_namespace_, tenant_;
+  double share_weight_ = 1;
   double (*seconds_of_)(const ForwardBatch&) = nullptr;  // what a step took
   std::vector<SequenceId> ends_order_;
   std::map<SlotId, SequenceId> id_of_slot_;

@@ -200,6 +200,60 @@ TEST_F(SchedulerTest, ATenantThatHoldsAllSlotsGivesThemBackToAnother) {
     EXPECT_EQ(outputs_[id].size(), 200u) << "no token is lost";
 }
 
+// Two tenants that always have something waiting, with weights 3 and 1: tokens of output, counted
+// over full slots, for answers of different lengths.
+TEST_F(SchedulerTest, TokensAreInProportionToWeights) {
+  for (const int32_t heavy_length : {5, 20, 200}) {
+    SCOPED_TRACE(heavy_length);
+    start(3000, {.max_running = 8, .max_waiting = 1000, .fair_share = FairShare::kTenant});
+    outputs_.clear();
+    ends_.clear();
+    ends_order_.clear();
+    struct Tenant {
+      const char* name;
+      double weight;
+      int32_t length;
+      SequenceId first, next;
+      int64_t num_ended = 0, num_tokens = 0;
+    };
+    Tenant tenants[] = {{"heavy", 3, heavy_length, 1, 1}, {"light", 1, 30, 100'001, 100'001}};
+    for (int i = 0; i < 1000; ++i) {
+      for (Tenant& t : tenants) {
+        tenant_ = t.name;
+        share_weight_ = t.weight;
+        for (; static_cast<int64_t>(t.next - t.first) < t.num_ended + 30; ++t.next)
+          ASSERT_TRUE(add(t.next, counting(static_cast<TokenId>(t.next % 40), 6), t.length).ok());
+      }
+      ASSERT_FALSE(step().empty());
+      for (; !ends_order_.empty(); ends_order_.pop_back())
+        ++tenants[ends_order_.back() > 100'000 ? 1 : 0].num_ended;
+    }
+    for (const auto& [id, tokens] : outputs_)
+      tenants[id > 100'000 ? 1 : 0].num_tokens += std::ssize(tokens);
+    const int64_t num_heavy = tenants[0].num_tokens, num_light = tenants[1].num_tokens;
+    const double ratio = static_cast<double>(num_heavy) / static_cast<double>(num_light);
+    std::printf("weights 3:1, answers of %d and 30 tokens: %.2f\n", heavy_length, ratio);
+    EXPECT_GE(ratio, 2.7);
+    EXPECT_LE(ratio, 3.3);
+  }
+}
+
+TEST_F(SchedulerTest, ATenantWithManyCacheNamespacesHasOneShare) {
+  start(3000, {.max_running = 8, .max_waiting = 1000, .fair_share = FairShare::kTenant});
+  tenant_ = "hostile";
+  for (SequenceId id = 1; id <= 64; ++id) {
+    cache_namespace_ = "hostile/" + std::to_string(id);
+    ASSERT_TRUE(add(id, counting(0, 10), 50).ok());
+  }
+  tenant_ = cache_namespace_ = "other";
+  for (SequenceId id = 101; id <= 140; ++id)
+    ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id % 40), 10), 50).ok());
+  for (int i = 0; i < 150; ++i) ASSERT_FALSE(step().empty());
+  int64_t hostile = 0, other = 0;
+  for (const auto& [id, tokens] : outputs_) (id > 100 ? other : hostile) += std::ssize(tokens);
+  EXPECT_GE(static_cast<double>(other) / static_cast<double>(other + hostile), 0.45);
+}
+
 TEST_F(SchedulerTest, WhoHasPriorityTakesTheirPlaces) {
   const auto config = [](int32_t threshold) {
     return SchedulerConfig{.max_running = 2,

@@ -339,6 +339,8 @@ class Simulation final : public SequenceObserver, public TokenProposer {
       client.spec.logprob_start_len = static_cast<int32_t>(rng_.between(0, length));
     client.spec.cache_namespace = client.cache_namespace;
     client.spec.priority = static_cast<int32_t>(rng_.between(-1, 1));
+    if (rng_.below(3) == 0) client.spec.tenant = "other";
+    client.spec.share_weight = 0.5 * static_cast<double>(rng_.between(1, 8));
     client.spec.arrived = clock_.now();
     client.jumps = rng_.below(3) == 0;
     const int num_samples = rng_.below(5) == 0 ? 4 : 1;

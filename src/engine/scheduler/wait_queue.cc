@@ -73,7 +73,7 @@ std::string WaitQueue::share_key(const SequenceSpec& spec) const {
     case FairShare::kNone:
       break;
     case FairShare::kTenant:
-      return spec.cache_namespace;
+      return spec.tenant.empty() ? spec.cache_namespace : spec.tenant;
     case FairShare::kPriority:
       return std::to_string(spec.priority);
   }
@@ -86,7 +86,7 @@ WaitingShare& WaitQueue::share_of(const Sequence& sequence) {
   const std::string key = share_key(sequence.spec);
   const auto found = shares_.find(key);
   if (found != shares_.end()) return found->second;
-  int64_t least = std::numeric_limits<int64_t>::max();
+  double least = std::numeric_limits<double>::infinity();
   for (const auto& [name, share] : shares_) least = std::min(least, share.service);
   WaitingShare& share = shares_[key];
   share.key = key;
@@ -102,6 +102,7 @@ WaitingShare& WaitQueue::share_of(const Sequence& sequence) {
 void WaitQueue::add(Sequence& sequence) {
   WaitingShare& share = share_of(sequence);
   ++share.num_sequences;
+  if (config_.fair_share == FairShare::kTenant) share.weight = sequence.spec.share_weight;
   sequence.queue.share = &share;
   sequence.queue.overdue_at = share.num_arrived++ + config_.bypass_bound;
   const TierFunction tier = kPolicies[static_cast<size_t>(config_.policy)].tier;
@@ -245,7 +246,7 @@ void WaitQueue::end_round() {
   exhausted_.clear();
 }
 
-int64_t WaitQueue::service_of(const std::string& share) const {
+double WaitQueue::service_of(const std::string& share) const {
   const auto found = shares_.find(share);
   return found == shares_.end() ? 0 : found->second.service;
 }
@@ -255,6 +256,7 @@ void WaitQueue::check_invariants() const {
   auto count = static_cast<int32_t>(retracted_.size());
   for (const Sequence* s : retracted_) ESP_CHECK(s->state == SequenceState::kWaiting);
   for (const auto& [key, share] : shares_) {
+    ESP_CHECK(share.weight > 0);
     ESP_CHECK(share.num_sequences >= share.num_waiting && share.num_sequences > 0);
     if (share.tree != nullptr) {
       ESP_CHECK(share.tree->size() == share.num_waiting && share.ranked.empty());

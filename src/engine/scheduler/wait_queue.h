@@ -12,9 +12,9 @@
 //    queue as stood before it when it came, plus bypass_bound. Then it goes before all that came
 //    later, and is not preempted once admitted.
 //  - Fair shares (tenants or priorities): service is prompt tokens computed and twice the tokens
-//    generated; the share with the least goes first, and a new one starts with the least service of
-//    those present. Between two shares that always have something waiting, service differs by no
-//    more than what one of them can have running at once.
+//    generated, divided by the share's weight; the share with the least goes first, and a new one
+//    starts with the least service of those present. Between two shares that always have something
+//    waiting, service differs by no more than what one of them can have running at once.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ using RankedSequences = std::set<Sequence*, ByWaitingRank>;
 // A tenant's or a priority's part of the queue; WaitQueue's own record.
 struct WaitingShare {
   std::string key;
-  int64_t service = 0;
+  double weight = 1;                      // as the last sequence that came states it
+  double service = 0;                     // a token of weight 1 counts 1
   int32_t num_sequences = 0;              // that wait or run
   int32_t num_waiting = 0;                // without the retracted ones
   int64_t num_arrived = 0, num_gone = 0;  // into and out of the queue
@@ -72,7 +73,10 @@ class WaitQueue {
   // The cache holds these tokens now. REQUIRED after each PrefixCache::share() and finish(), for
   // the order by longest prefix to be exact.
   void on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens);
-  void charge(Sequence& sequence, int64_t service) { sequence.queue.share->service += service; }
+  void charge(Sequence& sequence, int64_t service) {
+    WaitingShare& share = *sequence.queue.share;
+    share.service += static_cast<double>(service) / share.weight;
+  }
 
   // A round of admission: each sequence that next() returns is then removed, or deferred until the
   // round ends together with all that share its first `num_tokens`.
@@ -84,7 +88,7 @@ class WaitQueue {
   }
 
   void check_invariants() const;
-  int64_t service_of(const std::string& share) const;  // 0: unknown
+  double service_of(const std::string& share) const;  // 0: unknown
 
  private:
   std::string share_key(const SequenceSpec& spec) const;

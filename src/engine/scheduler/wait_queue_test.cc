@@ -118,6 +118,30 @@ TEST(WaitQueue, TheShareWithTheLeastServiceGoesFirst) {
   queue.check_invariants();
 }
 
+TEST(WaitQueue, ServiceCountsByWeight) {
+  auto cache = make_prefix_cache({.num_pages = 8}).value();
+  WaitQueue queue({.policy = SchedulePolicy::kFcfs, .fair_share = FairShare::kTenant}, *cache);
+  Sequence a, b, c;
+  for (Sequence* s : {&a, &b}) {
+    s->tokens = counting(0, 2);
+    s->spec.tenant = s == &a ? "a" : "b";
+    s->spec.share_weight = s == &a ? 4 : 1;
+    queue.add(*s);
+  }
+  queue.charge(a, 20);
+  queue.charge(b, 6);
+  EXPECT_EQ(queue.service_of("a"), 5);
+  EXPECT_EQ(queue.next(), &a);
+  c.tokens = counting(0, 2);
+  c.spec.tenant = "a";
+  c.spec.share_weight = 2;  // its key has another weight by now
+  queue.add(c);
+  queue.charge(a, 4);
+  EXPECT_EQ(queue.service_of("a"), 7);
+  EXPECT_EQ(queue.next(), &b);
+  queue.check_invariants();
+}
+
 TEST(WaitQueue, APreemptedSequenceReturnsToItsRank) {
   auto cache = make_prefix_cache({.num_pages = 8}).value();
   WaitQueue queue({.policy = SchedulePolicy::kFcfs}, *cache);
