@@ -65,6 +65,11 @@ ScriptedEngine::~ScriptedEngine() {
   thread_.join();
 }
 
+void ScriptedEngine::set_num_waiting(int32_t count) {
+  std::lock_guard lock(mutex_);
+  stats_.num_waiting = count;
+}
+
 void ScriptedEngine::set_script(Script script) {
   std::lock_guard lock(mutex_);
   script_ = std::move(script);

@@ -37,6 +37,9 @@ class ScriptedEngine final : public Engine {
   };
   void set_script(Script script);
   // REQUIRES: no server runs over the engine yet.
+  void set_fair_share(std::string name) { config_.fair_share = std::move(name); }
+  void set_num_waiting(int32_t count);  // as stats() says
+  // REQUIRES: no server runs over the engine yet.
   void set_tokenizer(std::unique_ptr<Tokenizer> tokenizer) { tokenizer_ = std::move(tokenizer); }
 
   // What happened.

@@ -310,6 +310,28 @@ TEST_F(OwnedBatchesTest, LinesBeyondTheLimitsWaitInsteadOfFailing) {
   EXPECT_THAT(call("GET", "/metrics").body, HasSubstr(R"(tenant="one"} 0)"));
 }
 
+TEST_F(OwnedBatchesTest, WithSharesALineWaitsForItsOwnTenantsClientsAlone) {
+  engine_.set_fair_share("tenant");
+  engine_.set_num_waiting(5);  // of whomever
+  engine_.set_script({.hold = true});
+  start();
+  std::thread client([&] { as("sk-1", "POST", "/v1/completions", R"({"prompt":"x"})"); });
+  ASSERT_TRUE(engine_.wait_for([&] { return engine_.num_running() == 1; }));
+  engine_.set_script({});
+  const auto create_as = [&](const std::string& key) {
+    const std::string file = upload_as(key, line_of("a", kBody));
+    return text(object(as(key, "POST", "/v1/batches", body_for(file))).at("id"));
+  };
+  const std::string first = create_as("sk-1"), second = create_as("sk-2");
+  wait_as("sk-2", second, "completed");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(engine_.submitted().size(), 2u) << "a line begins before its tenant's client";
+  wait_as("sk-1", first, "in_progress");
+  engine_.abort("", Engine::AbortScope::kAll);
+  client.join();
+  wait_as("sk-1", first, "completed");
+}
+
 TEST_F(OwnedBatchesTest, LinesOfATenantThatIsGoneFail) {
   engine_.set_script({.hold = true});
   start();
