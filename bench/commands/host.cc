@@ -31,6 +31,7 @@ struct Options {
   int32_t page_size = 1;
   int32_t steps = 2000;
   std::string policy = "lpm";
+  int32_t tenants = 0;  // in turn, with fair shares; 0: without
 };
 
 double now_us() {
@@ -125,6 +126,7 @@ Result<Row> measure(const Options& options) {
   config.page_size = options.page_size;
   config.random_seed = 1;
   config.schedule_policy = options.policy;
+  if (options.tenants > 0) config.fair_share = "tenant";
   config.chunked_prefill_size = -1;  // all begin to decode in the same step
   config.max_queued_requests = options.waiting + options.running + 1;
   // Steady: a slot is free and memory is not, so each step tries an admission, which fails.
@@ -141,11 +143,13 @@ Result<Row> measure(const Options& options) {
 
   Rng rng(1);
   std::vector<TokenId> shared;
+  int64_t num_submitted = 0;
   const auto submit = [&](int32_t num_tokens, int32_t num_new) -> Status {
     GenerateRequest request;
     request.input_ids.assign(shared.begin(), shared.end());
     while (request.input_ids.size() < static_cast<size_t>(num_tokens))
       request.input_ids.push_back(static_cast<TokenId>(rng.below(kVocabSize)));
+    if (options.tenants > 0) request.tenant = std::to_string(num_submitted++ % options.tenants);
     request.sampling.max_new_tokens = num_new;
     request.sampling.ignore_eos = true;
     const Result<std::string> rid = engine->submit(std::move(request), [](TokenEvent&&) {});
@@ -181,6 +185,7 @@ boost::json::object json_of(const Row& row) {
           {"output_len", row.options.output_len},
           {"page_size", row.options.page_size},
           {"schedule_policy", row.options.policy},
+          {"tenants", row.options.tenants},
           {"steps", row.options.steps},
           {"host_us_per_step",
            {{"p50", row.host_us.median},
@@ -220,6 +225,8 @@ int run_host(const std::vector<std::string>& args) {
   table.integer("page-size", options.page_size, 1, 1024, "tokens of a page");
   table.integer("steps", options.steps, 1, 1000000, "steps that are timed");
   table.text("schedule-policy", options.policy, "NAME", "as of the engine");
+  table.integer("tenants", options.tenants, 0, 10000,
+                "whose sequences come in turn, with fair shares; 0: without");
   table.group("Output");
   output.add_setting(table);
   CommandLine command{
