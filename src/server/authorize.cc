@@ -2,6 +2,7 @@
 
 #include <strings.h>
 
+#include "server/cache_namespace.h"
 #include "server/errors.h"
 
 namespace espalier::server {
@@ -74,6 +75,11 @@ bool is_admin(const ServerConfig& config, const Tenants* tenants, const HttpRequ
 TenantPtr tenant_of(const Tenants* tenants, const HttpRequest& request) {
   if (tenants == nullptr) return nullptr;
   return request.tenant.empty() ? tenants->find(key_of(request)) : tenants->named(request.tenant);
+}
+
+std::string owned_id(const Tenants* tenants, const Tenant* tenant, std::string_view id) {
+  if (tenants == nullptr) return std::string(id);
+  return cache_namespace(tenant != nullptr ? tenant->name() : "", id);
 }
 
 }  // namespace espalier::server

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "net/http.h"
 #include "server/routes.h"
@@ -21,5 +23,9 @@ bool is_admin(const ServerConfig& config, const Tenants* tenants, const net::Htt
 
 // The tenant whose key a request brings, or whose the process makes it; null: none.
 TenantPtr tenant_of(const Tenants* tenants, const net::HttpRequest& request);
+
+// The engine's name of what a client names `id`: with tenants each one's ids are its own. tenant:
+// null for a key that is no tenant's.
+std::string owned_id(const Tenants* tenants, const Tenant* tenant, std::string_view id);
 
 }  // namespace espalier::server

@@ -1,10 +1,13 @@
 // The whole line over real sockets: this server, the real engine, and a device whose tokens are
 // known from the text before them.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "base/rng.h"
@@ -22,17 +25,20 @@ using ::testing::HasSubstr;
 
 class EndToEnd : public ::testing::Test {
  protected:
-  void start(TestEngineOptions options = {}) {
+  void start(TestEngineOptions options = {}, const std::string& api_keys_file = "") {
     parts_ = make_test_engine(std::move(options));
     ServerConfig config;
     config.port = 0;
+    config.api_keys_file = api_keys_file;
     auto server = Server::create(config, *parts_.engine);
     ASSERT_TRUE(server) << server.error().to_string();
     server_ = std::move(*server);
     ASSERT_TRUE(server_->start().ok());
   }
-  net::HttpResponse post(std::string_view path, std::string_view body) {
-    auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()));
+  net::HttpResponse post(std::string_view path, std::string_view body,
+                         const net::Headers& headers = {}) {
+    auto client = net::HttpClient::create(fmt::format("http://127.0.0.1:{}", server_->port()),
+                                          {.headers = headers});
     auto answer = client->post(path, body);
     EXPECT_TRUE(answer) << answer.error().to_string();
     return answer ? *answer : net::HttpResponse{};
@@ -122,6 +128,31 @@ TEST_F(EndToEnd, ASessionContinuesItsTokens) {
   EXPECT_EQ(post("/close_session", fmt::format(R"({{"session_id":"{}"}})", id)).status, 400);
   EXPECT_EQ(post("/open_session", "{}").status, 400);
   EXPECT_EQ(post("/open_session", R"({"capacity_of_str_len":0})").status, 400);
+}
+
+TEST_F(EndToEnd, ASessionIsItsTenantsAlone) {
+  const std::filesystem::path keys =
+      std::filesystem::temp_directory_path() / fmt::format("espalier_sessions_{}.json", ::getpid());
+  std::ofstream(keys) << R"([{"name":"a","key":"sk-a"},{"name":"b","key":"sk-b"}])";
+  start({}, keys.string());
+  std::filesystem::remove(keys);
+  const net::Headers a{{"Authorization", "Bearer sk-a"}}, b{{"Authorization", "Bearer sk-b"}};
+  constexpr const char* kOpen = R"({"capacity_of_str_len":1000,"session_id":"mine"})";
+  EXPECT_EQ(post("/open_session", kOpen, a).body, R"("mine")");
+  EXPECT_EQ(post("/open_session", kOpen, a).status, 400);
+  const auto turn = [](std::string_view more) {
+    return fmt::format(R"({{"text":"x","session_params":{{"id":"mine"{}}},"rid":"{}",)"
+                       R"("sampling_params":{{"max_new_tokens":4}}}})",
+                       more, more.size());
+  };
+  EXPECT_EQ(post("/generate", turn(""), a).status, 200);
+  EXPECT_EQ(post("/generate", turn(""), b).status, 400);
+  EXPECT_EQ(post("/close_session", R"({"session_id":"mine"})", b).status, 400);
+  EXPECT_EQ(post("/close_session", R"({"session_id":"a/mine"})", b).status, 400);
+  EXPECT_EQ(post("/open_session", kOpen, b).body, R"("mine")");
+  EXPECT_EQ(post("/generate", turn(R"(,"rid":"0")"), b).status, 400);  // a's request
+  EXPECT_EQ(post("/generate", turn(R"(,"rid":"0")"), a).status, 200);
+  EXPECT_EQ(post("/close_session", R"({"session_id":"mine"})", a).status, 200);
 }
 
 TEST_F(EndToEnd, TheCachesEventsAreStreamed) {

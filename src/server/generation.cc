@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/authorize.h"
 #include "server/cache_namespace.h"
 
 namespace espalier::server {
@@ -59,6 +60,10 @@ void Generation::begin() {
   const auto failed = [&](const Status& status) {
     response_->post([self, status] { self->on_failure(status); });
   };
+  for (GenerationItem& item : items_)
+    if (item.request.session)
+      item.request.session->id =
+          owned_id(context_->tenants.get(), tenant_.get(), item.request.session->id);
   if (tenant_ != nullptr) {
     for (const GenerationItem& item : items_)
       if (const Status may = tenant_->check_priority(item.request.priority); !may.ok())

@@ -2,6 +2,7 @@
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 
+#include "server/authorize.h"
 #include "server/errors.h"
 #include "server/json_fields.h"
 #include "server/routes.h"
@@ -57,24 +58,30 @@ Status read_body(const Fields<T>& fields, const HttpRequest& request, T& out) {
   return read_fields(fields, value, "", out);
 }
 
+std::string engine_name(const Context& context, const HttpRequest& request, std::string_view id) {
+  const Tenants* const tenants = context.tenants.get();
+  return owned_id(tenants, tenant_of(tenants, request).get(), id);
+}
+
 void handle_open_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   OpenBody body;
   if (const Status read = read_body(open_fields(), request, body); !read.ok())
     return response->send(malformed_response(read));
-  const auto id = context->engine.open_session({.id = body.id,
-                                                .capacity = static_cast<int64_t>(body.capacity),
-                                                .streaming = body.streaming,
-                                                .timeout_seconds = body.timeout_seconds});
-  if (!id) return response->send(error_response(Dialect::kNative, id.error()));
-  response->send(HttpResponse::json(200, boost::json::serialize(boost::json::string(*id))));
+  if (body.id.empty()) body.id = context->make_rid();
+  const auto opened = context->engine.open_session({.id = engine_name(*context, request, body.id),
+                                                    .capacity = static_cast<int64_t>(body.capacity),
+                                                    .streaming = body.streaming,
+                                                    .timeout_seconds = body.timeout_seconds});
+  if (!opened) return response->send(error_response(Dialect::kNative, opened.error()));
+  response->send(HttpResponse::json(200, boost::json::serialize(boost::json::string(body.id))));
 }
 
 void handle_close_session(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   CloseBody body;
   if (const Status read = read_body(close_fields(), request, body); !read.ok())
     return response->send(malformed_response(read));
-  if (const Status closed = context->engine.close_session(body.id); !closed.ok())
-    return response->send(error_response(Dialect::kNative, closed));
+  const Status closed = context->engine.close_session(engine_name(*context, request, body.id));
+  if (!closed.ok()) return response->send(error_response(Dialect::kNative, closed));
   response->send(HttpResponse{});
 }
 
