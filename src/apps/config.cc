@@ -191,7 +191,8 @@ void add_scheduling_rows(SettingTable& table, EngineConfig& engine) {
       "priority, "
       "the highest");
   table.choice("fair-share", engine.fair_share, {"none", "tenant", "priority"},
-               "between whom service is shared fairly: tenants (extra_key) or priorities");
+               "between whom service is shared fairly: tenants (keys of --api-keys-file, else "
+               "extra_key) or priorities");
   table
       .integer("schedule-bypass-bound", engine.schedule_bypass_bound, 0, kInt32Max,
                "later requests that may be admitted before a waiting one; then it goes first")
