@@ -37,8 +37,8 @@ bool FairParts::exceeds(const WaitingShare* share) const { return exceeds(share,
 
 bool FairParts::may_take(const WaitingShare* share, int32_t num_pages) const {
   const Usage usage = usage_of(share), part = part_of(share);
-  return usage.num_slots == 0 ||
-         (usage.num_slots < part.num_slots && usage.num_pages + num_pages <= part.num_pages);
+  return usage.num_slots == 0 || (usage.num_slots < part.num_slots - slack_of(part.num_slots) &&
+                                  usage.num_pages + num_pages <= part.num_pages);
 }
 
 std::vector<Sequence*> FairParts::preemptible(int32_t preemptions_max) const {

@@ -2,7 +2,9 @@
 // them: the whole, divided by weight among the shares that hold something or ask for it.
 //
 // A share may hold more than its part while no other one asks. When one below its part asks, the
-// last admitted sequences of those above theirs are preempted; none falls below its part by it.
+// last admitted sequences of those above theirs are preempted; none falls below its part by it. A
+// sixteenth above or below counts as the part: shares whose sequences come and go by turns would
+// otherwise take slots from each other again and again. Of two equal shares each keeps 46.9 %.
 // Made anew for each decision. Not thread-safe. Borrows the running set.
 #pragma once
 
@@ -35,8 +37,10 @@ class FairParts {
   };
   bool exceeds(const WaitingShare* share, const Usage& usage) const {
     const Usage part = part_of(share);
-    return usage.num_slots > part.num_slots || usage.num_pages > part.num_pages;
+    return usage.num_slots > part.num_slots + slack_of(part.num_slots) ||
+           usage.num_pages > part.num_pages + slack_of(part.num_pages);
   }
+  static int32_t slack_of(int32_t part) { return part / 16; }
   Usage usage_of(const WaitingShare* share) const;
   Usage part_of(const WaitingShare* share) const;  // at least one slot and one page
 

@@ -188,6 +188,9 @@ std::vector<Sequence*> KvBudget::preemptible_by(const Sequence& sequence) const 
 }
 
 std::optional<std::vector<Sequence*>> KvBudget::plan_preemption(Sequence& sequence) const {
+  bool slot_missing = !running_.has_free_slot() && running_.num_leaving() == 0;
+  std::vector<Sequence*> victims = preemptible_by(sequence);
+  if (slot_missing && victims.empty()) return std::nullopt;
   const int32_t to_come =
       std::min(sequence.spec.max_new_tokens - sequence.num_outputs(), config_.new_token_clip);
   int32_t num_missing =
@@ -205,8 +208,6 @@ std::optional<std::vector<Sequence*>> KvBudget::plan_preemption(Sequence& sequen
     for (const Sequence* s : running_.running())
       num_window_missing += window_pages_still_needed(*s);
   }
-  bool slot_missing = !running_.has_free_slot() && running_.num_leaving() == 0;
-  std::vector<Sequence*> victims = preemptible_by(sequence);
   size_t num_victims = 0;
   const auto missing = [&] { return num_missing > 0 || num_window_missing > 0 || slot_missing; };
   while (missing() && num_victims < victims.size()) {

@@ -238,6 +238,23 @@ TEST_F(SchedulerTest, TokensAreInProportionToWeights) {
   }
 }
 
+// Answers of different lengths, so that the tenants' slots drift about their parts.
+TEST_F(SchedulerTest, TenantsThatHoldAboutTheirPartsHardlyPreemptEachOther) {
+  start(9000, {.max_running = 64, .max_waiting = 1000, .fair_share = FairShare::kTenant});
+  SequenceId id = 1;
+  for (int i = 0; i < 1000; ++i) {
+    for (; id < ends_order_.size() + 300; ++id) {
+      tenant_ = id % 2 == 0 ? "a" : "b";
+      const auto length = static_cast<int32_t>(5 + id * 7919 % 40);
+      ASSERT_TRUE(add(id, counting(static_cast<TokenId>(id % 40), 6), length).ok());
+    }
+    ASSERT_FALSE(step().empty());
+  }
+  std::printf("%ld preemptions, %zu answers\n",
+              static_cast<long>(scheduler_->stats().num_preemptions), ends_order_.size());
+  EXPECT_LE(scheduler_->stats().num_preemptions, std::ssize(ends_order_) / 40);
+}
+
 TEST_F(SchedulerTest, ATenantWithManyCacheNamespacesHasOneShare) {
   start(3000, {.max_running = 8, .max_waiting = 1000, .fair_share = FairShare::kTenant});
   tenant_ = "hostile";
