@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <list>
 #include <memory>
 #include <ostream>
@@ -202,6 +203,8 @@ TEST(Engine, BadRequestsAreRefusedAtOnce) {
   EXPECT_EQ(code({.text = "a", .sampling = {.regex = "x", .choices = {"x"}}}),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.text = "a", .sampling = {.stop_regex = {"("}}}), StatusCode::kInvalidArgument);
+  for (const double weight : {0.0, -1.0, std::nan(""), HUGE_VAL})
+    EXPECT_EQ(code({.text = "a", .tenant_weight = weight}), StatusCode::kInvalidArgument);
 }
 
 TEST(Engine, BadPromptsEndWithAnErrorThatGivesTheNumbers) {
