@@ -102,7 +102,10 @@ WaitingShare& WaitQueue::share_of(const Sequence& sequence) {
 void WaitQueue::add(Sequence& sequence) {
   WaitingShare& share = share_of(sequence);
   ++share.num_sequences;
-  if (config_.fair_share == FairShare::kTenant) share.weight = sequence.spec.share_weight;
+  if (config_.fair_share == FairShare::kTenant) {
+    share.weight = sequence.spec.share_weight;
+    share.service_per_token = 1 / share.weight;
+  }
   sequence.queue.share = &share;
   sequence.queue.overdue_at = share.num_arrived++ + config_.bypass_bound;
   const TierFunction tier = kPolicies[static_cast<size_t>(config_.policy)].tier;

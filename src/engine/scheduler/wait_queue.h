@@ -40,6 +40,7 @@ using RankedSequences = std::set<Sequence*, ByWaitingRank>;
 // A tenant's or a priority's part of the queue; WaitQueue's own record.
 struct WaitingShare {
   std::string key;
+  double service_per_token = 1;           // 1 / weight: multiplying is faster
   double weight = 1;                      // as the last sequence that came states it
   double service = 0;                     // a token of weight 1 counts 1
   int32_t num_sequences = 0;              // that wait or run
@@ -75,7 +76,7 @@ class WaitQueue {
   void on_stored(std::string_view cache_namespace, std::span<const TokenId> tokens);
   void charge(Sequence& sequence, int64_t service) {
     WaitingShare& share = *sequence.queue.share;
-    share.service += static_cast<double>(service) / share.weight;
+    share.service += static_cast<double>(service) * share.service_per_token;
   }
 
   // A round of admission: each sequence that next() returns is then removed, or deferred until the
