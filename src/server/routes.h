@@ -55,6 +55,8 @@ const std::vector<Route>& tool_routes();         // texts to tool calls and reas
 
 const std::vector<Route>& conversation_routes();  // /v1/conversations
 
+const std::vector<Route>& message_batch_routes();  // /v1/messages/batches (Anthropic)
+
 const std::vector<Route>& moderation_routes();  // /v1/moderations
 const std::vector<Route>& rerank_routes();      // /rerank, /v2/rerank
 

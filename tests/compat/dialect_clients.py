@@ -275,6 +275,45 @@ def messages(client):
         raise AssertionError("no messages were accepted")
 
 
+def message_batches(client):
+    """Batches of messages, each method of the client, of its beta as well."""
+    params = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": QUESTION}]}
+    single = client.messages.create(**params, extra_body=GREEDY)
+    params |= GREEDY
+    batches = client.messages.batches
+    made = batches.create(requests=[{"custom_id": f"q{i}", "params": params} for i in range(10)]
+                          + [{"custom_id": "bad", "params": {**params, "messages": []}}])
+    assert made.processing_status == "in_progress" and made.request_counts.processing == 11
+    deadline = time.monotonic() + 120
+    while (ended := batches.retrieve(made.id)).processing_status != "ended":
+        assert time.monotonic() < deadline, ended
+        time.sleep(0.05)
+    show("message batches", ended.request_counts.model_dump())
+    assert (ended.request_counts.succeeded, ended.request_counts.errored) == (10, 1) and ended.ended_at
+    results = {line.custom_id: line.result for line in batches.results(made.id)}
+    assert results.keys() == {f"q{i}" for i in range(10)} | {"bad"}
+    assert results["q7"].message.content[0].text == single.content[0].text
+    assert results["bad"].error.error.type == "invalid_request_error"
+    assert {line.custom_id for line in client.beta.messages.batches.results(made.id)} == results.keys()
+    long = batches.create(requests=[{"custom_id": f"q{i}", "params": {**params, "max_tokens": 2000}}
+                                    for i in range(200)])
+    assert batches.cancel(long.id).processing_status in ("canceling", "ended")
+    while batches.retrieve(long.id).processing_status != "ended":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kinds = [line.result.type for line in batches.results(long.id)]
+    show("message batches, canceled", {kind: kinds.count(kind) for kind in kinds})
+    assert len(kinds) == 200 and "canceled" in kinds
+    assert [batch.id for batch in batches.list(limit=1)] == [long.id, made.id]  # two pages
+    assert batches.delete(made.id).type == "message_batch_deleted"
+    try:
+        batches.retrieve(made.id)
+    except anthropic.NotFoundError as failure:
+        show("message batches, deleted", failure.status_code)
+    else:
+        raise AssertionError("a deleted batch was found")
+
+
 def local(client):
     question = [{"role": "user", "content": QUESTION}]
     options = {"num_predict": 16, "temperature": 0}
@@ -385,6 +424,7 @@ def main():
         uploads(client)
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))
+        message_batches(anthropic.Anthropic(base_url=base, api_key="none"))
         local(ollama.Client(host=base))
         llama_cpp(base)
     with Server("--api-key", "secret") as server:

@@ -153,10 +153,12 @@ OwnerFilter filter_of(const Context& context, const HttpRequest& request) {
           .sees_all = is_admin(context.config, context.tenants.get(), request)};
 }
 
-RouteHandler on_worker(BatchHandler handler) {
-  return [handler](const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
+RouteHandler on_worker(BatchHandler handler, Dialect dialect) {
+  return [handler, dialect](const ContextPtr& context, HttpRequest&& request,
+                            ResponsePtr response) {
     if (context->batches == nullptr)
-      return response->send(refused(
+      return response->send(error_response(
+          dialect,
           error(StatusCode::kUnimplemented,
                 "this server keeps no files and runs no batches: start it with --storage-path")));
     auto moved = std::make_shared<HttpRequest>(std::move(request));  // the task is copyable
@@ -166,17 +168,21 @@ RouteHandler on_worker(BatchHandler handler) {
   };
 }
 
+Result<int64_t> read_limit(const HttpRequest& request, int64_t default_limit, int64_t max_limit) {
+  const auto text = request.query_param("limit");
+  if (!text) return default_limit;
+  int64_t limit = 0;
+  const auto [end, problem] = std::from_chars(text->data(), text->data() + text->size(), limit);
+  if (problem != std::errc() || end != text->data() + text->size() || limit < 1 ||
+      limit > max_limit)
+    return fail(invalid_argument("limit is '{}'; it must be between 1 and {}", *text, max_limit));
+  return limit;
+}
+
 Result<ListQuery> read_list_query(const HttpRequest& request, int64_t default_limit,
                                   int64_t max_limit) {
-  ListQuery query{.after = request.query_param("after").value_or(""), .limit = default_limit};
-  if (const auto limit = request.query_param("limit")) {
-    const auto [end, problem] =
-        std::from_chars(limit->data(), limit->data() + limit->size(), query.limit);
-    if (problem != std::errc() || end != limit->data() + limit->size() || query.limit < 1 ||
-        query.limit > max_limit)
-      return fail(
-          invalid_argument("limit is '{}'; it must be between 1 and {}", *limit, max_limit));
-  }
+  ListQuery query{.after = request.query_param("after").value_or("")};
+  ESP_ASSIGN_OR_RETURN(query.limit, read_limit(request, default_limit, max_limit));
   const std::string order = request.query_param("order").value_or("desc");
   if (order != "asc" && order != "desc")
     return fail(invalid_argument("order is '{}'; it must be asc or desc", order));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "server/batches/batches.h"
+#include "server/errors.h"
 #include "server/json_writer.h"
 #include "server/routes.h"
 
@@ -36,8 +37,11 @@ struct BatchCall {
 };
 // A handler that waits for the disk, and so runs on a worker; 400 where the server keeps no files.
 using BatchHandler = void (*)(const BatchCall&);
-RouteHandler on_worker(BatchHandler handler);
+RouteHandler on_worker(BatchHandler handler, Dialect dialect = Dialect::kOpenAi);
 
+// `limit` of a query, between 1 and the most.
+Result<int64_t> read_limit(const net::HttpRequest& request, int64_t default_limit,
+                           int64_t max_limit);
 // `after`, `limit` and `order` of a query.
 Result<ListQuery> read_list_query(const net::HttpRequest& request, int64_t default_limit,
                                   int64_t max_limit);

@@ -1,5 +1,6 @@
 #include "server/batches/batch_store.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 
 namespace espalier::server {
@@ -81,7 +82,7 @@ std::string object_of(const Batch& batch) {
 }  // namespace
 
 Result<Batch> BatchStore::add(Batch batch) {
-  batch.id = random_id("batch_");
+  if (batch.id.empty()) batch.id = random_id(kBatchPrefix);
   batch.times["created_at"] = unix_now();
   std::lock_guard lock(shared_.mutex);
   ESP_RETURN_IF_ERROR(
@@ -121,13 +122,19 @@ Result<Batch> BatchStore::get(std::string_view id, const OwnerFilter& filter) {
   return fail(error(StatusCode::kNotFound, "there is no batch '{}'", id));
 }
 
-Result<ListPage<Batch>> BatchStore::list(const ListQuery& query, const OwnerFilter& filter) {
-  if (!query.after.empty()) ESP_RETURN_IF_ERROR(status_of(get(query.after, filter)));
+Result<ListPage<Batch>> BatchStore::list(const ListQuery& query, const OwnerFilter& filter,
+                                         std::string_view prefix) {
+  for (const std::string& id : {query.after, query.before})
+    if (!id.empty()) ESP_RETURN_IF_ERROR(status_of(get(id, filter)));
   std::lock_guard lock(shared_.mutex);
   Statement rows = shared_.database.prepare(
-      "SELECT object, owner FROM batches WHERE (?1 = '' OR seq < (SELECT seq FROM batches WHERE id "
-      "= ?1)) AND (?2 OR owner = ?3) ORDER BY seq DESC LIMIT ?4");
-  rows.bind(query.after).bind(int64_t{filter.sees_all}).bind(filter.owner).bind(query.limit + 1);
+      fmt::format("SELECT object, owner FROM batches WHERE (?1 = '' OR seq < (SELECT seq FROM "
+                  "batches WHERE id = ?1)) AND (?2 OR owner = ?3) AND (?4 = '' OR seq > (SELECT "
+                  "seq FROM batches WHERE id = ?4)) AND substr(id, 1, length(?5)) = ?5 "
+                  "ORDER BY seq {} LIMIT ?6",
+                  query.before.empty() ? "DESC" : "ASC"));
+  rows.bind(query.after).bind(int64_t{filter.sees_all}).bind(filter.owner);
+  rows.bind(query.before).bind(prefix).bind(query.limit + 1);
   ListPage<Batch> page;
   while (rows.step()) {
     ESP_ASSIGN_OR_RETURN(Batch batch, read(rows));
@@ -136,6 +143,7 @@ Result<ListPage<Batch>> BatchStore::list(const ListQuery& query, const OwnerFilt
   ESP_RETURN_IF_ERROR(rows.status());
   page.has_more = std::ssize(page.records) > query.limit;
   if (page.has_more) page.records.pop_back();
+  if (!query.before.empty()) std::ranges::reverse(page.records);
   return page;
 }
 
@@ -160,6 +168,16 @@ Status BatchStore::put(const Batch& batch) {
       .bind(object_of(batch))
       .bind(batch.id)
       .run();
+}
+
+Status BatchStore::erase(const Batch& batch) {
+  for (const std::string& file : {batch.input_file_id, batch.output_file_id, batch.error_file_id}) {
+    if (file.empty()) continue;
+    const Status erased = files_.erase(file, OwnerFilter::everyone());
+    if (!erased.ok() && erased.code() != StatusCode::kNotFound) return erased;
+  }
+  std::lock_guard lock(shared_.mutex);
+  return shared_.database.prepare("DELETE FROM batches WHERE id = ?").bind(batch.id).run();
 }
 
 Status BatchStore::add_result(std::string_view batch, int64_t line, bool failed,
@@ -205,13 +223,15 @@ Result<bool> BatchStore::read_results(const Batch& batch, bool failed, int64_t& 
 
 Status BatchStore::write_results(const Batch& batch, bool failed, const std::string& file_id) {
   if (file_id.empty()) return {};
-  FileRecord described{file_id,
-                       batch.owner,
-                       fmt::format("{}_{}.jsonl", batch.id, failed ? "error" : "output"),
-                       "batch_output",
-                       0,
-                       0,
-                       {}};
+  FileRecord described{
+      file_id,
+      batch.owner,
+      fmt::format("{}_{}.jsonl", batch.id, failed ? "error" : "output"),
+      std::string(batch.id.starts_with(kMessageBatchPrefix) ? kMessageBatchPurpose
+                                                            : std::string_view("batch_output")),
+      0,
+      0,
+      {}};
   if (batch.output_expires_after != 0)
     described.expires_at = unix_now() + batch.output_expires_after;
   int64_t line = -1;

@@ -16,9 +16,13 @@
 
 namespace espalier::server {
 
+inline constexpr std::string_view kBatchPrefix = "batch_", kMessageBatchPrefix = "msgbatch_";
+// Of files that are no client's: the requests and results of Anthropic's batches.
+inline constexpr std::string_view kMessageBatchPurpose = "message_batch";
+
 // As OpenAI has it.
 struct Batch {
-  std::string id;     // "batch_" and 32 hexadecimal digits
+  std::string id;     // "batch_", of Anthropic's "msgbatch_", and 32 hexadecimal digits
   std::string owner;  // as FileRecord's; its lines run as this tenant's, its results are the same's
   std::string status;  // validating, failed, in_progress, finalizing, completed, expired,
                        // cancelling or cancelled
@@ -42,11 +46,15 @@ class BatchStore {
  public:
   explicit BatchStore(FileStore& files) : files_(files), shared_(files.shared()) {}
 
-  Result<Batch> add(Batch batch);  // sets id and created_at
+  Result<Batch> add(Batch batch);  // sets created_at, and an id where there is none
   Result<Batch> get(std::string_view id, const OwnerFilter& filter);
-  Result<ListPage<Batch>> list(const ListQuery& query, const OwnerFilter& filter);
+  // Of those whose ids begin so, newest first.
+  Result<ListPage<Batch>> list(const ListQuery& query, const OwnerFilter& filter,
+                               std::string_view prefix = kBatchPrefix);
   Result<std::vector<Batch>> unfinished();  // oldest first
   Status put(const Batch& batch);           // REQUIRES: add() made it
+  // Forgets a batch with its input and results. REQUIRES: it has ended.
+  Status erase(const Batch& batch);
 
   // The answer of a line, as JSON. A second one of a line replaces the first.
   Status add_result(std::string_view batch, int64_t line, bool failed, std::string_view record);

@@ -199,7 +199,7 @@ Result<ListPage<FileRecord>> FileStore::list(std::string_view purpose, const Lis
   Statement rows = shared_->database.prepare(fmt::format(
       "SELECT {} FROM files WHERE (?1 = '' OR purpose = ?1) AND (?2 = '' OR seq {} (SELECT seq "
       "FROM files WHERE id = ?2)) AND (expires_at = 0 OR expires_at > ?3) AND (?4 OR owner = ?5) "
-      "ORDER BY seq {} LIMIT ?6",
+      "AND purpose != 'message_batch' ORDER BY seq {} LIMIT ?6",
       kColumns, query.ascending ? ">" : "<", query.ascending ? "ASC" : "DESC"));
   rows.bind(purpose).bind(query.after).bind(unix_now());
   rows.bind(int64_t{filter.sees_all}).bind(filter.owner).bind(query.limit + 1);

@@ -43,6 +43,7 @@ struct ListQuery {
   std::string after;  // the id of the record before the first; empty: from the begin
   int64_t limit = 20;
   bool ascending = false;
+  std::string before = {};  // of batches: the id of the record behind the last; empty: none
 };
 template <typename Record>
 struct ListPage {
