@@ -55,7 +55,7 @@ struct ServerConfig {
 
   int io_threads = 1;
   int worker_threads = 1;  // large bodies and long texts are handled here, away from the sockets
-  size_t max_body_bytes = 64ull << 20;
+  size_t max_body_bytes = 65ull << 20;  // a part of 64 MiB, as clients cut files, with its form
   int max_connections = 4096;
   // Of one connection, not yet taken by its client; a stream beyond it is dropped.
   size_t max_pending_output_bytes = 8ull << 20;

@@ -223,6 +223,11 @@ def uploads(client):
         raise AssertionError("parts in the wrong order were taken")
     done = client.uploads.complete(upload.id, part_ids=[begin, end], md5=digest)
     assert client.files.content(done.file.id).read() == content and done.file.bytes == len(content)
+    content = bytes(65 << 20)  # two parts, as the client cuts by default
+    made = client.uploads.upload_file_chunked(file=content, filename="large.bin", bytes=len(content),
+                                              mime_type="application/octet-stream", purpose="user_data")
+    show("uploads, parts of the client's size", made.file.bytes)
+    assert made.file.bytes == len(content) and client.files.delete(made.file.id).deleted
     upload = client.uploads.create(bytes=1, filename="f", purpose="batch", mime_type="text/jsonl")
     assert upload.status == "pending" and client.uploads.cancel(upload.id).status == "cancelled"
 
