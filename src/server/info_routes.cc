@@ -347,6 +347,13 @@ void handle_openapi(const ContextPtr&, HttpRequest&&, ResponsePtr response) {
   send_json(response, openapi_json());
 }
 
+void handle_delete_model(const ContextPtr& context, HttpRequest&&, ResponsePtr response) {
+  response->send(http_error(
+      501, fmt::format("DELETE /v1/models/{{id}} is not served here: a server has the one model "
+                       "of its --model-path, '{}'; end the server and delete the folder there",
+                       context->model_name)));
+}
+
 }  // namespace
 
 const std::vector<Route>& info_routes() {
@@ -355,6 +362,14 @@ const std::vector<Route>& info_routes() {
       {{"GET"}, "/", kOpen, "What is served here", handle_root},
       {{"GET"}, "/v1/models", kUser, "The model that is served", handle_models},
       {{"GET"}, "/v1/models/{model*}", kUser, "One model", handle_model},
+      {{"DELETE"},
+       "/v1/models/{model*}",
+       kUser,
+       "Not served (501): a server has one model",
+       handle_delete_model,
+       "",
+       nullptr,
+       501},
       {{"GET"}, "/health", kOpen, "200 while the server takes work", handle_health},
       {{"GET"}, "/ping", kOpen, "As /health", handle_health},
       {{"GET"},

@@ -105,6 +105,18 @@ TEST_F(ServerTest, Models) {
       R"({"error":{"message":"The model 'other' does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}})");
 }
 
+TEST_F(ServerTest, AModelIsNotDeleted) {
+  config_.served_model_name = "org/model";
+  config_.api_key = "secret";
+  start();
+  EXPECT_EQ(call("DELETE", "/v1/models/org/model").status, 401);
+  const Answer answer =
+      call("DELETE", "/v1/models/org/model", "", {{"Authorization", "Bearer secret"}});
+  EXPECT_EQ(answer.status, 501);
+  EXPECT_THAT(answer.body, HasSubstr("DELETE /v1/models/{id} is not served here: "));
+  EXPECT_THAT(answer.body, HasSubstr("'org/model'; end the server"));
+}
+
 TEST_F(ServerTest, Information) {
   config_.extra_info = {{"more", "of it"}};
   start();

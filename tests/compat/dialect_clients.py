@@ -232,6 +232,19 @@ def uploads(client):
     assert upload.status == "pending" and client.uploads.cancel(upload.id).status == "cancelled"
 
 
+def models(client):
+    """The model is listed and found; it is not deleted."""
+    name = client.models.list().data[0].id
+    assert client.models.retrieve(name).id == name
+    try:
+        client.with_options(max_retries=0).models.delete(name)
+    except openai.APIStatusError as failure:
+        show("models, delete", failure.message)
+        assert failure.status_code == 501 and "is not served here" in failure.message
+    else:
+        raise AssertionError("a model was deleted")
+
+
 def agents(base):
     os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=base, OPENAI_AGENTS_DISABLE_TRACING="1")
     import agents as sdk
@@ -427,6 +440,7 @@ def main():
         stored_chats(client)
         batches(client)
         uploads(client)
+        models(client)
         agents(base + "/v1")
         messages(anthropic.Anthropic(base_url=base, api_key="none"))
         message_batches(anthropic.Anthropic(base_url=base, api_key="none"))
