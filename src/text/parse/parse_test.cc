@@ -288,6 +288,37 @@ const std::vector<Case>& cases() {
       {"gemma4",
        "<|tool_call>call:f{city:<tool_call|>",
        {"<|tool_call>call:f{city:<tool_call|>", {}}},
+      {"beam",
+       " to=f<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name=\"city\">\nSão "
+       "\"Paulo\"\n</rfl:parameter><rfl:parameter name=\"days\">\n3\n</rfl:parameter><|end|>"
+       "<|start|>assistant to=get_time<|channel|>analysis <|constrain|>xml<|message|><|call|>",
+       {"", {{"f", R"({"city": "São \"Paulo\"", "days": 3})"}, {"get_time", "{}"}}}},
+      {"beam",
+       "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>"
+       "Hi to=f.<|return|>",
+       {"Hi to=f.", {}}},
+      {"beam", " to=be, or not", {" to=be, or not", {}}},
+      {"beam", " to=", {" to=", {}}},
+      {"muse",
+       " to=self<|message|>think<|eom|><|start|>assistant to=user<|message|>I look.<|eom|>"
+       "<|start|>assistant to=functions.f<|message|>\n<atem:function_calls>\n"
+       "<atem:invoke name=\"f\">\n<atem:parameter name=\"city\">Paris</atem:parameter>\n"
+       "<atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n"
+       "<atem:invoke name=\"get_time.get_time\">\n</atem:invoke>\n</atem:function_calls>\n<|eot|>",
+       {"I look.", {{"f", R"({"city": "Paris", "days": 3})"}, {"get_time", "{}"}}}},
+      {"muse",
+       " to=user<|message|>Write <atem:invoke name=\"f\"></atem:invoke>.<|eot|>",
+       {"Write <atem:invoke name=\"f\"></atem:invoke>.", {}}},
+      {"muse", "to do: rest", {"to do: rest", {}}},
+      {"inkling",
+       "<|message_model|><|content_thinking|>think<|end_message|><|message_model|>"
+       "<|content_text|>I look.<|end_message|><|message_model|>f<|content_invoke_tool_json|>"
+       "{\"name\": \"f\", \"args\": {\"city\": \"</tool_call>\"}}<|end_message|>"
+       "<|message_model|>g<|content_invoke_tool_json|>{\"name\":\"g\",\"args\":{}}<|end_message|>"
+       "<|content_model_end_sampling|>",
+       {"I look.", {{"f", R"({"city": "</tool_call>"})"}, {"g", "{}"}}}},
+      {"inkling", "plain", {"plain", {}}},
+      {"inkling", "<|message_model|>f<|content_invoke_tool_text|>x<|end_message|>", {"x", {}}},
       {"gpt-oss",
        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary "
        "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
@@ -353,6 +384,16 @@ TEST(ToolCalls, RandomTextHoweverItIsCut) {
                                            "<|message|>",
                                            "commentary to=f",
                                            "<|call|>",
+                                           " to=f",
+                                           "<|start|>assistant",
+                                           "<rfl:parameter name=\"a\">",
+                                           "</rfl:parameter>",
+                                           "<|eom|>",
+                                           "<atem:invoke name=\"f\">",
+                                           "</atem:invoke>",
+                                           "<|message_model|>",
+                                           "<|content_invoke_tool_json|>",
+                                           "<|end_message|>",
                                            "<|tool_call>call:f{",
                                            "}<tool_call|>",
                                            "<|tool_call_start|>",
@@ -452,6 +493,23 @@ TEST(Reasoning, EachKindHoweverItIsCut) {
        {"Hm",
         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
         "<|call|>"}},
+      {"beam",
+       "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant to=f<|channel|>analysis "
+       "<|constrain|>xml<|message|>x<|call|>",
+       {"Think.",
+        "<|start|>assistant to=f<|channel|>analysis <|constrain|>xml<|message|>x<|call|>"}},
+      {"beam",
+       " to=f<|channel|>analysis <|constrain|>xml<|message|>x<|call|>",
+       {"", " to=f<|channel|>analysis <|constrain|>xml<|message|>x<|call|>"}},
+      {"muse",
+       " to=self<|message|>Think.<|eom|><|start|>assistant to=user<|message|>Hi.<|eot|>",
+       {"Think.", "Hi."}},
+      {"muse", " to=functions.f<|message|>x<|eot|>", {"", " to=functions.f<|message|>x<|eot|>"}},
+      {"inkling",
+       "<|message_model|><|content_thinking|>Think.<|end_message|><|message_model|>"
+       "<|content_text|>Hi.<|end_message|><|message_model|>f<|content_invoke_tool_json|>{}"
+       "<|end_message|>",
+       {"Think.", "Hi.<|message_model|>f<|content_invoke_tool_json|>{}<|end_message|>"}},
       {"gpt-oss", "No channel.", {"", "No channel."}},
   };
   for (const ReasoningCase& one : all) {

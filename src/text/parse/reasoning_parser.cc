@@ -14,6 +14,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
   static const char* const kToolCall = "<tool_call>";
   static const std::vector<ReasoningFormat> all = {
       {"apertus2509", "<|inner_prefix|>", "<|inner_suffix|>", false, "<|tools_prefix|>"},
+      {"beam", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", true, {}, true},
       {"cohere_command4", "<|START_THINKING|>", "<|END_THINKING|>", false, "<|START_ACTION|>"},
       {"deepseek-r1", kBegin, kEnd, true},
       {"deepseek-v3", kBegin, kEnd},
@@ -26,6 +27,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
       {"gpt-oss", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", true, {}, true},
       {"granite_thinking_parser", kBegin, kEnd, false, kToolCall},
       {"hunyuan", kBegin, kEnd},
+      {"inkling", "<|content_thinking|>", "<|content_text|>", true, {}, true},
       {"interns1", kBegin, kEnd},
       {"iquest_q1", kBegin, kEnd, true},
       {"k2_horizon", "<ifm|think>", "</ifm|think>", true, "<ifm|tool_call"},
@@ -38,6 +40,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
       {"minimax-append-think", kBegin, kEnd, true, {}, false, true},
       {"minimax-m3", "<mm:think>", "</mm:think>"},
       {"mistral", "[THINK]", "[/THINK]"},
+      {"muse", " to=self<|message|>", " to=user<|message|>", true, {}, true},
       {"nanbeige", kBegin, kEnd},
       {"nemotron_3", kBegin, kEnd, false, kToolCall},
       {"poolside_v1", kBegin, kEnd},
@@ -67,6 +70,9 @@ std::string detect_reasoning_format(std::string_view chat_template) {
       {"<ifm|think>", "k2_horizon"},
       {"<|open|>think<|sep|>", "kimi_k3"},
       {"[THINK]", "mistral"},
+      {"<rfl:parameter", "beam"},
+      {"<atem:invoke", "muse"},
+      {"<|content_thinking|>", "inkling"},
       {"<|channel|>analysis", "gpt-oss"},
       {"<|channel>thought", "gemma4"},
   };
@@ -94,7 +100,7 @@ ReasoningParser::ReasoningParser(const ReasoningFormat& format)
       state_(format.in_answer           ? State::kAnswer
              : format.begun_by_template ? State::kReasoning
                                         : State::kBefore) {
-  if (format.is_harmony) harmony_.emplace();
+  if (format.is_harmony) harmony_.emplace(*find_harmony_syntax(format.name));
 }
 
 ReasoningParser::Parts ReasoningParser::push(std::string_view text) {

@@ -17,7 +17,7 @@ struct ReasoningFormat {
   std::string begin, end;
   bool begun_by_template = false;  // the prompt ends inside the reasoning: no `begin` comes
   std::string tool_begin = {};     // the mark of a tool call, which ends the reasoning too
-  bool is_harmony = false;         // channels of gpt-oss; `end` is where the answer begins
+  bool is_harmony = false;         // messages as harmony.h has them; `end` begins the answer
   bool in_answer = false;          // it stays in the answer, with `begin` in front and its end
 };
 

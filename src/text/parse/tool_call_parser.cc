@@ -259,7 +259,7 @@ Result<std::unique_ptr<ToolCallParser>> make_tool_call_parser(
     case ToolCallFormat::Kind::kPythonic:
       return make_pythonic_calls(format->begin, format->end, std::move(tool_names));
     case ToolCallFormat::Kind::kHarmony:
-      return make_harmony_calls();
+      return make_harmony_calls(format->name, std::move(tool_names), std::move(tools));
     case ToolCallFormat::Kind::kGemma:
       return make_gemma_calls();
     case ToolCallFormat::Kind::kNested:
