@@ -367,6 +367,9 @@ void add_answer_rows(SettingTable& table, ServerConfig& server) {
                                return {};
                              }),
                 "what the chat template speaks");
+  table.integer("max-parallel-tool-calls", server.max_parallel_tool_calls, 0, 1024,
+                "calls of one answer where a grammar writes them (required or strict tools); 0 is "
+                "no bound");
   shown_default(
       table.custom("reasoning-parser", "NAME",
                    "how reasoning is marked: none, " + joined(reasoning_format_names()), "",

@@ -71,7 +71,9 @@ Status plan_tools(const Context& context, ChatRequest& request, AnswerFormat& an
     return {};
   }
   std::string tag = tool_call_structural_tag(answer.tool_format, tools,
-                                             {.required = required, .parallel = answer.parallel});
+                                             {.required = required,
+                                              .parallel = answer.parallel,
+                                              .max_calls = context.config.max_parallel_tool_calls});
   if (!tag.empty()) sampling.structural_tag = std::move(tag);
   return {};
 }

@@ -36,6 +36,15 @@ class ChatToolsTest : public ServerTest {
   }
 };
 
+TEST_F(ChatToolsTest, AListOfRequiredCallsHasABound) {
+  config_.tool_call_parser = "hermes";
+  config_.max_parallel_tool_calls = 3;
+  start();
+  reply("<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>");
+  message(body(R"(,"tool_choice":"required")"));
+  EXPECT_THAT(*engine_.submitted().back().sampling.structural_tag, HasSubstr(R"("max":3)"));
+}
+
 TEST_F(ChatToolsTest, CallsAreReadOutOfTheAnswer) {
   config_.tool_call_parser = "hermes";
   start();

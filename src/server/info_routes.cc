@@ -131,6 +131,7 @@ void write_settings(JsonWriter& w, const Context& context, bool admin) {
   w.member("enable_metrics", c.enable_metrics);
   write_text_or_null(w, "tool_call_parser", c.tool_call_parser);
   write_text_or_null(w, "reasoning_parser", c.reasoning_parser);
+  w.member("max_parallel_tool_calls", c.max_parallel_tool_calls);
   w.member("rerank_format", c.rerank_format);
   w.member("moderation_safe_labels", c.moderation_safe_labels);
   w.member("enable_cache_report", c.enable_cache_report);

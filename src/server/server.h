@@ -41,6 +41,8 @@ struct ServerConfig {
   // --reasoning-parser: how reasoning is marked; empty: as the chat template marks it; none: it is
   // text like any other.
   std::string tool_call_parser, reasoning_parser;
+  // --max-parallel-tool-calls: of one answer whose list of calls a grammar writes; 0: no bound.
+  int max_parallel_tool_calls = 16;
 
   std::string rerank_format = "sglang";  // --rerank-format: of /v1/rerank; or jina
   // --moderation-safe-labels: classes that do not flag a text, separated by commas, in any case.

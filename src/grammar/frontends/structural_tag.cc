@@ -18,7 +18,8 @@ namespace {
 namespace json = boost::json;
 using After = TextTrigger::After;
 
-constexpr int kFormatDepthMax = 64;  // nesting of formats
+constexpr int kFormatDepthMax = 64;     // nesting of formats
+constexpr int64_t kMaxCount = 100'000;  // of what repeats
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
 
@@ -336,7 +337,7 @@ class TagParser {
       const json::value* value = part.find(name);
       if (value == nullptr) continue;
       if (i == 1 && *value == kUnbounded) continue;  // -1: no maximum
-      if (!value->is_int64() || value->get_int64() < bounds[0] || value->get_int64() > 100'000)
+      if (!value->is_int64() || value->get_int64() < bounds[0] || value->get_int64() > kMaxCount)
         return fail(invalid_argument("{} must be a count, min at most max", part.at(name)));
       bounds[i] = static_cast<int32_t>(value->get_int64());
     }
@@ -380,8 +381,15 @@ class TagParser {
 
   Result<ExprId> separated(const Part& part) {
     ESP_RETURN_IF_ERROR(
-        part.only({"type", "tags", "separator", "at_least_one", "stop_after_first"}));
+        part.only({"type", "tags", "separator", "at_least_one", "stop_after_first", "max"}));
     ESP_ASSIGN_OR_RETURN(const std::vector<Tag> tags, tags_of(part));
+    int32_t max_more = kUnbounded;
+    if (const json::value* max = part.find("max"); max != nullptr && *max != kUnbounded) {
+      if (!max->is_int64() || max->get_int64() < 1 || max->get_int64() > kMaxCount)
+        return fail(
+            invalid_argument("{} must be a count from 1 to {}, or -1", part.at("max"), kMaxCount));
+      max_more = static_cast<int32_t>(max->get_int64()) - 1;
+    }
     std::string separator;
     if (part.find("separator") != nullptr) {
       ESP_ASSIGN_OR_RETURN(separator, part.text("separator"));
@@ -392,7 +400,7 @@ class TagParser {
     for (const Tag& tag : tags)
       alternatives.push_back(ir_.sequence({ir_.literal(tag.begin), tag.rest}));
     const ExprId one = ir_.choice(alternatives);
-    const ExprId more = ir_.star(ir_.sequence({ir_.literal(separator), one}));
+    const ExprId more = ir_.repeat(ir_.sequence({ir_.literal(separator), one}), 0, max_more);
     const ExprId all = stop ? one : ir_.sequence({one, more});
     return at_least_one ? all : ir_.optional(all);
   }

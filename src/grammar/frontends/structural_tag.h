@@ -19,8 +19,8 @@ namespace espalier::grammar {
 //     grammar {grammar}                 any_text {excludes}            sequence, or {elements}
 //     optional, star, plus {content}    repeat {content, min, max}     tag {begin, content, end}
 //     triggered_tags {triggers, tags, at_least_one, stop_after_first, excludes}
-//     tags_with_separator {tags, separator, at_least_one, stop_after_first}
-// With at_least_one the text begins with a tag; repeat's max of -1 is no maximum. Where a trigger
+//     tags_with_separator {tags, separator, at_least_one, stop_after_first, max}
+// With at_least_one the text begins with a tag; a max of -1 is no maximum. Where a trigger
 // has been written one of the tags that begin with it must follow; a tag's end may be a list of
 // strings; any text inside a tag lasts until the first of its ends. kInvalidArgument names the
 // member that is wrong, kUnimplemented a type or member that is not known.

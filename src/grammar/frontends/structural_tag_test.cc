@@ -76,6 +76,15 @@ TEST(StructuralTag, FormatsOfFormats) {
       "content":{"type":"const_string","value":"x"}},"end":["!","?"]}]}})";
   for (const char* text : {"ax!", "axx?;ax!"}) EXPECT_TRUE(accepts(list, text)) << text;
   for (const char* text : {"", "a!", "axxx!", "ax!ax!", "ax!;"}) EXPECT_FALSE(accepts(list, text));
+  const auto at_most = [](const char* max) {
+    return fmt::format(R"({{"format":{{"type":"tags_with_separator","separator":";","max":{},
+        "tags":[{{"begin":"a","content":{{"type":"const_string","value":"x"}},"end":"!"}}]}}}})",
+                       max);
+  };
+  for (const char* text : {"", "ax!", "ax!;ax!"}) EXPECT_TRUE(accepts(at_most("2"), text)) << text;
+  EXPECT_FALSE(accepts(at_most("2"), "ax!;ax!;ax!"));
+  EXPECT_FALSE(accepts(at_most("1"), "ax!;ax!"));
+  EXPECT_TRUE(accepts(at_most("-1"), "ax!;ax!;ax!"));
 
   const std::string inside = R"({"format":{"type":"tag","begin":"{","end":"}","content":
       {"type":"triggered_tags","triggers":["#"],"at_least_one":true,"tags":[{"begin":"#",

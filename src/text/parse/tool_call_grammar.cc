@@ -69,12 +69,10 @@ json::object written_tag(const ToolCallWriting& writing, const Function& f) {
           {"end", writing.tail}};
 }
 
-json::object list_of(json::array tags, const char* separator, bool parallel) {
-  return {{"type", "tags_with_separator"},
-          {"tags", std::move(tags)},
-          {"separator", separator},
-          {"at_least_one", true},
-          {"stop_after_first", !parallel}};
+json::object list_of(json::array tags, const char* separator, const ToolCallGrammarOptions& o) {
+  return {{"type", "tags_with_separator"},   {"tags", std::move(tags)},
+          {"separator", separator},          {"at_least_one", true},
+          {"stop_after_first", !o.parallel}, {"max", o.max_calls > 0 ? o.max_calls : -1}};
 }
 json::object text(std::string value) {
   return {{"type", "const_string"}, {"value", std::move(value)}};
@@ -85,20 +83,20 @@ json::object sequence(json::array elements) {
 
 // All calls of a format that is written with marks for names.
 json::object written_calls(const ToolCallWriting& writing, const std::vector<Function>& functions,
-                           bool parallel) {
+                           const ToolCallGrammarOptions& options) {
   json::array tags;
   for (const Function& f : functions) tags.push_back(written_tag(writing, f));
-  return list_of(std::move(tags), writing.separator.c_str(), parallel);
+  return list_of(std::move(tags), writing.separator.c_str(), options);
 }
 
 bool is_written(const ToolCallFormat& format) { return !format.writing.head.empty(); }
 
 // A call without text around it.
 json::object required_format(const ToolCallFormat& format, const std::vector<Function>& functions,
-                             bool parallel) {
+                             const ToolCallGrammarOptions& options) {
   if (is_written(format)) {
     const ToolCallWriting& writing = format.writing;
-    json::object calls = written_calls(writing, functions, parallel);
+    json::object calls = written_calls(writing, functions, options);
     if (writing.group_begin.empty()) return calls;
     return sequence({text(writing.group_begin), std::move(calls), text(writing.group_end)});
   }
@@ -108,20 +106,20 @@ json::object required_format(const ToolCallFormat& format, const std::vector<Fun
     tags.push_back(is_list ? call_tag(format, f, "", "")
                            : call_tag(format, f, format.end.empty() ? "" : format.begin + "\n",
                                       format.end.empty() ? "" : "\n" + format.end));
-  if (!is_list) return list_of(std::move(tags), format.end.empty() ? "; " : "\n", parallel);
+  if (!is_list) return list_of(std::move(tags), format.end.empty() ? "; " : "\n", options);
   return sequence({text(format.begin.empty() ? "[" : format.begin + " ["),
-                   list_of(std::move(tags), ", ", parallel), text("]")});
+                   list_of(std::move(tags), ", ", options), text("]")});
 }
 
 // Free text in which a mark opens a call.
 json::object optional_format(const ToolCallFormat& format, const std::vector<Function>& functions,
-                             bool parallel) {
+                             const ToolCallGrammarOptions& options) {
   const ToolCallWriting& writing = format.writing;
   json::array tags;
   if (is_written(format) && !writing.group_begin.empty()) {
     tags.push_back(json::object{{"type", "tag"},
                                 {"begin", writing.group_begin},
-                                {"content", written_calls(writing, functions, parallel)},
+                                {"content", written_calls(writing, functions, options)},
                                 {"end", writing.group_end}});
   }
   if (is_written(format)) {  // parsers read a call without a group too
@@ -132,7 +130,7 @@ json::object optional_format(const ToolCallFormat& format, const std::vector<Fun
     tags.push_back(
         json::object{{"type", "tag"},
                      {"begin", format.begin},
-                     {"content", sequence({text(" ["), list_of(std::move(calls), ", ", parallel)})},
+                     {"content", sequence({text(" ["), list_of(std::move(calls), ", ", options)})},
                      {"end", "]"}});
   } else {
     for (const Function& f : functions)
@@ -144,7 +142,7 @@ json::object optional_format(const ToolCallFormat& format, const std::vector<Fun
   return {{"type", "triggered_tags"},
           {"triggers", std::move(triggers)},
           {"tags", std::move(tags)},
-          {"stop_after_first", !parallel}};
+          {"stop_after_first", !options.parallel}};
 }
 
 // Whether a grammar can write the format's calls.
@@ -170,9 +168,9 @@ std::string tool_call_structural_tag(std::string_view name, const json::value& t
   if (!options.required && (format->name == "json" || !has_grammar(*format) || !any_strict(tools)))
     return {};
   const std::vector<Function> functions = functions_of(tools, options.required);
-  return json::serialize(json::object{
-      {"format", options.required ? required_format(*format, functions, options.parallel)
-                                  : optional_format(*format, functions, options.parallel)}});
+  return json::serialize(
+      json::object{{"format", options.required ? required_format(*format, functions, options)
+                                               : optional_format(*format, functions, options)}});
 }
 
 }  // namespace espalier

@@ -74,6 +74,7 @@ std::vector<std::string> tool_call_marks(std::string_view format);
 struct ToolCallGrammarOptions {
   bool required = false;  // the answer is a call without text; else text may surround calls
   bool parallel = true;   // more than one may come
+  int32_t max_calls = 0;  // of a list that a grammar writes; 0: no bound
 };
 // `tools`: a checked list of {"type": "function", "function": {"name", "parameters", "strict"}}.
 // Arguments of tools that are not strict are any object. Empty where the options constrain nothing,
