@@ -238,9 +238,10 @@ PROBES = {langchain_openai: "langchain-openai", langchain_anthropic: "langchain-
 
 
 def main():
-    """All libraries, or those that the arguments name."""
-    rows, only = [], sys.argv[1:]  # names of probes
-    with Server() as server:
+    """All libraries, or those that the arguments name; arguments with dashes are the server's flags."""
+    more = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    rows, only = [], [argument for argument in sys.argv[1:] if argument not in more]  # names of probes
+    with Server(*more) as server:
         for probe, package in PROBES.items():
             if only and probe.__name__ not in only:
                 continue

@@ -114,14 +114,15 @@ def formats():
 
 
 def main():
-    """All formats, or those that the arguments name."""
-    failed, only = False, sys.argv[1:]
+    """All formats, or those that the arguments name; arguments with dashes are the server's flags."""
+    more = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    failed, only = False, [argument for argument in sys.argv[1:] if argument not in more]
     print(f"{'format':24} {'valid':>6} {'cut':>4} {'wrong':>6}")
     runs = [("(chat template)", [], 200)] + [(name, ["--tool-call-parser", name], 10) for name in formats()]
     assert len(runs) > 30, runs
     runs = [row for row in runs if not only or row[0] in only]
     for seed, (name, flags, count) in enumerate(runs):
-        with Server(*flags) as server:
+        with Server(*flags, *more) as server:
             valid, cut, wrong = run_suite(server, seed, count)
         print(f"{name:24} {valid:6} {cut:4} {len(wrong):6}", flush=True)
         for line in wrong[:3]:
