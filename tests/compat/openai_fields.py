@@ -19,15 +19,16 @@ HONOURED = {
     "stop": ["x"], "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.5}
 CHAT = {
     "logprobs": True, "max_completion_tokens": 2, "messages": [{"role": "developer", "content": "Hi"}],
+    "metadata": {"a": "b"}, "store": True,
     "modalities": ["text"], "parallel_tool_calls": False, "reasoning_effort": "low",
     "response_format": {"type": "json_object"}, "tool_choice": "none", "tools": [TOOL], "top_logprobs": 1}
 COMPLETION = {"echo": True, "logprobs": 1, "prompt": ["a", "b"]}
 BESIDE = {"tool_choice": {"tools": [TOOL]}, "top_logprobs": {"logprobs": True}, "stream_options": {"stream": True},
-          "parallel_tool_calls": {"tools": [TOOL]}}
+          "parallel_tool_calls": {"tools": [TOOL]}, "metadata": {"store": True}}
 WITHOUT_EFFECT = {
-    "best_of": 1, "metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}, "prompt_cache_key": "k",
+    "best_of": 1, "prediction": {"type": "content", "content": "x"}, "prompt_cache_key": "k",
     "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h", "safety_identifier": "u",
-    "service_tier": "auto", "store": False, "user": "u", "verbosity": "low"}
+    "service_tier": "auto", "user": "u", "verbosity": "low"}
 REFUSED = {
     "audio": {"voice": "alloy", "format": "wav"}, "function_call": "auto", "functions": [{"name": "f"}],
     "moderation": {"model": "m"}, "web_search_options": {"search_context_size": "low"},
