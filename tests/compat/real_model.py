@@ -207,18 +207,38 @@ def classification(ours):
     print(f"classification: the chance of ' Yes' by temperature: {chances}")
 
 
+def answers(ours, theirs):
+    """{prompt: (its ids, Espalier's answer, llama.cpp's)}, greedy."""
+    out = {}
+    for text in PROMPTS:
+        ids = post(ours, "/tokenize", {"prompt": text})["tokens"]
+        got = post(ours, "/generate", {"input_ids": ids, "sampling_params": {
+            "max_new_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}})["output_ids"]
+        out[text] = ids, got, theirs.greedy(ids)
+    return out
+
+
 def other_formats(path):
-    """Greedy answers of the model in each other quantisation, in both engines."""
+    """Greedy answers in each other quantisation, judged by the same weights in F32 with exact activations: either
+    engine's rounding can move its choice, so neither is the measure of the other."""
     for name in FORMATS:
-        target = os.path.join(STORE, f"{name}.gguf")
+        target, exact = (os.path.join(STORE, f"{kind}.gguf") for kind in (name, f"{name}_as_F32"))
         os.makedirs(STORE, exist_ok=True)
         if not os.path.isfile(target):
             requantize(path, target + ".part", Type[name])
             os.rename(target + ".part", target)
-        theirs = LlamaCpp(target)
-        with Server("--model-path", target, "--device", "cpu", "--num-threads", str(THREADS)) as ours:
-            print(f"== {name}")
-            greedy(ours, theirs)
+        flags = ("--device", "cpu", "--num-threads", str(THREADS))
+        print(f"== {name}")
+        with Server("--model-path", target, *flags) as ours:
+            known = answers(ours, LlamaCpp(target))
+        requantize(target, exact, Type.F32)
+        with Server("--model-path", exact, *flags) as reference:
+            for text, (ids, got, expected) in known.items():
+                behind, theirs = (max(regrets(reference, ids, answer)) for answer in (got, expected))
+                print(f"greedy: {text!r}: at most {behind:.2f} nats behind the choice of F32, "
+                      f"llama.cpp's answer {theirs:.2f}")
+                assert len(got) == ANSWER_TOKENS and behind < TIE, (text, got)
+        os.remove(exact)
 
 
 def fill_in_the_middle(ours):
