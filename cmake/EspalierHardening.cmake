@@ -9,7 +9,7 @@ endif()
 
 # Rooms in whose inner loops the checks of std::vector and std::span cost more than 1 %. All other code
 # checks every index (_GLIBCXX_ASSERTIONS).
-set(espalier_unchecked_rooms tensor kernels cache models engine scheduler executor sampling)
+set(espalier_unchecked_rooms tensor kernels cache models engine scheduler speculation executor sampling)
 
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES C CXX)

@@ -1,0 +1,107 @@
+#include "engine/speculation/draft_policy.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace espalier {
+
+namespace {
+// A draft token must be worth this much more than it costs: measurements are noisy.
+constexpr double kMargin = 1.15;
+// Of a plain step, where nothing has been measured: decode reads weights, a draft token does not.
+constexpr double kAssumedCost = 0.3;
+// What is believed of a source before it has been measured, and how many tokens that weighs.
+constexpr double kPriorRate = 0.6, kPriorWeight = 4;
+// One refused draft in so many is verified with one token, to measure again: below 1 % of the time.
+constexpr uint32_t kProbePeriod = 128;
+// With others in the batch a drafting sequence misses the step that is built while its own runs, so
+// it must accept more than the one token that it would have got there.
+constexpr double kAcceptedLeastBesideOthers = 1.3;
+// The device idles so long, of a plain step, when it awaits the host.
+constexpr double kWaitCost = 0.05;
+
+double moving(double mean, double sample, int32_t count) {
+  return mean + (sample - mean) / std::min(count, 16);
+}
+}  // namespace
+
+void AcceptanceRate::add(bool accepted) {
+  if (offered_ >= kOfferedMax) {
+    offered_ /= 2;
+    accepted_ /= 2;
+  }
+  offered_ += 1;
+  accepted_ += accepted ? 1 : 0;
+}
+
+size_t DraftPolicy::class_of(const Origin& origin) {
+  const size_t match = origin.match_length < 6 ? 0 : origin.match_length < 12 ? 1 : 2;
+  const size_t position = origin.position == 0 ? 0 : origin.position < 4 ? 1 : 2;
+  return (static_cast<size_t>(origin.source) * kMatchClasses + match) * kPositionClasses + position;
+}
+
+void DraftPolicy::observe_token(const Origin& origin, AcceptanceRate& own, bool accepted) {
+  rates_[class_of(origin)].add(accepted);
+  own.add(accepted);
+}
+
+double DraftPolicy::acceptance(const Origin& origin, const AcceptanceRate& own) const {
+  return own.rate(rates_[class_of(origin)].rate(kPriorRate, kPriorWeight), kPriorWeight);
+}
+
+void DraftPolicy::observe_step(int32_t num_entries, int32_t num_draft_tokens, double seconds) {
+  if (num_entries < 1 || !(seconds > 0)) return;
+  StepCost& cost =
+      costs_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(num_entries)), kBatchClasses) -
+             1];
+  if (num_draft_tokens == 0) {
+    cost.num_plain = std::min(cost.num_plain + 1, 16);
+    cost.plain = moving(cost.plain, seconds, cost.num_plain);
+  } else if (cost.num_plain > 0) {
+    const double each = std::max(0.0, seconds - cost.plain) / num_draft_tokens;
+    cost.num_draft = std::min(cost.num_draft + 1, 16);
+    cost.draft_token = moving(cost.draft_token, each, cost.num_draft);
+  }
+}
+
+double DraftPolicy::relative_cost(int32_t num_entries) const {
+  const StepCost& cost =
+      costs_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(std::max(num_entries, 1))),
+                              kBatchClasses) -
+             1];
+  if (cost.num_draft == 0 || cost.plain <= 0) return kAssumedCost / std::max(num_entries, 1);
+  return cost.draft_token / cost.plain;
+}
+
+// `reached`: the probability that the tokens before origin.position are as predicted. A step yields
+// num_running tokens without draft tokens.
+DraftPolicy::Plan DraftPolicy::plan(Origin origin, double reached, const AcceptanceRate& own,
+                                    int32_t most, int32_t num_running) const {
+  const double least = kMargin * relative_cost(num_running) * num_running;
+  Plan plan;
+  for (; plan.length < most; ++plan.length, ++origin.position) {
+    reached *= acceptance(origin, own);
+    if (reached < least) break;
+    plan.accepted += reached;
+  }
+  if (num_running > 1 && plan.accepted < kAcceptedLeastBesideOthers) return {};
+  return plan;
+}
+
+int32_t DraftPolicy::length(const Origin& first, const AcceptanceRate& own, int32_t most,
+                            int32_t num_running) {
+  const Plan best = plan(first, 1, own, most, num_running);
+  if (best.length > 0 || most < 1) return best.length;
+  return ++num_refused_ % kProbePeriod == 0 ? 1 : 0;
+}
+
+bool DraftPolicy::pays_to_wait(const Origin& first, const AcceptanceRate& own, int32_t most,
+                               int32_t num_running) const {
+  Origin next = first;
+  ++next.position;
+  const Plan best = plan(next, acceptance(first, own), own, most - 1, num_running);
+  const double cost = relative_cost(num_running) * num_running * best.length;
+  return best.length > 0 && best.accepted > cost + kWaitCost;
+}
+
+}  // namespace espalier
