@@ -274,6 +274,14 @@ void add_grammar_rows(SettingTable& table, EngineConfig& engine) {
                "sample every token, those that a grammar leaves no choice for too");
   table.toggle("disable-drafts", engine.disable_draft_tokens,
                "propose no draft tokens from earlier answers of the same grammar");
+  table.choice("speculative-algorithm", engine.speculative_algorithm, {"none", "NGRAM"},
+               "draft tokens for requests without a grammar, verified by the model's own samples: "
+               "NGRAM takes them from the request's text and from recent answers, where that is "
+               "measured to pay; changes no answer; on the CPU");
+  table.integer("speculative-num-draft-tokens", engine.speculative_num_draft_tokens, 1, 16,
+                "draft tokens of one request in one step, at most");
+  table.integer("speculative-ngram-capacity", engine.speculative_ngram_capacity, 32, 1 << 26,
+                "tokens of recent answers that NGRAM searches");
   table.integer("grammar-threads", engine.grammar_threads, 1, 256, "threads that compile grammars");
   table.number("grammar-compile-seconds", engine.grammar_compile_seconds, 0.001, 3600,
                "that compiling one grammar may take");

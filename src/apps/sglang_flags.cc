@@ -165,7 +165,7 @@ constexpr Group kGroups[] = {
     {Rule::kRefused, kValue, "",
      "keys and values are kept on the device alone; raise --mem-fraction-static for a larger cache",
      "hicache-storage-backend radix-cache-backend swa-prefix-tails radix-eviction-policy-config"},
-    {Rule::kNoEffect, kValue, "", "it matters only with --speculative-algorithm",
+    {Rule::kNoEffect, kValue, "", "it matters only with draft models, which are not supported",
      "speculative-accept-threshold-acc speculative-accept-threshold-single "
      "speculative-adaptive-config speculative-attention-mode speculative-dflash-block-size "
      "speculative-domino-candidate-pool-size speculative-draft-attention-backend "
@@ -175,21 +175,20 @@ constexpr Group kGroups[] = {
      "speculative-dsa-topk-backend speculative-dspark-block-size "
      "speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path "
      "speculative-eagle-topk speculative-moe-a2a-backend speculative-moe-runner-backend "
-     "speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens "
+     "speculative-ngram-external-corpus-max-tokens "
      "speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget "
      "speculative-ngram-match-type speculative-ngram-max-bfs-breadth "
      "speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth "
-     "speculative-num-draft-tokens speculative-num-steps speculative-token-map spec-trace-dir "
+     "speculative-num-steps speculative-token-map spec-trace-dir "
      "linear-replayssm-cache-len"},
-    {Rule::kNoEffect, kSwitch, "", "it matters only with --speculative-algorithm",
+    {Rule::kNoEffect, kSwitch, "", "it matters only with draft models, which are not supported",
      "speculative-adaptive speculative-use-block-verification speculative-use-rejection-sampling "
      "speculative-dspark-align-verify-tokens-to-graph-tier enable-multi-layer-eagle "
      "enable-draft-weights-cpu-backup enable-linear-replayssm-spec "
      "speculative-enable-w4a4-mxfp4-megamoe"},
     {Rule::kRefused, kValue, "",
-     "draft models are not supported; answers constrained by a grammar use draft tokens by "
-     "themselves",
-     "speculative-algorithm decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
+     "draft models are not supported; --speculative-algorithm NGRAM needs none",
+     "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
      "decoupled-spec-rank"},
     {Rule::kOnlyValue, kValue, "null", "draft models are not supported; leave it out",
      "decoupled-spec-role"},

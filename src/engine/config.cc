@@ -151,6 +151,24 @@ Result<int32_t> resolve_total_tokens(const EngineConfig& user, const EngineConfi
   return static_cast<int32_t>(whole_pages);
 }
 
+Status check_speculation(const EngineConfig& c) {
+  if (c.speculative_algorithm != "none" && c.speculative_algorithm != "NGRAM")
+    return invalid_argument("speculative_algorithm is '{}', but must be none or NGRAM",
+                            c.speculative_algorithm);
+  if (c.speculative_num_draft_tokens < 1 || c.speculative_num_draft_tokens > 16)
+    return invalid_argument("speculative_num_draft_tokens is {}, but must be 1 to 16",
+                            c.speculative_num_draft_tokens);
+  if (c.speculative_ngram_capacity < 32 || c.speculative_ngram_capacity > 1 << 26)
+    return invalid_argument("speculative_ngram_capacity is {}, but must be 32 to {} tokens",
+                            c.speculative_ngram_capacity, 1 << 26);
+  if (c.speculative_algorithm != "none" && c.device.starts_with("cuda"))
+    return invalid_argument(
+        "speculative_algorithm is {}, but draft tokens are verified on the CPU alone: leave it "
+        "out, or set device to cpu",
+        c.speculative_algorithm);
+  return Status();
+}
+
 void resolve_prefill(const EngineConfig& user, const SystemInfo& system, EngineConfig& c) {
   c.chunked_prefill_size = user.chunked_prefill_size == -1 ? c.context_length
                            : user.chunked_prefill_size == 0
@@ -205,6 +223,7 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
   if (c.grammar_backend != "espalier" && c.grammar_backend != "none")
     return fail(invalid_argument("grammar_backend is '{}', but must be espalier or none",
                                  c.grammar_backend));
+  ESP_RETURN_IF_ERROR(check_speculation(c));
   if (c.grammar_threads < 1 || !(c.grammar_compile_seconds > 0))
     return fail(invalid_argument(
         "grammar_threads is {} and grammar_compile_seconds {}, but both must be above 0",

@@ -70,6 +70,11 @@ struct EngineConfig {
   bool constrained_json_disable_any_whitespace = false;  // compact where a request does not say
   bool disable_jump_forward = false;                     // sample also what a grammar forces
   bool disable_draft_tokens = false;                     // no draft tokens under a grammar
+  // none, or NGRAM: draft tokens for requests without a grammar, from their own text and from
+  // recent answers of their namespace. Changes no answer.
+  std::string speculative_algorithm = "none";
+  int32_t speculative_num_draft_tokens = 8;              // of one request in one step, at most
+  int32_t speculative_ngram_capacity = 1 << 18;          // tokens of recent answers that are kept
   int32_t grammar_threads = 2;                           // that compile grammars
   double grammar_compile_seconds = 5;                    // at most, for one
   // Bytes of the compiled grammars that are kept; 0: a sixteenth of the memory that is available,

@@ -65,6 +65,33 @@ TEST_P(Determinism, Crowd) {
   check("no radix cache", {.disable_radix_cache = true});
 }
 
+// Greedy, sampled with filters, with log-probabilities and with penalties, which have no draft
+// tokens. Warm answers are continued from the history of the cold ones.
+TEST_P(Determinism, DraftTokens) {
+  EngineConfig config{.speculative_algorithm = "NGRAM"};
+  for (const bool overlap : {true, false}) {
+    config.disable_overlap_schedule = !overlap;
+    auto engine = load_golden(GetParam(), config);
+    ASSERT_NE(engine, nullptr);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<Answer> answers;
+      for (const GenerateRequest& request : make_requests())
+        answers.push_back(answer_of(*engine->generate(request)));
+      expect_same(answers, alone_, "draft tokens, round " + std::to_string(round));
+    }
+    const EngineStats stats = engine->stats();
+    EXPECT_GT(stats.drafted_tokens_total, 0);  // how many pay, the time of steps decides
+    EXPECT_GE(stats.drafted_tokens_total, stats.accepted_draft_tokens_total);
+    expect_same(answers_in_a_crowd(*engine), alone_, "draft tokens in a crowd");
+  }
+  config.page_size = 5;
+  config.chunked_prefill_size = 7;
+  check("draft tokens, pages of 5", config);
+  config.max_total_tokens = 160;
+  config.schedule_conservativeness = 0.05;
+  check("draft tokens in a tiny pool", config);
+}
+
 TEST_P(Determinism, Chunks) {
   for (int32_t chunk : {1, 3, 16, 512})
     check("chunks of " + std::to_string(chunk), {.chunked_prefill_size = chunk});

@@ -41,6 +41,7 @@ struct EngineStats {
   double host_seconds_total = 0;  // scheduling work of the steps, waits excluded
   int64_t forced_tokens_total = 0, forwards_saved_total = 0;  // jump-forward: see RequestStats
   int64_t drafted_tokens_total = 0, accepted_draft_tokens_total = 0;
+  int64_t verify_steps_total = 0;                                    // entries with draft tokens
   int64_t num_masks_total = 0;                                       // of constrained entries
   double mask_seconds_total = 0;                                     // of the scheduler's thread
   int64_t num_grammars_total = 0, num_grammar_cache_hits_total = 0;  // requests with a grammar

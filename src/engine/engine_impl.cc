@@ -264,6 +264,7 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
                        !(live->sampling.spec.computes_forced_logprobs() && may_stop);
   live->draft_tokens =
       live->jump_forward && request.sampling.draft_tokens && !config_.disable_draft_tokens;
+  live->speculates = request.sampling.draft_tokens;
   live->token_healing = request.sampling.token_healing;
   live->logprob_start_len = request.logprob_start_len;
   live->embed = request.embed;

@@ -22,7 +22,9 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           .bypass_bound = c.schedule_bypass_bound,
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
-          .draft_samples_max = c.disable_draft_tokens ? 0 : executor.draft_samples_max(),
+          .draft_samples_max = c.disable_draft_tokens && c.speculative_algorithm == "none"
+                                   ? 0
+                                   : executor.draft_samples_max(),
           .find_shared_prefixes = c.device == "cuda" && !c.disable_cascade_attention &&
                                   !c.enable_deterministic_inference,
           .conservativeness = c.schedule_conservativeness};
@@ -41,7 +43,8 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
       events_({.requests = requests_,
                .registry = registry,
                .sessions = sessions,
-               .proposer = proposer_,
+               .proposer = proposer_.grammars(),
+               .proposals = proposer_,
                .clock = clock_,
                .pooled = info.pooled}),
       scheduler_(scheduler_config(config, executor), cache, clock_, events_, &proposer_),
@@ -52,7 +55,8 @@ EngineLoop::EngineLoop(const EngineConfig& config, const ModelInfo& info, Execut
                 .scheduler = scheduler_,
                 .cache = cache,
                 .executor = executor,
-                .proposer = proposer_,
+                .proposer = proposer_.grammars(),
+                .proposals = proposer_,
                 .events = events_,
                 .stats = stats_,
                 .pooled = info.pooled,

@@ -16,6 +16,7 @@
 #include "engine/requests/inbox.h"
 #include "engine/requests/inbox_handler.h"
 #include "engine/requests/registry.h"
+#include "engine/requests/request_proposer.h"
 #include "engine/requests/request_table.h"
 #include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
@@ -66,7 +67,7 @@ class EngineLoop {
   SteadyClock clock_;
   RequestTable requests_;
   StepMasks masks_;
-  GrammarProposer proposer_;
+  RequestProposer proposer_;
   EventEmitter events_;
   Scheduler scheduler_;
   const int32_t max_sequence_tokens_;

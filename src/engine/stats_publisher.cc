@@ -25,6 +25,7 @@ void StatsPublisher::publish() {
   totals_.forwards_saved_total = s.forwards_saved;
   totals_.drafted_tokens_total = s.drafted_tokens;
   totals_.accepted_draft_tokens_total = s.accepted_draft_tokens;
+  totals_.verify_steps_total = s.verify_steps;
   totals_.kv_tokens_total = pages.total * page_size;
   totals_.kv_tokens_running = pages.in_use() * page_size;
   totals_.kv_tokens_cached = (pages.evictable + pages.protected_) * page_size;

@@ -114,6 +114,9 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
   w.member("constrained_json_disable_any_whitespace", e.constrained_json_disable_any_whitespace);
   w.member("disable_jump_forward", e.disable_jump_forward)
       .member("disable_drafts", e.disable_draft_tokens);
+  w.member("speculative_algorithm", e.speculative_algorithm)
+      .member("speculative_num_draft_tokens", e.speculative_num_draft_tokens)
+      .member("speculative_ngram_capacity", e.speculative_ngram_capacity);
   w.member("sampling_defaults", e.sampling_defaults);
   w.member("tp_size", e.tp_size)
       .member("num_threads", e.num_threads)

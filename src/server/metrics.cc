@@ -167,6 +167,10 @@ void add_requests(Figures& f, const EngineStats& s) {
   f.counter("sglang:num_retracted_requests_total", "Retractions so far.", s.num_retractions_total);
 }
 
+double ratio(int64_t part, int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
 void add_steps(Figures& f, const EngineStats& s) {
   f.counter("sglang:forward_execution_seconds_total", "Time in forward passes.",
             s.forward_seconds_total);
@@ -177,6 +181,14 @@ void add_steps(Figures& f, const EngineStats& s) {
   f.counter("espalier:drafted_tokens_total", "Draft tokens proposed.", s.drafted_tokens_total);
   f.counter("espalier:accepted_drafts_total", "Draft tokens accepted.",
             s.accepted_draft_tokens_total);
+  f.counter("sglang:spec_verify_calls_total", "Batch entries that verified draft tokens.",
+            s.verify_steps_total);
+  f.gauge("sglang:spec_accept_rate", "Draft tokens accepted, of those proposed.",
+          ratio(s.accepted_draft_tokens_total, s.drafted_tokens_total));
+  f.gauge(
+      "sglang:spec_accept_length", "Tokens of an entry that verified draft tokens, its own too.",
+      s.verify_steps_total == 0 ? 0.0
+                                : 1 + ratio(s.accepted_draft_tokens_total, s.verify_steps_total));
   f.counter("espalier:host_seconds_total", "Scheduling work of all steps.", s.host_seconds_total);
   f.counter("espalier:cache_events_total", "Events of the cache so far (--kv-events-config).",
             s.num_cache_events_total);

@@ -59,7 +59,12 @@ class NativeGeneration final : public Generation {
     }
     if (s.drafted_tokens > 0) {
       w.member("drafted_tokens", s.drafted_tokens)
-          .member("accepted_drafts", s.accepted_draft_tokens);
+          .member("accepted_drafts", s.accepted_draft_tokens)
+          .member("spec_verify_ct", s.verify_steps)
+          .member("spec_accept_rate",
+                  static_cast<double>(s.accepted_draft_tokens) / s.drafted_tokens)
+          .member("spec_accept_length",
+                  1 + static_cast<double>(s.accepted_draft_tokens) / s.verify_steps);
     }
     if (sample.item->request.return_logprob) write_logprobs(w, sample, ids_begin);
     if (sample.finish) {

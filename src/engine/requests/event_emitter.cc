@@ -62,6 +62,7 @@ std::optional<FinishReason> EventEmitter::on_token(SequenceId id, TokenId token,
   ++new_tokens_;
   ++sample.num_tokens;
   add_pending(sample);
+  if (sample.speculates) parts_.proposals.observe_token(sample, token);
   if (sample.has_grammar || sample.heals) {
     auto ended = parts_.proposer.advance(sample, token, forced);
     if (ended && (!out.finish || ended->type == FinishReason::Type::kError)) return ended;
@@ -108,6 +109,7 @@ void EventEmitter::finish(SampleState& sample, FinishReason reason, const Reques
   sample.finished = true;
   if (sample.request->session)
     parts_.sessions.finish(sample.request->id, reason.type != FinishReason::Type::kError);
+  parts_.proposals.finish(sample);
   sample.event.text += sample.output.flush();
   sample.event.stats = stats;
   // It was aborted or failed before the step that computes them: they are not known.

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "engine/constrained/grammar_proposer.h"
 #include "engine/requests/registry.h"
+#include "engine/requests/request_proposer.h"
 #include "engine/requests/request_table.h"
 #include "engine/requests/sessions.h"
 #include "engine/scheduler/scheduler.h"
@@ -30,6 +31,7 @@ class EventEmitter final : public SequenceObserver {
     RequestRegistry& registry;
     SessionTable& sessions;
     GrammarProposer& proposer;
+    RequestProposer& proposals;
     const Clock& clock;
     std::optional<PooledInfo> pooled;
   };

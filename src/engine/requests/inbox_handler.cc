@@ -144,6 +144,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
   sample.event.stats.prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
   sample.event.stats.arrived = request.arrived;
   const bool constrained = sample.matcher || !sample.healing.empty();
+  if (!constrained && !request.embed) parts_.proposals.start(sample, max_new_tokens);
   const SequenceId id = parts_.requests.add_sequence(sample);
   const Status status = parts_.scheduler.add(
       {.id = id,
@@ -152,7 +153,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .max_new_tokens = max_new_tokens,
        .stop_ids = request.sampling.stop_ids,
        .has_grammar = constrained,
-       .takes_proposals = constrained,
+       .takes_proposals = constrained || sample.speculates,
        .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
        .pooled = pooled_tokens(request),
        .cache_namespace = request.cache_namespace,

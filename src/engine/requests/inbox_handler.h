@@ -13,6 +13,7 @@
 #include "engine/executor/executor.h"
 #include "engine/requests/event_emitter.h"
 #include "engine/requests/inbox.h"
+#include "engine/requests/request_proposer.h"
 #include "engine/stats_publisher.h"
 
 namespace espalier {
@@ -26,6 +27,7 @@ class InboxHandler {
     PrefixCache& cache;
     Executor& executor;
     GrammarProposer& proposer;
+    RequestProposer& proposals;
     EventEmitter& events;
     StatsPublisher& stats;
     std::optional<PooledInfo> pooled;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "engine/requests/request.h"
 #include "engine/sampling/params.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/speculation/speculator.h"
 #include "engine/text_io/output_processor.h"
 #include "grammar/grammar.h"
 #include "seams/token_event.h"
@@ -29,6 +31,7 @@ struct SampleState {
   bool in_session = false;         // the same
   bool has_grammar = false;        // `matcher` is set
   bool heals = false;              // `healing` is not empty
+  bool speculates = false;         // `speculative` is set
   int32_t num_tokens = 0;          // output tokens so far
   int32_t num_logprobs_due =
       0;  // trailing forced tokens of the event without log-probabilities yet
@@ -37,6 +40,7 @@ struct SampleState {
   SequenceId sequence = 0;                  // 0: not in the scheduler
   int32_t num_input_logprobs = 0;           // reported so far
   std::optional<grammar::Matcher> matcher;  // where the request has a grammar
+  std::unique_ptr<SpeculativeText> speculative;  // where draft tokens come from its text
   std::vector<TokenId> recent;              // with a grammar: the last output tokens
   int32_t num_forced = 0;                   // output tokens that were forced
   std::vector<TokenId> choices;             // the few continuations behind `choices_at` tokens
@@ -66,6 +70,7 @@ struct LiveRequest {
   bool jump_forward = false;
   bool draft_tokens = false;  // with a grammar: taken from its earlier answers
   uint64_t draft_scope = 0;   // of its grammar and cache_namespace
+  bool speculates = false;    // without a grammar: may have draft tokens
   bool token_healing = false;
   bool complete_within_budget = false;
   int32_t logprob_start_len = -1;

@@ -126,11 +126,12 @@ void BatchBuilder::add_chunk(ForwardBatch& batch, Sequence& sequence) {
   add_entry(batch, sequence, count);
 }
 
-// A penalty depends on the tokens before, and a log-probability is of a sampled token, so neither
-// goes with draft tokens.
+// A penalty depends on the tokens before, so it does not go with draft tokens; nor do
+// log-probabilities where a grammar forces tokens, which have none in this entry.
 bool BatchBuilder::may_draft(const Sequence& sequence) const {
   return draft_samples_left_ > 0 && sequence.spec.takes_proposals &&
-         !sequence.spec.sampling->has_penalties() && !sequence.spec.sampling->return_logprob;
+         !sequence.spec.sampling->has_penalties() &&
+         !(sequence.spec.has_grammar && sequence.spec.sampling->return_logprob);
 }
 
 // Draft tokens behind an entry of `num_query_tokens` known tokens.
@@ -259,6 +260,7 @@ void BatchBuilder::add_shared_prefixes(ForwardBatch& batch) {
 }
 
 void BatchBuilder::observe_step_time(const ForwardBatch& batch, double seconds) {
+  proposer_.observe_step(batch, seconds);
   if (config_.inter_token_seconds_max <= 0) return;
   int32_t num_prompt_tokens = 0;
   for (const BatchEntry& entry : batch.entries)

@@ -55,7 +55,7 @@ class BatchBuilder {
   // Prompt tokens that the step may still take.
   int32_t prompt_tokens_left() const { return prompt_tokens_left_; }
 
-  // Learns the duration of a step, for inter_token_seconds_max.
+  // Learns the duration of a step, for inter_token_seconds_max and the proposer.
   void observe_step_time(const ForwardBatch& batch, double seconds);
 
   // Aborts unless the sequence's launched tokens and samples are consistent.

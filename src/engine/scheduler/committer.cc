@@ -103,22 +103,32 @@ void Committer::take_draft_samples(Sequence& sequence, const ForwardBatch& batch
     num_accepted = static_cast<int32_t>(std::ranges::mismatch(output, draft).in1 - output.begin());
     return begin + num_accepted == sequence.num_tokens();
   };
+  // Counted before each token is reported, for the last one reports the end with these counts.
+  int32_t num_counted = 0;
+  const auto count_accepted = [&](int32_t count) {
+    sequence.stats.accepted_draft_tokens += count - num_counted;
+    counts_.accepted_draft_tokens += count - num_counted;
+    num_counted = count;
+  };
+  count_verify_step(sequence, entry.num_draft_tokens);
+  TokenLogprobs logprobs(result.logprobs);
   for (TokenId token = result.token; token >= 0;) {
-    if (!take_token(sequence, token, {})) break;
+    if (num_accepted < entry.num_draft_tokens && draft[static_cast<size_t>(num_accepted)] == token)
+      count_accepted(num_accepted + 1);
+    if (!take_token(sequence, token, std::move(logprobs))) break;
     take_forced(sequence);
     if (!all_accepted() || sequence.finish_reported) break;
     const auto sample = std::ranges::lower_bound(samples, num_accepted - 1);
     if (sample == samples.end() || *sample != num_accepted - 1) break;
-    token = result.draft_tokens[static_cast<size_t>(sample - samples.begin())];
+    const auto at = static_cast<size_t>(sample - samples.begin());
+    token = result.draft_tokens[at];
     if (token < 0) break;
+    if (sequence.spec.sampling->return_logprob) logprobs = result.draft_logprobs[at];
     ++sequence.stats.forwards_saved;
     ++counts_.forwards_saved;
   }
   all_accepted();
-  sequence.stats.drafted_tokens += entry.num_draft_tokens;
-  sequence.stats.accepted_draft_tokens += num_accepted;
-  counts_.drafted_tokens += entry.num_draft_tokens;
-  counts_.accepted_draft_tokens += num_accepted;
+  count_accepted(num_accepted);
   // The entry of the last token samples what follows it, though its keys and values are computed.
   sequence.num_computed = std::min(begin + num_accepted, sequence.num_tokens() - 1);
   sequence.num_launched = sequence.num_computed;
@@ -197,6 +207,13 @@ void Committer::request_forced_logprobs(Sequence& sequence, int32_t num_in_fligh
 void Committer::count_saved(Sequence& sequence, int32_t num_forwards_saved) {
   sequence.stats.forwards_saved += num_forwards_saved;
   counts_.forwards_saved += num_forwards_saved;
+}
+
+void Committer::count_verify_step(Sequence& sequence, int32_t num_draft_tokens) {
+  ++sequence.stats.verify_steps;
+  ++counts_.verify_steps;
+  sequence.stats.drafted_tokens += num_draft_tokens;
+  counts_.drafted_tokens += num_draft_tokens;
 }
 
 void Committer::take_forced(Sequence& sequence) {

@@ -29,7 +29,7 @@ namespace espalier {
 struct TokenCounts {
   int64_t generated_tokens = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;
-  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0, verify_steps = 0;
 };
 
 class Committer {
@@ -80,6 +80,7 @@ class Committer {
   void take_forced(Sequence& sequence);
   void propose_forced(const Sequence& sequence);  // into forced_
   void request_forced_logprobs(Sequence& sequence, int32_t num_in_flight);
+  void count_verify_step(Sequence& sequence, int32_t num_draft_tokens);
   void count_saved(Sequence& sequence, int32_t num_forwards_saved);
   bool in_flight(const Sequence& sequence) const {
     return parts_.steps.in_flight(sequence.last_step);

@@ -326,6 +326,7 @@ SchedulerStats Scheduler::stats() const {
   stats.forced_tokens = counts.forced_tokens;
   stats.forwards_saved = counts.forwards_saved;
   stats.drafted_tokens = counts.drafted_tokens;
+  stats.verify_steps = counts.verify_steps;
   stats.accepted_draft_tokens = counts.accepted_draft_tokens;
   stats.num_running = running_->num_running();
   stats.num_waiting = queue_->size();

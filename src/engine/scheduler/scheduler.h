@@ -183,7 +183,7 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0, cached_tokens = 0;  // of sequences whose prefill has begun
   int64_t generated_tokens = 0, steps = 0, entries = 0;
   int64_t forced_tokens = 0, forwards_saved = 0;  // see RequestStats
-  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0, verify_steps = 0;
 };
 
 // Not thread-safe. The references outlive it, and so do `proposer` (null: nothing is proposed) and

@@ -56,6 +56,9 @@ class TokenProposer {
   // Whether propose_draft_tokens() is likely to find draft tokens behind the token that the entry
   // in flight samples. The scheduler then builds the next entry after the commit of that token.
   virtual bool draft_tokens_after_next(SequenceId) { return false; }
+
+  // A step has been committed that took so long on the device.
+  virtual void observe_step(const ForwardBatch&, double /*seconds*/) {}
 };
 
 }  // namespace espalier

@@ -1,0 +1,66 @@
+#include "engine/requests/request_proposer.h"
+
+#include <functional>
+#include <string>
+
+namespace espalier {
+
+RequestProposer::RequestProposer(const EngineConfig& config, const RequestTable& requests,
+                                 StepMasks& masks)
+    : overlap_(!config.disable_overlap_schedule),
+      requests_(requests),
+      grammars_(config, requests, masks) {
+  if (config.speculative_algorithm == "none") return;
+  speculator_ = std::make_unique<Speculator>(
+      Speculator::Config{.draft_tokens_max = config.speculative_num_draft_tokens,
+                         .history_tokens = config.speculative_ngram_capacity});
+}
+
+void RequestProposer::start(SampleState& sample, int32_t max_new_tokens) {
+  const LiveRequest& request = *sample.request;
+  if (!speculator_ || !request.speculates || max_new_tokens < 2 ||
+      request.sampling.spec.has_penalties())
+    return;
+  const uint64_t scope = std::hash<std::string>()(request.cache_namespace);
+  sample.speculative = speculator_->start(scope, request.prompt_ids, max_new_tokens);
+  sample.speculates = true;
+}
+
+void RequestProposer::observe_token(SampleState& sample, TokenId token) {
+  speculator_->observe_token(*sample.speculative, token);
+}
+
+void RequestProposer::finish(SampleState& sample) {
+  if (!sample.speculates) return;
+  speculator_->finish(*sample.speculative);
+  sample.speculative.reset();
+  sample.speculates = false;
+}
+
+void RequestProposer::propose_forced(SequenceId id, std::vector<TokenId>& forced) {
+  if (!requests_.sample(id).speculates) grammars_.propose_forced(id, forced);
+}
+
+bool RequestProposer::forces_after_next(SequenceId id) {
+  return !requests_.sample(id).speculates && grammars_.forces_after_next(id);
+}
+
+void RequestProposer::propose_draft_tokens(SequenceId id, DraftTokens& draft) {
+  SampleState& sample = requests_.sample(id);
+  if (sample.speculates)
+    speculator_->propose(*sample.speculative, draft);
+  else
+    grammars_.propose_draft_tokens(id, draft);
+}
+
+bool RequestProposer::draft_tokens_after_next(SequenceId id) {
+  const SampleState& sample = requests_.sample(id);
+  if (!sample.speculates) return grammars_.draft_tokens_after_next(id);
+  return overlap_ && speculator_->pays_to_wait(*sample.speculative);
+}
+
+void RequestProposer::observe_step(const ForwardBatch& batch, double seconds) {
+  if (speculator_) speculator_->observe_step(batch, seconds);
+}
+
+}  // namespace espalier

@@ -1,0 +1,44 @@
+// The TokenProposer of all requests: a sample with a grammar or text to heal gets what its grammar
+// proposes, any other one draft tokens from its text and recent answers, where these are on.
+//
+// Not thread-safe: the loop's thread alone uses it. Owns the grammars' proposer; borrows
+// the table and the masks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/constrained/grammar_proposer.h"
+#include "engine/requests/request_table.h"
+#include "engine/scheduler/token_proposer.h"
+#include "engine/speculation/speculator.h"
+
+namespace espalier {
+
+class RequestProposer final : public TokenProposer {
+ public:
+  RequestProposer(const EngineConfig& config, const RequestTable& requests, StepMasks& masks);
+
+  GrammarProposer& grammars() { return grammars_; }
+
+  // A sample without a grammar, before it enters the scheduler: `speculates` is set if it may get
+  // draft tokens.
+  void start(SampleState& sample, int32_t max_new_tokens);
+  void observe_token(SampleState& sample, TokenId token);  // REQUIRES sample.speculates
+  void finish(SampleState& sample);                        // any sample ends
+
+  void propose_forced(SequenceId id, std::vector<TokenId>& forced) override;
+  bool forces_after_next(SequenceId id) override;
+  void propose_draft_tokens(SequenceId id, DraftTokens& draft) override;
+  bool draft_tokens_after_next(SequenceId id) override;
+  void observe_step(const ForwardBatch& batch, double seconds) override;
+
+ private:
+  const bool overlap_;
+  const RequestTable& requests_;
+  GrammarProposer grammars_;
+  std::unique_ptr<Speculator> speculator_;  // null: off
+};
+
+}  // namespace espalier
