@@ -224,7 +224,8 @@ inline constexpr std::tuple kRequestFields = {
                   ESP_MEMBER(jump_forward)),
     request_field({.name = "drafts",
                    .places = kInHttp,
-                   .doc = "false: no draft tokens from earlier answers of the same grammar"},
+                   .doc = "false: no draft tokens, neither from answers of the same grammar "
+                          "nor by --speculative-algorithm; no answer depends on them"},
                   ESP_MEMBER(draft_tokens)),
     request_field({.name = "token_healing",
                    .places = kInHttp,

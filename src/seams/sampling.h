@@ -77,7 +77,7 @@ struct SamplingParams {
   // first reasoning_end (empty: there is no such part).
   std::string reasoning_begin, reasoning_end;
   bool jump_forward = true;  // false: forced tokens are sampled too
-  bool draft_tokens = true;  // false: no draft tokens from earlier answers of the grammar
+  bool draft_tokens = true;  // false: no draft tokens
   // The prompt's last tokens, where longer ones could stand, are generated anew: the output's
   // tokens begin with their text (which its text does not repeat).
   bool token_healing = false;

@@ -156,6 +156,54 @@ class ServeTest(unittest.TestCase):
         self.assertEqual(self.server.post("/generate", body)["meta_info"]["cached_tokens"], 0)
 
 
+class SpeculationTest(unittest.TestCase):
+    """Answers with draft tokens are those without, and what was drafted is counted."""
+
+    TEXT = "one two three four five six seven eight nine ten\n" * 3 + "one two three"
+
+    def answers(self, server):
+        found = []
+        for parameters in ({"temperature": 0}, {"temperature": 0.8, "sampling_seed": 5},
+                           {"temperature": 0.8, "sampling_seed": 6, "min_p": 0.05, "n": 2},
+                           {"temperature": 0, "stop": ["seven"]},
+                           {"temperature": 0, "repetition_penalty": 1.2},
+                           {"temperature": 1, "sampling_seed": 7, "logit_bias": {"70": 2.0}}):
+            parameters = {"max_new_tokens": 60, "ignore_eos": True, **parameters}
+            for _ in range(2):
+                found.append(server.post("/generate", {
+                    "text": self.TEXT, "return_logprob": True, "sampling_params": parameters}))
+        return found
+
+    @staticmethod
+    def flat(answers):
+        flat = []
+        for answer in answers:
+            for one in answer if isinstance(answer, list) else [answer]:
+                meta = one["meta_info"]
+                flat.append((one["text"], one["output_ids"], meta["finish_reason"],
+                             meta["output_token_logprobs"], meta["cached_tokens"]))
+        return flat
+
+    def test_answers_are_those_without_draft_tokens(self):
+        with Server("--random-seed", "3") as plain:
+            expected = self.answers(plain)
+        with Server("--random-seed", "3", "--speculative-algorithm", "NGRAM",
+                    "--speculative-num-draft-tokens", "6", "--enable-metrics") as drafting:
+            found = self.answers(drafting)
+            self.assertEqual(self.flat(found), self.flat(expected))
+            meta = found[0]["meta_info"]
+            self.assertGreater(meta["spec_verify_ct"], 0)
+            self.assertLessEqual(meta["spec_accept_rate"], 1)
+            self.assertGreaterEqual(meta["spec_accept_length"], 1)
+            self.assertGreater(drafting.metric("sglang:spec_verify_calls_total"), 0)
+            self.assertGreater(drafting.metric("sglang:spec_accept_length"), 1)
+
+    def test_what_is_not_known_is_refused(self):
+        done = run("serve", "--speculative-algorithm", "EAGLE3")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("NGRAM", done.stderr + done.stdout)
+
+
 class SettingsTest(unittest.TestCase):
     def test_a_file_the_environment_and_flags_in_their_order(self):
         with tempfile.TemporaryDirectory() as folder:
