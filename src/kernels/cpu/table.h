@@ -131,6 +131,15 @@ struct CpuTable {
   double (*sum_exp)(const float* x, float offset, int64_t count);  // sum of exp(x - offset)
   // The first index from `begin` on whose value is above `bound`, or count.
   int64_t (*find_above)(const float* x, int64_t begin, int64_t count, float bound);
+
+  // t[r] = scale * x[0, count) a[r]; rows of a `stride` elements apart.
+  using LoraShrinkFn = void (*)(const float* x, const void* a, int64_t stride, int64_t count,
+                                int64_t ranks, float scale, float* t);
+  // y[o] += sum over r of t[r] b[r, o]; rows of b `stride` elements apart.
+  using LoraExpandFn = void (*)(const float* t, const void* b, int64_t stride, int64_t ranks,
+                                int64_t count, float* y);
+  LoraShrinkFn lora_shrink_f32, lora_shrink_bf16;
+  LoraExpandFn lora_expand_f32, lora_expand_bf16;
 };
 
 // One for each file that CMake compiles for the processor's family.

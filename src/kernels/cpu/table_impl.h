@@ -8,6 +8,7 @@
 #include "kernels/linear/cpu_blocks_impl.h"
 #include "kernels/linear/cpu_impl.h"
 #include "kernels/logits/cpu_impl.h"
+#include "kernels/lora/cpu_impl.h"
 #include "kernels/norm/cpu_impl.h"
 #include "kernels/rope/cpu_impl.h"
 
@@ -46,6 +47,10 @@ constexpr CpuTable kGenericTable = {
     .max = max_run,
     .sum_exp = sum_exp_run,
     .find_above = find_above_run,
+    .lora_shrink_f32 = lora_shrink_row<float>,
+    .lora_shrink_bf16 = lora_shrink_row<uint16_t>,
+    .lora_expand_f32 = lora_expand_row<float>,
+    .lora_expand_bf16 = lora_expand_row<uint16_t>,
 };
 
 }  // namespace
