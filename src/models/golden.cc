@@ -133,6 +133,7 @@ void run_step(Model& model, KvMemory& kv, const std::vector<Piece>& pieces) {
     BatchEntry entry;
     entry.slot = static_cast<SlotId>(batch.entries.size());
     entry.num_query_tokens = piece.count;
+    entry.adapter = track.adapter;
     entry.prefix_len = track.done;
     entry.query_begin = batch.num_tokens();
     entry.page_begin = static_cast<int32_t>(batch.page_tables.size());

@@ -68,6 +68,7 @@ struct Track {
   int32_t done = 0;             // of them
   std::vector<PageId> pages;
   std::map<int32_t, std::vector<float>> logits;  // by position
+  AdapterId adapter = kNoAdapter;
 };
 
 // What a step does with one track.

@@ -111,6 +111,11 @@ class ModelWithPool final : public Model {
   std::vector<float> finish_pooled(std::span<const float> row) override {
     return model_->finish_pooled(row);
   }
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                   int32_t rank_max) override {
+    return model_->load_adapter(id, folder, rank_max);
+  }
+  void unload_adapter(AdapterId id) override { model_->unload_adapter(id); }
 
  private:
   std::unique_ptr<WorkPool> pool_;  // outlives model_
@@ -129,13 +134,17 @@ Status check_cpu_types(const WeightTypes& types) {
 }
 
 Result<std::unique_ptr<Model>> create_model(const DecoderSpec& spec, const WeightTypes& types,
-                                            int32_t tp_size, WorkPool& pool,
+                                            const ModelLoadOptions& options, WorkPool& pool,
                                             const OpenWeights& open) {
-  if (tp_size != 1) {
-    return TensorParallelModel::create(spec, types, tp_size, pool.num_threads(), open);
+  if (options.tp_size != 1) {
+    if (options.enable_lora)
+      return fail(error(StatusCode::kUnimplemented,
+                        "adapters are not divided among ranks: leave --enable-lora or --tp-size "
+                        "out"));
+    return TensorParallelModel::create(spec, types, options.tp_size, pool.num_threads(), open);
   }
   const auto source = open({}, pool);
-  return program::CpuModel::create(spec, types, *source, pool);
+  return program::CpuModel::create(spec, types, *source, pool, {.adapters = options.enable_lora});
 }
 
 Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, WorkPool& pool) {
@@ -146,7 +155,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
     const auto open = [&](Ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
       return std::make_unique<DummySource>(options.seed, type, threads);
     };
-    return create_model(spec, weights, options.tp_size, pool, open);
+    return create_model(spec, weights, options, pool, open);
   }
   ESP_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   const auto open = [&](Ranks ranks, WorkPool& threads) -> std::unique_ptr<WeightSource> {
@@ -154,7 +163,7 @@ Result<std::unique_ptr<Model>> load_with_pool(const ModelLoadOptions& options, W
     if (ranks.rank == 0) source->report_to(options.progress);
     return source;
   };
-  return create_model(spec, weights, options.tp_size, pool, open);
+  return create_model(spec, weights, options, pool, open);
 }
 
 // The block formats of the checkpoint's tensors that kernels read as they are.
@@ -212,6 +221,12 @@ Result<std::map<std::string, int64_t>> read_gpu_weight_memory(const ModelLoadOpt
 std::vector<float> Model::finish_pooled(std::span<const float>) {
   ESP_CHECK(false, "{} makes no vectors", info().architecture);
   return {};
+}
+
+Result<AdapterInfo> Model::load_adapter(AdapterId, const std::filesystem::path&, int32_t) {
+  return fail(error(StatusCode::kFailedPrecondition,
+                    "{} was loaded without room for adapters: set --enable-lora",
+                    info().architecture));
 }
 
 Result<ModelPlan> plan_model(const ModelLoadOptions& options) {

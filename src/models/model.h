@@ -62,6 +62,13 @@ struct ModelInfo {
   }
 };
 
+// Of a LoRA adapter that was loaded.
+struct AdapterInfo {
+  int32_t rank = 0;         // the largest of its modules
+  int32_t num_modules = 0;  // matrices that it adapts
+  int64_t size_bytes = 0;
+};
+
 // generation_config.json's sampling defaults; a field that is absent there is absent here.
 struct GenerationDefaults {
   std::optional<float> temperature, top_p, min_p, repetition_penalty;
@@ -86,7 +93,8 @@ struct ModelLoadOptions {
   // Ranks that divide the model among themselves: threads, each with its share of the pool's number
   // of threads. Fails where the model's heads or features are not divided evenly.
   int32_t tp_size = 1;
-  ReportLoaded progress;  // of a checkpoint; null: progress goes to the log
+  bool enable_lora = false;  // load_adapter() is to be used
+  ReportLoaded progress;     // of a checkpoint; null: progress goes to the log
 };
 
 // A forward pass leaves its result here. Rows are in the batch's order.
@@ -126,6 +134,14 @@ class Model {
   // The vector of a text whose pooled row is `row`, [hidden_size]: through the head's layers where
   // there are some, then as it is (not normalised). REQUIRES: info().pooled.
   virtual std::vector<float> finish_pooled(std::span<const float> row);
+
+  // Reads a folder that PEFT saved and lets entries name the adapter by this id, which no other
+  // has. rank_max: 0: any. Fails with what does not fit; kFailedPrecondition where the model was
+  // loaded without enable_lora. Thread-safe, also beside forward().
+  virtual Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                           int32_t rank_max);
+  // Unknown ids are no error. Thread-safe; entries that still name it run without an adapter.
+  virtual void unload_adapter(AdapterId) {}
 };
 
 // Reads config.json and loads the weights. Fails by name: an architecture that is not known (with

@@ -17,6 +17,10 @@ namespace espalier {
 // scheduler, reused only after the last step that names it is done.
 using SlotId = int32_t;
 
+// A LoRA adapter that the model has loaded, unique in an engine's life.
+using AdapterId = int32_t;
+inline constexpr AdapterId kNoAdapter = 0;
+
 using SequenceId = uint64_t;  // unique in an engine's life, in order of arrival
 
 // In token_ids: take the token that this entry's slot sampled last, in a step launched before.
@@ -57,6 +61,8 @@ struct BatchEntry {
   bool sample = false;
   bool has_mask = false;     // a grammar mask comes through Executor::provide_masks
   int32_t output_index = 0;  // which output token of its request this draws: the seed's counter
+
+  AdapterId adapter = kNoAdapter;  // of all its query tokens
 
   // The last num_draft_tokens query tokens are draft tokens: a prediction of the request's next
   // output. EntryResult::token is sampled behind the token before them. Besides, one token is

@@ -197,6 +197,7 @@ class Checker {
   Status check_matmul(const Op& op) const {
     const auto& a = op.as<Matmul>();
     if (a.residual != (op.inputs.size() == 2)) return refuse("a residual without its input");
+    if (a.adapters && a.activation) return refuse("adapters behind an activation");
     ESP_RETURN_IF_ERROR(expect(op.inputs[0], a.in_features));
     const int32_t columns = a.activation ? a.activation->dim : a.out_features;
     if (a.residual) ESP_RETURN_IF_ERROR(expect(op.inputs[1], columns));

@@ -69,6 +69,7 @@ Status CpuContext::reserve(int32_t max_tokens, int32_t max_entries, int64_t outp
   ESP_RETURN_IF_ERROR(experts_.reserve(program_, max_tokens));
   ESP_RETURN_IF_ERROR(reserve_linear());
   wanted_.reserve(static_cast<size_t>(max_entries));
+  adapters_.reserve(static_cast<size_t>(max_entries));
   if (collective_ != nullptr) local_ids_.reserve(static_cast<size_t>(max_tokens));
   place_buffers();
   return Status();

@@ -13,6 +13,7 @@
 #include "kernels/cpu/backend.h"
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
+#include "models/program/cpu_adapters.h"
 #include "models/program/cpu_experts.h"
 #include "models/program/cpu_ropes.h"
 #include "models/program/program.h"
@@ -50,6 +51,7 @@ class CpuContext {
   // REQUIRES: the constructor was given one.
   Collective& collective() { return *collective_; }
   CpuExperts& experts() { return experts_; }
+  CpuAdapters& adapters() { return adapters_; }
 
   int64_t num_rows(const Rows& rows) const;
   const Rows& rows_of(const Operand& operand) const { return program_.buffer(operand).rows; }
@@ -82,6 +84,7 @@ class CpuContext {
   kernels::CpuBackend& backend_;
   Collective* const collective_;
   CpuExperts experts_;
+  CpuAdapters adapters_;
   WantedRows wanted_;
   std::vector<espalier::Buffer> storages_;
   std::vector<TokenId> local_ids_;

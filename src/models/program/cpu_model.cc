@@ -17,7 +17,8 @@ constexpr int64_t kLogitBlock = 32;
 
 // linear_silu_mul() takes no bias.
 bool gemm_takes(const Matmul& matmul, const Activation& activation) {
-  return activation.gated && activation.kind == kernels::Activation::kSilu && !matmul.bias;
+  return !matmul.adapters && activation.gated && activation.kind == kernels::Activation::kSilu &&
+         !matmul.bias;
 }
 
 ModelInfo describe(const DecoderSpec& spec, const DecoderWeights& weights) {
@@ -39,20 +40,22 @@ Status check_runs(const Program& program) {
 
 }  // namespace
 
-Program cpu_passes(Program program) {
+Program cpu_passes(Program program, bool adapters) {
+  if (adapters) program = gain_adapters(std::move(program));
   program = fuse_activation(fuse_moe_experts(std::move(program)), gemm_takes);
   program = drop_unwanted_rows(fuse_residual(std::move(program)), Selection::kBeforeAttention);
   return remove_unused_buffers(std::move(program));
 }
 
 CpuModel::CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
-                   std::unique_ptr<kernels::CpuBackend> backend, Collective* collective)
+                   std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options)
     : spec_(std::move(spec)),
       program_(std::move(program)),
       weights_(std::move(weights)),
       backend_(std::move(backend)),
       info_(describe(spec_, weights_)),
-      context_(spec_, program_, weights_, *backend_, collective) {
+      context_(spec_, program_, weights_, *backend_, options.collective),
+      takes_adapters_(options.adapters) {
   bind();
 }
 
@@ -65,15 +68,14 @@ Result<std::unique_ptr<CpuModel>> CpuModel::create(const DecoderSpec& whole,
   DecoderSpec spec = local_spec(whole, ranks);
   Program program = partition(whole, ranks);
   if (options.rewrite) program = options.rewrite(std::move(program));
-  program = cpu_passes(std::move(program));
+  program = cpu_passes(std::move(program), options.adapters);
   ESP_RETURN_IF_ERROR(check_runs(program));
   ESP_ASSIGN_OR_RETURN(auto backend, kernels::CpuBackend::create(pool));
   ESP_ASSIGN_OR_RETURN(
       DecoderWeights weights,
       load_weights(*backend, spec, partition_weights(whole, ranks), program, types, source));
   std::unique_ptr<CpuModel> model(new CpuModel(std::move(spec), std::move(program),
-                                               std::move(weights), std::move(backend),
-                                               options.collective));
+                                               std::move(weights), std::move(backend), options));
   ESP_RETURN_IF_ERROR(model->reserve(1, 1));
   return model;
 }
@@ -123,12 +125,30 @@ ForwardOutput CpuModel::forward(const ForwardBatch& batch, std::span<const Token
             batch.positions.size() == token_ids.size() && kv.layers.size() == spec_.layers.size());
   if (token_ids.empty()) return {};
   context_.begin(batch, token_ids, kv);
+  if (takes_adapters_) context_.adapters().begin(adapters_, batch.entries, context_.wanted());
   run(0, output_begin_);
   if (context_.wanted().num_rows() == 0) return {};
   if (spec_.pooling) return {.pooled_rows = pooled_rows(batch)};
   const std::span<const float> sampled = sample_logits(batch);
   input_logits(batch, sink);
   return {.sample_logits = sampled};
+}
+
+Result<AdapterInfo> CpuModel::load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                           int32_t rank_max) {
+  if (!takes_adapters_) return Model::load_adapter(id, folder, rank_max);
+  ESP_ASSIGN_OR_RETURN(const PeftAdapter file, PeftAdapter::open(folder));
+  const int32_t rank = file.rank_max();
+  if (rank_max > 0 && rank > rank_max)
+    return fail(invalid_argument("{}: the rank {} is above the {} of --max-lora-rank",
+                                 folder.string(), rank, rank_max));
+  auto adapter = Adapter::make(file, weight_layout(spec_), program_, weights_.type);
+  if (!adapter) return fail(adapter.error().with_context(folder.string()));
+  const AdapterInfo info{.rank = rank,
+                         .num_modules = static_cast<int32_t>(file.modules().size()),
+                         .size_bytes = (*adapter)->size_bytes()};
+  adapters_.add(id, *std::move(adapter));
+  return info;
 }
 
 std::vector<float> CpuModel::finish_pooled(std::span<const float> row) {

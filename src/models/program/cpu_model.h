@@ -25,13 +25,16 @@ using Rewrite = std::function<Program(Program)>;
 
 // What the CPU runs of a lowered program: SiLU of gate and up in their GEMM, residuals added by
 // GEMMs, experts in passes of bounded memory, unwanted rows dropped.
-Program cpu_passes(Program program);
+// GEMMs of layers take adapters if so requested; gate and up then are activated in memory.
+Program cpu_passes(Program program, bool adapters = false);
 
 struct CpuModelOptions {
   Rewrite rewrite;  // tests inject faults with it
   // Borrowed, outlives the model: of the rank whose part of the model this is, with its own keys
   // and values. Null: the model is whole.
   Collective* collective = nullptr;
+  // Adapters can be loaded. REQUIRES: no collective.
+  bool adapters = false;
 };
 
 class CpuModel final : public Model {
@@ -47,6 +50,9 @@ class CpuModel final : public Model {
   ForwardOutput forward(const ForwardBatch& batch, std::span<const TokenId> token_ids,
                         const KvView& kv, const InputLogitsSink& input_logits) override;
   std::vector<float> finish_pooled(std::span<const float> row) override;
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                   int32_t rank_max) override;
+  void unload_adapter(AdapterId id) override { adapters_.remove(id); }
 
  private:
   struct BoundOp {
@@ -56,7 +62,7 @@ class CpuModel final : public Model {
   };
 
   CpuModel(DecoderSpec spec, Program program, DecoderWeights weights,
-           std::unique_ptr<kernels::CpuBackend> backend, Collective* collective);
+           std::unique_ptr<kernels::CpuBackend> backend, const CpuModelOptions& options);
   void bind();
   // Those of [first, last) that have rows in this step.
   void run(size_t first, size_t last);
@@ -73,6 +79,8 @@ class CpuModel final : public Model {
   const std::unique_ptr<kernels::CpuBackend> backend_;
   const ModelInfo info_;
   CpuContext context_;
+  const bool takes_adapters_;
+  AdapterTable adapters_;
   std::vector<BoundOp> ops_;
   size_t output_begin_ = 0;  // of ops_: the output section, then
   size_t text_begin_ = 0;    // what runs for each text that becomes a vector

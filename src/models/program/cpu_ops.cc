@@ -136,6 +136,9 @@ void run_matmul(CpuContext& context, const Op& op) {
   } else {
     kernels::linear(context.backend(), matrix, args);
   }
+  if (!a.adapters) return;
+  context.adapters().add(context.backend(), a.weight, context.rows_of(op.outputs[0]).count,
+                         {.x = x.data, .x_stride = x.stride, .y = y.data, .y_stride = y.stride});
 }
 
 // Rows of the step that are wanted, or wanted rows that are outputs. Where all are, nothing moves.

@@ -301,6 +301,13 @@ Program fuse_norm(Program program, const TakesNorm& takes) {
   return program;
 }
 
+Program gain_adapters(Program program) {
+  for (Op& op : program.ops) {
+    if (op.kind == OpKind::kMatmul && op.layer >= 0) op.as<Matmul>().adapters = true;
+  }
+  return program;
+}
+
 Program fuse_qk_rope_append(Program program) {
   for (size_t i = program.ops.size(); i-- > 0;) {
     if (program.ops[i].kind == OpKind::kKvAppend) fuse_append(program, i);

@@ -37,6 +37,11 @@ Program fuse_moe_experts(Program program);
 // nothing comes between.
 Program fuse_moe_combine(Program program);
 
+// The GEMMs of layers add what a row's LoRA adapter has for their matrix, where it has something.
+// Experts, embeddings and heads have none. Runs before fuse_activation(), which must leave these
+// GEMMs alone: an adapter adds to what the activation is applied to.
+Program gain_adapters(Program program);
+
 // Where the rows that nobody needs are dropped in the last layer.
 enum class Selection : uint8_t {
   kBeforeAttention,  // queries of wanted rows alone

@@ -68,6 +68,7 @@ class Writer {
     if (a.norm) put("norm", norm_name(a.norm->spec));
     if (a.activation) put("activation", activation_name(a.activation->kind));
     if (a.residual) put("residual", true);
+    if (a.adapters) put("adapters", true);
   }
   void operator()(const HeadMatmul& a) {
     put("heads", a.heads);

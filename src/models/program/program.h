@@ -134,6 +134,7 @@ struct Matmul {
   std::optional<Norm> norm;              // of x, on its way in
   std::optional<Activation> activation;  // of x W^T + b
   bool residual = false;                 // the second input is added to the result
+  bool adapters = false;  // each row's LoRA adapter adds to the result; REQUIRES no activation
 };
 
 // y[head * y_head + o] = sum over i of x[head * x_head + i] W[head, o, i], in elements of a row.
