@@ -240,6 +240,12 @@ Result<EngineConfig> resolve(const EngineConfig& user, const ModelInfo& info,
     return fail(
         invalid_argument("max_session_bytes is {}, but must be at least 1, or 0 to have it chosen",
                          c.max_session_bytes));
+  c.enable_lora = c.enable_lora || !c.lora_paths.empty();
+  if (c.max_loras_per_batch < 1 || c.max_lora_rank < 0 || c.max_loaded_loras < 0)
+    return fail(invalid_argument(
+        "max_loras_per_batch is {}, max_lora_rank {} and max_loaded_loras {}, but the first must "
+        "be at least 1 and the others at least 0",
+        c.max_loras_per_batch, c.max_lora_rank, c.max_loaded_loras));
   if (c.context_length == 0) c.context_length = info.context_length;
   if (c.max_running_requests == 0) c.max_running_requests = kDefaultMaxRunning;
   if (c.max_queued_requests == 0) c.max_queued_requests = kDefaultMaxQueued;
@@ -271,6 +277,7 @@ ModelLoadOptions model_load_options(const EngineConfig& config) {
           .context_length = config.context_length,
           .is_embedding = config.is_embedding,
           .config_overrides = config.json_model_override_args,
+          .enable_lora = config.enable_lora,
           .progress = config.load_progress};
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "cache/kv_pool.h"
@@ -93,6 +94,13 @@ struct EngineConfig {
   // Ranks that divide the model among themselves (tensor parallelism), on the CPU: each has a part
   // of the heads, of the features and of the threads.
   int32_t tp_size = 1;
+  // LoRA adapters, on the CPU. lora_paths: NAME=PATH, or a path whose last part is the name; they
+  // are loaded at the start and imply enable_lora.
+  bool enable_lora = false;
+  std::vector<std::string> lora_paths;
+  int32_t max_loras_per_batch = 8;  // adapters of running requests
+  int32_t max_lora_rank = 0;        // of an adapter; 0: any
+  int32_t max_loaded_loras = 0;     // adapters; 0: any number
   int32_t tokenizer_threads = 0;
   std::string sampling_defaults =
       "model";  // "model": generation_config.json overlays; "openai": not

@@ -90,6 +90,16 @@ Result<CacheEvents> Engine::read_cache_events(uint64_t, size_t) const {
   return fail(error(StatusCode::kFailedPrecondition,
                     "no events of the cache are kept: set num_cache_events (--kv-events-config)"));
 }
+namespace {
+Status no_adapters() {
+  return error(StatusCode::kFailedPrecondition,
+               "this engine was started without adapters: set --enable-lora");
+}
+}  // namespace
+Result<AdapterInfo> Engine::load_adapter(const std::string&, const std::filesystem::path&) {
+  return fail(no_adapters());
+}
+Status Engine::unload_adapter(const std::string&) { return no_adapters(); }
 Status Engine::pause_generation(PauseMode) {
   return error(StatusCode::kUnimplemented, "this engine cannot be paused");
 }
@@ -112,6 +122,7 @@ Result<std::unique_ptr<Engine>> Engine::create_with_cache(const EngineConfig& us
   const SteadyClock clock;
   const TimePoint start = clock.now();
   EngineConfig config = user;
+  config.enable_lora = config.enable_lora || !config.lora_paths.empty();
   ESP_ASSIGN_OR_RETURN(const ModelInfo stated, read_model_info(model_load_options(config)));
   ESP_ASSIGN_OR_RETURN(EngineDevice device, choose_device(config.device, config.base_gpu_id));
   config.device = device.cuda ? "cuda" : "cpu";

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "cache/prefix_cache.h"
 #include "engine/config.h"
+#include "engine/requests/adapters.h"
 #include "engine/requests/join.h"
 #include "engine/requests/request.h"
 #include "engine/requests/score.h"
@@ -150,6 +151,14 @@ class Engine {
   // The whole prompt of a request with these parameters that brings `ids`.
   virtual Result<std::vector<TokenId>> session_prompt(const SessionParams& params,
                                                       std::vector<TokenId> ids);
+
+  // LoRA adapters: requests name them (GenerateRequest::lora). Failures are those of
+  // AdapterRegistry (adapters.h); kFailedPrecondition without enable_lora. Both block: loading
+  // reads files, unloading waits for the requests that use the adapter.
+  virtual Result<AdapterInfo> load_adapter(const std::string& name,
+                                           const std::filesystem::path& path);
+  virtual Status unload_adapter(const std::string& name);
+  virtual std::vector<LoadedAdapter> adapters() const { return {}; }
 
   // Drops all that is cached. kFailedPrecondition while requests run or wait.
   virtual Status flush_cache() = 0;

@@ -105,8 +105,10 @@ Result<std::unique_ptr<Engine>> EngineImpl::start(const EngineConfig& config, Pa
                         .name_scope = std::move(name_scope),
                         .sliding_window = config.window_tokens_read,
                         .num_window_pages = config.max_window_tokens / config.page_size}));
-  return std::unique_ptr<Engine>(
+  std::unique_ptr<EngineImpl> engine(
       new EngineImpl(config, std::move(parts), std::move(events), std::move(cache)));
+  ESP_RETURN_IF_ERROR(engine->load_stated_adapters());
+  return std::unique_ptr<Engine>(std::move(engine));
 }
 
 EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
@@ -118,6 +120,8 @@ EngineImpl::EngineImpl(const EngineConfig& config, Parts parts,
       events_(std::move(events)),
       cache_(std::move(cache)),
       registry_(max_samples(config), eviction_rule(config)),
+      adapters_(*parts_.executor,
+                {.rank_max = config.max_lora_rank, .num_loaded_max = config.max_loaded_loras}),
       sessions_(make_sessions(config, parts_, clock_)) {
   loop_ = std::make_unique<EngineLoop>(config_, parts_.info, *parts_.executor, *cache_, registry_,
                                        *sessions_, parts_.tokenizer.get());
@@ -270,7 +274,11 @@ Result<std::unique_ptr<LiveRequest>> EngineImpl::prepare(GenerateRequest& reques
   live->embed = request.embed;
   live->dimensions = request.dimensions;
   live->priority = request.priority;
-  live->cache_namespace = std::move(request.extra_key);
+  if (!request.lora.empty()) {
+    if (!config_.enable_lora) return fail(Engine::unload_adapter(request.lora));
+    ESP_ASSIGN_OR_RETURN(live->adapter, adapters_.acquire(request.lora));
+  }
+  live->cache_namespace = namespace_of_adapter(live->adapter.id(), request.extra_key);
   live->tenant = std::move(request.tenant);
   live->tenant_weight = request.tenant_weight;
   live->session = std::move(request.session);
@@ -353,6 +361,34 @@ Result<std::vector<TokenId>> EngineImpl::session_prompt(const SessionParams& par
 Result<CacheEvents> EngineImpl::read_cache_events(uint64_t from, size_t num_events_max) const {
   if (events_ == nullptr) return Engine::read_cache_events(from, num_events_max);
   return events_->read(from, num_events_max);
+}
+
+namespace {
+// Requests that use an adapter may run so long before unload_adapter() gives up.
+constexpr Duration kUnloadTimeout = std::chrono::seconds(120);
+}  // namespace
+
+Result<AdapterInfo> EngineImpl::load_adapter(const std::string& name,
+                                             const std::filesystem::path& path) {
+  if (!config_.enable_lora) return Engine::load_adapter(name, path);
+  return adapters_.load(name, path);
+}
+
+Status EngineImpl::unload_adapter(const std::string& name) {
+  if (!config_.enable_lora) return Engine::unload_adapter(name);
+  return adapters_.unload(name, kUnloadTimeout);
+}
+
+Status EngineImpl::load_stated_adapters() {
+  for (const std::string& stated : config_.lora_paths) {
+    const size_t equals = stated.find('=');
+    const std::filesystem::path path = stated.substr(equals == std::string::npos ? 0 : equals + 1);
+    const std::filesystem::path last = path.has_filename() ? path : path.parent_path();
+    const std::string name =
+        equals == std::string::npos ? last.filename().string() : stated.substr(0, equals);
+    if (const auto info = adapters_.load(name, path); !info) return info.error();
+  }
+  return {};
 }
 
 Status EngineImpl::flush_cache() {

@@ -34,6 +34,10 @@ class EngineImpl final : public Engine {
   Status close_session(std::string_view id) override;
   Result<std::vector<TokenId>> session_prompt(const SessionParams& params,
                                               std::vector<TokenId> ids) override;
+  Result<AdapterInfo> load_adapter(const std::string& name,
+                                   const std::filesystem::path& path) override;
+  Status unload_adapter(const std::string& name) override;
+  std::vector<LoadedAdapter> adapters() const override { return adapters_.list(); }
   Status flush_cache() override;
   Status pause_generation(PauseMode mode) override;
   Status continue_generation() override;
@@ -52,6 +56,7 @@ class EngineImpl final : public Engine {
              std::unique_ptr<PrefixCache> cache);
   Result<std::unique_ptr<LiveRequest>> prepare(GenerateRequest& request, EventSink sink);
   Status check_grammars() const;  // that there are any
+  Status load_stated_adapters();
   void tokenise(RequestId id, std::string text, bool add_special_tokens);
   std::string make_rid();
 
@@ -65,6 +70,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<CacheEventLog> events_;  // null: no events are made
   std::unique_ptr<PrefixCache> cache_;
   RequestRegistry registry_;
+  AdapterRegistry adapters_;  // the loop's requests hold leases
   SteadyClock clock_;
   std::unique_ptr<SessionTable> sessions_;
   // Taken down in this order: no tokens after the loop is gone, no loop after its parts are. The

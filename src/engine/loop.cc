@@ -22,6 +22,7 @@ SchedulerConfig scheduler_config(const EngineConfig& c, const Executor& executor
           .bypass_bound = c.schedule_bypass_bound,
           .priority_preemption_threshold =
               c.disable_priority_preemption ? 0 : c.priority_scheduling_preemption_threshold,
+          .max_adapters = c.enable_lora ? c.max_loras_per_batch : 0,
           .draft_samples_max = c.disable_draft_tokens && c.speculative_algorithm == "none"
                                    ? 0
                                    : executor.draft_samples_max(),

@@ -42,6 +42,11 @@ class CpuExecutor final : public Executor {
   }
   const StepResult& wait(uint64_t step) override { return thread_.wait(step); }
   Status copy_pages(std::span<const PageId> from, std::span<const PageId> to) override;
+  Result<AdapterInfo> load_adapter(AdapterId id, const std::filesystem::path& folder,
+                                   int32_t rank_max) override {
+    return parts_.model->load_adapter(id, folder, rank_max);
+  }
+  void unload_adapter(AdapterId id) override { parts_.model->unload_adapter(id); }
   int32_t draft_samples_max() const override { return kDraftSamplesMax; }
   bool takes_lengths_from_slots() const override { return true; }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 
 #include "base/status.h"
+#include "models/model.h"
 #include "seams/forward_batch.h"
 #include "seams/step_result.h"
 
@@ -55,6 +57,12 @@ class Executor {
     static_cast<void>(from), static_cast<void>(to);
     return error(StatusCode::kUnimplemented, "this device copies no pages of its cache");
   }
+
+  // As Model's: thread-safe, also while steps run. kUnimplemented where entries have no adapters.
+  virtual Result<AdapterInfo> load_adapter(AdapterId, const std::filesystem::path&, int32_t) {
+    return fail(error(StatusCode::kUnimplemented, "this device takes no adapters"));
+  }
+  virtual void unload_adapter(AdapterId) {}
 
   virtual MemoryPlan memory_plan() const { return {}; }
 

@@ -156,6 +156,7 @@ Status InboxHandler::add_sequence(LiveRequest& request, int32_t index, int32_t m
        .takes_proposals = constrained || sample.speculates,
        .logprob_start_len = request.return_logprob ? request.logprob_start_len : -1,
        .pooled = pooled_tokens(request),
+       .adapter = request.adapter.id(),
        .cache_namespace = request.cache_namespace,
        .tenant = request.tenant,
        .share_weight = request.tenant_weight,

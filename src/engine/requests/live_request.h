@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/requests/adapters.h"
 #include "engine/requests/registry.h"
 #include "engine/requests/request.h"
 #include "engine/sampling/params.h"
@@ -77,8 +78,9 @@ struct LiveRequest {
   bool embed = false;
   int32_t dimensions = 0;  // see GenerateRequest
   int32_t priority = 0;
-  std::string cache_namespace;
-  std::string tenant;  // empty: cache_namespace
+  AdapterLease adapter;
+  std::string cache_namespace;  // of the request's extra_key and of its adapter
+  std::string tenant;           // empty: cache_namespace
   double tenant_weight = 1;
   std::optional<SessionParams> session;
   bool awaits_tokens = false;   // a TokensMessage is to come

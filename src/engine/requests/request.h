@@ -42,6 +42,7 @@ struct GenerateRequest {
   int32_t top_logprobs_num = 0;
   std::vector<TokenId> token_ids_logprob;
   int32_t priority = 0;
+  std::string lora;       // the name of a loaded adapter; empty: the model as it is
   std::string extra_key;  // requests with different keys never share cache entries
   // Whose the request is, for --fair-share tenant; empty: extra_key says it.
   std::string tenant;

@@ -192,6 +192,7 @@ void BatchBuilder::add_entry(ForwardBatch& batch, Sequence& sequence, int32_t nu
   BatchEntry& entry = batch.entries.emplace_back();
   entry.slot = sequence.kv.slot;
   entry.sequence = sequence.spec.id;
+  entry.adapter = sequence.spec.adapter;
   entry.num_draft_tokens = static_cast<int32_t>(draft_tokens_.tokens.size());
   entry.num_query_tokens = num_query_tokens + entry.num_draft_tokens;
   entry.prefix_len = begin;

@@ -189,6 +189,10 @@ void Scheduler::admit(ForwardBatch& batch) {
       ++num_deferred;
       continue;
     }
+    if (!adapter_fits(*sequence)) {
+      admission_retry_step_ = batch.step + 1;
+      break;
+    }
     if (!running_->has_free_slot() || !try_admit(*sequence)) {
       // The round ends, so that no later sequence takes the memory that this one waits for.
       if (!make_room_by_preemption(*sequence))
@@ -199,6 +203,15 @@ void Scheduler::admit(ForwardBatch& batch) {
     budget_->add_reservation(*sequence);  // beyond what the chunk has taken
   }
   queue_->end_round();
+}
+
+bool Scheduler::adapter_fits(const Sequence& sequence) const {
+  const AdapterId wanted = sequence.spec.adapter;
+  if (config_.max_adapters == 0 || wanted == kNoAdapter) return true;
+  std::set<AdapterId> adapters = {wanted};
+  for (const Sequence* s : running_->running())
+    if (s->spec.adapter != kNoAdapter) adapters.insert(s->spec.adapter);
+  return std::ssize(adapters) <= config_.max_adapters;
 }
 
 bool Scheduler::try_admit(Sequence& sequence) {

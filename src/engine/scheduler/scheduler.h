@@ -57,6 +57,7 @@ struct SequenceSpec {
   bool takes_proposals = false;    // the TokenProposer proposes its forced and draft tokens
   int32_t logprob_start_len = -1;  // prompt positions from here get log-probabilities; -1: none
   PooledTokens pooled = PooledTokens::kNone;  // else max_new_tokens is 0
+  AdapterId adapter = kNoAdapter;             // its cache_namespace is the adapter's alone
   std::string cache_namespace;                // sequences of different namespaces share nothing
   std::string tenant;                         // of FairShare::kTenant; empty: cache_namespace
   double share_weight = 1;                    // of its tenant's part, above 0
@@ -161,6 +162,10 @@ struct SchedulerConfig {
   // all, a few programs at a time are then served to their end. 0: no retention.
   int32_t retention_steps = 2;
 
+  // Adapters of running sequences, at most; 0: any number. A sequence whose adapter would be one
+  // more waits, and those behind it with it, so that no adapter is kept out for ever.
+  int32_t max_adapters = 0;
+
   // Draft samples in a step, from Executor::draft_samples_max(). 0: nothing is drafted.
   int32_t draft_samples_max = 0;
   // Whether batches state which cached prefixes their decode entries share.
@@ -237,6 +242,7 @@ class Scheduler {
   void admit(ForwardBatch& batch);
   bool try_admit(Sequence& sequence);
   bool make_room_by_preemption(Sequence& sequence);
+  bool adapter_fits(const Sequence& sequence) const;
   bool may_preempt() const;
   bool start_load(Sequence& sequence);
   void finish_loads();

@@ -52,6 +52,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
                       .max_new_tokens = max_new_tokens,
                       .stop_ids = std::move(stop_ids),
                       .logprob_start_len = logprob_start,
+                      .adapter = adapter_,
                       .cache_namespace = cache_namespace_,
                       .tenant = tenant_,
                       .share_weight = share_weight_,
@@ -116,6 +117,7 @@ class SchedulerTest : public testing::Test, public SequenceObserver {
   bool listening_ = true;
   int32_t priority_ = 0;  // of what is added
   std::string cache_namespace_, tenant_;
+  AdapterId adapter_ = kNoAdapter;
   double share_weight_ = 1;
   double (*seconds_of_)(const ForwardBatch&) = nullptr;  // what a step took
   std::vector<SequenceId> ends_order_;

@@ -35,6 +35,11 @@ Result<StartedExecutor> start_cuda_executor(const EngineConfig& config, const Sy
                       "--device cpu",
                       config.tp_size));
   }
+  if (config.enable_lora) {
+    return fail(error(StatusCode::kUnimplemented,
+                      "adapters are computed on the CPU alone for now; leave --enable-lora and "
+                      "--lora-paths out, or use --device cpu"));
+  }
   const ModelLoadOptions options = model_load_options(config);
   ESP_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(options));
   ESP_ASSIGN_OR_RETURN(auto model, CudaDecoder::begin_load(std::move(plan), options));

@@ -1,0 +1,107 @@
+#include "engine/requests/adapters.h"
+
+#include "base/log.h"
+#include "engine/executor/executor.h"
+
+namespace espalier {
+
+AdapterLease::~AdapterLease() {
+  if (registry_ != nullptr) registry_->release(id_);
+}
+
+Result<AdapterId> AdapterRegistry::reserve(const std::string& name,
+                                           const std::filesystem::path& path) {
+  if (name.empty() || name.find(':') != std::string::npos)
+    return fail(invalid_argument(
+        "'{}' is no name of an adapter: it must have a letter and no colon, which stands between "
+        "the model's name and the adapter's",
+        name));
+  const std::lock_guard lock(mutex_);
+  if (limits_.num_loaded_max > 0 && std::ssize(by_name_) >= limits_.num_loaded_max)
+    return fail(error(StatusCode::kResourceExhausted,
+                      "{} adapters are loaded, as many as --max-loaded-loras allows: unload one",
+                      by_name_.size()));
+  const auto [entry, added] = by_name_.try_emplace(name);
+  if (!added)
+    return fail(error(StatusCode::kAlreadyExists,
+                      "an adapter '{}' is loaded: unload it, or give this one another name", name));
+  entry->second.id = ++last_id_;
+  entry->second.adapter = {.name = name, .path = path, .info = {}};
+  return last_id_;
+}
+
+Result<AdapterInfo> AdapterRegistry::load(const std::string& name,
+                                          const std::filesystem::path& path) {
+  ESP_ASSIGN_OR_RETURN(const AdapterId id, reserve(name, path));
+  auto info = executor_.load_adapter(id, path, limits_.rank_max);
+  const std::lock_guard lock(mutex_);
+  const auto entry = by_name_.find(name);
+  if (!info) {
+    by_name_.erase(entry);
+    return fail(info.error().with_context("adapter '" + name + "'"));
+  }
+  entry->second.adapter.info = *info;
+  entry->second.state = State::kServing;
+  log_info("adapter loaded name={} rank={} modules={} bytes={}", name, info->rank,
+           info->num_modules, info->size_bytes);
+  return *info;
+}
+
+Status AdapterRegistry::unload(const std::string& name, Duration timeout) {
+  std::unique_lock lock(mutex_);
+  const auto entry = by_name_.find(name);
+  if (entry == by_name_.end() || entry->second.state != State::kServing)
+    return error(StatusCode::kNotFound, "no adapter '{}' is loaded", name);
+  entry->second.state = State::kLeaving;
+  const LoadedAdapter& adapter = entry->second.adapter;
+  if (!released_.wait_for(lock, timeout, [&] { return adapter.num_requests == 0; })) {
+    entry->second.state = State::kServing;
+    return error(StatusCode::kUnavailable,
+                 "{} requests use the adapter '{}': abort them, or try again later",
+                 adapter.num_requests, name);
+  }
+  executor_.unload_adapter(entry->second.id);
+  by_name_.erase(entry);
+  log_info("adapter unloaded name={}", name);
+  return {};
+}
+
+Result<AdapterLease> AdapterRegistry::acquire(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  const auto entry = by_name_.find(name);
+  if (entry == by_name_.end() || entry->second.state != State::kServing) {
+    std::string names;
+    for (const auto& [other, each] : by_name_)
+      if (each.state == State::kServing) names += (names.empty() ? "" : ", ") + other;
+    return fail(invalid_argument("no adapter '{}' is loaded; there {}", name,
+                                 names.empty() ? "are none" : "is " + names));
+  }
+  ++entry->second.adapter.num_requests;
+  return AdapterLease(*this, entry->second.id);
+}
+
+void AdapterRegistry::release(AdapterId id) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [name, entry] : by_name_)
+      if (entry.id == id) --entry.adapter.num_requests;
+  }
+  released_.notify_all();
+}
+
+std::vector<LoadedAdapter> AdapterRegistry::list() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<LoadedAdapter> out;
+  for (const auto& [name, entry] : by_name_)
+    if (entry.state != State::kLoading) out.push_back(entry.adapter);
+  return out;
+}
+
+// A zero byte in front, which is escaped by another where a key has one.
+std::string namespace_of_adapter(AdapterId id, std::string_view cache_namespace) {
+  const std::string mark(1, '\0');
+  if (id != kNoAdapter) return mark + std::to_string(id) + mark + std::string(cache_namespace);
+  return (cache_namespace.starts_with('\0') ? mark : "") + std::string(cache_namespace);
+}
+
+}  // namespace espalier

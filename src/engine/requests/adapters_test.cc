@@ -1,0 +1,159 @@
+// Adapters through a whole engine: real models, several adapters at once, loading and unloading.
+#include "engine/requests/adapters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "engine/testing/test_requests.h"
+#include "models/test_adapter.h"
+
+namespace espalier {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class Adapters : public testing::Test {
+ protected:
+  static constexpr char kModel[] = "llama_tied_llama3";
+
+  Adapters() {
+    std::string name = (std::filesystem::temp_directory_path() / "espalier_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+    for (const uint64_t seed : {1, 2, 3})
+      write_test_adapter(kModels / kModel, seed, path(static_cast<int>(seed)));
+  }
+  ~Adapters() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  std::filesystem::path path(int i) const { return folder_ / ("adapter" + std::to_string(i)); }
+  std::string stated(const std::string& name, int i) const { return name + "=" + path(i).string(); }
+  std::unique_ptr<Engine> start(EngineConfig config = {}) {
+    if (config.lora_paths.empty())
+      config.lora_paths = {stated("a", 1), stated("b", 2), stated("c", 3)};
+    return load_golden(kModel, config);
+  }
+  static GenerateRequest request(const std::string& lora, int32_t max_new_tokens = 24) {
+    return {.input_ids = {5, 6, 7, 8, 9, 10, 11, 12},
+            .sampling = {.max_new_tokens = max_new_tokens, .temperature = 0.0f, .ignore_eos = true},
+            .lora = lora};
+  }
+  static std::vector<TokenId> ids_of(Engine& engine, const std::string& lora) {
+    const auto result = engine.generate(request(lora));
+    EXPECT_TRUE(result) << result.error().to_string();
+    return result ? result->output_ids : std::vector<TokenId>();
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(Adapters, AnswersAreThoseOfEachAloneInAnyCompany) {
+  const std::vector<std::string> names = {"", "a", "b", "c"};
+  std::vector<std::vector<TokenId>> alone;
+  for (const std::string& name : names) {
+    auto engine = start();
+    ASSERT_NE(engine, nullptr);
+    alone.push_back(ids_of(*engine, name));
+    for (size_t i = 0; i + 1 < alone.size(); ++i) EXPECT_NE(alone[i], alone.back()) << name;
+  }
+  for (const int32_t per_batch : {8, 2, 1}) {
+    auto engine = start({.num_threads = 2, .max_loras_per_batch = per_batch});
+    ASSERT_NE(engine, nullptr);
+    for (int round = 0; round < 2; ++round) {  // the second one finds its prefixes cached
+      std::vector<std::future<std::vector<TokenId>>> answers;
+      for (int i = 0; i < 24; ++i)
+        answers.push_back(std::async(std::launch::async, [&, i] {
+          return ids_of(*engine, names[static_cast<size_t>(i) % names.size()]);
+        }));
+      for (size_t i = 0; i < answers.size(); ++i)
+        EXPECT_EQ(answers[i].get(), alone[i % names.size()]) << per_batch << " " << i;
+    }
+  }
+}
+
+TEST_F(Adapters, PrefixesAreCachedForEachAdapterByItself) {
+  auto engine = start();
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(engine->generate(request("a"))->stats.cached_tokens, 0);
+  EXPECT_EQ(engine->generate(request("b"))->stats.cached_tokens, 0);
+  EXPECT_EQ(engine->generate(request(""))->stats.cached_tokens, 0);
+  EXPECT_EQ(engine->generate(request("a"))->stats.cached_tokens, 7);
+}
+
+// A key that a request states cannot reach another adapter's prefixes.
+TEST_F(Adapters, NamespacesOfAdaptersAreOutOfReach) {
+  EXPECT_EQ(namespace_of_adapter(kNoAdapter, "key"), "key");
+  const std::string of_one = namespace_of_adapter(1, "key");
+  EXPECT_NE(of_one, namespace_of_adapter(kNoAdapter, of_one));
+  EXPECT_NE(of_one, namespace_of_adapter(11, "key"));
+  EXPECT_NE(namespace_of_adapter(1, std::string("\0002\0k", 4)), namespace_of_adapter(2, "k"));
+}
+
+TEST_F(Adapters, AreLoadedAndUnloadedWhileItRuns) {
+  auto engine = start({.lora_paths = {path(1).string()}, .max_loaded_loras = 2});
+  ASSERT_NE(engine, nullptr);
+  const auto first = ids_of(*engine, "adapter1");
+  const auto info = engine->load_adapter("x", path(2));
+  ASSERT_TRUE(info) << info.error().to_string();
+  EXPECT_EQ(info->rank, 4);
+  const auto of_two = ids_of(*engine, "x");
+  EXPECT_EQ(engine->load_adapter("x", path(3)).error().code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(engine->unload_adapter("adapter1").ok());
+  EXPECT_EQ(engine->load_adapter("x", path(3)).error().code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(engine->unload_adapter("adapter1").code(), StatusCode::kNotFound);
+  EXPECT_THAT(engine->generate(request("adapter1")).error().to_string(),
+              HasSubstr("no adapter 'adapter1' is loaded; there is x"));
+  // The same name with other weights finds nothing of the former's keys and values.
+  EXPECT_TRUE(engine->unload_adapter("x").ok());
+  ASSERT_TRUE(engine->load_adapter("x", path(1)));
+  EXPECT_EQ(ids_of(*engine, "x"), first);
+  EXPECT_NE(first, of_two);
+  ASSERT_EQ(engine->adapters().size(), 1u);
+  EXPECT_EQ(engine->adapters()[0].name, "x");
+  EXPECT_EQ(engine->adapters()[0].num_requests, 0);
+}
+
+TEST_F(Adapters, UnloadingWaitsForRequestsThatRun) {
+  auto engine = start();
+  ASSERT_NE(engine, nullptr);
+  std::atomic<bool> ended{false};
+  std::atomic<int> num_tokens{0};
+  ASSERT_TRUE(engine->submit(request("a", 100), [&](TokenEvent&& event) {
+    num_tokens += static_cast<int>(event.ids.size());
+    if (event.finish) ended = true;
+  }));
+  EXPECT_TRUE(engine->unload_adapter("a").ok());
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(num_tokens, 100);
+}
+
+TEST_F(Adapters, WhatDoesNotFitIsRefused) {
+  auto plain = load_golden(kModel, {});
+  ASSERT_NE(plain, nullptr);
+  EXPECT_THAT(plain->generate(request("a")).error().to_string(), HasSubstr("set --enable-lora"));
+  EXPECT_EQ(plain->load_adapter("a", path(1)).error().code(), StatusCode::kFailedPrecondition);
+  auto engine = start({.max_lora_rank = 8});
+  ASSERT_NE(engine, nullptr);
+  EXPECT_THAT(engine->load_adapter("a:b", path(1)).error().to_string(), HasSubstr("no colon"));
+  EXPECT_EQ(engine->load_adapter("d", folder_ / "none").error().code(), StatusCode::kNotFound);
+  EXPECT_EQ(engine->adapters().size(), 3u);  // what failed has left no trace
+  const EngineConfig bad{.model_path = kModels / kModel,
+                         .skip_tokenizer_init = true,
+                         .device = "cpu",
+                         .lora_paths = {stated("a", 1)},
+                         .max_lora_rank = 2};
+  const auto none = Engine::create(bad);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().to_string(), HasSubstr("the rank 4 is above the 2 of --max-lora-rank"));
+}
+
+}  // namespace
+}  // namespace espalier

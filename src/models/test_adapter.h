@@ -1,0 +1,14 @@
+// For tests of this room and of those above it: a random LoRA adapter for a golden model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace espalier {
+
+// Writes factors of rank 4 for q, v, o, gate, up and down of all layers, so large that logits
+// change much. model: a folder with safetensors, which has the shapes.
+void write_test_adapter(const std::filesystem::path& model, uint64_t seed,
+                        const std::filesystem::path& folder);
+
+}  // namespace espalier
