@@ -39,7 +39,10 @@ void add_option(CLI::App& app, const Setting& row, GivenFlags& given) {
         },
         help);
     option->type_name(row.value_name)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    option->type_size(1)->expected(row.value_may_lack ? 0 : 1, 1)->allow_extra_args(false);
+    constexpr int kValuesMax = 65536;
+    option->type_size(1)
+        ->expected(row.value_may_lack ? 0 : 1, row.takes_several ? kValuesMax : 1)
+        ->allow_extra_args(row.takes_several);
   }
   option->group(row.group.empty() ? "Options" : row.group);
 }

@@ -333,6 +333,27 @@ void add_system_rows(SettingTable& table, EngineConfig& engine) {
                 "chosen");
 }
 
+void add_adapter_rows(SettingTable& table, EngineConfig& engine) {
+  table.group("LoRA adapters");
+  table.toggle("enable-lora", engine.enable_lora,
+               "take LoRA adapters (on the CPU): those of --lora-paths, and what "
+               "/load_lora_adapter brings");
+  Setting& paths = table.list(
+      "lora-paths", engine.lora_paths, "NAME=PATH",
+      "load the adapters in these folders, as PEFT saved them, and call them NAME (without one, by "
+      "the folder's), which implies --enable-lora");
+  paths.takes_several = true;
+  shown_default(paths, "none");
+  table.integer("max-loras-per-batch", engine.max_loras_per_batch, 1, 65536,
+                "adapters of requests that run at once; requests of others wait");
+  shown_default(table.integer("max-lora-rank", engine.max_lora_rank, 0, 4096,
+                              "refuse adapters of a higher rank"),
+                "any rank");
+  shown_default(table.integer("max-loaded-loras", engine.max_loaded_loras, 0, kInt32Max,
+                              "adapters in memory; beyond, loading one is refused"),
+                "no bound");
+}
+
 void add_answer_rows(SettingTable& table, ServerConfig& server) {
   table.group("Server");
   table.text("host", server.host, "ADDRESS", "address to listen on; 0.0.0.0 for every interface");
@@ -465,6 +486,7 @@ void add_engine_settings(SettingTable& table, AppConfig& config) {
   add_logprob_rows(table, config.engine);
   add_grammar_rows(table, config.engine);
   add_system_rows(table, config.engine);
+  add_adapter_rows(table, config.engine);
   table.group("Logging");
   table.custom("log-level", "debug|info|warning|error|off", "least important lines that are logged",
                config.log_level, [&config](std::string_view value) -> Status {

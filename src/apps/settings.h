@@ -20,6 +20,7 @@ struct Setting {
   // variable ESPALIER_MODEL_PATH.
   std::string name;
   std::string value_name;       // "PATH" in the help; empty for a switch
+  bool takes_several = false;   // several values may stand behind the flag
   bool value_may_lack = false;  // the flag may stand alone, which sets ""
   std::string help;
   std::string group;         // heading in the help

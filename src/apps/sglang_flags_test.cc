@@ -71,9 +71,9 @@ TEST_F(SglangFlags, WhatAsksForMoreIsRefusedWithAdvice) {
   ASSERT_FALSE(two.has_value());
   EXPECT_THAT(std::string(two.error().message()),
               HasSubstr("--pp-size is '2', but only '1' is supported: one device computes"));
-  const auto adapters = take({"--enable_lora"});
+  const auto adapters = take({"--uno-lora-path", "x"});
   ASSERT_FALSE(adapters.has_value());
-  EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge the adapter"));
+  EXPECT_THAT(std::string(adapters.error().message()), HasSubstr("merge it"));
   EXPECT_FALSE(take({"--disaggregation-mode", "prefill"}).has_value());
   EXPECT_TRUE(take({"--disaggregation-mode", "null"}).has_value());
 }

@@ -24,10 +24,13 @@ int64_t unix_seconds() {
 
 HttpResponse draining() { return http_error(503, "the server is stopping"); }
 
-void write_model(JsonWriter& w, const Context& context) {
-  w.begin_object().member("id", context.model_name).member("object", "model");
+// adapter: the name of one; empty: the model itself.
+void write_model(JsonWriter& w, const Context& context, std::string_view adapter = {}) {
+  const std::string_view id = adapter.empty() ? std::string_view(context.model_name) : adapter;
+  w.begin_object().member("id", id).member("object", "model");
   w.member("created", context.created_unix).member("owned_by", "sglang");
-  w.member("root", context.model_name).key("parent").null();
+  w.member("root", id).key("parent");
+  adapter.empty() ? static_cast<void>(w.null()) : static_cast<void>(w.value(context.model_name));
   w.member("max_model_len", context.engine.context_length()).end_object();
 }
 
@@ -60,6 +63,14 @@ void write_private_settings(JsonWriter& w, const Context& context, bool admin) {
   path("ssl_ca_certs", context.config.ssl_ca_certs);
   w.key("ssl_keyfile_password").null();  // it is a secret, so no client sees it
   path("storage_path", context.config.storage_path);
+  w.key("lora_paths");
+  if (admin) {
+    w.begin_array();
+    for (const std::string& stated : e.lora_paths) w.value(stated);
+    w.end_array();
+  } else {
+    w.null();
+  }
   for (const auto& [name, value] : context.config.private_paths) path(name, value);
   w.key("random_seed");
   admin ? static_cast<void>(w.value(e.random_seed)) : static_cast<void>(w.null());
@@ -123,12 +134,26 @@ void write_engine_settings(JsonWriter& w, const EngineConfig& e) {
       .member("tokenizer_worker_num", e.tokenizer_threads);
 }
 
+void write_adapter_settings(JsonWriter& w, const Engine& engine) {
+  const EngineConfig& e = engine.config();
+  w.member("enable_lora", e.enable_lora).member("max_loras_per_batch", e.max_loras_per_batch);
+  w.member("max_lora_rank", e.max_lora_rank).member("max_loaded_loras", e.max_loaded_loras);
+  w.key("lora_adapters").begin_array();
+  for (const LoadedAdapter& each : engine.adapters()) {
+    w.begin_object().member("lora_name", each.name).member("rank", each.info.rank);
+    w.member("num_modules", each.info.num_modules).member("size_bytes", each.info.size_bytes);
+    w.member("num_requests", each.num_requests).end_object();
+  }
+  w.end_array();
+}
+
 // Settings as SGLang's server_args: the effective ones, all but keys. Paths and seeds, which
 // reveal the host's files and other requests' draws, are null for all but administrators.
 void write_settings(JsonWriter& w, const Context& context, bool admin) {
   const ServerConfig& c = context.config;
   write_private_settings(w, context, admin);
   write_engine_settings(w, context.engine.config());
+  write_adapter_settings(w, context.engine);
   w.member("host", c.host).member("port", c.port);
   w.member("served_model_name", context.model_name).member("weight_version", c.weight_version);
   w.member("enable_metrics", c.enable_metrics);
@@ -247,6 +272,7 @@ void handle_models(const ContextPtr& context, HttpRequest&& request, ResponsePtr
   JsonWriter w(out);
   w.begin_object().member("object", "list").key("data").begin_array();
   write_model(w, *context);
+  for (const LoadedAdapter& each : context->engine.adapters()) write_model(w, *context, each.name);
   w.end_array().end_object();
   send_json(response, std::move(out));
 }
@@ -254,12 +280,18 @@ void handle_models(const ContextPtr& context, HttpRequest&& request, ResponsePtr
 void handle_model(const ContextPtr& context, HttpRequest&& request, ResponsePtr response) {
   if (from_anthropic_client(request))
     return response->send(anthropic_model(*context, request.param("model")));
-  if (request.param("model") != context->model_name) {
-    return response->send(model_not_found(request.param("model")));
+  const std::string name(request.param("model"));
+  std::string adapter;
+  if (name != context->model_name) {
+    const std::vector<LoadedAdapter> adapters = context->engine.adapters();
+    const bool is_adapter =
+        std::ranges::any_of(adapters, [&](const LoadedAdapter& each) { return each.name == name; });
+    if (!is_adapter) return response->send(model_not_found(name));
+    adapter = name;
   }
   std::string out;
   JsonWriter w(out);
-  write_model(w, *context);
+  write_model(w, *context, adapter);
   send_json(response, std::move(out));
 }
 

@@ -14,7 +14,7 @@ struct NativeBody {
   std::vector<std::vector<TokenId>> input_ids;
   bool has_input_ids = false, input_ids_is_list = false;
   PerItem<NativeSampling> sampling;
-  PerItem<std::string> rid, extra_key, cache_salt;
+  PerItem<std::string> rid, extra_key, cache_salt, lora_path;
   PerItem<bool> return_logprob;
   PerItem<std::optional<int32_t>> logprob_start_len, top_logprobs_num;
   PerItem<std::vector<TokenId>> token_ids_logprob;
@@ -46,6 +46,11 @@ Status read_ids(const Json& value, std::string_view where, NativeBody& body) {
   return {};
 }
 
+Status read_adapters(const Json& value, std::string_view where, NativeBody& body) {
+  if (!is_set(value) && value.is_array()) return {};  // [] is absence
+  return server::read_value(value, where, body.lora_path);
+}
+
 const Fields<NativeBody>& native_fields() {
   using B = NativeBody;
   static const Fields<B> fields = [] {
@@ -73,7 +78,9 @@ const Fields<NativeBody>& native_fields() {
         refused<B>("input_embeds"),
         session_field<B>(&B::session),
         session_id_field<B>(&B::session_id),
-        refused<B>("lora_path"),
+        custom<B>("lora_path",
+                  R"({"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"}}]})",
+                  "the name of a loaded LoRA adapter, or a list with one for each", read_adapters),
         refused<B>("lora_id"),
         refused<B>("custom_logit_processor"),
         refused<B>("return_hidden_states"),
@@ -145,6 +152,7 @@ NativeItem make_item(const NativeBody& body, size_t i, size_t n) {
   r.dimensions = body.dimensions.value_or(0);
   r.extra_key = cache_namespace(value_or<std::string>(body.extra_key, i, {}),
                                 value_or<std::string>(body.cache_salt, i, {}));
+  r.lora = value_or<std::string>(body.lora_path, i, {});
   r.session = session_of(body.session, body.session_id);
   return item;
 }
@@ -165,6 +173,7 @@ Status check(const NativeBody& body, size_t n) {
   ESP_RETURN_IF_ERROR(body.rid.check_size("rid", n));
   ESP_RETURN_IF_ERROR(body.extra_key.check_size("extra_key", n));
   ESP_RETURN_IF_ERROR(body.cache_salt.check_size("cache_salt", n));
+  ESP_RETURN_IF_ERROR(body.lora_path.check_size("lora_path", n));
   ESP_RETURN_IF_ERROR(check_logprob_sizes(body, n));
   if (!body.sampling.values.empty())
     ESP_RETURN_IF_ERROR(check_samples(n, body.sampling.values[0].n));

@@ -436,8 +436,9 @@ TEST_F(NativeTest, Errors) {
             plain("image_data is not supported until a model supports images: leave it out")},
            {R"({"text":"a","video_data":["x"]})",
             plain("video_data is not supported until a model supports videos: leave it out")},
-           {R"({"text":"a","lora_path":"x"})",
-            plain("lora_path is not supported yet: leave it out")},
+           {R"({"text":"a","lora_path":["x","y"]})",
+            plain("lora_path has 2 entries for 1 prompt: give one value for all, or a list with "
+                  "one for each")},
            {R"({"text":"a","session_params":{"rid":"x"}})",
             malformed("session_params.id is missing")},
            {R"({"text":"a","session_params":{"id":"x","offset":"3"}})",

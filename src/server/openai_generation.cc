@@ -1,4 +1,5 @@
 #include "server/openai_generation.h"
+#include "server/adapter_choice.h"
 
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
@@ -487,6 +488,7 @@ std::shared_ptr<Generation> make_completion_generation(ContextPtr context,
     GenerationItem& item = items.emplace_back();
     item.stream_interval = context->config.stream_interval;
     item.request = request.make_request(i, request.prompts.size());
+    choose_adapter(*context, request.model, item.request);
     item.request.return_logprob = request.logprobs.has_value();
     item.request.top_logprobs_num = request.logprobs.value_or(0);
     if (request.logprobs && request.echo) item.logprob_start = 0;
@@ -510,6 +512,7 @@ GenerationItem chat_item(const Context& context, ChatRequest& request, ChatPlan&
   GenerationItem item;
   item.stream_interval = context.config.stream_interval;
   item.request = request.make_request(0, 1);
+  choose_adapter(context, request.model, item.request);
   item.request.return_logprob = request.logprobs;
   item.request.top_logprobs_num = request.top_logprobs;
   item.request.text = std::move(plan.prompt);

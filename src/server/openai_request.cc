@@ -30,7 +30,8 @@ template <typename T>
 void append_common(Fields<T>& fields, FieldPlaces place) {
   append_sampling_fields(
       fields, place, [](T & t) -> auto& { return t.sampling; });
-  fields.push_back(field<T>("model", "echoed; one model is served", &T::model));
+  fields.push_back(field<T>(
+      "model", "echoed; a loaded LoRA adapter's name, or MODEL:ADAPTER, takes it", &T::model));
   fields.push_back(field<T>("stream", "answer as server-sent events", &T::stream));
   fields.push_back(custom<T>(
       "stream_options",
@@ -47,12 +48,12 @@ void append_common(Fields<T>& fields, FieldPlaces place) {
   fields.push_back(field<T>("cache_salt", "as extra_key; the two are joined", &T::cache_salt));
   fields.push_back(
       field<T>("priority", "larger is sooner, where the scheduler has priorities", &T::priority));
+  fields.push_back(field<T>("lora_path", "the name of a loaded LoRA adapter", &T::lora_path));
   fields.push_back(session_field<T>(&T::session));
   fields.push_back(session_id_field<T>(&T::session_id));
-  for (const char* name :
-       {"lora_path", "custom_logit_processor", "custom_params", "return_hidden_states",
-        "return_routed_experts", "return_cached_tokens_details", "images_config", "bootstrap_host",
-        "bootstrap_port", "bootstrap_room"}) {
+  for (const char* name : {"custom_logit_processor", "custom_params", "return_hidden_states",
+                           "return_routed_experts", "return_cached_tokens_details", "images_config",
+                           "bootstrap_host", "bootstrap_port", "bootstrap_room"}) {
     fields.push_back(refused<T>(name));
   }
   for (const char* name : {"user", "custom_labels", "routed_dp_rank", "data_parallel_rank"}) {
@@ -369,6 +370,7 @@ std::string item_text(const PerItem<std::string>& values, size_t i) {
 Status check_common(const OpenAiCommon& common, size_t n) {
   ESP_RETURN_IF_ERROR(common.rid.check_size("rid", n));
   ESP_RETURN_IF_ERROR(common.extra_key.check_size("extra_key", n));
+  ESP_RETURN_IF_ERROR(common.lora_path.check_size("lora_path", n));
   return common.cache_salt.check_size("cache_salt", n);
 }
 
@@ -442,6 +444,7 @@ GenerateRequest OpenAiCommon::make_request(size_t i, size_t n) const {
   request.rid = item_text(rid, i);
   if (!request.rid.empty() && !rid.is_list && n > 1) request.rid += fmt::format("_{}", i);
   request.extra_key = cache_namespace(item_text(extra_key, i), item_text(cache_salt, i));
+  request.lora = item_text(lora_path, i);
   request.priority = priority.value_or(0);
   request.sampling = sampling;
   request.session = session_of(session, session_id);

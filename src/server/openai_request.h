@@ -15,12 +15,12 @@ namespace espalier::server {
 
 // What both have.
 struct OpenAiCommon {
-  std::string model;  // not checked: it is echoed
+  std::string model;  // not checked: it is echoed, and may name an adapter
   SamplingParams sampling;
   bool stream = false;
   bool include_usage = false;           // stream_options
   bool continuous_usage_stats = false;  // stream_options
-  PerItem<std::string> rid, extra_key, cache_salt;
+  PerItem<std::string> rid, extra_key, cache_salt, lora_path;
   std::optional<int32_t> priority;
   std::optional<SessionParams> session;
   std::string session_id;

@@ -59,6 +59,34 @@ std::string delta_choice(int index, std::string_view delta, std::string_view end
 
 constexpr std::string_view kOpen = R"("finish_reason":null,"matched_stop":null)";
 
+// By `model` or lora_path; the engine says what it thinks of a name that is not loaded.
+TEST_F(OpenAiTest, RequestsNameAdapters) {
+  engine_.set_adapters(
+      {{.name = "fr", .path = {}, .info = {}}, {.name = "de", .path = {}, .info = {}}});
+  start();
+  const std::pair<const char*, const char*> cases[] = {{R"("model":"fr")", "fr"},
+                                                       {R"("model":"scripted-1b:de")", "de"},
+                                                       {R"("model":"llama3:fr")", "fr"},
+                                                       {R"("model":"scripted-1b:no")", "no"},
+                                                       {R"("model":"llama3:8b")", ""},
+                                                       {R"("model":"scripted-1b")", ""},
+                                                       {R"("model":"fr","lora_path":"de")", "de"}};
+  size_t count = 0;
+  for (const auto& [fields, adapter] : cases) {
+    EXPECT_EQ(post("/v1/completions", fmt::format(R"({{"prompt":"a",{}}})", fields)).status, 200);
+    EXPECT_EQ(engine_.submitted().at(count++).lora, adapter) << fields;
+    const std::string chat = R"({"messages":[{"role":"user","content":"a"}],)";
+    EXPECT_EQ(post("/v1/chat/completions", chat + fields + "}").status, 200);
+    EXPECT_EQ(engine_.submitted().at(count++).lora, adapter) << fields;
+  }
+  const std::string two = R"({"prompt":["a","b"],"lora_path":["fr","de"]})";
+  EXPECT_EQ(post("/v1/completions", two).status, 200);
+  EXPECT_EQ(engine_.submitted().at(count).lora, "fr");
+  EXPECT_EQ(engine_.submitted().at(count + 1).lora, "de");
+  EXPECT_EQ(call("GET", "/v1/models/fr").status, 200);
+  EXPECT_EQ(call("GET", "/v1/models/no").status, 404);
+}
+
 TEST_F(OpenAiTest, Completion) {
   start();
   expect("/v1/completions", R"({"prompt":"Hi","rid":"r"})", 200,
@@ -293,8 +321,8 @@ TEST_F(OpenAiTest, Errors) {
           {text, R"({"prompt":"a","suffix":"b"})", refused,
            "suffix (fill in the middle) needs a model whose vocabulary has tokens for it, and this "
            "one's has none: leave it out"},
-          {text, R"({"prompt":"a","lora_path":"b"})", refused,
-           "lora_path is not supported yet: leave it out"},
+          {text, R"({"prompt":"a","lora_path":1})", bad,
+           "lora_path must be a string, but it is the number 1"},
           {text, R"({"prompt":"a","n":0})", refused, "n must be at least 1"},
           {text, R"({"prompt":"a","response_format":{"type":"xml"}})", bad,
            R"(response_format.type is \"xml\": it must be text, json_object, json_schema or structural_tag)"},

@@ -47,6 +47,7 @@ const std::vector<Route>& exact_routes();        // /exact_likelihood
 const std::vector<Route>& file_routes();         // /v1/files
 const std::vector<Route>& generate_routes();     // answers of the model, in every dialect
 const std::vector<Route>& grammar_routes();      // /v1/grammar/compile
+const std::vector<Route>& lora_routes();
 const std::vector<Route>& info_routes();         // models, health, state, metrics
 const std::vector<Route>& session_routes();      // open, close
 const std::vector<Route>& sglang_routes();       // of SGLang alone: 501 with advice

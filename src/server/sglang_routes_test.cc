@@ -27,8 +27,8 @@ TEST_F(SglangRoutesTest, WhatIsNotServedAnswersWithAdvice) {
     }
     EXPECT_EQ(call("POST", route.pattern).status, 401) << route.pattern;
   }
-  EXPECT_THAT(call("POST", "/load_lora_adapter", "{}", key).body,
-              HasSubstr("merge the adapter into the weights"));
+  EXPECT_THAT(call("POST", "/load_lora_adapter_from_tensors", "{}", key).body,
+              HasSubstr("save the adapter as PEFT does"));
   EXPECT_THAT(call("GET", "/openapi.json", "", key).body, HasSubstr("Not served (501): "));
 }
 

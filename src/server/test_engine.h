@@ -38,6 +38,12 @@ class ScriptedEngine final : public Engine {
   void set_script(Script script);
   // REQUIRES: no server runs over the engine yet.
   void set_fair_share(std::string name) { config_.fair_share = std::move(name); }
+  // REQUIRES: no server runs over the engine yet.
+  void set_adapters(std::vector<LoadedAdapter> adapters) {
+    config_.enable_lora = true;
+    adapters_ = std::move(adapters);
+  }
+  std::vector<LoadedAdapter> adapters() const override { return adapters_; }
   void set_num_waiting(int32_t count);  // as stats() says
   // REQUIRES: no server runs over the engine yet.
   void set_tokenizer(std::unique_ptr<Tokenizer> tokenizer) { tokenizer_ = std::move(tokenizer); }
@@ -75,6 +81,7 @@ class ScriptedEngine final : public Engine {
                   const EventSink& sink, const Script& script);
 
   EngineConfig config_;
+  std::vector<LoadedAdapter> adapters_;
   ModelInfo info_;
   std::unique_ptr<Tokenizer> tokenizer_;
   mutable std::mutex mutex_;
