@@ -19,7 +19,8 @@ constexpr int64_t kAloneWork = 16384;
 
 int64_t blocks_of(int64_t count, int64_t block) { return (count + block - 1) / block; }
 
-// Calls fn(segment, row, block) for the blocks of all rows of all segments, by several threads.
+// Calls fn(segment, row, shrunk, block) for the blocks of all rows of all segments, by several
+// threads; shrunk: the row's index among the rows of all segments, one after the other.
 // counts(segment): the blocks of one of its rows.
 template <typename Counts, typename Fn>
 void for_blocks(CpuBackend& backend, const LoraArgs& args, int64_t work, const Counts& counts,
@@ -27,13 +28,14 @@ void for_blocks(CpuBackend& backend, const LoraArgs& args, int64_t work, const C
   int64_t total = 0;
   for (const LoraSegment& s : args.segments) total += s.num_rows * counts(s);
   const auto run = [&](int64_t begin, int64_t end) {
-    int64_t first = 0;
+    int64_t first = 0, rows_before = 0;
     for (const LoraSegment& s : args.segments) {
       const int64_t each = counts(s), count = s.num_rows * each;
       const int64_t to = std::min(end, first + count);
       for (int64_t i = std::max(begin, first); i < to; ++i)
-        fn(s, (i - first) / each, (i - first) % each);
+        fn(s, (i - first) / each, rows_before + (i - first) / each, (i - first) % each);
       first += count;
+      rows_before += s.num_rows;
     }
   };
   if (total == 0) return;
@@ -105,33 +107,29 @@ void lora(CpuBackend& backend, const LoraArgs& args) {
   for (const LoraSegment& s : args.segments) total += s.num_rows;
   auto* const shrunk = reinterpret_cast<float*>(
       backend.scratch(static_cast<size_t>(total * rank_max) * sizeof(float)));
-  const auto shrunk_row = [&](const LoraSegment& segment, int64_t row) {
-    int64_t before = 0;
-    for (const LoraSegment* s = args.segments.data(); s != &segment; ++s) before += s->num_rows;
-    return shrunk + (before + row) * rank_max;
-  };
   for_blocks(
       backend, args, shrink_work,
       [](const LoraSegment& s) { return blocks_of(s.factors->rank(), kRankBlock); },
-      [&](const LoraSegment& s, int64_t row, int64_t block) {
+      [&](const LoraSegment& s, int64_t row, int64_t at_shrunk, int64_t block) {
         const LoraFactors& f = *s.factors;
         const bool bf16 = f.type() == DType::kBFloat16;
         const int64_t first = block * kRankBlock, count = std::min(kRankBlock, f.rank() - first);
         const auto at = static_cast<size_t>(first * f.padded_in()) * dtype_size(f.type());
         (bf16 ? table.lora_shrink_bf16 : table.lora_shrink_f32)(
             args.x + (s.row + row) * args.x_stride, f.a() + at, f.padded_in(), f.in_features(),
-            count, f.scale(), shrunk_row(s, row) + first);
+            count, f.scale(), shrunk + at_shrunk * rank_max + first);
       });
   for_blocks(
       backend, args, expand_work,
       [](const LoraSegment& s) { return blocks_of(s.factors->out_features(), kOutputBlock); },
-      [&](const LoraSegment& s, int64_t row, int64_t block) {
+      [&](const LoraSegment& s, int64_t row, int64_t at_shrunk, int64_t block) {
         const LoraFactors& f = *s.factors;
         const bool bf16 = f.type() == DType::kBFloat16;
         const int64_t first = block * kOutputBlock;
         (bf16 ? table.lora_expand_bf16 : table.lora_expand_f32)(
-            shrunk_row(s, row), f.b() + static_cast<size_t>(first) * dtype_size(f.type()),
-            f.padded_out(), f.rank(), std::min(kOutputBlock, f.out_features() - first),
+            shrunk + at_shrunk * rank_max,
+            f.b() + static_cast<size_t>(first) * dtype_size(f.type()), f.padded_out(), f.rank(),
+            std::min(kOutputBlock, f.out_features() - first),
             args.y + (s.row + row) * args.y_stride + s.column + first);
       });
 }
