@@ -38,13 +38,13 @@ void BatchBuilder::end(ForwardBatch& batch) {
 // While it lives prompt_tokens_left_ is what is left of the part of the sequence's share.
 class BatchBuilder::PartLimit {
  public:
-  PartLimit(BatchBuilder& builder, const Sequence& sequence)
-      : builder_(builder), is_one_of_several_(builder.prompt_shares_.count > 1) {
+  PartLimit(BatchBuilder& builder, const Sequence& sequence, const CountPromptShares& count_shares)
+      : builder_(builder), is_one_of_several_(shares_of(builder, count_shares).count > 1) {
     if (!is_one_of_several_) return;
     const WaitingShare& share = *sequence.queue.share;
     used_ = &builder.part_used_[&share];
     const double part =
-        builder.prompt_tokens_most_ * (share.weight / builder.prompt_shares_.weight);
+        builder.prompt_tokens_most_ * (share.weight / builder.prompt_shares_->weight);
     step_left_ = builder.prompt_tokens_left_;
     limit_ = std::clamp(std::max(1, static_cast<int32_t>(part)) - *used_, 0, step_left_);
     builder.prompt_tokens_left_ = limit_;
@@ -59,6 +59,13 @@ class BatchBuilder::PartLimit {
   PartLimit& operator=(const PartLimit&) = delete;
 
  private:
+  static const PromptShares& shares_of(BatchBuilder& builder,
+                                       const CountPromptShares& count_shares) {
+    std::optional<PromptShares>& shares = builder.prompt_shares_;
+    if (!shares) shares = count_shares ? count_shares() : PromptShares();
+    return *shares;
+  }
+
   BatchBuilder& builder_;
   const bool is_one_of_several_;
   int32_t* used_ = nullptr;
@@ -72,24 +79,24 @@ void BatchBuilder::limit_prompt_tokens(int32_t most) {
   prompt_tokens_most_ -= less;
 }
 
-void BatchBuilder::add_running(ForwardBatch& batch, const PromptShares& shares) {
-  prompt_shares_ = shares;
+void BatchBuilder::add_running(ForwardBatch& batch, const CountPromptShares& count_shares) {
+  prompt_shares_.reset();
   part_used_.clear();
   prompt_tokens_left_ = config_.chunked_prefill_size > 0 ? config_.chunked_prefill_size
                                                          : std::numeric_limits<int32_t>::max();
   prompt_tokens_most_ = prompt_tokens_left_;
   draft_samples_left_ = config_.draft_samples_max;
-  add_decode_entries(batch);
+  add_decode_entries(batch, count_shares);
   if (config_.inter_token_seconds_max > 0 && !batch.entries.empty())
     limit_prompt_tokens(step_time_.tokens_within(config_.inter_token_seconds_max));
   for (Sequence* sequence : running_.running()) {
     if (!sequence->prefilling()) continue;
-    const PartLimit limit(*this, *sequence);
+    const PartLimit limit(*this, *sequence, count_shares);
     if (prompt_tokens_left_ > 0) add_chunk(batch, *sequence);
   }
 }
 
-void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
+void BatchBuilder::add_decode_entries(ForwardBatch& batch, const CountPromptShares& count_shares) {
   const std::span<Sequence* const> running = running_.running();
   bool any = false;
   for (size_t i = 0; i < running.size(); ++i) {
@@ -100,7 +107,9 @@ void BatchBuilder::add_decode_entries(ForwardBatch& batch) {
     }
     Sequence* const sequence = running[i];
     if (!sequence->wants_decode_entry() || waits_for_draft_tokens(*sequence)) continue;
-    const PartLimit limit(*this, *sequence);
+    std::optional<PartLimit> limit;
+    if (sequence->num_due() > 1 || may_draft(*sequence))
+      limit.emplace(*this, *sequence, count_shares);
     // Forced tokens beyond the first count as prompt tokens do. Without a page the sequence gets no
     // entry in this step: pages are coming back.
     const auto most =

@@ -15,7 +15,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "cache/prefix_cache.h"
 #include "engine/scheduler/kv_budget.h"
@@ -34,6 +36,7 @@ struct PromptShares {
   int32_t count = 1;
   double weight = 1;  // of all
 };
+using CountPromptShares = std::function<PromptShares()>;
 
 class BatchBuilder {
  public:
@@ -46,8 +49,9 @@ class BatchBuilder {
   // Decode entries, then chunks of the prompts of running sequences; sets the step's limits anew.
   // With several shares that have prompts to compute, each one's take at most its part of the
   // step's prompt tokens, forced tokens among them, so that long prompts of one leave room for
-  // those that wait.
-  void add_running(ForwardBatch& batch, const PromptShares& shares = {});
+  // those that wait. `count_shares` is called at the first prompt token or draft token, if there is
+  // one, because it reads all running sequences; without it there is one share.
+  void add_running(ForwardBatch& batch, const CountPromptShares& count_shares = {});
   // As much of the sequence's prompt as the step and the memory allow; maybe nothing.
   void add_chunk(ForwardBatch& batch, Sequence& sequence);
   void end(ForwardBatch& batch);
@@ -62,7 +66,7 @@ class BatchBuilder {
   void check_sequence(const Sequence& sequence) const;
 
  private:
-  void add_decode_entries(ForwardBatch& batch);
+  void add_decode_entries(ForwardBatch& batch, const CountPromptShares& count_shares);
   class PartLimit;
   void limit_prompt_tokens(int32_t most);
   void add_entry(ForwardBatch& batch, Sequence& sequence, int32_t num_query_tokens);
@@ -87,7 +91,7 @@ class BatchBuilder {
   SharedPrefixes shared_prefixes_;
   int32_t prompt_tokens_left_ = 0;                    // of the step being built
   int32_t draft_samples_left_ = 0;                    // the same
-  PromptShares prompt_shares_;                        // the same
+  std::optional<PromptShares> prompt_shares_;         // the same: as soon as they are counted
   int32_t prompt_tokens_most_ = 0;                    // the same: used and left
   std::map<const WaitingShare*, int32_t> part_used_;  // the same, with several shares
   DraftTokens draft_tokens_;                          // of the entry being built

@@ -80,6 +80,33 @@ TEST_F(BatchBuilderTest, ForcedTokensOfOneShareLeaveTheOthersTheirParts) {
   check();
 }
 
+// Counting shares reads all running sequences, so it is left out of steps that only decode.
+TEST_F(BatchBuilderTest, SharesAreCountedAtTheFirstPromptToken) {
+  start(1000, {.chunked_prefill_size = 12, .fair_share = FairShare::kTenant});
+  int num_counted = 0;
+  const auto step = [&] {
+    ForwardBatch batch;
+    builder_->begin(batch, steps_.launched() + 1);
+    builder_->add_running(batch, [&] {
+      ++num_counted;
+      return PromptShares{.count = 2, .weight = 2};
+    });
+    builder_->end(batch);
+    steps_.launch();
+    return batch;
+  };
+  ASSERT_TRUE(admit(waiting(counting(0, 3), 50)));
+  ASSERT_TRUE(admit(waiting(counting(20, 3), 50)));
+  commit(step(), 7);
+  EXPECT_EQ(num_counted, 1);  // two prompts, counted once
+  commit(step(), 7);
+  commit(step(), 7);
+  EXPECT_EQ(num_counted, 1);
+  ASSERT_TRUE(admit(waiting(counting(40, 3), 50)));
+  EXPECT_EQ(step().entries.size(), 3u);
+  EXPECT_EQ(num_counted, 2);
+}
+
 TEST_F(BatchBuilderTest, SlotsAreSetUpOnceWithTheHistoryThatPenaltiesNeed) {
   start(100);
   Sequence& a = waiting(counting(0, 3), 9);

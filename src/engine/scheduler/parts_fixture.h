@@ -62,7 +62,7 @@ class PartsTest : public testing::Test, public SequenceObserver, public TokenPro
   ForwardBatch build(const PromptShares& shares = {}) {
     ForwardBatch batch;
     builder_->begin(batch, steps_.launched() + 1);
-    builder_->add_running(batch, shares);
+    builder_->add_running(batch, [&] { return shares; });
     builder_->end(batch);
     steps_.launch();
     return batch;

@@ -156,7 +156,7 @@ bool Scheduler::next(ForwardBatch& batch) {
 void Scheduler::fill(ForwardBatch& batch) {
   while (running_->num_running() > 1 && !budget_->decode_fits())
     retract(budget_->retraction_victim());
-  builder_->add_running(batch, shares_with_prompts());
+  builder_->add_running(batch, [this] { return shares_with_prompts(); });
   if (running_->empty()) budget_->on_idle();
   admit(batch);
 }
