@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "text/base64.h"
+#include "base/base64.h"
 
 namespace espalier::server {
 namespace {

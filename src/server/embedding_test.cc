@@ -10,10 +10,10 @@
 #include <boost/json/value_to.hpp>
 #include <cstring>
 
+#include "base/base64.h"
 #include "engine/engine.h"
 #include "net/client.h"
 #include "server/server.h"
-#include "text/base64.h"
 
 namespace espalier::server {
 namespace {

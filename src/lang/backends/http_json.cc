@@ -3,7 +3,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "text/base64.h"
+#include "base/base64.h"
 
 namespace espalier::lang {
 namespace {

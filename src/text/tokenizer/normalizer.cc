@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "text/base64.h"
+#include "base/base64.h"
 #include "text/json_fields.h"
 #include "text/regex/pcre.h"
 #include "text/tokenizer/charsmap.h"

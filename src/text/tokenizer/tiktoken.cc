@@ -5,8 +5,8 @@
 #include <charconv>
 #include <string>
 
+#include "base/base64.h"
 #include "base/log.h"
-#include "text/base64.h"
 #include "text/tokenizer/pipeline_tokenizer.h"
 #include "text/tokenizer/rank_bpe.h"
 

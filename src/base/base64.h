@@ -1,5 +1,5 @@
-// Base64 as tokenizers' files write it: the standard alphabet, padded or not, no line ends. The
-// functions are pure and thread-safe, and fail only by their result.
+// Base64: the standard alphabet, padded or not, no line ends. The functions are pure and thread-safe,
+// and fail only by their result.
 #pragma once
 
 #include <optional>
