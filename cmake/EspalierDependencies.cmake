@@ -14,6 +14,10 @@ pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(CURL REQUIRED libcurl)  # the header; loaded when a model is fetched
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)  # expressions of model files, never of clients
 pkg_check_modules(re2 REQUIRED re2)  # tests only: what stop expressions are compared with
+find_package(JPEG REQUIRED)  # libjpeg-turbo, and the next three: pictures that clients send
+find_package(PNG REQUIRED)
+find_package(GIF REQUIRED)
+pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp)
 find_package(tomlplusplus REQUIRED)
 find_package(SQLite3 REQUIRED)  # what the server keeps of files and batches
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used header-only (XXH_INLINE_ALL)

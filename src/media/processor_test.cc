@@ -1,0 +1,103 @@
+#include "media/processor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "media/drawn.h"
+
+namespace espalier {
+namespace {
+
+using testing::HasSubstr;
+
+ImageProcessorSpec clip(int32_t edge, int32_t crop) {
+  return {.shortest_edge = edge,
+          .size = std::nullopt,
+          .crop = ImageProcessorSpec::Size{crop, crop},
+          .mean = {0.48145466f, 0.4578275f, 0.40821073f},
+          .std = {0.26862954f, 0.26130258f, 0.27577711f}};
+}
+
+// The largest difference from transformers' values, in steps of a byte (1 / 255).
+double difference_from_transformers(const std::vector<float>& values, std::istream& golden) {
+  double largest = 0;
+  for (uint64_t i = 0; i < 24; ++i) {
+    double expected = 0;
+    golden >> expected;
+    const size_t index = (i * 2654435761 + 12345) % values.size();
+    const std::array<double, 3> std = {0.26862954, 0.26130258, 0.27577711};
+    const double scale = std[index / (values.size() / 3)] * 255;
+    largest = std::max(largest, std::fabs(values[index] - expected) * scale);
+  }
+  return largest;
+}
+
+TEST(Processor, EqualsTransformersOfClip) {
+  std::ifstream file(test::kMediaGoldens + "pixels.txt");
+  int32_t cases = 0;
+  for (std::string line; std::getline(file, line); ++cases) {
+    std::istringstream golden(line);
+    int32_t width, height, edge, crop;
+    golden >> width >> height >> edge >> crop;
+    const auto pixels = process_image(test::drawn(width, height), clip(edge, crop));
+    ASSERT_TRUE(pixels) << pixels.error().message();
+    EXPECT_EQ(pixels->values.size(), static_cast<size_t>(3) * crop * crop);
+    // Where the picture is padded the golden is of torchvision's resize, which is less exact.
+    const double allowed = crop <= edge ? 1e-4 : 1.001;
+    EXPECT_LE(difference_from_transformers(pixels->values, golden), allowed) << line;
+  }
+  EXPECT_EQ(cases, 8);
+}
+
+TEST(Processor, OtherMeansAreNoticed) {
+  std::ifstream file(test::kMediaGoldens + "pixels.txt");
+  int32_t width, height, edge, crop;
+  file >> width >> height >> edge >> crop;
+  ImageProcessorSpec spec = clip(edge, crop);
+  std::swap(spec.mean[0], spec.mean[2]);
+  const auto pixels = process_image(test::drawn(width, height), spec);
+  EXPECT_GT(difference_from_transformers(pixels->values, file), 1);
+}
+
+TEST(Processor, ExactSizeIgnoresTheShape) {
+  const ImageProcessorSpec spec{.size = ImageProcessorSpec::Size{8, 6}, .crop = std::nullopt};
+  const auto pixels = process_image(test::drawn(31, 5), spec);
+  ASSERT_TRUE(pixels);
+  EXPECT_EQ(pixels->width, 8);
+  EXPECT_EQ(pixels->height, 6);
+  EXPECT_EQ(spec.output_size(31, 5), (ImageProcessorSpec::Size{8, 6}));
+}
+
+TEST(Processor, MarginIsBlack) {
+  const Image white{.width = 2, .height = 2, .rgb = std::vector<uint8_t>(12, 255)};
+  const ImageProcessorSpec spec{.size = std::nullopt, .crop = ImageProcessorSpec::Size{5, 4}};
+  const auto pixels = process_image(white, spec);
+  ASSERT_TRUE(pixels);
+  const std::vector<float> red(pixels->values.begin(), pixels->values.begin() + 20);
+  EXPECT_EQ(red, (std::vector<float>{0, 0, 0, 0, 0,  //
+                                     0, 1, 1, 0, 0,  //
+                                     0, 1, 1, 0, 0,  //
+                                     0, 0, 0, 0, 0}));
+}
+
+TEST(Processor, RefusesWhatWouldBecomeTooLong) {
+  const auto pixels = process_image(test::drawn(1, 100), clip(336, 336));
+  ASSERT_FALSE(pixels);
+  EXPECT_THAT(pixels.error().message(), HasSubstr("less narrow"));
+}
+
+TEST(Processor, PatchesLieAsTheWeightsOfAConvolution) {
+  PixelValues pixels{.width = 5, .height = 4, .values = {}};  // the fifth column is left over
+  for (int i = 0; i < 60; ++i) pixels.values.push_back(static_cast<float>(i));
+  const std::vector<float> patches = cut_patches(pixels, 2);
+  ASSERT_EQ(patches.size(), 48u);
+  const std::vector<float> second(patches.begin() + 12, patches.begin() + 24);
+  EXPECT_EQ(second, (std::vector<float>{2, 3, 7, 8, 22, 23, 27, 28, 42, 43, 47, 48}));
+}
+
+}  // namespace
+}  // namespace espalier
