@@ -1,0 +1,280 @@
+#include "tiers/host_page_store.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+#include "base/thread.h"
+
+namespace espalier {
+
+Result<std::unique_ptr<HostPageStore>> HostPageStore::create(const HostPageStoreConfig& config) {
+  ESP_CHECK(config.page_bytes > 0 && config.num_gets_max > 0);
+  const int64_t num_slots = std::min<int64_t>(config.size_bytes / config.page_bytes,
+                                              std::numeric_limits<int32_t>::max() / 2);
+  if (num_slots < 1)
+    return fail(
+        invalid_argument("the host tier has {} bytes, but one page of keys and values takes {}: "
+                         "raise --hicache-size",
+                         config.size_bytes, config.page_bytes));
+  const auto size = static_cast<size_t>(num_slots * config.page_bytes);
+  void* const arena = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED)
+    return fail(error(StatusCode::kResourceExhausted,
+                      "cannot reserve {} bytes for the host tier ({}): lower --hicache-size", size,
+                      std::strerror(errno)));
+  return std::unique_ptr<HostPageStore>(
+      new HostPageStore(config, static_cast<std::byte*>(arena), num_slots));
+}
+
+HostPageStore::HostPageStore(const HostPageStoreConfig& config, std::byte* arena, int64_t num_slots)
+    : config_(config),
+      arena_(arena),
+      slots_(static_cast<size_t>(num_slots)),
+      buckets_(std::bit_ceil(static_cast<size_t>(num_slots)), kNone),
+      gets_(static_cast<size_t>(config.num_gets_max)) {
+  for (int64_t slot = num_slots; slot-- > 0;) {
+    slots_[static_cast<size_t>(slot)].next = free_;
+    free_ = static_cast<int32_t>(slot);
+  }
+  stats_.num_pages_max = num_slots;
+  thread_ = std::thread([this] { run(); });
+}
+
+HostPageStore::~HostPageStore() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  munmap(arena_, slots_.size() * static_cast<size_t>(config_.page_bytes));
+}
+
+std::byte* HostPageStore::bytes_of(int32_t slot) const {
+  return arena_ + int64_t{slot} * config_.page_bytes;
+}
+
+// Names are digests, so any of their bits are a hash.
+int32_t& HostPageStore::bucket_of(const PageName& name) {
+  return buckets_[name.prefix64() & (buckets_.size() - 1)];
+}
+
+int32_t HostPageStore::find(const PageName& name) const {
+  int32_t at = buckets_[name.prefix64() & (buckets_.size() - 1)];
+  while (at != kNone && slots_[static_cast<size_t>(at)].name != name)
+    at = slots_[static_cast<size_t>(at)].next;
+  return at;
+}
+
+void HostPageStore::push_newest(int32_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  s.newer = kNone;
+  s.older = newest_;
+  (newest_ == kNone ? oldest_ : slots_[static_cast<size_t>(newest_)].newer) = slot;
+  newest_ = slot;
+}
+
+void HostPageStore::unlink(int32_t slot) {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  (s.newer == kNone ? newest_ : slots_[static_cast<size_t>(s.newer)].older) = s.older;
+  (s.older == kNone ? oldest_ : slots_[static_cast<size_t>(s.older)].newer) = s.newer;
+}
+
+void HostPageStore::insert(int32_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  int32_t& bucket = bucket_of(s.name);
+  s.next = std::exchange(bucket, slot);
+  s.state = SlotState::kStored;
+  push_newest(slot);
+  ++stats_.num_pages;
+}
+
+void HostPageStore::remove(int32_t slot) {
+  int32_t* at = &bucket_of(slots_[static_cast<size_t>(slot)].name);
+  while (*at != slot) at = &slots_[static_cast<size_t>(*at)].next;
+  *at = slots_[static_cast<size_t>(slot)].next;
+  unlink(slot);
+  --stats_.num_pages;
+}
+
+void HostPageStore::release(int32_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  s.state = SlotState::kFree;
+  s.next = std::exchange(free_, slot);
+}
+
+// A free slot, or that of the oldest page that is not being read.
+int32_t HostPageStore::take_slot() {
+  int32_t slot = free_;
+  if (slot != kNone) {
+    free_ = slots_[static_cast<size_t>(slot)].next;
+  } else {
+    slot = oldest_;
+    while (slot != kNone && slots_[static_cast<size_t>(slot)].pins > 0)
+      slot = slots_[static_cast<size_t>(slot)].newer;
+    if (slot == kNone) return kNone;
+    remove(slot);
+    ++stats_.evicted;
+  }
+  slots_[static_cast<size_t>(slot)].state = SlotState::kFilling;
+  return slot;
+}
+
+// The bytes are written without the lock, in a slot that nothing else knows.
+size_t HostPageStore::put(std::span<const PageName> names, const FillPage& fill) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    ESP_CHECK(!names[i].empty(), "a page without a name");
+    std::unique_lock lock(mutex_);
+    if (const int32_t present = find(names[i]); present != kNone) {
+      unlink(present);
+      push_newest(present);
+      continue;
+    }
+    const int32_t slot = take_slot();
+    if (slot == kNone) {
+      stats_.refused += static_cast<int64_t>(names.size() - i);
+      return i;
+    }
+    slots_[static_cast<size_t>(slot)].name = names[i];
+    lock.unlock();
+    fill(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
+    lock.lock();
+    if (find(names[i]) != kNone) {  // another thread was first
+      release(slot);
+      continue;
+    }
+    insert(slot);
+    ++stats_.stored;
+    stats_.bytes_written += config_.page_bytes;
+  }
+  return names.size();
+}
+
+size_t HostPageStore::num_leading(std::span<const PageName> names) const {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  while (count < names.size() && find(names[count]) != kNone) ++count;
+  return count;
+}
+
+void HostPageStore::erase(std::span<const PageName> names) {
+  const std::lock_guard lock(mutex_);
+  for (const PageName& name : names) {
+    const int32_t slot = find(name);
+    if (slot == kNone) continue;
+    remove(slot);
+    if (slots_[static_cast<size_t>(slot)].pins == 0) {
+      release(slot);
+    } else {
+      slots_[static_cast<size_t>(slot)].state = SlotState::kErasedWhileRead;
+    }
+  }
+}
+
+void HostPageStore::clear() {
+  const std::lock_guard lock(mutex_);
+  while (oldest_ != kNone) {
+    const int32_t slot = oldest_;
+    remove(slot);
+    if (slots_[static_cast<size_t>(slot)].pins == 0) {
+      release(slot);
+    } else {
+      slots_[static_cast<size_t>(slot)].state = SlotState::kErasedWhileRead;
+    }
+  }
+}
+
+void HostPageStore::get(std::span<const PageName> names, std::shared_ptr<PageSink> sink) {
+  {
+    std::unique_lock lock(mutex_);
+    if (num_gets_ < gets_.size()) {
+      Get& get = gets_[(first_get_ + num_gets_++) % gets_.size()];
+      get.names.assign(names.begin(), names.end());
+      get.sink = std::move(sink);
+      lock.unlock();
+      changed_.notify_one();
+      return;
+    }
+    stats_.refused += static_cast<int64_t>(names.size());
+  }
+  for (size_t i = 0; i < names.size(); ++i) sink->on_page(i, {});
+  sink->on_done();
+}
+
+void HostPageStore::run() {
+  set_thread_name("host-tier");
+  Get get;  // swapped with the ring's entry, so that both keep their capacity
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stopped_ || num_gets_ > 0; });
+      if (num_gets_ == 0) return;
+      std::swap(get, gets_[first_get_]);
+      first_get_ = (first_get_ + 1) % gets_.size();
+      --num_gets_;
+    }
+    answer(get);
+    get.sink = nullptr;
+  }
+}
+
+void HostPageStore::answer(const Get& get) {
+  for (size_t i = 0; i < get.names.size(); ++i) {
+    std::unique_lock lock(mutex_);
+    const int32_t slot = stopped_ ? kNone : find(get.names[i]);
+    if (slot == kNone) {
+      ++stats_.absent;
+      lock.unlock();
+      get.sink->on_page(i, {});
+      continue;
+    }
+    Slot& s = slots_[static_cast<size_t>(slot)];
+    ++s.pins;
+    unlink(slot);
+    push_newest(slot);
+    ++stats_.found;
+    stats_.bytes_read += config_.page_bytes;
+    lock.unlock();
+    get.sink->on_page(i, {bytes_of(slot), static_cast<size_t>(config_.page_bytes)});
+    lock.lock();
+    if (--s.pins == 0 && s.state == SlotState::kErasedWhileRead) release(slot);
+  }
+  get.sink->on_done();
+}
+
+PageStoreStats HostPageStore::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void HostPageStore::check_invariants() const {
+  const std::lock_guard lock(mutex_);
+  int64_t num_free = 0, num_stored = 0, num_listed = 0, num_chained = 0;
+  for (int32_t at = free_; at != kNone; at = slots_[static_cast<size_t>(at)].next) {
+    ESP_CHECK(slots_[static_cast<size_t>(at)].state == SlotState::kFree);
+    ++num_free;
+  }
+  for (const Slot& slot : slots_) {
+    if (slot.state == SlotState::kFree) --num_free;
+    if (slot.state != SlotState::kStored) continue;
+    ++num_stored;
+    ESP_CHECK(&slots_[static_cast<size_t>(find(slot.name))] == &slot, "a page is not found");
+  }
+  for (int32_t at = oldest_; at != kNone; at = slots_[static_cast<size_t>(at)].newer) ++num_listed;
+  for (int32_t at : buckets_)
+    for (; at != kNone; at = slots_[static_cast<size_t>(at)].next) ++num_chained;
+  ESP_CHECK(num_free == 0, "free slots are lost");
+  ESP_CHECK(num_stored == stats_.num_pages && num_listed == num_stored && num_chained == num_stored,
+            "{} pages stored, {} counted, {} listed, {} in the look-up", num_stored,
+            stats_.num_pages, num_listed, num_chained);
+}
+
+}  // namespace espalier

@@ -1,0 +1,110 @@
+#include "tiers/host_page_store.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tiers/test_pages.h"
+
+namespace espalier {
+namespace {
+
+constexpr int64_t kHostPageBytes = 96;
+
+std::unique_ptr<HostPageStore> make_host_store(int64_t num_pages, int32_t num_gets_max = 256) {
+  return HostPageStore::create({.size_bytes = num_pages * kHostPageBytes,
+                                .page_bytes = kHostPageBytes,
+                                .num_gets_max = num_gets_max})
+      .value();
+}
+
+std::vector<PageName> names_from(uint64_t begin, uint64_t end) {
+  std::vector<PageName> names;
+  for (; begin < end; ++begin) names.push_back(test_page_name(begin));
+  return names;
+}
+
+TEST(HostPageStore, StoresAndEvictsTheOldestUnused) {
+  const auto store = make_host_store(4);
+  EXPECT_EQ(put_pages(*store, names_from(0, 4)), 4u);
+  EXPECT_EQ(count_right_pages(*store, names_from(0, 2)), 2u);  // used again
+  EXPECT_EQ(put_pages(*store, names_from(4, 6)), 2u);
+  EXPECT_EQ(store->num_leading(names_from(0, 2)), 2u);
+  EXPECT_EQ(store->num_leading(names_from(4, 6)), 2u);
+  EXPECT_EQ(count_right_pages(*store, names_from(2, 4)), 0u);
+  const PageStoreStats stats = store->stats();
+  EXPECT_EQ(stats.num_pages, 4);
+  EXPECT_EQ(stats.evicted, 2);
+  EXPECT_EQ(stats.stored, 6);
+  EXPECT_EQ(stats.bytes_written, 6 * kHostPageBytes);
+  store->check_invariants();
+}
+
+TEST(HostPageStore, RefusesASizeWithoutRoomForOnePage) {
+  const auto store =
+      HostPageStore::create({.size_bytes = kHostPageBytes - 1, .page_bytes = kHostPageBytes});
+  ASSERT_FALSE(store.has_value());
+  EXPECT_EQ(store.error().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(store.error().message().find("--hicache-size"), std::string::npos);
+}
+
+TEST(HostPageStore, EqualsAMap) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    std::unique_ptr<PageStore> store = make_host_store(static_cast<int64_t>(seed % 50) + 1);
+    check_store_against_map(seed, store, nullptr);
+    static_cast<HostPageStore&>(*store).check_invariants();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// A sink that erases the page while it reads it: the bytes stay until the read has ended.
+TEST(HostPageStore, KeepsBytesThatAreBeingRead) {
+  const auto store = make_host_store(1);
+  const PageName name = test_page_name(1);
+  put_pages(*store, {name});
+  struct Sink final : PageSink {
+    explicit Sink(HostPageStore& s) : store(s) {}
+    void on_page(size_t, std::span<const std::byte> bytes) override {
+      store.erase(std::vector{test_page_name(1)});
+      num_taken = put_pages(store, {test_page_name(2)});  // the only slot is being read
+      kept.assign(bytes.begin(), bytes.end());
+    }
+    void on_done() override {
+      is_done = true;
+      is_done.notify_all();
+    }
+    HostPageStore& store;
+    size_t num_taken = 99;
+    std::vector<std::byte> kept;
+    std::atomic<bool> is_done = false;
+  };
+  const auto sink = std::make_shared<Sink>(*store);
+  store->get(std::vector{name}, sink);
+  sink->is_done.wait(false);
+  EXPECT_EQ(sink->num_taken, 0u);
+  EXPECT_EQ(sink->kept, test_page(name, kHostPageBytes));
+  EXPECT_EQ(store->stats().refused, 1);
+  EXPECT_EQ(put_pages(*store, {test_page_name(2)}), 1u);
+  store->check_invariants();
+}
+
+TEST(HostPageStore, ServesThreads) {
+  const auto store = make_host_store(20);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      Rng rng(t);
+      for (int i = 0; i < 300; ++i) {
+        const uint64_t begin = rng.below(40);
+        const std::vector<PageName> names = names_from(begin, begin + 1 + rng.below(8));
+        rng.below(2) == 0 ? put_pages(*store, names) : count_right_pages(*store, names);
+        if (rng.below(8) == 0) store->erase(names);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  store->check_invariants();
+  EXPECT_GT(store->stats().found, 0);
+}
+
+}  // namespace
+}  // namespace espalier
