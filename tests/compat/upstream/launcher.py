@@ -1,20 +1,27 @@
 """What SGLang's tests import besides themselves, over Espalier: its launcher of servers, names of models, tokenizers.
 
-SGLang's `test_utils` imports a GPU engine and starts `python -m sglang.launch_server`. Here a module takes its place
-whose `popen_launch_server` starts `espalier serve` with the same flags on the model of this run, whichever model a
-test names. The test files and the kits of the package `sglang` run as published."""
+SGLang's `test_utils` is imported as published, with stand-ins for the GPU packages that it imports. Its
+`popen_launch_server` starts `espalier serve` here, with the same flags, on the model of this run, whichever model a
+test names; its constants name this model and a free address."""
+import ast
+import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
-import unittest
+import urllib.parse
 import urllib.request
+from unittest import mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), ".."))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "e2e"))
@@ -22,7 +29,16 @@ from harness import BINARY, clean_environment  # noqa: E402
 import sglang_client  # noqa: E402
 
 READY_S = 120
-THREADS = "2"
+THREADS = os.environ.get("ESPALIER_COMPAT_THREADS", "2")
+# Packages that SGLang's test helpers import and that no test which speaks HTTP calls.
+GPU_PACKAGES = ("torch", "triton", "sgl_kernel", "flashinfer", "torchvision", "torchaudio", "pynvml", "ray")
+# Packages of SGLang whose __init__ imports its engine; the modules in them are imported as published.
+HOLLOW = ("sglang.srt.parser", "sglang.srt.entrypoints", "sglang.srt.entrypoints.anthropic", "sglang.srt.sampling",
+          "sglang.srt.observability", "sglang.srt.managers")
+# Modules of its engine that those import.
+ENGINE_MODULES = ("sglang.srt.disaggregation.utils", "sglang.srt.model_executor.forward_batch_info",
+                  "sglang.srt.server_args", "sglang.srt.runtime_context", "sglang.srt.entrypoints.engine",
+                  "sglang.srt.entrypoints.anthropic.serving", "sglang.srt.utils.gauge_histogram")
 
 
 class Tokenizer:
@@ -33,44 +49,58 @@ class Tokenizer:
     def __init__(self, launcher):
         self.launcher = launcher
 
-    def encode(self, text, **_):
+    def post(self, path, body):
         import requests
-        answer = requests.post(self.launcher.url + "/v1/tokenize", json={"prompt": text, "add_special_tokens": False},
-                               headers=self.launcher.headers, timeout=60)
+        answer = requests.post(self.launcher.url + path, json=body, headers=self.launcher.headers, timeout=60)
         answer.raise_for_status()
-        return answer.json()["tokens"]
+        return answer.json()
+
+    def encode(self, text, **_):
+        return self.post("/v1/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+
+    def __call__(self, text, **_):
+        ids = self.encode(text)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def decode(self, ids, **_):
-        import requests
-        answer = requests.post(self.launcher.url + "/v1/detokenize", json={"tokens": list(ids)},
-                               headers=self.launcher.headers, timeout=60)
-        answer.raise_for_status()
-        return answer.json()["text"]
+        return self.post("/v1/detokenize", {"tokens": list(ids)})["text"]
+
+    def apply_chat_template(self, messages, tokenize=True, **_):
+        prompt = self.post("/apply-template", {"messages": messages})["prompt"]
+        return self.encode(prompt) if tokenize else prompt
 
 
 class Launcher:
-    """Starts one server at a time on one address, which tests read when they are imported."""
+    """Starts one server at a time, on one address which tests read when they are imported."""
 
     def __init__(self, model):
         self.model = model
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
-            self.port = taken.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+            self.default_url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        self.url = self.default_url
         self.headers = {}
         self.process, self.log = None, None
 
-    def launch(self, model=None, base_url=None, timeout=READY_S, api_key=None, other_args=(), env=None, **_):
-        del model, base_url, timeout
+    def launch(self, model=None, base_url=None, timeout=READY_S, api_key=None, other_args=(), env=None,
+               return_stdout_stderr=None, **_):
+        del timeout
         self.stop()
+        self.url = base_url or self.default_url
         args = [str(arg) for arg in other_args or ()]
+        if model not in (None, self.model) and "--served-model-name" not in args:
+            args += ["--served-model-name", model]  # the name that the test states in requests
         if api_key:
             args += ["--api-key", api_key]
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        command = [BINARY, "serve", "--model-path", self.model, "--port", str(urllib.parse.urlsplit(self.url).port),
+                   "--num-threads", THREADS, *args]
+        print("  starts: " + shlex.join(command), flush=True)
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [BINARY, "serve", "--model-path", self.model, "--port", str(self.port), "--num-threads", THREADS, *args],
-            env=clean_environment(env), stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(command, env=clean_environment(env), stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=subprocess.PIPE, text=True)
+        sinks = [self.log] + ([return_stdout_stderr[1]] if return_stdout_stderr else [])
+        threading.Thread(target=copy_lines, args=(self.process.stderr, sinks), daemon=True).start()
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -78,6 +108,7 @@ class Launcher:
                 return self.process
             except OSError:
                 time.sleep(0.1)
+        time.sleep(0.2)  # the last lines of the log
         raise RuntimeError(f"the server does not start: {self.output().strip()}")
 
     def output(self):
@@ -90,25 +121,39 @@ class Launcher:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
-        self.log.close()
         self.process = None
 
 
-class TestUtils(types.ModuleType):
-    """sglang.test.test_utils: names of models mean the model of this run."""
+def copy_lines(source, sinks):
+    for line in iter(source.readline, ""):
+        for sink in sinks:
+            try:
+                sink.write(line)
+                sink.flush()
+            except ValueError:  # a test closed its file
+                pass
+
+
+class StandIn(types.ModuleType):
+    """A package that is imported and not called."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        if "TIMEOUT" in name:
-            return READY_S
-        if name.startswith("DEFAULT_URL"):
-            return self.launcher.url
-        if name.startswith("DEFAULT_") or name.endswith("_FOR_TEST"):
-            return self.launcher.model
-        if name.startswith("is_in_") or name.startswith("is_"):
-            return lambda *_, **__: False
-        raise AttributeError(f"the launcher has no {name} of SGLang's test_utils")
+        return mock.MagicMock(name=f"{self.__name__}.{name}")
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in GPU_PACKAGES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        pass
 
 
 def module(name, **members):
@@ -118,34 +163,66 @@ def module(name, **members):
     return out
 
 
-def install(launcher):
-    """Puts the modules in the place of SGLang's that import its engine."""
-    sglang_client.install_stand_ins()
-    package = importlib.util.find_spec("sglang.test")
-    root = list(package.submodule_search_locations)[0]
-    for name in ("sglang.test", "sglang.test.kits", "sglang.srt.parser", "sglang.srt.entrypoints",
-                 "sglang.srt.entrypoints.anthropic"):
-        holder = types.ModuleType(name)
-        relative = name.split(".")[1:]
-        holder.__path__ = [os.path.join(os.path.dirname(root), *relative)]
-        sys.modules[name] = holder
+def constants_of(path):
+    """The members of a module that are written as literals, without importing it."""
+    with open(path, encoding="utf-8") as f:
+        tree = ast.parse(f.read())
+    out = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                out[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                pass
+    return out
+
+
+def install_engine_utils(launcher):
+    """The part of SGLang's helpers of its engine that tests call."""
 
     def end(*_, **__):
         launcher.stop()
 
-    utils = TestUtils("sglang.test.test_utils")
-    utils.launcher = launcher
-    utils.CustomTestCase = unittest.TestCase
-    utils.popen_launch_server = launcher.launch
-    sys.modules[utils.__name__] = utils
-    sys.modules["sglang.srt.utils"].kill_process_tree = end
-    module("sglang.srt.utils.common", kill_process_tree=end)
+    def no(*_, **__):
+        return False
+
+    package = sys.modules["sglang.srt.utils"]
+    members = {"kill_process_tree": end, "get_device": lambda *_, **__: "cpu", "retry": lambda call, **_: call(),
+               "get_bool_env_var": lambda name, default="false": os.environ.get(name, default).lower() in ("1", "true")}
+    members.update({f"is_{kind}": no for kind in ("cuda", "hip", "xpu", "npu", "cpu", "musa", "blackwell", "in_ci")})
+    package.__dict__.update(members)
+    module("sglang.srt.utils.common", temp_set_env=lambda **values: mock.patch.dict(os.environ, values), **members)
     module("sglang.srt.utils.hf_transformers_utils", get_tokenizer=lambda *_, **__: Tokenizer(launcher))
-    ignored = {f"register_{kind}_ci": lambda *_, **__: None for kind in ("cuda", "amd", "cpu", "npu", "xpu", "musa")}
-    # One test of the Anthropic kit calls SGLang's server class itself.
-    module("sglang.srt.entrypoints.anthropic.serving", AnthropicServing=None)
+    for name in ENGINE_MODULES:
+        sys.modules[name] = StandIn(name)
+    ignored = {f"register_{kind}_ci": no for kind in ("cuda", "amd", "cpu", "npu", "xpu", "musa")}
     module("sglang.test.ci", __path__=[])
     module("sglang.test.ci.ci_register", **ignored)
+
+
+def install(launcher, checkout=None):
+    """Puts the modules in the place of SGLang's that import its engine. The helpers of a checkout's tests are its own."""
+    if checkout and os.path.isdir(os.path.join(checkout, "python", "sglang")):
+        sys.path.insert(0, os.path.join(checkout, "python"))
+    import transformers.utils
+    transformers.utils.is_torch_available()  # answered, and remembered, without the stand-in
+    sglang_client.install_stand_ins()
+    sys.meta_path.append(StandIns())
+    root = list(importlib.util.find_spec("sglang.test").submodule_search_locations)[0]
+    for name in HOLLOW:
+        holder = module(name)
+        holder.__path__ = [os.path.join(os.path.dirname(root), *name.split(".")[1:])]
+    install_engine_utils(launcher)
+    module("sglang.test.runners", **constants_of(os.path.join(root, "runners.py")))
+    utils = importlib.import_module("sglang.test.test_utils")
+    utils.popen_launch_server = launcher.launch
+    utils.CustomTestCase = __import__("unittest").TestCase
+    utils.is_rust_server_built = lambda: False
+    for name, value in list(vars(utils).items()):
+        if name.startswith("DEFAULT_URL"):
+            setattr(utils, name, launcher.default_url)
+        elif name.startswith("DEFAULT_") and "MODEL" in name and isinstance(value, str):
+            setattr(utils, name, launcher.model)
 
 
 def find_binary():

@@ -1,17 +1,23 @@
 """SGLang's own black-box tests against `espalier serve` on SmolLM2-135M-Instruct.
 
-  run.py [--model GGUF] [--sglang CHECKOUT] [--only TEXT] [--results FILE]
+  run.py [--model GGUF] [--upstream CHECKOUT] [--only TEXT ...] [--results FILE]
 
 The package `sglang` holds kits: classes of tests that speak HTTP to a server, which SGLang's test files mix in. Every
-kit of KITS runs, unmodified. With a checkout of SGLang (tag v0.5.23) its test files of FILES run too. A test that
-fails must stand in expected_failures.txt with the reason; one that stands there and passes must leave it."""
+kit of KITS runs, unmodified. With a checkout of SGLang every test file under test/ that starts a server runs too, each
+in a process of its own, but those that not_run.txt names with a reason. A test that fails must stand in
+expected_failures.txt with the reason; one that stands there and passes must leave it."""
 import argparse
 import collections
+import fnmatch
 import importlib
 import importlib.util
+import json
 import os
+import signal
 import sys
+import tempfile
 import time
+import traceback
 import unittest
 
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -40,42 +46,53 @@ KITS = [
     ("spec_server_kits", "SpecLogprobKit", ()),
     ("spec_server_kits", "SpecPenaltyKit", ()),
 ]
+# Every test file that starts a server has one of these texts.
+STARTS_A_SERVER = ("popen_launch_server", "server_fixtures")
+TEST_S = 240
+FILE_S = 1500
 
-# Under CHECKOUT/test/registered.
-FILES = [
-    "openai_server/basic/test_openai_server.py",
-    "openai_server/features/test_json_mode.py",
-    "openai_server/features/test_openai_server_ebnf.py",
-    "openai_server/function_call/test_openai_function_calling.py",
-    "openai_server/function_call/test_tool_choice.py",
-    "openai_server/validation/test_large_max_new_tokens.py",
-    "openai_server/validation/test_matched_stop.py",
-    "openai_server/validation/test_openai_server_ignore_eos.py",
-    "openai_server/validation/test_request_length_validation.py",
-]
+
+class TookTooLong(Exception):
+    pass
+
+
+def ring(*_):
+    raise TookTooLong(f"no end within {TEST_S} s")
 
 
 class Outcomes(unittest.TestResult):
-    """The outcome and the last line of the error of each test."""
+    """The outcome and the first line of the error of each test; a test that does not end fails."""
 
-    def __init__(self):
+    def __init__(self, module):
         super().__init__()
+        self.module = module
         self.rows = collections.OrderedDict()
+        signal.signal(signal.SIGALRM, ring)
 
-    @staticmethod
-    def name(test):
-        return f"{type(test).__name__}.{getattr(test, '_testMethodName', 'setUpClass')}"
+    def startTest(self, test):
+        super().startTest(test)
+        signal.alarm(TEST_S)
+
+    def stopTest(self, test):
+        signal.alarm(0)
+        super().stopTest(test)
+
+    def name(self, test):
+        if isinstance(test, unittest.TestCase):
+            return f"{self.module}.{type(test).__name__}.{test._testMethodName}"
+        # A class whose setUpClass failed: "setUpClass (module.Class)".
+        return f"{self.module}.{str(test).rstrip(')').rpartition('.')[2]}.setUpClass"
 
     def add(self, test, outcome, why=""):
-        name = self.name(test) if isinstance(test, unittest.TestCase) else str(test)
-        self.rows[name] = (outcome, why)
-        print(f"  {outcome:7} {name} {why[:200]}", flush=True)
+        self.rows[self.name(test)] = (outcome, why)
+        print(f"  {outcome:7} {self.name(test)} {why[:300]}", flush=True)
 
     def addSuccess(self, test):
-        self.add(test, "passed")
+        if self.name(test) not in self.rows:  # a subtest of it failed
+            self.add(test, "passed")
 
     def add_failure(self, test, err):
-        text = str(err[1]).strip().splitlines() or [err[0].__name__]
+        text = str(err[1]).strip().splitlines() or [""]
         self.add(test, "failed", f"{err[0].__name__}: {text[0]}")
 
     addFailure = addError = add_failure
@@ -103,76 +120,168 @@ def of_kit(launcher, module_name, class_name, flags):
     return type(class_name, (kit, unittest.TestCase), members)
 
 
-def of_file(checkout, name):
-    path = os.path.join(checkout, "test", "registered", name)
-    if not os.path.isfile(path):
-        sys.exit(f"there is no {path}: --sglang names a checkout of SGLang, tag v0.5.23")
-    spec = importlib.util.spec_from_file_location(os.path.basename(name)[:-3], path)
+def of_file(path):
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return unittest.defaultTestLoader.loadTestsFromModule(module)
 
 
-def read_expected():
-    """{test: reason}."""
+def run_one(target, launcher):
+    """{test: (outcome, why)} of one kit (a number) or file, in this process."""
+    is_kit = isinstance(target, int)
+    outcomes = Outcomes(KITS[target][0] if is_kit else name_of(target))
+    try:
+        suite = (unittest.defaultTestLoader.loadTestsFromTestCase(of_kit(launcher, *KITS[target])) if is_kit
+                 else of_file(target))
+        suite.run(outcomes)
+    except Exception as error:  # what the file imports is not there
+        outcomes.rows[f"{outcomes.module}.import"] = ("failed", f"{type(error).__name__}: {error}")
+    finally:
+        launcher.stop()
+    return outcomes.rows
+
+
+def name_of(target):
+    return KITS[target][0] if isinstance(target, int) else os.path.basename(target)[:-3]
+
+
+def in_child(call, limit_s, name):
+    """The rows of `call`, which runs in a child of this process within limit_s; the child's children end with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = os.path.join(folder, "rows.json")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setsid()
+                os.chdir(folder)
+                rows = call()
+                with open(results, "w", encoding="utf-8") as f:
+                    json.dump(rows, f)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.05)
+        try:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        try:
+            with open(results, encoding="utf-8") as f:
+                return json.load(f)
+        except OSError:
+            return {f"{name}.file": ["failed", f"it broke off, or did not end within {limit_s} s"]}
+
+
+def run_group(targets, model, checkout):
+    """The rows of kits or files, each in a child; what they import is imported once."""
+    launcher = launching.Launcher(model)
+    launching.install(launcher, checkout)
+    rows = collections.OrderedDict()
+    for target in targets:
+        print(" ".join(KITS[target][:2]) if isinstance(target, int) else target, flush=True)
+        rows.update(in_child(lambda: run_one(target, launcher), FILE_S, name_of(target)))
+    return rows
+
+
+def read_list(name):
+    """{pattern: reason} of a file of lines `PATTERN: REASON`."""
     out = {}
-    with open(os.path.join(HERE, "expected_failures.txt"), encoding="utf-8") as f:
+    with open(os.path.join(HERE, name), encoding="utf-8") as f:
         for line in f:
             if line.strip() and not line.startswith("#"):
-                name, _, reason = line.strip().partition(": ")
-                out[name] = reason
+                pattern, _, reason = line.strip().partition(": ")
+                out[pattern] = reason
     return out
 
 
-def suites(args, launcher):
-    for module_name, class_name, flags in KITS:
-        if args.only in f"{module_name}.{class_name}":
-            case = of_kit(launcher, module_name, class_name, flags)
-            yield f"{module_name} {class_name}", unittest.defaultTestLoader.loadTestsFromTestCase(case)
-    for name in FILES if args.sglang else ():
-        if args.only in name:
-            yield name, of_file(args.sglang, name)
+def reason_of(name, patterns):
+    return next((reason for pattern, reason in patterns.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def server_files(checkout):
+    """The test files of a checkout that start a server, relative to its folder test/."""
+    root = os.path.join(checkout, "test")
+    if not os.path.isdir(root):
+        sys.exit(f"there is no folder {root}: --upstream names a checkout of SGLang")
+    out = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            if name.startswith("test_") and name.endswith(".py"):
+                with open(path, encoding="utf-8") as f:
+                    source = f.read()
+                if any(text in source for text in STARTS_A_SERVER):
+                    out.append(os.path.relpath(path, root))
+    return sorted(out)
 
 
 def compare(rows, expected):
     """(lines of what is wrong, counts)."""
     wrong, counts = [], collections.Counter()
     for name, (outcome, why) in rows.items():
-        listed = name in expected
-        counts["listed" if outcome == "failed" and listed else outcome] += 1
-        if outcome == "failed" and not listed:
+        reason = reason_of(name, expected)
+        counts["listed" if outcome == "failed" and reason else outcome] += 1
+        if outcome == "failed" and not reason:
             wrong.append(f"{name} fails: {why}")
-        if outcome == "passed" and listed:
+        if outcome == "passed" and name in expected:
             wrong.append(f"{name} passes: take it out of expected_failures.txt")
     return wrong, counts
+
+
+def run_all(args, model):
+    def is_asked(name):
+        return any(text in name for text in args.only)
+
+    kits = [number for number, kit in enumerate(KITS) if is_asked(f"{kit[0]}.{kit[1]}")]
+    groups = [(kits, None)]
+    if args.upstream:
+        not_run = read_list("not_run.txt")
+        files = [name for name in server_files(args.upstream) if is_asked(name)]
+        wanted = [name for name in files if not reason_of(name, not_run)]
+        print(f"{len(files)} test files start a server; {len(files) - len(wanted)} of them stand in not_run.txt")
+        checkout = os.path.realpath(args.upstream)
+        groups.append(([os.path.join(checkout, "test", name) for name in wanted], checkout))
+    else:
+        print("SGLang's test files are skipped: --upstream names no checkout of it")
+    rows = collections.OrderedDict()
+    for targets, checkout in groups:
+        if targets:
+            sys.stdout.flush()
+            rows.update(in_child(lambda: run_group(targets, model, checkout), FILE_S * len(targets), "group"))
+    return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=os.environ.get("ESPALIER_REAL_MODEL", "download"),
                         help="the GGUF of SmolLM2-135M-Instruct; download fetches it (98 MB)")
-    parser.add_argument("--sglang", default=os.environ.get("ESPALIER_SGLANG_CHECKOUT"),
+    parser.add_argument("--upstream", default=os.environ.get("ESPALIER_SGLANG_CHECKOUT"),
                         help="a checkout of SGLang, whose test files run too")
-    parser.add_argument("--only", default="", help="kits and files whose names hold this text")
+    parser.add_argument("--only", nargs="*", default=[""], help="kits and files whose names hold one of these texts")
+    parser.add_argument("--results", help="a file that gets the rows as JSON")
     args = parser.parse_args()
     launching.find_binary()
     import real_model
-    launcher = launching.Launcher(os.path.abspath(real_model.model_path(args.model)))
-    launching.install(launcher)
-    outcomes = Outcomes()
     started = time.monotonic()
-    for title, suite in suites(args, launcher):
-        print(title, flush=True)
-        try:
-            suite.run(outcomes)
-        finally:
-            launcher.stop()
-    wrong, counts = compare(outcomes.rows, read_expected())
-    print(f"SGLang's tests: {len(outcomes.rows)} run, {counts['passed']} passed, {counts['listed']} listed, "
+    rows = run_all(args, os.path.abspath(real_model.model_path(args.model)))
+    if args.results:
+        with open(args.results, "w", encoding="utf-8") as f:
+            json.dump(rows, f, indent=1)
+    wrong, counts = compare(rows, read_list("expected_failures.txt"))
+    print(f"SGLang's tests: {len(rows)} run, {counts['passed']} passed, {counts['listed']} listed, "
           f"{counts['skipped']} skipped, {counts['failed']} failed, {time.monotonic() - started:.0f} s")
     for line in wrong:
         print(line)
-    return 1 if wrong or not outcomes.rows else 0
+    return 1 if wrong or not rows else 0
 
 
 if __name__ == "__main__":
